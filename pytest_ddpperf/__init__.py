@@ -1,0 +1,3 @@
+"""pytest-ddpperf: distributed performance regression as ordinary red and green tests."""
+
+__version__ = "0.1.0"

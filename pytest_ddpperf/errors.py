@@ -1,0 +1,82 @@
+"""Exceptions with fields: each names the file, rank or option at fault and the next step to take.
+
+None is a pytest exception: the plugin turns them into what pytest's users expect.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pytest_ddpperf.records import RankError, RankOutput
+
+
+class DdpPerfError(Exception):
+    """The base of all errors of this package."""
+
+    def __init__(self, *fields: object) -> None:
+        super().__init__(*fields)  # args are the fields, so that every error survives pickling
+
+
+class OptionError(DdpPerfError):
+    """A setting of the user's that cannot be: `where` is the option, ini key or marker argument."""
+
+    def __init__(self, where: str, value: object, allowed: str) -> None:
+        super().__init__(where, value, allowed)
+        self.where, self.value, self.allowed = where, value, allowed
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.value!r}: {self.allowed}"
+
+
+class BaselineError(DdpPerfError):
+    """A baseline that cannot be read or written; names the file and what to do."""
+
+    def __init__(self, path: Path, problem: str, remedy: str) -> None:
+        super().__init__(path, problem, remedy)
+        self.path, self.problem, self.remedy = path, problem, remedy
+
+    def __str__(self) -> str:
+        return f"baseline {self.path}: {self.problem}\n{self.remedy}"
+
+
+class TransportError(DdpPerfError):
+    """Something that cannot travel between pytest and a rank."""
+
+    def __init__(self, what: str, problem: str) -> None:
+        super().__init__(what, problem)
+        self.what, self.problem = what, problem
+
+    def __str__(self) -> str:
+        return f"{self.what} cannot travel to the ranks: {self.problem}"
+
+
+class ServerError(DdpPerfError):
+    """The rank server did not start or died; carries what it wrote."""
+
+    def __init__(self, problem: str, output: str) -> None:
+        super().__init__(problem, output)
+        self.problem, self.output = problem, output
+
+    def __str__(self) -> str:
+        return f"the rank server {self.problem}\n{self.output}".rstrip()
+
+
+class LaunchError(DdpPerfError):
+    """A launch in which at least one rank did not deliver: the first cause, then the others."""
+
+    def __init__(
+        self, cause: RankError, others: tuple[RankError, ...], output: tuple[RankOutput, ...]
+    ) -> None:
+        super().__init__(cause, others, output)
+        self.cause, self.others, self.output = cause, others, output
+
+    def __str__(self) -> str:
+        lines = [f"rank {self.cause.rank} failed in {self.cause.phase}: {self.cause.summary}"]
+        if self.cause.traceback:
+            lines += ["", self.cause.traceback.rstrip()]
+        if self.others:
+            lines += ["", "other ranks:"]
+        for other in self.others:
+            lines.append(f"  rank {other.rank} in {other.phase}: {other.summary}")
+            lines += ["    " + line for line in other.traceback.rstrip().splitlines()]
+        return "\n".join(lines)

@@ -1,0 +1,256 @@
+"""The frozen types that cross a process or reach a disk.
+
+Knows nothing of pytest, torch, files or processes. Every time is in seconds unless the name says otherwise;
+every nested tuple says its axes in its comment, outermost first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Literal
+
+Scalar = str | int | float | bool | None
+LaunchSteps = tuple[tuple[float, ...], ...]  # launch x step
+LaunchRankSteps = tuple[tuple[tuple[float, ...], ...], ...]  # launch x rank x step
+
+
+class Status(str, Enum):
+    """What a measurement came to; a str, so that it compares and serialises as its text."""
+
+    PASS = "PASS"
+    IMPROVED = "IMPROVED"
+    REGRESSED = "REGRESSED"
+    INCONCLUSIVE = "INCONCLUSIVE"
+    NO_BASELINE = "NO BASELINE"
+    INCOMPARABLE = "INCOMPARABLE"
+    NOT_GATED = "NOT GATED"
+
+    def __str__(self) -> str:
+        return self.value
+
+    @property
+    def compared(self) -> bool:
+        """Whether figures were held against a baseline at all."""
+        return self in (Status.PASS, Status.IMPROVED, Status.REGRESSED, Status.INCONCLUSIVE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """How much worse than the baseline one metric may get: `p50:5%`, `p95:2ms`, `cpu_p50:5%`."""
+
+    metric: str  # "p50", "p99.9", "cpu_p10"
+    value: float  # a share for "%" (0.05), seconds for "ms" (0.002)
+    unit: Literal["%", "ms"]
+    default: bool = False  # ours, so it may be dropped where the asked steps cannot support it
+
+    @property
+    def is_cpu_time(self) -> bool:
+        return self.metric.startswith("cpu_")
+
+    @property
+    def percentile(self) -> float:
+        """The q of pNN, from 0 to 100."""
+        return float(self.metric.removeprefix("cpu_").removeprefix("p"))
+
+    def __str__(self) -> str:
+        scale = 100.0 if self.unit == "%" else 1000.0
+        return f"{self.metric}:{self.value * scale:.10g}{self.unit}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """All that a launch needs to know; the same for every launch of a test."""
+
+    world_size: int
+    backend: str  # a name torch knows, never "auto"; "" for no process group (the probe)
+    device: str  # a device type: "cpu", "cuda", ...
+    warmup: int = 0  # steps
+    steps: int = 1
+    timing: Literal["free", "step"] = "step"
+    timeout_seconds: float = 300.0
+    seed: int = 0
+    preload: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phases:
+    """What one launch cost, in seconds, by phase: from the request until every rank had ended."""
+
+    start: float = 0.0  # fork, environment, unpickling
+    group: float = 0.0  # init_process_group
+    setup: float = 0.0
+    warmup: float = 0.0
+    steps: float = 0.0
+    end: float = 0.0  # results, clean-up, exit
+
+    @property
+    def total(self) -> float:
+        return self.start + self.group + self.setup + self.warmup + self.steps + self.end
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Samples:
+    """The raw durations of a measurement, in seconds. All launches have the same ranks and steps."""
+
+    step_seconds: LaunchSteps  # the group's step times (completion to completion)
+    rank_seconds: LaunchRankSteps  # each rank's own step durations
+    cpu_seconds: LaunchRankSteps | None = None  # CPU time of each training thread; None off CPU
+    examples: tuple[tuple[tuple[int, ...], ...], ...] | None = None  # launch x rank x step, if steps told
+
+    @property
+    def launches(self) -> int:
+        return len(self.step_seconds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """Facts about where figures were taken, in the three classes that decide what may be compared."""
+
+    key: Mapping[str, Scalar] = field(default_factory=dict)  # another key is another baseline
+    must_match: Mapping[str, Scalar] = field(default_factory=dict)  # a difference is INCOMPARABLE
+    recorded: Mapping[str, Scalar] = field(default_factory=dict)  # a difference is told
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """One side of a comparison."""
+
+    samples: Samples
+    environment: Environment = field(default_factory=Environment)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TestId:
+    """Whose measurement it is, independent of how pytest was called."""
+
+    __test__ = False  # not a test class, whatever pytest thinks of its name
+
+    module: str  # path from rootdir with "/", without ".py"; the import name outside rootdir
+    name: str  # "TestClass::test_step[param]", world size excluded
+    label: str = ""  # the `name` of a ddp_benchmark call, "" for the first
+
+    def __str__(self) -> str:
+        label = f" ({self.label})" if self.label else ""
+        return f"{self.module}::{self.name}{label}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Baseline:
+    """A stored measurement and where it came from."""
+
+    test: TestId
+    measurement: Measurement
+    created: str = ""  # ISO 8601, UTC
+    commit: str = ""  # "" outside a git repository; "-dirty" appended with uncommitted changes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """A change with its two-sided 90 % interval (each end is a one-sided 95 % bound).
+
+    As shares (0.05 is 5 % slower) in `Comparison`; as differences of logarithms inside `stats`.
+    """
+
+    estimate: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """One limit, held against figures."""
+
+    limit: Limit
+    status: Status
+    reason: str  # machine-readable: "within-limit", "beyond-limit", "not-significant", ...
+    baseline_seconds: float
+    now_seconds: float
+    change: Interval  # relative: 0.05 is 5 % slower
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Verdict:
+    """The decision about one measurement: a status and a reason code, with what it rests on.
+
+    Equal to its status's text, so that a test may say `result.verdict == "PASS"`.
+    """
+
+    status: Status
+    reason: str
+    comparisons: tuple[Comparison, ...] = ()
+    dropped: tuple[str, ...] = ()  # default limits without support, as text
+    differences: tuple[str, ...] = ()  # environment facts that differ: "torch 2.12 -> 2.13"
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Verdict):
+            return (self.status, self.reason, self.comparisons, self.dropped, self.differences) == (
+                other.status, other.reason, other.comparisons, other.dropped, other.differences
+            )  # fmt: skip
+        return self.status.value == other
+
+    def __hash__(self) -> int:
+        return hash(self.status.value)
+
+    def __str__(self) -> str:
+        return self.status.value
+
+    @property
+    def worst(self) -> Comparison | None:
+        """The comparison that decided, or the largest change where none did."""
+        same = [c for c in self.comparisons if c.status is self.status] or list(self.comparisons)
+        return max(same, key=lambda c: c.change.estimate, default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankError:
+    """Why one rank did not deliver, as far as the rank or the rank server could tell."""
+
+    rank: int
+    when: float  # CLOCK_MONOTONIC, seconds
+    phase: str  # "setup", "warm-up step 2 of 5", "step 7 of 30", ...
+    summary: str  # one line: "ValueError: bad shape", "killed by SIGSEGV", "exit status 3"
+    traceback: str = ""  # the rank's own
+    lost_connection: bool = False  # a consequence of another rank's end, most likely
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankOutput:
+    """What a rank wrote, cut in the middle where it was long."""
+
+    rank: int
+    stdout: str
+    stderr: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchSamples:
+    """What one launch brought back."""
+
+    step_seconds: tuple[float, ...]
+    rank_seconds: tuple[tuple[float, ...], ...]  # rank x step
+    cpu_seconds: tuple[tuple[float, ...], ...] | None  # rank x step
+    examples: tuple[tuple[int, ...], ...] | None  # rank x step
+    phases: Phases
+    facts: Mapping[str, Scalar]  # rank 0's environment, see rank/environment.py
+    output: tuple[RankOutput, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """One measurement as the reports know it. Crosses from an xdist worker as JSON (see `codec`)."""
+
+    nodeid: str
+    test: TestId
+    plan: Plan
+    launches: int  # asked
+    batch_size: int | None  # examples per rank and step
+    verdict: Verdict | None  # None: the measurement itself failed
+    fails: bool  # whether the verdict (or the failed measurement) fails the test
+    error: str = ""  # why the measurement failed, one line
+    measurement: Measurement | None = None
+    phases: tuple[Phases, ...] = ()  # one a launch
+    baseline_path: str = ""  # relative to rootdir where it is below it
+    saved: bool = False
+    notes: tuple[str, ...] = ()  # what the user should know: "marker world_size=2 over --ddp-world-size"
