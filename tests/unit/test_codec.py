@@ -1,0 +1,288 @@
+import json
+import pickle
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from pathlib import PosixPath
+
+import pytest
+
+from pytest_ddpperf.codec import DecodeError, EncodeError, decode, dumps, encode
+from pytest_ddpperf.records import (
+    Baseline,
+    Comparison,
+    Environment,
+    Interval,
+    Limit,
+    Measurement,
+    Outcome,
+    Phases,
+    Plan,
+    RankError,
+    Samples,
+    Status,
+    TestId,
+    Verdict,
+)
+
+SAMPLES = Samples(
+    step_seconds=((0.25, 0.5), (0.125, 1.0)),
+    rank_seconds=(((0.25, 0.5), (0.2, 0.4)), ((0.125, 1.0), (0.1, 0.9))),
+    cpu_seconds=(((0.2, 0.3), (0.0, 0.4)), ((0.1, 0.9), (0.1, 0.8))),
+    examples=(((32, 32), (32, 31)), ((32, 32), (32, 32))),
+)
+MEASUREMENT = Measurement(
+    samples=SAMPLES,
+    environment=Environment(
+        key={"device_type": "cpu", "world_size": 2, "pinned": True},
+        must_match={"warmup": 5, "power_limit_watts": 700.5, "clock_lock": None},
+        recorded={"env:NCCL_ALGO": "Ring", "torch": "2.13.0"},
+    ),
+)
+VERDICT = Verdict(
+    status=Status.REGRESSED,
+    reason="beyond-limit",
+    comparisons=(
+        Comparison(
+            limit=Limit(metric="p50", value=0.05, unit="%"),
+            status=Status.REGRESSED,
+            reason="beyond-limit",
+            baseline_seconds=0.25,
+            now_seconds=0.3,
+            change=Interval(estimate=0.2, low=0.1, high=0.3),
+        ),
+    ),
+    dropped=("p95:10%",),
+    differences=("torch 2.12 -> 2.13",),
+)
+OUTCOME = Outcome(
+    nodeid="tests/test_step.py::test_a[ws2]",
+    test=TestId(module="tests/test_step", name="test_a", label="forward"),
+    plan=Plan(world_size=2, backend="gloo", device="cpu", preload=("torch._dynamo", "mymodel")),
+    launches=2,
+    batch_size=None,
+    verdict=VERDICT,
+    fails=True,
+    measurement=MEASUREMENT,
+    phases=(Phases(start=0.1), Phases(setup=0.2)),
+    notes=("marker world_size=2 over --ddp-world-size",),
+)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        SAMPLES,
+        replace(SAMPLES, cpu_seconds=None, examples=None),
+        MEASUREMENT,
+        VERDICT,
+        OUTCOME,
+        replace(OUTCOME, verdict=None, measurement=None, error="rank 1 failed", batch_size=32),
+        Baseline(test=OUTCOME.test, measurement=MEASUREMENT, created="2026-01-02T03:04:05Z", commit="0" * 40),
+        Plan(world_size=1, backend="nccl", device="cuda", timing="free", timeout_seconds=1e-9, seed=2**40),
+        RankError(rank=1, when=12.5, phase="setup", summary="é \ud800 \x00", lost_connection=True),
+    ],
+    ids=lambda record: type(record).__name__,
+)
+def test_a_record_comes_back_equal_through_json_text(record):
+    assert decode(type(record), json.loads(json.dumps(encode(record), allow_nan=False))) == record
+
+
+def test_floats_stay_exact_when_encoded():
+    limit = Limit(metric="p50", value=0.1 + 0.2, unit="ms")
+    assert decode(Limit, json.loads(json.dumps(encode(limit)))).value == 0.1 + 0.2
+
+
+def test_encoding_leaves_only_the_simple_builtin_types():
+    class Text(str):
+        pass
+
+    class Number(float):
+        pass
+
+    class Level(IntEnum):
+        HIGH = 3
+
+    def types(data):
+        if type(data) is dict:
+            return {str, dict}.union(*map(types, data.values()), map(type, data))
+        if type(data) is list:
+            return {list}.union(*map(types, data))
+        return {type(data)}
+
+    encoded = encode((OUTCOME, {Text("key"): Text("value")}, Number(1.5), Level.HIGH))
+    assert types(encoded) == {dict, list, str, int, float, bool, type(None)}
+    assert encoded[0]["verdict"]["status"] == "REGRESSED"
+    assert encoded[1:] == [{"key": "value"}, 1.5, 3]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_a_number_that_json_lacks_is_refused_with_its_path(value):
+    broken = replace(MEASUREMENT, samples=replace(SAMPLES, step_seconds=((0.1, 0.2), (0.1, value))))
+    with pytest.raises(ValueError) as caught:
+        encode(broken)
+    assert str(caught.value) == f"samples.step_seconds[1][1]: {value} is not a finite number"
+
+
+def test_a_value_without_a_form_in_json_is_refused_with_its_path():
+    with pytest.raises(EncodeError, match=r"^recorded\.where: PosixPath has no form in JSON$"):
+        encode(Environment(recorded={"where": PosixPath("/")}))
+    with pytest.raises(EncodeError, match=r"^key: the key 1 is not a string$"):
+        encode(Environment(key={1: "a"}))
+
+
+def edited(record, *path, to):
+    """The encoded record with the value at `path` replaced."""
+    data = encode(record)
+    place = data
+    for part in path[:-1]:
+        place = place[part]
+    place[path[-1]] = to
+    return data
+
+
+BASELINE = Baseline(test=OUTCOME.test, measurement=MEASUREMENT)
+SAMPLES_PATH = ("measurement", "samples")
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ((*SAMPLES_PATH, "step_seconds", 0, 1), "x",
+         "measurement.samples.step_seconds[0][1]: expected a number, found 'x'"),
+        ((*SAMPLES_PATH, "step_seconds", 0, 1), True,
+         "measurement.samples.step_seconds[0][1]: expected a number, found True"),
+        ((*SAMPLES_PATH, "step_seconds", 0, 1), None,
+         "measurement.samples.step_seconds[0][1]: expected a number, found None"),
+        ((*SAMPLES_PATH, "step_seconds", 0, 1), float("nan"),
+         "measurement.samples.step_seconds[0][1]: expected a finite number, found nan"),
+        ((*SAMPLES_PATH, "step_seconds", 0, 1), 10**400,
+         "measurement.samples.step_seconds[0][1]: "
+         "expected a finite number, found an integer beyond the range of a float"),
+        ((*SAMPLES_PATH, "step_seconds", 0), 0.5,
+         "measurement.samples.step_seconds[0]: expected a list, found 0.5"),
+        ((*SAMPLES_PATH, "examples", 1, 0, 1), 1.5,
+         "measurement.samples.examples[1][0][1]: expected an integer, found 1.5"),
+        ((*SAMPLES_PATH, "cpu_seconds"), "none",
+         "measurement.samples.cpu_seconds: expected a list, found 'none'"),
+        (("measurement", "environment", "key"), ["cpu"],
+         "measurement.environment.key: expected an object, found ['cpu']"),
+        (("measurement", "environment", "key", "world_size"), [2],
+         "measurement.environment.key.world_size: "
+         "expected a string, an integer, a number, true or false or null, found [2]"),
+        (("measurement", "environment", "recorded", "clock_mhz"), float("inf"),
+         "measurement.environment.recorded.clock_mhz: expected a finite number, found inf"),
+        (("measurement",), 3, "measurement: expected an object, found 3"),
+        (("test", "nmae"), "test_a", "test: unknown key 'nmae'"),
+        (("created",), "x" * 500, None),
+        (("created",), ["x" * 500], "created: expected a string, found ['" + "x" * 55 + "..."),
+    ],
+)  # fmt: skip
+def test_data_of_the_wrong_kind_is_named_with_its_path(path, value, message):
+    data = edited(BASELINE, *path, to=value)
+    if message is None:
+        assert decode(Baseline, data).created == value
+        return
+    with pytest.raises(DecodeError) as caught:
+        decode(Baseline, data)
+    assert str(caught.value) == message
+
+
+def test_the_path_reaches_through_lists_of_records():
+    data = edited(OUTCOME, "verdict", "comparisons", 0, "change", "low", to=None)
+    with pytest.raises(DecodeError, match=r"^verdict\.comparisons\[0\]\.change\.low: expected a number"):
+        decode(Outcome, data)
+
+
+def test_all_missing_keys_are_named():
+    data = encode(BASELINE)
+    del data["test"]["module"], data["test"]["label"]
+    with pytest.raises(DecodeError, match=r"^test: missing key 'label', 'module'$"):
+        decode(Baseline, data)
+
+
+def test_an_unknown_status_or_unit_is_told_what_there_is():
+    with pytest.raises(DecodeError, match=r"^status: expected one of 'PASS', 'IMPROVED', .*, found 'FAST'$"):
+        decode(Verdict, edited(VERDICT, "status", to="FAST"))
+    with pytest.raises(DecodeError, match=r"^unit: expected one of '%', 'ms', found \['%'\]$"):
+        decode(Limit, edited(VERDICT.comparisons[0].limit, "unit", to=["%"]))
+
+
+def test_an_integer_stands_for_a_float_and_becomes_one():
+    value = decode(Limit, {"metric": "p50", "value": 1, "unit": "ms", "default": False}).value
+    assert (value, type(value)) == (1.0, float)
+
+
+def test_scalars_keep_their_types():
+    facts = {"a": 1, "b": 1.0, "c": True, "d": None, "e": "1"}
+    back = decode(Environment, json.loads(json.dumps(encode(Environment(recorded=facts))))).recorded
+    assert [type(value) for value in back.values()] == [int, float, bool, type(None), str]
+
+
+def test_a_decode_error_survives_pickling():
+    error = pickle.loads(pickle.dumps(DecodeError("a[0]", "expected a list, found 1")))
+    assert (error.path, str(error)) == ("a[0]", "a[0]: expected a list, found 1")
+
+
+def test_a_record_that_could_not_be_read_back_is_refused():
+    @dataclass
+    class Ambiguous:
+        what: "list[int]"
+
+    with pytest.raises(TypeError, match=r"records may not hold list\[int\]"):
+        decode(Ambiguous, {"what": []})
+
+
+def test_text_is_made_for_review():
+    data = {
+        "b": {"step_seconds": [[0.1 + 0.2, 1.0], [2e-10, 5]], "empty": [], "none": {}},
+        "a": ["x", True, None],
+        "flags": [True, False],
+        "share": 0.1 + 0.2,
+        "phase_seconds": {"start": 0.12345678949},
+    }
+    assert dumps(data) == (
+        """\
+{
+  "a": [
+    "x",
+    true,
+    null
+  ],
+  "b": {
+    "empty": [],
+    "none": {},
+    "step_seconds": [
+      [0.3, 1.0],
+      [0.0, 5]
+    ]
+  },
+  "flags": [
+    true,
+    false
+  ],
+  "phase_seconds": {
+    "start": 0.123456789
+  },
+  "share": 0.30000000000000004
+}
+"""
+    )
+
+
+def test_text_is_ascii_and_does_not_depend_on_the_order_of_keys():
+    one = dumps({"é": 1, "a": "\ud800\n"})
+    assert one == dumps({"a": "\ud800\n", "é": 1})
+    assert one.isascii()
+    assert json.loads(one) == {"é": 1, "a": "\ud800\n"}
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_text_never_holds_nan(value):
+    with pytest.raises(ValueError):
+        dumps({"step_seconds": [0.1, value]})
+
+
+def test_text_of_a_record_reads_back_to_the_nanosecond():
+    samples = replace(SAMPLES, step_seconds=((0.1234567894999, 0.5), (0.125, 1.0)))
+    back = decode(Samples, json.loads(dumps(encode(samples))))
+    assert back == replace(samples, step_seconds=((0.123456789, 0.5), (0.125, 1.0)))
