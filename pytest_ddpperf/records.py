@@ -233,8 +233,9 @@ class LaunchSamples:
     cpu_seconds: tuple[tuple[float, ...], ...] | None  # rank x step
     examples: tuple[tuple[int, ...], ...] | None  # rank x step
     phases: Phases
-    facts: Mapping[str, Scalar]  # rank 0's environment, see rank/environment.py
+    facts: Mapping[str, Scalar]  # the environment: rank 0's, the machine's, the user's variables
     output: tuple[RankOutput, ...]
+    notes: tuple[str, ...] = ()  # what went oddly without making it a failure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

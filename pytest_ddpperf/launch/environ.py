@@ -1,0 +1,56 @@
+"""The environment variables of a launch: pytest's, less what an outer launcher said, plus what keeps it local."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+
+from pytest_ddpperf.records import Scalar
+
+# What torchrun, Slurm, Open MPI and PMI tell a process about its place in another job than ours.
+_OUTER = {
+    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"),
+    *("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE"),
+    *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NNODES"),
+    *("SLURM_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS"),
+}
+_OUTER_PREFIXES = ("TORCHELASTIC_", "OMPI_COMM_WORLD_", "PMI_", "PMIX_")
+
+# Read when a library is imported, so a rank of a server that imported it earlier would not see a change.
+_READ_AT_IMPORT = ("OMP_", "MKL_", "KMP_", "OPENBLAS_", "TORCH", "PYTORCH", "LD_", "PYTHON")
+
+# Worth recording: what changes the figures and holds no secrets (the whole environment would end up in git).
+_RECORDED = ("NCCL_", "TORCH_", "PYTORCH_", "GLOO_", "OMP_", "MKL_", "KMP_", "MALLOC_")
+_RECORDED_NAMES = ("CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_MODULE_LOADING", "LD_PRELOAD")
+
+LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+
+
+def for_ranks(environ: Mapping[str, str], world_size: int) -> dict[str, str]:
+    """torchrun's variables (RANK and LOCAL_RANK are each rank's to set), and loopback unless the user chose."""
+    inherited = {
+        name: value for name, value in environ.items() if name not in _OUTER and not name.startswith(_OUTER_PREFIXES)
+    }
+    local = {f"{library}_SOCKET_IFNAME": LOOPBACK for library in ("GLOO", "TP", "NCCL")}
+    return (
+        local
+        | inherited
+        | {
+            "WORLD_SIZE": str(world_size),
+            "LOCAL_WORLD_SIZE": str(world_size),
+            "NODE_RANK": "0",
+            "GROUP_RANK": "0",
+        }
+    )
+
+
+def read_at_import(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables whose change needs a new rank server."""
+    return {name: value for name, value in environ.items() if name.startswith(_READ_AT_IMPORT)}
+
+
+def recorded(environ: Mapping[str, str]) -> dict[str, Scalar]:
+    """The user's variables that belong to a measurement, as "env:NAME"."""
+    return {
+        f"env:{name}": value for name, value in environ.items() if name in _RECORDED_NAMES or name.startswith(_RECORDED)
+    }

@@ -1,0 +1,112 @@
+"""The face of this room: what can be asked of ranks, in plain values. Knows neither limits nor baselines."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from pytest_ddpperf import payload
+from pytest_ddpperf.errors import TransportError
+from pytest_ddpperf.launch import environ, locks
+from pytest_ddpperf.launch.cores import place
+from pytest_ddpperf.launch.run import Delivery, Launch, Observer
+from pytest_ddpperf.launch.server import RankServer
+from pytest_ddpperf.records import LaunchSamples, Plan, Scalar
+from pytest_ddpperf.stats import completions
+
+
+class Launcher:
+    """Launches of one pytest session, one after the other, over one rank server.
+
+    `modules` yields the test modules and conftests as name -> file.
+    """
+
+    def __init__(self, modules: Callable[[], Mapping[str, str]]) -> None:
+        self._modules = modules
+        self._server = RankServer()
+        self._facts: dict[str, Scalar] | None = None
+
+    def probe(self, preload: Sequence[str], timeout: float) -> Mapping[str, Scalar]:
+        """What the machine and its torch offer (see `rank.environment.probe`), asked once."""
+        if self._facts is None:
+            plan = Plan(world_size=1, backend="", device="cpu", preload=tuple(preload), timeout_seconds=timeout)
+            delivery = self._launch(plan, payload.dumps("probe", None, ()), _Nobody())
+            self._facts = pickle.loads(delivery.results[0])
+        return self._facts
+
+    def measure(self, plan: Plan, setup: Callable[..., Any], observer: Observer) -> LaunchSamples:
+        """One launch of `plan` on fresh ranks; raises LaunchError, ServerError or TransportError."""
+        delivery = self._launch(plan, payload.dumps("measure", setup, ()), observer, alone=True)
+        marks, cpu, examples, facts = zip(*map(pickle.loads, delivery.results), strict=True)
+        placement = place(plan.world_size)
+        return LaunchSamples(
+            step_seconds=tuple(ns / 1e9 for ns in completions([row[0] for row in marks], [row[1:] for row in marks])),
+            rank_seconds=tuple(_seconds(_differences(row)) for row in marks),
+            cpu_seconds=None if None in cpu else tuple(map(_seconds, cpu)),
+            examples=None if None in examples else examples,
+            phases=delivery.phases,
+            facts={
+                **(self._facts or {}),
+                **facts[0],
+                **environ.recorded(os.environ),
+                "cores": placement.cores,
+                "cores_per_rank": placement.cores_per_rank,
+                "pinned": placement.pinned,
+            },
+            output=delivery.output,
+            notes=delivery.notes,
+        )
+
+    def call(self, plan: Plan, function: Callable[..., Any], args: Sequence[Any], observer: Observer) -> list[Any]:
+        """`function(ctx, *args)` on every rank of a fresh group: the results by rank."""
+        delivery = self._launch(plan, payload.dumps("call", function, args), observer)
+        values = []
+        for rank, result in enumerate(delivery.results):
+            try:
+                values.append(pickle.loads(result))
+            except Exception as error:
+                raise TransportError(
+                    f"the result of rank {rank}", f"it arrived, but {type(error).__name__}: {error}"
+                ) from None
+        return values
+
+    def close(self) -> None:
+        self._server.stop()
+
+    def _launch(self, plan: Plan, data: bytes, observer: Observer, *, alone: bool = False) -> Delivery:
+        """`alone`: nothing else may be timed on the same cores or devices meanwhile."""
+        self._server.ensure(os.environ, plan.preload, plan.timeout_seconds)
+        placement = place(plan.world_size)
+        addresses = str((self._facts or {}).get("device_addresses") or "").split(",")[: plan.world_size]
+        wanted = locks.resources(placement.used, addresses if plan.device == "cuda" else ()) if alone else ()
+        with (
+            locks.hold(wanted, observer.waiting),
+            Launch(self._server, plan, data, self._modules(), placement, observer) as launch,
+        ):
+            return launch.run()
+
+
+class _Nobody:
+    """Watches nothing."""
+
+    streams = False
+
+    def waiting(self, resource: object) -> None:
+        pass
+
+    def progress(self, phase: object, step: int, marks_ns: Sequence[int]) -> None:
+        pass
+
+    def output(self, rank: int, stream: str, line: str) -> None:
+        pass
+
+
+def _differences(marks: Sequence[int]) -> list[int]:
+    return [after - before for before, after in pairwise(marks)]
+
+
+def _seconds(nanoseconds: Sequence[int]) -> tuple[float, ...]:
+    return tuple(ns / 1e9 for ns in nanoseconds)

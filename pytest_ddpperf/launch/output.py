@@ -1,0 +1,61 @@
+"""What the ranks write: read at the end, cut in the middle where it is long, or streamed line by line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from pytest_ddpperf.records import RankOutput
+
+_KEEP_BYTES = 32_000  # of each end: enough for a log's beginning and for the traceback at its end
+
+
+def read(folder: Path, world_size: int) -> tuple[RankOutput, ...]:
+    return tuple(
+        RankOutput(
+            rank=rank,
+            stdout=_read_cut(folder / f"rank{rank}.out"),
+            stderr=_read_cut(folder / f"rank{rank}.err"),
+        )
+        for rank in range(world_size)
+    )
+
+
+def _read_cut(path: Path) -> str:
+    if not path.exists():
+        return ""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        if size <= 2 * _KEEP_BYTES:
+            return file.read().decode(errors="replace")
+        head = file.read(_KEEP_BYTES)
+        file.seek(size - _KEEP_BYTES)
+        tail = file.read()
+    missing = size - len(head) - len(tail)
+    return f"{head.decode(errors='replace')}\n... {missing:,} bytes cut ...\n{tail.decode(errors='replace')}"
+
+
+class Stream:
+    """Follows the ranks' files and passes on whole lines as they come."""
+
+    def __init__(self, folder: Path, world_size: int, emit: Callable[[int, str, str], None]) -> None:
+        self._emit = emit
+        self._files = [
+            (rank, name, folder / f"rank{rank}.{suffix}")
+            for rank in range(world_size)
+            for name, suffix in (("stdout", "out"), ("stderr", "err"))
+        ]
+        self._read = dict.fromkeys((path for _, _, path in self._files), 0)
+
+    def pump(self, *, last: bool = False) -> None:
+        """Pass on what is new; a line without its end is kept until it has one, or until the `last` call."""
+        for rank, name, path in self._files:
+            if not path.exists():
+                continue
+            with path.open("rb") as file:
+                file.seek(self._read[path])
+                data = file.read()
+            whole = len(data) if last else data.rfind(b"\n") + 1
+            self._read[path] += whole
+            for line in data[:whole].decode(errors="replace").splitlines():
+                self._emit(rank, name, line)

@@ -1,0 +1,294 @@
+"""One launch, from the request to the last process: the seam *run launch k of this plan, return its samples*."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Protocol
+
+from pytest_ddpperf.errors import ServerError
+from pytest_ddpperf.launch import environ, output
+from pytest_ddpperf.launch.cores import Placement
+from pytest_ddpperf.launch.failure import describe_exit, launch_error
+from pytest_ddpperf.launch.server import RankServer
+from pytest_ddpperf.records import Phases, Plan, RankError, RankOutput
+from pytest_ddpperf.wire import Board, FrameReader, Kind, Phase
+
+_TICK_SECONDS = 0.1
+# After the first failure: for the others to say what they saw (they lose their connections within milliseconds).
+_GRACE_SECONDS = 1.0
+# After a lost connection: for the rank that closed it to say why; its exception may unwind slowly.
+_CAUSE_GRACE_SECONDS = 5.0
+# For stacks to be written, and for ranks that were released to end by themselves.
+_STACKS_SECONDS = 1.0
+_EXIT_SECONDS = 1.0
+# For the server to see the last process end after SIGKILL; one stuck in the kernel is not waited for longer.
+_END_SECONDS = 5.0
+
+
+class Observer(Protocol):
+    """Who watches a launch: a terminal, or nobody."""
+
+    @property
+    def streams(self) -> bool:
+        """Whether `output` wants lines as they come."""
+
+    def waiting(self, resource: Path) -> None:
+        """Called again and again while another process times its steps on `resource`."""
+
+    def progress(self, phase: Phase, step: int, marks_ns: Sequence[int]) -> None:
+        """Called about ten times a second with rank 0's place and its marks so far."""
+
+    def output(self, rank: int, stream: str, line: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivery:
+    """What a launch brought back, still in bytes."""
+
+    results: tuple[bytes, ...]  # by rank
+    phases: Phases
+    output: tuple[RankOutput, ...]
+    notes: tuple[str, ...]
+
+
+class _Rank:
+    def __init__(self, number: int, channel: socket.socket) -> None:
+        self.number = number
+        self.channel = channel
+        self.reader = FrameReader()
+        self.pid = 0
+        self.result: bytes | None = None
+        self.done = False
+        self.silent = False  # its channel has ended
+        self.exited = False
+        self.error: RankError | None = None
+
+    @property
+    def settled(self) -> bool:
+        return self.done or self.error is not None
+
+
+class Launch:
+    """Ranks of one process group. Use as a context manager: whatever happens, nothing of it is left."""
+
+    def __init__(
+        self,
+        server: RankServer,
+        plan: Plan,
+        payload: bytes,
+        modules: Mapping[str, str],
+        placement: Placement,
+        observer: Observer,
+    ) -> None:
+        self._server, self._plan, self._observer = server, plan, observer
+        self._payload, self._modules, self._placement = payload, modules, placement
+        self._ranks: list[_Rank] = []
+        self._notes: list[str] = []
+        self._over = False
+
+    def __enter__(self) -> Launch:
+        self._folder = Path(tempfile.mkdtemp(prefix="ddpperf-"))
+        self._board = Board(self._folder / "board", self._plan.world_size, self._plan.steps)
+        self._stream = output.Stream(self._folder, self._plan.world_size, self._observer.output)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._end()
+        except ServerError:
+            pass  # it took its ranks along
+        except BaseException:
+            self._server.stop()
+            raise
+        finally:
+            for rank in self._ranks:
+                rank.channel.close()
+            self._board.close()
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def run(self) -> Delivery:
+        """Raises LaunchError with the first cause, or ServerError."""
+        plan = self._plan
+        requested = time.monotonic_ns()
+        self._deadline = time.monotonic() + plan.timeout_seconds
+        self._request()
+        self._collect()
+        if self._observer.streams:
+            self._stream.pump(last=True)
+        failed = any(rank.error is not None for rank in self._ranks)
+        if not failed:
+            self._release()
+        self._end()
+        written = output.read(self._folder, plan.world_size)
+        if failed:
+            raise launch_error(self._failures(), written)
+        return Delivery(
+            results=tuple(rank.result or b"" for rank in self._ranks),
+            phases=self._phases(requested, time.monotonic_ns()),
+            output=written,
+            notes=tuple(self._notes),
+        )
+
+    def _request(self) -> None:
+        plan = self._plan
+        request = {
+            "plan": asdict(plan),
+            "environ": environ.for_ranks(os.environ, plan.world_size),
+            "cwd": os.getcwd(),
+            "sys_path": sys.path,
+            "cpus": self._placement.cpus if plan.device == "cpu" else ((),) * plan.world_size,
+            "modules": dict(self._modules),
+        }
+        (self._folder / "payload").write_bytes(self._payload)
+        (self._folder / "request.json").write_text(json.dumps(request))
+        for number in range(plan.world_size):
+            ours, theirs = socket.socketpair()
+            with theirs:
+                self._server.send({"op": "fork", "rank": number, "dir": str(self._folder)}, theirs.fileno())
+            ours.setblocking(False)
+            self._ranks.append(_Rank(number, ours))
+
+    def _collect(self) -> None:
+        """Until every rank has delivered and cleaned up, or it is clear that one will not."""
+        give_up = self._deadline
+        while not all(rank.settled for rank in self._ranks):
+            now = time.monotonic()
+            if now >= give_up:
+                self._give_up(at_deadline=give_up == self._deadline)
+                return
+            self._wait(min(_TICK_SECONDS, give_up - now))
+            errors = [rank.error for rank in self._ranks if rank.error is not None]
+            if errors:
+                grace = _CAUSE_GRACE_SECONDS if all(e.lost_connection for e in errors) else _GRACE_SECONDS
+                give_up = min(self._deadline, min(error.when for error in errors) + grace)
+
+    def _wait(self, seconds: float) -> None:
+        """Take in whatever arrives, for at most `seconds`."""
+        channels = {rank.channel: rank for rank in self._ranks if not rank.silent}
+        ready, _, _ = select.select([self._server.socket, *channels], [], [], seconds)
+        for channel in ready:
+            if channel in channels:
+                self._read(channels[channel])
+        if self._server.socket in ready:
+            self._hear()
+        if self._observer.streams:
+            self._stream.pump()
+        board = self._board
+        self._observer.progress(board.phase(0), board.step(0), board.marks(0))
+
+    def _hear(self) -> None:
+        for message in self._server.receive():
+            if message["event"] == "forked":
+                self._ranks[message["rank"]].pid = message["pid"]
+            elif message["event"] == "exit":
+                rank = next(rank for rank in self._ranks if rank.pid == message["pid"])
+                self._read(rank)  # all it sent has arrived before the news of its end
+                rank.exited = True
+                if not rank.settled:
+                    rank.error = RankError(
+                        rank=rank.number,
+                        when=message["when"],
+                        phase=self._place(rank),
+                        summary=describe_exit(message["status"]),
+                        traceback=self._stacks(rank),
+                    )
+
+    def _read(self, rank: _Rank) -> None:
+        while True:
+            try:
+                data = rank.channel.recv(1 << 20)
+            except BlockingIOError:
+                return
+            except ConnectionError:
+                data = b""
+            if not data:
+                rank.silent = True
+                return
+            for kind, content in rank.reader.feed(data):
+                if kind is Kind.RESULT:
+                    rank.result = content
+                elif kind is Kind.DONE:
+                    rank.done = True
+                else:
+                    rank.error = RankError(**json.loads(content))
+
+    def _give_up(self, *, at_deadline: bool) -> None:
+        """Some ranks are not settled and will not be waited for: find out where they are."""
+        pending = [rank for rank in self._ranks if not rank.settled]
+        late = f"did not end within {self._plan.timeout_seconds:g} s (--ddp-timeout)"
+        if all(rank.result is not None for rank in self._ranks) and not any(r.error for r in self._ranks):
+            # Every result is here; only clean-up hangs, and teardown is not what was asked to be judged.
+            self._notes += [f"rank {rank.number}'s clean-up {late}; it was killed" for rank in pending]
+            for rank in pending:
+                rank.done = True
+            return
+        self._server.send({"op": "dump"})
+        until = time.monotonic() + _STACKS_SECONDS
+        while time.monotonic() < until and not all(self._stacks(rank) for rank in pending):
+            time.sleep(0.02)
+        when = time.monotonic()
+        for rank in pending:
+            if rank.result is not None:
+                continue
+            rank.error = RankError(
+                rank=rank.number,
+                when=when,
+                phase=self._place(rank),
+                summary=late if at_deadline else "was still running when the launch was given up",
+                traceback=self._stacks(rank),
+            )
+
+    def _failures(self) -> list[RankError]:
+        """Errors, and for the others the little there is to say."""
+        idle = "had delivered its result and waited for the others"
+        return [
+            rank.error or RankError(rank=rank.number, when=float("inf"), phase=self._place(rank), summary=idle)
+            for rank in self._ranks
+        ]
+
+    def _place(self, rank: _Rank) -> str:
+        return self._board.describe(rank.number, warmup=self._plan.warmup, steps=self._plan.steps)
+
+    def _stacks(self, rank: _Rank) -> str:
+        path = self._folder / f"rank{rank.number}.stacks"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def _release(self) -> None:
+        """Let the ranks end by themselves, for a moment."""
+        for rank in self._ranks:
+            with suppress(OSError):  # it is gone already, after delivering: green
+                rank.channel.send(b"x")
+        until = time.monotonic() + _EXIT_SECONDS
+        while not all(rank.exited for rank in self._ranks) and (left := until - time.monotonic()) > 0:
+            self._wait(left)
+
+    def _end(self) -> None:
+        """No process of the launch is alive when this returns."""
+        if self._over or not self._ranks:
+            return
+        self._over = True
+        self._server.send({"op": "end"})
+        while not any(message["event"] == "ended" for message in self._server.receive(_END_SECONDS)):
+            pass
+
+    def _phases(self, requested: int, ended: int) -> Phases:
+        """Seconds by phase, from the last rank's entry into one to the last rank's entry into the next."""
+        last = {phase: max(self._board.entered(rank.number, phase) for rank in self._ranks) for phase in Phase}
+        entered = [requested]
+        for phase in (Phase.GROUP, Phase.SETUP, Phase.WARMUP, Phase.STEPS, Phase.DELIVERY):
+            entered.append(last[phase] or entered[-1])  # a task without that phase spent nothing there
+        entered.append(ended)
+        start, group, setup, warmup, steps, end = ((after - before) / 1e9 for before, after in pairwise(entered))
+        return Phases(start=start, group=group, setup=setup, warmup=warmup, steps=steps, end=end)

@@ -1,0 +1,118 @@
+"""pytest's handle on its rank server: start it, restart it when it must be, ask for ranks."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from typing import IO
+
+from pytest_ddpperf.errors import ServerError
+from pytest_ddpperf.launch import environ
+from pytest_ddpperf.wire import Lines, Message
+
+_BOOT = (
+    "import sys; sys.path[:] = sys.argv[4:]; from pytest_ddpperf.rank.server import main;"
+    "main(int(sys.argv[1]), int(sys.argv[2]), list(filter(None, sys.argv[3].split(','))))"
+)
+
+
+class RankServer:
+    """One server process at a time. Not for threads: start it from the main one, for it dies with its thread."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lines: Lines | None = None
+        self._log: IO[bytes] | None = None
+        self._made_for: tuple[object, ...] = ()
+
+    def ensure(self, variables: Mapping[str, str], preload: Sequence[str], timeout: float) -> None:
+        """Have a server that imported its modules under these variables; raises ServerError.
+
+        Importing torch takes seconds, once; variables that libraries read at import need a new server.
+        """
+        wanted = (environ.read_at_import(variables), tuple(preload))
+        if self._process is not None and self._process.poll() is None and wanted == self._made_for:
+            return
+        self.stop()
+        ours, theirs = socket.socketpair()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115  # closed by stop()
+        self._process = subprocess.Popen(
+            [
+                *(sys.executable, "-c", _BOOT, str(theirs.fileno()), str(os.getpid())),
+                *(",".join(preload), *sys.path),
+            ],
+            env=dict(variables),
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+            start_new_session=True,  # Ctrl-C is pytest's to handle
+        )
+        theirs.close()
+        self._lines, self._made_for = Lines(ours), wanted
+        answer = self.receive(timeout)[0]
+        if answer["event"] != "ready":
+            self.stop()
+            raise ServerError("did not start", answer["traceback"])
+
+    @property
+    def socket(self) -> socket.socket:
+        return self._connected().socket
+
+    def send(self, message: Message, descriptor: int | None = None) -> None:
+        try:
+            self._connected().send(message, descriptor)
+        except OSError:
+            self._raise_dead()
+
+    def receive(self, timeout: float | None = None) -> list[Message]:
+        """What the server said, waiting if it has not; raises ServerError if it is gone or says nothing."""
+        lines = self._connected()
+        lines.socket.settimeout(timeout)
+        try:
+            messages = lines.receive()
+            lines.socket.settimeout(None)
+        except OSError:
+            messages = None
+        if messages is None:
+            self._raise_dead()
+        return messages or []
+
+    def stop(self) -> None:
+        """End the server and, with it, whatever it still runs."""
+        if self._process is None:
+            return
+        if self._lines is not None:
+            self._lines.socket.close()  # it ends at the end of its stream
+        try:
+            self._process.wait(5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()  # its ranks die with it
+            self._process.wait()
+        if self._log is not None:
+            self._log.close()
+        self._process = self._lines = self._log = None
+
+    def _connected(self) -> Lines:
+        assert self._lines is not None, "ensure() comes first"
+        return self._lines
+
+    def _raise_dead(self) -> None:
+        assert self._process is not None
+        try:
+            problem = f"died (status {self._process.wait(1)})"
+        except subprocess.TimeoutExpired:
+            problem = "does not answer"
+        output = self._output()
+        self.stop()
+        raise ServerError(problem, output)
+
+    def _output(self) -> str:
+        if self._log is None:
+            return ""
+        self._log.seek(0)
+        return self._log.read().decode(errors="replace")[-10_000:]

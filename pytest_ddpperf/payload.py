@@ -1,0 +1,167 @@
+"""How the user's code travels to the ranks; both halves, so that they are read together.
+
+Functions and classes of importable modules, test modules and conftests go by name: a rank imports them under the
+names and from the files that pytest used, whatever its import mode. Closures go by value, but their globals are
+those of the rank's own import of their module: so a closure may use a global that cannot be pickled (a lock, a
+logger), while a global that was monkeypatched in pytest is not seen. Knows nothing of torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import pickle
+import sys
+import unittest
+from collections.abc import Mapping, Sequence
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_file_location
+from pathlib import Path
+from types import CellType, CodeType, FunctionType, ModuleType
+from typing import Any
+
+import cloudpickle
+
+from pytest_ddpperf.errors import TransportError
+
+# --- in pytest
+
+
+def dumps(task: str, function: Any, args: Sequence[Any]) -> bytes:
+    """What a rank shall do; raises TransportError that names the variable at fault."""
+    try:
+        return _dump((task, function, tuple(args)))
+    except Exception as error:
+        what = _culprit(function, args)
+        raise TransportError(what, f"{type(error).__name__}: {error}") from None
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no type hints
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, FunctionType) and (module := _home(obj)) is not None:
+            return (_new_function, (module, obj.__code__), _state(obj), None, None, _fill_function)
+        if isinstance(obj, unittest.TestCase):
+            # While it runs, its _outcome holds pytest's own objects, which stay here.
+            state = {name: value for name, value in vars(obj).items() if name != "_outcome"}
+            return _new_instance, (type(obj), state)
+        return super().reducer_override(obj)
+
+
+def _dump(value: Any) -> bytes:
+    buffer = io.BytesIO()
+    _Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
+    return buffer.getvalue()
+
+
+def _home(function: FunctionType) -> str | None:
+    """The importable module whose globals a closure uses; None for one that goes by name or wholly by value."""
+    name = function.__globals__.get("__name__", "__main__")
+    module = sys.modules.get(name)
+    if name == "__main__" or module is None or vars(module) is not function.__globals__:
+        return None
+    named: Any = module
+    for part in function.__qualname__.split("."):
+        named = getattr(named, part, None)
+    return None if named is function else str(name)
+
+
+def _state(function: FunctionType) -> dict[str, Any]:
+    return {
+        "cells": [_contents(cell) for cell in function.__closure__ or ()],
+        "dict": vars(function),
+        "__name__": function.__name__,
+        "__qualname__": function.__qualname__,
+        "__module__": function.__module__,
+        "__doc__": function.__doc__,
+        "__defaults__": function.__defaults__,
+        "__kwdefaults__": function.__kwdefaults__,
+        "__annotations__": function.__annotations__,
+    }
+
+
+def _contents(cell: CellType) -> tuple[Any, ...]:
+    try:
+        return (cell.cell_contents,)
+    except ValueError:  # a name that was not bound yet
+        return ()
+
+
+def _culprit(function: Any, args: Sequence[Any]) -> str:
+    """Names what cannot be pickled: an argument, or a variable that the function captured."""
+    name = getattr(function, "__name__", repr(function))
+    for index, value in enumerate(args):
+        if not _picklable(value):
+            return f"argument {index + 1} of {name}"
+    if isinstance(function, FunctionType):
+        for variable, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            if not _picklable(_contents(cell)):
+                return f"variable {variable!r}, which {name} uses,"
+    return name
+
+
+def _picklable(value: Any) -> bool:
+    try:
+        _dump(value)
+    except Exception:
+        return False
+    return True
+
+
+# --- in a rank
+
+
+def install(files: Mapping[str, str]) -> None:
+    """Make the modules of `files` (name -> file) importable, ahead of everything else."""
+    sys.meta_path.insert(0, _TestModules(files))
+    sys.meta_path.append(_MissingParents(files))
+
+
+def loads(data: bytes) -> tuple[str, Any, tuple[Any, ...]]:
+    """The task, the function and its arguments."""
+    task, function, args = pickle.loads(data)
+    return task, function, args
+
+
+class _TestModules:
+    """Finds the modules that pytest collected in the files it took them from."""
+
+    def __init__(self, files: Mapping[str, str]) -> None:
+        self._files = files
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        file = self._files.get(name)
+        if file is None:
+            return None
+        package = [str(Path(file).parent)] if Path(file).name == "__init__.py" else None
+        return spec_from_file_location(name, file, submodule_search_locations=package)
+
+
+class _MissingParents:
+    """Makes the packages that pytest's importlib mode invented for the names of test modules."""
+
+    def __init__(self, files: Mapping[str, str]) -> None:
+        self._parents = {name[:end] for name in files for end, letter in enumerate(name) if letter == "."}
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        return ModuleSpec(name, None, is_package=True) if name in self._parents else None
+
+
+def _new_function(module: str, code: CodeType) -> FunctionType:
+    cells = tuple(CellType() for _ in code.co_freevars)
+    return FunctionType(code, vars(importlib.import_module(module)), code.co_name, None, cells)
+
+
+def _fill_function(function: FunctionType, state: dict[str, Any]) -> None:
+    """Second half of `_new_function`: a closure may refer to itself, so its cells are filled once it exists."""
+    for cell, held in zip(function.__closure__ or (), state.pop("cells"), strict=True):
+        if held:
+            cell.cell_contents = held[0]
+    vars(function).update(state.pop("dict"))
+    for name, value in state.items():
+        setattr(function, name, value)
+
+
+def _new_instance(cls: type, state: dict[str, Any]) -> object:
+    instance: object = object.__new__(cls)
+    vars(instance).update(state)
+    return instance

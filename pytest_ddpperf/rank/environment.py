@@ -1,0 +1,141 @@
+"""Facts about where a rank runs, as flat names and scalars. What they mean for a comparison is `baseline`'s to say."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from pytest_ddpperf.records import Scalar
+
+
+def versions() -> dict[str, Scalar]:
+    """Software and host, the same for every launch of a session."""
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "hip": torch.version.hip,
+        "nccl": _nccl_version(),
+        "cpu_model": _cpu_model(),
+        "host": platform.node(),
+        "kernel": platform.release(),
+    }
+
+
+def state() -> dict[str, Scalar]:
+    """Switches that the user's code may have set by now."""
+    return {
+        "matmul_precision": torch.get_float32_matmul_precision(),
+        "cudnn_benchmark": torch.backends.cudnn.benchmark,
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+    }
+
+
+def device(kind: str, index: int = 0) -> dict[str, Scalar]:
+    """The accelerator as it is now: model, memory, and what nvidia-smi tells of limits, clocks and heat."""
+    if kind != "cuda":
+        return {"device_model": None if kind == "cpu" else kind}
+    properties = torch.cuda.get_device_properties(index)
+    facts: dict[str, Scalar] = {
+        "device_model": properties.name,
+        "device_memory_gib": round(properties.total_memory / 2**30),
+    }
+    uuid = str(getattr(properties, "uuid", ""))
+    facts["mig_profile"] = properties.name.partition(" MIG ")[2] or None
+    return facts | _nvidia_smi(f"GPU-{uuid}" if uuid and not uuid.startswith(("GPU-", "MIG-")) else uuid)
+
+
+_SMI_FIELDS = {
+    "driver": "driver_version",
+    "power_limit_watts": "enforced.power.limit",
+    "clock_lock": "clocks.applications.graphics",
+    "clock_mhz": "clocks.sm",
+    "temperature_c": "temperature.gpu",
+}
+
+
+def _nvidia_smi(device: str) -> dict[str, Scalar]:
+    query = f"--query-gpu={','.join(_SMI_FIELDS.values())}"
+    lines = _output("nvidia-smi", query, "--format=csv,noheader,nounits", *(["-i", device] if device else []))
+    return parse_smi(lines.splitlines()[0]) if lines.strip() else {}
+
+
+def parse_smi(line: str) -> dict[str, Scalar]:
+    """A line of nvidia-smi's CSV for `_SMI_FIELDS`; "[N/A]" and its kin are unknown, so None."""
+    facts: dict[str, Scalar] = {}
+    for name, text in zip(_SMI_FIELDS, (part.strip() for part in line.split(",")), strict=False):
+        if not text or text.startswith("["):
+            facts[name] = None
+        elif name == "driver":
+            facts[name] = text
+        else:
+            facts[name] = float(text)
+    return facts
+
+
+def probe() -> dict[str, Scalar]:
+    """What this machine and this torch offer; run in a rank without a process group."""
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    kind = accelerator.type if accelerator is not None else "cpu"
+    facts = versions() | {
+        "device_type": kind,
+        "device_count": torch.accelerator.device_count() if accelerator is not None else 0,
+        # "cpu:gloo,cuda:nccl": which backend torch itself would choose for a device
+        "default_backends": ",".join(f"{k}:{v}" for k, v in dist.Backend.default_device_backend_map.items()),
+        "backends": ",".join(_backends()),
+    }
+    if accelerator is not None:
+        facts |= device(kind)
+    if kind == "cuda":
+        facts["device_addresses"] = ",".join(map(pci_address, range(torch.cuda.device_count())))
+        facts["topology"] = _output("nvidia-smi", "topo", "-m") or None
+    return facts
+
+
+def pci_address(index: int) -> str:
+    """The folder's name in /sys/bus/pci/devices of a visible CUDA device."""
+    properties: Any = torch.cuda.get_device_properties(index)
+    return f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
+
+
+def _backends() -> list[str]:
+    available = {
+        "gloo": dist.is_gloo_available(),
+        "nccl": dist.is_nccl_available(),
+        "mpi": dist.is_mpi_available(),
+        "ucc": dist.is_ucc_available(),
+        "xccl": dist.is_xccl_available(),
+    }
+    known = [name for name in dist.Backend.backend_list if available.get(name, True)]
+    return [name for name in known if name not in ("undefined", "fake", "threaded")]
+
+
+def _nccl_version() -> str | None:
+    if not (dist.is_nccl_available() and torch.cuda.is_available()):
+        return None
+    return ".".join(
+        map(str, torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
+    )
+
+
+def _cpu_model() -> str:
+    try:
+        with open("/proc/cpuinfo") as file:
+            for line in file:
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _output(*command: str) -> str:
+    """What a tool prints; "" where there is none, or where it does not answer."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""

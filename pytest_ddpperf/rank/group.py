@@ -1,0 +1,86 @@
+"""Seeds, device, threads and process group of one rank: everything before the user's code."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from pytest_ddpperf.rank.context import Context
+from pytest_ddpperf.rank.environment import pci_address
+from pytest_ddpperf.records import Plan
+
+# The process group's own timeout must not fire before ours, which dumps every rank's stack first.
+_GROUP_GRACE = timedelta(seconds=60)
+
+
+def start(plan: Plan, rank: int, store: Path, cpus: Sequence[int]) -> Context:
+    """Seed, choose the device, pin, and join the group over a FileStore at `store`."""
+    _seed(plan.seed)
+    if plan.device == "cpu":
+        device = torch.device("cpu")
+        if cpus and "OMP_NUM_THREADS" not in os.environ:
+            torch.set_num_threads(len(cpus))
+    else:
+        device = torch.device(plan.device, rank)
+        torch.accelerator.set_device_index(rank)
+        _pin_near(device)
+    if plan.backend:
+        # Bound to its device, NCCL connects at once (in this phase, not in the first step).
+        bound = device if dist.get_default_backend_for_device(device) == plan.backend else None
+        dist.init_process_group(
+            plan.backend,
+            store=dist.FileStore(  # type: ignore[attr-defined]
+                str(store), plan.world_size
+            ),
+            rank=rank,
+            world_size=plan.world_size,
+            timeout=timedelta(seconds=plan.timeout_seconds) + _GROUP_GRACE,
+            device_id=bound if device.type != "cpu" else None,
+        )
+    return Context(
+        rank=rank,
+        local_rank=rank,
+        world_size=plan.world_size,
+        local_world_size=plan.world_size,
+        node_rank=0,
+        device=device,
+        backend=plan.backend,
+        seed=plan.seed,
+    )
+
+
+def _seed(seed: int) -> None:
+    random.seed(seed)
+    torch.manual_seed(seed)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(seed)
+
+
+def _pin_near(device: torch.device) -> None:
+    """Pin this process, and the threads it will start, to the cores of the device's NUMA node (Linux, CUDA)."""
+    if device.type != "cuda" or not hasattr(os, "sched_setaffinity"):
+        return
+    try:
+        text = Path(f"/sys/bus/pci/devices/{pci_address(device.index)}/local_cpulist").read_text()
+    except OSError:
+        return  # a virtual machine may not tell
+    near = parse_cpulist(text) & os.sched_getaffinity(0)
+    if near:
+        os.sched_setaffinity(0, near)
+
+
+def parse_cpulist(text: str) -> set[int]:
+    """The kernel's list format: "0-3,8,10-11"."""
+    cpus: set[int] = set()
+    for part in filter(None, text.strip().split(",")):
+        first, _, last = part.partition("-")
+        cpus.update(range(int(first), int(last or first) + 1))
+    return cpus

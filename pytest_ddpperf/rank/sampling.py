@@ -1,0 +1,91 @@
+"""The timed loop of one rank: set-up, warm-up, the window."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import time
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from pytest_ddpperf.rank import clock
+from pytest_ddpperf.rank.context import Context
+from pytest_ddpperf.records import Plan
+from pytest_ddpperf.wire import Board, Phase
+
+Step = Callable[[], Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """What one rank measured."""
+
+    marks_ns: tuple[int, ...]  # the start, then the end of each step, CLOCK_MONOTONIC
+    cpu_ns: tuple[int, ...] | None  # CPU time of the training thread by step; None off CPU
+    examples: tuple[int, ...] | None  # by step, if every step told
+
+
+class Prepared:
+    """The user's step, and its clean-up if `setup` was a generator."""
+
+    def __init__(self, setup: Callable[[Context], Any], ctx: Context) -> None:
+        made: Any = setup(ctx)
+        self._generator: Generator[object, None, object] | None = None
+        if inspect.isgenerator(made):
+            self._generator = made
+            made = next(made, None)
+        if not callable(made):
+            raise TypeError(
+                f"setup returned {made!r}; it must return the step to time, a callable without arguments "
+                "(or yield it, and clean up after)"
+            )
+        self.step: Step = made
+
+    def clean_up(self) -> None:
+        if self._generator is None:
+            return
+        for _ in self._generator:
+            raise RuntimeError("setup yielded twice; it must yield the step once")
+
+
+def measure(step: Step, plan: Plan, ctx: Context, board: Board) -> Window:
+    """Warm up, then time `plan.steps` steps from a common start."""
+    row, cell = board.row(ctx.rank), Board.STEP_CELL
+    board.enter(ctx.rank, Phase.WARMUP, time.monotonic_ns())
+    for index in range(plan.warmup):
+        row[cell] = index
+        step()
+    on_cpu = ctx.device.type == "cpu"
+    if not on_cpu:
+        torch.accelerator.synchronize()
+    timer = clock.make(plan.timing, ctx.device, board.marks(ctx.rank))
+    processed: list[Any] = [None] * plan.steps
+    cpu_ns = [0] * (plan.steps + 1)
+    gc.collect()
+    gc.disable()
+    try:
+        dist.barrier()
+        board.enter(ctx.rank, Phase.STEPS, time.monotonic_ns())
+        timer.start()
+        cpu_ns[0] = time.thread_time_ns()
+        for index in range(plan.steps):
+            row[cell] = index
+            told = step()
+            timer.mark(index)
+            if on_cpu:
+                cpu_ns[index + 1] = time.thread_time_ns()
+            # Keep a number of examples, never a loss: its graph would live as long as the list.
+            processed[index] = told if type(told) is int else None
+        timer.finish()
+    finally:
+        gc.enable()
+    return Window(
+        marks_ns=tuple(board.marks(ctx.rank)),
+        cpu_ns=tuple(b - a for a, b in pairwise(cpu_ns)) if on_cpu else None,
+        examples=None if None in processed else tuple(processed),
+    )

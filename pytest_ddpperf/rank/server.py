@@ -1,0 +1,197 @@
+"""The rank server: imports torch once, then forks a rank whenever pytest asks.
+
+It stands alone: started by `launch.server` as a process of its own, it speaks `wire.Lines` on one descriptor.
+It never touches an accelerator (a CUDA context does not survive a fork), runs no code of the user's but the
+imports of --ddp-preload, and dies with pytest, taking along its ranks, what they started, and their folder.
+
+Asked                                          Answers
+{"op": "fork", "rank": r, "dir": D} + channel  {"event": "forked", "rank": r, "pid": p}
+{"op": "dump"}                                 (SIGQUIT to every rank: faulthandler writes its stacks)
+{"op": "end"}                                  {"event": "ended"} when no process of the launch is left
+                                               {"event": "exit", "pid": p, "status": s, "when": seconds}
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import select
+import shutil
+import signal
+import socket
+import sys
+import time
+import traceback
+import warnings
+from contextlib import suppress
+from types import FrameType
+from typing import NoReturn
+
+from pytest_ddpperf.rank import process
+from pytest_ddpperf.wire import Lines, Message
+
+# Imported once for all ranks. DDP's constructor imports torch._dynamo lazily, one more second in every rank;
+# test modules import pytest, and their payload comes by cloudpickle.
+PRELOAD = (
+    "torch",
+    "torch.distributed",
+    "torch._dynamo",
+    "torch.nn.parallel.distributed",
+    "torch.utils.data",
+    "cloudpickle",
+    "pytest",
+    "pytest_ddpperf.rank.worker",
+)
+
+
+def main(descriptor: int, parent: int, preload: list[str]) -> NoReturn:
+    """Serve until pytest goes; `preload` are the user's modules, `parent` is pytest's pid."""
+    process.die_with_parent(parent, signal.SIGTERM)
+    process.adopt_orphans()
+    control = Lines(socket.socket(fileno=descriptor))
+    failure = _import(preload)
+    if failure is not None:
+        control.send({"event": "failed", "traceback": failure})
+        os._exit(1)
+    gc.collect()
+    gc.freeze()  # a collection in a rank would otherwise copy every page of torch's objects
+    server = _Server(control)
+    control.send({"event": "ready"})
+    server.serve()
+
+
+def _import(preload: list[str]) -> str | None:
+    # Without it, torch.cuda.is_available() in a preloaded module would initialise CUDA and spoil every fork.
+    nvml = os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    for name in (*PRELOAD, *preload):
+        try:
+            importlib.import_module(name)
+        except BaseException:
+            return f"importing {name}:\n{traceback.format_exc()}"
+    if nvml == "1":
+        os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK")
+    torch = sys.modules["torch"]
+    if torch.cuda.is_initialized():
+        return f"--ddp-preload {','.join(preload)} initialised CUDA, which does not survive a fork"
+    return None
+
+
+class _Server:
+    def __init__(self, control: Lines) -> None:
+        self._control = control
+        self._ranks: set[int] = set()  # pids; each leads a session and a process group of its own
+        self._dir = ""  # of the launch under way, to be removed if pytest cannot
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_read, False)
+        os.set_blocking(self._wake_write, False)
+        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda signum, frame: None)
+        signal.signal(signal.SIGTERM, self._on_sigterm)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def serve(self) -> NoReturn:
+        try:
+            self._serve()
+        finally:
+            self._leave()  # pytest is gone, or we are broken: either way nothing may stay
+
+    def _serve(self) -> None:
+        while True:
+            ready, _, _ = select.select([self._control.socket.fileno(), self._wake_read], [], [])
+            if self._wake_read in ready:
+                os.read(self._wake_read, 4096)
+            self._reap()
+            if self._control.socket.fileno() in ready:
+                messages = self._control.receive()
+                if messages is None:
+                    return
+                for message in messages:
+                    self._obey(message)
+
+    def _obey(self, message: Message) -> None:
+        operation = message["op"]
+        if operation == "fork":
+            self._fork(message)
+        elif operation == "dump":
+            for pid in self._ranks:
+                os.kill(pid, signal.SIGQUIT)  # not reaped yet, so still ours
+        elif operation == "end":
+            self._end()
+            self._dir = ""
+            self._control.send({"event": "ended"})
+
+    def _fork(self, message: Message) -> None:
+        self._dir = message["dir"]
+        channel = self._control.take_descriptor()
+        with warnings.catch_warnings():
+            # The import of NumPy may leave idle BLAS threads, which are safe to fork around.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
+        if pid == 0:
+            self._become_rank(message["rank"], channel)
+        os.close(channel)
+        self._ranks.add(pid)
+        self._control.send({"event": "forked", "rank": message["rank"], "pid": pid})
+
+    def _become_rank(self, rank: int, channel: int) -> NoReturn:
+        try:
+            signal.set_wakeup_fd(-1)
+            for signum in (signal.SIGCHLD, signal.SIGTERM):
+                signal.signal(signum, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            os.close(self._wake_read)
+            os.close(self._wake_write)
+            self._control.socket.close()
+            from pytest_ddpperf.rank import worker
+
+            worker.run(rank, self._dir, socket.socket(fileno=channel))
+        finally:
+            os._exit(70)  # EX_SOFTWARE: run does not return
+
+    def _reap(self) -> None:
+        """Report ended ranks. What a rank leaves in its process group ends with it, before its pid is free."""
+        while True:
+            try:
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if ended is None:
+                return
+            when, pid = time.monotonic(), ended.si_pid
+            if pid in self._ranks:
+                _kill_group(pid)
+            _, status = os.waitpid(pid, 0)
+            if pid in self._ranks:
+                self._ranks.remove(pid)
+                code = os.waitstatus_to_exitcode(status)
+                self._control.send({"event": "exit", "pid": pid, "status": code, "when": when})
+
+    def _end(self) -> None:
+        """Kill what is left of the launch: ranks, their groups, and orphans that left their group."""
+        for pid in self._ranks:
+            _kill_group(pid)
+        while pids := process.children() or list(self._ranks):
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
+            for pid in pids:
+                os.waitpid(pid, 0)
+                self._ranks.discard(pid)
+
+    def _on_sigterm(self, signum: int, frame: FrameType | None) -> None:
+        self._leave()
+
+    def _leave(self) -> NoReturn:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        try:
+            self._end()
+            if self._dir:
+                shutil.rmtree(self._dir, ignore_errors=True)
+        finally:
+            os._exit(0)
+
+
+def _kill_group(pid: int) -> None:
+    # Not yet the leader of a group (the caller kills it by itself), or only zombies are left of it.
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)

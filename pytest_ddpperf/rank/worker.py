@@ -1,0 +1,184 @@
+"""A rank, from the fork to its end. Its order is what makes failures whole:
+
+own session, death with the server, output to its log; then, inside the error handler, environment, pinning,
+unpickling, process group, the user's code; the result or the error leaves before any teardown; then it exits hard,
+because Gloo's and NCCL's destructors can hang.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import pickle
+import re
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn
+
+from pytest_ddpperf import payload
+from pytest_ddpperf.rank import environment, group, process, results, sampling
+from pytest_ddpperf.rank.context import Context
+from pytest_ddpperf.records import Plan
+from pytest_ddpperf.wire import Board, Kind, Message, Phase, send_frame
+
+_OURS = str(Path(__file__).parent)
+# How peers' ends show in a rank: Gloo's and NCCL's words, and the store's. A rank that says so is rarely the cause.
+_LOST = re.compile(
+    r"connection (closed by peer|reset by peer|refused)|broken pipe|socket closed|pair closure|\beof\b"
+    r"|remote process exited|ncclRemoteError|communicator was aborted|connectFullMesh failed|timed out waiting",
+    re.IGNORECASE,
+)
+
+
+def run(rank: int, directory: str, channel: socket.socket) -> NoReturn:
+    """Be rank `rank` of the launch described in `directory`; results and errors go to `channel`."""
+    server = os.getppid()
+    os.setsid()
+    process.die_with_parent(server, signal.SIGKILL)
+    folder = Path(directory)
+    stacks = _redirect(folder, rank)
+    request: Message = json.loads((folder / "request.json").read_text())
+    plan = Plan(**request["plan"])
+    board = Board(folder / "board", plan.world_size, plan.steps)
+    status = 0
+    try:
+        _work(rank, folder, plan, request, board, channel)
+        _flush()
+        _await_release(channel)
+    except BaseException as error:
+        status = 1
+        _report(error, rank, plan, board, channel)
+        _flush()
+    finally:
+        del stacks
+        os._exit(status)
+
+
+def _redirect(folder: Path, rank: int) -> Any:
+    """Output to the rank's own files, and Python stacks to a third, on SIGQUIT and on a crash in C."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    for descriptor, name in ((1, "out"), (2, "err")):
+        log = os.open(folder / f"rank{rank}.{name}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.dup2(log, descriptor)
+        os.close(log)
+    # New objects: pytest's capture does not reach here, and buffers of the server must not be written twice.
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    sys.stdout = open(1, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
+    stacks = open(folder / f"rank{rank}.stacks", "w")  # noqa: SIM115  # open as long as the rank lives
+    faulthandler.enable(stacks)
+    faulthandler.register(signal.SIGQUIT, stacks, all_threads=True)
+    return stacks
+
+
+def _work(rank: int, folder: Path, plan: Plan, request: Message, board: Board, channel: socket.socket) -> None:
+    board.enter(rank, Phase.START, time.monotonic_ns())
+    os.environ.clear()
+    os.environ.update(request["environ"])
+    os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(rank)
+    os.chdir(request["cwd"])
+    sys.path[:] = request["sys_path"]
+    cpus: list[int] = request["cpus"][rank]
+    if cpus:
+        os.sched_setaffinity(0, cpus)
+    payload.install(request["modules"])
+    task, function, args = payload.loads((folder / "payload").read_bytes())
+    board.enter(rank, Phase.GROUP, time.monotonic_ns())
+    ctx = group.start(plan, rank, folder / "store", cpus)
+    board.enter(rank, Phase.SETUP, time.monotonic_ns())
+    clean_up = _TASKS[task](ctx, plan, board, function, args, lambda data: _deliver(rank, board, channel, data))
+    board.enter(rank, Phase.CLEANUP, time.monotonic_ns())
+    if clean_up is not None:
+        clean_up()
+    board.enter(rank, Phase.DONE, time.monotonic_ns())
+    send_frame(channel, Kind.DONE)
+
+
+def _deliver(rank: int, board: Board, channel: socket.socket, data: bytes) -> None:
+    board.enter(rank, Phase.DELIVERY, time.monotonic_ns())
+    send_frame(channel, Kind.RESULT, data)
+
+
+Deliver = Callable[[bytes], None]
+CleanUp = Callable[[], None]
+
+
+def _measure(ctx: Context, plan: Plan, board: Board, setup: Any, args: tuple[Any, ...], deliver: Deliver) -> CleanUp:
+    prepared = sampling.Prepared(setup, ctx)
+    window = sampling.measure(prepared.step, plan, ctx, board)
+    facts = {}
+    if ctx.rank == 0:
+        facts = environment.versions() | environment.state() | environment.device(ctx.device.type)
+    deliver(pickle.dumps((window.marks_ns, window.cpu_ns, window.examples, facts)))
+    return prepared.clean_up
+
+
+def _call(ctx: Context, plan: Plan, board: Board, function: Any, args: tuple[Any, ...], deliver: Deliver) -> None:
+    board.enter(ctx.rank, Phase.STEPS, time.monotonic_ns())
+    deliver(results.dumps(function(ctx, *args)))
+
+
+def _probe(ctx: Context, plan: Plan, board: Board, function: None, args: tuple[Any, ...], deliver: Deliver) -> None:
+    deliver(pickle.dumps(environment.probe()))
+
+
+_TASKS: dict[str, Callable[..., CleanUp | None]] = {"measure": _measure, "call": _call, "probe": _probe}
+
+
+def _await_release(channel: socket.socket) -> None:
+    """Stay until pytest has everybody's results: an early end would look like a lost connection to the others."""
+    select.select([channel], [], [])
+
+
+def _report(error: BaseException, rank: int, plan: Plan, board: Board, channel: socket.socket) -> None:
+    when = time.monotonic()
+    _drop_our_frames(error, set())
+    fields = {
+        "rank": rank,
+        "when": when,
+        "phase": board.describe(rank, warmup=plan.warmup, steps=plan.steps),
+        "summary": _summary(error),
+        "traceback": "".join(traceback.format_exception(error)),
+        "lost_connection": is_lost_connection(error),
+    }
+    send_frame(channel, Kind.ERROR, json.dumps(fields).encode())
+
+
+def _summary(error: BaseException) -> str:
+    if isinstance(error, SystemExit):
+        return f"sys.exit({error.code!r}) was called"
+    return traceback.format_exception_only(error)[-1].strip().splitlines()[0]
+
+
+def is_lost_connection(error: BaseException) -> bool:
+    """Whether the error says that another rank went away, and so is hardly the first cause."""
+    return isinstance(error, RuntimeError | ConnectionError) and _LOST.search(str(error)) is not None
+
+
+def _drop_our_frames(error: BaseException, seen: set[int]) -> None:
+    """Let the traceback begin in the user's code, in the causes and contexts too."""
+    seen.add(id(error))
+    frame: TracebackType | None = error.__traceback__
+    while frame is not None and frame.tb_frame.f_code.co_filename.startswith(_OURS):
+        frame = frame.tb_next
+    if frame is not None:
+        error.__traceback__ = frame
+    for linked in (error.__cause__, error.__context__):
+        if linked is not None and id(linked) not in seen:
+            _drop_our_frames(linked, seen)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # closed by the user's code, or no space for the log
+            stream.flush()

@@ -1,0 +1,166 @@
+"""What pytest, the rank server and the ranks say to each other, and how.
+
+Three channels, all of one machine: JSON lines with file descriptors between pytest and the rank server; frames
+from a rank to pytest; the board, memory that every rank writes and pytest reads, so that a rank's phase and step
+are known even of a rank that was killed. Standard library only: both sides import it.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import socket
+import struct
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+Message = dict[str, Any]
+
+
+class Lines:
+    """JSON messages, one a line, over a stream socket; a message may carry one file descriptor."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.socket = sock
+        self._buffer = b""
+        self._descriptors: list[int] = []
+
+    def send(self, message: Message, descriptor: int | None = None) -> None:
+        data = json.dumps(message).encode() + b"\n"
+        if descriptor is None:
+            self.socket.sendall(data)
+        else:
+            sent = socket.send_fds(self.socket, [data], [descriptor])
+            self.socket.sendall(data[sent:])
+
+    def receive(self) -> list[Message] | None:
+        """All messages that have arrived, waiting for bytes if there are none; None at the end of the stream."""
+        data, descriptors, _, _ = socket.recv_fds(self.socket, 1 << 16, 64)
+        if not data:
+            return None
+        self._descriptors += descriptors
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        return [json.loads(line) for line in lines]
+
+    def take_descriptor(self) -> int:
+        """The descriptor that came with the oldest message that had one and was not asked yet."""
+        return self._descriptors.pop(0)
+
+
+class Kind(IntEnum):
+    """The frames of a rank."""
+
+    RESULT = 1  # the pickled result; the launch needs one from every rank
+    ERROR = 2  # JSON: the fields of a RankError
+    DONE = 3  # clean-up has ended, nothing more will come
+
+
+_HEADER = struct.Struct(">BQ")
+
+
+def send_frame(sock: socket.socket, kind: Kind, data: bytes = b"") -> None:
+    sock.sendall(_HEADER.pack(kind, len(data)))
+    sock.sendall(data)
+
+
+class FrameReader:
+    """Puts frames together from the pieces a non-blocking socket yields; results may be hundreds of megabytes."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[tuple[Kind, bytes]]:
+        self._buffer += data
+        frames = []
+        while len(self._buffer) >= _HEADER.size:
+            kind, length = _HEADER.unpack_from(self._buffer)
+            end = _HEADER.size + length
+            if len(self._buffer) < end:
+                break
+            frames.append((Kind(kind), bytes(memoryview(self._buffer)[_HEADER.size : end])))
+            del self._buffer[:end]
+        return frames
+
+
+class Phase(IntEnum):
+    """Where a rank is. The order is the order in time."""
+
+    START = 0
+    GROUP = 1
+    SETUP = 2
+    WARMUP = 3
+    STEPS = 4
+    DELIVERY = 5
+    CLEANUP = 6
+    DONE = 7
+
+
+class Board:
+    """A file in memory: per rank its phase, its step, when it entered each phase, and its marks.
+
+    All cells are 8-byte integers; times are nanoseconds of CLOCK_MONOTONIC, which all processes of a host share.
+    A cell has one writer, and aligned 8-byte stores are whole.
+    """
+
+    _STEP = 1
+    _ENTERED = 2  # the first of len(Phase) cells
+    _MARKS = _ENTERED + len(Phase)
+
+    def __init__(self, path: Path, world_size: int, steps: int) -> None:
+        self._row = self._MARKS + steps + 1
+        size = world_size * self._row * 8
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.ftruncate(descriptor, size)
+            self._map = mmap.mmap(descriptor, size)
+        finally:
+            os.close(descriptor)
+        self._cells = memoryview(self._map).cast("q")
+
+    def enter(self, rank: int, phase: Phase, when_ns: int) -> None:
+        base = rank * self._row
+        self._cells[base + self._STEP] = 0
+        self._cells[base + self._ENTERED + phase] = when_ns
+        self._cells[base] = phase
+
+    def row(self, rank: int) -> memoryview:
+        """The cells of one rank, for a loop that cannot spare a method call: `STEP_CELL` is the step's."""
+        return self._cells[rank * self._row : (rank + 1) * self._row]
+
+    STEP_CELL = _STEP
+
+    def marks(self, rank: int) -> memoryview:
+        """The steps + 1 marks of one rank: the start, then the end of each step."""
+        return self.row(rank)[self._MARKS :]
+
+    def phase(self, rank: int) -> Phase:
+        return Phase(self._cells[rank * self._row])
+
+    def step(self, rank: int) -> int:
+        """Steps ended in the phase that the rank is in."""
+        return self._cells[rank * self._row + self._STEP]
+
+    def entered(self, rank: int, phase: Phase) -> int:
+        """When, in nanoseconds; 0 if it has not yet."""
+        return self._cells[rank * self._row + self._ENTERED + phase]
+
+    def describe(self, rank: int, *, warmup: int, steps: int) -> str:
+        """The rank's place in words, for a message."""
+        phase, step = self.phase(rank), self.step(rank) + 1
+        if phase is Phase.WARMUP:
+            return f"warm-up step {min(step, warmup)} of {warmup}"
+        if phase is Phase.STEPS:
+            return f"step {min(step, steps)} of {steps}"
+        return {
+            Phase.START: "the start",
+            Phase.GROUP: "init_process_group",
+            Phase.SETUP: "setup",
+            Phase.DELIVERY: "the delivery of its result",
+            Phase.CLEANUP: "clean-up",
+        }.get(phase, "the end")
+
+    def close(self) -> None:
+        self._cells.release()
+        self._map.close()
