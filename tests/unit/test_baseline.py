@@ -1,0 +1,679 @@
+import errno
+import itertools
+import json
+import os
+import re
+import stat
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import filelock
+import pytest
+
+from pytest_ddpperf import baseline as module
+from pytest_ddpperf.baseline import Store, commit_of, environment, environment_name, file_name
+from pytest_ddpperf.errors import BaselineError
+from pytest_ddpperf.records import Baseline, Environment, Measurement, Plan, Samples, TestId
+
+CPU_FACTS = {
+    "python": "3.11.7",
+    "torch": "2.13.0",
+    "cuda": None,
+    "driver": "",
+    "cpu_model": "Intel(R) Xeon(R) Platinum 8481C CPU @ 2.70GHz",
+    "cores": 2,
+    "cores_per_rank": 1,
+    "pinned": True,
+    "host": "runner-1",
+    "nodes": 1,
+    "devices_per_node": 2,
+    "matmul_precision": "highest",
+    "deterministic": False,
+    "power_limit_watts": None,
+    "env:OMP_NUM_THREADS": "1",
+    "xdist_workers": 0,
+}
+CPU_PLAN = Plan(world_size=2, backend="gloo", device="cpu", warmup=5)
+GPU_FACTS = {
+    **CPU_FACTS,
+    "device_model": "NVIDIA H200",
+    "device_memory_gib": 139.81,
+    "mig_profile": None,
+    "devices_per_node": 8,
+    "power_limit_watts": 700.0,
+    "clock_lock": "1980",
+    "interconnect": "nvlink",
+    "cudnn_benchmark": False,
+    "clock_mhz": 1755,
+}
+GPU_PLAN = Plan(world_size=8, backend="nccl", device="cuda", warmup=10, timing="free")
+CPU = environment(CPU_FACTS, CPU_PLAN, batch_size=32)
+TEST = TestId(module="tests/perf/test_step", name="test_a")
+SAMPLES = Samples(
+    step_seconds=((0.25, 0.5), (0.125, 1.0)),
+    rank_seconds=(((0.25, 0.5), (0.2, 0.0)), ((0.125, 1.0), (0.1, 0.9))),
+    cpu_seconds=(((0.2, 0.3), (0.0, 0.4)), ((0.1, 0.9), (0.1, 0.8))),
+)
+BASELINE = Baseline(
+    test=TEST,
+    measurement=Measurement(samples=SAMPLES, environment=CPU),
+    created="2026-01-02T03:04:05Z",
+    commit="0" * 40,
+)
+
+
+@pytest.fixture
+def store(tmp_path, monkeypatch):
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    return Store(tmp_path / "baselines")
+
+
+def files_below(folder):
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+# --- environments
+
+
+def test_the_facts_of_a_cpu_are_sorted_into_three_classes():
+    assert Environment(
+        key={
+            "device_type": "cpu", "cpu_model": CPU_FACTS["cpu_model"], "cores": 2, "cores_per_rank": 1,
+            "pinned": True, "backend": "gloo", "world_size": 2, "nodes": 1, "devices_per_node": 2,
+        },
+        must_match={
+            "batch_size": 32, "warmup": 5, "timing": "step", "matmul_precision": "highest",
+            "deterministic": False,
+        },
+        recorded={
+            "python": "3.11.7", "torch": "2.13.0", "host": "runner-1", "env:OMP_NUM_THREADS": "1",
+            "xdist_workers": 0,
+        },
+    ) == CPU  # fmt: skip
+
+
+def test_on_an_accelerator_the_device_is_the_key_and_the_cpu_is_recorded():
+    gpu = environment(GPU_FACTS, GPU_PLAN, batch_size=None, roles="trainer=6,ps=2")
+    assert gpu.key == {
+        "device_type": "cuda", "device_model": "NVIDIA H200", "device_memory_gib": 140, "backend": "nccl",
+        "world_size": 8, "nodes": 1, "devices_per_node": 8, "roles": "trainer=6,ps=2",
+    }  # fmt: skip
+    assert gpu.must_match == {
+        "warmup": 10, "timing": "free", "power_limit_watts": 700.0, "clock_lock": "1980",
+        "interconnect": "nvlink", "matmul_precision": "highest", "cudnn_benchmark": False,
+        "deterministic": False,
+    }  # fmt: skip
+    assert gpu.recorded["cpu_model"] == CPU_FACTS["cpu_model"]
+    assert gpu.recorded["clock_mhz"] == 1755
+    assert "cuda" not in gpu.recorded, "a fact that is None is left out"
+
+
+@pytest.mark.parametrize(
+    ("facts", "plan", "roles", "name"),
+    [
+        (CPU_FACTS, CPU_PLAN, "",
+         "cpu-intel-xeon-platinum-8481c-cpu-2.70ghz-2-cores-1-per-rank-pinned-gloo-ws2-1x2"),
+        ({**CPU_FACTS, "cpu_model": "AMD EPYC", "cores_per_rank": 0, "pinned": False}, CPU_PLAN, "",
+         "cpu-amd-epyc-2-cores-shared-unpinned-gloo-ws2-1x2"),
+        (GPU_FACTS, GPU_PLAN, "", "cuda-nvidia-h200-140gib-nccl-ws8-1x8"),
+        ({**GPU_FACTS, "mig_profile": "1g.18gb", "nodes": 2}, GPU_PLAN, "trainer=6,ps=2",
+         "cuda-nvidia-h200-140gib-mig-1g.18gb-nccl-ws8-2x8-trainer-6-ps-2"),
+        ({}, Plan(world_size=1, backend="gloo", device="mps"), "", "mps-gloo-ws1"),
+    ],
+)  # fmt: skip
+def test_the_folder_of_an_environment_says_its_key(facts, plan, roles, name):
+    assert environment_name(environment(facts, plan, batch_size=None, roles=roles)) == name
+
+
+@pytest.mark.parametrize("other", ["AMD EPYC µ", "AMD EPYC /", "AMD EPYC" * 20])
+def test_an_environment_name_that_lost_something_has_a_hash_of_the_key(other):
+    def name(**facts):
+        return environment_name(environment({**CPU_FACTS, **facts}, CPU_PLAN, batch_size=None))
+
+    assert re.fullmatch(r"cpu-amd-epyc[a-z0-9.-]*-[0-9a-f]{8}", name(cpu_model=other))
+    assert len(name(cpu_model=other)) <= 100
+    assert name(cpu_model=other) != name(cpu_model=other + "!")
+
+
+def test_a_key_fact_without_words_still_makes_another_folder():
+    names = {environment_name(Environment(key={"device_type": "cpu", **more})) for more in ({}, {"x": 1}, {"x": 2})}
+    assert len(names) == 3
+
+
+def test_what_must_match_and_what_is_recorded_do_not_move_a_baseline(store):
+    elsewhere = environment({**CPU_FACTS, "torch": "2.14", "deterministic": True}, CPU_PLAN, batch_size=64)
+    assert store.path(elsewhere, TEST) == store.path(CPU, TEST)
+
+
+# --- names of files
+
+
+@pytest.mark.parametrize(
+    ("name", "label", "file"),
+    [
+        ("test_a", "", "test_a.json"),
+        ("test_a[ws-x]", "", "test_a-ws-x.json"),
+        ("test_a[2-0.5-_]", "", "test_a-2-0.5-_.json"),
+        ("testa::test_b[x]", "", "testa.test_b-x.json"),
+        ("test_a[x]", "forward", "test_a-x+forward.json"),
+        ("test_a", "a-b", "test_a+a-b.json"),
+    ],
+)
+def test_a_plain_name_is_its_own_file_name(name, label, file):
+    assert file_name(TestId(module="m", name=name, label=label)) == file
+
+
+LOSSY = [
+    "test_A", "TestA::test_b", "testA::test_b", "test_a[X]", "test_a[x y]", "test_a[x/y]", "test_a[x+y]",
+    "test_a[]", "test_a[x]y", "test_a[[x]]", "test_é", "test_a[../../etc/passwd]", "test_a[\0]", "..", "/", "",
+    "\ud800", "test_a[CON:<>|?*\"]", "x" * 101, "x" * 102, "test_a[" + "é" * 300 + "]",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LOSSY, ids=range(len(LOSSY)))
+@pytest.mark.parametrize("label", ["", "../x", "a+b", "É"])
+def test_a_name_that_lost_anything_has_a_hash_and_stays_in_its_folder(store, name, label):
+    file = file_name(TestId(module="m", name=name, label=label))
+    assert re.fullmatch(r"([a-z0-9._+-]{1,91}-)?[0-9a-f]{8}\.json", file)
+    path = store.path(CPU, TestId(module="m", name=name, label=label))
+    assert path.parent == store.root / environment_name(CPU) / "m"
+
+
+def test_no_two_names_share_a_file():
+    names = [
+        *LOSSY, "test_a", "test_b", "a::b", "a.b", "a[b]", "a-b", "a[-b]", "a[b-c]", "a[b]", "test_a[x]", "a::b[c]",
+        "x" * 100,
+    ]  # fmt: skip
+    ids = {TestId(module="m", name=name, label=label) for name in names for label in ("", "b", "b-c", "é")}
+    files = [file_name(test) for test in ids]
+    assert len(set(files)) == len(ids)
+    assert len({file.lower() for file in files}) == len(ids), "also where case does not count"
+
+
+def test_the_module_keeps_its_path(store):
+    folder = store.root / environment_name(CPU)
+    assert store.path(CPU, TEST) == folder / "tests/perf/test_step/test_a.json"
+    installed = TestId(module="package.tests.test_Step", name="test_a")
+    assert store.path(CPU, installed) == folder / "package.tests.test_Step/test_a.json"
+
+
+@pytest.mark.parametrize("name", ["../../x", "/etc/x", "a/../../../x", "a/\0/x", "", "."])
+def test_no_module_leads_out_of_the_store(store, name):
+    path = store.path(CPU, TestId(module=name, name="test_a"))
+    assert Path(os.path.normpath(path)) == path
+    assert path.is_relative_to(store.root / environment_name(CPU))
+    assert len(path.relative_to(store.root / environment_name(CPU)).parts) >= 2
+
+
+# --- saving and reading
+
+
+def test_what_is_saved_is_read_back(store):
+    path = store.write(BASELINE)
+    assert path == store.path(CPU, TEST)
+    assert store.read(CPU, TEST) == BASELINE
+
+
+def test_any_test_id_can_be_saved_and_read(store):
+    for name, label in itertools.product(LOSSY, ["", "../é\ud800"]):
+        baseline = replace(BASELINE, test=TestId(module="tests/../é", name=name, label=label))
+        store.write(baseline)
+        assert store.read(CPU, baseline.test) == baseline
+
+
+def test_a_baseline_that_does_not_exist_is_none(store):
+    assert store.read(CPU, TEST) is None
+    store.write(BASELINE)
+    assert store.read(CPU, replace(TEST, name="test_b")) is None
+    assert store.read(replace(CPU, key={**CPU.key, "world_size": 4}), TEST) is None
+
+
+def test_the_file_is_made_for_review(store):
+    text = store.write(replace(BASELINE, measurement=Measurement(samples=SAMPLES))).read_text()
+    assert (
+        text
+        == """\
+{
+  "commit": "0000000000000000000000000000000000000000",
+  "created": "2026-01-02T03:04:05Z",
+  "measurement": {
+    "environment": {
+      "key": {},
+      "must_match": {},
+      "recorded": {}
+    },
+    "samples": {
+      "cpu_seconds": [
+        [
+          [0.2, 0.3],
+          [0.0, 0.4]
+        ],
+        [
+          [0.1, 0.9],
+          [0.1, 0.8]
+        ]
+      ],
+      "examples": null,
+      "rank_seconds": [
+        [
+          [0.25, 0.5],
+          [0.2, 0.0]
+        ],
+        [
+          [0.125, 1.0],
+          [0.1, 0.9]
+        ]
+      ],
+      "step_seconds": [
+        [0.25, 0.5],
+        [0.125, 1.0]
+      ]
+    }
+  },
+  "schema": 1,
+  "test": {
+    "label": "",
+    "module": "tests/perf/test_step",
+    "name": "test_a"
+  }
+}
+"""
+    )
+
+
+def test_the_documented_file_is_what_is_written(store):
+    page = (Path(__file__).parents[2] / "docs" / "baselines.md").read_text()
+    (text,) = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
+    test = TestId(module="tests/perf/test_step", name="test_train[bf16]")
+    environment = Environment(**json.loads(text)["measurement"]["environment"])
+    path = store.path(environment, test)
+    assert path.relative_to(store.root).as_posix() in page
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    assert store.write(store.read(environment, test)).read_text() == text
+
+
+def test_saving_replaces_and_leaves_one_file_and_the_usual_permissions(store):
+    store.write(replace(BASELINE, commit="1" * 40))
+    path = store.write(BASELINE)
+    assert files_below(store.root) == [path.relative_to(store.root).as_posix()]
+    mask = os.umask(0o022)
+    os.umask(mask)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~mask
+
+
+def test_the_lock_is_kept_outside_and_open_to_other_users(store):
+    store.write(BASELINE)
+    (lock,) = (store.root.parent / "tmp").rglob("*.lock")
+    assert stat.S_IMODE(lock.stat().st_mode) == 0o666
+    assert stat.S_IMODE(lock.parent.stat().st_mode) == 0o1777
+
+
+def test_one_root_has_one_lock_however_it_is_spelled(store, monkeypatch):
+    store.write(BASELINE)
+    (store.root.parent / "link").symlink_to(store.root)
+    Store(store.root.parent / "link").write(BASELINE)
+    monkeypatch.chdir(store.root.parent)
+    Store(Path("baselines")).write(BASELINE)
+    assert len(list((store.root.parent / "tmp").rglob("*.lock"))) == 1
+    Store(store.root.parent / "other").write(BASELINE)
+    assert len(list((store.root.parent / "tmp").rglob("*.lock"))) == 2
+
+
+def test_a_lock_that_stays_taken_is_told_and_nothing_is_written(store, monkeypatch):
+    store.write(BASELINE)
+    (lock,) = (store.root.parent / "tmp").rglob("*.lock")
+    monkeypatch.setattr(module, "_LOCK_WAIT_SECONDS", 0.01)
+    with filelock.FileLock(lock), pytest.raises(BaselineError) as caught:
+        store.write(replace(BASELINE, commit="1" * 40))
+    assert str(lock) in str(caught.value)
+    assert "another run is saving here: wait for it to end, or end it" in str(caught.value)
+    assert store.read(CPU, TEST) == BASELINE
+
+
+SAVER = """
+import sys, tempfile
+from dataclasses import replace
+from pathlib import Path
+from pytest_ddpperf.baseline import Store
+from pytest_ddpperf.records import *
+
+root, tempfile.tempdir, who = sys.argv[1:]
+samples = Samples(step_seconds=((0.1,) * 2000,), rank_seconds=(((0.1,) * 2000,),))
+print("ready", flush=True)
+sys.stdin.read()
+for turn in range(10):
+    for name in ("test_common", "test_" + who):
+        test = TestId(module="tests/test_step", name=name)
+        Store(Path(root)).write(Baseline(test=test, measurement=Measurement(samples=samples), commit=who))
+"""
+
+
+def test_two_runs_that_save_at_once_both_leave_whole_files(store):
+    savers = [
+        subprocess.Popen(
+            [sys.executable, "-c", SAVER, store.root, store.root.parent / "tmp", who],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        for who in ("one", "two")
+    ]
+    try:
+        for saver in savers:
+            assert saver.stdout.readline() == b"ready\n"
+        for saver in savers:
+            saver.stdin.close()
+        common = TestId(module="tests/test_step", name="test_common")
+        seen = set()
+        while any(saver.poll() is None for saver in savers):
+            baseline = store.read(Environment(), common)  # never an error: never half a file
+            seen.add(baseline and baseline.commit)
+        assert [saver.returncode for saver in savers] == [0, 0]
+        assert seen <= {None, "one", "two"}
+        for who in ("one", "two"):
+            own = store.read(Environment(), replace(common, name="test_" + who))
+            assert own.commit == who
+        assert store.read(Environment(), common).commit in ("one", "two")
+        assert [Path(name).name for name in files_below(store.root)] == [
+            "test_common.json", "test_one.json", "test_two.json",
+        ]  # fmt: skip
+    finally:
+        for saver in savers:
+            saver.kill()
+            saver.wait()
+            saver.stdout.close()
+
+
+# --- files that cannot be read
+
+
+def refusal(store, environment=CPU, test=TEST):
+    with pytest.raises(BaselineError) as caught:
+        store.read(environment, test)
+    assert caught.value.path == store.path(environment, test)
+    assert str(caught.value).startswith(f"baseline {caught.value.path}: ")
+    return caught.value
+
+
+def edit(path, *place, to):
+    data = json.loads(path.read_text())
+    inner = data
+    for part in place[:-1]:
+        inner = inner[part]
+    inner[place[-1]] = to
+    path.write_text(json.dumps(data))
+
+
+RECORD_AGAIN = "restore it with git checkout, or delete it and run with --ddp-save-baseline"
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"", "the file is empty"),
+        (b" \n", "the file is empty"),
+        (b'{"schema": 1, "test": {', "is not JSON, or not all of it: Expecting property name"),
+        (b"<<<<<<< HEAD\n{}\n", "is not JSON, or not all of it: Expecting value: line 1 column 1"),
+        (b"\xff\xfe\x00", "is not JSON, or not all of it: "),
+        (b"[" * 200_000, "is not JSON, or not all of it: "),
+        (b"9" * 5000, None),
+        (b"[]", "is not a baseline: its schema is None, not a version number"),
+        (b"{}", "is not a baseline: its schema is None, not a version number"),
+        (b'{"schema": "1"}', "is not a baseline: its schema is '1', not a version number"),
+        (b'{"schema": true}', "is not a baseline: its schema is True, not a version number"),
+        (b'{"schema": 0}', "is not a baseline: its schema is 0, not a version number"),
+        (b'{"schema": 1}', "missing key 'commit', 'created', 'measurement', 'test'"),
+    ],
+    ids=range(13),
+)
+def test_a_file_that_is_no_baseline_is_an_error_that_names_it(store, content, problem):
+    store.write(BASELINE).write_bytes(content)
+    error = refusal(store)
+    assert error.problem.startswith(problem or "is not ")
+    assert error.remedy == RECORD_AGAIN
+
+
+def test_a_truncated_file_is_never_half_a_baseline(store):
+    path = store.write(BASELINE)
+    whole = path.read_bytes()
+    for length in range(1, len(whole) - 2, 7):
+        path.write_bytes(whole[:length])
+        assert "is not JSON, or not all of it" in refusal(store).problem
+
+
+def test_a_newer_schema_asks_for_an_upgrade(store):
+    edit(store.write(BASELINE), "schema", to=2)
+    error = refusal(store)
+    assert error.problem == "has schema 2; this version of pytest-ddpperf reads up to 1"
+    assert error.remedy.startswith("upgrade pytest-ddpperf")
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "problem"),
+    [
+        (("step_seconds", 0, 1), "x", "measurement.samples.step_seconds[0][1]: expected a number, found 'x'"),
+        (("step_seconds", 0, 1), float("nan"),
+         "measurement.samples.step_seconds[0][1]: expected a finite number, found nan"),
+        (("step_seconds", 0, 1), float("inf"),
+         "measurement.samples.step_seconds[0][1]: expected a finite number, found inf"),
+        (("step_seconds", 0, 1), 0, "measurement.samples.step_seconds[0][1]: 0.0 is not a positive duration"),
+        (("step_seconds", 1, 0), -1, "measurement.samples.step_seconds[1][0]: -1.0 is not a positive duration"),
+        (("step_seconds", 1), [0.1], "measurement.samples.step_seconds[1]: 1 steps, but 2 in the first launch"),
+        (("step_seconds",), [], "measurement.samples.step_seconds: no steps"),
+        (("step_seconds",), [[], []], "measurement.samples.step_seconds: no steps"),
+        (("step_seconds",), [[1.0, 1.0]], "measurement.samples.rank_seconds: 2 launches, but 1 in step_seconds"),
+        (("rank_seconds",), [[], []], "measurement.samples.rank_seconds[0]: 0 ranks, but at least one expected"),
+        (("rank_seconds",), [], "measurement.samples.rank_seconds: 0 launches, but 2 in step_seconds"),
+        (("rank_seconds", 1), [[1.0, 1.0]], "measurement.samples.rank_seconds[1]: 1 ranks, but 2 expected"),
+        (("rank_seconds", 0, 1), [1.0], "measurement.samples.rank_seconds[0][1]: 1 steps, but 2 in step_seconds"),
+        (("rank_seconds", 0, 1, 0), -0.5, "measurement.samples.rank_seconds[0][1]: -0.5 is negative"),
+        (("cpu_seconds", 0), [[1.0, 1.0]], "measurement.samples.cpu_seconds[0]: 1 ranks, but 2 expected"),
+        (("examples",), [[[1, 1], [1, -2]]] * 2, "measurement.samples.examples[0][1]: -2 is negative"),
+        (("notes",), "ours", "measurement.samples: unknown key 'notes'"),
+    ],
+)  # fmt: skip
+def test_samples_edited_to_nonsense_are_named_by_their_place(store, place, value, problem):
+    edit(store.write(BASELINE), "measurement", "samples", *place, to=value)
+    error = refusal(store)
+    assert error.problem == problem
+    assert error.remedy == RECORD_AGAIN
+
+
+def test_the_baseline_of_another_test_is_refused(store):
+    other = replace(TEST, name="test_b", label="forward")
+    path = store.write(BASELINE)
+    path.rename(store.path(CPU, other))
+    error = refusal(store, test=other)
+    assert error.problem == ("belongs to tests/perf/test_step::test_a, not to tests/perf/test_step::test_b (forward)")
+    assert 'if the test was renamed, correct "test" in the file' in error.remedy
+
+
+def test_the_baseline_of_another_environment_is_refused(store):
+    other = replace(CPU, key={**CPU.key, "world_size": 4, "roles": "ps=1"})
+    path = store.write(BASELINE)
+    store.path(other, TEST).parent.mkdir(parents=True)
+    path.rename(store.path(other, TEST))
+    error = refusal(store, environment=other)
+    assert error.problem == ("belongs to another environment: roles None, here 'ps=1', world_size 2, here 4")
+    assert error.remedy == RECORD_AGAIN
+
+
+def test_a_folder_where_the_file_should_be_is_named(store):
+    path = store.path(CPU, TEST)
+    path.mkdir(parents=True)
+    assert refusal(store).problem == "cannot be read: it is a folder, not a file"
+    with pytest.raises(BaselineError, match="cannot be written: it is a folder, not a file"):
+        store.write(BASELINE)
+    assert files_below(store.root) == []
+
+
+def test_a_root_that_is_a_file_is_named_and_left_alone(store):
+    store.root.write_text("mine")
+    problem = f"{store.root} is a file, not a folder"
+    assert refusal(store).problem == f"cannot be read: {problem}"
+    with pytest.raises(BaselineError) as caught:
+        store.write(BASELINE)
+    assert caught.value.problem == f"cannot be written: {problem}"
+    assert caught.value.remedy == "move it away, or name another folder with --ddp-baseline-dir"
+    assert store.root.read_text() == "mine"
+    assert store.others(TEST) == ()
+
+
+def test_a_file_in_the_place_of_a_module_folder_is_named(store):
+    blocking = store.path(CPU, TEST).parent
+    blocking.parent.mkdir(parents=True)
+    blocking.write_text("mine")
+    for act in (lambda: store.write(BASELINE), lambda: store.read(CPU, TEST)):
+        with pytest.raises(BaselineError, match=re.escape(f"{blocking} is a file, not a folder")):
+            act()
+    assert blocking.read_text() == "mine"
+
+
+def failing(code):
+    def fail(*args, **kwargs):
+        raise OSError(code, os.strerror(code), str(args[0]))
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    ("code", "remedy"),
+    [
+        (errno.EACCES, "give this user the right to, or name another folder with --ddp-baseline-dir"),
+        (errno.EIO, "look after the disk, or name another folder with --ddp-baseline-dir"),
+    ],
+)
+def test_a_file_that_may_not_be_read_is_an_error_not_a_missing_baseline(store, monkeypatch, code, remedy):
+    path = store.write(BASELINE)
+    monkeypatch.setattr(Path, "read_bytes", failing(code))
+    error = refusal(store)
+    assert error.problem == f"cannot be read: [Errno {code}] {os.strerror(code)}: '{path}'"
+    assert error.remedy == remedy
+
+
+@pytest.mark.parametrize("call", ["open", "fsync", "replace", "mkdir"])
+@pytest.mark.parametrize(
+    ("code", "remedy"),
+    [
+        (errno.EACCES, "give this user the right to"),
+        (errno.EROFS, "give this user the right to"),
+        (errno.ENOSPC, "free some space"),
+        (errno.EDQUOT, "free some space"),
+    ],
+)
+def test_a_save_that_fails_leaves_the_old_baseline_and_no_other_file(store, monkeypatch, call, code, remedy):
+    path = store.write(BASELINE)
+    with monkeypatch.context() as patch:
+        if call == "open":
+            patch.setattr("builtins.open", failing(code))
+        elif call == "mkdir":
+            patch.setattr(Path, "mkdir", failing(code))
+        else:
+            patch.setattr(os, call, failing(code))
+        with pytest.raises(BaselineError) as caught:
+            store.write(replace(BASELINE, commit="1" * 40))
+    assert caught.value.path == path
+    assert caught.value.problem.startswith(f"cannot be written: [Errno {code}] {os.strerror(code)}")
+    assert caught.value.remedy == f"{remedy}, or name another folder with --ddp-baseline-dir"
+    assert store.read(CPU, TEST) == BASELINE
+    assert files_below(store.root) == [path.relative_to(store.root).as_posix()]
+
+
+def test_an_interrupt_while_saving_leaves_the_old_baseline_and_no_other_file(store, monkeypatch):
+    def interrupt(*args):
+        raise KeyboardInterrupt
+
+    path = store.write(BASELINE)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            store.write(replace(BASELINE, commit="1" * 40))
+    assert store.read(CPU, TEST) == BASELINE
+    assert files_below(store.root) == [path.relative_to(store.root).as_posix()]
+    store.write(replace(BASELINE, commit="1" * 40))  # the lock is free again
+
+
+@pytest.mark.parametrize(
+    ("samples", "problem"),
+    [
+        (replace(SAMPLES, step_seconds=((0.1, float("nan")), (0.1, 0.1))),
+         "cannot be saved: measurement.samples.step_seconds[0][1]: nan is not a finite number"),
+        (replace(SAMPLES, step_seconds=((0.1, 2e-10), (0.1, 0.1))),  # 0 once rounded
+         "cannot be saved: measurement.samples.step_seconds[0][1]: 0.0 is not a positive duration"),
+        (replace(SAMPLES, step_seconds=((0.1, -0.1), (0.1, 0.1))),
+         "cannot be saved: measurement.samples.step_seconds[0][1]: -0.1 is not a positive duration"),
+    ],
+)  # fmt: skip
+def test_figures_that_could_not_be_read_back_are_not_saved(store, samples, problem):
+    store.write(BASELINE)
+    with pytest.raises(BaselineError) as caught:
+        store.write(replace(BASELINE, measurement=Measurement(samples=samples, environment=CPU)))
+    assert caught.value.problem == problem
+    assert caught.value.remedy == "nothing was written; measure again"
+    assert store.read(CPU, TEST) == BASELINE
+
+
+# --- near misses, commits
+
+
+def test_the_other_environments_that_have_a_baseline_are_named(store):
+    four, eight = (replace(CPU, key={**CPU.key, "world_size": size}) for size in (4, 8))
+    store.write(BASELINE)
+    store.write(replace(BASELINE, measurement=Measurement(samples=SAMPLES, environment=four)))
+    store.write(
+        replace(
+            BASELINE,
+            test=replace(TEST, name="test_b"),
+            measurement=Measurement(samples=SAMPLES, environment=eight),
+        )
+    )
+    (store.root / "README.md").write_text("a file beside the folders")
+    assert store.others(TEST) == tuple(sorted([environment_name(CPU), environment_name(four)]))
+    assert store.others(replace(TEST, label="forward")) == ()
+
+
+def test_without_a_store_there_are_no_others(store):
+    assert store.others(TEST) == ()
+
+
+def git(folder, *arguments):
+    identity = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+    command = ["git", "-C", folder, *identity, *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def test_the_commit_is_told_whole_and_dirty_where_tracked_files_differ(tmp_path):
+    git(tmp_path, "init", "-q")
+    assert commit_of(tmp_path) == "", "no commit yet"
+    (tmp_path / "file").write_text("1")
+    git(tmp_path, "add", "file")
+    git(tmp_path, "commit", "-qm", "first")
+    git(tmp_path, "tag", "-a", "v1", "-m", "v1")
+    head = git(tmp_path, "rev-parse", "HEAD")
+    assert len(head) == 40
+    (tmp_path / "untracked").write_text("a new baseline, say")
+    assert commit_of(tmp_path) == head
+    (tmp_path / "file").write_text("2")
+    assert commit_of(tmp_path) == head + "-dirty"
+    (tmp_path / "below").mkdir()
+    assert commit_of(tmp_path / "below") == head + "-dirty"
+
+
+def test_without_git_the_commit_is_empty(tmp_path, monkeypatch):
+    assert commit_of(tmp_path) == ""
+    assert commit_of(tmp_path / "missing") == ""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert commit_of(Path(__file__).parent) == ""
+
+
+def test_a_git_that_does_not_answer_is_left_waiting(tmp_path, monkeypatch):
+    fake = tmp_path / "git"
+    fake.write_text("#!/bin/sh\nexec sleep 60\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(module, "_GIT_SECONDS", 0.05)
+    assert commit_of(tmp_path) == ""
