@@ -306,7 +306,7 @@ def _failure(path: Path, what: str, error: OSError) -> BaselineError:
     if isinstance(error, TimeoutError) and error.errno is None:  # filelock's
         remedy = "another run is saving here: wait for it to end, or end it"
     elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        remedy = f"give this user the right to, {_ELSEWHERE}"
+        remedy = f"give this user permission, {_ELSEWHERE}"
     elif error.errno in (errno.ENOSPC, errno.EDQUOT):
         remedy = f"free some space, {_ELSEWHERE}"
     else:

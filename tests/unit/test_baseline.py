@@ -543,7 +543,7 @@ def failing(code):
 @pytest.mark.parametrize(
     ("code", "remedy"),
     [
-        (errno.EACCES, "give this user the right to, or name another folder with --ddp-baseline-dir"),
+        (errno.EACCES, "give this user permission, or name another folder with --ddp-baseline-dir"),
         (errno.EIO, "look after the disk, or name another folder with --ddp-baseline-dir"),
     ],
 )
@@ -559,8 +559,8 @@ def test_a_file_that_may_not_be_read_is_an_error_not_a_missing_baseline(store, m
 @pytest.mark.parametrize(
     ("code", "remedy"),
     [
-        (errno.EACCES, "give this user the right to"),
-        (errno.EROFS, "give this user the right to"),
+        (errno.EACCES, "give this user permission"),
+        (errno.EROFS, "give this user permission"),
         (errno.ENOSPC, "free some space"),
         (errno.EDQUOT, "free some space"),
     ],
