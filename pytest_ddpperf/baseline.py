@@ -63,7 +63,8 @@ def environment(facts: Mapping[str, Scalar], plan: Plan, *, batch_size: int | No
 
     A fact that is None or "" could not be found out or does not apply: it is left out, so that the machine's
     being silent is the same in every class. Memory is rounded to whole GiB, since drivers differ in what they
-    reserve. On a CPU the device's facts, on an accelerator the CPU's, are recorded only.
+    reserve. On a CPU the device's facts, on an accelerator the CPU's, are recorded only. Facts without `nodes`
+    and `devices_per_node` are those of one host, with a device a rank.
     """
     asked: dict[str, Scalar] = {
         "device_type": plan.device,
@@ -74,7 +75,9 @@ def environment(facts: Mapping[str, Scalar], plan: Plan, *, batch_size: int | No
         "warmup": plan.warmup,
         "timing": plan.timing,
     }
-    known = {name: value for name, value in {**facts, **asked}.items() if value is not None and value != ""}
+    one_host: dict[str, Scalar] = {"nodes": 1, "devices_per_node": plan.world_size}
+    told = {**one_host, **facts, **asked}
+    known = {name: value for name, value in told.items() if value is not None and value != ""}
     memory = known.get("device_memory_gib")
     if isinstance(memory, float):
         known["device_memory_gib"] = round(memory)

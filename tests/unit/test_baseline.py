@@ -122,7 +122,7 @@ def test_on_an_accelerator_the_device_is_the_key_and_the_cpu_is_recorded():
         (GPU_FACTS, GPU_PLAN, "", "cuda-nvidia-h200-140gib-nccl-ws8-1x8"),
         ({**GPU_FACTS, "mig_profile": "1g.18gb", "nodes": 2}, GPU_PLAN, "trainer=6,ps=2",
          "cuda-nvidia-h200-140gib-mig-1g.18gb-nccl-ws8-2x8-trainer-6-ps-2"),
-        ({}, Plan(world_size=1, backend="gloo", device="mps"), "", "mps-gloo-ws1"),
+        ({}, Plan(world_size=1, backend="gloo", device="mps"), "", "mps-gloo-ws1-1x1"),
     ],
 )  # fmt: skip
 def test_the_folder_of_an_environment_says_its_key(facts, plan, roles, name):
