@@ -1,0 +1,30 @@
+"""Gate a training step of a small GPT: `pytest examples --ddp-save-baseline` once, then `pytest examples`."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from gpt import GPT, GPTConfig
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+
+# 25 %: two ranks on two shared cores are noisy. On accelerators, tighten it.
+@pytest.mark.ddp(warmup=3, threshold="p10:25%,p50:25%")
+def test_gpt_training_step(ddp_benchmark, bucket_cap_mb):
+    config = GPTConfig()
+    batch_size = 2  # sequences
+
+    def setup(ctx):  # in every rank
+        torch.manual_seed(ctx.seed + ctx.rank)  # each rank draws data of its own; DDP copies rank 0's weights
+        text = torch.randint(config.vocabulary, (batch_size, config.context + 1), device=ctx.device)
+        tokens, targets = text[:, :-1], text[:, 1:].flatten()  # every token's target is the next one
+        model = DDP(GPT(config).to(ctx.device), bucket_cap_mb=bucket_cap_mb)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+
+        def step():  # what is timed
+            optimizer.zero_grad()
+            F.cross_entropy(model(tokens).flatten(0, 1), targets).backward()
+            optimizer.step()
+
+        return step
+
+    ddp_benchmark(setup, batch_size=batch_size)
