@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import inspect
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -35,7 +35,7 @@ class Prepared:
 
     def __init__(self, setup: Callable[[Context], Any], ctx: Context) -> None:
         made: Any = setup(ctx)
-        self._generator: Generator[object, None, object] | None = None
+        self._generator: Iterator[object] | None = None
         if inspect.isgenerator(made):
             self._generator = made
             made = next(made, None)

@@ -43,6 +43,8 @@ PRELOAD = (
     "pytest",
     "pytest_ddpperf.rank.worker",
 )
+# Imported lazily by the first forward pass and by seeding, each rank anew; not every torch has them, or NumPy.
+PRELOAD_IF_THERE = ("torch.profiler._cupti_monitor", "numpy.random")
 
 
 def main(descriptor: int, parent: int, preload: list[str]) -> NoReturn:
@@ -69,6 +71,9 @@ def _import(preload: list[str]) -> str | None:
             importlib.import_module(name)
         except BaseException:
             return f"importing {name}:\n{traceback.format_exc()}"
+    for name in PRELOAD_IF_THERE:
+        with suppress(ImportError):
+            importlib.import_module(name)
     if nvml == "1":
         os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK")
     torch = sys.modules["torch"]

@@ -1,0 +1,85 @@
+"""Where a test runs: the asked backend and device against what the machine has. Knows facts, not torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pytest_ddpperf.errors import OptionError
+from pytest_ddpperf.options import Settings
+from pytest_ddpperf.records import Scalar
+
+# Backends that torch knows by name, whether or not this build has them: missing here is not a typo.
+_KNOWN = ("gloo", "nccl", "xccl", "ucc", "mpi")
+_FLAGS = {"backend": "--ddp-backend", "device": "--ddp-device", "world_sizes": "--ddp-world-size", "limits": "--ddp-threshold"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """What "auto" came to."""
+
+    backend: str
+    device: str
+    why: str  # of the backend: "asked", "auto: no CUDA device", ...
+
+
+class Unavailable(Exception):
+    """A marker asks for what this machine lacks: the test is skipped, elsewhere it can run."""
+
+
+def resolve(settings: Settings, world_size: int, facts: Mapping[str, Scalar]) -> Place:
+    """The place for a test; `facts` are `rank.environment.probe`'s.
+
+    Raises Unavailable where a marker asked for what is missing here, OptionError where the command line or the
+    ini file did.
+    """
+    kind, count = str(facts["device_type"]), int(facts["device_count"] or 0)
+    backends = str(facts["backends"]).split(",")
+    if settings.backend != "auto" and settings.backend not in backends:
+        there = f"this torch ({facts['torch']}) has {', '.join(backends)}"
+        if settings.backend in _KNOWN:
+            _missing(settings, "backend", settings.backend, there)
+        raise OptionError(_where(settings, "backend"), settings.backend, there)
+    place = _choose(settings, world_size, kind, count, backends, facts)
+    if place.device != "cpu":
+        devices = f"{count} {kind} device{'s' * (count != 1)} here" if count else "no accelerator here"
+        if place.device != kind or not count:
+            name = "device" if settings.device != "auto" else "backend"
+            _missing(settings, name, getattr(settings, name), devices)
+        if world_size > count:
+            _missing(settings, "world_sizes", world_size, f"a rank needs a device of its own; {devices}")
+        for limit in settings.limits:
+            if limit.is_cpu_time:
+                raise OptionError(
+                    _where(settings, "limits"), str(limit), f"CPU time is measured on CPU only, not on {place.device}"
+                )
+    return place
+
+
+def _choose(
+    settings: Settings, world_size: int, kind: str, count: int, backends: list[str], facts: Mapping[str, Scalar]
+) -> Place:
+    default = dict(pair.split(":", 1) for pair in str(facts["default_backends"]).split(","))
+    if settings.device != "auto":
+        backend = default.get(settings.device, "gloo") if settings.backend == "auto" else settings.backend
+        return Place(backend=backend, device=settings.device, why=f"for {settings.device}")
+    if settings.backend != "auto":
+        wanted = next((d for d, b in default.items() if b == settings.backend and d != "mps"), "cpu")
+        return Place(backend=settings.backend, device=wanted, why="asked")
+    if kind == "cuda" and "nccl" in backends and count >= world_size:
+        return Place(backend="nccl", device="cuda", why=f"auto: {count} CUDA device{'s' * (count != 1)}")
+    have = f"{count} CUDA device{'s' * (count != 1)} for {world_size} ranks" if kind == "cuda" else "no CUDA device"
+    return Place(backend="gloo", device="cpu", why=f"auto: {have}")
+
+
+def _where(settings: Settings, name: str) -> str:
+    source = settings.sources.get(name, "default")
+    flag = _FLAGS[name]
+    return {"marker": f"@pytest.mark.ddp ({flag})", "ini": f"ini ({flag})"}.get(source, flag)
+
+
+def _missing(settings: Settings, name: str, value: object, problem: str) -> None:
+    by_marker = any(settings.sources.get(key) == "marker" for key in ("backend", "device", "world_sizes"))
+    if by_marker:
+        raise Unavailable(f"{_FLAGS[name].removeprefix('--ddp-')} {value}: {problem}")
+    raise OptionError(_where(settings, name), value, problem)

@@ -1,0 +1,242 @@
+"""pytest's hooks and fixtures: adapters. What they adapt is imported when a distributed test needs it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Generator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_ddpperf import options, state
+from pytest_ddpperf.errors import DdpPerfError, OptionError
+from pytest_ddpperf.state import RUN, WORLD_SIZE, Run
+
+if TYPE_CHECKING:
+    from pytest_ddpperf.fixtures import DdpBenchmark, DdpRun
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    options.add_options(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", options.MARKER_HELP)
+    try:
+        settings = options.read(config)
+    except OptionError as error:
+        raise pytest.UsageError(str(error)) from None
+    if settings.save_baseline and _workers(config) > 1:
+        raise pytest.UsageError(
+            f"--ddp-save-baseline with {_workers(config)} xdist workers: baselines are recorded by one; add -n 0"
+        )
+    run = config.stash[RUN] = Run(config, settings)
+    if not run.worker:
+        config.pluginmanager.register(_Reporter(run), "ddpperf-reporter")
+    with_benchmark = config.pluginmanager.hasplugin("benchmark")
+    config.pluginmanager.register(_BesideBenchmark() if with_benchmark else _Alone(), "ddpperf-fixtures")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if RUN in config.stash:
+        config.stash[RUN].close()
+
+
+def _workers(config: pytest.Config) -> int:
+    """How many xdist workers this controller starts; 0 without xdist, or in a worker."""
+    if config.getoption("dist", "no") == "no":
+        return 0
+    counts = [spec.partition("*")[0] for spec in config.getoption("tx", None) or ()]
+    return sum(int(count) if count.isdigit() else 1 for count in counts)
+
+
+# --- collection
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if WORLD_SIZE not in metafunc.fixturenames:
+        return
+    try:
+        settings = options.with_markers(
+            metafunc.config.stash[RUN].settings, metafunc.definition.iter_markers("ddp")
+        )
+    except OptionError as error:
+        pytest.fail(str(error), pytrace=False)
+    if len(settings.world_sizes) > 1:
+        metafunc.parametrize(WORLD_SIZE, settings.world_sizes, ids=[f"ws{size}" for size in settings.world_sizes])
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    from_benchmark = config.pluginmanager.hasplugin("benchmark")
+    for item in items:
+        if from_benchmark and "ddp_benchmark" in getattr(item, "fixturenames", ()):
+            # Theirs, when a launch fails before anything could be replayed: an error under -W error.
+            item.add_marker(pytest.mark.filterwarnings("ignore:Benchmark fixture was not used at all"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    run = session.config.stash[RUN]
+    run.items = [item for item in session.items if state.is_distributed(item)]
+    if run.items and not run.worker and not session.config.option.collectonly:
+        _check_machine(run)
+
+
+def _check_machine(run: Run) -> None:
+    """Ask a probe rank what there is, and refuse what the command line or the ini file asks beyond it."""
+    if sys.platform == "win32":
+        raise pytest.UsageError("pytest-ddpperf forks its ranks: it runs on Linux and macOS, not on Windows")
+    from pytest_ddpperf.machine import Unavailable
+
+    try:
+        run.report.facts = run.session.facts()
+        for item in run.items:
+            settings = options.with_markers(run.settings, item.iter_markers("ddp"))
+            for world_size in settings.world_sizes:
+                try:
+                    run.session.place(settings, world_size)
+                except Unavailable:
+                    pass  # the test will be skipped
+    except DdpPerfError as error:
+        raise pytest.UsageError(str(error)) from None
+
+
+def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
+    run = config.stash[RUN]
+    if not run.items or config.option.collectonly:
+        return []
+    return list(run.report.header(config.getoption("verbose")))
+
+
+# --- tests
+
+
+@pytest.fixture
+def _ddp_world_size(request: pytest.FixtureRequest) -> int:
+    """The world size of this test, where it is not parametrised with several."""
+    settings = options.with_markers(request.config.stash[RUN].settings, request.node.iter_markers("ddp"))
+    if len(settings.world_sizes) > 1:
+        sizes = ",".join(map(str, settings.world_sizes))
+        pytest.fail(
+            f"world sizes {sizes}: a unittest.TestCase cannot be parametrised; give it @pytest.mark.ddp(world_size=N)",
+            pytrace=False,
+        )
+    return settings.world_sizes[0]
+
+
+@pytest.fixture
+def ddp_run(request: pytest.FixtureRequest, _ddp_world_size: int) -> DdpRun:
+    """Call `ddp_run(fn, *args)`: `fn(ctx, *args)` on every rank of a fresh process group; the results by rank."""
+    from pytest_ddpperf.fixtures import DdpRun
+
+    return DdpRun(request, _ddp_world_size)
+
+
+class _Alone:
+    """Without pytest-benchmark."""
+
+    @pytest.fixture
+    def ddp_benchmark(self, request: pytest.FixtureRequest, _ddp_world_size: int) -> DdpBenchmark:
+        """Call `ddp_benchmark(setup, batch_size=...)`: time a distributed training step on real ranks and gate it."""
+        from pytest_ddpperf.fixtures import DdpBenchmark
+
+        return DdpBenchmark(request, _ddp_world_size, None)
+
+
+class _BesideBenchmark:
+    """With pytest-benchmark: its fixture is requested by name, so that --benchmark-only and -skip see the test."""
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        if "ddp_benchmark" in getattr(item, "fixturenames", ()):
+            from pytest_ddpperf.replay import mark_with_clock
+
+            mark_with_clock(item)
+
+    @pytest.fixture
+    def ddp_benchmark(
+        self, request: pytest.FixtureRequest, _ddp_world_size: int, benchmark: Any
+    ) -> DdpBenchmark:
+        """Call `ddp_benchmark(setup, batch_size=...)`: time a distributed training step on real ranks and gate it."""
+        from pytest_ddpperf.fixtures import DdpBenchmark
+        from pytest_ddpperf.replay import Replay
+
+        return DdpBenchmark(request, _ddp_world_size, Replay(benchmark, request.node))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if state.is_distributed(item):
+        state.of(item).begin()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object]:
+    result = yield
+    if state.is_distributed(item):
+        _save(item)
+    return result
+
+
+def _save(item: pytest.Item) -> None:
+    """Write the baselines of a test that has passed as a whole, in its first attempt."""
+    test = state.of(item)
+    if not test.passed or test.attempt > 1:
+        return
+    run = item.config.stash[RUN]
+    for index, candidate in test.candidates:
+        try:
+            run.session.save(candidate)
+        except DdpPerfError as error:
+            pytest.fail(str(error), pytrace=False)
+        test.outcomes[index] = replace(test.outcomes[index], saved=True)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if state.is_distributed(item):
+        _note(item, report)
+    return report
+
+
+def _note(item: pytest.Item, report: pytest.TestReport) -> None:
+    """Let the report of a test carry what we have to say of it: under xdist it crosses to the controller."""
+    test = state.of(item)
+    if report.when == "call":
+        test.passed = report.passed and not hasattr(report, "wasxfail")
+    skipped = report.skipped and not hasattr(report, "wasxfail")
+    if report.when == "teardown" or skipped:
+        report.ddpperf = item.config.stash[RUN].telling(test, skipped=skipped)  # type: ignore[attr-defined]
+
+
+class _Reporter:
+    """The end of a run, in the process that reports: the only one, or xdist's controller."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        message = getattr(report, "ddpperf", None)
+        if message is not None:
+            self._run.report.take(message)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        run = self._run
+        if run.reported and run.report.usage_error:
+            session.exitstatus = pytest.ExitCode.USAGE_ERROR
+        if run.settings.json_path is not None:
+            run.report.write_json(run.settings.json_path)
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        if not self._run.reported:
+            return
+        terminalreporter.section("distributed performance")
+        for line in self._run.report.lines(self._run.config.getoption("verbose"), header=self._run.distributes):
+            terminalreporter.write_line(line)

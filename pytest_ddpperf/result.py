@@ -1,0 +1,47 @@
+"""What `ddp_benchmark` returns to a test."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pytest_ddpperf.records import Environment, LaunchRankSteps, LaunchSteps, Verdict
+from pytest_ddpperf.stats import geometric_mean, launch_quantiles
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """A measurement and its verdict. All times are in seconds."""
+
+    step_seconds: LaunchSteps  # launch x step: the group's step times
+    samples: LaunchRankSteps  # launch x rank x step: each rank's own step durations
+    world_size: int
+    backend: str
+    verdict: Verdict
+    environment: Environment
+
+    def percentile(self, q: float) -> float:
+        """The q-th percentile (0 to 100) of the group's step time: per launch, then the geometric mean over
+        launches, as the verdict has it."""
+        if not 0 <= q <= 100:
+            raise ValueError(f"percentile({q!r}): from 0 to 100")
+        return geometric_mean(launch_quantiles(self.step_seconds, q))
+
+    @property
+    def p10(self) -> float:
+        return self.percentile(10)
+
+    @property
+    def p50(self) -> float:
+        return self.percentile(50)
+
+    @property
+    def p75(self) -> float:
+        return self.percentile(75)
+
+    @property
+    def p90(self) -> float:
+        return self.percentile(90)
+
+    @property
+    def p95(self) -> float:
+        return self.percentile(95)

@@ -1,0 +1,102 @@
+"""One pytest run: its ranks, its outcomes, its reports. Knows no pytest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from pytest_ddpperf import __version__, benchmark, codec
+from pytest_ddpperf.baseline import Store, commit_of
+from pytest_ddpperf.benchmark import Job, Measured, Progress
+from pytest_ddpperf.launch import Launcher
+from pytest_ddpperf.machine import Place, resolve
+from pytest_ddpperf.options import Settings
+from pytest_ddpperf.records import Baseline, Outcome, Scalar
+from pytest_ddpperf.report import json_report, terminal
+
+
+class Session:
+    """The part of a run that touches ranks and baselines; made when the first distributed test needs it."""
+
+    def __init__(self, settings: Settings, rootdir: Path, modules: Callable[[], Mapping[str, str]]) -> None:
+        self.settings = settings
+        self._rootdir = rootdir
+        self._launcher = Launcher(modules)
+        self._store = Store(settings.baseline_dir)
+
+    @property
+    def launcher(self) -> Launcher:
+        return self._launcher
+
+    def facts(self) -> Mapping[str, Scalar]:
+        """What the machine offers, from a probe rank; raises the errors of a launch."""
+        return self._launcher.probe(self.settings.preload, self.settings.timeout_seconds)
+
+    def place(self, settings: Settings, world_size: int) -> Place:
+        """Backend and device of a test; raises OptionError or Unavailable."""
+        return resolve(settings, world_size, self.facts())
+
+    def carry_out(self, job: Job, progress: Progress) -> Measured:
+        measured = benchmark.carry_out(job, self._launcher, self._store, progress)
+        path = Path(measured.outcome.baseline_path)
+        shown = path.relative_to(self._rootdir) if path.is_relative_to(self._rootdir) else path
+        return replace(measured, outcome=replace(measured.outcome, baseline_path=str(shown)))
+
+    def save(self, candidate: Baseline) -> None:
+        """Write a baseline; raises BaselineError."""
+        now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        self._store.write(replace(candidate, created=now, commit=commit_of(self._rootdir)))
+
+    def close(self) -> None:
+        self._launcher.close()
+
+
+@dataclass(slots=True)
+class Report:
+    """All outcomes of a run, wherever they were measured: under xdist they come from the workers."""
+
+    outcomes: list[Outcome] = field(default_factory=list)
+    skipped: int = 0
+    facts: Mapping[str, Scalar] = field(default_factory=dict)
+    usage_error: str = ""  # found in a worker, where pytest cannot say it
+
+    @property
+    def empty(self) -> bool:
+        return not self.outcomes and not self.skipped
+
+    def take(self, message: Mapping[str, Any]) -> None:
+        """Add what one test has to say (`message` as made by `telling`)."""
+        self.outcomes += [codec.decode(Outcome, data) for data in message.get("outcomes", ())]
+        self.skipped += bool(message.get("skipped"))
+        self.facts = message.get("facts") or self.facts
+        self.usage_error = message.get("usage_error") or self.usage_error
+
+    def header(self, verbosity: int) -> Iterator[str]:
+        """Versions, backend and devices, from a probe rank."""
+        yield from terminal.header(self.facts, verbose=verbosity > 0)
+
+    def lines(self, verbosity: int, *, header: bool) -> Iterator[str]:
+        """The table, what is to be told, and the counts; with the header where it was not shown before."""
+        if header and self.facts:
+            yield from self.header(verbosity)
+        yield from terminal.table(self.outcomes, verbosity=verbosity)
+        yield from terminal.summary(self.outcomes, skipped=self.skipped)
+
+    def write_json(self, path: Path) -> None:
+        created = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        data = json_report.report(self.outcomes, facts=self.facts, created=created, version=__version__)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(codec.dumps(data))
+
+
+def telling(outcomes: list[Outcome], *, skipped: bool, facts: Mapping[str, Scalar], usage_error: str) -> dict[str, Any]:
+    """What one test has to say to the report, in plain values that may cross a process."""
+    return {
+        "outcomes": [codec.encode(outcome) for outcome in outcomes],
+        "skipped": skipped,
+        "facts": dict(facts),
+        "usage_error": usage_error,
+    }

@@ -1,0 +1,144 @@
+"""What the plugin keeps in pytest's stashes: one `Run` a pytest process, one `TestState` a test."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_ddpperf.options import Settings
+from pytest_ddpperf.records import Baseline, Outcome
+
+if TYPE_CHECKING:
+    from pytest_ddpperf.session import Report, Session
+
+WORLD_SIZE = "_ddp_world_size"
+FIXTURES = frozenset({"ddp_benchmark", "ddp_run"})
+
+
+class Run:
+    """The plugin's state in one pytest process. Ranks and reports are imported when a distributed test needs them:
+    a run without any pays for the options alone."""
+
+    def __init__(self, config: pytest.Config, settings: Settings) -> None:
+        self.config = config
+        self.settings = settings
+        self.worker = hasattr(config, "workerinput")  # of xdist; the controller alone reports
+        self.items: list[pytest.Item] = []
+        self._session: Session | None = None
+        self._report: Report | None = None
+
+    @property
+    def session(self) -> Session:
+        if self._session is None:
+            from pytest_ddpperf.session import Session
+
+            self._session = Session(self.settings, self.config.rootpath, self._modules)
+        return self._session
+
+    @property
+    def report(self) -> Report:
+        if self._report is None:
+            from pytest_ddpperf.session import Report
+
+            self._report = Report()
+        return self._report
+
+    @property
+    def reported(self) -> bool:
+        """Whether there is anything to report."""
+        return self._report is not None and not self._report.empty
+
+    @property
+    def distributes(self) -> bool:
+        """Whether this is xdist's controller, which collects nothing and so has shown no header."""
+        return not self.worker and self.config.getoption("dist", "no") != "no"
+
+    def telling(self, test: TestState, *, skipped: bool) -> dict[str, Any]:
+        """What a test has to say to the report, once."""
+        from pytest_ddpperf.session import telling
+
+        facts = self._session.facts() if self._session is not None and test.outcomes else {}
+        message = telling(test.outcomes, skipped=skipped, facts=facts, usage_error=test.usage_error)
+        test.outcomes = []
+        return message
+
+    def close(self) -> None:
+        if self._session is not None:
+            self._session.close()
+
+    def _modules(self) -> Mapping[str, str]:
+        """Test modules, conftests and their packages, as name -> file."""
+        modules = [getattr(item, "module", None) for item in self.items]
+        modules += [
+            plugin
+            for plugin in self.config.pluginmanager.get_plugins()
+            if isinstance(plugin, ModuleType) and os.path.basename(plugin.__file__ or "") == "conftest.py"
+        ]
+        files = {module.__name__: module.__file__ for module in modules if isinstance(module, ModuleType)}
+        return {name: file for name, file in files.items() if file}
+
+
+@dataclass(slots=True)
+class TestState:
+    """What is known of one test, over its phases and over reruns of it."""
+
+    __test__ = False
+
+    attempt: int = 0
+    passed: bool = False  # the call phase of this attempt
+    labels: set[str] = field(default_factory=set)  # measured in this attempt
+    outcomes: list[Outcome] = field(default_factory=list)
+    candidates: list[tuple[int, Baseline]] = field(default_factory=list)  # index in outcomes, what to save
+    failed_gates: dict[str, tuple[str, Any]] = field(default_factory=dict)  # label -> text and result; kept over reruns
+    usage_error: str = ""
+
+    def begin(self) -> None:
+        """A new attempt: the first, or a rerun."""
+        self.attempt += 1
+        self.passed = False
+        self.labels.clear()
+        self.outcomes.clear()
+        self.candidates.clear()
+
+
+RUN = pytest.StashKey[Run]()
+TEST = pytest.StashKey[TestState]()
+
+
+def of(item: pytest.Item) -> TestState:
+    return item.stash.setdefault(TEST, TestState())
+
+
+def is_distributed(item: pytest.Item) -> bool:
+    return not FIXTURES.isdisjoint(getattr(item, "fixturenames", ()))
+
+
+def invocation_path(config: pytest.Config, item: pytest.Item) -> str:
+    """The test as an argument for pytest, from where the user stands."""
+    _, _, rest = item.nodeid.partition("::")
+    return f"{os.path.relpath(item.path, config.invocation_params.dir)}::{rest}"
+
+
+def module_of(config: pytest.Config, item: pytest.Item) -> str:
+    """`TestId.module`: the path from rootdir, or the import name outside it."""
+    path = Path(item.path)
+    if path.is_relative_to(config.rootpath):
+        return path.relative_to(config.rootpath).with_suffix("").as_posix()
+    return str(getattr(getattr(item, "module", None), "__name__", path.stem))
+
+
+def name_of(item: pytest.Item, world_size: int) -> str:
+    """`TestId.name`: the node id behind the module, less the world size, which has its place in the environment."""
+    _, _, name = item.nodeid.partition("::")
+    callspec = getattr(item, "callspec", None)
+    if callspec is None or WORLD_SIZE not in callspec.params:
+        return name
+    stem = name.removesuffix(f"[{callspec.id}]")
+    others = callspec.id.removesuffix(f"ws{world_size}").removesuffix("-")
+    return f"{stem}[{others}]" if others else stem

@@ -1,0 +1,84 @@
+"""Shows a measurement while it runs: progress on a terminal, the ranks' output under -s."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from pytest_ddpperf.benchmark import Progress
+from pytest_ddpperf.records import LaunchSamples
+from pytest_ddpperf.report import progress
+from pytest_ddpperf.stats import quantile
+from pytest_ddpperf.wire import Phase
+
+_REDRAW_SECONDS = 0.25
+
+
+class Watcher(Progress):
+    """Tells the terminal, if there is one, what the ranks are at."""
+
+    def __init__(self, config: pytest.Config, *, warmup: int, steps: int) -> None:
+        self.streams = config.getoption("capture") == "no" and not hasattr(config, "workerinput")
+        self._writer = config.get_terminal_writer()
+        reporter = config.pluginmanager.get_plugin("terminalreporter")
+        # Not under -s: the ranks' lines come then, and would tear the progress line.
+        self._live = bool(reporter is not None and getattr(reporter, "isatty", False)) and not self.streams
+        self._capture = config.pluginmanager.get_plugin("capturemanager")
+        self._warmup, self._steps = warmup, steps
+        self.launch = 0  # from 1; the one under way, or the last
+        self._launches = 0
+        self._seconds: list[float] = []  # step times of the launches that have ended
+        self._drawn = 0.0
+
+    def begin(self, launch: int, launches: int) -> None:
+        self.launch, self._launches = launch + 1, launches
+
+    def launched(self, samples: LaunchSamples) -> None:
+        self._seconds += samples.step_seconds
+        self.erase()
+
+    def waiting(self, resource: Path) -> None:
+        self._draw(progress.waiting(resource.name))
+
+    def progress(self, phase: Phase, step: int, marks_ns: Sequence[int]) -> None:
+        if not self._live or time.monotonic() - self._drawn < _REDRAW_SECONDS:
+            return
+        seconds = list(self._seconds)
+        if phase is Phase.STEPS:
+            done = [mark for mark in marks_ns[: step + 1] if mark]
+            seconds += [(after - before) / 1e9 for before, after in pairwise(done)]
+        self._draw(
+            progress.line(
+                launch=self.launch,
+                launches=self._launches,
+                phase=phase.name.lower(),
+                step=step,
+                steps=self._warmup if phase is Phase.WARMUP else self._steps,
+                p50_seconds=quantile(seconds, 50) if seconds else None,
+            )
+        )
+
+    def output(self, rank: int, stream: str, line: str) -> None:
+        print(f"[rank {rank}] {line}", file=sys.stderr if stream == "stderr" else sys.stdout, flush=True)
+
+    def erase(self) -> None:
+        if self._drawn:
+            self._write("\x1b7\x1b[K\x1b8")
+            self._drawn = 0.0
+
+    def _draw(self, text: str) -> None:
+        if self._live:
+            room = self._writer.fullwidth - self._writer.width_of_current_line - 2
+            self._write(f"\x1b7 {text[: max(room, 0)]}\x1b[K\x1b8")  # the cursor goes back to behind the test's name
+            self._drawn = time.monotonic()
+
+    def _write(self, text: str) -> None:
+        with self._capture.global_and_fixture_disabled() if self._capture is not None else nullcontext():
+            sys.stdout.write(text)
+            sys.stdout.flush()
