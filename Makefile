@@ -1,0 +1,51 @@
+# make demo    save a baseline for the examples on two Gloo ranks, compare, then catch a planted regression
+# make test    lint, type-check, run the tests
+# make clean   remove what these made: .venv, .demo, caches
+#
+# The first two set up .venv, once, with pip as this machine configures it. To have it otherwise, add to the command
+# (another choice later sets .venv up anew):
+#   PYTHON=python3.12                                       the interpreter, 3.10 or newer
+#   TORCH=2.12.0                                            the version of torch, instead of constraints.txt's
+#   TORCH_INDEX=https://download.pytorch.org/whl/cpu        an index that has torch's CPU build (small), or
+#   TORCH_INDEX=https://download.pytorch.org/whl/cu130      the build for one CUDA version; else pip's index decides
+
+PYTHON = python3
+TORCH =
+TORCH_INDEX =
+
+INSTALLED := .venv/installed-with
+PIP := .venv/bin/pip install --quiet --quiet --disable-pip-version-check
+TORCH_PIN := $(if $(TORCH),torch==$(TORCH),--constraint constraints.txt)
+CHOICE := PYTHON=$(PYTHON) TORCH=$(TORCH) TORCH_INDEX=$(TORCH_INDEX)
+
+.PHONY: help demo test clean
+help:
+	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
+
+demo: $(INSTALLED)
+	@.venv/bin/python examples/demo.py
+
+test: $(INSTALLED)
+	.venv/bin/ruff check
+	.venv/bin/ruff format --check
+	.venv/bin/mypy
+	.venv/bin/pytest
+
+clean:
+	rm -rf .venv .demo .benchmarks .mypy_cache .pytest_cache .ruff_cache *.egg-info build
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# pip would keep a torch of the same version from another index, so another choice starts from an empty folder.
+ifneq ($(wildcard $(INSTALLED)),)
+ifneq ($(CHOICE),$(shell cat $(INSTALLED)))
+CLEAR := --clear
+.PHONY: $(INSTALLED)
+endif
+endif
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@echo "Setting up .venv: a minute or two, longer for a CUDA build of torch"
+	@$(PYTHON) -m venv $(CLEAR) .venv
+	@$(if $(TORCH_INDEX),$(PIP) --index-url $(TORCH_INDEX) $(TORCH_PIN) torch)
+	@$(PIP) $(TORCH_PIN) --editable '.[dev]'
+	@echo '$(CHOICE)' > $@
