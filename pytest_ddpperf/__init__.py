@@ -1,3 +1,33 @@
-"""pytest-ddpperf: distributed performance regression as ordinary red and green tests."""
+"""pytest-ddpperf: distributed performance regression as ordinary red and green tests.
+
+The names below are for type hints and for `except`; they are imported when asked for, since pytest imports this
+package in every run.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pytest_ddpperf.fixtures import DdpBenchmark as DdpBenchmark
+    from pytest_ddpperf.fixtures import DdpRun as DdpRun
+    from pytest_ddpperf.fixtures import GateFailed as GateFailed
+    from pytest_ddpperf.rank.context import Context as Context
+    from pytest_ddpperf.result import Result as Result
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    "Context": "rank.context",
+    "DdpBenchmark": "fixtures",
+    "DdpRun": "fixtures",
+    "GateFailed": "fixtures",
+    "Result": "result",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

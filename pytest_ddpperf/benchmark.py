@@ -81,9 +81,7 @@ def carry_out(job: Job, launcher: Launcher, store: Store, progress: Progress) ->
     why_not = _not_gated(job, facts)
     # Not read when it will not be used: a run that replaces an unreadable baseline must be able to.
     stored = store.read(environment, job.test) if why_not is None else None
-    judged = verdicts.judge(
-        current, stored.measurement if stored else None, job.settings.limits, not_gated=why_not
-    )
+    judged = verdicts.judge(current, stored.measurement if stored else None, job.settings.limits, not_gated=why_not)
     outcome = Outcome(
         nodeid=job.nodeid,
         test=job.test,
@@ -91,9 +89,7 @@ def carry_out(job: Job, launcher: Launcher, store: Store, progress: Progress) ->
         launches=job.launches,
         batch_size=job.batch_size,
         verdict=judged,
-        fails=verdicts.fails(
-            judged, fail_on=job.settings.fail_on, baseline_missing=job.settings.baseline_missing
-        ),
+        fails=verdicts.fails(judged, fail_on=job.settings.fail_on, baseline_missing=job.settings.baseline_missing),
         measurement=current,
         phases=tuple(launch.phases for launch in launches),
         baseline_path=str(store.path(environment, job.test)),

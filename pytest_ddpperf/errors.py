@@ -64,9 +64,7 @@ class ServerError(DdpPerfError):
 class LaunchError(DdpPerfError):
     """A launch in which at least one rank did not deliver: the first cause, then the others."""
 
-    def __init__(
-        self, cause: RankError, others: tuple[RankError, ...], output: tuple[RankOutput, ...]
-    ) -> None:
+    def __init__(self, cause: RankError, others: tuple[RankError, ...], output: tuple[RankOutput, ...]) -> None:
         super().__init__(cause, others, output)
         self.cause, self.others, self.output = cause, others, output
 

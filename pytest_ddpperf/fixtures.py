@@ -49,9 +49,7 @@ class _Distributed:
             pytest.fail(f"usage error: {error}", pytrace=False)
         except DdpPerfError as error:
             pytest.fail(str(error), pytrace=False)
-        return options.plan(
-            self._settings, world_size=self._world_size, backend=place.backend, device=place.device
-        )
+        return options.plan(self._settings, world_size=self._world_size, backend=place.backend, device=place.device)
 
     def _show(self, launches: tuple[tuple[RankOutput, ...], ...]) -> None:
         """The ranks' output as captured sections of the report; under -s it was streamed."""

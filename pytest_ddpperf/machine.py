@@ -11,7 +11,12 @@ from pytest_ddpperf.records import Scalar
 
 # Backends that torch knows by name, whether or not this build has them: missing here is not a typo.
 _KNOWN = ("gloo", "nccl", "xccl", "ucc", "mpi")
-_FLAGS = {"backend": "--ddp-backend", "device": "--ddp-device", "world_sizes": "--ddp-world-size", "limits": "--ddp-threshold"}
+_FLAGS = {
+    "backend": "--ddp-backend",
+    "device": "--ddp-device",
+    "world_sizes": "--ddp-world-size",
+    "limits": "--ddp-threshold",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Generator
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -59,9 +60,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if WORLD_SIZE not in metafunc.fixturenames:
         return
     try:
-        settings = options.with_markers(
-            metafunc.config.stash[RUN].settings, metafunc.definition.iter_markers("ddp")
-        )
+        settings = options.with_markers(metafunc.config.stash[RUN].settings, metafunc.definition.iter_markers("ddp"))
     except OptionError as error:
         pytest.fail(str(error), pytrace=False)
     if len(settings.world_sizes) > 1:
@@ -96,10 +95,8 @@ def _check_machine(run: Run) -> None:
         for item in run.items:
             settings = options.with_markers(run.settings, item.iter_markers("ddp"))
             for world_size in settings.world_sizes:
-                try:
+                with suppress(Unavailable):  # the test will be skipped
                     run.session.place(settings, world_size)
-                except Unavailable:
-                    pass  # the test will be skipped
     except DdpPerfError as error:
         raise pytest.UsageError(str(error)) from None
 
@@ -157,9 +154,7 @@ class _BesideBenchmark:
             mark_with_clock(item)
 
     @pytest.fixture
-    def ddp_benchmark(
-        self, request: pytest.FixtureRequest, _ddp_world_size: int, benchmark: Any
-    ) -> DdpBenchmark:
+    def ddp_benchmark(self, request: pytest.FixtureRequest, _ddp_world_size: int, benchmark: Any) -> DdpBenchmark:
         """Call `ddp_benchmark(setup, batch_size=...)`: time a distributed training step on real ranks and gate it."""
         from pytest_ddpperf.fixtures import DdpBenchmark
         from pytest_ddpperf.replay import Replay

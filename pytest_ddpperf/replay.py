@@ -9,6 +9,7 @@ import pytest
 
 from pytest_ddpperf.benchmark import Measured
 
+
 class SampleClock:
     """A timer for `benchmark.pedantic` that reads 0.0 when a round starts and the next sample when it ends."""
 

@@ -26,6 +26,8 @@ class Session:
         self._rootdir = rootdir
         self._launcher = Launcher(modules)
         self._store = Store(settings.baseline_dir)
+        # Once: the first baseline that is refreshed makes the working tree dirty for the second.
+        self._commit = commit_of(rootdir) if settings.save_baseline else ""
 
     @property
     def launcher(self) -> Launcher:
@@ -48,7 +50,7 @@ class Session:
     def save(self, candidate: Baseline) -> None:
         """Write a baseline; raises BaselineError."""
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        self._store.write(replace(candidate, created=now, commit=commit_of(self._rootdir)))
+        self._store.write(replace(candidate, created=now, commit=self._commit))
 
     def close(self) -> None:
         self._launcher.close()

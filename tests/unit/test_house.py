@@ -1,0 +1,80 @@
+"""The house's rules: imports go down only, torch stays in rank/, and a room that grows is asked to split."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "pytest_ddpperf"
+
+# From the ground up; rooms of one line know nothing of each other.
+STOREYS = (
+    ("records",),
+    ("errors",),
+    ("codec", "wire", "payload", "stats"),
+    ("baseline", "launch", "rank"),
+    ("verdict",),
+    ("options", "report"),
+    ("machine", "result"),
+    ("benchmark",),
+    ("session", "watch", "replay"),
+    ("state",),
+    ("fixtures",),
+    ("plugin",),
+)
+LEVEL = {room: level for level, rooms in enumerate(STOREYS) for room in rooms}
+FILES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).with_suffix("").parts[0]
+
+
+def imports_of(path: Path) -> set[str]:
+    """Dotted names of all modules a file imports, inside functions and for type checking too."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative imports hide the direction"
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def rooms_imported_by(path: Path) -> set[str]:
+    parts = [name.split(".") for name in imports_of(path)]
+    return {p[1] for p in parts if p[0] == "pytest_ddpperf" and len(p) > 1 and p[1] in LEVEL}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_go_down_only(path: Path) -> None:
+    room = room_of(path)
+    assert room in LEVEL, f"{room} has no storey: give it one"
+    above = {other for other in rooms_imported_by(path) if other != room and LEVEL[other] >= LEVEL[room]}
+    assert not above, f"{room} may not import {', '.join(sorted(above))}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_only_rank_imports_torch(path: Path) -> None:
+    if room_of(path) != "rank":
+        assert not {name for name in imports_of(path) if name.split(".")[0] == "torch"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_only_the_upper_storeys_know_pytest(path: Path) -> None:
+    if "pytest" in {name.split(".")[0] for name in imports_of(path)}:
+        assert room_of(path) in ("options", "watch", "replay", "state", "fixtures", "plugin")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_a_room_beyond_three_hundred_lines_is_asked_to_split(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= 330
+
+
+def test_the_check_sees_an_import_upwards(tmp_path: Path) -> None:
+    file = tmp_path / "stats.py"
+    file.write_text("def f():\n    from pytest_ddpperf.verdict import judge\n")
+    assert rooms_imported_by(file) == {"verdict"}
