@@ -76,5 +76,6 @@ class LaunchError(DdpPerfError):
             lines += ["", "other ranks:"]
         for other in self.others:
             lines.append(f"  rank {other.rank} in {other.phase}: {other.summary}")
-            lines += ["    " + line for line in other.traceback.rstrip().splitlines()]
+            if not other.lost_connection:  # where a rank was when its peer went away explains nothing
+                lines += ["    " + line for line in other.traceback.rstrip().splitlines()]
         return "\n".join(lines)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -19,13 +19,23 @@ from pytest_ddpperf.result import Result
 from pytest_ddpperf.state import Run
 from pytest_ddpperf.watch import Watcher
 
+if TYPE_CHECKING:
+    from _pytest.outcomes import Failed
+else:
+    Failed = pytest.fail.Exception  # the same class by its public name, which type checkers cannot follow
 
-class GateFailed(pytest.fail.Exception):
+
+class GateFailed(Failed):
     """A failed gate: an ordinary test failure that carries the Result."""
 
     def __init__(self, text: str, result: Result) -> None:
         super().__init__(text, pytrace=False)
         self.result = result
+
+
+def _failure(text: str) -> Failed:
+    """An ordinary test failure without a traceback of ours."""
+    return Failed(text, pytrace=False)
 
 
 class _Distributed:
@@ -46,9 +56,9 @@ class _Distributed:
         except OptionError as error:
             # Without xdist it was found after collection; a worker can only fail the test and tell the controller.
             self._state.usage_error = str(error)
-            pytest.fail(f"usage error: {error}", pytrace=False)
+            raise _failure(f"usage error: {error}") from None
         except DdpPerfError as error:
-            pytest.fail(str(error), pytrace=False)
+            raise _failure(str(error)) from None
         return options.plan(self._settings, world_size=self._world_size, backend=place.backend, device=place.device)
 
     def _show(self, launches: tuple[tuple[RankOutput, ...], ...]) -> None:
@@ -80,9 +90,9 @@ class DdpRun(_Distributed):
             return self._run.session.launcher.call(plan, fn, args, watcher)
         except LaunchError as error:
             self._show((error.output,))
-            pytest.fail(failure.launch_failure(error, 1, 1), pytrace=False)
+            raise _failure(str(error)) from None
         except DdpPerfError as error:
-            pytest.fail(str(error), pytrace=False)
+            raise _failure(str(error)) from None
         finally:
             watcher.erase()
 
@@ -172,7 +182,7 @@ class DdpBenchmark(_Distributed):
             else:
                 text = str(error)
             self._state.outcomes.append(benchmark.failed(job, text.splitlines()[0]))
-            pytest.fail(text, pytrace=False)
+            raise _failure(text) from None
         finally:
             watcher.erase()
         self._show(measured.output)

@@ -42,19 +42,19 @@ class Replay:
     def __init__(self, benchmark: Any, item: pytest.Item) -> None:
         marker = item.get_closest_marker("benchmark")
         self._benchmark = benchmark
-        self._clock = marker.kwargs.get("timer") if marker else None
+        clock = marker.kwargs.get("timer") if marker else None
         theirs = type(benchmark).__module__.startswith("pytest_benchmark") and not benchmark.disabled
-        self._wanted = theirs and isinstance(self._clock, SampleClock)
+        self._clock = clock if theirs and isinstance(clock, SampleClock) else None
 
     def __call__(self, measured: Measured) -> None:
         """Replay a measurement that did not fail (what they save is compared next), the first of a test: theirs
         takes one."""
-        if not self._wanted:
+        clock, self._clock = self._clock, None
+        if clock is None:
             return
-        self._wanted = False
         result = measured.result
         samples = [seconds for launch in result.step_seconds for seconds in launch]
-        self._clock.load(samples)
+        clock.load(samples)
         self._benchmark.extra_info["ddpperf"] = {
             "verdict": str(result.verdict),
             "reason": result.verdict.reason,
@@ -62,4 +62,4 @@ class Replay:
             "backend": result.backend,
             **{f"p{q}": result.percentile(q) for q in (10, 50, 75, 90, 95)},
         }
-        self._benchmark.pedantic(self._clock.advance, rounds=len(samples), iterations=1)
+        self._benchmark.pedantic(clock.advance, rounds=len(samples), iterations=1)

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from pytest_ddpperf.benchmark import Progress
 from pytest_ddpperf.records import LaunchSamples
 from pytest_ddpperf.report import progress
 from pytest_ddpperf.stats import quantile
@@ -20,8 +19,8 @@ from pytest_ddpperf.wire import Phase
 _REDRAW_SECONDS = 0.25
 
 
-class Watcher(Progress):
-    """Tells the terminal, if there is one, what the ranks are at."""
+class Watcher:
+    """The `benchmark.Progress` of a pytest run: tells the terminal, if there is one, what the ranks are at."""
 
     def __init__(self, config: pytest.Config, *, warmup: int, steps: int) -> None:
         self.streams = config.getoption("capture") == "no" and not hasattr(config, "workerinput")

@@ -147,12 +147,12 @@ class Board:
         return self._cells[rank * self._row + self._ENTERED + phase]
 
     def describe(self, rank: int, *, warmup: int, steps: int) -> str:
-        """The rank's place in words, for a message."""
+        """The rank's place in words, for a message; a launch without steps calls a function."""
         phase, step = self.phase(rank), self.step(rank) + 1
         if phase is Phase.WARMUP:
             return f"warm-up step {min(step, warmup)} of {warmup}"
         if phase is Phase.STEPS:
-            return f"step {min(step, steps)} of {steps}"
+            return f"step {min(step, steps)} of {steps}" if steps else "the function"
         return {
             Phase.START: "the start",
             Phase.GROUP: "init_process_group",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Iterable
+from pathlib import Path
 
 from pytest_ddpperf.errors import LaunchError
 from pytest_ddpperf.records import RankError, RankOutput
@@ -26,6 +27,15 @@ def launch_error(errors: Iterable[RankError], output: tuple[RankOutput, ...]) ->
     """The earliest error that is not a lost connection first: connections are lost because a rank ended."""
     ordered = sorted(errors, key=lambda error: (error.lost_connection, error.when, waits_for_others(error)))
     return LaunchError(ordered[0], tuple(ordered[1:]), output)
+
+
+_OURS = str(Path(__file__).parents[1] / "rank")
+
+
+def without_our_frames(stacks: str) -> str:
+    """faulthandler's stacks without the frames between the rank's start and the user's code."""
+    lines = (line for line in stacks.splitlines() if f'File "{_OURS}' not in line and 'File "<string>"' not in line)
+    return "\n".join(lines)
 
 
 _INNERMOST = re.compile(r'most recent call first\):\n  File "([^"]+)"')

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -62,7 +63,7 @@ class Launcher:
 
     def call(self, plan: Plan, function: Callable[..., Any], args: Sequence[Any], observer: Observer) -> list[Any]:
         """`function(ctx, *args)` on every rank of a fresh group: the results by rank."""
-        delivery = self._launch(plan, payload.dumps("call", function, args), observer)
+        delivery = self._launch(replace(plan, warmup=0, steps=0), payload.dumps("call", function, args), observer)
         values = []
         for rank, result in enumerate(delivery.results):
             try:

@@ -20,7 +20,7 @@ from typing import Protocol
 from pytest_ddpperf.errors import ServerError
 from pytest_ddpperf.launch import environ, output
 from pytest_ddpperf.launch.cores import Placement
-from pytest_ddpperf.launch.failure import describe_exit, launch_error
+from pytest_ddpperf.launch.failure import describe_exit, launch_error, without_our_frames
 from pytest_ddpperf.launch.server import RankServer
 from pytest_ddpperf.records import Phases, Plan, RankError, RankOutput
 from pytest_ddpperf.wire import Board, FrameReader, Kind, Phase
@@ -263,7 +263,7 @@ class Launch:
 
     def _stacks(self, rank: _Rank) -> str:
         path = self._folder / f"rank{rank.number}.stacks"
-        return path.read_text(errors="replace") if path.exists() else ""
+        return without_our_frames(path.read_text(errors="replace")) if path.exists() else ""
 
     def _release(self) -> None:
         """Let the ranks end by themselves, for a moment."""
