@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 from collections.abc import Callable, Mapping, Sequence
@@ -35,19 +36,19 @@ class Launcher:
         if self._facts is None:
             plan = Plan(world_size=1, backend="", device="cpu", preload=tuple(preload), timeout_seconds=timeout)
             delivery = self._launch(plan, payload.dumps("probe", None, ()), _Nobody())
-            self._facts = pickle.loads(delivery.results[0])
+            self._facts = json.loads(delivery.results[0])
         return self._facts
 
     def measure(self, plan: Plan, setup: Callable[..., Any], observer: Observer) -> LaunchSamples:
         """One launch of `plan` on fresh ranks; raises LaunchError, ServerError or TransportError."""
         delivery = self._launch(plan, payload.dumps("measure", setup, ()), observer, alone=True)
-        marks, cpu, examples, facts = zip(*map(pickle.loads, delivery.results), strict=True)
+        marks, cpu, examples, facts = zip(*map(json.loads, delivery.results), strict=True)
         placement = place(plan.world_size)
         return LaunchSamples(
             step_seconds=tuple(ns / 1e9 for ns in completions([row[0] for row in marks], [row[1:] for row in marks])),
             rank_seconds=tuple(_seconds(_differences(row)) for row in marks),
             cpu_seconds=None if None in cpu else tuple(map(_seconds, cpu)),
-            examples=None if None in examples else examples,
+            examples=None if None in examples else tuple(map(tuple, examples)),
             phases=delivery.phases,
             facts={
                 **(self._facts or {}),

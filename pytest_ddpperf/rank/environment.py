@@ -16,7 +16,7 @@ def versions() -> dict[str, Scalar]:
     """Software and host, the same for every launch of a session."""
     return {
         "python": platform.python_version(),
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "cuda": torch.version.cuda,
         "hip": torch.version.hip,
         "nccl": _nccl_version(),

@@ -10,7 +10,6 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
-import pickle
 import re
 import select
 import signal
@@ -119,7 +118,7 @@ def _measure(ctx: Context, plan: Plan, board: Board, setup: Any, args: tuple[Any
     facts = {}
     if ctx.rank == 0:
         facts = environment.versions() | environment.state() | environment.device(ctx.device.type)
-    deliver(pickle.dumps((window.marks_ns, window.cpu_ns, window.examples, facts)))
+    deliver(json.dumps([window.marks_ns, window.cpu_ns, window.examples, facts]).encode())
     return prepared.clean_up
 
 
@@ -129,7 +128,7 @@ def _call(ctx: Context, plan: Plan, board: Board, function: Any, args: tuple[Any
 
 
 def _probe(ctx: Context, plan: Plan, board: Board, function: None, args: tuple[Any, ...], deliver: Deliver) -> None:
-    deliver(pickle.dumps(environment.probe()))
+    deliver(json.dumps(environment.probe()).encode())
 
 
 _TASKS: dict[str, Callable[..., CleanUp | None]] = {"measure": _measure, "call": _call, "probe": _probe}
