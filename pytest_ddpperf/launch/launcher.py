@@ -12,7 +12,7 @@ from typing import Any
 
 from pytest_ddpperf import payload
 from pytest_ddpperf.errors import TransportError
-from pytest_ddpperf.launch import environ, locks
+from pytest_ddpperf.launch import environ, locks, topology
 from pytest_ddpperf.launch.cores import place
 from pytest_ddpperf.launch.run import Delivery, Launch, Observer
 from pytest_ddpperf.launch.server import RankServer
@@ -51,8 +51,8 @@ class Launcher:
             examples=None if None in examples else tuple(map(tuple, examples)),
             phases=delivery.phases,
             facts={
-                **(self._facts or {}),
                 **facts[0],
+                "interconnect": self._interconnect(plan),
                 **environ.recorded(os.environ),
                 "cores": placement.cores,
                 "cores_per_rank": placement.cores_per_rank,
@@ -74,6 +74,12 @@ class Launcher:
                     f"the result of rank {rank}", f"it arrived, but {type(error).__name__}: {error}"
                 ) from None
         return values
+
+    def _interconnect(self, plan: Plan) -> str | None:
+        if plan.device != "cuda":
+            return None
+        gpus = topology.visible(os.environ.get("CUDA_VISIBLE_DEVICES"), plan.world_size)
+        return topology.interconnect(str((self._facts or {}).get("topology") or ""), gpus)
 
     def close(self) -> None:
         self._server.stop()

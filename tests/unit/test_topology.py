@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+from pytest_ddpperf.launch.topology import interconnect, visible
+
+TOPOLOGY = """\
+\t\x1b[4mGPU0\tGPU1\tGPU2\tmlx5_0\tCPU Affinity\x1b[0m
+GPU0\t X \tNV2\tSYS\tPIX\t0-19,40-59
+GPU1\tNV2\t X \tNV1\tPHB\t0-19,40-59
+GPU2\tSYS\tNV1\t X \tSYS\t20-39
+mlx5_0\tPIX\tPHB\tSYS\t X
+
+Legend:
+
+  X    = Self
+"""
+
+
+def test_two_gpus_have_the_link_between_them() -> None:
+    assert interconnect(TOPOLOGY, [0, 1]) == "NV2"
+    assert interconnect(TOPOLOGY, [1, 2]) == "NV1"
+
+
+def test_several_kinds_of_links_are_all_named() -> None:
+    assert interconnect(TOPOLOGY, [0, 1, 2]) == "NV1+NV2+SYS"
+
+
+def test_one_gpu_has_no_link_and_an_unknown_matrix_none() -> None:
+    assert interconnect(TOPOLOGY, [0]) is None
+    assert interconnect("", [0, 1]) is None
+
+
+def test_visible_devices_are_taken_by_number() -> None:
+    assert visible(None, 2) == [0, 1]
+    assert visible("3, 1,0", 2) == [3, 1]
+    assert visible("GPU-8932f937", 1) == [0]
