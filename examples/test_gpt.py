@@ -7,8 +7,9 @@ from gpt import GPT, GPTConfig
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 
-# 25 %: two ranks on two shared cores are noisy. On accelerators, tighten it.
-@pytest.mark.ddp(warmup=3, threshold="p10:25%,p50:25%")
+# Its steps are short, so that two ranks on two shared cores are noisy: wide limits, yet buckets that are far
+# too small cost +150 % there. On accelerators, use far closer limits.
+@pytest.mark.ddp(warmup=3, steps=20, threshold="p10:40%,p50:50%")
 def test_gpt_training_step(ddp_benchmark, bucket_cap_mb):
     config = GPTConfig()
     batch_size = 2  # sequences
