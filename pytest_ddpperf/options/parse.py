@@ -1,0 +1,128 @@
+"""From a value as written to a setting. Knows no pytest, and not where a value comes from.
+
+A value is a text (command line, ini file) or of any type (marker, native TOML). Each parser raises ValueError that
+says what is allowed; whoever calls it adds the place and the value.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+from typing import Literal, cast
+
+from pytest_ddpperf.records import Limit
+from pytest_ddpperf.verdict import FAIL_ON_NAMES
+
+_LONGEST_SECONDS = 1e9  # 31 years; from ten times that on a socket's timeout overflows
+# Four decimals: p99.9999 needs three million steps, and with many more a percentile is rounded to 100.
+_LIMIT = re.compile(r"(cpu_)?p(\d+(?:\.\d{1,4})?):(\d+(?:\.\d+)?)(%|ms)", re.ASCII)
+_LIMIT_FORM = "metric:N% or metric:Nms, as in p50:5%, p99.9:0.5%, p95:2ms, cpu_p50:5%"
+
+
+def near(value: object, names: Iterable[str]) -> str:
+    """The names, with a guess at which was meant."""
+    close = get_close_matches(str(value), names, n=1)
+    return ", ".join(names) + (f"; did you mean {close[0]}?" if close else "")
+
+
+def _items(value: object) -> tuple[object, ...]:
+    """The items of a comma-separated text, or of a sequence of texts or numbers; none for an empty text."""
+    items: list[object] = []
+    for part in value if isinstance(value, (list, tuple)) else (value,):
+        if not isinstance(part, str):
+            items.append(part)
+        elif part.strip():
+            items += [item.strip() for item in part.split(",")]
+    return tuple(items)
+
+
+def count(value: object, *, least: int) -> int:
+    text = value.strip() if isinstance(value, str) else ""
+    if text.isascii() and text.isdigit():
+        value = int(text)
+    if type(value) is not int or value < least:  # not isinstance: True is an int
+        raise ValueError(f"a whole number from {least}")
+    return value
+
+
+def world_sizes(value: object) -> tuple[int, ...]:
+    allowed = "whole numbers from 1, separated by commas, none twice: 2 or 1,2,4"
+    try:
+        sizes = tuple(count(item, least=1) for item in _items(value))
+    except ValueError:
+        raise ValueError(allowed) from None
+    if not sizes or len(set(sizes)) < len(sizes):
+        raise ValueError(allowed)
+    return sizes
+
+
+def word(value: object, *, allowed: str) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(allowed)
+    return value.strip()
+
+
+def choice(value: object, *, names: Sequence[str]) -> str:
+    if value not in names:
+        raise ValueError(f"one of {near(value, names)}")
+    return cast(str, value)
+
+
+def seconds(value: object) -> float:
+    allowed = f"seconds, a number above 0 and up to {_LONGEST_SECONDS:.0f}"
+    if type(value) not in (int, float, str):  # not isinstance: True is an int
+        raise ValueError(allowed)
+    try:
+        number = float(cast("int | float | str", value))
+    except (ValueError, OverflowError):
+        raise ValueError(allowed) from None
+    if not 0 < number <= _LONGEST_SECONDS:  # nan is neither
+        raise ValueError(allowed)
+    return number
+
+
+def _limit(item: object) -> Limit:
+    match = _LIMIT.fullmatch(item) if isinstance(item, str) else None
+    if match is None:
+        raise ValueError(f"{item!r} is not {_LIMIT_FORM}")
+    cpu, percentile, value, unit = match.groups()
+    q, amount = float(percentile), float(value) / (100 if unit == "%" else 1000)
+    if not 0 < q < 100:
+        end = "the ends of a sample, which no number of steps supports" if q in (0, 100) else "no percentile"
+        raise ValueError(f"in {item!r}, p{percentile} is {end}: a metric is p1 to p99, decimals allowed (p99.9)")
+    if amount == float("inf"):
+        raise ValueError(f"in {item!r}, the limit is not finite: {_LIMIT_FORM}")
+    # One text for one percentile, so that p50 and p50.0 are the same metric to baselines and reports.
+    return Limit(metric=f"{cpu or ''}p{q:.10g}", value=amount, unit=cast(Literal["%", "ms"], unit))
+
+
+def limits(value: object) -> tuple[Limit, ...]:
+    parsed = tuple(_limit(item) for item in _items(value))
+    if not parsed:
+        raise ValueError(f"no limit given: {_LIMIT_FORM}, separated by commas")
+    metrics = [limit.metric for limit in parsed]
+    for metric in metrics:
+        if metrics.count(metric) > 1:
+            raise ValueError(f"{metric} has {metrics.count(metric)} limits: give each metric one")
+    return parsed
+
+
+def modules(value: object) -> tuple[str, ...]:
+    names = _items(value)
+    for name in names:
+        if not isinstance(name, str) or not all(part.isidentifier() for part in name.split(".")):
+            raise ValueError(
+                f"{name!r} is not a module's import name: names separated by commas, as in torch.fx,my.ops"
+            )
+    return cast("tuple[str, ...]", names)
+
+
+def fail_on(value: object) -> frozenset[str]:
+    names = _items(value)
+    for name in names:
+        if name not in tuple(FAIL_ON_NAMES):  # not in the mapping: a list of TOML's cannot be hashed
+            raise ValueError(f"{name!r} is not one of {near(name, FAIL_ON_NAMES)}")
+    if not names:
+        raise ValueError(f"name at least one of {', '.join(FAIL_ON_NAMES)}")
+    return frozenset(cast("tuple[str, ...]", names))

@@ -1,0 +1,148 @@
+"""Command line + ini + marker -> one frozen Settings; nothing else reads pytest's config.
+
+Knows what may be asked, not what this machine has: whether a backend or a device exists is `machine`'s to say.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from pytest_ddpperf.errors import OptionError
+from pytest_ddpperf.options.parse import near
+from pytest_ddpperf.options.table import BY_ARGUMENT, ROWS, Row
+from pytest_ddpperf.records import Limit, Plan
+from pytest_ddpperf.verdict import unsupported
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What was asked of a run, or with its markers of one test."""
+
+    world_sizes: tuple[int, ...]
+    backend: str  # "auto" or a torch backend
+    device: str  # "auto" or a device type
+    warmup: int  # steps, at least
+    steps: int  # timed, a launch
+    launches: int
+    limits: tuple[Limit, ...]
+    timing: Literal["auto", "free", "step"]
+    timeout_seconds: float  # for one launch
+    preload: tuple[str, ...]  # modules
+    baseline_dir: Path  # absolute
+    baseline_missing: Literal["warn", "fail"]
+    fail_on: frozenset[str] | None  # None: the verdict and `baseline_missing` decide
+    save_baseline: bool
+    disable: bool
+    json_path: Path | None  # absolute
+    sources: Mapping[str, str]  # name of a field -> "marker", "command line", "ini" or "default"
+
+
+def read(config: pytest.Config) -> Settings:
+    """The settings of a run; raises OptionError."""
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    for row in ROWS:
+        written, source = _written(config, row)
+        values[row.field] = None if written is None else row.parsed(written, source)
+        sources[row.field] = source
+    if sources["limits"] == "default":
+        values["limits"] = tuple(replace(limit, default=True) for limit in values["limits"])
+    if values["baseline_missing"] == "auto":
+        values["baseline_missing"] = "fail" if os.environ.get("CI") else "warn"
+    here = config.invocation_params.dir
+    anchor = here if sources["baseline_dir"] == "command line" else config.rootpath
+    values["baseline_dir"] = Path(os.path.abspath(anchor / values["baseline_dir"]))
+    if values["json_path"] is not None:
+        values["json_path"] = Path(os.path.abspath(here / values["json_path"]))
+        if values["json_path"].is_dir():
+            raise OptionError("--ddp-json", str(values["json_path"]), "is a folder: name the file to write")
+    settings = Settings(**values, sources=sources)
+    if settings.save_baseline and settings.disable:
+        raise OptionError("--ddp-save-baseline", "--ddp-disable", "a disabled run has nothing to save: leave out one")
+    _check_limits(settings)
+    return settings
+
+
+def _written(config: pytest.Config, row: Row) -> tuple[object, str]:
+    """A value as it was given, and the source it has it from."""
+    if (value := config.getoption(row.key)) is not None:
+        return value, "command line"
+    if row.ini is not None and (value := _from_ini(config, row.key)) is not None:
+        return value, "ini"
+    return row.default, "default"
+
+
+def _from_ini(config: pytest.Config, key: str) -> object:
+    try:
+        return config.getini(key)
+    except (TypeError, ValueError, pytest.UsageError):
+        # pytest is stricter than our parsers (a list written as `2` or "1,2,4" in a native TOML file) and may not say
+        # which key is wrong (`two` for a number). So they judge what was written, -o over the file: pytest 8 keeps
+        # the two apart. pytest 9 deprecates `inicfg`, but nothing else tells.
+        overrides = dict(pair.split("=", 1) for pair in config.getoption("override_ini") or ())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            written = {**config.inicfg, **overrides}[key]
+        return getattr(written, "value", written)  # pytest 9.0 wraps what the file says
+
+
+def with_markers(settings: Settings, markers: Iterable[pytest.Mark]) -> Settings:
+    """The settings of one test: its `ddp` markers, closest first, over those of the run. Raises OptionError."""
+    given: dict[str, Any] = {}
+    for mark in markers:
+        if mark.args:
+            names = ", ".join(BY_ARGUMENT)
+            raise OptionError("@pytest.mark.ddp(...)", mark.args[0], f"arguments are given by keyword: {names}")
+        for name, value in mark.kwargs.items():
+            if name not in BY_ARGUMENT:
+                allowed = f"there is no such argument; there are {near(name, BY_ARGUMENT)}"
+                raise OptionError(f"@pytest.mark.ddp({name}=...)", value, allowed)
+            given.setdefault(name, value)
+    if not given:
+        return settings
+    rows = [BY_ARGUMENT[name] for name in given]
+    values = {row.field: row.parsed(given[row.argument], "marker") for row in rows}
+    of_test = replace(settings, **values, sources={**settings.sources, **dict.fromkeys(values, "marker")})
+    _check_limits(of_test)
+    return of_test
+
+
+def _check_limits(settings: Settings) -> None:
+    """Refuse limits of the user's that what else was asked cannot support."""
+    where = BY_ARGUMENT["threshold"].where(settings.sources["limits"])
+    for limit in settings.limits:
+        if limit.is_cpu_time and settings.device not in ("auto", "cpu"):
+            raise OptionError(where, str(limit), f"CPU time is measured on cpu only, not on {settings.device}")
+        needs = unsupported(limit, steps=settings.steps, launches=settings.launches)
+        if needs and not limit.default and not settings.disable:
+            raise OptionError(where, str(limit), needs)
+
+
+def launches(settings: Settings) -> int:
+    """How many launches a measurement takes."""
+    return 1 if settings.disable else settings.launches
+
+
+def plan(settings: Settings, *, world_size: int, backend: str, device: str) -> Plan:
+    """What each launch of a test is told; backend and device are names torch knows, no longer "auto"."""
+    timing = settings.timing
+    if timing == "auto":
+        timing = "step" if device == "cpu" else "free"
+    return Plan(
+        world_size=world_size,
+        backend=backend,
+        device=device,
+        warmup=0 if settings.disable else settings.warmup,
+        steps=1 if settings.disable else settings.steps,
+        timing=timing,
+        timeout_seconds=settings.timeout_seconds,
+        seed=0,
+        preload=settings.preload,
+    )

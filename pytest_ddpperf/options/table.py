@@ -1,0 +1,147 @@
+"""Every setting, one row each; pytest is told of them here. Reads no configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import pytest
+
+from pytest_ddpperf.errors import OptionError
+from pytest_ddpperf.options.parse import choice, count, fail_on, limits, modules, seconds, word, world_sizes
+from pytest_ddpperf.verdict import FAIL_ON_NAMES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One setting. Its ini key and its marker argument follow from the option's name."""
+
+    option: str
+    field: str  # of Settings
+    parse: Callable[[object], Any]
+    default: str | None  # as on the command line; None stands for itself
+    metavar: str = ""  # "" for a flag
+    help: str
+    ini: Literal["int", "float", "string", "linelist"] | None = None  # pytest's name of the type
+    marker: bool = False
+
+    @property
+    def key(self) -> str:
+        """The ini key, and argparse's destination."""
+        return self.option.removeprefix("--").replace("-", "_")
+
+    @property
+    def argument(self) -> str:
+        """The marker's."""
+        return self.key.removeprefix("ddp_")
+
+    def where(self, source: str) -> str:
+        """The setting by the name it has at its source."""
+        names = {"ini": f"ini key {self.key}", "marker": f"@pytest.mark.ddp({self.argument}=...)"}
+        return names.get(source, self.option)
+
+    def parsed(self, value: object, source: str) -> Any:
+        """Raises OptionError."""
+        try:
+            return self.parse(value)
+        except ValueError as error:
+            raise OptionError(self.where(source), value, str(error)) from None
+
+
+ROWS = (
+    Row(
+        option="--ddp-world-size", field="world_sizes", parse=world_sizes, default="2",
+        metavar="N[,N...]", ini="linelist", marker=True,
+        help="ranks; with several sizes, each test runs once with each",
+    ),
+    Row(
+        option="--ddp-backend", field="backend", parse=partial(word, allowed="auto, gloo, nccl or any torch backend"),
+        default="auto", metavar="NAME", ini="string", marker=True,
+        help="auto, gloo, nccl or any torch backend; auto is nccl where there are enough CUDA devices, else gloo",
+    ),
+    Row(
+        option="--ddp-device", field="device", parse=partial(word, allowed="auto or a device type: cpu, cuda, ..."),
+        default="auto", metavar="TYPE", ini="string", marker=True,
+        help="auto, cpu, cuda or another device type; auto is the backend's",
+    ),
+    Row(
+        option="--ddp-warmup", field="warmup", parse=partial(count, least=0), default="5",
+        metavar="N", ini="int", marker=True,
+        help="steps before the timed ones, at least",
+    ),
+    Row(
+        option="--ddp-steps", field="steps", parse=partial(count, least=1), default="30",
+        metavar="N", ini="int", marker=True,
+        help="timed steps a launch",
+    ),
+    Row(
+        option="--ddp-launches", field="launches", parse=partial(count, least=1), default="5",
+        metavar="N", ini="int", marker=True,
+        help="launches (fresh process groups) of a measurement",
+    ),
+    Row(
+        option="--ddp-threshold", field="limits", parse=limits, default="p10:10%,p50:10%",
+        metavar="LIST", ini="linelist", marker=True,
+        help="how much worse a metric may get: metric:N% or metric:Nms, comma-separated; replaces all time limits",
+    ),
+    Row(
+        option="--ddp-timing", field="timing", parse=partial(choice, names=("auto", "free", "step")), default="auto",
+        metavar="MODE", ini="string", marker=True,
+        help="free: steps run ahead; step: synchronise around every step; auto: step on cpu, free elsewhere",
+    ),
+    Row(
+        option="--ddp-timeout", field="timeout_seconds", parse=seconds, default="300",
+        metavar="S", ini="float", marker=True,
+        help="seconds for one launch; waiting for a lock does not count",
+    ),
+    Row(
+        option="--ddp-preload", field="preload", parse=modules, default="",
+        metavar="MODULES", ini="linelist",
+        help="modules to import once, for all ranks, comma-separated",
+    ),
+    Row(
+        option="--ddp-baseline-dir", field="baseline_dir", parse=partial(word, allowed="a folder"),
+        default="baselines", metavar="DIR", ini="string",
+        help="where baselines are; in the ini file relative to rootdir",
+    ),
+    Row(
+        option="--ddp-baseline-missing", field="baseline_missing", default="auto",
+        parse=partial(choice, names=("auto", "warn", "fail")), metavar="ACTION", ini="string",
+        help="for a test that has nothing to be compared with: warn, fail, auto (fail where CI is set, else warn)",
+    ),
+    Row(
+        option="--ddp-fail-on", field="fail_on", parse=fail_on, default=None, metavar="LIST", ini="linelist",
+        help=f"exactly these fail a test: {', '.join(FAIL_ON_NAMES)}, comma-separated",
+    ),
+    Row(
+        option="--ddp-save-baseline", field="save_baseline", parse=bool, default="",
+        help="measure, and write the baselines of the tests that pass",
+    ),
+    Row(
+        option="--ddp-disable", field="disable", parse=bool, default="",
+        help="run each step once in one launch, compare nothing",
+    ),
+    Row(
+        option="--ddp-json", field="json_path", parse=partial(word, allowed="a file"), default=None, metavar="PATH",
+        help="write everything measured, raw samples included",
+    ),
+)  # fmt: skip
+BY_ARGUMENT = {row.argument: row for row in ROWS if row.marker}
+
+MARKER_HELP = f"ddp({', '.join(BY_ARGUMENT)}): settings of a distributed test, by keyword, over --ddp-* and ini keys"
+
+
+def add_options(parser: pytest.Parser) -> None:
+    """Tell pytest of every option and ini key, without a default: `read` must see what was given, and where."""
+    group = parser.getgroup("ddpperf", "distributed performance regression")
+    for row in ROWS:
+        text = row.help + (f" (default: {row.default})" if row.default else "")
+        escaped = text.replace("%", "%%")  # argparse formats its help, addini does not
+        if row.metavar:
+            group.addoption(row.option, metavar=row.metavar, help=escaped)
+        else:
+            group.addoption(row.option, action="store_true", default=None, help=escaped)
+        if row.ini is not None:
+            parser.addini(row.key, text, type=row.ini, default=None)

@@ -1,0 +1,661 @@
+"""Everything a user can ask for, and everything a user can get wrong; each message is read here."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_ddpperf import options
+from pytest_ddpperf.errors import OptionError
+from pytest_ddpperf.options import Settings
+from pytest_ddpperf.options.table import ROWS, Row
+from pytest_ddpperf.records import Limit, Plan
+
+NATIVE_TOML = pytest.mark.skipif(pytest.version_tuple < (9,), reason="[tool.pytest] is read since pytest 9")
+
+
+class _Registers:
+    pytest_addoption = staticmethod(options.add_options)
+
+
+@pytest.fixture
+def read(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Settings]:
+    """`options.read` of a pytest called with these arguments, with our options and no plugin's."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
+    monkeypatch.delenv("CI", raising=False)
+    pytester.plugins = [_Registers()]
+    return lambda *arguments: options.read(pytester.parseconfig(*arguments))
+
+
+@pytest.fixture
+def refusal(read: Callable[..., Settings]) -> Callable[..., str]:
+    """The message that refuses these arguments."""
+
+    def refused(*arguments: str) -> str:
+        with pytest.raises(OptionError) as caught:
+            read(*arguments)
+        return str(caught.value)
+
+    return refused
+
+
+def mark(*args: Any, **kwargs: Any) -> pytest.Mark:
+    return pytest.mark.ddp(*args, **kwargs).mark if args or kwargs else pytest.mark.ddp.mark
+
+
+def marker_refusal(settings: Settings, *args: Any, **kwargs: Any) -> str:
+    with pytest.raises(OptionError) as caught:
+        options.with_markers(settings, [mark(*args, **kwargs)])
+    return str(caught.value)
+
+
+def metrics(settings: Settings) -> list[str]:
+    return [str(limit) for limit in settings.limits]
+
+
+# --- what is asked for
+
+
+def test_without_being_asked_the_settings_are_the_documented_defaults(
+    read: Callable[..., Settings], pytester: pytest.Pytester
+) -> None:
+    settings = read()
+    assert settings == Settings(
+        world_sizes=(2,),
+        backend="auto",
+        device="auto",
+        warmup=5,
+        steps=30,
+        launches=5,
+        limits=(
+            Limit(metric="p10", value=0.1, unit="%", default=True),
+            Limit(metric="p50", value=0.1, unit="%", default=True),
+        ),
+        timing="auto",
+        timeout_seconds=300.0,
+        preload=(),
+        baseline_dir=pytester.path / "baselines",
+        baseline_missing="warn",
+        fail_on=None,
+        save_baseline=False,
+        disable=False,
+        json_path=None,
+        sources=settings.sources,
+    )
+    assert set(settings.sources.values()) == {"default"}
+    assert settings.sources.keys() == {row.field for row in ROWS} == set(Settings.__dataclass_fields__) - {"sources"}
+
+
+def test_every_option_is_taken_from_the_command_line(read: Callable[..., Settings], pytester: pytest.Pytester) -> None:
+    settings = read(
+        "--ddp-world-size=1,2,4",
+        "--ddp-backend=gloo",
+        "--ddp-device=cpu",
+        "--ddp-warmup=0",
+        "--ddp-steps=50",
+        "--ddp-launches=7",
+        "--ddp-threshold=p50:5%, p75:2ms,cpu_p10:0.5%",
+        "--ddp-timing=free",
+        "--ddp-timeout=1.5",
+        "--ddp-preload=json,os.path",
+        "--ddp-baseline-dir=figures",
+        "--ddp-baseline-missing=fail",
+        "--ddp-fail-on=improved,no-baseline",
+        "--ddp-save-baseline",
+        "--ddp-json=out/all.json",
+    )
+    assert settings == Settings(
+        world_sizes=(1, 2, 4),
+        backend="gloo",
+        device="cpu",
+        warmup=0,
+        steps=50,
+        launches=7,
+        limits=(
+            Limit(metric="p50", value=0.05, unit="%"),
+            Limit(metric="p75", value=0.002, unit="ms"),
+            Limit(metric="cpu_p10", value=0.005, unit="%"),
+        ),
+        timing="free",
+        timeout_seconds=1.5,
+        preload=("json", "os.path"),
+        baseline_dir=pytester.path / "figures",
+        baseline_missing="fail",
+        fail_on=frozenset({"improved", "no-baseline"}),
+        save_baseline=True,
+        disable=False,
+        json_path=pytester.path / "out/all.json",
+        sources=settings.sources,
+    )
+    assert {name for name, source in settings.sources.items() if source != "command line"} == {"disable"}
+
+
+INI_WORDS = {
+    "ddp_world_size": "1,4",
+    "ddp_backend": "gloo",
+    "ddp_device": "cpu",
+    "ddp_warmup": "0",
+    "ddp_steps": "50",
+    "ddp_launches": "7",
+    "ddp_threshold": "p50:5%,p75:2ms",
+    "ddp_timing": "free",
+    "ddp_timeout": "1.5",
+    "ddp_preload": "json,os.path",
+    "ddp_baseline_dir": "figures",
+    "ddp_baseline_missing": "fail",
+    "ddp_fail_on": "improved",
+}
+
+
+def check_ini_words(settings: Settings, root: Path) -> None:
+    assert settings.world_sizes == (1, 4)
+    assert (settings.backend, settings.device, settings.timing) == ("gloo", "cpu", "free")
+    assert (settings.warmup, settings.steps, settings.launches) == (0, 50, 7)
+    assert metrics(settings) == ["p50:5%", "p75:2ms"]
+    assert settings.timeout_seconds == 1.5
+    assert settings.preload == ("json", "os.path")
+    assert settings.baseline_dir == root / "figures"
+    assert settings.baseline_missing == "fail"
+    assert settings.fail_on == {"improved"}
+    from_ini = {name for name, source in settings.sources.items() if source == "ini"}
+    assert from_ini == set(settings.sources) - {"save_baseline", "disable", "json_path"}
+
+
+def test_every_ini_key_is_taken_from_an_ini_file(read: Callable[..., Settings], pytester: pytest.Pytester) -> None:
+    assert INI_WORDS.keys() == {row.key for row in ROWS if row.ini}
+    pytester.makeini("\n".join(["[pytest]", *(f"{key} = {value}" for key, value in INI_WORDS.items())]))
+    check_ini_words(read(), pytester.path)
+
+
+@pytest.mark.parametrize("table", ["tool.pytest.ini_options", pytest.param("tool.pytest", marks=NATIVE_TOML)])
+def test_every_ini_key_is_taken_from_toml_as_text(
+    read: Callable[..., Settings], pytester: pytest.Pytester, table: str
+) -> None:
+    pytester.makepyprojecttoml("\n".join([f"[{table}]", *(f'{key} = "{value}"' for key, value in INI_WORDS.items())]))
+    check_ini_words(read("-Werror"), pytester.path)
+
+
+@pytest.mark.parametrize("table", ["tool.pytest.ini_options", pytest.param("tool.pytest", marks=NATIVE_TOML)])
+@pytest.mark.parametrize("sizes", ["[1, 4]", '["1", "4"]', '["1,4"]'])
+def test_toml_has_numbers_and_lists(
+    read: Callable[..., Settings], pytester: pytest.Pytester, table: str, sizes: str
+) -> None:
+    pytester.makepyprojecttoml(
+        f"[{table}]\nddp_world_size = {sizes}\nddp_steps = 50\nddp_timeout = 20\n"
+        'ddp_threshold = ["p50:5%", "p75:2ms"]\n'
+    )
+    settings = read()
+    assert settings.world_sizes == (1, 4)
+    assert (settings.steps, settings.timeout_seconds) == (50, 20.0)
+    assert metrics(settings) == ["p50:5%", "p75:2ms"]
+
+
+@NATIVE_TOML
+def test_one_world_size_is_a_number_in_toml(read: Callable[..., Settings], pytester: pytest.Pytester) -> None:
+    pytester.makepyprojecttoml("[tool.pytest]\nddp_world_size = 4\n")
+    assert read().world_sizes == (4,)
+
+
+def test_a_list_in_an_ini_file_may_have_a_line_each(read: Callable[..., Settings], pytester: pytest.Pytester) -> None:
+    pytester.makeini("[pytest]\nddp_threshold =\n  p50:5%\n  p75:2ms\n")
+    assert metrics(read()) == ["p50:5%", "p75:2ms"]
+
+
+def test_the_command_line_wins_over_ini(read: Callable[..., Settings], pytester: pytest.Pytester) -> None:
+    pytester.makeini("[pytest]\nddp_steps = 50\nddp_warmup = 9\n")
+    settings = read("--ddp-steps=40")
+    assert (settings.steps, settings.warmup) == (40, 9)
+    assert (settings.sources["steps"], settings.sources["warmup"]) == ("command line", "ini")
+
+
+def test_an_override_wins_over_the_ini_file(read: Callable[..., Settings], pytester: pytest.Pytester) -> None:
+    pytester.makeini("[pytest]\nddp_steps = 50\n")
+    assert read("-o", "ddp_steps=60").steps == 60
+
+
+def test_the_last_of_two_options_holds(read: Callable[..., Settings]) -> None:
+    assert metrics(read("--ddp-threshold=p50:5%", "--ddp-threshold=p75:5%")) == ["p75:5%"]
+
+
+def test_folders_are_relative_to_where_they_were_named(
+    read: Callable[..., Settings], pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytester.makeini("[pytest]\nddp_baseline_dir = figures\n")
+    below = pytester.mkdir("below")
+    monkeypatch.chdir(below)
+    assert read().baseline_dir == pytester.path / "figures"
+    settings = read("--ddp-baseline-dir=../mine", "--ddp-json=all.json")
+    assert settings.baseline_dir == pytester.path / "mine"
+    assert settings.json_path == below / "all.json"
+
+
+@pytest.mark.parametrize(("ci", "resolved"), [("true", "fail"), ("", "warn"), (None, "warn")])
+def test_a_missing_baseline_fails_by_default_where_ci_is_set(
+    read: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch, ci: str | None, resolved: str
+) -> None:
+    if ci is not None:
+        monkeypatch.setenv("CI", ci)
+    assert read().baseline_missing == resolved
+    assert read("--ddp-baseline-missing=warn").baseline_missing == "warn"
+
+
+def test_percentiles_that_are_equal_are_one_metric(read: Callable[..., Settings]) -> None:
+    assert metrics(read("--ddp-threshold=p50.0:0.50%,p062.50:2.5ms")) == ["p50:0.5%", "p62.5:2.5ms"]
+
+
+def test_a_backend_that_torch_may_know_is_not_ours_to_refuse(read: Callable[..., Settings]) -> None:
+    assert read("--ddp-backend=glo").backend == "glo"
+
+
+def test_settings_cannot_be_changed(read: Callable[..., Settings]) -> None:
+    with pytest.raises(AttributeError):
+        read().steps = 3  # type: ignore[misc]
+
+
+def test_help_tells_every_option_and_ini_key(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    monkeypatch.setenv("COLUMNS", "200")
+    text = pytester.runpytest_inprocess("--help", plugins=[_Registers()]).stdout.str()
+    assert "distributed performance regression:" in text
+    for row in ROWS:
+        assert row.option in text
+        assert row.ini is None or f"{row.key} ({row.ini}):" in text
+    assert "metric:N% or metric:Nms" in text
+    assert "%%" not in text
+    assert "(default: p10:10%,p50:10%)" in text
+
+
+DOCUMENT = Path(__file__).parents[2] / "docs/options.md"
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.key)
+def test_the_documents_table_has_every_setting_with_its_names_and_default(row: Row) -> None:
+    lines = [line for line in DOCUMENT.read_text().splitlines() if line.startswith(f"| `{row.option}")]
+    _, option, key, argument, default, meaning, _ = lines[0].split("|")
+    kind = {"int": " (int)", "float": " (float)", "linelist": " (list)"}.get(str(row.ini), "")
+    assert option.strip() == f"`{row.option} {row.metavar}".strip() + "`"
+    assert key.strip() == (f"`{row.key}`{kind}" if row.ini else "")
+    assert argument.strip() == (f"`{row.argument}`" if row.marker else "")
+    assert row.default is None or default.strip() in (f"`{row.default}`", "off", "none")
+    assert meaning.strip()
+
+
+def test_the_documents_ini_files_can_be_read(read: Callable[..., Settings], pytester: pytest.Pytester) -> None:
+    blocks = re.findall(r"```(ini|toml)\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
+    assert len(blocks) == 3
+    for kind, text in blocks:
+        if "[tool.pytest]" in text and pytest.version_tuple < (9,):
+            continue
+        with pytest.MonkeyPatch.context() as patch:
+            folder = pytester.mkdir(f"{kind}-{len(text)}")
+            (folder / ("pytest.ini" if kind == "ini" else "pyproject.toml")).write_text(text)
+            patch.chdir(folder)
+            assert metrics(read()) == ["p10:10%", "p50:5%"]
+            assert set(read().sources.values()) == {"ini", "default"}
+
+
+# --- what is refused
+
+
+@pytest.mark.parametrize("given", ["0", "-1", "two", "1,,2", "2,2", "", ",", "1.5", "1;2", "٢"])
+def test_a_world_size_that_cannot_be_is_refused(refusal: Callable[..., str], given: str) -> None:
+    assert refusal(f"--ddp-world-size={given}") == (
+        f"--ddp-world-size: {given!r}: whole numbers from 1, separated by commas, none twice: 2 or 1,2,4"
+    )
+
+
+def test_a_negative_world_size_is_a_value_not_an_option(refusal: Callable[..., str]) -> None:
+    assert refusal("--ddp-world-size", "-1").startswith("--ddp-world-size: '-1': whole numbers from 1")
+
+
+@pytest.mark.parametrize("option", ["--ddp-steps", "--ddp-launches"])
+@pytest.mark.parametrize("given", ["0", "-3", "many", "", "1.5"])
+def test_a_count_is_a_whole_number_from_1(refusal: Callable[..., str], option: str, given: str) -> None:
+    assert refusal(f"{option}={given}") == f"{option}: {given!r}: a whole number from 1"
+
+
+def test_warm_up_may_be_nothing_but_not_less(refusal: Callable[..., str]) -> None:
+    assert refusal("--ddp-warmup=-1") == "--ddp-warmup: '-1': a whole number from 0"
+
+
+@pytest.mark.parametrize("given", ["0", "-1", "inf", "nan", "soon", "", "1e10"])
+def test_a_timeout_is_finite_and_above_0(refusal: Callable[..., str], given: str) -> None:
+    allowed = "seconds, a number above 0 and up to 1000000000"
+    assert refusal(f"--ddp-timeout={given}") == f"--ddp-timeout: {given!r}: {allowed}"
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        "p50:ten",
+        "p50",
+        "p50:-5%",
+        "mean:5%",
+        "p50:5",
+        "p50:5s",
+        "p50:nan%",
+        "p50:inf%",
+        "P50:5%",
+        "p:5%",
+        "p-1:5%",
+        "p99.99999:5%",
+    ],
+)
+def test_a_limit_that_cannot_be_read_is_named_with_the_form_of_one(refusal: Callable[..., str], item: str) -> None:
+    form = "metric:N% or metric:Nms, as in p50:5%, p99.9:0.5%, p95:2ms, cpu_p50:5%"
+    given = f"p75:10%,{item}"
+    assert refusal(f"--ddp-threshold={given}") == f"--ddp-threshold: {given!r}: {item!r} is not {form}"
+
+
+def test_no_limit_at_all_is_refused(refusal: Callable[..., str]) -> None:
+    assert refusal("--ddp-threshold=").startswith("--ddp-threshold: '': no limit given: metric:N%")
+
+
+@pytest.mark.parametrize("end", ["p0", "p100", "p0.0"])
+def test_the_ends_of_a_sample_are_no_metric(refusal: Callable[..., str], end: str) -> None:
+    assert refusal(f"--ddp-threshold={end}:5%") == (
+        f"--ddp-threshold: '{end}:5%': in '{end}:5%', {end} is the ends of a sample, which no number of steps "
+        "supports: a metric is p1 to p99, decimals allowed (p99.9)"
+    )
+
+
+def test_a_percentile_beyond_100_is_refused(refusal: Callable[..., str]) -> None:
+    assert "p101 is no percentile: a metric is p1 to p99" in refusal("--ddp-threshold=p101:5%")
+
+
+def test_a_limit_beyond_all_numbers_is_refused(refusal: Callable[..., str]) -> None:
+    assert "the limit is not finite" in refusal(f"--ddp-threshold=p50:{'9' * 400}%")
+
+
+@pytest.mark.parametrize("given", ["p50:5%,p50:2ms", "p50:5%,p75:1%,p50.0:5%"])
+def test_a_metric_has_one_limit(refusal: Callable[..., str], given: str) -> None:
+    assert refusal(f"--ddp-threshold={given}") == (
+        f"--ddp-threshold: {given!r}: p50 has 2 limits: give each metric one"
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("--ddp-timing=fre", "--ddp-timing: 'fre': one of auto, free, step; did you mean free?"),
+        ("--ddp-timing=", "--ddp-timing: '': one of auto, free, step"),
+        ("--ddp-baseline-missing=x", "--ddp-baseline-missing: 'x': one of auto, warn, fail"),
+        ("--ddp-baseline-missing=wran", "--ddp-baseline-missing: 'wran': one of auto, warn, fail; did you mean warn?"),
+        ("--ddp-backend=", "--ddp-backend: '': auto, gloo, nccl or any torch backend"),
+        ("--ddp-device=", "--ddp-device: '': auto or a device type: cpu, cuda, ..."),
+        ("--ddp-baseline-dir=", "--ddp-baseline-dir: '': a folder"),
+        ("--ddp-json=", "--ddp-json: '': a file"),
+    ],
+)
+def test_a_word_that_is_not_allowed_is_told_what_is(refusal: Callable[..., str], given: str, message: str) -> None:
+    assert refusal(given) == message
+
+
+def test_a_misspelt_verdict_is_told_the_nearest(refusal: Callable[..., str]) -> None:
+    names = "improved, regressed, inconclusive, no-baseline, incomparable, not-gated"
+    assert refusal("--ddp-fail-on=improved,regresed") == (
+        f"--ddp-fail-on: 'improved,regresed': 'regresed' is not one of {names}; did you mean regressed?"
+    )
+    assert refusal("--ddp-fail-on=") == f"--ddp-fail-on: '': name at least one of {names}"
+
+
+@pytest.mark.parametrize("name", ["my-module", "a..b", "1a", ""])
+def test_what_is_preloaded_are_import_names(refusal: Callable[..., str], name: str) -> None:
+    assert f"{name!r} is not a module's import name" in refusal(f"--ddp-preload=json,{name}")
+
+
+def test_nothing_may_be_preloaded_in_place_of_what_the_ini_file_names(
+    read: Callable[..., Settings], pytester: pytest.Pytester
+) -> None:
+    pytester.makeini("[pytest]\nddp_preload = json\n")
+    assert read("--ddp-preload=").preload == ()
+
+
+def test_a_folder_cannot_take_the_json(refusal: Callable[..., str], pytester: pytest.Pytester) -> None:
+    folder = pytester.mkdir("out")
+    assert refusal("--ddp-json=out") == f"--ddp-json: {str(folder)!r}: is a folder: name the file to write"
+
+
+def test_a_disabled_run_cannot_save(refusal: Callable[..., str]) -> None:
+    assert refusal("--ddp-disable", "--ddp-save-baseline") == (
+        "--ddp-save-baseline: '--ddp-disable': a disabled run has nothing to save: leave out one"
+    )
+
+
+def test_cpu_time_is_not_limited_on_another_device(refusal: Callable[..., str], read: Callable[..., Settings]) -> None:
+    assert refusal("--ddp-device=cuda", "--ddp-threshold=p50:5%,cpu_p50:5%") == (
+        "--ddp-threshold: 'cpu_p50:5%': CPU time is measured on cpu only, not on cuda"
+    )
+    assert metrics(read("--ddp-device=cpu", "--ddp-threshold=cpu_p50:5%")) == ["cpu_p50:5%"]
+
+
+def test_a_limit_that_the_asked_steps_cannot_support_says_what_it_needs(
+    refusal: Callable[..., str], read: Callable[..., Settings]
+) -> None:
+    asked = "--ddp-steps=10", "--ddp-launches=2"
+    assert refusal("--ddp-threshold=p50:5%,p99:5%", *asked).startswith(
+        "--ddp-threshold: 'p99:5%': needs at least 299 timed steps"
+    )
+    assert metrics(read("--ddp-threshold=p99:5%", "--ddp-steps=150", "--ddp-launches=2")) == ["p99:5%"]
+
+
+def test_a_limit_needs_more_than_one_launch(refusal: Callable[..., str], pytester: pytest.Pytester) -> None:
+    pytester.makeini("[pytest]\nddp_threshold = p50:5%\n")
+    assert refusal("--ddp-launches=1") == (
+        "ini key ddp_threshold: 'p50:5%': a limit is decided between launches: it needs at least 2, 1 was asked"
+    )
+
+
+def test_a_default_limit_without_support_is_not_refused(read: Callable[..., Settings]) -> None:
+    assert metrics(read("--ddp-launches=1", "--ddp-steps=1")) == ["p10:10%", "p50:10%"]
+
+
+def test_a_disabled_run_needs_no_support_for_its_limits(read: Callable[..., Settings]) -> None:
+    settings = read("--ddp-disable", "--ddp-threshold=p99:5%", "--ddp-launches=1")
+    assert options.with_markers(settings, [mark(steps=1)]).disable
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("ddp_steps = two", "ini key ddp_steps: 'two': a whole number from 1"),
+        ("ddp_steps = 0", "ini key ddp_steps: 0: a whole number from 1"),
+        ("ddp_steps =", "ini key ddp_steps: '': a whole number from 1"),
+        ("ddp_timeout = soon", "ini key ddp_timeout: 'soon': seconds, a number above 0 and up to 1000000000"),
+        ("ddp_timing = fre", "ini key ddp_timing: 'fre': one of auto, free, step; did you mean free?"),
+    ],
+)
+def test_a_wrong_ini_value_names_its_key(
+    refusal: Callable[..., str], pytester: pytest.Pytester, line: str, message: str
+) -> None:
+    pytester.makeini(f"[pytest]\n{line}\n")
+    assert refusal() == message
+
+
+def test_a_wrong_override_is_not_covered_up_by_the_ini_file(
+    refusal: Callable[..., str], pytester: pytest.Pytester
+) -> None:
+    pytester.makeini("[pytest]\nddp_steps = 50\n")
+    assert refusal("-o", "ddp_steps=two") == "ini key ddp_steps: 'two': a whole number from 1"
+
+
+@NATIVE_TOML
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("ddp_steps = 1.5", "ini key ddp_steps: 1.5: a whole number from 1"),
+        ("ddp_steps = true", "ini key ddp_steps: True: a whole number from 1"),
+        ("ddp_timeout = true", "ini key ddp_timeout: True: seconds, a number above 0"),
+        ("ddp_timeout = [3]", "ini key ddp_timeout: [3]: seconds, a number above 0"),
+        ("ddp_backend = 3", "ini key ddp_backend: 3: auto, gloo, nccl or any torch backend"),
+        ("ddp_timing = ['free']", "ini key ddp_timing: ['free']: one of auto, free, step"),
+        ("ddp_threshold = 5", "ini key ddp_threshold: 5: 5 is not metric:N%"),
+        ("ddp_fail_on = [['improved']]", "ini key ddp_fail_on: [['improved']]: ['improved'] is not one of improved"),
+        ("ddp_preload = 1", "ini key ddp_preload: 1: 1 is not a module's import name"),
+    ],
+)
+def test_a_toml_value_of_the_wrong_type_names_its_key(
+    refusal: Callable[..., str], pytester: pytest.Pytester, line: str, message: str
+) -> None:
+    pytester.makepyprojecttoml(f"[tool.pytest]\n{line}\n")
+    assert refusal().startswith(message)
+
+
+@pytest.mark.parametrize("option", ["--ddp-foo", "--ddp-warm=3", "--ddp-worldsize=2"])
+def test_an_option_that_does_not_exist_is_a_usage_error_even_if_it_begins_like_one(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    assert (
+        pytester.runpytest_inprocess("--ddp-warmup=3", plugins=[_Registers()]).ret == pytest.ExitCode.NO_TESTS_COLLECTED
+    )
+    result = pytester.runpytest_inprocess(option, plugins=[_Registers()])
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"*unrecognized arguments: {option}*"])
+
+
+# --- markers
+
+
+def test_a_marker_wins_over_everything(read: Callable[..., Settings], pytester: pytest.Pytester) -> None:
+    pytester.makeini("[pytest]\nddp_steps = 60\n")
+    run = read("--ddp-world-size=1,4", "--ddp-warmup=9")
+    settings = options.with_markers(
+        run,
+        [
+            mark(
+                world_size=4, backend="gloo", threshold="p50:5%", steps=50, launches=6, warmup=4, timeout=120,
+                device="cpu", timing="free",
+            )
+        ],
+    )  # fmt: skip
+    assert settings.world_sizes == (4,)
+    assert (settings.backend, settings.device, settings.timing) == ("gloo", "cpu", "free")
+    assert (settings.steps, settings.launches, settings.warmup) == (50, 6, 4)
+    assert settings.limits == (Limit(metric="p50", value=0.05, unit="%"),)
+    assert settings.timeout_seconds == 120.0
+    from_marker = {name for name, source in settings.sources.items() if source == "marker"}
+    assert from_marker == {row.field for row in ROWS if row.marker}
+    assert run.sources["world_sizes"] == "command line", "the run's own settings stay"
+
+
+def test_the_closest_marker_wins_argument_by_argument(read: Callable[..., Settings]) -> None:
+    settings = options.with_markers(read("--ddp-launches=8"), [mark(steps=50), mark(steps=60, warmup=7)])
+    assert (settings.steps, settings.warmup, settings.launches) == (50, 7, 8)
+    assert settings.sources["launches"] == "command line"
+
+
+@pytest.mark.parametrize("markers", [[], [mark()]], ids=["none", "bare"])
+def test_without_arguments_the_settings_are_those_of_the_run(
+    read: Callable[..., Settings], markers: list[pytest.Mark]
+) -> None:
+    run = read()
+    assert options.with_markers(run, markers) is run
+
+
+@pytest.mark.parametrize("sizes", [(1, 2), [1, 2], "1,2", ["1", 2]])
+def test_a_marker_may_name_several_world_sizes(read: Callable[..., Settings], sizes: Any) -> None:
+    assert options.with_markers(read(), [mark(world_size=sizes)]).world_sizes == (1, 2)
+
+
+def test_a_marker_may_list_its_limits(read: Callable[..., Settings]) -> None:
+    assert metrics(options.with_markers(read(), [mark(threshold=["p50:5%", "p75:2ms"])])) == ["p50:5%", "p75:2ms"]
+
+
+def test_a_marker_takes_keywords_only(read: Callable[..., Settings]) -> None:
+    assert marker_refusal(read(), 4) == (
+        "@pytest.mark.ddp(...): 4: arguments are given by keyword: "
+        "world_size, backend, device, warmup, steps, launches, threshold, timing, timeout"
+    )
+
+
+def test_a_misspelt_argument_is_told_the_nearest(read: Callable[..., Settings]) -> None:
+    assert marker_refusal(read(), wrld_size=4) == (
+        "@pytest.mark.ddp(wrld_size=...): 4: there is no such argument; there are "
+        "world_size, backend, device, warmup, steps, launches, threshold, timing, timeout; did you mean world_size?"
+    )
+
+
+@pytest.mark.parametrize("name", ["preload", "baseline_dir", "save_baseline", "disable", "json", "world_sizes"])
+def test_a_setting_of_the_whole_run_is_not_a_markers(read: Callable[..., Settings], name: str) -> None:
+    assert f"@pytest.mark.ddp({name}=...): 'x': there is no such argument" in marker_refusal(read(), **{name: "x"})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [
+        ("world_size", "four", "whole numbers from 1"),
+        ("world_size", True, "whole numbers from 1"),
+        ("world_size", 0, "whole numbers from 1"),
+        ("world_size", None, "whole numbers from 1"),
+        ("world_size", [], "whole numbers from 1"),
+        ("steps", True, "a whole number from 1"),
+        ("steps", 2.5, "a whole number from 1"),
+        ("warmup", -1, "a whole number from 0"),
+        ("timeout", math.inf, "seconds, a number above 0"),
+        ("timeout", 10**400, "seconds, a number above 0"),
+        ("timeout", False, "seconds, a number above 0"),
+        ("threshold", 5, "5 is not metric:N%"),
+        ("threshold", "p50:ten", "'p50:ten' is not metric:N%"),
+        ("backend", None, "auto, gloo, nccl or any torch backend"),
+        ("timing", "stp", "one of auto, free, step; did you mean step?"),
+    ],
+)
+def test_a_marker_argument_of_the_wrong_kind_is_told_what_is_allowed(
+    read: Callable[..., Settings], name: str, value: Any, allowed: str
+) -> None:
+    message = marker_refusal(read(), **{name: value})
+    assert message.startswith(f"@pytest.mark.ddp({name}=...): {value!r}: {allowed}")
+
+
+def test_the_support_of_a_limit_is_checked_again_for_each_test(read: Callable[..., Settings]) -> None:
+    needs = "a limit is decided between launches: it needs at least 2, 1 was asked"
+    assert marker_refusal(read("--ddp-threshold=p50:5%"), launches=1) == f"--ddp-threshold: 'p50:5%': {needs}"
+    assert marker_refusal(read("--ddp-launches=1"), threshold="p50:5%") == (
+        f"@pytest.mark.ddp(threshold=...): 'p50:5%': {needs}"
+    )
+    assert "CPU time is measured on cpu only, not on cuda" in marker_refusal(
+        read("--ddp-threshold=cpu_p50:5%"), device="cuda"
+    )
+    lenient = options.with_markers(read("--ddp-launches=1"), [mark(launches=3, threshold="p50:5%")])
+    assert metrics(lenient) == ["p50:5%"]
+
+
+def test_the_markers_help_registers_it_with_all_arguments(read: Callable[..., Settings]) -> None:
+    assert options.MARKER_HELP == (
+        "ddp(world_size, backend, device, warmup, steps, launches, threshold, timing, timeout): "
+        "settings of a distributed test, by keyword, over --ddp-* and ini keys"
+    )
+
+
+# --- plans
+
+
+def test_a_plan_says_what_was_asked(read: Callable[..., Settings]) -> None:
+    settings = read("--ddp-warmup=3", "--ddp-steps=40", "--ddp-timeout=9", "--ddp-preload=json", "--ddp-launches=4")
+    assert options.plan(settings, world_size=4, backend="gloo", device="cpu") == Plan(
+        world_size=4, backend="gloo", device="cpu", warmup=3, steps=40, timing="step", timeout_seconds=9.0, seed=0,
+        preload=("json",),
+    )  # fmt: skip
+    assert options.launches(settings) == 4
+
+
+@pytest.mark.parametrize(("device", "timing"), [("cpu", "step"), ("cuda", "free"), ("xpu", "free")])
+def test_steps_run_ahead_on_an_accelerator_unless_asked_otherwise(
+    read: Callable[..., Settings], device: str, timing: str
+) -> None:
+    assert options.plan(read(), world_size=2, backend="gloo", device=device).timing == timing
+    asked = read("--ddp-timing=step")
+    assert options.plan(asked, world_size=2, backend="gloo", device=device).timing == "step"
+
+
+def test_disabled_is_one_launch_of_one_step_whatever_a_marker_asks(read: Callable[..., Settings]) -> None:
+    settings = options.with_markers(read("--ddp-disable"), [mark(steps=50, launches=7, warmup=9)])
+    plan = options.plan(settings, world_size=2, backend="gloo", device="cpu")
+    assert (plan.warmup, plan.steps, options.launches(settings)) == (0, 1, 1)
