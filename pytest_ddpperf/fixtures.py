@@ -46,7 +46,7 @@ class _Distributed:
         self._run: Run = request.config.stash[state.RUN]
         self._world_size = world_size
         self._state = state.of(self._item)
-        self._settings: Settings = options.with_markers(self._run.settings, self._item.iter_markers("ddp"))
+        self._settings: Settings = state.settings_of(self._item)
 
     def _plan(self) -> Plan:
         try:

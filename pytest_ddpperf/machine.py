@@ -6,17 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pytest_ddpperf.errors import OptionError
-from pytest_ddpperf.options import Settings
+from pytest_ddpperf.options import Settings, where
 from pytest_ddpperf.records import Scalar
 
 # Backends that torch knows by name, whether or not this build has them: missing here is not a typo.
 _KNOWN = ("gloo", "nccl", "xccl", "ucc", "mpi")
-_FLAGS = {
-    "backend": "--ddp-backend",
-    "device": "--ddp-device",
-    "world_sizes": "--ddp-world-size",
-    "limits": "--ddp-threshold",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +38,7 @@ def resolve(settings: Settings, world_size: int, facts: Mapping[str, Scalar]) ->
         there = f"this torch ({facts['torch']}) has {', '.join(backends)}"
         if settings.backend in _KNOWN:
             _missing(settings, "backend", settings.backend, there)
-        raise OptionError(_where(settings, "backend"), settings.backend, there)
+        raise OptionError(where(settings, "backend"), settings.backend, there)
     place = _choose(settings, world_size, kind, count, backends, facts)
     if place.device != "cpu":
         devices = f"{count} {kind} device{'s' * (count != 1)} here" if count else "no accelerator here"
@@ -56,7 +50,7 @@ def resolve(settings: Settings, world_size: int, facts: Mapping[str, Scalar]) ->
         for limit in settings.limits:
             if limit.is_cpu_time:
                 raise OptionError(
-                    _where(settings, "limits"), str(limit), f"CPU time is measured on CPU only, not on {place.device}"
+                    where(settings, "limits"), str(limit), f"CPU time is measured on CPU only, not on {place.device}"
                 )
     return place
 
@@ -77,14 +71,8 @@ def _choose(
     return Place(backend="gloo", device="cpu", why=f"auto: {have}")
 
 
-def _where(settings: Settings, name: str) -> str:
-    source = settings.sources.get(name, "default")
-    flag = _FLAGS[name]
-    return {"marker": f"@pytest.mark.ddp ({flag})", "ini": f"ini ({flag})"}.get(source, flag)
-
-
 def _missing(settings: Settings, name: str, value: object, problem: str) -> None:
     by_marker = any(settings.sources.get(key) == "marker" for key in ("backend", "device", "world_sizes"))
     if by_marker:
-        raise Unavailable(f"{_FLAGS[name].removeprefix('--ddp-')} {value}: {problem}")
-    raise OptionError(_where(settings, name), value, problem)
+        raise Unavailable(f"{where(settings, name)}: {value}: {problem}")
+    raise OptionError(where(settings, name), value, problem)

@@ -59,10 +59,7 @@ def _workers(config: pytest.Config) -> int:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if WORLD_SIZE not in metafunc.fixturenames:
         return
-    try:
-        settings = options.with_markers(metafunc.config.stash[RUN].settings, metafunc.definition.iter_markers("ddp"))
-    except OptionError as error:
-        pytest.fail(str(error), pytrace=False)
+    settings = state.settings_of(metafunc.definition)
     if len(settings.world_sizes) > 1:
         metafunc.parametrize(WORLD_SIZE, settings.world_sizes, ids=[f"ws{size}" for size in settings.world_sizes])
 
@@ -91,12 +88,12 @@ def _check_machine(run: Run) -> None:
     from pytest_ddpperf.machine import Unavailable
 
     try:
-        run.report.facts = run.session.facts()
         for item in run.items:
             settings = options.with_markers(run.settings, item.iter_markers("ddp"))
             for world_size in settings.world_sizes:
                 with suppress(Unavailable):  # the test will be skipped
                     run.session.place(settings, world_size)
+        run.report.facts = run.session.machine()
     except DdpPerfError as error:
         raise pytest.UsageError(str(error)) from None
 
@@ -114,7 +111,7 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
 @pytest.fixture
 def _ddp_world_size(request: pytest.FixtureRequest) -> int:
     """The world size of this test, where it is not parametrised with several."""
-    settings = options.with_markers(request.config.stash[RUN].settings, request.node.iter_markers("ddp"))
+    settings = state.settings_of(request.node)
     if len(settings.world_sizes) > 1:
         sizes = ",".join(map(str, settings.world_sizes))
         pytest.fail(

@@ -12,6 +12,7 @@ from pytest_ddpperf import __version__, benchmark, codec
 from pytest_ddpperf.baseline import Store, commit_of
 from pytest_ddpperf.benchmark import Job, Measured, Progress
 from pytest_ddpperf.launch import Launcher
+from pytest_ddpperf.launch.cores import place as cores_of
 from pytest_ddpperf.machine import Place, resolve
 from pytest_ddpperf.options import Settings
 from pytest_ddpperf.records import Baseline, Outcome, Scalar
@@ -25,6 +26,7 @@ class Session:
         self.settings = settings
         self._rootdir = rootdir
         self._launcher = Launcher(modules)
+        self._places: dict[str, None] = {}  # in words, in the order of their first test
         self._store = Store(settings.baseline_dir)
         # Once: the first baseline that is refreshed makes the working tree dirty for the second.
         self._commit = commit_of(rootdir) if settings.save_baseline else ""
@@ -39,7 +41,13 @@ class Session:
 
     def place(self, settings: Settings, world_size: int) -> Place:
         """Backend and device of a test; raises OptionError or Unavailable."""
-        return resolve(settings, world_size, self.facts())
+        place = resolve(settings, world_size, self.facts())
+        self._places[_described(place, world_size)] = None
+        return place
+
+    def machine(self) -> dict[str, Scalar]:
+        """The facts, with the places that tests were given so far, in words."""
+        return {**self.facts(), "places": "\n".join(self._places)}
 
     def carry_out(self, job: Job, progress: Progress) -> Measured:
         measured = benchmark.carry_out(job, self._launcher, self._store, progress)
@@ -54,6 +62,17 @@ class Session:
 
     def close(self) -> None:
         self._launcher.close()
+
+
+def _described(place: Place, world_size: int) -> str:
+    ranks = f"{world_size} rank{'s' * (world_size != 1)} over {place.backend} ({place.why})"
+    if place.device != "cpu":
+        return f"{ranks}, a {place.device} device each"
+    cores = cores_of(world_size)
+    if not cores.cores_per_rank:
+        return f"{ranks} share {cores.cores} core{'s' * (cores.cores != 1)}: expect noise"
+    each = f"{cores.cores_per_rank} core{'s' * (cores.cores_per_rank != 1)}"
+    return f"{ranks}, each {'pinned to' if cores.pinned else 'with'} {each} of {cores.cores}"
 
 
 @dataclass(slots=True)
@@ -89,7 +108,9 @@ class Report:
 
     def write_json(self, path: Path) -> None:
         created = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        data = json_report.report(self.outcomes, facts=self.facts, created=created, version=__version__)
+        data = json_report.report(
+            self.outcomes, skipped=self.skipped, facts=self.facts, created=created, version=__version__
+        )
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(codec.dumps(data))
 

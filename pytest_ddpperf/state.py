@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_ddpperf import options
+from pytest_ddpperf.errors import OptionError
 from pytest_ddpperf.options import Settings
 from pytest_ddpperf.records import Baseline, Outcome
 
@@ -63,7 +65,7 @@ class Run:
         """What a test has to say to the report, once."""
         from pytest_ddpperf.session import telling
 
-        facts = self._session.facts() if self._session is not None and test.outcomes else {}
+        facts = self._session.machine() if self._session is not None and test.outcomes else {}
         message = telling(test.outcomes, skipped=skipped, facts=facts, usage_error=test.usage_error)
         test.outcomes = []
         return message
@@ -113,6 +115,15 @@ TEST = pytest.StashKey[TestState]()
 
 def of(item: pytest.Item) -> TestState:
     return item.stash.setdefault(TEST, TestState())
+
+
+def settings_of(item: pytest.Item) -> Settings:
+    """The settings of one test, its markers included; a mistake in a marker fails it, or its collection."""
+    try:
+        return options.with_markers(item.config.stash[RUN].settings, item.iter_markers("ddp"))
+    except OptionError as error:
+        problem = str(error)
+    pytest.fail(problem, pytrace=False)
 
 
 def is_distributed(item: pytest.Item) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from statistics import fmean, variance
 
-from pytest_ddpperf.records import Interval, LaunchRankSteps, LaunchSteps
+from pytest_ddpperf.records import Interval, LaunchRankSteps
 
 # The interval's ends are one-sided 95 % bounds, so it covers 90 %.
 CONFIDENCE = 0.95
@@ -33,7 +33,7 @@ def completions(starts: Sequence[float], ends: Sequence[Sequence[float]]) -> tup
     return tuple(after - before for before, after in pairwise(marks))
 
 
-def launch_quantiles(launches: LaunchSteps, q: float) -> tuple[float, ...]:
+def launch_quantiles(launches: Sequence[Sequence[float]], q: float) -> tuple[float, ...]:
     """The q-th percentile of each launch: the launch is the unit of replication, its steps are correlated."""
     return tuple(quantile(launch, q) for launch in launches)
 

@@ -125,6 +125,11 @@ def _check_limits(settings: Settings) -> None:
             raise OptionError(where, str(limit), needs)
 
 
+def where(settings: Settings, field: str) -> str:
+    """A setting by the name it has where it was made: for a message."""
+    return next(row for row in ROWS if row.field == field).where(settings.sources[field])
+
+
 def launches(settings: Settings) -> int:
     """How many launches a measurement takes."""
     return 1 if settings.disable else settings.launches

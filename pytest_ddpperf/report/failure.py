@@ -1,0 +1,98 @@
+"""The text of a failed gate and of a failed launch, as the user reads it in place of a traceback."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pytest_ddpperf import stats
+from pytest_ddpperf.errors import LaunchError
+from pytest_ddpperf.records import Comparison, LaunchRankSteps, Measurement, Outcome, Status
+from pytest_ddpperf.report import terminal, text
+
+# Below it, two ranks' changes are called alike: a tenth of a limit people set.
+_ALIKE = 0.02
+
+
+def gate_failure(outcome: Outcome, *, baseline: Measurement | None, accept_command: str) -> str:
+    """Why a verdict fails its test, and the command that would accept the new figures."""
+    return "\n".join(_gate_failure(outcome, baseline, accept_command))
+
+
+def launch_failure(error: LaunchError, launch: int, launches: int) -> str:
+    """A launch's error, with its place among the launches (from 1)."""
+    return f"launch {launch} of {launches}: {error}"
+
+
+def _gate_failure(outcome: Outcome, baseline: Measurement | None, accept_command: str) -> Iterator[str]:
+    verdict = outcome.verdict
+    assert verdict is not None
+    assert outcome.measurement is not None
+    told = {
+        Status.NO_BASELINE: f"there is no baseline at {outcome.baseline_path}",
+        Status.INCOMPARABLE: terminal.incomparable(outcome),
+        Status.NOT_GATED: terminal.not_gated(outcome),
+    }.get(verdict.status)
+    if told is not None:
+        yield f"{verdict}: {told}"
+        yield from outcome.notes
+        yield f"record: {accept_command}"
+        return
+    yield f"{verdict}: {outcome.test} on {outcome.plan.world_size} {outcome.plan.backend} ranks"
+    yield ""
+    yield from _metrics([c for c in verdict.comparisons if c.status is verdict.status])
+    if baseline is not None:
+        yield from _slowest(outcome.measurement, baseline)
+    if verdict.differences:
+        yield f"differs from the baseline's environment: {', '.join(verdict.differences)}"
+    yield f"baseline: {outcome.baseline_path}"
+    yield f"accept:   {accept_command}"
+
+
+def _metrics(comparisons: list[Comparison]) -> Iterator[str]:
+    rows: list[tuple[str, ...]] = [("metric", "baseline", "now", "change [90 % interval]", "limit")]
+    for c in comparisons:
+        limit = str(c.limit).partition(":")[2]
+        figures = (text.seconds(c.baseline_seconds), text.seconds(c.now_seconds), text.interval(c.change))
+        rows.append((c.limit.metric, *figures, limit))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+    yield ""
+
+
+def _slowest(now: Measurement, base: Measurement) -> Iterator[str]:
+    """Who made it slow: by CPU time where there is some, for ranks wait for each other in wall time."""
+    cpu = now.samples.cpu_seconds is not None and base.samples.cpu_seconds is not None
+    if cpu:
+        current, before = _by_rank(now.samples.cpu_seconds or ()), _by_rank(base.samples.cpu_seconds or ())
+    else:
+        current, before = _by_rank(now.samples.rank_seconds), _by_rank(base.samples.rank_seconds)
+    if len(current) != len(before) or 0 in before:
+        return
+    changes = [after / earlier - 1 for after, earlier in zip(current, before, strict=True)]
+    rank = max(range(len(changes)), key=changes.__getitem__)
+    kind = "CPU time" if cpu else "own step time"
+    if len(changes) > 1 and max(changes) - min(changes) < _ALIKE:
+        yield f"slowest rank: none stands out; every rank's {kind} changed alike ({text.share(changes[rank])} at p50)"
+    else:
+        yield (
+            f"slowest rank: {rank}, its {kind} at p50 {text.seconds(before[rank])} -> {text.seconds(current[rank])} "
+            f"({text.share(changes[rank])}; others {text.share(_others(changes, rank))})"
+        )
+    if cpu:
+        wall = _by_rank(now.samples.rank_seconds)
+        late = max(range(len(wall)), key=wall.__getitem__)
+        yield f"longest own steps: rank {late}, {text.seconds(wall[late])} at p50"
+
+
+def _others(changes: list[float], rank: int) -> float:
+    rest = changes[:rank] + changes[rank + 1 :]
+    return stats.quantile(rest, 50) if rest else 0.0
+
+
+def _by_rank(durations: LaunchRankSteps) -> list[float]:
+    """Each rank's p50 over launches, in seconds."""
+    return [
+        stats.geometric_mean(stats.launch_quantiles(tuple(launch[rank] for launch in durations), 50))
+        for rank in range(len(durations[0]))
+    ]

@@ -1,0 +1,37 @@
+"""Everything a run measured, as plain JSON values; the schema is in docs/json.md."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from pytest_ddpperf import codec, stats
+from pytest_ddpperf.records import Outcome, Scalar
+from pytest_ddpperf.report.counts import count
+
+SCHEMA = 1
+
+
+def report(
+    outcomes: Sequence[Outcome], *, skipped: int, facts: Mapping[str, Scalar], created: str, version: str
+) -> dict[str, Any]:
+    """`created` is ISO 8601 in UTC, `version` the plugin's. Raw samples included; never NaN."""
+    return {
+        "schema": SCHEMA,
+        "created": created,
+        "version": version,
+        "machine": dict(facts),
+        "summary": asdict(count(outcomes, skipped)),
+        "measurements": [_measurement(outcome) for outcome in outcomes],
+    }
+
+
+def _measurement(outcome: Outcome) -> dict[str, Any]:
+    data: dict[str, Any] = dict(codec.encode(outcome))
+    if outcome.measurement is not None:
+        launches = outcome.measurement.samples.step_seconds
+        data["percentile_seconds"] = {
+            f"p{q}": stats.geometric_mean(stats.launch_quantiles(launches, q)) for q in (10, 50, 75, 90, 95)
+        }
+    return data

@@ -1,0 +1,26 @@
+"""Properties of a test for JUnit XML: the verdict in a few strings, no raw samples."""
+
+from __future__ import annotations
+
+from pytest_ddpperf import stats
+from pytest_ddpperf.records import Outcome
+
+
+def properties(outcome: Outcome) -> list[tuple[str, str]]:
+    """ddpperf.verdict, .reason, .p50 (seconds); with a comparison .metric, .ratio (now / baseline), .interval.
+
+    A named measurement has its name in the property's: ddpperf.forward.verdict.
+    """
+    prefix = f"ddpperf.{outcome.test.label}." if outcome.test.label else "ddpperf."
+    values: dict[str, str] = {}
+    if outcome.verdict is not None:
+        values |= {"verdict": str(outcome.verdict), "reason": outcome.verdict.reason}
+        worst = outcome.verdict.worst
+        if worst is not None:
+            values["metric"] = worst.limit.metric
+            values["ratio"] = f"{1 + worst.change.estimate:.4f}"
+            values["interval"] = f"{1 + worst.change.low:.4f}..{1 + worst.change.high:.4f}"
+    if outcome.measurement is not None:
+        p50 = stats.geometric_mean(stats.launch_quantiles(outcome.measurement.samples.step_seconds, 50))
+        values["p50"] = f"{p50:.9f}"
+    return [(prefix + name, value) for name, value in values.items()]

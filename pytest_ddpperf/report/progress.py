@@ -1,0 +1,33 @@
+"""The line that shows where a measurement is, on a terminal."""
+
+from __future__ import annotations
+
+from pytest_ddpperf.report import text
+
+_PHASES = {
+    "start": "starting ranks",
+    "group": "init_process_group",
+    "setup": "setup",
+    "delivery": "collecting",
+    "cleanup": "clean-up",
+    "done": "ending",
+}
+
+
+def line(*, launch: int, launches: int, phase: str, step: int, steps: int, p50_seconds: float | None) -> str:
+    """ "launch 2/5, step 30/50, p50 so far 0.243s"; `launch` from 1, `step` counts those that have ended."""
+    if phase == "steps":
+        place = f"step {step}/{steps}"
+    elif phase == "warmup":
+        place = f"warm-up {step}/{steps}"
+    else:
+        place = _PHASES.get(phase, phase)
+    parts = [f"launch {launch}/{launches}", place] if launches else [place]
+    if p50_seconds is not None:
+        parts.append(f"p50 so far {text.seconds(p50_seconds)}")
+    return ", ".join(parts)
+
+
+def waiting(resource: str) -> str:
+    """While another pytest process times its steps on the same core or device."""
+    return f"waiting for {resource or 'the host'}, where another process is measuring"

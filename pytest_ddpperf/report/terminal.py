@@ -1,0 +1,174 @@
+"""The header, the table and the summary of a run, as lines for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from statistics import median
+
+from pytest_ddpperf import stats
+from pytest_ddpperf.records import Measurement, Outcome, Phases, Scalar, Status
+from pytest_ddpperf.report import text
+from pytest_ddpperf.report.counts import count, last_line
+
+_PERCENTILES = (50, 75, 90, 95)
+
+# A reason code in words, with the next step.
+_WHY_NOT_GATED = {
+    "saving": "its figures become the baseline",
+    "disabled": "--ddp-disable",
+    "gate-off": "gate=False",
+    "debugging-variable": "a debugging variable (CUDA_LAUNCH_BLOCKING, TORCH_DISTRIBUTED_DEBUG=DETAIL or "
+    "NCCL_DEBUG=TRACE) is set: unset it",
+    "no-supported-limit": "no limit has support: raise --ddp-steps or --ddp-launches",
+}
+
+
+def header(facts: Mapping[str, Scalar], *, verbose: bool) -> Iterator[str]:
+    """What runs the ranks, from the facts of a probe rank; `places` says in words where each world size runs."""
+    versions = [f"torch {facts.get('torch')}", f"Python {facts.get('python')}"]
+    versions += [f"{name} {facts[key]}" for key, name in (("cuda", "CUDA"), ("nccl", "NCCL")) if facts.get(key)]
+    parts = [", ".join(versions)]
+    if facts.get("device_count"):
+        parts.append(f"{facts['device_count']} x {facts.get('device_model')}")
+    parts.append(str(facts.get("cpu_model")))
+    yield "ddpperf: " + "; ".join(parts)
+    yield from (f"ddpperf: {place}" for place in str(facts.get("places") or "").splitlines())
+    if verbose and facts.get("topology"):
+        yield "nvidia-smi topo -m"
+        yield from str(facts["topology"]).rstrip().splitlines()
+
+
+def table(outcomes: Sequence[Outcome], *, verbosity: int) -> Iterator[str]:
+    """A row a measurement: step times and rates at percentiles, change, verdict; with rows a rank at -v."""
+    rows = [_row(outcome) for outcome in outcomes if outcome.measurement is not None]
+    if not rows:
+        return
+    titles = ["", "ranks"]
+    for q in _PERCENTILES:
+        titles += [f"p{q} sec/iter", "ex/sec"]
+    titles += ["change", "verdict"]
+    widths = [max(len(row[column]) for row in (titles, *rows)) for column in range(len(titles))]
+    yield _line(titles, widths)
+    measured = (outcome for outcome in outcomes if outcome.measurement is not None)
+    for outcome, row in zip(measured, rows, strict=True):
+        yield _line(row, widths)
+        if verbosity > 0:
+            yield from _details(outcome)
+
+
+def summary(outcomes: Sequence[Outcome], *, skipped: int) -> Iterator[str]:
+    """What is to be told, then the counts; the counts are the last line."""
+    for outcome in outcomes:
+        yield from _told(outcome)
+    yield last_line(count(outcomes, skipped))
+
+
+def _name(outcome: Outcome) -> str:
+    return f"{outcome.nodeid} ({outcome.test.label})" if outcome.test.label else outcome.nodeid
+
+
+def _row(outcome: Outcome) -> list[str]:
+    assert outcome.measurement is not None
+    row = [_name(outcome), f"{outcome.plan.world_size} {outcome.plan.backend}"]
+    launches = outcome.measurement.samples.step_seconds
+    for q in _PERCENTILES:
+        row += [text.seconds(stats.geometric_mean(stats.launch_quantiles(launches, q))), _rate(outcome, q)]
+    verdict = outcome.verdict
+    worst = verdict.worst if verdict is not None else None
+    return [*row, text.change(worst) if worst else "-", str(verdict)]
+
+
+def _rate(outcome: Outcome, q: float) -> str:
+    """The whole group's examples per second at a percentile of the step time."""
+    assert outcome.measurement is not None
+    samples = outcome.measurement.samples
+    if samples.examples is not None:
+        # From the examples really processed in each step; the slow end of time is the low end of the rate.
+        rates = [
+            [sum(processed) / seconds for processed, seconds in zip(zip(*ranks, strict=True), steps, strict=True)]
+            for ranks, steps in zip(samples.examples, samples.step_seconds, strict=True)
+        ]
+        return text.rate(stats.geometric_mean([stats.quantile(launch, 100 - q) for launch in rates]))
+    if outcome.batch_size is None:
+        return "-"
+    seconds = stats.geometric_mean(stats.launch_quantiles(samples.step_seconds, q))
+    return text.rate(outcome.batch_size * outcome.plan.world_size / seconds)
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    first, last = cells[0].ljust(widths[0]), cells[-1]
+    middle = (cell.rjust(width) for cell, width in zip(cells[1:-1], widths[1:-1], strict=True))
+    return "  ".join([first, *middle, last]).rstrip()
+
+
+def _details(outcome: Outcome) -> Iterator[str]:
+    assert outcome.measurement is not None
+    yield from (f"  {line}" for line in ranks(outcome.measurement))
+    if outcome.phases:
+        costs = ", ".join(
+            f"{field.name} {text.seconds(median(getattr(phases, field.name) for phases in outcome.phases))}"
+            for field in fields(Phases)
+        )
+        total = sum(phases.total for phases in outcome.phases)
+        yield f"  a launch (median of {len(outcome.phases)}): {costs}; all launches {text.seconds(total)}"
+
+
+def ranks(measurement: Measurement) -> Iterator[str]:
+    """Each rank's own step durations, and its CPU time: who is slow."""
+    samples = measurement.samples
+    for rank in range(len(samples.rank_seconds[0])):
+        own = [launch[rank] for launch in samples.rank_seconds]
+        figures = "  ".join(
+            f"p{q}: {text.seconds(stats.geometric_mean(stats.launch_quantiles(own, q)))}" for q in _PERCENTILES
+        )
+        cpu = ""
+        if samples.cpu_seconds is not None:
+            used = [launch[rank] for launch in samples.cpu_seconds]
+            cpu = f"  CPU p50: {text.seconds(stats.geometric_mean(stats.launch_quantiles(used, 50)))}"
+        yield f"rank {rank}: {figures}{cpu}"
+
+
+def _told(outcome: Outcome) -> Iterator[str]:
+    name, verdict = _name(outcome), outcome.verdict
+    if verdict is None:
+        yield f"{name}: not measured: {outcome.error}"
+    elif verdict.status is Status.INCONCLUSIVE:
+        yield f"{name}: INCONCLUSIVE: {_changes(outcome)}: beyond the limit, but launches differ as much by themselves"
+    elif verdict.status is Status.IMPROVED:
+        yield f"{name}: IMPROVED: {_changes(outcome)}: --ddp-save-baseline makes it the new baseline"
+    elif verdict.status is Status.NO_BASELINE:
+        yield f"{name}: NO BASELINE at {outcome.baseline_path}: record one with --ddp-save-baseline"
+    elif verdict.status is Status.INCOMPARABLE:
+        yield f"{name}: INCOMPARABLE: {incomparable(outcome)}"
+    elif verdict.status is Status.NOT_GATED and outcome.saved:
+        yield f"{name}: saved {outcome.baseline_path}"
+    elif verdict.status is Status.NOT_GATED:
+        yield f"{name}: NOT GATED: {not_gated(outcome)}"
+    if verdict is not None:
+        yield from (f"{name}: dropped the default limit {dropped}" for dropped in verdict.dropped)
+    yield from (f"{name}: {note}" for note in outcome.notes)
+
+
+def _changes(outcome: Outcome) -> str:
+    assert outcome.verdict is not None
+    same = [c for c in outcome.verdict.comparisons if c.status is outcome.verdict.status]
+    return "; ".join(f"{text.change(c)} (limit {c.limit})" for c in same)
+
+
+def incomparable(outcome: Outcome) -> str:
+    """Why the baseline does not fit, and what to do."""
+    assert outcome.verdict is not None
+    why = {
+        "baseline-launches": "the baseline has a single launch",
+        "no-cpu-time": "CPU time is limited, and the baseline has none",
+    }.get(outcome.verdict.reason, ", ".join(outcome.verdict.differences))
+    return f"{why}; record a new baseline with --ddp-save-baseline, or measure as it was recorded"
+
+
+def not_gated(outcome: Outcome) -> str:
+    """Why nothing was compared, in words."""
+    assert outcome.verdict is not None
+    if outcome.verdict.reason == "saving":
+        return "not saved: the test did not pass as a whole, or this is a rerun"
+    return _WHY_NOT_GATED.get(outcome.verdict.reason, outcome.verdict.reason)

@@ -1,0 +1,37 @@
+"""How figures are written, the same in every report."""
+
+from __future__ import annotations
+
+from pytest_ddpperf.records import Comparison, Interval
+
+
+def seconds(value: float) -> str:
+    """Three significant digits or more, never "0.000s": "0.243s", "0.00341s", "12.4s", "734.2us" is 0.000734s."""
+    decimals = 3
+    while decimals < 9 and 0 < abs(value) < 10.0 ** (2 - decimals):
+        decimals += 1
+    return f"{value:.{decimals}f}s"
+
+
+def rate(value: float) -> str:
+    """Examples per second."""
+    return f"{value:,.0f}/s" if value >= 100 else f"{value:.3g}/s"
+
+
+def share(value: float) -> str:
+    """A relative change: "+12.3 %"; factors where percentages stop being read."""
+    return f"{value * 100:+.1f} %" if value < 9 else f"x {value + 1:.3g}"
+
+
+def interval(change: Interval) -> str:
+    """The change with its two-sided 90 % interval."""
+    return f"{share(change.estimate)} [{share(change.low)}, {share(change.high)}]"
+
+
+def change(comparison: Comparison) -> str:
+    """The change of one metric, as a table has it."""
+    return f"{comparison.limit.metric} {interval(comparison.change)}"
+
+
+def plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
