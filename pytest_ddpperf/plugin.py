@@ -223,8 +223,10 @@ class _Reporter:
         run = self._run
         if run.reported and run.report.usage_error:
             session.exitstatus = pytest.ExitCode.USAGE_ERROR
-        if run.settings.json_path is not None:
-            run.report.write_json(run.settings.json_path)
+        if run.settings.json_path is not None and not session.config.option.collectonly:
+            problem = run.report.write_json(run.settings.json_path)
+            if problem and session.exitstatus == pytest.ExitCode.OK:
+                session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         if not self._run.reported:

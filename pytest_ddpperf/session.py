@@ -83,10 +83,11 @@ class Report:
     skipped: int = 0
     facts: Mapping[str, Scalar] = field(default_factory=dict)
     usage_error: str = ""  # found in a worker, where pytest cannot say it
+    _problem: str = ""
 
     @property
     def empty(self) -> bool:
-        return not self.outcomes and not self.skipped
+        return not (self.outcomes or self.skipped or self._problem)
 
     def take(self, message: Mapping[str, Any]) -> None:
         """Add what one test has to say (`message` as made by `telling`)."""
@@ -104,15 +105,22 @@ class Report:
         if header and self.facts:
             yield from self.header(verbosity)
         yield from terminal.table(self.outcomes, verbosity=verbosity)
+        if self._problem:
+            yield self._problem
         yield from terminal.summary(self.outcomes, skipped=self.skipped)
 
-    def write_json(self, path: Path) -> None:
+    def write_json(self, path: Path) -> str:
+        """Write everything; returns what went wrong, which `lines` tells too."""
         created = datetime.now(timezone.utc).isoformat(timespec="seconds")
         data = json_report.report(
             self.outcomes, skipped=self.skipped, facts=self.facts, created=created, version=__version__
         )
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(codec.dumps(data))
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(codec.dumps(data))
+        except OSError as error:
+            self._problem = f"--ddp-json {path} was not written: {error.strerror}"
+        return self._problem
 
 
 def telling(outcomes: list[Outcome], *, skipped: bool, facts: Mapping[str, Scalar], usage_error: str) -> dict[str, Any]:

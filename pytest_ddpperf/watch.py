@@ -24,10 +24,10 @@ class Watcher:
 
     def __init__(self, config: pytest.Config, *, warmup: int, steps: int) -> None:
         self.streams = config.getoption("capture") == "no" and not hasattr(config, "workerinput")
-        self._writer = config.get_terminal_writer()
         reporter = config.pluginmanager.get_plugin("terminalreporter")
         # Not under -s: the ranks' lines come then, and would tear the progress line.
-        self._live = bool(reporter is not None and getattr(reporter, "isatty", False)) and not self.streams
+        live = getattr(reporter, "isatty", False) and not self.streams
+        self._writer = config.get_terminal_writer() if live else None
         self._capture = config.pluginmanager.get_plugin("capturemanager")
         self._warmup, self._steps = warmup, steps
         self.launch = 0  # from 1; the one under way, or the last
@@ -46,7 +46,7 @@ class Watcher:
         self._draw(progress.waiting(resource.name))
 
     def progress(self, phase: Phase, step: int, marks_ns: Sequence[int]) -> None:
-        if not self._live or time.monotonic() - self._drawn < _REDRAW_SECONDS:
+        if self._writer is None or time.monotonic() - self._drawn < _REDRAW_SECONDS:
             return
         seconds = list(self._seconds)
         if phase is Phase.STEPS:
@@ -72,7 +72,7 @@ class Watcher:
             self._drawn = 0.0
 
     def _draw(self, text: str) -> None:
-        if self._live:
+        if self._writer is not None:
             room = self._writer.fullwidth - self._writer.width_of_current_line - 2
             self._write(f"\x1b7 {text[: max(room, 0)]}\x1b[K\x1b8")  # the cursor goes back to behind the test's name
             self._drawn = time.monotonic()
