@@ -1,0 +1,21 @@
+"""The examples run where a stranger runs them: from the root and from their own folder."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize(("folder", "argument"), [(".", "examples"), ("examples", ".")])
+@pytest.mark.parametrize("mode", ["prepend", "append", "importlib"])
+def test_the_gpt_example_runs_under_every_import_mode(mode: str, folder: str, argument: str) -> None:
+    command = [sys.executable, "-m", "pytest", argument, "-k", "gpt", "--import-mode", mode, "--ddp-disable"]
+    quiet = ["-p", "no:cacheprovider", "-p", "no:benchmark"]
+    ended = subprocess.run(command + quiet, cwd=ROOT / folder, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "1 passed, 1 deselected" in ended.stdout
