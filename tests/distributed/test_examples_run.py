@@ -11,8 +11,10 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize(("folder", "argument"), [(".", "examples"), ("examples", ".")])
-@pytest.mark.parametrize("mode", ["prepend", "append", "importlib"])
+@pytest.mark.parametrize(
+    ("mode", "folder", "argument"),
+    [("prepend", "examples", "."), ("append", ".", "examples"), ("importlib", ".", "examples")],
+)
 def test_the_gpt_example_runs_under_every_import_mode(mode: str, folder: str, argument: str) -> None:
     command = [sys.executable, "-m", "pytest", argument, "-k", "gpt", "--import-mode", mode, "--ddp-disable"]
     quiet = ["-p", "no:cacheprovider", "-p", "no:benchmark"]
