@@ -86,7 +86,7 @@ class Launcher:
 
     def _launch(self, plan: Plan, data: bytes, observer: Observer, *, alone: bool = False) -> Delivery:
         """`alone`: nothing else may be timed on the same cores or devices meanwhile."""
-        self._server.ensure(os.environ, plan.preload, plan.timeout_seconds)
+        self._server.ensure(os.environ, plan.preload)
         placement = place(plan.world_size)
         addresses = str((self._facts or {}).get("device_addresses") or "").split(",")[: plan.world_size]
         wanted = locks.resources(placement.used, addresses if plan.device == "cuda" else ()) if alone else ()

@@ -20,6 +20,11 @@ _BOOT = (
 )
 
 
+# For importing torch and the preloaded modules, from a cold network disk too. No launch has begun, so it is not of
+# the time that --ddp-timeout gives one.
+_START_SECONDS = 300.0
+
+
 class RankServer:
     """One server process at a time. Not for threads: start it from the main one, for it dies with its thread."""
 
@@ -29,7 +34,7 @@ class RankServer:
         self._log: IO[bytes] | None = None
         self._made_for: tuple[object, ...] = ()
 
-    def ensure(self, variables: Mapping[str, str], preload: Sequence[str], timeout: float) -> None:
+    def ensure(self, variables: Mapping[str, str], preload: Sequence[str]) -> None:
         """Have a server that imported its modules under these variables; raises ServerError.
 
         Importing torch takes seconds, once; variables that libraries read at import need a new server.
@@ -54,7 +59,7 @@ class RankServer:
         )
         theirs.close()
         self._lines, self._made_for = Lines(ours), wanted
-        answer = self.receive(timeout)[0]
+        answer = self.receive(_START_SECONDS)[0]
         if answer["event"] != "ready":
             self.stop()
             raise ServerError("did not start", answer["traceback"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import faulthandler
 import json
+import multiprocessing
 import os
 import re
 import select
@@ -46,6 +47,8 @@ def run(rank: int, directory: str, channel: socket.socket) -> NoReturn:
     folder = Path(directory)
     stacks = _redirect(folder, rank)
     request: Message = json.loads((folder / "request.json").read_text())
+    # A rank ends hard, so multiprocessing (DataLoader's workers) must leave its sockets where they are removed.
+    multiprocessing.current_process()._config["tempdir"] = directory  # type: ignore[attr-defined]
     plan = Plan(**request["plan"])
     board = Board(folder / "board", plan.world_size, plan.steps)
     status = 0
