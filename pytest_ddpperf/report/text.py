@@ -31,7 +31,3 @@ def interval(change: Interval) -> str:
 def change(comparison: Comparison) -> str:
     """The change of one metric, as a table has it."""
     return f"{comparison.limit.metric} {interval(comparison.change)}"
-
-
-def plural(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -1,0 +1,340 @@
+"""What the reports say, read as a user reads it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from pytest_ddpperf import codec
+from pytest_ddpperf.errors import LaunchError
+from pytest_ddpperf.records import (
+    Comparison,
+    Environment,
+    Interval,
+    Limit,
+    Measurement,
+    Outcome,
+    Phases,
+    Plan,
+    RankError,
+    Samples,
+    Status,
+    TestId,
+    Verdict,
+)
+from pytest_ddpperf.report import counts, failure, json_report, junit, progress, terminal, text
+
+
+def measurement(
+    level: float = 0.2, *, ranks: Sequence[float] = (1.0, 1.0), cpu: bool = True, examples: Any = None
+) -> Measurement:
+    """Two launches of three steps; `ranks` scales each rank's own and CPU time."""
+    steps = (level, level, level)
+    own = tuple(tuple(scale * step for step in steps) for scale in ranks)
+    return Measurement(
+        samples=Samples(
+            step_seconds=(steps, steps),
+            rank_seconds=(own, own),
+            cpu_seconds=(own, own) if cpu else None,
+            examples=examples,
+        ),
+        environment=Environment(key={"backend": "gloo"}),
+    )
+
+
+def comparison(status: Status = Status.REGRESSED, metric: str = "p50") -> Comparison:
+    return Comparison(
+        limit=Limit(metric=metric, value=0.1, unit="%"),
+        status=status,
+        reason="beyond-limit",
+        baseline_seconds=0.1,
+        now_seconds=0.2,
+        change=Interval(estimate=0.123, low=0.081, high=0.167),
+    )
+
+
+def verdict(status: Status, reason: str = "x", **kwargs: Any) -> Verdict:
+    compared = (comparison(status),) if status.compared else ()
+    return Verdict(status=status, reason=reason, **{"comparisons": compared, **kwargs})
+
+
+def outcome(judged: Verdict | None, **kwargs: Any) -> Outcome:
+    return Outcome(
+        **{
+            "nodeid": "tests/test_a.py::test_step",
+            "test": TestId(module="tests/test_a", name="test_step"),
+            "plan": Plan(world_size=2, backend="gloo", device="cpu", warmup=5, steps=3),
+            "launches": 2,
+            "batch_size": 32,
+            "verdict": judged,
+            "fails": judged == "REGRESSED",
+            "measurement": measurement() if judged is not None else None,
+            "phases": (Phases(start=0.02, group=0.01, setup=0.3, warmup=1.0, steps=0.6, end=0.01),) * 2,
+            "baseline_path": "baselines/cpu/tests/test_a/test_step.json",
+            **kwargs,
+        }
+    )
+
+
+FAILED = outcome(None, error="launch 1 of 2: rank 1 failed in setup: ValueError: bad", measurement=None, fails=True)
+
+
+# --- figures
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [(12.3456, "12.346s"), (0.243, "0.243s"), (0.00341, "0.00341s"), (7.5e-07, "0.000000750s"), (0.0, "0.000s")],
+)
+def test_seconds_never_round_a_small_step_to_zero(value: float, written: str) -> None:
+    assert text.seconds(value) == written
+
+
+def test_a_change_is_a_percentage_until_it_is_a_factor() -> None:
+    assert text.share(0.123) == "+12.3 %"
+    assert text.share(-0.5) == "-50.0 %"
+    assert text.share(11.9) == "x 12.9"
+
+
+# --- header
+
+
+def test_the_header_names_versions_and_places() -> None:
+    facts = {"torch": "2.13.0", "python": "3.11.7", "cuda": "13.0", "nccl": "2.29", "cpu_model": "AMD EPYC"}
+    facts |= {"device_count": 8, "device_model": "NVIDIA H200", "topology": "GPU0 X\n"}
+    facts["places"] = "8 ranks over nccl (auto: 8 CUDA devices), a cuda device each"
+    quiet = list(terminal.header(facts, verbose=False))
+    assert quiet == [
+        "ddpperf: torch 2.13.0, Python 3.11.7, CUDA 13.0, NCCL 2.29; 8 x NVIDIA H200; AMD EPYC",
+        "ddpperf: 8 ranks over nccl (auto: 8 CUDA devices), a cuda device each",
+    ]
+    assert list(terminal.header(facts, verbose=True)) == [*quiet, "nvidia-smi topo -m", "GPU0 X"]
+
+
+# --- table
+
+
+def test_a_row_has_times_rates_change_and_verdict() -> None:
+    head, row = terminal.table([outcome(verdict(Status.REGRESSED))], verbosity=0)
+    assert head.split() == [
+        "ranks", *[word for q in (50, 75, 90, 95) for word in (f"p{q}", "sec/iter", "ex/sec")], "change", "verdict"
+    ]  # fmt: skip
+    assert row.startswith("tests/test_a.py::test_step  2 gloo  ")
+    assert "0.200s   320/s" in row  # 2 ranks x 32 examples / 0.2 s
+    assert "p50 +12.3 % [+8.1 %, +16.7 %]" in row
+    assert row.endswith("REGRESSED")
+
+
+def test_without_a_batch_size_there_is_no_rate() -> None:
+    _, row = terminal.table([outcome(verdict(Status.NOT_GATED, "gate-off"), batch_size=None)], verbosity=0)
+    assert "/s" not in row
+    assert row.split()[-2:] == ["NOT", "GATED"]
+
+
+def test_a_rate_comes_from_the_examples_of_each_step() -> None:
+    told = (((10, 10, 40), (10, 10, 40)),) * 2  # two ranks; the steps process 20, 20, 80 examples in 0.2 s
+    row = list(terminal.table([outcome(verdict(Status.PASS), measurement=measurement(examples=told))], verbosity=0))[1]
+    assert "100/s" in row  # p50: 20 / 0.2; the batch size of 32 is not used
+    assert "320/s" not in row
+
+
+def test_ranks_and_costs_are_shown_when_asked() -> None:
+    lines = list(terminal.table([outcome(verdict(Status.PASS))], verbosity=1))
+    assert lines[2].strip().startswith("rank 0: p50: 0.200s  p75: 0.200s")
+    assert "CPU p50: 0.200s" in lines[3]
+    assert lines[4].strip() == (
+        "a launch (median of 2): start 0.0200s, group 0.0100s, setup 0.300s, warmup 1.000s, steps 0.600s, "
+        "end 0.0100s; all launches 3.880s"
+    )
+
+
+def test_a_measurement_that_failed_has_no_row() -> None:
+    assert list(terminal.table([FAILED], verbosity=1)) == []
+
+
+# --- summary
+
+
+def test_the_last_line_counts() -> None:
+    outcomes = [
+        outcome(verdict(Status.PASS)),
+        outcome(verdict(Status.REGRESSED)),
+        outcome(verdict(Status.NO_BASELINE)),
+        FAILED,
+    ]
+    assert list(terminal.summary(outcomes, skipped=1))[-1] == (
+        "ddpperf: 2 of 4 compared: 1 passed, 1 regressed; 1 without baseline, 1 failed to measure; 1 skipped"
+    )
+
+
+def test_a_run_that_compared_nothing_says_so() -> None:
+    assert list(terminal.summary([outcome(verdict(Status.NO_BASELINE))] * 5, skipped=0))[-1] == (
+        "ddpperf: 0 of 5 compared: 5 without baseline"
+    )
+
+
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        (outcome(verdict(Status.INCONCLUSIVE)), "INCONCLUSIVE: p50 +12.3 % [+8.1 %, +16.7 %] (limit p50:10%)"),
+        (outcome(verdict(Status.IMPROVED)), "--ddp-save-baseline makes it the new baseline"),
+        (outcome(verdict(Status.NO_BASELINE)), "NO BASELINE at baselines/cpu/tests/test_a/test_step.json: record one"),
+        (
+            outcome(verdict(Status.INCOMPARABLE, "must-match", differences=("batch_size 32 -> 64",))),
+            "INCOMPARABLE: batch_size 32 -> 64; record a new baseline with --ddp-save-baseline",
+        ),
+        (outcome(verdict(Status.INCOMPARABLE, "no-cpu-time")), "CPU time is limited, and the baseline has none"),
+        (outcome(verdict(Status.NOT_GATED, "gate-off")), "NOT GATED: gate=False"),
+        (outcome(verdict(Status.NOT_GATED, "disabled")), "NOT GATED: --ddp-disable"),
+        (outcome(verdict(Status.NOT_GATED, "debugging-variable")), "CUDA_LAUNCH_BLOCKING"),
+        (outcome(verdict(Status.NOT_GATED, "saving"), saved=True), "saved baselines/cpu/tests/test_a/test_step.json"),
+        (outcome(verdict(Status.NOT_GATED, "saving")), "not saved: the test did not pass as a whole"),
+        (outcome(verdict(Status.PASS, dropped=("p99:10%: needs 299",))), "dropped the default limit p99:10%: needs"),
+        (outcome(verdict(Status.PASS), notes=("rank 0's clean-up did not end",)), "rank 0's clean-up did not end"),
+        (FAILED, "not measured: launch 1 of 2: rank 1 failed in setup: ValueError: bad"),
+    ],
+)
+def test_what_is_told_in_the_summary(told: Outcome, words: str) -> None:
+    lines = list(terminal.summary([told], skipped=0))[:-1]
+    assert len(lines) == 1
+    assert lines[0].startswith("tests/test_a.py::test_step: ")
+    assert words in lines[0]
+
+
+def test_a_named_measurement_is_told_by_its_name() -> None:
+    named = outcome(verdict(Status.NO_BASELINE), test=TestId(module="m", name="t", label="forward"))
+    assert next(terminal.summary([named], skipped=0)).startswith("tests/test_a.py::test_step (forward): ")
+
+
+# --- failures
+
+
+def test_a_failed_gate_reads_from_metric_to_the_command_that_accepts() -> None:
+    red = outcome(verdict(Status.REGRESSED, differences=("torch 2.12 -> 2.13",)))
+    lines = failure.gate_failure(red, baseline=measurement(0.1), accept_command="pytest x --ddp-save-baseline")
+    assert lines.splitlines() == [
+        "REGRESSED: tests/test_a::test_step on 2 gloo ranks",
+        "",
+        "  metric  baseline  now     change [90 % interval]     limit",
+        "  p50     0.100s    0.200s  +12.3 % [+8.1 %, +16.7 %]  10%",
+        "",
+        "slowest rank: none stands out; every rank's CPU time changed alike (+100.0 % at p50)",
+        "longest own steps: rank 0, 0.200s at p50",
+        "differs from the baseline's environment: torch 2.12 -> 2.13",
+        "baseline: baselines/cpu/tests/test_a/test_step.json",
+        "accept:   pytest x --ddp-save-baseline",
+    ]
+
+
+def test_the_rank_that_rose_most_is_named() -> None:
+    red = outcome(verdict(Status.REGRESSED), measurement=measurement(0.1, ranks=(1.0, 1.5)))
+    told = failure.gate_failure(red, baseline=measurement(0.1), accept_command="c")
+    assert "slowest rank: 1, its CPU time at p50 0.100s -> 0.150s (+50.0 %; others +0.0 %)" in told
+    assert "longest own steps: rank 1, 0.150s at p50" in told
+
+
+def test_off_cpu_the_ranks_own_steps_are_compared() -> None:
+    red = outcome(verdict(Status.REGRESSED), measurement=measurement(0.1, ranks=(1.5, 1.0), cpu=False))
+    told = failure.gate_failure(red, baseline=measurement(0.1, cpu=False), accept_command="c")
+    assert "slowest rank: 0, its own step time at p50 0.100s -> 0.150s" in told
+
+
+@pytest.mark.parametrize(
+    ("judged", "first"),
+    [
+        (
+            verdict(Status.NO_BASELINE),
+            "NO BASELINE: there is no baseline at baselines/cpu/tests/test_a/test_step.json",
+        ),
+        (
+            verdict(Status.INCOMPARABLE, "must-match", differences=("warmup 5 -> 2",)),
+            "INCOMPARABLE: warmup 5 -> 2; record a new baseline with --ddp-save-baseline, "
+            "or measure as it was recorded",
+        ),
+        (verdict(Status.NOT_GATED, "gate-off"), "NOT GATED: gate=False"),
+    ],
+)
+def test_a_gate_that_fails_without_figures_says_why_and_what_records_them(judged: Verdict, first: str) -> None:
+    told = failure.gate_failure(
+        outcome(judged, notes=("there is a baseline for x",)), baseline=None, accept_command="c"
+    )
+    assert told.splitlines() == [first, "there is a baseline for x", "record: c"]
+
+
+def test_a_failed_launch_shows_the_first_cause_then_the_others() -> None:
+    cause = RankError(rank=1, when=1.0, phase="step 7 of 30", summary="ValueError: bad", traceback="Traceback A\n")
+    lost = RankError(rank=0, when=0.9, phase="step 7 of 30", summary="reset", traceback="B", lost_connection=True)
+    told = failure.launch_failure(LaunchError(cause, (lost,), ()), 2, 5)
+    assert told.splitlines() == [
+        "launch 2 of 5: rank 1 failed in step 7 of 30: ValueError: bad",
+        "",
+        "Traceback A",
+        "",
+        "other ranks:",
+        "  rank 0 in step 7 of 30: reset",
+    ]
+
+
+# --- files
+
+
+def test_junit_has_the_verdict_in_strings_and_no_samples() -> None:
+    assert dict(junit.properties(outcome(verdict(Status.REGRESSED, "beyond-limit")))) == {
+        "ddpperf.verdict": "REGRESSED",
+        "ddpperf.reason": "beyond-limit",
+        "ddpperf.metric": "p50",
+        "ddpperf.ratio": "1.1230",
+        "ddpperf.interval": "1.0810..1.1670",
+        "ddpperf.p50": "0.200000000",
+    }
+
+
+def test_junit_properties_of_a_named_measurement_carry_the_name() -> None:
+    named = outcome(verdict(Status.NO_BASELINE), test=TestId(module="m", name="t", label="forward"))
+    assert ("ddpperf.forward.verdict", "NO BASELINE") in junit.properties(named)
+
+
+def test_the_json_has_everything_and_the_same_counts() -> None:
+    outcomes = [outcome(verdict(Status.REGRESSED)), FAILED]
+    data = json_report.report(outcomes, skipped=1, facts={"torch": "2.13.0"}, created="now", version="0.1")
+    again = json.loads(codec.dumps(data))
+    assert again["schema"] == 1
+    assert again["machine"] == {"torch": "2.13.0"}
+    assert again["summary"]["regressed"] == again["summary"]["failed"] == again["summary"]["skipped"] == 1
+    first, second = again["measurements"]
+    assert first["percentile_seconds"] == {f"p{q}": 0.2 for q in (10, 50, 75, 90, 95)}
+    assert first["measurement"]["samples"]["step_seconds"] == [[0.2, 0.2, 0.2]] * 2
+    assert first["verdict"]["comparisons"][0]["change"] == {"estimate": 0.123, "low": 0.081, "high": 0.167}
+    assert second["verdict"] is None
+    assert second["error"].endswith("ValueError: bad")
+
+
+def test_an_outcome_crosses_to_xdists_controller_and_back() -> None:
+    there = outcome(verdict(Status.REGRESSED, differences=("a 1 -> 2",)))
+    assert codec.decode(Outcome, json.loads(json.dumps(codec.encode(there)))) == there
+
+
+def test_counts_of_nothing_are_nothing() -> None:
+    assert counts.last_line(counts.count([], 0)) == "ddpperf: 0 of 0 compared"
+
+
+# --- progress
+
+
+def test_progress_tells_launch_step_and_p50() -> None:
+    told = progress.line(launch=2, launches=5, phase="steps", step=30, steps=50, p50_seconds=0.2431)
+    assert told == "launch 2/5, step 30/50, p50 so far 0.243s"
+
+
+def test_progress_before_the_first_step_has_no_p50() -> None:
+    assert progress.line(launch=1, launches=5, phase="warmup", step=3, steps=5, p50_seconds=None) == (
+        "launch 1/5, warm-up 3/5"
+    )
+    assert progress.line(launch=0, launches=0, phase="setup", step=0, steps=1, p50_seconds=None) == "setup"
+
+
+def test_waiting_names_what_is_waited_for() -> None:
+    assert progress.waiting("cpu0") == "waiting for cpu0, where another process is measuring"
