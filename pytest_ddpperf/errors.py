@@ -50,6 +50,17 @@ class TransportError(DdpPerfError):
         return f"{self.what} cannot travel to the ranks: {self.problem}"
 
 
+class SetupError(DdpPerfError):
+    """What `setup` made is not a step."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(problem)
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return self.problem
+
+
 class ServerError(DdpPerfError):
     """The rank server did not start or died; carries what it wrote."""
 

@@ -13,6 +13,7 @@ from pytest_ddpperf.benchmark import Job, Measured
 from pytest_ddpperf.errors import DdpPerfError, LaunchError, OptionError
 from pytest_ddpperf.machine import Place, Unavailable
 from pytest_ddpperf.options import Settings
+from pytest_ddpperf.payload import StaysInPytest
 from pytest_ddpperf.records import Plan, RankOutput, TestId
 from pytest_ddpperf.report import failure, junit
 from pytest_ddpperf.result import Result
@@ -78,12 +79,16 @@ class _Distributed:
 class DdpRun(_Distributed):
     """The `ddp_run` fixture."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return StaysInPytest, ("ddp_run",)
+
     def __call__(self, fn: Callable[..., Any], *args: Any) -> list[Any]:
         """Call `fn(ctx, *args)` on every rank of a fresh process group.
 
         Returns the results by rank, tensors on the CPU. A rank that raises, dies, hangs or returns nothing fails
         the test with its own traceback.
         """
+        __tracebackhide__ = True
         plan = self._plan()
         watcher = self._watcher(plan)
         try:
@@ -106,6 +111,9 @@ class DdpBenchmark(_Distributed):
         super().__init__(request, world_size)
         self._replay = replay
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return StaysInPytest, ("ddp_benchmark",)
+
     def __call__(
         self,
         setup: Callable[..., Any],
@@ -119,6 +127,7 @@ class DdpBenchmark(_Distributed):
         `batch_size` is examples per rank and step. `gate=False` measures only. A second call in one test needs a
         `name`. Raises GateFailed, an ordinary test failure, when the verdict fails the test.
         """
+        __tracebackhide__ = True
         label = self._label(setup, batch_size, name)
         if label in self._state.failed_gates:
             text, result = self._state.failed_gates[label]
@@ -158,6 +167,7 @@ class DdpBenchmark(_Distributed):
         return measured.result
 
     def _label(self, setup: Any, batch_size: Any, name: Any) -> str:
+        __tracebackhide__ = True
         if not callable(setup):
             raise TypeError(f"ddp_benchmark({setup!r}): setup must be callable: setup(ctx) returns the step to time")
         if batch_size is not None and (type(batch_size) is not int or batch_size < 1):

@@ -41,8 +41,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         if isinstance(obj, FunctionType) and (module := _home(obj)) is not None:
             return (_new_function, (module, obj.__code__), _state(obj), None, None, _fill_function)
         if isinstance(obj, unittest.TestCase):
-            # While it runs, its _outcome holds pytest's own objects, which stay here.
-            state = {name: value for name, value in vars(obj).items() if name != "_outcome"}
+            # While it runs, its _outcome and its test method hold pytest's own objects, which stay here.
+            ours = ("_outcome", obj._testMethodName)
+            state = {name: value for name, value in vars(obj).items() if name not in ours}
             return _new_instance, (type(obj), state)
         return super().reducer_override(obj)
 
@@ -66,9 +67,12 @@ def _home(function: FunctionType) -> str | None:
 
 
 def _state(function: FunctionType) -> dict[str, Any]:
+    """All but the code. Globals with names that no source can spell were put there by whoever compiled the module:
+    pytest, for the asserts it rewrote. The rank's own import of the module lacks them."""
     return {
         "cells": [_contents(cell) for cell in function.__closure__ or ()],
         "dict": vars(function),
+        "globals": {name: value for name, value in function.__globals__.items() if name.startswith("@")},
         "__name__": function.__name__,
         "__qualname__": function.__qualname__,
         "__module__": function.__module__,
@@ -105,6 +109,16 @@ def _picklable(value: Any) -> bool:
     except Exception:
         return False
     return True
+
+
+class StaysInPytest:
+    """What a fixture's callable becomes on its way to a rank: a test's `self` may hold it, no rank may call it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        raise RuntimeError(f"{self._name} starts ranks: it is pytest's to call, not a rank's")
 
 
 # --- in a rank
@@ -157,6 +171,7 @@ def _fill_function(function: FunctionType, state: dict[str, Any]) -> None:
         if held:
             cell.cell_contents = held[0]
     vars(function).update(state.pop("dict"))
+    function.__globals__.update(state.pop("globals"))
     for name, value in state.items():
         setattr(function, name, value)
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from pytest_ddpperf.errors import SetupError
 from pytest_ddpperf.rank import clock
 from pytest_ddpperf.rank.context import Context
 from pytest_ddpperf.records import Plan
@@ -40,7 +41,7 @@ class Prepared:
             self._generator = made
             made = next(made, None)
         if not callable(made):
-            raise TypeError(
+            raise SetupError(
                 f"setup returned {made!r}; it must return the step to time, a callable without arguments "
                 "(or yield it, and clean up after)"
             )
@@ -50,7 +51,7 @@ class Prepared:
         if self._generator is None:
             return
         for _ in self._generator:
-            raise RuntimeError("setup yielded twice; it must yield the step once")
+            raise SetupError("setup yielded twice; it must yield the step once")
 
 
 def measure(step: Step, plan: Plan, ctx: Context, board: Board) -> Window:

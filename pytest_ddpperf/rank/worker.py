@@ -25,6 +25,7 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from pytest_ddpperf import payload
+from pytest_ddpperf.errors import DdpPerfError
 from pytest_ddpperf.rank import environment, group, process, results, sampling
 from pytest_ddpperf.rank.context import Context
 from pytest_ddpperf.records import Plan
@@ -150,13 +151,16 @@ def _report(error: BaseException, rank: int, plan: Plan, board: Board, channel: 
         "when": when,
         "phase": board.describe(rank, warmup=plan.warmup, steps=plan.steps),
         "summary": _summary(error),
-        "traceback": "".join(traceback.format_exception(error)),
+        # An error of ours says in its text what is wrong; its frames are ours too.
+        "traceback": "" if isinstance(error, DdpPerfError) else "".join(traceback.format_exception(error)),
         "lost_connection": is_lost_connection(error),
     }
     send_frame(channel, Kind.ERROR, json.dumps(fields).encode())
 
 
 def _summary(error: BaseException) -> str:
+    if isinstance(error, DdpPerfError):
+        return str(error)
     if isinstance(error, SystemExit):
         return f"sys.exit({error.code!r}) was called"
     return traceback.format_exception_only(error)[-1].strip().splitlines()[0]
