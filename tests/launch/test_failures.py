@@ -1,0 +1,238 @@
+"""A rank that raises, dies or delivers nothing: red, with that rank's own words."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+import sys
+import threading
+import time
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from pytest_ddpperf.errors import LaunchError, TransportError
+from tests.launch.conftest import Bench
+
+
+def all_reduce() -> None:
+    dist.all_reduce(torch.ones(1))
+
+
+def failure(bench: Bench, setup: Any, **plan: Any) -> LaunchError:
+    with pytest.raises(LaunchError) as caught:
+        bench.measure(setup, **plan)
+    return caught.value
+
+
+def in_step(act: Any, *, rank: int = 1, step: int = 2) -> Any:
+    """A setup whose step does something odd on one rank, in one step (the warm-up's is step 0)."""
+
+    def setup(ctx: Any) -> Any:
+        count = iter(range(100))
+
+        def one_step() -> None:
+            if next(count) == step and ctx.rank == rank:
+                act()
+            all_reduce()
+
+        return one_step
+
+    return setup
+
+
+def raise_value_error() -> None:
+    raise ValueError("bad shape")
+
+
+def test_a_step_that_raises_is_shown_with_its_place_and_its_own_traceback(bench: Bench) -> None:
+    error = failure(bench, in_step(raise_value_error))
+    assert (error.cause.rank, error.cause.phase) == (1, "step 2 of 3")
+    assert error.cause.summary == "ValueError: bad shape"
+    assert "in raise_value_error" in error.cause.traceback
+    assert "pytest_ddpperf/rank" not in error.cause.traceback
+    assert [other.rank for other in error.others] == [0]
+    assert error.others[0].lost_connection
+
+
+def test_warm_up_that_raises_names_its_step(bench: Bench) -> None:
+    assert failure(bench, in_step(raise_value_error, step=0)).cause.phase == "warm-up step 1 of 1"
+
+
+def test_setup_that_raises(bench: Bench) -> None:
+    def setup(ctx: Any) -> Any:
+        if ctx.rank == 1:
+            raise KeyError("weights")
+        return all_reduce
+
+    error = failure(bench, setup)
+    assert (error.cause.rank, error.cause.phase, error.cause.summary) == (1, "setup", "KeyError: 'weights'")
+
+
+def test_clean_up_that_raises_is_red(bench: Bench) -> None:
+    def setup(ctx: Any) -> Any:
+        yield all_reduce
+        if ctx.rank == 0:
+            raise OSError("disk full")
+
+    error = failure(bench, setup)
+    assert (error.cause.rank, error.cause.phase, error.cause.summary) == (0, "clean-up", "OSError: disk full")
+
+
+def test_clean_up_runs_once_the_steps_are_done(bench: Bench, tmp_path: Any) -> None:
+    def setup(ctx: Any) -> Any:
+        yield all_reduce
+        (tmp_path / f"{ctx.rank}").touch()
+
+    bench.measure(setup)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
+
+
+@pytest.mark.parametrize(
+    ("act", "summary"),
+    [
+        (lambda: sys.exit(3), "sys.exit(3) was called"),
+        (lambda: sys.exit(0), "sys.exit(0) was called"),
+        (lambda: os._exit(0), "exited with status 0 without delivering a result"),
+        (lambda: os._exit(7), "exited with status 7 without delivering a result"),
+        (lambda: os.kill(os.getpid(), signal.SIGTERM), "killed by SIGTERM"),
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), "killed by SIGKILL"),
+    ],
+    ids=["exit3", "exit0", "_exit0", "_exit7", "SIGTERM", "SIGKILL"],
+)
+def test_an_end_without_a_result_is_named(bench: Bench, act: Any, summary: str) -> None:
+    error = failure(bench, in_step(act))
+    assert error.cause.rank == 1
+    assert error.cause.summary.startswith(summary)
+    assert error.cause.phase == "step 2 of 3"
+
+
+def test_sigkill_reminds_of_the_out_of_memory_killer(bench: Bench) -> None:
+    error = failure(bench, in_step(lambda: os.kill(os.getpid(), signal.SIGKILL)))
+    assert "out-of-memory killer" in error.cause.summary
+
+
+def test_a_crash_in_c_leaves_its_python_stack(bench: Bench) -> None:
+    def crash() -> None:
+        ctypes.string_at(0)
+
+    error = failure(bench, in_step(crash))
+    assert (error.cause.rank, error.cause.summary) == (1, "killed by SIGSEGV")
+    assert "in crash" in error.cause.traceback
+
+
+def test_an_allocation_beyond_the_limit_has_its_own_traceback(bench: Bench) -> None:
+    def grow() -> None:
+        limit = 8 << 30
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        bytearray(16 << 30)
+
+    error = failure(bench, in_step(grow))
+    assert error.cause.summary.startswith("MemoryError")
+    assert "in grow" in error.cause.traceback
+
+
+def test_keyboard_interrupt_in_a_rank_is_that_ranks_error(bench: Bench) -> None:
+    def interrupt() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(5)
+
+    error = failure(bench, in_step(interrupt))
+    assert (error.cause.rank, error.cause.summary) == (1, "KeyboardInterrupt")
+
+
+@pytest.mark.parametrize("made", [None, 3], ids=["None", "3"])
+def test_setup_must_make_a_step(bench: Bench, made: Any) -> None:
+    error = failure(bench, lambda ctx: made)
+    assert error.cause.summary.startswith(f"setup returned {made!r}; it must return the step to time")
+    assert error.cause.traceback == ""
+
+
+def test_setup_must_yield_once(bench: Bench) -> None:
+    def setup(ctx: Any) -> Any:
+        yield all_reduce
+        yield all_reduce
+
+    assert failure(bench, setup).cause.summary.startswith("setup yielded twice")
+
+
+def test_the_cause_is_shown_first_though_it_unwinds_slowly(bench: Bench) -> None:
+    def slowly() -> None:
+        try:
+            raise ValueError("the cause")
+        finally:
+            dist.destroy_process_group()
+            time.sleep(1.0)
+
+    error = failure(bench, in_step(slowly))
+    assert (error.cause.rank, error.cause.summary) == (1, "ValueError: the cause")
+    assert [(other.rank, other.lost_connection) for other in error.others] == [(0, True)]
+
+
+def test_a_sibling_that_ignores_sigterm_costs_no_time(bench: Bench) -> None:
+    def setup(ctx: Any) -> Any:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+        def step() -> None:
+            if ctx.rank == 1:
+                raise ValueError("bad")
+            time.sleep(60)
+
+        return step
+
+    began = time.monotonic()
+    error = failure(bench, setup)
+    assert (error.cause.rank, error.cause.summary) == (1, "ValueError: bad")
+    assert error.others[0].summary == "was still running when the launch was given up"
+    assert time.monotonic() - began < 10
+
+
+def test_a_result_that_cannot_be_pickled_names_the_rank(bench: Bench) -> None:
+    with pytest.raises(LaunchError) as caught:
+        bench.call(lambda ctx: threading.Lock() if ctx.rank == 1 else 0)
+    assert caught.value.cause.rank == 1
+    assert "the result cannot travel" in caught.value.cause.summary
+    assert "cannot pickle '_thread.lock' object" in caught.value.cause.summary
+
+
+class FailsToLoad:
+    """Pickles, but raises when it is put together again outside of pytest."""
+
+    home = os.getpid()
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+
+    def __reduce__(self) -> Any:
+        return load, (self.where, os.getpid())
+
+
+def load(where: str, home: int) -> FailsToLoad:
+    if os.getpid() != home:
+        raise RuntimeError(f"cannot be loaded in {where}")
+    return FailsToLoad(where)
+
+
+def test_an_argument_that_fails_to_load_has_the_ranks_traceback(bench: Bench) -> None:
+    with pytest.raises(LaunchError) as caught:
+        bench.call(lambda ctx, value: value, FailsToLoad("a rank"))
+    assert caught.value.cause.phase == "the start"
+    assert caught.value.cause.summary == "RuntimeError: cannot be loaded in a rank"
+    assert "in load" in caught.value.cause.traceback
+
+
+def test_a_result_that_fails_to_load_names_the_rank(bench: Bench) -> None:
+    with pytest.raises(TransportError, match=r"the result of rank 0 .* cannot be loaded in pytest"):
+        bench.call(lambda ctx: FailsToLoad("pytest"))
+
+
+def test_a_closure_that_cannot_be_pickled_names_the_variable(bench: Bench) -> None:
+    guard = threading.Lock()
+    with pytest.raises(TransportError, match=r"variable 'guard', which <lambda> uses, cannot travel"):
+        bench.call(lambda ctx: guard)
+    with pytest.raises(TransportError, match=r"argument 2 of <lambda> cannot travel"):
+        bench.call(lambda ctx, a, b: None, 1, guard)
