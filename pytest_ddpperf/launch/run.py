@@ -148,6 +148,7 @@ class Launch:
             "environ": environ.for_ranks(os.environ, plan.world_size),
             "cwd": os.getcwd(),
             "sys_path": sys.path,
+            "argv": sys.argv,
             "cpus": self._placement.cpus if plan.device == "cpu" else ((),) * plan.world_size,
             "modules": dict(self._modules),
         }
@@ -234,6 +235,7 @@ class Launch:
             for rank in pending:
                 rank.done = True
             return
+        places = {rank.number: self._place(rank) for rank in pending}  # the signal may wake a rank from its sleep
         self._server.send({"op": "dump"})
         until = time.monotonic() + _STACKS_SECONDS
         while time.monotonic() < until and not all(self._stacks(rank) for rank in pending):
@@ -245,7 +247,7 @@ class Launch:
             rank.error = RankError(
                 rank=rank.number,
                 when=when,
-                phase=self._place(rank),
+                phase=places[rank.number],
                 summary=late if at_deadline else "was still running when the launch was given up",
                 traceback=self._stacks(rank),
             )

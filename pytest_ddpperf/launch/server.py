@@ -103,7 +103,8 @@ class RankServer:
         self._process = self._lines = self._log = None
 
     def _connected(self) -> Lines:
-        assert self._lines is not None, "ensure() comes first"
+        if self._lines is None:  # ensure() comes first, and it has not ended since
+            raise ServerError("is not running", "")
         return self._lines
 
     def _raise_dead(self) -> None:

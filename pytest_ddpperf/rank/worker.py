@@ -91,6 +91,7 @@ def _work(rank: int, folder: Path, plan: Plan, request: Message, board: Board, c
     os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(rank)
     os.chdir(request["cwd"])
     sys.path[:] = request["sys_path"]
+    sys.argv[:] = request["argv"]
     cpus: list[int] = request["cpus"][rank]
     if cpus:
         os.sched_setaffinity(0, cpus)

@@ -119,6 +119,6 @@ def bench(shared_bench: Bench) -> Iterator[Bench]:
     shared_bench.recorder = Recorder()
     before = descriptors()
     yield shared_bench
+    assert shared_bench.call(lambda ctx: ctx.rank) == [0, 1]
     assert shared_bench.left() == []
     assert descriptors() <= before
-    assert shared_bench.call(lambda ctx: ctx.rank) == [0, 1]

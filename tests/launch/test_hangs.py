@@ -1,0 +1,120 @@
+"""A rank that never ends: red at the deadline with every rank's stack, or green where its result had arrived."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from pytest_ddpperf.errors import LaunchError
+from tests.launch.conftest import Bench
+
+DEADLINE = 2.0
+
+
+def all_reduce() -> None:
+    dist.all_reduce(torch.ones(1))
+
+
+def hang_in_python() -> None:
+    while True:
+        time.sleep(0.1)
+
+
+def hang_in_c_with_the_gil() -> None:
+    ctypes.PyDLL(None).sleep(60)
+
+
+def late(bench: Bench, setup: Any) -> LaunchError:
+    """The error at the deadline, which came with no more than five seconds beyond it."""
+    began = time.monotonic()
+    with pytest.raises(LaunchError) as caught:
+        bench.measure(setup, timeout=DEADLINE)
+    assert time.monotonic() - began < DEADLINE + 5
+    assert caught.value.cause.summary == "did not end within 2 s (--ddp-timeout)"
+    return caught.value
+
+
+@pytest.mark.parametrize("hang", [hang_in_python, hang_in_c_with_the_gil])
+def test_the_rank_that_hangs_is_first_and_those_that_wait_for_it_follow(bench: Bench, hang: Any) -> None:
+    def setup(ctx: Any) -> Any:
+        def step() -> None:
+            if ctx.rank == 1:
+                hang()
+            all_reduce()
+
+        return step
+
+    error = late(bench, setup)
+    assert (error.cause.rank, error.cause.phase) == (1, "warm-up step 1 of 1")
+    assert f"in {hang.__name__}" in error.cause.traceback
+    assert [other.rank for other in error.others] == [0]
+    assert "in all_reduce" in error.others[0].traceback
+    assert "pytest_ddpperf/rank" not in error.cause.traceback + error.others[0].traceback
+
+
+def test_ranks_that_disagree_on_the_number_of_collectives(bench: Bench) -> None:
+    def setup(ctx: Any) -> Any:
+        yield all_reduce
+        if ctx.rank == 0:
+            all_reduce()
+
+    began = time.monotonic()
+    bench.measure(setup, timeout=DEADLINE)  # all results are there: only clean-up hangs, and it is told
+    assert time.monotonic() - began < DEADLINE + 5
+
+    def function(ctx: Any) -> None:
+        if ctx.rank == 0:
+            all_reduce()
+
+    with pytest.raises(LaunchError) as caught:
+        bench.call(function, timeout=DEADLINE)
+    assert caught.value.cause.rank == 0
+    assert "in all_reduce" in caught.value.cause.traceback
+    assert caught.value.others[0].summary == "had delivered its result and waited for the others"
+
+
+def test_a_clean_up_that_hangs_is_green_and_told(bench: Bench) -> None:
+    def setup(ctx: Any) -> Any:
+        yield all_reduce
+        if ctx.rank == 1:
+            time.sleep(60)
+
+    samples = bench.measure(setup, timeout=DEADLINE)
+    assert len(samples.step_seconds) == 3
+    assert samples.notes == ("rank 1's clean-up did not end within 2 s (--ddp-timeout); it was killed",)
+
+
+class SlowToDie:
+    def __del__(self) -> None:
+        time.sleep(60)
+
+
+def test_a_destructor_that_hangs_is_green(bench: Bench) -> None:
+    def setup(ctx: Any) -> Any:
+        held = SlowToDie()
+
+        def step() -> None:
+            all_reduce()
+            assert held
+
+        return step
+
+    began = time.monotonic()
+    assert len(bench.measure(setup).step_seconds) == 3
+    assert time.monotonic() - began < 10
+
+
+def test_a_thread_that_never_ends_is_green(bench: Bench) -> None:
+    def function(ctx: Any) -> int:
+        threading.Thread(target=time.sleep, args=(60,)).start()
+        return int(ctx.rank)
+
+    began = time.monotonic()
+    assert bench.call(function) == [0, 1]
+    assert time.monotonic() - began < 10

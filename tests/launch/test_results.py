@@ -1,0 +1,163 @@
+"""What arrives: results, samples, output; and what ranks may do on the way."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader
+
+from pytest_ddpperf.errors import LaunchError
+from tests.launch.conftest import Bench
+
+
+def all_reduce() -> None:
+    dist.all_reduce(torch.ones(1))
+
+
+def test_results_come_by_rank_with_tensors(bench: Bench) -> None:
+    def function(ctx: Any, factor: int) -> Any:
+        return {"rank": ctx.rank, "tensor": torch.full((2,), ctx.rank * factor)}
+
+    first, second = bench.call(function, 3)
+    assert (first["rank"], second["rank"]) == (0, 1)
+    assert second["tensor"].tolist() == [3, 3]
+
+
+def test_a_view_does_not_bring_its_whole_storage(bench: Bench) -> None:
+    views = bench.call(lambda ctx: torch.arange(1_000_000.0)[2:4])
+    assert views[0].tolist() == [2.0, 3.0]
+    assert views[0].untyped_storage().nbytes() == 8
+
+
+def test_a_leaf_keeps_that_it_requires_a_gradient(bench: Bench) -> None:
+    assert bench.call(lambda ctx: torch.ones(4, requires_grad=True)[:2].detach().requires_grad_())[0].requires_grad
+
+
+def test_a_result_of_more_than_a_hundred_megabytes(bench: Bench) -> None:
+    sizes = [len(result) for result in bench.call(lambda ctx: bytes(110_000_000))]
+    assert sizes == [110_000_000, 110_000_000]
+
+
+def test_samples_have_their_shapes_and_add_up(bench: Bench) -> None:
+    def setup(ctx: Any) -> Any:
+        def step() -> int:
+            all_reduce()
+            time.sleep(0.01)
+            return 7 + int(ctx.rank)
+
+        return step
+
+    samples = bench.measure(setup, steps=4, warmup=2)
+    assert len(samples.step_seconds) == 4
+    assert [len(rank) for rank in samples.rank_seconds] == [4, 4]
+    assert samples.cpu_seconds is not None
+    assert [len(rank) for rank in samples.cpu_seconds] == [4, 4]
+    assert samples.examples == ((7, 7, 7, 7), (8, 8, 8, 8))
+    assert min(samples.step_seconds) > 0.005
+    assert samples.phases.steps >= sum(samples.step_seconds)
+    assert samples.facts["torch"] == torch.__version__
+    assert samples.facts["pinned"] is True
+
+
+def test_a_step_that_returns_a_loss_tells_no_examples(bench: Bench) -> None:
+    assert bench.measure(lambda ctx: lambda: torch.ones(1)).examples is None
+
+
+def test_megabytes_of_output_are_cut_in_the_middle(bench: Bench) -> None:
+    def setup(ctx: Any) -> Any:
+        print("the beginning")
+        for _ in range(50_000):
+            print("x" * 100)
+        print("the end")
+        return all_reduce
+
+    written = bench.measure(setup).output[0].stdout
+    assert written.startswith("the beginning\n")
+    assert written.endswith("the end\n")
+    assert "bytes cut" in written
+    assert len(written) < 100_000
+
+
+def test_output_goes_by_rank_and_stream(bench: Bench) -> None:
+    def setup(ctx: Any) -> Any:
+        os.write(1, f"out {ctx.rank}\n".encode())
+        os.write(2, f"err {ctx.rank}\n".encode())
+        return all_reduce
+
+    output = bench.measure(setup).output
+    assert [(o.rank, o.stdout, o.stderr) for o in output] == [(0, "out 0\n", "err 0\n"), (1, "out 1\n", "err 1\n")]
+
+
+def test_output_is_streamed_to_who_asks(bench: Bench) -> None:
+    bench.recorder.streams = True
+
+    def function(ctx: Any) -> None:
+        print(f"hello from {ctx.rank}\nunfinished", end="")
+
+    bench.call(function)
+    assert sorted(bench.recorder.lines) == [
+        (rank, "stdout", line) for rank in (0, 1) for line in (f"hello from {rank}", "unfinished")
+    ]
+
+
+def test_output_before_a_crash_is_kept(bench: Bench) -> None:
+    def function(ctx: Any) -> None:
+        print("last words")
+        os._exit(7)
+
+    with pytest.raises(LaunchError) as caught:
+        bench.call(function)
+    assert caught.value.output[1].stdout == "last words\n"
+
+
+class Numbers(torch.utils.data.Dataset[int]):
+    def __len__(self) -> int:
+        return 1000
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def test_data_loader_workers_work(bench: Bench) -> None:
+    def setup(ctx: Any) -> Any:
+        batches = iter(DataLoader(Numbers(), batch_size=4, num_workers=2))
+        return lambda: next(batches).sum()
+
+    assert len(bench.measure(setup).step_seconds) == 3
+
+
+def test_data_loader_workers_end_with_their_rank(bench: Bench) -> None:
+    def setup(ctx: Any) -> Any:
+        batches = iter(DataLoader(Numbers(), batch_size=4, num_workers=2))
+
+        def step() -> None:
+            next(batches)
+            if ctx.rank == 1:
+                os._exit(7)
+            time.sleep(30)
+
+        return step
+
+    with pytest.raises(LaunchError):
+        bench.measure(setup)
+
+
+def test_a_grandchild_in_a_session_of_its_own_ends_too(bench: Bench) -> None:
+    def function(ctx: Any) -> int:
+        if (pid := os.fork()) == 0:
+            os.setsid()
+            time.sleep(60)
+        return pid
+
+    assert all(pid > 0 for pid in bench.call(function))
+
+
+def test_sixteen_ranks_on_few_cores(bench: Bench) -> None:
+    samples = bench.measure(lambda ctx: all_reduce, ranks=16)
+    assert len(samples.rank_seconds) == 16
+    assert samples.facts["cores_per_rank"] == max(0, len(os.sched_getaffinity(0)) // 16)

@@ -1,0 +1,222 @@
+"""What surrounds ranks: their environment, their sockets, their server, and pytest's own end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from pytest_ddpperf.errors import ServerError
+from pytest_ddpperf.launch import Launcher
+from pytest_ddpperf.records import Plan
+from tests.launch.conftest import Bench, Recorder, alive, descendants, gone
+
+
+def environment(*names: str) -> Any:
+    return lambda ctx: [os.environ.get(name) for name in names]
+
+
+def test_changes_of_the_environment_are_seen_deletions_too(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OURS", "yes")
+    monkeypatch.delenv("HOME", raising=False)
+    assert bench.call(environment("OURS", "HOME")) == [["yes", None]] * 2
+
+
+def test_ranks_have_torchruns_variables_and_none_of_an_outer_launcher(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("MASTER_ADDR", "TORCHELASTIC_RUN_ID", "SLURM_PROCID", "WORLD_SIZE", "RANK"):
+        monkeypatch.setenv(name, "99")
+    outer = bench.call(environment("MASTER_ADDR", "TORCHELASTIC_RUN_ID", "SLURM_PROCID"))
+    assert outer == [[None] * 3] * 2
+    ours = bench.call(environment("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    assert ours == [["0", "0", "2", "2"], ["1", "1", "2", "2"]]
+
+
+def test_a_variable_read_at_import_restarts_the_server(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = bench.server
+    bench.call(environment())
+    assert bench.server == before
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")  # a pinned rank on two cores would have one
+    assert bench.call(lambda ctx: torch.get_num_threads()) == [2, 2]
+    assert bench.server != before
+
+
+def test_ranks_stand_where_pytest_stands(bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "helper_of_test.py").write_text("value = 5")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def function(ctx: Any) -> Any:
+        import helper_of_test  # type: ignore[import-not-found]
+
+        return os.getcwd(), helper_of_test.value, sys.stdin.read()
+
+    assert bench.call(function) == [(str(tmp_path), 5, "")] * 2
+
+
+def test_ranks_are_pinned_and_seeded_alike(bench: Bench) -> None:
+    def function(ctx: Any) -> Any:
+        return sorted(os.sched_getaffinity(0)), torch.rand(1).item()
+
+    (first, seed), (second, same_seed) = bench.call(function)
+    assert seed == same_seed
+    if len(os.sched_getaffinity(0)) >= 2:
+        assert not set(first) & set(second)
+
+
+def listeners(pids: list[int]) -> set[str]:
+    """Addresses that the processes listen on, as /proc/net/tcp and tcp6 have them (hexadecimal)."""
+    inodes = set()
+    for pid in pids:
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            try:
+                target = os.readlink(link)
+            except OSError:
+                continue
+            if target.startswith("socket:["):
+                inodes.add(target[8:-1])
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and fields[9] in inodes:
+                found.add(fields[1].partition(":")[0])
+    return found
+
+
+LOOPBACK = "0100007F"
+
+
+def seen_listening(bench: Bench) -> set[str]:
+    def function(ctx: Any) -> Any:
+        dist.all_reduce(torch.ones(1))
+        found = listeners([os.getpid()])
+        dist.barrier()
+        return found
+
+    return set().union(*bench.call(function))
+
+
+def test_no_rank_listens_beyond_loopback(bench: Bench) -> None:
+    assert seen_listening(bench) == {LOOPBACK}
+
+
+def test_the_user_may_choose_another_interface(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    interfaces = [name for name in os.listdir("/sys/class/net") if name != "lo" and has_address(name)]
+    if not interfaces:
+        pytest.skip("this host has no interface but loopback")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", interfaces[0])
+    assert seen_listening(bench) - {LOOPBACK}
+
+
+def has_address(interface: str) -> bool:
+    import fcntl
+    import socket
+    import struct
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            fcntl.ioctl(probe, 0x8915, struct.pack("256s", interface.encode()))  # SIOCGIFADDR
+        except OSError:
+            return False
+    return True
+
+
+def test_a_server_that_is_killed_is_an_error_and_the_next_launch_has_another(bench: Bench) -> None:
+    server = bench.server
+
+    def function(ctx: Any) -> None:
+        if ctx.rank == 0:
+            os.kill(server, signal.SIGKILL)
+        time.sleep(30)
+
+    with pytest.raises(ServerError, match=r"the rank server died \(status -9\)"):
+        bench.call(function)
+
+
+def test_a_module_to_preload_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken_preload.py").write_text("raise ImportError('no such kernel')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    launcher = Launcher(dict)
+    with pytest.raises(ServerError) as caught:
+        launcher.probe(("broken_preload",), 30.0)
+    assert "importing broken_preload" in str(caught.value)
+    assert "no such kernel" in str(caught.value)
+    launcher.close()
+
+
+def test_a_preloaded_module_is_there_before_the_rank_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "good_preload.py").write_text("import os; pid = os.getpid()")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    launcher = Launcher(dict)
+    plan = Plan(world_size=1, backend="gloo", device="cpu", preload=("good_preload",))
+
+    def function(ctx: Any) -> bool:
+        return os.getppid() == sys.modules["good_preload"].pid  # type: ignore[no-any-return]
+
+    assert launcher.call(plan, function, (), Recorder()) == [True]
+    launcher.close()
+
+
+def test_ctrl_c_leaves_nothing(bench: Bench) -> None:
+    def function(ctx: Any) -> None:
+        if ctx.rank == 0:
+            os.kill(pytest_pid, signal.SIGINT)
+        time.sleep(60)
+
+    pytest_pid = os.getpid()
+    with pytest.raises(KeyboardInterrupt):
+        bench.call(function)
+
+
+DRIVER = """
+import sys, time
+from pytest_ddpperf.launch import Launcher
+from pytest_ddpperf.records import Plan
+from tests.launch.conftest import Recorder
+def setup(ctx):
+    open(sys.argv[1] + str(ctx.rank), "w").close()
+    time.sleep(60)
+Launcher(dict).measure(Plan(world_size=2, backend="gloo", device="cpu"), setup, Recorder())
+"""
+
+
+@pytest.fixture
+def driver(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process whose two ranks hang in setup."""
+    (tmp_path / "tmp").mkdir()
+    script = tmp_path / "driver.py"
+    script.write_text(DRIVER)
+    process = subprocess.Popen(
+        [sys.executable, str(script), str(tmp_path / "in-rank-")],
+        env={**os.environ, "TMPDIR": str(tmp_path / "tmp"), "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    until = time.monotonic() + 60
+    while len(list(tmp_path.glob("in-rank-*"))) < 2:
+        assert time.monotonic() < until, "the driver did not start its ranks"
+        time.sleep(0.05)
+    yield process
+    process.kill()
+    process.wait()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
+def test_the_end_of_pytest_ends_its_ranks(
+    driver: subprocess.Popen[bytes], signum: signal.Signals, tmp_path: Path
+) -> None:
+    started = descendants(driver.pid)
+    assert len(started) == 3, "a server and two ranks"
+    driver.send_signal(signum)
+    driver.wait()
+    assert gone(started), [pid for pid in started if alive(pid)]
+    assert list((tmp_path / "tmp").glob("ddpperf-*")) == []
