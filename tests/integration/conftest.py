@@ -1,0 +1,46 @@
+"""Whole pytest runs, in processes of their own, on real Gloo ranks. Torch is imported once a run, for three seconds: so
+runs are few and a run has many tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+# A step that sleeps for as long as SLEEP says, in milliseconds: a change of it dwarfs any noise.
+STEP = """
+import os, time, pytest, torch
+import torch.distributed as dist
+
+def all_reduce():
+    dist.all_reduce(torch.ones(1))
+
+def sleeping(ctx):
+    seconds = float(os.environ.get("SLEEP", "1")) / 1000
+    def step():
+        time.sleep(seconds)
+        all_reduce()
+    return step
+"""
+
+Run = Callable[..., pytest.RunResult]
+
+
+@pytest.fixture
+def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run pytest on the files of `pytester`: small measurements, no CI, no other plugin that reorders or measures."""
+    monkeypatch.delenv("CI", raising=False)
+    monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
+
+    def run(*args: str, small: bool = True, benchmark: bool = False) -> pytest.RunResult:
+        fixed = ["-p", "no:randomly", "-p", "no:cacheprovider"]
+        fixed += [] if benchmark else ["-p", "no:benchmark"]
+        fixed += ["--ddp-steps=10", "--ddp-launches=3", "--ddp-warmup=2", "--ddp-threshold=p50:50%"] if small else []
+        return pytester.runpytest_subprocess(*fixed, *args, timeout=180)
+
+    return run
+
+
+def line(result: pytest.RunResult, start: str) -> str:
+    """The last line of the output that starts so."""
+    return next(line for line in reversed(result.outlines) if line.startswith(start))

@@ -1,0 +1,149 @@
+"""A baseline saved, compared, and a regression caught."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tests.integration.conftest import STEP, Run, line
+
+GATED = (
+    STEP
+    + """
+def test_step(ddp_benchmark):
+    ddp_benchmark(sleeping, batch_size=4)
+"""
+)
+
+
+def stored(path: Path) -> list[Path]:
+    return sorted((path / "baselines").rglob("*.json"))
+
+
+def test_save_pass_regress_accept(pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytester.makepyfile(test_gate=GATED)
+    result = run("--ddp-save-baseline")
+    assert result.ret == 0
+    assert line(result, "ddpperf:") == "ddpperf: 0 of 1 compared: 1 not gated"
+    (baseline,) = stored(pytester.path)
+    assert baseline.parts[-2:] == ("test_gate", "test_step.json")
+    assert "-gloo-ws2-1x2" in baseline.parts[-3]
+    result.stdout.fnmatch_lines([f"test_gate.py::test_step: saved {baseline.relative_to(pytester.path)}"])
+
+    monkeypatch.setenv("SLEEP", "1.1")
+    result = run()
+    assert result.ret == 0
+    assert line(result, "ddpperf:") == "ddpperf: 1 of 1 compared: 1 passed"
+    before = baseline.read_text()
+
+    monkeypatch.setenv("SLEEP", "20")
+    monkeypatch.setenv("NCCL_ALGO", "Ring")
+    result = run("--junitxml=junit.xml", "--ddp-json=out/report.json")
+    assert result.ret == 1
+    text = result.stdout.str()
+    result.stdout.fnmatch_lines(
+        [
+            "REGRESSED: test_gate::test_step on 2 gloo ranks",
+            "  metric  baseline * now * change ?90 % interval? * limit",
+            "  p50 * 0.0* 0.02* 50%",
+            "slowest rank: *",
+            "differs from the baseline's environment: NCCL_ALGO unset -> Ring",
+            f"baseline: {baseline.relative_to(pytester.path)}",
+        ]
+    )
+    assert "pytest_ddpperf/" not in text  # no traceback of ours
+    assert line(result, "ddpperf:") == "ddpperf: 1 of 1 compared: 1 regressed"
+    assert baseline.read_text() == before
+
+    junit = (pytester.path / "junit.xml").read_text()
+    assert '<property name="ddpperf.verdict" value="REGRESSED"' in junit
+    assert '<property name="ddpperf.metric" value="p50"' in junit
+    report = json.loads((pytester.path / "out/report.json").read_text())
+    assert report["summary"]["regressed"] == 1
+    assert len(report["measurements"][0]["measurement"]["samples"]["rank_seconds"][0][0]) == 10
+
+    command = shlex.split(line(result, "accept:").partition(":")[2])
+    assert command[:2] == ["pytest", "test_gate.py::test_step"]
+    assert command[-1] == "--ddp-save-baseline"
+    assert pytester.runpytest_subprocess("-p", "no:benchmark", *command[1:]).ret == 0
+    assert line(run(), "ddpperf:") == "ddpperf: 1 of 1 compared: 1 passed"
+
+    monkeypatch.setenv("SLEEP", "1")
+    result = run()
+    assert result.ret == 0
+    assert line(result, "ddpperf:") == "ddpperf: 1 of 1 compared: 1 improved"
+
+
+def test_what_a_result_holds(pytester: pytest.Pytester, run: Run) -> None:
+    pytester.makepyfile(
+        STEP
+        + """
+def test_result(ddp_benchmark):
+    result = ddp_benchmark(sleeping)
+    assert 0.0005 < result.p10 <= result.p50 <= result.p75 <= result.p90 <= result.p95 < 1
+    assert result.percentile(50) == result.p50
+    with pytest.raises(ValueError, match="from 0 to 100"):
+        result.percentile(101)
+    assert [len(launch) for launch in result.step_seconds] == [10] * 3
+    assert [[len(rank) for rank in launch] for launch in result.samples] == [[10, 10]] * 3
+    assert (result.world_size, result.backend) == (2, "gloo")
+    assert result.verdict == "NO BASELINE"
+    assert result.verdict.reason == "no-baseline"
+    assert result.environment.key["backend"] == "gloo"
+
+def test_ungated_and_named(ddp_benchmark):
+    assert ddp_benchmark(sleeping, gate=False).verdict == "NOT GATED"
+    assert ddp_benchmark(sleeping, name="again").verdict == "NO BASELINE"
+
+def test_second_call_without_a_name(ddp_benchmark):
+    ddp_benchmark(sleeping, gate=False)
+    ddp_benchmark(sleeping)
+
+@pytest.mark.parametrize("kwargs", [{"batch_size": 0}, {"batch_size": 2.5}, {"name": " "}])
+def test_bad_argument(ddp_benchmark, kwargs):
+    with pytest.raises(ValueError, match=next(iter(kwargs))):
+        ddp_benchmark(sleeping, **kwargs)
+
+def test_setup_that_cannot_be_called(ddp_benchmark):
+    with pytest.raises(TypeError, match="setup must be callable"):
+        ddp_benchmark(3)
+
+def test_failure_carries_the_result(ddp_benchmark, pytestconfig):
+    import pytest_ddpperf
+    with pytest.raises(pytest.fail.Exception) as caught:
+        ddp_benchmark(sleeping)
+    assert isinstance(caught.value, pytest_ddpperf.GateFailed)
+    assert caught.value.result.verdict == "NO BASELINE"
+test_failure_carries_the_result = pytest.mark.ddp()(test_failure_carries_the_result)
+"""
+    )
+    result = run("--ddp-fail-on=no-baseline", "-k", "carries")
+    result.assert_outcomes(passed=1, deselected=7)
+    result = run("-k", "not carries")
+    result.assert_outcomes(passed=6, failed=1, deselected=1)
+    result.stdout.fnmatch_lines(["E * ddp_benchmark: it was called before without a name in this test: give *"])
+
+
+def test_world_sizes_make_ids_and_share_baselines_with_bare_ids(pytester: pytest.Pytester, run: Run) -> None:
+    pytester.makepyfile(
+        test_sizes=STEP
+        + """
+@pytest.mark.parametrize("n", [1])
+def test_step(ddp_benchmark, n):
+    ddp_benchmark(sleeping)
+
+@pytest.mark.ddp(world_size=2)
+def test_fixed(ddp_run):
+    assert len(ddp_run(lambda ctx: ctx.rank)) == 2
+"""
+    )
+    result = run("--ddp-world-size=1,2", "--ddp-save-baseline", "-v")
+    result.assert_outcomes(passed=3)
+    result.stdout.fnmatch_lines(
+        ["*test_step?1-ws1? PASSED*", "*test_step?1-ws2? PASSED*", "*::test_fixed PASSED*"], consecutive=False
+    )
+    assert [path.name for path in stored(pytester.path)] == ["test_step-1.json"] * 2
+    assert line(run("--ddp-world-size=2"), "ddpperf:") == "ddpperf: 1 of 1 compared: 1 passed"
