@@ -79,19 +79,25 @@ def _described(place: Place, world_size: int) -> str:
 class Report:
     """All outcomes of a run, wherever they were measured: under xdist they come from the workers."""
 
-    outcomes: list[Outcome] = field(default_factory=list)
+    _outcomes: dict[tuple[str, str], Outcome] = field(default_factory=dict)  # by node id and label
     skipped: int = 0
     facts: Mapping[str, Scalar] = field(default_factory=dict)
     usage_error: str = ""  # found in a worker, where pytest cannot say it
     _problem: str = ""
 
     @property
+    def outcomes(self) -> list[Outcome]:
+        return list(self._outcomes.values())
+
+    @property
     def empty(self) -> bool:
-        return not (self.outcomes or self.skipped or self._problem)
+        return not (self._outcomes or self.skipped or self.usage_error or self._problem)
 
     def take(self, message: Mapping[str, Any]) -> None:
         """Add what one test has to say (`message` as made by `telling`)."""
-        self.outcomes += [codec.decode(Outcome, data) for data in message.get("outcomes", ())]
+        for data in message.get("outcomes", ()):
+            outcome = codec.decode(Outcome, data)
+            self._outcomes[outcome.nodeid, outcome.test.label] = outcome  # of reruns, the last counts
         self.skipped += bool(message.get("skipped"))
         self.facts = message.get("facts") or self.facts
         self.usage_error = message.get("usage_error") or self.usage_error

@@ -1,0 +1,138 @@
+"""When a baseline is written, and when it is not; what an unreadable one does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.integration.conftest import STEP, Run, line
+
+MANY = (
+    STEP
+    + """
+@pytest.fixture
+def breaks_later():
+    yield
+    raise RuntimeError("teardown")
+
+def test_good(ddp_benchmark): ddp_benchmark(sleeping)
+def test_fails_after(ddp_benchmark):
+    ddp_benchmark(sleeping)
+    assert False
+def test_teardown_fails(breaks_later, ddp_benchmark): ddp_benchmark(sleeping)
+@pytest.mark.xfail
+def test_xfail(ddp_benchmark):
+    ddp_benchmark(sleeping)
+    assert False
+@pytest.mark.flaky(reruns=1)
+def test_rerun(ddp_benchmark, tmp_path_factory):
+    ddp_benchmark(sleeping)
+    flag = tmp_path_factory.getbasetemp() / "ran"
+    if not flag.exists():
+        flag.touch()
+        assert False
+def test_rank_dies(ddp_benchmark):
+    ddp_benchmark(lambda ctx: lambda: os._exit(7))
+"""
+)
+
+
+def stored(path: Path) -> list[str]:
+    return sorted(file.name for file in (path / "baselines").rglob("*") if file.is_file())
+
+
+def test_only_a_test_that_passed_as_a_whole_is_saved(pytester: pytest.Pytester, run: Run) -> None:
+    pytester.makepyfile(test_saving=MANY)
+    result = run("--ddp-save-baseline")
+    result.assert_outcomes(passed=3, failed=2, errors=1, xfailed=1)
+    assert stored(pytester.path) == ["test_good.json"]
+    result.stdout.fnmatch_lines(["*test_rerun: NOT GATED: not saved: the test did not pass as a whole, or this is *"])
+    result.stdout.fnmatch_lines(["*rank ? failed in warm-up step 1 of 2: exited with status 7*"])
+    assert line(result, "ddpperf:") == "ddpperf: 0 of 6 compared: 5 not gated, 1 failed to measure"
+    assert [file.name for file in pytester.path.iterdir() if file.name.startswith("ddpperf")] == []
+
+
+def test_an_unreadable_baseline_is_red_and_stays_as_it_is(pytester: pytest.Pytester, run: Run) -> None:
+    names = ["empty", "truncated", "newer", "nonsense", "other", "folder", "good"]
+    pytester.makepyfile(
+        test_bad=STEP + "".join(f"\ndef test_{name}(ddp_benchmark): ddp_benchmark(sleeping)\n" for name in names)
+    )
+    run("--ddp-save-baseline").assert_outcomes(passed=len(names))
+    files = {name: next((pytester.path / "baselines").rglob(f"test_{name}.json")) for name in names}
+    good = files["good"].read_text()
+    files["empty"].write_text("")
+    files["truncated"].write_text(good[: len(good) // 2])
+    files["newer"].write_text(json.dumps({**json.loads(good), "schema": 999}))
+    broken = json.loads(good)
+    broken["measurement"]["samples"]["step_seconds"][0][0] = -1
+    files["nonsense"].write_text(json.dumps(broken))
+    files["other"].write_text(good)
+    files["folder"].unlink()
+    files["folder"].mkdir()
+    before = {name: file.read_text() for name, file in files.items() if file.is_file()}
+    result = run()
+    result.assert_outcomes(passed=1, failed=6)
+    for name in names[:-1]:
+        result.stdout.fnmatch_lines([f"baseline *test_{name}.json: *"])
+    assert "Traceback" not in result.stdout.str()
+    assert {name: file.read_text() for name, file in files.items() if file.is_file()} == before
+
+
+def test_a_store_that_cannot_be_written_is_red_and_named(
+    pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytester.makepyfile(test_store=STEP + "def test_a(ddp_benchmark): ddp_benchmark(sleeping)")
+    (pytester.path / "a_file").write_text("")
+    result = run("--ddp-save-baseline", "--ddp-baseline-dir=a_file")
+    result.assert_outcomes(passed=1, errors=1)
+    result.stdout.fnmatch_lines(["baseline *a_file*: *"])
+    pytester.makeconftest(
+        """
+import errno, os
+def full(*args):
+    raise OSError(errno.ENOSPC, "No space left on device")
+os.replace = full
+"""
+    )
+    result = run("--ddp-save-baseline")
+    result.assert_outcomes(passed=1, errors=1)
+    result.stdout.fnmatch_lines(["baseline *test_a.json: *space*"])
+    assert stored(pytester.path) == []
+
+
+EFFECTS = (
+    STEP
+    + """
+def test_step(ddp_benchmark):
+    ddp_benchmark(sleeping, batch_size=int(os.environ.get("BATCH", "4")))
+"""
+)
+
+
+def test_what_verdicts_without_figures_do(pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytester.makepyfile(test_effects=EFFECTS)
+    result = run("-q", "-W", "error")
+    assert result.ret == 0
+    assert line(result, "ddpperf:") == "ddpperf: 0 of 1 compared: 1 without baseline"
+    assert any("p50 sec/iter" in told for told in result.outlines)
+    monkeypatch.setenv("CI", "true")
+    result = run()
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["NO BASELINE: there is no baseline at baselines*", "record: pytest *"])
+    assert run("--ddp-baseline-missing=warn", "--ddp-save-baseline").ret == 0
+    monkeypatch.setenv("BATCH", "8")
+    result = run()
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["INCOMPARABLE: batch_size 4 -> 8; record a new baseline*"])
+    monkeypatch.delenv("CI")
+    assert line(run(), "ddpperf:") == "ddpperf: 0 of 1 compared: 1 incomparable"
+    monkeypatch.setenv("BATCH", "4")
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
+    result = run("--ddp-baseline-missing=fail")
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["NOT GATED: a debugging variable*"])
+    before = stored(pytester.path)
+    assert run("--ddp-save-baseline").ret == 0
+    assert stored(pytester.path) == before

@@ -1,0 +1,143 @@
+"""Mistakes people make: each names the value and what is allowed, and exits as pytest users expect."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.integration.conftest import STEP, Run, line
+
+NOTHING = "def test_nothing(): pass"
+
+
+@pytest.mark.parametrize("xdist", [(), ("-n", "2")], ids=["alone", "xdist"])
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("--ddp-threshold=p50:ten", "--ddp-threshold: 'p50:ten'"),
+        ("--ddp-world-size=0", "--ddp-world-size: '0': whole numbers from 1"),
+        ("--ddp-timing=fre", "did you mean free?"),
+        ("--ddp-steps=three", "--ddp-steps: 'three': a whole number from 1"),
+        ("--ddp-threshold=p99:5%", "needs at least 299 timed steps"),
+        ("--ddp-wolrd-size=2", "unrecognized arguments: --ddp-wolrd-size=2"),
+    ],
+    ids=lambda value: value if value.startswith("--") else "",
+)
+def test_an_option_that_cannot_be(
+    pytester: pytest.Pytester, run: Run, option: str, words: str, xdist: tuple[str, ...]
+) -> None:
+    pytester.makepyfile(NOTHING)
+    result = run(option, *xdist, small=False)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert words in result.stderr.str()
+    assert "Traceback" not in result.stderr.str()
+
+
+def test_a_bad_ini_value_names_its_key(pytester: pytest.Pytester, run: Run) -> None:
+    pytester.makepyfile(NOTHING)
+    pytester.makeini("[pytest]\nddp_steps = many\n")
+    result = run(small=False)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert "ini key ddp_steps: 'many'" in result.stderr.str()
+
+
+def test_what_the_machine_lacks_matters_only_to_distributed_tests(pytester: pytest.Pytester, run: Run) -> None:
+    pytester.makepyfile(NOTHING)
+    assert run("--ddp-backend=glo").ret == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--ddp-backend=glo"], "--ddp-backend: 'glo': this torch"),
+        (["--ddp-device=cuda"], "--ddp-device: 'cuda': no accelerator here"),
+    ],
+)
+def test_what_the_machine_lacks_is_refused_after_collection(
+    pytester: pytest.Pytester, run: Run, options: list[str], words: str
+) -> None:
+    if "cuda" in options[0]:
+        torch = pytest.importorskip("torch")
+        if torch.cuda.is_available():
+            pytest.skip("there is a GPU")
+    pytester.makepyfile("def test_a(ddp_run): ddp_run(print)")
+    result = run(*options)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert words in result.stderr.str()
+    assert run(*options, "--collect-only").ret == 0  # which starts no rank
+
+
+def test_what_the_machine_lacks_is_a_usage_error_under_xdist_too(pytester: pytest.Pytester, run: Run) -> None:
+    pytester.makepyfile("def test_a(ddp_run): ddp_run(print)")
+    result = run("--ddp-backend=glo", "-n", "2")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stdout.fnmatch_lines(["usage error: --ddp-backend: 'glo': this torch*"])
+
+
+def test_saving_with_several_workers_is_refused(pytester: pytest.Pytester, run: Run) -> None:
+    pytester.makepyfile(NOTHING)
+    result = run("--ddp-save-baseline", "-n", "2")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert "--ddp-save-baseline with 2 xdist workers" in result.stderr.str()
+
+
+@pytest.mark.parametrize(
+    ("marker", "words"),
+    [
+        ("wrld_size=2", "did you mean world_size?"),
+        ("world_size='four'", "@pytest.mark.ddp(world_size=...): 'four'"),
+        ("threshold='p99:5%'", "needs at least 299"),
+    ],
+)
+def test_a_bad_marker_is_an_error_of_collection(pytester: pytest.Pytester, run: Run, marker: str, words: str) -> None:
+    pytester.makepyfile(f"import pytest\n@pytest.mark.ddp({marker})\ndef test_a(ddp_benchmark): pass")
+    result = run(small=False)
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    assert result.stdout.str().count(words) == 1
+    assert "Traceback" not in result.stdout.str()
+
+
+def test_a_marker_that_asks_for_more_than_there_is_skips_and_counts(pytester: pytest.Pytester, run: Run) -> None:
+    pytester.makepyfile(
+        STEP
+        + """
+@pytest.mark.ddp(device="cuda", world_size=4096)
+def test_devices(ddp_run):
+    ddp_run(print)
+
+@pytest.mark.ddp(backend="nccl", world_size=4096)
+def test_backend(ddp_benchmark):
+    ddp_benchmark(sleeping)
+
+@pytest.mark.ddp(world_size=1, warmup=0, steps=5, launches=2, timeout=20)
+def test_marker_wins(ddp_benchmark):
+    result = ddp_benchmark(sleeping)
+    assert (result.world_size, len(result.step_seconds), len(result.step_seconds[0])) == (1, 2, 5)
+"""
+    )
+    pytester.makeini("[pytest]\nddp_launches = 4\nddp_world_size = 2\n")
+    result = run("-rs", "-v")
+    result.assert_outcomes(skipped=2, passed=1)
+    result.stdout.fnmatch_lines(["SKIPPED*@pytest.mark.ddp(device=...): cuda: *", "SKIPPED*(backend=...): nccl: *"])
+    assert line(result, "ddpperf:") == "ddpperf: 0 of 1 compared: 1 without baseline; 2 skipped"
+    result.stdout.fnmatch_lines(["*test_marker_wins: the marker's world_size=1 holds, not 2"])
+
+
+def test_a_unittest_class_cannot_have_several_world_sizes(pytester: pytest.Pytester, run: Run) -> None:
+    pytester.makepyfile(
+        """
+import unittest, pytest
+class TestA(unittest.TestCase):
+    @pytest.fixture(autouse=True)
+    def ranks(self, ddp_run):
+        self.ddp_run = ddp_run
+    def test_a(self):
+        def function(ctx):
+            self.assertEqual(ctx.world_size, 2)
+            return ctx.rank
+        self.assertEqual(self.ddp_run(function), [0, 1])
+"""
+    )
+    run().assert_outcomes(passed=1)
+    result = run("--ddp-world-size=1,2")
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["world sizes 1,2: a unittest.TestCase cannot be parametrised*"])
