@@ -145,7 +145,9 @@ class _BesideBenchmark:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        if "ddp_benchmark" in getattr(item, "fixturenames", ()):
+        # Asked again: CodSpeed takes their plugin out, and its own reading of the marker knows no timer.
+        theirs = item.config.pluginmanager.hasplugin("benchmark")
+        if theirs and "ddp_benchmark" in getattr(item, "fixturenames", ()):
             from pytest_ddpperf.replay import mark_with_clock
 
             mark_with_clock(item)

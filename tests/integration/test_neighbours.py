@@ -1,0 +1,229 @@
+"""Living with other plugins: pytest-benchmark, xdist, timeouts, reruns, random order, import modes."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from tests.integration.conftest import STEP, Run, line
+from tests.launch.conftest import gone
+
+ONE = (
+    STEP
+    + """
+def test_step(ddp_benchmark):
+    ddp_benchmark(sleeping)
+"""
+)
+
+
+def test_pytest_benchmark_reports_the_same_samples(pytester: pytest.Pytester, run: Run) -> None:
+    pytester.makepyfile(
+        test_one=ONE
+        + """
+def test_theirs(benchmark):
+    benchmark(lambda: None)
+def test_rank_dies(ddp_benchmark):
+    ddp_benchmark(lambda ctx: lambda: os._exit(7))
+def test_plain():
+    pass
+"""
+    )
+    result = run("--benchmark-json=theirs.json", "--ddp-json=ours.json", "-W", "error", benchmark=True)
+    result.assert_outcomes(passed=3, failed=1)
+    theirs = json.loads((pytester.path / "theirs.json").read_text())["benchmarks"]
+    ours = json.loads((pytester.path / "ours.json").read_text())["measurements"]
+    (step,) = (entry for entry in theirs if entry["name"] == "test_step")
+    samples = [s for launch in ours[0]["measurement"]["samples"]["step_seconds"] for s in launch]
+    assert step["stats"]["data"] == pytest.approx(samples, abs=1e-9)
+    assert len(samples) == 30
+    assert step["extra_info"]["ddpperf"]["verdict"] == "NO BASELINE"
+    assert step["extra_info"]["ddpperf"]["p50"] == pytest.approx(ours[0]["percentile_seconds"]["p50"], abs=1e-9)
+    run("--benchmark-only", "-k", "step or plain", benchmark=True).assert_outcomes(passed=1, skipped=1, deselected=2)
+    run("--benchmark-skip", "-k", "step or plain", benchmark=True).assert_outcomes(passed=1, skipped=1, deselected=2)
+    result = run("--benchmark-disable", "-k", "step", benchmark=True)
+    result.assert_outcomes(passed=1, deselected=3)
+    assert line(result, "ddpperf:") == "ddpperf: 0 of 1 compared: 1 without baseline"
+
+
+def test_a_benchmark_fixture_that_is_not_theirs_is_left_alone(pytester: pytest.Pytester, run: Run) -> None:
+    pytester.makeconftest(
+        """
+import pytest
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config):
+    config.pluginmanager.unregister(name="benchmark")
+@pytest.fixture
+def benchmark(request):
+    assert not request.node.get_closest_marker("benchmark")
+    return object()
+"""
+    )
+    pytester.makepyfile(ONE)
+    run(benchmark=True).assert_outcomes(passed=1)
+
+
+TIMED = (
+    STEP
+    + """
+def noting(ctx):
+    here = os.environ["NOTES"]
+    def step():
+        all_reduce()
+        time.sleep(0.005)
+        with open(f"{here}/{ctx.rank}-{os.getpid()}", "a") as file:
+            print(time.monotonic(), file=file)
+    return step
+@pytest.mark.parametrize("n", [1, 2])
+def test_step(ddp_benchmark, n):
+    result = ddp_benchmark(noting)
+    assert result.environment.recorded["xdist_workers"] == 2
+"""
+)
+
+
+def test_xdist_has_one_table_one_file_and_no_two_launches_at_once(
+    pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes = pytester.mkdir("notes")
+    monkeypatch.setenv("NOTES", str(notes))
+    pytester.makepyfile(test_timed=TIMED)
+    result = run("-n", "2", "--ddp-json=report.json", benchmark=True)
+    result.assert_outcomes(passed=2)
+    assert line(result, "ddpperf:") == "ddpperf: 0 of 2 compared: 2 without baseline"
+    assert sum("p50 sec/iter" in told for told in result.outlines) == 1
+    result.stdout.fnmatch_lines(["ddpperf: torch *", "ddpperf: 2 ranks over gloo *"])
+    assert len(json.loads((pytester.path / "report.json").read_text())["measurements"]) == 2
+    windows = []
+    for file in notes.glob("0-*"):
+        times = [float(text) for text in file.read_text().split()]
+        windows.append((min(times), max(times)))
+    windows.sort()
+    assert len(windows) == 6
+    assert all(end < begin for (_, end), (begin, _) in pairwise(windows))
+
+
+RED = (
+    STEP
+    + """
+def test_step(ddp_benchmark):
+    with open("calls", "a") as calls:
+        calls.write("x")
+    def setup(ctx):
+        if ctx.rank == 0:
+            with open("launches", "a") as launches:
+                launches.write("x")
+        return sleeping(ctx)
+    ddp_benchmark(setup)
+"""
+)
+
+
+def test_a_rerun_does_not_turn_red_into_green(
+    pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytester.makepyfile(test_red=RED)
+    run("--ddp-save-baseline").assert_outcomes(passed=1)
+    (pytester.path / "launches").unlink()
+    (pytester.path / "calls").unlink()
+    monkeypatch.setenv("SLEEP", "20")
+    result = run("--reruns=2")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["A rerun does not measure again: *"])
+    assert line(result, "ddpperf:") == "ddpperf: 1 of 1 compared: 1 regressed"
+    assert len((pytester.path / "calls").read_text()) == 3
+    assert len((pytester.path / "launches").read_text()) == 3  # of one measurement
+
+
+@pytest.mark.parametrize("method", ["signal", "thread"])
+def test_pytest_timeout_leaves_no_process(pytester: pytest.Pytester, run: Run, method: str) -> None:
+    pytester.makepyfile(
+        STEP
+        + """
+def test_hangs(ddp_run):
+    def function(ctx):
+        with open(f"rank{ctx.rank}", "w") as file:
+            print(os.getpid(), os.getppid(), file=file)
+        time.sleep(60)
+    ddp_run(function)
+def test_next():
+    pass
+"""
+    )
+    result = run("--timeout=8", f"--timeout-method={method}", small=False)
+    assert result.ret != 0
+    assert "Timeout" in result.stdout.str() + result.stderr.str()
+    pids = {int(pid) for rank in (0, 1) for pid in (pytester.path / f"rank{rank}").read_text().split()}
+    assert gone(list(pids))
+
+
+PACKAGE = {
+    "perf/__init__.py": "",
+    "perf/helper.py": "def triple(n): return 3 * n",
+    "perf/test_by_name.py": """
+import threading, pytest, torch
+from perf.helper import triple
+GUARD = threading.Lock()
+class Net(torch.nn.Linear):
+    pass
+def module_level(ctx, net):
+    with GUARD:
+        assert isinstance(net, Net)
+        return triple(ctx.rank), __name__
+def test_by_name(ddp_run):
+    assert ddp_run(module_level, Net(2, 2)) == [(0, __name__), (3, __name__)]
+def test_closure(ddp_run, value, tmp_path, monkeypatch):
+    monkeypatch.setenv("SEEN", "yes")
+    def function(ctx):
+        import os
+        with GUARD:
+            (tmp_path / str(ctx.rank)).touch()
+            return value.number, os.environ["SEEN"], Net(1, 1).bias is not None
+    assert ddp_run(function) == [(5, "yes", True)] * 2
+    assert len(list(tmp_path.iterdir())) == 2
+def test_assert_shows_values(ddp_run):
+    def function(ctx):
+        found = [1, ctx.rank]
+        assert found == [1, 2]
+    ddp_run(function)
+@pytest.mark.parametrize("factor", [2, 3])
+def test_parametrised(ddp_run, factor):
+    assert ddp_run(lambda ctx: factor * ctx.rank) == [0, factor]
+""",
+    "conftest.py": """
+import pytest
+class Value:
+    number = 5
+@pytest.fixture
+def value():
+    return Value()
+""",
+}
+
+
+@pytest.mark.parametrize("mode", ["prepend", "append", "importlib"])
+def test_code_travels_under_every_import_mode(pytester: pytest.Pytester, run: Run, mode: str) -> None:
+    for name, text in PACKAGE.items():
+        file = Path(pytester.path, name)
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text)
+    result = run(f"--import-mode={mode}")
+    result.assert_outcomes(passed=4, failed=1)
+    result.stdout.fnmatch_lines(["rank ? failed in the function: AssertionError: assert ?1, ?? == ?1, 2?"])
+
+
+def test_random_order_and_first_failure(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        STEP
+        + """
+@pytest.mark.parametrize("n", range(3))
+def test_red(ddp_run, n):
+    ddp_run(lambda ctx: 1 / 0)
+"""
+    )
+    result = pytester.runpytest_subprocess("-p", "randomly", "-x", "-p", "no:benchmark", timeout=120)
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["rank ? failed in the function: ZeroDivisionError: division by zero"])

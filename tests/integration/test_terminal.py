@@ -1,0 +1,140 @@
+"""What a user sees: the header, the table, the ranks' output, progress; and what pytest does not import."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.integration.conftest import STEP, Run, line
+from tests.launch.conftest import alive, descendants, gone
+
+TALKING = (
+    STEP
+    + """
+def test_talks(ddp_benchmark):
+    def setup(ctx):
+        print("hello from", ctx.rank)
+        return sleeping(ctx)
+    ddp_benchmark(setup, batch_size=4)
+    if "FAIL" in os.environ:
+        assert False
+"""
+)
+
+
+def test_header_table_and_details(pytester: pytest.Pytester, run: Run) -> None:
+    pytester.makepyfile(test_talks=TALKING)
+    result = run("-v")
+    result.stdout.fnmatch_lines(
+        [
+            "ddpperf: torch *, Python *; *",
+            "ddpperf: 2 ranks over gloo (auto: *",
+            "* ranks * p50 sec/iter * ex/sec * p75 sec/iter * p90 sec/iter * p95 sec/iter * change * verdict",
+            "test_talks.py::test_talks*2 gloo*0.0*s*/s*NO BASELINE",
+            "  rank 0: p50: * CPU p50: *",
+            "  rank 1: p50: *",
+            "  a launch (median of 3): start *, group *, setup *, warmup *, steps *, end *; all launches *",
+        ]
+    )
+    assert "\x1b7" not in result.stdout.str()  # no progress where nobody watches
+    assert "hello" not in result.stdout.str()
+
+
+def test_output_of_ranks(pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytester.makepyfile(test_talks=TALKING)
+    result = run("-s")
+    assert sorted(re.findall(r"\[rank \d\] hello from \d", result.stdout.str())) == sorted(
+        f"[rank {rank}] hello from {rank}" for rank in (0, 1) for _ in range(3)
+    )
+    monkeypatch.setenv("FAIL", "1")
+    result = run()
+    result.stdout.fnmatch_lines(["*Captured stdout rank 0 call*", "hello from 0", "*Captured stdout rank 1 call*"])
+    assert "hello from 0" not in run("--show-capture=no").stdout.str()
+
+
+def test_pytest_itself_never_imports_torch(pytester: pytest.Pytester, run: Run) -> None:
+    pytester.makeconftest(
+        """
+import sys
+def pytest_unconfigure(config):
+    print("torch imported:", "torch" in sys.modules, "launch imported:", "pytest_ddpperf.launch" in sys.modules)
+"""
+    )
+    pytester.makepyfile(
+        test_a="def test_a(ddp_benchmark): ddp_benchmark(lambda ctx: lambda: None)", test_b="def test_b(): pass"
+    )
+    assert line(run("test_a.py"), "torch imported:") == "torch imported: False launch imported: True"
+    assert line(run("test_b.py"), "torch imported:") == "torch imported: False launch imported: False"
+
+
+def test_progress_on_a_terminal(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CI", raising=False)
+    pytester.makepyfile(test_slow=STEP + "def test_slow(ddp_benchmark): ddp_benchmark(sleeping)")
+    monkeypatch.setenv("SLEEP", "20")
+    written = b""
+
+    def read(descriptor: int) -> bytes:
+        nonlocal written
+        data = os.read(descriptor, 65536)
+        written += data
+        return data
+
+    status = pty.spawn(
+        [sys.executable, "-m", "pytest", "-p", "no:randomly", "-p", "no:benchmark", "--ddp-launches=2"], read
+    )
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert re.search(r"launch 2/2, step \d+/30, p50 so far 0\.02\d+s", written.decode())
+
+
+HANGING = (
+    STEP
+    + """
+def test_first(ddp_benchmark):
+    ddp_benchmark(sleeping)
+def test_hangs(ddp_run):
+    def function(ctx):
+        open(f"rank{ctx.rank}", "w").close()
+        time.sleep(60)
+    ddp_run(function)
+"""
+)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_the_end_of_pytest_is_the_end_of_its_ranks(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, signum: signal.Signals
+) -> None:
+    monkeypatch.delenv("CI", raising=False)
+    pytester.makepyfile(test_hanging=HANGING)
+    tmp = pytester.mkdir("tmp")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pytest", "-p", "no:randomly", "-p", "no:benchmark", "--ddp-steps=10"],
+        env={**os.environ, "TMPDIR": str(tmp)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=pytester.path,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    until = time.monotonic() + 120
+    while len(list(Path(pytester.path).glob("rank?"))) < 2:
+        assert process.poll() is None
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    started = descendants(process.pid)
+    assert len(started) == 3
+    process.send_signal(signum)
+    output, _ = process.communicate(timeout=20)
+    assert gone(started), [pid for pid in started if alive(pid)]
+    assert list(tmp.glob("ddpperf-*")) == []
+    if signum == signal.SIGINT:
+        assert process.returncode == pytest.ExitCode.INTERRUPTED
+        assert "ddpperf: 0 of 1 compared: 1 without baseline" in output
