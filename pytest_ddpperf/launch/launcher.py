@@ -35,7 +35,7 @@ class Launcher:
         """What the machine and its torch offer (see `rank.environment.probe`), asked once."""
         if self._facts is None:
             plan = Plan(world_size=1, backend="", device="cpu", preload=tuple(preload), timeout_seconds=timeout)
-            delivery = self._launch(plan, payload.dumps("probe", None, ()), _Nobody())
+            delivery = self._launch(plan, payload.dumps("probe", None, ()), Nobody())
             self._facts = json.loads(delivery.results[0])
         return self._facts
 
@@ -97,7 +97,7 @@ class Launcher:
             return launch.run()
 
 
-class _Nobody:
+class Nobody:
     """Watches nothing."""
 
     streams = False

@@ -1,0 +1,44 @@
+"""What the benchmarks share: quartiles, a table, progress on stderr."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Sequence
+
+
+def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+    """First quartile, median, third quartile."""
+    if len(values) == 1:
+        return values[0], values[0], values[0]
+    first, median, third = statistics.quantiles(values, n=4, method="inclusive")
+    return first, median, third
+
+
+def spread(values: Sequence[float], unit: str, scale: float = 1.0) -> str:
+    """Median and quartiles: "0.067 s [0.064, 0.072]"."""
+    first, median, third = (value * scale for value in quartiles(values))
+    return f"{median:.3g} {unit} [{first:.3g}, {third:.3g}]"
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """The rows in columns, the first row as titles."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
+
+
+def progress(done: int, of: int, what: str) -> None:
+    """One line that is overwritten on a terminal, or a line at every tenth."""
+    if sys.stderr.isatty():
+        print(f"\r{what}: {done}/{of}\x1b[K", end="" if done < of else "\n", file=sys.stderr, flush=True)
+    elif done and done % max(1, of // 10) == 0:
+        print(f"{what}: {done}/{of}", file=sys.stderr, flush=True)
+
+
+def verdict(promises: Sequence[tuple[str, bool]]) -> int:
+    """Print what was promised and whether it held; the exit status."""
+    for promise, held in promises:
+        print(f"{'held  ' if held else 'BROKEN'}  {promise}")
+    return 0 if all(held for _, held in promises) else 1

@@ -1,0 +1,101 @@
+"""How long a fresh process group takes, from the request through three DDP steps to the end of every rank.
+
+    python benchmarks/launch.py [--ranks 2,4,8] [--rounds 10]
+
+Ours beside `torch.multiprocessing.spawn` and `torchrun`, interleaved: each round launches each once. Everything runs
+inside the `pytest` console script, since from there every spawned rank runs that script again. The rank server's own
+start, which imports torch once a session, is shown by itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", default="2,4,8")
+    parser.add_argument("--rounds", type=int, default=10)
+    options = parser.parse_args()
+    script = Path(sys.executable).with_name("pytest")
+    command = [str(script), "-q", "-s", "-p", "no:benchmark", "-p", "no:randomly", "-p", "no:cacheprovider"]
+    asked = {"DDPPERF_RANKS": options.ranks, "DDPPERF_ROUNDS": str(options.rounds), "PYTHONPATH": str(HERE)}
+    return subprocess.run([*command, str(Path(__file__))], env={**os.environ, **asked}, cwd=HERE).returncode
+
+
+def test_launch(ddp_run: Any) -> None:
+    from _common import progress, quartiles, spread, table, verdict
+
+    sizes = [int(size) for size in os.environ["DDPPERF_RANKS"].split(",")]
+    rounds = int(os.environ["DDPPERF_ROUNDS"])
+    session = ddp_run._run.session
+    began = time.perf_counter()
+    session.launcher._server.ensure({**os.environ, "MKL_DUMMY": "a server of its own"}, ())
+    server_seconds = time.perf_counter() - began
+
+    def ours(world_size: int) -> None:
+        ddp_run._world_size = world_size
+        assert len(ddp_run(in_rank)) == world_size
+
+    launchers: dict[str, Callable[[int], None]] = {"ddpperf": ours, "mp.spawn": by_spawn, "torchrun": by_torchrun}
+    seconds: dict[tuple[str, int], list[float]] = {}
+    for world_size in sizes:
+        ours(world_size)  # so that all launchers find the files of torch in memory
+        for done in range(rounds):
+            for name, launch in launchers.items():
+                began = time.perf_counter()
+                launch(world_size)
+                seconds.setdefault((name, world_size), []).append(time.perf_counter() - began)
+            progress(done + 1, rounds, f"{world_size} ranks")
+    rows = [["ranks", *launchers, "spawn / ddpperf", "torchrun / ddpperf"]]
+    faster: dict[int, float] = {}
+    for world_size in sizes:
+        mine = seconds["ddpperf", world_size]
+        ratios = {
+            name: [other / own for other, own in zip(seconds[name, world_size], mine, strict=True)]
+            for name in ("mp.spawn", "torchrun")
+        }
+        faster[world_size] = quartiles(ratios["mp.spawn"])[1]
+        rows.append(
+            [str(world_size), *(spread(seconds[name, world_size], "s") for name in launchers)]
+            + [spread(ratio, "x") for ratio in ratios.values()]
+        )
+    print(f"\nmedian [quartiles] of {rounds} rounds; the rank server itself started in {server_seconds:.2f} s\n")
+    print(table(rows))
+    promises = [(f"{n} ranks: at least 20 times faster than spawn", faster[n] >= 20) for n in sizes if n in (2, 8)]
+    if 2 in sizes:
+        promises.append(("2 ranks: at most 0.10 s", quartiles(seconds["ddpperf", 2])[1] <= 0.10))
+    assert verdict(promises) == 0
+
+
+def in_rank(ctx: Any) -> float:
+    from _workload import train
+
+    return train()
+
+
+def by_spawn(world_size: int) -> None:
+    import torch.multiprocessing
+    from _workload import spawned
+
+    with tempfile.TemporaryDirectory() as folder:
+        torch.multiprocessing.spawn(spawned, args=(world_size, f"{folder}/store"), nprocs=world_size)
+
+
+def by_torchrun(world_size: int) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world_size}"]
+    subprocess.run([*command, str(HERE / "_workload.py")], check=True, capture_output=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,127 @@
+"""Many launches in a row, some with a plant: does one hang, fail, or leave anything behind?
+
+    python benchmarks/soak.py [--launches 1000] [--ranks 2]
+
+Plants, one launch in ten: a rank with a thread that never ends after it delivered, a rank whose destructor sleeps for a
+minute, and, one in a hundred, a clean-up that hangs beyond the deadline. All are green by design.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from _common import progress, spread, verdict
+
+from pytest_ddpperf.errors import DdpPerfError
+from pytest_ddpperf.launch import Launcher
+from pytest_ddpperf.launch.launcher import Nobody
+from pytest_ddpperf.records import Plan
+
+_DEADLINE = 30.0  # no healthy launch of this takes a second
+_SHORT_DEADLINE = 2.0  # of the launches whose clean-up hangs
+
+
+class SlowToDie:
+    def __del__(self) -> None:
+        time.sleep(60)
+
+
+def setup(ctx: Any) -> Any:
+    """A healthy rank."""
+    value = torch.ones(1)
+    return lambda: torch.distributed.all_reduce(value)
+
+
+def with_thread(ctx: Any) -> Any:
+    threading.Thread(target=time.sleep, args=(60,)).start()
+    return setup(ctx)
+
+
+def with_destructor(ctx: Any) -> Any:
+    held, step = SlowToDie(), setup(ctx)
+    return lambda: (step(), held)
+
+
+def with_clean_up(ctx: Any) -> Any:
+    yield setup(ctx)
+    time.sleep(60)
+
+
+def plant(number: int) -> Any:
+    """What launch `number` is given."""
+    if number % 100 == 99:
+        return with_clean_up
+    return {4: with_thread, 9: with_destructor}.get(number % 20, setup)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--launches", type=int, default=1000)
+    parser.add_argument("--ranks", type=int, default=2)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["TMPDIR"] = tempfile.tempdir = folder
+        return soak(options.launches, options.ranks, Path(folder))
+
+
+def soak(launches: int, ranks: int, folder: Path) -> int:
+    launcher = Launcher(lambda: {"soak": __file__})
+    healthy: list[float] = []
+    hung = failed = 0
+    try:
+        launch(launcher, setup, ranks)
+        before = what_is_there(launcher, folder)
+        for number in range(launches):
+            began = time.perf_counter()
+            try:
+                launch(launcher, plant(number), ranks)
+            except DdpPerfError as error:
+                print(f"\nlaunch {number}: {error}", file=sys.stderr)
+                hung += "did not end within" in str(error)
+                failed += 1
+            if plant(number) is setup:
+                healthy.append(time.perf_counter() - began)
+            progress(number + 1, launches, f"launches, {failed} failed")
+        after = what_is_there(launcher, folder)
+    finally:
+        launcher.close()
+    planted = launches - len(healthy)
+    print(f"{launches} launches of {ranks} ranks, {planted} with a plant; a healthy one took {spread(healthy, 's')}\n")
+    promises = [("none hung", hung == 0), ("none failed", failed == 0)]
+    for what, count in after.items():
+        promises.append((f"{what}: {before[what]} before, {count} after", count <= before[what]))
+    return verdict(promises)
+
+
+def launch(launcher: Launcher, planted: Any, ranks: int) -> None:
+    deadline = _SHORT_DEADLINE if planted is with_clean_up else _DEADLINE
+    plan = Plan(
+        world_size=ranks, backend="gloo", device="cpu", warmup=1, steps=3, timing="step", timeout_seconds=deadline
+    )
+    launcher.measure(plan, planted, Nobody())
+
+
+def what_is_there(launcher: Launcher, folder: Path) -> dict[str, int]:
+    """What a launch could leave: counts of this process and its rank server."""
+    server = launcher._server._process
+    assert server is not None
+    children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
+    return {
+        "processes below the rank server": len(children),
+        "descriptors of pytest": len(os.listdir("/proc/self/fd")),
+        "descriptors of the rank server": len(os.listdir(f"/proc/{server.pid}/fd")),
+        "files in the temporary folder": sum(entry.name != "torchinductor_root" for entry in folder.iterdir()),
+        "files in /dev/shm": len(os.listdir("/dev/shm")),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
