@@ -6,8 +6,10 @@ None is a pytest exception: the plugin turns them into what pytest's users expec
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from pytest_ddpperf.records import RankError, RankOutput
+if TYPE_CHECKING:
+    from pytest_ddpperf.records import RankError, RankOutput
 
 
 class DdpPerfError(Exception):

@@ -14,9 +14,9 @@ import pytest
 from pytest_ddpperf import options
 from pytest_ddpperf.errors import OptionError
 from pytest_ddpperf.options import Settings
-from pytest_ddpperf.records import Baseline, Outcome
 
 if TYPE_CHECKING:
+    from pytest_ddpperf.records import Baseline, Outcome
     from pytest_ddpperf.session import Report, Session
 
 WORLD_SIZE = "_ddp_world_size"

@@ -12,10 +12,6 @@ from typing import Literal
 from pytest_ddpperf import stats
 from pytest_ddpperf.records import Comparison, Interval, Limit, Measurement, Scalar, Status, Verdict
 
-FAIL_ON_NAMES: Mapping[str, Status] = {
-    status.value.lower().replace(" ", "-"): status for status in Status if status is not Status.PASS
-}
-
 # Between launches there must be something to compare.
 _LAUNCHES_NEEDED = 2
 
@@ -77,7 +73,7 @@ def judge(
 def fails(verdict: Verdict, *, fail_on: frozenset[str] | None, baseline_missing: Literal["warn", "fail"]) -> bool:
     """Whether a verdict fails its test; `fail_on`, when given, names exactly those that do."""
     if fail_on is not None:
-        return any(FAIL_ON_NAMES[name] is verdict.status for name in fail_on)
+        return verdict.status.value.lower().replace(" ", "-") in fail_on
     if verdict.status in (Status.NO_BASELINE, Status.INCOMPARABLE) or verdict.reason == "debugging-variable":
         return baseline_missing == "fail"
     return verdict.status is Status.REGRESSED

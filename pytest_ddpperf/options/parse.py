@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from difflib import get_close_matches
 from typing import Literal, cast
 
-from pytest_ddpperf.records import Limit
-from pytest_ddpperf.verdict import FAIL_ON_NAMES
+from pytest_ddpperf.asked import FAIL_ON_NAMES, Limit
 
 _LONGEST_SECONDS = 1e9  # 31 years; from ten times that on a socket's timeout overflows
 # Four decimals: p99.9999 needs three million steps, and with many more a percentile is rounded to 100.
@@ -22,6 +20,8 @@ _LIMIT_FORM = "metric:N% or metric:Nms, as in p50:5%, p99.9:0.5%, p95:2ms, cpu_p
 
 def near(value: object, names: Iterable[str]) -> str:
     """The names, with a guess at which was meant."""
+    from difflib import get_close_matches  # rarely needed, and every pytest run would pay for it
+
     close = get_close_matches(str(value), names, n=1)
     return ", ".join(names) + (f"; did you mean {close[0]}?" if close else "")
 
@@ -121,7 +121,7 @@ def modules(value: object) -> tuple[str, ...]:
 def fail_on(value: object) -> frozenset[str]:
     names = _items(value)
     for name in names:
-        if name not in tuple(FAIL_ON_NAMES):  # not in the mapping: a list of TOML's cannot be hashed
+        if name not in FAIL_ON_NAMES:
             raise ValueError(f"{name!r} is not one of {near(name, FAIL_ON_NAMES)}")
     if not names:
         raise ValueError(f"name at least one of {', '.join(FAIL_ON_NAMES)}")

@@ -14,11 +14,10 @@ from typing import Any, Literal
 
 import pytest
 
+from pytest_ddpperf.asked import Limit, Plan
 from pytest_ddpperf.errors import OptionError
 from pytest_ddpperf.options.parse import near
 from pytest_ddpperf.options.table import BY_ARGUMENT, ROWS, Row
-from pytest_ddpperf.records import Limit, Plan
-from pytest_ddpperf.verdict import unsupported
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,8 +119,12 @@ def _check_limits(settings: Settings) -> None:
     for limit in settings.limits:
         if limit.is_cpu_time and settings.device not in ("auto", "cpu"):
             raise OptionError(where, str(limit), f"CPU time is measured on cpu only, not on {settings.device}")
+        if limit.default or settings.disable:
+            continue
+        from pytest_ddpperf.verdict import unsupported  # with the records, which a run without limits need not pay
+
         needs = unsupported(limit, steps=settings.steps, launches=settings.launches)
-        if needs and not limit.default and not settings.disable:
+        if needs:
             raise OptionError(where, str(limit), needs)
 
 

@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 import pytest
 
+from pytest_ddpperf.asked import FAIL_ON_NAMES
 from pytest_ddpperf.errors import OptionError
 from pytest_ddpperf.options.parse import choice, count, fail_on, limits, modules, seconds, word, world_sizes
-from pytest_ddpperf.verdict import FAIL_ON_NAMES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

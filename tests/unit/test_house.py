@@ -11,6 +11,7 @@ PACKAGE = Path(__file__).parents[2] / "pytest_ddpperf"
 
 # From the ground up; rooms of one line know nothing of each other.
 STOREYS = (
+    ("asked",),
     ("records",),
     ("errors",),
     ("codec", "wire", "payload", "stats"),

@@ -398,7 +398,7 @@ def test_a_word_that_is_not_allowed_is_told_what_is(refusal: Callable[..., str],
 
 
 def test_a_misspelt_verdict_is_told_the_nearest(refusal: Callable[..., str]) -> None:
-    names = "improved, regressed, inconclusive, no-baseline, incomparable, not-gated"
+    names = "regressed, improved, inconclusive, no-baseline, incomparable, not-gated"
     assert refusal("--ddp-fail-on=improved,regresed") == (
         f"--ddp-fail-on: 'improved,regresed': 'regresed' is not one of {names}; did you mean regressed?"
     )
@@ -496,7 +496,7 @@ def test_a_wrong_override_is_not_covered_up_by_the_ini_file(
         ("ddp_backend = 3", "ini key ddp_backend: 3: auto, gloo, nccl or any torch backend"),
         ("ddp_timing = ['free']", "ini key ddp_timing: ['free']: one of auto, free, step"),
         ("ddp_threshold = 5", "ini key ddp_threshold: 5: 5 is not metric:N%"),
-        ("ddp_fail_on = [['improved']]", "ini key ddp_fail_on: [['improved']]: ['improved'] is not one of improved"),
+        ("ddp_fail_on = [['improved']]", "ini key ddp_fail_on: [['improved']]: ['improved'] is not one of regressed"),
         ("ddp_preload = 1", "ini key ddp_preload: 1: 1 is not a module's import name"),
     ],
 )
