@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-# A step that sleeps for as long as SLEEP says, in milliseconds: a change of it dwarfs any noise.
+# A step that sleeps for as long as SLEEP says, in milliseconds. Tests plant twelve times as much and allow four: even
+# on cores that others use as well, noise decides nothing.
 STEP = """
 import os, time, pytest, torch
 import torch.distributed as dist
@@ -16,7 +17,7 @@ def all_reduce():
     dist.all_reduce(torch.ones(1))
 
 def sleeping(ctx):
-    seconds = float(os.environ.get("SLEEP", "1")) / 1000
+    seconds = float(os.environ.get("SLEEP", "5")) / 1000
     def step():
         time.sleep(seconds)
         all_reduce()
@@ -35,7 +36,7 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
     def run(*args: str, small: bool = True, benchmark: bool = False) -> pytest.RunResult:
         fixed = ["-p", "no:randomly", "-p", "no:cacheprovider"]
         fixed += [] if benchmark else ["-p", "no:benchmark"]
-        fixed += ["--ddp-steps=10", "--ddp-launches=3", "--ddp-warmup=2", "--ddp-threshold=p50:50%"] if small else []
+        fixed += ["--ddp-steps=10", "--ddp-launches=3", "--ddp-warmup=2", "--ddp-threshold=p50:300%"] if small else []
         return pytester.runpytest_subprocess(*fixed, *args, timeout=180)
 
     return run

@@ -129,7 +129,7 @@ def test_a_rerun_does_not_turn_red_into_green(
     run("--ddp-save-baseline").assert_outcomes(passed=1)
     (pytester.path / "launches").unlink()
     (pytester.path / "calls").unlink()
-    monkeypatch.setenv("SLEEP", "20")
+    monkeypatch.setenv("SLEEP", "60")
     result = run("--reruns=2")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["A rerun does not measure again: *"])
