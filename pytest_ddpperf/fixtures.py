@@ -18,6 +18,7 @@ from pytest_ddpperf.records import Plan, RankOutput, TestId
 from pytest_ddpperf.report import failure, junit
 from pytest_ddpperf.result import Result
 from pytest_ddpperf.state import Run
+from pytest_ddpperf.verdict import RUN_LEVEL
 from pytest_ddpperf.watch import Watcher
 
 if TYPE_CHECKING:
@@ -144,6 +145,7 @@ class DdpBenchmark(_Distributed):
             settings=self._settings,
             plan=plan,
             launches=options.launches(self._settings),
+            level=RUN_LEVEL / self._run.gates / 2 ** (len(self._state.labels) - 1),
             batch_size=batch_size,
             gate=gate,
             facts=self._facts(),
@@ -155,7 +157,7 @@ class DdpBenchmark(_Distributed):
         if measured.outcome.fails:
             text = failure.gate_failure(
                 measured.outcome,
-                baseline=measured.baseline.measurement if measured.baseline else None,
+                baseline=measured.baseline,
                 accept_command=self._accept_command(),
             )
             self._state.failed_gates[label] = text, measured.result
@@ -219,7 +221,7 @@ class DdpBenchmark(_Distributed):
         for word in words:
             if word.startswith("--ddp-") and not word.startswith(("--ddp-json", "--ddp-fail-on", "--ddp-disable")):
                 kept.append(word)
-                if "=" not in word and word != "--ddp-save-baseline":
+                if "=" not in word and word not in ("--ddp-save-baseline", "--ddp-extend-baseline"):
                     kept.append(next(words, ""))
         path = state.invocation_path(config, self._item)
         return shlex.join(["pytest", path, *kept, "--ddp-save-baseline"])

@@ -28,9 +28,9 @@ def pytest_configure(config: pytest.Config) -> None:
         settings = options.read(config)
     except OptionError as error:
         raise pytest.UsageError(str(error)) from None
-    if settings.save_baseline and _workers(config) > 1:
+    if settings.records and _workers(config) > 1:
         raise pytest.UsageError(
-            f"--ddp-save-baseline with {_workers(config)} xdist workers: baselines are recorded by one; add -n 0"
+            f"{settings.records} with {_workers(config)} xdist workers: baselines are recorded by one; add -n 0"
         )
     run = config.stash[RUN] = Run(config, settings)
     if not run.worker:

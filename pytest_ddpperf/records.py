@@ -17,6 +17,9 @@ Scalar = str | int | float | bool | None
 LaunchSteps = tuple[tuple[float, ...], ...]  # launch x step
 LaunchRankSteps = tuple[tuple[tuple[float, ...], ...], ...]  # launch x rank x step
 
+# So many a baseline keeps: enough to know the drift between them, few enough for a file that is reviewed.
+SESSIONS_KEPT = 10
+
 
 class Status(str, Enum):
     """What a measurement came to; a str, so that it compares and serialises as its text."""
@@ -101,21 +104,30 @@ class TestId:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Baseline:
-    """A stored measurement and where it came from."""
+class Recording:
+    """What one session left in a baseline, and where it came from."""
 
-    test: TestId
     measurement: Measurement
     created: str = ""  # ISO 8601, UTC
     commit: str = ""  # "" outside a git repository; "-dirty" appended with uncommitted changes
+    resolution: Mapping[str, float] = field(default_factory=dict)  # by metric, as `Comparison.resolution`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Baseline:
+    """What is stored of one test in one environment: its sessions, oldest first, at least one."""
+
+    test: TestId
+    sessions: tuple[Recording, ...]
+
+    @property
+    def measurements(self) -> tuple[Measurement, ...]:
+        return tuple(session.measurement for session in self.sessions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """A change with its two-sided 90 % interval (each end is a one-sided 95 % bound).
-
-    As shares (0.05 is 5 % slower) in `Comparison`; as differences of logarithms inside `stats`.
-    """
+    """A relative change between two one-sided bounds: 0.05 is 5 % slower."""
 
     estimate: float
     low: float
@@ -131,7 +143,13 @@ class Comparison:
     reason: str  # machine-readable: "within-limit", "beyond-limit", "not-significant", ...
     baseline_seconds: float
     now_seconds: float
-    change: Interval  # relative: 0.05 is 5 % slower
+    change: Interval  # its bounds are at `level`: they exclude 0 where there is evidence
+    p_value: float  # one-sided, in the direction of the estimate
+    level: float  # that `p_value` is held against: the limit's share of the run's error rate
+    resolution: float  # the relative slowdown that would be found four times out of five
+    settled: bool  # whether further launches would hardly bring another status
+    drift: float | None = None  # the relative spread between sessions that was reckoned with; None: one occasion
+    launches_needed: int | None = None  # about, a side, for `resolution` to reach the limit; None: it does, or none do
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -146,12 +164,11 @@ class Verdict:
     comparisons: tuple[Comparison, ...] = ()
     dropped: tuple[str, ...] = ()  # default limits without support, as text
     differences: tuple[str, ...] = ()  # environment facts that differ: "torch 2.12 -> 2.13"
+    sessions: int = 0  # of the baseline; with one, the drift between sessions was assumed, not measured
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Verdict):
-            return (self.status, self.reason, self.comparisons, self.dropped, self.differences) == (
-                other.status, other.reason, other.comparisons, other.dropped, other.differences
-            )  # fmt: skip
+            return all(getattr(self, name) == getattr(other, name) for name in self.__slots__)
         return self.status.value == other
 
     def __hash__(self) -> int:
@@ -200,6 +217,8 @@ class LaunchSamples:
     facts: Mapping[str, Scalar]  # the environment: rank 0's, the machine's, the user's variables
     output: tuple[RankOutput, ...]
     notes: tuple[str, ...] = ()  # what went oddly without making it a failure
+    unfit: str = ""  # why it says little of steady training: "rank 0 recompiled at step 17"
+    unsettled: str = ""  # what still changed when the warm-up ended at its cap: "compiling"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,7 +228,7 @@ class Outcome:
     nodeid: str
     test: TestId
     plan: Plan
-    launches: int  # asked
+    launches: int  # asked, for the first look
     batch_size: int | None  # examples per rank and step
     verdict: Verdict | None  # None: the measurement itself failed
     fails: bool  # whether the verdict (or the failed measurement) fails the test
@@ -218,4 +237,5 @@ class Outcome:
     phases: tuple[Phases, ...] = ()  # one a launch
     baseline_path: str = ""  # relative to rootdir where it is below it
     saved: bool = False
+    replaced: tuple[str, ...] = ()  # launches that were unfit and measured again, each with its reason
     notes: tuple[str, ...] = ()  # what the user should know: "marker world_size=2 over --ddp-world-size"

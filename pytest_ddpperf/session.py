@@ -29,7 +29,7 @@ class Session:
         self._places: dict[str, None] = {}  # in words, in the order of their first test
         self._store = Store(settings.baseline_dir)
         # Once: the first baseline that is refreshed makes the working tree dirty for the second.
-        self._commit = commit_of(rootdir) if settings.save_baseline else ""
+        self._commit = commit_of(rootdir) if settings.records else ""
 
     @property
     def launcher(self) -> Launcher:
@@ -56,9 +56,11 @@ class Session:
         return replace(measured, outcome=replace(measured.outcome, baseline_path=str(shown)))
 
     def save(self, candidate: Baseline) -> None:
-        """Write a baseline; raises BaselineError."""
+        """Write a baseline, in place of the one before or in addition; raises BaselineError."""
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        self._store.write(replace(candidate, created=now, commit=self._commit))
+        sessions = tuple(replace(session, created=now, commit=self._commit) for session in candidate.sessions)
+        write = self._store.extend if self.settings.extend_baseline else self._store.write
+        write(replace(candidate, sessions=sessions))
 
     def close(self) -> None:
         self._launcher.close()

@@ -52,6 +52,11 @@ class Run:
         return self._report
 
     @property
+    def gates(self) -> int:
+        """How many tests of this run may hold a measurement against a baseline: they share its error rate."""
+        return max(1, sum("ddp_benchmark" in getattr(item, "fixturenames", ()) for item in self.items))
+
+    @property
     def reported(self) -> bool:
         """Whether there is anything to report."""
         return self._report is not None and not self._report.empty

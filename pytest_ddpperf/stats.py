@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from statistics import fmean, variance
+from statistics import fmean
+from typing import Any
 
-from pytest_ddpperf.records import Interval, LaunchRankSteps
+from pytest_ddpperf.records import LaunchRankSteps
+from pytest_ddpperf.student import t_cdf, t_quantile
 
-# The interval's ends are one-sided 95 % bounds, so it covers 90 %.
-CONFIDENCE = 0.95
+# A difference counts as resolved that would be found in so many of all measurements.
+POWER = 0.8
+# A percentile is supported where its distribution-free bound with this confidence exists.
+_CONFIDENCE = 0.95
 
 
 def quantile(values: Sequence[float], q: float) -> float:
@@ -50,21 +55,152 @@ def geometric_mean(values: Sequence[float]) -> float:
     return math.exp(fmean(map(math.log, values)))
 
 
-def welch(now: Sequence[float], base: Sequence[float]) -> Interval:
-    """The difference of two means with its two-sided 90 % interval, by Welch's t-test.
+@dataclass(frozen=True, slots=True)
+class Part:
+    """An estimated variance and the degrees of freedom it was estimated with."""
 
-    Each side needs two values. B. L. Welch, "The generalization of Student's problem when several different
-    population variances are involved", Biometrika 34 (1947). Sides without any spread have an interval of no width.
+    variance: float
+    freedom: float
+
+
+NOTHING = Part(0.0, math.inf)
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """What is assumed of the spread between sessions before any was seen: it has the variance
+    `floor**2 + (share * spread between launches)**2`, and counts as `freedom` further sessions would."""
+
+    floor: float
+    share: float
+    freedom: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """A difference of means and what makes it uncertain, as independent parts."""
+
+    estimate: float
+    now: Part  # of the mean over launches
+    base: Part  # of the mean over the launches of all sessions
+    drift: Part  # of one session
+    launches: int  # of now
+    sessions: int = 1  # of the base
+
+    @property
+    def _parts(self) -> tuple[Part, ...]:
+        return self.now, self.base, Part(self.drift.variance * (1 + 1 / self.sessions), self.drift.freedom)
+
+    @property
+    def error(self) -> float:
+        """The standard error."""
+        return math.sqrt(math.fsum(part.variance for part in self._parts))
+
+    @property
+    def freedom(self) -> float:
+        """The degrees of freedom of `error`, by Welch and Satterthwaite.
+
+        B. L. Welch, "The generalization of Student's problem when several different population variances are
+        involved", Biometrika 34 (1947).
+        """
+        parts = [part for part in self._parts if part.variance > 0]
+        total = math.fsum(part.variance for part in parts)
+        # Relative to their sum, so that tiny variances do not underflow when squared.
+        inverse = math.fsum((part.variance / total) ** 2 / part.freedom for part in parts)
+        return 1 / inverse if inverse > 0 else math.inf
+
+    def p_value(self) -> float:
+        """One-sided: how likely so large an estimate is where there is no difference, or one below zero."""
+        if self.error == 0:
+            return 0.0 if self.estimate > 0 else 1.0
+        return t_cdf(-self.estimate / self.error, self.freedom)
+
+    def reach(self, level: float) -> float:
+        """How far a one-sided bound at `level` lies from the estimate."""
+        return 0.0 if self.error == 0 else t_quantile(1 - level, self.freedom) * self.error
+
+    def resolution(self, level: float) -> float:
+        """The difference that would be found at `level` four times out of five."""
+        return self.reach(level) + self.reach(1 - POWER)
+
+    def mirrored(self) -> Difference:
+        return replace(self, estimate=-self.estimate)
+
+    def without(self, *parts: str) -> Difference:
+        """As if these parts ("now", "base", "drift") were known exactly."""
+        known: dict[str, Any] = dict.fromkeys(parts, NOTHING)
+        return replace(self, **known)
+
+    def launches_for(self, resolution: float, level: float) -> int | None:
+        """About how many launches a side would resolve so much; None where no number of them would."""
+        if self.error == 0:
+            return self.launches
+        _, _, drift = self._parts
+        # As many errors as now make a resolution; only the launches' part of them shrinks.
+        room = (resolution * self.error / self.resolution(level)) ** 2 - drift.variance
+        return math.ceil(self.launches * (self.now.variance + self.base.variance) / room - 1e-9) if room > 0 else None
+
+
+def difference(now: Sequence[float], sessions: Sequence[Sequence[float]], *, drift: Drift | None = None) -> Difference:
+    """The mean of `now` over the mean of the sessions' means; `now` and each session need two values.
+
+    Without `drift` both sides are of one occasion: Welch's t-test. With it the occasions differ, and the spread
+    between them is part of the error. That variance is estimated from the sessions' means, less what their launches
+    explain, and moderated by the assumed one: G. K. Smyth, "Linear models and empirical Bayes methods for assessing
+    differential expression", Statistical Applications in Genetics and Molecular Biology 3 (2004).
     """
-    difference = fmean(now) - fmean(base)
-    parts = [(variance(side) / len(side), len(side) - 1) for side in (now, base)]
-    squared_error = math.fsum(part for part, _ in parts)
-    if squared_error == 0:
-        return Interval(estimate=difference, low=difference, high=difference)
-    # Relative to their sum, so that tiny variances do not underflow when squared.
-    freedom = 1 / math.fsum((part / squared_error) ** 2 / degrees for part, degrees in parts)
-    reach = t_quantile(CONFIDENCE, freedom) * math.sqrt(squared_error)
-    return Interval(estimate=difference, low=difference - reach, high=difference + reach)
+    means = [fmean(session) for session in sessions]
+    spread_now = Part(variance(now), len(now) - 1)
+    spread_base = _pooled([Part(variance(session), len(session) - 1) for session in sessions])
+    of_a_mean = spread_base.variance * fmean(1 / len(session) for session in sessions)
+    between = NOTHING
+    if drift is not None:
+        assumed = drift.floor**2 + drift.share**2 * _pooled([spread_now, spread_base]).variance
+        seen = max(0.0, variance(means) - of_a_mean) if len(means) > 1 else 0.0
+        between = _pooled([Part(assumed, drift.freedom), Part(seen, len(means) - 1)])
+    return Difference(
+        estimate=fmean(now) - fmean(means),
+        now=Part(spread_now.variance / len(now), spread_now.freedom),
+        base=Part(of_a_mean / len(means), spread_base.freedom),
+        drift=between,
+        launches=len(now),
+        sessions=len(means),
+    )
+
+
+def variance(values: Sequence[float]) -> float:
+    """The sample variance of two values or more; as the standard library's, without its exact fractions."""
+    mean = fmean(values)
+    return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
+
+
+def _pooled(parts: Sequence[Part]) -> Part:
+    freedom = math.fsum(part.freedom for part in parts)
+    return Part(math.fsum(part.variance * part.freedom for part in parts) / freedom, freedom)
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What a p-value is worth beside others."""
+
+    enough: bool
+    level: float  # that it was held against
+
+
+def holm(p_values: Sequence[float], level: float) -> tuple[Evidence, ...]:
+    """Which of several p-values are evidence, such that any is wrong at most with probability `level`.
+
+    S. Holm, "A simple sequentially rejective multiple test procedure", Scandinavian Journal of Statistics 6 (1979).
+    """
+    order = sorted(range(len(p_values)), key=p_values.__getitem__)
+    found: dict[int, Evidence] = {}
+    share, enough = level, True
+    for place, index in enumerate(order):
+        if enough:
+            share = level / (len(order) - place)
+            enough = p_values[index] <= share
+        found[index] = Evidence(enough, share)
+    return tuple(found[index] for index in range(len(order)))
 
 
 def steps_needed(q: float) -> int:
@@ -72,52 +208,4 @@ def steps_needed(q: float) -> int:
     fewer, no step need lie beyond it, and its distribution-free 95 % bound does not exist (59 for p95, 299 for p99).
     """
     share = max(q, 100 - q) / 100
-    return math.ceil(math.log(1 - CONFIDENCE) / math.log(share))
-
-
-def t_cdf(t: float, freedom: float) -> float:
-    """Student's t distribution; `freedom` need not be whole."""
-    tail = 0.5 * _incomplete_beta(freedom / (freedom + t * t), freedom / 2, 0.5)
-    return 1 - tail if t > 0 else tail
-
-
-def t_quantile(p: float, freedom: float) -> float:
-    """The t with t_cdf(t, freedom) == p, by bisection; p between 0 and 1, the ends excluded."""
-    if p < 0.5:
-        return -t_quantile(1 - p, freedom)
-    high = 1.0
-    while t_cdf(high, freedom) < p:
-        high *= 2
-    low = 0.0
-    while low < (middle := (low + high) / 2) < high:
-        if t_cdf(middle, freedom) < p:
-            low = middle
-        else:
-            high = middle
-    return high
-
-
-def _incomplete_beta(x: float, a: float, b: float) -> float:
-    """The regularised incomplete beta function I_x(a, b), by its continued fraction.
-
-    Lentz's method, as in Press et al., "Numerical Recipes", section 6.4; good to about 1e-14 for a and b below 1e4.
-    """
-    if x <= 0 or x >= 1:
-        return float(x >= 1)
-    if x > (a + 1) / (a + b + 2):  # where the fraction of the mirrored function converges faster
-        return 1 - _incomplete_beta(1 - x, b, a)
-    front = math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x))
-    tiny = 1e-300
-    c, d = 1.0, 1 / (1 - (a + b) * x / (a + 1) or tiny)
-    fraction = d
-    for m in range(1, 1000):
-        for coefficient in (
-            m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
-            -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1)),
-        ):
-            d = 1 / (1 + coefficient * d or tiny)
-            c = 1 + coefficient / c or tiny
-            fraction *= c * d
-        if abs(c * d - 1) < 1e-15:
-            break
-    return front * fraction / a
+    return math.ceil(math.log(1 - _CONFIDENCE) / math.log(share))

@@ -1,25 +1,44 @@
 """The decision: is the current measurement worse than the baseline, and does that fail the test?
 
-The only place that decides. Knows records and statistics; nothing of files, pytest or how it is told.
+The only place that decides. Knows records and statistics; nothing of files, pytest or how it is told. The choices
+made here, with the figures they rest on, are in docs/statistics.md.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from statistics import fmean
 from typing import Literal
 
 from pytest_ddpperf import stats
-from pytest_ddpperf.records import Comparison, Interval, Limit, Measurement, Scalar, Status, Verdict
+from pytest_ddpperf.records import (
+    Comparison,
+    Interval,
+    Limit,
+    Measurement,
+    Samples,
+    Scalar,
+    Status,
+    Verdict,
+)
+from pytest_ddpperf.stats import Difference, Drift, Evidence
 
+# How likely a run may be to call unchanged code regressed, over all its tests and limits.
+RUN_LEVEL = 0.05
+# What is assumed of the drift between sessions before any was seen.
+ASSUMED_DRIFT = Drift(floor=0.05, share=0.5, freedom=8)
+# A verdict is settled where further launches would bring another with less than this probability.
+_SETTLED_LEVEL = 0.05
 # Between launches there must be something to compare.
-_LAUNCHES_NEEDED = 2
+LAUNCHES_NEEDED = 2
 
 
 def unsupported(limit: Limit, *, steps: int, launches: int) -> str | None:
     """What a limit needs, where the asked steps and launches cannot support it; None where they can."""
-    if launches < _LAUNCHES_NEEDED:
-        return f"a limit is decided between launches: it needs at least {_LAUNCHES_NEEDED}, {launches} was asked"
+    if launches < LAUNCHES_NEEDED:
+        return f"a limit is decided between launches: it needs at least {LAUNCHES_NEEDED}, {launches} was asked"
     needed, asked = stats.steps_needed(limit.percentile), steps * launches
     if asked >= needed:
         return None
@@ -31,33 +50,41 @@ def unsupported(limit: Limit, *, steps: int, launches: int) -> str | None:
 
 def judge(
     current: Measurement,
-    baseline: Measurement | None,
+    baseline: Sequence[Measurement],
     limits: Sequence[Limit],
     *,
     not_gated: str | None = None,
+    level: float = RUN_LEVEL,
+    interleaved: bool = False,
+    assumed: Drift = ASSUMED_DRIFT,
 ) -> Verdict:
-    """Hold `current` against `baseline`; `not_gated` is the reason code where it shall not be.
+    """Hold `current` against the sessions of a baseline; `not_gated` is the reason code where it shall not be.
 
     Each limit is decided on the logarithms of per-launch quantiles. REGRESSED needs the estimate beyond the limit
-    and evidence that there is a change at all: the one-sided 95 % bound of Welch's t-test above zero. Beyond the
-    limit without evidence is INCONCLUSIVE. IMPROVED is REGRESSED mirrored.
+    and evidence that there is a change at all, at `level` over all limits (Holm). Beyond the limit without evidence
+    is INCONCLUSIVE. IMPROVED is REGRESSED mirrored. The error of the estimate contains the spread between launches
+    and, unless both sides were `interleaved` on one occasion, the drift between sessions: estimated from the
+    baseline's sessions, and `assumed` as far as they are too few to tell.
+
+    Raises ValueError for figures that are no measurement: a step time that is not a positive number, a single
+    launch on a side that is to be compared, a baseline of several sessions that is `interleaved`.
     """
     if not_gated is not None:
         return Verdict(status=Status.NOT_GATED, reason=not_gated)
-    if baseline is None:
+    if not baseline:
         return Verdict(status=Status.NO_BASELINE, reason="no-baseline")
-    differences = _differences(current.environment.recorded, baseline.environment.recorded)
-    broken = _differences(current.environment.must_match, baseline.environment.must_match)
+    differences = _differences(current.environment.recorded, baseline[-1].environment.recorded)
+    broken = _differences(current.environment.must_match, baseline[-1].environment.must_match)
     if broken:
         return Verdict(status=Status.INCOMPARABLE, reason="must-match", differences=broken + differences)
     kept, dropped = _supported(current, limits)
     if not kept:
         return Verdict(status=Status.NOT_GATED, reason="no-supported-limit", dropped=dropped, differences=differences)
-    if baseline.samples.launches < _LAUNCHES_NEEDED:
-        return Verdict(status=Status.INCOMPARABLE, reason="baseline-launches", differences=differences)
-    if any(limit.is_cpu_time and not (_has_cpu(current) and _has_cpu(baseline)) for limit in kept):
+    if any(limit.is_cpu_time for limit in kept) and not all(map(_has_cpu, (current, *baseline))):
         return Verdict(status=Status.INCOMPARABLE, reason="no-cpu-time", differences=differences)
-    comparisons = tuple(_compare(limit, current, baseline) for limit in kept)
+    if interleaved and len(baseline) > 1:
+        raise ValueError(f"a baseline of {len(baseline)} sessions was not measured on one occasion")
+    comparisons = _compare(kept, current, baseline, level=level, drift=None if interleaved else assumed)
     statuses = [comparison.status for comparison in comparisons]
     order = (Status.REGRESSED, Status.INCONCLUSIVE, Status.IMPROVED, Status.PASS)
     status = next(status for status in order if status in statuses)
@@ -67,7 +94,28 @@ def judge(
         comparisons=comparisons,
         dropped=dropped,
         differences=differences,
+        sessions=len(baseline),
     )
+
+
+def resolutions(current: Measurement, limits: Iterable[Limit], *, level: float = RUN_LEVEL) -> dict[str, float]:
+    """By metric, the relative slowdown that two measurements like this one, taken on one occasion, would resolve."""
+    found = _with_itself(current, limits, level)
+    return {limit.metric: _share(resolution) for limit, _, resolution in found}
+
+
+def coarse(current: Measurement, limits: Iterable[Limit], *, level: float = RUN_LEVEL) -> bool:
+    """Whether there is a limit that two measurements like this one, taken on one occasion, would not resolve."""
+    return any(resolution > _bound(limit, base) for limit, base, resolution in _with_itself(current, limits, level))
+
+
+def _with_itself(current: Measurement, limits: Iterable[Limit], level: float) -> Iterator[tuple[Limit, float, float]]:
+    """The limits it supports, with the mean and the resolution of each metric, both as logarithms."""
+    kept, _ = _supported(current, limits)
+    kept = [limit for limit in kept if not limit.is_cpu_time or _has_cpu(current)]
+    for limit in kept:
+        logs = _logs(limit, current)
+        yield limit, fmean(logs), stats.difference(logs, [logs]).resolution(level / len(kept))
 
 
 def fails(verdict: Verdict, *, fail_on: frozenset[str] | None, baseline_missing: Literal["warn", "fail"]) -> bool:
@@ -79,7 +127,7 @@ def fails(verdict: Verdict, *, fail_on: frozenset[str] | None, baseline_missing:
     return verdict.status is Status.REGRESSED
 
 
-def _supported(current: Measurement, limits: Sequence[Limit]) -> tuple[list[Limit], tuple[str, ...]]:
+def _supported(current: Measurement, limits: Iterable[Limit]) -> tuple[list[Limit], tuple[str, ...]]:
     """The limits that the measurement can support, and those of ours it cannot, in words."""
     launches = current.samples.launches
     steps = min((len(steps) for steps in current.samples.step_seconds), default=0)
@@ -93,42 +141,95 @@ def _supported(current: Measurement, limits: Sequence[Limit]) -> tuple[list[Limi
     return kept, tuple(dropped)
 
 
-def _compare(limit: Limit, current: Measurement, baseline: Measurement) -> Comparison:
-    now, base = _quantiles(limit, current), _quantiles(limit, baseline)
-    logs = stats.welch([math.log(value) for value in now], [math.log(value) for value in base])
-    now_seconds, base_seconds = stats.geometric_mean(now), stats.geometric_mean(base)
-    if limit.unit == "%":
-        slower, faster = logs.estimate > math.log1p(limit.value), logs.estimate < -math.log1p(limit.value)
-    else:
-        slower = now_seconds - base_seconds > limit.value
-        faster = base_seconds - now_seconds > limit.value
-    if slower:
-        proven, status, reason = logs.low > 0, Status.REGRESSED, "beyond-limit"
-    elif faster:
-        proven, status, reason = logs.high < 0, Status.IMPROVED, "improved"
-    else:
-        proven, status, reason = True, Status.PASS, "within-limit"
-    if not proven:
-        # Only what might be worse is left open; what might be better is within its limit.
-        status = Status.INCONCLUSIVE if slower else Status.PASS
-        reason = "not-significant"
+def _compare(
+    limits: Sequence[Limit],
+    current: Measurement,
+    baseline: Sequence[Measurement],
+    *,
+    level: float,
+    drift: Drift | None,
+) -> tuple[Comparison, ...]:
+    pairs = [(_logs(limit, current), [_logs(limit, session) for session in baseline]) for limit in limits]
+    found = [stats.difference(now, sessions, drift=drift) for now, sessions in pairs]
+    slower = stats.holm([difference.p_value() for difference in found], level)
+    faster = stats.holm([difference.mirrored().p_value() for difference in found], level)
+    return tuple(
+        _comparison(limit, fmean(now), difference, *evidence)
+        for limit, (now, _), difference, *evidence in zip(limits, pairs, found, slower, faster, strict=True)
+    )
+
+
+def _comparison(
+    limit: Limit, now: float, difference: Difference, evidence_slower: Evidence, evidence_faster: Evidence
+) -> Comparison:
+    """`now` is the mean logarithm of the current side."""
+    base = now - difference.estimate
+    slower, faster = difference.estimate > _bound(limit, base), -difference.estimate > _bound(limit, now)
+    # What only further launches could change: the part of the error that is the current launches' own.
+    noise = difference.without("base", "drift").reach(_SETTLED_LEVEL)
+    evidence = evidence_slower if difference.estimate > 0 else evidence_faster
+    status, reason = Status.PASS, "within-limit"
+    settled = difference.estimate + noise <= _bound(limit, base)
+    if slower and evidence_slower.enough:
+        status, reason = Status.REGRESSED, "beyond-limit"
+    elif slower:
+        status, reason = Status.INCONCLUSIVE, "not-significant"
+        settled = difference.estimate + noise <= difference.without("now").reach(evidence.level)
+    elif faster:  # what might be better without evidence is within its limit
+        status = Status.IMPROVED if evidence_faster.enough else Status.PASS
+        reason = "improved" if evidence_faster.enough else "not-significant"
+    reach = difference.reach(evidence.level)
+    resolution = difference.resolution(evidence.level)
+    fine = resolution <= _bound(limit, base)
     return Comparison(
         limit=limit,
         status=status,
         reason=reason,
-        baseline_seconds=base_seconds,
-        now_seconds=now_seconds,
+        baseline_seconds=math.exp(base),
+        now_seconds=math.exp(now),
         change=Interval(
-            estimate=math.expm1(logs.estimate), low=math.expm1(logs.low), high=math.expm1(min(logs.high, 700.0))
+            estimate=_share(difference.estimate),
+            low=_share(difference.estimate - reach),
+            high=_share(difference.estimate + reach),
         ),
+        p_value=(difference if difference.estimate > 0 else difference.mirrored()).p_value(),
+        level=evidence.level,
+        resolution=_share(resolution),
+        settled=settled,
+        drift=math.sqrt(difference.drift.variance) if difference.drift is not stats.NOTHING else None,
+        launches_needed=None if fine else difference.launches_for(_bound(limit, base), evidence.level),
     )
 
 
+def _bound(limit: Limit, base: float) -> float:
+    """The limit as a difference of logarithms; `base` is the logarithm of what it is a limit to, in seconds."""
+    return math.log1p(limit.value if limit.unit == "%" else limit.value / math.exp(base))
+
+
+def _share(logarithm: float) -> float:
+    return math.expm1(min(logarithm, 700.0))
+
+
+def _logs(limit: Limit, measurement: Measurement) -> list[float]:
+    return [math.log(value) for value in _quantiles(limit, measurement)]
+
+
 def _quantiles(limit: Limit, measurement: Measurement) -> tuple[float, ...]:
+    samples: Samples = measurement.samples
+    if samples.launches < LAUNCHES_NEEDED:
+        raise ValueError(f"{samples.launches} launch of {limit.metric}: a comparison needs {LAUNCHES_NEEDED} a side")
     if limit.is_cpu_time:
-        assert measurement.samples.cpu_seconds is not None, "judge checks it first"
-        return stats.cpu_quantiles(measurement.samples.cpu_seconds, limit.percentile)
-    return stats.launch_quantiles(measurement.samples.step_seconds, limit.percentile)
+        assert samples.cpu_seconds is not None, "judge checks it first"
+        _check(chain.from_iterable(chain.from_iterable(samples.cpu_seconds)))
+        return stats.cpu_quantiles(samples.cpu_seconds, limit.percentile)
+    _check(chain.from_iterable(samples.step_seconds))
+    return stats.launch_quantiles(samples.step_seconds, limit.percentile)
+
+
+def _check(seconds: Iterable[float]) -> None:
+    for value in seconds:
+        if not 0 < value < math.inf:  # nan is neither
+            raise ValueError(f"{value!r} is not a duration in seconds")
 
 
 def _has_cpu(measurement: Measurement) -> bool:

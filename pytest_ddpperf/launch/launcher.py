@@ -42,7 +42,7 @@ class Launcher:
     def measure(self, plan: Plan, setup: Callable[..., Any], observer: Observer) -> LaunchSamples:
         """One launch of `plan` on fresh ranks; raises LaunchError, ServerError or TransportError."""
         delivery = self._launch(plan, payload.dumps("measure", setup, ()), observer, alone=True)
-        marks, cpu, examples, facts = zip(*map(json.loads, delivery.results), strict=True)
+        marks, cpu, examples, facts, told = zip(*map(json.loads, delivery.results), strict=True)
         placement = place(plan.world_size)
         return LaunchSamples(
             step_seconds=tuple(ns / 1e9 for ns in completions([row[0] for row in marks], [row[1:] for row in marks])),
@@ -60,6 +60,8 @@ class Launcher:
             },
             output=delivery.output,
             notes=delivery.notes,
+            unfit=_unfit(told),
+            unsettled=told[0]["unsettled"],
         )
 
     def call(self, plan: Plan, function: Callable[..., Any], args: Sequence[Any], observer: Observer) -> list[Any]:
@@ -110,6 +112,12 @@ class Nobody:
 
     def output(self, rank: int, stream: str, line: str) -> None:
         pass
+
+
+def _unfit(told: Sequence[Mapping[str, Any]]) -> str:
+    """Why a launch says little of steady training, in words, by what happened and not by its times."""
+    compiled = [(rank, fields["compiled_at"]) for rank, fields in enumerate(told) if fields["compiled_at"]]
+    return f"rank {compiled[0][0]} recompiled at step {compiled[0][1]}" if compiled else ""
 
 
 def _differences(marks: Sequence[int]) -> list[int]:

@@ -29,7 +29,9 @@ class Settings:
     device: str  # "auto" or a device type
     warmup: int  # steps, at least
     steps: int  # timed, a launch
-    launches: int
+    launches: int  # before the first look
+    max_launches: int  # not below `launches`
+    max_seconds: float  # for all launches of a measurement
     limits: tuple[Limit, ...]
     timing: Literal["auto", "free", "step"]
     timeout_seconds: float  # for one launch
@@ -38,9 +40,17 @@ class Settings:
     baseline_missing: Literal["warn", "fail"]
     fail_on: frozenset[str] | None  # None: the verdict and `baseline_missing` decide
     save_baseline: bool
+    extend_baseline: bool
     disable: bool
     json_path: Path | None  # absolute
     sources: Mapping[str, str]  # name of a field -> "marker", "command line", "ini" or "default"
+
+    @property
+    def records(self) -> str:
+        """The option that makes this run write baselines; "" for none."""
+        if self.save_baseline:
+            return "--ddp-save-baseline"
+        return "--ddp-extend-baseline" if self.extend_baseline else ""
 
 
 def read(config: pytest.Config) -> Settings:
@@ -63,10 +73,12 @@ def read(config: pytest.Config) -> Settings:
         if values["json_path"].is_dir():
             raise OptionError("--ddp-json", str(values["json_path"]), "is a folder: name the file to write")
     settings = Settings(**values, sources=sources)
-    if settings.save_baseline and settings.disable:
-        raise OptionError("--ddp-save-baseline", "--ddp-disable", "a disabled run has nothing to save: leave out one")
-    _check_limits(settings)
-    return settings
+    if settings.save_baseline and settings.extend_baseline:
+        allowed = "the one replaces a baseline, the other adds to it: leave out one"
+        raise OptionError("--ddp-save-baseline", "--ddp-extend-baseline", allowed)
+    if settings.records and settings.disable:
+        raise OptionError(settings.records, "--ddp-disable", "a disabled run has nothing to save: leave out one")
+    return _checked(settings)
 
 
 def _written(config: pytest.Config, row: Row) -> tuple[object, str]:
@@ -109,23 +121,38 @@ def with_markers(settings: Settings, markers: Iterable[pytest.Mark]) -> Settings
     rows = [BY_ARGUMENT[name] for name in given]
     values = {row.field: row.parsed(given[row.argument], "marker") for row in rows}
     of_test = replace(settings, **values, sources={**settings.sources, **dict.fromkeys(values, "marker")})
-    _check_limits(of_test)
-    return of_test
+    return _checked(of_test)
+
+
+def _checked(settings: Settings) -> Settings:
+    """Refuse what does not go together: launches, and limits of the user's that what was asked cannot support."""
+    if settings.max_launches < settings.launches:
+        if settings.sources["max_launches"] != "default":
+            allowed = f"at least {where(settings, 'launches')}, which is {settings.launches}"
+            raise OptionError(where(settings, "max_launches"), settings.max_launches, allowed)
+        settings = replace(settings, max_launches=settings.launches)
+    if settings.records and settings.launches == 1:
+        raise OptionError(
+            where(settings, "launches"),
+            1,
+            f"at least 2 with {settings.records}: nothing is compared with a single launch",
+        )
+    _check_limits(settings)
+    return settings
 
 
 def _check_limits(settings: Settings) -> None:
-    """Refuse limits of the user's that what else was asked cannot support."""
-    where = BY_ARGUMENT["threshold"].where(settings.sources["limits"])
+    place = BY_ARGUMENT["threshold"].where(settings.sources["limits"])
     for limit in settings.limits:
         if limit.is_cpu_time and settings.device not in ("auto", "cpu"):
-            raise OptionError(where, str(limit), f"CPU time is measured on cpu only, not on {settings.device}")
+            raise OptionError(place, str(limit), f"CPU time is measured on cpu only, not on {settings.device}")
         if limit.default or settings.disable:
             continue
         from pytest_ddpperf.verdict import unsupported  # with the records, which a run without limits need not pay
 
         needs = unsupported(limit, steps=settings.steps, launches=settings.launches)
         if needs:
-            raise OptionError(where, str(limit), needs)
+            raise OptionError(place, str(limit), needs)
 
 
 def where(settings: Settings, field: str) -> str:

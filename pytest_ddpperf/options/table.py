@@ -79,7 +79,17 @@ ROWS = (
     Row(
         option="--ddp-launches", field="launches", parse=partial(count, least=1), default="5",
         metavar="N", ini="int", marker=True,
-        help="launches (fresh process groups) of a measurement",
+        help="launches (fresh process groups) of a measurement, before it is looked at first",
+    ),
+    Row(
+        option="--ddp-max-launches", field="max_launches", parse=partial(count, least=1), default="20",
+        metavar="N", ini="int", marker=True,
+        help="launches at most, where the first ones leave the verdict open",
+    ),
+    Row(
+        option="--ddp-max-time", field="max_seconds", parse=seconds, default="600",
+        metavar="S", ini="float", marker=True,
+        help="seconds that all launches of a measurement may take, where the first ones leave the verdict open",
     ),
     Row(
         option="--ddp-threshold", field="limits", parse=limits, default="p10:10%,p50:10%",
@@ -117,7 +127,11 @@ ROWS = (
     ),
     Row(
         option="--ddp-save-baseline", field="save_baseline", parse=bool, default="",
-        help="measure, and write the baselines of the tests that pass",
+        help="measure, and replace the baselines of the tests that pass",
+    ),
+    Row(
+        option="--ddp-extend-baseline", field="extend_baseline", parse=bool, default="",
+        help="measure, and add a session to the baselines of the tests that pass: so they learn how sessions drift",
     ),
     Row(
         option="--ddp-disable", field="disable", parse=bool, default="",

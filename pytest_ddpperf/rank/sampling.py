@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from pytest_ddpperf.errors import SetupError
-from pytest_ddpperf.rank import clock
+from pytest_ddpperf.rank import clock, steady
 from pytest_ddpperf.rank.context import Context
 from pytest_ddpperf.records import Plan
 from pytest_ddpperf.wire import Board, Phase
@@ -29,6 +29,8 @@ class Window:
     marks_ns: tuple[int, ...]  # the start, then the end of each step, CLOCK_MONOTONIC
     cpu_ns: tuple[int, ...] | None  # CPU time of the training thread by step; None off CPU
     examples: tuple[int, ...] | None  # by step, if every step told
+    compiled_at: int  # the first timed step, from 1, that handed something to torch.compile; 0 for none
+    unsettled: str  # what was still changing when the warm-up ended at its cap, in words
 
 
 class Prepared:
@@ -57,16 +59,14 @@ class Prepared:
 def measure(step: Step, plan: Plan, ctx: Context, board: Board) -> Window:
     """Warm up, then time `plan.steps` steps from a common start."""
     row, cell = board.row(ctx.rank), Board.STEP_CELL
-    board.enter(ctx.rank, Phase.WARMUP, time.monotonic_ns())
-    for index in range(plan.warmup):
-        row[cell] = index
-        step()
+    unsettled = _warm_up(step, plan, ctx, board)
     on_cpu = ctx.device.type == "cpu"
     if not on_cpu:
         torch.accelerator.synchronize()
     timer = clock.make(plan.timing, ctx.device, board.marks(ctx.rank))
     processed: list[Any] = [None] * plan.steps
     cpu_ns = [0] * (plan.steps + 1)
+    graphs = [steady.graphs()] * (plan.steps + 1)
     gc.collect()
     gc.disable()
     try:
@@ -82,6 +82,7 @@ def measure(step: Step, plan: Plan, ctx: Context, board: Board) -> Window:
                 cpu_ns[index + 1] = time.thread_time_ns()
             # Keep a number of examples, never a loss: its graph would live as long as the list.
             processed[index] = told if type(told) is int else None
+            graphs[index + 1] = steady.graphs()
         timer.finish()
     finally:
         gc.enable()
@@ -89,4 +90,25 @@ def measure(step: Step, plan: Plan, ctx: Context, board: Board) -> Window:
         marks_ns=tuple(board.marks(ctx.rank)),
         cpu_ns=tuple(b - a for a, b in pairwise(cpu_ns)) if on_cpu else None,
         examples=None if None in processed else tuple(processed),
+        compiled_at=next((step for step, count in enumerate(graphs) if count != graphs[0]), 0),
+        unsettled=unsettled,
     )
+
+
+def _warm_up(step: Step, plan: Plan, ctx: Context, board: Board) -> str:
+    """The asked steps, and more until no rank's last one changed anything; what did, where the cap was reached."""
+    row, cell = board.row(ctx.rank), Board.STEP_CELL
+    board.enter(ctx.rank, Phase.WARMUP, time.monotonic_ns())
+    if plan.warmup == 0:
+        return ""
+    watch = steady.Steadiness(ctx.device)
+    for index in range(plan.warmup + steady.WARMUP_BEYOND):
+        if index >= plan.warmup - 1:
+            watch.changed()
+        row[cell] = index
+        step()
+        if index >= plan.warmup - 1:
+            unsettled = watch.unsettled()
+            if not unsettled:
+                break
+    return unsettled

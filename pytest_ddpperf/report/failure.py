@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 from pytest_ddpperf import stats
 from pytest_ddpperf.errors import LaunchError
-from pytest_ddpperf.records import Comparison, LaunchRankSteps, Measurement, Outcome, Status
+from pytest_ddpperf.records import Baseline, Comparison, LaunchRankSteps, Measurement, Outcome, Status
 from pytest_ddpperf.report import terminal, text
 
 # Below it, two ranks' changes are called alike: a tenth of a limit people set.
 _ALIKE = 0.02
 
 
-def gate_failure(outcome: Outcome, *, baseline: Measurement | None, accept_command: str) -> str:
+def gate_failure(outcome: Outcome, *, baseline: Baseline | None, accept_command: str) -> str:
     """Why a verdict fails its test, and the command that would accept the new figures."""
     return "\n".join(_gate_failure(outcome, baseline, accept_command))
 
@@ -23,7 +23,7 @@ def launch_failure(error: LaunchError, launch: int, launches: int) -> str:
     return f"launch {launch} of {launches}: {error}"
 
 
-def _gate_failure(outcome: Outcome, baseline: Measurement | None, accept_command: str) -> Iterator[str]:
+def _gate_failure(outcome: Outcome, baseline: Baseline | None, accept_command: str) -> Iterator[str]:
     verdict = outcome.verdict
     assert verdict is not None
     assert outcome.measurement is not None
@@ -41,7 +41,8 @@ def _gate_failure(outcome: Outcome, baseline: Measurement | None, accept_command
     yield ""
     yield from _metrics([c for c in verdict.comparisons if c.status is verdict.status])
     if baseline is not None:
-        yield from _slowest(outcome.measurement, baseline)
+        yield _evidence(outcome, baseline)
+        yield from _slowest(outcome.measurement, baseline.measurements[-1])
     if verdict.differences:
         yield f"differs from the baseline's environment: {', '.join(verdict.differences)}"
     yield f"baseline: {outcome.baseline_path}"
@@ -49,15 +50,29 @@ def _gate_failure(outcome: Outcome, baseline: Measurement | None, accept_command
 
 
 def _metrics(comparisons: list[Comparison]) -> Iterator[str]:
-    rows: list[tuple[str, ...]] = [("metric", "baseline", "now", "change [90 % interval]", "limit")]
+    rows: list[tuple[str, ...]] = [("metric", "baseline", "now", "change [bounds]", "limit", "resolves")]
     for c in comparisons:
         limit = str(c.limit).partition(":")[2]
         figures = (text.seconds(c.baseline_seconds), text.seconds(c.now_seconds), text.interval(c.change))
-        rows.append((c.limit.metric, *figures, limit))
+        rows.append((c.limit.metric, *figures, limit, text.amount(c.resolution)))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         yield "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
     yield ""
+
+
+def _evidence(outcome: Outcome, baseline: Baseline) -> str:
+    """What both sides are made of."""
+    assert outcome.verdict is not None
+    sessions = len(baseline.sessions)
+    before = sum(measurement.samples.launches for measurement in baseline.measurements)
+    drifts = [c.drift for c in outcome.verdict.comparisons if c.drift is not None]
+    how = "assumed" if sessions == 1 else "seen and assumed"
+    drift = f"; sessions drift by {text.amount(max(drifts))} ({how})" if drifts else ""
+    return (
+        f"evidence: {len(outcome.phases)} launches now, {before} in the baseline's {sessions} "
+        f"session{'s' * (sessions > 1)}{drift}"
+    )
 
 
 def _slowest(now: Measurement, base: Measurement) -> Iterator[str]:

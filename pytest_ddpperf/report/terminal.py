@@ -7,7 +7,7 @@ from dataclasses import fields
 from statistics import median
 
 from pytest_ddpperf import stats
-from pytest_ddpperf.records import Measurement, Outcome, Phases, Scalar, Status
+from pytest_ddpperf.records import SESSIONS_KEPT, Measurement, Outcome, Phases, Scalar, Status, Verdict
 from pytest_ddpperf.report import text
 from pytest_ddpperf.report.counts import count, last_line
 
@@ -21,6 +21,11 @@ _WHY_NOT_GATED = {
     "debugging-variable": "a debugging variable (CUDA_LAUNCH_BLOCKING, TORCH_DISTRIBUTED_DEBUG=DETAIL or "
     "NCCL_DEBUG=TRACE) is set: unset it",
     "no-supported-limit": "no limit has support: raise --ddp-steps or --ddp-launches",
+}
+
+_WHY_INCONCLUSIVE = {
+    "not-significant": "launches and sessions differ as much by themselves",
+    "not-confirmed": "further launches did not confirm it",
 }
 
 
@@ -61,6 +66,7 @@ def summary(outcomes: Sequence[Outcome], *, skipped: int) -> Iterator[str]:
     """What is to be told, then the counts; the counts are the last line."""
     for outcome in outcomes:
         yield from _told(outcome)
+    yield from _drift(outcomes)
     yield last_line(count(outcomes, skipped))
 
 
@@ -134,7 +140,7 @@ def _told(outcome: Outcome) -> Iterator[str]:
     if verdict is None:
         yield f"{name}: not measured: {outcome.error}"
     elif verdict.status is Status.INCONCLUSIVE:
-        yield f"{name}: INCONCLUSIVE: {_changes(outcome)}: beyond the limit, but launches differ as much by themselves"
+        yield f"{name}: INCONCLUSIVE: {_changes(outcome)}: beyond the limit, but {_WHY_INCONCLUSIVE[verdict.reason]}"
     elif verdict.status is Status.IMPROVED:
         yield f"{name}: IMPROVED: {_changes(outcome)}: --ddp-save-baseline makes it the new baseline"
     elif verdict.status is Status.NO_BASELINE:
@@ -142,12 +148,42 @@ def _told(outcome: Outcome) -> Iterator[str]:
     elif verdict.status is Status.INCOMPARABLE:
         yield f"{name}: INCOMPARABLE: {incomparable(outcome)}"
     elif verdict.status is Status.NOT_GATED and outcome.saved:
-        yield f"{name}: saved {outcome.baseline_path}"
+        yield f"{name}: saved {outcome.baseline_path}, {len(outcome.phases)} launches"
     elif verdict.status is Status.NOT_GATED:
         yield f"{name}: NOT GATED: {not_gated(outcome)}"
     if verdict is not None:
         yield from (f"{name}: dropped the default limit {dropped}" for dropped in verdict.dropped)
+        yield from (f"{name}: {line}" for line in resolution(verdict))
     yield from (f"{name}: {note}" for note in outcome.notes)
+
+
+def resolution(verdict: Verdict) -> Iterator[str]:
+    """Limits that are finer than what the measurement can see, with what would make it see them."""
+    for c in verdict.comparisons:
+        bound = c.limit.value if c.limit.unit == "%" else c.limit.value / c.baseline_seconds
+        if c.resolution <= bound:
+            continue
+        if c.launches_needed is not None:
+            advice = f"raise --ddp-launches to about {c.launches_needed}"
+        elif verdict.sessions < SESSIONS_KEPT:
+            advice = "sessions may drift further apart: let --ddp-extend-baseline add some to the baseline"
+        else:
+            advice = "its sessions drift further apart: raise the limit"
+        yield f"{c.limit} was asked, but this measurement resolves {text.amount(c.resolution)}: {advice}"
+
+
+def _drift(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    """What was assumed where a baseline could not tell, once for a run."""
+    single = [outcome.verdict for outcome in outcomes if outcome.verdict is not None and outcome.verdict.sessions == 1]
+    assumed = [c.drift for verdict in single for c in verdict.comparisons if c.drift is not None]
+    if assumed:
+        span = text.amount(min(assumed))
+        if text.amount(max(assumed)) != span:
+            span += f" to {text.amount(max(assumed))}"
+        yield (
+            f"{len(single)} baseline{'s have' if len(single) > 1 else ' has'} one session, which cannot tell how far "
+            f"sessions drift apart: {span} was assumed; --ddp-extend-baseline on another occasion adds one"
+        )
 
 
 def _changes(outcome: Outcome) -> str:
@@ -160,7 +196,6 @@ def incomparable(outcome: Outcome) -> str:
     """Why the baseline does not fit, and what to do."""
     assert outcome.verdict is not None
     why = {
-        "baseline-launches": "the baseline has a single launch",
         "no-cpu-time": "CPU time is limited, and the baseline has none",
     }.get(outcome.verdict.reason, ", ".join(outcome.verdict.differences))
     return f"{why}; record a new baseline with --ddp-save-baseline, or measure as it was recorded"

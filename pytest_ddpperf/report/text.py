@@ -23,8 +23,13 @@ def share(value: float) -> str:
     return f"{value * 100:+.1f} %" if value < 9 else f"x {value + 1:.3g}"
 
 
+def amount(value: float) -> str:
+    """A share without direction: "18 %", "1.4 %"."""
+    return f"{value * 100:.2g} %" if value < 0.995 else f"{value * 100:.0f} %"
+
+
 def interval(change: Interval) -> str:
-    """The change with its two-sided 90 % interval."""
+    """The change with its bounds."""
     return f"{share(change.estimate)} [{share(change.low)}, {share(change.high)}]"
 
 

@@ -13,10 +13,11 @@ from pathlib import Path
 import filelock
 import pytest
 
-from pytest_ddpperf import baseline as module
 from pytest_ddpperf.baseline import Store, commit_of, environment, environment_name, file_name
+from pytest_ddpperf.baseline import git as git_module
+from pytest_ddpperf.baseline import store as store_module
 from pytest_ddpperf.errors import BaselineError
-from pytest_ddpperf.records import Baseline, Environment, Measurement, Plan, Samples, TestId
+from pytest_ddpperf.records import SESSIONS_KEPT, Baseline, Environment, Measurement, Plan, Recording, Samples, TestId
 
 CPU_FACTS = {
     "python": "3.11.7",
@@ -57,12 +58,17 @@ SAMPLES = Samples(
     rank_seconds=(((0.25, 0.5), (0.2, 0.0)), ((0.125, 1.0), (0.1, 0.9))),
     cpu_seconds=(((0.2, 0.3), (0.0, 0.4)), ((0.1, 0.9), (0.1, 0.8))),
 )
-BASELINE = Baseline(
-    test=TEST,
-    measurement=Measurement(samples=SAMPLES, environment=CPU),
-    created="2026-01-02T03:04:05Z",
-    commit="0" * 40,
-)
+
+
+def baseline(samples=SAMPLES, environment=CPU, *, test=TEST, commits=("0" * 40,)):
+    """One session a commit, with the same figures."""
+    measured = Measurement(samples=samples, environment=environment)
+    sessions = [Recording(measurement=measured, created="2026-01-02T03:04:05Z", commit=commit) for commit in commits]
+    return Baseline(test=test, sessions=tuple(sessions))
+
+
+BASELINE = baseline()
+OTHER = baseline(commits=("1" * 40,))
 
 
 @pytest.fixture
@@ -233,48 +239,53 @@ def test_a_baseline_that_does_not_exist_is_none(store):
 
 
 def test_the_file_is_made_for_review(store):
-    text = store.write(replace(BASELINE, measurement=Measurement(samples=SAMPLES))).read_text()
+    text = store.write(baseline(environment=Environment())).read_text()
     assert (
         text
         == """\
 {
-  "commit": "0000000000000000000000000000000000000000",
-  "created": "2026-01-02T03:04:05Z",
-  "measurement": {
-    "environment": {
-      "key": {},
-      "must_match": {},
-      "recorded": {}
-    },
-    "samples": {
-      "cpu_seconds": [
-        [
-          [0.2, 0.3],
-          [0.0, 0.4]
-        ],
-        [
-          [0.1, 0.9],
-          [0.1, 0.8]
-        ]
-      ],
-      "examples": null,
-      "rank_seconds": [
-        [
-          [0.25, 0.5],
-          [0.2, 0.0]
-        ],
-        [
-          [0.125, 1.0],
-          [0.1, 0.9]
-        ]
-      ],
-      "step_seconds": [
-        [0.25, 0.5],
-        [0.125, 1.0]
-      ]
+  "schema": 2,
+  "sessions": [
+    {
+      "commit": "0000000000000000000000000000000000000000",
+      "created": "2026-01-02T03:04:05Z",
+      "measurement": {
+        "environment": {
+          "key": {},
+          "must_match": {},
+          "recorded": {}
+        },
+        "samples": {
+          "cpu_seconds": [
+            [
+              [0.2, 0.3],
+              [0.0, 0.4]
+            ],
+            [
+              [0.1, 0.9],
+              [0.1, 0.8]
+            ]
+          ],
+          "examples": null,
+          "rank_seconds": [
+            [
+              [0.25, 0.5],
+              [0.2, 0.0]
+            ],
+            [
+              [0.125, 1.0],
+              [0.1, 0.9]
+            ]
+          ],
+          "step_seconds": [
+            [0.25, 0.5],
+            [0.125, 1.0]
+          ]
+        }
+      },
+      "resolution": {}
     }
-  },
-  "schema": 1,
+  ],
   "test": {
     "label": "",
     "module": "tests/perf/test_step",
@@ -289,7 +300,7 @@ def test_the_documented_file_is_what_is_written(store):
     page = (Path(__file__).parents[2] / "docs" / "baselines.md").read_text()
     (text,) = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
     test = TestId(module="tests/perf/test_step", name="test_train[bf16]")
-    environment = Environment(**json.loads(text)["measurement"]["environment"])
+    environment = Environment(**json.loads(text)["sessions"][0]["measurement"]["environment"])
     path = store.path(environment, test)
     assert path.relative_to(store.root).as_posix() in page
     path.parent.mkdir(parents=True)
@@ -298,7 +309,7 @@ def test_the_documented_file_is_what_is_written(store):
 
 
 def test_saving_replaces_and_leaves_one_file_and_the_usual_permissions(store):
-    store.write(replace(BASELINE, commit="1" * 40))
+    store.write(OTHER)
     path = store.write(BASELINE)
     assert files_below(store.root) == [path.relative_to(store.root).as_posix()]
     mask = os.umask(0o022)
@@ -327,9 +338,9 @@ def test_one_root_has_one_lock_however_it_is_spelled(store, monkeypatch):
 def test_a_lock_that_stays_taken_is_told_and_nothing_is_written(store, monkeypatch):
     store.write(BASELINE)
     (lock,) = (store.root.parent / "tmp").rglob("*.lock")
-    monkeypatch.setattr(module, "_LOCK_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(store_module, "_LOCK_WAIT_SECONDS", 0.01)
     with filelock.FileLock(lock), pytest.raises(BaselineError) as caught:
-        store.write(replace(BASELINE, commit="1" * 40))
+        store.write(OTHER)
     assert str(lock) in str(caught.value)
     assert "another run is saving here: wait for it to end, or end it" in str(caught.value)
     assert store.read(CPU, TEST) == BASELINE
@@ -343,13 +354,14 @@ from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.records import *
 
 root, tempfile.tempdir, who = sys.argv[1:]
-samples = Samples(step_seconds=((0.1,) * 2000,), rank_seconds=(((0.1,) * 2000,),))
+samples = Samples(step_seconds=((0.1,) * 1000,) * 2, rank_seconds=(((0.1,) * 1000,),) * 2)
+recording = Recording(measurement=Measurement(samples=samples), commit=who)
 print("ready", flush=True)
 sys.stdin.read()
 for turn in range(10):
     for name in ("test_common", "test_" + who):
         test = TestId(module="tests/test_step", name=name)
-        Store(Path(root)).write(Baseline(test=test, measurement=Measurement(samples=samples), commit=who))
+        Store(Path(root)).write(Baseline(test=test, sessions=(recording,)))
 """
 
 
@@ -370,14 +382,14 @@ def test_two_runs_that_save_at_once_both_leave_whole_files(store):
         common = TestId(module="tests/test_step", name="test_common")
         seen = set()
         while any(saver.poll() is None for saver in savers):
-            baseline = store.read(Environment(), common)  # never an error: never half a file
-            seen.add(baseline and baseline.commit)
+            stored = store.read(Environment(), common)  # never an error: never half a file
+            seen.add(stored and stored.sessions[0].commit)
         assert [saver.returncode for saver in savers] == [0, 0]
         assert seen <= {None, "one", "two"}
         for who in ("one", "two"):
             own = store.read(Environment(), replace(common, name="test_" + who))
-            assert own.commit == who
-        assert store.read(Environment(), common).commit in ("one", "two")
+            assert own.sessions[0].commit == who
+        assert store.read(Environment(), common).sessions[0].commit in ("one", "two")
         assert [Path(name).name for name in files_below(store.root)] == [
             "test_common.json", "test_one.json", "test_two.json",
         ]  # fmt: skip
@@ -426,9 +438,10 @@ RECORD_AGAIN = "restore it with git checkout, or delete it and run with --ddp-sa
         (b'{"schema": "1"}', "is not a baseline: its schema is '1', not a version number"),
         (b'{"schema": true}', "is not a baseline: its schema is True, not a version number"),
         (b'{"schema": 0}', "is not a baseline: its schema is 0, not a version number"),
-        (b'{"schema": 1}', "missing key 'commit', 'created', 'measurement', 'test'"),
+        (b'{"schema": 1}', "missing key 'test'"),
+        (b'{"schema": 2}', "missing key 'sessions', 'test'"),
     ],
-    ids=range(13),
+    ids=range(14),
 )
 def test_a_file_that_is_no_baseline_is_an_error_that_names_it(store, content, problem):
     store.write(BASELINE).write_bytes(content)
@@ -446,40 +459,41 @@ def test_a_truncated_file_is_never_half_a_baseline(store):
 
 
 def test_a_newer_schema_asks_for_an_upgrade(store):
-    edit(store.write(BASELINE), "schema", to=2)
+    edit(store.write(BASELINE), "schema", to=3)
     error = refusal(store)
-    assert error.problem == "has schema 2; this version of pytest-ddpperf reads up to 1"
+    assert error.problem == "has schema 3; this version of pytest-ddpperf reads up to 2"
     assert error.remedy.startswith("upgrade pytest-ddpperf")
 
 
 @pytest.mark.parametrize(
     ("place", "value", "problem"),
     [
-        (("step_seconds", 0, 1), "x", "measurement.samples.step_seconds[0][1]: expected a number, found 'x'"),
+        (("step_seconds", 0, 1), "x", ".step_seconds[0][1]: expected a number, found 'x'"),
         (("step_seconds", 0, 1), float("nan"),
-         "measurement.samples.step_seconds[0][1]: expected a finite number, found nan"),
+         ".step_seconds[0][1]: expected a finite number, found nan"),
         (("step_seconds", 0, 1), float("inf"),
-         "measurement.samples.step_seconds[0][1]: expected a finite number, found inf"),
-        (("step_seconds", 0, 1), 0, "measurement.samples.step_seconds[0][1]: 0.0 is not a positive duration"),
-        (("step_seconds", 1, 0), -1, "measurement.samples.step_seconds[1][0]: -1.0 is not a positive duration"),
-        (("step_seconds", 1), [0.1], "measurement.samples.step_seconds[1]: 1 steps, but 2 in the first launch"),
-        (("step_seconds",), [], "measurement.samples.step_seconds: no steps"),
-        (("step_seconds",), [[], []], "measurement.samples.step_seconds: no steps"),
-        (("step_seconds",), [[1.0, 1.0]], "measurement.samples.rank_seconds: 2 launches, but 1 in step_seconds"),
-        (("rank_seconds",), [[], []], "measurement.samples.rank_seconds[0]: 0 ranks, but at least one expected"),
-        (("rank_seconds",), [], "measurement.samples.rank_seconds: 0 launches, but 2 in step_seconds"),
-        (("rank_seconds", 1), [[1.0, 1.0]], "measurement.samples.rank_seconds[1]: 1 ranks, but 2 expected"),
-        (("rank_seconds", 0, 1), [1.0], "measurement.samples.rank_seconds[0][1]: 1 steps, but 2 in step_seconds"),
-        (("rank_seconds", 0, 1, 0), -0.5, "measurement.samples.rank_seconds[0][1]: -0.5 is negative"),
-        (("cpu_seconds", 0), [[1.0, 1.0]], "measurement.samples.cpu_seconds[0]: 1 ranks, but 2 expected"),
-        (("examples",), [[[1, 1], [1, -2]]] * 2, "measurement.samples.examples[0][1]: -2 is negative"),
-        (("notes",), "ours", "measurement.samples: unknown key 'notes'"),
+         ".step_seconds[0][1]: expected a finite number, found inf"),
+        (("step_seconds", 0, 1), 0, ".step_seconds[0][1]: 0.0 is not a positive duration"),
+        (("step_seconds", 1, 0), -1, ".step_seconds[1][0]: -1.0 is not a positive duration"),
+        (("step_seconds", 1), [0.1], ".step_seconds[1]: 1 steps, but 2 in the first launch"),
+        (("step_seconds",), [], ".step_seconds: no steps"),
+        (("step_seconds",), [[], []], ".step_seconds: no steps"),
+        (("step_seconds",), [[1.0, 1.0]], ".step_seconds: a single launch, with which nothing can be compared"),
+        (("step_seconds",), [[1.0, 1.0]] * 3, ".rank_seconds: 2 launches, but 3 in step_seconds"),
+        (("rank_seconds",), [[], []], ".rank_seconds[0]: 0 ranks, but at least one expected"),
+        (("rank_seconds",), [], ".rank_seconds: 0 launches, but 2 in step_seconds"),
+        (("rank_seconds", 1), [[1.0, 1.0]], ".rank_seconds[1]: 1 ranks, but 2 expected"),
+        (("rank_seconds", 0, 1), [1.0], ".rank_seconds[0][1]: 1 steps, but 2 in step_seconds"),
+        (("rank_seconds", 0, 1, 0), -0.5, ".rank_seconds[0][1]: -0.5 is negative"),
+        (("cpu_seconds", 0), [[1.0, 1.0]], ".cpu_seconds[0]: 1 ranks, but 2 expected"),
+        (("examples",), [[[1, 1], [1, -2]]] * 2, ".examples[0][1]: -2 is negative"),
+        (("notes",), "ours", ": unknown key 'notes'"),
     ],
 )  # fmt: skip
 def test_samples_edited_to_nonsense_are_named_by_their_place(store, place, value, problem):
-    edit(store.write(BASELINE), "measurement", "samples", *place, to=value)
+    edit(store.write(BASELINE), "sessions", 0, "measurement", "samples", *place, to=value)
     error = refusal(store)
-    assert error.problem == problem
+    assert error.problem == "sessions[0].measurement.samples" + problem
     assert error.remedy == RECORD_AGAIN
 
 
@@ -575,7 +589,7 @@ def test_a_save_that_fails_leaves_the_old_baseline_and_no_other_file(store, monk
         else:
             patch.setattr(os, call, failing(code))
         with pytest.raises(BaselineError) as caught:
-            store.write(replace(BASELINE, commit="1" * 40))
+            store.write(OTHER)
     assert caught.value.path == path
     assert caught.value.problem.startswith(f"cannot be written: [Errno {code}] {os.strerror(code)}")
     assert caught.value.remedy == f"{remedy}, or name another folder with --ddp-baseline-dir"
@@ -591,30 +605,81 @@ def test_an_interrupt_while_saving_leaves_the_old_baseline_and_no_other_file(sto
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", interrupt)
         with pytest.raises(KeyboardInterrupt):
-            store.write(replace(BASELINE, commit="1" * 40))
+            store.write(OTHER)
     assert store.read(CPU, TEST) == BASELINE
     assert files_below(store.root) == [path.relative_to(store.root).as_posix()]
-    store.write(replace(BASELINE, commit="1" * 40))  # the lock is free again
+    store.write(OTHER)  # the lock is free again
 
 
 @pytest.mark.parametrize(
     ("samples", "problem"),
     [
         (replace(SAMPLES, step_seconds=((0.1, float("nan")), (0.1, 0.1))),
-         "cannot be saved: measurement.samples.step_seconds[0][1]: nan is not a finite number"),
+         "cannot be saved: sessions[0].measurement.samples.step_seconds[0][1]: nan is not a finite number"),
         (replace(SAMPLES, step_seconds=((0.1, 2e-10), (0.1, 0.1))),  # 0 once rounded
-         "cannot be saved: measurement.samples.step_seconds[0][1]: 0.0 is not a positive duration"),
+         "cannot be saved: sessions[0].measurement.samples.step_seconds[0][1]: 0.0 is not a positive duration"),
         (replace(SAMPLES, step_seconds=((0.1, -0.1), (0.1, 0.1))),
-         "cannot be saved: measurement.samples.step_seconds[0][1]: -0.1 is not a positive duration"),
+         "cannot be saved: sessions[0].measurement.samples.step_seconds[0][1]: -0.1 is not a positive duration"),
     ],
 )  # fmt: skip
 def test_figures_that_could_not_be_read_back_are_not_saved(store, samples, problem):
     store.write(BASELINE)
     with pytest.raises(BaselineError) as caught:
-        store.write(replace(BASELINE, measurement=Measurement(samples=samples, environment=CPU)))
+        store.write(baseline(samples))
     assert caught.value.problem == problem
     assert caught.value.remedy == "nothing was written; measure again"
     assert store.read(CPU, TEST) == BASELINE
+
+
+# --- sessions
+
+
+def commits(stored):
+    return [session.commit for session in stored.sessions]
+
+
+def test_extending_adds_a_session_and_saving_replaces_them_all(store):
+    store.extend(baseline(commits=["a"]))
+    store.extend(baseline(commits=["b"]))
+    assert commits(store.read(CPU, TEST)) == ["a", "b"]
+    store.write(baseline(commits=["c"]))
+    assert commits(store.read(CPU, TEST)) == ["c"]
+
+
+def test_the_latest_sessions_are_kept(store):
+    for number in range(SESSIONS_KEPT + 2):
+        store.extend(baseline(commits=[str(number)]))
+    assert commits(store.read(CPU, TEST)) == [str(number) for number in range(2, SESSIONS_KEPT + 2)]
+
+
+def test_sessions_that_were_measured_otherwise_do_not_mix(store):
+    store.write(BASELINE)
+    with pytest.raises(BaselineError, match=r"'batch_size': 32.*now .*'batch_size': 64") as caught:
+        store.extend(baseline(environment=environment(CPU_FACTS, CPU_PLAN, batch_size=64)))
+    assert caught.value.remedy == "measure alike, or replace it with --ddp-save-baseline"
+    assert store.read(CPU, TEST) == BASELINE
+
+
+def test_what_cannot_be_read_is_not_extended(store):
+    path = store.write(BASELINE)
+    path.write_text("{")
+    with pytest.raises(BaselineError, match="is not JSON"):
+        store.extend(OTHER)
+    assert path.read_text() == "{"
+    store.write(OTHER)  # the lock is free again
+    assert store.read(CPU, TEST) == OTHER
+
+
+def test_a_file_of_the_first_schema_is_read_as_one_session(store):
+    text = (Path(__file__).parent / "data" / "baseline-schema-1.json").read_text()
+    old = json.loads(text)
+    test = TestId(**old["test"])
+    path = store.path(Environment(**old["measurement"]["environment"]), test)
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    (session,) = store.read(Environment(**old["measurement"]["environment"]), test).sessions
+    assert (session.commit, session.created) == (old["commit"], old["created"])
+    assert session.measurement.samples.step_seconds[0][0] == old["measurement"]["samples"]["step_seconds"][0][0]
 
 
 # --- near misses, commits
@@ -623,14 +688,8 @@ def test_figures_that_could_not_be_read_back_are_not_saved(store, samples, probl
 def test_the_other_environments_that_have_a_baseline_are_named(store):
     four, eight = (replace(CPU, key={**CPU.key, "world_size": size}) for size in (4, 8))
     store.write(BASELINE)
-    store.write(replace(BASELINE, measurement=Measurement(samples=SAMPLES, environment=four)))
-    store.write(
-        replace(
-            BASELINE,
-            test=replace(TEST, name="test_b"),
-            measurement=Measurement(samples=SAMPLES, environment=eight),
-        )
-    )
+    store.write(baseline(environment=four))
+    store.write(baseline(environment=eight, test=replace(TEST, name="test_b")))
     (store.root / "README.md").write_text("a file beside the folders")
     assert store.others(TEST) == tuple(sorted([environment_name(CPU), environment_name(four)]))
     assert store.others(replace(TEST, label="forward")) == ()
@@ -675,5 +734,5 @@ def test_a_git_that_does_not_answer_is_left_waiting(tmp_path, monkeypatch):
     fake.write_text("#!/bin/sh\nexec sleep 60\n")
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr(module, "_GIT_SECONDS", 0.05)
+    monkeypatch.setattr(git_module, "_GIT_SECONDS", 0.05)
     assert commit_of(tmp_path) == ""

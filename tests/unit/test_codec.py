@@ -18,6 +18,7 @@ from pytest_ddpperf.records import (
     Phases,
     Plan,
     RankError,
+    Recording,
     Samples,
     Status,
     TestId,
@@ -49,6 +50,12 @@ VERDICT = Verdict(
             baseline_seconds=0.25,
             now_seconds=0.3,
             change=Interval(estimate=0.2, low=0.1, high=0.3),
+            p_value=0.001,
+            level=0.025,
+            resolution=0.08,
+            settled=True,
+            drift=0.05,
+            launches_needed=12,
         ),
     ),
     dropped=("p95:10%",),
@@ -77,7 +84,7 @@ OUTCOME = Outcome(
         VERDICT,
         OUTCOME,
         replace(OUTCOME, verdict=None, measurement=None, error="rank 1 failed", batch_size=32),
-        Baseline(test=OUTCOME.test, measurement=MEASUREMENT, created="2026-01-02T03:04:05Z", commit="0" * 40),
+        Baseline(test=OUTCOME.test, sessions=(Recording(measurement=MEASUREMENT, commit="0" * 40),)),
         Plan(world_size=1, backend="nccl", device="cuda", timing="free", timeout_seconds=1e-9, seed=2**40),
         RankError(rank=1, when=12.5, phase="setup", summary="é \ud800 \x00", lost_connection=True),
     ],
@@ -140,47 +147,49 @@ def edited(record, *path, to):
     return data
 
 
-BASELINE = Baseline(test=OUTCOME.test, measurement=MEASUREMENT)
-SAMPLES_PATH = ("measurement", "samples")
+BASELINE = Baseline(test=OUTCOME.test, sessions=(Recording(measurement=MEASUREMENT),))
+MEASUREMENT_PATH = ("sessions", 0, "measurement")
+SAMPLES_PATH = (*MEASUREMENT_PATH, "samples")
 
 
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
         ((*SAMPLES_PATH, "step_seconds", 0, 1), "x",
-         "measurement.samples.step_seconds[0][1]: expected a number, found 'x'"),
+         "sessions[0].measurement.samples.step_seconds[0][1]: expected a number, found 'x'"),
         ((*SAMPLES_PATH, "step_seconds", 0, 1), True,
-         "measurement.samples.step_seconds[0][1]: expected a number, found True"),
+         "sessions[0].measurement.samples.step_seconds[0][1]: expected a number, found True"),
         ((*SAMPLES_PATH, "step_seconds", 0, 1), None,
-         "measurement.samples.step_seconds[0][1]: expected a number, found None"),
+         "sessions[0].measurement.samples.step_seconds[0][1]: expected a number, found None"),
         ((*SAMPLES_PATH, "step_seconds", 0, 1), float("nan"),
-         "measurement.samples.step_seconds[0][1]: expected a finite number, found nan"),
+         "sessions[0].measurement.samples.step_seconds[0][1]: expected a finite number, found nan"),
         ((*SAMPLES_PATH, "step_seconds", 0, 1), 10**400,
-         "measurement.samples.step_seconds[0][1]: "
+         "sessions[0].measurement.samples.step_seconds[0][1]: "
          "expected a finite number, found an integer beyond the range of a float"),
         ((*SAMPLES_PATH, "step_seconds", 0), 0.5,
-         "measurement.samples.step_seconds[0]: expected a list, found 0.5"),
+         "sessions[0].measurement.samples.step_seconds[0]: expected a list, found 0.5"),
         ((*SAMPLES_PATH, "examples", 1, 0, 1), 1.5,
-         "measurement.samples.examples[1][0][1]: expected an integer, found 1.5"),
+         "sessions[0].measurement.samples.examples[1][0][1]: expected an integer, found 1.5"),
         ((*SAMPLES_PATH, "cpu_seconds"), "none",
-         "measurement.samples.cpu_seconds: expected a list, found 'none'"),
-        (("measurement", "environment", "key"), ["cpu"],
-         "measurement.environment.key: expected an object, found ['cpu']"),
-        (("measurement", "environment", "key", "world_size"), [2],
-         "measurement.environment.key.world_size: "
+         "sessions[0].measurement.samples.cpu_seconds: expected a list, found 'none'"),
+        ((*MEASUREMENT_PATH, "environment", "key"), ["cpu"],
+         "sessions[0].measurement.environment.key: expected an object, found ['cpu']"),
+        ((*MEASUREMENT_PATH, "environment", "key", "world_size"), [2],
+         "sessions[0].measurement.environment.key.world_size: "
          "expected a string, an integer, a number, true or false or null, found [2]"),
-        (("measurement", "environment", "recorded", "clock_mhz"), float("inf"),
-         "measurement.environment.recorded.clock_mhz: expected a finite number, found inf"),
-        (("measurement",), 3, "measurement: expected an object, found 3"),
+        ((*MEASUREMENT_PATH, "environment", "recorded", "clock_mhz"), float("inf"),
+         "sessions[0].measurement.environment.recorded.clock_mhz: expected a finite number, found inf"),
+        (MEASUREMENT_PATH, 3, "sessions[0].measurement: expected an object, found 3"),
         (("test", "nmae"), "test_a", "test: unknown key 'nmae'"),
-        (("created",), "x" * 500, None),
-        (("created",), ["x" * 500], "created: expected a string, found ['" + "x" * 55 + "..."),
+        (("sessions", 0, "created"), "x" * 500, None),
+        (("sessions", 0, "created"), ["x" * 500],
+         "sessions[0].created: expected a string, found ['" + "x" * 55 + "..."),
     ],
 )  # fmt: skip
 def test_data_of_the_wrong_kind_is_named_with_its_path(path, value, message):
     data = edited(BASELINE, *path, to=value)
     if message is None:
-        assert decode(Baseline, data).created == value
+        assert decode(Baseline, data).sessions[0].created == value
         return
     with pytest.raises(DecodeError) as caught:
         decode(Baseline, data)

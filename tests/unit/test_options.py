@@ -73,6 +73,8 @@ def test_without_being_asked_the_settings_are_the_documented_defaults(
         warmup=5,
         steps=30,
         launches=5,
+        max_launches=20,
+        max_seconds=600.0,
         limits=(
             Limit(metric="p10", value=0.1, unit="%", default=True),
             Limit(metric="p50", value=0.1, unit="%", default=True),
@@ -84,6 +86,7 @@ def test_without_being_asked_the_settings_are_the_documented_defaults(
         baseline_missing="warn",
         fail_on=None,
         save_baseline=False,
+        extend_baseline=False,
         disable=False,
         json_path=None,
         sources=settings.sources,
@@ -100,6 +103,8 @@ def test_every_option_is_taken_from_the_command_line(read: Callable[..., Setting
         "--ddp-warmup=0",
         "--ddp-steps=50",
         "--ddp-launches=7",
+        "--ddp-max-launches=9",
+        "--ddp-max-time=60",
         "--ddp-threshold=p50:5%, p75:2ms,cpu_p10:0.5%",
         "--ddp-timing=free",
         "--ddp-timeout=1.5",
@@ -117,6 +122,8 @@ def test_every_option_is_taken_from_the_command_line(read: Callable[..., Setting
         warmup=0,
         steps=50,
         launches=7,
+        max_launches=9,
+        max_seconds=60.0,
         limits=(
             Limit(metric="p50", value=0.05, unit="%"),
             Limit(metric="p75", value=0.002, unit="ms"),
@@ -129,11 +136,14 @@ def test_every_option_is_taken_from_the_command_line(read: Callable[..., Setting
         baseline_missing="fail",
         fail_on=frozenset({"improved", "no-baseline"}),
         save_baseline=True,
+        extend_baseline=False,
         disable=False,
         json_path=pytester.path / "out/all.json",
         sources=settings.sources,
     )
-    assert {name for name, source in settings.sources.items() if source != "command line"} == {"disable"}
+    assert {name for name, source in settings.sources.items() if source != "command line"} == {
+        "disable", "extend_baseline",
+    }  # fmt: skip
 
 
 INI_WORDS = {
@@ -143,6 +153,8 @@ INI_WORDS = {
     "ddp_warmup": "0",
     "ddp_steps": "50",
     "ddp_launches": "7",
+    "ddp_max_launches": "9",
+    "ddp_max_time": "60",
     "ddp_threshold": "p50:5%,p75:2ms",
     "ddp_timing": "free",
     "ddp_timeout": "1.5",
@@ -157,6 +169,7 @@ def check_ini_words(settings: Settings, root: Path) -> None:
     assert settings.world_sizes == (1, 4)
     assert (settings.backend, settings.device, settings.timing) == ("gloo", "cpu", "free")
     assert (settings.warmup, settings.steps, settings.launches) == (0, 50, 7)
+    assert (settings.max_launches, settings.max_seconds) == (9, 60.0)
     assert metrics(settings) == ["p50:5%", "p75:2ms"]
     assert settings.timeout_seconds == 1.5
     assert settings.preload == ("json", "os.path")
@@ -164,7 +177,7 @@ def check_ini_words(settings: Settings, root: Path) -> None:
     assert settings.baseline_missing == "fail"
     assert settings.fail_on == {"improved"}
     from_ini = {name for name, source in settings.sources.items() if source == "ini"}
-    assert from_ini == set(settings.sources) - {"save_baseline", "disable", "json_path"}
+    assert from_ini == set(settings.sources) - {"save_baseline", "extend_baseline", "disable", "json_path"}
 
 
 def test_every_ini_key_is_taken_from_an_ini_file(read: Callable[..., Settings], pytester: pytest.Pytester) -> None:
@@ -531,7 +544,7 @@ def test_a_marker_wins_over_everything(read: Callable[..., Settings], pytester: 
         [
             mark(
                 world_size=4, backend="gloo", threshold="p50:5%", steps=50, launches=6, warmup=4, timeout=120,
-                device="cpu", timing="free",
+                device="cpu", timing="free", max_launches=12, max_time=60,
             )
         ],
     )  # fmt: skip
@@ -571,14 +584,15 @@ def test_a_marker_may_list_its_limits(read: Callable[..., Settings]) -> None:
 def test_a_marker_takes_keywords_only(read: Callable[..., Settings]) -> None:
     assert marker_refusal(read(), 4) == (
         "@pytest.mark.ddp(...): 4: arguments are given by keyword: "
-        "world_size, backend, device, warmup, steps, launches, threshold, timing, timeout"
+        "world_size, backend, device, warmup, steps, launches, max_launches, max_time, threshold, timing, timeout"
     )
 
 
 def test_a_misspelt_argument_is_told_the_nearest(read: Callable[..., Settings]) -> None:
     assert marker_refusal(read(), wrld_size=4) == (
         "@pytest.mark.ddp(wrld_size=...): 4: there is no such argument; there are "
-        "world_size, backend, device, warmup, steps, launches, threshold, timing, timeout; did you mean world_size?"
+        "world_size, backend, device, warmup, steps, launches, max_launches, "
+        "max_time, threshold, timing, timeout; did you mean world_size?"
     )
 
 
@@ -629,7 +643,8 @@ def test_the_support_of_a_limit_is_checked_again_for_each_test(read: Callable[..
 
 def test_the_markers_help_registers_it_with_all_arguments(read: Callable[..., Settings]) -> None:
     assert options.MARKER_HELP == (
-        "ddp(world_size, backend, device, warmup, steps, launches, threshold, timing, timeout): "
+        "ddp(world_size, backend, device, warmup, steps, launches, max_launches, max_time, threshold, timing, "
+        "timeout): "
         "settings of a distributed test, by keyword, over --ddp-* and ini keys"
     )
 

@@ -11,6 +11,7 @@ import pytest
 from pytest_ddpperf import codec
 from pytest_ddpperf.errors import LaunchError
 from pytest_ddpperf.records import (
+    Baseline,
     Comparison,
     Environment,
     Interval,
@@ -20,6 +21,7 @@ from pytest_ddpperf.records import (
     Phases,
     Plan,
     RankError,
+    Recording,
     Samples,
     Status,
     TestId,
@@ -45,7 +47,11 @@ def measurement(
     )
 
 
-def comparison(status: Status = Status.REGRESSED, metric: str = "p50") -> Comparison:
+def stored(base: Measurement, sessions: int = 1) -> Baseline:
+    return Baseline(test=TestId(module="m", name="t"), sessions=(Recording(measurement=base),) * sessions)
+
+
+def comparison(status: Status = Status.REGRESSED, metric: str = "p50", **kwargs: Any) -> Comparison:
     return Comparison(
         limit=Limit(metric=metric, value=0.1, unit="%"),
         status=status,
@@ -53,6 +59,7 @@ def comparison(status: Status = Status.REGRESSED, metric: str = "p50") -> Compar
         baseline_seconds=0.1,
         now_seconds=0.2,
         change=Interval(estimate=0.123, low=0.081, high=0.167),
+        **{"p_value": 0.001, "level": 0.025, "resolution": 0.08, "settled": True, **kwargs},
     )
 
 
@@ -179,7 +186,27 @@ def test_a_run_that_compared_nothing_says_so() -> None:
 @pytest.mark.parametrize(
     ("told", "words"),
     [
-        (outcome(verdict(Status.INCONCLUSIVE)), "INCONCLUSIVE: p50 +12.3 % [+8.1 %, +16.7 %] (limit p50:10%)"),
+        (
+            outcome(verdict(Status.INCONCLUSIVE, "not-significant")),
+            "INCONCLUSIVE: p50 +12.3 % [+8.1 %, +16.7 %] (limit p50:10%): beyond the limit, but launches and sessions",
+        ),
+        (
+            outcome(verdict(Status.INCONCLUSIVE, "not-confirmed")),
+            "beyond the limit, but further launches did not confirm it",
+        ),
+        (
+            outcome(verdict(Status.PASS, comparisons=(comparison(Status.PASS, resolution=0.18, launches_needed=40),))),
+            "p50:10% was asked, but this measurement resolves 18 %: raise --ddp-launches to about 40",
+        ),
+        (
+            outcome(verdict(Status.PASS, comparisons=(comparison(Status.PASS, resolution=1.18),), sessions=2)),
+            "p50:10% was asked, but this measurement resolves 118 %: sessions may drift further apart: let "
+            "--ddp-extend-baseline add some to the baseline",
+        ),
+        (
+            outcome(verdict(Status.PASS, comparisons=(comparison(Status.PASS, resolution=0.18),), sessions=10)),
+            "its sessions drift further apart: raise the limit",
+        ),
         (outcome(verdict(Status.IMPROVED)), "--ddp-save-baseline makes it the new baseline"),
         (outcome(verdict(Status.NO_BASELINE)), "NO BASELINE at baselines/cpu/tests/test_a/test_step.json: record one"),
         (
@@ -209,18 +236,40 @@ def test_a_named_measurement_is_told_by_its_name() -> None:
     assert next(terminal.summary([named], skipped=0)).startswith("tests/test_a.py::test_step (forward): ")
 
 
+def test_what_was_assumed_of_drift_is_told_once_for_all() -> None:
+    one, two = (
+        outcome(verdict(Status.PASS, comparisons=(comparison(Status.PASS, drift=drift),), sessions=1))
+        for drift in (0.041, 0.057)
+    )
+    known = outcome(verdict(Status.PASS, comparisons=(comparison(Status.PASS, drift=0.2),), sessions=2))
+    assert list(terminal.summary([one, two, known], skipped=0))[:-1] == [
+        "2 baselines have one session, which cannot tell how far sessions drift apart: 4.1 % to 5.7 % was assumed; "
+        "--ddp-extend-baseline on another occasion adds one"
+    ]
+    assert "1 baseline has one session" in next(terminal.summary([one], skipped=0))
+
+
 # --- failures
+
+
+def test_a_failed_gate_names_what_the_evidence_is_made_of() -> None:
+    red = verdict(Status.REGRESSED, comparisons=(comparison(drift=0.061),), sessions=3)
+    told = failure.gate_failure(outcome(red), baseline=stored(measurement(0.1), sessions=3), accept_command="c")
+    assert (
+        "evidence: 2 launches now, 6 in the baseline's 3 sessions; sessions drift by 6.1 % (seen and assumed)" in told
+    )
 
 
 def test_a_failed_gate_reads_from_metric_to_the_command_that_accepts() -> None:
     red = outcome(verdict(Status.REGRESSED, differences=("torch 2.12 -> 2.13",)))
-    lines = failure.gate_failure(red, baseline=measurement(0.1), accept_command="pytest x --ddp-save-baseline")
+    lines = failure.gate_failure(red, baseline=stored(measurement(0.1)), accept_command="pytest x --ddp-save-baseline")
     assert lines.splitlines() == [
         "REGRESSED: tests/test_a::test_step on 2 gloo ranks",
         "",
-        "  metric  baseline  now     change [90 % interval]     limit",
-        "  p50     0.100s    0.200s  +12.3 % [+8.1 %, +16.7 %]  10%",
+        "  metric  baseline  now     change [bounds]            limit  resolves",
+        "  p50     0.100s    0.200s  +12.3 % [+8.1 %, +16.7 %]  10%    8 %",
         "",
+        "evidence: 2 launches now, 2 in the baseline's 1 session",
         "slowest rank: none stands out; every rank's CPU time changed alike (+100.0 % at p50)",
         "longest own steps: rank 0, 0.200s at p50",
         "differs from the baseline's environment: torch 2.12 -> 2.13",
@@ -231,14 +280,14 @@ def test_a_failed_gate_reads_from_metric_to_the_command_that_accepts() -> None:
 
 def test_the_rank_that_rose_most_is_named() -> None:
     red = outcome(verdict(Status.REGRESSED), measurement=measurement(0.1, ranks=(1.0, 1.5)))
-    told = failure.gate_failure(red, baseline=measurement(0.1), accept_command="c")
+    told = failure.gate_failure(red, baseline=stored(measurement(0.1)), accept_command="c")
     assert "slowest rank: 1, its CPU time at p50 0.100s -> 0.150s (+50.0 %; others +0.0 %)" in told
     assert "longest own steps: rank 1, 0.150s at p50" in told
 
 
 def test_off_cpu_the_ranks_own_steps_are_compared() -> None:
     red = outcome(verdict(Status.REGRESSED), measurement=measurement(0.1, ranks=(1.5, 1.0), cpu=False))
-    told = failure.gate_failure(red, baseline=measurement(0.1, cpu=False), accept_command="c")
+    told = failure.gate_failure(red, baseline=stored(measurement(0.1, cpu=False)), accept_command="c")
     assert "slowest rank: 0, its own step time at p50 0.100s -> 0.150s" in told
 
 

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import math
 import random
+from statistics import variance
 
 import pytest
 
 from pytest_ddpperf import stats
+from pytest_ddpperf.student import t_quantile
 
 
 @pytest.mark.parametrize(("q", "expected"), [(0, 1.0), (25, 1.75), (50, 2.5), (90, 3.7), (100, 4.0)])
@@ -52,49 +54,115 @@ def test_cpu_time_is_that_of_the_busiest_rank() -> None:
 
 
 # Student's t, one-sided 95 %, from printed tables; the last two are fractional (scipy.stats.t.ppf).
-@pytest.mark.parametrize(
-    ("freedom", "expected"),
-    [(1, 6.313751515), (2, 2.919985580), (4, 2.131846786), (8, 1.859548038), (30, 1.697260887), (2.5, 2.558218614)],
-)
-def test_t_quantile_agrees_with_tables(freedom: float, expected: float) -> None:
-    assert stats.t_quantile(0.95, freedom) == pytest.approx(expected, abs=1e-8)
-    assert stats.t_quantile(0.05, freedom) == pytest.approx(-expected, abs=1e-8)
+# --- differences
 
 
-def test_t_nears_the_normal_distribution() -> None:
-    assert stats.t_quantile(0.975, 1e6) == pytest.approx(1.959966, abs=1e-5)
+def test_on_one_occasion_equal_variances_have_students_degrees() -> None:
+    difference = stats.difference([1.1, 1.2, 1.3], [[1.0, 1.1, 1.2]])
+    assert difference.estimate == pytest.approx(0.1)
+    assert difference.freedom == pytest.approx(4)
+    assert difference.error == pytest.approx(math.sqrt(2 * 0.01 / 3))
+    assert difference.reach(0.05) == pytest.approx(t_quantile(0.95, 4) * difference.error)
 
 
-def test_t_cdf_of_one_degree_is_cauchys() -> None:
-    for t in (-3.0, -0.2, 0.0, 1.0, 12.0):
-        assert stats.t_cdf(t, 1) == pytest.approx(0.5 + math.atan(t) / math.pi, abs=1e-12)
+def test_without_any_spread_there_is_no_doubt() -> None:
+    slower = stats.difference([2.0, 2.0], [[1.0, 1.0]])
+    assert (slower.error, slower.p_value(), slower.mirrored().p_value(), slower.resolution(0.05)) == (0, 0, 1, 0)
+    same = stats.difference([1.0, 1.0], [[1.0, 1.0]])
+    assert same.p_value() == same.mirrored().p_value() == 1
 
 
-def test_welch_of_equal_variances_has_students_degrees() -> None:
-    interval = stats.welch([1.1, 1.2, 1.3], [1.0, 1.1, 1.2])
-    assert interval.estimate == pytest.approx(0.1)
-    reach = stats.t_quantile(0.95, 4) * math.sqrt(2 * 0.01 / 3)
-    assert (interval.low, interval.high) == (pytest.approx(0.1 - reach), pytest.approx(0.1 + reach))
+def test_variances_that_vanish_when_squared_are_stood() -> None:
+    assert math.isfinite(stats.difference([1.0, 1.0 + 1e-100, 1e-170], [[0.0, 1e-170]]).reach(0.05))
 
 
-def test_welch_without_any_spread_has_no_width() -> None:
-    interval = stats.welch([2.0, 2.0], [1.0, 1.0])
-    assert (interval.estimate, interval.low, interval.high) == (1.0, 1.0, 1.0)
+def normal(source: random.Random, number: int, mean: float = 0.0) -> list[float]:
+    return [source.gauss(mean, 1) for _ in range(number)]
 
 
-def test_welch_stands_variances_that_vanish_when_squared() -> None:
-    assert math.isfinite(stats.welch([1.0, 1.0 + 1e-100, 1e-170], [0.0, 1e-170]).high)
+def test_the_one_sided_test_holds_its_five_percent() -> None:
+    # 2,000 identical pairs with a fixed seed: a p-value below 5 % in 5 % of them (binomial sd 0.5 %).
+    source = random.Random(20261121)
+    found = [stats.difference(normal(source, 5), [normal(source, 5)]).p_value() < 0.05 for _ in range(2000)]
+    assert 0.03 < sum(found) / len(found) < 0.065
 
 
-def test_the_one_sided_bound_holds_its_five_percent() -> None:
-    # 2,000 identical pairs with a fixed seed: the lower bound is above zero in 5 % of them (binomial sd 0.5 %).
+def test_the_resolution_is_found_four_times_out_of_five() -> None:
+    source = random.Random(20261121)
+    typical = stats.Difference(
+        estimate=0.0, now=stats.Part(0.1, 9), base=stats.Part(0.1, 9), drift=stats.NOTHING, launches=10
+    )
+    shift = typical.resolution(0.05)
+    found = [stats.difference(normal(source, 10, shift), [normal(source, 10)]).p_value() < 0.05 for _ in range(2000)]
+    assert 0.76 < sum(found) / len(found) < 0.84
+
+
+DRIFT = stats.Drift(floor=0.04, share=0.5, freedom=6)
+
+
+def test_with_one_session_the_drift_is_what_is_assumed() -> None:
+    difference = stats.difference([1.1, 1.2, 1.3], [[1.0, 1.1, 1.2]], drift=DRIFT)
+    assert difference.drift == stats.Part(pytest.approx(0.04**2 + 0.5**2 * 0.01), 6)
+    assert difference.error**2 == pytest.approx(2 * 0.01 / 3 + 2 * difference.drift.variance)
+
+
+def test_sessions_that_drift_replace_the_assumption_bit_by_bit() -> None:
+    sessions = [[level, level + 0.01] for level in (1.0, 1.2, 1.4, 1.6)]
+    difference = stats.difference([1.3, 1.31], sessions, drift=DRIFT)
+    seen = variance([1.0, 1.2, 1.4, 1.6]) - 0.00005 / 2
+    assumed = 0.04**2 + 0.5**2 * 0.00005
+    assert difference.drift == stats.Part(pytest.approx((6 * assumed + 3 * seen) / 9), 9)
+    assert difference.estimate == pytest.approx(0.0)
+
+
+def test_sessions_apart_no_further_than_their_launches_explain_do_not_drift() -> None:
+    alike = stats.difference([1.0, 2.0], [[1.0, 2.0], [1.1, 1.9]], drift=stats.Drift(0.0, 0.0, 1.0))
+    assert alike.drift.variance == 0
+
+
+def test_the_test_across_sessions_holds_its_five_percent_where_they_drift_as_assumed() -> None:
     source = random.Random(20261121)
 
-    def side() -> list[float]:
-        return [source.gauss(0, 1) for _ in range(5)]
+    def session() -> list[float]:
+        level = source.gauss(0, 0.07)
+        return [source.gauss(level, 0.05) for _ in range(5)]
 
-    flagged = sum(stats.welch(side(), side()).low > 0 for _ in range(2000)) / 2000
-    assert 0.03 < flagged < 0.065
+    for sessions in (1, 2, 5):
+        drift = stats.Drift(floor=0.07, share=0.0, freedom=6)
+        found = [
+            stats.difference(session(), [session() for _ in range(sessions)], drift=drift).p_value() < 0.05
+            for _ in range(2000)
+        ]
+        assert 0.02 < sum(found) / len(found) < 0.065
+
+
+def test_launches_for_a_resolution_reach_it() -> None:
+    source = random.Random(1)
+    difference = stats.difference(normal(source, 5), [normal(source, 5)])
+    wanted = difference.resolution(0.05) / 2
+    needed = difference.launches_for(wanted, 0.05)
+    assert needed == 20, "half the error takes four times the launches"
+
+
+def test_no_number_of_launches_makes_up_for_drift() -> None:
+    difference = stats.difference([1.0, 1.1], [[1.0, 1.1]], drift=stats.Drift(0.5, 0.0, 6.0))
+    assert difference.launches_for(0.1, 0.05) is None
+
+
+# --- several p-values
+
+
+def test_holm_takes_them_in_order_and_stops_at_the_first_that_fails() -> None:
+    found = stats.holm([0.04, 0.01, 0.03], 0.06)
+    assert [evidence.enough for evidence in found] == [True, True, True]
+    assert [evidence.level for evidence in found] == pytest.approx([0.06, 0.02, 0.03])
+    found = stats.holm([0.04, 0.01, 0.03], 0.05)
+    assert [evidence.enough for evidence in found] == [False, True, False]
+    assert [evidence.level for evidence in found] == pytest.approx([0.025, 0.05 / 3, 0.025])
+
+
+def test_one_p_value_is_held_against_the_whole_level() -> None:
+    assert stats.holm([0.05], 0.05) == (stats.Evidence(True, 0.05),)
 
 
 @pytest.mark.parametrize(("q", "steps"), [(50, 5), (10, 29), (90, 29), (95, 59), (99, 299), (1, 299), (99.9, 2995)])

@@ -1,16 +1,20 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Literal
 
 import pytest
 
 from pytest_ddpperf.asked import FAIL_ON_NAMES
 from pytest_ddpperf.records import Environment, Limit, Measurement, Samples, Scalar, Status, Verdict
-from pytest_ddpperf.verdict import fails, judge, unsupported
+from pytest_ddpperf.verdict import ASSUMED_DRIFT, coarse, fails, judge, resolutions, unsupported
 
 P50 = Limit(metric="p50", value=0.10, unit="%")
 STEADY = (1.00, 1.01, 0.99, 1.00, 1.00)
+NEARLY = (0.9, 1.1, 0.95, 1.05, 1.0)
 NOISY = (0.6, 1.5, 0.7, 1.6, 0.8)
 
 
@@ -42,7 +46,9 @@ def times(factor: float, levels: Sequence[float] = STEADY) -> tuple[float, ...]:
 
 
 def decide(now: Measurement, base: Measurement | None, *limits: Limit, **kwargs: Any) -> Verdict:
-    return judge(now, base, limits or (P50,), **kwargs)
+    """Of one occasion, unless said otherwise."""
+    sessions = () if base is None else (base,)
+    return judge(now, sessions, limits or (P50,), **{"interleaved": True, **kwargs})
 
 
 def test_the_same_figures_pass() -> None:
@@ -146,9 +152,214 @@ def test_with_no_limit_left_nothing_is_gated() -> None:
     assert "needs at least 2, 1 was asked" in verdict.dropped[0]
 
 
-def test_a_baseline_of_one_launch_is_incomparable() -> None:
-    verdict = decide(measurement(STEADY), measurement((1.0,)))
-    assert (verdict.status, verdict.reason) == (Status.INCOMPARABLE, "baseline-launches")
+# --- sessions, resolution, several limits
+
+
+def test_across_sessions_a_change_of_the_size_of_drift_proves_nothing() -> None:
+    now, base = measurement(times(1.11)), measurement(STEADY)
+    assert decide(now, base) == "REGRESSED"
+    verdict = decide(now, base, interleaved=False)
+    assert (verdict, verdict.reason, verdict.sessions) == ("INCONCLUSIVE", "not-significant", 1)
+    assert verdict.comparisons[0].drift == pytest.approx(ASSUMED_DRIFT.floor, rel=0.02)
+    assert verdict.comparisons[0].settled, "no further launch would make up for drift"
+    assert decide(measurement(times(1.3)), base, interleaved=False) == "REGRESSED"
+
+
+def test_sessions_that_agree_make_the_gate_finer_and_such_that_do_not_coarser() -> None:
+    now = measurement(times(1.15))
+    alike = [measurement(times(level)) for level in (1.0, 1.001, 0.999, 1.0, 1.002)]
+    apart = [measurement(times(level)) for level in (1.0, 1.3, 0.8, 1.1, 0.75)]
+    one, five, wild = (judge(now, sessions, (P50,)).comparisons[0].resolution for sessions in (alike[:1], alike, apart))
+    assert five < one < wild
+    assert judge(now, alike, (P50,)) == "REGRESSED"
+    assert judge(now, apart, (P50,)) == "INCONCLUSIVE"
+
+
+def test_the_resolution_is_told_with_what_would_make_it_finer() -> None:
+    comparison = decide(measurement(NOISY), measurement(NOISY)).comparisons[0]
+    assert comparison.resolution > 1
+    assert comparison.launches_needed is not None
+    assert comparison.launches_needed > 100
+    fine = decide(measurement(STEADY), measurement(STEADY)).comparisons[0]
+    assert fine.resolution < 0.1
+    assert fine.launches_needed is None
+    drifting = decide(measurement(STEADY), measurement(STEADY), interleaved=False).comparisons[0]
+    assert drifting.resolution > 0.1
+    assert drifting.launches_needed is None
+
+
+def test_resolutions_of_a_measurement_are_those_against_one_like_it() -> None:
+    current = measurement(NOISY)
+    assert resolutions(current, [P50])["p50"] == decide(current, current).comparisons[0].resolution
+    assert coarse(current, [P50])
+    assert not coarse(measurement(STEADY), [P50])
+    assert not coarse(measurement(STEADY), [Limit(metric="p50", value=100.0, unit="ms")])
+    assert coarse(measurement(STEADY), [Limit(metric="p50", value=0.001, unit="ms")])
+
+
+def test_evidence_is_shared_among_limits_and_tests() -> None:
+    now, base = measurement(times(1.25, NEARLY)), measurement(NEARLY)
+    p_value = decide(now, base).comparisons[0].p_value
+    assert decide(now, base, level=p_value * 1.01) == "REGRESSED"
+    assert decide(now, base, level=p_value * 0.99) == "INCONCLUSIVE"
+    many = [Limit(metric=f"p{q}", value=0.1, unit="%") for q in (40, 50, 60)]
+    assert decide(now, base, *many, level=p_value * 1.5) == "INCONCLUSIVE"
+
+
+def test_the_bounds_exclude_no_change_exactly_where_there_is_evidence() -> None:
+    for level in (0.5, 0.1, 0.05, 0.01, 0.001):
+        (comparison,) = decide(measurement(times(1.25, NEARLY)), measurement(NEARLY), level=level).comparisons
+        assert (comparison.change.low > 0) == (comparison.status is Status.REGRESSED)
+        assert comparison.level == level
+
+
+def test_settled_says_whether_launches_could_still_turn_it() -> None:
+    assert decide(measurement(STEADY), measurement(STEADY)).comparisons[0].settled
+    assert not decide(measurement(times(1.05, NEARLY)), measurement(NEARLY)).comparisons[0].settled
+    assert not decide(measurement(times(1.2, NOISY)), measurement(NOISY)).comparisons[0].settled
+
+
+# --- properties, over random figures
+
+
+def noisy(source: random.Random, launches: int, steps: int = 30) -> Measurement:
+    def launch() -> tuple[float, ...]:
+        level = source.lognormvariate(-3, 0.2)
+        return tuple(level * source.lognormvariate(0, 0.3) for _ in range(steps))
+
+    groups = tuple(launch() for _ in range(launches))
+    return Measurement(
+        samples=Samples(
+            step_seconds=groups,
+            rank_seconds=tuple((group, tuple(reversed(group))) for group in groups),
+            cpu_seconds=tuple((group, tuple(step / 2 for step in group)) for group in groups),
+        )
+    )
+
+
+def mapped(measured: Measurement, change: Callable[[Any], Any]) -> Measurement:
+    """`change` applied to each table: launch x step and twice launch x rank x step."""
+    samples = measured.samples
+    assert samples.cpu_seconds is not None
+    return replace(
+        measured,
+        samples=Samples(
+            step_seconds=change(samples.step_seconds),
+            rank_seconds=change(samples.rank_seconds),
+            cpu_seconds=change(samples.cpu_seconds),
+        ),
+    )
+
+
+def scaled(table: Any, factor: float) -> Any:
+    return tuple(scaled(row, factor) if isinstance(row, tuple) else row * factor for row in table)
+
+
+LIMITS = tuple(Limit(metric=metric, value=0.1, unit="%") for metric in ("p10", "p50", "p90", "cpu_p50"))
+SEEDS = range(20)
+
+
+def figures(verdict: Verdict) -> list[tuple[float, ...]]:
+    return [
+        (c.change.estimate, c.change.low, c.change.high, c.p_value, c.resolution, c.drift or 0.0)
+        for c in verdict.comparisons
+    ]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_scaling_the_current_side_scales_every_ratio_by_just_that(seed: int) -> None:
+    source = random.Random(seed)
+    now, base, factor = noisy(source, 5), [noisy(source, 4) for _ in range(seed % 3 + 1)], source.uniform(0.5, 2)
+    before = judge(now, base, LIMITS)
+    after = judge(mapped(now, lambda table: scaled(table, factor)), base, LIMITS)
+    for one, other in zip(before.comparisons, after.comparisons, strict=True):
+        assert 1 + other.change.estimate == pytest.approx((1 + one.change.estimate) * factor)
+        assert other.now_seconds == pytest.approx(one.now_seconds * factor)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_scaling_everything_changes_nothing(seed: int) -> None:
+    source = random.Random(seed)
+    now, base, factor = noisy(source, 5), noisy(source, 4), source.uniform(0.01, 100)
+    before = judge(now, [base], LIMITS)
+    larger = [mapped(side, lambda table: scaled(table, factor)) for side in (now, base)]
+    after = judge(larger[0], larger[1:], LIMITS)
+    assert after == before.status.value
+    for one, other in zip(figures(before), figures(after), strict=True):
+        assert other == pytest.approx(one)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_order_of_launches_and_of_ranks_changes_nothing(seed: int) -> None:
+    source = random.Random(seed)
+    now, base = noisy(source, 5), [noisy(source, 4) for _ in range(3)]
+    before = judge(now, base, LIMITS)
+    order = random.Random(seed).sample(range(5), 5)
+    launches = mapped(now, lambda table: tuple(table[index] for index in order))
+    cpu = now.samples.cpu_seconds
+    assert cpu is not None
+    ranks = replace(
+        now,
+        samples=replace(
+            now.samples,
+            rank_seconds=tuple(launch[::-1] for launch in now.samples.rank_seconds),
+            cpu_seconds=tuple(launch[::-1] for launch in cpu),
+        ),
+    )
+    for changed in (launches, ranks):
+        after = judge(changed, base, LIMITS)
+        assert after == before.status.value
+        for one, other in zip(figures(before), figures(after), strict=True):
+            assert other == pytest.approx(one)
+    again = judge(now, base[::-1], LIMITS)
+    for one, other in zip(figures(before), figures(again), strict=True):
+        assert other == pytest.approx(one)
+
+
+@pytest.mark.parametrize("interleaved", [True, False])
+@pytest.mark.parametrize("unit", ["%", "ms"])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_swapping_the_sides_mirrors_the_verdict(seed: int, unit: Literal["%", "ms"], interleaved: bool) -> None:
+    source = random.Random(seed)
+    now, base = noisy(source, 5), noisy(source, 4)
+    now = mapped(now, lambda table: scaled(table, source.choice((0.5, 0.9, 1.0, 1.1, 2.0))))
+    limits = [replace(limit, unit=unit, value=0.1 if unit == "%" else 0.005) for limit in LIMITS]
+    there = judge(now, [base], limits, interleaved=interleaved)
+    back = judge(base, [now], limits, interleaved=interleaved)
+    mirror = {Status.REGRESSED: Status.IMPROVED, Status.IMPROVED: Status.REGRESSED}
+    for one, other in zip(there.comparisons, back.comparisons, strict=True):
+        if one.reason == "not-significant":  # what might be better passes, what might be worse is left open
+            assert other.reason == "not-significant"
+        else:
+            assert other.status is mirror.get(one.status, one.status)
+        assert math.log1p(other.change.estimate) == pytest.approx(-math.log1p(one.change.estimate))
+        assert math.log1p(other.change.low) == pytest.approx(-math.log1p(one.change.high))
+        assert other.p_value == pytest.approx(one.p_value)
+
+
+@pytest.mark.parametrize("value", [math.nan, 0.0, -0.1, math.inf])
+@pytest.mark.parametrize("side", ["current", "baseline"])
+def test_what_is_no_duration_is_an_error_not_a_verdict(side: str, value: float) -> None:
+    broken = replace(
+        measurement(STEADY),
+        samples=replace(measurement(STEADY).samples, step_seconds=((1.0, value, 1.0) * 10, (1.0,) * 30)),
+    )
+    pair = (broken, measurement(STEADY)) if side == "current" else (measurement(STEADY), broken)
+    with pytest.raises(ValueError, match="is not a duration in seconds"):
+        decide(*pair)
+
+
+def test_a_single_sample_is_an_error_not_a_verdict() -> None:
+    with pytest.raises(ValueError, match="1 launch of p50: a comparison needs 2 a side"):
+        decide(measurement(STEADY), measurement((1.0,)))
+
+
+def test_several_sessions_were_not_interleaved() -> None:
+    with pytest.raises(ValueError, match="2 sessions was not measured on one occasion"):
+        judge(measurement(STEADY), [measurement(STEADY)] * 2, (P50,), interleaved=True)
+
+
+# --- support
 
 
 def test_unsupported_says_what_a_limit_needs() -> None:

@@ -1,0 +1,287 @@
+"""Error rates of gates on recorded noise: ours beside the rules that other tools use, on the same data.
+
+    python benchmarks/detection.py --traces DIR [--json OUT]
+    python benchmarks/detection.py --traces DIR --metrics p25 --assume 0.05,0.5,6    what another choice would do
+
+Replays recordings (benchmarks/_traces.py says of which form) through the plugin's own `judge` and its looks, and
+counts how often a test would have been called regressed: where nothing was injected these are false alarms, where a
+slowdown was injected they are detections.
+
+The protocol, fixed beforehand. Only `pinned` recordings; the two sides of a trial share no launch. "within": both
+sides from one session, in alternation, identical code at most half of its launches a side. "across": the baseline is
+one other session. "history": the baseline is all other sessions, at least two. Every ordered choice of sessions is
+used equally often, where a side begins among a session's launches is drawn with a fixed seed, and every cell has at
+least 200 trials.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+from _common import progress, table
+from _traces import Launch, Workload, measurement, read
+
+from pytest_ddpperf.asked import Limit
+from pytest_ddpperf.looks import Looks, schedule
+from pytest_ddpperf.records import Verdict
+from pytest_ddpperf.stats import Drift
+from pytest_ddpperf.verdict import ASSUMED_DRIFT, judge
+
+LEAST_TRIALS = 200
+FIRST_LOOK = 5  # the default of --ddp-launches
+MOST_LAUNCHES = (10, 20)
+LIMITS = {"default": 0.10, "5%": 0.05}
+METRICS = ("p10", "p50")  # the default of --ddp-threshold
+SEED = 20261121
+RESAMPLES = 200
+
+Side = list[Launch]
+Rules = dict[str, Callable[["Trial", float, str], str]]
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """What one gate is given; under "within" launch k of both sides were taken one after the other."""
+
+    now: Side
+    sessions: list[Side]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--traces", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--json", type=Path, metavar="OUT")
+    parser.add_argument("--metrics", help="ours with limits on these percentiles instead of " + ",".join(METRICS))
+    parser.add_argument("--assume", metavar="FLOOR,SHARE,FREEDOM", help="ours with another assumption about drift")
+    options = parser.parse_args()
+    rules, others = dict(RULES), [name for name in ("metrics", "assume") if getattr(options, name)]
+    if others:
+        metrics = tuple((options.metrics or ",".join(METRICS)).split(","))
+        drift = Drift(*map(float, options.assume.split(","))) if options.assume else ASSUMED_DRIFT
+        rules = {"ddpperf": partial(ddpperf, metrics=metrics, drift=drift)}
+    began = time.monotonic()
+    workloads = read(options.traces)
+    tasks = [(w, scope, launches, rules) for w in workloads for launches in reversed(MOST_LAUNCHES) for scope in SCOPES]
+    rows: list[dict[str, Any]] = []
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        futures = [pool.submit(cells, *task) for task in tasks]
+        for done, future in enumerate(as_completed(futures), 1):
+            rows += future.result()
+            progress(done, len(futures), "detection")
+    rows.sort(key=lambda row: [str(row[name]) for name in ("scope", "limit", "rule", "workload", "world_size")])
+    if options.json is not None:
+        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+    for scope in SCOPES:
+        for limit in LIMITS:
+            report([row for row in rows if row["scope"] == scope and row["limit"] == limit], list(rules), scope, limit)
+    print(f"\n{sum(row['trials'] for row in rows)} trials in {time.monotonic() - began:.0f} s")
+    return 0
+
+
+def cells(workload: Workload, scope: str, launches: int, rules: Rules) -> list[dict[str, Any]]:
+    """All rules and limits on one workload, scope and number of launches."""
+    rows = []
+    for injected in sorted({slowdown for session in workload.sessions.values() for slowdown in session}):
+        trials = list(SCOPES[scope](workload, injected, launches, random.Random(f"{SEED} {scope} {workload}")))
+        for name, rule in rules.items():
+            for limit, value in LIMITS.items():
+                said = [rule(trial, value, scope) for trial in trials]
+                rows.append(
+                    {
+                        "rule": name,
+                        "scope": scope,
+                        "limit": limit,
+                        "launches": launches,
+                        "injected": injected,
+                        "workload": workload.name,
+                        "world_size": workload.world_size,
+                        "trials": len(said),
+                        "flagged": said.count("REGRESSED"),
+                        "inconclusive": said.count("INCONCLUSIVE"),
+                    }
+                )
+    return rows
+
+
+# --- trials
+
+
+def within(workload: Workload, injected: float, most: int, source: random.Random) -> Iterator[Trial]:
+    sessions = list(workload.sessions.values())
+    for _ in range(math.ceil(LEAST_TRIALS / len(sessions))):
+        for session in sessions:
+            same = session[0.0]
+            start = source.randrange(len(same))
+            if injected == 0:
+                pair = [turned(same, start)[side::2][: min(most, len(same) // 2)] for side in (0, 1)]
+                source.shuffle(pair)
+                now, base = pair
+                yield Trial(now[: len(base)], [base[: len(now)]])
+            else:
+                yield Trial(turned(session[injected], start)[:most], [turned(same, start)[:most]])
+
+
+def across(workload: Workload, injected: float, most: int, source: random.Random) -> Iterator[Trial]:
+    names = list(workload.sessions)
+    pairs = [(now, base) for now in names for base in names if now != base]
+    for _ in range(math.ceil(LEAST_TRIALS / max(1, len(pairs)))):
+        for now, base in pairs:
+            yield Trial(
+                drawn(workload.sessions[now][injected], most, source),
+                [drawn(workload.sessions[base][0.0], most, source)],
+            )
+
+
+def history(workload: Workload, injected: float, most: int, source: random.Random) -> Iterator[Trial]:
+    names = list(workload.sessions)
+    if len(names) < 3:
+        return
+    for _ in range(math.ceil(LEAST_TRIALS / len(names))):
+        for now in names:
+            others = [drawn(workload.sessions[name][0.0], most, source) for name in names if name != now]
+            yield Trial(drawn(workload.sessions[now][injected], most, source), others)
+
+
+def turned(launches: Side, start: int) -> Side:
+    return launches[start:] + launches[:start]
+
+
+def drawn(launches: Side, most: int, source: random.Random) -> Side:
+    return turned(launches, source.randrange(len(launches)))[:most]
+
+
+SCOPES: dict[str, Callable[[Workload, float, int, random.Random], Iterator[Trial]]] = {
+    "within": within,
+    "across": across,
+    "history": history,
+}
+
+
+# --- rules
+
+
+def ddpperf(
+    trial: Trial, limit: float, scope: str, metrics: Sequence[str] = METRICS, drift: Drift = ASSUMED_DRIFT
+) -> str:
+    """The plugin: a first look at 5 launches and further ones up to the most, a baseline of the most."""
+    limits = [Limit(metric=metric, value=limit, unit="%") for metric in metrics]
+    interleaved = scope == "within"
+    stored = [measurement(session) for session in trial.sessions]
+
+    def verdict(start: int, stop: int) -> Verdict:
+        baseline = [measurement(trial.sessions[0][start:stop])] if interleaved else stored
+        return judge(measurement(trial.now[start:stop]), baseline, limits, interleaved=interleaved, assumed=drift)
+
+    launches = schedule(min(FIRST_LOOK, len(trial.now)), len(trial.now))
+    looks = Looks(launches)
+    for look in range(len(launches)):
+        said, ended = looks.take(look, verdict)
+        if ended:
+            break
+    return str(said)
+
+
+def steps(launches: Sequence[Launch]) -> list[float]:
+    return [step for _, group in launches for step in group]
+
+
+def both(trial: Trial) -> tuple[list[float], list[float]]:
+    return steps(trial.now), [step for session in trial.sessions for step in steps(session)]
+
+
+def ratio_rule(of: Callable[[Sequence[float]], float], tolerance: float | None = None) -> Callable[..., str]:
+    """Regressed where a summary of all steps rose by more than the limit, or a tolerance of the tool's own."""
+
+    def rule(trial: Trial, limit: float, scope: str) -> str:
+        now, base = both(trial)
+        own = tolerance if tolerance is not None and limit == LIMITS["default"] else limit
+        return "REGRESSED" if of(now) > of(base) * (1 + own) else "PASS"
+
+    return rule
+
+
+def mann_whitney(trial: Trial, limit: float, scope: str) -> str:
+    """Regressed where the steps are larger than the baseline's times 1 + limit, one-sided, at 5 %."""
+    now, base = both(trial)
+    base = [step * (1 + limit) for step in base]
+    order = sorted([(step, 1) for step in now] + [(step, 0) for step in base])
+    rank_sum = math.fsum(rank for rank, (_, side) in enumerate(order, 1) if side)
+    above = rank_sum - len(now) * (len(now) + 1) / 2
+    mean = len(now) * len(base) / 2
+    deviation = math.sqrt(mean * (len(now) + len(base) + 1) / 6)
+    return "REGRESSED" if (above - mean) / deviation > statistics.NormalDist().inv_cdf(0.95) else "PASS"
+
+
+def criterion(trial: Trial, limit: float, scope: str) -> str:
+    """Regressed where the 95 % bootstrap interval of the change of the mean step lies above the noise threshold."""
+    return "REGRESSED" if bootstrapped(trial) > limit else "PASS"
+
+
+@lru_cache(2 * LEAST_TRIALS)
+def bootstrapped(trial: Trial) -> float:
+    """The lower end of the interval; criterion itself draws more resamples, which moves it by little."""
+    import numpy as np
+
+    generator = np.random.default_rng(SEED)
+    means = []
+    for side in both(trial):
+        values = np.asarray(side)
+        means.append(
+            values[generator.integers(0, len(values), size=(RESAMPLES, len(values)), dtype=np.uint16)].mean(axis=1)
+        )
+    return float(np.quantile(means[0] / means[1] - 1, 0.025))
+
+
+RULES: Rules = {
+    "ddpperf": ddpperf,
+    "pytest-benchmark median": ratio_rule(statistics.median),
+    "ratio of minima": ratio_rule(min),
+    "Megatron": ratio_rule(statistics.fmean, 0.05),
+    "Mann-Whitney, pooled": mann_whitney,
+    "criterion bootstrap": criterion,
+}
+
+
+# --- the table
+
+
+def report(rows: list[dict[str, Any]], rules: list[str], scope: str, limit: str) -> None:
+    """Rates by rule, over all workloads, at the most launches; ours by workload too."""
+    rows = [row for row in rows if row["launches"] == max(MOST_LAUNCHES)]
+    if not any(row["trials"] for row in rows):
+        print(f"\n{scope}, limit {limit}: no trials (too few sessions)")
+        return
+    slowdowns = sorted({row["injected"] for row in rows})
+    lines = [["rule", "workload", *(f"+{slowdown:.0%}" if slowdown else "false alarms" for slowdown in slowdowns)]]
+    for name in rules:
+        lines.append([name, "all", *(rate([row for row in rows if row["rule"] == name], s) for s in slowdowns)])
+    for workload, size in sorted({(row["workload"], row["world_size"]) for row in rows}):
+        own = [row for row in rows if (row["rule"], row["workload"], row["world_size"]) == ("ddpperf", workload, size)]
+        lines.append(["ddpperf", f"{workload} x {size}", *(rate(own, s) for s in slowdowns)])
+    print(f"\n{scope}, limit {limit}, at most {max(MOST_LAUNCHES)} launches a side: flagged (inconclusive)")
+    print(table(lines))
+
+
+def rate(rows: list[dict[str, Any]], injected: float) -> str:
+    chosen = [row for row in rows if row["injected"] == injected]
+    trials = sum(row["trials"] for row in chosen)
+    flagged = sum(row["flagged"] for row in chosen) / trials
+    inconclusive = sum(row["inconclusive"] for row in chosen) / trials
+    return f"{flagged:.1%}" + (f" ({inconclusive:.0%})" if inconclusive else "")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,110 @@
+"""What a baseline's file holds: text to records and back, whole and sane or not at all. Reads and writes no files.
+
+History of the format ("schema" in every file; a reader stays for every version that was ever released):
+
+1   schema, test, created, commit, measurement = environment (key, must_match, recorded) and samples
+    (step_seconds, rank_seconds, cpu_seconds, examples), as in `records`.
+2   schema, test, sessions = a list of (created, commit, measurement as before, resolution by metric), oldest first.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pytest_ddpperf.codec import CodecError, decode, dumps, encode
+from pytest_ddpperf.errors import BaselineError
+from pytest_ddpperf.records import Baseline, Samples
+
+SCHEMA = 2
+AGAIN = "restore it with git checkout, or delete it and run with --ddp-save-baseline"
+
+
+def text(baseline: Baseline) -> str:
+    """The file of a baseline; raises CodecError."""
+    return dumps({"schema": SCHEMA, **encode(baseline)})
+
+
+def parse(path: Path, data: bytes) -> Baseline:
+    """The baseline in a file; raises BaselineError, which names `path` and the place in the file."""
+    if not data.strip():
+        raise BaselineError(path, "the file is empty", AGAIN)
+    try:
+        content = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise BaselineError(path, f"is not JSON, or not all of it: {error}", AGAIN) from error
+    schema = content.pop("schema", None) if isinstance(content, dict) else None
+    if type(schema) is not int or schema < 1:
+        raise BaselineError(path, f"is not a baseline: its schema is {schema!r}, not a version number", AGAIN)
+    if schema > SCHEMA:
+        problem = f"has schema {schema}; this version of pytest-ddpperf reads up to {SCHEMA}"
+        raise BaselineError(path, problem, "upgrade pytest-ddpperf, or " + AGAIN)
+    try:
+        baseline = decode(Baseline, _from_schema_1(content) if schema == 1 else content)
+    except CodecError as error:
+        raise BaselineError(path, str(error), AGAIN) from error
+    if problem := _problem(baseline):
+        raise BaselineError(path, problem, AGAIN)
+    return baseline
+
+
+def _from_schema_1(content: Mapping[str, Any]) -> dict[str, Any]:
+    session = {name: value for name, value in content.items() if name != "test"}
+    rest = {name: value for name, value in content.items() if name == "test"}
+    return {**rest, "sessions": [{**session, "resolution": {}}]}
+
+
+def _problem(baseline: Baseline) -> str:
+    """What makes no sense, with its place; "" where all is well."""
+    if not baseline.sessions:
+        return "sessions: none"
+    first = baseline.measurements[0].environment
+    for number, measurement in enumerate(baseline.measurements):
+        place = f"sessions[{number}].measurement"
+        if nonsense := _nonsense(measurement.samples):
+            return f"{place}.samples.{nonsense}"
+        environment = measurement.environment
+        if (environment.key, environment.must_match) != (first.key, first.must_match):
+            return f"{place}.environment: is not that of the first session"
+    return ""
+
+
+def _nonsense(samples: Samples) -> str:
+    """What no measurement can have brought forth, with its place; "" where all is well.
+
+    Only the group's step times must be positive. A rank's own may be 0 where it had nothing to do within the
+    resolution of an accelerator's events, and so may the CPU time of one that waited.
+    """
+    launches, steps = len(samples.step_seconds), len(next(iter(samples.step_seconds), ()))
+    if not steps:
+        return "step_seconds: no steps"
+    if launches == 1:
+        return "step_seconds: a single launch, with which nothing can be compared"
+    for launch, times in enumerate(samples.step_seconds):
+        if len(times) != steps:
+            return f"step_seconds[{launch}]: {len(times)} steps, but {steps} in the first launch"
+        if min(times) <= 0:
+            place = f"step_seconds[{launch}][{times.index(min(times))}]"
+            return f"{place}: {min(times)!r} is not a positive duration"
+    ranks = len(next(iter(samples.rank_seconds), ()))
+    tables: dict[str, tuple[tuple[tuple[float, ...], ...], ...] | None] = {
+        "rank_seconds": samples.rank_seconds,
+        "cpu_seconds": samples.cpu_seconds,
+        "examples": samples.examples,
+    }
+    for name, table in tables.items():
+        if table is None:
+            continue
+        if len(table) != launches:
+            return f"{name}: {len(table)} launches, but {launches} in step_seconds"
+        for launch, rows in enumerate(table):
+            if len(rows) != ranks or not ranks:
+                return f"{name}[{launch}]: {len(rows)} ranks, but {ranks or 'at least one'} expected"
+            for rank, row in enumerate(rows):
+                if len(row) != steps:
+                    return f"{name}[{launch}][{rank}]: {len(row)} steps, but {steps} in step_seconds"
+                if min(row) < 0:
+                    return f"{name}[{launch}][{rank}]: {min(row)!r} is negative"
+    return ""

@@ -1,0 +1,174 @@
+"""The store of baselines: one small file a test and environment.
+
+Knows files and locks; it decides nothing: a baseline that does not exist is None, one that cannot be read is a
+BaselineError that names the file and the next step.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from uuid import uuid4
+
+from pytest_ddpperf.baseline import content
+from pytest_ddpperf.baseline.naming import environment_name, file_name, module_folder
+from pytest_ddpperf.codec import CodecError
+from pytest_ddpperf.errors import BaselineError
+from pytest_ddpperf.records import SESSIONS_KEPT, Baseline, Environment, TestId
+
+_LOCK_WAIT_SECONDS = 60.0  # a save takes milliseconds; whoever holds the lock for a minute is stuck
+_ELSEWHERE = "or name another folder with --ddp-baseline-dir"
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """Baselines below one folder: `<root>/<environment>/<test module>/<slug>.json`."""
+
+    root: Path
+
+    def path(self, environment: Environment, test: TestId) -> Path:
+        """Where the baseline of a test in an environment is, whether it exists or not."""
+        return self._path(environment_name(environment), test)
+
+    def _path(self, name: str, test: TestId) -> Path:
+        return self.root / name / module_folder(test.module) / file_name(test)
+
+    def read(self, environment: Environment, test: TestId) -> Baseline | None:
+        """The baseline, or None where there is no file.
+
+        Raises BaselineError for a file that cannot be read, is not whole, makes no sense, is of a newer
+        schema, or belongs to another test or environment.
+        """
+        path = self.path(environment, test)
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise _failure(path, "cannot be read", error) from error
+        baseline = content.parse(path, data)
+        if baseline.test != test:
+            remedy = 'if the test was renamed, correct "test" in the file; else ' + content.AGAIN
+            raise BaselineError(path, f"belongs to {baseline.test}, not to {test}", remedy)
+        key = baseline.measurements[0].environment.key
+        if key != environment.key:
+            differing = sorted(
+                name for name in key.keys() | environment.key.keys() if key.get(name) != environment.key.get(name)
+            )
+            facts = ", ".join(f"{n} {key.get(n)!r}, here {environment.key.get(n)!r}" for n in differing)
+            raise BaselineError(path, f"belongs to another environment: {facts}", content.AGAIN)
+        return baseline
+
+    def write(self, baseline: Baseline) -> Path:
+        """Saves a baseline in place of the one before; on any failure that one stays as it was.
+
+        Raises BaselineError for figures that `read` would refuse and for whatever the file system says.
+        """
+        with self._writing(baseline) as path:
+            _replace(path, _text(path, baseline))
+        return path
+
+    def extend(self, baseline: Baseline) -> Path:
+        """Adds the sessions of a baseline to those stored, if there are any; the latest ones are kept.
+
+        Raises BaselineError as `read` and `write` do, and where the sessions were not measured alike.
+        """
+        environment = baseline.measurements[0].environment
+        with self._writing(baseline) as path:
+            stored = self.read(environment, baseline.test)
+            if stored is not None:
+                before = stored.measurements[0].environment.must_match
+                if before != environment.must_match:
+                    raise BaselineError(
+                        path,
+                        f"was measured otherwise: {dict(before)}, now {dict(environment.must_match)}",
+                        "measure alike, or replace it with --ddp-save-baseline",
+                    )
+                baseline = replace(baseline, sessions=(*stored.sessions, *baseline.sessions)[-SESSIONS_KEPT:])
+            _replace(path, _text(path, baseline))
+        return path
+
+    @contextmanager
+    def _writing(self, baseline: Baseline) -> Iterator[Path]:
+        """The path of a baseline, in a folder that exists, while nobody else saves."""
+        path = self.path(baseline.measurements[0].environment, baseline.test)
+        try:
+            with _locked(self.root):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                yield path
+        except OSError as error:
+            raise _failure(path, "cannot be written", error) from error
+
+    def others(self, test: TestId) -> tuple[str, ...]:
+        """Names of the environments that have a baseline for this test; none where the root is unreadable."""
+        try:
+            names = sorted(folder.name for folder in self.root.iterdir())
+            return tuple(name for name in names if self._path(name, test).is_file())
+        except OSError:
+            return ()
+
+
+def _text(path: Path, baseline: Baseline) -> str:
+    try:
+        text = content.text(baseline)
+        content.parse(path, text.encode())
+    except (CodecError, BaselineError) as error:
+        problem = error.problem if isinstance(error, BaselineError) else str(error)
+        raise BaselineError(path, f"cannot be saved: {problem}", "nothing was written; measure again") from error
+    return text
+
+
+@contextmanager
+def _locked(root: Path) -> Iterator[None]:
+    """Keeps other runs on this host from saving into `root`.
+
+    The lock file is in the temporary folder, never below `root`, where git would see it. Folder and file are
+    open to every user, as a checkout may be shared; the sticky bit keeps them from removing each other's.
+    """
+    from filelock import FileLock  # 10 ms to import, and only who saves needs it
+
+    folder = Path(tempfile.gettempdir()) / "pytest-ddpperf-locks"
+    with suppress(FileExistsError):
+        folder.mkdir()
+        folder.chmod(0o1777)
+    name = hashlib.sha256(os.fsencode(os.path.realpath(root))).hexdigest()[:16]
+    with FileLock(folder / f"baselines-{name}.lock", timeout=_LOCK_WAIT_SECONDS, mode=0o666):
+        yield
+
+
+def _replace(path: Path, text: str) -> None:
+    """Puts `text` at `path`, whole or not at all; the temporary file is on the same file system."""
+    temporary = path.with_name(f".{uuid4().hex}.tmp")
+    try:
+        with open(temporary, "x", encoding="ascii", newline="\n") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        with suppress(OSError):  # gone after a replacement; else the first error counts
+            temporary.unlink()
+
+
+def _failure(path: Path, what: str, error: OSError) -> BaselineError:
+    if isinstance(error, (FileExistsError, NotADirectoryError)):
+        blocking = next((parent for parent in path.parents if parent.is_file()), path)
+        problem = f"{what}: {blocking} is a file, not a folder"
+        return BaselineError(path, problem, f"move it away, {_ELSEWHERE}")
+    if isinstance(error, IsADirectoryError):
+        return BaselineError(path, f"{what}: it is a folder, not a file", "move it away")
+    if isinstance(error, TimeoutError) and error.errno is None:  # filelock's
+        remedy = "another run is saving here: wait for it to end, or end it"
+    elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        remedy = f"give this user permission, {_ELSEWHERE}"
+    elif error.errno in (errno.ENOSPC, errno.EDQUOT):
+        remedy = f"free some space, {_ELSEWHERE}"
+    else:
+        remedy = f"look after the disk, {_ELSEWHERE}"
+    return BaselineError(path, f"{what}: {error}", remedy)

@@ -1,0 +1,120 @@
+"""When to stop, as tables of verdicts: no figures, no time."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_ddpperf.looks import Looks, schedule
+from pytest_ddpperf.records import Comparison, Interval, Limit, Status, Verdict
+
+PASS, REGRESSED, INCONCLUSIVE, IMPROVED = Status.PASS, Status.REGRESSED, Status.INCONCLUSIVE, Status.IMPROVED
+
+
+def verdict(status: Status, *, settled: bool = False, metric: str = "p50") -> Verdict:
+    comparison = Comparison(
+        limit=Limit(metric=metric, value=0.1, unit="%"),
+        status=status,
+        reason="x",
+        baseline_seconds=1.0,
+        now_seconds=1.0,
+        change=Interval(estimate=0.0, low=0.0, high=0.0),
+        p_value=0.5,
+        level=0.05,
+        resolution=0.1,
+        settled=settled,
+    )
+    return Verdict(status=status, reason="x", comparisons=(comparison,))
+
+
+def course(launches: tuple[int, ...], said: dict[tuple[int, int], Verdict]) -> tuple[Verdict, int]:
+    """The final verdict, and after how many launches, where `said` is asked for launches start..stop."""
+    looks = Looks(launches)
+    for look, count in enumerate(launches):
+        judged, ended = looks.take(look, lambda start, stop: said[start, stop])
+        if ended:
+            return judged, count
+    raise AssertionError("the last look did not end it")
+
+
+@pytest.mark.parametrize(
+    ("first", "most", "launches"),
+    [
+        (5, 20, (5, 10, 20)),
+        (5, 5, (5,)),
+        (5, 7, (5, 7)),
+        (5, 12, (5, 12)),
+        (5, 15, (5, 10, 15)),
+        (2, 20, (2, 4, 8, 20)),
+        (1, 3, (1, 2, 3)),
+    ],
+)
+def test_the_looks_double_up_to_the_most(first: int, most: int, launches: tuple[int, ...]) -> None:
+    assert schedule(first, most) == launches
+
+
+def test_a_settled_pass_ends_at_the_first_look() -> None:
+    assert course((5, 10, 20), {(0, 5): verdict(PASS, settled=True)}) == (verdict(PASS, settled=True), 5)
+
+
+def test_an_open_pass_goes_on_and_the_last_look_ends_it() -> None:
+    said = {(0, count): verdict(PASS) for count in (5, 10, 20)}
+    assert course((5, 10, 20), said)[1] == 20
+
+
+def test_what_was_not_compared_ends_at_once() -> None:
+    nothing = Verdict(status=Status.NO_BASELINE, reason="no-baseline")
+    assert course((5, 10, 20), {(0, 5): nothing}) == (nothing, 5)
+
+
+def test_a_suspicion_stands_once_fresh_launches_show_it_too() -> None:
+    said = {(0, 5): verdict(REGRESSED), (0, 10): verdict(REGRESSED), (5, 10): verdict(REGRESSED)}
+    assert course((5, 10, 20), said) == (verdict(REGRESSED), 10)
+
+
+@pytest.mark.parametrize("fresh", [PASS, INCONCLUSIVE])
+def test_a_suspicion_that_fresh_launches_do_not_show_is_not_confirmed(fresh: Status) -> None:
+    said = {(0, count): verdict(REGRESSED) for count in (5, 10, 20)}
+    said |= {(5, 10): verdict(fresh), (5, 20): verdict(fresh)}
+    judged, launches = course((5, 10, 20), said)
+    assert (judged, judged.reason, launches) == ("INCONCLUSIVE", "not-confirmed", 20)
+    assert judged.comparisons[0].status is INCONCLUSIVE
+
+
+def test_a_suspicion_of_the_last_look_has_nothing_to_confirm_it() -> None:
+    said = {(0, 5): verdict(PASS), (0, 10): verdict(PASS), (0, 20): verdict(REGRESSED)}
+    assert course((5, 10, 20), said)[0].reason == "not-confirmed"
+
+
+def test_as_many_fresh_launches_are_needed_as_raised_the_suspicion() -> None:
+    said = {(0, 10): verdict(REGRESSED), (0, 15): verdict(REGRESSED)}  # launches 10 to 15 are never asked for
+    assert course((10, 15), said)[0].reason == "not-confirmed"
+
+
+def test_the_same_metric_must_be_confirmed() -> None:
+    said = {(0, 5): verdict(REGRESSED), (0, 10): verdict(REGRESSED), (5, 10): verdict(REGRESSED, metric="p10")}
+    assert course((5, 10), said)[0].reason == "not-confirmed"
+
+
+def test_what_was_inconclusive_first_is_a_suspicion_too() -> None:
+    said = {(0, 5): verdict(INCONCLUSIVE), (0, 10): verdict(REGRESSED), (5, 10): verdict(REGRESSED)}
+    assert course((5, 10), said) == (verdict(REGRESSED), 10)
+
+
+def test_hopelessly_inconclusive_ends_early() -> None:
+    assert course((5, 10), {(0, 5): verdict(INCONCLUSIVE, settled=True)})[1] == 5
+
+
+def test_an_improvement_is_confirmed_likewise() -> None:
+    said = {(0, 5): verdict(IMPROVED), (0, 10): verdict(IMPROVED), (5, 10): verdict(IMPROVED)}
+    assert course((5, 10), said) == (verdict(IMPROVED), 10)
+    said[5, 10] = verdict(PASS)
+    assert course((5, 10), said)[0] == "PASS"
+
+
+def test_a_slowdown_does_not_confirm_an_improvement() -> None:
+    said = {(0, 5): verdict(REGRESSED), (0, 10): verdict(IMPROVED)}  # launches 5 to 10 are never asked for
+    assert course((5, 10), said)[0] == "PASS"
+
+
+def test_with_one_look_the_verdict_stands_as_it_is() -> None:
+    assert course((5,), {(0, 5): verdict(REGRESSED)}) == (verdict(REGRESSED), 5)
