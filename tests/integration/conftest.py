@@ -24,6 +24,9 @@ def sleeping(ctx):
     return step
 """
 
+# A suspicion is confirmed by as many launches as raised it.
+SMALL = ["--ddp-steps=10", "--ddp-launches=3", "--ddp-max-launches=6", "--ddp-warmup=2", "--ddp-threshold=p50:300%"]
+
 Run = Callable[..., pytest.RunResult]
 
 
@@ -36,7 +39,7 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
     def run(*args: str, small: bool = True, benchmark: bool = False) -> pytest.RunResult:
         fixed = ["-p", "no:randomly", "-p", "no:cacheprovider"]
         fixed += [] if benchmark else ["-p", "no:benchmark"]
-        fixed += ["--ddp-steps=10", "--ddp-launches=3", "--ddp-warmup=2", "--ddp-threshold=p50:300%"] if small else []
+        fixed += SMALL if small else []
         return pytester.runpytest_subprocess(*fixed, *args, timeout=180)
 
     return run

@@ -31,7 +31,7 @@ def test_save_pass_regress_accept(pytester: pytest.Pytester, run: Run, monkeypat
     (baseline,) = stored(pytester.path)
     assert baseline.parts[-2:] == ("test_gate", "test_step.json")
     assert "-gloo-ws2-1x2" in baseline.parts[-3]
-    result.stdout.fnmatch_lines([f"test_gate.py::test_step: saved {baseline.relative_to(pytester.path)}"])
+    result.stdout.fnmatch_lines([f"test_gate.py::test_step: saved {baseline.relative_to(pytester.path)}, ? launches"])
 
     monkeypatch.setenv("SLEEP", "6")
     result = run()
@@ -47,8 +47,9 @@ def test_save_pass_regress_accept(pytester: pytest.Pytester, run: Run, monkeypat
     result.stdout.fnmatch_lines(
         [
             "REGRESSED: test_gate::test_step on 2 gloo ranks",
-            "  metric  baseline * now * change ?90 % interval? * limit",
-            "  p50 * 0.0* 0.0* 300%",
+            "  metric  baseline * now * change ?bounds? * limit  resolves",
+            "  p50 * 0.0* 0.0* 300%  *",
+            "evidence: 6 launches now, ? in the baseline's 1 session; sessions drift by * % (assumed)",
             "slowest rank: *",
             "differs from the baseline's environment: NCCL_ALGO unset -> Ring",
             f"baseline: {baseline.relative_to(pytester.path)}",

@@ -66,7 +66,7 @@ def test_an_unreadable_baseline_is_red_and_stays_as_it_is(pytester: pytest.Pytes
     files["truncated"].write_text(good[: len(good) // 2])
     files["newer"].write_text(json.dumps({**json.loads(good), "schema": 999}))
     broken = json.loads(good)
-    broken["measurement"]["samples"]["step_seconds"][0][0] = -1
+    broken["sessions"][0]["measurement"]["samples"]["step_seconds"][0][0] = -1
     files["nonsense"].write_text(json.dumps(broken))
     files["other"].write_text(good)
     files["folder"].unlink()

@@ -1,0 +1,110 @@
+"""Further launches: asked for by a suspicion, by an unfit launch, by a session that is added."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.integration.conftest import STEP, Run, line
+
+# The sleep of each launch, in milliseconds, from the file `sleeps`: a line a launch, the last one for all further.
+# `dynamo` in a line hands something to torch.compile in the window.
+LAUNCHES = (
+    STEP
+    + """
+def by_launch(ctx):
+    with open("launches", "a+") as launches:
+        if ctx.rank == 0:
+            launches.write("x")
+    all_reduce()
+    lines = open("sleeps").read().splitlines()
+    words = lines[min(os.path.getsize("launches"), len(lines)) - 1].split()
+    calls = 0
+    def step():
+        nonlocal calls
+        calls += 1
+        if "dynamo" in words and calls == 5:
+            torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1))
+        time.sleep(float(words[0]) / 1000)
+        all_reduce()
+    return step
+
+def test_step(ddp_benchmark):
+    ddp_benchmark(by_launch)
+"""
+)
+
+
+def launches(path: Path, sleeps: str) -> None:
+    """What the launches of the next run do."""
+    (path / "launches").unlink(missing_ok=True)
+    (path / "sleeps").write_text(sleeps)
+
+
+def taken(path: Path) -> int:
+    return len((path / "launches").read_text())
+
+
+def sessions(path: Path) -> int:
+    (file,) = (path / "baselines").rglob("*.json")
+    return len(json.loads(file.read_text())["sessions"])
+
+
+def test_launches_go_on_while_the_verdict_is_open(pytester: pytest.Pytester, run: Run) -> None:
+    path = pytester.path
+    pytester.makepyfile(test_looks=LAUNCHES)
+    launches(path, "5")
+    run("--ddp-save-baseline").assert_outcomes(passed=1)
+    assert sessions(path) == 1
+
+    launches(path, "5")
+    result = run()
+    assert line(result, "ddpperf:") == "ddpperf: 1 of 1 compared: 1 passed"
+    result.stdout.fnmatch_lines(["1 baseline has one session, which cannot tell how far sessions drift apart: *"])
+
+    # A disturbance that ends before the suspicion can be confirmed.
+    launches(path, "\n".join(["80", "80", "80", "5"]))
+    result = run("--ddp-threshold=p50:200%")
+    assert taken(path) == 6
+    assert result.ret == 0
+    assert "REGRESSED" not in result.stdout.str()
+
+    # No time for more launches: the first look's verdict stands as it is.
+    launches(path, "60")
+    result = run("--ddp-max-time=0.01")
+    assert taken(path) == 3
+    assert line(result, "ddpperf:") == "ddpperf: 1 of 1 compared: 1 regressed"
+
+    launches(path, "5")
+    run("--ddp-extend-baseline").assert_outcomes(passed=1)
+    assert sessions(path) == 2
+    result = run()
+    assert line(result, "ddpperf:") == "ddpperf: 1 of 1 compared: 1 passed"
+    assert "one session" not in result.stdout.str()
+    run("--ddp-save-baseline").assert_outcomes(passed=1)
+    assert sessions(path) == 1
+
+
+def test_an_unfit_launch_is_measured_again_but_never_to_hide_a_regression(pytester: pytest.Pytester, run: Run) -> None:
+    path = pytester.path
+    pytester.makepyfile(test_looks=LAUNCHES)
+    launches(path, "5\n5 dynamo\n5")
+    result = run("--ddp-save-baseline", "--ddp-max-launches=3", "--ddp-json=report.json")
+    assert taken(path) == 4
+    result.stdout.fnmatch_lines(["*test_step: 1 unfit launch(es) measured again: rank 0 recompiled at step 3"])
+    (measured,) = json.loads((path / "report.json").read_text())["measurements"]
+    assert measured["replaced"] == ["rank 0 recompiled at step 3"]
+    assert len(measured["phases"]) == 3
+
+    # Every launch is slow, and unfit; those that replace them are not.
+    launches(path, "\n".join(["60 dynamo", "5"] * 3))
+    result = run("--ddp-max-launches=3")
+    assert taken(path) == 6
+    assert line(result, "ddpperf:") == "ddpperf: 1 of 1 compared: 1 regressed"
+
+    launches(path, "5 dynamo")
+    result = run("--ddp-max-launches=3")
+    assert taken(path) == 6
+    result.stdout.fnmatch_lines(["*: 3 of 3 launches stayed unfit: rank 0 recompiled at step 3: raise --ddp-warmup"])
