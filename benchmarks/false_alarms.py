@@ -1,0 +1,198 @@
+"""Error rates of the gate, live: real launches of the same code against a fresh baseline of its own, many times.
+
+    python benchmarks/false_alarms.py [--pairs 60] [--results benchmarks/false_alarms.jsonl]
+
+A pair is a baseline and, next in the same pytest run, a measurement against it, each with the default options: looks,
+limits and all. The code is one of three small DDP models on two Gloo ranks. In a pair of the first kind nothing
+changes: a REGRESSED is a false alarm. In one of the second kind rank 1 waits after each step for a fifth of the step
+time that the baseline had: anything but REGRESSED is a miss. Kinds and models take turns. Each finished pair is a line
+of the results file; a run goes on where the last one ended, and tells all of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+SLOWDOWN = 0.2
+KINDS = ("identical", "slower")
+MODELS = ("mlp", "conv", "transformer")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=60, help="of each kind")
+    parser.add_argument("--results", type=Path, default=Path("false_alarms.jsonl"), help="file to go on with")
+    options = parser.parse_args()
+    script = Path(sys.executable).with_name("pytest")
+    with tempfile.TemporaryDirectory() as folder:
+        command = [str(script), "-q", "-s", "-p", "no:randomly", "-p", "no:cacheprovider", "-p", "no:benchmark"]
+        command += [f"--rootdir={folder}", f"--ddp-baseline-dir={folder}/baselines", str(Path(__file__))]
+        asked = {"DDPPERF_PAIRS": str(options.pairs), "DDPPERF_RESULTS": str(options.results.absolute())}
+        status = subprocess.run(command, env={**os.environ, **asked, "PYTHONPATH": str(HERE)}, cwd=HERE).returncode
+    if status == 0:
+        report(done(options.results))
+    return status
+
+
+def done(results: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
+
+
+def test_pairs(ddp_benchmark: Any, request: Any) -> None:  # asked for, so that this is a distributed test
+    from _common import progress
+
+    results = Path(os.environ["DDPPERF_RESULTS"])
+    wanted = int(os.environ["DDPPERF_PAIRS"]) * len(KINDS)
+    for number in range(len(done(results)), wanted):
+        kind, model = KINDS[number % len(KINDS)], MODELS[number // len(KINDS) % len(MODELS)]
+        began = time.monotonic()
+        base = measured(request, training(model, 0.0), record=True)
+        wait = SLOWDOWN * base.result.p50 if kind == "slower" else 0.0
+        now = measured(request, training(model, wait), record=False)
+        verdict = now.result.verdict
+        row = {
+            "kind": kind,
+            "model": model,
+            "verdict": str(verdict),
+            "reason": verdict.reason,
+            "launches": [len(base.result.step_seconds), len(now.result.step_seconds)],
+            "change": {c.limit.metric: round(c.change.estimate, 4) for c in verdict.comparisons},
+            "resolution": {c.limit.metric: round(c.resolution, 4) for c in verdict.comparisons},
+            "seconds": round(time.monotonic() - began, 1),
+        }
+        with results.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        progress(number + 1, wanted, "pairs")
+
+
+def measured(request: Any, setup: Any, *, record: bool) -> Any:
+    """What the fixture does with `setup` under the options of this run; recorded, it is the next one's baseline."""
+    from pytest_ddpperf import options, state
+    from pytest_ddpperf.benchmark import Job
+    from pytest_ddpperf.launch.launcher import Nobody
+    from pytest_ddpperf.records import TestId
+    from pytest_ddpperf.verdict import RUN_LEVEL
+
+    class Silent(Nobody):
+        def begin(self, launch: int, launches: int) -> None:
+            pass
+
+        def launched(self, samples: object) -> None:
+            pass
+
+    session = request.config.stash[state.RUN].session
+    settings = replace(state.settings_of(request.node), save_baseline=record)
+    place = session.place(settings, 2)
+    job = Job(
+        test=TestId(module="false_alarms", name="test_pairs"),
+        nodeid=request.node.nodeid,
+        setup=setup,
+        settings=settings,
+        plan=options.plan(settings, world_size=2, backend=place.backend, device=place.device),
+        launches=options.launches(settings),
+        level=RUN_LEVEL,
+        batch_size=None,
+        gate=True,
+        facts={},
+    )
+    result = session.carry_out(job, Silent())
+    if record:
+        session.save(result.candidate)
+    return result
+
+
+def training(model: str, wait_seconds: float) -> Any:
+    """The set-up of a small model's training step; rank 1 waits busily at the end of each step."""
+
+    def setup(ctx: Any) -> Any:
+        import torch
+        from torch import nn
+        from torch.nn.parallel import DistributedDataParallel
+
+        torch.manual_seed(0)
+        net: nn.Module
+        if model == "mlp":
+            net, inputs = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 10)), torch.randn(64, 256)
+        elif model == "conv":
+            layers = nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+            net, inputs = nn.Sequential(*layers, nn.Linear(16, 10)), torch.randn(16, 3, 24, 24)
+        else:
+            layer = nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True)
+            net, inputs = nn.Sequential(layer, nn.Flatten(), nn.Linear(64 * 16, 10)), torch.randn(8, 16, 64)
+        ddp = DistributedDataParallel(net)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01, momentum=0.9)
+        targets = torch.randint(10, (len(inputs),))
+
+        def step() -> None:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(ddp(inputs), targets).backward()
+            optimizer.step()
+            if wait_seconds and ctx.rank == 1:
+                until = time.perf_counter() + wait_seconds
+                while time.perf_counter() < until:
+                    pass
+
+        return step
+
+    return setup
+
+
+def report(rows: list[dict[str, Any]]) -> None:
+    from _common import quartiles, table
+
+    lines = [["kind", "model", "pairs", "REGRESSED", "95 % interval", "INCONCLUSIVE", "launches", "resolves at p10"]]
+    for kind in KINDS:
+        for model in ("all", *MODELS):
+            chosen = [row for row in rows if row["kind"] == kind and model in ("all", row["model"])]
+            if not chosen:
+                continue
+            red = sum(row["verdict"] == "REGRESSED" for row in chosen)
+            low, high = binomial_interval(red, len(chosen))
+            open_ = sum(row["verdict"] == "INCONCLUSIVE" for row in chosen)
+            launches = quartiles([row["launches"][1] for row in chosen])
+            resolution = quartiles([row["resolution"]["p10"] for row in chosen])
+            lines.append(
+                [
+                    kind if model == "all" else "",
+                    model,
+                    str(len(chosen)),
+                    f"{red / len(chosen):.1%}",
+                    f"{low:.1%} to {high:.1%}",
+                    f"{open_ / len(chosen):.1%}",
+                    f"{launches[1]:g} [{launches[0]:g}, {launches[2]:g}]",
+                    f"{resolution[1]:.0%} [{resolution[0]:.0%}, {resolution[2]:.0%}]",
+                ]
+            )
+    print("\nfalse alarms are REGRESSED among identical pairs, detections among slower ones; median [quartiles]\n")
+    print(table(lines))
+
+
+def binomial_interval(count: int, of: int) -> tuple[float, float]:
+    """Clopper and Pearson's 95 % interval of a share, by bisection of the binomial distribution."""
+
+    def below(share: float, most: int) -> float:
+        return math.fsum(math.comb(of, k) * share**k * (1 - share) ** (of - k) for k in range(most + 1))
+
+    def solved(most: int, target: float) -> float:
+        low, high = 0.0, 1.0
+        for _ in range(60):
+            middle = (low + high) / 2
+            low, high = (middle, high) if below(middle, most) > target else (low, middle)
+        return low
+
+    return (0.0 if count == 0 else solved(count - 1, 0.975)), (1.0 if count == of else solved(count, 0.025))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
