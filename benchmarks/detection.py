@@ -65,16 +65,22 @@ def main() -> int:
     parser.add_argument("--traces", type=Path, required=True, metavar="DIR")
     parser.add_argument("--json", type=Path, metavar="OUT")
     parser.add_argument("--metrics", help="ours with limits on these percentiles instead of " + ",".join(METRICS))
+    parser.add_argument("--sessions", type=int, help="ours with baselines of so many sessions under history")
     parser.add_argument("--assume", metavar="FLOOR,SHARE,FREEDOM", help="ours with another assumption about drift")
     options = parser.parse_args()
-    rules, others = dict(RULES), [name for name in ("metrics", "assume") if getattr(options, name)]
+    rules, others = dict(RULES), [name for name in ("metrics", "assume", "sessions") if getattr(options, name)]
     if others:
         metrics = tuple((options.metrics or ",".join(METRICS)).split(","))
         drift = Drift(*map(float, options.assume.split(","))) if options.assume else ASSUMED_DRIFT
         rules = {"ddpperf": partial(ddpperf, metrics=metrics, drift=drift)}
     began = time.monotonic()
     workloads = read(options.traces)
-    tasks = [(w, scope, launches, rules) for w in workloads for launches in reversed(MOST_LAUNCHES) for scope in SCOPES]
+    tasks = [
+        (w, scope, launches, rules, options.sessions)
+        for w in workloads
+        for launches in reversed(MOST_LAUNCHES)
+        for scope in SCOPES
+    ]
     rows: list[dict[str, Any]] = []
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         futures = [pool.submit(cells, *task) for task in tasks]
@@ -91,11 +97,14 @@ def main() -> int:
     return 0
 
 
-def cells(workload: Workload, scope: str, launches: int, rules: Rules) -> list[dict[str, Any]]:
+def cells(workload: Workload, scope: str, launches: int, rules: Rules, sessions: int | None) -> list[dict[str, Any]]:
     """All rules and limits on one workload, scope and number of launches."""
     rows = []
     for injected in sorted({slowdown for session in workload.sessions.values() for slowdown in session}):
         trials = list(SCOPES[scope](workload, injected, launches, random.Random(f"{SEED} {scope} {workload}")))
+        if sessions is not None and scope == "history":
+            source = random.Random(SEED)
+            trials = [Trial(trial.now, source.sample(trial.sessions, sessions)) for trial in trials]
         for name, rule in rules.items():
             for limit, value in LIMITS.items():
                 said = [rule(trial, value, scope) for trial in trials]

@@ -7,7 +7,8 @@ from pytest_ddpperf.records import Outcome
 
 
 def properties(outcome: Outcome) -> list[tuple[str, str]]:
-    """ddpperf.verdict, .reason, .p50 (seconds); with a comparison .metric, .ratio (now / baseline), .interval.
+    """ddpperf.verdict, .reason, .p50 (seconds); with a comparison .metric, .ratio (now / baseline), .interval
+    (of the ratio), .resolution (the relative slowdown it could tell).
 
     A named measurement has its name in the property's: ddpperf.forward.verdict.
     """
@@ -20,6 +21,7 @@ def properties(outcome: Outcome) -> list[tuple[str, str]]:
             values["metric"] = worst.limit.metric
             values["ratio"] = f"{1 + worst.change.estimate:.4f}"
             values["interval"] = f"{1 + worst.change.low:.4f}..{1 + worst.change.high:.4f}"
+            values["resolution"] = f"{worst.resolution:.4f}"
     if outcome.measurement is not None:
         p50 = stats.geometric_mean(stats.launch_quantiles(outcome.measurement.samples.step_seconds, 50))
         values["p50"] = f"{p50:.9f}"

@@ -337,6 +337,7 @@ def test_junit_has_the_verdict_in_strings_and_no_samples() -> None:
         "ddpperf.metric": "p50",
         "ddpperf.ratio": "1.1230",
         "ddpperf.interval": "1.0810..1.1670",
+        "ddpperf.resolution": "0.0800",
         "ddpperf.p50": "0.200000000",
     }
 
