@@ -1,0 +1,174 @@
+"""The parts of a launch that need no rank: cores, locks, variables, what a rank's end is called."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pytest_ddpperf.launch import cores, locks
+from pytest_ddpperf.launch.environ import for_ranks, read_at_import, recorded
+from pytest_ddpperf.launch.failure import describe_exit, launch_error, waits_for_others, without_our_frames
+from pytest_ddpperf.records import RankError
+
+# --- cores
+
+
+@pytest.fixture
+def flat(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that tells nothing of packages and hardware threads."""
+    monkeypatch.setattr(cores, "_SYSFS", Path("/nowhere"))
+
+
+@pytest.mark.usefixtures("flat")
+@pytest.mark.parametrize(
+    ("world_size", "usable", "cpus", "per_rank"),
+    [
+        (2, (0, 1), ((0,), (1,)), 1),
+        (2, (3, 1, 2, 0), ((0, 1), (2, 3)), 2),
+        (2, (4, 5, 6, 7, 8), ((4, 5), (6, 7)), 2),
+        (1, (0, 1), ((0, 1),), 2),
+        (4, (0, 1), ((0,), (1,), (0,), (1,)), 0),
+        (3, (5,), ((5,), (5,), (5,)), 0),
+    ],
+)
+def test_ranks_get_disjoint_equal_shares_or_take_turns(
+    world_size: int, usable: tuple[int, ...], cpus: tuple[tuple[int, ...], ...], per_rank: int
+) -> None:
+    placement = cores.place(world_size, usable)
+    assert (placement.cpus, placement.cores_per_rank, placement.cores) == (cpus, per_rank, len(usable))
+    assert placement.pinned
+    assert placement.used == tuple(sorted({cpu for rank in cpus for cpu in rank}))
+
+
+def test_hardware_threads_of_a_core_stay_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for cpu in range(4):  # cpu 0 and 2 are one core, 1 and 3 another
+        folder = tmp_path / f"cpu{cpu}" / "topology"
+        folder.mkdir(parents=True)
+        (folder / "physical_package_id").write_text("0\n")
+        (folder / "core_id").write_text(f"{cpu % 2}\n")
+    monkeypatch.setattr(cores, "_SYSFS", tmp_path)
+    assert cores.place(2, (0, 1, 2, 3)).cpus == ((0, 2), (1, 3))
+
+
+def test_without_affinity_nobody_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity")
+    placement = cores.place(2)
+    assert (placement.cpus, placement.pinned, placement.used) == (((), ()), False, ())
+
+
+# --- locks
+
+
+HOLDER = """
+import sys
+from pathlib import Path
+from pytest_ddpperf.launch import locks
+with locks.hold([Path(sys.argv[1])], lambda path: None):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_another_process_is_waited_for_and_named(tmp_path: Path) -> None:
+    first, second = tmp_path / "cpu0", tmp_path / "cpu1"
+    first.mkdir()
+    second.mkdir()
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, second], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert holder.stdin is not None
+    assert holder.stdout is not None
+    try:
+        assert holder.stdout.readline() == b"held\n"
+        waited: list[Path] = []
+
+        def waiting(path: Path) -> None:
+            waited.append(path)
+            if len(waited) == 3:
+                assert holder.stdin is not None
+                holder.stdin.close()
+
+        with locks.hold([first, second], waiting):
+            assert set(waited) == {second}
+        assert holder.wait(10) == 0
+    finally:
+        holder.kill()
+        holder.wait()
+    with locks.hold([first, second], lambda path: pytest.fail(f"{path} was not released")):
+        pass
+
+
+def test_devices_are_held_where_there_are_some_else_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "pci" / "0000:17:00.0").mkdir(parents=True)
+    for cpu in (0, 1, 2):
+        (tmp_path / "cpu" / f"cpu{cpu}").mkdir(parents=True)
+    monkeypatch.setattr(locks, "_PCI", tmp_path / "pci")
+    monkeypatch.setattr(locks, "_CPUS", tmp_path / "cpu")
+    assert [path.name for path in locks.resources((2, 0))] == ["cpu0", "cpu2"]
+    assert [path.name for path in locks.resources((2, 0), ["0000:17:00.0"])] == ["0000:17:00.0"]
+    assert locks.resources((7,)) == (Path("/"),), "one lock for the whole host where sysfs tells nothing"
+
+
+# --- variables
+
+
+def test_what_an_outer_launcher_said_is_scrubbed_and_the_rest_stays() -> None:
+    outer = {"RANK": "3", "MASTER_ADDR": "node1", "SLURM_PROCID": "3", "TORCHELASTIC_RUN_ID": "x", "PMI_RANK": "1"}
+    told = for_ranks({**outer, "HOME": "/root", "GLOO_SOCKET_IFNAME": "eth0", "SLURM_JOB_ID": "7"}, 4)
+    assert told.keys().isdisjoint(outer)
+    assert (told["HOME"], told["SLURM_JOB_ID"]) == ("/root", "7")
+    assert (told["WORLD_SIZE"], told["LOCAL_WORLD_SIZE"], told["NODE_RANK"]) == ("4", "4", "0")
+    assert told["GLOO_SOCKET_IFNAME"] == "eth0", "the user's choice"
+    assert told["TP_SOCKET_IFNAME"] == told["NCCL_SOCKET_IFNAME"] == "lo"
+
+
+def test_only_an_allow_list_of_variables_is_recorded() -> None:
+    environ = {"NCCL_ALGO": "Ring", "AWS_SECRET": "x", "OMP_NUM_THREADS": "1", "CUDA_LAUNCH_BLOCKING": "1"}
+    assert recorded(environ) == {"env:NCCL_ALGO": "Ring", "env:OMP_NUM_THREADS": "1", "env:CUDA_LAUNCH_BLOCKING": "1"}
+    assert read_at_import(environ) == {"OMP_NUM_THREADS": "1"}
+
+
+# --- ends
+
+
+def test_ends_have_names() -> None:
+    assert describe_exit(3) == "exited with status 3 without delivering a result"
+    assert describe_exit(-11) == "killed by SIGSEGV"
+    assert describe_exit(-9).startswith("killed by SIGKILL (the kernel's out-of-memory")
+    assert describe_exit(-200) == "killed by signal 200"
+
+
+def error(rank: int, when: float, **kwargs: object) -> RankError:
+    return RankError(**{"rank": rank, "when": when, "phase": "setup", "summary": "x", **kwargs})  # type: ignore[arg-type]
+
+
+def test_the_earliest_that_is_no_lost_connection_comes_first() -> None:
+    found = launch_error([error(0, 1.0, lost_connection=True), error(2, 3.0), error(1, 2.0)], ())
+    assert (found.cause.rank, [other.rank for other in found.others]) == (1, [2, 0])
+    assert launch_error([error(1, 2.0, lost_connection=True), error(0, 1.0, lost_connection=True)], ()).cause.rank == 0
+
+
+STACKS = """Thread 0x1 (most recent call first):
+  File "/usr/lib/python3/threading.py", line 1 in wait
+
+Current thread 0x2 (most recent call first):
+  File "{innermost}", line 5 in f
+  File "test_a.py", line 9 in step"""
+
+
+def test_of_ranks_that_hang_those_inside_torch_wait_for_the_others() -> None:
+    inside = error(0, 1.0, traceback=STACKS.format(innermost="/x/torch/distributed/c10d.py"))
+    outside = error(1, 1.0, traceback=STACKS.format(innermost="test_a.py"))
+    assert waits_for_others(inside)
+    assert not waits_for_others(outside)
+    assert not waits_for_others(error(0, 1.0))
+    assert launch_error([inside, outside], ()).cause.rank == 1
+
+
+def test_our_own_frames_are_dropped_from_stacks() -> None:
+    ours = str(Path(cores.__file__).parents[1] / "rank" / "worker.py")
+    assert without_our_frames(f'  File "a.py", line 1\n  File "{ours}", line 2\n  File "<string>", line 1') == (
+        '  File "a.py", line 1'
+    )

@@ -1,0 +1,88 @@
+"""Where a test runs, for machines this one is not."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_ddpperf.asked import Limit
+from pytest_ddpperf.errors import OptionError
+from pytest_ddpperf.machine import Place, Unavailable, resolve
+from pytest_ddpperf.options import Settings
+from pytest_ddpperf.records import Scalar
+
+CPU: dict[str, Scalar] = {
+    "torch": "2.13.0",
+    "device_type": "cpu",
+    "device_count": 0,
+    "backends": "gloo",
+    "default_backends": "cpu:gloo,cuda:nccl,xpu:xccl,mps:gloo",
+}
+GPUS: dict[str, Scalar] = {**CPU, "device_type": "cuda", "device_count": 8, "backends": "gloo,nccl"}
+
+
+def settings(source: str = "command line", **asked: Any) -> Settings:
+    values: dict[str, Any] = {
+        "world_sizes": (2,), "backend": "auto", "device": "auto", "warmup": 5, "steps": 30, "launches": 5,
+        "max_launches": 20, "max_seconds": 600.0, "limits": (), "timing": "auto", "timeout_seconds": 300.0,
+        "preload": (), "baseline_dir": Path("/"), "baseline_missing": "warn", "fail_on": None,
+        "save_baseline": False, "extend_baseline": False, "disable": False, "json_path": None,
+    }  # fmt: skip
+    sources = {field.name: source if field.name in asked else "default" for field in fields(Settings)}
+    return Settings(**{**values, **asked}, sources=sources)
+
+
+@pytest.mark.parametrize(
+    ("facts", "asked", "world_size", "place"),
+    [
+        (CPU, {}, 2, ("gloo", "cpu", "auto: no CUDA device")),
+        (GPUS, {}, 8, ("nccl", "cuda", "auto: 8 CUDA devices")),
+        (GPUS, {}, 9, ("gloo", "cpu", "auto: 8 CUDA devices for 9 ranks")),
+        ({**GPUS, "device_count": 1}, {}, 1, ("nccl", "cuda", "auto: 1 CUDA device")),
+        ({**GPUS, "backends": "gloo"}, {}, 2, ("gloo", "cpu", "auto: 8 CUDA devices for 2 ranks")),
+        (GPUS, {"device": "cpu"}, 2, ("gloo", "cpu", "for cpu")),
+        (GPUS, {"device": "cuda"}, 2, ("nccl", "cuda", "for cuda")),
+        (GPUS, {"device": "cuda", "backend": "gloo"}, 2, ("gloo", "cuda", "for cuda")),
+        (GPUS, {"backend": "nccl"}, 2, ("nccl", "cuda", "asked")),
+        (GPUS, {"backend": "gloo"}, 2, ("gloo", "cpu", "asked")),
+    ],
+)
+def test_what_auto_comes_to(
+    facts: dict[str, Scalar], asked: dict[str, Any], world_size: int, place: tuple[str, str, str]
+) -> None:
+    backend, device, why = place
+    assert resolve(settings(**asked), world_size, facts) == Place(backend=backend, device=device, why=why)
+
+
+@pytest.mark.parametrize(
+    ("facts", "asked", "world_size", "words"),
+    [
+        (CPU, {"backend": "nccl"}, 2, "--ddp-backend: 'nccl': this torch (2.13.0) has gloo"),
+        (CPU, {"device": "cuda"}, 2, "--ddp-device: 'cuda': "),
+        (GPUS, {"device": "xpu", "backend": "gloo"}, 2, "--ddp-device: 'xpu': 8 cuda devices here"),
+        (GPUS, {"backend": "nccl", "world_sizes": (16,)}, 16, "a rank needs a device of its own; 8 cuda devices here"),
+    ],
+)
+def test_what_is_missing_is_refused_to_the_command_line_and_skips_a_marker(
+    facts: dict[str, Scalar], asked: dict[str, Any], world_size: int, words: str
+) -> None:
+    with pytest.raises(OptionError) as refused:
+        resolve(settings(**asked), world_size, facts)
+    assert words in str(refused.value)
+    with pytest.raises(Unavailable):
+        resolve(settings("marker", **asked), world_size, facts)
+
+
+def test_a_backend_nobody_knows_is_a_mistake_in_a_marker_too() -> None:
+    with pytest.raises(OptionError, match="'glo'"):
+        resolve(settings("marker", backend="glo"), 2, CPU)
+
+
+def test_cpu_time_is_limited_on_cpu_only() -> None:
+    limited = settings(limits=(Limit(metric="cpu_p50", value=0.05, unit="%"),))
+    assert resolve(limited, 2, CPU).device == "cpu"
+    with pytest.raises(OptionError, match="CPU time is measured on CPU only, not on cuda"):
+        resolve(limited, 2, GPUS)

@@ -1,0 +1,101 @@
+"""How code travels, within one process; tests/integration has the import modes."""
+
+from __future__ import annotations
+
+import threading
+import unittest
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+
+from pytest_ddpperf import payload
+from pytest_ddpperf.errors import TransportError
+
+LOCK = threading.Lock()  # cannot be pickled
+
+
+def there(function: Callable[..., Any], *args: Any) -> Any:
+    """What a rank would return."""
+    task, arrived, arrived_args = payload.loads(payload.dumps("call", function, args))
+    assert task == "call"
+    return arrived(*arrived_args)
+
+
+def module_level(value: int) -> int:
+    return value + 1
+
+
+def test_functions_go_by_name_and_closures_by_value() -> None:
+    assert payload.loads(payload.dumps("call", module_level, ()))[1] is module_level
+    captured = [1, 2]
+    assert there(lambda: captured) == [1, 2]
+    assert there(lambda: captured) is not captured
+    assert there(partial(module_level, 3)) == 4
+
+
+def test_a_closure_may_refer_to_itself_and_to_later_names() -> None:
+    def factorial(n: int) -> int:
+        return 1 if n < 2 else n * factorial(n - 1)
+
+    def first() -> int:
+        return second() + 1
+
+    def second() -> int:
+        return 1
+
+    assert there(factorial, 5) == 120
+    assert there(first) == 2
+
+
+def test_a_closure_keeps_its_defaults_name_and_attributes() -> None:
+    base = 10
+
+    def setup(a: int, *, b: int = 2) -> int:
+        """Adds."""
+        return a + b + base
+
+    setup.extra = "kept"  # type: ignore[attr-defined]
+    arrived = payload.loads(payload.dumps("call", setup, ()))[1]
+    assert arrived(1) == 13
+    assert (arrived.__name__, arrived.__doc__, arrived.extra) == ("setup", "Adds.", "kept")
+    assert arrived.__qualname__ == setup.__qualname__
+
+
+def test_a_global_that_cannot_be_pickled_is_fine() -> None:
+    suffix = "!"
+    assert there(lambda: str(LOCK.locked()) + suffix) == "False!"
+
+
+def test_what_cannot_be_pickled_is_named() -> None:
+    lock = threading.Lock()
+
+    def setup() -> Any:
+        return lock
+
+    with pytest.raises(TransportError, match="variable 'lock', which setup uses"):
+        payload.dumps("call", setup, ())
+    with pytest.raises(TransportError, match="argument 2 of module_level"):
+        payload.dumps("call", module_level, (1, lock))
+
+
+class Case(unittest.TestCase):
+    value = 3
+
+    def test_nothing(self) -> None:
+        self.kept = 4
+
+
+def test_a_test_case_travels_without_pytests_own_objects() -> None:
+    case = Case("test_nothing")
+    case._outcome = threading.Lock()  # type: ignore[attr-defined]
+    case.test_nothing()
+    arrived = there(lambda: vars(case))
+    assert arrived["kept"] == 4
+    assert "_outcome" not in arrived
+
+
+def test_a_fixture_that_starts_ranks_stays_in_pytest() -> None:
+    with pytest.raises(RuntimeError, match="ddp_run starts ranks: it is pytest's to call"):
+        payload.StaysInPytest("ddp_run")()

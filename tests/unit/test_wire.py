@@ -1,0 +1,64 @@
+"""What processes say to each other, in the pieces that sockets yield."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from pytest_ddpperf.wire import Board, FrameReader, Kind, Lines, Phase, send_frame
+
+
+@pytest.fixture
+def pair() -> tuple[socket.socket, socket.socket]:
+    return socket.socketpair()
+
+
+@pytest.mark.parametrize("piece", [1, 3, 9, 10, 1000])
+def test_frames_are_put_together_from_any_pieces(pair: tuple[socket.socket, socket.socket], piece: int) -> None:
+    one, other = pair
+    with one, other:
+        for kind, data in ((Kind.RESULT, b"x" * 100), (Kind.ERROR, b""), (Kind.DONE, b"")):
+            send_frame(one, kind, data)
+        one.shutdown(socket.SHUT_WR)
+        reader, frames = FrameReader(), []
+        while data := other.recv(piece):
+            frames += reader.feed(data)
+    assert frames == [(Kind.RESULT, b"x" * 100), (Kind.ERROR, b""), (Kind.DONE, b"")]
+
+
+def test_lines_carry_descriptors_in_their_order(pair: tuple[socket.socket, socket.socket], tmp_path: Path) -> None:
+    one, other = pair
+    with one, other:
+        sender, receiver = Lines(one), Lines(other)
+        for name in ("a", "b"):
+            (tmp_path / name).write_text(name)
+            with (tmp_path / name).open() as file:
+                sender.send({"name": name}, file.fileno())
+        sender.send({"name": "none"})
+        one.shutdown(socket.SHUT_WR)
+        messages: list[object] = []
+        while (more := receiver.receive()) is not None:
+            messages += more
+        assert messages == [{"name": "a"}, {"name": "b"}, {"name": "none"}]
+        for name in ("a", "b"):
+            with os.fdopen(receiver.take_descriptor()) as file:
+                assert file.read() == name
+
+
+def test_the_board_tells_where_each_rank_is(tmp_path: Path) -> None:
+    written, read = (Board(tmp_path / "board", world_size=2, steps=3) for _ in range(2))
+    written.enter(1, Phase.WARMUP, 17)
+    written.row(1)[Board.STEP_CELL] = 1
+    written.marks(1)[:] = memoryview(bytes(8 * 4)).cast("q")
+    assert (read.phase(0), read.phase(1), read.entered(1, Phase.WARMUP)) == (Phase.START, Phase.WARMUP, 17)
+    assert read.describe(1, warmup=5, steps=3) == "warm-up step 2 of 5"
+    written.enter(1, Phase.STEPS, 18)
+    written.row(1)[Board.STEP_CELL] = 2
+    assert read.describe(1, warmup=5, steps=3) == "step 3 of 3"
+    assert read.describe(1, warmup=0, steps=0) == "the function"
+    assert read.describe(0, warmup=5, steps=3) == "the start"
+    for board in (written, read):
+        board.close()
