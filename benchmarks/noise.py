@@ -3,9 +3,10 @@
     python benchmarks/noise.py --traces DIR
 
 For each workload and percentile, all as differences of logarithms (0.05 is about 5 %): the spread of launches within
-a session and of session means, each a standard deviation; the rise at an injected slowdown of 20 %, mean over
-sessions with its least; and the rise over both spreads, as one session of 20 launches against ten others sees it.
-Then the spread of launches again, at p10 of their first steps only: what longer launches would be worth.
+a session and of session means, each a standard deviation; the correlation of a launch with the next; the rise at an
+injected slowdown of 20 %, mean over sessions with its least; and the rise over both spreads, as one session of 20
+launches against ten others sees it. Then the spread of launches again, at p10 of their first steps only: what longer
+launches would be worth.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import math
 import statistics
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 from _common import table
@@ -30,7 +32,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--traces", type=Path, required=True, metavar="DIR")
     workloads = read(parser.parse_args().traces)
-    lines = [["workload", "", "launches", "sessions", f"+{SLOWDOWN:.0%} (least)", "rise / spread"]]
+    lines = [["workload", "", "launches", "sessions", "next", f"+{SLOWDOWN:.0%} (least)", "rise / spread"]]
     for workload in workloads:
         for number, q in enumerate(PERCENTILES):
             lines.append([str(workload) if number == 0 else "", f"p{q}", *row(workload, q)])
@@ -51,12 +53,25 @@ def row(workload: Workload, q: float) -> list[str]:
     rises = [statistics.fmean(now) - statistics.fmean(base) for now, base in zip(slower, same, strict=True)]
     rise = statistics.fmean(rises)
     seen = rise / (sessions * math.sqrt(1 + 1 / (len(same) - 1)))
-    return [f"{spread(same):.3f}", f"{sessions:.3f}", f"{rise:.3f} ({min(rises):.3f})", f"{seen:.1f}"]
+    return [
+        f"{spread(same):.3f}",
+        f"{sessions:.3f}",
+        f"{successive(same):.2f}",
+        f"{rise:.3f} ({min(rises):.3f})",
+        f"{seen:.1f}",
+    ]
 
 
 def spread(sessions: list[list[float]]) -> float:
     """Of launches within a session."""
     return math.sqrt(statistics.fmean(statistics.variance(session) for session in sessions))
+
+
+def successive(sessions: list[list[float]]) -> float:
+    """How far a launch's deviation from its session's mean carries over to the next launch."""
+    apart = [[value - statistics.fmean(session) for value in session] for session in sessions]
+    products = math.fsum(one * other for session in apart for one, other in pairwise(session))
+    return products / math.fsum(value * value for session in apart for value in session)
 
 
 def logs(launches: list[Launch], q: float, steps: int | None = None) -> list[float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
 from typing import Any, Protocol
@@ -103,12 +103,8 @@ def carry_out(job: Job, launcher: Launcher, store: Store, progress: Progress) ->
         if ended:
             break
     current = launches.measurement(environment)
-    outcome = Outcome(
-        nodeid=job.nodeid,
-        test=job.test,
-        plan=job.plan,
-        launches=job.launches,
-        batch_size=job.batch_size,
+    outcome = replace(
+        failed(job, ""),
         verdict=judged,
         fails=verdicts.fails(judged, fail_on=job.settings.fail_on, baseline_missing=job.settings.baseline_missing),
         measurement=current,

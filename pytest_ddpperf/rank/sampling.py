@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from pytest_ddpperf.errors import SetupError
-from pytest_ddpperf.rank import clock, steady
+from pytest_ddpperf.rank import clock, frames, steady
 from pytest_ddpperf.rank.context import Context
 from pytest_ddpperf.records import Plan
 from pytest_ddpperf.wire import Board, Phase
@@ -37,7 +37,7 @@ class Prepared:
     """The user's step, and its clean-up if `setup` was a generator."""
 
     def __init__(self, setup: Callable[[Context], Any], ctx: Context) -> None:
-        made: Any = setup(ctx)
+        made: Any = frames.calling(setup, ctx)
         self._generator: Iterator[object] | None = None
         if inspect.isgenerator(made):
             self._generator = made

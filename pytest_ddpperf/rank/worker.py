@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 
 from pytest_ddpperf import payload
 from pytest_ddpperf.errors import DdpPerfError
-from pytest_ddpperf.rank import environment, group, process, results, sampling
+from pytest_ddpperf.rank import environment, frames, group, process, results, sampling
 from pytest_ddpperf.rank.context import Context
 from pytest_ddpperf.records import Plan
 from pytest_ddpperf.wire import Board, Kind, Message, Phase, send_frame
@@ -130,7 +130,7 @@ def _measure(ctx: Context, plan: Plan, board: Board, setup: Any, args: tuple[Any
 
 def _call(ctx: Context, plan: Plan, board: Board, function: Any, args: tuple[Any, ...], deliver: Deliver) -> None:
     board.enter(ctx.rank, Phase.STEPS, time.monotonic_ns())
-    deliver(results.dumps(function(ctx, *args)))
+    deliver(results.dumps(frames.calling(function, ctx, *args)))
 
 
 def _probe(ctx: Context, plan: Plan, board: Board, function: None, args: tuple[Any, ...], deliver: Deliver) -> None:

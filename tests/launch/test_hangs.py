@@ -110,6 +110,23 @@ def test_a_destructor_that_hangs_is_green(bench: Bench) -> None:
     assert time.monotonic() - began < 10
 
 
+def test_a_destructor_of_a_local_that_hangs_is_green(bench: Bench) -> None:
+    def setup(ctx: Any) -> Any:
+        local = SlowToDie()
+        assert local
+        return all_reduce
+
+    def function(ctx: Any) -> int:
+        local = [SlowToDie()]
+        assert local
+        return int(ctx.rank)
+
+    began = time.monotonic()
+    assert len(bench.measure(setup).step_seconds) == 3
+    assert bench.call(function) == [0, 1]
+    assert time.monotonic() - began < 10
+
+
 def test_a_thread_that_never_ends_is_green(bench: Bench) -> None:
     def function(ctx: Any) -> int:
         threading.Thread(target=time.sleep, args=(60,)).start()
