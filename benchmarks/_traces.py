@@ -22,7 +22,7 @@ class Workload:
 
     name: str
     world_size: int
-    sessions: dict[int, dict[float, list[Launch]]]
+    sessions: dict[tuple[int, int], dict[float, list[Launch]]]  # by file and session in it
 
     def __str__(self) -> str:
         return f"{self.name} x {self.world_size}"
@@ -40,7 +40,7 @@ def read(folder: Path) -> list[Workload]:
                 row = json.loads(line)
                 if row["recording"] == "pinned":
                     sessions = found[row["workload"], row["world_size"]]
-                    cell = sessions[1000 * number + row["session"]][float(row["injected_slowdown"])]
+                    cell = sessions[number, row["session"]][float(row["injected_slowdown"])]
                     cell.append((row["launch"], _launch(row["step_microseconds"])))
     return [
         Workload(

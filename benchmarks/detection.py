@@ -211,15 +211,13 @@ def both(trial: Trial) -> tuple[list[float], list[float]]:
     return steps(trial.now), [step for session in trial.sessions for step in steps(session)]
 
 
-def ratio_rule(of: Callable[[Sequence[float]], float], tolerance: float | None = None) -> Callable[..., str]:
-    """Regressed where a summary of all steps rose by more than the limit, or a tolerance of the tool's own."""
-
-    def rule(trial: Trial, limit: float, scope: str) -> str:
-        now, base = both(trial)
-        own = tolerance if tolerance is not None and limit == LIMITS["default"] else limit
-        return "REGRESSED" if of(now) > of(base) * (1 + own) else "PASS"
-
-    return rule
+def ratio_rule(
+    trial: Trial, limit: float, scope: str, *, of: Callable[[Sequence[float]], float], tolerance: float | None = None
+) -> str:
+    """Regressed where a summary of all steps rose by more than the limit, or by default a tolerance of the tool's."""
+    now, base = both(trial)
+    own = tolerance if tolerance is not None and limit == LIMITS["default"] else limit
+    return "REGRESSED" if of(now) > of(base) * (1 + own) else "PASS"
 
 
 def mann_whitney(trial: Trial, limit: float, scope: str) -> str:
@@ -256,9 +254,9 @@ def bootstrapped(trial: Trial) -> float:
 
 RULES: Rules = {
     "ddpperf": ddpperf,
-    "pytest-benchmark median": ratio_rule(statistics.median),
-    "ratio of minima": ratio_rule(min),
-    "Megatron": ratio_rule(statistics.fmean, 0.05),
+    "pytest-benchmark median": partial(ratio_rule, of=statistics.median),
+    "ratio of minima": partial(ratio_rule, of=min),
+    "Megatron": partial(ratio_rule, of=statistics.fmean, tolerance=0.05),
     "Mann-Whitney, pooled": mann_whitney,
     "criterion bootstrap": criterion,
 }
@@ -287,6 +285,8 @@ def report(rows: list[dict[str, Any]], rules: list[str], scope: str, limit: str)
 def rate(rows: list[dict[str, Any]], injected: float) -> str:
     chosen = [row for row in rows if row["injected"] == injected]
     trials = sum(row["trials"] for row in chosen)
+    if not trials:
+        return "-"
     flagged = sum(row["flagged"] for row in chosen) / trials
     inconclusive = sum(row["inconclusive"] for row in chosen) / trials
     return f"{flagged:.1%}" + (f" ({inconclusive:.0%})" if inconclusive else "")
