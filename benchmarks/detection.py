@@ -35,10 +35,10 @@ from _common import progress, table
 from _traces import Launch, Workload, measurement, read
 
 from pytest_ddpperf.asked import Limit
-from pytest_ddpperf.looks import Looks, schedule
+from pytest_ddpperf.looks import follow, schedule
 from pytest_ddpperf.records import Verdict
 from pytest_ddpperf.stats import Drift
-from pytest_ddpperf.verdict import ASSUMED_DRIFT, judge
+from pytest_ddpperf.verdict import ASSUMED_DRIFT, RUN_LEVEL, judge
 
 LEAST_TRIALS = 200
 FIRST_LOOK = 5  # the default of --ddp-launches
@@ -129,8 +129,8 @@ def cells(workload: Workload, scope: str, launches: int, rules: Rules, sessions:
 
 
 def within(workload: Workload, injected: float, most: int, source: random.Random) -> Iterator[Trial]:
-    sessions = list(workload.sessions.values())
-    for _ in range(math.ceil(LEAST_TRIALS / len(sessions))):
+    sessions = [session for session in workload.sessions.values() if injected in session and 0.0 in session]
+    for _ in range(math.ceil(LEAST_TRIALS / max(1, len(sessions)))):
         for session in sessions:
             same = session[0.0]
             start = source.randrange(len(same))
@@ -144,24 +144,30 @@ def within(workload: Workload, injected: float, most: int, source: random.Random
 
 
 def across(workload: Workload, injected: float, most: int, source: random.Random) -> Iterator[Trial]:
-    names = list(workload.sessions)
-    pairs = [(now, base) for now in names for base in names if now != base]
+    sessions = workload.sessions
+    pairs = [
+        (now, base)
+        for now in sessions
+        for base in sessions
+        if now != base and injected in sessions[now] and 0.0 in sessions[base]
+    ]
     for _ in range(math.ceil(LEAST_TRIALS / max(1, len(pairs)))):
         for now, base in pairs:
             yield Trial(
-                drawn(workload.sessions[now][injected], most, source),
-                [drawn(workload.sessions[base][0.0], most, source)],
+                drawn(sessions[now][injected], most, source),
+                [drawn(sessions[base][0.0], most, source)],
             )
 
 
 def history(workload: Workload, injected: float, most: int, source: random.Random) -> Iterator[Trial]:
-    names = list(workload.sessions)
-    if len(names) < 3:
+    sessions = {name: session for name, session in workload.sessions.items() if 0.0 in session}
+    chosen = [name for name, session in sessions.items() if injected in session]
+    if len(sessions) < 3:
         return
-    for _ in range(math.ceil(LEAST_TRIALS / len(names))):
-        for now in names:
-            others = [drawn(workload.sessions[name][0.0], most, source) for name in names if name != now]
-            yield Trial(drawn(workload.sessions[now][injected], most, source), others)
+    for _ in range(math.ceil(LEAST_TRIALS / max(1, len(chosen)))):
+        for now in chosen:
+            others = [drawn(session[0.0], most, source) for name, session in sessions.items() if name != now]
+            yield Trial(drawn(sessions[now][injected], most, source), others)
 
 
 def turned(launches: Side, start: int) -> Side:
@@ -190,14 +196,19 @@ def ddpperf(
     interleaved = scope == "within"
     stored = [measurement(session) for session in trial.sessions]
 
-    def verdict(start: int, stop: int) -> Verdict:
-        baseline = [measurement(trial.sessions[0][start:stop])] if interleaved else stored
-        return judge(measurement(trial.now[start:stop]), baseline, limits, interleaved=interleaved, assumed=drift)
+    def verdict(start: int, stop: int, ease: float) -> Verdict:
+        return judge(
+            measurement(trial.now[start:stop]),
+            [measurement(trial.sessions[0][start:stop])] if interleaved else stored,
+            limits,
+            level=RUN_LEVEL * ease,
+            interleaved=interleaved,
+            assumed=drift,
+        )
 
-    launches = schedule(min(FIRST_LOOK, len(trial.now)), len(trial.now))
-    looks = Looks(launches)
-    for look in range(len(launches)):
-        said, ended = looks.take(look, verdict)
+    looks = schedule(min(FIRST_LOOK, len(trial.now) // 2), len(trial.now))
+    for number in range(1, len(looks) + 1):
+        said, ended = follow(looks[:number], verdict, final=number == len(looks))
         if ended:
             break
     return str(said)

@@ -1,6 +1,6 @@
 """Error rates of the gate, live: real launches of the same code against a fresh baseline of its own, many times.
 
-    python benchmarks/false_alarms.py [--pairs 60] [--results benchmarks/false_alarms.jsonl]
+    python benchmarks/false_alarms.py [--pairs 60] [--results false_alarms.jsonl]
 
 A pair is a baseline and, next in the same pytest run, a measurement against it, each with the default options: looks,
 limits and all. The code is one of three small DDP models on two Gloo ranks. In a pair of the first kind nothing
@@ -46,7 +46,12 @@ def main() -> int:
 
 
 def done(results: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
+    """The pairs so far; a last line that an interrupt cut short is dropped, from the file too."""
+    lines = results.read_text().splitlines(keepends=True) if results.exists() else []
+    if lines and not lines[-1].endswith("\n"):
+        lines.pop()
+        results.write_text("".join(lines))
+    return [json.loads(line) for line in lines]
 
 
 def test_pairs(ddp_benchmark: Any, request: Any) -> None:  # asked for, so that this is a distributed test

@@ -12,17 +12,19 @@ from pytest_ddpperf import baseline as store_room
 from pytest_ddpperf import verdict as verdicts
 from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.launch import Launcher, Observer
-from pytest_ddpperf.looks import Looks, schedule
+from pytest_ddpperf.looks import follow, schedule
 from pytest_ddpperf.options import Settings
 from pytest_ddpperf.records import (
     Baseline,
     Environment,
     LaunchSamples,
+    Limit,
     Measurement,
     Outcome,
     Plan,
     RankOutput,
     Recording,
+    Replacement,
     Samples,
     Scalar,
     TestId,
@@ -78,42 +80,28 @@ def carry_out(job: Job, launcher: Launcher, store: Store, progress: Progress) ->
     """Launch, judge, and go on where the verdict is open; raises LaunchError and the other errors of a launch, and
     BaselineError."""
     launches = _Launches(job, launcher, progress)
-    launches.take(job.launches)
+    looks = schedule(job.launches, job.settings.max_launches)
+    launches.take(looks[0])
     facts = {**launches.facts, **job.facts}
     environment = store_room.environment(facts, job.plan, batch_size=job.batch_size)
-    why_not = _not_gated(job, facts)
-    # Not read when it will not be used: a run that replaces an unreadable baseline must be able to.
-    stored = store.read(environment, job.test) if why_not is None else None
-    sessions = stored.measurements if stored else ()
-    limits = job.settings.limits
-
-    def judge(start: int, stop: int) -> Verdict:
-        return launches.judge(
-            start, stop, environment, partial(verdicts.judge, baseline=sessions, limits=limits, not_gated=why_not,
-                                              level=job.level)
-        )  # fmt: skip
-
-    looks = schedule(job.launches, launches.affordable(job.settings))
-    way = Looks(looks)
-    for look, count in enumerate(looks):
+    gate = _Gate(job, launches, environment, why_not=_not_gated(job, facts), store=store)
+    for number, count in enumerate(looks, 1):
         launches.take(count)
-        judged, ended = way.take(look, judge)
-        if why_not == "saving":
-            ended = not verdicts.coarse(launches.measurement(environment), limits, level=job.level)
+        further = looks[number] if number < len(looks) and gate.affords(looks[number]) else None
+        judged, shown, ended = gate.judge(looks[:number], final=further is None)
         if ended:
             break
-    current = launches.measurement(environment)
+    current = Measurement(samples=_samples(shown), environment=environment)
     outcome = replace(
         failed(job, ""),
         verdict=judged,
         fails=verdicts.fails(judged, fail_on=job.settings.fail_on, baseline_missing=job.settings.baseline_missing),
         measurement=current,
-        phases=tuple(launch.phases for launch in launches.all),
+        phases=tuple(launch.phases for launch in shown),
         baseline_path=str(store.path(environment, job.test)),
-        replaced=tuple(launch.unfit for launch in launches.replaced.values()),
+        replaced=launches.replacements(),
         notes=job.notes + launches.notes() + _elsewhere(job, judged, store),
     )
-    recording = Recording(measurement=current, resolution=verdicts.resolutions(current, limits, level=job.level))
     return Measured(
         result=Result(
             step_seconds=current.samples.step_seconds,
@@ -124,78 +112,133 @@ def carry_out(job: Job, launcher: Launcher, store: Store, progress: Progress) ->
             environment=environment,
         ),
         outcome=outcome,
-        baseline=stored,
-        candidate=Baseline(test=job.test, sessions=(recording,)),
-        output=tuple(launch.output for launch in launches.all),
+        baseline=gate.stored,
+        candidate=Baseline(test=job.test, sessions=(gate.recording(current),)),
+        output=tuple(launch.output for launch in launches.every),
     )
 
 
 class _Launches:
     """The launches of one measurement, unfit ones measured again: as many as were asked for the first look at most.
 
-    What is unfit is told by what happened in it, never by its times. And since whoever replaces launches might
-    replace the slow ones, a regression that the launches show as they were taken remains one.
+    What is unfit is told by what happened in a launch, never by its times.
     """
 
     def __init__(self, job: Job, launcher: Launcher, progress: Progress) -> None:
         self._job, self._launcher, self._progress = job, launcher, progress
-        self.all: list[LaunchSamples] = []
-        self.replaced: dict[int, LaunchSamples] = {}  # by place, what was taken first
+        self.kept: list[LaunchSamples] = []
+        self.every: list[LaunchSamples] = []  # those that were measured again, too
+        self._replaced: dict[int, LaunchSamples] = {}  # by place, what was taken first
 
     @property
     def facts(self) -> Mapping[str, Scalar]:
-        return self.all[-1].facts
+        return self.kept[-1].facts
+
+    @property
+    def as_taken(self) -> list[LaunchSamples]:
+        """With the replaced ones in their places."""
+        return [self._replaced.get(place, launch) for place, launch in enumerate(self.kept)]
 
     def take(self, count: int) -> None:
         """Launch until there are `count`."""
-        while len(self.all) < count:
+        while len(self.kept) < count:
             launch = self._launch(count)
-            if launch.unfit and len(self.replaced) < self._job.launches and not self._job.settings.disable:
-                self.replaced[len(self.all)] = launch
+            if launch.unfit and len(self._replaced) < self._job.launches and not self._job.settings.disable:
+                self._replaced[len(self.kept)] = launch
                 launch = self._launch(count)
-            self.all.append(launch)
+            self.kept.append(launch)
 
     def _launch(self, count: int) -> LaunchSamples:
-        self._progress.begin(len(self.all), count)
+        self._progress.begin(len(self.kept), count)
         launch = self._launcher.measure(self._job.plan, self._job.setup, self._progress)
         self._progress.launched(launch)
+        self.every.append(launch)
         return launch
 
-    def affordable(self, settings: Settings) -> int:
-        """How many launches there may be, by the cost of those so far; never fewer than were asked."""
-        if settings.disable:
-            return self._job.launches
-        cost = fmean(launch.phases.total for launch in self.all)
-        return max(self._job.launches, min(settings.max_launches, int(settings.max_seconds / cost)))
+    def seconds(self, count: int) -> float:
+        """What `count` launches come to, by those so far."""
+        seconds = [launch.phases.total for launch in self.every]
+        return sum(seconds) + (count - len(self.kept)) * fmean(seconds)
 
-    def measurement(self, environment: Environment) -> Measurement:
-        return Measurement(samples=_samples(self.all), environment=environment)
-
-    def judge(
-        self, start: int, stop: int, environment: Environment, judge: Callable[[Measurement], Verdict]
-    ) -> Verdict:
-        """The verdict on some of the launches, or REGRESSED where they show that with the replaced ones."""
-        taken = [self.replaced.get(place, launch) for place, launch in enumerate(self.all)]
-        verdict = judge(Measurement(samples=_samples(self.all[start:stop]), environment=environment))
-        if self.replaced and verdict.status.compared and verdict != "REGRESSED":
-            as_taken = judge(Measurement(samples=_samples(taken[start:stop]), environment=environment))
-            verdict = as_taken if as_taken == "REGRESSED" else verdict
-        return verdict
+    def replacements(self) -> tuple[Replacement, ...]:
+        return tuple(
+            Replacement(launch=place, reason=launch.unfit, samples=_samples([launch]))
+            for place, launch in sorted(self._replaced.items())
+        )
 
     def notes(self) -> tuple[str, ...]:
         """What the user should know of the launches."""
-        notes = [note for launch in self.all for note in launch.notes]
-        if self.replaced:
-            reasons = "; ".join(launch.unfit for launch in self.replaced.values())
-            notes.append(f"{len(self.replaced)} unfit launch(es) measured again: {reasons}")
-        unfit = [launch.unfit for launch in self.all if launch.unfit]
+        notes = [note for launch in self.every for note in launch.notes]
+        if self._replaced:
+            reasons = "; ".join(launch.unfit for launch in self._replaced.values())
+            notes.append(f"{len(self._replaced)} unfit launch(es) measured again: {reasons}")
+        unfit = [launch.unfit for launch in self.kept if launch.unfit]
         if unfit:
-            notes.append(f"{len(unfit)} of {len(self.all)} launches stayed unfit: {unfit[0]}: raise --ddp-warmup")
-        unsettled = [launch.unsettled for launch in self.all if launch.unsettled]
+            notes.append(f"{len(unfit)} of {len(self.kept)} launches stayed unfit: {unfit[0]}: raise --ddp-warmup")
+        unsettled = [(launch.unsettled, launch.warmup) for launch in self.kept if launch.unsettled]
         if unsettled:
-            asked = self._job.plan.warmup
-            notes.append(f"after {asked} asked and 20 further warm-up steps ranks were still {unsettled[0]}")
+            cause, steps = unsettled[0]
+            notes.append(f"after {steps} warm-up steps ({self._job.plan.warmup} asked) ranks were still {cause}")
         return tuple(notes)
+
+
+class _Gate:
+    """Holds the launches against the baseline, look after look."""
+
+    def __init__(
+        self, job: Job, launches: _Launches, environment: Environment, *, why_not: str | None, store: Store
+    ) -> None:
+        self._job, self._launches, self._environment, self._why_not = job, launches, environment, why_not
+        # Not read when it will not be used: a run that replaces an unreadable baseline must be able to.
+        self.stored = store.read(environment, job.test) if why_not is None else None
+        if self._saving and job.settings.extend_baseline:
+            store.read_alike(environment, job.test)  # before more launches are spent on what could not be added
+
+    @property
+    def _saving(self) -> bool:
+        return self._why_not == "saving"
+
+    def affords(self, count: int) -> bool:
+        """Whether so many launches fit into the time; those that confirm a suspicion of the first look always do."""
+        confirming = count <= 2 * self._job.launches and not self._saving
+        return confirming or self._launches.seconds(count) <= self._job.settings.max_seconds
+
+    def judge(self, looks: Sequence[int], *, final: bool) -> tuple[Verdict, list[LaunchSamples], bool]:
+        """The verdict, the launches it is about, and whether the measurement ends with it.
+
+        Whoever replaces launches might replace the slow ones. So they are judged as they were taken, too: a
+        regression that those show is the verdict, and nothing ends before both have.
+        """
+        kept, as_taken = self._launches.kept, self._launches.as_taken
+        verdict, ended = follow(looks, partial(self._verdict, kept), final=final)
+        if self._saving:
+            ended = final or not verdicts.coarse(self._measurement(kept), self._limits, level=self._job.level)
+        if kept == as_taken:
+            return verdict, kept, ended
+        other, other_ended = follow(looks, partial(self._verdict, as_taken), final=final)
+        shown = (other, as_taken) if other == "REGRESSED" else (verdict, kept)
+        return *shown, ended and (other_ended or self._saving)
+
+    def _verdict(self, launches: list[LaunchSamples], start: int, stop: int, ease: float) -> Verdict:
+        return verdicts.judge(
+            self._measurement(launches[start:stop]),
+            self.stored.measurements if self.stored else (),
+            self._limits,
+            not_gated=self._why_not,
+            level=self._job.level * ease,
+        )
+
+    @property
+    def _limits(self) -> tuple[Limit, ...]:
+        return self._job.settings.limits
+
+    def _measurement(self, launches: list[LaunchSamples]) -> Measurement:
+        return Measurement(samples=_samples(launches), environment=self._environment)
+
+    def recording(self, current: Measurement) -> Recording:
+        """What would be stored, with its resolution where it will be."""
+        resolution = verdicts.resolutions(current, self._limits, level=self._job.level) if self._saving else {}
+        return Recording(measurement=current, resolution=resolution)
 
 
 def failed(job: Job, error: str) -> Outcome:

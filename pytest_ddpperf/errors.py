@@ -41,6 +41,10 @@ class BaselineError(DdpPerfError):
         return f"baseline {self.path}: {self.problem}\n{self.remedy}"
 
 
+class SampleError(DdpPerfError, ValueError):
+    """Figures that are no measurement, so that there is nothing to judge."""
+
+
 class TransportError(DdpPerfError):
     """Something that cannot travel between pytest and a rank."""
 

@@ -27,6 +27,10 @@ else:
     Failed = pytest.fail.Exception  # the same class by its public name, which type checkers cannot follow
 
 
+# Options of a run that the command which accepts its figures does without.
+_NOT_REPEATED = ("--ddp-json", "--ddp-fail-on", "--ddp-disable", "--ddp-save-baseline", "--ddp-extend-baseline")
+
+
 class GateFailed(Failed):
     """A failed gate: an ordinary test failure that carries the Result."""
 
@@ -145,7 +149,7 @@ class DdpBenchmark(_Distributed):
             settings=self._settings,
             plan=plan,
             launches=options.launches(self._settings),
-            level=RUN_LEVEL / self._run.gates / 2 ** (len(self._state.labels) - 1),
+            level=self._level(gate),
             batch_size=batch_size,
             gate=gate,
             facts=self._facts(),
@@ -183,6 +187,13 @@ class DdpBenchmark(_Distributed):
         self._state.labels.add(label)
         return label
 
+    def _level(self, gate: bool) -> float:
+        """This measurement's share of the run's error rate: a test's share, and from its second gate on a half, a
+        sixth, a twelfth of one, which add up to one more."""
+        self._state.gates += gate
+        further = max(self._state.gates, 1)
+        return RUN_LEVEL / self._run.gates / max(1, further * (further - 1))
+
     def _measure(self, job: Job) -> Measured:
         watcher = self._watcher(job.plan)
         try:
@@ -190,7 +201,7 @@ class DdpBenchmark(_Distributed):
         except DdpPerfError as error:
             if isinstance(error, LaunchError):
                 self._show((error.output,))
-                text = failure.launch_failure(error, watcher.launch, job.launches)
+                text = failure.launch_failure(error, watcher.launch, watcher.launches)
             else:
                 text = str(error)
             self._state.outcomes.append(benchmark.failed(job, text.splitlines()[0]))
@@ -219,9 +230,9 @@ class DdpBenchmark(_Distributed):
         words = iter([str(argument) for argument in config.invocation_params.args])
         kept = []
         for word in words:
-            if word.startswith("--ddp-") and not word.startswith(("--ddp-json", "--ddp-fail-on", "--ddp-disable")):
+            if word.startswith("--ddp-") and not word.startswith(_NOT_REPEATED):
                 kept.append(word)
-                if "=" not in word and word not in ("--ddp-save-baseline", "--ddp-extend-baseline"):
+                if "=" not in word:
                     kept.append(next(words, ""))
         path = state.invocation_path(config, self._item)
         return shlex.join(["pytest", path, *kept, "--ddp-save-baseline"])

@@ -5,69 +5,63 @@ verdict on all launches so far is asked for:
 
 - Within the limit and settled: the measurement ends. So it does with what further launches would hardly decide.
 - Beyond the limit, in either direction, for the first time: a suspicion. It alone decides nothing.
-- At a later look, with at least as many launches behind the suspicion as before it: those fresh launches, by
-  themselves, must come to the same verdict on the same metric as all launches together. Only then it stands.
+- At a later look: the launches since the suspicion, by themselves, must come to the same verdict on the same metric
+  as all launches together. Only then it stands.
 
 So however often was looked, a regression is reported only where launches that had no part in raising the suspicion
-show it again, with evidence of their own. Where no further launch may be taken after the first look, that look is a
-test of fixed size and its verdict stands as it is.
+show it again, with evidence of their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from pytest_ddpperf.records import Status, Verdict
 
-# A verdict on launches start..stop, counted from 0, `stop` excluded.
-Judge = Callable[[int, int], Verdict]
+# The verdict on launches start..stop, counted from 0, `stop` excluded, with so many times the error rate.
+Judge = Callable[[int, int, float], Verdict]
 
+# What confirms may err more often than what decides: all launches together, of which it is half, decide as well.
+_CONFIRMING = 2.0
 _CLAIMS = {Status.REGRESSED: Status.INCONCLUSIVE, Status.IMPROVED: Status.PASS}  # what is left without confirmation
 
 
 def schedule(first: int, most: int) -> tuple[int, ...]:
-    """After how many launches is looked: `first`, then twice as many each time, `most` at last."""
+    """After how many launches is looked: `first`, then twice as many each time up to `most`, so that each look has
+    as many fresh launches as raised the suspicion of the one before."""
     looks = [first]
-    while looks[-1] < most:
-        looks.append(min(2 * looks[-1], most))
-    if len(looks) > 2 and looks[-1] < 1.5 * looks[-2]:
-        del looks[-2]  # hardly more launches than there were: one look less
+    while 2 * looks[-1] <= most:
+        looks.append(2 * looks[-1])
     return tuple(looks)
 
 
-class Looks:
-    """One measurement's way through its looks."""
-
-    def __init__(self, launches: tuple[int, ...]) -> None:
-        self._launches = launches
-        self._suspected: dict[Status, int] = {}  # after how many launches first
-
-    def take(self, look: int, judge: Judge) -> tuple[Verdict, bool]:
-        """The verdict at look number `look` (from 0), and whether the measurement ends with it."""
-        launches = self._launches[look]
-        last = look == len(self._launches) - 1
-        verdict = judge(0, launches)
+def follow(looks: Sequence[int], judge: Judge, *, final: bool) -> tuple[Verdict, bool]:
+    """The verdict after `looks`, and whether the measurement ends with it; `final`: no further look will come."""
+    suspected: dict[Status, int] = {}  # after how many launches first
+    for number, launches in enumerate(looks):
+        verdict = judge(0, launches, 1.0)
         if not verdict.status.compared:
             return verdict, True
         if verdict.status in _CLAIMS:
-            if len(self._launches) == 1 or self._confirmed(verdict, launches, judge):
+            since = suspected.setdefault(verdict.status, launches)
+            if since < launches and _confirms(judge(since, launches, _CONFIRMING), verdict):
                 return verdict, True
-            if last:
-                return _unconfirmed(verdict), True
+            if final and number == len(looks) - 1:
+                verdict = _unconfirmed(verdict)
         elif all(comparison.settled for comparison in verdict.comparisons):
             return verdict, True
-        if verdict.status is not Status.PASS:
-            claim = Status.IMPROVED if verdict.status is Status.IMPROVED else Status.REGRESSED
-            self._suspected.setdefault(claim, launches)
-        return verdict, last
+        elif verdict.status is Status.INCONCLUSIVE:
+            suspected.setdefault(Status.REGRESSED, launches)
+    return verdict, final
 
-    def _confirmed(self, verdict: Verdict, launches: int, judge: Judge) -> bool:
-        suspected = self._suspected.get(verdict.status)
-        if suspected is None or launches < 2 * suspected:
-            return False
-        fresh = judge(suspected, launches)
-        return not _claimed(verdict).isdisjoint(_claimed(fresh))
+
+def _confirms(fresh: Verdict, verdict: Verdict) -> bool:
+    return not _claimed(verdict).isdisjoint(_claimed(fresh))
+
+
+def _claimed(verdict: Verdict) -> set[tuple[str, Status]]:
+    return {(c.limit.metric, c.status) for c in verdict.comparisons if c.status in _CLAIMS}
 
 
 def _unconfirmed(verdict: Verdict) -> Verdict:
@@ -77,7 +71,3 @@ def _unconfirmed(verdict: Verdict) -> Verdict:
         for comparison in verdict.comparisons
     )
     return replace(verdict, status=left, reason=reason, comparisons=comparisons)
-
-
-def _claimed(verdict: Verdict) -> set[tuple[str, Status]]:
-    return {(c.limit.metric, c.status) for c in verdict.comparisons if c.status in _CLAIMS}

@@ -181,12 +181,16 @@ def _save(item: pytest.Item) -> None:
     if not test.passed or test.attempt > 1:
         return
     run = item.config.stash[RUN]
+    problems: list[str] = []
     for index, candidate in test.candidates:
         try:
             run.session.save(candidate)
+            test.outcomes[index] = replace(test.outcomes[index], saved=True)
         except DdpPerfError as error:
-            pytest.fail(str(error), pytrace=False)
-        test.outcomes[index] = replace(test.outcomes[index], saved=True)
+            problems.append(str(error))
+            test.outcomes[index] = replace(test.outcomes[index], error=problems[-1].splitlines()[0])
+    if problems:
+        pytest.fail("\n".join(problems), pytrace=False)
 
 
 @pytest.hookimpl(wrapper=True)

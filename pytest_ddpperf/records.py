@@ -149,7 +149,7 @@ class Comparison:
     resolution: float  # the relative slowdown that would be found four times out of five
     settled: bool  # whether further launches would hardly bring another status
     drift: float | None = None  # the relative spread between sessions that was reckoned with; None: one occasion
-    launches_needed: int | None = None  # about, a side, for `resolution` to reach the limit; None: it does, or none do
+    launches_needed: int | None = None  # about, now, for `resolution` to reach the limit; None: it does, or none do
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -219,6 +219,16 @@ class LaunchSamples:
     notes: tuple[str, ...] = ()  # what went oddly without making it a failure
     unfit: str = ""  # why it says little of steady training: "rank 0 recompiled at step 17"
     unsettled: str = ""  # what still changed when the warm-up ended at its cap: "compiling"
+    warmup: int = 0  # steps it took
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replacement:
+    """A launch that was unfit and measured again."""
+
+    launch: int  # its place, from 0
+    reason: str
+    samples: Samples  # of it alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,5 +247,5 @@ class Outcome:
     phases: tuple[Phases, ...] = ()  # one a launch
     baseline_path: str = ""  # relative to rootdir where it is below it
     saved: bool = False
-    replaced: tuple[str, ...] = ()  # launches that were unfit and measured again, each with its reason
+    replaced: tuple[Replacement, ...] = ()
     notes: tuple[str, ...] = ()  # what the user should know: "marker world_size=2 over --ddp-world-size"

@@ -100,6 +100,7 @@ class TestState:
     attempt: int = 0
     passed: bool = False  # the call phase of this attempt
     labels: set[str] = field(default_factory=set)  # measured in this attempt
+    gates: int = 0  # of them, those that are held against a baseline
     outcomes: list[Outcome] = field(default_factory=list)
     candidates: list[tuple[int, Baseline]] = field(default_factory=list)  # index in outcomes, what to save
     failed_gates: dict[str, tuple[str, Any]] = field(default_factory=dict)  # label -> text and result; kept over reruns
@@ -110,6 +111,7 @@ class TestState:
         self.attempt += 1
         self.passed = False
         self.labels.clear()
+        self.gates = 0
         self.outcomes.clear()
         self.candidates.clear()
 

@@ -132,13 +132,13 @@ class Difference:
         return replace(self, **known)
 
     def launches_for(self, resolution: float, level: float) -> int | None:
-        """About how many launches a side would resolve so much; None where no number of them would."""
+        """About how many launches now would resolve so much beside this base; None where no number of them would."""
         if self.error == 0:
             return self.launches
-        _, _, drift = self._parts
-        # As many errors as now make a resolution; only the launches' part of them shrinks.
-        room = (resolution * self.error / self.resolution(level)) ** 2 - drift.variance
-        return math.ceil(self.launches * (self.now.variance + self.base.variance) / room - 1e-9) if room > 0 else None
+        now, base, drift = self._parts
+        # As many errors as now make a resolution; only the part of the current launches shrinks.
+        room = (resolution * self.error / self.resolution(level)) ** 2 - base.variance - drift.variance
+        return math.ceil(self.launches * now.variance / room) if room > 0 else None
 
 
 def difference(now: Sequence[float], sessions: Sequence[Sequence[float]], *, drift: Drift | None = None) -> Difference:

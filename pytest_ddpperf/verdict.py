@@ -13,6 +13,7 @@ from statistics import fmean
 from typing import Literal
 
 from pytest_ddpperf import stats
+from pytest_ddpperf.errors import SampleError
 from pytest_ddpperf.records import (
     Comparison,
     Interval,
@@ -66,7 +67,7 @@ def judge(
     and, unless both sides were `interleaved` on one occasion, the drift between sessions: estimated from the
     baseline's sessions, and `assumed` as far as they are too few to tell.
 
-    Raises ValueError for figures that are no measurement: a step time that is not a positive number, a single
+    Raises SampleError for figures that are no measurement: a step time that is not a positive number, a single
     launch on a side that is to be compared, a baseline of several sessions that is `interleaved`.
     """
     if not_gated is not None:
@@ -80,10 +81,16 @@ def judge(
     kept, dropped = _supported(current, limits)
     if not kept:
         return Verdict(status=Status.NOT_GATED, reason="no-supported-limit", dropped=dropped, differences=differences)
-    if any(limit.is_cpu_time for limit in kept) and not all(map(_has_cpu, (current, *baseline))):
-        return Verdict(status=Status.INCOMPARABLE, reason="no-cpu-time", differences=differences)
+    if min(session.samples.launches for session in baseline) < LAUNCHES_NEEDED:
+        raise SampleError(f"a baseline of a single launch: a comparison needs {LAUNCHES_NEEDED} a side")
+    thin = [line for session in baseline for line in _supported(session, kept)[1]]
+    if thin:
+        return Verdict(status=Status.INCOMPARABLE, reason="baseline-support", dropped=dropped, differences=tuple(thin))
+    for reason, sides in (("no-cpu-time-now", [current]), ("no-cpu-time", baseline)):
+        if any(limit.is_cpu_time and not _has_cpu(limit, side) for limit in kept for side in sides):
+            return Verdict(status=Status.INCOMPARABLE, reason=reason, differences=differences)
     if interleaved and len(baseline) > 1:
-        raise ValueError(f"a baseline of {len(baseline)} sessions was not measured on one occasion")
+        raise SampleError(f"a baseline of {len(baseline)} sessions was not measured on one occasion")
     comparisons = _compare(kept, current, baseline, level=level, drift=None if interleaved else assumed)
     statuses = [comparison.status for comparison in comparisons]
     order = (Status.REGRESSED, Status.INCONCLUSIVE, Status.IMPROVED, Status.PASS)
@@ -112,7 +119,7 @@ def coarse(current: Measurement, limits: Iterable[Limit], *, level: float = RUN_
 def _with_itself(current: Measurement, limits: Iterable[Limit], level: float) -> Iterator[tuple[Limit, float, float]]:
     """The limits it supports, with the mean and the resolution of each metric, both as logarithms."""
     kept, _ = _supported(current, limits)
-    kept = [limit for limit in kept if not limit.is_cpu_time or _has_cpu(current)]
+    kept = [limit for limit in kept if not limit.is_cpu_time or _has_cpu(limit, current)]
     for limit in kept:
         logs = _logs(limit, current)
         yield limit, fmean(logs), stats.difference(logs, [logs]).resolution(level / len(kept))
@@ -216,11 +223,8 @@ def _logs(limit: Limit, measurement: Measurement) -> list[float]:
 
 def _quantiles(limit: Limit, measurement: Measurement) -> tuple[float, ...]:
     samples: Samples = measurement.samples
-    if samples.launches < LAUNCHES_NEEDED:
-        raise ValueError(f"{samples.launches} launch of {limit.metric}: a comparison needs {LAUNCHES_NEEDED} a side")
     if limit.is_cpu_time:
         assert samples.cpu_seconds is not None, "judge checks it first"
-        _check(chain.from_iterable(chain.from_iterable(samples.cpu_seconds)))
         return stats.cpu_quantiles(samples.cpu_seconds, limit.percentile)
     _check(chain.from_iterable(samples.step_seconds))
     return stats.launch_quantiles(samples.step_seconds, limit.percentile)
@@ -229,13 +233,13 @@ def _quantiles(limit: Limit, measurement: Measurement) -> tuple[float, ...]:
 def _check(seconds: Iterable[float]) -> None:
     for value in seconds:
         if not 0 < value < math.inf:  # nan is neither
-            raise ValueError(f"{value!r} is not a duration in seconds")
+            raise SampleError(f"{value!r} is not a duration in seconds")
 
 
-def _has_cpu(measurement: Measurement) -> bool:
-    """Whether there is CPU time to take logarithms of."""
+def _has_cpu(limit: Limit, measurement: Measurement) -> bool:
+    """Whether there is CPU time to take logarithms of: a rank that only waits may use none in some steps."""
     cpu = measurement.samples.cpu_seconds
-    return cpu is not None and all(min(rank) > 0 for launch in cpu for rank in launch)
+    return cpu is not None and all(0 < value < math.inf for value in stats.cpu_quantiles(cpu, limit.percentile))
 
 
 def _differences(now: Mapping[str, Scalar], base: Mapping[str, Scalar]) -> tuple[str, ...]:

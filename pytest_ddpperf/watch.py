@@ -31,12 +31,12 @@ class Watcher:
         self._capture = config.pluginmanager.get_plugin("capturemanager")
         self._warmup, self._steps = warmup, steps
         self.launch = 0  # from 1; the one under way, or the last
-        self._launches = 0
+        self.launches = 0  # to the next look
         self._seconds: list[float] = []  # step times of the launches that have ended
         self._drawn = 0.0
 
     def begin(self, launch: int, launches: int) -> None:
-        self.launch, self._launches = launch + 1, launches
+        self.launch, self.launches = launch + 1, launches
 
     def launched(self, samples: LaunchSamples) -> None:
         self._seconds += samples.step_seconds
@@ -55,7 +55,7 @@ class Watcher:
         self._draw(
             progress.line(
                 launch=self.launch,
-                launches=self._launches,
+                launches=self.launches,
                 phase=phase.name.lower(),
                 step=step,
                 steps=self._warmup if phase is Phase.WARMUP else self._steps,

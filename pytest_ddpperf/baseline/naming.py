@@ -48,6 +48,7 @@ def environment(facts: Mapping[str, Scalar], plan: Plan, *, batch_size: int | No
         "roles": roles,
         "batch_size": batch_size,
         "warmup": plan.warmup,
+        "steps": plan.steps,
         "timing": plan.timing,
     }
     one_host: dict[str, Scalar] = {"nodes": 1, "devices_per_node": plan.world_size}

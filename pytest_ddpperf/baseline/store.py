@@ -10,7 +10,7 @@ import errno
 import hashlib
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from pytest_ddpperf.baseline import content
 from pytest_ddpperf.baseline.naming import environment_name, file_name, module_folder
 from pytest_ddpperf.codec import CodecError
 from pytest_ddpperf.errors import BaselineError
-from pytest_ddpperf.records import SESSIONS_KEPT, Baseline, Environment, TestId
+from pytest_ddpperf.records import SESSIONS_KEPT, Baseline, Environment, Scalar, TestId
 
 _LOCK_WAIT_SECONDS = 60.0  # a save takes milliseconds; whoever holds the lock for a minute is stuck
 _ELSEWHERE = "or name another folder with --ddp-baseline-dir"
@@ -56,13 +56,8 @@ class Store:
         if baseline.test != test:
             remedy = 'if the test was renamed, correct "test" in the file; else ' + content.AGAIN
             raise BaselineError(path, f"belongs to {baseline.test}, not to {test}", remedy)
-        key = baseline.measurements[0].environment.key
-        if key != environment.key:
-            differing = sorted(
-                name for name in key.keys() | environment.key.keys() if key.get(name) != environment.key.get(name)
-            )
-            facts = ", ".join(f"{n} {key.get(n)!r}, here {environment.key.get(n)!r}" for n in differing)
-            raise BaselineError(path, f"belongs to another environment: {facts}", content.AGAIN)
+        if differing := _differing(baseline.measurements[0].environment.key, environment.key):
+            raise BaselineError(path, f"belongs to another environment: {differing}", content.AGAIN)
         return baseline
 
     def write(self, baseline: Baseline) -> Path:
@@ -81,18 +76,22 @@ class Store:
         """
         environment = baseline.measurements[0].environment
         with self._writing(baseline) as path:
-            stored = self.read(environment, baseline.test)
-            if stored is not None:
-                before = stored.measurements[0].environment.must_match
-                if before != environment.must_match:
-                    raise BaselineError(
-                        path,
-                        f"was measured otherwise: {dict(before)}, now {dict(environment.must_match)}",
-                        "measure alike, or replace it with --ddp-save-baseline",
-                    )
+            if (stored := self.read_alike(environment, baseline.test)) is not None:
                 baseline = replace(baseline, sessions=(*stored.sessions, *baseline.sessions)[-SESSIONS_KEPT:])
             _replace(path, _text(path, baseline))
         return path
+
+    def read_alike(self, environment: Environment, test: TestId) -> Baseline | None:
+        """As `read`; raises BaselineError also for one to which a session of `environment` could not be added."""
+        stored = self.read(environment, test)
+        before = stored.measurements[0].environment.must_match if stored else environment.must_match
+        if differing := _differing(before, environment.must_match):
+            raise BaselineError(
+                self.path(environment, test),
+                f"was measured otherwise: {differing}",
+                "measure alike, or replace it with --ddp-save-baseline",
+            )
+        return stored
 
     @contextmanager
     def _writing(self, baseline: Baseline) -> Iterator[Path]:
@@ -112,6 +111,12 @@ class Store:
             return tuple(name for name in names if self._path(name, test).is_file())
         except OSError:
             return ()
+
+
+def _differing(stored: Mapping[str, Scalar], here: Mapping[str, Scalar]) -> str:
+    """Facts that differ: "world_size 2, here 4"."""
+    names = sorted(name for name in {*stored, *here} if stored.get(name) != here.get(name))
+    return ", ".join(f"{name} {stored.get(name)!r}, here {here.get(name)!r}" for name in names)
 
 
 def _text(path: Path, baseline: Baseline) -> str:

@@ -62,6 +62,7 @@ class Launcher:
             notes=delivery.notes,
             unfit=_unfit(told),
             unsettled=told[0]["unsettled"],
+            warmup=told[0]["warmup"],
         )
 
     def call(self, plan: Plan, function: Callable[..., Any], args: Sequence[Any], observer: Observer) -> list[Any]:

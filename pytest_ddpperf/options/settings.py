@@ -30,7 +30,7 @@ class Settings:
     warmup: int  # steps, at least
     steps: int  # timed, a launch
     launches: int  # before the first look
-    max_launches: int  # not below `launches`
+    max_launches: int  # at least twice `launches`
     max_seconds: float  # for all launches of a measurement
     limits: tuple[Limit, ...]
     timing: Literal["auto", "free", "step"]
@@ -126,11 +126,14 @@ def with_markers(settings: Settings, markers: Iterable[pytest.Mark]) -> Settings
 
 def _checked(settings: Settings) -> Settings:
     """Refuse what does not go together: launches, and limits of the user's that what was asked cannot support."""
-    if settings.max_launches < settings.launches:
+    if settings.max_launches < 2 * settings.launches:
         if settings.sources["max_launches"] != "default":
-            allowed = f"at least {where(settings, 'launches')}, which is {settings.launches}"
+            allowed = (
+                f"at least twice {where(settings, 'launches')}, which is {settings.launches}: "
+                "a suspicion is confirmed by as many launches as raised it"
+            )
             raise OptionError(where(settings, "max_launches"), settings.max_launches, allowed)
-        settings = replace(settings, max_launches=settings.launches)
+        settings = replace(settings, max_launches=2 * settings.launches)
     if settings.records and settings.launches == 1:
         raise OptionError(
             where(settings, "launches"),

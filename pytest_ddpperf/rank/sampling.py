@@ -31,6 +31,7 @@ class Window:
     examples: tuple[int, ...] | None  # by step, if every step told
     compiled_at: int  # the first timed step, from 1, that handed something to torch.compile; 0 for none
     unsettled: str  # what was still changing when the warm-up ended at its cap, in words
+    warmup: int  # steps it took
 
 
 class Prepared:
@@ -59,7 +60,7 @@ class Prepared:
 def measure(step: Step, plan: Plan, ctx: Context, board: Board) -> Window:
     """Warm up, then time `plan.steps` steps from a common start."""
     row, cell = board.row(ctx.rank), Board.STEP_CELL
-    unsettled = _warm_up(step, plan, ctx, board)
+    warmup, unsettled = _warm_up(step, plan, ctx, board)
     on_cpu = ctx.device.type == "cpu"
     if not on_cpu:
         torch.accelerator.synchronize()
@@ -92,15 +93,16 @@ def measure(step: Step, plan: Plan, ctx: Context, board: Board) -> Window:
         examples=None if None in processed else tuple(processed),
         compiled_at=next((step for step, count in enumerate(graphs) if count != graphs[0]), 0),
         unsettled=unsettled,
+        warmup=warmup,
     )
 
 
-def _warm_up(step: Step, plan: Plan, ctx: Context, board: Board) -> str:
-    """The asked steps, and more until no rank's last one changed anything; what did, where the cap was reached."""
+def _warm_up(step: Step, plan: Plan, ctx: Context, board: Board) -> tuple[int, str]:
+    """The asked steps, and more until no rank's last one changed anything: how many, and what did at the cap."""
     row, cell = board.row(ctx.rank), Board.STEP_CELL
     board.enter(ctx.rank, Phase.WARMUP, time.monotonic_ns())
     if plan.warmup == 0:
-        return ""
+        return 0, ""
     watch = steady.Steadiness(ctx.device)
     for index in range(plan.warmup + steady.WARMUP_BEYOND):
         if index >= plan.warmup - 1:
@@ -111,4 +113,4 @@ def _warm_up(step: Step, plan: Plan, ctx: Context, board: Board) -> str:
             unsettled = watch.unsettled()
             if not unsettled:
                 break
-    return unsettled
+    return index + 1, unsettled

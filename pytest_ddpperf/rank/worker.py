@@ -123,7 +123,7 @@ def _measure(ctx: Context, plan: Plan, board: Board, setup: Any, args: tuple[Any
     facts = {}
     if ctx.rank == 0:
         facts = environment.versions() | environment.state() | environment.device(ctx.device.type)
-    told = {"compiled_at": window.compiled_at, "unsettled": window.unsettled}
+    told = {"compiled_at": window.compiled_at, "unsettled": window.unsettled, "warmup": window.warmup}
     deliver(json.dumps([window.marks_ns, window.cpu_ns, window.examples, facts, told]).encode())
     return prepared.clean_up
 

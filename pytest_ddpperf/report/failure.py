@@ -35,7 +35,8 @@ def _gate_failure(outcome: Outcome, baseline: Baseline | None, accept_command: s
     if told is not None:
         yield f"{verdict}: {told}"
         yield from outcome.notes
-        yield f"record: {accept_command}"
+        if verdict.status is not Status.NOT_GATED:
+            yield f"record: {accept_command}"
         return
     yield f"{verdict}: {outcome.test} on {outcome.plan.world_size} {outcome.plan.backend} ranks"
     yield ""
@@ -45,6 +46,7 @@ def _gate_failure(outcome: Outcome, baseline: Baseline | None, accept_command: s
         yield from _slowest(outcome.measurement, baseline.measurements[-1])
     if verdict.differences:
         yield f"differs from the baseline's environment: {', '.join(verdict.differences)}"
+    yield from (f"note: {note}" for note in outcome.notes)
     yield f"baseline: {outcome.baseline_path}"
     yield f"accept:   {accept_command}"
 

@@ -111,6 +111,9 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
 def _details(outcome: Outcome) -> Iterator[str]:
     assert outcome.measurement is not None
     yield from (f"  {line}" for line in ranks(outcome.measurement))
+    if outcome.verdict is not None and outcome.verdict.comparisons:
+        told = ", ".join(f"{c.limit.metric} {text.amount(c.resolution)}" for c in outcome.verdict.comparisons)
+        yield f"  resolves {told}"
     if outcome.phases:
         costs = ", ".join(
             f"{field.name} {text.seconds(median(getattr(phases, field.name) for phases in outcome.phases))}"
@@ -166,9 +169,9 @@ def resolution(verdict: Verdict) -> Iterator[str]:
         if c.launches_needed is not None:
             advice = f"raise --ddp-launches to about {c.launches_needed}"
         elif verdict.sessions < SESSIONS_KEPT:
-            advice = "sessions may drift further apart: let --ddp-extend-baseline add some to the baseline"
+            advice = "the baseline allows no finer one: let --ddp-extend-baseline add sessions to it"
         else:
-            advice = "its sessions drift further apart: raise the limit"
+            advice = "the baseline's sessions drift too far apart: raise the limit"
         yield f"{c.limit} was asked, but this measurement resolves {text.amount(c.resolution)}: {advice}"
 
 
@@ -197,6 +200,8 @@ def incomparable(outcome: Outcome) -> str:
     assert outcome.verdict is not None
     why = {
         "no-cpu-time": "CPU time is limited, and the baseline has none",
+        "no-cpu-time-now": "CPU time is limited, and the ranks used none",
+        "baseline-support": f"the baseline has too few steps: {', '.join(outcome.verdict.differences)}",
     }.get(outcome.verdict.reason, ", ".join(outcome.verdict.differences))
     return f"{why}; record a new baseline with --ddp-save-baseline, or measure as it was recorded"
 
@@ -205,5 +210,5 @@ def not_gated(outcome: Outcome) -> str:
     """Why nothing was compared, in words."""
     assert outcome.verdict is not None
     if outcome.verdict.reason == "saving":
-        return "not saved: the test did not pass as a whole, or this is a rerun"
+        return f"not saved: {outcome.error or 'the test did not pass as a whole, or this is a rerun'}"
     return _WHY_NOT_GATED.get(outcome.verdict.reason, outcome.verdict.reason)

@@ -52,6 +52,7 @@ GPU_FACTS = {
 }
 GPU_PLAN = Plan(world_size=8, backend="nccl", device="cuda", warmup=10, timing="free")
 CPU = environment(CPU_FACTS, CPU_PLAN, batch_size=32)
+OTHERWISE = environment(CPU_FACTS, CPU_PLAN, batch_size=64)
 TEST = TestId(module="tests/perf/test_step", name="test_a")
 SAMPLES = Samples(
     step_seconds=((0.25, 0.5), (0.125, 1.0)),
@@ -97,7 +98,7 @@ def test_the_facts_of_a_cpu_are_sorted_into_three_classes():
         },
         recorded={
             "python": "3.11.7", "torch": "2.13.0", "host": "runner-1", "env:OMP_NUM_THREADS": "1",
-            "xdist_workers": 0,
+            "xdist_workers": 0, "steps": 1,
         },
     ) == CPU  # fmt: skip
 
@@ -654,9 +655,13 @@ def test_the_latest_sessions_are_kept(store):
 
 def test_sessions_that_were_measured_otherwise_do_not_mix(store):
     store.write(BASELINE)
-    with pytest.raises(BaselineError, match=r"'batch_size': 32.*now .*'batch_size': 64") as caught:
-        store.extend(baseline(environment=environment(CPU_FACTS, CPU_PLAN, batch_size=64)))
+    with pytest.raises(BaselineError, match="was measured otherwise: batch_size 32, here 64") as caught:
+        store.extend(baseline(environment=OTHERWISE))
     assert caught.value.remedy == "measure alike, or replace it with --ddp-save-baseline"
+    with pytest.raises(BaselineError, match="was measured otherwise"):
+        store.read_alike(OTHERWISE, TEST)
+    assert store.read_alike(CPU, TEST) == BASELINE
+    assert store.read_alike(OTHERWISE, replace(TEST, name="test_b")) is None
     assert store.read(CPU, TEST) == BASELINE
 
 

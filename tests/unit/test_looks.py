@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_ddpperf.looks import Looks, schedule
+from pytest_ddpperf.looks import follow, schedule
 from pytest_ddpperf.records import Comparison, Interval, Limit, Status, Verdict
 
 PASS, REGRESSED, INCONCLUSIVE, IMPROVED = Status.PASS, Status.REGRESSED, Status.INCONCLUSIVE, Status.IMPROVED
@@ -26,30 +26,28 @@ def verdict(status: Status, *, settled: bool = False, metric: str = "p50") -> Ve
     return Verdict(status=status, reason="x", comparisons=(comparison,))
 
 
-def course(launches: tuple[int, ...], said: dict[tuple[int, int], Verdict]) -> tuple[Verdict, int]:
+def course(looks: tuple[int, ...], said: dict[tuple[int, int], Verdict]) -> tuple[Verdict, int]:
     """The final verdict, and after how many launches, where `said` is asked for launches start..stop."""
-    looks = Looks(launches)
-    for look, count in enumerate(launches):
-        judged, ended = looks.take(look, lambda start, stop: said[start, stop])
+    for number, count in enumerate(looks, 1):
+        judged, ended = follow(looks[:number], lambda start, stop, _: said[start, stop], final=number == len(looks))
         if ended:
             return judged, count
     raise AssertionError("the last look did not end it")
 
 
 @pytest.mark.parametrize(
-    ("first", "most", "launches"),
+    ("first", "most", "looks"),
     [
         (5, 20, (5, 10, 20)),
+        (5, 39, (5, 10, 20)),
+        (5, 10, (5, 10)),
         (5, 5, (5,)),
-        (5, 7, (5, 7)),
-        (5, 12, (5, 12)),
-        (5, 15, (5, 10, 15)),
-        (2, 20, (2, 4, 8, 20)),
-        (1, 3, (1, 2, 3)),
+        (2, 20, (2, 4, 8, 16)),
+        (1, 3, (1, 2)),
     ],
 )
-def test_the_looks_double_up_to_the_most(first: int, most: int, launches: tuple[int, ...]) -> None:
-    assert schedule(first, most) == launches
+def test_the_looks_double_up_to_the_most(first: int, most: int, looks: tuple[int, ...]) -> None:
+    assert schedule(first, most) == looks
 
 
 def test_a_settled_pass_ends_at_the_first_look() -> None:
@@ -71,6 +69,17 @@ def test_a_suspicion_stands_once_fresh_launches_show_it_too() -> None:
     assert course((5, 10, 20), said) == (verdict(REGRESSED), 10)
 
 
+def test_what_confirms_may_err_twice_as_often_as_what_decides() -> None:
+    asked: list[tuple[int, int, float]] = []
+
+    def judge(start: int, stop: int, ease: float) -> Verdict:
+        asked.append((start, stop, ease))
+        return verdict(REGRESSED)
+
+    follow((5, 10), judge, final=True)
+    assert asked == [(0, 5, 1.0), (0, 10, 1.0), (5, 10, 2.0)]
+
+
 @pytest.mark.parametrize("fresh", [PASS, INCONCLUSIVE])
 def test_a_suspicion_that_fresh_launches_do_not_show_is_not_confirmed(fresh: Status) -> None:
     said = {(0, count): verdict(REGRESSED) for count in (5, 10, 20)}
@@ -85,9 +94,10 @@ def test_a_suspicion_of_the_last_look_has_nothing_to_confirm_it() -> None:
     assert course((5, 10, 20), said)[0].reason == "not-confirmed"
 
 
-def test_as_many_fresh_launches_are_needed_as_raised_the_suspicion() -> None:
-    said = {(0, 10): verdict(REGRESSED), (0, 15): verdict(REGRESSED)}  # launches 10 to 15 are never asked for
-    assert course((10, 15), said)[0].reason == "not-confirmed"
+def test_a_suspicion_that_time_leaves_unconfirmed_fails_nothing() -> None:
+    judged, ended = follow((5,), lambda *_: verdict(REGRESSED), final=True)
+    assert (judged, judged.reason, ended) == ("INCONCLUSIVE", "not-confirmed", True)
+    assert follow((5,), lambda *_: verdict(REGRESSED), final=False) == (verdict(REGRESSED), False)
 
 
 def test_the_same_metric_must_be_confirmed() -> None:
@@ -114,7 +124,3 @@ def test_an_improvement_is_confirmed_likewise() -> None:
 def test_a_slowdown_does_not_confirm_an_improvement() -> None:
     said = {(0, 5): verdict(REGRESSED), (0, 10): verdict(IMPROVED)}  # launches 5 to 10 are never asked for
     assert course((5, 10), said)[0] == "PASS"
-
-
-def test_with_one_look_the_verdict_stands_as_it_is() -> None:
-    assert course((5,), {(0, 5): verdict(REGRESSED)}) == (verdict(REGRESSED), 5)

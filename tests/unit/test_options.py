@@ -103,7 +103,7 @@ def test_every_option_is_taken_from_the_command_line(read: Callable[..., Setting
         "--ddp-warmup=0",
         "--ddp-steps=50",
         "--ddp-launches=7",
-        "--ddp-max-launches=9",
+        "--ddp-max-launches=14",
         "--ddp-max-time=60",
         "--ddp-threshold=p50:5%, p75:2ms,cpu_p10:0.5%",
         "--ddp-timing=free",
@@ -122,7 +122,7 @@ def test_every_option_is_taken_from_the_command_line(read: Callable[..., Setting
         warmup=0,
         steps=50,
         launches=7,
-        max_launches=9,
+        max_launches=14,
         max_seconds=60.0,
         limits=(
             Limit(metric="p50", value=0.05, unit="%"),
@@ -153,7 +153,7 @@ INI_WORDS = {
     "ddp_warmup": "0",
     "ddp_steps": "50",
     "ddp_launches": "7",
-    "ddp_max_launches": "9",
+    "ddp_max_launches": "14",
     "ddp_max_time": "60",
     "ddp_threshold": "p50:5%,p75:2ms",
     "ddp_timing": "free",
@@ -169,7 +169,7 @@ def check_ini_words(settings: Settings, root: Path) -> None:
     assert settings.world_sizes == (1, 4)
     assert (settings.backend, settings.device, settings.timing) == ("gloo", "cpu", "free")
     assert (settings.warmup, settings.steps, settings.launches) == (0, 50, 7)
-    assert (settings.max_launches, settings.max_seconds) == (9, 60.0)
+    assert (settings.max_launches, settings.max_seconds) == (14, 60.0)
     assert metrics(settings) == ["p50:5%", "p75:2ms"]
     assert settings.timeout_seconds == 1.5
     assert settings.preload == ("json", "os.path")

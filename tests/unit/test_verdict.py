@@ -109,7 +109,23 @@ def test_a_cpu_limit_without_cpu_time_is_incomparable() -> None:
     verdict = decide(measurement(STEADY, cpu=STEADY), measurement(STEADY), limit)
     assert (verdict.status, verdict.reason) == (Status.INCOMPARABLE, "no-cpu-time")
     idle = measurement(STEADY, cpu=(0.0, 1.0, 1.0, 1.0, 1.0))
-    assert decide(idle, measurement(STEADY, cpu=STEADY), limit).reason == "no-cpu-time"
+    assert decide(idle, measurement(STEADY, cpu=STEADY), limit).reason == "no-cpu-time-now"
+    assert decide(measurement(STEADY, cpu=STEADY), idle, limit).reason == "no-cpu-time"
+
+
+def test_a_rank_may_use_no_cpu_time_in_some_steps() -> None:
+    limit = Limit(metric="cpu_p50", value=0.05, unit="%")
+    base = measurement(STEADY, cpu=STEADY)
+    assert base.samples.cpu_seconds is not None
+    waiting = tuple(((0.0,) * 30, busiest) for _, busiest in base.samples.cpu_seconds)
+    assert decide(replace(base, samples=replace(base.samples, cpu_seconds=waiting)), base, limit) == "PASS"
+
+
+def test_a_baseline_that_cannot_support_a_limit_is_incomparable() -> None:
+    p95 = Limit(metric="p95", value=0.1, unit="%")
+    verdict = decide(measurement(STEADY), measurement(STEADY, steps=5), p95)
+    assert (verdict, verdict.reason) == ("INCOMPARABLE", "baseline-support")
+    assert "p95:10%: needs at least 59 timed steps" in verdict.differences[0]
 
 
 def test_without_a_baseline_there_is_no_verdict_on_speed() -> None:
@@ -176,10 +192,13 @@ def test_sessions_that_agree_make_the_gate_finer_and_such_that_do_not_coarser() 
 
 
 def test_the_resolution_is_told_with_what_would_make_it_finer() -> None:
-    comparison = decide(measurement(NOISY), measurement(NOISY)).comparisons[0]
-    assert comparison.resolution > 1
+    comparison = decide(measurement(times(1, NEARLY)), measurement(STEADY)).comparisons[0]
+    assert comparison.resolution > 0.11
     assert comparison.launches_needed is not None
-    assert comparison.launches_needed > 100
+    assert 5 < comparison.launches_needed < 20
+    coarse_base = decide(measurement(NOISY), measurement(NOISY)).comparisons[0]
+    assert coarse_base.resolution > 1
+    assert coarse_base.launches_needed is None, "it is the baseline that allows no finer one"
     fine = decide(measurement(STEADY), measurement(STEADY)).comparisons[0]
     assert fine.resolution < 0.1
     assert fine.launches_needed is None
@@ -350,7 +369,7 @@ def test_what_is_no_duration_is_an_error_not_a_verdict(side: str, value: float) 
 
 
 def test_a_single_sample_is_an_error_not_a_verdict() -> None:
-    with pytest.raises(ValueError, match="1 launch of p50: a comparison needs 2 a side"):
+    with pytest.raises(ValueError, match="a baseline of a single launch: a comparison needs 2 a side"):
         decide(measurement(STEADY), measurement((1.0,)))
 
 
