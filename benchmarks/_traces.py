@@ -1,4 +1,4 @@
-"""Recorded step times as measurements: the `pinned` recordings of a folder of traces (see its README)."""
+"""Recorded step times as measurements, from a folder of traces (benchmarks/README.md has their form)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Workload:
         return f"{self.name} x {self.world_size}"
 
 
-def read(folder: Path) -> list[Workload]:
+def read(folder: Path, recording: str = "pinned") -> list[Workload]:
     """All workloads of all recordings below `folder`; sessions of different files are different sessions."""
     files = sorted([*folder.glob("*.jsonl.gz"), *folder.glob("*.jsonl")])
     if not files:
@@ -38,7 +38,7 @@ def read(folder: Path) -> list[Workload]:
         with gzip.open(file, "rt") if file.suffix == ".gz" else open(file) as lines:
             for line in lines:
                 row = json.loads(line)
-                if row["recording"] == "pinned":
+                if row["recording"] == recording:
                     sessions = found[row["workload"], row["world_size"]]
                     cell = sessions[number, row["session"]][float(row["injected_slowdown"])]
                     cell.append((row["launch"], _launch(row["step_microseconds"])))

@@ -6,7 +6,7 @@ For each workload and percentile, all as differences of logarithms (0.05 is abou
 a session and of session means, each a standard deviation; the correlation of a launch with the next; the rise at an
 injected slowdown of 20 %, mean over sessions with its least; and the rise over both spreads, as one session of 20
 launches against ten others sees it. Then the spread of launches again, at p10 of their first steps only: what longer
-launches would be worth.
+launches would be worth; and where the recordings have ranks that were free to move, theirs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ STEPS = (10, 15, 20, 30)
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--traces", type=Path, required=True, metavar="DIR")
-    workloads = read(parser.parse_args().traces)
+    traces = parser.parse_args().traces
+    workloads = read(traces)
     lines = [["workload", "", "launches", "sessions", "next", f"+{SLOWDOWN:.0%} (least)", "rise / spread"]]
     for workload in workloads:
         for number, q in enumerate(PERCENTILES):
@@ -43,6 +44,15 @@ def main() -> int:
         spreads = (spread([logs(launches, 10, steps) for launches in same]) for steps in STEPS)
         lines.append([str(workload), *(f"{value:.3f}" for value in spreads)])
     print("\n" + table(lines))
+    free = {str(workload): workload for workload in read(traces, "unpinned")}
+    lines = [["", "p10 pinned", "free to move", "p50 pinned", "free to move"]]
+    for workload in workloads:
+        if str(workload) in free:
+            both = [list(side.sessions.values()) for side in (workload, free[str(workload)])]
+            spreads = [spread([logs(session[0.0], q) for session in side]) for q in (10, 50) for side in both]
+            lines.append([str(workload), *(f"{value:.3f}" for value in spreads)])
+    if len(lines) > 1:
+        print("\n" + table(lines))
     return 0
 
 
