@@ -184,8 +184,8 @@ def _save(item: pytest.Item) -> None:
     problems: list[str] = []
     for index, candidate in test.candidates:
         try:
-            run.session.save(candidate)
-            test.outcomes[index] = replace(test.outcomes[index], saved=True)
+            sessions = run.session.save(candidate)
+            test.outcomes[index] = replace(test.outcomes[index], saved=sessions)
         except DdpPerfError as error:
             problems.append(str(error))
             test.outcomes[index] = replace(test.outcomes[index], error=problems[-1].splitlines()[0])

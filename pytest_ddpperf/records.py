@@ -246,6 +246,6 @@ class Outcome:
     measurement: Measurement | None = None
     phases: tuple[Phases, ...] = ()  # one a launch
     baseline_path: str = ""  # relative to rootdir where it is below it
-    saved: bool = False
+    saved: int = 0  # sessions that its baseline now holds; 0: nothing was written
     replaced: tuple[Replacement, ...] = ()
     notes: tuple[str, ...] = ()  # what the user should know: "marker world_size=2 over --ddp-world-size"

@@ -55,12 +55,15 @@ class Session:
         shown = path.relative_to(self._rootdir) if path.is_relative_to(self._rootdir) else path
         return replace(measured, outcome=replace(measured.outcome, baseline_path=str(shown)))
 
-    def save(self, candidate: Baseline) -> None:
-        """Write a baseline, in place of the one before or in addition; raises BaselineError."""
+    def save(self, candidate: Baseline) -> int:
+        """Write a baseline, in place of the one before or in addition, and say how many sessions it now holds;
+        raises BaselineError."""
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
         sessions = tuple(replace(session, created=now, commit=self._commit) for session in candidate.sessions)
         write = self._store.extend if self.settings.extend_baseline else self._store.write
         write(replace(candidate, sessions=sessions))
+        stored = self._store.read(sessions[0].measurement.environment, candidate.test)
+        return len(stored.sessions) if stored is not None else 0
 
     def close(self) -> None:
         self._launcher.close()

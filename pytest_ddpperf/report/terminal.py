@@ -151,7 +151,9 @@ def _told(outcome: Outcome) -> Iterator[str]:
     elif verdict.status is Status.INCOMPARABLE:
         yield f"{name}: INCOMPARABLE: {incomparable(outcome)}"
     elif verdict.status is Status.NOT_GATED and outcome.saved:
-        yield f"{name}: saved {outcome.baseline_path}, {len(outcome.phases)} launches"
+        earlier = outcome.saved - 1
+        before = f", in addition to {earlier} earlier session{'s' * (earlier > 1)}" if earlier else ""
+        yield f"{name}: saved {outcome.baseline_path}, {len(outcome.phases)} launches{before}"
     elif verdict.status is Status.NOT_GATED:
         yield f"{name}: NOT GATED: {not_gated(outcome)}"
     if verdict is not None:

@@ -114,7 +114,7 @@ def pytest_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[...
     return prepare
 
 
-def measured(status: str, change: float = 0.0, metric: str = "p10", *, saved: bool = False) -> list[dict[str, Any]]:
+def measured(status: str, change: float = 0.0, metric: str = "p10", *, saved: int = 0) -> list[dict[str, Any]]:
     """The same for both examples."""
     comparison = {
         "limit": {"metric": metric},
@@ -128,7 +128,7 @@ def measured(status: str, change: float = 0.0, metric: str = "p10", *, saved: bo
     ]
 
 
-SAVED = (0, measured("NOT GATED", saved=True))
+SAVED = (0, measured("NOT GATED", saved=1))
 PASSED = (0, measured("PASS"))
 CAUGHT = (1, measured("REGRESSED", 0.48))
 

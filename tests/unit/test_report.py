@@ -218,7 +218,11 @@ def test_a_run_that_compared_nothing_says_so() -> None:
         (outcome(verdict(Status.NOT_GATED, "gate-off")), "NOT GATED: gate=False"),
         (outcome(verdict(Status.NOT_GATED, "disabled")), "NOT GATED: --ddp-disable"),
         (outcome(verdict(Status.NOT_GATED, "debugging-variable")), "CUDA_LAUNCH_BLOCKING"),
-        (outcome(verdict(Status.NOT_GATED, "saving"), saved=True), "saved baselines/cpu/tests/test_a/test_step.json"),
+        (
+            outcome(verdict(Status.NOT_GATED, "saving"), saved=1),
+            "saved baselines/cpu/tests/test_a/test_step.json, 2 launches",
+        ),
+        (outcome(verdict(Status.NOT_GATED, "saving"), saved=3), "2 launches, in addition to 2 earlier sessions"),
         (outcome(verdict(Status.NOT_GATED, "saving")), "not saved: the test did not pass as a whole"),
         (outcome(verdict(Status.PASS, dropped=("p99:10%: needs 299",))), "dropped the default limit p99:10%: needs"),
         (outcome(verdict(Status.PASS), notes=("rank 0's clean-up did not end",)), "rank 0's clean-up did not end"),
