@@ -63,7 +63,7 @@ def expect(measurement: Measurement, *allowed: str) -> None:
 
 
 def changes(measurement: Measurement) -> str:
-    """The change of every gated percentile, with its 90 % interval: "p10 +48% (+44% to +53%)"."""
+    """The change of every gated percentile, with its bounds: "p10 +48% (+44% to +53%)"."""
     return ", ".join(
         "{limit[metric]} {change[estimate]:+.0%} ({change[low]:+.0%} to {change[high]:+.0%})".format(**comparison)
         for comparison in measurement["verdict"]["comparisons"]
