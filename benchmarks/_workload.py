@@ -22,6 +22,38 @@ def train() -> float:
     return loss.item()
 
 
+RPC_NAMES = ("trainer0", "trainer1", "ps0", "ps1", "master")
+_table = torch.zeros(100, 8)
+
+
+def look_up(rows: torch.Tensor) -> torch.Tensor:
+    """In a parameter server."""
+    return _table[rows]
+
+
+def rpc_step() -> None:
+    """A trainer's: look up in both parameter servers, then an all-reduce with the other trainer."""
+    import torch.distributed.rpc as rpc
+
+    looked_up = [rpc.rpc_async(name, look_up, (torch.arange(8),)) for name in RPC_NAMES if name.startswith("ps")]
+    total = torch.stack([future.wait() for future in looked_up]).sum()
+    dist.all_reduce(total)
+
+
+def spawned_rpc(process: int, folder: str) -> None:
+    """A process of torch.multiprocessing.spawn in an RPC world of two trainers, two parameter servers and a master."""
+    import torch.distributed.rpc as rpc
+
+    options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{folder}/rpc")
+    rpc.init_rpc(RPC_NAMES[process], rank=process, world_size=len(RPC_NAMES), rpc_backend_options=options)
+    if RPC_NAMES[process].startswith("trainer"):
+        dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=process, world_size=2)
+        for _ in range(3):
+            rpc_step()
+        dist.destroy_process_group()
+    rpc.shutdown()
+
+
 def spawned(rank: int, world_size: int, store: str) -> None:
     """A rank of torch.multiprocessing.spawn."""
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)

@@ -1,4 +1,5 @@
-"""How long a fresh process group takes, from the request through three DDP steps to the end of every rank.
+"""How long a fresh process group takes, from the request through three DDP steps to the end of every rank; and an RPC
+world of two trainers, two parameter servers and a master, through three steps of look-ups and an all-reduce.
 
     python benchmarks/launch.py [--ranks 2,4,8] [--rounds 10]
 
@@ -74,6 +75,10 @@ def test_launch(ddp_run: Any) -> None:
             [str(world_size), *(spread(seconds[name, world_size], "s") for name in launchers)]
             + [spread(ratio, "x") for ratio in ratios.values()]
         )
+    mine, others = rpc_seconds(session.launcher, rounds)
+    ratios = [seconds / quartiles(mine)[1] for seconds in others]
+    rpc_faster = quartiles(ratios)[1]
+    rows.append(["RPC", spread(mine, "s"), spread(others, "s"), "-", spread(ratios, "x"), "-"])
     print(f"\nmedian [quartiles] of {rounds} rounds; the rank server itself started in {server_seconds:.2f} s\n")
     print(table(rows))
     for launch_failed in failed:
@@ -81,7 +86,43 @@ def test_launch(ddp_run: Any) -> None:
     promises = [(f"{n} ranks: at least 20 times faster than spawn", faster[n] >= 20) for n in sizes if n in (2, 8)]
     if 2 in sizes:
         promises.append(("2 ranks: at most 0.10 s", quartiles(seconds["ddpperf", 2])[1] <= 0.10))
+    promises.append(("RPC: at least 5 times faster than spawn", rpc_faster >= 5))
     assert verdict(promises) == 0
+
+
+def rpc_seconds(launcher: Any, rounds: int) -> tuple[list[float], list[float]]:
+    """What an RPC world takes, ours and by mp.spawn, interleaved."""
+    import torch.multiprocessing
+    from _common import progress
+    from _workload import RPC_NAMES, spawned_rpc
+
+    from pytest_ddpperf.launch.launcher import Nobody
+    from pytest_ddpperf.records import Plan
+
+    plan = Plan(world_size=2, backend="gloo", device="cpu", steps=3, parameter_servers=2, master=True)
+    ours: list[float] = []
+    theirs: list[float] = []
+    for done in range(-1, rounds):  # the first, in which the rank server learns of RPC, does not count
+        began = time.perf_counter()
+        launcher.measure(plan, rpc_trainer, Nobody(), (rpc_master, None))
+        ended = time.perf_counter()
+        with tempfile.TemporaryDirectory() as folder:
+            torch.multiprocessing.spawn(spawned_rpc, args=(folder,), nprocs=len(RPC_NAMES))
+        if done >= 0:
+            ours.append(ended - began)
+            theirs.append(time.perf_counter() - ended)
+        progress(done + 1, rounds, "RPC")
+    return ours, theirs
+
+
+def rpc_master(ctx: Any) -> None:
+    """There is one, and it shares nothing."""
+
+
+def rpc_trainer(ctx: Any, shared: None) -> Callable[[], None]:
+    from _workload import rpc_step
+
+    return rpc_step
 
 
 def in_rank(ctx: Any) -> float:

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pytest_ddpperf.fixtures import DdpBenchmark as DdpBenchmark
     from pytest_ddpperf.fixtures import DdpRun as DdpRun
-    from pytest_ddpperf.fixtures import GateFailed as GateFailed
+    from pytest_ddpperf.fixtures import RpcBenchmark as RpcBenchmark
+    from pytest_ddpperf.gate import GateFailed as GateFailed
     from pytest_ddpperf.rank.context import Context as Context
+    from pytest_ddpperf.rank.context import RpcContext as RpcContext
     from pytest_ddpperf.result import Result as Result
 
 __version__ = "0.1.0"
@@ -22,8 +24,10 @@ _HOMES = {
     "Context": "rank.context",
     "DdpBenchmark": "fixtures",
     "DdpRun": "fixtures",
-    "GateFailed": "fixtures",
+    "GateFailed": "gate",
     "Result": "result",
+    "RpcBenchmark": "fixtures",
+    "RpcContext": "rank.context",
 }
 
 

@@ -39,7 +39,7 @@ class Limit:
 class Plan:
     """All that a launch needs to know; the same for every launch of a test."""
 
-    world_size: int
+    world_size: int  # of the process group whose steps are timed: all ranks, or an RPC launch's trainers
     backend: str  # a name torch knows, never "auto"; "" for no process group (the probe)
     device: str  # a device type: "cpu", "cuda", ...
     warmup: int = 0  # steps
@@ -48,3 +48,30 @@ class Plan:
     timeout_seconds: float = 300.0
     seed: int = 0
     preload: tuple[str, ...] = ()
+    parameter_servers: int = 0  # with some it is an RPC launch: trainers, then these, then the master
+    master: bool = False
+
+    @property
+    def rpc(self) -> bool:
+        return self.parameter_servers > 0
+
+    @property
+    def processes(self) -> int:
+        return self.world_size + self.parameter_servers + self.master
+
+    def name(self, process: int) -> str:
+        """A process in words: "rank 3"; in an RPC launch its name there, "trainer0", "ps0" or "master"."""
+        if not self.rpc:
+            return f"rank {process}"
+        if process < self.world_size:
+            return f"trainer{process}"
+        server = process - self.world_size
+        return f"ps{server}" if server < self.parameter_servers else "master"
+
+    @property
+    def roles(self) -> str:
+        """Who takes part in an RPC launch: "2 trainers 4 ps master"; "" where all are ranks."""
+        if not self.rpc:
+            return ""
+        trainers = f"{self.world_size} trainer{'s' * (self.world_size > 1)}"
+        return f"{trainers} {self.parameter_servers} ps" + " master" * self.master

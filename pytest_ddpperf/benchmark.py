@@ -47,6 +47,7 @@ class Job:
     test: TestId
     nodeid: str
     setup: Callable[..., Any]
+    others: tuple[Callable[..., Any] | None, ...] = ()  # of an RPC launch: the master's and the parameter servers'
     settings: Settings
     plan: Plan
     launches: int  # before the first look
@@ -150,7 +151,7 @@ class _Launches:
 
     def _launch(self, count: int) -> LaunchSamples:
         self._progress.begin(len(self.kept), count)
-        launch = self._launcher.measure(self._job.plan, self._job.setup, self._progress)
+        launch = self._launcher.measure(self._job.plan, self._job.setup, self._progress, self._job.others)
         self._progress.launched(launch)
         self.every.append(launch)
         return launch

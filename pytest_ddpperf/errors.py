@@ -86,13 +86,13 @@ class LaunchError(DdpPerfError):
         self.cause, self.others, self.output = cause, others, output
 
     def __str__(self) -> str:
-        lines = [f"rank {self.cause.rank} failed in {self.cause.phase}: {self.cause.summary}"]
+        lines = [f"{self.cause.who} failed in {self.cause.phase}: {self.cause.summary}"]
         if self.cause.traceback:
             lines += ["", self.cause.traceback.rstrip()]
         if self.others:
-            lines += ["", "other ranks:"]
+            lines += ["", "the others:" if self.cause.name else "other ranks:"]
         for other in self.others:
-            lines.append(f"  rank {other.rank} in {other.phase}: {other.summary}")
+            lines.append(f"  {other.who} in {other.phase}: {other.summary}")
             if not other.lost_connection:  # where a rank was when its peer went away explains nothing
                 lines += ["    " + line for line in other.traceback.rstrip().splitlines()]
         return "\n".join(lines)

@@ -26,8 +26,8 @@ class Unavailable(Exception):
     """A marker asks for what this machine lacks: the test is skipped, elsewhere it can run."""
 
 
-def resolve(settings: Settings, world_size: int, facts: Mapping[str, Scalar]) -> Place:
-    """The place for a test; `facts` are `rank.environment.probe`'s.
+def resolve(settings: Settings, world_size: int, facts: Mapping[str, Scalar], field: str = "world_sizes") -> Place:
+    """The place for a test; `facts` are `rank.environment.probe`'s, `field` is the setting that gave `world_size`.
 
     Raises Unavailable where a marker asked for what is missing here, OptionError where the command line or the
     ini file did.
@@ -46,7 +46,7 @@ def resolve(settings: Settings, world_size: int, facts: Mapping[str, Scalar]) ->
             name = "device" if settings.device != "auto" else "backend"
             _missing(settings, name, getattr(settings, name), devices)
         if world_size > count:
-            _missing(settings, "world_sizes", world_size, f"a rank needs a device of its own; {devices}")
+            _missing(settings, field, world_size, f"a rank needs a device of its own; {devices}")
         for limit in settings.limits:
             if limit.is_cpu_time:
                 raise OptionError(
@@ -72,7 +72,7 @@ def _choose(
 
 
 def _missing(settings: Settings, name: str, value: object, problem: str) -> None:
-    by_marker = any(settings.sources.get(key) == "marker" for key in ("backend", "device", "world_sizes"))
+    by_marker = any(settings.sources.get(key) == "marker" for key in ("backend", "device", "world_sizes", "trainers"))
     if by_marker:
         raise Unavailable(f"{where(settings, name)}: {value}: {problem}")
     raise OptionError(where(settings, name), value, problem)

@@ -15,7 +15,7 @@ from pytest_ddpperf.errors import DdpPerfError, OptionError
 from pytest_ddpperf.state import RUN, WORLD_SIZE, Run
 
 if TYPE_CHECKING:
-    from pytest_ddpperf.fixtures import DdpBenchmark, DdpRun
+    from pytest_ddpperf.fixtures import DdpBenchmark, DdpRun, RpcBenchmark
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -68,7 +68,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     from_benchmark = config.pluginmanager.hasplugin("benchmark")
     for item in items:
-        if from_benchmark and "ddp_benchmark" in getattr(item, "fixturenames", ()):
+        if from_benchmark and state.uses(item, state.BENCHMARKS):
             # Theirs, when a launch fails before anything could be replayed: an error under -W error.
             item.add_marker(pytest.mark.filterwarnings("ignore:Benchmark fixture was not used at all"))
 
@@ -90,8 +90,11 @@ def _check_machine(run: Run) -> None:
     try:
         for item in run.items:
             settings = options.with_markers(run.settings, item.iter_markers("ddp"))
-            for world_size in settings.world_sizes:
-                with suppress(Unavailable):  # the test will be skipped
+            with suppress(Unavailable):  # the test will be skipped
+                if state.uses(item, {state.RPC}):
+                    run.session.place_rpc(settings, settings.trainers, settings.parameter_servers)
+            for world_size in settings.world_sizes if state.uses(item, {WORLD_SIZE}) else ():
+                with suppress(Unavailable):
                     run.session.place(settings, world_size)
         run.report.facts = run.session.machine()
     except DdpPerfError as error:
@@ -139,6 +142,13 @@ class _Alone:
 
         return DdpBenchmark(request, _ddp_world_size, None)
 
+    @pytest.fixture
+    def rpc_benchmark(self, request: pytest.FixtureRequest) -> RpcBenchmark:
+        """Call `rpc_benchmark(trainer, master=..., parameter_server=...)`: time trainers that call others by RPC."""
+        from pytest_ddpperf.fixtures import RpcBenchmark
+
+        return RpcBenchmark(request, None)
+
 
 class _BesideBenchmark:
     """With pytest-benchmark: its fixture is requested by name, so that --benchmark-only and -skip see the test."""
@@ -147,7 +157,7 @@ class _BesideBenchmark:
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         # Asked again: CodSpeed takes their plugin out, and its own reading of the marker knows no timer.
         theirs = item.config.pluginmanager.hasplugin("benchmark")
-        if theirs and "ddp_benchmark" in getattr(item, "fixturenames", ()):
+        if theirs and state.uses(item, state.BENCHMARKS):
             from pytest_ddpperf.replay import mark_with_clock
 
             mark_with_clock(item)
@@ -159,6 +169,14 @@ class _BesideBenchmark:
         from pytest_ddpperf.replay import Replay
 
         return DdpBenchmark(request, _ddp_world_size, Replay(benchmark, request.node))
+
+    @pytest.fixture
+    def rpc_benchmark(self, request: pytest.FixtureRequest, benchmark: Any) -> RpcBenchmark:
+        """Call `rpc_benchmark(trainer, master=..., parameter_server=...)`: time trainers that call others by RPC."""
+        from pytest_ddpperf.fixtures import RpcBenchmark
+        from pytest_ddpperf.replay import Replay
+
+        return RpcBenchmark(request, Replay(benchmark, request.node))
 
 
 @pytest.hookimpl(tryfirst=True)

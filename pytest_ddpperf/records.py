@@ -188,12 +188,17 @@ class Verdict:
 class RankError:
     """Why one rank did not deliver, as far as the rank or the rank server could tell."""
 
-    rank: int
+    rank: int  # of the launch's processes, from 0
     when: float  # CLOCK_MONOTONIC, seconds
     phase: str  # "setup", "warm-up step 2 of 5", "step 7 of 30", ...
     summary: str  # one line: "ValueError: bad shape", "killed by SIGSEGV", "exit status 3"
     traceback: str = ""  # the rank's own
     lost_connection: bool = False  # a consequence of another rank's end, most likely
+    name: str = ""  # as `Plan.name`; "" is "rank N"
+
+    @property
+    def who(self) -> str:
+        return self.name or f"rank {self.rank}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,6 +206,7 @@ class RankOutput:
     """What a rank wrote, cut in the middle where it was long."""
 
     rank: int
+    name: str  # as `Plan.name`
     stdout: str
     stderr: str
 

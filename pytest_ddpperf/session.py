@@ -22,10 +22,12 @@ from pytest_ddpperf.report import json_report, terminal
 class Session:
     """The part of a run that touches ranks and baselines; made when the first distributed test needs it."""
 
-    def __init__(self, settings: Settings, rootdir: Path, modules: Callable[[], Mapping[str, str]]) -> None:
+    def __init__(
+        self, settings: Settings, rootdir: Path, modules: Callable[[], Mapping[str, str]], *, rpc: bool = False
+    ) -> None:
         self.settings = settings
         self._rootdir = rootdir
-        self._launcher = Launcher(modules)
+        self._launcher = Launcher(modules, rpc=rpc)
         self._places: dict[str, None] = {}  # in words, in the order of their first test
         self._store = Store(settings.baseline_dir)
         # Once: the first baseline that is refreshed makes the working tree dirty for the second.
@@ -42,7 +44,14 @@ class Session:
     def place(self, settings: Settings, world_size: int) -> Place:
         """Backend and device of a test; raises OptionError or Unavailable."""
         place = resolve(settings, world_size, self.facts())
-        self._places[_described(place, world_size)] = None
+        self._places[_described(place, _counted(world_size, "rank"), world_size)] = None
+        return place
+
+    def place_rpc(self, settings: Settings, trainers: int, parameter_servers: int) -> Place:
+        """As `place`, for an RPC launch."""
+        place = resolve(settings, trainers, self.facts(), "trainers")
+        who = f"{_counted(trainers, 'trainer')} and {_counted(parameter_servers, 'parameter server')}"
+        self._places[_described(place, who, trainers + parameter_servers)] = None
         return place
 
     def machine(self) -> dict[str, Scalar]:
@@ -69,15 +78,19 @@ class Session:
         self._launcher.close()
 
 
-def _described(place: Place, world_size: int) -> str:
-    ranks = f"{world_size} rank{'s' * (world_size != 1)} over {place.backend} ({place.why})"
+def _described(place: Place, who: str, processes: int) -> str:
+    ranks = f"{who} over {place.backend} ({place.why})"
     if place.device != "cpu":
         return f"{ranks}, a {place.device} device each"
-    cores = cores_of(world_size)
+    cores = cores_of(processes)
     if not cores.cores_per_rank:
-        return f"{ranks} share {cores.cores} core{'s' * (cores.cores != 1)}: expect noise"
-    each = f"{cores.cores_per_rank} core{'s' * (cores.cores_per_rank != 1)}"
+        return f"{ranks} share {_counted(cores.cores, 'core')}: expect noise"
+    each = _counted(cores.cores_per_rank, "core")
     return f"{ranks}, each {'pinned to' if cores.pinned else 'with'} {each} of {cores.cores}"
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
 
 
 @dataclass(slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from pytest_ddpperf.session import Report, Session
 
 WORLD_SIZE = "_ddp_world_size"
-FIXTURES = frozenset({"ddp_benchmark", "ddp_run"})
+RPC = "rpc_benchmark"
+BENCHMARKS = frozenset({"ddp_benchmark", RPC})
+FIXTURES = BENCHMARKS | {"ddp_run"}
 
 
 class Run:
@@ -40,7 +42,8 @@ class Run:
         if self._session is None:
             from pytest_ddpperf.session import Session
 
-            self._session = Session(self.settings, self.config.rootpath, self._modules)
+            rpc = any(uses(item, {RPC}) for item in self.items)
+            self._session = Session(self.settings, self.config.rootpath, self._modules, rpc=rpc)
         return self._session
 
     @property
@@ -54,7 +57,7 @@ class Run:
     @property
     def gates(self) -> int:
         """How many tests of this run may hold a measurement against a baseline: they share its error rate."""
-        return max(1, sum("ddp_benchmark" in getattr(item, "fixturenames", ()) for item in self.items))
+        return max(1, sum(uses(item, BENCHMARKS) for item in self.items))
 
     @property
     def reported(self) -> bool:
@@ -133,8 +136,13 @@ def settings_of(item: pytest.Item) -> Settings:
     pytest.fail(problem, pytrace=False)
 
 
+def uses(item: pytest.Item, fixtures: Collection[str]) -> bool:
+    """Whether a test asks for one of these fixtures, itself or by another."""
+    return any(name in fixtures for name in getattr(item, "fixturenames", ()))
+
+
 def is_distributed(item: pytest.Item) -> bool:
-    return not FIXTURES.isdisjoint(getattr(item, "fixturenames", ()))
+    return uses(item, FIXTURES)
 
 
 def invocation_path(config: pytest.Config, item: pytest.Item) -> str:

@@ -63,8 +63,8 @@ class Watcher:
             )
         )
 
-    def output(self, rank: int, stream: str, line: str) -> None:
-        print(f"[rank {rank}] {line}", file=sys.stderr if stream == "stderr" else sys.stdout, flush=True)
+    def output(self, name: str, stream: str, line: str) -> None:
+        print(f"[{name}] {line}", file=sys.stderr if stream == "stderr" else sys.stdout, flush=True)
 
     def erase(self) -> None:
         if self._drawn:

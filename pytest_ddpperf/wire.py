@@ -85,7 +85,7 @@ class FrameReader:
 
 
 class Phase(IntEnum):
-    """Where a rank is. The order is the order in time."""
+    """Where a rank is, in the order in time but for the last."""
 
     START = 0
     GROUP = 1
@@ -95,6 +95,7 @@ class Phase(IntEnum):
     DELIVERY = 5
     CLEANUP = 6
     DONE = 7
+    SERVING = 8  # in an RPC launch, a process that others call: after its set-up, before its delivery
 
 
 class Board:
@@ -159,6 +160,7 @@ class Board:
             Phase.SETUP: "setup",
             Phase.DELIVERY: "the delivery of its result",
             Phase.CLEANUP: "clean-up",
+            Phase.SERVING: "serving",
         }.get(phase, "the end")
 
     def close(self) -> None:

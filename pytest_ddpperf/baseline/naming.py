@@ -33,7 +33,7 @@ _TRADE_MARKS = re.compile(r"\((?:r|tm|c)\)", re.IGNORECASE)
 _PLAIN_KEY = re.compile(r"[A-Za-z0-9 ._+@,=()-]*")  # what becomes "-" tells no two machines apart
 
 
-def environment(facts: Mapping[str, Scalar], plan: Plan, *, batch_size: int | None, roles: str = "") -> Environment:
+def environment(facts: Mapping[str, Scalar], plan: Plan, *, batch_size: int | None) -> Environment:
     """Sorts rank 0's flat facts, with what was asked, into the three classes.
 
     A fact that is None or "" could not be found out or does not apply: it is left out, so that the machine's
@@ -45,7 +45,7 @@ def environment(facts: Mapping[str, Scalar], plan: Plan, *, batch_size: int | No
         "device_type": plan.device,
         "backend": plan.backend,
         "world_size": plan.world_size,
-        "roles": roles,
+        "roles": plan.roles,
         "batch_size": batch_size,
         "warmup": plan.warmup,
         "steps": plan.steps,

@@ -41,9 +41,30 @@ def without_our_frames(stacks: str) -> str:
 _INNERMOST = re.compile(r'most recent call first\):\n  File "([^"]+)"')
 
 
+# The phase of those who only serve, as `Board.describe` has it, and where torch runs what they are called for.
+SERVING = "serving"
+_HANDLER = "/torch/distributed/rpc/internal.py"
+
+
 def waits_for_others(error: RankError) -> bool:
-    """Whether a stack of a rank that hung ends in torch: then it most likely waits for the rank at fault."""
+    """Whether a rank that hung most likely waits for the one at fault: its main thread's stack ends in torch or, of
+    one that only serves, all its handlers' stacks do."""
+    if error.phase == SERVING:
+        return all(map(_ends_in_torch, _handlers(error.traceback)))
     stacks = error.traceback.split("\n\n")
     main = next((stack for stack in stacks if stack.startswith("Current thread")), stacks[-1])
-    found = _INNERMOST.search(main)
+    return _ends_in_torch(main)
+
+
+def handles_a_call(stacks: str) -> bool:
+    """Whether a process is at work for another, by its threads' stacks."""
+    return bool(_handlers(stacks))
+
+
+def _handlers(stacks: str) -> list[str]:
+    return [stack for stack in stacks.split("\n\n") if _HANDLER in stack]
+
+
+def _ends_in_torch(stack: str) -> bool:
+    found = _INNERMOST.search(stack)
     return found is not None and "/torch/" in found.group(1)

@@ -19,15 +19,20 @@ from pytest_ddpperf.launch.server import RankServer
 from pytest_ddpperf.records import LaunchSamples, Plan, Scalar
 from pytest_ddpperf.stats import completions
 
+# What an RPC launch imports beyond others: half a second, which only runs that use RPC pay.
+_RPC_PRELOAD = ("pytest_ddpperf.rank.rpc",)
+
 
 class Launcher:
     """Launches of one pytest session, one after the other, over one rank server.
 
-    `modules` yields the test modules and conftests as name -> file.
+    `modules` yields the test modules and conftests as name -> file. `rpc` says that there will be RPC launches: what
+    they import is imported from the first time on.
     """
 
-    def __init__(self, modules: Callable[[], Mapping[str, str]]) -> None:
+    def __init__(self, modules: Callable[[], Mapping[str, str]], *, rpc: bool = False) -> None:
         self._modules = modules
+        self._rpc = rpc
         self._server = RankServer()
         self._facts: dict[str, Scalar] | None = None
 
@@ -39,11 +44,22 @@ class Launcher:
             self._facts = json.loads(delivery.results[0])
         return self._facts
 
-    def measure(self, plan: Plan, setup: Callable[..., Any], observer: Observer) -> LaunchSamples:
-        """One launch of `plan` on fresh ranks; raises LaunchError, ServerError or TransportError."""
-        delivery = self._launch(plan, payload.dumps("measure", setup, ()), observer, alone=True)
-        marks, cpu, examples, facts, told = zip(*map(json.loads, delivery.results), strict=True)
-        placement = place(plan.world_size)
+    def measure(
+        self,
+        plan: Plan,
+        setup: Callable[..., Any],
+        observer: Observer,
+        others: Sequence[Callable[..., Any] | None] = (),
+    ) -> LaunchSamples:
+        """One launch of `plan` on fresh ranks; raises LaunchError, ServerError or TransportError.
+
+        In an RPC launch `setup` is the trainers', and `others` those of the master and of the parameter servers.
+        """
+        data = payload.dumps("measure_rpc" if plan.rpc else "measure", setup, others)
+        delivery = self._launch(plan, data, observer, alone=True)
+        timed = delivery.results[: plan.world_size]
+        marks, cpu, examples, facts, told = zip(*map(json.loads, timed), strict=True)
+        placement = place(plan.processes)
         return LaunchSamples(
             step_seconds=tuple(ns / 1e9 for ns in completions([row[0] for row in marks], [row[1:] for row in marks])),
             rank_seconds=tuple(_seconds(_differences(row)) for row in marks),
@@ -60,7 +76,7 @@ class Launcher:
             },
             output=delivery.output,
             notes=delivery.notes,
-            unfit=_unfit(told),
+            unfit=_unfit(plan, told),
             unsettled=told[0]["unsettled"],
             warmup=told[0]["warmup"],
         )
@@ -89,8 +105,9 @@ class Launcher:
 
     def _launch(self, plan: Plan, data: bytes, observer: Observer, *, alone: bool = False) -> Delivery:
         """`alone`: nothing else may be timed on the same cores or devices meanwhile."""
-        self._server.ensure(os.environ, plan.preload)
-        placement = place(plan.world_size)
+        self._rpc = self._rpc or plan.rpc
+        self._server.ensure(os.environ, (*plan.preload, *(_RPC_PRELOAD if self._rpc else ())))
+        placement = place(plan.processes)
         addresses = str((self._facts or {}).get("device_addresses") or "").split(",")[: plan.world_size]
         wanted = locks.resources(placement.used, addresses if plan.device == "cuda" else ()) if alone else ()
         with (
@@ -111,14 +128,14 @@ class Nobody:
     def progress(self, phase: object, step: int, marks_ns: Sequence[int]) -> None:
         pass
 
-    def output(self, rank: int, stream: str, line: str) -> None:
+    def output(self, name: str, stream: str, line: str) -> None:
         pass
 
 
-def _unfit(told: Sequence[Mapping[str, Any]]) -> str:
+def _unfit(plan: Plan, told: Sequence[Mapping[str, Any]]) -> str:
     """Why a launch says little of steady training, in words, by what happened and not by its times."""
     compiled = [(rank, fields["compiled_at"]) for rank, fields in enumerate(told) if fields["compiled_at"]]
-    return f"rank {compiled[0][0]} recompiled at step {compiled[0][1]}" if compiled else ""
+    return f"{plan.name(compiled[0][0])} recompiled at step {compiled[0][1]}" if compiled else ""
 
 
 def _differences(marks: Sequence[int]) -> list[int]:

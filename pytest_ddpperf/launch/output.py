@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pytest_ddpperf.records import RankOutput
@@ -10,14 +10,15 @@ from pytest_ddpperf.records import RankOutput
 _KEEP_BYTES = 32_000  # of each end: enough for a log's beginning and for the traceback at its end
 
 
-def read(folder: Path, world_size: int) -> tuple[RankOutput, ...]:
+def read(folder: Path, names: Sequence[str]) -> tuple[RankOutput, ...]:
     return tuple(
         RankOutput(
             rank=rank,
+            name=name,
             stdout=_read_cut(folder / f"rank{rank}.out"),
             stderr=_read_cut(folder / f"rank{rank}.err"),
         )
-        for rank in range(world_size)
+        for rank, name in enumerate(names)
     )
 
 
@@ -38,18 +39,18 @@ def _read_cut(path: Path) -> str:
 class Stream:
     """Follows the ranks' files and passes on whole lines as they come."""
 
-    def __init__(self, folder: Path, world_size: int, emit: Callable[[int, str, str], None]) -> None:
+    def __init__(self, folder: Path, names: Sequence[str], emit: Callable[[str, str, str], None]) -> None:
         self._emit = emit
         self._files = [
-            (rank, name, folder / f"rank{rank}.{suffix}")
-            for rank in range(world_size)
-            for name, suffix in (("stdout", "out"), ("stderr", "err"))
+            (name, stream, folder / f"rank{rank}.{suffix}")
+            for rank, name in enumerate(names)
+            for stream, suffix in (("stdout", "out"), ("stderr", "err"))
         ]
         self._read = dict.fromkeys((path for _, _, path in self._files), 0)
 
     def pump(self, *, last: bool = False) -> None:
         """Pass on what is new; a line without its end is kept until it has one, or until the `last` call."""
-        for rank, name, path in self._files:
+        for name, stream, path in self._files:
             if not path.exists():
                 continue
             with path.open("rb") as file:
@@ -58,4 +59,4 @@ class Stream:
             whole = len(data) if last else data.rfind(b"\n") + 1
             self._read[path] += whole
             for line in data[:whole].decode(errors="replace").splitlines():
-                self._emit(rank, name, line)
+                self._emit(name, stream, line)

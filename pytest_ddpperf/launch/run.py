@@ -20,7 +20,7 @@ from typing import Protocol
 from pytest_ddpperf.errors import ServerError
 from pytest_ddpperf.launch import environ, output
 from pytest_ddpperf.launch.cores import Placement
-from pytest_ddpperf.launch.failure import describe_exit, launch_error, without_our_frames
+from pytest_ddpperf.launch.failure import SERVING, describe_exit, handles_a_call, launch_error, without_our_frames
 from pytest_ddpperf.launch.server import RankServer
 from pytest_ddpperf.records import Phases, Plan, RankError, RankOutput
 from pytest_ddpperf.wire import Board, FrameReader, Kind, Phase
@@ -36,6 +36,9 @@ _EXIT_SECONDS = 1.0
 # For the server to see the last process end after SIGKILL; one stuck in the kernel is not waited for longer.
 _END_SECONDS = 5.0
 
+_GIVEN_UP = "was still running when the launch was given up"
+_IDLE = "was waiting for calls"
+
 
 class Observer(Protocol):
     """Who watches a launch: a terminal, or nobody."""
@@ -48,9 +51,10 @@ class Observer(Protocol):
         """Called again and again while another process times its steps on `resource`."""
 
     def progress(self, phase: Phase, step: int, marks_ns: Sequence[int]) -> None:
-        """Called about ten times a second with rank 0's place and its marks so far."""
+        """Called about ten times a second with the place and the marks so far of rank 0."""
 
-    def output(self, rank: int, stream: str, line: str) -> None: ...
+    def output(self, name: str, stream: str, line: str) -> None:
+        """A line that a process wrote; `name` is `Plan.name`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +85,7 @@ class _Rank:
 
 
 class Launch:
-    """Ranks of one process group. Use as a context manager: whatever happens, nothing of it is left."""
+    """The processes of one launch. Use as a context manager: whatever happens, nothing of it is left."""
 
     def __init__(
         self,
@@ -94,14 +98,16 @@ class Launch:
     ) -> None:
         self._server, self._plan, self._observer = server, plan, observer
         self._payload, self._modules, self._placement = payload, modules, placement
+        self._names = [plan.name(process) for process in range(plan.processes)]
         self._ranks: list[_Rank] = []
         self._notes: list[str] = []
         self._over = False
+        self._dismissed = False
 
     def __enter__(self) -> Launch:
         self._folder = Path(tempfile.mkdtemp(prefix="ddpperf-"))
-        self._board = Board(self._folder / "board", self._plan.world_size, self._plan.steps)
-        self._stream = output.Stream(self._folder, self._plan.world_size, self._observer.output)
+        self._board = Board(self._folder / "board", self._plan.processes, self._plan.steps)
+        self._stream = output.Stream(self._folder, self._names, self._observer.output)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -131,7 +137,7 @@ class Launch:
         if not failed:
             self._release()
         self._end()
-        written = output.read(self._folder, plan.world_size)
+        written = output.read(self._folder, self._names)
         if failed:
             raise launch_error(self._failures(), written)
         return Delivery(
@@ -145,16 +151,16 @@ class Launch:
         plan = self._plan
         request = {
             "plan": asdict(plan),
-            "environ": environ.for_ranks(os.environ, plan.world_size),
+            "environ": environ.for_ranks(os.environ, plan.processes),
             "cwd": os.getcwd(),
             "sys_path": sys.path,
             "argv": sys.argv,
-            "cpus": self._placement.cpus if plan.device == "cpu" else ((),) * plan.world_size,
+            "cpus": self._placement.cpus if plan.device == "cpu" else ((),) * plan.processes,
             "modules": dict(self._modules),
         }
         (self._folder / "payload").write_bytes(self._payload)
         (self._folder / "request.json").write_text(json.dumps(request))
-        for number in range(plan.world_size):
+        for number in range(plan.processes):
             ours, theirs = socket.socketpair()
             with theirs:
                 self._server.send({"op": "fork", "rank": number, "dir": str(self._folder)}, theirs.fileno())
@@ -170,10 +176,18 @@ class Launch:
                 self._give_up(at_deadline=give_up == self._deadline)
                 return
             self._wait(min(_TICK_SECONDS, give_up - now))
+            self._dismiss_servers()
             errors = [rank.error for rank in self._ranks if rank.error is not None]
             if errors:
                 grace = _CAUSE_GRACE_SECONDS if all(e.lost_connection for e in errors) else _GRACE_SECONDS
                 give_up = min(self._deadline, min(error.when for error in errors) + grace)
+
+    def _dismiss_servers(self) -> None:
+        """Tell those who only serve when the ranks they serve have ended."""
+        servers = self._ranks[self._plan.world_size :]
+        if not self._dismissed and servers and all(rank.done for rank in self._ranks[: self._plan.world_size]):
+            self._dismissed = True
+            _wake(servers)
 
     def _wait(self, seconds: float) -> None:
         """Take in whatever arrives, for at most `seconds`."""
@@ -198,10 +212,9 @@ class Launch:
                 self._read(rank)  # all it sent has arrived before the news of its end
                 rank.exited = True
                 if not rank.settled:
-                    rank.error = RankError(
-                        rank=rank.number,
+                    rank.error = self._error(
+                        rank,
                         when=message["when"],
-                        phase=self._place(rank),
                         summary=describe_exit(message["status"]),
                         traceback=self._stacks(rank),
                     )
@@ -231,7 +244,7 @@ class Launch:
         late = f"did not end within {self._plan.timeout_seconds:g} s (--ddp-timeout)"
         if all(rank.result is not None for rank in self._ranks) and not any(r.error for r in self._ranks):
             # Every result is here; only clean-up hangs, and teardown is not what was asked to be judged.
-            self._notes += [f"rank {rank.number}'s clean-up {late}; it was killed" for rank in pending]
+            self._notes += [f"{self._names[rank.number]}'s clean-up {late}; it was killed" for rank in pending]
             for rank in pending:
                 rank.done = True
             return
@@ -244,21 +257,32 @@ class Launch:
         for rank in pending:
             if rank.result is not None:
                 continue
-            rank.error = RankError(
-                rank=rank.number,
+            stacks = self._stacks(rank)
+            idle = places[rank.number] == SERVING and not handles_a_call(stacks)
+            rank.error = self._error(
+                rank,
                 when=when,
                 phase=places[rank.number],
-                summary=late if at_deadline else "was still running when the launch was given up",
-                traceback=self._stacks(rank),
+                summary=_IDLE if idle else late if at_deadline else _GIVEN_UP,
+                traceback="" if idle else stacks,
             )
 
     def _failures(self) -> list[RankError]:
         """Errors, and for the others the little there is to say."""
         idle = "had delivered its result and waited for the others"
-        return [
-            rank.error or RankError(rank=rank.number, when=float("inf"), phase=self._place(rank), summary=idle)
-            for rank in self._ranks
-        ]
+        return [rank.error or self._error(rank, when=float("inf"), summary=idle) for rank in self._ranks]
+
+    def _error(
+        self, rank: _Rank, *, when: float, summary: str, phase: str | None = None, traceback: str = ""
+    ) -> RankError:
+        return RankError(
+            rank=rank.number,
+            name=self._names[rank.number],
+            when=when,
+            phase=phase if phase is not None else self._place(rank),
+            summary=summary,
+            traceback=traceback,
+        )
 
     def _place(self, rank: _Rank) -> str:
         return self._board.describe(rank.number, warmup=self._plan.warmup, steps=self._plan.steps)
@@ -269,9 +293,7 @@ class Launch:
 
     def _release(self) -> None:
         """Let the ranks end by themselves, for a moment."""
-        for rank in self._ranks:
-            with suppress(OSError):  # it is gone already, after delivering: green
-                rank.channel.send(b"x")
+        _wake(self._ranks)
         until = time.monotonic() + _EXIT_SECONDS
         while not all(rank.exited for rank in self._ranks) and (left := until - time.monotonic()) > 0:
             self._wait(left)
@@ -287,10 +309,18 @@ class Launch:
 
     def _phases(self, requested: int, ended: int) -> Phases:
         """Seconds by phase, from the last rank's entry into one to the last rank's entry into the next."""
-        last = {phase: max(self._board.entered(rank.number, phase) for rank in self._ranks) for phase in Phase}
+        timed = range(self._plan.world_size)
+        last = {phase: max(self._board.entered(rank, phase) for rank in timed) for phase in Phase}
         entered = [requested]
         for phase in (Phase.GROUP, Phase.SETUP, Phase.WARMUP, Phase.STEPS, Phase.DELIVERY):
             entered.append(last[phase] or entered[-1])  # a task without that phase spent nothing there
         entered.append(ended)
         start, group, setup, warmup, steps, end = ((after - before) / 1e9 for before, after in pairwise(entered))
         return Phases(start=start, group=group, setup=setup, warmup=warmup, steps=steps, end=end)
+
+
+def _wake(ranks: Sequence[_Rank]) -> None:
+    """The word that a rank awaits."""
+    for rank in ranks:
+        with suppress(OSError):  # it is gone already, after delivering: green
+            rank.channel.send(b"x")

@@ -25,6 +25,8 @@ class Settings:
     """What was asked of a run, or with its markers of one test."""
 
     world_sizes: tuple[int, ...]
+    trainers: int  # of an RPC launch
+    parameter_servers: int
     backend: str  # "auto" or a torch backend
     device: str  # "auto" or a device type
     warmup: int  # steps, at least
@@ -168,7 +170,15 @@ def launches(settings: Settings) -> int:
     return 1 if settings.disable else settings.launches
 
 
-def plan(settings: Settings, *, world_size: int, backend: str, device: str) -> Plan:
+def plan(
+    settings: Settings,
+    *,
+    world_size: int,
+    backend: str,
+    device: str,
+    parameter_servers: int = 0,
+    master: bool = False,
+) -> Plan:
     """What each launch of a test is told; backend and device are names torch knows, no longer "auto"."""
     timing = settings.timing
     if timing == "auto":
@@ -183,4 +193,6 @@ def plan(settings: Settings, *, world_size: int, backend: str, device: str) -> P
         timeout_seconds=settings.timeout_seconds,
         seed=0,
         preload=settings.preload,
+        parameter_servers=parameter_servers,
+        master=master,
     )

@@ -57,6 +57,16 @@ ROWS = (
         help="ranks; with several sizes, each test runs once with each",
     ),
     Row(
+        option="--ddp-trainers", field="trainers", parse=partial(count, least=1), default="2",
+        metavar="N", ini="int", marker=True,
+        help="trainers of an RPC launch (rpc_benchmark), for which --ddp-world-size has no effect",
+    ),
+    Row(
+        option="--ddp-parameter-servers", field="parameter_servers", parse=partial(count, least=1), default="2",
+        metavar="N", ini="int", marker=True,
+        help="parameter servers of an RPC launch (rpc_benchmark)",
+    ),
+    Row(
         option="--ddp-backend", field="backend", parse=partial(word, allowed="auto, gloo, nccl or any torch backend"),
         default="auto", metavar="NAME", ini="string", marker=True,
         help="auto, gloo, nccl or any torch backend; auto is nccl where there are enough CUDA devices, else gloo",

@@ -16,34 +16,15 @@ from pytest_ddpperf.rank.context import Context
 from pytest_ddpperf.rank.environment import pci_address
 from pytest_ddpperf.records import Plan
 
-# The process group's own timeout must not fire before ours, which dumps every rank's stack first.
-_GROUP_GRACE = timedelta(seconds=60)
+# The timeouts of process group and RPC must not fire before ours, which dumps every rank's stack first.
+GRACE = timedelta(seconds=60)
 
 
-def start(plan: Plan, rank: int, store: Path, cpus: Sequence[int]) -> Context:
-    """Seed, choose the device, pin, and join the group over a FileStore at `store`."""
-    _seed(plan.seed)
-    if plan.device == "cpu":
-        device = torch.device("cpu")
-        if cpus and "OMP_NUM_THREADS" not in os.environ:
-            torch.set_num_threads(len(cpus))
-    else:
-        device = torch.device(plan.device, rank)
-        torch.accelerator.set_device_index(rank)
-        _pin_near(device)
+def start(plan: Plan, rank: int, folder: Path, cpus: Sequence[int]) -> Context:
+    """Seed, choose the device, pin, and join the group over a FileStore in `folder`."""
+    device = prepare(plan, rank, cpus)
     if plan.backend:
-        # Bound to its device, NCCL connects at once (in this phase, not in the first step).
-        bound = device if dist.get_default_backend_for_device(device) == plan.backend else None
-        dist.init_process_group(
-            plan.backend,
-            store=dist.FileStore(  # type: ignore[attr-defined]
-                str(store), plan.world_size
-            ),
-            rank=rank,
-            world_size=plan.world_size,
-            timeout=timedelta(seconds=plan.timeout_seconds) + _GROUP_GRACE,
-            device_id=bound if device.type != "cpu" else None,
-        )
+        join(plan, rank, plan.world_size, folder / "store", device)
     return Context(
         rank=rank,
         local_rank=rank,
@@ -53,6 +34,35 @@ def start(plan: Plan, rank: int, store: Path, cpus: Sequence[int]) -> Context:
         device=device,
         backend=plan.backend,
         seed=plan.seed,
+    )
+
+
+def prepare(plan: Plan, index: int, cpus: Sequence[int]) -> torch.device:
+    """Seed, choose the device of that index, pin; the device."""
+    _seed(plan.seed)
+    if plan.device == "cpu":
+        if cpus and "OMP_NUM_THREADS" not in os.environ:
+            torch.set_num_threads(len(cpus))
+        return torch.device("cpu")
+    device = torch.device(plan.device, index)
+    torch.accelerator.set_device_index(index)
+    _pin_near(device)
+    return device
+
+
+def join(plan: Plan, rank: int, world_size: int, store: Path, device: torch.device) -> None:
+    """Join the default process group over a FileStore at `store`."""
+    # Bound to its device, NCCL connects at once (in this phase, not in the first step).
+    bound = device if dist.get_default_backend_for_device(device) == plan.backend else None
+    dist.init_process_group(
+        plan.backend,
+        store=dist.FileStore(  # type: ignore[attr-defined]
+            str(store), world_size
+        ),
+        rank=rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=plan.timeout_seconds) + GRACE,
+        device_id=bound if device.type != "cpu" else None,
     )
 
 

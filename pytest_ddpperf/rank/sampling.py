@@ -35,26 +35,30 @@ class Window:
 
 
 class Prepared:
-    """The user's step, and its clean-up if `setup` was a generator."""
+    """What a set-up function of the user's made, and its clean-up if it was a generator."""
 
-    def __init__(self, setup: Callable[[Context], Any], ctx: Context) -> None:
-        made: Any = frames.calling(setup, ctx)
+    def __init__(self, setup: Callable[..., Any], *args: Any) -> None:
+        self.made: Any = frames.calling(setup, *args)
         self._generator: Iterator[object] | None = None
-        if inspect.isgenerator(made):
-            self._generator = made
-            made = next(made, None)
-        if not callable(made):
+        if inspect.isgenerator(self.made):
+            self._generator = self.made
+            self.made = next(self._generator, None)
+
+    @property
+    def step(self) -> Step:
+        if not callable(self.made):
             raise SetupError(
-                f"setup returned {made!r}; it must return the step to time, a callable without arguments "
+                f"setup returned {self.made!r}; it must return the step to time, a callable without arguments "
                 "(or yield it, and clean up after)"
             )
-        self.step: Step = made
+        step: Step = self.made
+        return step
 
     def clean_up(self) -> None:
         if self._generator is None:
             return
         for _ in self._generator:
-            raise SetupError("setup yielded twice; it must yield the step once")
+            raise SetupError("setup yielded twice; it must yield once")
 
 
 def measure(step: Step, plan: Plan, ctx: Context, board: Board) -> Window:

@@ -12,7 +12,6 @@ import json
 import multiprocessing
 import os
 import re
-import select
 import signal
 import socket
 import sys
@@ -20,6 +19,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
@@ -27,7 +27,7 @@ from typing import Any, NoReturn
 from pytest_ddpperf import payload
 from pytest_ddpperf.errors import DdpPerfError
 from pytest_ddpperf.rank import environment, frames, group, process, results, sampling
-from pytest_ddpperf.rank.context import Context
+from pytest_ddpperf.rank.context import Context, RpcContext
 from pytest_ddpperf.records import Plan
 from pytest_ddpperf.wire import Board, Kind, Message, Phase, send_frame
 
@@ -51,15 +51,15 @@ def run(rank: int, directory: str, channel: socket.socket) -> NoReturn:
     # A rank ends hard, so multiprocessing (DataLoader's workers) must leave its sockets where they are removed.
     multiprocessing.current_process()._config["tempdir"] = directory  # type: ignore[attr-defined]
     plan = Plan(**request["plan"])
-    board = Board(folder / "board", plan.world_size, plan.steps)
+    this = Rank(rank, plan, Board(folder / "board", plan.processes, plan.steps), channel)
     status = 0
     try:
-        _work(rank, folder, plan, request, board, channel)
+        _work(this, folder, request)
         _flush()
-        _await_release(channel)
+        this.await_word()  # that everybody's results are there: an early end would look like a lost connection
     except BaseException as error:
         status = 1
-        _report(error, rank, plan, board, channel)
+        _report(error, this)
         _flush()
     finally:
         del stacks
@@ -84,80 +84,121 @@ def _redirect(folder: Path, rank: int) -> Any:
     return stacks
 
 
-def _work(rank: int, folder: Path, plan: Plan, request: Message, board: Board, channel: socket.socket) -> None:
-    board.enter(rank, Phase.START, time.monotonic_ns())
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """This process in its launch, and its line to pytest."""
+
+    number: int
+    plan: Plan
+    board: Board
+    channel: socket.socket
+
+    def enter(self, phase: Phase) -> None:
+        self.board.enter(self.number, phase, time.monotonic_ns())
+
+    def deliver(self, data: bytes) -> None:
+        self.enter(Phase.DELIVERY)
+        send_frame(self.channel, Kind.RESULT, data)
+
+    def await_word(self) -> None:
+        """Until pytest says that it is time to go on, or is gone."""
+        self.channel.recv(1)
+
+
+CleanUp = Callable[[], None]
+
+
+def _work(rank: Rank, folder: Path, request: Message) -> None:
+    rank.enter(Phase.START)
     os.environ.clear()
     os.environ.update(request["environ"])
-    os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(rank)
+    os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(rank.number)
     os.chdir(request["cwd"])
     sys.path[:] = request["sys_path"]
     sys.argv[:] = request["argv"]
-    cpus: list[int] = request["cpus"][rank]
+    cpus: list[int] = request["cpus"][rank.number]
     if cpus:
         os.sched_setaffinity(0, cpus)
     payload.install(request["modules"])
     task, function, args = payload.loads((folder / "payload").read_bytes())
-    board.enter(rank, Phase.GROUP, time.monotonic_ns())
-    ctx = group.start(plan, rank, folder / "store", cpus)
-    board.enter(rank, Phase.SETUP, time.monotonic_ns())
-    clean_up = _TASKS[task](ctx, plan, board, function, args, lambda data: _deliver(rank, board, channel, data))
-    board.enter(rank, Phase.CLEANUP, time.monotonic_ns())
+    rank.enter(Phase.GROUP)
+    ctx = _start(rank, folder, cpus)
+    rank.enter(Phase.SETUP)
+    clean_up = _TASKS[task](rank, ctx, function, *args)
+    rank.enter(Phase.CLEANUP)
     if clean_up is not None:
         clean_up()
-    board.enter(rank, Phase.DONE, time.monotonic_ns())
-    send_frame(channel, Kind.DONE)
+    rank.enter(Phase.DONE)
+    send_frame(rank.channel, Kind.DONE)
 
 
-def _deliver(rank: int, board: Board, channel: socket.socket, data: bytes) -> None:
-    board.enter(rank, Phase.DELIVERY, time.monotonic_ns())
-    send_frame(channel, Kind.RESULT, data)
+def _start(rank: Rank, folder: Path, cpus: list[int]) -> Context:
+    if not rank.plan.rpc:
+        return group.start(rank.plan, rank.number, folder, cpus)
+    from pytest_ddpperf.rank import rpc
+
+    return rpc.start(rank.plan, rank.number, folder, cpus)
 
 
-Deliver = Callable[[bytes], None]
-CleanUp = Callable[[], None]
+def _measure(rank: Rank, ctx: Context, setup: Any) -> CleanUp:
+    return _timed(rank, ctx, sampling.Prepared(setup, ctx))
 
 
-def _measure(ctx: Context, plan: Plan, board: Board, setup: Any, args: tuple[Any, ...], deliver: Deliver) -> CleanUp:
-    prepared = sampling.Prepared(setup, ctx)
-    window = sampling.measure(prepared.step, plan, ctx, board)
+def _measure_rpc(rank: Rank, ctx: RpcContext, trainer: Any, master: Any, parameter_server: Any) -> CleanUp | None:
+    from pytest_ddpperf.rank import rpc
+
+    if ctx.role == "trainer":
+        return _timed(rank, ctx, rpc.prepared(ctx, trainer, master))
+    setup = master if ctx.role == "master" else parameter_server
+    made = rpc.serve(ctx, setup)
+    rank.enter(Phase.SERVING)
+    rank.await_word()  # that the trainers have ended
+    rank.deliver(b"")
+    return made.clean_up if made is not None else None
+
+
+def _timed(rank: Rank, ctx: Context, prepared: sampling.Prepared) -> CleanUp:
+    window = sampling.measure(prepared.step, rank.plan, ctx, rank.board)
     facts = {}
     if ctx.rank == 0:
         facts = environment.versions() | environment.state() | environment.device(ctx.device.type)
     told = {"compiled_at": window.compiled_at, "unsettled": window.unsettled, "warmup": window.warmup}
-    deliver(json.dumps([window.marks_ns, window.cpu_ns, window.examples, facts, told]).encode())
+    rank.deliver(json.dumps([window.marks_ns, window.cpu_ns, window.examples, facts, told]).encode())
     return prepared.clean_up
 
 
-def _call(ctx: Context, plan: Plan, board: Board, function: Any, args: tuple[Any, ...], deliver: Deliver) -> None:
-    board.enter(ctx.rank, Phase.STEPS, time.monotonic_ns())
-    deliver(results.dumps(frames.calling(function, ctx, *args)))
+def _call(rank: Rank, ctx: Context, function: Any, *args: Any) -> None:
+    rank.enter(Phase.STEPS)
+    rank.deliver(results.dumps(frames.calling(function, ctx, *args)))
 
 
-def _probe(ctx: Context, plan: Plan, board: Board, function: None, args: tuple[Any, ...], deliver: Deliver) -> None:
-    deliver(json.dumps(environment.probe()).encode())
+def _probe(rank: Rank, ctx: Context, function: None) -> None:
+    rank.deliver(json.dumps(environment.probe()).encode())
 
 
-_TASKS: dict[str, Callable[..., CleanUp | None]] = {"measure": _measure, "call": _call, "probe": _probe}
+_TASKS: dict[str, Callable[..., CleanUp | None]] = {
+    "measure": _measure,
+    "measure_rpc": _measure_rpc,
+    "call": _call,
+    "probe": _probe,
+}
 
 
-def _await_release(channel: socket.socket) -> None:
-    """Stay until pytest has everybody's results: an early end would look like a lost connection to the others."""
-    select.select([channel], [], [])
-
-
-def _report(error: BaseException, rank: int, plan: Plan, board: Board, channel: socket.socket) -> None:
+def _report(error: BaseException, rank: Rank) -> None:
     when = time.monotonic()
     _drop_our_frames(error, set())
+    plan = rank.plan
     fields = {
-        "rank": rank,
+        "rank": rank.number,
+        "name": plan.name(rank.number),
         "when": when,
-        "phase": board.describe(rank, warmup=plan.warmup, steps=plan.steps),
+        "phase": rank.board.describe(rank.number, warmup=plan.warmup, steps=plan.steps),
         "summary": _summary(error),
         # An error of ours says in its text what is wrong; its frames are ours too.
         "traceback": "" if isinstance(error, DdpPerfError) else "".join(traceback.format_exception(error)),
         "lost_connection": is_lost_connection(error),
     }
-    send_frame(channel, Kind.ERROR, json.dumps(fields).encode())
+    send_frame(rank.channel, Kind.ERROR, json.dumps(fields).encode())
 
 
 def _summary(error: BaseException) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from pytest_ddpperf import stats
 from pytest_ddpperf.errors import LaunchError
-from pytest_ddpperf.records import Baseline, Comparison, LaunchRankSteps, Measurement, Outcome, Status
+from pytest_ddpperf.records import Baseline, Comparison, LaunchRankSteps, Measurement, Outcome, Plan, Status
 from pytest_ddpperf.report import terminal, text
 
 # Below it, two ranks' changes are called alike: a tenth of a limit people set.
@@ -38,12 +38,12 @@ def _gate_failure(outcome: Outcome, baseline: Baseline | None, accept_command: s
         if verdict.status is not Status.NOT_GATED:
             yield f"record: {accept_command}"
         return
-    yield f"{verdict}: {outcome.test} on {outcome.plan.world_size} {outcome.plan.backend} ranks"
+    yield f"{verdict}: {outcome.test} on {_who(outcome)}"
     yield ""
     yield from _metrics([c for c in verdict.comparisons if c.status is verdict.status])
     if baseline is not None:
         yield _evidence(outcome, baseline)
-        yield from _slowest(outcome.measurement, baseline.measurements[-1])
+        yield from _slowest(outcome.measurement, baseline.measurements[-1], outcome.plan)
     if verdict.differences:
         yield f"differs from the baseline's environment: {', '.join(verdict.differences)}"
     yield from (f"note: {note}" for note in outcome.notes)
@@ -77,7 +77,7 @@ def _evidence(outcome: Outcome, baseline: Baseline) -> str:
     )
 
 
-def _slowest(now: Measurement, base: Measurement) -> Iterator[str]:
+def _slowest(now: Measurement, base: Measurement, plan: Plan) -> Iterator[str]:
     """Who made it slow: by CPU time where there is some, for ranks wait for each other in wall time."""
     cpu = now.samples.cpu_seconds is not None and base.samples.cpu_seconds is not None
     if cpu:
@@ -92,14 +92,19 @@ def _slowest(now: Measurement, base: Measurement) -> Iterator[str]:
     if len(changes) > 1 and max(changes) - min(changes) < _ALIKE:
         yield f"slowest rank: none stands out; every rank's {kind} changed alike ({text.share(changes[rank])} at p50)"
     else:
+        name = plan.name(rank).removeprefix("rank ")
         yield (
-            f"slowest rank: {rank}, its {kind} at p50 {text.seconds(before[rank])} -> {text.seconds(current[rank])} "
+            f"slowest rank: {name}, its {kind} at p50 {text.seconds(before[rank])} -> {text.seconds(current[rank])} "
             f"({text.share(changes[rank])}; others {text.share(_others(changes, rank))})"
         )
     if cpu:
         wall = _by_rank(now.samples.rank_seconds)
         late = max(range(len(wall)), key=wall.__getitem__)
-        yield f"longest own steps: rank {late}, {text.seconds(wall[late])} at p50"
+        yield f"longest own steps: {plan.name(late)}, {text.seconds(wall[late])} at p50"
+
+
+def _who(outcome: Outcome) -> str:
+    return outcome.plan.roles or f"{outcome.plan.world_size} {outcome.plan.backend} ranks"
 
 
 def _others(changes: list[float], rank: int) -> float:

@@ -7,7 +7,7 @@ from dataclasses import fields
 from statistics import median
 
 from pytest_ddpperf import stats
-from pytest_ddpperf.records import SESSIONS_KEPT, Measurement, Outcome, Phases, Scalar, Status, Verdict
+from pytest_ddpperf.records import SESSIONS_KEPT, Outcome, Phases, Scalar, Status, Verdict
 from pytest_ddpperf.report import text
 from pytest_ddpperf.report.counts import count, last_line
 
@@ -60,6 +60,8 @@ def table(outcomes: Sequence[Outcome], *, verbosity: int) -> Iterator[str]:
         yield _line(row, widths)
         if verbosity > 0:
             yield from _details(outcome)
+        elif outcome.plan.rpc:
+            yield from (f"  {line}" for line in _ranks(outcome))
 
 
 def summary(outcomes: Sequence[Outcome], *, skipped: int) -> Iterator[str]:
@@ -76,7 +78,7 @@ def _name(outcome: Outcome) -> str:
 
 def _row(outcome: Outcome) -> list[str]:
     assert outcome.measurement is not None
-    row = [_name(outcome), f"{outcome.plan.world_size} {outcome.plan.backend}"]
+    row = [_name(outcome), outcome.plan.roles or f"{outcome.plan.world_size} {outcome.plan.backend}"]
     launches = outcome.measurement.samples.step_seconds
     for q in _PERCENTILES:
         row += [text.seconds(stats.geometric_mean(stats.launch_quantiles(launches, q))), _rate(outcome, q)]
@@ -85,21 +87,26 @@ def _row(outcome: Outcome) -> list[str]:
     return [*row, text.change(worst) if worst else "-", str(verdict)]
 
 
-def _rate(outcome: Outcome, q: float) -> str:
-    """The whole group's examples per second at a percentile of the step time."""
+def _rate(outcome: Outcome, q: float, rank: int | None = None) -> str:
+    """Examples per second at a percentile of the step time: the whole group's, or a rank's over its own steps."""
     assert outcome.measurement is not None
     samples = outcome.measurement.samples
+    durations = samples.step_seconds if rank is None else tuple(launch[rank] for launch in samples.rank_seconds)
     if samples.examples is not None:
         # From the examples really processed in each step; the slow end of time is the low end of the rate.
+        processed = [
+            [sum(step) for step in zip(*launch, strict=True)] if rank is None else launch[rank]
+            for launch in samples.examples
+        ]
         rates = [
-            [sum(processed) / seconds for processed, seconds in zip(zip(*ranks, strict=True), steps, strict=True)]
-            for ranks, steps in zip(samples.examples, samples.step_seconds, strict=True)
+            [examples / seconds if seconds else 0.0 for examples, seconds in zip(*launch, strict=True)]
+            for launch in zip(processed, durations, strict=True)
         ]
         return text.rate(stats.geometric_mean([stats.quantile(launch, 100 - q) for launch in rates]))
-    if outcome.batch_size is None:
+    seconds = stats.geometric_mean(stats.launch_quantiles(durations, q))
+    if outcome.batch_size is None or not seconds:
         return "-"
-    seconds = stats.geometric_mean(stats.launch_quantiles(samples.step_seconds, q))
-    return text.rate(outcome.batch_size * outcome.plan.world_size / seconds)
+    return text.rate(outcome.batch_size * (outcome.plan.world_size if rank is None else 1) / seconds)
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
@@ -110,7 +117,7 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 def _details(outcome: Outcome) -> Iterator[str]:
     assert outcome.measurement is not None
-    yield from (f"  {line}" for line in ranks(outcome.measurement))
+    yield from (f"  {line}" for line in _ranks(outcome))
     if outcome.verdict is not None and outcome.verdict.comparisons:
         told = ", ".join(f"{c.limit.metric} {text.amount(c.resolution)}" for c in outcome.verdict.comparisons)
         yield f"  resolves {told}"
@@ -123,19 +130,31 @@ def _details(outcome: Outcome) -> Iterator[str]:
         yield f"  a launch (median of {len(outcome.phases)}): {costs}; all launches {text.seconds(total)}"
 
 
-def ranks(measurement: Measurement) -> Iterator[str]:
-    """Each rank's own step durations, and its CPU time: who is slow."""
-    samples = measurement.samples
+def _ranks(outcome: Outcome) -> Iterator[str]:
+    """Each rank's own step durations, rates and CPU time: who is slow. Of an RPC launch the trainers' and, as
+    PyTorch's benchmark of it has them, a last line for all."""
+    assert outcome.measurement is not None
+    samples = outcome.measurement.samples
+    rows = []
     for rank in range(len(samples.rank_seconds[0])):
-        own = [launch[rank] for launch in samples.rank_seconds]
-        figures = "  ".join(
-            f"p{q}: {text.seconds(stats.geometric_mean(stats.launch_quantiles(own, q)))}" for q in _PERCENTILES
-        )
-        cpu = ""
+        own = tuple(launch[rank] for launch in samples.rank_seconds)
+        cells = [f"{outcome.plan.name(rank)}:"]
+        for q in _PERCENTILES:
+            seconds = stats.geometric_mean(stats.launch_quantiles(own, q))
+            cells += [f"p{q}: {text.seconds(seconds)}", _rate(outcome, q, rank)]
         if samples.cpu_seconds is not None:
             used = [launch[rank] for launch in samples.cpu_seconds]
-            cpu = f"  CPU p50: {text.seconds(stats.geometric_mean(stats.launch_quantiles(used, 50)))}"
-        yield f"rank {rank}: {figures}{cpu}"
+            cells.append(f"CPU p50: {text.seconds(stats.geometric_mean(stats.launch_quantiles(used, 50)))}")
+        rows.append(cells)
+    if outcome.plan.rpc:
+        cells = ["All:"]
+        for q in _PERCENTILES:
+            seconds = stats.geometric_mean(stats.launch_quantiles(samples.step_seconds, q))
+            cells += [f"p{q}: {text.seconds(seconds)}", _rate(outcome, q)]
+        rows.append(cells + [""] * (len(rows[0]) - len(cells)))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for cells in rows:
+        yield "  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
 
 
 def _told(outcome: Outcome) -> Iterator[str]:

@@ -21,7 +21,7 @@ class Recorder:
     """An observer that remembers."""
 
     streams: bool = False
-    lines: list[tuple[int, str, str]] = field(default_factory=list)
+    lines: list[tuple[str, str, str]] = field(default_factory=list)
     waited: list[Path] = field(default_factory=list)
 
     def waiting(self, resource: Path) -> None:
@@ -30,8 +30,8 @@ class Recorder:
     def progress(self, phase: object, step: int, marks_ns: object) -> None:
         pass
 
-    def output(self, rank: int, stream: str, line: str) -> None:
-        self.lines.append((rank, stream, line))
+    def output(self, name: str, stream: str, line: str) -> None:
+        self.lines.append((name, stream, line))
 
 
 class Bench:

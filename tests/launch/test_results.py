@@ -101,7 +101,7 @@ def test_output_is_streamed_to_who_asks(bench: Bench) -> None:
 
     bench.call(function)
     assert sorted(bench.recorder.lines) == [
-        (rank, "stdout", line) for rank in (0, 1) for line in (f"hello from {rank}", "unfinished")
+        (f"rank {rank}", "stdout", line) for rank in (0, 1) for line in (f"hello from {rank}", "unfinished")
     ]
 
 

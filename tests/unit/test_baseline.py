@@ -51,6 +51,7 @@ GPU_FACTS = {
     "clock_mhz": 1755,
 }
 GPU_PLAN = Plan(world_size=8, backend="nccl", device="cuda", warmup=10, timing="free")
+GPU_RPC_PLAN = replace(GPU_PLAN, parameter_servers=2, master=True)
 CPU = environment(CPU_FACTS, CPU_PLAN, batch_size=32)
 OTHERWISE = environment(CPU_FACTS, CPU_PLAN, batch_size=64)
 TEST = TestId(module="tests/perf/test_step", name="test_a")
@@ -104,10 +105,10 @@ def test_the_facts_of_a_cpu_are_sorted_into_three_classes():
 
 
 def test_on_an_accelerator_the_device_is_the_key_and_the_cpu_is_recorded():
-    gpu = environment(GPU_FACTS, GPU_PLAN, batch_size=None, roles="trainer=6,ps=2")
+    gpu = environment(GPU_FACTS, GPU_RPC_PLAN, batch_size=None)
     assert gpu.key == {
         "device_type": "cuda", "device_model": "NVIDIA H200", "device_memory_gib": 140, "backend": "nccl",
-        "world_size": 8, "nodes": 1, "devices_per_node": 8, "roles": "trainer=6,ps=2",
+        "world_size": 8, "nodes": 1, "devices_per_node": 8, "roles": "8 trainers 2 ps master",
     }  # fmt: skip
     assert gpu.must_match == {
         "warmup": 10, "timing": "free", "power_limit_watts": 700.0, "clock_lock": "1980",
@@ -120,20 +121,20 @@ def test_on_an_accelerator_the_device_is_the_key_and_the_cpu_is_recorded():
 
 
 @pytest.mark.parametrize(
-    ("facts", "plan", "roles", "name"),
+    ("facts", "plan", "name"),
     [
-        (CPU_FACTS, CPU_PLAN, "",
+        (CPU_FACTS, CPU_PLAN,
          "cpu-intel-xeon-platinum-8481c-cpu-2.70ghz-2-cores-1-per-rank-pinned-gloo-ws2-1x2"),
-        ({**CPU_FACTS, "cpu_model": "AMD EPYC", "cores_per_rank": 0, "pinned": False}, CPU_PLAN, "",
+        ({**CPU_FACTS, "cpu_model": "AMD EPYC", "cores_per_rank": 0, "pinned": False}, CPU_PLAN,
          "cpu-amd-epyc-2-cores-shared-unpinned-gloo-ws2-1x2"),
-        (GPU_FACTS, GPU_PLAN, "", "cuda-nvidia-h200-140gib-nccl-ws8-1x8"),
-        ({**GPU_FACTS, "mig_profile": "1g.18gb", "nodes": 2}, GPU_PLAN, "trainer=6,ps=2",
-         "cuda-nvidia-h200-140gib-mig-1g.18gb-nccl-ws8-2x8-trainer-6-ps-2"),
-        ({}, Plan(world_size=1, backend="gloo", device="mps"), "", "mps-gloo-ws1-1x1"),
+        (GPU_FACTS, GPU_PLAN, "cuda-nvidia-h200-140gib-nccl-ws8-1x8"),
+        ({**GPU_FACTS, "mig_profile": "1g.18gb", "nodes": 2}, GPU_RPC_PLAN,
+         "cuda-nvidia-h200-140gib-mig-1g.18gb-nccl-ws8-2x8-8-trainers-2-ps-master"),
+        ({}, Plan(world_size=1, backend="gloo", device="mps"), "mps-gloo-ws1-1x1"),
     ],
 )  # fmt: skip
-def test_the_folder_of_an_environment_says_its_key(facts, plan, roles, name):
-    assert environment_name(environment(facts, plan, batch_size=None, roles=roles)) == name
+def test_the_folder_of_an_environment_says_its_key(facts, plan, name):
+    assert environment_name(environment(facts, plan, batch_size=None)) == name
 
 
 @pytest.mark.parametrize("other", ["AMD EPYC µ", "AMD EPYC /", "AMD EPYC" * 20])

@@ -26,10 +26,11 @@ GPUS: dict[str, Scalar] = {**CPU, "device_type": "cuda", "device_count": 8, "bac
 
 def settings(source: str = "command line", **asked: Any) -> Settings:
     values: dict[str, Any] = {
-        "world_sizes": (2,), "backend": "auto", "device": "auto", "warmup": 5, "steps": 30, "launches": 5,
-        "max_launches": 20, "max_seconds": 600.0, "limits": (), "timing": "auto", "timeout_seconds": 300.0,
-        "preload": (), "baseline_dir": Path("/"), "baseline_missing": "warn", "fail_on": None,
-        "save_baseline": False, "extend_baseline": False, "disable": False, "json_path": None,
+        "world_sizes": (2,), "trainers": 2, "parameter_servers": 2, "backend": "auto", "device": "auto",
+        "warmup": 5, "steps": 30, "launches": 5, "max_launches": 20, "max_seconds": 600.0, "limits": (),
+        "timing": "auto", "timeout_seconds": 300.0, "preload": (), "baseline_dir": Path("/"),
+        "baseline_missing": "warn", "fail_on": None, "save_baseline": False, "extend_baseline": False,
+        "disable": False, "json_path": None,
     }  # fmt: skip
     sources = {field.name: source if field.name in asked else "default" for field in fields(Settings)}
     return Settings(**{**values, **asked}, sources=sources)

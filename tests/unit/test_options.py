@@ -68,6 +68,8 @@ def test_without_being_asked_the_settings_are_the_documented_defaults(
     settings = read()
     assert settings == Settings(
         world_sizes=(2,),
+        trainers=2,
+        parameter_servers=2,
         backend="auto",
         device="auto",
         warmup=5,
@@ -98,6 +100,8 @@ def test_without_being_asked_the_settings_are_the_documented_defaults(
 def test_every_option_is_taken_from_the_command_line(read: Callable[..., Settings], pytester: pytest.Pytester) -> None:
     settings = read(
         "--ddp-world-size=1,2,4",
+        "--ddp-trainers=8",
+        "--ddp-parameter-servers=3",
         "--ddp-backend=gloo",
         "--ddp-device=cpu",
         "--ddp-warmup=0",
@@ -117,6 +121,8 @@ def test_every_option_is_taken_from_the_command_line(read: Callable[..., Setting
     )
     assert settings == Settings(
         world_sizes=(1, 2, 4),
+        trainers=8,
+        parameter_servers=3,
         backend="gloo",
         device="cpu",
         warmup=0,
@@ -148,6 +154,8 @@ def test_every_option_is_taken_from_the_command_line(read: Callable[..., Setting
 
 INI_WORDS = {
     "ddp_world_size": "1,4",
+    "ddp_trainers": "8",
+    "ddp_parameter_servers": "3",
     "ddp_backend": "gloo",
     "ddp_device": "cpu",
     "ddp_warmup": "0",
@@ -167,6 +175,7 @@ INI_WORDS = {
 
 def check_ini_words(settings: Settings, root: Path) -> None:
     assert settings.world_sizes == (1, 4)
+    assert (settings.trainers, settings.parameter_servers) == (8, 3)
     assert (settings.backend, settings.device, settings.timing) == ("gloo", "cpu", "free")
     assert (settings.warmup, settings.steps, settings.launches) == (0, 50, 7)
     assert (settings.max_launches, settings.max_seconds) == (14, 60.0)
@@ -544,7 +553,7 @@ def test_a_marker_wins_over_everything(read: Callable[..., Settings], pytester: 
         [
             mark(
                 world_size=4, backend="gloo", threshold="p50:5%", steps=50, launches=6, warmup=4, timeout=120,
-                device="cpu", timing="free", max_launches=12, max_time=60,
+                device="cpu", timing="free", max_launches=12, max_time=60, trainers=4, parameter_servers=1,
             )
         ],
     )  # fmt: skip
@@ -584,14 +593,15 @@ def test_a_marker_may_list_its_limits(read: Callable[..., Settings]) -> None:
 def test_a_marker_takes_keywords_only(read: Callable[..., Settings]) -> None:
     assert marker_refusal(read(), 4) == (
         "@pytest.mark.ddp(...): 4: arguments are given by keyword: "
-        "world_size, backend, device, warmup, steps, launches, max_launches, max_time, threshold, timing, timeout"
+        "world_size, trainers, parameter_servers, backend, device, warmup, steps, launches, max_launches, max_time, "
+        "threshold, timing, timeout"
     )
 
 
 def test_a_misspelt_argument_is_told_the_nearest(read: Callable[..., Settings]) -> None:
     assert marker_refusal(read(), wrld_size=4) == (
         "@pytest.mark.ddp(wrld_size=...): 4: there is no such argument; there are "
-        "world_size, backend, device, warmup, steps, launches, max_launches, "
+        "world_size, trainers, parameter_servers, backend, device, warmup, steps, launches, max_launches, "
         "max_time, threshold, timing, timeout; did you mean world_size?"
     )
 
@@ -643,8 +653,8 @@ def test_the_support_of_a_limit_is_checked_again_for_each_test(read: Callable[..
 
 def test_the_markers_help_registers_it_with_all_arguments(read: Callable[..., Settings]) -> None:
     assert options.MARKER_HELP == (
-        "ddp(world_size, backend, device, warmup, steps, launches, max_launches, max_time, threshold, timing, "
-        "timeout): "
+        "ddp(world_size, trainers, parameter_servers, backend, device, warmup, steps, launches, max_launches, "
+        "max_time, threshold, timing, timeout): "
         "settings of a distributed test, by keyword, over --ddp-* and ini keys"
     )
 

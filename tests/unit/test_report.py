@@ -150,13 +150,32 @@ def test_a_rate_comes_from_the_examples_of_each_step() -> None:
 
 def test_ranks_and_costs_are_shown_when_asked() -> None:
     lines = list(terminal.table([outcome(verdict(Status.PASS))], verbosity=1))
-    assert lines[2].strip().startswith("rank 0: p50: 0.200s  p75: 0.200s")
+    assert lines[2].strip().startswith("rank 0:  p50: 0.200s")
     assert "CPU p50: 0.200s" in lines[3]
     assert lines[4].strip() == "resolves p50 8 %"
     assert lines[5].strip() == (
         "a launch (median of 2): start 0.0200s, group 0.0100s, setup 0.300s, warmup 1.000s, steps 0.600s, "
         "end 0.0100s; all launches 3.880s"
     )
+
+
+def test_an_rpc_launch_has_a_row_a_trainer_and_one_for_all() -> None:
+    told = (((10, 20, 30), (20, 40, 60)),) * 2  # examples of two trainers
+    roles = Plan(world_size=2, backend="gloo", device="cpu", parameter_servers=3, master=True)
+    measured = measurement(ranks=(0.5, 1.0), examples=told)
+    _, row, *trainers, everybody = terminal.table(
+        [outcome(verdict(Status.PASS), measurement=measured, plan=roles)], verbosity=0
+    )
+    assert "2 trainers 3 ps master" in row
+    assert [line.split()[:3] for line in trainers] == [
+        ["trainer0:", "p50:", "0.100s"],
+        ["trainer1:", "p50:", "0.200s"],
+    ]
+    assert [line.split()[3] for line in trainers] == ["200/s", "200/s"]  # its own examples over its own steps
+    assert everybody.split() == [
+        "All:", "p50:", "0.200s", "300/s", "p75:", "0.200s", "225/s",
+        "p90:", "0.200s", "180/s", "p95:", "0.200s", "165/s",
+    ]  # fmt: skip
 
 
 def test_a_measurement_that_failed_has_no_row() -> None:

@@ -1,0 +1,67 @@
+"""A model of two parts: sparse embeddings on parameter servers, dense layers replicated by DDP.
+
+The hybrid of PyTorch's "DDP and RPC" benchmark (pytorch/benchmarks/distributed/rpc and the tutorial "Combining
+Distributed DataParallel with Distributed RPC Framework"): the same tables, layers and varying batches.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.rpc import RRef
+from torch.nn.parallel import DistributedDataParallel
+
+if TYPE_CHECKING:
+    from torch.distributed.nn import RemoteModule
+
+EMBEDDINGS = 300  # rows of each table
+FEATURES = 512  # of an example, over all tables together
+CLASSES = 8
+BATCHES = 10  # of an epoch
+
+Batch = tuple[Tensor, Tensor, Tensor]  # indices, offsets of the bags, a target for each bag
+
+
+class HybridModel(nn.Module):
+    """Looks its examples up in every table, then runs the dense layers on what came back."""
+
+    def __init__(self, tables: Sequence[RemoteModule], device: torch.device) -> None:
+        super().__init__()
+        self.tables = tables
+        widths = (FEATURES, 256, 128, 64, 32)
+        layers = [part for i, o in pairwise(widths) for part in (nn.Linear(i, o), nn.ReLU())]
+        self.dense = DistributedDataParallel(nn.Sequential(*layers, nn.Linear(widths[-1], CLASSES)).to(device))
+
+    def forward(self, indices: Tensor, offsets: Tensor) -> Tensor:
+        """Classes' scores: bags x CLASSES."""
+        lookups = [table.forward_async(indices, offsets) for table in self.tables]
+        return self.dense(torch.cat([lookup.wait() for lookup in lookups], dim=1))
+
+    def parameter_references(self) -> list[RRef]:
+        """Of all parameters, wherever they are: for a DistributedOptimizer."""
+        remote = [reference for table in self.tables for reference in table.remote_parameters()]
+        return remote + [RRef(parameter) for parameter in self.dense.parameters()]
+
+
+def columns_on(server: int, servers: int) -> int:
+    """A parameter server's share of the features: the columns of its table."""
+    return FEATURES // servers + (server < FEATURES % servers)
+
+
+def epoch_of_batches(source: random.Random) -> list[Batch]:
+    """Batches of 20 to 50 indices in bags of 1 to 10."""
+    batches = []
+    for _ in range(BATCHES):
+        count = source.randint(20, 50)
+        offsets = [0]
+        while (start := offsets[-1] + source.randint(1, 10)) < count:
+            offsets.append(start)
+        indices = torch.tensor([source.randrange(EMBEDDINGS) for _ in range(count)])
+        targets = torch.tensor([source.randrange(CLASSES) for _ in offsets])
+        batches.append((indices, torch.tensor(offsets), targets))
+    return batches

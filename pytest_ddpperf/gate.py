@@ -1,0 +1,219 @@
+"""What the callables behind the fixtures share: a test's settings and place, and the way from a plan to a verdict, with
+every failure as an ordinary one of pytest's, without a traceback of ours."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_ddpperf import benchmark, options, state
+from pytest_ddpperf.benchmark import Job, Measured
+from pytest_ddpperf.errors import DdpPerfError, LaunchError, OptionError
+from pytest_ddpperf.machine import Place, Unavailable
+from pytest_ddpperf.options import Settings
+from pytest_ddpperf.payload import StaysInPytest
+from pytest_ddpperf.records import Plan, RankOutput, TestId
+from pytest_ddpperf.report import failure, junit
+from pytest_ddpperf.result import Result
+from pytest_ddpperf.state import Run
+from pytest_ddpperf.verdict import RUN_LEVEL
+from pytest_ddpperf.watch import Watcher
+
+if TYPE_CHECKING:
+    from _pytest.outcomes import Failed
+else:
+    Failed = pytest.fail.Exception  # the same class by its public name, which type checkers cannot follow
+
+
+# Options of a run that the command which accepts its figures does without.
+_NOT_REPEATED = ("--ddp-json", "--ddp-fail-on", "--ddp-disable", "--ddp-save-baseline", "--ddp-extend-baseline")
+
+
+class GateFailed(Failed):
+    """A failed gate: an ordinary test failure that carries the Result."""
+
+    def __init__(self, text: str, result: Result) -> None:
+        super().__init__(text, pytrace=False)
+        self.result = result
+
+
+def plain_failure(text: str) -> Failed:
+    """An ordinary test failure without a traceback of ours."""
+    return Failed(text, pytrace=False)
+
+
+class Distributed:
+    """What all fixtures share: the test, its settings, its place."""
+
+    def __init__(self, request: pytest.FixtureRequest) -> None:
+        self._item: pytest.Item = request.node
+        self._run: Run = request.config.stash[state.RUN]
+        self._state = state.of(self._item)
+        self._settings: Settings = state.settings_of(self._item)
+
+    def _placed(self, place: Callable[..., Place], *counts: int) -> Place:
+        """What `place(settings, *counts)` finds, its errors as pytest has them."""
+        try:
+            return place(self._settings, *counts)
+        except Unavailable as error:
+            pytest.skip(str(error))
+        except OptionError as error:
+            # Without xdist it was found after collection; a worker can only fail the test and tell the controller.
+            self._state.usage_error = str(error)
+            raise plain_failure(f"usage error: {error}") from None
+        except DdpPerfError as error:
+            raise plain_failure(str(error)) from None
+
+    def _plan(self, world_size: int) -> Plan:
+        place = self._placed(self._run.session.place, world_size)
+        return options.plan(self._settings, world_size=world_size, backend=place.backend, device=place.device)
+
+    def _show(self, launches: tuple[tuple[RankOutput, ...], ...]) -> None:
+        """The ranks' output as captured sections of the report; under -s it was streamed."""
+        if self._run.config.getoption("capture") == "no":
+            return
+        for outputs in zip(*launches, strict=True):
+            for stream in ("stdout", "stderr"):
+                text = "".join(getattr(output, stream) for output in outputs)
+                if text:
+                    self._item.add_report_section("call", f"{stream} {outputs[0].name}", text)
+
+    def _watcher(self, plan: Plan) -> Watcher:
+        return Watcher(self._run.config, warmup=plan.warmup, steps=plan.steps)
+
+
+class Benchmark(Distributed):
+    """What the fixtures that measure share: from a plan and set-up functions to a verdict."""
+
+    _name: str  # of the fixture
+
+    def __init__(self, request: pytest.FixtureRequest, replay: Callable[[Measured], None] | None) -> None:
+        super().__init__(request)
+        self._replay = replay
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return StaysInPytest, (self._name,)
+
+    def _gated(
+        self,
+        plan: Plan,
+        setup: Callable[..., Any],
+        *others: Callable[..., Any] | None,
+        label: str,
+        batch_size: int | None,
+        gate: bool,
+        notes: tuple[str, ...] = (),
+    ) -> Result:
+        """Measure, judge, and tell; raises GateFailed."""
+        __tracebackhide__ = True
+        job = Job(
+            test=TestId(
+                module=state.module_of(self._run.config, self._item),
+                name=state.name_of(self._item, plan.world_size),
+                label=label,
+            ),
+            nodeid=self._item.nodeid,
+            setup=setup,
+            others=others,
+            settings=self._settings,
+            plan=plan,
+            launches=options.launches(self._settings),
+            level=self._level(gate),
+            batch_size=batch_size,
+            gate=gate,
+            facts=self._facts(),
+            notes=notes,
+        )
+        measured = self._measure(job)
+        self._state.outcomes.append(measured.outcome)
+        self._item.user_properties.extend(junit.properties(measured.outcome))
+        if measured.outcome.fails:
+            text = failure.gate_failure(
+                measured.outcome,
+                baseline=measured.baseline,
+                accept_command=self._accept_command(),
+            )
+            self._state.failed_gates[label] = text, measured.result
+            raise GateFailed(text, measured.result)
+        if measured.result.verdict.reason == "saving":
+            self._state.candidates.append((len(self._state.outcomes) - 1, measured.candidate))
+        if self._replay is not None:
+            self._replay(measured)
+        return measured.result
+
+    def _label(self, setups: dict[str, Any], batch_size: Any, name: Any) -> str:
+        """The label of a call whose arguments are sound; raises GateFailed in a rerun of one that failed."""
+        __tracebackhide__ = True
+        for role, setup in setups.items():
+            if not callable(setup):
+                raise TypeError(f"{self._name}: {role}={setup!r}: must be callable: {_WHAT_SETUP_DOES[role]}")
+        check_number("batch_size", batch_size, "examples per rank and step, ")
+        if name is not None and (not isinstance(name, str) or not name.strip()):
+            raise ValueError(f"name={name!r}: a second measurement of a test needs a name that is not empty")
+        label = name or ""
+        if label in self._state.labels:
+            taken = f"name={name!r} is taken" if name else "it was called before without a name"
+            raise ValueError(f"{self._name}: {taken} in this test: give each further measurement a name of its own")
+        self._state.labels.add(label)
+        if label in self._state.failed_gates:
+            text, result = self._state.failed_gates[label]
+            raise GateFailed(f"{text}\n\nA rerun does not measure again: noise must not turn red into green.", result)
+        return label
+
+    def _level(self, gate: bool) -> float:
+        """This measurement's share of the run's error rate: a test's share, and from its second gate on a half, a
+        sixth, a twelfth of one, which add up to one more."""
+        self._state.gates += gate
+        further = max(self._state.gates, 1)
+        return RUN_LEVEL / self._run.gates / max(1, further * (further - 1))
+
+    def _measure(self, job: Job) -> Measured:
+        watcher = self._watcher(job.plan)
+        try:
+            measured = self._run.session.carry_out(job, watcher)
+        except DdpPerfError as error:
+            if isinstance(error, LaunchError):
+                self._show((error.output,))
+                text = failure.launch_failure(error, watcher.launch, watcher.launches)
+            else:
+                text = str(error)
+            self._state.outcomes.append(benchmark.failed(job, text.splitlines()[0]))
+            raise plain_failure(text) from None
+        finally:
+            watcher.erase()
+        self._show(measured.output)
+        return measured
+
+    def _facts(self) -> dict[str, Any]:
+        workers = getattr(self._run.config, "workerinput", {}).get("workercount", 0)
+        return {"xdist_workers": workers} if workers else {}
+
+    def _accept_command(self) -> str:
+        """The command of this run, for this test alone, that would store the new figures."""
+        config = self._run.config
+        words = iter([str(argument) for argument in config.invocation_params.args])
+        kept = []
+        for word in words:
+            if word.startswith("--ddp-") and not word.startswith(_NOT_REPEATED):
+                kept.append(word)
+                if "=" not in word:
+                    kept.append(next(words, ""))
+        path = state.invocation_path(config, self._item)
+        return shlex.join(["pytest", path, *kept, "--ddp-save-baseline"])
+
+
+_WHAT_SETUP_DOES = {
+    "setup": "setup(ctx) returns the step to time",
+    "trainer": "trainer(ctx), or trainer(ctx, shared) with a master, returns the step to time",
+    "master": "master(ctx) returns what every trainer gets",
+    "parameter_server": "parameter_server(ctx) prepares a server",
+}
+
+
+def check_number(name: str, value: Any, what: str = "") -> None:
+    __tracebackhide__ = True
+    if value is not None and (type(value) is not int or value < 1):
+        raise ValueError(f"{name}={value!r}: {what}a whole number from 1")

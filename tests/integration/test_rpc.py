@@ -1,0 +1,164 @@
+"""`rpc_benchmark` in whole pytest runs."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.integration.conftest import STEP, Run, line
+
+ROLES = """
+import os, sys, time, pytest, torch
+import torch.distributed.rpc as rpc
+
+table = {}
+
+def look_up(row):
+    time.sleep(float(os.environ.get("SLEEP", "5")) / 1000)
+    return table["rows"][row]
+
+def parameter_server(ctx):
+    table["rows"] = torch.arange(10.0)
+
+def trainer(ctx):
+    def step():
+        for server in ctx.workers["parameter_server"]:
+            assert rpc.rpc_sync(server, look_up, (ctx.rank,)) == ctx.rank
+        return 3
+    return step
+"""
+
+
+def test_save_pass_regress_with_roles_in_the_key(
+    pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytester.makepyfile(
+        test_roles=ROLES
+        + """
+def test_look_up(rpc_benchmark):
+    result = rpc_benchmark(trainer, parameter_server=parameter_server)
+    assert (result.world_size, len(result.samples[0])) == (1, 1)
+"""
+    )
+    few = ["--ddp-trainers=1", "--ddp-parameter-servers=1", "--ddp-world-size=1,3"]
+    result = run(*few, "--ddp-save-baseline", "--ddp-json=report.json")
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["ddpperf: 1 trainer and 1 parameter server over gloo (auto: *"])
+    result.stdout.fnmatch_lines(["*test_look_up: saved baselines/*-gloo-ws1-1x1-1-trainer-1-ps/test_roles/*"])
+    (measured,) = json.loads((pytester.path / "report.json").read_text())["measurements"]
+    assert (measured["plan"]["parameter_servers"], measured["plan"]["master"]) == (1, False)
+    assert measured["measurement"]["samples"]["examples"][0][0][0] == 3
+    assert line(run(*few), "ddpperf:") == "ddpperf: 1 of 1 compared: 1 passed"
+    monkeypatch.setenv("SLEEP", "60")
+    result = run(*few)
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["REGRESSED: test_roles::test_look_up on 1 trainer 1 ps*"])
+    result = run("--ddp-trainers=1", "--ddp-parameter-servers=2")
+    assert line(result, "ddpperf:") == "ddpperf: 0 of 1 compared: 1 without baseline"
+
+
+@pytest.mark.parametrize("mode", ["prepend", "append", "importlib"])
+def test_handlers_of_the_test_module_work_in_every_role(pytester: pytest.Pytester, run: Run, mode: str) -> None:
+    pytester.mkdir("folder")
+    (pytester.path / "folder" / "test_roles.py").write_text(
+        ROLES
+        + """
+def shout(text):
+    return text.upper()
+
+@pytest.mark.ddp(trainers=1, parameter_servers=1)
+def test_all_ways(rpc_benchmark):
+    def master(ctx):
+        assert rpc.rpc_sync("ps0", shout, ("a",)) == "A"
+        return rpc.remote("ps0", shout, ("b",))
+
+    def trainer(ctx, shared):
+        assert (ctx.world_size, len(ctx.workers["parameter_server"])) == (2, 3)
+        assert shared.to_here() == "B"
+        return lambda: rpc.rpc_sync("master", shout, ("c",))
+
+    rpc_benchmark(trainer, master=master, trainers=2, parameter_servers=3)  # the call over the marker
+"""
+    )
+    run(f"--import-mode={mode}", "--ddp-steps=2", "folder").assert_outcomes(passed=1)
+
+
+def test_what_rpc_imports_is_paid_for_by_runs_that_use_it_only(pytester: pytest.Pytester, run: Run) -> None:
+    pytester.makepyfile(
+        test_ddp="""
+def test_without(ddp_run, request):
+    import sys
+    expected = any("rpc_benchmark" in item.fixturenames for item in request.session.items)
+    assert ddp_run(lambda ctx: "torch.distributed.optim" in sys.modules) == [expected] * 2
+""",
+        test_roles=ROLES + "\ndef test_with(rpc_benchmark): pass\n",
+    )
+    run("test_ddp.py").assert_outcomes(passed=1)
+    run().assert_outcomes(passed=2)
+
+
+def test_what_is_asked_amiss_is_said(pytester: pytest.Pytester, run: Run) -> None:
+    pytester.makepyfile(
+        STEP
+        + ROLES
+        + """
+def test_no_set_up(rpc_benchmark):
+    with pytest.raises(TypeError, match="rpc_benchmark: trainer=None: must be callable: trainer"):
+        rpc_benchmark(None)
+
+def test_master_is_no_function(rpc_benchmark):
+    with pytest.raises(TypeError, match="master=7: must be callable"):
+        rpc_benchmark(trainer, master=7)
+
+def test_no_servers(rpc_benchmark):
+    with pytest.raises(ValueError, match="parameter_servers=0: a whole number from 1"):
+        rpc_benchmark(trainer, parameter_servers=0)
+
+def test_bool_trainers(rpc_benchmark):
+    with pytest.raises(ValueError, match="trainers=True"):
+        rpc_benchmark(trainer, trainers=True)
+"""
+    )
+    run().assert_outcomes(passed=4)
+    result = run("--ddp-parameter-servers=0")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert "--ddp-parameter-servers: '0': a whole number from 1" in result.stderr.str()
+
+
+def test_a_server_that_dies_is_red_and_the_next_test_is_unaffected(pytester: pytest.Pytester, run: Run) -> None:
+    pytester.makepyfile(
+        ROLES
+        + """
+def end():
+    print("last words")
+    os._exit(7)
+
+def test_dies(rpc_benchmark):
+    rpc_benchmark(lambda ctx: lambda: rpc.rpc_sync("ps1", end))
+
+def test_next(rpc_benchmark):
+    rpc_benchmark(trainer, parameter_server=parameter_server)
+"""
+    )
+    result = run("--ddp-steps=2")
+    result.assert_outcomes(failed=1, passed=1)
+    result.stdout.fnmatch_lines(
+        ["launch 1 of *: ps1 failed in serving: exited with status 7*", "*Captured stdout ps1*", "last words"]
+    )
+
+
+def test_with_pytest_benchmark_and_under_xdist(pytester: pytest.Pytester, run: Run) -> None:
+    pytester.makepyfile(
+        ROLES
+        + """
+def test_look_up(rpc_benchmark):
+    rpc_benchmark(trainer, parameter_server=parameter_server)
+"""
+    )
+    result = run("--benchmark-json=theirs.json", "--ddp-steps=4", "--ddp-launches=2", small=False, benchmark=True)
+    result.assert_outcomes(passed=1)
+    (theirs,) = json.loads((pytester.path / "theirs.json").read_text())["benchmarks"]
+    assert theirs["stats"]["rounds"] == 8
+    assert theirs["extra_info"]["ddpperf"]["world_size"] == 2
+    assert line(run("-n", "1"), "ddpperf:") == "ddpperf: 0 of 1 compared: 1 without baseline"

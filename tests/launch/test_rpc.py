@@ -1,0 +1,270 @@
+"""RPC launches: roles, what reaches whom, and every way in which one of them can fail."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.rpc as rpc
+
+from pytest_ddpperf.errors import LaunchError
+from pytest_ddpperf.records import LaunchSamples
+from tests.launch.conftest import Bench
+
+held: dict[str, Any] = {}
+
+
+# --- what parameter servers are called for
+
+
+def answer() -> str:
+    return str(held.get("name", "nothing was set up"))
+
+
+def nothing() -> None:
+    pass
+
+
+def end(status: int) -> None:
+    os._exit(status)
+
+
+def kill() -> None:
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def sleep(seconds: float) -> None:
+    time.sleep(seconds)
+
+
+def fail() -> None:
+    raise KeyError("no such table")
+
+
+def measure(
+    bench: Bench,
+    trainer: Any,
+    *,
+    master: Any = None,
+    server: Any = None,
+    trainers: int = 2,
+    servers: int = 2,
+    timeout: float = 30.0,
+) -> LaunchSamples:
+    plan = replace(bench.plan(ranks=trainers, timeout=timeout), parameter_servers=servers, master=master is not None)
+    return bench.launcher.measure(plan, trainer, bench.recorder, (master, server))
+
+
+def failure(bench: Bench, trainer: Any, **asked: Any) -> LaunchError:
+    with pytest.raises(LaunchError) as caught:
+        measure(bench, trainer, **asked)
+    return caught.value
+
+
+def calling(act: Any, *args: Any, step: int = 2, timeout: float = 0.0) -> Any:
+    """A trainer which in one step (the warm-up's is 0) makes ps1 do something."""
+
+    def trainer(ctx: Any, shared: Any = None) -> Any:
+        count = iter(range(100))
+
+        def one_step() -> None:
+            if next(count) == step and ctx.rank == 1:
+                rpc.rpc_sync("ps1", act, args, timeout=timeout)
+            dist.all_reduce(torch.ones(1))
+
+        return one_step
+
+    return trainer
+
+
+# --- roles
+
+
+def test_every_role_has_its_set_up_its_place_and_what_the_master_shares(bench: Bench) -> None:
+    bench.recorder.streams = True
+
+    def server(ctx: Any) -> None:
+        held["name"] = f"{ctx.name} of {ctx.world_size}"
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        print(ctx.role, ctx.rank, ctx.world_size, os.environ["RANK"], os.environ["WORLD_SIZE"], int(total))
+
+    def master(ctx: Any) -> Any:
+        print(ctx.role, ctx.rank, ctx.world_size, os.environ["RANK"], dist.is_initialized())
+        return [rpc.remote(name, answer) for name in ctx.workers["parameter_server"]]
+
+    def trainer(ctx: Any, shared: Any) -> Any:
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        print(ctx.role, ctx.name, ctx.rank, ctx.world_size, os.environ["RANK"], int(total))
+        print([reference.to_here() for reference in shared], ctx.workers["master"])
+        return lambda: rpc.rpc_sync("ps0", nothing)
+
+    samples = measure(bench, trainer, master=master, server=server, trainers=3)
+    assert (len(samples.rank_seconds), len(samples.step_seconds)) == (3, 3)
+    said = {(name, line) for name, _, line in bench.recorder.lines}
+    assert {
+        ("ps0", "parameter_server 0 2 3 6 2"),
+        ("ps1", "parameter_server 1 2 4 6 2"),
+        ("master", "master 0 1 5 False"),
+        ("trainer0", "trainer trainer0 0 3 0 3"),
+        ("trainer2", "trainer trainer2 2 3 2 3"),
+        ("trainer1", "['ps0 of 2', 'ps1 of 2'] ('master',)"),
+    } <= said
+
+
+def test_without_a_master_a_trainer_gets_its_context_alone(bench: Bench) -> None:
+    def trainer(ctx: Any) -> Any:
+        assert ctx.workers == {"trainer": ("trainer0",), "parameter_server": ("ps0",), "master": ()}
+        return lambda: rpc.rpc_sync("ps0", nothing)
+
+    assert len(measure(bench, trainer, trainers=1, servers=1).step_seconds) == 3
+
+
+def test_servers_clean_up_when_the_trainers_have_ended(bench: Bench) -> None:
+    bench.recorder.streams = True
+
+    def server(ctx: Any) -> Iterator[None]:
+        yield
+        print(f"{ctx.name} cleans up")
+
+    def master(ctx: Any) -> Iterator[int]:
+        yield 7
+        print("master cleans up")
+
+    def trainer(ctx: Any, shared: int) -> Iterator[Any]:
+        yield nothing
+        rpc.rpc_sync("ps0", nothing)  # which still serves
+        print(f"trainer cleans up {shared}")
+
+    measure(bench, trainer, master=master, server=server)
+    assert sorted(line for _, _, line in bench.recorder.lines) == [
+        "master cleans up", "ps0 cleans up", "ps1 cleans up", "trainer cleans up 7", "trainer cleans up 7",
+    ]  # fmt: skip
+
+
+def test_everything_listens_on_loopback_only(bench: Bench) -> None:
+    bench.recorder.streams = True
+
+    def trainer(ctx: Any) -> Any:
+        ours = {os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()}
+        for table in ("tcp", "tcp6"):
+            for row in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+                fields = row.split()
+                if fields[3] == "0A" and f"socket:[{fields[9]}]" in ours:  # listens
+                    print(fields[1].partition(":")[0])
+        return nothing
+
+    measure(bench, trainer)
+    addresses = {line for _, _, line in bench.recorder.lines}
+    assert addresses, "TensorPipe listens"
+    assert addresses <= {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
+
+
+# --- bad luck
+
+
+def test_a_server_that_dies_in_a_step_is_the_cause_not_the_trainers_that_lost_it(bench: Bench) -> None:
+    error = failure(bench, calling(end, 7))
+    assert error.cause.who == "ps1"
+    assert error.cause.summary == "exited with status 7 without delivering a result"
+    assert "trainer1" in [other.who for other in error.others if other.lost_connection]
+    assert "ps1 failed in serving" in str(error)
+
+
+def test_a_server_killed_by_a_signal_is_named_with_it(bench: Bench) -> None:
+    error = failure(bench, calling(kill))
+    assert (error.cause.who, error.cause.summary) == ("ps1", "killed by SIGSEGV")
+
+
+def test_a_trainer_that_dies_while_others_wait_is_the_cause(bench: Bench) -> None:
+    def trainer(ctx: Any) -> Any:
+        count = iter(range(100))
+
+        def step() -> None:
+            if next(count) == 2 and ctx.rank == 1:
+                os._exit(3)
+            rpc.rpc_sync("ps0", nothing)
+            dist.all_reduce(torch.ones(1))
+
+        return step
+
+    error = failure(bench, trainer)
+    assert error.cause.who == "trainer1"
+    idle = {other.who: other.summary for other in error.others if other.who.startswith("ps")}
+    assert idle == {"ps0": "was waiting for calls", "ps1": "was waiting for calls"}
+
+
+@pytest.mark.parametrize("role", ["master", "server"])
+def test_a_set_up_that_raises_is_shown_with_its_own_traceback(bench: Bench, role: str) -> None:
+    def raising(ctx: Any) -> None:
+        raise ValueError(f"not today, {ctx.role}")
+
+    asked: dict[str, Any] = {"master": lambda ctx: None, "server": None, role: raising}
+    error = failure(bench, calling(nothing), **asked)
+    name = {"master": "master", "server": "ps0"}[role]
+    assert (error.cause.who, error.cause.phase) in ((name, "setup"), ("ps1", "setup"))
+    assert error.cause.summary.startswith("ValueError: not today")
+    assert "in raising" in error.cause.traceback
+
+
+def test_what_rpc_cannot_carry_is_said_of_the_master(bench: Bench) -> None:
+    error = failure(bench, calling(nothing), master=lambda ctx: lambda: None)
+    assert error.cause.who == "master"
+    assert "pickle" in error.cause.summary
+
+
+def test_a_handler_that_raises_remotely_is_red_with_the_remote_traceback(bench: Bench) -> None:
+    error = failure(bench, calling(fail))
+    assert error.cause.who == "trainer1"
+    assert "no such table" in error.cause.summary
+    assert "On WorkerInfo(id=3, name=ps1)" in error.cause.traceback
+    assert "in fail" in error.cause.traceback
+
+
+def test_an_rpc_that_times_out_is_red(bench: Bench) -> None:
+    began = time.monotonic()
+    error = failure(bench, calling(sleep, 60.0, timeout=0.5))
+    assert time.monotonic() - began < 20
+    assert error.cause.who == "trainer1"
+    assert "timeout" in error.cause.summary.lower()
+    assert "rpc_sync" in error.cause.traceback
+
+
+def test_a_handler_that_hangs_is_the_cause_at_the_deadline_not_who_waits_for_it(bench: Bench) -> None:
+    began = time.monotonic()
+    error = failure(bench, calling(sleep, 600.0), timeout=4.0)
+    assert time.monotonic() - began < 9
+    assert error.cause.who == "ps1"
+    assert error.cause.summary == "did not end within 4 s (--ddp-timeout)"
+    assert "in sleep" in error.cause.traceback
+    assert {other.who: other.summary for other in error.others}["ps0"] == "was waiting for calls"
+
+
+def test_a_clean_up_of_a_server_that_hangs_is_green_and_told(bench: Bench) -> None:
+    def server(ctx: Any) -> Iterator[None]:
+        yield
+        if ctx.rank == 0:
+            time.sleep(600)
+
+    samples = measure(bench, calling(nothing), server=server, timeout=4.0)
+    assert samples.notes == ("ps0's clean-up did not end within 4 s (--ddp-timeout); it was killed",)
+
+
+def test_a_torch_without_rpc_says_so(bench: Bench, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "torch_without_rpc.py").write_text(
+        "import torch.distributed.rpc\ntorch.distributed.rpc.is_available = lambda: False\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    plan = replace(bench.plan(), parameter_servers=1, preload=("torch_without_rpc",))
+    with pytest.raises(LaunchError) as caught:
+        bench.launcher.measure(plan, calling(nothing), bench.recorder, (None, None))
+    assert "was built without torch.distributed.rpc" in caught.value.cause.summary
