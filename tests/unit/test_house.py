@@ -69,7 +69,7 @@ def test_only_rank_imports_torch(path: Path) -> None:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_only_the_upper_storeys_know_pytest(path: Path) -> None:
     if "pytest" in {name.split(".")[0] for name in imports_of(path)}:
-        assert room_of(path) in ("options", "watch", "replay", "state", "gate", "plugin")
+        assert room_of(path) in ("options", "watch", "replay", "state", "gate", "fixtures", "plugin")
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
