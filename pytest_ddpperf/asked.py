@@ -11,15 +11,22 @@ from typing import Literal
 # What --ddp-fail-on may name: every verdict but PASS, in lower case.
 FAIL_ON_NAMES = ("regressed", "improved", "inconclusive", "no-baseline", "incomparable", "not-gated")
 
+# What a step is counted to do, exactly: see docs/counters.md.
+COUNTERS = ("rpc.calls", "rpc.bytes", "all_reduce.count", "all_reduce.bytes", "gradient_bytes")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """How much worse than the baseline one metric may get: `p50:5%`, `p95:2ms`, `cpu_p50:5%`."""
+    """How much worse than the baseline one metric may get: `p50:5%`, `p95:2ms`, `cpu_p50:5%`, `rpc.bytes:0%`."""
 
-    metric: str  # "p50", "p99.9", "cpu_p10"
+    metric: str  # "p50", "p99.9", "cpu_p10", or one of COUNTERS
     value: float  # a share for "%" (0.05), seconds for "ms" (0.002)
     unit: Literal["%", "ms"]
     default: bool = False  # ours, so it may be dropped where the asked steps cannot support it
+
+    @property
+    def is_counter(self) -> bool:
+        return self.metric in COUNTERS
 
     @property
     def is_cpu_time(self) -> bool:
@@ -33,6 +40,10 @@ class Limit:
     def __str__(self) -> str:
         scale = 100.0 if self.unit == "%" else 1000.0
         return f"{self.metric}:{self.value * scale:.10g}{self.unit}"
+
+
+# On counters, unless the user names another for the same one.
+COUNTER_LIMITS = (Limit(metric="rpc.bytes", value=0.0, unit="%", default=True),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,9 @@ from pytest_ddpperf.launch import Launcher, Observer
 from pytest_ddpperf.looks import follow, schedule
 from pytest_ddpperf.options import Settings
 from pytest_ddpperf.records import (
+    COUNTERS,
     Baseline,
+    Counters,
     Environment,
     LaunchSamples,
     Limit,
@@ -92,7 +94,7 @@ def carry_out(job: Job, launcher: Launcher, store: Store, progress: Progress) ->
         judged, shown, ended = gate.judge(looks[:number], final=further is None)
         if ended:
             break
-    current = Measurement(samples=_samples(shown), environment=environment)
+    current = Measurement(samples=_samples(shown), environment=environment, counters=_counters(shown))
     outcome = replace(
         failed(job, ""),
         verdict=judged,
@@ -111,6 +113,7 @@ def carry_out(job: Job, launcher: Launcher, store: Store, progress: Progress) ->
             backend=job.plan.backend,
             verdict=judged,
             environment=environment,
+            counters=current.counters,
         ),
         outcome=outcome,
         baseline=gate.stored,
@@ -212,29 +215,38 @@ class _Gate:
         """
         kept, as_taken = self._launches.kept, self._launches.as_taken
         verdict, ended = follow(looks, partial(self._verdict, kept), final=final)
+        verdict = self._counted(verdict, kept)
+        ended = ended or verdict.reason == "counter-rose"  # which no further launch would change
         if self._saving:
             ended = final or not verdicts.coarse(self._measurement(kept), self._limits, level=self._job.level)
         if kept == as_taken:
             return verdict, kept, ended
         other, other_ended = follow(looks, partial(self._verdict, as_taken), final=final)
-        shown = (other, as_taken) if other == "REGRESSED" else (verdict, kept)
+        shown = (self._counted(other, as_taken), as_taken) if other == "REGRESSED" else (verdict, kept)
         return *shown, ended and (other_ended or self._saving)
 
+    def _counted(self, verdict: Verdict, launches: list[LaunchSamples]) -> Verdict:
+        return verdicts.with_counters(verdict, self._measurement(launches), self._baseline, self._limits)
+
     def _verdict(self, launches: list[LaunchSamples], start: int, stop: int, ease: float) -> Verdict:
-        return verdicts.judge(
+        return verdicts.judge_times(
             self._measurement(launches[start:stop]),
-            self.stored.measurements if self.stored else (),
+            self._baseline,
             self._limits,
             not_gated=self._why_not,
             level=self._job.level * ease,
         )
 
     @property
+    def _baseline(self) -> tuple[Measurement, ...]:
+        return self.stored.measurements if self.stored else ()
+
+    @property
     def _limits(self) -> tuple[Limit, ...]:
         return self._job.settings.limits
 
     def _measurement(self, launches: list[LaunchSamples]) -> Measurement:
-        return Measurement(samples=_samples(launches), environment=self._environment)
+        return Measurement(samples=_samples(launches), environment=self._environment, counters=_counters(launches))
 
     def recording(self, current: Measurement) -> Recording:
         """What would be stored, with its resolution where it will be."""
@@ -260,12 +272,23 @@ def failed(job: Job, error: str) -> Outcome:
 def _samples(launches: Sequence[LaunchSamples]) -> Samples:
     cpu = [launch.cpu_seconds for launch in launches if launch.cpu_seconds is not None]
     examples = [launch.examples for launch in launches if launch.examples is not None]
+    blocked = [launch.blocked_seconds for launch in launches if launch.blocked_seconds is not None]
     return Samples(
         step_seconds=tuple(launch.step_seconds for launch in launches),
         rank_seconds=tuple(launch.rank_seconds for launch in launches),
         cpu_seconds=tuple(cpu) if len(cpu) == len(launches) else None,
         examples=tuple(examples) if len(examples) == len(launches) else None,
+        blocked_seconds=tuple(blocked) if len(blocked) == len(launches) else None,
     )
+
+
+def _counters(launches: Sequence[LaunchSamples]) -> Counters:
+    """Of the launch that counted most; unknown where one does not know."""
+    found: dict[str, int | None] = {}
+    for name in COUNTERS:
+        counts = [count for launch in launches if (count := launch.counters.get(name)) is not None]
+        found[name] = max(counts) if len(counts) == len(launches) else None
+    return found
 
 
 def _not_gated(job: Job, facts: Mapping[str, Scalar]) -> str | None:

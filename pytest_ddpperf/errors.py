@@ -90,7 +90,7 @@ class LaunchError(DdpPerfError):
         if self.cause.traceback:
             lines += ["", self.cause.traceback.rstrip()]
         if self.others:
-            lines += ["", "the others:" if self.cause.name else "other ranks:"]
+            lines += ["", "other ranks:" if self.cause.who.startswith("rank ") else "the others:"]
         for other in self.others:
             lines.append(f"  {other.who} in {other.phase}: {other.summary}")
             if not other.lost_connection:  # where a rank was when its peer went away explains nothing

@@ -149,7 +149,7 @@ class Benchmark(Distributed):
         __tracebackhide__ = True
         for role, setup in setups.items():
             if not callable(setup):
-                raise TypeError(f"{self._name}: {role}={setup!r}: must be callable: {_WHAT_SETUP_DOES[role]}")
+                raise TypeError(f"{self._name}({setup!r}): {role} must be callable: {_WHAT_SETUP_DOES[role]}")
         check_number("batch_size", batch_size, "examples per rank and step, ")
         if name is not None and (not isinstance(name, str) or not name.strip()):
             raise ValueError(f"name={name!r}: a second measurement of a test needs a name that is not empty")

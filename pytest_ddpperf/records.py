@@ -10,11 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from pytest_ddpperf.asked import COUNTER_LIMITS as COUNTER_LIMITS
+from pytest_ddpperf.asked import COUNTERS as COUNTERS
 from pytest_ddpperf.asked import Limit as Limit
 from pytest_ddpperf.asked import Plan as Plan
 
 Scalar = str | int | float | bool | None
 LaunchSteps = tuple[tuple[float, ...], ...]  # launch x step
+Counters = Mapping[str, int | None]  # by COUNTERS: of a step, the largest over ranks; None where it is unknown
 LaunchRankSteps = tuple[tuple[tuple[float, ...], ...], ...]  # launch x rank x step
 
 # So many a baseline keeps: enough to know the drift between them, few enough for a file that is reviewed.
@@ -65,6 +68,7 @@ class Samples:
     rank_seconds: LaunchRankSteps  # each rank's own step durations
     cpu_seconds: LaunchRankSteps | None = None  # CPU time of each training thread; None off CPU
     examples: tuple[tuple[tuple[int, ...], ...], ...] | None = None  # launch x rank x step, if steps told
+    blocked_seconds: LaunchRankSteps | None = None  # each trainer's wait for RPC; None where there is none
 
     @property
     def launches(self) -> int:
@@ -86,6 +90,7 @@ class Measurement:
 
     samples: Samples
     environment: Environment = field(default_factory=Environment)
+    counters: Counters = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +157,23 @@ class Comparison:
     launches_needed: int | None = None  # about, now, for `resolution` to reach the limit; None: it does, or none do
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CounterChange:
+    """One limit on a counter, held against the baseline's. Counts have no noise: there is no evidence to weigh."""
+
+    limit: Limit
+    status: Status
+    baseline: int
+    now: int
+
+    @property
+    def change(self) -> float:
+        """Relative: 0.05 is 5 % more. From nothing to something it is endless, which no limit allows: 1e9."""
+        if self.baseline == 0:
+            return 1e9 if self.now else 0.0
+        return self.now / self.baseline - 1
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Verdict:
     """The decision about one measurement: a status and a reason code, with what it rests on.
@@ -164,6 +186,7 @@ class Verdict:
     comparisons: tuple[Comparison, ...] = ()
     dropped: tuple[str, ...] = ()  # default limits without support, as text
     differences: tuple[str, ...] = ()  # environment facts that differ: "torch 2.12 -> 2.13"
+    counters: tuple[CounterChange, ...] = ()
     sessions: int = 0  # of the baseline; with one, the drift between sessions was assumed, not measured
 
     def __eq__(self, other: object) -> bool:
@@ -219,6 +242,8 @@ class LaunchSamples:
     rank_seconds: tuple[tuple[float, ...], ...]  # rank x step
     cpu_seconds: tuple[tuple[float, ...], ...] | None  # rank x step
     examples: tuple[tuple[int, ...], ...] | None  # rank x step
+    blocked_seconds: tuple[tuple[float, ...], ...] | None  # trainer x step
+    counters: Counters
     phases: Phases
     facts: Mapping[str, Scalar]  # the environment: rank 0's, the machine's, the user's variables
     output: tuple[RankOutput, ...]

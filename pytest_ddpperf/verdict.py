@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from statistics import fmean
-from typing import Literal
+from typing import Any, Literal
 
 from pytest_ddpperf import stats
 from pytest_ddpperf.errors import SampleError
 from pytest_ddpperf.records import (
+    COUNTER_LIMITS,
     Comparison,
+    CounterChange,
     Interval,
     Limit,
     Measurement,
@@ -49,7 +52,12 @@ def unsupported(limit: Limit, *, steps: int, launches: int) -> str | None:
     )
 
 
-def judge(
+def judge(current: Measurement, baseline: Sequence[Measurement], limits: Sequence[Limit], **how: Any) -> Verdict:
+    """Hold `current` against the sessions of a baseline: its times, as `judge_times`, and its counters."""
+    return with_counters(judge_times(current, baseline, limits, **how), current, baseline, limits)
+
+
+def judge_times(
     current: Measurement,
     baseline: Sequence[Measurement],
     limits: Sequence[Limit],
@@ -59,7 +67,7 @@ def judge(
     interleaved: bool = False,
     assumed: Drift = ASSUMED_DRIFT,
 ) -> Verdict:
-    """Hold `current` against the sessions of a baseline; `not_gated` is the reason code where it shall not be.
+    """Hold times against the sessions of a baseline; `not_gated` is the reason code where they shall not be.
 
     Each limit is decided on the logarithms of per-launch quantiles. REGRESSED needs the estimate beyond the limit
     and evidence that there is a change at all, at `level` over all limits (Holm). Beyond the limit without evidence
@@ -78,7 +86,7 @@ def judge(
     broken = _differences(current.environment.must_match, baseline[-1].environment.must_match)
     if broken:
         return Verdict(status=Status.INCOMPARABLE, reason="must-match", differences=broken + differences)
-    kept, dropped = _supported(current, limits)
+    kept, dropped = _supported(current, _on_times(limits))
     if not kept:
         return Verdict(status=Status.NOT_GATED, reason="no-supported-limit", dropped=dropped, differences=differences)
     if min(session.samples.launches for session in baseline) < LAUNCHES_NEEDED:
@@ -92,9 +100,7 @@ def judge(
     if interleaved and len(baseline) > 1:
         raise SampleError(f"a baseline of {len(baseline)} sessions was not measured on one occasion")
     comparisons = _compare(kept, current, baseline, level=level, drift=None if interleaved else assumed)
-    statuses = [comparison.status for comparison in comparisons]
-    order = (Status.REGRESSED, Status.INCONCLUSIVE, Status.IMPROVED, Status.PASS)
-    status = next(status for status in order if status in statuses)
+    status = _gravest(comparison.status for comparison in comparisons)
     return Verdict(
         status=status,
         reason=next(c.reason for c in comparisons if c.status is status),
@@ -103,6 +109,58 @@ def judge(
         differences=differences,
         sessions=len(baseline),
     )
+
+
+def with_counters(
+    verdict: Verdict, current: Measurement, baseline: Sequence[Measurement], limits: Sequence[Limit]
+) -> Verdict:
+    """A verdict on times, with that on counters: those that are limited, against the baseline's last session.
+
+    Counts have no noise: more than the limit allows is REGRESSED, as much less is IMPROVED. A counter that is unknown
+    on one side is told, and INCOMPARABLE where the limit is the user's.
+    """
+    if not (verdict.status.compared or verdict.reason == "no-supported-limit"):
+        return verdict
+    named = {limit.metric for limit in limits}
+    asked = [limit for limit in (*limits, *COUNTER_LIMITS) if limit.is_counter]
+    changes, dropped, unknown = [], [], []
+    for limit in (limit for limit in asked if not limit.default or limit.metric not in named):
+        now, before = (side.counters.get(limit.metric) for side in (current, baseline[-1]))
+        if now is not None and before is not None:
+            changes.append(_counted(limit, before, now))
+        elif not limit.default:
+            unknown.append(f"{limit.metric} is unknown {'now' if now is None else 'in the baseline'}")
+        elif (now, before) != (None, None):
+            dropped.append(f"{limit}: unknown {'now' if now is None else 'in the baseline'}")
+    verdict = replace(verdict, dropped=(*verdict.dropped, *dropped), counters=tuple(changes))
+    if unknown:
+        return replace(
+            verdict, status=Status.INCOMPARABLE, reason="unknown-counter", differences=(*unknown, *verdict.differences)
+        )
+    if not changes:
+        return verdict
+    counted = _gravest(change.status for change in changes)
+    if verdict.status.compared and _gravest((verdict.status, counted)) is verdict.status:
+        return verdict
+    reasons = {Status.REGRESSED: "counter-rose", Status.IMPROVED: "counter-fell", Status.PASS: "within-limit"}
+    return replace(verdict, status=counted, reason=reasons[counted])
+
+
+def _counted(limit: Limit, before: int, now: int) -> CounterChange:
+    status = Status.PASS
+    if now > before * (1 + limit.value):
+        status = Status.REGRESSED
+    elif now * (1 + limit.value) < before:
+        status = Status.IMPROVED
+    return CounterChange(limit=limit, status=status, baseline=before, now=now)
+
+
+def _gravest(statuses: Iterable[Status]) -> Status:
+    return min(statuses, key=(Status.REGRESSED, Status.INCONCLUSIVE, Status.IMPROVED, Status.PASS).index)
+
+
+def _on_times(limits: Iterable[Limit]) -> list[Limit]:
+    return [limit for limit in limits if not limit.is_counter]
 
 
 def resolutions(current: Measurement, limits: Iterable[Limit], *, level: float = RUN_LEVEL) -> dict[str, float]:
@@ -118,7 +176,7 @@ def coarse(current: Measurement, limits: Iterable[Limit], *, level: float = RUN_
 
 def _with_itself(current: Measurement, limits: Iterable[Limit], level: float) -> Iterator[tuple[Limit, float, float]]:
     """The limits it supports, with the mean and the resolution of each metric, both as logarithms."""
-    kept, _ = _supported(current, limits)
+    kept, _ = _supported(current, _on_times(limits))
     kept = [limit for limit in kept if not limit.is_cpu_time or _has_cpu(limit, current)]
     for limit in kept:
         logs = _logs(limit, current)

@@ -5,6 +5,7 @@ History of the format ("schema" in every file; a reader stays for every version 
 1   schema, test, created, commit, measurement = environment (key, must_match, recorded) and samples
     (step_seconds, rank_seconds, cpu_seconds, examples), as in `records`.
 2   schema, test, sessions = a list of (created, commit, measurement as before, resolution by metric), oldest first.
+3   a measurement has counters, its samples have blocked_seconds.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pytest_ddpperf.codec import CodecError, decode, dumps, encode
 from pytest_ddpperf.errors import BaselineError
 from pytest_ddpperf.records import Baseline, Samples
 
-SCHEMA = 2
+SCHEMA = 3
 AGAIN = "restore it with git checkout, or delete it and run with --ddp-save-baseline"
 
 
@@ -42,7 +43,9 @@ def parse(path: Path, data: bytes) -> Baseline:
         problem = f"has schema {schema}; this version of pytest-ddpperf reads up to {SCHEMA}"
         raise BaselineError(path, problem, "upgrade pytest-ddpperf, or " + AGAIN)
     try:
-        baseline = decode(Baseline, _from_schema_1(content) if schema == 1 else content)
+        for version in range(schema, SCHEMA):
+            content = _TO_NEXT[version](content)
+        baseline = decode(Baseline, content)
     except CodecError as error:
         raise BaselineError(path, str(error), AGAIN) from error
     if problem := _problem(baseline):
@@ -54,6 +57,23 @@ def _from_schema_1(content: Mapping[str, Any]) -> dict[str, Any]:
     session = {name: value for name, value in content.items() if name != "test"}
     rest = {name: value for name, value in content.items() if name == "test"}
     return {**rest, "sessions": [{**session, "resolution": {}}]}
+
+
+def _from_schema_2(content: Mapping[str, Any]) -> dict[str, Any]:
+    """What is not as it should be is left to `decode`, which says where."""
+
+    def session(old: Any) -> Any:
+        try:
+            samples = {**old["measurement"]["samples"], "blocked_seconds": None}
+            return {**old, "measurement": {**old["measurement"], "samples": samples, "counters": {}}}
+        except (KeyError, TypeError):
+            return old
+
+    sessions = content.get("sessions")
+    return {**content, "sessions": list(map(session, sessions))} if isinstance(sessions, list) else dict(content)
+
+
+_TO_NEXT = {1: _from_schema_1, 2: _from_schema_2}
 
 
 def _problem(baseline: Baseline) -> str:
@@ -93,6 +113,7 @@ def _nonsense(samples: Samples) -> str:
         "rank_seconds": samples.rank_seconds,
         "cpu_seconds": samples.cpu_seconds,
         "examples": samples.examples,
+        "blocked_seconds": samples.blocked_seconds,
     }
     for name, table in tables.items():
         if table is None:

@@ -16,7 +16,7 @@ from pytest_ddpperf.launch import environ, locks, topology
 from pytest_ddpperf.launch.cores import place
 from pytest_ddpperf.launch.run import Delivery, Launch, Observer
 from pytest_ddpperf.launch.server import RankServer
-from pytest_ddpperf.records import LaunchSamples, Plan, Scalar
+from pytest_ddpperf.records import COUNTERS, LaunchSamples, Plan, Scalar
 from pytest_ddpperf.stats import completions
 
 # What an RPC launch imports beyond others: half a second, which only runs that use RPC pay.
@@ -65,6 +65,8 @@ class Launcher:
             rank_seconds=tuple(_seconds(_differences(row)) for row in marks),
             cpu_seconds=None if None in cpu else tuple(map(_seconds, cpu)),
             examples=None if None in examples else tuple(map(tuple, examples)),
+            blocked_seconds=tuple(_seconds(rank["blocked_ns"]) for rank in told) if plan.rpc else None,
+            counters={name: _largest([rank["counters"].get(name) for rank in told]) for name in COUNTERS},
             phases=delivery.phases,
             facts={
                 **facts[0],
@@ -136,6 +138,12 @@ def _unfit(plan: Plan, told: Sequence[Mapping[str, Any]]) -> str:
     """Why a launch says little of steady training, in words, by what happened and not by its times."""
     compiled = [(rank, fields["compiled_at"]) for rank, fields in enumerate(told) if fields["compiled_at"]]
     return f"{plan.name(compiled[0][0])} recompiled at step {compiled[0][1]}" if compiled else ""
+
+
+def _largest(counts: Sequence[int | None]) -> int | None:
+    """Unknown where one rank does not know."""
+    known = [count for count in counts if count is not None]
+    return max(known) if len(known) == len(counts) else None
 
 
 def _differences(marks: Sequence[int]) -> list[int]:

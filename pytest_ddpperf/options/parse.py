@@ -10,12 +10,13 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Literal, cast
 
-from pytest_ddpperf.asked import FAIL_ON_NAMES, Limit
+from pytest_ddpperf.asked import COUNTERS, FAIL_ON_NAMES, Limit
 
 _LONGEST_SECONDS = 1e9  # 31 years; from ten times that on a socket's timeout overflows
 # Four decimals: p99.9999 needs three million steps, and with many more a percentile is rounded to 100.
 _LIMIT = re.compile(r"(cpu_)?p(\d+(?:\.\d{1,4})?):(\d+(?:\.\d+)?)(%|ms)", re.ASCII)
-_LIMIT_FORM = "metric:N% or metric:Nms, as in p50:5%, p99.9:0.5%, p95:2ms, cpu_p50:5%"
+_COUNTER = re.compile(rf"({'|'.join(map(re.escape, COUNTERS))}):(\d+(?:\.\d+)?)%", re.ASCII)
+_LIMIT_FORM = "metric:N% or metric:Nms, as in p50:5%, p99.9:0.5%, p95:2ms, cpu_p50:5%, rpc.bytes:0%"
 
 
 def near(value: object, names: Iterable[str]) -> str:
@@ -83,6 +84,9 @@ def seconds(value: object) -> float:
 
 
 def _limit(item: object) -> Limit:
+    counter = _COUNTER.fullmatch(item) if isinstance(item, str) else None
+    if counter is not None:
+        return Limit(metric=counter[1], value=float(counter[2]) / 100, unit="%")
     match = _LIMIT.fullmatch(item) if isinstance(item, str) else None
     if match is None:
         raise ValueError(f"{item!r} is not {_LIMIT_FORM}")

@@ -151,7 +151,7 @@ def _check_limits(settings: Settings) -> None:
     for limit in settings.limits:
         if limit.is_cpu_time and settings.device not in ("auto", "cpu"):
             raise OptionError(place, str(limit), f"CPU time is measured on cpu only, not on {settings.device}")
-        if limit.default or settings.disable:
+        if limit.default or limit.is_counter or settings.disable:
             continue
         from pytest_ddpperf.verdict import unsupported  # with the records, which a run without limits need not pay
 

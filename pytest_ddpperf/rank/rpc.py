@@ -19,12 +19,14 @@ import torch.distributed.optim
 import torch.distributed.rpc as rpc
 
 from pytest_ddpperf.errors import SetupError
-from pytest_ddpperf.rank import group, sampling
+from pytest_ddpperf.rank import group, sampling, traffic
 from pytest_ddpperf.rank.context import RpcContext
 from pytest_ddpperf.records import Plan
 
 Role = Literal["trainer", "parameter_server", "master"]
 Setup = Callable[..., Any]
+
+meter = traffic.Traffic()
 
 # What the others told this process, by RPC: that a parameter server is ready; what the master's set-up returned.
 _ready = threading.Semaphore(0)
@@ -35,6 +37,7 @@ def start(plan: Plan, process: int, folder: Path, cpus: Sequence[int]) -> RpcCon
     """Seed, choose the device, pin, join the RPC world, and the process group of one's role."""
     if not rpc.is_available():
         raise SetupError(f"this torch ({torch.__version__}) was built without torch.distributed.rpc")
+    traffic.watch(meter)  # before this process joins the RPC world, so that nothing escapes it
     role, index, size = _place(plan, process)
     devices = 1 if plan.device == "cpu" else torch.accelerator.device_count()
     device = group.prepare(plan, process % devices, cpus)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import gc
 import inspect
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -32,6 +32,8 @@ class Window:
     compiled_at: int  # the first timed step, from 1, that handed something to torch.compile; 0 for none
     unsettled: str  # what was still changing when the warm-up ended at its cap, in words
     warmup: int  # steps it took
+    blocked_ns: tuple[int, ...]  # by step, what the meter read; none without one
+    counters: Mapping[str, int | None]  # of a step
 
 
 class Prepared:
@@ -61,10 +63,20 @@ class Prepared:
             raise SetupError("setup yielded twice; it must yield once")
 
 
-def measure(step: Step, plan: Plan, ctx: Context, board: Board) -> Window:
+class Meter(Protocol):
+    """What tells more of a step than its time."""
+
+    def blocked_ns(self) -> int:
+        """How long this process has waited for others so far."""
+
+    def counters(self, step: Step) -> Mapping[str, int | None]:
+        """Run a step and say what it did."""
+
+
+def measure(step: Step, plan: Plan, ctx: Context, board: Board, meter: Meter) -> Window:
     """Warm up, then time `plan.steps` steps from a common start."""
     row, cell = board.row(ctx.rank), Board.STEP_CELL
-    warmup, unsettled = _warm_up(step, plan, ctx, board)
+    warmup, unsettled, counters = _warm_up(step, plan, ctx, board, meter)
     on_cpu = ctx.device.type == "cpu"
     if not on_cpu:
         torch.accelerator.synchronize()
@@ -72,12 +84,14 @@ def measure(step: Step, plan: Plan, ctx: Context, board: Board) -> Window:
     processed: list[Any] = [None] * plan.steps
     cpu_ns = [0] * (plan.steps + 1)
     graphs = [steady.graphs()] * (plan.steps + 1)
+    blocked = [0] * (plan.steps + 1)
     gc.collect()
     gc.disable()
     try:
         dist.barrier()
         board.enter(ctx.rank, Phase.STEPS, time.monotonic_ns())
         timer.start()
+        blocked[0] = meter.blocked_ns()
         cpu_ns[0] = time.thread_time_ns()
         for index in range(plan.steps):
             row[cell] = index
@@ -88,6 +102,7 @@ def measure(step: Step, plan: Plan, ctx: Context, board: Board) -> Window:
             # Keep a number of examples, never a loss: its graph would live as long as the list.
             processed[index] = told if type(told) is int else None
             graphs[index + 1] = steady.graphs()
+            blocked[index + 1] = meter.blocked_ns()
         timer.finish()
     finally:
         gc.enable()
@@ -98,23 +113,37 @@ def measure(step: Step, plan: Plan, ctx: Context, board: Board) -> Window:
         compiled_at=next((step for step, count in enumerate(graphs) if count != graphs[0]), 0),
         unsettled=unsettled,
         warmup=warmup,
+        blocked_ns=tuple(after - before for before, after in pairwise(blocked)),
+        counters=counters,
     )
 
 
-def _warm_up(step: Step, plan: Plan, ctx: Context, board: Board) -> tuple[int, str]:
-    """The asked steps, and more until no rank's last one changed anything: how many, and what did at the cap."""
+# Of the warm-up, the step in which is counted: the last but one asked, for counting must not be the last thing that
+# happens before the window. DDP rebuilds its buckets after the first step, so counts hold from the second on.
+_COUNTED_FROM = 3
+
+
+def _warm_up(
+    step: Step, plan: Plan, ctx: Context, board: Board, meter: Meter
+) -> tuple[int, str, Mapping[str, int | None]]:
+    """The asked steps, and more until no rank's last one changed anything: how many, what did at the cap, and what
+    a step was counted to do (nothing is known of less than three)."""
     row, cell = board.row(ctx.rank), Board.STEP_CELL
     board.enter(ctx.rank, Phase.WARMUP, time.monotonic_ns())
+    counters: Mapping[str, int | None] = {}
     if plan.warmup == 0:
-        return 0, ""
+        return 0, "", counters
     watch = steady.Steadiness(ctx.device)
     for index in range(plan.warmup + steady.WARMUP_BEYOND):
         if index >= plan.warmup - 1:
             watch.changed()
         row[cell] = index
-        step()
+        if index == plan.warmup - 2 and plan.warmup >= _COUNTED_FROM:
+            counters = meter.counters(step)
+        else:
+            step()
         if index >= plan.warmup - 1:
             unsettled = watch.unsettled()
             if not unsettled:
                 break
-    return index + 1, unsettled
+    return index + 1, unsettled, counters

@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 
 from pytest_ddpperf import payload
 from pytest_ddpperf.errors import DdpPerfError
-from pytest_ddpperf.rank import environment, frames, group, process, results, sampling
+from pytest_ddpperf.rank import collectives, environment, frames, group, process, results, sampling
 from pytest_ddpperf.rank.context import Context, RpcContext
 from pytest_ddpperf.records import Plan
 from pytest_ddpperf.wire import Board, Kind, Message, Phase, send_frame
@@ -141,14 +141,14 @@ def _start(rank: Rank, folder: Path, cpus: list[int]) -> Context:
 
 
 def _measure(rank: Rank, ctx: Context, setup: Any) -> CleanUp:
-    return _timed(rank, ctx, sampling.Prepared(setup, ctx))
+    return _timed(rank, ctx, sampling.Prepared(setup, ctx), collectives.Meter())
 
 
 def _measure_rpc(rank: Rank, ctx: RpcContext, trainer: Any, master: Any, parameter_server: Any) -> CleanUp | None:
     from pytest_ddpperf.rank import rpc
 
     if ctx.role == "trainer":
-        return _timed(rank, ctx, rpc.prepared(ctx, trainer, master))
+        return _timed(rank, ctx, rpc.prepared(ctx, trainer, master), rpc.meter)
     setup = master if ctx.role == "master" else parameter_server
     made = rpc.serve(ctx, setup)
     rank.enter(Phase.SERVING)
@@ -157,12 +157,13 @@ def _measure_rpc(rank: Rank, ctx: RpcContext, trainer: Any, master: Any, paramet
     return made.clean_up if made is not None else None
 
 
-def _timed(rank: Rank, ctx: Context, prepared: sampling.Prepared) -> CleanUp:
-    window = sampling.measure(prepared.step, rank.plan, ctx, rank.board)
+def _timed(rank: Rank, ctx: Context, prepared: sampling.Prepared, meter: sampling.Meter) -> CleanUp:
+    window = sampling.measure(prepared.step, rank.plan, ctx, rank.board, meter)
     facts = {}
     if ctx.rank == 0:
         facts = environment.versions() | environment.state() | environment.device(ctx.device.type)
-    told = {"compiled_at": window.compiled_at, "unsettled": window.unsettled, "warmup": window.warmup}
+    names = ("compiled_at", "unsettled", "warmup", "blocked_ns", "counters")
+    told = {name: getattr(window, name) for name in names}
     rank.deliver(json.dumps([window.marks_ns, window.cpu_ns, window.examples, facts, told]).encode())
     return prepared.clean_up
 

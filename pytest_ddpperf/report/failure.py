@@ -6,7 +6,16 @@ from collections.abc import Iterator
 
 from pytest_ddpperf import stats
 from pytest_ddpperf.errors import LaunchError
-from pytest_ddpperf.records import Baseline, Comparison, LaunchRankSteps, Measurement, Outcome, Plan, Status
+from pytest_ddpperf.records import (
+    Baseline,
+    Comparison,
+    CounterChange,
+    LaunchRankSteps,
+    Measurement,
+    Outcome,
+    Plan,
+    Status,
+)
 from pytest_ddpperf.report import terminal, text
 
 # Below it, two ranks' changes are called alike: a tenth of a limit people set.
@@ -40,10 +49,12 @@ def _gate_failure(outcome: Outcome, baseline: Baseline | None, accept_command: s
         return
     yield f"{verdict}: {outcome.test} on {_who(outcome)}"
     yield ""
-    yield from _metrics([c for c in verdict.comparisons if c.status is verdict.status])
+    counters = [c for c in verdict.counters if c.status is verdict.status]
+    yield from _metrics([c for c in verdict.comparisons if c.status is verdict.status], counters)
     if baseline is not None:
         yield _evidence(outcome, baseline)
         yield from _slowest(outcome.measurement, baseline.measurements[-1], outcome.plan)
+        yield from _blocked(outcome.measurement, baseline.measurements[-1], outcome.plan)
     if verdict.differences:
         yield f"differs from the baseline's environment: {', '.join(verdict.differences)}"
     yield from (f"note: {note}" for note in outcome.notes)
@@ -51,12 +62,16 @@ def _gate_failure(outcome: Outcome, baseline: Baseline | None, accept_command: s
     yield f"accept:   {accept_command}"
 
 
-def _metrics(comparisons: list[Comparison]) -> Iterator[str]:
+def _metrics(comparisons: list[Comparison], counters: list[CounterChange]) -> Iterator[str]:
     rows: list[tuple[str, ...]] = [("metric", "baseline", "now", "change [bounds]", "limit", "resolves")]
     for c in comparisons:
         limit = str(c.limit).partition(":")[2]
         figures = (text.seconds(c.baseline_seconds), text.seconds(c.now_seconds), text.interval(c.change))
         rows.append((c.limit.metric, *figures, limit, text.amount(c.resolution)))
+    for changed in counters:
+        metric, _, limit = str(changed.limit).partition(":")
+        change = text.counted(changed).removeprefix(metric).strip()
+        rows.append((metric, f"{changed.baseline:,}", f"{changed.now:,}", f"{change}, counted", limit, "all"))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         yield "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -101,6 +116,27 @@ def _slowest(now: Measurement, base: Measurement, plan: Plan) -> Iterator[str]:
         wall = _by_rank(now.samples.rank_seconds)
         late = max(range(len(wall)), key=wall.__getitem__)
         yield f"longest own steps: {plan.name(late)}, {text.seconds(wall[late])} at p50"
+
+
+def _blocked(now: Measurement, base: Measurement, plan: Plan) -> Iterator[str]:
+    """How much of a step each trainer waited for RPC, and how much of the change that is."""
+    if now.samples.blocked_seconds is None or base.samples.blocked_seconds is None:
+        return
+    sides = [(side.samples.blocked_seconds or (), side.samples.rank_seconds) for side in (base, now)]
+    (waited, steps), (waits, takes) = (tuple(map(_medians, side)) for side in sides)
+    if len(waited) != len(waits):
+        return
+    yield "blocked in RPC, at p50:"
+    for rank, (before, after) in enumerate(zip(waited, waits, strict=True)):
+        more = f"{(after - before) * 1000:+.3g} ms of the step's {(takes[rank] - steps[rank]) * 1000:+.3g} ms"
+        yield f"  {plan.name(rank)}  {text.seconds(before)} -> {text.seconds(after)}  {more}"
+
+
+def _medians(durations: LaunchRankSteps) -> list[float]:
+    """Each rank's median over all steps of all launches, in seconds: there may be steps without any wait."""
+    return [
+        stats.quantile([step for launch in durations for step in launch[rank]], 50) for rank in range(len(durations[0]))
+    ]
 
 
 def _who(outcome: Outcome) -> str:

@@ -17,7 +17,10 @@ def properties(outcome: Outcome) -> list[tuple[str, str]]:
     if outcome.verdict is not None:
         values |= {"verdict": str(outcome.verdict), "reason": outcome.verdict.reason}
         worst = outcome.verdict.worst
-        if worst is not None:
+        if outcome.verdict.reason in ("counter-rose", "counter-fell"):
+            (counted, *_) = [c for c in outcome.verdict.counters if c.status is outcome.verdict.status]
+            values |= {"metric": counted.limit.metric, "ratio": f"{1 + counted.change:.4f}"}
+        elif worst is not None:
             values["metric"] = worst.limit.metric
             values["ratio"] = f"{1 + worst.change.estimate:.4f}"
             values["interval"] = f"{1 + worst.change.low:.4f}..{1 + worst.change.high:.4f}"

@@ -82,9 +82,16 @@ def _row(outcome: Outcome) -> list[str]:
     launches = outcome.measurement.samples.step_seconds
     for q in _PERCENTILES:
         row += [text.seconds(stats.geometric_mean(stats.launch_quantiles(launches, q))), _rate(outcome, q)]
-    verdict = outcome.verdict
-    worst = verdict.worst if verdict is not None else None
-    return [*row, text.change(worst) if worst else "-", str(verdict)]
+    return [*row, _change(outcome.verdict), str(outcome.verdict)]
+
+
+def _change(verdict: Verdict | None) -> str:
+    """The change that decided."""
+    if verdict is None:
+        return "-"
+    if verdict.reason in ("counter-rose", "counter-fell"):
+        return ", ".join(text.counted(c) for c in verdict.counters if c.status is verdict.status)
+    return text.change(verdict.worst) if verdict.worst else "-"
 
 
 def _rate(outcome: Outcome, q: float, rank: int | None = None) -> str:
@@ -121,6 +128,9 @@ def _details(outcome: Outcome) -> Iterator[str]:
     if outcome.verdict is not None and outcome.verdict.comparisons:
         told = ", ".join(f"{c.limit.metric} {text.amount(c.resolution)}" for c in outcome.verdict.comparisons)
         yield f"  resolves {told}"
+    known = {name: count for name, count in outcome.measurement.counters.items() if count is not None}
+    if known:
+        yield f"  a step: {', '.join(f'{name} {count:,}' for name, count in known.items())}"
     if outcome.phases:
         costs = ", ".join(
             f"{field.name} {text.seconds(median(getattr(phases, field.name) for phases in outcome.phases))}"
@@ -212,8 +222,10 @@ def _drift(outcomes: Sequence[Outcome]) -> Iterator[str]:
 
 def _changes(outcome: Outcome) -> str:
     assert outcome.verdict is not None
-    same = [c for c in outcome.verdict.comparisons if c.status is outcome.verdict.status]
-    return "; ".join(f"{text.change(c)} (limit {c.limit})" for c in same)
+    verdict = outcome.verdict
+    same = [f"{text.change(c)} (limit {c.limit})" for c in verdict.comparisons if c.status is verdict.status]
+    same += [f"{text.counted(c)} (limit {c.limit})" for c in verdict.counters if c.status is verdict.status]
+    return "; ".join(same)
 
 
 def incomparable(outcome: Outcome) -> str:

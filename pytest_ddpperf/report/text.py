@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_ddpperf.records import Comparison, Interval
+from pytest_ddpperf.records import Comparison, CounterChange, Interval
 
 
 def seconds(value: float) -> str:
@@ -36,3 +36,9 @@ def interval(change: Interval) -> str:
 def change(comparison: Comparison) -> str:
     """The change of one metric, as a table has it."""
     return f"{comparison.limit.metric} {interval(comparison.change)}"
+
+
+def counted(changed: CounterChange) -> str:
+    """The change of a counter, as a table has it; counts are exact."""
+    how = "was 0" if not changed.baseline and changed.now else share(changed.change)
+    return f"{changed.limit.metric} {how}"

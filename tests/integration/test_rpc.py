@@ -54,8 +54,41 @@ def test_look_up(rpc_benchmark):
     result = run(*few)
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["REGRESSED: test_roles::test_look_up on 1 trainer 1 ps*"])
+    result.stdout.fnmatch_lines(["blocked in RPC, at p50:", "  trainer0 * ms of the step's +5*ms"])
     result = run("--ddp-trainers=1", "--ddp-parameter-servers=2")
     assert line(result, "ddpperf:") == "ddpperf: 0 of 1 compared: 1 without baseline"
+
+
+def test_a_step_that_sends_more_is_red_however_fast(
+    pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytester.makepyfile(
+        test_sends=ROLES
+        + """
+def take(rows):
+    time.sleep(0.005)
+
+def test_send(rpc_benchmark):
+    def trainer(ctx):
+        rows = torch.zeros(int(os.environ.get("ROWS", "10")))
+        return lambda: rpc.rpc_sync("ps0", take, (rows,))
+
+    print(rpc_benchmark(trainer, trainers=1, parameter_servers=1).counters)
+"""
+    )
+    counted = ["--ddp-warmup=3", "-v"]
+    result = run(*counted, "--ddp-save-baseline", "-s")
+    result.stdout.fnmatch_lines(["*'rpc.calls': 1, 'rpc.bytes': 40,*", "  a step: rpc.calls 1, rpc.bytes 40, *"])
+    assert line(run(*counted), "ddpperf:") == "ddpperf: 1 of 1 compared: 1 passed"
+    monkeypatch.setenv("ROWS", "11")
+    result = run(*counted)
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["  rpc.bytes  40 * 44 * +10.0 %, counted  0% * all"])
+    assert line(run(*counted, "--ddp-threshold=p50:300%,rpc.bytes:10%"), "ddpperf:").endswith("1 passed")
+    monkeypatch.setenv("ROWS", "9")
+    result = run(*counted)
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["*test_send: IMPROVED: rpc.bytes -10.0 % (limit rpc.bytes:0%): --ddp-save-baseline*"])
 
 
 @pytest.mark.parametrize("mode", ["prepend", "append", "importlib"])
@@ -104,11 +137,11 @@ def test_what_is_asked_amiss_is_said(pytester: pytest.Pytester, run: Run) -> Non
         + ROLES
         + """
 def test_no_set_up(rpc_benchmark):
-    with pytest.raises(TypeError, match="rpc_benchmark: trainer=None: must be callable: trainer"):
+    with pytest.raises(TypeError, match="trainer must be callable: trainer"):
         rpc_benchmark(None)
 
 def test_master_is_no_function(rpc_benchmark):
-    with pytest.raises(TypeError, match="master=7: must be callable"):
+    with pytest.raises(TypeError, match="master must be callable"):
         rpc_benchmark(trainer, master=7)
 
 def test_no_servers(rpc_benchmark):

@@ -246,18 +246,20 @@ def test_the_file_is_made_for_review(store):
         text
         == """\
 {
-  "schema": 2,
+  "schema": 3,
   "sessions": [
     {
       "commit": "0000000000000000000000000000000000000000",
       "created": "2026-01-02T03:04:05Z",
       "measurement": {
+        "counters": {},
         "environment": {
           "key": {},
           "must_match": {},
           "recorded": {}
         },
         "samples": {
+          "blocked_seconds": null,
           "cpu_seconds": [
             [
               [0.2, 0.3],
@@ -442,8 +444,10 @@ RECORD_AGAIN = "restore it with git checkout, or delete it and run with --ddp-sa
         (b'{"schema": 0}', "is not a baseline: its schema is 0, not a version number"),
         (b'{"schema": 1}', "missing key 'test'"),
         (b'{"schema": 2}', "missing key 'sessions', 'test'"),
+        (b'{"schema": 2, "test": {}, "sessions": [1]}', "test: missing key 'label', 'module', 'name'"),
+        (b'{"schema": 3}', "missing key 'sessions', 'test'"),
     ],
-    ids=range(14),
+    ids=range(16),
 )
 def test_a_file_that_is_no_baseline_is_an_error_that_names_it(store, content, problem):
     store.write(BASELINE).write_bytes(content)
@@ -461,9 +465,9 @@ def test_a_truncated_file_is_never_half_a_baseline(store):
 
 
 def test_a_newer_schema_asks_for_an_upgrade(store):
-    edit(store.write(BASELINE), "schema", to=3)
+    edit(store.write(BASELINE), "schema", to=4)
     error = refusal(store)
-    assert error.problem == "has schema 3; this version of pytest-ddpperf reads up to 2"
+    assert error.problem == "has schema 4; this version of pytest-ddpperf reads up to 3"
     assert error.remedy.startswith("upgrade pytest-ddpperf")
 
 
@@ -676,16 +680,21 @@ def test_what_cannot_be_read_is_not_extended(store):
     assert store.read(CPU, TEST) == OTHER
 
 
-def test_a_file_of_the_first_schema_is_read_as_one_session(store):
-    text = (Path(__file__).parent / "data" / "baseline-schema-1.json").read_text()
+@pytest.mark.parametrize("schema", [1, 2])
+def test_files_of_older_schemas_are_read(store, schema):
+    text = (Path(__file__).parent / "data" / f"baseline-schema-{schema}.json").read_text()
     old = json.loads(text)
+    session_before = old if schema == 1 else old["sessions"][0]
+    environment = Environment(**session_before["measurement"]["environment"])
     test = TestId(**old["test"])
-    path = store.path(Environment(**old["measurement"]["environment"]), test)
+    path = store.path(environment, test)
     path.parent.mkdir(parents=True)
     path.write_text(text)
-    (session,) = store.read(Environment(**old["measurement"]["environment"]), test).sessions
-    assert (session.commit, session.created) == (old["commit"], old["created"])
-    assert session.measurement.samples.step_seconds[0][0] == old["measurement"]["samples"]["step_seconds"][0][0]
+    (session,) = store.read(environment, test).sessions
+    assert (session.commit, session.created) == (session_before["commit"], session_before["created"])
+    samples = session.measurement.samples
+    assert samples.step_seconds[0][0] == session_before["measurement"]["samples"]["step_seconds"][0][0]
+    assert (samples.blocked_seconds, session.measurement.counters) == (None, {})
 
 
 # --- near misses, commits

@@ -370,7 +370,7 @@ def test_a_timeout_is_finite_and_above_0(refusal: Callable[..., str], given: str
     ],
 )
 def test_a_limit_that_cannot_be_read_is_named_with_the_form_of_one(refusal: Callable[..., str], item: str) -> None:
-    form = "metric:N% or metric:Nms, as in p50:5%, p99.9:0.5%, p95:2ms, cpu_p50:5%"
+    form = "metric:N% or metric:Nms, as in p50:5%, p99.9:0.5%, p95:2ms, cpu_p50:5%, rpc.bytes:0%"
     given = f"p75:10%,{item}"
     assert refusal(f"--ddp-threshold={given}") == f"--ddp-threshold: {given!r}: {item!r} is not {form}"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from pytest_ddpperf.errors import LaunchError
 from pytest_ddpperf.records import (
     Baseline,
     Comparison,
+    CounterChange,
     Environment,
     Interval,
     Limit,
@@ -271,6 +273,61 @@ def test_what_was_assumed_of_drift_is_told_once_for_all() -> None:
         "--ddp-extend-baseline on another occasion adds one"
     ]
     assert "1 baseline has one session" in next(terminal.summary([one], skipped=0))
+
+
+# --- counters
+
+
+def risen(metric: str = "rpc.bytes", before: int = 1000, now: int = 1250) -> CounterChange:
+    limit = Limit(metric=metric, value=0.0, unit="%")
+    return CounterChange(limit=limit, status=Status.REGRESSED, baseline=before, now=now)
+
+
+def test_a_counter_that_rose_is_the_change_in_the_table_and_in_the_failure() -> None:
+    red = verdict(Status.REGRESSED, "counter-rose", comparisons=(comparison(Status.PASS),), counters=(risen(),))
+    _, row = terminal.table([outcome(red)], verbosity=0)
+    assert row.endswith("rpc.bytes +25.0 %  REGRESSED")
+    told = failure.gate_failure(outcome(red), baseline=stored(measurement()), accept_command="c").splitlines()
+    assert told[2:4] == [
+        "  metric     baseline  now    change [bounds]   limit  resolves",
+        "  rpc.bytes  1,000     1,250  +25.0 %, counted  0%     all",
+    ]
+    assert dict(junit.properties(outcome(red)))["ddpperf.metric"] == "rpc.bytes"
+    assert dict(junit.properties(outcome(red)))["ddpperf.ratio"] == "1.2500"
+
+
+def test_from_nothing_to_something_is_no_percentage() -> None:
+    assert text.counted(risen("rpc.calls", 0, 3)) == "rpc.calls was 0"
+
+
+def test_counts_are_shown_when_asked_and_known() -> None:
+    counted = replace(measurement(), counters={"rpc.bytes": 12345, "rpc.calls": None})
+    lines = list(terminal.table([outcome(verdict(Status.PASS), measurement=counted)], verbosity=1))
+    assert "  a step: rpc.bytes 12,345" in lines
+
+
+def test_a_counter_that_fell_and_one_that_is_unknown_are_told() -> None:
+    fell = replace(risen(now=500), status=Status.IMPROVED)
+    green = outcome(verdict(Status.IMPROVED, "counter-fell", comparisons=(), counters=(fell,)))
+    assert "IMPROVED: rpc.bytes -50.0 % (limit rpc.bytes:0%)" in next(terminal.summary([green], skipped=0))
+    unknown = outcome(verdict(Status.INCOMPARABLE, "unknown-counter", differences=("rpc.bytes is unknown now",)))
+    assert "INCOMPARABLE: rpc.bytes is unknown now; record" in next(terminal.summary([unknown], skipped=0))
+
+
+def test_a_failure_says_what_trainers_waited_for_rpc() -> None:
+    def waiting(level: float, waited: tuple[float, float]) -> Measurement:
+        plain = measurement(level)
+        blocked = tuple(tuple((seconds,) * 3 for seconds in waited) for _ in range(2))
+        return replace(plain, samples=replace(plain.samples, blocked_seconds=blocked))
+
+    roles = Plan(world_size=2, backend="gloo", device="cpu", parameter_servers=1)
+    red = outcome(verdict(Status.REGRESSED), measurement=waiting(0.2, (0.15, 0.0)), plan=roles)
+    told = failure.gate_failure(red, baseline=stored(waiting(0.1, (0.05, 0.0))), accept_command="c")
+    assert "on 2 trainers 1 ps" in told
+    assert told.partition("blocked in RPC, at p50:\n")[2].splitlines()[:2] == [
+        "  trainer0  0.0500s -> 0.150s  +100 ms of the step's +100 ms",
+        "  trainer1  0.000s -> 0.000s  +0 ms of the step's +100 ms",
+    ]
 
 
 # --- failures

@@ -419,3 +419,67 @@ def test_fail_on_names_exactly_what_fails(name: str) -> None:
 
 def test_fail_on_has_a_name_for_every_verdict_but_pass() -> None:
     assert {name.upper().replace("-", " ") for name in FAIL_ON_NAMES} == {*Status} - {Status.PASS}
+
+
+# --- counters
+
+BYTES = Limit(metric="rpc.bytes", value=0.0, unit="%")
+REDUCED = Limit(metric="all_reduce.bytes", value=0.10, unit="%")
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "limits", "status", "reason"),
+    [
+        (1000, 1000, [P50], "PASS", "within-limit"),
+        (1000, 1001, [P50], "REGRESSED", "counter-rose"),  # rpc.bytes:0% is the default
+        (1000, 999, [P50], "IMPROVED", "counter-fell"),
+        (0, 8, [P50], "REGRESSED", "counter-rose"),
+        (0, 0, [P50], "PASS", "within-limit"),
+        (1000, 1200, [P50, replace(BYTES, value=0.25)], "PASS", "within-limit"),
+        (1000, 1251, [P50, replace(BYTES, value=0.25)], "REGRESSED", "counter-rose"),
+        (1000, 810, [P50, replace(BYTES, value=0.25)], "PASS", "within-limit"),
+        (1000, 799, [P50, replace(BYTES, value=0.25)], "IMPROVED", "counter-fell"),
+        (1000, 1001, [BYTES], "REGRESSED", "counter-rose"),
+        (1000, 1000, [BYTES], "PASS", "within-limit"),
+        (None, None, [P50], "PASS", "within-limit"),
+        (None, 1000, [P50], "PASS", "within-limit"),
+        (1000, None, [P50], "PASS", "within-limit"),
+        (1000, None, [P50, BYTES], "INCOMPARABLE", "unknown-counter"),
+        (None, None, [BYTES], "INCOMPARABLE", "unknown-counter"),
+    ],
+)
+def test_counts_have_no_noise(
+    before: int | None, now: int | None, limits: list[Limit], status: str, reason: str
+) -> None:
+    current, base = (replace(measurement(STEADY), counters={"rpc.bytes": count}) for count in (now, before))
+    verdict = decide(current, base, *limits)
+    assert (verdict.status.value, verdict.reason) == (status, reason)
+
+
+def test_a_default_limit_on_a_counter_that_one_side_lacks_is_dropped_and_told() -> None:
+    counted = replace(measurement(STEADY), counters={"rpc.bytes": 8})
+    assert decide(counted, measurement(STEADY)).dropped == ("rpc.bytes:0%: unknown in the baseline",)
+    assert decide(measurement(STEADY), counted).dropped == ("rpc.bytes:0%: unknown now",)
+    assert decide(measurement(STEADY), counted, P50, BYTES).differences[0] == "rpc.bytes is unknown now"
+
+
+def test_the_gravest_of_times_and_counters_is_the_verdict() -> None:
+    few, many = ({"all_reduce.bytes": count} for count in (1000, 2000))
+
+    def decided(factor: float, before: dict[str, int], now: dict[str, int]) -> tuple[str, str]:
+        sides = replace(measurement(times(factor)), counters=now), replace(measurement(STEADY), counters=before)
+        verdict = decide(*sides, P50, REDUCED)
+        return verdict.status.value, verdict.reason
+
+    assert decided(1.0, few, many) == ("REGRESSED", "counter-rose")
+    assert decided(0.5, few, many) == ("REGRESSED", "counter-rose")
+    assert decided(1.5, many, few) == ("REGRESSED", "beyond-limit")
+    assert decided(1.5, few, many) == ("REGRESSED", "beyond-limit")
+    assert decided(0.5, many, few) == ("IMPROVED", "improved")
+    assert decided(1.0, many, few) == ("IMPROVED", "counter-fell")
+
+
+def test_what_is_not_compared_is_not_counted_either() -> None:
+    counted = replace(measurement(STEADY), counters={"rpc.bytes": 8})
+    assert decide(counted, None, BYTES).status is Status.NO_BASELINE
+    assert decide(counted, counted, BYTES, not_gated="saving").reason == "saving"

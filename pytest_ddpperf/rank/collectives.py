@@ -1,0 +1,104 @@
+"""How many all-reduces a step issues and how many bytes they reduce, exactly or not at all.
+
+Two sources of torch are asked, and must agree: its dispatcher, which sees collectives that Python threads and DDP's
+reducer issue but not those of futures' callbacks, and its flight recorder, which sees every collective but, on Gloo,
+calls a reduce-scatter an all-reduce. Where they differ the figures are unknown.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
+
+Count = int | None
+Reduced = tuple[int, torch.dtype | None]  # an all-reduce: of so many elements of a kind
+_ALL_REDUCE = {"c10d::allreduce_", "c10d::allreduce_coalesced_"}
+_OTHER_NAMES = {"byte": "uint8", "char": "int8"}  # the recorder's, where they are not torch's in lower case
+
+
+class _Dispatched(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """What the dispatcher sees."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.reduced: list[Reduced] = []
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True  # else torch.compile would be off from here on
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.name() in _ALL_REDUCE:
+            self.reduced.append((sum(t.numel() for t in args[0]), args[0][0].dtype))
+        return func(*args, **(kwargs or {}))
+
+
+def _recorded() -> dict[int, Reduced | None] | None:
+    """What the flight recorder holds, by its number; None for what is no all-reduce, or altogether where it is off."""
+    dump = getattr(torch._C._distributed_c10d, "_dump_fr_trace_json", None)
+    entries = json.loads(dump()).get("entries") if dump is not None else None
+    if not entries:
+        return None
+    return {entry["record_id"]: _reduced(entry) for entry in entries}
+
+
+def _reduced(entry: dict[str, Any]) -> Reduced | None:
+    if "all_reduce" not in entry["profiling_name"]:
+        return None
+    kind = entry["input_dtypes"][0].lower()
+    return sum(map(math.prod, entry["input_sizes"])), getattr(torch, _OTHER_NAMES.get(kind, kind), None)
+
+
+class Meter:
+    """The meter of a launch without RPC."""
+
+    def blocked_ns(self) -> int:
+        return 0
+
+    def counters(self, step: Callable[[], Any]) -> dict[str, Count]:
+        """Run a step of this process, as all do, and count its all-reduces."""
+        dist.barrier()  # so that the recorder holds something, if it is on
+        before = _recorded()
+        with _Dispatched() as dispatched:
+            step()
+        after = _recorded()
+        seen = None
+        if before is not None and after is not None:
+            new = [reduced for number, reduced in after.items() if number not in before]
+            seen = _agreed(dispatched.reduced, [reduced for reduced in new if reduced is not None])
+        modules = _replicas()
+        gradients = [gradient for module in modules for gradient in _synchronised(module)]
+        return {
+            "all_reduce.count": len(seen) if seen is not None else None,
+            "all_reduce.bytes": sum(n * kind.itemsize for n, kind in seen if kind) if seen is not None else None,
+            "gradient_bytes": sum(p.numel() * p.element_size() for p in gradients) if modules else None,
+        }
+
+
+def _agreed(dispatched: list[Reduced], recorded: list[Reduced]) -> list[Reduced] | None:
+    """What both sources saw, but for the bitmaps of used parameters that DDP reduces beside the gradients."""
+    if sorted(map(str, dispatched)) != sorted(map(str, recorded)):
+        return None
+    left = list(dispatched)
+    for module in _replicas():
+        bitmap = (len(_synchronised(module)), torch.int32)
+        if module.find_unused_parameters and bitmap in left:
+            left.remove(bitmap)
+    return left
+
+
+def _replicas() -> list[DistributedDataParallel]:
+    """The DDP modules of this process."""
+    return [thing for thing in gc.get_objects() if issubclass(type(thing), DistributedDataParallel)]
+
+
+def _synchronised(module: DistributedDataParallel) -> list[torch.Tensor]:
+    return [parameter for parameter in module.module.parameters() if parameter.requires_grad]

@@ -1,0 +1,203 @@
+"""What a trainer exchanges by RPC, and how long it waits for it, told by torch's own Python layer.
+
+`watch` puts a few functions of torch.distributed.rpc in front of themselves, in this process, once. What they see:
+
+- Calls: every request that this process issues (rpc_sync, rpc_async, remote, RRef.to_here), whatever is called.
+- Bytes: those of the tensors that leave and arrive, of Python functions in the pickler of torch's RPC, of builtin and
+  TorchScript functions in their arguments and results; and of the gradients of backward, by hooks on the functions
+  that torch's distributed autograd put where a tensor came in or left. What is not a tensor (names, numbers, pickled
+  objects) is not counted: its size differs with the ids that torch gives out.
+- Time: what the main thread spends in the waits of futures, in RRef.to_here, and in a distributed backward after the
+  last gradient has left.
+
+A context whose backward did not go through `torch.distributed.autograd.backward` leaves the bytes unknown.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from functools import wraps
+from typing import Any
+
+import torch
+import torch.distributed.autograd
+import torch.distributed.rpc
+from torch.distributed.rpc import api, internal
+
+from pytest_ddpperf.rank import collectives
+from pytest_ddpperf.rank.collectives import Count
+
+# As their type hints leave out what is used of them here.
+dist_autograd: Any = torch.distributed.autograd
+PyRRef: Any = torch.distributed.rpc.PyRRef  # type: ignore[attr-defined]
+Future: Any = torch._C.Future
+
+
+class Traffic(collectives.Meter):
+    """The meter of a trainer. Calls and bytes are counted in one step, time is always."""
+
+    def __init__(self) -> None:
+        self._blocked_ns = 0  # of the main thread
+        self._main = threading.main_thread()
+        self._depth = 0
+        self._lock = threading.Lock()  # answers are counted on torch's threads
+        self._counting = False
+        self._pending: list[Any] = []  # futures of requests under way
+        self._calls = self._bytes = 0
+        self._known = True
+        self._went_back: set[int] = set()  # contexts whose backward was seen
+
+    def blocked_ns(self) -> int:
+        return self._blocked_ns
+
+    def counters(self, step: Callable[[], Any]) -> dict[str, Count]:
+        """What a step sends, the answers to its requests included."""
+        self._pending, self._calls, self._bytes, self._known = [], 0, 0, True
+        self._counting = True
+        try:
+            counted = super().counters(step)
+            for future in self._pending:
+                future.wait()
+        finally:
+            self._counting, self._pending = False, []
+        return {**counted, "rpc.calls": self._calls, "rpc.bytes": self._bytes if self._known else None}
+
+    def called(self) -> None:
+        if self._counting:
+            self._calls += 1
+
+    def carried(self, tensors: Iterable[Any]) -> None:
+        if self._counting:
+            size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+            with self._lock:
+                self._bytes += size
+
+    def answered(self, future: Any, *, in_python: bool) -> None:
+        """Count what `future` will bring; the pickler sees what Python functions return."""
+        if self._counting:
+            self._pending.append(future)
+            if not in_python:
+                future.add_done_callback(lambda done: self.carried(_tensors(done.value())))
+
+    def waiting(self, wait: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """`wait(...)`, its time counted where the main thread does."""
+        if threading.current_thread() is not self._main or self._depth:
+            return wait(*args, **kwargs)
+        self._depth += 1
+        began = time.monotonic_ns()
+        try:
+            return wait(*args, **kwargs)
+        finally:
+            self._blocked_ns += time.monotonic_ns() - began
+            self._depth -= 1
+
+    def backward(self, backward: Callable[..., None], context: int, *args: Any, **kwargs: Any) -> None:
+        """A distributed backward; gradients that leave and arrive pass the hooks."""
+        functions = dist_autograd._retrieve_context(context)
+        left = [0]
+
+        def out(_: Any, gradients: Any) -> None:
+            left[0] = time.monotonic_ns()
+            self.carried(gradient for gradient in gradients if gradient is not None)
+
+        def into(gradients: Any, _: Any) -> None:
+            self.carried(gradient for gradient in gradients if gradient is not None)
+
+        self._went_back.add(context)
+        received = [function.register_hook(out) for function in functions._recv_functions().values()]
+        sent = [function.register_hook(into) for function in functions._send_functions().values()]
+        try:
+            backward(context, *args, **kwargs)
+        finally:
+            for handle in received + sent:
+                handle.remove()
+            if left[0]:
+                self._blocked_ns += time.monotonic_ns() - left[0]
+
+    def ended(self, context: int) -> None:
+        """A distributed autograd context ends."""
+        seen = context in self._went_back
+        self._went_back.discard(context)
+        if self._counting and not seen and dist_autograd._retrieve_context(context)._recv_functions():
+            self._known = False
+
+
+def watch(traffic: Traffic) -> None:
+    """Put the meter in place, in this process."""
+    for kind in ("rpc", "remote"):
+        for what in ("builtin", "torchscript", "python_udf"):
+            name = f"_invoke_{kind}_{what}"
+            setattr(api, name, _requesting(traffic, getattr(api, name), in_python=what == "python_udf"))
+    pickler: Any = internal._internal_rpc_pickler
+    serialize, deserialize = pickler.serialize, pickler.deserialize
+    wait, to_here = Future.wait, PyRRef.to_here
+    backward, leave = dist_autograd.backward, dist_autograd.context.__exit__
+
+    unpickled = threading.local()  # whether this thread's last fetch was: a reference's value is unpickled in it
+
+    @wraps(serialize)
+    def serialized(value: Any) -> Any:
+        made = serialize(value)
+        traffic.carried(made[1])
+        return made
+
+    @wraps(deserialize)
+    def deserialized(data: Any, tensors: Any) -> Any:
+        unpickled.here = True
+        traffic.carried(tensors)
+        return deserialize(data, tensors)
+
+    @wraps(wait)
+    def waited(future: Any) -> Any:
+        return traffic.waiting(wait, future)
+
+    @wraps(to_here)
+    def fetched(reference: Any, *args: Any, **kwargs: Any) -> Any:
+        if reference.is_owner():
+            return to_here(reference, *args, **kwargs)
+        traffic.called()
+        unpickled.here = False
+        value = traffic.waiting(to_here, reference, *args, **kwargs)
+        if not unpickled.here:  # what a builtin or TorchScript function returned
+            traffic.carried(_tensors(value))
+        return value
+
+    @wraps(backward)
+    def went_back(context: int, *args: Any, **kwargs: Any) -> None:
+        traffic.backward(backward, context, *args, **kwargs)
+
+    @wraps(leave)
+    def left(context: Any, *error: Any) -> Any:
+        traffic.ended(context.autograd_context._context_id())
+        return leave(context, *error)
+
+    pickler.serialize, pickler.deserialize = serialized, deserialized
+    Future.wait, PyRRef.to_here = waited, fetched
+    dist_autograd.backward, dist_autograd.context.__exit__ = went_back, left
+
+
+def _requesting(traffic: Traffic, invoke: Callable[..., Any], *, in_python: bool) -> Callable[..., Any]:
+    @wraps(invoke)
+    def request(*args: Any, **kwargs: Any) -> Any:
+        traffic.called()
+        if not in_python:
+            traffic.carried(_tensors((args, kwargs)))
+        made = invoke(*args, **kwargs)
+        if isinstance(made, Future):
+            traffic.answered(made, in_python=in_python)
+        return made
+
+    return request
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    """All tensors in a nest of the containers that TorchScript knows."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, Mapping):
+        return [tensor for item in value.values() for tensor in _tensors(item)]
+    if isinstance(value, (list, tuple)):
+        return [tensor for item in value for tensor in _tensors(item)]
+    return []

@@ -1,0 +1,214 @@
+"""What a step sends, as equalities: those of the forum thread "Node-to-node communication traffic in Distributed Data
+Parallel & RPC Model Parallel", and what the counters do not know."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.autograd as dist_autograd
+import torch.distributed.rpc as rpc
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from pytest_ddpperf.records import Counters
+from tests.launch.conftest import Bench
+
+FLOAT = 4  # bytes
+GRADIENTS = (20 * 8 + 8 + 8 * 3 + 3) * FLOAT  # of `network`
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Linear(20, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def counted(bench: Bench, setup: Any, *, warmup: int = 3) -> Counters:
+    return bench.measure(setup, warmup=warmup).counters
+
+
+def counted_rpc(bench: Bench, trainer: Any) -> Counters:
+    plan = replace(bench.plan(warmup=3), parameter_servers=2)
+    samples = bench.launcher.measure(plan, trainer, bench.recorder, (None, None))
+    assert samples.blocked_seconds is not None
+    assert [len(steps) for steps in samples.blocked_seconds] == [3, 3]
+    return samples.counters
+
+
+def training(batch: int, model: Any = network, **ddp: Any) -> Any:
+    def setup(ctx: Any) -> Any:
+        replicated = DDP(model(), **ddp)
+        inputs = torch.randn(batch, 20)
+        return lambda: replicated(inputs).sum().backward()
+
+    return setup
+
+
+# --- DDP
+
+
+@pytest.mark.parametrize("batch", [1, 64])
+def test_ddp_reduces_the_gradients_bytes_whatever_the_batch_size(bench: Bench, batch: int) -> None:
+    assert counted(bench, training(batch)) == {
+        "rpc.calls": None,
+        "rpc.bytes": None,
+        "all_reduce.count": 1,
+        "all_reduce.bytes": GRADIENTS,
+        "gradient_bytes": GRADIENTS,
+    }
+
+
+def test_more_buckets_are_more_all_reduces_of_as_many_bytes(bench: Bench) -> None:
+    counters = counted(bench, training(4, bucket_cap_mb=1e-5))
+    assert counters["all_reduce.count"] == 4  # a bucket for each of weights and biases
+    assert counters["all_reduce.bytes"] == GRADIENTS
+
+
+def test_buffers_and_bitmaps_are_counted_apart(bench: Bench) -> None:
+    def with_buffers() -> nn.Module:
+        return nn.Sequential(nn.Linear(20, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+
+    counters = counted(bench, training(4, with_buffers, find_unused_parameters=True))
+    assert (counters["all_reduce.count"], counters["all_reduce.bytes"]) == (1, GRADIENTS + 2 * 8 * FLOAT)
+
+
+def test_a_half_precision_hook_halves_the_bytes_and_not_the_gradients(bench: Bench) -> None:
+    def setup(ctx: Any) -> Any:
+        from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+
+        replicated = DDP(network())
+        replicated.register_comm_hook(None, fp16_compress_hook)
+        inputs = torch.randn(4, 20)
+        return lambda: replicated(inputs).sum().backward()
+
+    counters = counted(bench, setup)
+    assert (counters["all_reduce.bytes"], counters["gradient_bytes"]) == (GRADIENTS // 2, GRADIENTS)
+
+
+def test_what_the_sources_do_not_agree_on_is_unknown(bench: Bench) -> None:
+    """PowerSGD issues collectives from callbacks of futures, where the dispatcher does not see them."""
+
+    def setup(ctx: Any) -> Any:
+        from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as powersgd
+
+        replicated = DDP(nn.Linear(64, 64))
+        state = powersgd.PowerSGDState(None, start_powerSGD_iter=2, min_compression_rate=1)
+        replicated.register_comm_hook(state, powersgd.powerSGD_hook)
+        inputs = torch.randn(4, 64)
+        return lambda: replicated(inputs).sum().backward()
+
+    counters = counted(bench, setup, warmup=6)
+    assert (counters["all_reduce.count"], counters["all_reduce.bytes"]) == (None, None)
+    assert counters["gradient_bytes"] == (64 * 64 + 64) * FLOAT
+
+
+def test_nothing_is_known_of_a_short_warm_up_and_of_no_model(bench: Bench) -> None:
+    assert set(counted(bench, training(4), warmup=2).values()) == {None}
+    counters = counted(bench, lambda ctx: lambda: dist.all_reduce(torch.ones(5)))
+    assert (counters["all_reduce.count"], counters["all_reduce.bytes"]) == (1, 5 * FLOAT)
+    assert counters["gradient_bytes"] is None
+    assert counted(bench, lambda ctx: lambda: None)["all_reduce.count"] == 0
+
+
+def test_counting_leaves_compilation_alone(bench: Bench) -> None:
+    def setup(ctx: Any) -> Any:
+        compiled = torch.compile(lambda x: torch.sin(x) + 1, backend="eager")
+        value = torch.ones(3)
+
+        def step() -> None:
+            dist.all_reduce(compiled(value))
+
+        return step
+
+    samples = bench.measure(setup, warmup=4)
+    assert samples.counters["all_reduce.count"] == 1
+    assert (samples.unfit, samples.unsettled, samples.warmup) == ("", "", 4)
+
+
+# --- RPC
+
+
+def double(values: torch.Tensor) -> torch.Tensor:
+    return values * 2
+
+
+def images(batch: int) -> torch.Tensor:
+    return torch.randn(batch, 3, 5, 7)  # B x C x W x H at the boundary
+
+
+BOUNDARY = 3 * 5 * 7 * FLOAT
+
+
+@pytest.mark.parametrize("batch", [1, 16])
+def test_forward_bytes_grow_with_the_batch_at_the_boundary(bench: Bench, batch: int) -> None:
+    def trainer(ctx: Any) -> Any:
+        values = images(batch)
+        return lambda: rpc.rpc_sync("ps0", double, (values,))
+
+    counters = counted_rpc(bench, trainer)
+    assert (counters["rpc.calls"], counters["rpc.bytes"]) == (1, 2 * batch * BOUNDARY)  # there and back
+    assert counters["all_reduce.count"] == 0
+
+
+def test_backward_carries_what_forward_carried_for_tensors_that_require_a_gradient(bench: Bench) -> None:
+    def trainer(ctx: Any) -> Any:
+        values = images(4).requires_grad_()
+
+        def step() -> None:
+            with dist_autograd.context() as context:
+                dist_autograd.backward(context, [rpc.rpc_sync("ps0", double, (values,)).sum()])
+
+        return step
+
+    forward = 2 * 4 * BOUNDARY
+    assert counted_rpc(bench, trainer)["rpc.bytes"] == forward + forward
+
+
+def test_indices_and_offsets_have_no_gradient(bench: Bench) -> None:
+    def trainer(ctx: Any) -> Any:
+        from torch.distributed.nn import RemoteModule
+
+        table = RemoteModule("ps1/cpu", nn.EmbeddingBag, args=(10, 6))
+        indices, offsets = torch.arange(8), torch.tensor([0, 3, 5])
+
+        def step() -> None:
+            with dist_autograd.context() as context:
+                dist_autograd.backward(context, [table.forward(indices, offsets).sum()])
+
+        return step
+
+    bags = 3 * 6 * FLOAT  # what comes back, and whose gradient goes
+    assert counted_rpc(bench, trainer)["rpc.bytes"] == (8 + 3) * 8 + bags + bags
+
+
+def test_builtin_operators_references_and_asynchronous_calls_are_seen(bench: Bench) -> None:
+    def trainer(ctx: Any) -> Any:
+        values = images(2)
+
+        def step() -> None:
+            rpc.rpc_async("ps0", torch.add, (values, 1))  # nobody waits for it
+            rpc.remote("ps1", double, (values,)).to_here()
+            rpc.remote("ps1", torch.add, (values, 1)).to_here()
+
+        return step
+
+    counters = counted_rpc(bench, trainer)
+    assert (counters["rpc.calls"], counters["rpc.bytes"]) == (5, 6 * 2 * BOUNDARY)
+
+
+def test_a_backward_that_was_not_seen_leaves_the_bytes_unknown(bench: Bench) -> None:
+    def trainer(ctx: Any) -> Any:
+        from torch._C._distributed_autograd import backward  # not by the name that is watched
+
+        values = images(2).requires_grad_()
+
+        def step() -> None:
+            with dist_autograd.context() as context:
+                backward(context, [rpc.rpc_sync("ps0", double, (values,)).sum()])
+
+        return step
+
+    counters = counted_rpc(bench, trainer)
+    assert (counters["rpc.calls"], counters["rpc.bytes"]) == (1, None)
