@@ -1,9 +1,10 @@
 """Many launches in a row, some with a plant: does one hang, fail, or leave anything behind?
 
-    python benchmarks/soak.py [--launches 1000] [--ranks 2]
+    python benchmarks/soak.py [--launches 1000] [--ranks 2] [--rpc]
 
 Plants, one launch in ten: a rank with a thread that never ends after it delivered, a rank whose destructor sleeps for a
-minute, and, one in a hundred, a clean-up that hangs beyond the deadline. All are green by design.
+minute, and, one in a hundred, a clean-up that hangs beyond the deadline. All are green by design. With --rpc the ranks
+are trainers, beside two parameter servers and a master, and the plants are the parameter servers'.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import sys
 import tempfile
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +57,12 @@ def with_clean_up(ctx: Any) -> Any:
     time.sleep(60)
 
 
+def trainer(ctx: Any, shared: Any) -> Any:
+    from _workload import rpc_step
+
+    return rpc_step
+
+
 def plant(number: int) -> Any:
     """What launch `number` is given."""
     if number % 100 == 99:
@@ -66,23 +74,24 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--launches", type=int, default=1000)
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--rpc", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         os.environ["TMPDIR"] = tempfile.tempdir = folder
-        return soak(options.launches, options.ranks, Path(folder))
+        return soak(options.launches, options.ranks, options.rpc, Path(folder))
 
 
-def soak(launches: int, ranks: int, folder: Path) -> int:
+def soak(launches: int, ranks: int, rpc: bool, folder: Path) -> int:
     launcher = Launcher(lambda: {"soak": __file__})
     healthy: list[float] = []
     hung = failed = 0
     try:
-        launch(launcher, setup, ranks)
+        launch(launcher, setup, ranks, rpc)
         before = what_is_there(launcher, folder)
         for number in range(launches):
             began = time.perf_counter()
             try:
-                launch(launcher, plant(number), ranks)
+                launch(launcher, plant(number), ranks, rpc)
             except DdpPerfError as error:
                 print(f"\nlaunch {number}: {error}", file=sys.stderr)
                 hung += "did not end within" in str(error)
@@ -94,19 +103,24 @@ def soak(launches: int, ranks: int, folder: Path) -> int:
     finally:
         launcher.close()
     planted = launches - len(healthy)
-    print(f"{launches} launches of {ranks} ranks, {planted} with a plant; a healthy one took {spread(healthy, 's')}\n")
+    ranks_are = f"{ranks} trainers, 2 parameter servers and a master" if rpc else f"{ranks} ranks"
+    print(f"{launches} launches of {ranks_are}, {planted} with a plant; a healthy one took {spread(healthy, 's')}\n")
     promises = [("none hung", hung == 0), ("none failed", failed == 0)]
     for what, count in after.items():
         promises.append((f"{what}: {before[what]} before, {count} after", count <= before[what]))
     return verdict(promises)
 
 
-def launch(launcher: Launcher, planted: Any, ranks: int) -> None:
+def launch(launcher: Launcher, planted: Any, ranks: int, rpc: bool) -> None:
     deadline = _SHORT_DEADLINE if planted is with_clean_up else _DEADLINE
     plan = Plan(
         world_size=ranks, backend="gloo", device="cpu", warmup=1, steps=3, timing="step", timeout_seconds=deadline
     )
-    launcher.measure(plan, planted, Nobody())
+    if rpc:
+        plan = replace(plan, parameter_servers=2, master=True)
+        launcher.measure(plan, trainer, Nobody(), (lambda ctx: None, planted))
+    else:
+        launcher.measure(plan, planted, Nobody())
 
 
 def what_is_there(launcher: Launcher, folder: Path) -> dict[str, int]:

@@ -5,14 +5,21 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from pytest_ddpperf.launch import cores, locks
 from pytest_ddpperf.launch.environ import for_ranks, read_at_import, recorded
-from pytest_ddpperf.launch.failure import describe_exit, launch_error, waits_for_others, without_our_frames
-from pytest_ddpperf.records import RankError
+from pytest_ddpperf.launch.failure import (
+    describe_exit,
+    handles_a_call,
+    launch_error,
+    waits_for_others,
+    without_our_frames,
+)
+from pytest_ddpperf.records import Plan, RankError
 
 # --- cores
 
@@ -165,6 +172,29 @@ def test_of_ranks_that_hang_those_inside_torch_wait_for_the_others() -> None:
     assert not waits_for_others(outside)
     assert not waits_for_others(error(0, 1.0))
     assert launch_error([inside, outside], ()).cause.rank == 1
+
+
+def test_of_servers_those_at_work_for_others_may_be_at_fault() -> None:
+    handler = 'Thread 0x1 (most recent call first):\n  File "{}", line 5 in f\n'
+    handler += '  File "/x/torch/distributed/rpc/internal.py", line 8 in _run_function'
+    idle = "Current thread 0x2 (most recent call first):"
+    at_work, asking = (f"{handler.format(place)}\n\n{idle}" for place in ("test_a.py", "/x/torch/rpc/api.py"))
+    assert not handles_a_call(idle)
+    assert handles_a_call(at_work)
+    assert waits_for_others(error(2, 1.0, phase="serving", traceback=""))
+    assert waits_for_others(error(2, 1.0, phase="serving", traceback=asking))
+    assert not waits_for_others(error(2, 1.0, phase="serving", traceback=at_work))
+
+
+def test_the_processes_of_a_launch_have_names() -> None:
+    ranks = Plan(world_size=2, backend="gloo", device="cpu")
+    assert [ranks.name(process) for process in range(ranks.processes)] == ["rank 0", "rank 1"]
+    assert (ranks.rpc, ranks.roles) == (False, "")
+    roles = replace(ranks, parameter_servers=3, master=True)
+    names = ["trainer0", "trainer1", "ps0", "ps1", "ps2", "master"]
+    assert [roles.name(process) for process in range(roles.processes)] == names
+    assert (roles.rpc, roles.roles) == (True, "2 trainers 3 ps master")
+    assert replace(roles, world_size=1, master=False).roles == "1 trainer 3 ps"
 
 
 def test_our_own_frames_are_dropped_from_stacks() -> None:
