@@ -85,7 +85,7 @@ def measured(request: Any, setup: Any, *, record: bool) -> Any:
     """What the fixture does with `setup` under the options of this run; recorded, it is the next one's baseline."""
     from pytest_ddpperf import options, state
     from pytest_ddpperf.benchmark import Job
-    from pytest_ddpperf.launch.launcher import Nobody
+    from pytest_ddpperf.launch.observer import Nobody
     from pytest_ddpperf.records import TestId
     from pytest_ddpperf.verdict import RUN_LEVEL
 

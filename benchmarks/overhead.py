@@ -15,7 +15,7 @@ from typing import Any
 from _common import progress, quartiles, spread, table, verdict
 
 from pytest_ddpperf.launch import Launcher
-from pytest_ddpperf.launch.launcher import Nobody
+from pytest_ddpperf.launch.observer import Nobody
 from pytest_ddpperf.records import Plan
 
 

@@ -24,7 +24,7 @@ from _common import progress, spread, verdict
 
 from pytest_ddpperf.errors import DdpPerfError
 from pytest_ddpperf.launch import Launcher
-from pytest_ddpperf.launch.launcher import Nobody
+from pytest_ddpperf.launch.observer import Nobody
 from pytest_ddpperf.records import Plan
 
 _DEADLINE = 30.0  # no healthy launch of this takes a second

@@ -15,6 +15,7 @@ from pytest_ddpperf.launch import Launcher, Observer
 from pytest_ddpperf.looks import follow, schedule
 from pytest_ddpperf.options import Settings
 from pytest_ddpperf.records import (
+    COUNTER_LIMITS,
     COUNTERS,
     Baseline,
     Counters,
@@ -222,7 +223,8 @@ class _Gate:
         if kept == as_taken:
             return verdict, kept, ended
         other, other_ended = follow(looks, partial(self._verdict, as_taken), final=final)
-        shown = (self._counted(other, as_taken), as_taken) if other == "REGRESSED" else (verdict, kept)
+        other = self._counted(other, as_taken)
+        shown = (other, as_taken) if other == "REGRESSED" else (verdict, kept)
         return *shown, ended and (other_ended or self._saving)
 
     def _counted(self, verdict: Verdict, launches: list[LaunchSamples]) -> Verdict:
@@ -243,7 +245,11 @@ class _Gate:
 
     @property
     def _limits(self) -> tuple[Limit, ...]:
-        return self._job.settings.limits
+        """The settings', with the default ones on counters; those on RPC matter to RPC launches only."""
+        asked = self._job.settings.limits
+        named = {limit.metric for limit in asked}
+        every = (*asked, *(limit for limit in COUNTER_LIMITS if limit.metric not in named))
+        return tuple(limit for limit in every if self._job.plan.rpc or not limit.metric.startswith("rpc."))
 
     def _measurement(self, launches: list[LaunchSamples]) -> Measurement:
         return Measurement(samples=_samples(launches), environment=self._environment, counters=_counters(launches))

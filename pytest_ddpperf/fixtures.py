@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -115,8 +116,12 @@ class RpcBenchmark(Benchmark):
         label = self._label(given, batch_size, name)
         check_number("trainers", trainers)
         check_number("parameter_servers", parameter_servers)
-        counts = trainers or self._settings.trainers, parameter_servers or self._settings.parameter_servers
-        place = self._placed(self._run.session.place_rpc, *counts)
+        settings = self._settings
+        if trainers is not None:  # as a marker would: what the machine lacks then skips the test
+            sources = {**settings.sources, "trainers": "marker"}
+            settings = replace(settings, trainers=trainers, sources=sources)
+        counts = settings.trainers, parameter_servers or settings.parameter_servers
+        place = self._placed(self._run.session.place_rpc, settings, *counts)
         plan = options.plan(
             self._settings,
             world_size=counts[0],

@@ -54,10 +54,10 @@ class Distributed:
         self._state = state.of(self._item)
         self._settings: Settings = state.settings_of(self._item)
 
-    def _placed(self, place: Callable[..., Place], *counts: int) -> Place:
+    def _placed(self, place: Callable[..., Place], settings: Settings, *counts: int) -> Place:
         """What `place(settings, *counts)` finds, its errors as pytest has them."""
         try:
-            return place(self._settings, *counts)
+            return place(settings, *counts)
         except Unavailable as error:
             pytest.skip(str(error))
         except OptionError as error:
@@ -68,7 +68,7 @@ class Distributed:
             raise plain_failure(str(error)) from None
 
     def _plan(self, world_size: int) -> Plan:
-        place = self._placed(self._run.session.place, world_size)
+        place = self._placed(self._run.session.place, self._settings, world_size)
         return options.plan(self._settings, world_size=world_size, backend=place.backend, device=place.device)
 
     def _show(self, launches: tuple[tuple[RankOutput, ...], ...]) -> None:

@@ -37,16 +37,16 @@ def resolve(settings: Settings, world_size: int, facts: Mapping[str, Scalar], fi
     if settings.backend != "auto" and settings.backend not in backends:
         there = f"this torch ({facts['torch']}) has {', '.join(backends)}"
         if settings.backend in _KNOWN:
-            _missing(settings, "backend", settings.backend, there)
+            _missing(settings, "backend", settings.backend, there, field)
         raise OptionError(where(settings, "backend"), settings.backend, there)
     place = _choose(settings, world_size, kind, count, backends, facts)
     if place.device != "cpu":
         devices = f"{count} {kind} device{'s' * (count != 1)} here" if count else "no accelerator here"
         if place.device != kind or not count:
             name = "device" if settings.device != "auto" else "backend"
-            _missing(settings, name, getattr(settings, name), devices)
+            _missing(settings, name, getattr(settings, name), devices, field)
         if world_size > count:
-            _missing(settings, field, world_size, f"a rank needs a device of its own; {devices}")
+            _missing(settings, field, world_size, f"a rank needs a device of its own; {devices}", field)
         for limit in settings.limits:
             if limit.is_cpu_time:
                 raise OptionError(
@@ -71,8 +71,8 @@ def _choose(
     return Place(backend="gloo", device="cpu", why=f"auto: {have}")
 
 
-def _missing(settings: Settings, name: str, value: object, problem: str) -> None:
-    by_marker = any(settings.sources.get(key) == "marker" for key in ("backend", "device", "world_sizes", "trainers"))
+def _missing(settings: Settings, name: str, value: object, problem: str, field: str) -> None:
+    by_marker = any(settings.sources.get(key) == "marker" for key in ("backend", "device", field))
     if by_marker:
         raise Unavailable(f"{where(settings, name)}: {value}: {problem}")
     raise OptionError(where(settings, name), value, problem)

@@ -92,7 +92,8 @@ def _check_machine(run: Run) -> None:
             settings = options.with_markers(run.settings, item.iter_markers("ddp"))
             with suppress(Unavailable):  # the test will be skipped
                 if state.uses(item, {state.RPC}):
-                    run.session.place_rpc(settings, settings.trainers, settings.parameter_servers)
+                    certain = settings.sources["trainers"] != "default"
+                    run.session.place_rpc(settings, settings.trainers, settings.parameter_servers, certain=certain)
             for world_size in settings.world_sizes if state.uses(item, {WORLD_SIZE}) else ():
                 with suppress(Unavailable):
                     run.session.place(settings, world_size)

@@ -217,6 +217,7 @@ class RankError:
     summary: str  # one line: "ValueError: bad shape", "killed by SIGSEGV", "exit status 3"
     traceback: str = ""  # the rank's own
     lost_connection: bool = False  # a consequence of another rank's end, most likely
+    waits: bool = False  # of one that hung: for another, most likely
     name: str = ""  # as `Plan.name`; "" is "rank N"
 
     @property

@@ -47,9 +47,10 @@ class Session:
         self._places[_described(place, _counted(world_size, "rank"), world_size)] = None
         return place
 
-    def place_rpc(self, settings: Settings, trainers: int, parameter_servers: int) -> Place:
-        """As `place`, for an RPC launch."""
-        place = resolve(settings, trainers, self.facts(), "trainers")
+    def place_rpc(self, settings: Settings, trainers: int, parameter_servers: int, *, certain: bool = True) -> Place:
+        """As `place`, for an RPC launch; what is not `certain`, a call may still change: only one trainer's place is
+        then asked for."""
+        place = resolve(settings, trainers if certain else 1, self.facts(), "trainers")
         who = f"{_counted(trainers, 'trainer')} and {_counted(parameter_servers, 'parameter server')}"
         self._places[_described(place, who, trainers + parameter_servers)] = None
         return place

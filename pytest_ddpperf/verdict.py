@@ -16,7 +16,6 @@ from typing import Any, Literal
 from pytest_ddpperf import stats
 from pytest_ddpperf.errors import SampleError
 from pytest_ddpperf.records import (
-    COUNTER_LIMITS,
     Comparison,
     CounterChange,
     Interval,
@@ -117,40 +116,49 @@ def with_counters(
     """A verdict on times, with that on counters: those that are limited, against the baseline's last session.
 
     Counts have no noise: more than the limit allows is REGRESSED, as much less is IMPROVED. A counter that is unknown
-    on one side is told, and INCOMPARABLE where the limit is the user's.
+    on one side is told; where the limit is the user's it is INCOMPARABLE, unless something else is REGRESSED.
     """
     if not (verdict.status.compared or verdict.reason == "no-supported-limit"):
         return verdict
-    named = {limit.metric for limit in limits}
-    asked = [limit for limit in (*limits, *COUNTER_LIMITS) if limit.is_counter]
     changes, dropped, unknown = [], [], []
-    for limit in (limit for limit in asked if not limit.default or limit.metric not in named):
+    for limit in limits:
+        if not limit.is_counter:
+            continue
         now, before = (side.counters.get(limit.metric) for side in (current, baseline[-1]))
         if now is not None and before is not None:
             changes.append(_counted(limit, before, now))
-        elif not limit.default:
-            unknown.append(f"{limit.metric} is unknown {'now' if now is None else 'in the baseline'}")
-        elif (now, before) != (None, None):
-            dropped.append(f"{limit}: unknown {'now' if now is None else 'in the baseline'}")
-    verdict = replace(verdict, dropped=(*verdict.dropped, *dropped), counters=tuple(changes))
-    if unknown:
-        return replace(
-            verdict, status=Status.INCOMPARABLE, reason="unknown-counter", differences=(*unknown, *verdict.differences)
-        )
-    if not changes:
-        return verdict
-    counted = _gravest(change.status for change in changes)
-    if verdict.status.compared and _gravest((verdict.status, counted)) is verdict.status:
-        return verdict
-    reasons = {Status.REGRESSED: "counter-rose", Status.IMPROVED: "counter-fell", Status.PASS: "within-limit"}
-    return replace(verdict, status=counted, reason=reasons[counted])
+            continue
+        side = "now" if now is None else "in the baseline"
+        if limit.default:
+            dropped.append(f"{limit}: unknown {side}")
+        else:
+            unknown.append(f"{limit.metric} is unknown {side}")
+    status, reason = verdict.status, verdict.reason
+    if changes:
+        counted = _gravest(change.status for change in changes)
+        if not status.compared or _gravest((status, counted)) is not status:
+            status, reason = counted, _COUNTED_REASONS[counted]
+    if unknown and status is not Status.REGRESSED:
+        status, reason = Status.INCOMPARABLE, "unknown-counter"
+    return replace(
+        verdict,
+        status=status,
+        reason=reason,
+        dropped=(*verdict.dropped, *dropped),
+        differences=(*unknown, *verdict.differences),
+        counters=tuple(changes),
+    )
+
+
+_COUNTED_REASONS = {Status.REGRESSED: "counter-rose", Status.IMPROVED: "counter-fell", Status.PASS: "within-limit"}
 
 
 def _counted(limit: Limit, before: int, now: int) -> CounterChange:
+    allowed = 1 + limit.value + 1e-9  # 15 % of 100 are 15
     status = Status.PASS
-    if now > before * (1 + limit.value):
+    if now > before * allowed:
         status = Status.REGRESSED
-    elif now * (1 + limit.value) < before:
+    elif now * allowed < before:
         status = Status.IMPROVED
     return CounterChange(limit=limit, status=status, baseline=before, now=now)
 

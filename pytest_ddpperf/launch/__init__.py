@@ -1,6 +1,6 @@
 """Asking for N ranks: the rank server's handle, one launch with its deadline, code and results in between."""
 
 from pytest_ddpperf.launch.launcher import Launcher
-from pytest_ddpperf.launch.run import Observer
+from pytest_ddpperf.launch.observer import Observer
 
 __all__ = ["Launcher", "Observer"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import signal
 from collections.abc import Iterable
@@ -24,8 +25,13 @@ def describe_exit(status: int) -> str:
 
 
 def launch_error(errors: Iterable[RankError], output: tuple[RankOutput, ...]) -> LaunchError:
-    """The earliest error that is not a lost connection first: connections are lost because a rank ended."""
-    ordered = sorted(errors, key=lambda error: (error.lost_connection, error.when, waits_for_others(error)))
+    """The earliest error that is not a lost connection first: connections are lost because a rank ended. Who merely
+    was not at its end, at no time of its own, comes last."""
+
+    def order(error: RankError) -> tuple[bool, bool, float, bool]:
+        return error.when == math.inf, error.lost_connection, error.when, error.waits
+
+    ordered = sorted(errors, key=order)
     return LaunchError(ordered[0], tuple(ordered[1:]), output)
 
 
@@ -38,22 +44,21 @@ def without_our_frames(stacks: str) -> str:
     return "\n".join(lines)
 
 
-_INNERMOST = re.compile(r'most recent call first\):\n  File "([^"]+)"')
-
-
+_FRAME = re.compile(r'^  File "([^"]+)"', re.MULTILINE)
+# Locks and queues are waited for in Python: who does so is the frame above.
+_LOCKS = ("/threading.py", "/queue.py")
 # The phase of those who only serve, as `Board.describe` has it, and where torch runs what they are called for.
 SERVING = "serving"
 _HANDLER = "/torch/distributed/rpc/internal.py"
 
 
-def waits_for_others(error: RankError) -> bool:
-    """Whether a rank that hung most likely waits for the one at fault: its main thread's stack ends in torch or, of
-    one that only serves, all its handlers' stacks do."""
-    if error.phase == SERVING:
-        return all(map(_ends_in_torch, _handlers(error.traceback)))
-    stacks = error.traceback.split("\n\n")
-    main = next((stack for stack in stacks if stack.startswith("Current thread")), stacks[-1])
-    return _ends_in_torch(main)
+def waits_for_others(phase: str, stacks: str) -> bool:
+    """Whether a rank that hung most likely waits for the one at fault, by its stacks with our frames in them: its
+    main thread is in torch or in what is ours or, of one that only serves, all its handlers are in torch."""
+    if phase == SERVING:
+        return all(map(_waits, _handlers(stacks)))
+    threads = stacks.split("\n\n")
+    return _waits(next((thread for thread in threads if thread.startswith("Current thread")), threads[-1]))
 
 
 def handles_a_call(stacks: str) -> bool:
@@ -62,9 +67,9 @@ def handles_a_call(stacks: str) -> bool:
 
 
 def _handlers(stacks: str) -> list[str]:
-    return [stack for stack in stacks.split("\n\n") if _HANDLER in stack]
+    return [thread for thread in stacks.split("\n\n") if _HANDLER in thread]
 
 
-def _ends_in_torch(stack: str) -> bool:
-    found = _INNERMOST.search(stack)
-    return found is not None and "/torch/" in found.group(1)
+def _waits(thread: str) -> bool:
+    innermost = next((path for path in _FRAME.findall(thread) if not path.endswith(_LOCKS)), "")
+    return "/torch/" in innermost or innermost.startswith(_OURS)

@@ -14,7 +14,8 @@ from pytest_ddpperf import payload
 from pytest_ddpperf.errors import TransportError
 from pytest_ddpperf.launch import environ, locks, topology
 from pytest_ddpperf.launch.cores import place
-from pytest_ddpperf.launch.run import Delivery, Launch, Observer
+from pytest_ddpperf.launch.observer import Nobody, Observer
+from pytest_ddpperf.launch.run import Delivery, Launch
 from pytest_ddpperf.launch.server import RankServer
 from pytest_ddpperf.records import COUNTERS, LaunchSamples, Plan, Scalar
 from pytest_ddpperf.stats import completions
@@ -110,28 +111,13 @@ class Launcher:
         self._rpc = self._rpc or plan.rpc
         self._server.ensure(os.environ, (*plan.preload, *(_RPC_PRELOAD if self._rpc else ())))
         placement = place(plan.processes)
-        addresses = str((self._facts or {}).get("device_addresses") or "").split(",")[: plan.world_size]
+        addresses = str((self._facts or {}).get("device_addresses") or "").split(",")[: plan.processes]
         wanted = locks.resources(placement.used, addresses if plan.device == "cuda" else ()) if alone else ()
         with (
             locks.hold(wanted, observer.waiting),
             Launch(self._server, plan, data, self._modules(), placement, observer) as launch,
         ):
             return launch.run()
-
-
-class Nobody:
-    """Watches nothing."""
-
-    streams = False
-
-    def waiting(self, resource: object) -> None:
-        pass
-
-    def progress(self, phase: object, step: int, marks_ns: Sequence[int]) -> None:
-        pass
-
-    def output(self, name: str, stream: str, line: str) -> None:
-        pass
 
 
 def _unfit(plan: Plan, told: Sequence[Mapping[str, Any]]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import select
 import shutil
@@ -15,12 +16,19 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Protocol
 
 from pytest_ddpperf.errors import ServerError
 from pytest_ddpperf.launch import environ, output
 from pytest_ddpperf.launch.cores import Placement
-from pytest_ddpperf.launch.failure import SERVING, describe_exit, handles_a_call, launch_error, without_our_frames
+from pytest_ddpperf.launch.failure import (
+    SERVING,
+    describe_exit,
+    handles_a_call,
+    launch_error,
+    waits_for_others,
+    without_our_frames,
+)
+from pytest_ddpperf.launch.observer import Observer
 from pytest_ddpperf.launch.server import RankServer
 from pytest_ddpperf.records import Phases, Plan, RankError, RankOutput
 from pytest_ddpperf.wire import Board, FrameReader, Kind, Phase
@@ -35,26 +43,6 @@ _STACKS_SECONDS = 1.0
 _EXIT_SECONDS = 1.0
 # For the server to see the last process end after SIGKILL; one stuck in the kernel is not waited for longer.
 _END_SECONDS = 5.0
-
-_GIVEN_UP = "was still running when the launch was given up"
-_IDLE = "was waiting for calls"
-
-
-class Observer(Protocol):
-    """Who watches a launch: a terminal, or nobody."""
-
-    @property
-    def streams(self) -> bool:
-        """Whether `output` wants lines as they come."""
-
-    def waiting(self, resource: Path) -> None:
-        """Called again and again while another process times its steps on `resource`."""
-
-    def progress(self, phase: Phase, step: int, marks_ns: Sequence[int]) -> None:
-        """Called about ten times a second with the place and the marks so far of rank 0."""
-
-    def output(self, name: str, stream: str, line: str) -> None:
-        """A line that a process wrote; `name` is `Plan.name`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,38 +230,50 @@ class Launch:
         """Some ranks are not settled and will not be waited for: find out where they are."""
         pending = [rank for rank in self._ranks if not rank.settled]
         late = f"did not end within {self._plan.timeout_seconds:g} s (--ddp-timeout)"
-        if all(rank.result is not None for rank in self._ranks) and not any(r.error for r in self._ranks):
+        timed = self._ranks[: self._plan.world_size]
+        if all(rank.result is not None for rank in timed) and not any(rank.error for rank in self._ranks):
             # Every result is here; only clean-up hangs, and teardown is not what was asked to be judged.
-            self._notes += [f"{self._names[rank.number]}'s clean-up {late}; it was killed" for rank in pending]
             for rank in pending:
+                if self._board.phase(rank.number) is not Phase.SERVING:
+                    self._notes.append(f"{self._names[rank.number]}'s clean-up {late}; it was killed")
                 rank.done = True
             return
         places = {rank.number: self._place(rank) for rank in pending}  # the signal may wake a rank from its sleep
         self._server.send({"op": "dump"})
         until = time.monotonic() + _STACKS_SECONDS
-        while time.monotonic() < until and not all(self._stacks(rank) for rank in pending):
+        while time.monotonic() < until and not all(self._raw_stacks(rank) for rank in pending):
             time.sleep(0.02)
         when = time.monotonic()
         for rank in pending:
             if rank.result is not None:
                 continue
-            stacks = self._stacks(rank)
-            idle = places[rank.number] == SERVING and not handles_a_call(stacks)
+            stacks, phase = self._raw_stacks(rank), places[rank.number]
+            if phase == SERVING and not handles_a_call(stacks):
+                rank.error = self._error(rank, when=math.inf, phase=phase, summary="was waiting for calls")
+                continue
             rank.error = self._error(
                 rank,
                 when=when,
-                phase=places[rank.number],
-                summary=_IDLE if idle else late if at_deadline else _GIVEN_UP,
-                traceback="" if idle else stacks,
+                phase=phase,
+                summary=late if at_deadline else "was still running when the launch was given up",
+                traceback=without_our_frames(stacks),
+                waits=waits_for_others(phase, stacks),
             )
 
     def _failures(self) -> list[RankError]:
         """Errors, and for the others the little there is to say."""
         idle = "had delivered its result and waited for the others"
-        return [rank.error or self._error(rank, when=float("inf"), summary=idle) for rank in self._ranks]
+        return [rank.error or self._error(rank, when=math.inf, summary=idle) for rank in self._ranks]
 
     def _error(
-        self, rank: _Rank, *, when: float, summary: str, phase: str | None = None, traceback: str = ""
+        self,
+        rank: _Rank,
+        *,
+        when: float,
+        summary: str,
+        phase: str | None = None,
+        traceback: str = "",
+        waits: bool = False,
     ) -> RankError:
         return RankError(
             rank=rank.number,
@@ -282,14 +282,18 @@ class Launch:
             phase=phase if phase is not None else self._place(rank),
             summary=summary,
             traceback=traceback,
+            waits=waits,
         )
 
     def _place(self, rank: _Rank) -> str:
         return self._board.describe(rank.number, warmup=self._plan.warmup, steps=self._plan.steps)
 
     def _stacks(self, rank: _Rank) -> str:
+        return without_our_frames(self._raw_stacks(rank))
+
+    def _raw_stacks(self, rank: _Rank) -> str:
         path = self._folder / f"rank{rank.number}.stacks"
-        return without_our_frames(path.read_text(errors="replace")) if path.exists() else ""
+        return path.read_text(errors="replace") if path.exists() else ""
 
     def _release(self) -> None:
         """Let the ranks end by themselves, for a moment."""

@@ -1,8 +1,8 @@
 """How many all-reduces a step issues and how many bytes they reduce, exactly or not at all.
 
 Two sources of torch are asked, and must agree: its dispatcher, which sees collectives that Python threads and DDP's
-reducer issue but not those of futures' callbacks, and its flight recorder, which sees every collective but, on Gloo,
-calls a reduce-scatter an all-reduce. Where they differ the figures are unknown.
+reducer issue but not those of futures' callbacks, and its flight recorders, which see every collective but, on Gloo,
+call a reduce-scatter an all-reduce. Where they differ the figures are unknown.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ _OTHER_NAMES = {"byte": "uint8", "char": "int8"}  # the recorder's, where they a
 class _Dispatched(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """What the dispatcher sees."""
 
+    supports_higher_order_operators = True  # else flex attention and its kin would fail under it
+
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.reduced: list[Reduced] = []
@@ -41,13 +43,22 @@ class _Dispatched(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-def _recorded() -> dict[int, Reduced | None] | None:
-    """What the flight recorder holds, by its number; None for what is no all-reduce, or altogether where it is off."""
-    dump = getattr(torch._C._distributed_c10d, "_dump_fr_trace_json", None)
-    entries = json.loads(dump()).get("entries") if dump is not None else None
-    if not entries:
-        return None
-    return {entry["record_id"]: _reduced(entry) for entry in entries}
+# NCCL's process group keeps a recorder of its own.
+_RECORDERS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
+
+
+def _recorded() -> dict[tuple[str, int], Reduced | None] | None:
+    """What the flight recorders hold, by recorder and number; None for what is no all-reduce, or altogether where
+    they are off or write what is not understood."""
+    found: dict[tuple[str, int], Reduced | None] = {}
+    for recorder in _RECORDERS:
+        dump = getattr(torch._C._distributed_c10d, recorder, None)
+        try:
+            for entry in json.loads(dump()).get("entries", ()) if dump is not None else ():
+                found[recorder, entry["record_id"]] = _reduced(entry)
+        except (KeyError, TypeError, ValueError, AttributeError):
+            return None
+    return found or None
 
 
 def _reduced(entry: dict[str, Any]) -> Reduced | None:
@@ -67,9 +78,13 @@ class Meter:
         """Run a step of this process, as all do, and count its all-reduces."""
         dist.barrier()  # so that the recorder holds something, if it is on
         before = _recorded()
+        self.begin()
         with _Dispatched() as dispatched:
             step()
         after = _recorded()
+        self.end()
+        dist.barrier()  # a later step of another's must not be counted in this one
+        more = self.close()
         seen = None
         if before is not None and after is not None:
             new = [reduced for number, reduced in after.items() if number not in before]
@@ -80,7 +95,18 @@ class Meter:
             "all_reduce.count": len(seen) if seen is not None else None,
             "all_reduce.bytes": sum(n * kind.itemsize for n, kind in seen if kind) if seen is not None else None,
             "gradient_bytes": sum(p.numel() * p.element_size() for p in gradients) if modules else None,
+            **more,
         }
+
+    def begin(self) -> None:
+        """Everybody is about to take the step that is counted."""
+
+    def end(self) -> None:
+        """This process has taken it."""
+
+    def close(self) -> dict[str, Count]:
+        """Everybody has: further counters."""
+        return {}
 
 
 def _agreed(dispatched: list[Reduced], recorded: list[Reduced]) -> list[Reduced] | None:
@@ -101,4 +127,5 @@ def _replicas() -> list[DistributedDataParallel]:
 
 
 def _synchronised(module: DistributedDataParallel) -> list[torch.Tensor]:
-    return [parameter for parameter in module.module.parameters() if parameter.requires_grad]
+    ignored = module.parameters_to_ignore
+    return [p for name, p in module.module.named_parameters() if p.requires_grad and name not in ignored]

@@ -9,6 +9,7 @@ import queue
 import threading
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,7 +19,6 @@ import torch.distributed.nn
 import torch.distributed.optim
 import torch.distributed.rpc as rpc
 
-from pytest_ddpperf.errors import SetupError
 from pytest_ddpperf.rank import group, sampling, traffic
 from pytest_ddpperf.rank.context import RpcContext
 from pytest_ddpperf.records import Plan
@@ -28,6 +28,13 @@ Setup = Callable[..., Any]
 
 meter = traffic.Traffic()
 
+
+def watch() -> None:
+    """Put the meter in place: before the user's code is imported and this process joins the RPC world, so that
+    nothing escapes it."""
+    traffic.watch(meter)
+
+
 # What the others told this process, by RPC: that a parameter server is ready; what the master's set-up returned.
 _ready = threading.Semaphore(0)
 _shared: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -35,9 +42,6 @@ _shared: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
 def start(plan: Plan, process: int, folder: Path, cpus: Sequence[int]) -> RpcContext:
     """Seed, choose the device, pin, join the RPC world, and the process group of one's role."""
-    if not rpc.is_available():
-        raise SetupError(f"this torch ({torch.__version__}) was built without torch.distributed.rpc")
-    traffic.watch(meter)  # before this process joins the RPC world, so that nothing escapes it
     role, index, size = _place(plan, process)
     devices = 1 if plan.device == "cpu" else torch.accelerator.device_count()
     device = group.prepare(plan, process % devices, cpus)
@@ -53,7 +57,10 @@ def start(plan: Plan, process: int, folder: Path, cpus: Sequence[int]) -> RpcCon
             plan.name(process), rank=process, world_size=plan.processes, rpc_backend_options=options
         )
     if role != "master":
-        group.join(plan, index, size, folder / f"store-{role}", device)
+        # Trainers have a device each; servers may share theirs, and NCCL takes one rank a device.
+        shared = role == "parameter_server" and size > devices
+        joined = replace(plan, backend="gloo") if shared else plan
+        group.join(joined, index, size, folder / f"store-{role}", device)
     return RpcContext(
         rank=index,
         local_rank=index,

@@ -7,10 +7,12 @@
   TorchScript functions in their arguments and results; and of the gradients of backward, by hooks on the functions
   that torch's distributed autograd put where a tensor came in or left. What is not a tensor (names, numbers, pickled
   objects) is not counted: its size differs with the ids that torch gives out.
-- Time: what the main thread spends in the waits of futures, in RRef.to_here, and in a distributed backward after the
-  last gradient has left.
+- Time: what the main thread spends in the waits of futures but those of collectives, in RRef.to_here, and in a
+  distributed backward from when a gradient has left until one comes back or it ends.
 
-A context whose backward did not go through `torch.distributed.autograd.backward` leaves the bytes unknown.
+What leaves the bytes unknown: a backward that did not go through `torch.distributed.autograd.backward`, another's
+backward through functions that this process ran for it, outputs that got no gradient, sparse tensors, answers that
+failed or did not come.
 """
 
 from __future__ import annotations
@@ -18,8 +20,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import wraps
 from typing import Any
+from weakref import WeakSet
 
 import torch
 import torch.distributed.autograd
@@ -33,6 +37,10 @@ from pytest_ddpperf.rank.collectives import Count
 dist_autograd: Any = torch.distributed.autograd
 PyRRef: Any = torch.distributed.rpc.PyRRef  # type: ignore[attr-defined]
 Future: Any = torch._C.Future
+Work: Any = torch._C._distributed_c10d.Work
+
+# For the answers to what a counted step asked and did not wait for; then the bytes are unknown.
+_ANSWERS_SECONDS = 5.0
 
 
 class Traffic(collectives.Meter):
@@ -52,34 +60,57 @@ class Traffic(collectives.Meter):
     def blocked_ns(self) -> int:
         return self._blocked_ns
 
-    def counters(self, step: Callable[[], Any]) -> dict[str, Count]:
-        """What a step sends, the answers to its requests included."""
+    def begin(self) -> None:
         self._pending, self._calls, self._bytes, self._known = [], 0, 0, True
         self._counting = True
-        try:
-            counted = super().counters(step)
-            for future in self._pending:
-                future.wait()
-        finally:
-            self._counting, self._pending = False, []
-        return {**counted, "rpc.calls": self._calls, "rpc.bytes": self._bytes if self._known else None}
+
+    def end(self) -> None:
+        """Wait for the answers to the step's requests: nobody else need do so, and none may come."""
+        until = time.monotonic() + _ANSWERS_SECONDS
+        while not all(future.done() for future in self._pending):
+            if time.monotonic() > until:
+                self._known = False
+                break
+            time.sleep(0.001)
+
+    def close(self) -> dict[str, Count]:
+        self._counting, self._pending = False, []
+        return {"rpc.calls": self._calls, "rpc.bytes": self._bytes if self._known else None}
 
     def called(self) -> None:
         if self._counting:
             self._calls += 1
 
     def carried(self, tensors: Iterable[Any]) -> None:
-        if self._counting:
-            size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-            with self._lock:
-                self._bytes += size
+        """Tensors have left or arrived; what is None, or sparse, has a size that is not theirs to tell."""
+        if not self._counting:
+            return
+        for tensor in tensors:
+            if tensor is None or tensor.layout is not torch.strided:
+                self._known = False
+            else:
+                with self._lock:
+                    self._bytes += tensor.numel() * tensor.element_size()
 
     def answered(self, future: Any, *, in_python: bool) -> None:
         """Count what `future` will bring; the pickler sees what Python functions return."""
         if self._counting:
             self._pending.append(future)
             if not in_python:
-                future.add_done_callback(lambda done: self.carried(_tensors(done.value())))
+                future.add_done_callback(self._arrived)
+
+    def _arrived(self, future: Any) -> None:
+        try:
+            self.carried(_tensors(future.value()))
+        except Exception:  # whoever waits for it will be told
+            self._known = False
+
+    def serves(self) -> None:
+        """This process is called; gradients that pass it in another's backward are not seen."""
+        if self._counting:
+            with suppress(RuntimeError):  # there is none, most often
+                dist_autograd._current_context()
+                self._known = False
 
     def waiting(self, wait: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """`wait(...)`, its time counted where the main thread does."""
@@ -96,25 +127,32 @@ class Traffic(collectives.Meter):
     def backward(self, backward: Callable[..., None], context: int, *args: Any, **kwargs: Any) -> None:
         """A distributed backward; gradients that leave and arrive pass the hooks."""
         functions = dist_autograd._retrieve_context(context)
-        left = [0]
+        left = [0]  # when the last gradient did that nothing has come back for
 
         def out(_: Any, gradients: Any) -> None:
             left[0] = time.monotonic_ns()
-            self.carried(gradient for gradient in gradients if gradient is not None)
+            self.carried(gradients)
 
         def into(gradients: Any, _: Any) -> None:
-            self.carried(gradient for gradient in gradients if gradient is not None)
+            came_back()
+            self.carried(gradients)
+
+        def came_back() -> None:
+            if left[0]:
+                self._blocked_ns += time.monotonic_ns() - left[0]
+                left[0] = 0
 
         self._went_back.add(context)
         received = [function.register_hook(out) for function in functions._recv_functions().values()]
         sent = [function.register_hook(into) for function in functions._send_functions().values()]
+        self._depth += 1  # waits inside are of this one
         try:
             backward(context, *args, **kwargs)
         finally:
+            self._depth -= 1
+            came_back()
             for handle in received + sent:
                 handle.remove()
-            if left[0]:
-                self._blocked_ns += time.monotonic_ns() - left[0]
 
     def ended(self, context: int) -> None:
         """A distributed autograd context ends."""
@@ -135,6 +173,14 @@ def watch(traffic: Traffic) -> None:
     wait, to_here = Future.wait, PyRRef.to_here
     backward, leave = dist_autograd.backward, dist_autograd.context.__exit__
 
+    run: Any = internal._run_function
+
+    @wraps(run)
+    def ran(function: Any) -> Any:
+        traffic.serves()
+        return run(function)
+
+    internal._run_function = ran
     unpickled = threading.local()  # whether this thread's last fetch was: a reference's value is unpickled in it
 
     @wraps(serialize)
@@ -149,9 +195,18 @@ def watch(traffic: Traffic) -> None:
         traffic.carried(tensors)
         return deserialize(data, tensors)
 
+    get_future = Work.get_future
+    collectives_own: WeakSet[Any] = WeakSet()
+
+    @wraps(get_future)
+    def got_future(work: Any) -> Any:
+        future = get_future(work)
+        collectives_own.add(future)
+        return future
+
     @wraps(wait)
     def waited(future: Any) -> Any:
-        return traffic.waiting(wait, future)
+        return wait(future) if future in collectives_own else traffic.waiting(wait, future)
 
     @wraps(to_here)
     def fetched(reference: Any, *args: Any, **kwargs: Any) -> Any:
@@ -174,7 +229,7 @@ def watch(traffic: Traffic) -> None:
         return leave(context, *error)
 
     pickler.serialize, pickler.deserialize = serialized, deserialized
-    Future.wait, PyRRef.to_here = waited, fetched
+    Future.wait, PyRRef.to_here, Work.get_future = waited, fetched, got_future
     dist_autograd.backward, dist_autograd.context.__exit__ = went_back, left
 
 

@@ -25,7 +25,7 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from pytest_ddpperf import payload
-from pytest_ddpperf.errors import DdpPerfError
+from pytest_ddpperf.errors import DdpPerfError, SetupError
 from pytest_ddpperf.rank import collectives, environment, frames, group, process, results, sampling
 from pytest_ddpperf.rank.context import Context, RpcContext
 from pytest_ddpperf.records import Plan
@@ -120,6 +120,8 @@ def _work(rank: Rank, folder: Path, request: Message) -> None:
     if cpus:
         os.sched_setaffinity(0, cpus)
     payload.install(request["modules"])
+    if rank.plan.rpc:
+        _rpc().watch()
     task, function, args = payload.loads((folder / "payload").read_bytes())
     rank.enter(Phase.GROUP)
     ctx = _start(rank, folder, cpus)
@@ -133,11 +135,19 @@ def _work(rank: Rank, folder: Path, request: Message) -> None:
 
 
 def _start(rank: Rank, folder: Path, cpus: list[int]) -> Context:
-    if not rank.plan.rpc:
-        return group.start(rank.plan, rank.number, folder, cpus)
+    ctx: Context = (_rpc() if rank.plan.rpc else group).start(rank.plan, rank.number, folder, cpus)
+    return ctx
+
+
+def _rpc() -> Any:
+    """The part that only RPC launches import."""
+    import torch.distributed.rpc
+
+    if not torch.distributed.rpc.is_available():
+        raise SetupError(f"this torch ({torch.__version__}) was built without torch.distributed.rpc")
     from pytest_ddpperf.rank import rpc
 
-    return rpc.start(rank.plan, rank.number, folder, cpus)
+    return rpc
 
 
 def _measure(rank: Rank, ctx: Context, setup: Any) -> CleanUp:
@@ -145,8 +155,7 @@ def _measure(rank: Rank, ctx: Context, setup: Any) -> CleanUp:
 
 
 def _measure_rpc(rank: Rank, ctx: RpcContext, trainer: Any, master: Any, parameter_server: Any) -> CleanUp | None:
-    from pytest_ddpperf.rank import rpc
-
+    rpc = _rpc()
     if ctx.role == "trainer":
         return _timed(rank, ctx, rpc.prepared(ctx, trainer, master), rpc.meter)
     setup = master if ctx.role == "master" else parameter_server

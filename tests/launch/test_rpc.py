@@ -239,14 +239,44 @@ def test_an_rpc_that_times_out_is_red(bench: Bench) -> None:
     assert "rpc_sync" in error.cause.traceback
 
 
-def test_a_handler_that_hangs_is_the_cause_at_the_deadline_not_who_waits_for_it(bench: Bench) -> None:
+def waiting_for_a_future(ctx: Any) -> Any:
+    return lambda: rpc.rpc_async("ps1", sleep, (600.0,)).wait()
+
+
+@pytest.mark.parametrize("trainer", [calling(sleep, 600.0), waiting_for_a_future], ids=["rpc_sync", "future"])
+def test_a_handler_that_hangs_is_the_cause_at_the_deadline_not_who_waits_for_it(bench: Bench, trainer: Any) -> None:
     began = time.monotonic()
-    error = failure(bench, calling(sleep, 600.0), timeout=4.0)
+    error = failure(bench, trainer, timeout=4.0)
     assert time.monotonic() - began < 9
     assert error.cause.who == "ps1"
     assert error.cause.summary == "did not end within 4 s (--ddp-timeout)"
     assert "in sleep" in error.cause.traceback
     assert {other.who: other.summary for other in error.others}["ps0"] == "was waiting for calls"
+
+
+@pytest.mark.parametrize("role", ["master", "server"])
+def test_a_set_up_that_hangs_is_the_cause_not_who_waits_for_it(bench: Bench, role: str) -> None:
+    asked: dict[str, Any] = {"master": lambda ctx: None, "server": None, role: lambda ctx: time.sleep(600)}
+    error = failure(bench, calling(nothing), timeout=4.0, **asked)
+    assert error.cause.who in {"master": ("master",), "server": ("ps0", "ps1")}[role]
+    assert error.cause.phase == "setup"
+
+
+def test_an_error_that_looks_like_a_lost_connection_is_still_before_those_that_idle(bench: Bench) -> None:
+    def trainer(ctx: Any) -> Any:
+        raise ConnectionRefusedError("the user's own service")
+
+    assert failure(bench, trainer).cause.summary == "ConnectionRefusedError: the user's own service"
+
+
+def test_a_clean_up_of_a_trainer_that_hangs_is_green_and_told(bench: Bench) -> None:
+    def trainer(ctx: Any) -> Iterator[Any]:
+        yield nothing
+        if ctx.rank == 1:
+            rpc.shutdown()  # which waits for everybody
+
+    samples = measure(bench, trainer, timeout=4.0)
+    assert samples.notes == ("trainer1's clean-up did not end within 4 s (--ddp-timeout); it was killed",)
 
 
 def test_a_clean_up_of_a_server_that_hangs_is_green_and_told(bench: Bench) -> None:
@@ -259,12 +289,21 @@ def test_a_clean_up_of_a_server_that_hangs_is_green_and_told(bench: Bench) -> No
     assert samples.notes == ("ps0's clean-up did not end within 4 s (--ddp-timeout); it was killed",)
 
 
-def test_a_torch_without_rpc_says_so(bench: Bench, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_without_rpc_says_so_where_it_is_needed(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a build without it: nothing of it can be imported, and its package says that it is not available."""
     (tmp_path / "torch_without_rpc.py").write_text(
-        "import torch.distributed.rpc\ntorch.distributed.rpc.is_available = lambda: False\n"
+        "import sys, torch\n"
+        "del torch._C._rpc_init\n"
+        "lost = 'torch.distributed.rpc'\n"
+        "for name in [n for n in sys.modules if n == lost or n.startswith((lost + '.', 'pytest_ddpperf.rank.rpc'))]:\n"
+        "    del sys.modules[name]\n"
+        "sys.modules['torch._C._distributed_rpc'] = None\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     plan = replace(bench.plan(), parameter_servers=1, preload=("torch_without_rpc",))
     with pytest.raises(LaunchError) as caught:
         bench.launcher.measure(plan, calling(nothing), bench.recorder, (None, None))
     assert "was built without torch.distributed.rpc" in caught.value.cause.summary
+    assert bench.launcher.call(replace(plan, parameter_servers=0), lambda ctx: ctx.rank, (), bench.recorder) == [0, 1]

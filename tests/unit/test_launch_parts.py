@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -163,15 +164,28 @@ STACKS = """Thread 0x1 (most recent call first):
 Current thread 0x2 (most recent call first):
   File "{innermost}", line 5 in f
   File "test_a.py", line 9 in step"""
+OURS = str(Path(cores.__file__).parents[1] / "rank" / "rpc.py")
 
 
-def test_of_ranks_that_hang_those_inside_torch_wait_for_the_others() -> None:
-    inside = error(0, 1.0, traceback=STACKS.format(innermost="/x/torch/distributed/c10d.py"))
-    outside = error(1, 1.0, traceback=STACKS.format(innermost="test_a.py"))
-    assert waits_for_others(inside)
-    assert not waits_for_others(outside)
-    assert not waits_for_others(error(0, 1.0))
-    assert launch_error([inside, outside], ()).cause.rank == 1
+@pytest.mark.parametrize(
+    ("innermost", "waits"),
+    [
+        ("/x/torch/distributed/c10d.py", True),
+        (OURS, True),  # the wait for a future is in ours, and that for parameter servers
+        (f'/usr/lib/python3.11/threading.py", line 1 in acquire\n  File "{OURS}', True),
+        ("test_a.py", False),
+        ('/usr/lib/python3.11/threading.py", line 1 in acquire\n  File "test_a.py', False),
+    ],
+)
+def test_of_ranks_that_hang_those_inside_torch_or_ours_wait_for_the_others(innermost: str, waits: bool) -> None:
+    assert waits_for_others("setup", STACKS.format(innermost=innermost)) is waits
+
+
+def test_who_waits_and_who_idles_is_not_the_first_cause() -> None:
+    waiting, idle, lost = error(0, 1.0, waits=True), error(2, math.inf), error(3, 0.5, lost_connection=True)
+    found = launch_error([waiting, error(1, 1.0), idle, lost], ())
+    assert (found.cause.rank, [other.rank for other in found.others]) == (1, [0, 3, 2])
+    assert launch_error([idle, lost], ()).cause.rank == 3
 
 
 def test_of_servers_those_at_work_for_others_may_be_at_fault() -> None:
@@ -181,9 +195,8 @@ def test_of_servers_those_at_work_for_others_may_be_at_fault() -> None:
     at_work, asking = (f"{handler.format(place)}\n\n{idle}" for place in ("test_a.py", "/x/torch/rpc/api.py"))
     assert not handles_a_call(idle)
     assert handles_a_call(at_work)
-    assert waits_for_others(error(2, 1.0, phase="serving", traceback=""))
-    assert waits_for_others(error(2, 1.0, phase="serving", traceback=asking))
-    assert not waits_for_others(error(2, 1.0, phase="serving", traceback=at_work))
+    assert waits_for_others("serving", asking)
+    assert not waits_for_others("serving", at_work)
 
 
 def test_the_processes_of_a_launch_have_names() -> None:

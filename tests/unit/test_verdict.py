@@ -424,28 +424,31 @@ def test_fail_on_has_a_name_for_every_verdict_but_pass() -> None:
 # --- counters
 
 BYTES = Limit(metric="rpc.bytes", value=0.0, unit="%")
+DEFAULT = replace(BYTES, default=True)
 REDUCED = Limit(metric="all_reduce.bytes", value=0.10, unit="%")
 
 
 @pytest.mark.parametrize(
     ("before", "now", "limits", "status", "reason"),
     [
-        (1000, 1000, [P50], "PASS", "within-limit"),
-        (1000, 1001, [P50], "REGRESSED", "counter-rose"),  # rpc.bytes:0% is the default
-        (1000, 999, [P50], "IMPROVED", "counter-fell"),
-        (0, 8, [P50], "REGRESSED", "counter-rose"),
-        (0, 0, [P50], "PASS", "within-limit"),
+        (1000, 1000, [P50, DEFAULT], "PASS", "within-limit"),
+        (1000, 1001, [P50, DEFAULT], "REGRESSED", "counter-rose"),
+        (1000, 999, [P50, DEFAULT], "IMPROVED", "counter-fell"),
+        (0, 8, [P50, DEFAULT], "REGRESSED", "counter-rose"),
+        (0, 0, [P50, DEFAULT], "PASS", "within-limit"),
         (1000, 1200, [P50, replace(BYTES, value=0.25)], "PASS", "within-limit"),
         (1000, 1251, [P50, replace(BYTES, value=0.25)], "REGRESSED", "counter-rose"),
         (1000, 810, [P50, replace(BYTES, value=0.25)], "PASS", "within-limit"),
         (1000, 799, [P50, replace(BYTES, value=0.25)], "IMPROVED", "counter-fell"),
         (1000, 1001, [BYTES], "REGRESSED", "counter-rose"),
         (1000, 1000, [BYTES], "PASS", "within-limit"),
-        (None, None, [P50], "PASS", "within-limit"),
-        (None, 1000, [P50], "PASS", "within-limit"),
-        (1000, None, [P50], "PASS", "within-limit"),
+        (None, None, [P50, DEFAULT], "PASS", "within-limit"),
+        (None, 1000, [P50, DEFAULT], "PASS", "within-limit"),
+        (1000, None, [P50, DEFAULT], "PASS", "within-limit"),
         (1000, None, [P50, BYTES], "INCOMPARABLE", "unknown-counter"),
         (None, None, [BYTES], "INCOMPARABLE", "unknown-counter"),
+        (100, 115, [P50, replace(BYTES, value=0.15)], "PASS", "within-limit"),
+        (1000, 2000, [P50], "PASS", "within-limit"),
     ],
 )
 def test_counts_have_no_noise(
@@ -458,8 +461,9 @@ def test_counts_have_no_noise(
 
 def test_a_default_limit_on_a_counter_that_one_side_lacks_is_dropped_and_told() -> None:
     counted = replace(measurement(STEADY), counters={"rpc.bytes": 8})
-    assert decide(counted, measurement(STEADY)).dropped == ("rpc.bytes:0%: unknown in the baseline",)
-    assert decide(measurement(STEADY), counted).dropped == ("rpc.bytes:0%: unknown now",)
+    assert decide(counted, measurement(STEADY), P50, DEFAULT).dropped == ("rpc.bytes:0%: unknown in the baseline",)
+    assert decide(measurement(STEADY), counted, P50, DEFAULT).dropped == ("rpc.bytes:0%: unknown now",)
+    assert decide(measurement(STEADY), measurement(STEADY), P50, DEFAULT).dropped == ("rpc.bytes:0%: unknown now",)
     assert decide(measurement(STEADY), counted, P50, BYTES).differences[0] == "rpc.bytes is unknown now"
 
 
@@ -483,3 +487,9 @@ def test_what_is_not_compared_is_not_counted_either() -> None:
     counted = replace(measurement(STEADY), counters={"rpc.bytes": 8})
     assert decide(counted, None, BYTES).status is Status.NO_BASELINE
     assert decide(counted, counted, BYTES, not_gated="saving").reason == "saving"
+
+
+def test_an_unknown_counter_hides_no_regression() -> None:
+    verdict = decide(measurement(times(1.5)), measurement(STEADY), P50, BYTES)
+    assert (verdict.status, verdict.reason) == (Status.REGRESSED, "beyond-limit")
+    assert verdict.differences == ("rpc.bytes is unknown now",)
