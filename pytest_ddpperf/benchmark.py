@@ -16,7 +16,6 @@ from pytest_ddpperf.looks import follow, schedule
 from pytest_ddpperf.options import Settings
 from pytest_ddpperf.records import (
     COUNTER_LIMITS,
-    COUNTERS,
     Baseline,
     Counters,
     Environment,
@@ -291,7 +290,7 @@ def _samples(launches: Sequence[LaunchSamples]) -> Samples:
 def _counters(launches: Sequence[LaunchSamples]) -> Counters:
     """Of the launch that counted most; unknown where one does not know."""
     found: dict[str, int | None] = {}
-    for name in COUNTERS:
+    for name in launches[0].counters:
         counts = [count for launch in launches if (count := launch.counters.get(name)) is not None]
         found[name] = max(counts) if len(counts) == len(launches) else None
     return found

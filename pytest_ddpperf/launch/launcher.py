@@ -67,7 +67,7 @@ class Launcher:
             cpu_seconds=None if None in cpu else tuple(map(_seconds, cpu)),
             examples=None if None in examples else tuple(map(tuple, examples)),
             blocked_seconds=tuple(_seconds(rank["blocked_ns"]) for rank in told) if plan.rpc else None,
-            counters={name: _largest([rank["counters"].get(name) for rank in told]) for name in COUNTERS},
+            counters=_counters([rank["counters"] for rank in told]),
             phases=delivery.phases,
             facts={
                 **facts[0],
@@ -126,10 +126,13 @@ def _unfit(plan: Plan, told: Sequence[Mapping[str, Any]]) -> str:
     return f"{plan.name(compiled[0][0])} recompiled at step {compiled[0][1]}" if compiled else ""
 
 
-def _largest(counts: Sequence[int | None]) -> int | None:
-    """Unknown where one rank does not know."""
-    known = [count for count in counts if count is not None]
-    return max(known) if len(known) == len(counts) else None
+def _counters(ranks: Sequence[Mapping[str, int | None]]) -> dict[str, int | None]:
+    """The largest over ranks; unknown where one rank does not know."""
+    found: dict[str, int | None] = {}
+    for name in {**dict.fromkeys(COUNTERS), **ranks[0]}:
+        known = [count for rank in ranks if (count := rank.get(name)) is not None]
+        found[name] = max(known) if len(known) == len(ranks) else None
+    return found
 
 
 def _differences(marks: Sequence[int]) -> list[int]:

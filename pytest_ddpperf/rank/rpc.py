@@ -42,6 +42,7 @@ _shared: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
 def start(plan: Plan, process: int, folder: Path, cpus: Sequence[int]) -> RpcContext:
     """Seed, choose the device, pin, join the RPC world, and the process group of one's role."""
+    meter.names = [plan.name(other) for other in range(plan.processes)]
     role, index, size = _place(plan, process)
     devices = 1 if plan.device == "cpu" else torch.accelerator.device_count()
     device = group.prepare(plan, process % devices, cpus)

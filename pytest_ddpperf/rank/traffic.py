@@ -17,9 +17,12 @@ failed or did not come.
 
 from __future__ import annotations
 
+import io
+import pickle
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import wraps
 from typing import Any
@@ -39,6 +42,10 @@ PyRRef: Any = torch.distributed.rpc.PyRRef  # type: ignore[attr-defined]
 Future: Any = torch._C.Future
 Work: Any = torch._C._distributed_c10d.Work
 
+# What bytes are counted as.
+_FORWARD, _BACKWARD = "forward", "backward"
+ROLES = ("trainer", "parameter_server", "master")
+
 # For the answers to what a counted step asked and did not wait for; then the bytes are unknown.
 _ANSWERS_SECONDS = 5.0
 
@@ -47,13 +54,15 @@ class Traffic(collectives.Meter):
     """The meter of a trainer. Calls and bytes are counted in one step, time is always."""
 
     def __init__(self) -> None:
+        self.names: Sequence[str] = ()  # of all workers, by their number
         self._blocked_ns = 0  # of the main thread
         self._main = threading.main_thread()
         self._depth = 0
         self._lock = threading.Lock()  # answers are counted on torch's threads
-        self._counting = False
+        self.counting = False
         self._pending: list[Any] = []  # futures of requests under way
-        self._calls = self._bytes = 0
+        self._calls: Counter[str] = Counter()  # by role
+        self._bytes: Counter[str] = Counter()  # forward and backward; and once more by role
         self._known = True
         self._went_back: set[int] = set()  # contexts whose backward was seen
 
@@ -61,8 +70,8 @@ class Traffic(collectives.Meter):
         return self._blocked_ns
 
     def begin(self) -> None:
-        self._pending, self._calls, self._bytes, self._known = [], 0, 0, True
-        self._counting = True
+        self._pending, self._calls, self._bytes, self._known = [], Counter(), Counter(), True
+        self.counting = True
 
     def end(self) -> None:
         """Wait for the answers to the step's requests: nobody else need do so, and none may come."""
@@ -74,40 +83,59 @@ class Traffic(collectives.Meter):
             time.sleep(0.001)
 
     def close(self) -> dict[str, Count]:
-        self._counting, self._pending = False, []
-        return {"rpc.calls": self._calls, "rpc.bytes": self._bytes if self._known else None}
+        self.counting, self._pending = False, []
+        carried = self._bytes if self._known else None
+        counters: dict[str, Count] = {
+            "rpc.calls": sum(self._calls.values()),
+            "rpc.bytes": None,
+            "rpc.bytes.backward": None,
+        }
+        if carried is not None:
+            forward, backward = carried[_FORWARD], carried[_BACKWARD]
+            counters |= {"rpc.bytes": forward + backward, "rpc.bytes.forward": forward, "rpc.bytes.backward": backward}
+        for role in ROLES:
+            # Both ways of counting must come to the same: who is called by others does not know by whom.
+            whole = carried is not None and sum(carried[each] for each in ROLES) == counters["rpc.bytes"]
+            counters[f"rpc.calls.{role}"] = self._calls[role]
+            counters[f"rpc.bytes.{role}"] = carried[role] if carried is not None and whole else None
+        return counters
 
-    def called(self) -> None:
-        if self._counting:
-            self._calls += 1
+    def called(self, name: str) -> None:
+        if self.counting:
+            self._calls[role_of(name)] += 1
 
-    def carried(self, tensors: Iterable[Any]) -> None:
-        """Tensors have left or arrived; what is None, or sparse, has a size that is not theirs to tell."""
-        if not self._counting:
+    def carried(self, tensors: Iterable[Any], what: str) -> None:
+        """Tensors have left or arrived, forward, backward or (the same ones again) to or from a role; what is None, or
+        sparse, has a size that is not theirs to tell."""
+        if not self.counting:
             return
         for tensor in tensors:
             if tensor is None or tensor.layout is not torch.strided:
                 self._known = False
             else:
                 with self._lock:
-                    self._bytes += tensor.numel() * tensor.element_size()
+                    self._bytes[what] += tensor.numel() * tensor.element_size()
 
-    def answered(self, future: Any, *, in_python: bool) -> None:
+    def answered(self, future: Any, name: str, *, in_python: bool) -> None:
         """Count what `future` will bring; the pickler sees what Python functions return."""
-        if self._counting:
-            self._pending.append(future)
-            if not in_python:
-                future.add_done_callback(self._arrived)
 
-    def _arrived(self, future: Any) -> None:
-        try:
-            self.carried(_tensors(future.value()))
-        except Exception:  # whoever waits for it will be told
-            self._known = False
+        def arrived(done: Any) -> None:
+            try:
+                tensors = tensors_in(done.value())
+            except Exception:  # whoever waits for it will be told
+                self._known = False
+                return
+            self.carried(tensors, role_of(name))
+            if not in_python:
+                self.carried(tensors, _FORWARD)
+
+        if self.counting:
+            self._pending.append(future)
+            future.add_done_callback(arrived)
 
     def serves(self) -> None:
         """This process is called; gradients that pass it in another's backward are not seen."""
-        if self._counting:
+        if self.counting:
             with suppress(RuntimeError):  # there is none, most often
                 dist_autograd._current_context()
                 self._known = False
@@ -129,21 +157,32 @@ class Traffic(collectives.Meter):
         functions = dist_autograd._retrieve_context(context)
         left = [0]  # when the last gradient did that nothing has come back for
 
-        def out(_: Any, gradients: Any) -> None:
-            left[0] = time.monotonic_ns()
-            self.carried(gradients)
+        def leaving(message: int) -> Callable[[Any, Any], None]:
+            # The upper 16 bits of a message's number are the worker that sent it, here the answer.
+            to = role_of(self.names[message >> 48])
+
+            def out(_: Any, gradients: Any) -> None:
+                left[0] = time.monotonic_ns()
+                self.carried(gradients, _BACKWARD)
+                self.carried(gradients, to)
+
+            return out
 
         def into(gradients: Any, _: Any) -> None:
             came_back()
-            self.carried(gradients)
+            self.carried(gradients, _BACKWARD)
+            self.carried(gradients, asked)
 
         def came_back() -> None:
             if left[0]:
                 self._blocked_ns += time.monotonic_ns() - left[0]
                 left[0] = 0
 
+        # Whom a request went to is not told; where all are of one role there is no doubt.
+        others = {role_of(self.names[worker]) for worker in functions._known_worker_ids()}
+        asked = others.pop() if len(others) == 1 else ""
         self._went_back.add(context)
-        received = [function.register_hook(out) for function in functions._recv_functions().values()]
+        received = [function.register_hook(leaving(n)) for n, function in functions._recv_functions().items()]
         sent = [function.register_hook(into) for function in functions._send_functions().values()]
         self._depth += 1  # waits inside are of this one
         try:
@@ -158,7 +197,7 @@ class Traffic(collectives.Meter):
         """A distributed autograd context ends."""
         seen = context in self._went_back
         self._went_back.discard(context)
-        if self._counting and not seen and dist_autograd._retrieve_context(context)._recv_functions():
+        if self.counting and not seen and dist_autograd._retrieve_context(context)._recv_functions():
             self._known = False
 
 
@@ -186,13 +225,13 @@ def watch(traffic: Traffic) -> None:
     @wraps(serialize)
     def serialized(value: Any) -> Any:
         made = serialize(value)
-        traffic.carried(made[1])
+        traffic.carried(made[1], _FORWARD)
         return made
 
     @wraps(deserialize)
     def deserialized(data: Any, tensors: Any) -> Any:
         unpickled.here = True
-        traffic.carried(tensors)
+        traffic.carried(tensors, _FORWARD)
         return deserialize(data, tensors)
 
     get_future = Work.get_future
@@ -212,11 +251,15 @@ def watch(traffic: Traffic) -> None:
     def fetched(reference: Any, *args: Any, **kwargs: Any) -> Any:
         if reference.is_owner():
             return to_here(reference, *args, **kwargs)
-        traffic.called()
+        owner = reference.owner_name()
+        traffic.called(owner)
         unpickled.here = False
         value = traffic.waiting(to_here, reference, *args, **kwargs)
-        if not unpickled.here:  # what a builtin or TorchScript function returned
-            traffic.carried(_tensors(value))
+        if traffic.counting:
+            tensors = tensors_in(value)
+            traffic.carried(tensors, role_of(owner))
+            if not unpickled.here:  # what a builtin or TorchScript function returned
+                traffic.carried(tensors, _FORWARD)
         return value
 
     @wraps(backward)
@@ -235,24 +278,43 @@ def watch(traffic: Traffic) -> None:
 
 def _requesting(traffic: Traffic, invoke: Callable[..., Any], *, in_python: bool) -> Callable[..., Any]:
     @wraps(invoke)
-    def request(*args: Any, **kwargs: Any) -> Any:
-        traffic.called()
+    def request(to: Any, *args: Any, **kwargs: Any) -> Any:
+        if not traffic.counting:
+            return invoke(to, *args, **kwargs)
+        name = to if isinstance(to, str) else to.name
+        traffic.called(name)
+        tensors = args[1] if in_python else tensors_in((args, kwargs))  # the function, then its tensors
+        traffic.carried(tensors, role_of(name))
         if not in_python:
-            traffic.carried(_tensors((args, kwargs)))
-        made = invoke(*args, **kwargs)
+            traffic.carried(tensors, _FORWARD)
+        made = invoke(to, *args, **kwargs)
         if isinstance(made, Future):
-            traffic.answered(made, in_python=in_python)
+            traffic.answered(made, name, in_python=in_python)
         return made
 
     return request
 
 
-def _tensors(value: Any) -> list[torch.Tensor]:
-    """All tensors in a nest of the containers that TorchScript knows."""
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, Mapping):
-        return [tensor for item in value.values() for tensor in _tensors(item)]
-    if isinstance(value, (list, tuple)):
-        return [tensor for item in value for tensor in _tensors(item)]
-    return []
+def role_of(name: str) -> str:
+    """The role of a process by its name: see `Plan.name`."""
+    stem = name.rstrip("0123456789")
+    return "parameter_server" if stem == "ps" else stem
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """All tensors in a value that can be pickled; references are left alone, for to pickle one makes another."""
+    finder = _Finder(io.BytesIO())
+    finder.dump(value)
+    return finder.tensors
+
+
+class _Finder(pickle.Pickler):
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file)
+        self.tensors: list[torch.Tensor] = []
+
+    def persistent_id(self, obj: Any) -> str | None:
+        if isinstance(obj, torch.Tensor):
+            self.tensors.append(obj)
+            return "a tensor"
+        return "a reference" if isinstance(obj, PyRRef) else None

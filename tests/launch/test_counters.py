@@ -191,7 +191,18 @@ def test_backward_carries_what_forward_carried_for_tensors_that_require_a_gradie
         return step
 
     forward = 2 * 4 * BOUNDARY
-    assert counted_rpc(bench, trainer)["rpc.bytes"] == forward + forward
+    assert {name: count for name, count in counted_rpc(bench, trainer).items() if name.startswith("rpc.")} == {
+        "rpc.calls": 1,
+        "rpc.calls.trainer": 0,
+        "rpc.calls.parameter_server": 1,
+        "rpc.calls.master": 0,
+        "rpc.bytes": forward + forward,
+        "rpc.bytes.forward": forward,
+        "rpc.bytes.backward": forward,
+        "rpc.bytes.trainer": 0,
+        "rpc.bytes.parameter_server": forward + forward,
+        "rpc.bytes.master": 0,
+    }
 
 
 def test_indices_and_offsets_have_no_gradient(bench: Bench) -> None:
@@ -224,6 +235,7 @@ def test_builtin_operators_references_and_asynchronous_calls_are_seen(bench: Ben
 
     counters = counted_rpc(bench, trainer)
     assert (counters["rpc.calls"], counters["rpc.bytes"]) == (5, 6 * 2 * BOUNDARY)
+    assert counters["rpc.bytes.parameter_server"] == counters["rpc.bytes.forward"] == counters["rpc.bytes"]
 
 
 def test_a_backward_that_was_not_seen_leaves_the_bytes_unknown(bench: Bench) -> None:
@@ -289,3 +301,28 @@ def test_calls_between_trainers_are_counted_of_one_step_alone(bench: Bench) -> N
 
     counters = counted_rpc(bench, trainer)
     assert (counters["rpc.calls"], counters["rpc.bytes"]) == (1, 4 * 2 * BOUNDARY)  # as caller and as called
+    assert counters["rpc.bytes.trainer"] is None  # who is called does not know by whom
+
+
+def test_bytes_are_told_by_the_role_of_the_other_side(bench: Bench) -> None:
+    def trainer(ctx: Any, shared: Any) -> Any:
+        values, few = images(2).requires_grad_(), images(1)
+
+        def step() -> None:
+            rpc.rpc_sync("master", double, (few,))
+            with dist_autograd.context() as context:
+                answers = [rpc.rpc_sync(name, held, (values,)) for name in ("ps0", "ps1")]
+                dist_autograd.backward(context, [answer["twice"].sum() for answer in answers])
+
+        return step
+
+    plan = replace(bench.plan(warmup=3), parameter_servers=2, master=True)
+    counters = bench.launcher.measure(plan, trainer, bench.recorder, (lambda ctx: None, None)).counters
+    assert (counters["rpc.calls.parameter_server"], counters["rpc.calls.master"]) == (2, 1)
+    assert counters["rpc.bytes.parameter_server"] == 2 * (4 * 2 * BOUNDARY)
+    assert counters["rpc.bytes.master"] == 2 * BOUNDARY
+    assert counters["rpc.bytes"] == 16 * BOUNDARY + 2 * BOUNDARY
+
+
+def held(values: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {"twice": values * 2}
