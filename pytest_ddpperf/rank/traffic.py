@@ -84,21 +84,17 @@ class Traffic(collectives.Meter):
 
     def close(self) -> dict[str, Count]:
         self.counting, self._pending = False, []
-        carried = self._bytes if self._known else None
-        counters: dict[str, Count] = {
-            "rpc.calls": sum(self._calls.values()),
-            "rpc.bytes": None,
-            "rpc.bytes.backward": None,
+        forward, backward = self._bytes[_FORWARD], self._bytes[_BACKWARD]
+        # Both ways of counting must come to the same: who is called by others does not know by whom.
+        whole = sum(self._bytes[role] for role in ROLES) == forward + backward
+        calls = {"rpc.calls": sum(self._calls.values()), **{f"rpc.calls.{role}": self._calls[role] for role in ROLES}}
+        carried = {
+            "rpc.bytes": forward + backward,
+            "rpc.bytes.forward": forward,
+            "rpc.bytes.backward": backward,
+            **{f"rpc.bytes.{role}": self._bytes[role] if whole else None for role in ROLES},
         }
-        if carried is not None:
-            forward, backward = carried[_FORWARD], carried[_BACKWARD]
-            counters |= {"rpc.bytes": forward + backward, "rpc.bytes.forward": forward, "rpc.bytes.backward": backward}
-        for role in ROLES:
-            # Both ways of counting must come to the same: who is called by others does not know by whom.
-            whole = carried is not None and sum(carried[each] for each in ROLES) == counters["rpc.bytes"]
-            counters[f"rpc.calls.{role}"] = self._calls[role]
-            counters[f"rpc.bytes.{role}"] = carried[role] if carried is not None and whole else None
-        return counters
+        return {**calls, **(carried if self._known else dict.fromkeys(carried))}
 
     def called(self, name: str) -> None:
         if self.counting:
