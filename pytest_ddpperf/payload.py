@@ -95,7 +95,7 @@ def _culprit(function: Any, args: Sequence[Any]) -> str:
     name = getattr(function, "__name__", repr(function))
     for index, value in enumerate(args):
         if not _picklable(value):
-            return f"argument {index + 1} of {name}"
+            return _culprit(value, ()) if isinstance(value, FunctionType) else f"argument {index + 1} of {name}"
     if isinstance(function, FunctionType):
         for variable, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             if not _picklable(_contents(cell)):
