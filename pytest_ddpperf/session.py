@@ -52,6 +52,7 @@ class Session:
         then asked for."""
         place = resolve(settings, trainers if certain else 1, self.facts(), "trainers")
         who = f"{_counted(trainers, 'trainer')} and {_counted(parameter_servers, 'parameter server')}"
+        who += "" if certain else ", where a call does not say otherwise,"
         self._places[_described(place, who, trainers + parameter_servers)] = None
         return place
 

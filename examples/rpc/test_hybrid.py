@@ -1,8 +1,8 @@
 """Gate hybrid training: embeddings on parameter servers over RPC, dense layers under DDP.
 
-The original runs 8 trainers, 8 parameter servers and a master:
+As in the original there are 8 trainers, 8 parameter servers and a master. On a small machine have fewer:
 
-    pytest examples/rpc/test_hybrid.py --ddp-trainers 8 --ddp-parameter-servers 8 --ddp-save-baseline
+    pytest examples/rpc/test_hybrid.py --ddp-trainers 2 --ddp-parameter-servers 2 --ddp-save-baseline
 """
 
 import os
@@ -31,7 +31,10 @@ class Table(torch.nn.EmbeddingBag):
 
 
 @pytest.mark.ddp(warmup=3, steps=10, threshold="p10:40%,p50:50%")
-def test_hybrid_epoch(rpc_benchmark):
+def test_hybrid_epoch(rpc_benchmark, pytestconfig):
+    trainers = int(pytestconfig.getoption("--ddp-trainers") or 8)
+    parameter_servers = int(pytestconfig.getoption("--ddp-parameter-servers") or 8)
+
     def master(ctx):  # creates a table on each parameter server
         from torch.distributed.nn import RemoteModule
 
@@ -63,4 +66,4 @@ def test_hybrid_epoch(rpc_benchmark):
 
         return epoch
 
-    rpc_benchmark(trainer, master=master)
+    rpc_benchmark(trainer, master=master, trainers=trainers, parameter_servers=parameter_servers)

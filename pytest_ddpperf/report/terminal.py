@@ -7,7 +7,7 @@ from dataclasses import fields
 from statistics import median
 
 from pytest_ddpperf import stats
-from pytest_ddpperf.records import SESSIONS_KEPT, Outcome, Phases, Scalar, Status, Verdict
+from pytest_ddpperf.records import COUNTERS, SESSIONS_KEPT, Outcome, Phases, Scalar, Status, Verdict
 from pytest_ddpperf.report import text
 from pytest_ddpperf.report.counts import count, last_line
 
@@ -128,7 +128,10 @@ def _details(outcome: Outcome) -> Iterator[str]:
     if outcome.verdict is not None and outcome.verdict.comparisons:
         told = ", ".join(f"{c.limit.metric} {text.amount(c.resolution)}" for c in outcome.verdict.comparisons)
         yield f"  resolves {told}"
-    known = {name: count for name, count in outcome.measurement.counters.items() if count is not None}
+    counters = outcome.measurement.counters.items()
+    known = {
+        name: n for name, n in counters if n is not None and (n or name in COUNTERS)
+    }  # of the finer ones few matter
     if known:
         yield f"  a step: {', '.join(f'{name} {count:,}' for name, count in known.items())}"
     if outcome.phases:

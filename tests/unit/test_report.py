@@ -301,7 +301,7 @@ def test_from_nothing_to_something_is_no_percentage() -> None:
 
 
 def test_counts_are_shown_when_asked_and_known() -> None:
-    counted = replace(measurement(), counters={"rpc.bytes": 12345, "rpc.calls": None})
+    counted = replace(measurement(), counters={"rpc.bytes": 12345, "rpc.calls": None, "rpc.bytes.master": 0})
     lines = list(terminal.table([outcome(verdict(Status.PASS), measurement=counted)], verbosity=1))
     assert "  a step: rpc.bytes 12,345" in lines
 
