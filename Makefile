@@ -29,7 +29,8 @@ test: $(INSTALLED)
 	.venv/bin/ruff check
 	.venv/bin/ruff format --check
 	.venv/bin/mypy
-	.venv/bin/pytest
+	.venv/bin/pytest -n 2 tests/unit tests/integration
+	.venv/bin/pytest tests/launch tests/distributed  # by themselves: timed launches would wait for each other
 
 clean:
 	rm -rf .venv .demo .benchmarks .mypy_cache .pytest_cache .ruff_cache *.egg-info build

@@ -34,7 +34,8 @@ Run = Callable[..., pytest.RunResult]
 def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Run pytest on the files of `pytester`: small measurements, no CI, no other plugin that reorders or measures."""
     monkeypatch.delenv("CI", raising=False)
-    monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
+    for name in ("PYTEST_ADDOPTS", "PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_XDIST_TESTRUNUID"):
+        monkeypatch.delenv(name, raising=False)
 
     def run(*args: str, small: bool = True, benchmark: bool = False) -> pytest.RunResult:
         fixed = ["-p", "no:randomly", "-p", "no:cacheprovider"]

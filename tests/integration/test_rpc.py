@@ -32,7 +32,7 @@ def trainer(ctx):
 """
 
 
-def test_save_pass_regress_with_roles_in_the_key(
+def test_what_takes_longer_and_what_sends_more_is_red_and_told(
     pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytester.makepyfile(
@@ -41,59 +41,44 @@ def test_save_pass_regress_with_roles_in_the_key(
 def test_look_up(rpc_benchmark):
     result = rpc_benchmark(trainer, parameter_server=parameter_server)
     assert (result.world_size, len(result.samples[0])) == (1, 1)
-"""
-    )
-    few = ["--ddp-trainers=1", "--ddp-parameter-servers=1", "--ddp-world-size=1,3"]
-    result = run(*few, "--ddp-save-baseline", "--ddp-json=report.json")
-    result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(["ddpperf: 1 trainer and 1 parameter server over gloo (auto: *"])
-    result.stdout.fnmatch_lines(["*test_look_up: saved baselines/*-gloo-ws1-1x1-1-trainer-1-ps/test_roles/*"])
-    (measured,) = json.loads((pytester.path / "report.json").read_text())["measurements"]
-    assert (measured["plan"]["parameter_servers"], measured["plan"]["master"]) == (1, False)
-    assert measured["measurement"]["samples"]["examples"][0][0][0] == 3
-    assert line(run(*few), "ddpperf:") == "ddpperf: 1 of 1 compared: 1 passed"
-    monkeypatch.setenv("SLEEP", "60")
-    result = run(*few)
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["REGRESSED: test_roles::test_look_up on 1 trainer 1 ps*"])
-    result.stdout.fnmatch_lines(["blocked in RPC, at p50:", "  trainer0 * ms of the step's +5*ms"])
-    result = run("--ddp-trainers=1", "--ddp-parameter-servers=2")
-    assert line(result, "ddpperf:") == "ddpperf: 0 of 1 compared: 1 without baseline"
 
-
-def test_a_step_that_sends_more_is_red_however_fast(
-    pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytester.makepyfile(
-        test_sends=ROLES
-        + """
 def take(rows):
     time.sleep(0.005)
 
 def test_send(rpc_benchmark):
-    def trainer(ctx):
+    def sender(ctx):
         rows = torch.zeros(int(os.environ.get("ROWS", "10")))
         return lambda: rpc.rpc_sync("ps0", take, (rows,))
 
-    print(rpc_benchmark(trainer, trainers=1, parameter_servers=1).counters)
+    print(rpc_benchmark(sender).counters)
 """
     )
-    counted = ["--ddp-warmup=3", "-v"]
-    result = run(*counted, "--ddp-save-baseline", "-s")
+    asked = ["--ddp-trainers=1", "--ddp-parameter-servers=1", "--ddp-world-size=1,3", "--ddp-warmup=3", "-v"]
+    result = run(*asked, "--ddp-save-baseline", "--ddp-json=report.json", "-s")
+    result.assert_outcomes(passed=2)
+    result.stdout.fnmatch_lines(["ddpperf: 1 trainer and 1 parameter server over gloo (auto: *"])
+    result.stdout.fnmatch_lines(["*test_look_up: saved baselines/*-gloo-ws1-1x1-1-trainer-1-ps/test_roles/*"])
     result.stdout.fnmatch_lines(["*'rpc.calls': 1, 'rpc.bytes': 40,*", "  a step: rpc.calls 1, rpc.bytes 40, *"])
-    assert line(run(*counted), "ddpperf:") == "ddpperf: 1 of 1 compared: 1 passed"
+    measured, _ = json.loads((pytester.path / "report.json").read_text())["measurements"]
+    assert (measured["plan"]["parameter_servers"], measured["plan"]["master"]) == (1, False)
+    assert measured["measurement"]["samples"]["examples"][0][0][0] == 3
+
+    monkeypatch.setenv("SLEEP", "60")
     monkeypatch.setenv("ROWS", "11")
-    result = run(*counted)
-    result.assert_outcomes(failed=1)
+    result = run(*asked)
+    result.assert_outcomes(failed=2)
+    result.stdout.fnmatch_lines(["REGRESSED: test_roles::test_look_up on 1 trainer 1 ps*"])
+    result.stdout.fnmatch_lines(["blocked in RPC, at p50:", "  trainer0 * ms of the step's +5*ms"])
     result.stdout.fnmatch_lines(["  rpc.bytes  40 * 44 * +10.0 %, counted  0% * all"])
-    assert line(run(*counted, "--ddp-threshold=p50:300%,rpc.bytes:10%"), "ddpperf:").endswith("1 passed")
+
+    monkeypatch.delenv("SLEEP")
     monkeypatch.setenv("ROWS", "9")
-    result = run(*counted)
-    result.assert_outcomes(passed=1)
+    result = run(*asked)
+    assert line(result, "ddpperf:") == "ddpperf: 2 of 2 compared: 1 passed, 1 improved"
     result.stdout.fnmatch_lines(["*test_send: IMPROVED: rpc.bytes -10.0 % (limit rpc.bytes:0%): --ddp-save-baseline*"])
 
 
-@pytest.mark.parametrize("mode", ["prepend", "append", "importlib"])
+@pytest.mark.parametrize("mode", ["append", "importlib"])  # all other tests prepend
 def test_handlers_of_the_test_module_work_in_every_role(pytester: pytest.Pytester, run: Run, mode: str) -> None:
     pytester.mkdir("folder")
     (pytester.path / "folder" / "test_roles.py").write_text(
@@ -130,19 +115,18 @@ def test_the_hybrid_example_runs_with_the_numbers_that_are_asked(pytester: pytes
 
 def test_what_rpc_imports_is_paid_for_by_runs_that_use_it_only(pytester: pytest.Pytester, run: Run) -> None:
     pytester.makepyfile(
-        test_ddp="""
-def test_without(ddp_run, request):
+        """
+def test_without(ddp_run):
     import sys
-    expected = any("rpc_benchmark" in item.fixturenames for item in request.session.items)
-    assert ddp_run(lambda ctx: "torch.distributed.optim" in sys.modules) == [expected] * 2
-""",
-        test_roles=ROLES + "\ndef test_with(rpc_benchmark): pass\n",
+    assert ddp_run(lambda ctx: "torch.distributed.optim" in sys.modules) == [False, False]
+"""
     )
-    run("test_ddp.py").assert_outcomes(passed=1)
-    run().assert_outcomes(passed=2)
+    run().assert_outcomes(passed=1)
 
 
-def test_what_is_asked_amiss_is_said(pytester: pytest.Pytester, run: Run) -> None:
+def test_what_is_asked_amiss_and_a_server_that_dies_leave_the_next_test_alone(
+    pytester: pytest.Pytester, run: Run
+) -> None:
     pytester.makepyfile(
         STEP
         + ROLES
@@ -162,18 +146,7 @@ def test_no_servers(rpc_benchmark):
 def test_bool_trainers(rpc_benchmark):
     with pytest.raises(ValueError, match="trainers=True"):
         rpc_benchmark(trainer, trainers=True)
-"""
-    )
-    run().assert_outcomes(passed=4)
-    result = run("--ddp-parameter-servers=0")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    assert "--ddp-parameter-servers: '0': a whole number from 1" in result.stderr.str()
 
-
-def test_a_server_that_dies_is_red_and_the_next_test_is_unaffected(pytester: pytest.Pytester, run: Run) -> None:
-    pytester.makepyfile(
-        ROLES
-        + """
 def end():
     print("last words")
     os._exit(7)
@@ -186,10 +159,13 @@ def test_next(rpc_benchmark):
 """
     )
     result = run("--ddp-steps=2")
-    result.assert_outcomes(failed=1, passed=1)
+    result.assert_outcomes(passed=5, failed=1)
     result.stdout.fnmatch_lines(
         ["launch 1 of *: ps1 failed in serving: exited with status 7*", "*Captured stdout ps1*", "last words"]
     )
+    result = run("--ddp-parameter-servers=0")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert "--ddp-parameter-servers: '0': a whole number from 1" in result.stderr.str()
 
 
 def test_with_pytest_benchmark_and_under_xdist(pytester: pytest.Pytester, run: Run) -> None:
