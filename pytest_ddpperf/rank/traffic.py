@@ -116,11 +116,7 @@ class Traffic(collectives.Meter):
         """Count what `future` will bring; the pickler sees what Python functions return."""
 
         def arrived(done: Any) -> None:
-            try:
-                tensors = tensors_in(done.value())
-            except Exception:  # whoever waits for it will be told
-                self._known = False
-                return
+            tensors = self.found(done.value)
             self.carried(tensors, role_of(name))
             if not in_python:
                 self.carried(tensors, _FORWARD)
@@ -128,6 +124,14 @@ class Traffic(collectives.Meter):
         if self.counting:
             self._pending.append(future)
             future.add_done_callback(arrived)
+
+    def found(self, value: Callable[[], Any]) -> list[torch.Tensor]:
+        """The tensors in a value; where it cannot be looked into the bytes are unknown, and the step goes on."""
+        try:
+            return tensors_in(value())
+        except Exception:  # a call that failed, which whoever waits for it is told, or what pickle cannot take
+            self._known = False
+            return []
 
     def serves(self) -> None:
         """This process is called; gradients that pass it in another's backward are not seen."""
@@ -252,7 +256,7 @@ def watch(traffic: Traffic) -> None:
         unpickled.here = False
         value = traffic.waiting(to_here, reference, *args, **kwargs)
         if traffic.counting:
-            tensors = tensors_in(value)
+            tensors = traffic.found(lambda: value)
             traffic.carried(tensors, role_of(owner))
             if not unpickled.here:  # what a builtin or TorchScript function returned
                 traffic.carried(tensors, _FORWARD)
@@ -279,7 +283,7 @@ def _requesting(traffic: Traffic, invoke: Callable[..., Any], *, in_python: bool
             return invoke(to, *args, **kwargs)
         name = to if isinstance(to, str) else to.name
         traffic.called(name)
-        tensors = args[1] if in_python else tensors_in((args, kwargs))  # the function, then its tensors
+        tensors = args[1] if in_python else traffic.found(lambda: (args, kwargs))  # the function, then its tensors
         traffic.carried(tensors, role_of(name))
         if not in_python:
             traffic.carried(tensors, _FORWARD)

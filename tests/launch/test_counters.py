@@ -326,3 +326,15 @@ def test_bytes_are_told_by_the_role_of_the_other_side(bench: Bench) -> None:
 
 def held(values: torch.Tensor) -> dict[str, torch.Tensor]:
     return {"twice": values * 2}
+
+
+def scripted() -> torch.jit.ScriptModule:
+    return torch.jit.script(nn.Linear(2, 2))
+
+
+def test_what_counting_cannot_look_into_leaves_the_bytes_unknown_and_the_step_alone(bench: Bench) -> None:
+    def trainer(ctx: Any) -> Any:
+        return lambda: rpc.remote("ps0", scripted).to_here()
+
+    counters = counted_rpc(bench, trainer)
+    assert (counters["rpc.calls"], counters["rpc.bytes"]) == (2, None)
