@@ -168,6 +168,17 @@ def difference(now: Sequence[float], sessions: Sequence[Sequence[float]], *, dri
     )
 
 
+def paired(now: Sequence[float], base: Sequence[float]) -> Difference:
+    """The mean of the differences of two sides whose k-th values were taken one after the other; two pairs at least.
+
+    Student's t-test on the differences: what drifted from pair to pair is in both sides and cancels. All of the error
+    is that of `now`, since further launches are further pairs.
+    """
+    differences = [after - before for after, before in zip(now, base, strict=True)]
+    spread = Part(variance(differences) / len(differences), len(differences) - 1)
+    return Difference(estimate=fmean(differences), now=spread, base=NOTHING, drift=NOTHING, launches=len(now))
+
+
 def variance(values: Sequence[float]) -> float:
     """The sample variance of two values or more; as the standard library's, without its exact fractions."""
     mean = fmean(values)
@@ -201,6 +212,26 @@ def holm(p_values: Sequence[float], level: float) -> tuple[Evidence, ...]:
             enough = p_values[index] <= share
         found[index] = Evidence(enough, share)
     return tuple(found[index] for index in range(len(order)))
+
+
+def binomial_interval(count: int, of: int) -> tuple[float, float]:
+    """The 95 % interval of a share that was seen `count` times `of` so many.
+
+    C. J. Clopper and E. S. Pearson, "The use of confidence or fiducial limits illustrated in the case of the
+    binomial", Biometrika 26 (1934); by bisection of the binomial distribution.
+    """
+
+    def at_most(most: int, share: float) -> float:
+        return math.fsum(math.comb(of, k) * share**k * (1 - share) ** (of - k) for k in range(most + 1))
+
+    def solved(most: int, target: float) -> float:
+        low, high = 0.0, 1.0
+        for _ in range(60):
+            middle = (low + high) / 2
+            low, high = (middle, high) if at_most(most, middle) > target else (low, middle)
+        return low
+
+    return (0.0 if count == 0 else solved(count - 1, 0.975)), (1.0 if count == of else solved(count, 0.025))
 
 
 def steps_needed(q: float) -> int:

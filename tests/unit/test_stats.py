@@ -154,6 +154,90 @@ def test_no_number_of_launches_makes_up_for_drift() -> None:
     assert difference.launches_for(0.1, 0.05) is None
 
 
+# --- pairs
+
+
+def test_in_pairs_the_test_is_students_on_the_differences() -> None:
+    difference = stats.paired([1.1, 1.3, 1.2, 1.4], [1.0, 1.0, 1.0, 1.0])
+    assert difference.estimate == pytest.approx(0.25)
+    assert (difference.launches, difference.freedom) == (4, pytest.approx(3))
+    assert difference.error == pytest.approx(math.sqrt(0.05 / 3 / 4))
+    # t is the root of 15; with 3 degrees of freedom Student's distribution has a closed form.
+    assert difference.p_value() == pytest.approx(0.5 - (math.atan(math.sqrt(5)) + math.sqrt(5) / 6) / math.pi)
+
+
+def test_what_drifts_from_pair_to_pair_cancels() -> None:
+    drifting = [1.0, 5.0, 2.0, 9.0]
+    pairs = stats.paired(
+        [level + change for level, change in zip(drifting, (0.1, 0.2, 0.3, 0.2), strict=True)], drifting
+    )
+    assert pairs.estimate == pytest.approx(0.2)
+    assert pairs.error == pytest.approx(math.sqrt(variance([0.1, 0.2, 0.3, 0.2]) / 4))
+    assert pairs.p_value() < 0.05
+
+
+def test_pairs_swapped_are_the_mirror() -> None:
+    now, base = [1.0, 2.0, 4.0], [1.5, 2.0, 3.0]
+    there, back = stats.paired(now, base), stats.paired(base, now)
+    assert back.estimate == pytest.approx(-there.estimate)
+    assert (back.error, back.p_value()) == (pytest.approx(there.error), pytest.approx(there.mirrored().p_value()))
+
+
+def test_pairs_that_all_differ_alike_leave_no_doubt() -> None:
+    slower = stats.paired([2.0, 4.0], [1.0, 3.0])
+    assert (slower.error, slower.p_value(), slower.mirrored().p_value(), slower.resolution(0.05)) == (0, 0, 1, 0)
+    same = stats.paired([1.0, 3.0], [1.0, 3.0])
+    assert same.p_value() == same.mirrored().p_value() == 1
+
+
+def test_a_value_without_its_partner_is_refused() -> None:
+    with pytest.raises(ValueError, match="zip"):
+        stats.paired([1.0, 2.0, 3.0], [1.0, 2.0])
+
+
+def test_pairs_for_a_resolution_reach_it() -> None:
+    pairs = stats.paired(normal(random.Random(1), 5), normal(random.Random(2), 5))
+    assert pairs.launches_for(pairs.resolution(0.05) / 2, 0.05) == 20, "half the error takes four times the pairs"
+
+
+def test_the_test_in_pairs_holds_its_five_percent_however_pairs_drift() -> None:
+    source = random.Random(20261121)
+
+    def significant() -> bool:
+        drift = [source.gauss(0, 10) for _ in range(5)]
+        now, base = ([level + source.gauss(0, 1) for level in drift] for _ in range(2))
+        return stats.paired(now, base).p_value() < 0.05
+
+    found = [significant() for _ in range(2000)]
+    assert 0.035 < sum(found) / len(found) < 0.065
+
+
+# --- shares
+
+
+@pytest.mark.parametrize(
+    ("count", "of", "low", "high"),  # scipy.stats.binomtest(count, of).proportion_ci()
+    [
+        (0, 60, 0.0, 0.0596),
+        (60, 60, 1 - 0.0596, 1.0),
+        (5, 10, 0.1871, 0.8129),
+        (1, 10, 0.0025, 0.4450),
+        (0, 1, 0.0, 0.975),
+        (1, 1, 0.025, 1.0),
+    ],
+)
+def test_the_interval_of_a_share_is_clopper_and_pearsons(count: int, of: int, low: float, high: float) -> None:
+    assert stats.binomial_interval(count, of) == pytest.approx((low, high), abs=5e-5)
+
+
+@pytest.mark.parametrize("count", [0, 1, 25, 250, 499, 500])
+def test_the_interval_of_a_share_contains_it_and_mirrors(count: int) -> None:
+    low, high = stats.binomial_interval(count, 500)
+    assert 0 <= low <= count / 500 <= high <= 1
+    assert high - low < 0.1
+    assert stats.binomial_interval(500 - count, 500) == pytest.approx((1 - high, 1 - low))
+
+
 # --- several p-values
 
 

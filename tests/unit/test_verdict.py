@@ -10,8 +10,10 @@ import pytest
 
 from pytest_ddpperf.asked import FAIL_ON_NAMES
 from pytest_ddpperf.records import Environment, Limit, Measurement, Samples, Scalar, Status, Verdict
+from pytest_ddpperf.stats import Drift
 from pytest_ddpperf.verdict import ASSUMED_DRIFT, coarse, fails, judge, resolutions, unsupported
 
+NO_DRIFT = Drift(floor=0.0, share=0.0, freedom=8)
 P50 = Limit(metric="p50", value=0.10, unit="%")
 STEADY = (1.00, 1.01, 0.99, 1.00, 1.00)
 NEARLY = (0.9, 1.1, 0.95, 1.05, 1.0)
@@ -46,9 +48,9 @@ def times(factor: float, levels: Sequence[float] = STEADY) -> tuple[float, ...]:
 
 
 def decide(now: Measurement, base: Measurement | None, *limits: Limit, **kwargs: Any) -> Verdict:
-    """Of one occasion, unless said otherwise."""
+    """As if sessions did not drift, unless said otherwise."""
     sessions = () if base is None else (base,)
-    return judge(now, sessions, limits or (P50,), **{"interleaved": True, **kwargs})
+    return judge(now, sessions, limits or (P50,), **{"assumed": NO_DRIFT, **kwargs})
 
 
 def test_the_same_figures_pass() -> None:
@@ -174,11 +176,11 @@ def test_with_no_limit_left_nothing_is_gated() -> None:
 def test_across_sessions_a_change_of_the_size_of_drift_proves_nothing() -> None:
     now, base = measurement(times(1.11)), measurement(STEADY)
     assert decide(now, base) == "REGRESSED"
-    verdict = decide(now, base, interleaved=False)
+    verdict = decide(now, base, assumed=ASSUMED_DRIFT)
     assert (verdict, verdict.reason, verdict.sessions) == ("INCONCLUSIVE", "not-significant", 1)
     assert verdict.comparisons[0].drift == pytest.approx(ASSUMED_DRIFT.floor, rel=0.02)
     assert verdict.comparisons[0].settled, "no further launch would make up for drift"
-    assert decide(measurement(times(1.3)), base, interleaved=False) == "REGRESSED"
+    assert decide(measurement(times(1.3)), base, assumed=ASSUMED_DRIFT) == "REGRESSED"
 
 
 def test_sessions_that_agree_make_the_gate_finer_and_such_that_do_not_coarser() -> None:
@@ -202,7 +204,7 @@ def test_the_resolution_is_told_with_what_would_make_it_finer() -> None:
     fine = decide(measurement(STEADY), measurement(STEADY)).comparisons[0]
     assert fine.resolution < 0.1
     assert fine.launches_needed is None
-    drifting = decide(measurement(STEADY), measurement(STEADY), interleaved=False).comparisons[0]
+    drifting = decide(measurement(STEADY), measurement(STEADY), assumed=ASSUMED_DRIFT).comparisons[0]
     assert drifting.resolution > 0.1
     assert drifting.launches_needed is None
 
@@ -335,12 +337,12 @@ def test_the_order_of_launches_and_of_ranks_changes_nothing(seed: int) -> None:
         assert other == pytest.approx(one)
 
 
-@pytest.mark.parametrize("interleaved", [True, False])
+@pytest.mark.parametrize("interleaved", [True, False], ids=["paired", "sessions"])
 @pytest.mark.parametrize("unit", ["%", "ms"])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_swapping_the_sides_mirrors_the_verdict(seed: int, unit: Literal["%", "ms"], interleaved: bool) -> None:
     source = random.Random(seed)
-    now, base = noisy(source, 5), noisy(source, 4)
+    now, base = noisy(source, 5), noisy(source, 5 if interleaved else 4)
     now = mapped(now, lambda table: scaled(table, source.choice((0.5, 0.9, 1.0, 1.1, 2.0))))
     limits = [replace(limit, unit=unit, value=0.1 if unit == "%" else 0.005) for limit in LIMITS]
     there = judge(now, [base], limits, interleaved=interleaved)
@@ -373,9 +375,44 @@ def test_a_single_sample_is_an_error_not_a_verdict() -> None:
         decide(measurement(STEADY), measurement((1.0,)))
 
 
-def test_several_sessions_were_not_interleaved() -> None:
-    with pytest.raises(ValueError, match="2 sessions was not measured on one occasion"):
-        judge(measurement(STEADY), [measurement(STEADY)] * 2, (P50,), interleaved=True)
+@pytest.mark.parametrize("sessions", [[STEADY, STEADY], [STEADY[:-1]]], ids=["two sessions", "fewer launches"])
+def test_launches_that_have_no_partner_were_not_interleaved(sessions: list[Sequence[float]]) -> None:
+    with pytest.raises(ValueError, match=r"launches and .*: they were not interleaved"):
+        judge(measurement(STEADY), list(map(measurement, sessions)), (P50,), interleaved=True)
+
+
+# --- launches in turns
+
+
+def test_what_drifts_from_pair_to_pair_cancels() -> None:
+    drifting = (1.0, 1.5, 0.7, 1.2, 2.0)
+    now = tuple(1.2 * level * wobble for level, wobble in zip(drifting, STEADY, strict=True))
+    assert decide(measurement(now), measurement(drifting)).status is Status.INCONCLUSIVE
+    verdict = decide(measurement(now), measurement(drifting), interleaved=True)
+    assert verdict == "REGRESSED"
+    (comparison,) = verdict.comparisons
+    assert comparison.drift is None
+    assert comparison.resolution < 0.1
+
+
+def test_a_pair_that_differs_by_chance_is_no_evidence() -> None:
+    now = (1.0, 3.0, 1.0, 1.0, 1.0)
+    verdict = decide(measurement(now), measurement(STEADY), interleaved=True)
+    assert (verdict, verdict.reason) == ("INCONCLUSIVE", "not-significant")
+    assert not verdict.comparisons[0].settled, "further pairs may decide it"
+    assert verdict.comparisons[0].launches_needed is not None
+
+
+def test_in_turns_only_what_is_asked_of_a_step_must_match() -> None:
+    now = measurement(STEADY, must={"deterministic": True, "batch_size": 4}, recorded={"torch": "2.13"})
+    base = measurement(STEADY, must={"deterministic": False, "batch_size": 4}, recorded={"torch": "2.12"})
+    assert decide(now, base) == "INCOMPARABLE"
+    verdict = decide(now, base, interleaved=True)
+    assert verdict == "PASS"
+    assert verdict.differences == ("deterministic False -> True", "torch 2.12 -> 2.13")
+    other = measurement(STEADY, must={"deterministic": True, "batch_size": 8})
+    verdict = decide(now, other, interleaved=True)
+    assert (verdict, verdict.differences[0]) == ("INCOMPARABLE", "batch_size 8 -> 4")
 
 
 # --- support

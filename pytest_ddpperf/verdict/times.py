@@ -1,23 +1,16 @@
-"""The decision: is the current measurement worse than the baseline, and does that fail the test?
-
-The only place that decides. Knows records and statistics; nothing of files, pytest or how it is told. The choices
-made here, with the figures they rest on, are in docs/statistics.md.
-"""
+"""Times, held against those of a baseline: evidence between launches."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import chain
 from statistics import fmean
-from typing import Any, Literal
 
 from pytest_ddpperf import stats
 from pytest_ddpperf.errors import SampleError
 from pytest_ddpperf.records import (
     Comparison,
-    CounterChange,
     Interval,
     Limit,
     Measurement,
@@ -34,6 +27,8 @@ RUN_LEVEL = 0.05
 ASSUMED_DRIFT = Drift(floor=0.05, share=0.5, freedom=8)
 # A verdict is settled where further launches would bring another with less than this probability.
 _SETTLED_LEVEL = 0.05
+# Of the facts that must match, those that are asked for: with others, step times of one test are not alike.
+_ASKED = ("batch_size ", "warmup ", "timing ")
 # Between launches there must be something to compare.
 LAUNCHES_NEEDED = 2
 
@@ -51,11 +46,6 @@ def unsupported(limit: Limit, *, steps: int, launches: int) -> str | None:
     )
 
 
-def judge(current: Measurement, baseline: Sequence[Measurement], limits: Sequence[Limit], **how: Any) -> Verdict:
-    """Hold `current` against the sessions of a baseline: its times, as `judge_times`, and its counters."""
-    return with_counters(judge_times(current, baseline, limits, **how), current, baseline, limits)
-
-
 def judge_times(
     current: Measurement,
     baseline: Sequence[Measurement],
@@ -71,11 +61,12 @@ def judge_times(
     Each limit is decided on the logarithms of per-launch quantiles. REGRESSED needs the estimate beyond the limit
     and evidence that there is a change at all, at `level` over all limits (Holm). Beyond the limit without evidence
     is INCONCLUSIVE. IMPROVED is REGRESSED mirrored. The error of the estimate contains the spread between launches
-    and, unless both sides were `interleaved` on one occasion, the drift between sessions: estimated from the
-    baseline's sessions, and `assumed` as far as they are too few to tell.
+    and the drift between sessions: estimated from the baseline's sessions, and `assumed` as far as they are too few
+    to tell. Where launches were `interleaved`, k of one side beside k of the other, they are compared in pairs: there
+    is no drift, and what else differs between the sides' environments may be just what is compared.
 
     Raises SampleError for figures that are no measurement: a step time that is not a positive number, a single
-    launch on a side that is to be compared, a baseline of several sessions that is `interleaved`.
+    launch on a side that is to be compared, sides without as many launches that are `interleaved`.
     """
     if not_gated is not None:
         return Verdict(status=Status.NOT_GATED, reason=not_gated)
@@ -83,6 +74,11 @@ def judge_times(
         return Verdict(status=Status.NO_BASELINE, reason="no-baseline")
     differences = _differences(current.environment.recorded, baseline[-1].environment.recorded)
     broken = _differences(current.environment.must_match, baseline[-1].environment.must_match)
+    if interleaved:
+        where = _differences(current.environment.key, baseline[-1].environment.key)
+        asked = tuple(line for line in broken if line.startswith(_ASKED))
+        differences = (*where, *(line for line in broken if line not in asked), *differences)
+        broken = asked
     if broken:
         return Verdict(status=Status.INCOMPARABLE, reason="must-match", differences=broken + differences)
     kept, dropped = _supported(current, _on_times(limits))
@@ -96,10 +92,11 @@ def judge_times(
     for reason, sides in (("no-cpu-time-now", [current]), ("no-cpu-time", baseline)):
         if any(limit.is_cpu_time and not _has_cpu(limit, side) for limit in kept for side in sides):
             return Verdict(status=Status.INCOMPARABLE, reason=reason, differences=differences)
-    if interleaved and len(baseline) > 1:
-        raise SampleError(f"a baseline of {len(baseline)} sessions was not measured on one occasion")
+    if interleaved and [current.samples.launches] != [side.samples.launches for side in baseline]:
+        counts = " + ".join(str(side.samples.launches) for side in baseline)
+        raise SampleError(f"{current.samples.launches} launches and {counts}: they were not interleaved")
     comparisons = _compare(kept, current, baseline, level=level, drift=None if interleaved else assumed)
-    status = _gravest(comparison.status for comparison in comparisons)
+    status = gravest(comparison.status for comparison in comparisons)
     return Verdict(
         status=status,
         reason=next(c.reason for c in comparisons if c.status is status),
@@ -110,60 +107,7 @@ def judge_times(
     )
 
 
-def with_counters(
-    verdict: Verdict, current: Measurement, baseline: Sequence[Measurement], limits: Sequence[Limit]
-) -> Verdict:
-    """A verdict on times, with that on counters: those that are limited, against the baseline's last session.
-
-    Counts have no noise: more than the limit allows is REGRESSED, as much less is IMPROVED. A counter that is unknown
-    on one side is told; where the limit is the user's it is INCOMPARABLE, unless something else is REGRESSED.
-    """
-    if not (verdict.status.compared or verdict.reason == "no-supported-limit"):
-        return verdict
-    changes, dropped, unknown = [], [], []
-    for limit in limits:
-        if not limit.is_counter:
-            continue
-        now, before = (side.counters.get(limit.metric) for side in (current, baseline[-1]))
-        if now is not None and before is not None:
-            changes.append(_counted(limit, before, now))
-            continue
-        side = "now" if now is None else "in the baseline"
-        if limit.default:
-            dropped.append(f"{limit}: unknown {side}")
-        else:
-            unknown.append(f"{limit.metric} is unknown {side}")
-    status, reason = verdict.status, verdict.reason
-    if changes:
-        counted = _gravest(change.status for change in changes)
-        if not status.compared or _gravest((status, counted)) is not status:
-            status, reason = counted, _COUNTED_REASONS[counted]
-    if unknown and status is not Status.REGRESSED:
-        status, reason = Status.INCOMPARABLE, "unknown-counter"
-    return replace(
-        verdict,
-        status=status,
-        reason=reason,
-        dropped=(*verdict.dropped, *dropped),
-        differences=(*unknown, *verdict.differences),
-        counters=tuple(changes),
-    )
-
-
-_COUNTED_REASONS = {Status.REGRESSED: "counter-rose", Status.IMPROVED: "counter-fell", Status.PASS: "within-limit"}
-
-
-def _counted(limit: Limit, before: int, now: int) -> CounterChange:
-    allowed = 1 + limit.value + 1e-9  # 15 % of 100 are 15
-    status = Status.PASS
-    if now > before * allowed:
-        status = Status.REGRESSED
-    elif now * allowed < before:
-        status = Status.IMPROVED
-    return CounterChange(limit=limit, status=status, baseline=before, now=now)
-
-
-def _gravest(statuses: Iterable[Status]) -> Status:
+def gravest(statuses: Iterable[Status]) -> Status:
     return min(statuses, key=(Status.REGRESSED, Status.INCONCLUSIVE, Status.IMPROVED, Status.PASS).index)
 
 
@@ -191,15 +135,6 @@ def _with_itself(current: Measurement, limits: Iterable[Limit], level: float) ->
         yield limit, fmean(logs), stats.difference(logs, [logs]).resolution(level / len(kept))
 
 
-def fails(verdict: Verdict, *, fail_on: frozenset[str] | None, baseline_missing: Literal["warn", "fail"]) -> bool:
-    """Whether a verdict fails its test; `fail_on`, when given, names exactly those that do."""
-    if fail_on is not None:
-        return verdict.status.value.lower().replace(" ", "-") in fail_on
-    if verdict.status in (Status.NO_BASELINE, Status.INCOMPARABLE) or verdict.reason == "debugging-variable":
-        return baseline_missing == "fail"
-    return verdict.status is Status.REGRESSED
-
-
 def _supported(current: Measurement, limits: Iterable[Limit]) -> tuple[list[Limit], tuple[str, ...]]:
     """The limits that the measurement can support, and those of ours it cannot, in words."""
     launches = current.samples.launches
@@ -223,7 +158,10 @@ def _compare(
     drift: Drift | None,
 ) -> tuple[Comparison, ...]:
     pairs = [(_logs(limit, current), [_logs(limit, session) for session in baseline]) for limit in limits]
-    found = [stats.difference(now, sessions, drift=drift) for now, sessions in pairs]
+    if drift is None:
+        found = [stats.paired(now, base) for now, (base,) in pairs]
+    else:
+        found = [stats.difference(now, sessions, drift=drift) for now, sessions in pairs]
     slower = stats.holm([difference.p_value() for difference in found], level)
     faster = stats.holm([difference.mirrored().p_value() for difference in found], level)
     return tuple(

@@ -1,0 +1,40 @@
+"""The decision: is the current measurement worse than the baseline, and does that fail the test?
+
+The only place that decides. Knows records and statistics; nothing of files, pytest or how it is told. The choices
+made here, with the figures they rest on, are in docs/statistics.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from pytest_ddpperf.records import Limit, Measurement, Status, Verdict
+from pytest_ddpperf.verdict.counters import with_counters
+from pytest_ddpperf.verdict.times import ASSUMED_DRIFT, RUN_LEVEL, coarse, judge_times, resolutions, unsupported
+
+__all__ = [
+    "ASSUMED_DRIFT",
+    "RUN_LEVEL",
+    "coarse",
+    "fails",
+    "judge",
+    "judge_times",
+    "resolutions",
+    "unsupported",
+    "with_counters",
+]
+
+
+def judge(current: Measurement, baseline: Sequence[Measurement], limits: Sequence[Limit], **how: Any) -> Verdict:
+    """Hold `current` against the sessions of a baseline: its times, as `judge_times`, and its counters."""
+    return with_counters(judge_times(current, baseline, limits, **how), current, baseline, limits)
+
+
+def fails(verdict: Verdict, *, fail_on: frozenset[str] | None, baseline_missing: Literal["warn", "fail"]) -> bool:
+    """Whether a verdict fails its test; `fail_on`, when given, names exactly those that do."""
+    if fail_on is not None:
+        return verdict.status.value.lower().replace(" ", "-") in fail_on
+    if verdict.status in (Status.NO_BASELINE, Status.INCOMPARABLE) or verdict.reason == "debugging-variable":
+        return baseline_missing == "fail"
+    return verdict.status is Status.REGRESSED

@@ -1,0 +1,62 @@
+"""Counts, held against a baseline's: they have no noise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from pytest_ddpperf.records import CounterChange, Limit, Measurement, Status, Verdict
+from pytest_ddpperf.verdict.times import gravest
+
+
+def with_counters(
+    verdict: Verdict, current: Measurement, baseline: Sequence[Measurement], limits: Sequence[Limit]
+) -> Verdict:
+    """A verdict on times, with that on counters: those that are limited, against the baseline's last session.
+
+    Counts have no noise: more than the limit allows is REGRESSED, as much less is IMPROVED. A counter that is unknown
+    on one side is told; where the limit is the user's it is INCOMPARABLE, unless something else is REGRESSED.
+    """
+    if not (verdict.status.compared or verdict.reason == "no-supported-limit"):
+        return verdict
+    changes, dropped, unknown = [], [], []
+    for limit in limits:
+        if not limit.is_counter:
+            continue
+        now, before = (side.counters.get(limit.metric) for side in (current, baseline[-1]))
+        if now is not None and before is not None:
+            changes.append(_counted(limit, before, now))
+            continue
+        side = "now" if now is None else "in the baseline"
+        if limit.default:
+            dropped.append(f"{limit}: unknown {side}")
+        else:
+            unknown.append(f"{limit.metric} is unknown {side}")
+    status, reason = verdict.status, verdict.reason
+    if changes:
+        counted = gravest(change.status for change in changes)
+        if not status.compared or gravest((status, counted)) is not status:
+            status, reason = counted, _COUNTED_REASONS[counted]
+    if unknown and status is not Status.REGRESSED:
+        status, reason = Status.INCOMPARABLE, "unknown-counter"
+    return replace(
+        verdict,
+        status=status,
+        reason=reason,
+        dropped=(*verdict.dropped, *dropped),
+        differences=(*unknown, *verdict.differences),
+        counters=tuple(changes),
+    )
+
+
+_COUNTED_REASONS = {Status.REGRESSED: "counter-rose", Status.IMPROVED: "counter-fell", Status.PASS: "within-limit"}
+
+
+def _counted(limit: Limit, before: int, now: int) -> CounterChange:
+    allowed = 1 + limit.value + 1e-9  # 15 % of 100 are 15
+    status = Status.PASS
+    if now > before * allowed:
+        status = Status.REGRESSED
+    elif now * allowed < before:
+        status = Status.IMPROVED
+    return CounterChange(limit=limit, status=status, baseline=before, now=now)
