@@ -78,6 +78,25 @@ class ServerError(DdpPerfError):
         return f"the rank server {self.problem}\n{self.output}".rstrip()
 
 
+class GitError(DdpPerfError):
+    """git refused, or is not there; its own words."""
+
+
+class AgainstError(DdpPerfError):
+    """The version to compare with cannot be had: `option` is the one that asked for it."""
+
+    def __init__(self, option: str, problem: str, remedy: str = "") -> None:
+        super().__init__(option, problem, remedy)
+        self.option, self.problem, self.remedy = option, problem, remedy
+
+    def __str__(self) -> str:
+        return "\n".join(filter(None, (f"{self.option}: {self.problem}", self.remedy)))
+
+
+class BaseSideError(DdpPerfError):
+    """What the version to compare with could not do, in its own words."""
+
+
 class LaunchError(DdpPerfError):
     """A launch in which at least one rank did not deliver: the first cause, then the others."""
 

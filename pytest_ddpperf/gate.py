@@ -140,7 +140,7 @@ class Benchmark(Distributed):
             raise GateFailed(text, measured.result)
         if measured.result.verdict.reason == "saving":
             self._state.candidates.append((len(self._state.outcomes) - 1, measured.candidate))
-        if self._replay is not None:
+        if self._replay is not None and self._run.serving is None:
             self._replay(measured)
         return measured.result
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -31,6 +31,10 @@ def pytest_configure(config: pytest.Config) -> None:
     if settings.records and _workers(config) > 1:
         raise pytest.UsageError(
             f"{settings.records} with {_workers(config)} xdist workers: baselines are recorded by one; add -n 0"
+        )
+    if settings.beside and _workers(config):
+        raise pytest.UsageError(
+            f"{settings.beside} with {_workers(config)} xdist workers: launches of both sides take turns; add -n 0"
         )
     run = config.stash[RUN] = Run(config, settings)
     if not run.worker:
@@ -73,21 +77,28 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.filterwarnings("ignore:Benchmark fixture was not used at all"))
 
 
+def pytest_deselected(items: Sequence[pytest.Item]) -> None:
+    for item in items:
+        item.config.stash[RUN].deselected.add(item.nodeid)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
     run = session.config.stash[RUN]
     run.items = [item for item in session.items if state.is_distributed(item)]
     if run.items and not run.worker and not session.config.option.collectonly:
-        _check_machine(run)
+        _prepare(run, session.items)
 
 
-def _check_machine(run: Run) -> None:
-    """Ask a probe rank what there is, and refuse what the command line or the ini file asks beyond it."""
+def _prepare(run: Run, items: list[pytest.Item]) -> None:
+    """Ask a probe rank what there is, and refuse what the command line or the ini file asks beyond it; meanwhile the
+    version to compare with collects."""
     if sys.platform == "win32":
         raise pytest.UsageError("pytest-ddpperf forks its ranks: it runs on Linux and macOS, not on Windows")
     from pytest_ddpperf.machine import Unavailable
 
     try:
+        run.start_base(items)
         for item in run.items:
             settings = options.with_markers(run.settings, item.iter_markers("ddp"))
             with suppress(Unavailable):  # the test will be skipped
@@ -98,13 +109,14 @@ def _check_machine(run: Run) -> None:
                 with suppress(Unavailable):
                     run.session.place(settings, world_size)
         run.report.facts = run.session.machine()
+        run.await_base()
     except DdpPerfError as error:
         raise pytest.UsageError(str(error)) from None
 
 
 def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
     run = config.stash[RUN]
-    if not run.items or config.option.collectonly:
+    if not run.items or run.worker or config.option.collectonly:
         return []
     return list(run.report.header(config.getoption("verbose")))
 
@@ -190,6 +202,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object]:
     result = yield
     if state.is_distributed(item):
+        item.config.stash[RUN].leave()
         _save(item)
     return result
 
@@ -246,6 +259,8 @@ class _Reporter:
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         run = self._run
+        if run.reported:
+            run.report.end()
         if run.reported and run.report.usage_error:
             session.exitstatus = pytest.ExitCode.USAGE_ERROR
         if run.settings.json_path is not None and not session.config.option.collectonly:

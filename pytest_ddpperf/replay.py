@@ -62,4 +62,10 @@ class Replay:
             "backend": result.backend,
             **{f"p{q}": result.percentile(q) for q in (10, 50, 75, 90, 95)},
         }
+        beside = measured.outcome.beside
+        if beside is not None:
+            self._benchmark.extra_info["ddpperf"] |= {
+                "against": str(beside.version),
+                "against_commit": beside.version.commit,
+            }
         self._benchmark.pedantic(clock.advance, rounds=len(samples), iterations=1)

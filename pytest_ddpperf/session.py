@@ -9,25 +9,38 @@ from pathlib import Path
 from typing import Any
 
 from pytest_ddpperf import __version__, benchmark, codec
-from pytest_ddpperf.baseline import Store, commit_of
+from pytest_ddpperf.against import BaseSide
+from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.benchmark import Job, Measured, Progress
+from pytest_ddpperf.git import commit_of
 from pytest_ddpperf.launch import Launcher
 from pytest_ddpperf.launch.cores import place as cores_of
 from pytest_ddpperf.machine import Place, resolve
 from pytest_ddpperf.options import Settings
 from pytest_ddpperf.records import Baseline, Outcome, Scalar
 from pytest_ddpperf.report import json_report, terminal
+from pytest_ddpperf.serving import Serving
 
 
 class Session:
     """The part of a run that touches ranks and baselines; made when the first distributed test needs it."""
 
     def __init__(
-        self, settings: Settings, rootdir: Path, modules: Callable[[], Mapping[str, str]], *, rpc: bool = False
+        self,
+        settings: Settings,
+        rootdir: Path,
+        modules: Callable[[], Mapping[str, str]],
+        *,
+        rpc: bool = False,
+        base: BaseSide | None = None,
+        serving: Serving | None = None,
     ) -> None:
+        """`base`: what it is compared with instead of with baselines. `serving`: it is the base of another."""
         self.settings = settings
         self._rootdir = rootdir
-        self._launcher = Launcher(modules, rpc=rpc)
+        self._base, self._serving = base, serving
+        side = base or serving
+        self._launcher = Launcher(modules, rpc=rpc, trees=side.trees if side is not None else None)
         self._places: dict[str, None] = {}  # in words, in the order of their first test
         self._store = Store(settings.baseline_dir)
         # Once: the first baseline that is refreshed makes the working tree dirty for the second.
@@ -58,10 +71,15 @@ class Session:
 
     def machine(self) -> dict[str, Scalar]:
         """The facts, with the places that tests were given so far, in words."""
-        return {**self.facts(), "places": "\n".join(self._places)}
+        against = {"against": str(self._base.version)} if self._base is not None else {}
+        return {**self.facts(), "places": "\n".join(self._places), **against}
 
     def carry_out(self, job: Job, progress: Progress) -> Measured:
-        measured = benchmark.carry_out(job, self._launcher, self._store, progress)
+        if self._serving is not None:
+            return self._serving.carry_out(job, self._launcher, self._store)
+        measured = benchmark.carry_out(job, self._launcher, self._store, progress, self._base)
+        if not measured.outcome.baseline_path:
+            return measured
         path = Path(measured.outcome.baseline_path)
         shown = path.relative_to(self._rootdir) if path.is_relative_to(self._rootdir) else path
         return replace(measured, outcome=replace(measured.outcome, baseline_path=str(shown)))
@@ -102,6 +120,7 @@ class Report:
     _outcomes: dict[tuple[str, str], Outcome] = field(default_factory=dict)  # by node id and label
     skipped: int = 0
     facts: Mapping[str, Scalar] = field(default_factory=dict)
+    told: list[str] = field(default_factory=list)  # of the run, beyond its outcomes
     usage_error: str = ""  # found in a worker, where pytest cannot say it
     _problem: str = ""
 
@@ -112,6 +131,15 @@ class Report:
     @property
     def empty(self) -> bool:
         return not (self._outcomes or self.skipped or self.usage_error or self._problem)
+
+    def end(self) -> None:
+        """No more will come: where nothing that was compared differed, nothing was asked."""
+        sides = [outcome.beside for outcome in self.outcomes if outcome.beside is not None]
+        if sides and all(beside.same for beside in sides):
+            self.usage_error = (
+                f"nothing differs between {sides[0].version} and the code at hand in what any test imported: "
+                "--ddp-against self measures how far the same code differs from itself"
+            )
 
     def take(self, message: Mapping[str, Any]) -> None:
         """Add what one test has to say (`message` as made by `telling`)."""
@@ -131,8 +159,7 @@ class Report:
         if header and self.facts:
             yield from self.header(verbosity)
         yield from terminal.table(self.outcomes, verbosity=verbosity)
-        if self._problem:
-            yield self._problem
+        yield from filter(None, (*self.told, self._problem, self.usage_error))
         yield from terminal.summary(self.outcomes, skipped=self.skipped)
 
     def write_json(self, path: Path) -> str:

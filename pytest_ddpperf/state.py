@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+import shlex
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -16,13 +17,18 @@ from pytest_ddpperf.errors import OptionError
 from pytest_ddpperf.options import Settings
 
 if TYPE_CHECKING:
+    from pytest_ddpperf.against import BaseSide
     from pytest_ddpperf.records import Baseline, Outcome
+    from pytest_ddpperf.serving import Serving
     from pytest_ddpperf.session import Report, Session
 
 WORLD_SIZE = "_ddp_world_size"
 RPC = "rpc_benchmark"
 BENCHMARKS = frozenset({"ddp_benchmark", RPC})
 FIXTURES = BENCHMARKS | {"ddp_run"}
+
+
+SERVING: pytest.StashKey[Serving] = pytest.StashKey()
 
 
 class Run:
@@ -32,8 +38,11 @@ class Run:
     def __init__(self, config: pytest.Config, settings: Settings) -> None:
         self.config = config
         self.settings = settings
-        self.worker = hasattr(config, "workerinput")  # of xdist; the controller alone reports
+        self.serving = config.stash.get(SERVING, None)  # the pytest that leads, where this one is led
+        self.worker = self.serving is not None or hasattr(config, "workerinput")  # another process reports
         self.items: list[pytest.Item] = []
+        self.deselected: set[str] = set()  # node ids
+        self._base: BaseSide | None = None
         self._session: Session | None = None
         self._report: Report | None = None
 
@@ -43,8 +52,54 @@ class Run:
             from pytest_ddpperf.session import Session
 
             rpc = any(uses(item, {RPC}) for item in self.items)
-            self._session = Session(self.settings, self.config.rootpath, self._modules, rpc=rpc)
+            self._session = Session(
+                self.settings, self.config.rootpath, self._modules, rpc=rpc, base=self._base, serving=self.serving
+            )
         return self._session
+
+    def start_base(self, items: Sequence[pytest.Item]) -> None:
+        """Let the other version collect beside this one, if there is one to compare with; raises DdpPerfError."""
+        if not self.settings.beside or not any(uses(item, BENCHMARKS) for item in self.items):
+            return
+        from pytest_ddpperf.against import BaseSide, Invocation
+
+        config = self.config
+        named = config.args_source is config.ArgsSource.ARGS
+        invocation = Invocation(
+            arguments=(
+                *config.getini("addopts"),
+                *shlex.split(os.environ.get("PYTEST_ADDOPTS", "")),
+                *map(str, config.invocation_params.args),
+            ),
+            tests=tuple(config.args) if named else (),
+            folder=config.invocation_params.dir,
+            rootdir=config.rootpath,
+            kept=self._kept(items),
+        )
+        self._base = BaseSide(self.settings, invocation)
+        self._base.start()
+
+    def await_base(self) -> None:
+        """Until it has collected; raises AgainstError where nothing differs."""
+        if self._base is not None:
+            from pytest_ddpperf.against import Sources
+
+            self._base.collect(Sources.here(self._base.trees))
+            there = self._base.only_there({*self.deselected, *(item.nodeid for item in self.items)})
+            self.report.told += [f"only {self._base.version} has {nodeid}" for nodeid in there]
+
+    def _kept(self, items: Sequence[pytest.Item]) -> tuple[str, ...]:
+        """What comes from the working tree on both sides: tests, conftests, and the folders they are in, but for
+        rootdir, where the package may be, and for packages with a conftest that are not called tests."""
+        tests = {os.path.realpath(item.path) for item in items if isinstance(item, pytest.Function)}
+        conftests = {os.path.realpath(file) for file in self._modules().values() if file.endswith("conftest.py")}
+        folders = {os.path.dirname(test) for test in tests}
+        for folder in map(os.path.dirname, conftests):
+            if os.path.basename(folder).startswith("test") or not os.path.exists(os.path.join(folder, "__init__.py")):
+                folders.add(folder)
+        root = Path(os.path.realpath(self.config.rootpath))
+        folders -= {str(root), *map(str, root.parents)}
+        return (*sorted(tests | conftests | folders), os.path.dirname(os.path.realpath(__file__)))
 
     @property
     def report(self) -> Report:
@@ -78,9 +133,18 @@ class Run:
         test.outcomes = []
         return message
 
+    def leave(self) -> None:
+        """A test is over; so it is on the other side."""
+        if self._base is not None:
+            self._base.leave()
+
     def close(self) -> None:
-        if self._session is not None:
-            self._session.close()
+        try:
+            if self._base is not None:
+                self._base.close()
+        finally:
+            if self._session is not None:
+                self._session.close()
 
     def _modules(self) -> Mapping[str, str]:
         """Test modules, conftests and their packages, as name -> file."""

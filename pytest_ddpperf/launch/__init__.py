@@ -1,6 +1,7 @@
 """Asking for N ranks: the rank server's handle, one launch with its deadline, code and results in between."""
 
+from pytest_ddpperf.launch.failure import describe_exit
 from pytest_ddpperf.launch.launcher import Launcher
-from pytest_ddpperf.launch.observer import Observer
+from pytest_ddpperf.launch.observer import Nobody, Observer
 
-__all__ = ["Launcher", "Observer"]
+__all__ = ["Launcher", "Nobody", "Observer", "describe_exit"]

@@ -19,6 +19,7 @@ from pytest_ddpperf.launch.run import Delivery, Launch
 from pytest_ddpperf.launch.server import RankServer
 from pytest_ddpperf.records import COUNTERS, LaunchSamples, Plan, Scalar
 from pytest_ddpperf.stats import completions
+from pytest_ddpperf.trees import Trees, digests
 
 # What an RPC launch imports beyond others: half a second, which only runs that use RPC pay.
 _RPC_PRELOAD = ("pytest_ddpperf.rank.rpc",)
@@ -28,13 +29,17 @@ class Launcher:
     """Launches of one pytest session, one after the other, over one rank server.
 
     `modules` yields the test modules and conftests as name -> file. `rpc` says that there will be RPC launches: what
-    they import is imported from the first time on.
+    they import is imported from the first time on. `trees` are from where a side imports that is compared with
+    another: its launches say which files they imported; None where there is no other.
     """
 
-    def __init__(self, modules: Callable[[], Mapping[str, str]], *, rpc: bool = False) -> None:
+    def __init__(
+        self, modules: Callable[[], Mapping[str, str]], *, rpc: bool = False, trees: Trees | None = None
+    ) -> None:
         self._modules = modules
         self._rpc = rpc
-        self._server = RankServer()
+        self._trees = trees
+        self._server = RankServer(trees if trees is not None and trees.base != trees.hand else None)
         self._facts: dict[str, Scalar] | None = None
 
     def probe(self, preload: Sequence[str], timeout: float) -> Mapping[str, Scalar]:
@@ -82,6 +87,7 @@ class Launcher:
             unfit=_unfit(plan, told),
             unsettled=told[0]["unsettled"],
             warmup=told[0]["warmup"],
+            files=digests(self._trees.base, told[0]["imported"]) if self._trees is not None else {},
         )
 
     def call(self, plan: Plan, function: Callable[..., Any], args: Sequence[Any], observer: Observer) -> list[Any]:
@@ -115,7 +121,7 @@ class Launcher:
         wanted = locks.resources(placement.used, addresses if plan.device == "cuda" else ()) if alone else ()
         with (
             locks.hold(wanted, observer.waiting),
-            Launch(self._server, plan, data, self._modules(), placement, observer) as launch,
+            Launch(self._server, plan, data, self._modules(), placement, observer, self._trees) as launch,
         ):
             return launch.run()
 

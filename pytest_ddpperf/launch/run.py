@@ -11,8 +11,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -29,9 +28,11 @@ from pytest_ddpperf.launch.failure import (
     without_our_frames,
 )
 from pytest_ddpperf.launch.observer import Observer
+from pytest_ddpperf.launch.peer import Peer, wake
 from pytest_ddpperf.launch.server import RankServer
 from pytest_ddpperf.records import Phases, Plan, RankError, RankOutput
-from pytest_ddpperf.wire import Board, FrameReader, Kind, Phase
+from pytest_ddpperf.trees import Trees
+from pytest_ddpperf.wire import Board, Phase
 
 _TICK_SECONDS = 0.1
 # After the first failure: for the others to say what they saw (they lose their connections within milliseconds).
@@ -55,23 +56,6 @@ class Delivery:
     notes: tuple[str, ...]
 
 
-class _Rank:
-    def __init__(self, number: int, channel: socket.socket) -> None:
-        self.number = number
-        self.channel = channel
-        self.reader = FrameReader()
-        self.pid = 0
-        self.result: bytes | None = None
-        self.done = False
-        self.silent = False  # its channel has ended
-        self.exited = False
-        self.error: RankError | None = None
-
-    @property
-    def settled(self) -> bool:
-        return self.done or self.error is not None
-
-
 class Launch:
     """The processes of one launch. Use as a context manager: whatever happens, nothing of it is left."""
 
@@ -83,11 +67,12 @@ class Launch:
         modules: Mapping[str, str],
         placement: Placement,
         observer: Observer,
+        trees: Trees | None = None,
     ) -> None:
-        self._server, self._plan, self._observer = server, plan, observer
+        self._server, self._plan, self._observer, self._trees = server, plan, observer, trees
         self._payload, self._modules, self._placement = payload, modules, placement
         self._names = [plan.name(process) for process in range(plan.processes)]
-        self._ranks: list[_Rank] = []
+        self._ranks: list[Peer] = []
         self._notes: list[str] = []
         self._over = False
         self._dismissed = False
@@ -145,6 +130,7 @@ class Launch:
             "argv": sys.argv,
             "cpus": self._placement.cpus if plan.device == "cpu" else ((),) * plan.processes,
             "modules": dict(self._modules),
+            "trees": asdict(self._trees) if self._trees is not None else None,
         }
         (self._folder / "payload").write_bytes(self._payload)
         (self._folder / "request.json").write_text(json.dumps(request))
@@ -153,7 +139,7 @@ class Launch:
             with theirs:
                 self._server.send({"op": "fork", "rank": number, "dir": str(self._folder)}, theirs.fileno())
             ours.setblocking(False)
-            self._ranks.append(_Rank(number, ours))
+            self._ranks.append(Peer(number, ours))
 
     def _collect(self) -> None:
         """Until every rank has delivered and cleaned up, or it is clear that one will not."""
@@ -175,7 +161,7 @@ class Launch:
         servers = self._ranks[self._plan.world_size :]
         if not self._dismissed and servers and all(rank.done for rank in self._ranks[: self._plan.world_size]):
             self._dismissed = True
-            _wake(servers)
+            wake(servers)
 
     def _wait(self, seconds: float) -> None:
         """Take in whatever arrives, for at most `seconds`."""
@@ -183,7 +169,7 @@ class Launch:
         ready, _, _ = select.select([self._server.socket, *channels], [], [], seconds)
         for channel in ready:
             if channel in channels:
-                self._read(channels[channel])
+                channels[channel].read()
         if self._server.socket in ready:
             self._hear()
         if self._observer.streams:
@@ -197,7 +183,7 @@ class Launch:
                 self._ranks[message["rank"]].pid = message["pid"]
             elif message["event"] == "exit":
                 rank = next(rank for rank in self._ranks if rank.pid == message["pid"])
-                self._read(rank)  # all it sent has arrived before the news of its end
+                rank.read()  # all it sent has arrived before the news of its end
                 rank.exited = True
                 if not rank.settled:
                     rank.error = self._error(
@@ -206,25 +192,6 @@ class Launch:
                         summary=describe_exit(message["status"]),
                         traceback=self._stacks(rank),
                     )
-
-    def _read(self, rank: _Rank) -> None:
-        while True:
-            try:
-                data = rank.channel.recv(1 << 20)
-            except BlockingIOError:
-                return
-            except ConnectionError:
-                data = b""
-            if not data:
-                rank.silent = True
-                return
-            for kind, content in rank.reader.feed(data):
-                if kind is Kind.RESULT:
-                    rank.result = content
-                elif kind is Kind.DONE:
-                    rank.done = True
-                else:
-                    rank.error = RankError(**json.loads(content))
 
     def _give_up(self, *, at_deadline: bool) -> None:
         """Some ranks are not settled and will not be waited for: find out where they are."""
@@ -267,7 +234,7 @@ class Launch:
 
     def _error(
         self,
-        rank: _Rank,
+        rank: Peer,
         *,
         when: float,
         summary: str,
@@ -285,19 +252,19 @@ class Launch:
             waits=waits,
         )
 
-    def _place(self, rank: _Rank) -> str:
+    def _place(self, rank: Peer) -> str:
         return self._board.describe(rank.number, warmup=self._plan.warmup, steps=self._plan.steps)
 
-    def _stacks(self, rank: _Rank) -> str:
+    def _stacks(self, rank: Peer) -> str:
         return without_our_frames(self._raw_stacks(rank))
 
-    def _raw_stacks(self, rank: _Rank) -> str:
+    def _raw_stacks(self, rank: Peer) -> str:
         path = self._folder / f"rank{rank.number}.stacks"
         return path.read_text(errors="replace") if path.exists() else ""
 
     def _release(self) -> None:
         """Let the ranks end by themselves, for a moment."""
-        _wake(self._ranks)
+        wake(self._ranks)
         until = time.monotonic() + _EXIT_SECONDS
         while not all(rank.exited for rank in self._ranks) and (left := until - time.monotonic()) > 0:
             self._wait(left)
@@ -321,10 +288,3 @@ class Launch:
         entered.append(ended)
         start, group, setup, warmup, steps, end = ((after - before) / 1e9 for before, after in pairwise(entered))
         return Phases(start=start, group=group, setup=setup, warmup=warmup, steps=steps, end=end)
-
-
-def _wake(ranks: Sequence[_Rank]) -> None:
-    """The word that a rank awaits."""
-    for rank in ranks:
-        with suppress(OSError):  # it is gone already, after delivering: green
-            rank.channel.send(b"x")

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import IO
 
 from pytest_ddpperf.errors import ServerError
 from pytest_ddpperf.launch import environ
+from pytest_ddpperf.trees import Trees
 from pytest_ddpperf.wire import Lines, Message
 
 _BOOT = (
-    "import sys; sys.path[:] = sys.argv[4:]; from pytest_ddpperf.rank.server import main;"
-    "main(int(sys.argv[1]), int(sys.argv[2]), list(filter(None, sys.argv[3].split(','))))"
+    "import sys; sys.path[:] = sys.argv[5:]; from pytest_ddpperf.rank.server import main;"
+    "main(int(sys.argv[1]), int(sys.argv[2]), list(filter(None, sys.argv[3].split(','))), sys.argv[4])"
 )
 
 
@@ -28,7 +31,9 @@ _START_SECONDS = 300.0
 class RankServer:
     """One server process at a time. Not for threads: start it from the main one, for it dies with its thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, trees: Trees | None = None) -> None:
+        """`trees`: from which to import, where there are two."""
+        self._trees = trees
         self._process: subprocess.Popen[bytes] | None = None
         self._lines: Lines | None = None
         self._log: IO[bytes] | None = None
@@ -48,7 +53,7 @@ class RankServer:
         self._process = subprocess.Popen(
             [
                 *(sys.executable, "-c", _BOOT, str(theirs.fileno()), str(os.getpid())),
-                *(",".join(preload), *sys.path),
+                *(",".join(preload), json.dumps(asdict(self._trees)) if self._trees is not None else "", *sys.path),
             ],
             env=dict(variables),
             pass_fds=[theirs.fileno()],

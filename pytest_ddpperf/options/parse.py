@@ -7,6 +7,7 @@ says what is allowed; whoever calls it adds the place and the value.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable, Sequence
 from typing import Literal, cast
 
@@ -130,3 +131,23 @@ def fail_on(value: object) -> frozenset[str]:
     if not names:
         raise ValueError(f"name at least one of {', '.join(FAIL_ON_NAMES)}")
     return frozenset(cast("tuple[str, ...]", names))
+
+
+def assignments(value: object) -> tuple[str, ...]:
+    texts = cast("list[str]", value)
+    for text in texts:
+        name, equals, _ = text.partition("=")
+        if not (equals and name.isascii() and name.isidentifier()):
+            raise ValueError(f"{text!r} is not NAME=VALUE")
+    return tuple(texts)
+
+
+def arguments(value: object) -> tuple[str, ...]:
+    """Options for pytest, as a shell would split them."""
+    try:
+        words = tuple(word for text in cast("list[str]", value) for word in shlex.split(text))
+    except ValueError as error:
+        raise ValueError(f"options for pytest, as in a shell: {error}") from None
+    if not words:
+        raise ValueError("options for pytest, as in a shell: there are none")
+    return words

@@ -6,6 +6,7 @@ Knows what may be asked, not what this machine has: whether a backend or a devic
 from __future__ import annotations
 
 import os
+import shutil
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -43,6 +44,11 @@ class Settings:
     fail_on: frozenset[str] | None  # None: the verdict and `baseline_missing` decide
     save_baseline: bool
     extend_baseline: bool
+    against: str | None  # a git ref, or "self"
+    against_setup: str | None  # a shell command
+    against_python: str | None  # a path
+    against_env: tuple[str, ...] | None  # "NAME=VALUE"
+    against_option: tuple[str, ...] | None
     disable: bool
     json_path: Path | None  # absolute
     sources: Mapping[str, str]  # name of a field -> "marker", "command line", "ini" or "default"
@@ -53,6 +59,15 @@ class Settings:
         if self.save_baseline:
             return "--ddp-save-baseline"
         return "--ddp-extend-baseline" if self.extend_baseline else ""
+
+    @property
+    def beside(self) -> str:
+        """The option that makes this run measure something else beside the code at hand; "" for none."""
+        asked = (name for name in _BESIDE if getattr(self, name))
+        return next((f"--ddp-{name.replace('_', '-')}" for name in asked), "")
+
+
+_BESIDE = ("against", "against_python", "against_env", "against_option")
 
 
 def read(config: pytest.Config) -> Settings:
@@ -80,7 +95,24 @@ def read(config: pytest.Config) -> Settings:
         raise OptionError("--ddp-save-baseline", "--ddp-extend-baseline", allowed)
     if settings.records and settings.disable:
         raise OptionError(settings.records, "--ddp-disable", "a disabled run has nothing to save: leave out one")
+    _check_beside(settings)
     return _checked(settings)
+
+
+def _check_beside(settings: Settings) -> None:
+    """Refuse what does not go together with a comparison in turns."""
+    for other in filter(None, (settings.records, "--ddp-disable" * settings.disable)):
+        if settings.beside:
+            raise OptionError(settings.beside, other, "the one compares, the other does not: leave out one")
+    if settings.against in (None, "self") and settings.sources["against_setup"] == "command line":
+        allowed = "builds the code of a git ref: name it with --ddp-against"
+        raise OptionError("--ddp-against-setup", settings.against_setup, allowed)
+    others = [name for name in _BESIDE[1:] if getattr(settings, name)]
+    if settings.against == "self" and others:
+        option = f"--ddp-{others[0].replace('_', '-')}"
+        raise OptionError("--ddp-against", "self", f"is the same on both sides, and {option} is not: leave out one")
+    if settings.against_python is not None and shutil.which(settings.against_python) is None:
+        raise OptionError("--ddp-against-python", settings.against_python, "there is no such program")
 
 
 def _written(config: pytest.Config, row: Row) -> tuple[object, str]:

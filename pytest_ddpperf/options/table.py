@@ -11,7 +11,18 @@ import pytest
 
 from pytest_ddpperf.asked import FAIL_ON_NAMES
 from pytest_ddpperf.errors import OptionError
-from pytest_ddpperf.options.parse import choice, count, fail_on, limits, modules, seconds, word, world_sizes
+from pytest_ddpperf.options.parse import (
+    arguments,
+    assignments,
+    choice,
+    count,
+    fail_on,
+    limits,
+    modules,
+    seconds,
+    word,
+    world_sizes,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +37,7 @@ class Row:
     help: str
     ini: Literal["int", "float", "string", "linelist"] | None = None  # pytest's name of the type
     marker: bool = False
+    many: bool = False  # may be given more than once; `parse` gets the list
 
     @property
     def key(self) -> str:
@@ -144,6 +156,32 @@ ROWS = (
         help="measure, and add a session to the baselines of the tests that pass: so they learn how sessions drift",
     ),
     Row(
+        option="--ddp-against", field="against", parse=partial(word, allowed="a git ref, or self"), default=None,
+        metavar="REF",
+        help="measure the code of a git ref beside the code at hand, in turns, and compare with that instead of with "
+        "baselines; self: the same code on both sides, to see how far it differs from itself",
+    ),
+    Row(
+        option="--ddp-against-setup", field="against_setup", parse=partial(word, allowed="a shell command"),
+        default=None, metavar="CMD", ini="string",
+        help="what builds the code of --ddp-against, run first at the top of its worktree",
+    ),
+    Row(
+        option="--ddp-against-python", field="against_python", parse=partial(word, allowed="an interpreter"),
+        default=None, metavar="PATH",
+        help="compare with another interpreter, which has pytest-ddpperf too",
+    ),
+    Row(
+        option="--ddp-against-env", field="against_env", parse=assignments, default=None, metavar="NAME=VALUE",
+        many=True,
+        help="compare with a variable set otherwise; may be repeated",
+    ),
+    Row(
+        option="--ddp-against-option", field="against_option", parse=arguments, default=None, metavar="OPTIONS",
+        many=True,
+        help='compare with more options for pytest: "--my-bucket-mb 1"; may be repeated',
+    ),
+    Row(
         option="--ddp-disable", field="disable", parse=bool, default="",
         help="run each step once in one launch, compare nothing",
     ),
@@ -164,7 +202,8 @@ def add_options(parser: pytest.Parser) -> None:
         text = row.help + (f" (default: {row.default})" if row.default else "")
         escaped = text.replace("%", "%%")  # argparse formats its help, addini does not
         if row.metavar:
-            group.addoption(row.option, metavar=row.metavar, help=escaped)
+            action = "append" if row.many else "store"
+            group.addoption(row.option, metavar=row.metavar, help=escaped, action=action)
         else:
             group.addoption(row.option, action="store_true", default=None, help=escaped)
         if row.ini is not None:

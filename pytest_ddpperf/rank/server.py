@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import json
 import os
 import select
 import shutil
@@ -29,6 +30,7 @@ from types import FrameType
 from typing import NoReturn
 
 from pytest_ddpperf.rank import process
+from pytest_ddpperf.trees import Trees, install
 from pytest_ddpperf.wire import Lines, Message
 
 # Imported once for all ranks. DDP's constructor imports torch._dynamo lazily, one more second in every rank;
@@ -49,8 +51,11 @@ PRELOAD_IF_THERE = ("torch.profiler._cupti_monitor", "numpy.random")
 _MAY_LACK = ("pytest_ddpperf.rank.rpc",)
 
 
-def main(descriptor: int, parent: int, preload: list[str]) -> NoReturn:
-    """Serve until pytest goes; `preload` are the user's modules, `parent` is pytest's pid."""
+def main(descriptor: int, parent: int, preload: list[str], trees: str) -> NoReturn:
+    """Serve until pytest goes; `preload` are the user's modules, `parent` is pytest's pid, `trees` are the fields of
+    `trees.Trees` as JSON, or "" where there is one."""
+    if trees:
+        install(Trees(**json.loads(trees)))
     process.die_with_parent(parent, signal.SIGTERM)
     process.adopt_orphans()
     control = Lines(socket.socket(fileno=descriptor))

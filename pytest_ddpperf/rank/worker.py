@@ -29,6 +29,7 @@ from pytest_ddpperf.errors import DdpPerfError, SetupError
 from pytest_ddpperf.rank import collectives, environment, frames, group, process, results, sampling
 from pytest_ddpperf.rank.context import Context, RpcContext
 from pytest_ddpperf.records import Plan
+from pytest_ddpperf.trees import Trees
 from pytest_ddpperf.wire import Board, Kind, Message, Phase, send_frame
 
 _OURS = str(Path(__file__).parent)
@@ -51,7 +52,8 @@ def run(rank: int, directory: str, channel: socket.socket) -> NoReturn:
     # A rank ends hard, so multiprocessing (DataLoader's workers) must leave its sockets where they are removed.
     multiprocessing.current_process()._config["tempdir"] = directory  # type: ignore[attr-defined]
     plan = Plan(**request["plan"])
-    this = Rank(rank, plan, Board(folder / "board", plan.processes, plan.steps), channel)
+    trees = Trees(**request["trees"]) if request["trees"] else None
+    this = Rank(rank, plan, Board(folder / "board", plan.processes, plan.steps), channel, trees)
     status = 0
     try:
         _work(this, folder, request)
@@ -92,6 +94,7 @@ class Rank:
     plan: Plan
     board: Board
     channel: socket.socket
+    trees: Trees | None  # from which it shall say what it imported
 
     def enter(self, phase: Phase) -> None:
         self.board.enter(self.number, phase, time.monotonic_ns())
@@ -173,6 +176,7 @@ def _timed(rank: Rank, ctx: Context, prepared: sampling.Prepared, meter: samplin
         facts = environment.versions() | environment.state() | environment.device(ctx.device.type)
     names = ("compiled_at", "unsettled", "warmup", "blocked_ns", "counters")
     told = {name: getattr(window, name) for name in names}
+    told["imported"] = rank.trees.imported() if rank.trees is not None else []
     rank.deliver(json.dumps([window.marks_ns, window.cpu_ns, window.examples, facts, told]).encode())
     return prepared.clean_up
 

@@ -16,7 +16,7 @@ from pytest_ddpperf.records import (
     Plan,
     Status,
 )
-from pytest_ddpperf.report import terminal, text
+from pytest_ddpperf.report import beside, terminal, text
 
 # Below it, two ranks' changes are called alike: a tenth of a limit people set.
 _ALIKE = 0.02
@@ -36,15 +36,16 @@ def _gate_failure(outcome: Outcome, baseline: Baseline | None, accept_command: s
     verdict = outcome.verdict
     assert verdict is not None
     assert outcome.measurement is not None
+    missing = f"there is no baseline at {outcome.baseline_path}"
     told = {
-        Status.NO_BASELINE: f"there is no baseline at {outcome.baseline_path}",
+        Status.NO_BASELINE: beside.missing(outcome.beside) if outcome.beside is not None else missing,
         Status.INCOMPARABLE: terminal.incomparable(outcome),
         Status.NOT_GATED: terminal.not_gated(outcome),
     }.get(verdict.status)
     if told is not None:
         yield f"{verdict}: {told}"
         yield from outcome.notes
-        if verdict.status is not Status.NOT_GATED:
+        if verdict.status is not Status.NOT_GATED and outcome.beside is None:
             yield f"record: {accept_command}"
         return
     yield f"{verdict}: {outcome.test} on {_who(outcome)}"
@@ -52,12 +53,15 @@ def _gate_failure(outcome: Outcome, baseline: Baseline | None, accept_command: s
     counters = [c for c in verdict.counters if c.status is verdict.status]
     yield from _metrics([c for c in verdict.comparisons if c.status is verdict.status], counters)
     if baseline is not None:
-        yield _evidence(outcome, baseline)
+        yield beside.evidence(outcome) if outcome.beside is not None else _evidence(outcome, baseline)
         yield from _slowest(outcome.measurement, baseline.measurements[-1], outcome.plan)
         yield from _blocked(outcome.measurement, baseline.measurements[-1], outcome.plan)
     if verdict.differences:
         yield f"differs from the baseline's environment: {', '.join(verdict.differences)}"
     yield from (f"note: {note}" for note in outcome.notes)
+    if outcome.beside is not None:
+        yield f"against:  {beside.commits(outcome.beside)}"
+        return
     yield f"baseline: {outcome.baseline_path}"
     yield f"accept:   {accept_command}"
 

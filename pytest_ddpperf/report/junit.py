@@ -8,7 +8,8 @@ from pytest_ddpperf.records import Outcome
 
 def properties(outcome: Outcome) -> list[tuple[str, str]]:
     """ddpperf.verdict, .reason, .p50 (seconds); with a comparison .metric, .ratio (now / baseline), .interval
-    (of the ratio), .resolution (the relative slowdown it could tell).
+    (of the ratio), .resolution (the relative slowdown it could tell); beside another version .against and
+    .against_commit.
 
     A named measurement has its name in the property's: ddpperf.forward.verdict.
     """
@@ -25,6 +26,8 @@ def properties(outcome: Outcome) -> list[tuple[str, str]]:
             values["ratio"] = f"{1 + worst.change.estimate:.4f}"
             values["interval"] = f"{1 + worst.change.low:.4f}..{1 + worst.change.high:.4f}"
             values["resolution"] = f"{worst.resolution:.4f}"
+    if outcome.beside is not None:
+        values |= {"against": str(outcome.beside.version), "against_commit": outcome.beside.version.commit}
     if outcome.measurement is not None:
         p50 = stats.geometric_mean(stats.launch_quantiles(outcome.measurement.samples.step_seconds, 50))
         values["p50"] = f"{p50:.9f}"

@@ -8,7 +8,7 @@ from statistics import median
 
 from pytest_ddpperf import stats
 from pytest_ddpperf.records import COUNTERS, SESSIONS_KEPT, Outcome, Phases, Scalar, Status, Verdict
-from pytest_ddpperf.report import text
+from pytest_ddpperf.report import beside, text
 from pytest_ddpperf.report.counts import count, last_line
 
 _PERCENTILES = (50, 75, 90, 95)
@@ -39,6 +39,8 @@ def header(facts: Mapping[str, Scalar], *, verbose: bool) -> Iterator[str]:
     parts.append(str(facts.get("cpu_model")))
     yield "ddpperf: " + "; ".join(parts)
     yield from (f"ddpperf: {place}" for place in str(facts.get("places") or "").splitlines())
+    if facts.get("against"):
+        yield f"ddpperf: against {facts['against']}"
     if verbose and facts.get("topology"):
         yield "nvidia-smi topo -m"
         yield from str(facts["topology"]).rstrip().splitlines()
@@ -177,7 +179,10 @@ def _told(outcome: Outcome) -> Iterator[str]:
     elif verdict.status is Status.INCONCLUSIVE:
         yield f"{name}: INCONCLUSIVE: {_changes(outcome)}: beyond the limit, but {_WHY_INCONCLUSIVE[verdict.reason]}"
     elif verdict.status is Status.IMPROVED:
-        yield f"{name}: IMPROVED: {_changes(outcome)}: --ddp-save-baseline makes it the new baseline"
+        accept = "" if outcome.beside is not None else ": --ddp-save-baseline makes it the new baseline"
+        yield f"{name}: IMPROVED: {_changes(outcome)}{accept}"
+    elif verdict.status is Status.NO_BASELINE and outcome.beside is not None:
+        yield f"{name}: NO BASELINE: {beside.missing(outcome.beside)}"
     elif verdict.status is Status.NO_BASELINE:
         yield f"{name}: NO BASELINE at {outcome.baseline_path}: record one with --ddp-save-baseline"
     elif verdict.status is Status.INCOMPARABLE:
@@ -190,7 +195,7 @@ def _told(outcome: Outcome) -> Iterator[str]:
         yield f"{name}: NOT GATED: {not_gated(outcome)}"
     if verdict is not None:
         yield from (f"{name}: dropped the default limit {dropped}" for dropped in verdict.dropped)
-        yield from (f"{name}: {line}" for line in resolution(verdict))
+        yield from (f"{name}: {line}" for line in (*beside.told(outcome), *resolution(verdict)))
     yield from (f"{name}: {note}" for note in outcome.notes)
 
 
@@ -200,7 +205,9 @@ def resolution(verdict: Verdict) -> Iterator[str]:
         bound = c.limit.value if c.limit.unit == "%" else c.limit.value / c.baseline_seconds
         if c.resolution <= bound:
             continue
-        if c.launches_needed is not None:
+        if c.launches_needed is not None and c.drift is None:
+            advice = f"raise --ddp-launches to about {c.launches_needed}, or measure on a quieter machine"
+        elif c.launches_needed is not None:
             advice = f"raise --ddp-launches to about {c.launches_needed}"
         elif verdict.sessions < SESSIONS_KEPT:
             advice = "the baseline allows no finer one: let --ddp-extend-baseline add sessions to it"
@@ -239,6 +246,8 @@ def incomparable(outcome: Outcome) -> str:
         "no-cpu-time-now": "CPU time is limited, and the ranks used none",
         "baseline-support": f"the baseline has too few steps: {', '.join(outcome.verdict.differences)}",
     }.get(outcome.verdict.reason, ", ".join(outcome.verdict.differences))
+    if outcome.beside is not None:
+        return why
     return f"{why}; record a new baseline with --ddp-save-baseline, or measure as it was recorded"
 
 

@@ -13,8 +13,7 @@ from pathlib import Path
 import filelock
 import pytest
 
-from pytest_ddpperf.baseline import Store, commit_of, environment, environment_name, file_name
-from pytest_ddpperf.baseline import git as git_module
+from pytest_ddpperf.baseline import Store, environment, environment_name, file_name
 from pytest_ddpperf.baseline import store as store_module
 from pytest_ddpperf.errors import BaselineError
 from pytest_ddpperf.records import SESSIONS_KEPT, Baseline, Environment, Measurement, Plan, Recording, Samples, TestId
@@ -697,7 +696,7 @@ def test_files_of_older_schemas_are_read(store, schema):
     assert (samples.blocked_seconds, session.measurement.counters) == (None, {})
 
 
-# --- near misses, commits
+# --- near misses
 
 
 def test_the_other_environments_that_have_a_baseline_are_named(store):
@@ -712,42 +711,3 @@ def test_the_other_environments_that_have_a_baseline_are_named(store):
 
 def test_without_a_store_there_are_no_others(store):
     assert store.others(TEST) == ()
-
-
-def git(folder, *arguments):
-    identity = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
-    command = ["git", "-C", folder, *identity, *arguments]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-
-
-def test_the_commit_is_told_whole_and_dirty_where_tracked_files_differ(tmp_path):
-    git(tmp_path, "init", "-q")
-    assert commit_of(tmp_path) == "", "no commit yet"
-    (tmp_path / "file").write_text("1")
-    git(tmp_path, "add", "file")
-    git(tmp_path, "commit", "-qm", "first")
-    git(tmp_path, "tag", "-a", "v1", "-m", "v1")
-    head = git(tmp_path, "rev-parse", "HEAD")
-    assert len(head) == 40
-    (tmp_path / "untracked").write_text("a new baseline, say")
-    assert commit_of(tmp_path) == head
-    (tmp_path / "file").write_text("2")
-    assert commit_of(tmp_path) == head + "-dirty"
-    (tmp_path / "below").mkdir()
-    assert commit_of(tmp_path / "below") == head + "-dirty"
-
-
-def test_without_git_the_commit_is_empty(tmp_path, monkeypatch):
-    assert commit_of(tmp_path) == ""
-    assert commit_of(tmp_path / "missing") == ""
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert commit_of(Path(__file__).parent) == ""
-
-
-def test_a_git_that_does_not_answer_is_left_waiting(tmp_path, monkeypatch):
-    fake = tmp_path / "git"
-    fake.write_text("#!/bin/sh\nexec sleep 60\n")
-    fake.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr(git_module, "_GIT_SECONDS", 0.05)
-    assert commit_of(tmp_path) == ""

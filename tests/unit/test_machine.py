@@ -30,6 +30,7 @@ def settings(source: str = "command line", **asked: Any) -> Settings:
         "warmup": 5, "steps": 30, "launches": 5, "max_launches": 20, "max_seconds": 600.0, "limits": (),
         "timing": "auto", "timeout_seconds": 300.0, "preload": (), "baseline_dir": Path("/"),
         "baseline_missing": "warn", "fail_on": None, "save_baseline": False, "extend_baseline": False,
+        "against": None, "against_setup": None, "against_python": None, "against_env": None, "against_option": None,
         "disable": False, "json_path": None,
     }  # fmt: skip
     sources = {field.name: source if field.name in asked else "default" for field in fields(Settings)}

@@ -89,6 +89,11 @@ def test_without_being_asked_the_settings_are_the_documented_defaults(
         fail_on=None,
         save_baseline=False,
         extend_baseline=False,
+        against=None,
+        against_setup=None,
+        against_python=None,
+        against_env=None,
+        against_option=None,
         disable=False,
         json_path=None,
         sources=settings.sources,
@@ -116,7 +121,11 @@ def test_every_option_is_taken_from_the_command_line(read: Callable[..., Setting
         "--ddp-baseline-dir=figures",
         "--ddp-baseline-missing=fail",
         "--ddp-fail-on=improved,no-baseline",
-        "--ddp-save-baseline",
+        "--ddp-against=origin/main",
+        "--ddp-against-setup=make build",
+        "--ddp-against-python=sh",
+        "--ddp-against-env=OMP_NUM_THREADS=2",
+        "--ddp-against-option=--my-bucket-mb 1",
         "--ddp-json=out/all.json",
     )
     assert settings == Settings(
@@ -141,14 +150,19 @@ def test_every_option_is_taken_from_the_command_line(read: Callable[..., Setting
         baseline_dir=pytester.path / "figures",
         baseline_missing="fail",
         fail_on=frozenset({"improved", "no-baseline"}),
-        save_baseline=True,
+        save_baseline=False,
         extend_baseline=False,
+        against="origin/main",
+        against_setup="make build",
+        against_python="sh",
+        against_env=("OMP_NUM_THREADS=2",),
+        against_option=("--my-bucket-mb", "1"),
         disable=False,
         json_path=pytester.path / "out/all.json",
         sources=settings.sources,
     )
     assert {name for name, source in settings.sources.items() if source != "command line"} == {
-        "disable", "extend_baseline",
+        "disable", "save_baseline", "extend_baseline",
     }  # fmt: skip
 
 
@@ -170,6 +184,7 @@ INI_WORDS = {
     "ddp_baseline_dir": "figures",
     "ddp_baseline_missing": "fail",
     "ddp_fail_on": "improved",
+    "ddp_against_setup": "make build",
 }
 
 
@@ -186,7 +201,8 @@ def check_ini_words(settings: Settings, root: Path) -> None:
     assert settings.baseline_missing == "fail"
     assert settings.fail_on == {"improved"}
     from_ini = {name for name, source in settings.sources.items() if source == "ini"}
-    assert from_ini == set(settings.sources) - {"save_baseline", "extend_baseline", "disable", "json_path"}
+    assert settings.against_setup == "make build"
+    assert from_ini == {row.field for row in ROWS if row.ini}
 
 
 def test_every_ini_key_is_taken_from_an_ini_file(read: Callable[..., Settings], pytester: pytest.Pytester) -> None:
@@ -265,6 +281,42 @@ def test_a_missing_baseline_fails_by_default_where_ci_is_set(
         monkeypatch.setenv("CI", ci)
     assert read().baseline_missing == resolved
     assert read("--ddp-baseline-missing=warn").baseline_missing == "warn"
+
+
+def test_what_is_compared_with_may_differ_in_several_ways(read: Callable[..., Settings]) -> None:
+    settings = read(
+        "--ddp-against-env=A=1", "--ddp-against-env", "B=x=y", "--ddp-against-env=C=",
+        "--ddp-against-option=--bucket-mb 1", "--ddp-against-option", "--name='a b' -v",
+    )  # fmt: skip
+    assert settings.against_env == ("A=1", "B=x=y", "C=")
+    assert settings.against_option == ("--bucket-mb", "1", "--name=a b", "-v")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [
+        ([], ""),
+        (["--ddp-against=self"], "--ddp-against"),
+        (["--ddp-against=HEAD", "--ddp-against-env=A=1"], "--ddp-against"),
+        (["--ddp-against-python=sh"], "--ddp-against-python"),
+        (["--ddp-against-env=A=1"], "--ddp-against-env"),
+        (["--ddp-against-option=-v", "--ddp-against-env=A=1"], "--ddp-against-env"),
+        (["--ddp-against-option=-v"], "--ddp-against-option"),
+    ],
+)
+def test_what_asks_for_a_comparison_in_turns_is_known_by_its_option(
+    read: Callable[..., Settings], arguments: list[str], option: str
+) -> None:
+    assert read(*arguments).beside == option
+
+
+def test_a_set_up_in_the_ini_file_asks_for_no_comparison(
+    read: Callable[..., Settings], pytester: pytest.Pytester
+) -> None:
+    pytester.makeini("[pytest]\nddp_against_setup = make build\n")
+    for arguments in ([], ["--ddp-against=self"], ["--ddp-save-baseline"], ["--ddp-against-env=A=1"]):
+        assert read(*arguments).against_setup == "make build"
+    assert read().beside == ""
 
 
 def test_percentiles_that_are_equal_are_one_metric(read: Callable[..., Settings]) -> None:
@@ -413,6 +465,9 @@ def test_a_metric_has_one_limit(refusal: Callable[..., str], given: str) -> None
         ("--ddp-device=", "--ddp-device: '': auto or a device type: cpu, cuda, ..."),
         ("--ddp-baseline-dir=", "--ddp-baseline-dir: '': a folder"),
         ("--ddp-json=", "--ddp-json: '': a file"),
+        ("--ddp-against=", "--ddp-against: '': a git ref, or self"),
+        ("--ddp-against-setup=", "--ddp-against-setup: '': a shell command"),
+        ("--ddp-against-python=", "--ddp-against-python: '': an interpreter"),
     ],
 )
 def test_a_word_that_is_not_allowed_is_told_what_is(refusal: Callable[..., str], given: str, message: str) -> None:
@@ -448,6 +503,66 @@ def test_a_disabled_run_cannot_save(refusal: Callable[..., str]) -> None:
     assert refusal("--ddp-disable", "--ddp-save-baseline") == (
         "--ddp-save-baseline: '--ddp-disable': a disabled run has nothing to save: leave out one"
     )
+
+
+BESIDE = [
+    ("--ddp-against", "HEAD"),
+    ("--ddp-against", "self"),
+    ("--ddp-against-python", "sh"),
+    ("--ddp-against-env", "A=1"),
+    ("--ddp-against-option", "-v"),
+]
+
+
+@pytest.mark.parametrize("other", ["--ddp-save-baseline", "--ddp-extend-baseline", "--ddp-disable"])
+@pytest.mark.parametrize(("option", "value"), BESIDE)
+def test_what_takes_turns_neither_saves_nor_is_disabled(
+    refusal: Callable[..., str], option: str, value: str, other: str
+) -> None:
+    assert refusal(f"{option}={value}", other) == (
+        f"{option}: {other!r}: the one compares, the other does not: leave out one"
+    )
+
+
+@pytest.mark.parametrize("arguments", [[], ["--ddp-against=self"], ["--ddp-against-env=A=1"]])
+def test_a_set_up_that_is_asked_for_needs_a_version_to_set_up(
+    refusal: Callable[..., str], arguments: list[str]
+) -> None:
+    assert refusal("--ddp-against-setup=make build", *arguments) == (
+        "--ddp-against-setup: 'make build': builds the code of a git ref: name it with --ddp-against"
+    )
+
+
+@pytest.mark.parametrize(("option", "value"), BESIDE[2:])
+def test_the_same_code_is_not_to_be_otherwise(refusal: Callable[..., str], option: str, value: str) -> None:
+    assert refusal("--ddp-against=self", f"{option}={value}") == (
+        f"--ddp-against: 'self': is the same on both sides, and {option} is not: leave out one"
+    )
+
+
+@pytest.mark.parametrize("program", ["/no/such/python", "no-such-python", "."])
+def test_an_interpreter_that_is_not_there_is_refused(refusal: Callable[..., str], program: str) -> None:
+    message = f"--ddp-against-python: {program!r}: there is no such program"
+    assert refusal(f"--ddp-against-python={program}") == message
+    assert refusal("--ddp-against=HEAD", f"--ddp-against-python={program}") == message
+
+
+@pytest.mark.parametrize("given", ["A", "=1", "", "1A=1", "A B=1", "Ä=1", "A.B=1"])
+def test_a_variable_is_given_with_its_value(refusal: Callable[..., str], given: str) -> None:
+    assert refusal("--ddp-against-env=B=2", f"--ddp-against-env={given}") == (
+        f"--ddp-against-env: {['B=2', given]!r}: {given!r} is not NAME=VALUE"
+    )
+
+
+def test_options_for_the_other_side_are_quoted_as_in_a_shell(refusal: Callable[..., str]) -> None:
+    assert refusal("--ddp-against-option=--name 'a") == (
+        '--ddp-against-option: ["--name \'a"]: options for pytest, as in a shell: No closing quotation'
+    )
+
+
+@pytest.mark.parametrize("given", ["", " "])
+def test_an_option_for_the_other_side_that_says_nothing_is_refused(refusal: Callable[..., str], given: str) -> None:
+    assert refusal(f"--ddp-against-option={given}").startswith("--ddp-against-option: ")
 
 
 def test_cpu_time_is_not_limited_on_another_device(refusal: Callable[..., str], read: Callable[..., Settings]) -> None:
@@ -606,7 +721,9 @@ def test_a_misspelt_argument_is_told_the_nearest(read: Callable[..., Settings]) 
     )
 
 
-@pytest.mark.parametrize("name", ["preload", "baseline_dir", "save_baseline", "disable", "json", "world_sizes"])
+@pytest.mark.parametrize(
+    "name", ["preload", "baseline_dir", "save_baseline", "against", "disable", "json", "world_sizes"]
+)
 def test_a_setting_of_the_whole_run_is_not_a_markers(read: Callable[..., Settings], name: str) -> None:
     assert f"@pytest.mark.ddp({name}=...): 'x': there is no such argument" in marker_refusal(read(), **{name: "x"})
 

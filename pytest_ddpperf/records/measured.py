@@ -1,8 +1,4 @@
-"""The frozen types that cross a process or reach a disk.
-
-Knows nothing of pytest, torch, files or processes. Every time is in seconds unless the name says otherwise;
-every nested tuple says its axes in its comment, outermost first.
-"""
+"""What was measured, and the decision about it."""
 
 from __future__ import annotations
 
@@ -252,32 +248,4 @@ class LaunchSamples:
     unfit: str = ""  # why it says little of steady training: "rank 0 recompiled at step 17"
     unsettled: str = ""  # what still changed when the warm-up ended at its cap: "compiling"
     warmup: int = 0  # steps it took
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Replacement:
-    """A launch that was unfit and measured again."""
-
-    launch: int  # its place, from 0
-    reason: str
-    samples: Samples  # of it alone
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """One measurement as the reports know it. Crosses from an xdist worker as JSON (see `codec`)."""
-
-    nodeid: str
-    test: TestId
-    plan: Plan
-    launches: int  # asked, for the first look
-    batch_size: int | None  # examples per rank and step
-    verdict: Verdict | None  # None: the measurement itself failed
-    fails: bool  # whether the verdict (or the failed measurement) fails the test
-    error: str = ""  # why the measurement failed, one line
-    measurement: Measurement | None = None
-    phases: tuple[Phases, ...] = ()  # one a launch
-    baseline_path: str = ""  # relative to rootdir where it is below it
-    saved: int = 0  # sessions that its baseline now holds; 0: nothing was written
-    replaced: tuple[Replacement, ...] = ()
-    notes: tuple[str, ...] = ()  # what the user should know: "marker world_size=2 over --ddp-world-size"
+    files: Mapping[str, str] = field(default_factory=dict)  # of the user's package: path -> digest; where it is asked

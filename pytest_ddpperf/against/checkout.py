@@ -1,0 +1,114 @@
+"""The version to compare with: which one it is, and its tree."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from pytest_ddpperf.against.worktree import Worktree
+from pytest_ddpperf.errors import AgainstError, GitError
+from pytest_ddpperf.git import changed_files, commit_named, commit_of, git, top_level
+from pytest_ddpperf.launch import describe_exit
+from pytest_ddpperf.options import Settings
+from pytest_ddpperf.records import Version
+from pytest_ddpperf.trees import Trees
+
+SHOWN = 4000  # characters of what another process wrote
+
+
+class Checkout:
+    """Which version is asked for and, from `check_out` to `remove`, a worktree of it where it is another commit."""
+
+    def __init__(self, settings: Settings, rootdir: Path, kept: Sequence[str]) -> None:
+        """`kept` as `Trees.kept`; raises AgainstError."""
+        self._settings, self._kept = settings, tuple(kept)
+        self._worktree: Worktree | None = None
+        ref = settings.against or ""
+        self._another = ref not in ("", "self")
+        try:
+            self.top = top_level(rootdir)
+        except GitError as error:
+            if self._another:
+                problem = f"{ref} is a version in git, and {rootdir} has none: {error}"
+                raise AgainstError("--ddp-against", problem) from None
+            self.top = Path(os.path.realpath(rootdir))
+        now = commit_of(self.top)
+        self.version = Version(
+            ref=ref,
+            commit=self._commit(ref) if self._another else now,
+            now=now,
+            python=settings.against_python or "",
+            environ=settings.against_env or (),
+            option=settings.against_option or (),
+        )
+        self.at_hand = Trees(hand=str(self.top), base=str(self.top), kept=self._kept)
+
+    def _commit(self, ref: str) -> str:
+        try:
+            return commit_named(self.top, ref)
+        except GitError as error:
+            said = f" ({error})" if str(error) else ""
+            problem = f"{ref!r} is no commit of {self.top}{said}"
+            raise AgainstError("--ddp-against", problem, _remedy(self.top, ref)) from None
+
+    @property
+    def assignments(self) -> dict[str, str]:
+        """The variables that are to be otherwise."""
+        pairs = (text.partition("=") for text in self.version.environ)
+        return {name: value for name, _, value in pairs}
+
+    def check_out(self) -> Trees:
+        """The version's tree beside the one at hand, set up; raises AgainstError."""
+        if not self._another:
+            return self.at_hand
+        try:
+            self._worktree = Worktree(self.top, self.version.commit)
+        except (GitError, OSError) as error:
+            raise AgainstError("--ddp-against", f"{self.version} cannot be checked out: {error}") from None
+        base = Path(os.path.realpath(self._worktree.path))
+        if self._settings.against_setup is not None:
+            self._set_up(self._settings.against_setup, base)
+        return Trees(hand=str(self.top), base=str(base), kept=self._kept)
+
+    def _set_up(self, command: str, folder: Path) -> None:
+        environ = {**os.environ, **self.assignments}
+        result = subprocess.run(
+            command, shell=True, cwd=folder, env=environ, stdin=subprocess.DEVNULL, capture_output=True
+        )
+        if result.returncode:
+            output = (result.stdout + result.stderr).decode(errors="replace")[-SHOWN:].rstrip()
+            problem = f"{command!r} {describe_end(result.returncode)} in a worktree of {self.version}\n{output}"
+            raise AgainstError("--ddp-against-setup", problem)
+
+    def changed(self) -> list[str]:
+        """Files other than tests that differ between the trees; raises AgainstError."""
+        if not self._another:
+            return []
+        try:
+            files = changed_files(self.top, self.version.commit)
+        except GitError as error:
+            raise AgainstError("--ddp-against", f"git cannot tell what differs from {self.version}: {error}") from None
+        return [file for file in files if not self.at_hand.keeps(file)]
+
+    def remove(self) -> None:
+        worktree, self._worktree = self._worktree, None
+        if worktree is not None:
+            worktree.remove()
+
+
+def describe_end(status: int) -> str:
+    """How a process ended, in words."""
+    return describe_exit(status) if status < 0 else f"exited with status {status}"
+
+
+def _remedy(top: Path, ref: str) -> str:
+    with suppress(GitError):
+        if git(top, "rev-parse", "--is-shallow-repository").strip() == "true":
+            remote, _, branch = ref.partition("/")
+            if branch and remote in git(top, "remote").split():
+                return f"this clone is shallow: git fetch --depth=1 {remote} +{branch}:refs/remotes/{ref} brings it"
+            return "this clone is shallow: git fetch --unshallow brings all commits, --deepen=N some more"
+    return "git fetch brings what other repositories have; git branch --all and git tag list what there is"

@@ -1,0 +1,49 @@
+"""Whether two sides are two: what each imported of the user's package, and with what."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.machinery import all_suffixes
+
+from pytest_ddpperf.trees import Trees, digests
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sources:
+    """What a side runs."""
+
+    python: str  # version
+    prefix: str  # of the interpreter's environment: virtual ones share an interpreter
+    files: Mapping[str, str]  # those of the user's package that were imported by now: path -> digest
+
+    @classmethod
+    def here(cls, trees: Trees) -> Sources:
+        """Of this process."""
+        return cls(
+            python=platform.python_version(),
+            prefix=os.path.realpath(sys.prefix),
+            files=digests(trees.base, trees.imported()),
+        )
+
+
+def differing(one: Mapping[str, str], other: Mapping[str, str]) -> tuple[str, ...]:
+    """The files that are on one side only, or hold something else there, sorted."""
+    return tuple(sorted(file for file in {*one, *other} if one.get(file) != other.get(file)))
+
+
+def nothing_differs(
+    hand: Sources, base: Sources, environ: Mapping[str, str], option: Sequence[str], changed: Collection[str]
+) -> bool:
+    """Whether both sides run the same, as far as can be told before anything ran: `environ` and `option` are what
+    was asked to be otherwise, `changed` are files that differ between the trees. What Python could import of those
+    may yet be imported in a rank."""
+    if (hand.python, hand.prefix) != (base.python, base.prefix) or option:
+        return False
+    if any(os.environ.get(name) != value for name, value in environ.items()):
+        return False
+    importable = tuple(all_suffixes())
+    return not differing(hand.files, base.files) and not any(file.endswith(importable) for file in changed)

@@ -1,0 +1,122 @@
+"""Launches of two sides in turns: blocks of one a side, in random order within each."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+from pytest_ddpperf.against.proof import differing
+from pytest_ddpperf.against.side import BaseSide
+from pytest_ddpperf.baseline import environment
+from pytest_ddpperf.errors import BaseSideError
+from pytest_ddpperf.launch import Observer
+from pytest_ddpperf.launches import Launches, measurement
+from pytest_ddpperf.records import (
+    Baseline,
+    Beside,
+    Environment,
+    LaunchSamples,
+    Measurement,
+    Outcome,
+    Recording,
+    Splits,
+    TestId,
+)
+
+
+class Turns:
+    """What a measurement is compared with where another version takes turns with it.
+
+    What goes wrong on the other side ends its turns, and `error` says it; the side at hand goes on alone.
+    """
+
+    interleaved = True
+
+    def __init__(
+        self, base: BaseSide, nodeid: str, test: TestId, *, most_again: int, begin: Callable[[int, int], Observer]
+    ) -> None:
+        """`begin(launch, launches)` is told of each launch of the other side and says who watches it."""
+        self._base, self._nodeid, self._test, self._begin = base, nodeid, test, begin
+        self._most_again = most_again
+        self._seed = random.SystemRandom().randrange(2**32)
+        self._random = random.Random(self._seed)
+        self._order = ""
+        self._theirs: Launches | None = None
+        self._environment = Environment()
+        self.error = ""
+
+    def take(self, now: Launches, count: int) -> None:
+        """Launch until both sides have `count`, or the one at hand alone where the other cannot."""
+        while (place := len(now.kept)) < count:
+            for side in self._random.sample("bn", 2):
+                if side == "n":
+                    now.take(place + 1, of=count)
+                elif not self.error:
+                    self._take(place + 1, count)
+                self._order += side if side == "n" or not self.error else ""
+
+    def _take(self, count: int, of: int) -> None:
+        try:
+            if self._theirs is None:
+                ready = self._base.begin(self._nodeid, self._test.label)
+                self._theirs = Launches(ready.plan, self._launch, most_again=self._most_again)
+                self._theirs.take(1, of=of)
+                facts = {**self._theirs.facts, **ready.facts}
+                self._environment = environment(facts, ready.plan, batch_size=ready.batch_size)
+            self._theirs.take(count, of=of)
+        except BaseSideError as error:
+            self.error = str(error)
+
+    def _launch(self, launch: int, launches: int) -> LaunchSamples:
+        return self._base.measure(self._begin(launch, launches))
+
+    def read(self, environment: Environment, why_not: str | None) -> None:
+        """There is nothing to read."""
+
+    def seconds(self, now: Launches, count: int) -> float:
+        """What `count` launches a side come to."""
+        return now.seconds(count) + (self._theirs.seconds(count) if self._theirs is not None else 0.0)
+
+    @property
+    def replaced(self) -> bool:
+        """Whether launches of the other side were taken again."""
+        return self._theirs is not None and self._theirs.kept != self._theirs.as_taken
+
+    def measurements(self, start: int, stop: int | None, *, as_taken: bool) -> tuple[Measurement, ...]:
+        """The other side's launches start..stop; none where something went wrong there."""
+        if self._theirs is None or self.error:
+            return ()
+        launches = self._theirs.as_taken if as_taken else self._theirs.kept
+        return (measurement(launches[start:stop], self._environment),)
+
+    def baseline(self, *, as_taken: bool) -> Baseline | None:
+        """The other side as if it had been stored."""
+        sessions = tuple(
+            Recording(measurement=measured, commit=self._base.version.commit)
+            for measured in self.measurements(0, None, as_taken=as_taken)
+        )
+        return Baseline(test=self._test, sessions=sessions) if sessions else None
+
+    def end(self) -> None:
+        """The test may go on there, too."""
+        self._base.done()
+
+    def told(self, outcome: Outcome, now: Launches, *, as_taken: bool, splits: Splits | None) -> Outcome:
+        """With the other side."""
+        theirs = self._theirs.kept if self._theirs is not None else []
+        files = [side[0].files if side else {} for side in (now.kept, theirs)]
+        beside = Beside(
+            version=self._base.version,
+            seed=self._seed,
+            order=self._order,
+            measurement=next(iter(self.measurements(0, None, as_taken=as_taken)), None),
+            replaced=self._theirs.replacements() if self._theirs is not None else (),
+            imported=len({*files[0], *files[1]}),
+            differing=differing(*files) if theirs else (),
+            splits=splits,
+            error=self.error,
+        )
+        notes = self._theirs.notes() if self._theirs is not None else ()
+        told = tuple(f"{self._base.version}: {note}" for note in notes)
+        return replace(outcome, beside=beside, notes=outcome.notes + told)

@@ -1,0 +1,71 @@
+"""A commit checked out beside the working tree, and gone again afterwards. Knows git, and nothing of what for."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+from pytest_ddpperf.errors import GitError
+from pytest_ddpperf.git import git, worktrees
+
+_PREFIX = "ddpperf-against-"
+_ALIVE = "alive"  # locked while the run that made the folder lives
+
+
+class Worktree:
+    """A worktree of one commit in a temporary folder of its own. Worktrees of runs that were killed go first."""
+
+    def __init__(self, top: Path, commit: str) -> None:
+        """Raises GitError, with nothing left."""
+        self._top = top
+        _remove_leftovers(top)
+        # Named by git after the repository; the folder around it is ours to recognise.
+        folder = Path(os.path.realpath(tempfile.mkdtemp(prefix=_PREFIX)))
+        self.path = folder / (top.name or "tree")
+        self._lock = os.open(folder / _ALIVE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        try:
+            git(top, "worktree", "add", "--detach", "--quiet", self.path, commit)
+        except BaseException:
+            self.remove()
+            with suppress(GitError, OSError):  # where it is empty: git leaves that behind
+                Path(git(top, "rev-parse", "--path-format=absolute", "--git-path", "worktrees").strip()).rmdir()
+            raise
+
+    def remove(self) -> None:
+        """Leave nothing, in the repository neither."""
+        _remove(self._top, self.path)
+        os.close(self._lock)
+
+
+def _remove_leftovers(top: Path) -> None:
+    for path in worktrees(top):
+        if path.parent.name.startswith(_PREFIX) and not _alive(path.parent / _ALIVE):
+            _remove(top, path)
+
+
+def _alive(lock: Path) -> bool:
+    """Whether the run that holds a lock lives."""
+    try:
+        descriptor = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    except OSError:  # another user's
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _remove(top: Path, path: Path) -> None:
+    with suppress(GitError):  # it was not added yet, or somebody else removed it
+        git(top, "worktree", "remove", "--force", "--force", path)
+    shutil.rmtree(path.parent, ignore_errors=True)

@@ -1,0 +1,102 @@
+"""The pytest of another version, which `against.side` starts and leads: it collects, then runs the tests it is told."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+from contextlib import suppress
+from typing import Any, NoReturn
+
+import pytest
+
+from pytest_ddpperf import __version__, codec, state
+from pytest_ddpperf.against import Sources
+from pytest_ddpperf.errors import DdpPerfError
+from pytest_ddpperf.rank.process import die_with_parent
+from pytest_ddpperf.serving import Serving
+from pytest_ddpperf.trees import install
+
+
+def main(descriptor: int) -> NoReturn:
+    """Serve until the pytest that leads goes."""
+    os.set_inheritable(descriptor, False)
+    # Where pytest's capture does not reach: the stacks of a side that does not answer.
+    faulthandler.register(signal.SIGQUIT, os.fdopen(os.dup(2), "w"), all_threads=True)
+    serving = Serving(descriptor)
+    serving.say("hello", version=__version__)
+    start = serving.start()
+    die_with_parent(start["parent"], signal.SIGKILL)
+    sys.argv[:] = start["argv"]
+    finder = install(serving.trees) if serving.trees.base != serving.trees.hand else None
+    sys.exit(pytest.main(start["arguments"], plugins=[_Led(serving, finder)]))
+
+
+class _Led:
+    """pytest's part in it."""
+
+    def __init__(self, serving: Serving, finder: Any) -> None:
+        self._serving, self._finder = serving, finder
+        self._errors: dict[str, str] = {}
+        self._reports: list[pytest.TestReport] = []
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_load_initial_conftests(self, early_config: pytest.Config) -> None:
+        if self._finder is not None:
+            # pytest's rewriting of asserts comes before all finders, and would look in sys.path by itself.
+            hook: Any = early_config.pluginmanager.rewrite_hook
+            hook._find_spec = self._finder.find_spec
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_configure(self, config: pytest.Config) -> None:
+        config.stash[state.SERVING] = self._serving
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self._errors[report.nodeid.partition("::")[0]] = report.longreprtext
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        items = {item.nodeid: item for item in session.items if state.is_distributed(item)}
+        self._serving.say(
+            "collected",
+            tests=list(items),
+            errors=self._errors,
+            sources=codec.encode(Sources.here(self._serving.trees)),
+        )
+        run = session.config.stash[state.RUN]
+        with suppress(DdpPerfError):  # each test will say it
+            run.session.facts()  # starts the rank server while the other pytest starts its own
+        following: pytest.Item | None = None
+        while True:
+            order = self._serving.order()
+            if order["op"] == "test":
+                item = items[order["nodeid"]]
+                if item is not following:  # for which fixtures of wider scope were kept; pytest has no public way
+                    session._setupstate.teardown_exact(item)
+                following = _following(session.items, item)
+                self._run(item, following)
+
+    def _run(self, item: pytest.Item, following: pytest.Item | None) -> None:
+        self._reports.clear()
+        self._serving.begin_test()
+        item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+        self._serving.say("ended", text="\n".join(filter(None, map(_why, self._reports))))
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._reports.append(report)
+
+
+def _following(items: list[pytest.Item], item: pytest.Item) -> pytest.Item | None:
+    """The next test that may be asked for: of fixtures that it needs, too, there is no need to be torn down."""
+    later = items[items.index(item) + 1 :]
+    return next((other for other in later if state.is_distributed(other)), None)
+
+
+def _why(report: pytest.TestReport) -> str:
+    if report.failed:
+        return report.longreprtext
+    if report.skipped and isinstance(report.longrepr, tuple):
+        return str(report.longrepr[2])
+    return ""

@@ -1,0 +1,56 @@
+"""One rank as pytest sees it: what it sent, and whether more will come."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
+
+from pytest_ddpperf.records import RankError
+from pytest_ddpperf.wire import FrameReader, Kind
+
+
+class Peer:
+    def __init__(self, number: int, channel: socket.socket) -> None:
+        """`channel` does not block."""
+        self.number = number
+        self.channel = channel
+        self.pid = 0
+        self.result: bytes | None = None
+        self.done = False
+        self.silent = False  # its channel has ended
+        self.exited = False
+        self.error: RankError | None = None
+        self._reader = FrameReader()
+
+    @property
+    def settled(self) -> bool:
+        return self.done or self.error is not None
+
+    def read(self) -> None:
+        """Take in all that has arrived."""
+        while True:
+            try:
+                data = self.channel.recv(1 << 20)
+            except BlockingIOError:
+                return
+            except ConnectionError:
+                data = b""
+            if not data:
+                self.silent = True
+                return
+            for kind, content in self._reader.feed(data):
+                if kind is Kind.RESULT:
+                    self.result = content
+                elif kind is Kind.DONE:
+                    self.done = True
+                else:
+                    self.error = RankError(**json.loads(content))
+
+
+def wake(ranks: Sequence[Peer]) -> None:
+    """The word that a rank awaits."""
+    for rank in ranks:
+        with suppress(OSError):  # it is gone already, after delivering: green
+            rank.channel.send(b"x")

@@ -1,0 +1,109 @@
+"""The launches of one side of a measurement, one after the other, and what they come to together.
+
+Knows neither limits nor what they are compared with, nor where a launch happens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
+
+from pytest_ddpperf.records import (
+    Counters,
+    Environment,
+    LaunchSamples,
+    Measurement,
+    Plan,
+    Replacement,
+    Samples,
+    Scalar,
+)
+
+
+class Launches:
+    """The launches of one side, unfit ones taken again: `most_again` times at most.
+
+    What is unfit is told by what happened in a launch, never by its times. `launch` takes one; it is told its place,
+    from 0, and how many there will be.
+    """
+
+    def __init__(self, plan: Plan, launch: Callable[[int, int], LaunchSamples], *, most_again: int) -> None:
+        self._plan, self._launch, self._most_again = plan, launch, most_again
+        self.kept: list[LaunchSamples] = []
+        self.every: list[LaunchSamples] = []  # those that were taken again, too
+        self._replaced: dict[int, LaunchSamples] = {}  # by place, what was taken first
+
+    @property
+    def facts(self) -> Mapping[str, Scalar]:
+        return self.kept[-1].facts
+
+    @property
+    def as_taken(self) -> list[LaunchSamples]:
+        """With the replaced ones in their places."""
+        return [self._replaced.get(place, launch) for place, launch in enumerate(self.kept)]
+
+    def take(self, count: int, *, of: int | None = None) -> None:
+        """Launch until there are `count`, `of` so many that are asked for."""
+        while len(self.kept) < count:
+            launch = self._one(of or count)
+            if launch.unfit and len(self._replaced) < self._most_again:
+                self._replaced[len(self.kept)] = launch
+                launch = self._one(of or count)
+            self.kept.append(launch)
+
+    def _one(self, of: int) -> LaunchSamples:
+        launch = self._launch(len(self.kept), of)
+        self.every.append(launch)
+        return launch
+
+    def seconds(self, count: int) -> float:
+        """What `count` launches come to, by those so far."""
+        seconds = [launch.phases.total for launch in self.every]
+        return sum(seconds) + (count - len(self.kept)) * fmean(seconds)
+
+    def replacements(self) -> tuple[Replacement, ...]:
+        return tuple(
+            Replacement(launch=place, reason=launch.unfit, samples=samples([launch]))
+            for place, launch in sorted(self._replaced.items())
+        )
+
+    def notes(self) -> tuple[str, ...]:
+        """What the user should know of the launches."""
+        notes = [note for launch in self.every for note in launch.notes]
+        if self._replaced:
+            reasons = "; ".join(launch.unfit for launch in self._replaced.values())
+            notes.append(f"{len(self._replaced)} unfit launch(es) measured again: {reasons}")
+        unfit = [launch.unfit for launch in self.kept if launch.unfit]
+        if unfit:
+            notes.append(f"{len(unfit)} of {len(self.kept)} launches stayed unfit: {unfit[0]}: raise --ddp-warmup")
+        unsettled = [(launch.unsettled, launch.warmup) for launch in self.kept if launch.unsettled]
+        if unsettled:
+            cause, steps = unsettled[0]
+            notes.append(f"after {steps} warm-up steps ({self._plan.warmup} asked) ranks were still {cause}")
+        return tuple(notes)
+
+
+def measurement(launches: Sequence[LaunchSamples], environment: Environment) -> Measurement:
+    return Measurement(samples=samples(launches), environment=environment, counters=_counters(launches))
+
+
+def samples(launches: Sequence[LaunchSamples]) -> Samples:
+    cpu = [launch.cpu_seconds for launch in launches if launch.cpu_seconds is not None]
+    examples = [launch.examples for launch in launches if launch.examples is not None]
+    blocked = [launch.blocked_seconds for launch in launches if launch.blocked_seconds is not None]
+    return Samples(
+        step_seconds=tuple(launch.step_seconds for launch in launches),
+        rank_seconds=tuple(launch.rank_seconds for launch in launches),
+        cpu_seconds=tuple(cpu) if len(cpu) == len(launches) else None,
+        examples=tuple(examples) if len(examples) == len(launches) else None,
+        blocked_seconds=tuple(blocked) if len(blocked) == len(launches) else None,
+    )
+
+
+def _counters(launches: Sequence[LaunchSamples]) -> Counters:
+    """Of the launch that counted most; unknown where one does not know."""
+    found: dict[str, int | None] = {}
+    for name in launches[0].counters:
+        counts = [count for launch in launches if (count := launch.counters.get(name)) is not None]
+        found[name] = max(counts) if len(counts) == len(launches) else None
+    return found

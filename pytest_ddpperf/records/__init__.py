@@ -1,0 +1,65 @@
+"""The frozen types that cross a process or reach a disk.
+
+Knows nothing of pytest, torch, files or processes. Every time is in seconds unless the name says otherwise;
+every nested tuple says its axes in its comment, outermost first.
+"""
+
+from pytest_ddpperf.records.measured import (
+    COUNTER_LIMITS,
+    COUNTERS,
+    SESSIONS_KEPT,
+    Baseline,
+    Comparison,
+    CounterChange,
+    Counters,
+    Environment,
+    Interval,
+    LaunchRankSteps,
+    LaunchSamples,
+    LaunchSteps,
+    Limit,
+    Measurement,
+    Phases,
+    Plan,
+    RankError,
+    RankOutput,
+    Recording,
+    Samples,
+    Scalar,
+    Status,
+    TestId,
+    Verdict,
+)
+from pytest_ddpperf.records.outcome import Beside, Outcome, Replacement, Splits, Version
+
+__all__ = [
+    "COUNTERS",
+    "COUNTER_LIMITS",
+    "SESSIONS_KEPT",
+    "Baseline",
+    "Beside",
+    "Comparison",
+    "CounterChange",
+    "Counters",
+    "Environment",
+    "Interval",
+    "LaunchRankSteps",
+    "LaunchSamples",
+    "LaunchSteps",
+    "Limit",
+    "Measurement",
+    "Outcome",
+    "Phases",
+    "Plan",
+    "RankError",
+    "RankOutput",
+    "Recording",
+    "Replacement",
+    "Samples",
+    "Scalar",
+    "Splits",
+    "Status",
+    "TestId",
+    "Verdict",
+    "Version",
+]

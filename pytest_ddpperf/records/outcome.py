@@ -1,0 +1,89 @@
+"""One measurement as the reports know it, with what it was compared with."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pytest_ddpperf.records.measured import Interval, Measurement, Phases, Plan, Samples, TestId, Verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replacement:
+    """A launch that was unfit and measured again."""
+
+    launch: int  # its place, from 0
+    reason: str
+    samples: Samples  # of it alone
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Version:
+    """What a run is compared with, where that is not stored but measured beside it."""
+
+    ref: str  # as asked; "" where only the interpreter, the environment or an option differ; "self" for the same code
+    commit: str  # that it names, or as `now` where none was asked for
+    now: str  # the commit at hand, as `Recording.commit`
+    python: str = ""  # another interpreter's path
+    environ: tuple[str, ...] = ()  # "NAME=VALUE"
+    option: tuple[str, ...] = ()  # more arguments for pytest
+
+    def __str__(self) -> str:
+        """ "origin/main (1a2b3c4d5e6f), OMP_NUM_THREADS=2"."""
+        commit = f" ({self.commit[:12]})" if self.commit and not self.commit.startswith(self.ref) else ""
+        ref = "the same code" if self.ref == "self" else (self.ref[:12] if not commit else self.ref) + commit
+        return ", ".join(filter(None, (ref, self.python, *self.environ, shlex.join(self.option))))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Splits:
+    """How the same code differs from itself: verdicts on many ways to split its launches into two sides."""
+
+    number: int
+    alarms: Interval  # the share that was REGRESSED, with a 95 % interval
+    inconclusive: float  # a share, too
+    resolution: Mapping[str, float]  # by metric, of the launches as they were taken
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beside:
+    """The other side of a measurement whose launches took turns with it."""
+
+    version: Version
+    seed: int  # of the order
+    order: str  # of the launches: "b" for the version's, "n" for now's
+    measurement: Measurement | None = None  # None: there is none, for the reason in `error`
+    replaced: tuple[Replacement, ...] = ()
+    imported: int = 0  # files of the user's package, by the ranks of either side
+    differing: tuple[str, ...] = ()  # of them, those that are not the same on both sides
+    splits: Splits | None = None  # of an A/A check
+    error: str = ""
+
+    @property
+    def same(self) -> bool:
+        """Whether nothing differed that was meant to."""
+        version = self.version
+        otherwise = version.ref == "self" or version.python or version.environ or version.option
+        return not (otherwise or self.differing or self.error)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """One measurement as the reports know it. Crosses from an xdist worker as JSON (see `codec`)."""
+
+    nodeid: str
+    test: TestId
+    plan: Plan
+    launches: int  # asked, for the first look
+    batch_size: int | None  # examples per rank and step
+    verdict: Verdict | None  # None: the measurement itself failed
+    fails: bool  # whether the verdict (or the failed measurement) fails the test
+    error: str = ""  # why the measurement failed, one line
+    measurement: Measurement | None = None
+    phases: tuple[Phases, ...] = ()  # one a launch
+    baseline_path: str = ""  # relative to rootdir where it is below it; "" where nothing stored was asked for
+    beside: Beside | None = None  # what it was compared with instead
+    saved: int = 0  # sessions that its baseline now holds; 0: nothing was written
+    replaced: tuple[Replacement, ...] = ()
+    notes: tuple[str, ...] = ()  # what the user should know: "marker world_size=2 over --ddp-world-size"

@@ -1,0 +1,61 @@
+"""What is told of a version that was measured beside the code at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pytest_ddpperf.records import Beside, Outcome, Splits, Verdict
+from pytest_ddpperf.report import text
+
+_FILES_NAMED = 5
+
+
+def commits(beside: Beside) -> str:
+    """ "HEAD~1 (1a2b3c4d5e6f), now 5d6e7f8a9b0c with uncommitted changes"."""
+    now, dirty, _ = beside.version.now.partition("-dirty")
+    at_hand = f", now {now[:12]}" if now else ""
+    return f"{beside.version}{at_hand}{' with uncommitted changes' if dirty else ''}"
+
+
+def files(beside: Beside) -> str:
+    """ "1 of 12 imported files differs: src/net.py"; "" where no launch could tell."""
+    if beside.error:
+        return ""
+    count = len(beside.differing)
+    if not count:
+        return f"both sides imported the same, {beside.imported} file{'s' * (beside.imported != 1)}"
+    named = ", ".join(beside.differing[:_FILES_NAMED]) + (", ..." if count > _FILES_NAMED else "")
+    return f"{count} of {beside.imported} imported files differ{'s' * (count == 1)}: {named}"
+
+
+def evidence(outcome: Outcome) -> str:
+    """What both sides are made of."""
+    assert outcome.beside is not None
+    launches = f"{len(outcome.phases)} launches a side, in turns"
+    return f"evidence: {launches} (order by seed {outcome.beside.seed}); {files(outcome.beside)}"
+
+
+def missing(beside: Beside) -> str:
+    """Why there is nothing to compare with, in the other side's words."""
+    return f"{beside.version} was not measured:\n{beside.error}"
+
+
+def told(outcome: Outcome) -> Iterator[str]:
+    """How far both sides differ and what would have been seen, for the summary of a run."""
+    beside, verdict = outcome.beside, outcome.verdict
+    if beside is None or verdict is None or not verdict.status.compared:
+        return
+    changes = "; ".join(f"{text.change(c)}, resolves {text.amount(c.resolution)}" for c in verdict.comparisons)
+    yield f"against {beside.version}: {changes}; {len(outcome.phases)} launches a side; {files(beside)}"
+    if beside.splits is not None:
+        yield from _splits(beside.splits, verdict)
+
+
+def _splits(splits: Splits, verdict: Verdict) -> Iterator[str]:
+    alarms = splits.alarms
+    resolves = ", ".join(f"{text.amount(share)} at {metric}" for metric, share in splits.resolution.items())
+    yield (
+        f"of {splits.number} ways to split these launches, {text.amount(alarms.estimate)} were false alarms "
+        f"(95 % interval {text.amount(alarms.low)} to {text.amount(alarms.high)}), "
+        f"{text.amount(splits.inconclusive)} inconclusive; resolves {resolves}"
+    )

@@ -1,0 +1,122 @@
+"""The other half of `against.side`, in the version's own pytest: measures when it is told to, and judges nothing.
+
+Knows no pytest; `base` runs the tests around it.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pytest_ddpperf import baseline as store_room
+from pytest_ddpperf import benchmark, codec
+from pytest_ddpperf.baseline import Store
+from pytest_ddpperf.benchmark import Job, Measured
+from pytest_ddpperf.errors import BaseSideError, DdpPerfError
+from pytest_ddpperf.launch import Launcher
+from pytest_ddpperf.records import LaunchSamples, Status, Verdict
+from pytest_ddpperf.trees import Trees
+from pytest_ddpperf.wire import Lines, Message, Phase
+
+# Often enough to be seen alive, rarely enough to leave the cores to the ranks.
+_RELAY_SECONDS = 0.5
+_OVER = "the test is over where it is led"
+
+
+class Serving:
+    """The connection to the pytest that leads."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._lines = Lines(socket.socket(fileno=descriptor))
+        self._orders: list[Message] = []
+        self._over = False  # nothing more will be asked of the test that runs
+        self.trees = Trees(hand="", base="", kept=())  # until `start`
+
+    def start(self) -> Message:
+        """What shall be collected, and from which trees."""
+        message = self.order()
+        self.trees = codec.decode(Trees, message["trees"])
+        return message
+
+    def say(self, event: str, **fields: Any) -> None:
+        try:
+            self._lines.send({"event": event, **fields})
+        except OSError:
+            raise KeyboardInterrupt from None
+
+    def order(self) -> Message:
+        """The next order; raises KeyboardInterrupt when there is nobody left to give one."""
+        while not self._orders:
+            try:
+                arrived = self._lines.receive()
+            except OSError:
+                arrived = None
+            if arrived is None:
+                raise KeyboardInterrupt
+            self._orders += arrived
+        return self._orders.pop(0)
+
+    def begin_test(self) -> None:
+        self._over = False
+
+    def carry_out(self, job: Job, launcher: Launcher, store: Store) -> Measured:
+        """Launch as often as told; raises BaseSideError when the test is over where it is led."""
+        relay = _Relay(self)
+        if not job.gate:  # nothing is compared, so nothing is asked
+            return benchmark.carry_out(job, launcher, store, relay)
+        if self._over:  # a plugin reruns it
+            raise BaseSideError(_OVER)
+        launches = benchmark.own_launches(job, launcher, relay)
+        self.say(
+            "ready",
+            label=job.test.label,
+            plan=codec.encode(job.plan),
+            batch_size=job.batch_size,
+            facts=codec.encode(job.facts),
+        )
+        while (order := self.order())["op"] == "launch":
+            try:
+                launches.take(len(launches.kept) + 1)
+            except DdpPerfError as error:
+                self._over = True
+                self.say("failed", text=str(error))
+                raise
+            self.say("launched", samples=codec.encode(replace(launches.kept[-1], output=())))
+        if order["op"] != "done" or not launches.kept:
+            self._over = True
+            raise BaseSideError(_OVER)
+        environment = store_room.environment({**launches.facts, **job.facts}, job.plan, batch_size=job.batch_size)
+        verdict = Verdict(status=Status.NOT_GATED, reason="base-side")
+        return benchmark.measured(job, launches, environment, verdict)
+
+
+class _Relay:
+    """Lets the pytest that leads watch."""
+
+    streams = False
+
+    def __init__(self, serving: Serving) -> None:
+        self._serving = serving
+        self._told = 0.0
+
+    def begin(self, launch: int, launches: int) -> None:
+        pass
+
+    def launched(self, samples: LaunchSamples) -> None:
+        pass
+
+    def output(self, name: str, stream: str, line: str) -> None:
+        pass
+
+    def waiting(self, resource: Path) -> None:
+        self._serving.say("waiting", resource=str(resource))
+
+    def progress(self, phase: Phase, step: int, marks_ns: Sequence[int]) -> None:
+        if time.monotonic() - self._told < _RELAY_SECONDS:
+            return
+        self._told = time.monotonic()
+        self._serving.say("progress", phase=int(phase), step=step)

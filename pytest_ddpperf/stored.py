@@ -1,0 +1,52 @@
+"""What a measurement is compared with where that is a baseline of the store."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pytest_ddpperf.baseline import Store
+from pytest_ddpperf.launches import Launches
+from pytest_ddpperf.records import Baseline, Environment, Measurement, Outcome, Splits, TestId
+
+
+class Stored:
+    """The other side of a measurement, as `against.Turns`, but for that nothing is launched for it."""
+
+    interleaved = False
+    replaced = False
+
+    def __init__(self, store: Store, test: TestId, *, to_extend: bool) -> None:
+        self._store, self._test, self._to_extend = store, test, to_extend
+        self._path = ""
+        self._baseline: Baseline | None = None
+
+    def take(self, now: Launches, count: int) -> None:
+        now.take(count)
+
+    def seconds(self, now: Launches, count: int) -> float:
+        return now.seconds(count)
+
+    def read(self, environment: Environment, why_not: str | None) -> None:
+        """Not where it will not be used: a run that replaces an unreadable baseline must be able to."""
+        self._path = str(self._store.path(environment, self._test))
+        if why_not is None:
+            self._baseline = self._store.read(environment, self._test)
+        elif why_not == "saving" and self._to_extend:
+            self._store.read_alike(environment, self._test)  # before launches are spent on what could not be added
+
+    def measurements(self, start: int, stop: int | None, *, as_taken: bool) -> tuple[Measurement, ...]:
+        """The same sessions for whichever launches."""
+        return self._baseline.measurements if self._baseline is not None else ()
+
+    def baseline(self, *, as_taken: bool) -> Baseline | None:
+        return self._baseline
+
+    def end(self) -> None:
+        """Nothing goes on."""
+
+    def told(self, outcome: Outcome, now: Launches, *, as_taken: bool, splits: Splits | None) -> Outcome:
+        """With where it is and, where there is none for this environment, where there is one."""
+        notes = outcome.notes
+        if outcome.verdict == "NO BASELINE":
+            notes += tuple(f"there is a baseline for {name}" for name in self._store.others(self._test))
+        return replace(outcome, baseline_path=self._path, notes=notes)

@@ -1,0 +1,175 @@
+"""Which of two trees of one repository a module comes from: tests from the one at hand, all else from another version.
+
+Works by files, whatever finds them: sys.path, an editable install's own finder, the entries that pytest adds for test
+modules. Standard library only: pytest's process, the rank server and the ranks use it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.machinery import BuiltinImporter, FrozenImporter, ModuleSpec, PathFinder
+from importlib.util import spec_from_file_location
+from types import ModuleType
+from typing import Any
+
+_INSTALLED = (f"{os.sep}site-packages", f"{os.sep}dist-packages")
+_PREFIXES = {os.path.realpath(prefix) for prefix in (sys.prefix, sys.exec_prefix, sys.base_prefix)}
+# Finders that look where we look, or that say what we say.
+_NOT_ASKED = ("_frozen_importlib", "importlib", "_pytest", "pytest_ddpperf")
+
+_real = cache(os.path.realpath)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trees:
+    """Absolute paths, links resolved. Where there is one tree only, `hand` and `base` are the same."""
+
+    hand: str  # the top of the working tree
+    base: str  # the top of the version that this side measures
+    kept: tuple[str, ...]  # files, and folders with all in them, that come from the tree at hand for both sides
+
+    def within(self, path: str) -> str | None:
+        """A path of either tree as a relative one; None for what is in neither, or belongs to an interpreter."""
+        if any(part in path for part in _INSTALLED):
+            return None
+        if any(_below(path, prefix) and _below(prefix, self.hand) for prefix in _PREFIXES):
+            return None
+        for root in (self.base, self.hand):
+            if path == root or _below(path, root):
+                return path[len(root) + 1 :]
+        return None
+
+    def keeps(self, within: str) -> bool:
+        """Whether it comes from the tree at hand for both sides: a test."""
+        path = os.path.join(self.hand, within)
+        return any(path == keep or _below(path, keep) for keep in self.kept)
+
+    def home(self, path: str) -> str:
+        """Where a file of either tree is to come from; one that is elsewhere stays there."""
+        within = self.within(path)
+        if within is None:
+            return path
+        return os.path.join(self.hand if self.keeps(within) else self.base, within).rstrip(os.sep)
+
+    def shows(self, folder: str) -> bool:
+        """Whether anything of a folder may be seen: of the other tree's, only what holds tests."""
+        within = self.within(folder)
+        if within is None or self.home(folder) == folder:
+            return True
+        return any(_below(keep, folder) for keep in self.kept)
+
+    def folders(self, entry: str) -> tuple[str, ...]:
+        """Where to look for what a folder of sys.path has: the version's first."""
+        within = self.within(_real(entry or os.getcwd()))
+        if within is None:
+            return (entry,)
+        return tuple(os.path.join(root, within).rstrip(os.sep) for root in (self.base, self.hand))
+
+    def imported(self) -> list[str]:
+        """The files that this process's modules came from, as far as they are this side's own, sorted."""
+        files = set()
+        for module in list(sys.modules.values()):
+            file = getattr(module, "__file__", None)
+            path = _real(file) if isinstance(file, str) and os.path.isabs(file) else ""
+            within = self.within(path)
+            if within is not None and path == os.path.join(self.base, within) and not self.keeps(within):
+                files.add(within)
+        return sorted(files)
+
+
+def digests(root: str, files: Sequence[str]) -> dict[str, str]:
+    """By path from `root`, what a file holds; "" for one that cannot be read."""
+    found = {}
+    for file in files:
+        path = os.path.join(root, file)
+        try:
+            stat = os.stat(path)
+            found[file] = _digest(path, stat.st_mtime_ns, stat.st_size)
+        except OSError:
+            found[file] = ""
+    return found
+
+
+@cache
+def _digest(path: str, modified: int, size: int) -> str:
+    with open(path, "rb") as file:
+        return hashlib.sha256(file.read()).hexdigest()[:16]
+
+
+def _below(path: str, folder: str) -> bool:
+    return path.startswith(folder + os.sep)
+
+
+def install(trees: Trees) -> Any:
+    """Let this process import from both trees: sys.path is mapped, and a finder put before all others and returned."""
+    sys.path[:] = [trees.home(folder) if len(trees.folders(folder)) > 1 else folder for folder in sys.path]
+    finder = _Finder(trees)
+    sys.meta_path.insert(0, finder)
+    return finder
+
+
+class _Finder:
+    """Finds what is in one of the trees, in the one it is to come from."""
+
+    def __init__(self, trees: Trees) -> None:
+        self._trees = trees
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Raises ModuleNotFoundError for what only the wrong tree has: whoever is asked next would take it."""
+        __tracebackhide__ = True
+        if BuiltinImporter.find_spec(name, path) or FrozenImporter.find_spec(name, path):
+            return None
+        trees, portions, stray = self._trees, [], False
+        for entry in sys.path if path is None else path:
+            folders = trees.folders(entry)
+            for folder in folders:
+                spec = PathFinder.find_spec(name, [folder], target)
+                if spec is None:
+                    continue
+                if spec.loader is None or spec.origin is None:  # of a namespace package
+                    portions += [part for part in spec.submodule_search_locations or () if trees.shows(part)]
+                    stray = stray or not portions
+                elif len(folders) == 1 or trees.home(spec.origin) == spec.origin:
+                    return spec
+                else:
+                    stray = True
+        for spec in self._otherwise(name, path, target):
+            for home in _forms(trees.home(_real(str(spec.origin)))):
+                if os.path.exists(home):
+                    package = [os.path.dirname(home)] if _is_package(home) else None
+                    return spec_from_file_location(name, home, submodule_search_locations=package)
+            stray = True
+        if any(trees.within(_real(portion)) is not None for portion in portions):
+            spec = ModuleSpec(name, None, is_package=True)
+            spec.submodule_search_locations = list(dict.fromkeys(portions))
+            return spec
+        if stray:
+            raise ModuleNotFoundError(f"No module named {name!r} in the version that this is measured with", name=name)
+        return None
+
+    def _otherwise(self, name: str, path: Sequence[str] | None, target: ModuleType | None) -> Iterator[ModuleSpec]:
+        """What the finders of editable installs have in one of the trees."""
+        for finder in sys.meta_path:
+            if str(getattr(finder, "__module__", "")).startswith(_NOT_ASKED) or not hasattr(finder, "find_spec"):
+                continue
+            spec = finder.find_spec(name, path, target)
+            if spec is not None and spec.has_location and self._trees.within(_real(str(spec.origin))) is not None:
+                yield spec
+
+
+def _is_package(file: str) -> bool:
+    return os.path.basename(file).startswith("__init__.")
+
+
+def _forms(file: str) -> tuple[str, str]:
+    """The file of a module, and what it may be in another version: a module for a package, or the other way."""
+    if _is_package(file):
+        return file, f"{os.path.dirname(file)}.py"
+    return file, os.path.join(os.path.splitext(file)[0], "__init__.py")

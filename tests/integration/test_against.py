@@ -1,0 +1,479 @@
+"""Another version measured beside the code at hand. After each run the repository is byte for byte as it was."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+import venv
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.integration.conftest import SMALL, Run, line
+from tests.launch.conftest import descendants
+
+# What is under test, in its first commit; the second makes the step twelve times as long.
+PACKAGE = """
+MILLISECONDS = 5
+OLD = True
+SIZES = (1, 2)
+"""
+SECOND = PACKAGE.replace("5", "60").replace("True", "False").replace("(1, 2)", "(2, 3)")
+
+# A step of tests/integration's own: it sleeps for as long as the package, a variable and an option say.
+STEP = """
+import os, signal, sys, time, pytest, torch
+import torch.distributed as dist
+import speed
+
+def sleeping(ctx, milliseconds=None):
+    if milliseconds is None:
+        milliseconds = speed.MILLISECONDS
+    def step():
+        time.sleep((milliseconds + float(os.environ.get("SLEEP", "0"))) / 1000)
+        dist.all_reduce(torch.ones(1))
+    return step
+"""
+
+
+def git(folder: Path, *arguments: str) -> str:
+    identity = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+    command = ["git", "-C", str(folder), *identity, *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+class Repository:
+    """A git repository whose rootdir is below its top, with blanks in its path."""
+
+    def __init__(self, top: Path) -> None:
+        self.top, self.root = top, top / "python code"
+        for folder in ("src/speed", "tests"):
+            (self.root / folder).mkdir(parents=True)
+        git(top.parent, "init", "--quiet", "--initial-branch=main", str(top))
+        self.write("pytest.ini", "[pytest]\npythonpath = src\naddopts = -p no:cacheprovider\n")
+        (top / ".gitignore").write_text("__pycache__\nout\n")
+        self.write("src/speed/__init__.py", PACKAGE)
+        self.first = self.commit()
+        # A worktree of the user's whose folder is gone: git lists it until it is pruned, which is not ours to do.
+        git(top, "worktree", "add", "--quiet", "--detach", str(top.parent / "gone"))
+        shutil.rmtree(top.parent / "gone")
+
+    def write(self, name: str, *parts: str) -> None:
+        (self.root / name).write_text("".join(map(textwrap.dedent, parts)))
+
+    def commit(self) -> str:
+        git(self.top, "add", "--all")
+        git(self.top, "commit", "--quiet", "--allow-empty", "-m", "a commit")
+        return git(self.top, "rev-parse", "HEAD")
+
+    def contents(self) -> dict[str, bytes | None]:
+        """All there is, .git included; less what any run of pytest leaves, which git ignores."""
+        ignored = ("__pycache__", f"{os.sep}out")
+        paths = [path for path in self.top.rglob("*") if not any(part in str(path) for part in ignored)]
+        return {str(path): path.read_bytes() if path.is_file() else None for path in paths}
+
+    @contextmanager
+    def untouched(self) -> Iterator[None]:
+        before = self.contents()
+        yield
+        after = self.contents()
+        assert after.keys() == before.keys()
+        assert [path for path in before if before[path] != after[path]] == []
+        assert leftovers() == []
+
+
+def leftovers() -> list[str]:
+    import tempfile
+
+    return [path.name for path in Path(tempfile.gettempdir()).glob("ddpperf-against-*")]
+
+
+@pytest.fixture
+def repository(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Repository:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    repository = Repository(pytester.path / "a repo")
+    monkeypatch.chdir(repository.root)
+    return repository
+
+
+def test_a_slower_version_is_caught_and_named_and_what_the_other_lacks_has_no_baseline(
+    repository: Repository, run: Run
+) -> None:
+    repository.write(
+        "tests/test_step.py",
+        STEP,
+        """
+        def test_slower(ddp_benchmark):
+            assert ddp_benchmark(sleeping, batch_size=4).verdict != "PASS"
+
+        @pytest.mark.parametrize("size", speed.SIZES)
+        def test_size(ddp_benchmark, size):
+            ddp_benchmark(lambda ctx: sleeping(ctx, 5))
+
+        def test_two(ddp_benchmark):
+            ddp_benchmark(lambda ctx: sleeping(ctx, 5), name="first")
+            ddp_benchmark(lambda ctx: sleeping(ctx, 5), name="ungated", gate=False)
+            ddp_benchmark(lambda ctx: sleeping(ctx, 5), name="last")
+
+        def test_refuses(ddp_benchmark):
+            if speed.OLD:
+                raise ValueError("too old for this")
+            ddp_benchmark(lambda ctx: sleeping(ctx, 5))
+
+        def test_skips(ddp_benchmark):
+            if speed.OLD:
+                pytest.skip("not in old ones")
+            ddp_benchmark(lambda ctx: sleeping(ctx, 5))
+
+        def test_rank_dies(ddp_benchmark):
+            def setup(ctx):
+                if speed.OLD and ctx.rank == 1:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return sleeping(ctx, 5)
+            ddp_benchmark(setup)
+
+        @pytest.mark.ddp(timeout=3)
+        def test_rank_hangs(ddp_benchmark):
+            def setup(ctx):
+                if speed.OLD:
+                    time.sleep(100)
+                return sleeping(ctx, 5)
+            ddp_benchmark(setup)
+
+        def test_fails_here(ddp_benchmark):
+            def setup(ctx):
+                if not speed.OLD:
+                    raise ValueError("broken in the new one")
+                return sleeping(ctx, 5)
+            ddp_benchmark(setup)
+
+        def test_side_dies(ddp_benchmark):
+            if speed.OLD:
+                os._exit(3)
+            ddp_benchmark(lambda ctx: sleeping(ctx, 5))
+
+        def test_after_it(ddp_benchmark):
+            ddp_benchmark(lambda ctx: sleeping(ctx, 5))
+    """,
+    )
+    repository.write(
+        "tests/test_new.py",
+        """
+        from speed.new import setup
+
+        def test_new(ddp_benchmark):
+            ddp_benchmark(setup)
+    """,
+    )
+    repository.write("src/speed/__init__.py", SECOND)
+    repository.write(
+        "src/speed/new.py",
+        STEP.replace("import speed", "from speed import MILLISECONDS"),
+        """
+        def setup(ctx):
+            return sleeping(ctx, 5)
+    """,
+    )
+    second = repository.commit()
+    # Uncommitted work is of the side at hand, tests are on both.
+    repository.write("src/speed/__init__.py", SECOND + "# more\n")
+    with repository.untouched():
+        result = run("tests", "--ddp-against", "HEAD~1", "--ddp-json=out/run.json", "--junitxml=out/junit.xml")
+    assert result.ret == 1
+    against = f"HEAD~1 ({repository.first[:12]})"
+    result.stdout.fnmatch_lines(
+        [
+            f"ddpperf: against {against}",
+            "REGRESSED: tests/test_step::test_slower on 2 gloo ranks",
+            "  p50 * 300%  *",
+            "evidence: 6 launches a side, in turns (order by seed *); 1 of 1 imported files differs: "
+            "python code/src/speed/__init__.py",
+            f"against:  {against}, now {second[:12]} with uncommitted changes",
+        ]
+    )
+    text = result.stdout.str()
+    assert "accept:" not in text
+    assert "ValueError: broken in the new one" in text
+    result.stdout.fnmatch_lines(
+        [
+            f"only {against} has tests/test_step.py::test_size?1?",
+            f"tests/test_new.py::test_new: NO BASELINE: {against} was not measured:",
+            "*ModuleNotFoundError: No module named 'speed.new'*",
+            f"tests/test_step.py::test_slower: against {against}: p50 * resolves *; 6 launches a side; 1 of 1 *",
+            f"tests/test_step.py::test_size?2?: against {against}: p50 *",
+            f"tests/test_step.py::test_size?3?: NO BASELINE: {against} was not measured:",
+            "there is no such test: tests/test_step.py::test_size?3?",
+            f"tests/test_step.py::test_two (first): against {against}: p50 *",
+            "tests/test_step.py::test_two (ungated): NOT GATED: gate=False",
+            f"tests/test_step.py::test_two (last): against {against}: p50 *",
+            f"tests/test_step.py::test_refuses: NO BASELINE: {against} was not measured:",
+            "*ValueError: too old for this",
+            f"tests/test_step.py::test_skips: NO BASELINE: {against} was not measured:",
+            "*not in old ones*",
+            f"tests/test_step.py::test_rank_dies: NO BASELINE: {against} was not measured:",
+            "rank 1 failed in setup: killed by SIGKILL*",
+            f"tests/test_step.py::test_rank_hangs: NO BASELINE: {against} was not measured:",
+            "rank 0 failed in setup: did not end within 3 s (--ddp-timeout)",
+            "tests/test_step.py::test_fails_here: not measured: launch 1 of 3: rank * failed in setup: ValueError*",
+            f"tests/test_step.py::test_side_dies: NO BASELINE: {against} was not measured:",
+            f"pytest of {against} died: exited with status 3*",
+            f"tests/test_step.py::test_after_it: NO BASELINE: {against} was not measured:",
+            f"pytest of {against} died: exited with status 3",
+            "ddpperf: 4 of 14 compared: 3 passed, 1 regressed; 8 without baseline, 1 not gated, 1 failed to measure",
+        ]
+    )
+    junit = (repository.root / "out/junit.xml").read_text()
+    assert f'<property name="ddpperf.against" value="{against}"' in junit
+    assert f'<property name="ddpperf.against_commit" value="{repository.first}"' in junit
+    report = json.loads((repository.root / "out/run.json").read_text())
+    slower = next(m for m in report["measurements"] if m["nodeid"].endswith("test_slower"))
+    beside = slower["beside"]
+    assert beside["version"]["commit"] == repository.first
+    assert beside["version"]["now"] == f"{second}-dirty"
+    assert len(beside["measurement"]["samples"]["step_seconds"]) == 6
+    assert sorted(beside["order"]) == ["b"] * 6 + ["n"] * 6
+    assert all(sorted(beside["order"][k : k + 2]) == ["b", "n"] for k in range(0, 12, 2))
+
+
+def test_the_same_code_on_both_sides_is_a_mistake_unless_it_was_asked_for(
+    repository: Repository, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository.write(
+        "tests/test_step.py",
+        STEP,
+        """
+        def test_step(ddp_benchmark):
+            ddp_benchmark(lambda ctx: sleeping(ctx, 5))
+    """,
+    )
+    (repository.top / "README.md").write_text("Other files and tests may differ.")
+    with repository.untouched():
+        result = run("--ddp-against", "HEAD")
+        assert result.ret == pytest.ExitCode.USAGE_ERROR
+        result.stderr.fnmatch_lines(
+            [
+                f"ERROR: --ddp-against: nothing differs between HEAD ({repository.first[:12]}) and the code at hand: "
+                "* 1 of them so far (python code/src/speed/__init__.py); tests are the same on both sides, with all in "
+                "python code/tests",
+                "--ddp-against self measures how far the same code differs from itself",
+            ]
+        )
+        result.stdout.no_fnmatch_line("*ddpperf: * compared*")
+
+        result = run("--ddp-against", "self")
+        assert result.ret == 0
+        result.stdout.fnmatch_lines(
+            [
+                "ddpperf: against the same code",
+                "tests/test_step.py::test_step: against the same code: p50 *; 6 launches a side; both sides imported "
+                "the same, 1 file",
+                "tests/test_step.py::test_step: of 500 ways to split these launches, 0 % were false alarms (95 % "
+                "interval 0 % to *), 0 % inconclusive; resolves * % at p50",
+            ]
+        )
+        assert line(result, "ddpperf:") == "ddpperf: 1 of 1 compared: 1 passed"
+
+
+def test_a_variable_and_an_option_may_be_all_that_differs(
+    repository: Repository, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository.write(
+        "tests/conftest.py",
+        """
+        def pytest_addoption(parser):
+            parser.addoption("--my-milliseconds", type=int, default=60)
+    """,
+    )
+    repository.write(
+        "tests/test_step.py",
+        STEP,
+        """
+        def test_variable(ddp_benchmark):
+            ddp_benchmark(sleeping)
+
+        def test_option(ddp_benchmark, request):
+            milliseconds = request.config.getoption("--my-milliseconds")
+            ddp_benchmark(lambda ctx: sleeping(ctx, milliseconds - float(os.environ["SLEEP"]) + 5))
+    """,
+    )
+    monkeypatch.setenv("SLEEP", "60")
+    with repository.untouched():
+        result = run("--ddp-against-env", "SLEEP=5", "--ddp-against-option", "--my-milliseconds 5", "-o", "addopts=-q")
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(
+        [
+            "REGRESSED: tests/test_step::test_variable on 2 gloo ranks",
+            "evidence: 6 launches a side, in turns *; both sides imported the same, 1 file",
+            f"against:  SLEEP=5, --my-milliseconds 5, now {repository.first[:12]}",
+            "REGRESSED: tests/test_step::test_option on 2 gloo ranks",
+        ]
+    )
+    assert line(result, "ddpperf:") == "ddpperf: 2 of 2 compared: 2 regressed"
+
+
+def test_another_interpreter_may_be_all_that_differs(repository: Repository, run: Run, tmp_path: Path) -> None:
+    repository.write(
+        "tests/test_step.py",
+        STEP,
+        f"""
+        def test_step(ddp_benchmark):
+            ddp_benchmark(lambda ctx: sleeping(ctx, 60 if sys.prefix == {sys.prefix!r} else 5))
+    """,
+    )
+    venv.create(tmp_path / "other env")
+    python = tmp_path / "other env/bin/python"
+    (packages,) = (tmp_path / "other env").glob("lib/python*/site-packages")
+    with repository.untouched():
+        result = run(f"--ddp-against-python={python}")
+        assert result.ret == pytest.ExitCode.USAGE_ERROR
+        result.stderr.fnmatch_lines(
+            [
+                f"ERROR: --ddp-against-python: pytest of {python} died: *",
+                "pytest-ddpperf * must be installed for that *",
+            ]
+        )
+        shared = [path for path in sys.path if path.endswith("site-packages")]
+        (packages / "shared.pth").write_text("".join(f"import site; site.addsitedir({path!r})\n" for path in shared))
+        result = run(f"--ddp-against-python={python}")
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(
+        ["REGRESSED: tests/test_step::test_step on 2 gloo ranks", f"against:  {python}, now {repository.first[:12]}"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--ddp-against=nonesuch"], "--ddp-against: 'nonesuch' is no commit of *a repo"),
+        (["--ddp-against=first", "--ddp-against-setup=echo no compiler; exit 7"], "*exited with status 7*"),
+        (["--ddp-against=first", "-n2"], "--ddp-against with 2 xdist workers: launches of both sides take turns; *"),
+        (["--ddp-against=first", "--ddp-save-baseline"], "--ddp-against: '--ddp-save-baseline': the one compares, *"),
+    ],
+    ids=["ref", "setup", "xdist", "saving"],
+)
+def test_what_cannot_be_is_a_usage_error(repository: Repository, run: Run, arguments: list[str], message: str) -> None:
+    git(repository.top, "tag", "first")
+    repository.write("src/speed/__init__.py", SECOND)
+    repository.write("tests/test_step.py", "def test_step(ddp_benchmark):\n    pass\n")
+    with repository.untouched():
+        result = run(*arguments)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"ERROR: {message}"])
+    if "7" in message:
+        result.stderr.fnmatch_lines(["no compiler"])
+
+
+def test_without_git_or_a_repository_a_ref_is_a_usage_error(
+    pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytester.makepyfile("def test_step(ddp_benchmark):\n    pass\n")
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(pytester.path.parent))
+    result = run("--ddp-against=main")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"ERROR: --ddp-against: main is a version in git, and {pytester.path} has none: *"])
+    monkeypatch.setenv("PATH", str(pytester.path))
+    result = run("--ddp-against=main")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["ERROR: *git is not installed, or not on PATH"])
+
+
+def test_a_set_up_command_builds_what_git_does_not_hold(repository: Repository, run: Run) -> None:
+    repository.write(
+        "tests/test_step.py",
+        STEP,
+        """
+        from speed.built import MILLISECONDS
+
+        def test_step(ddp_benchmark):
+            ddp_benchmark(lambda ctx: sleeping(ctx, MILLISECONDS))
+    """,
+    )
+    (repository.top / ".gitignore").write_text("__pycache__\nout\nbuilt.py\n")
+    repository.write("src/speed/built.py", "MILLISECONDS = 60\n")
+    repository.commit()
+    build = "echo 'MILLISECONDS = 5' > 'python code/src/speed/built.py'"
+    with repository.untouched():
+        result = run("--ddp-against", "HEAD", "--ddp-against-setup", build)
+    assert line(result, "ddpperf:") == "ddpperf: 1 of 1 compared: 1 regressed"
+
+
+def test_a_side_that_hangs_is_given_up_with_its_stacks(repository: Repository, run: Run) -> None:
+    repository.write("src/speed/__init__.py", SECOND)
+    repository.write(
+        "tests/test_step.py",
+        STEP,
+        """
+        @pytest.fixture
+        def waiting():
+            if speed.OLD:
+                time.sleep(100)
+
+        def test_step(ddp_benchmark, waiting):
+            ddp_benchmark(lambda ctx: sleeping(ctx, 5))
+    """,
+    )
+    with repository.untouched():
+        result = run("--ddp-against", "main", "--ddp-timeout=2", "--ddp-baseline-missing=fail")
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(
+        [f"pytest of main ({repository.first[:12]}) did not answer for 12 s", "*test_step.py*in waiting"]
+    )
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
+def test_nothing_is_left_when_a_run_is_stopped(
+    repository: Repository, run: Run, monkeypatch: pytest.MonkeyPatch, signum: signal.Signals
+) -> None:
+    """Of one that was killed, the next run removes the worktree."""
+    repository.write("src/speed/__init__.py", SECOND)
+    repository.write(
+        "tests/test_step.py",
+        STEP,
+        """
+        def test_step(ddp_benchmark):
+            if speed.OLD:
+                open("out", "w").close()
+            ddp_benchmark(lambda ctx: sleeping(ctx, 500))
+    """,
+    )
+    plugins = ["-p", "no:randomly", "-p", "no:benchmark"]
+    command = [sys.executable, "-m", "pytest", *plugins, *SMALL, "--ddp-against", "main"]
+    with repository.untouched():
+        process = subprocess.Popen(
+            command,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        )
+        until(lambda: (repository.root / "out").exists())
+        time.sleep(1)
+        below = descendants(process.pid)
+        assert below
+        process.send_signal(signum)
+        process.wait(30)
+        until(lambda: not any(Path(f"/proc/{pid}/stat").exists() for pid in below))
+        if signum == signal.SIGKILL:
+            assert leftovers() != []
+            file = repository.root / "tests/test_step.py"
+            text = file.read_text()
+            file.write_text("def test_step(ddp_benchmark):\n    pass\n")
+            assert run("--ddp-against", "main").ret == 0
+            file.write_text(text)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)

@@ -1,0 +1,644 @@
+"""Another version beside the code at hand: what its pytest is told, its worktree, whether it is another at all."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_ddpperf.against import Sources, split
+from pytest_ddpperf.against.arguments import of_base_side
+from pytest_ddpperf.against.checkout import SHOWN, Checkout, describe_end
+from pytest_ddpperf.against.proof import differing, nothing_differs
+from pytest_ddpperf.against.splits import joined
+from pytest_ddpperf.against.worktree import Worktree
+from pytest_ddpperf.errors import AgainstError, GitError
+from pytest_ddpperf.git import worktrees
+from pytest_ddpperf.records import Environment, Limit, Measurement, Samples
+from pytest_ddpperf.trees import Trees
+from tests.unit.test_git import commit, git
+from tests.unit.test_machine import settings
+
+# --- arguments
+
+
+@pytest.mark.parametrize(
+    "dropped",
+    [
+        "--ddp-save-baseline", "--ddp-extend-baseline", "--ddp-disable", "-x", "--exitfirst", "--lf", "--last-failed",
+        "--ff", "--failed-first", "--nf", "--new-first", "--sw", "--stepwise", "--sw-skip", "--stepwise-skip",
+        "--sw-reset", "--cache-clear", "--pdb", "--trace", "--no-cov", "--no-cov-on-fail", "--collect-only", "--co",
+        "--cov-append", "--cov-branch", "--benchmark-autosave", "--benchmark-save-data",
+        "--json-report", "--self-contained-html",
+    ],
+)  # fmt: skip
+def test_a_flag_that_writes_selects_or_is_ours_is_dropped_by_itself(dropped: str) -> None:
+    assert of_base_side(["-v", dropped, "tests", dropped], ["tests"]) == ["-v", "tests"]
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "--ddp-json", "--ddp-against", "--ddp-against-setup", "--ddp-against-python", "--ddp-against-env",
+        "--ddp-against-option", "--junitxml", "--junit-xml", "--junitprefix", "--junit-prefix", "--basetemp",
+        "--maxfail", "--lfnf", "--last-failed-no-failures", "--pastebin", "--log-file", "--report-log", "--html",
+        "--csv", "--json-report-file", "--alluredir", "--benchmark-json", "--benchmark-save",
+        "--benchmark-compare-fail", "--cov-report", "--cov-config", "--cov-fail-under", "--cov-context",
+    ],
+)  # fmt: skip
+def test_an_option_that_writes_selects_or_is_ours_is_dropped_with_its_value(option: str) -> None:
+    assert of_base_side(["-v", option, "value", "tests"], ["tests"]) == ["-v", "tests"]
+    assert of_base_side(["-v", f"{option}=value", "tests"], ["tests"]) == ["-v", "tests"]
+    assert of_base_side(["-v", f"{option}=", "tests"], ["tests"]) == ["-v", "tests"]
+    assert of_base_side(["tests", option, "--bucket-mb 1"], ["tests"]) == ["tests"], "a value may look like an option"
+    assert of_base_side(["tests", option], ["tests"]) == ["tests"]
+
+
+@pytest.mark.parametrize("option", ["--cov", "--benchmark-compare", "--benchmark-histogram"])
+def test_an_option_whose_value_may_be_left_out_takes_the_next_word_unless_that_is_an_option(option: str) -> None:
+    assert of_base_side([option, "value", "tests"], ["tests"]) == ["tests"]
+    assert of_base_side([f"{option}=value", "tests"], ["tests"]) == ["tests"]
+    assert of_base_side([option, "-v", "tests"], ["tests"]) == ["-v", "tests"]
+    assert of_base_side([option, option, "value", option], []) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "left"),
+    [
+        (["-xvs"], ["-vs"]),
+        (["-vx"], ["-v"]),
+        (["-sxq"], ["-sq"]),
+        (["-xx"], []),
+        (["-vv"], ["-vv"]),
+        (["-rx"], ["-rx"]),  # a report of expected failures
+        (["-rxX"], ["-rxX"]),
+        (["-kx"], ["-kx"]),
+        (["-mx"], ["-mx"]),
+        (["-k", "x"], ["-k", "x"]),
+    ],
+)
+def test_stopping_at_the_first_failure_is_taken_out_of_joined_flags(given: list[str], left: list[str]) -> None:
+    assert of_base_side([*given, "tests"], ["tests"]) == [*left, "tests"]
+
+
+def test_all_else_is_left_as_it_is() -> None:
+    arguments = [
+        "-p", "no:randomly", "-o", "addopts=", "-c", "my ini", "--rootdir=x", "-k", "a and not b", "-m", "not slow",
+        "--ddp-steps", "50", "--ddp-threshold=p50:5%", "--my-option=a=b", "--ddp-against-x", "-n0", "--timeout=3",
+    ]  # fmt: skip
+    assert of_base_side(arguments, []) == arguments
+
+
+def test_of_a_named_test_the_whole_file_is_collected() -> None:
+    tests = ["tests/test_a.py::test_x[a::b=c]", "tests/test_b.py::TestB::test_y", "tests", "test_c.py"]
+    other = ["--deselect", "tests/test_a.py::test_z", "--deselect=tests/test_a.py::test_w", "-k", "a::b"]
+    assert of_base_side([*other, *tests], tests) == [*other, "tests/test_a.py", "tests/test_b.py", "tests", "test_c.py"]
+
+
+# --- whether two sides are two
+
+SOURCES = Sources(python="3.11.7", prefix="/venv", files={"src/a.py": "1", "src/b.py": "2"})
+
+
+def test_files_differ_that_are_on_one_side_or_hold_something_else() -> None:
+    assert differing({"a": "1", "b": "2", "c": "3"}, {"d": "4", "c": "3", "b": "0"}) == ("a", "b", "d")
+    assert differing({}, {}) == differing({"a": "1"}, {"a": "1"}) == ()
+
+
+def test_what_is_the_same_in_all_ways_does_not_differ() -> None:
+    assert nothing_differs(SOURCES, SOURCES, {}, (), ())
+
+
+@pytest.mark.parametrize(
+    "base",
+    [
+        replace(SOURCES, python="3.12.1"),
+        replace(SOURCES, prefix="/venv2"),
+        replace(SOURCES, files={**SOURCES.files, "src/a.py": "0"}),
+        replace(SOURCES, files={"src/a.py": "1"}),
+        replace(SOURCES, files={**SOURCES.files, "src/c.py": "3"}),
+    ],
+    ids=["python", "environment", "edited", "removed", "new"],
+)
+def test_what_runs_on_the_other_side_may_differ(base: Sources) -> None:
+    assert not nothing_differs(SOURCES, base, {}, (), ())
+    assert not nothing_differs(base, SOURCES, {}, (), ())
+
+
+def test_a_variable_differs_where_its_value_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SAME", "1")
+    monkeypatch.delenv("UNSET", raising=False)
+    assert nothing_differs(SOURCES, SOURCES, {"SAME": "1"}, (), ())
+    for environ in ({"SAME": "2"}, {"SAME": ""}, {"UNSET": ""}, {"SAME": "1", "UNSET": "1"}):
+        assert not nothing_differs(SOURCES, SOURCES, environ, (), ())
+
+
+def test_an_option_always_differs() -> None:
+    assert not nothing_differs(SOURCES, SOURCES, {}, ("--bucket-mb", "1"), ())
+
+
+@pytest.mark.parametrize(
+    ("changed", "same"),
+    [("src/later.py", False), ("src/x.so", False), ("README.md", True), ("conf.yaml", True), ("py", True)],
+)
+def test_a_changed_file_that_a_rank_could_import_differs(changed: str, same: bool) -> None:
+    assert nothing_differs(SOURCES, SOURCES, {}, (), ["docs/a.txt", changed]) is same
+
+
+def test_the_sources_of_this_process_are_its_interpreter_and_the_files_of_a_tree() -> None:
+    top = os.path.realpath(Path(__file__).parents[2])
+    here = Sources.here(Trees(hand=top, base=top, kept=(os.path.join(top, "tests"),)))
+    assert (here.python, here.prefix) == (sys.version.split()[0], os.path.realpath(sys.prefix))
+    assert "pytest_ddpperf/against/proof.py" in here.files
+    assert all(here.files.values())
+    assert not [file for file in here.files if file.startswith("tests/")]
+
+
+# --- the worktree
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder for temporary files, empty."""
+    folder = tmp_path / "temporary files"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    monkeypatch.setenv("TMPDIR", str(folder))
+    return folder
+
+
+@pytest.fixture
+def top(tmp_path: Path, temporary: Path) -> Path:
+    """A repository of two commits, the first with the tag v1."""
+    top = tmp_path / "a repo"
+    commit(top, src__a="1", tests__test_a="1")
+    git(top, "tag", "v1")
+    commit(top, src__a="2", tests__test_a="2")
+    return top
+
+
+def contents(folder: Path) -> dict[str, bytes | None]:
+    """All files and folders below one, and what the files hold."""
+    return {str(path): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
+
+
+@contextmanager
+def untouched(top: Path) -> Iterator[None]:
+    before = contents(top)
+    yield
+    after = contents(top)
+    assert after.keys() == before.keys()
+    assert [path for path in before if before[path] != after[path]] == []
+
+
+def test_a_worktree_has_the_commit_and_is_gone_again(top: Path, temporary: Path) -> None:
+    (top / "src/a.py").write_text("uncommitted")
+    git(top, "add", "--all")
+    (top / "src/a.py").write_text("not even staged")
+    with untouched(top):
+        worktree = Worktree(top, git(top, "rev-parse", "v1"))
+        assert (worktree.path / "src/a.py").read_text() == "1"
+        assert worktree.path.is_relative_to(temporary)
+        assert git(worktree.path, "rev-parse", "--abbrev-ref", "HEAD") == "HEAD", "no branch"
+        assert worktrees(top) == [top, worktree.path]
+        worktree.remove()
+        assert worktrees(top) == [top]
+        assert list(temporary.iterdir()) == []
+
+
+def test_what_was_built_in_a_worktree_goes_with_it(top: Path, temporary: Path) -> None:
+    with untouched(top):
+        worktree = Worktree(top, "v1")
+        (worktree.path / "build").mkdir()
+        (worktree.path / "build/lib.so").write_text("built")
+        (worktree.path / "src/a.py").write_text("edited")
+        git(worktree.path, "worktree", "lock", worktree.path)
+        worktree.remove()
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_worktree_that_somebody_else_removed_is_no_error(top: Path, temporary: Path) -> None:
+    with untouched(top):
+        worktree = Worktree(top, "v1")
+        shutil.rmtree(worktree.path.parent)
+        worktree.remove()
+        worktree = Worktree(top, "v1")
+        git(top, "worktree", "remove", worktree.path)
+        worktree.remove()
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_worktree_of_a_worktree_of_the_users_is_made_likewise(top: Path, tmp_path: Path) -> None:
+    git(top, "worktree", "add", "--quiet", "-b", "other", tmp_path / "an other", "v1")
+    with untouched(top), untouched(tmp_path / "an other"):
+        worktree = Worktree(tmp_path / "an other", "main")
+        assert (worktree.path / "src/a.py").read_text() == "2"
+        worktree.remove()
+
+
+@pytest.mark.parametrize("by", ["commit", "filter", "folder"])
+def test_a_worktree_that_cannot_be_added_leaves_nothing(
+    top: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    if by == "filter":  # which fails while files are written
+        (top / ".gitattributes").write_text("*.py filter=broken\n")
+        commit(top)
+        git(top, "config", "filter.broken.smudge", "false")
+        git(top, "config", "filter.broken.required", "true")
+    if by == "folder":  # of a name that is taken, by a file
+        (temporary / "file").touch()
+        monkeypatch.setattr(tempfile, "tempdir", str(temporary / "file"))
+    with untouched(top), pytest.raises(OSError if by == "folder" else GitError):
+        Worktree(top, "0" * 40 if by == "commit" else "main")
+    assert worktrees(top) == [top]
+    assert [path.name for path in temporary.iterdir()] == ["file"] * (by == "folder")
+
+
+def test_the_users_hooks_do_not_run(top: Path, tmp_path: Path) -> None:
+    hook = tmp_path / "hooks/post-checkout"
+    hook.parent.mkdir()
+    hook.write_text(f"#!/bin/sh\ntouch '{tmp_path}/ran'\n")
+    hook.chmod(0o755)
+    shutil.copy(hook, top / ".git/hooks/post-checkout")
+    for configured in (False, True):
+        if configured:
+            git(top, "config", "core.hooksPath", hook.parent)
+        with untouched(top):
+            Worktree(top, "v1").remove()
+        assert not (tmp_path / "ran").exists()
+    git(top, "worktree", "add", "--quiet", "--detach", tmp_path / "mine")
+    assert (tmp_path / "ran").exists(), "it would have run"
+
+
+HOLDER = """
+import sys
+from pathlib import Path
+from pytest_ddpperf.against.worktree import Worktree
+print(Worktree(Path(sys.argv[1]), "v1").path, flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def another_run(top: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    command = [sys.executable, "-c", HOLDER, str(top)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        yield process, Path(process.stdout.readline().removesuffix("\n"))
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_what_a_killed_run_left_is_removed_and_what_a_live_one_has_is_not(top: Path, temporary: Path) -> None:
+    with untouched(top), another_run(top) as (process, path):
+        Worktree(top, "v1").remove()
+        assert worktrees(top) == [top, path]
+        assert (path / "src/a.py").read_text() == "1"
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        worktree = Worktree(top, "v1")
+        assert worktrees(top) == [top, worktree.path]
+        assert not path.parent.exists()
+        worktree.remove()
+    assert list(temporary.iterdir()) == []
+
+
+def test_two_worktrees_of_one_run_live_side_by_side(top: Path) -> None:
+    with untouched(top):
+        one, other = Worktree(top, "v1"), Worktree(top, "main")
+        assert [(tree.path / "src/a.py").read_text() for tree in (one, other)] == ["1", "2"]
+        one.remove()
+        assert worktrees(top) == [top, other.path]
+        other.remove()
+
+
+@pytest.mark.parametrize("left", ["all", "locked", "no lock", "no folder"])
+def test_what_was_left_is_removed_however_much_of_it_there_is(top: Path, temporary: Path, left: str) -> None:
+    before = contents(top)
+    path = temporary / "ddpperf-against-old" / "a repo"
+    path.parent.mkdir()
+    (path.parent / "alive").touch()
+    git(top, "worktree", "add", "--quiet", "--detach", path, "v1")
+    if left == "locked":
+        git(top, "worktree", "lock", path)
+    if left == "no lock":
+        (path.parent / "alive").unlink()
+    if left == "no folder":
+        shutil.rmtree(path.parent)
+    worktree = Worktree(top, "v1")
+    assert worktrees(top) == [top, worktree.path]
+    worktree.remove()
+    assert contents(top) == before
+    assert list(temporary.iterdir()) == []
+
+
+def test_worktrees_of_the_users_stay_those_that_are_gone_too(top: Path, tmp_path: Path, temporary: Path) -> None:
+    mine, gone, here = tmp_path / "my own", tmp_path / "gone", temporary / "mine"
+    for path in (mine, gone, here):
+        git(top, "worktree", "add", "--quiet", "--detach", path, "v1")
+    shutil.rmtree(gone)
+    (mine / "src/a.py").write_text("work of mine")
+    with untouched(top), untouched(mine), untouched(here):
+        Worktree(top, "v1").remove()
+    assert sorted(worktrees(top)) == sorted([top, mine, gone, here])
+
+
+# --- the version
+
+
+def refusal(folder: Path, **asked: Any) -> tuple[str, str, str]:
+    """Option, problem and remedy of what refuses a version."""
+    with pytest.raises(AgainstError) as caught:
+        Checkout(settings(**asked), folder, ()).check_out()
+    return caught.value.option, caught.value.problem, caught.value.remedy
+
+
+def test_a_ref_is_checked_out_beside_the_tree_at_hand(top: Path, temporary: Path) -> None:
+    first, second = git(top, "rev-parse", "v1"), git(top, "rev-parse", "main")
+    kept = (f"{top}/tests",)
+    with untouched(top):
+        checkout = Checkout(settings(against="v1"), top, kept)
+        assert (checkout.version.ref, checkout.version.commit, checkout.version.now) == ("v1", first, second)
+        assert checkout.at_hand == Trees(hand=str(top), base=str(top), kept=kept)
+        assert list(temporary.iterdir()) == [], "nothing is checked out yet"
+        trees = checkout.check_out()
+        assert (trees.hand, trees.kept) == (str(top), kept)
+        assert Path(trees.base, "src/a.py").read_text() == "1"
+        checkout.remove()
+        checkout.remove()  # once more is no error
+    assert list(temporary.iterdir()) == []
+
+
+def test_uncommitted_changes_are_told_of_the_tree_at_hand(top: Path) -> None:
+    head = git(top, "rev-parse", "main")
+    (top / "src/a.py").write_text("3")
+    version = Checkout(settings(against="HEAD"), top, ()).version
+    assert (version.commit, version.now) == (head, f"{head}-dirty")
+    version = Checkout(settings(against="self"), top, ()).version
+    assert (version.commit, version.now) == (head, f"{head}-dirty")
+
+
+@pytest.mark.parametrize(
+    "asked", [{"against": "self"}, {"against_env": ("A=1", "B=x=y", "C=")}, {"against_option": ("--bucket-mb", "1")}]
+)
+def test_without_another_ref_there_is_one_tree(
+    top: Path, tmp_path: Path, temporary: Path, asked: dict[str, Any]
+) -> None:
+    outside = tmp_path / "no repository"
+    outside.mkdir()
+    for folder, commits in ((top, git(top, "rev-parse", "main")), (outside, "")):
+        checkout = Checkout(settings(**asked), folder, ("/kept",))
+        assert checkout.check_out() == Trees(hand=str(folder), base=str(folder), kept=("/kept",))
+        assert (checkout.version.commit, checkout.version.now) == (commits, commits)
+        assert checkout.changed() == []
+        checkout.remove()
+    assert list(temporary.iterdir()) == []
+
+
+def test_variables_that_are_to_be_otherwise_are_taken_apart(top: Path) -> None:
+    checkout = Checkout(settings(against_env=("A=1", "B=x=y", "C=", "A=2")), top, ())
+    assert checkout.assignments == {"A": "2", "B": "x=y", "C": ""}
+
+
+def test_rootdir_may_be_below_the_top(top: Path) -> None:
+    (top / "link").symlink_to(top / "src")
+    for folder in (top / "src", top / "link"):
+        checkout = Checkout(settings(against="v1"), folder, ())
+        trees = checkout.check_out()
+        assert (checkout.top, trees.hand) == (top, str(top))
+        assert Path(trees.base, "src/a.py").read_text() == "1"
+        checkout.remove()
+
+
+@pytest.mark.parametrize("ref", ["nothing", "origin/main", "--all"])
+def test_a_ref_that_names_no_commit_is_refused(top: Path, ref: str) -> None:
+    option, problem, remedy = refusal(top, against=ref)
+    assert (option, problem) == ("--ddp-against", f"{ref!r} is no commit of {top}")
+    assert remedy == "git fetch brings what other repositories have; git branch --all and git tag list what there is"
+
+
+def test_a_ref_of_no_repository_is_refused(tmp_path: Path, top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    outside = tmp_path / "no repository"
+    outside.mkdir()
+    option, problem, _ = refusal(outside, against="main")
+    assert option == "--ddp-against"
+    assert problem.startswith(f"main is a version in git, and {outside} has none: fatal: not a git repository")
+    monkeypatch.setenv("PATH", str(outside))
+    assert refusal(top, against="main")[1] == (
+        f"main is a version in git, and {top} has none: git is not installed, or not on PATH"
+    )
+
+
+def test_a_repository_without_a_commit_has_no_version(tmp_path: Path) -> None:
+    git(tmp_path, "init", "--quiet")
+    assert refusal(tmp_path, against="HEAD")[1] == f"'HEAD' is no commit of {tmp_path}"
+
+
+def test_a_shallow_clone_is_told_how_to_become_deeper(top: Path, tmp_path: Path) -> None:
+    git(top, "branch", "feature/x", "v1")
+    clone = tmp_path / "clone"
+    git(tmp_path, "clone", "--quiet", "--depth=1", f"file://{top}", clone)
+    deeper = "this clone is shallow: git fetch --unshallow brings all commits, --deepen=N some more"
+    for ref in ("HEAD~1", git(top, "rev-parse", "v1"), "upstream/main"):
+        assert refusal(clone, against=ref)[1:] == (f"{ref!r} is no commit of {clone}", deeper)
+    remedy = refusal(clone, against="origin/feature/x")[2]
+    command = "git fetch --depth=1 origin +feature/x:refs/remotes/origin/feature/x"
+    assert remedy == f"this clone is shallow: {command} brings it"
+    git(clone, *command.split()[1:])
+    checkout = Checkout(settings(against="origin/feature/x"), clone, ())
+    assert Path(checkout.check_out().base, "src/a.py").read_text() == "1"
+    checkout.remove()
+
+
+def test_a_version_that_cannot_be_checked_out_is_refused(top: Path, temporary: Path) -> None:
+    (top / ".gitattributes").write_text("*.py filter=broken\n")
+    head = commit(top)
+    git(top, "config", "filter.broken.smudge", "false")
+    git(top, "config", "filter.broken.required", "true")
+    option, problem, _ = refusal(top, against="main")
+    assert option == "--ddp-against"
+    assert problem.startswith(f"main ({head[:12]}) cannot be checked out: ")
+    assert "broken" in problem
+    assert list(temporary.iterdir()) == []
+
+
+def test_the_repository_of_a_hook_is_not_asked(
+    top: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, temporary: Path
+) -> None:
+    first = git(top, "rev-parse", "v1")
+    other = tmp_path / "other"
+    commit(other, src__a="of the other")
+    git(other, "tag", "v1")
+    with untouched(top), untouched(other), monkeypatch.context() as patch:
+        patch.setenv("GIT_DIR", str(other / ".git"))
+        patch.setenv("GIT_WORK_TREE", str(other))
+        patch.setenv("GIT_INDEX_FILE", str(other / ".git/index"))
+        checkout = Checkout(settings(against="v1"), top, ())
+        assert (checkout.top, checkout.version.commit) == (top, first)
+        assert Path(checkout.check_out().base, "src/a.py").read_text() == "1"
+        assert checkout.changed() == ["src/a.py", "tests/test_a.py"]
+        checkout.remove()
+    assert list(temporary.iterdir()) == []
+
+
+def test_what_changed_is_told_less_the_tests(top: Path) -> None:
+    (top / "src/new.py").touch()
+    (top / "README.md").touch()
+    checkout = Checkout(settings(against="v1"), top / "src", (f"{top}/tests",))
+    assert checkout.changed() == ["README.md", "src/a.py", "src/new.py"]
+
+
+# --- the set-up
+
+
+def test_a_version_is_set_up_at_the_top_of_its_worktree_with_its_variables(
+    top: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SAME", "of the run")
+    command = 'test "$SAME" = "of the run" && echo "$OTHER" > src/built.py && cat'
+    asked = settings(against="v1", against_setup=command, against_env=("OTHER=a b",))
+    checkout = Checkout(asked, top / "src", ())
+    trees = checkout.check_out()
+    assert Path(trees.base, "src/built.py").read_text() == "a b\n"
+    assert not (top / "src/built.py").exists()
+    checkout.remove()
+
+
+@pytest.mark.parametrize("asked", [{"against": "self"}, {"against_env": ("A=1",)}])
+def test_the_tree_at_hand_is_not_set_up(top: Path, asked: dict[str, Any]) -> None:
+    with untouched(top):
+        Checkout(settings(against_setup="touch ran", **asked), top, ()).check_out()
+
+
+@pytest.mark.parametrize(
+    ("command", "end"), [("echo said; echo warned >&2; exit 3", "exited with status 3"), ("kill -9 $$", "killed by ")]
+)
+def test_a_set_up_that_fails_shows_what_it_wrote(top: Path, command: str, end: str) -> None:
+    first = git(top, "rev-parse", "v1")
+    option, problem, _ = refusal(top, against="v1", against_setup=command)
+    assert option == "--ddp-against-setup"
+    told, _, output = problem.partition("\n")
+    assert told.startswith(f"{command!r} {end}")
+    assert told.endswith(f" in a worktree of v1 ({first[:12]})")
+    assert output == ("said\nwarned" if "said" in command else "")
+
+
+def test_of_a_long_output_the_end_is_shown(top: Path) -> None:
+    command = "seq 10000; exit 1"
+    _, problem, _ = refusal(top, against="v1", against_setup=command)
+    assert problem.endswith("\n9999\n10000")
+    assert len(problem) < SHOWN + 200
+
+
+def test_after_a_set_up_that_failed_nothing_is_left(top: Path, temporary: Path) -> None:
+    with untouched(top):
+        checkout = Checkout(settings(against="v1", against_setup="false"), top, ())
+        with pytest.raises(AgainstError):
+            checkout.check_out()
+        checkout.remove()
+    assert list(temporary.iterdir()) == []
+
+
+def test_ends_have_names() -> None:
+    assert describe_end(0) == "exited with status 0"
+    assert describe_end(2) == "exited with status 2"
+    assert describe_end(-11) == "killed by SIGSEGV"
+
+
+# --- how far the same code differs from itself
+
+P50 = Limit(metric="p50", value=0.10, unit="%")
+
+
+def launch(level: float, *, cpu: bool = True) -> Measurement:
+    """Of one launch: its steps are that long, in seconds."""
+    steps = (level,) * 10
+    return Measurement(
+        samples=Samples(
+            step_seconds=(steps,), rank_seconds=((steps, steps),), cpu_seconds=((steps,),) if cpu else None
+        ),
+        environment=Environment(must_match={"batch_size": 4}),
+        counters={"collectives": 3},
+    )
+
+
+def launches(levels: Sequence[float]) -> list[Measurement]:
+    return [launch(level) for level in levels]
+
+
+def noise(seed: int, width: float, number: int = 10) -> list[Measurement]:
+    source = random.Random(seed)
+    return launches([1 + source.uniform(-width, width) for _ in range(number)])
+
+
+def test_launches_that_are_the_same_raise_no_alarm() -> None:
+    steady = launches([1.0] * 10)
+    found = split(steady, steady, [P50], (5, 10), level=0.05)
+    assert (found.alarms.estimate, found.alarms.low, found.inconclusive) == (0, 0, 0)
+    assert found.alarms.high == pytest.approx(0.0073, abs=1e-4), "Clopper and Pearson's, of so many splits"
+    assert found.resolution == {"p50": 0}
+    assert found.number == 500
+
+
+def test_what_drifts_from_block_to_block_raises_no_alarm() -> None:
+    drifting = launches([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0])
+    found = split(drifting, drifting, [P50], (5, 10), level=0.05)
+    assert (found.alarms.estimate, found.inconclusive) == (0, 0)
+
+
+def test_the_same_launches_are_split_the_same_way() -> None:
+    hand, base = noise(1, 0.3), noise(2, 0.3)
+    state = random.getstate()
+    assert split(hand, base, [P50], (5, 10), level=0.05) == split(hand, base, [P50], (5, 10), level=0.05)
+    assert random.getstate() == state, "the random numbers of tests are theirs"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_interval_contains_the_rate_however_wide_the_noise(seed: int) -> None:
+    found = split(noise(seed, 0.5), noise(seed + 10, 0.5), [P50], (5, 10), level=0.05)
+    assert 0 <= found.alarms.low <= found.alarms.estimate <= found.alarms.high <= 1
+    assert found.alarms.high > 0
+    assert found.inconclusive > 0
+    assert found.resolution["p50"] > 0.1
+
+
+def test_the_sides_of_a_block_are_swapped_by_chance() -> None:
+    slow, fast = launches([2.0] * 10), launches([1.0] * 10)
+    rates = [split(*sides, [P50], (5, 10), level=0.05).alarms.estimate for sides in ((slow, fast), (fast, slow))]
+    assert max(rates) < 0.1, "without a swap all splits would be regressions of one of the two"
+
+
+def test_launches_of_two_are_enough() -> None:
+    found = split(noise(1, 0.1, 2), noise(2, 0.1, 2), [P50], (2,), level=0.05)
+    assert 0 <= found.alarms.low <= found.alarms.estimate <= found.alarms.high <= 1
+
+
+def test_a_metric_each_has_its_resolution() -> None:
+    limits = [P50, Limit(metric="cpu_p10", value=0.1, unit="%")]
+    assert split(noise(1, 0.1), noise(2, 0.1), limits, (5, 10), level=0.05).resolution.keys() == {"p50", "cpu_p10"}
+
+
+def test_measurements_of_a_launch_each_are_joined_in_their_order() -> None:
+    first, second = launch(1.0), launch(2.0)
+    both = joined([first, second])
+    assert both.samples == Samples(
+        step_seconds=((1.0,) * 10, (2.0,) * 10),
+        rank_seconds=(((1.0,) * 10, (1.0,) * 10), ((2.0,) * 10, (2.0,) * 10)),
+        cpu_seconds=(((1.0,) * 10,), ((2.0,) * 10,)),
+    )
+    assert (both.environment, both.counters) == (first.environment, first.counters)
+    assert joined([first]) == first
+    assert joined([first, launch(2.0, cpu=False)]).samples.cpu_seconds is None
