@@ -1,30 +1,40 @@
-"""Error rates of the gate, live: real launches of the same code against a fresh baseline of its own, many times.
+"""Error rates of the gate, live: real launches of the same code against itself, many times.
 
     python benchmarks/false_alarms.py [--pairs 60] [--results false_alarms.jsonl]
+    python benchmarks/false_alarms.py --paired [--pairs 60] [--results false_alarms_paired.jsonl]
 
 A pair is a baseline and, next in the same pytest run, a measurement against it, each with the default options: looks,
 limits and all. The code is one of three small DDP models on two Gloo ranks. In a pair of the first kind nothing
 changes: a REGRESSED is a false alarm. In one of the second kind rank 1 waits after each step for a fifth of the step
 time that the baseline had: anything but REGRESSED is a miss. Kinds and models take turns. Each finished pair is a line
 of the results file; a run goes on where the last one ended, and tells all of it.
+
+With --paired a pair is a measurement under --ddp-against: two sides in turns, limits of 5 %, each pair with the error
+rate of a run of its own. In one of the second kind rank 1 of the side at hand waits for a tenth of the step time that
+it had just before, in the same launch.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
 SLOWDOWN = 0.2
+PAIRED_SLOWDOWN = 0.1
+PAIRED_LIMITS = "p10:5%,p50:5%"
+CALIBRATION = 20  # steps, the first quarter of them to warm up
 KINDS = ("identical", "slower")
 MODELS = ("mlp", "conv", "transformer")
 
@@ -32,16 +42,21 @@ MODELS = ("mlp", "conv", "transformer")
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=60, help="of each kind")
-    parser.add_argument("--results", type=Path, default=Path("false_alarms.jsonl"), help="file to go on with")
+    parser.add_argument("--results", type=Path, help="file to go on with")
+    parser.add_argument("--paired", action="store_true", help="two sides in turns, as --ddp-against has them")
     options = parser.parse_args()
+    results = options.results or Path("false_alarms_paired.jsonl" if options.paired else "false_alarms.jsonl")
     script = Path(sys.executable).with_name("pytest")
     with tempfile.TemporaryDirectory() as folder:
         command = [str(script), "-q", "-s", "-p", "no:randomly", "-p", "no:cacheprovider", "-p", "no:benchmark"]
-        command += [f"--rootdir={folder}", f"--ddp-baseline-dir={folder}/baselines", str(Path(__file__))]
-        asked = {"DDPPERF_PAIRS": str(options.pairs), "DDPPERF_RESULTS": str(options.results.absolute())}
+        command += [f"--rootdir={folder}", f"--ddp-baseline-dir={folder}/baselines"]
+        if options.paired:
+            command += ["--ddp-against-env=DDPPERF_BASE=1", f"--ddp-threshold={PAIRED_LIMITS}"]
+        command += [f"{Path(__file__)}::{'test_pairs_in_turns' if options.paired else 'test_pairs'}"]
+        asked = {"DDPPERF_PAIRS": str(options.pairs), "DDPPERF_RESULTS": str(results.absolute())}
         status = subprocess.run(command, env={**os.environ, **asked, "PYTHONPATH": str(HERE)}, cwd=HERE).returncode
     if status == 0:
-        report(done(options.results))
+        report(done(results))
     return status
 
 
@@ -55,30 +70,55 @@ def done(results: Path) -> list[dict[str, Any]]:
 
 
 def test_pairs(ddp_benchmark: Any, request: Any) -> None:  # asked for, so that this is a distributed test
-    from _common import progress
-
-    results = Path(os.environ["DDPPERF_RESULTS"])
-    wanted = int(os.environ["DDPPERF_PAIRS"]) * len(KINDS)
-    for number in range(len(done(results)), wanted):
-        kind, model = KINDS[number % len(KINDS)], MODELS[number // len(KINDS) % len(MODELS)]
+    for number, kind, model in pairs_to_do():
         began = time.monotonic()
         base = measured(request, training(model, 0.0), record=True)
         wait = SLOWDOWN * base.result.p50 if kind == "slower" else 0.0
         now = measured(request, training(model, wait), record=False)
-        verdict = now.result.verdict
-        row = {
-            "kind": kind,
-            "model": model,
-            "verdict": str(verdict),
-            "reason": verdict.reason,
-            "launches": [len(base.result.step_seconds), len(now.result.step_seconds)],
-            "change": {c.limit.metric: round(c.change.estimate, 4) for c in verdict.comparisons},
-            "resolution": {c.limit.metric: round(c.resolution, 4) for c in verdict.comparisons},
-            "seconds": round(time.monotonic() - began, 1),
-        }
-        with results.open("a") as file:
-            file.write(json.dumps(row) + "\n")
-        progress(number + 1, wanted, "pairs")
+        write(number, kind, model, now.result, len(base.result.step_seconds), began)
+
+
+def test_pairs_in_turns(ddp_benchmark: Any) -> None:
+    """Runs on both sides, in step: each finished pair is written by the one that leads."""
+    from pytest_ddpperf.gate import GateFailed
+    from pytest_ddpperf.verdict import RUN_LEVEL
+
+    leads = "DDPPERF_BASE" not in os.environ
+    ddp_benchmark._level = lambda gate: RUN_LEVEL  # not a share of it
+    for number, kind, model in pairs_to_do():
+        began = time.monotonic()
+        slowdown = PAIRED_SLOWDOWN if leads and kind == "slower" else 0.0
+        try:
+            result = ddp_benchmark(training(model, 0.0, slowdown), name=f"pair {number}")
+        except GateFailed as failure:
+            result = failure.result
+        if leads:
+            write(number, kind, model, result, len(result.step_seconds), began)
+
+
+def pairs_to_do() -> Iterator[tuple[int, str, str]]:
+    first, wanted = len(done(Path(os.environ["DDPPERF_RESULTS"]))), int(os.environ["DDPPERF_PAIRS"]) * len(KINDS)
+    for number in range(first, wanted):
+        yield number, KINDS[number % len(KINDS)], MODELS[number // len(KINDS) % len(MODELS)]
+
+
+def write(number: int, kind: str, model: str, result: Any, base_launches: int, began: float) -> None:
+    from _common import progress
+
+    verdict = result.verdict
+    row = {
+        "kind": kind,
+        "model": model,
+        "verdict": str(verdict),
+        "reason": verdict.reason,
+        "launches": [base_launches, len(result.step_seconds)],
+        "change": {c.limit.metric: round(c.change.estimate, 4) for c in verdict.comparisons},
+        "resolution": {c.limit.metric: round(c.resolution, 4) for c in verdict.comparisons},
+        "seconds": round(time.monotonic() - began, 1),
+    }
+    with Path(os.environ["DDPPERF_RESULTS"]).open("a") as file:
+        file.write(json.dumps(row) + "\n")
+    progress(number + 1, int(os.environ["DDPPERF_PAIRS"]) * len(KINDS), "pairs")
 
 
 def measured(request: Any, setup: Any, *, record: bool) -> Any:
@@ -117,8 +157,9 @@ def measured(request: Any, setup: Any, *, record: bool) -> Any:
     return result
 
 
-def training(model: str, wait_seconds: float) -> Any:
-    """The set-up of a small model's training step; rank 1 waits busily at the end of each step."""
+def training(model: str, wait_seconds: float, slowdown: float = 0.0) -> Any:
+    """The set-up of a small model's training step; rank 1 waits busily at the end of each step, for so many seconds
+    and for a share of the median step so far."""
 
     def setup(ctx: Any) -> Any:
         import torch
@@ -139,12 +180,22 @@ def training(model: str, wait_seconds: float) -> Any:
         optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01, momentum=0.9)
         targets = torch.randint(10, (len(inputs),))
 
-        def step() -> None:
+        def train() -> None:
             optimizer.zero_grad()
             nn.functional.cross_entropy(ddp(inputs), targets).backward()
             optimizer.step()
-            if wait_seconds and ctx.rank == 1:
-                until = time.perf_counter() + wait_seconds
+
+        marks = [time.perf_counter()]
+        for _ in range(CALIBRATION):  # on both sides of a pair
+            train()
+            marks.append(time.perf_counter())
+        seconds = [after - before for before, after in pairwise(marks)][CALIBRATION // 4 :]
+        wait = wait_seconds + slowdown * statistics.median(seconds)
+
+        def step() -> None:
+            train()
+            if wait and ctx.rank == 1:
+                until = time.perf_counter() + wait
                 while time.perf_counter() < until:
                     pass
 
@@ -156,7 +207,21 @@ def training(model: str, wait_seconds: float) -> Any:
 def report(rows: list[dict[str, Any]]) -> None:
     from _common import quartiles, table
 
-    lines = [["kind", "model", "pairs", "REGRESSED", "95 % interval", "INCONCLUSIVE", "launches", "resolves at p10"]]
+    from pytest_ddpperf.stats import binomial_interval
+
+    lines = [
+        [
+            "kind",
+            "model",
+            "pairs",
+            "REGRESSED",
+            "95 % interval",
+            "INCONCLUSIVE",
+            "launches",
+            "resolves at p10",
+            "seconds",
+        ]
+    ]
     for kind in KINDS:
         for model in ("all", *MODELS):
             chosen = [row for row in rows if row["kind"] == kind and model in ("all", row["model"])]
@@ -166,6 +231,7 @@ def report(rows: list[dict[str, Any]]) -> None:
             low, high = binomial_interval(red, len(chosen))
             open_ = sum(row["verdict"] == "INCONCLUSIVE" for row in chosen)
             launches = quartiles([row["launches"][1] for row in chosen])
+            seconds = quartiles([row["seconds"] for row in chosen])
             resolution = quartiles([row["resolution"]["p10"] for row in chosen])
             lines.append(
                 [
@@ -177,26 +243,11 @@ def report(rows: list[dict[str, Any]]) -> None:
                     f"{open_ / len(chosen):.1%}",
                     f"{launches[1]:g} [{launches[0]:g}, {launches[2]:g}]",
                     f"{resolution[1]:.0%} [{resolution[0]:.0%}, {resolution[2]:.0%}]",
+                    f"{seconds[1]:g} [{seconds[0]:g}, {seconds[2]:g}]",
                 ]
             )
     print("\nfalse alarms are REGRESSED among identical pairs, detections among slower ones; median [quartiles]\n")
     print(table(lines))
-
-
-def binomial_interval(count: int, of: int) -> tuple[float, float]:
-    """Clopper and Pearson's 95 % interval of a share, by bisection of the binomial distribution."""
-
-    def below(share: float, most: int) -> float:
-        return math.fsum(math.comb(of, k) * share**k * (1 - share) ** (of - k) for k in range(most + 1))
-
-    def solved(most: int, target: float) -> float:
-        low, high = 0.0, 1.0
-        for _ in range(60):
-            middle = (low + high) / 2
-            low, high = (middle, high) if below(middle, most) > target else (low, middle)
-        return low
-
-    return (0.0 if count == 0 else solved(count - 1, 0.975)), (1.0 if count == of else solved(count, 0.025))
 
 
 if __name__ == "__main__":
