@@ -33,8 +33,9 @@ from typing import Any
 HERE = Path(__file__).parent
 SLOWDOWN = 0.2
 PAIRED_SLOWDOWN = 0.1
-PAIRED_LIMITS = "p10:5%,p50:5%"
-CALIBRATION = 20  # steps, the first quarter of them to warm up
+# 40 short launches in a quarter of a minute: more launches are worth more than longer ones.
+PAIRED = ("--ddp-against-env=DDPPERF_BASE=1", "--ddp-threshold=p10:5%,p50:5%", "--ddp-steps=20")
+CALIBRATION = 8  # steps, the first quarter of them to warm up
 KINDS = ("identical", "slower")
 MODELS = ("mlp", "conv", "transformer")
 
@@ -51,10 +52,11 @@ def main() -> int:
         command = [str(script), "-q", "-s", "-p", "no:randomly", "-p", "no:cacheprovider", "-p", "no:benchmark"]
         command += [f"--rootdir={folder}", f"--ddp-baseline-dir={folder}/baselines"]
         if options.paired:
-            command += ["--ddp-against-env=DDPPERF_BASE=1", f"--ddp-threshold={PAIRED_LIMITS}"]
+            command += PAIRED
         command += [f"{Path(__file__)}::{'test_pairs_in_turns' if options.paired else 'test_pairs'}"]
         asked = {"DDPPERF_PAIRS": str(options.pairs), "DDPPERF_RESULTS": str(results.absolute())}
-        status = subprocess.run(command, env={**os.environ, **asked, "PYTHONPATH": str(HERE)}, cwd=HERE).returncode
+        asked["PYTHONPATH"] = os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))
+        status = subprocess.run(command, env={**os.environ, **asked}, cwd=HERE).returncode
     if status == 0:
         report(done(results))
     return status
