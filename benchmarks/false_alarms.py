@@ -34,7 +34,7 @@ HERE = Path(__file__).parent
 SLOWDOWN = 0.2
 PAIRED_SLOWDOWN = 0.1
 # 40 short launches in a quarter of a minute: more launches are worth more than longer ones.
-PAIRED = ("--ddp-against-env=DDPPERF_BASE=1", "--ddp-threshold=p10:5%,p50:5%", "--ddp-steps=20")
+PAIRED = ("--ddp-against-env=DDPPERF_BASE=1", "--ddp-threshold=p10:5%,p50:5%", "--ddp-steps=15", "--ddp-warmup=3")
 CALIBRATION = 8  # steps, the first quarter of them to warm up
 KINDS = ("identical", "slower")
 MODELS = ("mlp", "conv", "transformer")
