@@ -33,8 +33,9 @@ from typing import Any
 HERE = Path(__file__).parent
 SLOWDOWN = 0.2
 PAIRED_SLOWDOWN = 0.1
-# 40 short launches in a quarter of a minute: more launches are worth more than longer ones.
-PAIRED = ("--ddp-against-env=DDPPERF_BASE=1", "--ddp-threshold=p10:5%,p50:5%", "--ddp-steps=15", "--ddp-warmup=3")
+# Short launches, 16 a side at most, for a quarter of a minute: more launches are worth more than longer ones.
+PAIRED = ("--ddp-against-env=DDPPERF_BASE=1", "--ddp-threshold=p10:5%,p50:5%")
+PAIRED += ("--ddp-steps=15", "--ddp-warmup=3", "--ddp-launches=4", "--ddp-max-launches=16")
 CALIBRATION = 8  # steps, the first quarter of them to warm up
 KINDS = ("identical", "slower")
 MODELS = ("mlp", "conv", "transformer")
