@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 import pytest
+from _pytest.assertion.rewrite import AssertionRewritingHook
 
 from pytest_ddpperf import __version__, codec, state
 from pytest_ddpperf.against import Sources
@@ -29,24 +30,20 @@ def main(descriptor: int) -> NoReturn:
     start = serving.start()
     die_with_parent(start["parent"], signal.SIGKILL)
     sys.argv[:] = start["argv"]
-    finder = install(serving.trees) if serving.trees.base != serving.trees.hand else None
-    sys.exit(pytest.main(start["arguments"], plugins=[_Led(serving, finder)]))
+    if serving.trees.base != serving.trees.hand:
+        # pytest's rewriting of asserts comes before all finders, and would look in sys.path by itself.
+        rewriting: Any = AssertionRewritingHook
+        rewriting._find_spec = install(serving.trees).find_spec
+    sys.exit(pytest.main(start["arguments"], plugins=[_Led(serving)]))
 
 
 class _Led:
     """pytest's part in it."""
 
-    def __init__(self, serving: Serving, finder: Any) -> None:
-        self._serving, self._finder = serving, finder
+    def __init__(self, serving: Serving) -> None:
+        self._serving = serving
         self._errors: dict[str, str] = {}
         self._reports: list[pytest.TestReport] = []
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_load_initial_conftests(self, early_config: pytest.Config) -> None:
-        if self._finder is not None:
-            # pytest's rewriting of asserts comes before all finders, and would look in sys.path by itself.
-            hook: Any = early_config.pluginmanager.rewrite_hook
-            hook._find_spec = self._finder.find_spec
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_configure(self, config: pytest.Config) -> None:
@@ -68,13 +65,15 @@ class _Led:
         run = session.config.stash[state.RUN]
         with suppress(DdpPerfError):  # each test will say it
             run.session.facts()  # starts the rank server while the other pytest starts its own
+        self._serving.say("started")
         following: pytest.Item | None = None
         while True:
             order = self._serving.order()
             if order["op"] == "test":
                 item = items[order["nodeid"]]
                 if item is not following:  # for which fixtures of wider scope were kept; pytest has no public way
-                    session._setupstate.teardown_exact(item)
+                    with suppress(Exception, pytest.fail.Exception, pytest.skip.Exception):  # of another test
+                        session._setupstate.teardown_exact(item)
                 following = _following(session.items, item)
                 self._run(item, following)
 
@@ -95,7 +94,7 @@ def _following(items: list[pytest.Item], item: pytest.Item) -> pytest.Item | Non
 
 
 def _why(report: pytest.TestReport) -> str:
-    if report.failed:
+    if report.failed or hasattr(report, "wasxfail"):
         return report.longreprtext
     if report.skipped and isinstance(report.longrepr, tuple):
         return str(report.longrepr[2])

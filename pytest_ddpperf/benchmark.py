@@ -91,7 +91,13 @@ def carry_out(job: Job, launcher: Launcher, store: Store, progress: Progress, ba
     if base is not None and job.gate:
         begin = partial(_begun, progress)
         reference = Turns(base, job.nodeid, job.test, most_again=job.most_again, begin=begin)
-    launches = own_launches(job, launcher, progress)
+    try:
+        return _compared(job, own_launches(job, launcher, progress, most_again=job.most_again), reference)
+    finally:
+        reference.end()
+
+
+def _compared(job: Job, launches: Launches, reference: Stored | Turns) -> Measured:
     looks = schedule(job.launches, job.settings.max_launches)
     reference.take(launches, looks[0])
     facts = {**launches.facts, **job.facts}
@@ -103,7 +109,6 @@ def carry_out(job: Job, launcher: Launcher, store: Store, progress: Progress, ba
         verdict, as_taken, ended = gate.judge(looks[:number], final=further is None)
         if further is None or (ended and not gate.splits_launches):
             break
-    reference.end()
     result = measured(job, launches, environment, verdict, as_taken=as_taken)
     splits = gate.splits(looks[:number]) if gate.splits_launches else None
     return replace(
@@ -114,7 +119,7 @@ def carry_out(job: Job, launcher: Launcher, store: Store, progress: Progress, ba
     )
 
 
-def own_launches(job: Job, launcher: Launcher, progress: Progress) -> Launches:
+def own_launches(job: Job, launcher: Launcher, progress: Progress, *, most_again: int) -> Launches:
     """Launches of this process's own ranks."""
 
     def launch(number: int, of: int) -> LaunchSamples:
@@ -122,7 +127,7 @@ def own_launches(job: Job, launcher: Launcher, progress: Progress) -> Launches:
         progress.launched(launched)
         return launched
 
-    return Launches(job.plan, launch, most_again=job.most_again)
+    return Launches(job.plan, launch, most_again=most_again)
 
 
 def _begun(progress: Progress, launch: int, launches: int) -> Progress:

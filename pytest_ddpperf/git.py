@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from pytest_ddpperf.errors import GitError
 
+_END_SECONDS = 5.0  # for a command that was told to end
 _GIT_SECONDS = 10.0  # a cold cache on a network disk; beyond it the run goes on without the commit
 # What git tells its hooks of one repository would send us to that, wherever we ask.
 _OF_A_HOOK = (
@@ -20,23 +24,54 @@ _OF_A_HOOK = (
 def git(path: Path, *arguments: str | Path, timeout: float | None = None) -> str:
     """What a git command prints; raises GitError. Runs none of the user's hooks and asks nothing of a terminal."""
     command: list[Any] = ["git", "--no-optional-locks", "-c", f"core.hooksPath={os.devnull}", "-C", path, *arguments]
-    environ = {name: value for name, value in os.environ.items() if name not in _OF_A_HOOK}
+    environ = {**outside_of_hooks(), "LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0"}
     try:
-        result = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=timeout,
-            env={**environ, "LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0"},
-            start_new_session=True,  # Ctrl-C is ours to handle: a worktree is added or removed as a whole
-        )
+        status, output, errors = run_whole(command, environ, timeout=timeout)
     except FileNotFoundError:
         raise GitError("git is not installed, or not on PATH") from None
     except (OSError, subprocess.SubprocessError) as error:
         raise GitError(str(error)) from None
-    if result.returncode:
-        raise GitError(result.stderr.decode(errors="replace").strip())
-    return os.fsdecode(result.stdout)
+    if status:
+        raise GitError(errors.decode(errors="replace").strip())
+    return os.fsdecode(output)
+
+
+def outside_of_hooks() -> dict[str, str]:
+    """The environment, less what git tells a hook of the repository that it runs for."""
+    return {name: value for name, value in os.environ.items() if name not in _OF_A_HOOK}
+
+
+def run_whole(
+    command: Sequence[Any] | str,
+    environ: Mapping[str, str],
+    *,
+    folder: Path | None = None,
+    timeout: float | None = None,
+) -> tuple[int, bytes, bytes]:
+    """The status and the output of a command, a shell's if it is a text. Whatever happens meanwhile, Ctrl-C too, ends
+    all of it, its children too, before this returns."""
+    process = subprocess.Popen(
+        command,
+        shell=isinstance(command, str),
+        cwd=folder,
+        env=dict(environ),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        output, errors = process.communicate(timeout=timeout)
+    except BaseException:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)  # at which git removes what it had begun
+        with suppress(subprocess.TimeoutExpired):
+            process.communicate(timeout=_END_SECONDS)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        raise
+    return process.returncode, output, errors
 
 
 def commit_of(path: Path) -> str:
@@ -55,7 +90,9 @@ def top_level(path: Path) -> Path:
 
 def commit_named(path: Path, ref: str) -> str:
     """The hash of the commit that a ref names; raises GitError."""
-    return git(path, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}").strip()
+    if ref.startswith("-"):
+        raise GitError("")  # older versions of git have no other way to tell it from an option
+    return git(path, "rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}").strip()
 
 
 def changed_files(top: Path, commit: str) -> list[str]:

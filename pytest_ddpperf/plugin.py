@@ -200,9 +200,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object]:
-    result = yield
+    try:
+        result = yield
+    finally:
+        if state.is_distributed(item):
+            item.config.stash[RUN].leave()
     if state.is_distributed(item):
-        item.config.stash[RUN].leave()
         _save(item)
     return result
 

@@ -16,7 +16,7 @@ from pytest_ddpperf import baseline as store_room
 from pytest_ddpperf import benchmark, codec
 from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.benchmark import Job, Measured
-from pytest_ddpperf.errors import BaseSideError, DdpPerfError
+from pytest_ddpperf.errors import BaseSideError, DdpPerfError, LaunchError
 from pytest_ddpperf.launch import Launcher
 from pytest_ddpperf.records import LaunchSamples, Status, Verdict
 from pytest_ddpperf.trees import Trees
@@ -24,6 +24,7 @@ from pytest_ddpperf.wire import Lines, Message, Phase
 
 # Often enough to be seen alive, rarely enough to leave the cores to the ranks.
 _RELAY_SECONDS = 0.5
+_SHOWN = 2000  # characters of what a rank wrote
 _OVER = "the test is over where it is led"
 
 
@@ -33,6 +34,7 @@ class Serving:
     def __init__(self, descriptor: int) -> None:
         self._lines = Lines(socket.socket(fileno=descriptor))
         self._orders: list[Message] = []
+        self.relay = _Relay(self)
         self._over = False  # nothing more will be asked of the test that runs
         self.trees = Trees(hand="", base="", kept=())  # until `start`
 
@@ -65,12 +67,11 @@ class Serving:
 
     def carry_out(self, job: Job, launcher: Launcher, store: Store) -> Measured:
         """Launch as often as told; raises BaseSideError when the test is over where it is led."""
-        relay = _Relay(self)
         if not job.gate:  # nothing is compared, so nothing is asked
-            return benchmark.carry_out(job, launcher, store, relay)
+            return benchmark.carry_out(job, launcher, store, self.relay)
         if self._over:  # a plugin reruns it
             raise BaseSideError(_OVER)
-        launches = benchmark.own_launches(job, launcher, relay)
+        launches = benchmark.own_launches(job, launcher, self.relay, most_again=0)  # who leads asks again
         self.say(
             "ready",
             label=job.test.label,
@@ -83,7 +84,7 @@ class Serving:
                 launches.take(len(launches.kept) + 1)
             except DdpPerfError as error:
                 self._over = True
-                self.say("failed", text=str(error))
+                self.say("failed", text=_with_output(error))
                 raise
             self.say("launched", samples=codec.encode(replace(launches.kept[-1], output=())))
         if order["op"] != "done" or not launches.kept:
@@ -91,7 +92,14 @@ class Serving:
             raise BaseSideError(_OVER)
         environment = store_room.environment({**launches.facts, **job.facts}, job.plan, batch_size=job.batch_size)
         verdict = Verdict(status=Status.NOT_GATED, reason="base-side")
-        return benchmark.measured(job, launches, environment, verdict)
+        found = benchmark.measured(job, launches, environment, verdict)
+        return replace(found, outcome=replace(found.outcome, fails=False))  # who leads decides
+
+
+def _with_output(error: DdpPerfError) -> str:
+    """With what the ranks wrote to stderr: at hand it has sections of its own in the report."""
+    written = [output for output in error.output if output.stderr] if isinstance(error, LaunchError) else []
+    return "\n".join([str(error), *(f"stderr {output.name}:\n{output.stderr[-_SHOWN:]}" for output in written)])
 
 
 class _Relay:

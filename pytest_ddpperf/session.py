@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -13,11 +13,11 @@ from pytest_ddpperf.against import BaseSide
 from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.benchmark import Job, Measured, Progress
 from pytest_ddpperf.git import commit_of
-from pytest_ddpperf.launch import Launcher
+from pytest_ddpperf.launch import Launcher, Observer
 from pytest_ddpperf.launch.cores import place as cores_of
 from pytest_ddpperf.machine import Place, resolve
 from pytest_ddpperf.options import Settings
-from pytest_ddpperf.records import Baseline, Outcome, Scalar
+from pytest_ddpperf.records import Baseline, Outcome, Plan, Scalar
 from pytest_ddpperf.report import json_report, terminal
 from pytest_ddpperf.serving import Serving
 
@@ -73,6 +73,10 @@ class Session:
         """The facts, with the places that tests were given so far, in words."""
         against = {"against": str(self._base.version)} if self._base is not None else {}
         return {**self.facts(), "places": "\n".join(self._places), **against}
+
+    def call(self, plan: Plan, function: Callable[..., Any], args: Sequence[Any], observer: Observer) -> list[Any]:
+        """`function(ctx, *args)` on every rank of a fresh group: the results by rank."""
+        return self._launcher.call(plan, function, args, self._serving.relay if self._serving is not None else observer)
 
     def carry_out(self, job: Job, progress: Progress) -> Measured:
         if self._serving is not None:
@@ -133,13 +137,16 @@ class Report:
         return not (self._outcomes or self.skipped or self.usage_error or self._problem)
 
     def end(self) -> None:
-        """No more will come: where nothing that was compared differed, nothing was asked."""
+        """No more will come: if no test imported what differs, that is told; if none imported anything of the
+        repository, nothing was compared."""
         sides = [outcome.beside for outcome in self.outcomes if outcome.beside is not None]
-        if sides and all(beside.same for beside in sides):
-            self.usage_error = (
-                f"nothing differs between {sides[0].version} and the code at hand in what any test imported: "
-                "--ddp-against self measures how far the same code differs from itself"
-            )
+        if not sides or not all(beside.same for beside in sides):
+            return
+        told = f"no test imported a file that differs between {sides[0].version} and the code at hand"
+        if any(beside.imported for beside in sides):
+            self.told.append(told)
+        else:
+            self.usage_error = f"{told}, nor any file of this repository: is the package installed, but not editable?"
 
     def take(self, message: Mapping[str, Any]) -> None:
         """Add what one test has to say (`message` as made by `telling`)."""

@@ -70,7 +70,9 @@ class Run:
                 *config.getini("addopts"),
                 *shlex.split(os.environ.get("PYTEST_ADDOPTS", "")),
                 *map(str, config.invocation_params.args),
+                *_seed(config),
             ),
+            caches=config.pluginmanager.hasplugin("cacheprovider"),
             tests=tuple(config.args) if named else (),
             folder=config.invocation_params.dir,
             rootdir=config.rootpath,
@@ -89,15 +91,11 @@ class Run:
             self.report.told += [f"only {self._base.version} has {nodeid}" for nodeid in there]
 
     def _kept(self, items: Sequence[pytest.Item]) -> tuple[str, ...]:
-        """What comes from the working tree on both sides: tests, conftests, and the folders they are in, but for
-        rootdir, where the package may be, and for packages with a conftest that are not called tests."""
+        """What comes from the working tree on both sides: tests, conftests, and the folders of tests they are in."""
         tests = {os.path.realpath(item.path) for item in items if isinstance(item, pytest.Function)}
         conftests = {os.path.realpath(file) for file in self._modules().values() if file.endswith("conftest.py")}
-        folders = {os.path.dirname(test) for test in tests}
-        for folder in map(os.path.dirname, conftests):
-            if os.path.basename(folder).startswith("test") or not os.path.exists(os.path.join(folder, "__init__.py")):
-                folders.add(folder)
         root = Path(os.path.realpath(self.config.rootpath))
+        folders = {path for path in map(os.path.dirname, tests | conftests) if _of_tests(Path(path))}
         folders -= {str(root), *map(str, root.parents)}
         return (*sorted(tests | conftests | folders), os.path.dirname(os.path.realpath(__file__)))
 
@@ -156,6 +154,20 @@ class Run:
         ]
         files = {module.__name__: module.__file__ for module in modules if isinstance(module, ModuleType)}
         return {name: file for name, file in files.items() if file}
+
+
+def _of_tests(folder: Path) -> bool:
+    """Whether a folder with a test module or a conftest holds tests alone, and no package that may be under test."""
+    if folder.name.startswith("test"):
+        return True
+    packages = [path.parent for path in (folder / "__init__.py", *folder.glob("*/__init__.py")) if path.exists()]
+    return all(package.name.startswith("test") for package in packages)
+
+
+def _seed(config: pytest.Config) -> list[str]:
+    """pytest-randomly's, if it draws: both sides shall draw the same."""
+    seed = config.getoption("randomly_seed", None)
+    return [f"--randomly-seed={seed}"] if isinstance(seed, int) else []
 
 
 @dataclass(slots=True)

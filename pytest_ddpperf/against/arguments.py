@@ -29,7 +29,7 @@ _WITH_VALUE = {
     *("--csv", "--json-report-file", "--alluredir", "--benchmark-json", "--benchmark-save"),
     *("--benchmark-compare-fail", "--cov-report", "--cov-config", "--cov-fail-under", "--cov-context"),
 }
-_WITH_OPTIONAL_VALUE = {"--cov", "--benchmark-compare", "--benchmark-histogram"}
+_WITH_OPTIONAL_VALUE = {"--cov", "--benchmark-compare", "--benchmark-histogram", "--debug"}
 
 
 def of_base_side(arguments: Sequence[str], tests: Collection[str]) -> list[str]:
@@ -39,7 +39,7 @@ def of_base_side(arguments: Sequence[str], tests: Collection[str]) -> list[str]:
     while words:
         word = words.pop(0)
         name, equals, _ = word.partition("=")
-        if name in _FLAGS:
+        if name in _FLAGS or word == "--":
             continue
         if name in _WITH_VALUE | _WITH_OPTIONAL_VALUE:
             value_follows = name in _WITH_VALUE or not (words and words[0].startswith("-"))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from pytest_ddpperf.against.worktree import Worktree
 from pytest_ddpperf.errors import AgainstError, GitError
-from pytest_ddpperf.git import changed_files, commit_named, commit_of, git, top_level
+from pytest_ddpperf.git import changed_files, commit_named, commit_of, git, outside_of_hooks, run_whole, top_level
 from pytest_ddpperf.launch import describe_exit
 from pytest_ddpperf.options import Settings
 from pytest_ddpperf.records import Version
@@ -74,13 +73,10 @@ class Checkout:
         return Trees(hand=str(self.top), base=str(base), kept=self._kept)
 
     def _set_up(self, command: str, folder: Path) -> None:
-        environ = {**os.environ, **self.assignments}
-        result = subprocess.run(
-            command, shell=True, cwd=folder, env=environ, stdin=subprocess.DEVNULL, capture_output=True
-        )
-        if result.returncode:
-            output = (result.stdout + result.stderr).decode(errors="replace")[-SHOWN:].rstrip()
-            problem = f"{command!r} {describe_end(result.returncode)} in a worktree of {self.version}\n{output}"
+        status, output, errors = run_whole(command, {**outside_of_hooks(), **self.assignments}, folder=folder)
+        if status:
+            written = (output + errors).decode(errors="replace")[-SHOWN:].rstrip()
+            problem = f"{command!r} {describe_end(status)} in a worktree of {self.version}\n{written}"
             raise AgainstError("--ddp-against-setup", problem)
 
     def changed(self) -> list[str]:

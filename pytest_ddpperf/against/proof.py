@@ -7,7 +7,7 @@ import platform
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.machinery import all_suffixes
+from pathlib import Path
 
 from pytest_ddpperf.trees import Trees, digests
 
@@ -39,11 +39,16 @@ def nothing_differs(
     hand: Sources, base: Sources, environ: Mapping[str, str], option: Sequence[str], changed: Collection[str]
 ) -> bool:
     """Whether both sides run the same, as far as can be told before anything ran: `environ` and `option` are what
-    was asked to be otherwise, `changed` are files that differ between the trees. What Python could import of those
-    may yet be imported in a rank."""
+    was asked to be otherwise, `changed` are files that differ between the trees. Those may yet be imported in a rank,
+    or compiled or read there, unless they are mere text for people."""
     if (hand.python, hand.prefix) != (base.python, base.prefix) or option:
         return False
     if any(os.environ.get(name) != value for name, value in environ.items()):
         return False
-    importable = tuple(all_suffixes())
-    return not differing(hand.files, base.files) and not any(file.endswith(importable) for file in changed)
+    return not differing(hand.files, base.files) and all(map(_for_people, changed))
+
+
+def _for_people(file: str) -> bool:
+    path = Path(file)
+    hidden = any(part.startswith(".") for part in path.parts)  # of git, of CI, of editors
+    return hidden or path.suffix in ("", ".md", ".rst", ".txt")

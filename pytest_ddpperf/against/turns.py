@@ -43,30 +43,38 @@ class Turns:
         self._random = random.Random(self._seed)
         self._order = ""
         self._theirs: Launches | None = None
-        self._environment = Environment()
         self.error = ""
 
     def take(self, now: Launches, count: int) -> None:
         """Launch until both sides have `count`, or the one at hand alone where the other cannot."""
+        if self._theirs is None and not self.error:
+            self._begin_there()  # first, so that nothing works there while a launch here is timed
         while (place := len(now.kept)) < count:
             for side in self._random.sample("bn", 2):
                 if side == "n":
                     now.take(place + 1, of=count)
-                elif not self.error:
-                    self._take(place + 1, count)
+                elif self._theirs is not None and not self.error:
+                    self._take(self._theirs, place + 1, count)
                 self._order += side if side == "n" or not self.error else ""
 
-    def _take(self, count: int, of: int) -> None:
+    def _begin_there(self) -> None:
         try:
-            if self._theirs is None:
-                ready = self._base.begin(self._nodeid, self._test.label)
-                self._theirs = Launches(ready.plan, self._launch, most_again=self._most_again)
-                self._theirs.take(1, of=of)
-                facts = {**self._theirs.facts, **ready.facts}
-                self._environment = environment(facts, ready.plan, batch_size=ready.batch_size)
-            self._theirs.take(count, of=of)
+            self._ready = self._base.begin(self._nodeid, self._test.label)
+            self._theirs = Launches(self._ready.plan, self._launch, most_again=self._most_again)
         except BaseSideError as error:
             self.error = str(error)
+
+    def _take(self, theirs: Launches, count: int, of: int) -> None:
+        try:
+            theirs.take(count, of=of)
+        except BaseSideError as error:
+            self.error = str(error)
+
+    @property
+    def _environment(self) -> Environment:
+        assert self._theirs is not None
+        facts = {**self._theirs.facts, **self._ready.facts}
+        return environment(facts, self._ready.plan, batch_size=self._ready.batch_size)
 
     def _launch(self, launch: int, launches: int) -> LaunchSamples:
         return self._base.measure(self._begin(launch, launches))
@@ -100,7 +108,8 @@ class Turns:
 
     def end(self) -> None:
         """The test may go on there, too."""
-        self._base.done()
+        if self._theirs is not None:
+            self._base.done()
 
     def told(self, outcome: Outcome, now: Launches, *, as_taken: bool, splits: Splits | None) -> Outcome:
         """With the other side."""

@@ -6,6 +6,7 @@ import fcntl
 import os
 import shutil
 import tempfile
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from pytest_ddpperf.errors import GitError
 from pytest_ddpperf.git import git, worktrees
 
 _PREFIX = "ddpperf-against-"
+_ATTEMPTS = 20
 _ALIVE = "alive"  # locked while the run that made the folder lives
 
 
@@ -46,6 +48,9 @@ def _remove_leftovers(top: Path) -> None:
     for path in worktrees(top):
         if path.parent.name.startswith(_PREFIX) and not _alive(path.parent / _ALIVE):
             _remove(top, path)
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):  # of which git knows nothing, or no longer
+        if folder.stat().st_uid == os.getuid() and (folder / _ALIVE).exists() and not _alive(folder / _ALIVE):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _alive(lock: Path) -> bool:
@@ -68,4 +73,8 @@ def _alive(lock: Path) -> bool:
 def _remove(top: Path, path: Path) -> None:
     with suppress(GitError):  # it was not added yet, or somebody else removed it
         git(top, "worktree", "remove", "--force", "--force", path)
-    shutil.rmtree(path.parent, ignore_errors=True)
+    for _ in range(_ATTEMPTS):
+        shutil.rmtree(path.parent, ignore_errors=True)
+        if not path.parent.exists():
+            break
+        time.sleep(0.1)  # ranks that were killed may still have been writing

@@ -87,7 +87,7 @@ class Launcher:
             unfit=_unfit(plan, told),
             unsettled=told[0]["unsettled"],
             warmup=told[0]["warmup"],
-            files=digests(self._trees.base, told[0]["imported"]) if self._trees is not None else {},
+            files=self._files(told),
         )
 
     def call(self, plan: Plan, function: Callable[..., Any], args: Sequence[Any], observer: Observer) -> list[Any]:
@@ -102,6 +102,12 @@ class Launcher:
                     f"the result of rank {rank}", f"it arrived, but {type(error).__name__}: {error}"
                 ) from None
         return values
+
+    def _files(self, told: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+        """What any rank imported of the user's package, where it is asked."""
+        if self._trees is None:
+            return {}
+        return digests(self._trees.base, sorted({file for rank in told for file in rank["imported"]}))
 
     def _interconnect(self, plan: Plan) -> str | None:
         if plan.device != "cuda":

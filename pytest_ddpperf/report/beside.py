@@ -18,21 +18,21 @@ def commits(beside: Beside) -> str:
 
 
 def files(beside: Beside) -> str:
-    """ "1 of 12 imported files differs: src/net.py"; "" where no launch could tell."""
-    if beside.error:
+    """ "; 1 of 12 imported files differs: src/net.py"; "" where none was imported."""
+    if beside.error or not beside.imported:
         return ""
     count = len(beside.differing)
     if not count:
-        return f"both sides imported the same, {beside.imported} file{'s' * (beside.imported != 1)}"
+        return f"; both sides imported the same, {beside.imported} file{'s' * (beside.imported != 1)}"
     named = ", ".join(beside.differing[:_FILES_NAMED]) + (", ..." if count > _FILES_NAMED else "")
-    return f"{count} of {beside.imported} imported files differ{'s' * (count == 1)}: {named}"
+    return f"; {count} of {beside.imported} imported files differ{'s' * (count == 1)}: {named}"
 
 
 def evidence(outcome: Outcome) -> str:
     """What both sides are made of."""
     assert outcome.beside is not None
     launches = f"{len(outcome.phases)} launches a side, in turns"
-    return f"evidence: {launches} (order by seed {outcome.beside.seed}); {files(outcome.beside)}"
+    return f"evidence: {launches} (order by seed {outcome.beside.seed}){files(outcome.beside)}"
 
 
 def missing(beside: Beside) -> str:
@@ -45,8 +45,9 @@ def told(outcome: Outcome) -> Iterator[str]:
     beside, verdict = outcome.beside, outcome.verdict
     if beside is None or verdict is None or not verdict.status.compared:
         return
-    changes = "; ".join(f"{text.change(c)}, resolves {text.amount(c.resolution)}" for c in verdict.comparisons)
-    yield f"against {beside.version}: {changes}; {len(outcome.phases)} launches a side; {files(beside)}"
+    parts = [f"{text.change(c)}, resolves {text.amount(c.resolution)}" for c in verdict.comparisons]
+    parts.append(f"{len(outcome.phases)} launches a side{files(beside)}")
+    yield f"against {beside.version}: {'; '.join(parts)}"
     if beside.splits is not None:
         yield from _splits(beside.splits, verdict)
 

@@ -408,6 +408,79 @@ def test_a_set_up_command_builds_what_git_does_not_hold(repository: Repository, 
     assert line(result, "ddpperf:") == "ddpperf: 1 of 1 compared: 1 regressed"
 
 
+def test_both_sides_stay_in_step_whatever_a_test_does(repository: Repository, run: Run) -> None:
+    """Reruns, failures that are caught, what is expected to fail, other fixtures between: none of them hangs."""
+    repository.write("src/speed/__init__.py", SECOND)
+    repository.write(
+        "tests/test_step.py",
+        STEP,
+        """
+        import pathlib
+        attempts = []
+
+        @pytest.fixture(scope="module")
+        def wide():
+            yield
+            assert not speed.OLD, "torn down badly there"
+
+        def test_rerun(ddp_benchmark, wide):
+            attempts.append(1)
+            def setup(ctx, attempt=len(attempts)):
+                if not speed.OLD and attempt == 1:
+                    raise ValueError("at first")
+                return sleeping(ctx, 5)
+            ddp_benchmark(setup, name="once more")
+
+        def test_caught(ddp_benchmark):
+            def setup(ctx):
+                if not speed.OLD:
+                    raise ValueError("caught")
+                return sleeping(ctx, 5)
+            with pytest.raises(pytest.fail.Exception, match="caught"):
+                ddp_benchmark(setup, name="fails")
+            if speed.OLD:
+                pytest.fail("was not caught there")
+
+        @pytest.mark.xfail(reason="not yet", strict=False)
+        def test_expected(ddp_benchmark):
+            if speed.OLD:
+                raise ValueError("expected there")
+            ddp_benchmark(lambda ctx: sleeping(ctx, 5))
+
+        def test_beside_ddp_run(ddp_run, ddp_benchmark):
+            assert ddp_run(lambda ctx: ctx.rank) == [0, 1]
+            ddp_benchmark(lambda ctx: sleeping(ctx, 5))
+        """,
+    )
+    repository.write(
+        "tests/test_rpc.py",
+        """
+        import time
+
+        def trainer(ctx):
+            return lambda: time.sleep(0.005)
+
+        def test_rpc(rpc_benchmark):
+            rpc_benchmark(trainer)
+        """,
+    )
+    with repository.untouched():
+        result = run("--ddp-against=main", "--reruns=1", "--ddp-trainers=1", "--ddp-parameter-servers=1")
+    assert result.ret == 0
+    against = f"main ({repository.first[:12]})"
+    result.stdout.fnmatch_lines_random(
+        [
+            f"tests/test_rpc.py::test_rpc: against {against}: p50 *",
+            f"tests/test_step.py::test_rerun (once more): against {against}: p50 *",
+            "tests/test_step.py::test_caught (fails): not measured: launch 1 of 3: rank * in setup: ValueError: caught",
+            f"tests/test_step.py::test_expected: NO BASELINE: {against} was not measured:",
+            "*ValueError: expected there",
+            f"tests/test_step.py::test_beside_ddp_run: against {against}: p50 *",
+            "ddpperf: 3 of 5 compared: 3 passed; 1 without baseline, 1 failed to measure",
+        ]
+    )
+
+
 def test_a_side_that_hangs_is_given_up_with_its_stacks(repository: Repository, run: Run) -> None:
     repository.write("src/speed/__init__.py", SECOND)
     repository.write(

@@ -150,9 +150,16 @@ def test_an_option_always_differs() -> None:
 
 @pytest.mark.parametrize(
     ("changed", "same"),
-    [("src/later.py", False), ("src/x.so", False), ("README.md", True), ("conf.yaml", True), ("py", True)],
+    [
+        ("src/later.py", False),
+        ("src/x.so", False),
+        ("README.md", True),
+        ("conf.yaml", False),
+        ("src/op.cu", False),
+        (".ci/x.py", True),
+    ],
 )
-def test_a_changed_file_that_a_rank_could_import_differs(changed: str, same: bool) -> None:
+def test_a_changed_file_differs_unless_it_is_text_for_people(changed: str, same: bool) -> None:
     assert nothing_differs(SOURCES, SOURCES, {}, (), ["docs/a.txt", changed]) is same
 
 
@@ -388,7 +395,7 @@ def test_uncommitted_changes_are_told_of_the_tree_at_hand(top: Path) -> None:
     version = Checkout(settings(against="HEAD"), top, ()).version
     assert (version.commit, version.now) == (head, f"{head}-dirty")
     version = Checkout(settings(against="self"), top, ()).version
-    assert (version.commit, version.now) == (head, f"{head}-dirty")
+    assert (version.commit, version.now) == (f"{head}-dirty", f"{head}-dirty"), "both sides have what is not committed"
 
 
 @pytest.mark.parametrize(

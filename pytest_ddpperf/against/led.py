@@ -1,0 +1,113 @@
+"""The process of the other version's pytest, and the connection to it."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+from pytest_ddpperf.against.checkout import SHOWN, describe_end
+from pytest_ddpperf.errors import BaseSideError
+from pytest_ddpperf.launch import Observer
+from pytest_ddpperf.wire import Lines, Message, Phase
+
+# Another interpreter has a sys.path of its own, less the current folder, which `pytest` has not either.
+_BOOT = (
+    "import sys; sys.path[:] = sys.argv[2:] or sys.path[1:];"
+    "from pytest_ddpperf.base import main; main(int(sys.argv[1]))"
+)
+_STACKS_SECONDS = 1.0
+_END_SECONDS = 5.0
+
+
+class Led:
+    """A process that is led from here, and ends with `close`."""
+
+    def __init__(self, name: str, python: str, path: Sequence[str], environ: Mapping[str, str], folder: Path) -> None:
+        """`name` is for messages, `path` its sys.path, or empty for its own; raises OSError."""
+        self._name = name
+        self.dead = ""  # why nothing can be asked of it any more
+        self._pending: list[Message] = []
+        with ExitStack() as failing:
+            ours, theirs = socket.socketpair()
+            failing.callback(ours.close)
+            self._lines = Lines(ours)
+            self._log = failing.enter_context(tempfile.TemporaryFile())
+            with theirs:
+                self._process = subprocess.Popen(
+                    [python, "-c", _BOOT, str(theirs.fileno()), *path],
+                    env=dict(environ),
+                    cwd=folder,
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=self._log,
+                    stderr=self._log,
+                    start_new_session=True,  # Ctrl-C is this pytest's to handle
+                )
+            failing.pop_all()
+
+    def send(self, message: Message) -> None:
+        """Raises BaseSideError."""
+        try:
+            self._lines.send(message)
+        except OSError:
+            self._die(f"died: {self._exit()}")
+
+    def receive(self, observer: Observer, patience: float) -> Message:
+        """The next message that is not about progress; raises BaseSideError if the process died, or said nothing for
+        `patience` seconds."""
+        while True:
+            while self._pending:
+                message = self._pending.pop(0)
+                if message["event"] == "progress":
+                    observer.progress(Phase(message["phase"]), message["step"], ())
+                elif message["event"] == "waiting":
+                    observer.waiting(Path(message["resource"]))
+                else:
+                    return message
+            ready, _, _ = select.select([self._lines.socket], [], [], patience)
+            try:
+                arrived = self._lines.receive() if ready else []
+            except OSError:
+                arrived = None
+            if arrived is None:
+                self._die(f"died: {self._exit()}")
+            elif not ready:
+                self._process.send_signal(signal.SIGQUIT)  # at which it writes its stacks
+                time.sleep(_STACKS_SECONDS)
+                self._die(f"did not answer for {patience:g} s")
+            else:
+                self._pending += arrived
+
+    def _die(self, problem: str) -> None:
+        self._log.seek(0)
+        output = self._log.read().decode(errors="replace").rstrip()[-SHOWN:]
+        self.dead = f"pytest of {self._name} {problem}\n{output}".rstrip()
+        self._kill()
+        raise BaseSideError(self.dead)
+
+    def _exit(self) -> str:
+        try:
+            return describe_end(self._process.wait(_END_SECONDS))
+        except subprocess.TimeoutExpired:
+            return "it closed its connection"
+
+    def _kill(self) -> None:
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)  # its rank server dies with it, and its ranks with that
+        self._process.wait()
+
+    def close(self) -> None:
+        """At the end of the stream it ends by itself, or soon after is ended."""
+        self._lines.socket.close()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_SECONDS)
+        self._kill()
+        self._log.close()

@@ -1,0 +1,71 @@
+"""What is told of a version that was measured beside the code at hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pytest_ddpperf.codec import decode, encode
+from pytest_ddpperf.records import Beside, Interval, Splits, Version
+from pytest_ddpperf.report import beside as report
+
+COMMIT = "1a2b3c4d5e6f" + "0" * 28
+VERSION = Version(ref="origin/main", commit=COMMIT, now="5d6e7f8a9b0c" + "0" * 28)
+BESIDE = Beside(version=VERSION, seed=7, order="bnnb", imported=12, differing=("src/net.py",))
+
+
+@pytest.mark.parametrize(
+    ("version", "text"),
+    [
+        (VERSION, "origin/main (1a2b3c4d5e6f)"),
+        (replace(VERSION, ref=COMMIT), "1a2b3c4d5e6f"),
+        (replace(VERSION, ref="1a2b3c4"), "1a2b3c4"),
+        (replace(VERSION, ref="self"), "the same code"),
+        (replace(VERSION, ref="", environ=("A=1", "B=")), "A=1, B="),
+        (replace(VERSION, python="/opt/python", option=("--kind", "two words")),
+         "origin/main (1a2b3c4d5e6f), /opt/python, --kind 'two words'"),
+    ],
+    ids=["ref", "hash", "short hash", "self", "environment", "all"],
+)  # fmt: skip
+def test_a_version_is_named_by_what_was_asked(version: Version, text: str) -> None:
+    assert str(version) == text
+
+
+def test_both_commits_are_named_and_what_is_not_committed() -> None:
+    assert report.commits(BESIDE) == "origin/main (1a2b3c4d5e6f), now 5d6e7f8a9b0c"
+    dirty = replace(BESIDE, version=replace(VERSION, now=VERSION.now + "-dirty"))
+    assert report.commits(dirty) == "origin/main (1a2b3c4d5e6f), now 5d6e7f8a9b0c with uncommitted changes"
+    without_git = replace(BESIDE, version=replace(VERSION, ref="", now="", environ=("A=1",)))
+    assert report.commits(without_git) == "A=1"
+
+
+@pytest.mark.parametrize(
+    ("differing", "imported", "text"),
+    [
+        (("a.py",), 12, "; 1 of 12 imported files differs: a.py"),
+        (("a.py", "b.py"), 12, "; 2 of 12 imported files differ: a.py, b.py"),
+        (tuple("abcdefg"), 12, "; 7 of 12 imported files differ: a, b, c, d, e, ..."),
+        ((), 12, "; both sides imported the same, 12 files"),
+        ((), 1, "; both sides imported the same, 1 file"),
+        ((), 0, ""),
+    ],
+)
+def test_the_files_that_differ_are_named(differing: tuple[str, ...], imported: int, text: str) -> None:
+    assert report.files(replace(BESIDE, differing=differing, imported=imported)) == text
+
+
+def test_nothing_differs_where_nothing_was_meant_to() -> None:
+    same = replace(BESIDE, differing=())
+    assert same.same
+    assert not BESIDE.same
+    assert not replace(same, error="it died").same
+    for version in (replace(VERSION, ref="self"), replace(VERSION, environ=("A=1",)), replace(VERSION, python="p")):
+        assert not replace(same, version=version).same
+
+
+def test_the_other_side_crosses_a_process() -> None:
+    alarms = Interval(estimate=0.01, low=0.0, high=0.03)
+    splits = Splits(number=500, alarms=alarms, inconclusive=0.1, resolution={"p50": 0.04})
+    told = replace(BESIDE, splits=splits)
+    assert decode(Beside, encode(told)) == told
