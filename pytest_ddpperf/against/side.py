@@ -186,6 +186,7 @@ class BaseSide:
             self._test = nodeid
         message = self._of_test(Nobody(), f"the test ended there without measuring {label or 'anything'}")
         if message["label"] != label:
+            self._led.send({"op": "leave"})  # it would wait for ever
             raise BaseSideError(f"there the test measured {message['label']!r} where it measures {label!r} here")
         return Ready(plan=codec.decode(Plan, message["plan"]), batch_size=message["batch_size"], facts=message["facts"])
 

@@ -84,7 +84,8 @@ class Turns:
 
     def seconds(self, now: Launches, count: int) -> float:
         """What `count` launches a side come to."""
-        return now.seconds(count) + (self._theirs.seconds(count) if self._theirs is not None else 0.0)
+        theirs = self._theirs.seconds(count) if self._theirs is not None and self._theirs.every else 0.0
+        return now.seconds(count) + theirs
 
     @property
     def replaced(self) -> bool:

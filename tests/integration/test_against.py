@@ -447,6 +447,10 @@ def test_both_sides_stay_in_step_whatever_a_test_does(repository: Repository, ru
                 raise ValueError("expected there")
             ddp_benchmark(lambda ctx: sleeping(ctx, 5))
 
+        def test_other_names(ddp_benchmark):
+            ddp_benchmark(lambda ctx: sleeping(ctx, 5), name="old" if speed.OLD else "new")
+            ddp_benchmark(lambda ctx: sleeping(ctx, 5), name="more")
+
         def test_beside_ddp_run(ddp_run, ddp_benchmark):
             assert ddp_run(lambda ctx: ctx.rank) == [0, 1]
             ddp_benchmark(lambda ctx: sleeping(ctx, 5))
@@ -475,8 +479,10 @@ def test_both_sides_stay_in_step_whatever_a_test_does(repository: Repository, ru
             "tests/test_step.py::test_caught (fails): not measured: launch 1 of 3: rank * in setup: ValueError: caught",
             f"tests/test_step.py::test_expected: NO BASELINE: {against} was not measured:",
             "*ValueError: expected there",
+            "there the test measured 'old' where it measures 'new' here",
+            f"tests/test_step.py::test_other_names (more): NO BASELINE: {against} was not measured:",
             f"tests/test_step.py::test_beside_ddp_run: against {against}: p50 *",
-            "ddpperf: 3 of 5 compared: 3 passed; 1 without baseline, 1 failed to measure",
+            "ddpperf: 3 of 7 compared: 3 passed; 3 without baseline, 1 failed to measure",
         ]
     )
 
