@@ -30,11 +30,12 @@ SECOND = PACKAGE.replace("5", "60").replace("True", "False").replace("(1, 2)", "
 
 # A step of tests/integration's own: it sleeps for as long as the package, a variable and an option say.
 STEP = """
-import os, signal, sys, time, pytest, torch
-import torch.distributed as dist
+import os, signal, sys, time, pytest
 import speed
 
 def sleeping(ctx, milliseconds=None):
+    import torch  # in ranks, which have it; not in four processes of pytest and their servers
+    import torch.distributed as dist
     if milliseconds is None:
         milliseconds = speed.MILLISECONDS
     def step():
@@ -42,6 +43,9 @@ def sleeping(ctx, milliseconds=None):
         dist.all_reduce(torch.ones(1))
     return step
 """
+
+
+FEW = ("--ddp-steps=5",)  # long ones
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -189,7 +193,7 @@ def test_a_slower_version_is_caught_and_named_and_what_the_other_lacks_has_no_ba
     # Uncommitted work is of the side at hand, tests are on both.
     repository.write("src/speed/__init__.py", SECOND + "# more\n")
     with repository.untouched():
-        result = run("tests", "--ddp-against", "HEAD~1", "--ddp-json=out/run.json", "--junitxml=out/junit.xml")
+        result = run("tests", *FEW, "--ddp-against", "HEAD~1", "--ddp-json=out/run.json", "--junitxml=out/junit.xml")
     assert result.ret == 1
     against = f"HEAD~1 ({repository.first[:12]})"
     result.stdout.fnmatch_lines(
@@ -285,7 +289,7 @@ def test_the_same_code_on_both_sides_is_a_mistake_unless_it_was_asked_for(
         assert line(result, "ddpperf:") == "ddpperf: 1 of 1 compared: 1 passed"
 
 
-def test_a_variable_and_an_option_may_be_all_that_differs(
+def test_a_variable_an_option_and_what_must_be_built_may_be_all_that_differs(
     repository: Repository, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     repository.write(
@@ -293,33 +297,43 @@ def test_a_variable_and_an_option_may_be_all_that_differs(
         """
         def pytest_addoption(parser):
             parser.addoption("--my-milliseconds", type=int, default=60)
-    """,
+        """,
     )
     repository.write(
         "tests/test_step.py",
         STEP,
         """
+        from speed.built import MILLISECONDS
+
         def test_variable(ddp_benchmark):
             ddp_benchmark(sleeping)
 
         def test_option(ddp_benchmark, request):
             milliseconds = request.config.getoption("--my-milliseconds")
             ddp_benchmark(lambda ctx: sleeping(ctx, milliseconds - float(os.environ["SLEEP"]) + 5))
-    """,
+
+        def test_built(ddp_benchmark):
+            ddp_benchmark(lambda ctx: sleeping(ctx, MILLISECONDS - float(os.environ["SLEEP"]) + 5))
+        """,
     )
+    (repository.top / ".gitignore").write_text("__pycache__\nout\nbuilt.py\n")
+    repository.write("src/speed/built.py", "MILLISECONDS = 60\n")
     monkeypatch.setenv("SLEEP", "60")
+    options = ["--ddp-against-env", "SLEEP=5", "--ddp-against-option", "--my-milliseconds 5"]
+    options.append("--ddp-against-setup=echo 'MILLISECONDS = 5' > 'python code/src/speed/built.py'")
     with repository.untouched():
-        result = run("--ddp-against-env", "SLEEP=5", "--ddp-against-option", "--my-milliseconds 5", "-o", "addopts=-q")
+        result = run(*FEW, "--ddp-against", "HEAD", *options, "-o", "addopts=-q")
     assert result.ret == 1
     result.stdout.fnmatch_lines(
         [
             "REGRESSED: tests/test_step::test_variable on 2 gloo ranks",
-            "evidence: 6 launches a side, in turns *; both sides imported the same, 1 file",
-            f"against:  SLEEP=5, --my-milliseconds 5, now {repository.first[:12]}",
+            "evidence: 6 launches a side, in turns *; 1 of 2 imported files differs: python code/src/speed/built.py",
+            f"against:  HEAD ({repository.first[:12]}), SLEEP=5, --my-milliseconds 5, now {repository.first[:12]} *",
             "REGRESSED: tests/test_step::test_option on 2 gloo ranks",
+            "REGRESSED: tests/test_step::test_built on 2 gloo ranks",
         ]
     )
-    assert line(result, "ddpperf:") == "ddpperf: 2 of 2 compared: 2 regressed"
+    assert line(result, "ddpperf:") == "ddpperf: 3 of 3 compared: 3 regressed"
 
 
 def test_another_interpreter_may_be_all_that_differs(repository: Repository, run: Run, tmp_path: Path) -> None:
@@ -345,7 +359,7 @@ def test_another_interpreter_may_be_all_that_differs(repository: Repository, run
         )
         shared = [path for path in sys.path if path.endswith("site-packages")]
         (packages / "shared.pth").write_text("".join(f"import site; site.addsitedir({path!r})\n" for path in shared))
-        result = run(f"--ddp-against-python={python}")
+        result = run(*FEW, f"--ddp-against-python={python}")
     assert result.ret == 1
     result.stdout.fnmatch_lines(
         ["REGRESSED: tests/test_step::test_step on 2 gloo ranks", f"against:  {python}, now {repository.first[:12]}"]
@@ -386,26 +400,6 @@ def test_without_git_or_a_repository_a_ref_is_a_usage_error(
     result = run("--ddp-against=main")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["ERROR: *git is not installed, or not on PATH"])
-
-
-def test_a_set_up_command_builds_what_git_does_not_hold(repository: Repository, run: Run) -> None:
-    repository.write(
-        "tests/test_step.py",
-        STEP,
-        """
-        from speed.built import MILLISECONDS
-
-        def test_step(ddp_benchmark):
-            ddp_benchmark(lambda ctx: sleeping(ctx, MILLISECONDS))
-    """,
-    )
-    (repository.top / ".gitignore").write_text("__pycache__\nout\nbuilt.py\n")
-    repository.write("src/speed/built.py", "MILLISECONDS = 60\n")
-    repository.commit()
-    build = "echo 'MILLISECONDS = 5' > 'python code/src/speed/built.py'"
-    with repository.untouched():
-        result = run("--ddp-against", "HEAD", "--ddp-against-setup", build)
-    assert line(result, "ddpperf:") == "ddpperf: 1 of 1 compared: 1 regressed"
 
 
 def test_both_sides_stay_in_step_whatever_a_test_does(repository: Repository, run: Run) -> None:
@@ -469,7 +463,7 @@ def test_both_sides_stay_in_step_whatever_a_test_does(repository: Repository, ru
         """,
     )
     with repository.untouched():
-        result = run("--ddp-against=main", "--reruns=1", "--ddp-trainers=1", "--ddp-parameter-servers=1")
+        result = run(*FEW, "--ddp-against=main", "--reruns=1", "--ddp-trainers=1", "--ddp-parameter-servers=1")
     assert result.ret == 0
     against = f"main ({repository.first[:12]})"
     result.stdout.fnmatch_lines_random(
@@ -503,18 +497,15 @@ def test_a_side_that_hangs_is_given_up_with_its_stacks(repository: Repository, r
     """,
     )
     with repository.untouched():
-        result = run("--ddp-against", "main", "--ddp-timeout=2", "--ddp-baseline-missing=fail")
+        result = run("--ddp-against", "main", "--ddp-timeout=1", "--ddp-baseline-missing=fail")
     assert result.ret == 1
     result.stdout.fnmatch_lines(
-        [f"pytest of main ({repository.first[:12]}) did not answer for 12 s", "*test_step.py*in waiting"]
+        [f"pytest of main ({repository.first[:12]}) did not answer for 11 s", "*test_step.py*in waiting"]
     )
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
-def test_nothing_is_left_when_a_run_is_stopped(
-    repository: Repository, run: Run, monkeypatch: pytest.MonkeyPatch, signum: signal.Signals
-) -> None:
-    """Of one that was killed, the next run removes the worktree."""
+def test_nothing_is_left_of_a_run_that_is_stopped(repository: Repository) -> None:
+    """The worktree of one that was killed goes when the next begins."""
     repository.write("src/speed/__init__.py", SECOND)
     repository.write(
         "tests/test_step.py",
@@ -524,31 +515,26 @@ def test_nothing_is_left_when_a_run_is_stopped(
             if speed.OLD:
                 open("out", "w").close()
             ddp_benchmark(lambda ctx: sleeping(ctx, 500))
-    """,
+        """,
     )
     plugins = ["-p", "no:randomly", "-p", "no:benchmark"]
     command = [sys.executable, "-m", "pytest", *plugins, *SMALL, "--ddp-against", "main"]
     with repository.untouched():
-        process = subprocess.Popen(
-            command,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-        )
-        until(lambda: (repository.root / "out").exists())
-        time.sleep(1)
-        below = descendants(process.pid)
-        assert below
-        process.send_signal(signum)
-        process.wait(30)
-        until(lambda: not any(Path(f"/proc/{pid}/stat").exists() for pid in below))
-        if signum == signal.SIGKILL:
-            assert leftovers() != []
-            file = repository.root / "tests/test_step.py"
-            text = file.read_text()
-            file.write_text("def test_step(ddp_benchmark):\n    pass\n")
-            assert run("--ddp-against", "main").ret == 0
-            file.write_text(text)
+        for signum in (signal.SIGKILL, signal.SIGINT):
+            process = subprocess.Popen(
+                command,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+            )
+            until((repository.root / "out").exists)
+            (repository.root / "out").unlink()
+            below = descendants(process.pid)
+            assert below
+            process.send_signal(signum)
+            process.wait(30)
+            until(lambda pids=below: not any(Path(f"/proc/{pid}/stat").exists() for pid in pids))
+            assert len(leftovers()) == (signum == signal.SIGKILL)
 
 
 def until(condition: Callable[[], bool]) -> None:
