@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pytest_ddpperf.records import Beside, Outcome, Splits, Verdict
+from pytest_ddpperf.records import Beside, Outcome, Splits
 from pytest_ddpperf.report import text
 
 _FILES_NAMED = 5
@@ -49,10 +49,10 @@ def told(outcome: Outcome) -> Iterator[str]:
     parts.append(f"{len(outcome.phases)} launches a side{files(beside)}")
     yield f"against {beside.version}: {'; '.join(parts)}"
     if beside.splits is not None:
-        yield from _splits(beside.splits, verdict)
+        yield from _splits(beside.splits)
 
 
-def _splits(splits: Splits, verdict: Verdict) -> Iterator[str]:
+def _splits(splits: Splits) -> Iterator[str]:
     alarms = splits.alarms
     resolves = ", ".join(f"{text.amount(share)} at {metric}" for metric, share in splits.resolution.items())
     yield (

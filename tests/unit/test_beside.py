@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from pytest_ddpperf.codec import decode, encode
-from pytest_ddpperf.records import Beside, Interval, Splits, Version
+from pytest_ddpperf.records import Beside, Interval, Outcome, Plan, Splits, TestId, Version
 from pytest_ddpperf.report import beside as report
+from pytest_ddpperf.session import Report
 
 COMMIT = "1a2b3c4d5e6f" + "0" * 28
 VERSION = Version(ref="origin/main", commit=COMMIT, now="5d6e7f8a9b0c" + "0" * 28)
@@ -62,6 +63,29 @@ def test_nothing_differs_where_nothing_was_meant_to() -> None:
     assert not replace(same, error="it died").same
     for version in (replace(VERSION, ref="self"), replace(VERSION, environ=("A=1",)), replace(VERSION, python="p")):
         assert not replace(same, version=version).same
+
+
+@pytest.mark.parametrize(
+    ("beside", "told", "usage_error"),
+    [
+        (BESIDE, False, False),
+        (replace(BESIDE, differing=()), True, False),
+        (replace(BESIDE, differing=(), imported=0), False, True),
+        (replace(BESIDE, differing=(), imported=0, error="it died"), False, False),
+    ],
+    ids=["differs", "the same", "none imported", "not measured"],
+)
+def test_a_run_says_when_nothing_that_differs_was_imported(beside: Beside, told: bool, usage_error: bool) -> None:
+    plan = Plan(world_size=2, backend="gloo", device="cpu")
+    test = TestId(module="m", name="t")
+    outcome = Outcome(nodeid="m::t", test=test, plan=plan, launches=5, batch_size=None, verdict=None, fails=False)
+    run = Report()
+    run.take({"outcomes": [encode(replace(outcome, beside=beside))]})
+    run.end()
+    said = "no test imported a file that differs between origin/main (1a2b3c4d5e6f) and the code at hand"
+    assert run.told == [said] * told
+    assert run.usage_error.startswith(said) is usage_error
+    assert ("is the package installed, but not editable?" in run.usage_error) is usage_error
 
 
 def test_the_other_side_crosses_a_process() -> None:
