@@ -10,8 +10,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from pytest_ddpperf.launch.completions import completions
 from pytest_ddpperf.records import Measurement, Samples
-from pytest_ddpperf.stats import completions
 
 Launch = tuple[tuple[tuple[float, ...], ...], tuple[float, ...]]  # rank x step, and the group's steps, in seconds
 

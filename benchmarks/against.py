@@ -19,7 +19,7 @@ from pathlib import Path
 
 from _common import progress, quartiles, table
 
-from pytest_ddpperf.stats import binomial_interval
+from pytest_ddpperf.verdict.stats import binomial_interval
 
 STEP = """
 import torch

@@ -34,11 +34,11 @@ from typing import Any
 from _common import progress, table
 from _traces import Launch, Workload, measurement, read
 
-from pytest_ddpperf.asked import Limit
-from pytest_ddpperf.looks import follow, schedule
+from pytest_ddpperf.measuring.looks import follow, schedule
 from pytest_ddpperf.records import Verdict
-from pytest_ddpperf.stats import Drift
+from pytest_ddpperf.records.asked import Limit
 from pytest_ddpperf.verdict import ASSUMED_DRIFT, RUN_LEVEL, judge
+from pytest_ddpperf.verdict.stats import Drift
 
 LEAST_TRIALS = 200
 FIRST_LOOK = 5  # the default of --ddp-launches

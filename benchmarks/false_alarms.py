@@ -83,7 +83,7 @@ def test_pairs(ddp_benchmark: Any, request: Any) -> None:  # asked for, so that 
 
 def test_pairs_in_turns(ddp_benchmark: Any) -> None:
     """Runs on both sides, in step: each finished pair is written by the one that leads."""
-    from pytest_ddpperf.gate import GateFailed
+    from pytest_ddpperf.plugin.gate import GateFailed
     from pytest_ddpperf.verdict import RUN_LEVEL
 
     leads = "DDPPERF_BASE" not in os.environ
@@ -126,9 +126,10 @@ def write(number: int, kind: str, model: str, result: Any, base_launches: int, b
 
 def measured(request: Any, setup: Any, *, record: bool) -> Any:
     """What the fixture does with `setup` under the options of this run; recorded, it is the next one's baseline."""
-    from pytest_ddpperf import options, state
-    from pytest_ddpperf.benchmark import Job
+    from pytest_ddpperf import options
     from pytest_ddpperf.launch.observer import Nobody
+    from pytest_ddpperf.measuring.benchmark import Job
+    from pytest_ddpperf.plugin import state
     from pytest_ddpperf.records import TestId
     from pytest_ddpperf.verdict import RUN_LEVEL
 
@@ -210,7 +211,7 @@ def training(model: str, wait_seconds: float, slowdown: float = 0.0) -> Any:
 def report(rows: list[dict[str, Any]]) -> None:
     from _common import quartiles, table
 
-    from pytest_ddpperf.stats import binomial_interval
+    from pytest_ddpperf.verdict.stats import binomial_interval
 
     lines = [
         [

@@ -22,10 +22,10 @@ from typing import Any
 import torch
 from _common import progress, spread, verdict
 
-from pytest_ddpperf.errors import DdpPerfError
 from pytest_ddpperf.launch import Launcher
 from pytest_ddpperf.launch.observer import Nobody
 from pytest_ddpperf.records import Plan
+from pytest_ddpperf.records.errors import DdpPerfError
 
 _DEADLINE = 30.0  # no healthy launch of this takes a second
 _SHORT_DEADLINE = 2.0  # of the launches whose clean-up hangs

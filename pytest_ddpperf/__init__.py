@@ -10,23 +10,23 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pytest_ddpperf.fixtures import DdpBenchmark as DdpBenchmark
-    from pytest_ddpperf.fixtures import DdpRun as DdpRun
-    from pytest_ddpperf.fixtures import RpcBenchmark as RpcBenchmark
-    from pytest_ddpperf.gate import GateFailed as GateFailed
+    from pytest_ddpperf.measuring.result import Result as Result
+    from pytest_ddpperf.plugin.fixtures import DdpBenchmark as DdpBenchmark
+    from pytest_ddpperf.plugin.fixtures import DdpRun as DdpRun
+    from pytest_ddpperf.plugin.fixtures import RpcBenchmark as RpcBenchmark
+    from pytest_ddpperf.plugin.gate import GateFailed as GateFailed
     from pytest_ddpperf.rank.context import Context as Context
     from pytest_ddpperf.rank.context import RpcContext as RpcContext
-    from pytest_ddpperf.result import Result as Result
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "Context": "rank.context",
-    "DdpBenchmark": "fixtures",
-    "DdpRun": "fixtures",
-    "GateFailed": "gate",
-    "Result": "result",
-    "RpcBenchmark": "fixtures",
+    "DdpBenchmark": "plugin.fixtures",
+    "DdpRun": "plugin.fixtures",
+    "GateFailed": "plugin.gate",
+    "Result": "measuring.result",
+    "RpcBenchmark": "plugin.fixtures",
     "RpcContext": "rank.context",
 }
 

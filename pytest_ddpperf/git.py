@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pytest_ddpperf.errors import GitError
+from pytest_ddpperf.records.errors import GitError
 
 _END_SECONDS = 5.0  # for a command that was told to end
 _GIT_SECONDS = 10.0  # a cold cache on a network disk; beyond it the run goes on without the commit

@@ -1,11 +1,9 @@
-"""Another version measured beside the code at hand: its worktree, its pytest, the turns that launches take.
+"""Another version as a process: its worktree, its pytest, the proof that it is another.
 
 Knows git, processes and launches; nothing of pytest but how to call it, nothing of limits.
 """
 
 from pytest_ddpperf.against.proof import Sources
 from pytest_ddpperf.against.side import BaseSide, Invocation
-from pytest_ddpperf.against.splits import split
-from pytest_ddpperf.against.turns import Turns
 
-__all__ = ["BaseSide", "Invocation", "Sources", "Turns", "split"]
+__all__ = ["BaseSide", "Invocation", "Sources"]

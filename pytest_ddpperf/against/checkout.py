@@ -8,12 +8,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from pytest_ddpperf.against.worktree import Worktree
-from pytest_ddpperf.errors import AgainstError, GitError
 from pytest_ddpperf.git import changed_files, commit_named, commit_of, git, outside_of_hooks, run_whole, top_level
 from pytest_ddpperf.launch import describe_exit
 from pytest_ddpperf.options import Settings
 from pytest_ddpperf.records import Version
-from pytest_ddpperf.trees import Trees
+from pytest_ddpperf.records.errors import AgainstError, GitError
+from pytest_ddpperf.wire.trees import Trees
 
 SHOWN = 4000  # characters of what another process wrote
 

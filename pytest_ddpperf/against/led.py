@@ -14,14 +14,14 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from pytest_ddpperf.against.checkout import SHOWN, describe_end
-from pytest_ddpperf.errors import BaseSideError
 from pytest_ddpperf.launch import Observer
-from pytest_ddpperf.wire import Lines, Message, Phase
+from pytest_ddpperf.records.errors import BaseSideError
+from pytest_ddpperf.wire.channels import Lines, Message, Phase
 
 # Another interpreter has a sys.path of its own, less the current folder, which `pytest` has not either.
 _BOOT = (
     "import sys; sys.path[:] = sys.argv[2:] or sys.path[1:];"
-    "from pytest_ddpperf.base import main; main(int(sys.argv[1]))"
+    "from pytest_ddpperf.plugin.base import main; main(int(sys.argv[1]))"
 )
 _STACKS_SECONDS = 1.0
 _END_SECONDS = 5.0

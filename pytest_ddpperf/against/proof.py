@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_ddpperf.trees import Trees, digests
+from pytest_ddpperf.wire.trees import Trees, digests
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,17 +27,17 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_ddpperf import __version__, codec
+from pytest_ddpperf import __version__
 from pytest_ddpperf.against.arguments import of_base_side
 from pytest_ddpperf.against.checkout import Checkout
 from pytest_ddpperf.against.led import Led
 from pytest_ddpperf.against.proof import Sources, nothing_differs
-from pytest_ddpperf.errors import AgainstError, BaseSideError
 from pytest_ddpperf.launch import Nobody, Observer
 from pytest_ddpperf.options import Settings
-from pytest_ddpperf.records import LaunchSamples, Plan, Scalar
-from pytest_ddpperf.trees import Trees
-from pytest_ddpperf.wire import Message
+from pytest_ddpperf.records import LaunchSamples, Plan, Scalar, codec
+from pytest_ddpperf.records.errors import AgainstError, BaseSideError
+from pytest_ddpperf.wire.channels import Message
+from pytest_ddpperf.wire.trees import Trees
 
 # For importing pytest and all test modules, from a cold network disk too.
 _START_SECONDS = 300.0

@@ -10,8 +10,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from pytest_ddpperf.errors import GitError
 from pytest_ddpperf.git import git, worktrees
+from pytest_ddpperf.records.errors import GitError
 
 _PREFIX = "ddpperf-against-"
 _ATTEMPTS = 20

@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pytest_ddpperf.codec import CodecError, decode, dumps, encode
-from pytest_ddpperf.errors import BaselineError
 from pytest_ddpperf.records import Baseline, Samples
+from pytest_ddpperf.records.codec import CodecError, decode, dumps, encode
+from pytest_ddpperf.records.errors import BaselineError
 
 SCHEMA = 3
 AGAIN = "restore it with git checkout, or delete it and run with --ddp-save-baseline"

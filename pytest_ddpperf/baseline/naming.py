@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from pytest_ddpperf.codec import dumps, encode
 from pytest_ddpperf.records import Environment, Plan, Scalar, TestId
+from pytest_ddpperf.records.codec import dumps, encode
 
 _CPU_KEY = ("cpu_model", "cores", "cores_per_rank", "pinned")
 _ACCELERATOR_KEY = ("device_model", "device_memory_gib", "mig_profile")

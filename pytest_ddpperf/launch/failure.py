@@ -8,8 +8,8 @@ import signal
 from collections.abc import Iterable
 from pathlib import Path
 
-from pytest_ddpperf.errors import LaunchError
 from pytest_ddpperf.records import RankError, RankOutput
+from pytest_ddpperf.records.errors import LaunchError
 
 
 def describe_exit(status: int) -> str:

@@ -10,16 +10,16 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from pytest_ddpperf import payload
-from pytest_ddpperf.errors import TransportError
 from pytest_ddpperf.launch import environ, locks, topology
+from pytest_ddpperf.launch.completions import completions
 from pytest_ddpperf.launch.cores import place
 from pytest_ddpperf.launch.observer import Nobody, Observer
 from pytest_ddpperf.launch.run import Delivery, Launch
 from pytest_ddpperf.launch.server import RankServer
 from pytest_ddpperf.records import COUNTERS, LaunchSamples, Plan, Scalar
-from pytest_ddpperf.stats import completions
-from pytest_ddpperf.trees import Trees, digests
+from pytest_ddpperf.records.errors import TransportError
+from pytest_ddpperf.wire import payload
+from pytest_ddpperf.wire.trees import Trees, digests
 
 # What an RPC launch imports beyond others: half a second, which only runs that use RPC pay.
 _RPC_PRELOAD = ("pytest_ddpperf.rank.rpc",)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from pytest_ddpperf.wire import Phase
+from pytest_ddpperf.wire.channels import Phase
 
 
 class Observer(Protocol):

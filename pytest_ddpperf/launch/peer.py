@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from pytest_ddpperf.records import RankError
-from pytest_ddpperf.wire import FrameReader, Kind
+from pytest_ddpperf.wire.channels import FrameReader, Kind
 
 
 class Peer:

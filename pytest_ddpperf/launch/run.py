@@ -16,7 +16,6 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from pytest_ddpperf.errors import ServerError
 from pytest_ddpperf.launch import environ, output
 from pytest_ddpperf.launch.cores import Placement
 from pytest_ddpperf.launch.failure import (
@@ -31,8 +30,9 @@ from pytest_ddpperf.launch.observer import Observer
 from pytest_ddpperf.launch.peer import Peer, wake
 from pytest_ddpperf.launch.server import RankServer
 from pytest_ddpperf.records import Phases, Plan, RankError, RankOutput
-from pytest_ddpperf.trees import Trees
-from pytest_ddpperf.wire import Board, Phase
+from pytest_ddpperf.records.errors import ServerError
+from pytest_ddpperf.wire.channels import Board, Phase
+from pytest_ddpperf.wire.trees import Trees
 
 _TICK_SECONDS = 0.1
 # After the first failure: for the others to say what they saw (they lose their connections within milliseconds).

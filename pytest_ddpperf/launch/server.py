@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import IO
 
-from pytest_ddpperf.errors import ServerError
 from pytest_ddpperf.launch import environ
-from pytest_ddpperf.trees import Trees
-from pytest_ddpperf.wire import Lines, Message
+from pytest_ddpperf.records.errors import ServerError
+from pytest_ddpperf.wire.channels import Lines, Message
+from pytest_ddpperf.wire.trees import Trees
 
 _BOOT = (
     "import sys; sys.path[:] = sys.argv[5:]; from pytest_ddpperf.rank.server import main;"

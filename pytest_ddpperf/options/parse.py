@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Iterable, Sequence
 from typing import Literal, cast
 
-from pytest_ddpperf.asked import COUNTERS, FAIL_ON_NAMES, Limit
+from pytest_ddpperf.records.asked import COUNTERS, FAIL_ON_NAMES, Limit
 
 _LONGEST_SECONDS = 1e9  # 31 years; from ten times that on a socket's timeout overflows
 # Four decimals: p99.9999 needs three million steps, and with many more a percentile is rounded to 100.

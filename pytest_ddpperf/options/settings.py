@@ -15,10 +15,10 @@ from typing import Any, Literal
 
 import pytest
 
-from pytest_ddpperf.asked import Limit, Plan
-from pytest_ddpperf.errors import OptionError
 from pytest_ddpperf.options.parse import near
 from pytest_ddpperf.options.table import BY_ARGUMENT, ROWS, Row
+from pytest_ddpperf.records.asked import Limit, Plan
+from pytest_ddpperf.records.errors import OptionError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

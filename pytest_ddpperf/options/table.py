@@ -9,8 +9,6 @@ from typing import Any, Literal
 
 import pytest
 
-from pytest_ddpperf.asked import FAIL_ON_NAMES
-from pytest_ddpperf.errors import OptionError
 from pytest_ddpperf.options.parse import (
     arguments,
     assignments,
@@ -23,6 +21,8 @@ from pytest_ddpperf.options.parse import (
     word,
     world_sizes,
 )
+from pytest_ddpperf.records.asked import FAIL_ON_NAMES
+from pytest_ddpperf.records.errors import OptionError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import Any
 import cloudpickle
 import torch
 
-from pytest_ddpperf.errors import TransportError
+from pytest_ddpperf.records.errors import TransportError
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no type hints

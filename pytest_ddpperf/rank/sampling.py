@@ -13,11 +13,11 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from pytest_ddpperf.errors import SetupError
 from pytest_ddpperf.rank import clock, frames, steady
 from pytest_ddpperf.rank.context import Context
 from pytest_ddpperf.records import Plan
-from pytest_ddpperf.wire import Board, Phase
+from pytest_ddpperf.records.errors import SetupError
+from pytest_ddpperf.wire.channels import Board, Phase
 
 Step = Callable[[], Any]
 

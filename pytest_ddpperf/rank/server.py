@@ -30,8 +30,8 @@ from types import FrameType
 from typing import NoReturn
 
 from pytest_ddpperf.rank import process
-from pytest_ddpperf.trees import Trees, install
-from pytest_ddpperf.wire import Lines, Message
+from pytest_ddpperf.wire.channels import Lines, Message
+from pytest_ddpperf.wire.trees import Trees, install
 
 # Imported once for all ranks. DDP's constructor imports torch._dynamo lazily, one more second in every rank;
 # test modules import pytest, and their payload comes by cloudpickle.

@@ -24,13 +24,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
-from pytest_ddpperf import payload
-from pytest_ddpperf.errors import DdpPerfError, SetupError
 from pytest_ddpperf.rank import collectives, environment, frames, group, process, results, sampling
 from pytest_ddpperf.rank.context import Context, RpcContext
 from pytest_ddpperf.records import Plan
-from pytest_ddpperf.trees import Trees
-from pytest_ddpperf.wire import Board, Kind, Message, Phase, send_frame
+from pytest_ddpperf.records.errors import DdpPerfError, SetupError
+from pytest_ddpperf.wire import payload
+from pytest_ddpperf.wire.channels import Board, Kind, Message, Phase, send_frame
+from pytest_ddpperf.wire.trees import Trees
 
 _OURS = str(Path(__file__).parent)
 # How peers' ends show in a rank: Gloo's and NCCL's words, and the store's. A rank that says so is rarely the cause.

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from pytest_ddpperf.asked import COUNTER_LIMITS as COUNTER_LIMITS
-from pytest_ddpperf.asked import COUNTERS as COUNTERS
-from pytest_ddpperf.asked import Limit as Limit
-from pytest_ddpperf.asked import Plan as Plan
+from pytest_ddpperf.records.asked import COUNTER_LIMITS as COUNTER_LIMITS
+from pytest_ddpperf.records.asked import COUNTERS as COUNTERS
+from pytest_ddpperf.records.asked import Limit as Limit
+from pytest_ddpperf.records.asked import Plan as Plan
 
 Scalar = str | int | float | bool | None
 LaunchSteps = tuple[tuple[float, ...], ...]  # launch x step

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pytest_ddpperf import stats
-from pytest_ddpperf.errors import LaunchError
 from pytest_ddpperf.records import (
     Baseline,
     Comparison,
@@ -16,7 +14,9 @@ from pytest_ddpperf.records import (
     Plan,
     Status,
 )
+from pytest_ddpperf.records.errors import LaunchError
 from pytest_ddpperf.report import beside, terminal, text
+from pytest_ddpperf.verdict import stats
 
 # Below it, two ranks' changes are called alike: a tenth of a limit people set.
 _ALIKE = 0.02

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from pytest_ddpperf import codec, stats
-from pytest_ddpperf.records import Outcome, Scalar
+from pytest_ddpperf.records import Outcome, Scalar, codec
 from pytest_ddpperf.report.counts import count
+from pytest_ddpperf.verdict import stats
 
 SCHEMA = 1
 

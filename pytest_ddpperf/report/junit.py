@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pytest_ddpperf import stats
 from pytest_ddpperf.records import Outcome
+from pytest_ddpperf.verdict import stats
 
 
 def properties(outcome: Outcome) -> list[tuple[str, str]]:

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from statistics import median
 
-from pytest_ddpperf import stats
 from pytest_ddpperf.records import COUNTERS, SESSIONS_KEPT, Outcome, Phases, Scalar, Status, Verdict
 from pytest_ddpperf.report import beside, text
 from pytest_ddpperf.report.counts import count, last_line
+from pytest_ddpperf.verdict import stats
 
 _PERCENTILES = (50, 75, 90, 95)
 

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from statistics import fmean
 
-from pytest_ddpperf import stats
-from pytest_ddpperf.errors import SampleError
 from pytest_ddpperf.records import (
     Comparison,
     Interval,
@@ -19,7 +17,9 @@ from pytest_ddpperf.records import (
     Status,
     Verdict,
 )
-from pytest_ddpperf.stats import Difference, Drift, Evidence
+from pytest_ddpperf.records.errors import SampleError
+from pytest_ddpperf.verdict import stats
+from pytest_ddpperf.verdict.stats import Difference, Drift, Evidence
 
 # How likely a run may be to call unchanged code regressed, over all its tests and limits.
 RUN_LEVEL = 0.05

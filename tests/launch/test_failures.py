@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pytest_ddpperf.errors import LaunchError, TransportError
+from pytest_ddpperf.records.errors import LaunchError, TransportError
 from tests.launch.conftest import Bench
 
 

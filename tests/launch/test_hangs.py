@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pytest_ddpperf.errors import LaunchError
+from pytest_ddpperf.records.errors import LaunchError
 from tests.launch.conftest import Bench
 
 DEADLINE = 2.0

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader
 
-from pytest_ddpperf.errors import LaunchError
+from pytest_ddpperf.records.errors import LaunchError
 from tests.launch.conftest import Bench
 
 

@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 import torch.distributed.rpc as rpc
 
-from pytest_ddpperf.errors import LaunchError
 from pytest_ddpperf.records import LaunchSamples
+from pytest_ddpperf.records.errors import LaunchError
 from tests.launch.conftest import Bench
 
 held: dict[str, Any] = {}

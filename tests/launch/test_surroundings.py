@@ -15,9 +15,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pytest_ddpperf.errors import ServerError
 from pytest_ddpperf.launch import Launcher
 from pytest_ddpperf.records import Plan
+from pytest_ddpperf.records.errors import ServerError
 from tests.launch.conftest import Bench, Recorder, alive, descendants, gone
 
 

@@ -17,16 +17,16 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpperf.against import Sources, split
+from pytest_ddpperf.against import Sources
 from pytest_ddpperf.against.arguments import of_base_side
 from pytest_ddpperf.against.checkout import SHOWN, Checkout, describe_end
 from pytest_ddpperf.against.proof import differing, nothing_differs
-from pytest_ddpperf.against.splits import joined
 from pytest_ddpperf.against.worktree import Worktree
-from pytest_ddpperf.errors import AgainstError, GitError
 from pytest_ddpperf.git import worktrees
+from pytest_ddpperf.measuring.splits import joined, split
 from pytest_ddpperf.records import Environment, Limit, Measurement, Samples
-from pytest_ddpperf.trees import Trees
+from pytest_ddpperf.records.errors import AgainstError, GitError
+from pytest_ddpperf.wire.trees import Trees
 from tests.unit.test_git import commit, git
 from tests.unit.test_machine import settings
 

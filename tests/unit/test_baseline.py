@@ -15,8 +15,8 @@ import pytest
 
 from pytest_ddpperf.baseline import Store, environment, environment_name, file_name
 from pytest_ddpperf.baseline import store as store_module
-from pytest_ddpperf.errors import BaselineError
 from pytest_ddpperf.records import SESSIONS_KEPT, Baseline, Environment, Measurement, Plan, Recording, Samples, TestId
+from pytest_ddpperf.records.errors import BaselineError
 
 CPU_FACTS = {
     "python": "3.11.7",
@@ -354,7 +354,7 @@ import sys, tempfile
 from dataclasses import replace
 from pathlib import Path
 from pytest_ddpperf.baseline import Store
-from pytest_ddpperf.records import *
+from pytest_ddpperf.records import Baseline, Measurement, Recording, Samples, TestId
 
 root, tempfile.tempdir, who = sys.argv[1:]
 samples = Samples(step_seconds=((0.1,) * 1000,) * 2, rank_seconds=(((0.1,) * 1000,),) * 2)

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_ddpperf.codec import decode, encode
+from pytest_ddpperf.measuring.session import Report
 from pytest_ddpperf.records import Beside, Interval, Outcome, Plan, Splits, TestId, Version
+from pytest_ddpperf.records.codec import decode, encode
 from pytest_ddpperf.report import beside as report
-from pytest_ddpperf.session import Report
 
 COMMIT = "1a2b3c4d5e6f" + "0" * 28
 VERSION = Version(ref="origin/main", commit=COMMIT, now="5d6e7f8a9b0c" + "0" * 28)

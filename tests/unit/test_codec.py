@@ -6,7 +6,6 @@ from pathlib import PosixPath
 
 import pytest
 
-from pytest_ddpperf.codec import DecodeError, EncodeError, decode, dumps, encode
 from pytest_ddpperf.records import (
     Baseline,
     Comparison,
@@ -24,6 +23,7 @@ from pytest_ddpperf.records import (
     TestId,
     Verdict,
 )
+from pytest_ddpperf.records.codec import DecodeError, EncodeError, decode, dumps, encode
 
 SAMPLES = Samples(
     step_seconds=((0.25, 0.5), (0.125, 1.0)),

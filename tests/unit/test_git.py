@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from pytest_ddpperf import git as git_module
-from pytest_ddpperf.errors import GitError
 from pytest_ddpperf.git import changed_files, commit_named, commit_of, top_level, worktrees
+from pytest_ddpperf.records.errors import GitError
 
 
 def git(folder: Path, *arguments: str | Path) -> str:

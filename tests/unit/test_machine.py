@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpperf.asked import Limit
-from pytest_ddpperf.errors import OptionError
-from pytest_ddpperf.machine import Place, Unavailable, resolve
+from pytest_ddpperf.measuring.machine import Place, Unavailable, resolve
 from pytest_ddpperf.options import Settings
 from pytest_ddpperf.records import Scalar
+from pytest_ddpperf.records.asked import Limit
+from pytest_ddpperf.records.errors import OptionError
 
 CPU: dict[str, Scalar] = {
     "torch": "2.13.0",

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from pytest_ddpperf import options
-from pytest_ddpperf.errors import OptionError
 from pytest_ddpperf.options import Settings
 from pytest_ddpperf.options.table import ROWS, Row
 from pytest_ddpperf.records import Limit, Plan
+from pytest_ddpperf.records.errors import OptionError
 
 NATIVE_TOML = pytest.mark.skipif(pytest.version_tuple < (9,), reason="[tool.pytest] is read since pytest 9")
 

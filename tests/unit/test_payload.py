@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpperf import payload
-from pytest_ddpperf.errors import TransportError
+from pytest_ddpperf.records.errors import TransportError
+from pytest_ddpperf.wire import payload
 
 LOCK = threading.Lock()  # cannot be pickled
 

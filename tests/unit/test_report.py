@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpperf import codec
-from pytest_ddpperf.errors import LaunchError
 from pytest_ddpperf.records import (
     Baseline,
     Comparison,
@@ -28,7 +26,9 @@ from pytest_ddpperf.records import (
     Status,
     TestId,
     Verdict,
+    codec,
 )
+from pytest_ddpperf.records.errors import LaunchError
 from pytest_ddpperf.report import counts, failure, json_report, junit, progress, terminal, text
 
 

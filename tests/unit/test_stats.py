@@ -6,8 +6,8 @@ from statistics import variance
 
 import pytest
 
-from pytest_ddpperf import stats
-from pytest_ddpperf.student import t_quantile
+from pytest_ddpperf.verdict import stats
+from pytest_ddpperf.verdict.student import t_quantile
 
 
 @pytest.mark.parametrize(("q", "expected"), [(0, 1.0), (25, 1.75), (50, 2.5), (90, 3.7), (100, 4.0)])
@@ -17,29 +17,6 @@ def test_quantile_interpolates_as_numpy_does(q: float, expected: float) -> None:
 
 def test_quantile_of_one_value_is_that_value() -> None:
     assert stats.quantile([7.0], 95) == 7.0
-
-
-def test_completions_add_up_to_the_wall_time_of_the_window() -> None:
-    starts = [0.0, 0.5]
-    ends = [[2.0, 3.0, 6.0], [1.5, 4.0, 5.0]]
-    steps = stats.completions(starts, ends)
-    assert steps == (1.5, 2.0, 2.0)
-    assert sum(steps) == max(6.0, 5.0) - max(starts)
-
-
-def test_a_delay_after_the_last_collective_is_counted_once() -> None:
-    # Rank 0 is late in step 1, rank 1 in step 2: the largest own durations would add up to 2 + 2 + 1.
-    ends = [[2.0, 3.0, 4.0], [1.0, 3.0, 4.0]]
-    assert sum(stats.completions([0.0, 0.0], ends)) == 4.0
-
-
-def test_completions_keep_the_unit_of_their_clock() -> None:
-    assert stats.completions([10, 12], [[15, 20], [14, 22]]) == (3, 7)
-
-
-def test_ranks_with_different_numbers_of_steps_are_refused() -> None:
-    with pytest.raises(ValueError, match="zip"):
-        stats.completions([0.0, 0.0], [[1.0, 2.0], [1.0]])
 
 
 def test_the_estimator_is_the_geometric_mean_over_launches() -> None:

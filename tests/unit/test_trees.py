@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_ddpperf import trees as trees_module
-from pytest_ddpperf.trees import Trees, digests
+from pytest_ddpperf.wire import trees as trees_module
+from pytest_ddpperf.wire.trees import Trees, digests
 
 # --- paths
 
@@ -102,7 +102,7 @@ def test_a_folder_is_looked_for_in_the_version_first(tmp_path: Path, monkeypatch
 
 CODE = """
 import importlib, json, os, sys
-from pytest_ddpperf.trees import Trees, install
+from pytest_ddpperf.wire.trees import Trees, install
 trees = Trees(**json.loads(sys.argv[1]))
 {before}
 install(trees)
@@ -118,7 +118,7 @@ for name in sys.argv[2:]:
         found.append(module.__file__ or sorted(module.__path__))
 print(json.dumps({result}))
 """
-OURS = Path(trees_module.__file__).parents[1]
+OURS = Path(trees_module.__file__).parents[2]
 
 
 @pytest.fixture

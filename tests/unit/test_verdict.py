@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 import pytest
 
-from pytest_ddpperf.asked import FAIL_ON_NAMES
 from pytest_ddpperf.records import Environment, Limit, Measurement, Samples, Scalar, Status, Verdict
-from pytest_ddpperf.stats import Drift
+from pytest_ddpperf.records.asked import FAIL_ON_NAMES
 from pytest_ddpperf.verdict import ASSUMED_DRIFT, coarse, fails, judge, resolutions, unsupported
+from pytest_ddpperf.verdict.stats import Drift
 
 NO_DRIFT = Drift(floor=0.0, share=0.0, freedom=8)
 P50 = Limit(metric="p50", value=0.10, unit="%")

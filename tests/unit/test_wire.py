@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_ddpperf.wire import Board, FrameReader, Kind, Lines, Phase, send_frame
+from pytest_ddpperf.wire.channels import Board, FrameReader, Kind, Lines, Phase, send_frame
 
 
 @pytest.fixture

@@ -9,18 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_ddpperf import benchmark, options, state
-from pytest_ddpperf.benchmark import Job, Measured
-from pytest_ddpperf.errors import DdpPerfError, LaunchError, OptionError
-from pytest_ddpperf.machine import Place, Unavailable
+from pytest_ddpperf import options
+from pytest_ddpperf.measuring import benchmark
+from pytest_ddpperf.measuring.benchmark import Job, Measured
+from pytest_ddpperf.measuring.machine import Place, Unavailable
+from pytest_ddpperf.measuring.result import Result
 from pytest_ddpperf.options import Settings
-from pytest_ddpperf.payload import StaysInPytest
+from pytest_ddpperf.plugin import state
+from pytest_ddpperf.plugin.state import Run
+from pytest_ddpperf.plugin.watch import Watcher
 from pytest_ddpperf.records import Plan, RankOutput, TestId
+from pytest_ddpperf.records.errors import DdpPerfError, LaunchError, OptionError
 from pytest_ddpperf.report import failure, junit
-from pytest_ddpperf.result import Result
-from pytest_ddpperf.state import Run
 from pytest_ddpperf.verdict import RUN_LEVEL
-from pytest_ddpperf.watch import Watcher
+from pytest_ddpperf.wire.payload import StaysInPytest
 
 if TYPE_CHECKING:
     from _pytest.outcomes import Failed

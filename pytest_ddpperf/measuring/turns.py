@@ -9,9 +9,8 @@ from dataclasses import replace
 from pytest_ddpperf.against.proof import differing
 from pytest_ddpperf.against.side import BaseSide
 from pytest_ddpperf.baseline import environment
-from pytest_ddpperf.errors import BaseSideError
 from pytest_ddpperf.launch import Observer
-from pytest_ddpperf.launches import Launches, measurement
+from pytest_ddpperf.measuring.launches import Launches, measurement
 from pytest_ddpperf.records import (
     Baseline,
     Beside,
@@ -23,6 +22,7 @@ from pytest_ddpperf.records import (
     Splits,
     TestId,
 )
+from pytest_ddpperf.records.errors import BaseSideError
 
 
 class Turns:

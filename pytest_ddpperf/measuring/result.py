@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pytest_ddpperf.records import Counters, Environment, LaunchRankSteps, LaunchSteps, Verdict
-from pytest_ddpperf.stats import geometric_mean, launch_quantiles
+from pytest_ddpperf.verdict.stats import geometric_mean, launch_quantiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pytest_ddpperf.errors import OptionError
 from pytest_ddpperf.options import Settings, where
 from pytest_ddpperf.records import Scalar
+from pytest_ddpperf.records.errors import OptionError
 
 # Backends that torch knows by name, whether or not this build has them: missing here is not a typo.
 _KNOWN = ("gloo", "nccl", "xccl", "ucc", "mpi")

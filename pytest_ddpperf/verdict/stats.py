@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
 from pytest_ddpperf.records import LaunchRankSteps
-from pytest_ddpperf.student import t_cdf, t_quantile
+from pytest_ddpperf.verdict.student import t_cdf, t_quantile
 
 # A difference counts as resolved that would be found in so many of all measurements.
 POWER = 0.8
@@ -26,16 +25,6 @@ def quantile(values: Sequence[float], q: float) -> float:
     low = math.floor(place)
     high = min(low + 1, len(ordered) - 1)
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
-
-
-def completions(starts: Sequence[float], ends: Sequence[Sequence[float]]) -> tuple[float, ...]:
-    """The group's step times, between successive completions of the whole group, the first from the common start.
-
-    `starts` is by rank, `ends` rank x step, all on one clock and in one unit, which is the result's. They add up to
-    the wall time of the window.
-    """
-    marks = [max(starts), *(max(step) for step in zip(*ends, strict=True))]
-    return tuple(after - before for before, after in pairwise(marks))
 
 
 def launch_quantiles(launches: Sequence[Sequence[float]], q: float) -> tuple[float, ...]:

@@ -17,7 +17,7 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from pytest_ddpperf.errors import DdpPerfError
+from pytest_ddpperf.records.errors import DdpPerfError
 
 T = TypeVar("T")
 Json = Any  # dict[str, Json] | list[Json] | str | int | float | bool | None

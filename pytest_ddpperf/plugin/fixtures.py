@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from pytest_ddpperf import options
-from pytest_ddpperf.benchmark import Measured
-from pytest_ddpperf.errors import DdpPerfError, LaunchError
-from pytest_ddpperf.gate import Benchmark, Distributed, check_number, plain_failure
-from pytest_ddpperf.payload import StaysInPytest
-from pytest_ddpperf.result import Result
+from pytest_ddpperf.measuring.benchmark import Measured
+from pytest_ddpperf.measuring.result import Result
+from pytest_ddpperf.plugin.gate import Benchmark, Distributed, check_number, plain_failure
+from pytest_ddpperf.records.errors import DdpPerfError, LaunchError
+from pytest_ddpperf.wire.payload import StaysInPytest
 
 
 class DdpRun(Distributed):

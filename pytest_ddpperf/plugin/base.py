@@ -12,12 +12,14 @@ from typing import Any, NoReturn
 import pytest
 from _pytest.assertion.rewrite import AssertionRewritingHook
 
-from pytest_ddpperf import __version__, codec, state
+from pytest_ddpperf import __version__
 from pytest_ddpperf.against import Sources
-from pytest_ddpperf.errors import DdpPerfError
+from pytest_ddpperf.measuring.serving import Serving
+from pytest_ddpperf.plugin import state
 from pytest_ddpperf.rank.process import die_with_parent
-from pytest_ddpperf.serving import Serving
-from pytest_ddpperf.trees import install
+from pytest_ddpperf.records import codec
+from pytest_ddpperf.records.errors import DdpPerfError
+from pytest_ddpperf.wire.trees import install
 
 
 def main(descriptor: int) -> NoReturn:

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_ddpperf import options, state
-from pytest_ddpperf.errors import DdpPerfError, OptionError
-from pytest_ddpperf.state import RUN, WORLD_SIZE, Run
+from pytest_ddpperf import options
+from pytest_ddpperf.plugin import state
+from pytest_ddpperf.plugin.state import RUN, WORLD_SIZE, Run
+from pytest_ddpperf.records.errors import DdpPerfError, OptionError
 
 if TYPE_CHECKING:
-    from pytest_ddpperf.fixtures import DdpBenchmark, DdpRun, RpcBenchmark
+    from pytest_ddpperf.plugin.fixtures import DdpBenchmark, DdpRun, RpcBenchmark
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -95,7 +96,7 @@ def _prepare(run: Run, items: list[pytest.Item]) -> None:
     version to compare with collects."""
     if sys.platform == "win32":
         raise pytest.UsageError("pytest-ddpperf forks its ranks: it runs on Linux and macOS, not on Windows")
-    from pytest_ddpperf.machine import Unavailable
+    from pytest_ddpperf.measuring.machine import Unavailable
 
     try:
         run.start_base(items)
@@ -140,7 +141,7 @@ def _ddp_world_size(request: pytest.FixtureRequest) -> int:
 @pytest.fixture
 def ddp_run(request: pytest.FixtureRequest, _ddp_world_size: int) -> DdpRun:
     """Call `ddp_run(fn, *args)`: `fn(ctx, *args)` on every rank of a fresh process group; the results by rank."""
-    from pytest_ddpperf.fixtures import DdpRun
+    from pytest_ddpperf.plugin.fixtures import DdpRun
 
     return DdpRun(request, _ddp_world_size)
 
@@ -151,14 +152,14 @@ class _Alone:
     @pytest.fixture
     def ddp_benchmark(self, request: pytest.FixtureRequest, _ddp_world_size: int) -> DdpBenchmark:
         """Call `ddp_benchmark(setup, batch_size=...)`: time a distributed training step on real ranks and gate it."""
-        from pytest_ddpperf.fixtures import DdpBenchmark
+        from pytest_ddpperf.plugin.fixtures import DdpBenchmark
 
         return DdpBenchmark(request, _ddp_world_size, None)
 
     @pytest.fixture
     def rpc_benchmark(self, request: pytest.FixtureRequest) -> RpcBenchmark:
         """Call `rpc_benchmark(trainer, master=..., parameter_server=...)`: time trainers that call others by RPC."""
-        from pytest_ddpperf.fixtures import RpcBenchmark
+        from pytest_ddpperf.plugin.fixtures import RpcBenchmark
 
         return RpcBenchmark(request, None)
 
@@ -171,23 +172,23 @@ class _BesideBenchmark:
         # Asked again: CodSpeed takes their plugin out, and its own reading of the marker knows no timer.
         theirs = item.config.pluginmanager.hasplugin("benchmark")
         if theirs and state.uses(item, state.BENCHMARKS):
-            from pytest_ddpperf.replay import mark_with_clock
+            from pytest_ddpperf.plugin.replay import mark_with_clock
 
             mark_with_clock(item)
 
     @pytest.fixture
     def ddp_benchmark(self, request: pytest.FixtureRequest, _ddp_world_size: int, benchmark: Any) -> DdpBenchmark:
         """Call `ddp_benchmark(setup, batch_size=...)`: time a distributed training step on real ranks and gate it."""
-        from pytest_ddpperf.fixtures import DdpBenchmark
-        from pytest_ddpperf.replay import Replay
+        from pytest_ddpperf.plugin.fixtures import DdpBenchmark
+        from pytest_ddpperf.plugin.replay import Replay
 
         return DdpBenchmark(request, _ddp_world_size, Replay(benchmark, request.node))
 
     @pytest.fixture
     def rpc_benchmark(self, request: pytest.FixtureRequest, benchmark: Any) -> RpcBenchmark:
         """Call `rpc_benchmark(trainer, master=..., parameter_server=...)`: time trainers that call others by RPC."""
-        from pytest_ddpperf.fixtures import RpcBenchmark
-        from pytest_ddpperf.replay import Replay
+        from pytest_ddpperf.plugin.fixtures import RpcBenchmark
+        from pytest_ddpperf.plugin.replay import Replay
 
         return RpcBenchmark(request, Replay(benchmark, request.node))
 

@@ -9,11 +9,15 @@ from typing import Any, Protocol
 
 from pytest_ddpperf import baseline as store_room
 from pytest_ddpperf import verdict as verdicts
-from pytest_ddpperf.against import BaseSide, Turns, split
+from pytest_ddpperf.against import BaseSide
 from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.launch import Launcher, Observer
-from pytest_ddpperf.launches import Launches, measurement
-from pytest_ddpperf.looks import follow, schedule
+from pytest_ddpperf.measuring.launches import Launches, measurement
+from pytest_ddpperf.measuring.looks import follow, schedule
+from pytest_ddpperf.measuring.result import Result
+from pytest_ddpperf.measuring.splits import split
+from pytest_ddpperf.measuring.stored import Stored
+from pytest_ddpperf.measuring.turns import Turns
 from pytest_ddpperf.options import Settings
 from pytest_ddpperf.records import (
     COUNTER_LIMITS,
@@ -31,8 +35,6 @@ from pytest_ddpperf.records import (
     TestId,
     Verdict,
 )
-from pytest_ddpperf.result import Result
-from pytest_ddpperf.stored import Stored
 
 # Under these a run is measured, but its figures say nothing about the code.
 _DEBUGGING: Mapping[str, tuple[str, ...]] = {

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from pytest_ddpperf import baseline as store_room
-from pytest_ddpperf import benchmark, codec
 from pytest_ddpperf.baseline import Store
-from pytest_ddpperf.benchmark import Job, Measured
-from pytest_ddpperf.errors import BaseSideError, DdpPerfError, LaunchError
 from pytest_ddpperf.launch import Launcher
-from pytest_ddpperf.records import LaunchSamples, Status, Verdict
-from pytest_ddpperf.trees import Trees
-from pytest_ddpperf.wire import Lines, Message, Phase
+from pytest_ddpperf.measuring import benchmark
+from pytest_ddpperf.measuring.benchmark import Job, Measured
+from pytest_ddpperf.records import LaunchSamples, Status, Verdict, codec
+from pytest_ddpperf.records.errors import BaseSideError, DdpPerfError, LaunchError
+from pytest_ddpperf.wire.channels import Lines, Message, Phase
+from pytest_ddpperf.wire.trees import Trees
 
 # Often enough to be seen alive, rarely enough to leave the cores to the ranks.
 _RELAY_SECONDS = 0.5

@@ -13,8 +13,8 @@ import pytest
 
 from pytest_ddpperf.records import LaunchSamples
 from pytest_ddpperf.report import progress
-from pytest_ddpperf.stats import quantile
-from pytest_ddpperf.wire import Phase
+from pytest_ddpperf.verdict.stats import quantile
+from pytest_ddpperf.wire.channels import Phase
 
 _REDRAW_SECONDS = 0.25
 

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_ddpperf import options
-from pytest_ddpperf.errors import OptionError
 from pytest_ddpperf.options import Settings
+from pytest_ddpperf.records.errors import OptionError
 
 if TYPE_CHECKING:
     from pytest_ddpperf.against import BaseSide
+    from pytest_ddpperf.measuring.serving import Serving
+    from pytest_ddpperf.measuring.session import Report, Session
     from pytest_ddpperf.records import Baseline, Outcome
-    from pytest_ddpperf.serving import Serving
-    from pytest_ddpperf.session import Report, Session
 
 WORLD_SIZE = "_ddp_world_size"
 RPC = "rpc_benchmark"
@@ -49,7 +49,7 @@ class Run:
     @property
     def session(self) -> Session:
         if self._session is None:
-            from pytest_ddpperf.session import Session
+            from pytest_ddpperf.measuring.session import Session
 
             rpc = any(uses(item, {RPC}) for item in self.items)
             self._session = Session(
@@ -97,12 +97,12 @@ class Run:
         root = Path(os.path.realpath(self.config.rootpath))
         folders = {path for path in map(os.path.dirname, tests | conftests) if _of_tests(Path(path))}
         folders -= {str(root), *map(str, root.parents)}
-        return (*sorted(tests | conftests | folders), os.path.dirname(os.path.realpath(__file__)))
+        return (*sorted(tests | conftests | folders), os.path.realpath(Path(__file__).parents[1]))
 
     @property
     def report(self) -> Report:
         if self._report is None:
-            from pytest_ddpperf.session import Report
+            from pytest_ddpperf.measuring.session import Report
 
             self._report = Report()
         return self._report
@@ -124,7 +124,7 @@ class Run:
 
     def telling(self, test: TestState, *, skipped: bool) -> dict[str, Any]:
         """What a test has to say to the report, once."""
-        from pytest_ddpperf.session import telling
+        from pytest_ddpperf.measuring.session import telling
 
         facts = self._session.machine() if self._session is not None and test.outcomes else {}
         message = telling(test.outcomes, skipped=skipped, facts=facts, usage_error=test.usage_error)

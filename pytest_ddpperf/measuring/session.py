@@ -8,18 +8,19 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from pytest_ddpperf import __version__, benchmark, codec
+from pytest_ddpperf import __version__
 from pytest_ddpperf.against import BaseSide
 from pytest_ddpperf.baseline import Store
-from pytest_ddpperf.benchmark import Job, Measured, Progress
 from pytest_ddpperf.git import commit_of
 from pytest_ddpperf.launch import Launcher, Observer
 from pytest_ddpperf.launch.cores import place as cores_of
-from pytest_ddpperf.machine import Place, resolve
+from pytest_ddpperf.measuring import benchmark
+from pytest_ddpperf.measuring.benchmark import Job, Measured, Progress
+from pytest_ddpperf.measuring.machine import Place, resolve
+from pytest_ddpperf.measuring.serving import Serving
 from pytest_ddpperf.options import Settings
-from pytest_ddpperf.records import Baseline, Outcome, Plan, Scalar
+from pytest_ddpperf.records import Baseline, Outcome, Plan, Scalar, codec
 from pytest_ddpperf.report import json_report, terminal
-from pytest_ddpperf.serving import Serving
 
 
 class Session:

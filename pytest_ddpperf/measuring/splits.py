@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
 
-from pytest_ddpperf.looks import follow
+from pytest_ddpperf.measuring.looks import follow
 from pytest_ddpperf.records import Interval, Limit, Measurement, Samples, Splits, Status, Verdict
-from pytest_ddpperf.stats import binomial_interval
 from pytest_ddpperf.verdict import judge_times
+from pytest_ddpperf.verdict.stats import binomial_interval
 
 _SPLITS = 500
 _SEED = 0  # the same launches give the same rate

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pytest_ddpperf.baseline import Store
-from pytest_ddpperf.launches import Launches
+from pytest_ddpperf.measuring.launches import Launches
 from pytest_ddpperf.records import Baseline, Environment, Measurement, Outcome, Splits, TestId
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import cloudpickle
 
-from pytest_ddpperf.errors import TransportError
+from pytest_ddpperf.records.errors import TransportError
 
 # --- in pytest
 
