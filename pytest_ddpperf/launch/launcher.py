@@ -7,16 +7,15 @@ import os
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 from pytest_ddpperf.launch import environ, locks, topology
-from pytest_ddpperf.launch.completions import completions
+from pytest_ddpperf.launch.collect import collected
 from pytest_ddpperf.launch.cores import place
 from pytest_ddpperf.launch.observer import Nobody, Observer
 from pytest_ddpperf.launch.run import Delivery, Launch
 from pytest_ddpperf.launch.server import RankServer
-from pytest_ddpperf.records import COUNTERS, LaunchSamples, Plan, Scalar
+from pytest_ddpperf.records import LaunchSamples, Plan, Scalar, Window, codec
 from pytest_ddpperf.records.errors import TransportError
 from pytest_ddpperf.wire import payload
 from pytest_ddpperf.wire.trees import Trees, digests
@@ -64,31 +63,17 @@ class Launcher:
         data = payload.dumps("measure_rpc" if plan.rpc else "measure", setup, others)
         delivery = self._launch(plan, data, observer, alone=True)
         timed = delivery.results[: plan.world_size]
-        marks, cpu, examples, facts, told = zip(*map(json.loads, timed), strict=True)
+        windows = [codec.decode(Window, json.loads(result)) for result in timed]
         placement = place(plan.processes)
-        return LaunchSamples(
-            step_seconds=tuple(ns / 1e9 for ns in completions([row[0] for row in marks], [row[1:] for row in marks])),
-            rank_seconds=tuple(_seconds(_differences(row)) for row in marks),
-            cpu_seconds=None if None in cpu else tuple(map(_seconds, cpu)),
-            examples=None if None in examples else tuple(map(tuple, examples)),
-            blocked_seconds=tuple(_seconds(rank["blocked_ns"]) for rank in told) if plan.rpc else None,
-            counters=_counters([rank["counters"] for rank in told]),
-            phases=delivery.phases,
-            facts={
-                **facts[0],
-                "interconnect": self._interconnect(plan),
-                **environ.recorded(os.environ),
-                "cores": placement.cores,
-                "cores_per_rank": placement.cores_per_rank,
-                "pinned": placement.pinned,
-            },
-            output=delivery.output,
-            notes=delivery.notes,
-            unfit=_unfit(plan, told),
-            unsettled=told[0]["unsettled"],
-            warmup=told[0]["warmup"],
-            files=self._files(told),
-        )
+        facts: Mapping[str, Scalar] = {
+            **windows[0].facts,
+            "interconnect": self._interconnect(plan),
+            **environ.recorded(os.environ),
+            "cores": placement.cores,
+            "cores_per_rank": placement.cores_per_rank,
+            "pinned": placement.pinned,
+        }
+        return collected(plan, windows, delivery, facts=facts, files=self._files(windows))
 
     def call(self, plan: Plan, function: Callable[..., Any], args: Sequence[Any], observer: Observer) -> list[Any]:
         """`function(ctx, *args)` on every rank of a fresh group: the results by rank."""
@@ -103,11 +88,11 @@ class Launcher:
                 ) from None
         return values
 
-    def _files(self, told: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    def _files(self, windows: Sequence[Window]) -> dict[str, str]:
         """What any rank imported of the user's package, where it is asked."""
         if self._trees is None:
             return {}
-        return digests(self._trees.base, sorted({file for rank in told for file in rank["imported"]}))
+        return digests(self._trees.base, sorted({file for window in windows for file in window.imported}))
 
     def _interconnect(self, plan: Plan) -> str | None:
         if plan.device != "cuda":
@@ -130,26 +115,3 @@ class Launcher:
             Launch(self._server, plan, data, self._modules(), placement, observer, self._trees) as launch,
         ):
             return launch.run()
-
-
-def _unfit(plan: Plan, told: Sequence[Mapping[str, Any]]) -> str:
-    """Why a launch says little of steady training, in words, by what happened and not by its times."""
-    compiled = [(rank, fields["compiled_at"]) for rank, fields in enumerate(told) if fields["compiled_at"]]
-    return f"{plan.name(compiled[0][0])} recompiled at step {compiled[0][1]}" if compiled else ""
-
-
-def _counters(ranks: Sequence[Mapping[str, int | None]]) -> dict[str, int | None]:
-    """The largest over ranks; unknown where one rank does not know."""
-    found: dict[str, int | None] = {}
-    for name in {**dict.fromkeys(COUNTERS), **ranks[0]}:
-        known = [count for rank in ranks if (count := rank.get(name)) is not None]
-        found[name] = max(known) if len(known) == len(ranks) else None
-    return found
-
-
-def _differences(marks: Sequence[int]) -> list[int]:
-    return [after - before for before, after in pairwise(marks)]
-
-
-def _seconds(nanoseconds: Sequence[int]) -> tuple[float, ...]:
-    return tuple(ns / 1e9 for ns in nanoseconds)

@@ -15,25 +15,11 @@ import torch.distributed as dist
 
 from pytest_ddpperf.rank import clock, frames, steady
 from pytest_ddpperf.rank.context import Context
-from pytest_ddpperf.records import Plan
+from pytest_ddpperf.records import Plan, Window
 from pytest_ddpperf.records.errors import SetupError
 from pytest_ddpperf.wire.channels import Board, Phase
 
 Step = Callable[[], Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
-    """What one rank measured."""
-
-    marks_ns: tuple[int, ...]  # the start, then the end of each step, CLOCK_MONOTONIC
-    cpu_ns: tuple[int, ...] | None  # CPU time of the training thread by step; None off CPU
-    examples: tuple[int, ...] | None  # by step, if every step told
-    compiled_at: int  # the first timed step, from 1, that handed something to torch.compile; 0 for none
-    unsettled: str  # what was still changing when the warm-up ended at its cap, in words
-    warmup: int  # steps it took
-    blocked_ns: tuple[int, ...]  # by step, what the meter read; none without one
-    counters: Mapping[str, int | None]  # of a step
 
 
 class Prepared:
@@ -76,7 +62,7 @@ class Meter(Protocol):
 def measure(step: Step, plan: Plan, ctx: Context, board: Board, meter: Meter) -> Window:
     """Warm up, then time `plan.steps` steps from a common start."""
     row, cell = board.row(ctx.rank), Board.STEP_CELL
-    warmup, unsettled, counters = _warm_up(step, plan, ctx, board, meter)
+    warmed = _warm_up(step, plan, ctx, board, meter)
     on_cpu = ctx.device.type == "cpu"
     if not on_cpu:
         torch.accelerator.synchronize()
@@ -110,12 +96,19 @@ def measure(step: Step, plan: Plan, ctx: Context, board: Board, meter: Meter) ->
         marks_ns=tuple(board.marks(ctx.rank)),
         cpu_ns=tuple(b - a for a, b in pairwise(cpu_ns)) if on_cpu else None,
         examples=None if None in processed else tuple(processed),
-        compiled_at=next((step for step, count in enumerate(graphs) if count != graphs[0]), 0),
-        unsettled=unsettled,
-        warmup=warmup,
         blocked_ns=tuple(after - before for before, after in pairwise(blocked)),
-        counters=counters,
+        counters=warmed.counters,
+        compiled_at=next((step for step, count in enumerate(graphs) if count != graphs[0]), 0),
+        unsettled=warmed.unsettled,
+        warmup=warmed.steps,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _WarmUp:
+    steps: int  # it took
+    unsettled: str  # what its last step still changed, in words
+    counters: Mapping[str, int | None]  # of a step; nothing is known of less than three
 
 
 # Of the warm-up, the step in which is counted: the last but one asked, for counting must not be the last thing that
@@ -123,16 +116,13 @@ def measure(step: Step, plan: Plan, ctx: Context, board: Board, meter: Meter) ->
 _COUNTED_FROM = 3
 
 
-def _warm_up(
-    step: Step, plan: Plan, ctx: Context, board: Board, meter: Meter
-) -> tuple[int, str, Mapping[str, int | None]]:
-    """The asked steps, and more until no rank's last one changed anything: how many, what did at the cap, and what
-    a step was counted to do (nothing is known of less than three)."""
+def _warm_up(step: Step, plan: Plan, ctx: Context, board: Board, meter: Meter) -> _WarmUp:
+    """The asked steps, and more until no rank's last one changed anything, up to a cap."""
     row, cell = board.row(ctx.rank), Board.STEP_CELL
     board.enter(ctx.rank, Phase.WARMUP, time.monotonic_ns())
     counters: Mapping[str, int | None] = {}
     if plan.warmup == 0:
-        return 0, "", counters
+        return _WarmUp(steps=0, unsettled="", counters=counters)
     watch = steady.Steadiness(ctx.device)
     for index in range(plan.warmup + steady.WARMUP_BEYOND):
         if index >= plan.warmup - 1:
@@ -146,4 +136,4 @@ def _warm_up(
             unsettled = watch.unsettled()
             if not unsettled:
                 break
-    return index + 1, unsettled, counters
+    return _WarmUp(steps=index + 1, unsettled=unsettled, counters=counters)

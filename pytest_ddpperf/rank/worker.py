@@ -19,14 +19,14 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
 from pytest_ddpperf.rank import collectives, environment, frames, group, process, results, sampling
 from pytest_ddpperf.rank.context import Context, RpcContext
-from pytest_ddpperf.records import Plan
+from pytest_ddpperf.records import Plan, codec
 from pytest_ddpperf.records.errors import DdpPerfError, SetupError
 from pytest_ddpperf.wire import payload
 from pytest_ddpperf.wire.channels import Board, Kind, Message, Phase, send_frame
@@ -171,13 +171,12 @@ def _measure_rpc(rank: Rank, ctx: RpcContext, trainer: Any, master: Any, paramet
 
 def _timed(rank: Rank, ctx: Context, prepared: sampling.Prepared, meter: sampling.Meter) -> CleanUp:
     window = sampling.measure(prepared.step, rank.plan, ctx, rank.board, meter)
-    facts = {}
     if ctx.rank == 0:
         facts = environment.versions() | environment.state() | environment.device(ctx.device.type)
-    names = ("compiled_at", "unsettled", "warmup", "blocked_ns", "counters")
-    told = {name: getattr(window, name) for name in names}
-    told["imported"] = rank.trees.imported() if rank.trees is not None else []
-    rank.deliver(json.dumps([window.marks_ns, window.cpu_ns, window.examples, facts, told]).encode())
+        window = replace(window, facts=facts)
+    if rank.trees is not None:
+        window = replace(window, imported=tuple(rank.trees.imported()))
+    rank.deliver(json.dumps(codec.encode(window)).encode())
     return prepared.clean_up
 
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from pytest_ddpperf.records.measured import Status as Status
     from pytest_ddpperf.records.measured import TestId as TestId
     from pytest_ddpperf.records.measured import Verdict as Verdict
+    from pytest_ddpperf.records.measured import Window as Window
     from pytest_ddpperf.records.outcome import Beside as Beside
     from pytest_ddpperf.records.outcome import Outcome as Outcome
     from pytest_ddpperf.records.outcome import Replacement as Replacement

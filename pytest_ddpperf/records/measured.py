@@ -232,6 +232,22 @@ class RankOutput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """What one rank measured, as it delivers it."""
+
+    marks_ns: tuple[int, ...]  # the start, then the end of each step, CLOCK_MONOTONIC
+    cpu_ns: tuple[int, ...] | None  # CPU time of the training thread by step; None off CPU
+    examples: tuple[int, ...] | None  # by step, if every step told
+    blocked_ns: tuple[int, ...]  # by step, what it waited for RPC
+    counters: Counters
+    compiled_at: int  # the first timed step, from 1, that handed something to torch.compile; 0 for none
+    unsettled: str  # what was still changing when the warm-up ended at its cap, in words
+    warmup: int  # steps it took
+    facts: Mapping[str, Scalar] = field(default_factory=dict)  # the environment, of rank 0
+    imported: tuple[str, ...] = ()  # files of the user's package; where it is asked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchSamples:
     """What one launch brought back."""
 

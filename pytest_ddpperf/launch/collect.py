@@ -1,0 +1,72 @@
+"""What the ranks of a launch delivered, as one launch's samples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+from pytest_ddpperf.launch.run import Delivery
+from pytest_ddpperf.records import COUNTERS, LaunchSamples, Plan, Scalar, Window
+
+
+def collected(
+    plan: Plan,
+    windows: Sequence[Window],
+    delivery: Delivery,
+    *,
+    facts: Mapping[str, Scalar],
+    files: Mapping[str, str],
+) -> LaunchSamples:
+    """`windows` by rank; `facts` and `files` as LaunchSamples has them."""
+    cpu = [window.cpu_ns for window in windows if window.cpu_ns is not None]
+    examples = [window.examples for window in windows if window.examples is not None]
+    starts, ends = [window.marks_ns[0] for window in windows], [window.marks_ns[1:] for window in windows]
+    return LaunchSamples(
+        step_seconds=_seconds(completions(starts, ends)),
+        rank_seconds=tuple(_seconds(_differences(window.marks_ns)) for window in windows),
+        cpu_seconds=tuple(map(_seconds, cpu)) if len(cpu) == len(windows) else None,
+        examples=tuple(examples) if len(examples) == len(windows) else None,
+        blocked_seconds=tuple(_seconds(window.blocked_ns) for window in windows) if plan.rpc else None,
+        counters=_counters(windows),
+        phases=delivery.phases,
+        facts=facts,
+        output=delivery.output,
+        notes=delivery.notes,
+        unfit=_unfit(plan, windows),
+        unsettled=windows[0].unsettled,
+        warmup=windows[0].warmup,
+        files=files,
+    )
+
+
+def completions(starts: Sequence[float], ends: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    """The group's step times, between successive completions of the whole group, the first from the common start.
+
+    `starts` is by rank, `ends` rank x step, all on one clock and in one unit, which is the result's. They add up to
+    the wall time of the window.
+    """
+    marks = [max(starts), *(max(step) for step in zip(*ends, strict=True))]
+    return _differences(marks)
+
+
+def _unfit(plan: Plan, windows: Sequence[Window]) -> str:
+    """Why a launch says little of steady training, in words, by what happened and not by its times."""
+    compiled = [(rank, window.compiled_at) for rank, window in enumerate(windows) if window.compiled_at]
+    return f"{plan.name(compiled[0][0])} recompiled at step {compiled[0][1]}" if compiled else ""
+
+
+def _counters(windows: Sequence[Window]) -> dict[str, int | None]:
+    """The largest over ranks; unknown where one rank does not know."""
+    found: dict[str, int | None] = {}
+    for name in {**dict.fromkeys(COUNTERS), **windows[0].counters}:
+        known = [count for window in windows if (count := window.counters.get(name)) is not None]
+        found[name] = max(known) if len(known) == len(windows) else None
+    return found
+
+
+def _differences(marks: Sequence[float]) -> tuple[float, ...]:
+    return tuple(after - before for before, after in pairwise(marks))
+
+
+def _seconds(nanoseconds: Sequence[float]) -> tuple[float, ...]:
+    return tuple(ns / 1e9 for ns in nanoseconds)
