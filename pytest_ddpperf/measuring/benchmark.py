@@ -12,10 +12,10 @@ from pytest_ddpperf import verdict as verdicts
 from pytest_ddpperf.against import BaseSide
 from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.launch import Launcher, Observer
+from pytest_ddpperf.measuring.judging import Judge, Terms
 from pytest_ddpperf.measuring.launches import Launches, measurement
-from pytest_ddpperf.measuring.looks import follow, schedule
+from pytest_ddpperf.measuring.looks import schedule
 from pytest_ddpperf.measuring.result import Result
-from pytest_ddpperf.measuring.splits import split
 from pytest_ddpperf.measuring.stored import Stored
 from pytest_ddpperf.measuring.turns import Turns
 from pytest_ddpperf.options import Settings
@@ -25,13 +25,11 @@ from pytest_ddpperf.records import (
     Environment,
     LaunchSamples,
     Limit,
-    Measurement,
     Outcome,
     Plan,
     RankOutput,
     Recording,
     Scalar,
-    Splits,
     TestId,
     Verdict,
 )
@@ -104,21 +102,40 @@ def _compared(job: Job, launches: Launches, reference: Stored | Turns) -> Measur
     reference.take(launches, looks[0])
     facts = {**launches.facts, **job.facts}
     environment = store_room.environment(facts, job.plan, batch_size=job.batch_size)
-    gate = _Gate(job, launches, reference, environment, why_not=_not_gated(job, facts))
+    reason = _not_gated(job, facts)
+    reference.read(environment, reason)
+    terms = Terms(
+        limits=_limits(job),
+        level=job.level,
+        interleaved=reference.interleaved,
+        not_gated=reason,
+        confirming=2 * job.launches,
+        max_seconds=job.settings.max_seconds,
+    )
+    judge = Judge(terms, launches, reference, environment)
+    same_code = job.settings.against == "self"  # to see how far it differs from itself: all launches are wanted
     for number, count in enumerate(looks, 1):
         reference.take(launches, count)
-        further = looks[number] if number < len(looks) and gate.affords(looks[number]) else None
-        verdict, as_taken, ended = gate.judge(looks[:number], final=further is None)
-        if further is None or (ended and not gate.splits_launches):
+        further = looks[number] if number < len(looks) and judge.affords(looks[number]) else None
+        judged = judge(looks[:number], final=further is None)
+        if further is None or (judged.ended and not (same_code and reference.kept())):
             break
-    result = measured(job, launches, environment, verdict, as_taken=as_taken)
-    splits = gate.splits(looks[:number]) if gate.splits_launches else None
+    result = measured(job, launches, environment, judged.verdict, shown=judged.view.now)
+    splits = judge.splits(looks[:number]) if same_code and reference.kept() else None
     return replace(
         result,
-        outcome=reference.told(result.outcome, launches, as_taken=as_taken, splits=splits),
-        baseline=reference.baseline(as_taken=as_taken),
-        candidate=Baseline(test=job.test, sessions=(gate.recording(as_taken),)),
+        outcome=reference.told(result.outcome, launches, judged.view.before, splits=splits),
+        baseline=reference.baseline(judged.view.before),
+        candidate=Baseline(test=job.test, sessions=(judge.recording(judged.view),)),
     )
+
+
+def _limits(job: Job) -> tuple[Limit, ...]:
+    """The settings', with the default ones on counters; those on RPC matter to RPC launches only."""
+    asked = job.settings.limits
+    named = {limit.metric for limit in asked}
+    every = (*asked, *(limit for limit in COUNTER_LIMITS if limit.metric not in named))
+    return tuple(limit for limit in every if job.plan.rpc or not limit.metric.startswith("rpc."))
 
 
 def own_launches(job: Job, launcher: Launcher, progress: Progress, *, most_again: int) -> Launches:
@@ -138,10 +155,9 @@ def _begun(progress: Progress, launch: int, launches: int) -> Progress:
 
 
 def measured(
-    job: Job, launches: Launches, environment: Environment, verdict: Verdict, *, as_taken: bool = False
+    job: Job, launches: Launches, environment: Environment, verdict: Verdict, *, shown: Sequence[LaunchSamples]
 ) -> Measured:
-    """What the launches of this side came to."""
-    shown = launches.as_taken if as_taken else launches.kept
+    """What the launches of this side came to; `shown` are those that the verdict is about."""
     current = measurement(shown, environment)
     settings = job.settings
     return Measured(
@@ -167,96 +183,6 @@ def measured(
         candidate=Baseline(test=job.test, sessions=(Recording(measurement=current),)),
         output=tuple(launch.output for launch in launches.every),
     )
-
-
-class _Gate:
-    """Holds the launches against what they are compared with, look after look."""
-
-    def __init__(
-        self,
-        job: Job,
-        launches: Launches,
-        reference: Stored | Turns,
-        environment: Environment,
-        *,
-        why_not: str | None,
-    ) -> None:
-        self._job, self._launches, self._environment, self._why_not = job, launches, environment, why_not
-        self._reference = reference
-        reference.read(environment, why_not)
-
-    @property
-    def _saving(self) -> bool:
-        return self._why_not == "saving"
-
-    @property
-    def splits_launches(self) -> bool:
-        """Whether the same code is on both sides, to see how far it differs from itself."""
-        return self._job.settings.against == "self" and bool(self._compared(0, None, as_taken=False))
-
-    def affords(self, count: int) -> bool:
-        """Whether so many launches fit into the time; those that confirm a suspicion of the first look always do."""
-        confirming = count <= 2 * self._job.launches and not self._saving
-        return confirming or self._reference.seconds(self._launches, count) <= self._job.settings.max_seconds
-
-    def judge(self, looks: Sequence[int], *, final: bool) -> tuple[Verdict, bool, bool]:
-        """The verdict, whether it is about the launches as they were taken, and whether the measurement ends with it.
-
-        Whoever replaces launches might replace the slow ones. So they are judged as they were taken, too: a
-        regression that those show is the verdict, and nothing ends before both have.
-        """
-        verdict, ended = self._followed(looks, as_taken=False, final=final)
-        ended = ended or verdict.reason == "counter-rose"  # which no further launch would change
-        if self._saving:
-            current = self._measurement(0, None, as_taken=False)
-            ended = final or not verdicts.coarse(current, self._limits, level=self._job.level)
-        if self._launches.kept == self._launches.as_taken and not self._reference.replaced:
-            return verdict, False, ended
-        other, other_ended = self._followed(looks, as_taken=True, final=final)
-        as_taken = other == "REGRESSED"
-        return other if as_taken else verdict, as_taken, ended and (other_ended or self._saving)
-
-    def _followed(self, looks: Sequence[int], *, as_taken: bool, final: bool) -> tuple[Verdict, bool]:
-        verdict, ended = follow(looks, partial(self._verdict, as_taken), final=final)
-        current, compared = self._measurement(0, None, as_taken=as_taken), self._compared(0, None, as_taken=as_taken)
-        return verdicts.with_counters(verdict, current, compared, self._limits), ended
-
-    def _verdict(self, as_taken: bool, start: int, stop: int, ease: float) -> Verdict:
-        return verdicts.judge_times(
-            self._measurement(start, stop, as_taken=as_taken),
-            self._compared(start, stop, as_taken=as_taken),
-            self._limits,
-            not_gated=self._why_not,
-            level=self._job.level * ease,
-            interleaved=self._reference.interleaved,
-        )
-
-    def _compared(self, start: int, stop: int | None, *, as_taken: bool) -> tuple[Measurement, ...]:
-        return self._reference.measurements(start, stop, as_taken=as_taken)
-
-    @property
-    def _limits(self) -> tuple[Limit, ...]:
-        """The settings', with the default ones on counters; those on RPC matter to RPC launches only."""
-        asked = self._job.settings.limits
-        named = {limit.metric for limit in asked}
-        every = (*asked, *(limit for limit in COUNTER_LIMITS if limit.metric not in named))
-        return tuple(limit for limit in every if self._job.plan.rpc or not limit.metric.startswith("rpc."))
-
-    def _measurement(self, start: int, stop: int | None, *, as_taken: bool) -> Measurement:
-        launches = self._launches.as_taken if as_taken else self._launches.kept
-        return measurement(launches[start:stop], self._environment)
-
-    def recording(self, as_taken: bool) -> Recording:
-        """What would be stored, with its resolution where it will be."""
-        current = self._measurement(0, None, as_taken=as_taken)
-        resolution = verdicts.resolutions(current, self._limits, level=self._job.level) if self._saving else {}
-        return Recording(measurement=current, resolution=resolution)
-
-    def splits(self, looks: Sequence[int]) -> Splits:
-        """How the launches of both sides, split otherwise, would have been judged."""
-        hand = [self._measurement(place, place + 1, as_taken=False) for place in range(looks[-1])]
-        base = [self._compared(place, place + 1, as_taken=False)[0] for place in range(looks[-1])]
-        return split(hand, base, self._limits, looks, level=self._job.level)
 
 
 def failed(job: Job, error: str) -> Outcome:

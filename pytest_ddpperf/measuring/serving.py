@@ -92,7 +92,7 @@ class Serving:
             raise BaseSideError(_OVER)
         environment = store_room.environment({**launches.facts, **job.facts}, job.plan, batch_size=job.batch_size)
         verdict = Verdict(status=Status.NOT_GATED, reason="base-side")
-        found = benchmark.measured(job, launches, environment, verdict)
+        found = benchmark.measured(job, launches, environment, verdict, shown=launches.kept)
         return replace(found, outcome=replace(found.outcome, fails=False))  # who leads decides
 
 

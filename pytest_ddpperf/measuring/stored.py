@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pytest_ddpperf.baseline import Store
+from pytest_ddpperf.measuring.judging import Before
 from pytest_ddpperf.measuring.launches import Launches
 from pytest_ddpperf.records import Baseline, Environment, Measurement, Outcome, Splits, TestId
 
 
 class Stored:
-    """The other side of a measurement, as `against.Turns`, but for that nothing is launched for it."""
+    """The other side of a measurement, as `turns.Turns`, but for that nothing is launched for it."""
 
     interleaved = False
     replaced = False
@@ -34,17 +35,19 @@ class Stored:
         elif why_not == "saving" and self._to_extend:
             self._store.read_alike(environment, self._test)  # before launches are spent on what could not be added
 
-    def measurements(self, start: int, stop: int | None, *, as_taken: bool) -> tuple[Measurement, ...]:
+    def kept(self, start: int = 0, stop: int | None = None) -> tuple[Measurement, ...]:
         """The same sessions for whichever launches."""
         return self._baseline.measurements if self._baseline is not None else ()
 
-    def baseline(self, *, as_taken: bool) -> Baseline | None:
+    as_taken = kept
+
+    def baseline(self, before: Before) -> Baseline | None:
         return self._baseline
 
     def end(self) -> None:
         """Nothing goes on."""
 
-    def told(self, outcome: Outcome, now: Launches, *, as_taken: bool, splits: Splits | None) -> Outcome:
+    def told(self, outcome: Outcome, now: Launches, before: Before, *, splits: Splits | None) -> Outcome:
         """With where it is and, where there is none for this environment, where there is one."""
         notes = outcome.notes
         if outcome.verdict == "NO BASELINE":

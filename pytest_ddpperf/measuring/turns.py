@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from pytest_ddpperf.against.proof import differing
 from pytest_ddpperf.against.side import BaseSide
 from pytest_ddpperf.baseline import environment
 from pytest_ddpperf.launch import Observer
+from pytest_ddpperf.measuring.judging import Before
 from pytest_ddpperf.measuring.launches import Launches, measurement
 from pytest_ddpperf.records import (
     Baseline,
@@ -92,19 +93,22 @@ class Turns:
         """Whether launches of the other side were taken again."""
         return self._theirs is not None and self._theirs.kept != self._theirs.as_taken
 
-    def measurements(self, start: int, stop: int | None, *, as_taken: bool) -> tuple[Measurement, ...]:
-        """The other side's launches start..stop; none where something went wrong there."""
-        if self._theirs is None or self.error:
-            return ()
-        launches = self._theirs.as_taken if as_taken else self._theirs.kept
-        return (measurement(launches[start:stop], self._environment),)
+    def kept(self, start: int = 0, stop: int | None = None) -> tuple[Measurement, ...]:
+        """The other side's launches start..stop, unfit ones taken again."""
+        return self._measured(self._theirs.kept[start:stop]) if self._theirs is not None else ()
 
-    def baseline(self, *, as_taken: bool) -> Baseline | None:
-        """The other side as if it had been stored."""
-        sessions = tuple(
-            Recording(measurement=measured, commit=self._base.version.commit)
-            for measured in self.measurements(0, None, as_taken=as_taken)
-        )
+    def as_taken(self, start: int = 0, stop: int | None = None) -> tuple[Measurement, ...]:
+        """The other side's launches start..stop as they were taken first."""
+        return self._measured(self._theirs.as_taken[start:stop]) if self._theirs is not None else ()
+
+    def _measured(self, launches: Sequence[LaunchSamples]) -> tuple[Measurement, ...]:
+        """None where something went wrong there."""
+        return () if self.error else (measurement(launches, self._environment),)
+
+    def baseline(self, before: Before) -> Baseline | None:
+        """The other side in one view as if it had been stored."""
+        commit = self._base.version.commit
+        sessions = tuple(Recording(measurement=measured, commit=commit) for measured in before())
         return Baseline(test=self._test, sessions=sessions) if sessions else None
 
     def end(self) -> None:
@@ -112,7 +116,7 @@ class Turns:
         if self._theirs is not None:
             self._base.done()
 
-    def told(self, outcome: Outcome, now: Launches, *, as_taken: bool, splits: Splits | None) -> Outcome:
+    def told(self, outcome: Outcome, now: Launches, before: Before, *, splits: Splits | None) -> Outcome:
         """With the other side."""
         theirs = self._theirs.kept if self._theirs is not None else []
         files = [side[0].files if side else {} for side in (now.kept, theirs)]
@@ -120,7 +124,7 @@ class Turns:
             version=self._base.version,
             seed=self._seed,
             order=self._order,
-            measurement=next(iter(self.measurements(0, None, as_taken=as_taken)), None),
+            measurement=next(iter(before()), None),
             replaced=self._theirs.replacements() if self._theirs is not None else (),
             imported=len({*files[0], *files[1]}),
             differing=differing(*files) if theirs else (),
