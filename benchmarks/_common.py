@@ -5,14 +5,19 @@ from __future__ import annotations
 import statistics
 import sys
 from collections.abc import Sequence
+from typing import NamedTuple
 
 
-def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
-    """First quartile, median, third quartile."""
+class Quartiles(NamedTuple):
+    first: float
+    median: float
+    third: float
+
+
+def quartiles(values: Sequence[float]) -> Quartiles:
     if len(values) == 1:
-        return values[0], values[0], values[0]
-    first, median, third = statistics.quantiles(values, n=4, method="inclusive")
-    return first, median, third
+        return Quartiles(values[0], values[0], values[0])
+    return Quartiles(*statistics.quantiles(values, n=4, method="inclusive"))
 
 
 def spread(values: Sequence[float], unit: str, scale: float = 1.0) -> str:

@@ -245,9 +245,9 @@ def report(rows: list[dict[str, Any]]) -> None:
                     f"{red / len(chosen):.1%}",
                     f"{low:.1%} to {high:.1%}",
                     f"{open_ / len(chosen):.1%}",
-                    f"{launches[1]:g} [{launches[0]:g}, {launches[2]:g}]",
-                    f"{resolution[1]:.0%} [{resolution[0]:.0%}, {resolution[2]:.0%}]",
-                    f"{seconds[1]:g} [{seconds[0]:g}, {seconds[2]:g}]",
+                    f"{launches.median:g} [{launches.first:g}, {launches.third:g}]",
+                    f"{resolution.median:.0%} [{resolution.first:.0%}, {resolution.third:.0%}]",
+                    f"{seconds.median:g} [{seconds.first:g}, {seconds.third:g}]",
                 ]
             )
     print("\nfalse alarms are REGRESSED among identical pairs, detections among slower ones; median [quartiles]\n")

@@ -68,16 +68,16 @@ def test_launch(ddp_run: Any) -> None:
     rows = [["ranks", *launchers, "spawn / ddpperf", "torchrun / ddpperf"]]
     faster: dict[int, float] = {}
     for world_size in sizes:
-        mine = quartiles(seconds["ddpperf", world_size])[1]
+        mine = quartiles(seconds["ddpperf", world_size]).median
         ratios = {name: [s / mine for s in seconds[name, world_size]] for name in ("mp.spawn", "torchrun")}
-        faster[world_size] = quartiles(ratios["mp.spawn"])[1]
+        faster[world_size] = quartiles(ratios["mp.spawn"]).median
         rows.append(
             [str(world_size), *(spread(seconds[name, world_size], "s") for name in launchers)]
             + [spread(ratio, "x") for ratio in ratios.values()]
         )
     mine, others = rpc_seconds(session.launcher, rounds)
-    ratios = [seconds / quartiles(mine)[1] for seconds in others]
-    rpc_faster = quartiles(ratios)[1]
+    ratios = [seconds / quartiles(mine).median for seconds in others]
+    rpc_faster = quartiles(ratios).median
     rows.append(["RPC", spread(mine, "s"), spread(others, "s"), "-", spread(ratios, "x"), "-"])
     print(f"\nmedian [quartiles] of {rounds} rounds; the rank server itself started in {server_seconds:.2f} s\n")
     print(table(rows))
@@ -85,7 +85,7 @@ def test_launch(ddp_run: Any) -> None:
         print(f"\nnot counted, it failed: {launch_failed}")
     promises = [(f"{n} ranks: at least 20 times faster than spawn", faster[n] >= 20) for n in sizes if n in (2, 8)]
     if 2 in sizes:
-        promises.append(("2 ranks: at most 0.10 s", quartiles(seconds["ddpperf", 2])[1] <= 0.10))
+        promises.append(("2 ranks: at most 0.10 s", quartiles(seconds["ddpperf", 2]).median <= 0.10))
     promises.append(("RPC: at least 5 times faster than spawn", rpc_faster >= 5))
     assert verdict(promises) == 0
 

@@ -26,14 +26,14 @@ def git(path: Path, *arguments: str | Path, timeout: float | None = None) -> str
     command: list[Any] = ["git", "--no-optional-locks", "-c", f"core.hooksPath={os.devnull}", "-C", path, *arguments]
     environ = {**outside_of_hooks(), "LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0"}
     try:
-        status, output, errors = run_whole(command, environ, timeout=timeout)
+        ended = run_whole(command, environ, timeout=timeout)
     except FileNotFoundError:
         raise GitError("git is not installed, or not on PATH") from None
     except (OSError, subprocess.SubprocessError) as error:
         raise GitError(str(error)) from None
-    if status:
-        raise GitError(errors.decode(errors="replace").strip())
-    return os.fsdecode(output)
+    if ended.returncode:
+        raise GitError(ended.stderr.decode(errors="replace").strip())
+    return os.fsdecode(ended.stdout)
 
 
 def outside_of_hooks() -> dict[str, str]:
@@ -47,8 +47,8 @@ def run_whole(
     *,
     folder: Path | None = None,
     timeout: float | None = None,
-) -> tuple[int, bytes, bytes]:
-    """The status and the output of a command, a shell's if it is a text. Whatever happens meanwhile, Ctrl-C too, ends
+) -> subprocess.CompletedProcess[bytes]:
+    """What came of a command, a shell's if it is a text. Whatever happens meanwhile, Ctrl-C too, ends
     all of it, its children too, before this returns."""
     process = subprocess.Popen(
         command,
@@ -71,7 +71,7 @@ def run_whole(
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         raise
-    return process.returncode, output, errors
+    return subprocess.CompletedProcess(command, process.returncode, output, errors)
 
 
 def commit_of(path: Path) -> str:

@@ -73,10 +73,10 @@ class Checkout:
         return Trees(hand=str(self.top), base=str(base), kept=self._kept)
 
     def _set_up(self, command: str, folder: Path) -> None:
-        status, output, errors = run_whole(command, {**outside_of_hooks(), **self.assignments}, folder=folder)
-        if status:
-            written = (output + errors).decode(errors="replace")[-SHOWN:].rstrip()
-            problem = f"{command!r} {describe_end(status)} in a worktree of {self.version}\n{written}"
+        ended = run_whole(command, {**outside_of_hooks(), **self.assignments}, folder=folder)
+        if ended.returncode:
+            written = (ended.stdout + ended.stderr).decode(errors="replace")[-SHOWN:].rstrip()
+            problem = f"{command!r} {describe_end(ended.returncode)} in a worktree of {self.version}\n{written}"
             raise AgainstError("--ddp-against-setup", problem)
 
     def changed(self) -> list[str]:

@@ -9,7 +9,7 @@ import queue
 import threading
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -43,7 +43,7 @@ _shared: queue.SimpleQueue[Any] = queue.SimpleQueue()
 def start(plan: Plan, process: int, folder: Path, cpus: Sequence[int]) -> RpcContext:
     """Seed, choose the device, pin, join the RPC world, and the process group of one's role."""
     meter.names = [plan.name(other) for other in range(plan.processes)]
-    role, index, size = _place(plan, process)
+    place = _place(plan, process)
     devices = 1 if plan.device == "cpu" else torch.accelerator.device_count()
     device = group.prepare(plan, process % devices, cpus)
     timeout = plan.timeout_seconds + group.GRACE.total_seconds()
@@ -57,40 +57,47 @@ def start(plan: Plan, process: int, folder: Path, cpus: Sequence[int]) -> RpcCon
         rpc.init_rpc(  # type: ignore[no-untyped-call]
             plan.name(process), rank=process, world_size=plan.processes, rpc_backend_options=options
         )
-    if role != "master":
+    if place.role != "master":
         # Trainers have a device each; servers may share theirs, and NCCL takes one rank a device.
-        shared = role == "parameter_server" and size > devices
+        shared = place.role == "parameter_server" and place.size > devices
         joined = replace(plan, backend="gloo") if shared else plan
-        group.join(joined, index, size, folder / f"store-{role}", device)
+        group.join(joined, place.index, place.size, folder / f"store-{place.role}", device)
     return RpcContext(
-        rank=index,
-        local_rank=index,
-        world_size=size,
-        local_world_size=size,
+        rank=place.index,
+        local_rank=place.index,
+        world_size=place.size,
+        local_world_size=place.size,
         node_rank=0,
         device=device,
         backend=plan.backend,
         seed=plan.seed,
-        role=role,
+        role=place.role,
         name=plan.name(process),
         workers=_workers(plan),
     )
 
 
-def _place(plan: Plan, process: int) -> tuple[Role, int, int]:
-    """A process's role, its index in it, and how many have that role."""
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A process's part in the launch."""
+
+    role: Role
+    index: int  # in it
+    size: int  # how many have that role
+
+
+def _place(plan: Plan, process: int) -> _Place:
     if process < plan.world_size:
-        return "trainer", process, plan.world_size
+        return _Place("trainer", process, plan.world_size)
     if process < plan.world_size + plan.parameter_servers:
-        return "parameter_server", process - plan.world_size, plan.parameter_servers
-    return "master", 0, 1
+        return _Place("parameter_server", process - plan.world_size, plan.parameter_servers)
+    return _Place("master", 0, 1)
 
 
 def _workers(plan: Plan) -> dict[str, tuple[str, ...]]:
     workers: dict[str, tuple[str, ...]] = {"trainer": (), "parameter_server": (), "master": ()}
     for process in range(plan.processes):
-        role, _, _ = _place(plan, process)
-        workers[role] += (plan.name(process),)
+        workers[_place(plan, process).role] += (plan.name(process),)
     return workers
 
 

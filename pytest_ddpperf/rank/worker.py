@@ -125,11 +125,11 @@ def _work(rank: Rank, folder: Path, request: Message) -> None:
     payload.install(request["modules"])
     if rank.plan.rpc:
         _rpc().watch()
-    task, function, args = payload.loads((folder / "payload").read_bytes())
+    task = payload.loads((folder / "payload").read_bytes())
     rank.enter(Phase.GROUP)
     ctx = _start(rank, folder, cpus)
     rank.enter(Phase.SETUP)
-    clean_up = _TASKS[task](rank, ctx, function, *args)
+    clean_up = _TASKS[task.name](rank, ctx, task.function, *task.args)
     rank.enter(Phase.CLEANUP)
     if clean_up is not None:
         clean_up()

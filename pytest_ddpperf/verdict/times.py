@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from statistics import fmean
+from typing import NamedTuple
 
 from pytest_ddpperf.records import (
     Comparison,
@@ -117,22 +118,29 @@ def _on_times(limits: Iterable[Limit]) -> list[Limit]:
 
 def resolutions(current: Measurement, limits: Iterable[Limit], *, level: float = RUN_LEVEL) -> dict[str, float]:
     """By metric, the relative slowdown that two measurements like this one, taken on one occasion, would resolve."""
-    found = _with_itself(current, limits, level)
-    return {limit.metric: _share(resolution) for limit, _, resolution in found}
+    return {own.limit.metric: _share(own.resolution) for own in _with_itself(current, limits, level)}
 
 
 def coarse(current: Measurement, limits: Iterable[Limit], *, level: float = RUN_LEVEL) -> bool:
     """Whether there is a limit that two measurements like this one, taken on one occasion, would not resolve."""
-    return any(resolution > _bound(limit, base) for limit, base, resolution in _with_itself(current, limits, level))
+    return any(own.resolution > _bound(own.limit, own.mean) for own in _with_itself(current, limits, level))
 
 
-def _with_itself(current: Measurement, limits: Iterable[Limit], level: float) -> Iterator[tuple[Limit, float, float]]:
-    """The limits it supports, with the mean and the resolution of each metric, both as logarithms."""
+class _Own(NamedTuple):
+    """What a measurement says of one limit by itself; both figures are logarithms."""
+
+    limit: Limit
+    mean: float
+    resolution: float
+
+
+def _with_itself(current: Measurement, limits: Iterable[Limit], level: float) -> Iterator[_Own]:
+    """The limits it supports."""
     kept, _ = _supported(current, _on_times(limits))
     kept = [limit for limit in kept if not limit.is_cpu_time or _has_cpu(limit, current)]
     for limit in kept:
         logs = _logs(limit, current)
-        yield limit, fmean(logs), stats.difference(logs, [logs]).resolution(level / len(kept))
+        yield _Own(limit, fmean(logs), stats.difference(logs, [logs]).resolution(level / len(kept)))
 
 
 def _supported(current: Measurement, limits: Iterable[Limit]) -> tuple[list[Limit], tuple[str, ...]]:

@@ -18,7 +18,7 @@ from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_file_location
 from pathlib import Path
 from types import CellType, CodeType, FunctionType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import cloudpickle
 
@@ -130,10 +130,17 @@ def install(files: Mapping[str, str]) -> None:
     sys.meta_path.append(_MissingParents(files))
 
 
-def loads(data: bytes) -> tuple[str, Any, tuple[Any, ...]]:
-    """The task, the function and its arguments."""
-    task, function, args = pickle.loads(data)
-    return task, function, args
+class Task(NamedTuple):
+    """What a rank shall do."""
+
+    name: str
+    function: Any
+    args: tuple[Any, ...]
+
+
+def loads(data: bytes) -> Task:
+    """What `dumps` made `data` from."""
+    return Task(*pickle.loads(data))
 
 
 class _TestModules:
