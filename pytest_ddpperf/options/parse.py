@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Sequence
-from typing import Literal, cast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal, cast
 
-from pytest_ddpperf.records.asked import COUNTERS, FAIL_ON_NAMES, Limit
+from pytest_ddpperf.options.table import FAIL_ON_NAMES
+from pytest_ddpperf.records.asked import COUNTERS, Limit
 
 _LONGEST_SECONDS = 1e9  # 31 years; from ten times that on a socket's timeout overflows
 # Four decimals: p99.9999 needs three million steps, and with many more a percentile is rounded to 100.
@@ -151,3 +153,34 @@ def arguments(value: object) -> tuple[str, ...]:
     if not words:
         raise ValueError("options for pytest, as in a shell: there are none")
     return words
+
+
+# By field of Settings; what a flag is given is a bool.
+PARSERS: Mapping[str, Callable[[object], Any]] = {
+    "world_sizes": world_sizes,
+    "trainers": partial(count, least=1),
+    "parameter_servers": partial(count, least=1),
+    "backend": partial(word, allowed="auto, gloo, nccl or any torch backend"),
+    "device": partial(word, allowed="auto or a device type: cpu, cuda, ..."),
+    "warmup": partial(count, least=0),
+    "steps": partial(count, least=1),
+    "launches": partial(count, least=1),
+    "max_launches": partial(count, least=1),
+    "max_seconds": seconds,
+    "limits": limits,
+    "timing": partial(choice, names=("auto", "free", "step")),
+    "timeout_seconds": seconds,
+    "preload": modules,
+    "baseline_dir": partial(word, allowed="a folder"),
+    "baseline_missing": partial(choice, names=("auto", "warn", "fail")),
+    "fail_on": fail_on,
+    "save_baseline": bool,
+    "extend_baseline": bool,
+    "against": partial(word, allowed="a git ref, or self"),
+    "against_setup": partial(word, allowed="a shell command"),
+    "against_python": partial(word, allowed="an interpreter"),
+    "against_env": assignments,
+    "against_option": arguments,
+    "disable": bool,
+    "json_path": partial(word, allowed="a file"),
+}

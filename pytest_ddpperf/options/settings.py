@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import pytest
 
-from pytest_ddpperf.options.parse import near
+from pytest_ddpperf.options.parse import PARSERS, near
 from pytest_ddpperf.options.table import BY_ARGUMENT, ROWS, Row
 from pytest_ddpperf.records.asked import Limit, Plan
 from pytest_ddpperf.records.errors import OptionError
@@ -76,7 +76,7 @@ def read(config: pytest.Config) -> Settings:
     sources: dict[str, str] = {}
     for row in ROWS:
         written, source = _written(config, row)
-        values[row.field] = None if written is None else row.parsed(written, source)
+        values[row.field] = None if written is None else _parsed(row, written, source)
         sources[row.field] = source
     if sources["limits"] == "default":
         values["limits"] = tuple(replace(limit, default=True) for limit in values["limits"])
@@ -113,6 +113,13 @@ def _check_beside(settings: Settings) -> None:
         raise OptionError("--ddp-against", "self", f"is the same on both sides, and {option} is not: leave out one")
     if settings.against_python is not None and shutil.which(settings.against_python) is None:
         raise OptionError("--ddp-against-python", settings.against_python, "there is no such program")
+
+
+def _parsed(row: Row, value: object, source: str) -> Any:
+    try:
+        return PARSERS[row.field](value)
+    except ValueError as error:
+        raise OptionError(row.where(source), value, str(error)) from None
 
 
 def _written(config: pytest.Config, row: Row) -> tuple[object, str]:
@@ -153,7 +160,7 @@ def with_markers(settings: Settings, markers: Iterable[pytest.Mark]) -> Settings
     if not given:
         return settings
     rows = [BY_ARGUMENT[name] for name in given]
-    values = {row.field: row.parsed(given[row.argument], "marker") for row in rows}
+    values = {row.field: _parsed(row, given[row.argument], "marker") for row in rows}
     of_test = replace(settings, **values, sources={**settings.sources, **dict.fromkeys(values, "marker")})
     return _checked(of_test)
 

@@ -1,43 +1,27 @@
-"""Every setting, one row each; pytest is told of them here. Reads no configuration."""
+"""Every setting, one row each; pytest is told of them here. Every pytest run imports it: how a value is read is for
+`parse` to say."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, Literal
+from typing import Literal, NamedTuple
 
 import pytest
 
-from pytest_ddpperf.options.parse import (
-    arguments,
-    assignments,
-    choice,
-    count,
-    fail_on,
-    limits,
-    modules,
-    seconds,
-    word,
-    world_sizes,
-)
-from pytest_ddpperf.records.asked import FAIL_ON_NAMES
-from pytest_ddpperf.records.errors import OptionError
+# What --ddp-fail-on may name: every verdict but PASS, in lower case.
+FAIL_ON_NAMES = ("regressed", "improved", "inconclusive", "no-baseline", "incomparable", "not-gated")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class Row(NamedTuple):
     """One setting. Its ini key and its marker argument follow from the option's name."""
 
     option: str
     field: str  # of Settings
-    parse: Callable[[object], Any]
     default: str | None  # as on the command line; None stands for itself
-    metavar: str = ""  # "" for a flag
     help: str
+    metavar: str = ""  # "" for a flag
     ini: Literal["int", "float", "string", "linelist"] | None = None  # pytest's name of the type
     marker: bool = False
-    many: bool = False  # may be given more than once; `parse` gets the list
+    many: bool = False  # may be given more than once; its parser gets the list
 
     @property
     def key(self) -> str:
@@ -54,145 +38,143 @@ class Row:
         names = {"ini": f"ini key {self.key}", "marker": f"@pytest.mark.ddp({self.argument}=...)"}
         return names.get(source, self.option)
 
-    def parsed(self, value: object, source: str) -> Any:
-        """Raises OptionError."""
-        try:
-            return self.parse(value)
-        except ValueError as error:
-            raise OptionError(self.where(source), value, str(error)) from None
-
 
 ROWS = (
     Row(
-        option="--ddp-world-size", field="world_sizes", parse=world_sizes, default="2",
+        option="--ddp-world-size", field="world_sizes", default="2",
         metavar="N[,N...]", ini="linelist", marker=True,
         help="ranks; with several sizes, each test runs once with each",
     ),
     Row(
-        option="--ddp-trainers", field="trainers", parse=partial(count, least=1), default="2",
+        option="--ddp-trainers", field="trainers", default="2",
         metavar="N", ini="int", marker=True,
         help="trainers of an RPC launch (rpc_benchmark), for which --ddp-world-size has no effect",
     ),
     Row(
-        option="--ddp-parameter-servers", field="parameter_servers", parse=partial(count, least=1), default="2",
+        option="--ddp-parameter-servers", field="parameter_servers", default="2",
         metavar="N", ini="int", marker=True,
         help="parameter servers of an RPC launch (rpc_benchmark)",
     ),
     Row(
-        option="--ddp-backend", field="backend", parse=partial(word, allowed="auto, gloo, nccl or any torch backend"),
-        default="auto", metavar="NAME", ini="string", marker=True,
+        option="--ddp-backend", field="backend", default="auto", metavar="NAME", ini="string", marker=True,
         help="auto, gloo, nccl or any torch backend; auto is nccl where there are enough CUDA devices, else gloo",
     ),
     Row(
-        option="--ddp-device", field="device", parse=partial(word, allowed="auto or a device type: cpu, cuda, ..."),
-        default="auto", metavar="TYPE", ini="string", marker=True,
+        option="--ddp-device", field="device", default="auto", metavar="TYPE", ini="string", marker=True,
         help="auto, cpu, cuda or another device type; auto is the backend's",
     ),
     Row(
-        option="--ddp-warmup", field="warmup", parse=partial(count, least=0), default="5",
+        option="--ddp-warmup", field="warmup", default="5",
         metavar="N", ini="int", marker=True,
         help="steps before the timed ones, at least",
     ),
     Row(
-        option="--ddp-steps", field="steps", parse=partial(count, least=1), default="30",
+        option="--ddp-steps", field="steps", default="30",
         metavar="N", ini="int", marker=True,
         help="timed steps a launch",
     ),
     Row(
-        option="--ddp-launches", field="launches", parse=partial(count, least=1), default="5",
+        option="--ddp-launches", field="launches", default="5",
         metavar="N", ini="int", marker=True,
         help="launches (fresh process groups) of a measurement, before it is looked at first",
     ),
     Row(
-        option="--ddp-max-launches", field="max_launches", parse=partial(count, least=1), default="20",
+        option="--ddp-max-launches", field="max_launches", default="20",
         metavar="N", ini="int", marker=True,
         help="launches at most, where the first ones leave the verdict open",
     ),
     Row(
-        option="--ddp-max-time", field="max_seconds", parse=seconds, default="600",
+        option="--ddp-max-time", field="max_seconds", default="600",
         metavar="S", ini="float", marker=True,
         help="seconds that all launches of a measurement may take, where the first ones leave the verdict open",
     ),
     Row(
-        option="--ddp-threshold", field="limits", parse=limits, default="p10:10%,p50:10%",
+        option="--ddp-threshold", field="limits", default="p10:10%,p50:10%",
         metavar="LIST", ini="linelist", marker=True,
         help="how much worse a metric may get: metric:N% or metric:Nms, comma-separated; replaces all time limits",
     ),
     Row(
-        option="--ddp-timing", field="timing", parse=partial(choice, names=("auto", "free", "step")), default="auto",
+        option="--ddp-timing", field="timing", default="auto",
         metavar="MODE", ini="string", marker=True,
         help="free: steps run ahead; step: synchronise around every step; auto: step on cpu, free elsewhere",
     ),
     Row(
-        option="--ddp-timeout", field="timeout_seconds", parse=seconds, default="300",
+        option="--ddp-timeout", field="timeout_seconds", default="300",
         metavar="S", ini="float", marker=True,
         help="seconds for one launch; waiting for a lock does not count",
     ),
     Row(
-        option="--ddp-preload", field="preload", parse=modules, default="",
+        option="--ddp-preload", field="preload", default="",
         metavar="MODULES", ini="linelist",
         help="modules to import once, for all ranks, comma-separated",
     ),
     Row(
-        option="--ddp-baseline-dir", field="baseline_dir", parse=partial(word, allowed="a folder"),
-        default="baselines", metavar="DIR", ini="string",
+        option="--ddp-baseline-dir", field="baseline_dir", default="baselines", metavar="DIR", ini="string",
         help="where baselines are; in the ini file relative to rootdir",
     ),
     Row(
         option="--ddp-baseline-missing", field="baseline_missing", default="auto",
-        parse=partial(choice, names=("auto", "warn", "fail")), metavar="ACTION", ini="string",
+        metavar="ACTION", ini="string",
         help="for a test that has nothing to be compared with: warn, fail, auto (fail where CI is set, else warn)",
     ),
     Row(
-        option="--ddp-fail-on", field="fail_on", parse=fail_on, default=None, metavar="LIST", ini="linelist",
+        option="--ddp-fail-on", field="fail_on", default=None, metavar="LIST", ini="linelist",
         help=f"exactly these fail a test: {', '.join(FAIL_ON_NAMES)}, comma-separated",
     ),
     Row(
-        option="--ddp-save-baseline", field="save_baseline", parse=bool, default="",
+        option="--ddp-save-baseline", field="save_baseline", default="",
         help="measure, and replace the baselines of the tests that pass",
     ),
     Row(
-        option="--ddp-extend-baseline", field="extend_baseline", parse=bool, default="",
+        option="--ddp-extend-baseline", field="extend_baseline", default="",
         help="measure, and add a session to the baselines of the tests that pass: so they learn how sessions drift",
     ),
     Row(
-        option="--ddp-against", field="against", parse=partial(word, allowed="a git ref, or self"), default=None,
+        option="--ddp-against", field="against", default=None,
         metavar="REF",
         help="measure the code of a git ref beside the code at hand, in turns, and compare with that instead of with "
         "baselines; self: the same code on both sides, to see how far it differs from itself",
     ),
     Row(
-        option="--ddp-against-setup", field="against_setup", parse=partial(word, allowed="a shell command"),
-        default=None, metavar="CMD", ini="string",
+        option="--ddp-against-setup", field="against_setup", default=None, metavar="CMD", ini="string",
         help="what builds the code of --ddp-against, run first at the top of its worktree",
     ),
     Row(
-        option="--ddp-against-python", field="against_python", parse=partial(word, allowed="an interpreter"),
-        default=None, metavar="PATH",
+        option="--ddp-against-python", field="against_python", default=None, metavar="PATH",
         help="compare with another interpreter, which has pytest-ddpperf too",
     ),
     Row(
-        option="--ddp-against-env", field="against_env", parse=assignments, default=None, metavar="NAME=VALUE",
+        option="--ddp-against-env", field="against_env", default=None, metavar="NAME=VALUE",
         many=True,
         help="compare with a variable set otherwise; may be repeated",
     ),
     Row(
-        option="--ddp-against-option", field="against_option", parse=arguments, default=None, metavar="OPTIONS",
+        option="--ddp-against-option", field="against_option", default=None, metavar="OPTIONS",
         many=True,
         help='compare with more options for pytest: "--my-bucket-mb 1"; may be repeated',
     ),
     Row(
-        option="--ddp-disable", field="disable", parse=bool, default="",
+        option="--ddp-disable", field="disable", default="",
         help="run each step once in one launch, compare nothing",
     ),
     Row(
-        option="--ddp-json", field="json_path", parse=partial(word, allowed="a file"), default=None, metavar="PATH",
+        option="--ddp-json", field="json_path", default=None, metavar="PATH",
         help="write everything measured, raw samples included",
     ),
 )  # fmt: skip
 BY_ARGUMENT = {row.argument: row for row in ROWS if row.marker}
 
 MARKER_HELP = f"ddp({', '.join(BY_ARGUMENT)}): settings of a distributed test, by keyword, over --ddp-* and ini keys"
+
+
+def given(config: pytest.Config) -> bool:
+    """Whether any setting was given, on the command line or in the ini file; if none was, none need be read."""
+    if any(config.getoption(row.key) is not None for row in ROWS):
+        return True
+    try:
+        return any(config.getini(row.key) is not None for row in ROWS if row.ini is not None)
+    except (TypeError, ValueError, pytest.UsageError):  # of a type that pytest does not expect
+        return True
 
 
 def add_options(parser: pytest.Parser) -> None:

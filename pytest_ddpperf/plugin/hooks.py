@@ -13,7 +13,6 @@ import pytest
 from pytest_ddpperf import options
 from pytest_ddpperf.plugin import state
 from pytest_ddpperf.plugin.state import RUN, WORLD_SIZE, Run
-from pytest_ddpperf.records.errors import DdpPerfError, OptionError
 
 if TYPE_CHECKING:
     from pytest_ddpperf.plugin.fixtures import DdpBenchmark, DdpRun, RpcBenchmark
@@ -25,8 +24,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", options.MARKER_HELP)
+    run = config.stash[RUN] = Run(config)
+    if options.given(config):
+        _check(config, run)
+    if not run.worker:
+        config.pluginmanager.register(_Reporter(run), "ddpperf-reporter")
+    with_benchmark = config.pluginmanager.hasplugin("benchmark")
+    config.pluginmanager.register(_BesideBenchmark() if with_benchmark else _Alone(), "ddpperf-fixtures")
+
+
+def _check(config: pytest.Config, run: Run) -> None:
+    """Refuse settings that cannot be."""
+    from pytest_ddpperf.records.errors import OptionError
+
     try:
-        settings = options.read(config)
+        settings = run.settings
     except OptionError as error:
         raise pytest.UsageError(str(error)) from None
     if settings.records and _workers(config) > 1:
@@ -37,11 +49,6 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(
             f"{settings.beside} with {_workers(config)} xdist workers: launches of both sides take turns; add -n 0"
         )
-    run = config.stash[RUN] = Run(config, settings)
-    if not run.worker:
-        config.pluginmanager.register(_Reporter(run), "ddpperf-reporter")
-    with_benchmark = config.pluginmanager.hasplugin("benchmark")
-    config.pluginmanager.register(_BesideBenchmark() if with_benchmark else _Alone(), "ddpperf-fixtures")
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -97,6 +104,7 @@ def _prepare(run: Run, items: list[pytest.Item]) -> None:
     if sys.platform == "win32":
         raise pytest.UsageError("pytest-ddpperf forks its ranks: it runs on Linux and macOS, not on Windows")
     from pytest_ddpperf.measuring.machine import Unavailable
+    from pytest_ddpperf.records.errors import DdpPerfError
 
     try:
         run.start_base(items)
@@ -213,6 +221,8 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object
 
 def _save(item: pytest.Item) -> None:
     """Write the baselines of a test that has passed as a whole, in its first attempt."""
+    from pytest_ddpperf.records.errors import DdpPerfError
+
     test = state.of(item)
     if not test.passed or test.attempt > 1:
         return
@@ -267,7 +277,7 @@ class _Reporter:
             run.report.end()
         if run.reported and run.report.usage_error:
             session.exitstatus = pytest.ExitCode.USAGE_ERROR
-        if run.settings.json_path is not None and not session.config.option.collectonly:
+        if options.given(run.config) and run.settings.json_path is not None and not session.config.option.collectonly:
             problem = run.report.write_json(run.settings.json_path)
             if problem and session.exitstatus == pytest.ExitCode.OK:
                 session.exitstatus = pytest.ExitCode.TESTS_FAILED

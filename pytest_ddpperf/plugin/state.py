@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_ddpperf import options
-from pytest_ddpperf.options import Settings
-from pytest_ddpperf.records.errors import OptionError
 
 if TYPE_CHECKING:
     from pytest_ddpperf.against import BaseSide
     from pytest_ddpperf.measuring.serving import Serving
     from pytest_ddpperf.measuring.session import Report, Session
+    from pytest_ddpperf.options import Settings
     from pytest_ddpperf.records import Baseline, Outcome
 
 WORLD_SIZE = "_ddp_world_size"
@@ -35,9 +34,8 @@ class Run:
     """The plugin's state in one pytest process. Ranks and reports are imported when a distributed test needs them:
     a run without any pays for the options alone."""
 
-    def __init__(self, config: pytest.Config, settings: Settings) -> None:
+    def __init__(self, config: pytest.Config) -> None:
         self.config = config
-        self.settings = settings
         self.serving = config.stash.get(SERVING, None)  # the pytest that leads, where this one is led
         self.worker = self.serving is not None or hasattr(config, "workerinput")  # another process reports
         self.items: list[pytest.Item] = []
@@ -45,6 +43,11 @@ class Run:
         self._base: BaseSide | None = None
         self._session: Session | None = None
         self._report: Report | None = None
+
+    @cached_property
+    def settings(self) -> Settings:
+        """What was asked of the run; raises OptionError."""
+        return options.read(self.config)
 
     @property
     def session(self) -> Session:
@@ -170,29 +173,28 @@ def _seed(config: pytest.Config) -> list[str]:
     return [f"--randomly-seed={seed}"] if isinstance(seed, int) else []
 
 
-@dataclass(slots=True)
 class TestState:
     """What is known of one test, over its phases and over reruns of it."""
 
     __test__ = False
 
-    attempt: int = 0
-    passed: bool = False  # the call phase of this attempt
-    labels: set[str] = field(default_factory=set)  # measured in this attempt
-    gates: int = 0  # of them, those that are held against a baseline
-    outcomes: list[Outcome] = field(default_factory=list)
-    candidates: list[tuple[int, Baseline]] = field(default_factory=list)  # index in outcomes, what to save
-    failed_gates: dict[str, tuple[str, Any]] = field(default_factory=dict)  # label -> text and result; kept over reruns
-    usage_error: str = ""
+    def __init__(self) -> None:
+        self.attempt = 0
+        self.failed_gates: dict[str, tuple[str, Any]] = {}  # label -> text and result; kept over reruns
+        self.usage_error = ""
+        self._clear()
+
+    def _clear(self) -> None:
+        self.passed = False  # the call phase of this attempt
+        self.labels: set[str] = set()  # measured in this attempt
+        self.gates = 0  # of them, those that are held against a baseline
+        self.outcomes: list[Outcome] = []
+        self.candidates: list[tuple[int, Baseline]] = []  # index in outcomes, what to save
 
     def begin(self) -> None:
         """A new attempt: the first, or a rerun."""
         self.attempt += 1
-        self.passed = False
-        self.labels.clear()
-        self.gates = 0
-        self.outcomes.clear()
-        self.candidates.clear()
+        self._clear()
 
 
 RUN = pytest.StashKey[Run]()
@@ -205,6 +207,8 @@ def of(item: pytest.Item) -> TestState:
 
 def settings_of(item: pytest.Item) -> Settings:
     """The settings of one test, its markers included; a mistake in a marker fails it, or its collection."""
+    from pytest_ddpperf.records.errors import OptionError
+
     try:
         return options.with_markers(item.config.stash[RUN].settings, item.iter_markers("ddp"))
     except OptionError as error:

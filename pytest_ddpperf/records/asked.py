@@ -1,15 +1,9 @@
-"""What is asked of a measurement: the part of the records that every pytest run pays for.
-
-Apart from `records`, which re-exports it, because making some twenty dataclasses takes ten milliseconds.
-"""
+"""What is asked of a measurement: all that options need of the records."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
-
-# What --ddp-fail-on may name: every verdict but PASS, in lower case.
-FAIL_ON_NAMES = ("regressed", "improved", "inconclusive", "no-baseline", "incomparable", "not-gated")
 
 # What a step is counted to do, exactly: see docs/counters.md.
 COUNTERS = ("rpc.calls", "rpc.bytes", "all_reduce.count", "all_reduce.bytes", "gradient_bytes")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -84,3 +86,11 @@ def test_every_room_has_a_storey_and_every_storey_a_room() -> None:
     rooms = {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"}
     files = {path.stem for path in PACKAGE.glob("*.py") if path.stem != "__init__"}
     assert rooms | files == set(STOREYS)
+
+
+def test_a_run_without_distributed_tests_imports_the_table_of_options_and_the_hooks_only() -> None:
+    code = "import sys, pytest_ddpperf.plugin.hooks; print(*sorted(sys.modules))"
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    found = [name for name in output.split() if name.startswith("pytest_ddpperf")]
+    rooms = ("options", "options.table", "plugin", "plugin.hooks", "plugin.state")
+    assert found == ["pytest_ddpperf", *(f"pytest_ddpperf.{room}" for room in rooms)]
