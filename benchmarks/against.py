@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 
 from _common import progress, quartiles, table
+from neighbour import add_option, neighbour
 
 from pytest_ddpperf.verdict.stats import binomial_interval
 
@@ -57,11 +58,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=30, help="against the same commit")
     parser.add_argument("--slower", type=int, default=10, help="runs against the commit before")
+    add_option(parser)
     options = parser.parse_args()
     kinds = ["self"] * options.runs
     for number in range(options.slower):  # spread among the others
         kinds.insert((number + 1) * len(kinds) // (options.slower + 1) + number, "HEAD~1")
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, neighbour(options.neighbour):
         repository = Path(folder)
         make(repository)
         rows = []

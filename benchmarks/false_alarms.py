@@ -42,10 +42,13 @@ MODELS = ("mlp", "conv", "transformer")
 
 
 def main() -> int:
+    from neighbour import add_option, neighbour
+
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=60, help="of each kind")
     parser.add_argument("--results", type=Path, help="file to go on with")
     parser.add_argument("--paired", action="store_true", help="two sides in turns, as --ddp-against has them")
+    add_option(parser)
     options = parser.parse_args()
     results = options.results or Path("false_alarms_paired.jsonl" if options.paired else "false_alarms.jsonl")
     script = Path(sys.executable).with_name("pytest")
@@ -57,7 +60,8 @@ def main() -> int:
         command += [f"{Path(__file__)}::{'test_pairs_in_turns' if options.paired else 'test_pairs'}"]
         asked = {"DDPPERF_PAIRS": str(options.pairs), "DDPPERF_RESULTS": str(results.absolute())}
         asked["PYTHONPATH"] = os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))
-        status = subprocess.run(command, env={**os.environ, **asked}, cwd=HERE).returncode
+        with neighbour(options.neighbour):
+            status = subprocess.run(command, env={**os.environ, **asked}, cwd=HERE).returncode
     if status == 0:
         report(done(results))
     return status
