@@ -1,11 +1,20 @@
-"""Whole pytest runs, in processes of their own, on real Gloo ranks. Torch is imported once a run, for three seconds: so
-runs are few and a run has many tests."""
+"""Whole pytest runs on real Gloo ranks. Torch takes three seconds to import, in a process of pytest's and in its rank
+server: so runs are in this process where nothing speaks against it, and share the rank servers that it keeps."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
+import pkgutil
+import socket
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import pytest
+
+import pytest_ddpperf
+from pytest_ddpperf.launch import launcher
+from pytest_ddpperf.launch.server import RankServer
 
 # A step that sleeps for as long as SLEEP says, in milliseconds. Tests plant twelve times as much and allow four: even
 # on cores that others use as well, noise decides nothing.
@@ -30,18 +39,77 @@ SMALL = ["--ddp-steps=10", "--ddp-launches=3", "--ddp-max-launches=6", "--ddp-wa
 Run = Callable[..., pytest.RunResult]
 
 
+class KeptServers:
+    """A rank server for each environment and preload that was asked for, from run to run."""
+
+    def __init__(self) -> None:
+        self._servers: dict[object, RankServer] = {}
+
+    def server(self, variables: Mapping[str, str], preload: Sequence[str]) -> RankServer:
+        wanted = (*launcher.environ.read_at_import(variables).items(), *preload)
+        server = self._servers.setdefault(wanted, RankServer())
+        server.ensure(variables, preload)
+        return server
+
+    def stop(self) -> None:
+        for server in self._servers.values():
+            server.stop()
+
+
+class Kept:
+    """A `RankServer` that is one of those, and stays when a run ends."""
+
+    def __init__(self, servers: KeptServers) -> None:
+        self._servers = servers
+
+    def ensure(self, variables: Mapping[str, str], preload: Sequence[str]) -> None:
+        self._server = self._servers.server(variables, preload)
+
+    @property
+    def socket(self) -> socket.socket:
+        return self._server.socket
+
+    def send(self, *message: Any) -> None:
+        self._server.send(*message)
+
+    def receive(self, *timeout: float) -> list[dict[str, Any]]:
+        return self._server.receive(*timeout)
+
+    def stop(self) -> None:
+        pass
+
+
+@pytest.fixture(scope="session")
+def kept_servers() -> Iterator[KeptServers]:
+    # pytester takes out of sys.modules what a run has brought. Torch bears no second import, and our own modules
+    # would be there twice: so all are imported before.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's, of TorchScript
+        for module in pkgutil.walk_packages(pytest_ddpperf.__path__, "pytest_ddpperf."):
+            importlib.import_module(module.name)
+    servers = KeptServers()
+    yield servers
+    servers.stop()
+
+
 @pytest.fixture
-def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
+def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, kept_servers: KeptServers) -> Run:
     """Run pytest on the files of `pytester`: small measurements, no CI, no other plugin that reorders or measures."""
     monkeypatch.delenv("CI", raising=False)
     for name in ("PYTEST_ADDOPTS", "PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_XDIST_TESTRUNUID"):
         monkeypatch.delenv(name, raising=False)
 
-    def run(*args: str, small: bool = True, benchmark: bool = False) -> pytest.RunResult:
+    def run(*args: str, small: bool = True, benchmark: bool = False, own: bool = False) -> pytest.RunResult:
+        """`own`: in a process of its own, with a rank server of its own."""
         fixed = ["-p", "no:randomly", "-p", "no:cacheprovider"]
         fixed += [] if benchmark else ["-p", "no:benchmark"]
         fixed += SMALL if small else []
-        return pytester.runpytest_subprocess(*fixed, *args, timeout=180)
+        if own:
+            return pytester.runpytest_subprocess(*fixed, *args, timeout=180)
+        with monkeypatch.context() as patch:
+            patch.syspath_prepend(str(pytester.path))  # as `python -m pytest` has it
+            patch.setattr(launcher, "RankServer", lambda trees: RankServer(trees) if trees else Kept(kept_servers))
+            return pytester.runpytest_inprocess(*fixed, *args)
 
     return run
 

@@ -32,7 +32,7 @@ def test_plain():
     pass
 """
     )
-    result = run("--benchmark-json=theirs.json", "--ddp-json=ours.json", "-W", "error", benchmark=True)
+    result = run("--benchmark-json=theirs.json", "--ddp-json=ours.json", "-W", "error", benchmark=True, own=True)
     result.assert_outcomes(passed=3, failed=1)
     theirs = json.loads((pytester.path / "theirs.json").read_text())["benchmarks"]
     ours = json.loads((pytester.path / "ours.json").read_text())["measurements"]
@@ -153,7 +153,7 @@ def test_next():
     pass
 """
     )
-    result = run("--timeout=8", f"--timeout-method={method}", small=False)
+    result = run("--timeout=8", f"--timeout-method={method}", small=False, own=True)
     assert result.ret != 0
     assert "Timeout" in result.stdout.str() + result.stderr.str()
     pids = {int(pid) for rank in (0, 1) for pid in (pytester.path / f"rank{rank}").read_text().split()}

@@ -113,7 +113,7 @@ def test_step(ddp_benchmark):
 
 def test_what_verdicts_without_figures_do(pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     pytester.makepyfile(test_effects=EFFECTS)
-    result = run("-q", "-W", "error")
+    result = run("-q", "-W", "error", own=True)
     assert result.ret == 0
     assert line(result, "ddpperf:") == "ddpperf: 0 of 1 compared: 1 without baseline"
     assert any("p50 sec/iter" in told for told in result.outlines)

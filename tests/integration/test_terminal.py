@@ -71,8 +71,8 @@ def pytest_unconfigure(config):
     pytester.makepyfile(
         test_a="def test_a(ddp_benchmark): ddp_benchmark(lambda ctx: lambda: None)", test_b="def test_b(): pass"
     )
-    assert line(run("test_a.py"), "torch imported:") == "torch imported: False launch imported: True"
-    assert line(run("test_b.py"), "torch imported:") == "torch imported: False launch imported: False"
+    assert line(run("test_a.py", own=True), "torch imported:") == "torch imported: False launch imported: True"
+    assert line(run("test_b.py", own=True), "torch imported:") == "torch imported: False launch imported: False"
 
 
 def test_progress_on_a_terminal(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
