@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import os
+import stat
 import subprocess
 import sys
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -108,6 +110,83 @@ def test_another_process_is_waited_for_and_named(tmp_path: Path) -> None:
         pass
 
 
+@pytest.fixture
+def core(tmp_path: Path) -> Path:
+    """A core as sysfs shows it, with its places to queue."""
+    folder = tmp_path / "cpu0"
+    (folder / "power").mkdir(parents=True)
+    (folder / "uevent").touch()
+    return folder
+
+
+COMER = """
+import sys
+from pathlib import Path
+from pytest_ddpperf.launch import locks
+name, times = sys.argv[2:]
+for turn in range(int(times)):
+    told = []
+    with locks.hold([Path(sys.argv[1])], lambda path: told or told.append(print(name, "waits", flush=True))):
+        print(name, "holds", flush=True)
+        sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_who_came_first_is_next_and_who_comes_again_comes_last(core: Path, killed: bool) -> None:
+    with ExitStack() as started:
+        read, write = os.pipe()
+        told = started.enter_context(open(read))
+        comers: dict[str, subprocess.Popen[str]] = {}
+        for name, times in (("one", "2"), ("two", "1"), ("three", "1")):
+            command = [sys.executable, "-c", COMER, core, name, times]
+            comers[name] = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=write, text=True)
+            started.enter_context(comers[name])
+            started.callback(comers[name].kill)
+            assert told.readline() == f"{name} {'waits' if name != 'one' else 'holds'}\n"
+        os.close(write)
+        assert locks.holder(core) == comers["one"].pid
+        if killed:
+            comers["two"].kill()
+            comers["two"].wait()
+        for name in ("three", "two", "one"):
+            stdin = comers[name].stdin
+            assert stdin is not None
+            stdin.close()  # which is the word to go on
+        order = [line.split()[0] for line in told if line.endswith("holds\n")]
+        assert order == ["three", "one"] if killed else ["two", "three", "one"]
+    assert locks.holder(core) is None
+
+
+GREEDY = """
+import itertools, sys, time
+from pathlib import Path
+from pytest_ddpperf.launch import locks
+for turn in itertools.count(1):
+    with locks.hold([Path(sys.argv[1])], lambda path: None):
+        Path(sys.argv[2]).write_text(str(turn))
+        time.sleep(0.02)
+"""
+
+
+def test_who_takes_the_lock_again_and_again_lets_others_in(core: Path, tmp_path: Path) -> None:
+    turns = tmp_path / "turns"
+    greedy = subprocess.Popen([sys.executable, "-c", GREEDY, core, turns])
+    try:
+        while not (turn := turns.read_text() if turns.exists() else ""):
+            assert greedy.poll() is None
+        first = int(turn)
+
+        def waiting(path: Path) -> None:
+            assert int(turns.read_text() or first) <= first + 10, "it comes again and again"
+
+        with locks.hold([core], waiting):
+            pass
+    finally:
+        greedy.kill()
+        greedy.wait()
+
+
 def test_devices_are_held_where_there_are_some_else_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "pci" / "0000:17:00.0").mkdir(parents=True)
     for cpu in (0, 1, 2):
@@ -117,6 +196,13 @@ def test_devices_are_held_where_there_are_some_else_cores(tmp_path: Path, monkey
     assert [path.name for path in locks.resources((2, 0))] == ["cpu0", "cpu2"]
     assert [path.name for path in locks.resources((2, 0), ["0000:17:00.0"])] == ["0000:17:00.0"]
     assert locks.resources((7,)) == (Path("/"),), "one lock for the whole host where sysfs tells nothing"
+
+
+def test_every_user_finds_a_queue_before_a_core_and_before_the_host() -> None:
+    for path in (*locks.resources(tuple(os.sched_getaffinity(0))), Path("/")):
+        modes = [place.stat().st_mode for place in (path, *locks._queue(path))]
+        assert len(modes) == 3
+        assert all(mode & stat.S_IROTH for mode in modes)
 
 
 # --- variables
