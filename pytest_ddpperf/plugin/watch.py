@@ -1,32 +1,36 @@
-"""Shows a measurement while it runs: progress on a terminal, the ranks' output under -s."""
+"""Shows a measurement while it runs: progress on a terminal, the ranks' output under -s, what it waits for anywhere."""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from pytest_ddpperf.launch import locks
 from pytest_ddpperf.records import LaunchSamples
 from pytest_ddpperf.report import progress
 from pytest_ddpperf.verdict.stats import quantile
 from pytest_ddpperf.wire.channels import Phase
 
 _REDRAW_SECONDS = 0.25
+# Others' launches last seconds; a wait beyond that is told where there is no line to redraw, each time it has doubled.
+_TOLD_SECONDS = 10.0
 
 
 class Watcher:
-    """The `benchmark.Progress` of a pytest run: tells the terminal, if there is one, what the ranks are at."""
+    """The `benchmark.Progress` of a pytest run: tells the terminal, if there is one, what the ranks are at, and whoever
+    reads what pytest writes that they wait for long."""
 
     def __init__(self, config: pytest.Config, *, warmup: int, steps: int) -> None:
         self.streams = config.getoption("capture") == "no" and not hasattr(config, "workerinput")
-        reporter = config.pluginmanager.get_plugin("terminalreporter")
+        self._reporter = config.pluginmanager.get_plugin("terminalreporter")  # None in a worker of xdist's
         # Not under -s: the ranks' lines come then, and would tear the progress line.
-        live = getattr(reporter, "isatty", False) and not self.streams
+        live = getattr(self._reporter, "isatty", False) and not self.streams
         self._writer = config.get_terminal_writer() if live else None
         self._capture = config.pluginmanager.get_plugin("capturemanager")
         self._warmup, self._steps = warmup, steps
@@ -34,16 +38,31 @@ class Watcher:
         self.launches = 0  # to the next look
         self._seconds: list[float] = []  # step times of the launches that have ended
         self._drawn = 0.0
+        self._waits_since = 0.0
+        self._told_next = _TOLD_SECONDS
 
     def begin(self, launch: int, launches: int) -> None:
         self.launch, self.launches = launch + 1, launches
+        self._waits_since = 0.0
 
     def launched(self, samples: LaunchSamples) -> None:
         self._seconds += samples.step_seconds
         self.erase()
 
     def waiting(self, resource: Path) -> None:
-        self._draw(progress.waiting(resource.name))
+        now = time.monotonic()
+        self._waits_since = self._waits_since or now
+        if self._writer is not None:
+            if now - self._drawn >= _REDRAW_SECONDS:
+                self._draw(self._wait(resource, now))
+        elif self._reporter is not None and now - self._waits_since >= self._told_next:
+            self._told_next *= 2
+            with self._uncaptured():
+                self._reporter.write_line(self._wait(resource, now))
+                self._reporter.flush()
+
+    def _wait(self, resource: Path, now: float) -> str:
+        return progress.waiting(resource.name, locks.holder(resource), now - self._waits_since)
 
     def progress(self, phase: Phase, step: int, marks_ns: Sequence[int]) -> None:
         if self._writer is None or time.monotonic() - self._drawn < _REDRAW_SECONDS:
@@ -78,6 +97,9 @@ class Watcher:
             self._drawn = time.monotonic()
 
     def _write(self, text: str) -> None:
-        with self._capture.global_and_fixture_disabled() if self._capture is not None else nullcontext():
+        with self._uncaptured():
             sys.stdout.write(text)
             sys.stdout.flush()
+
+    def _uncaptured(self) -> AbstractContextManager[None]:
+        return self._capture.global_and_fixture_disabled() if self._capture is not None else nullcontext()

@@ -1,4 +1,4 @@
-"""The line that shows where a measurement is, on a terminal."""
+"""The lines that show where a measurement is: on a terminal, and where it waits for others, wherever pytest writes."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ def line(*, launch: int, launches: int, phase: str, step: int, steps: int, p50_s
     return ", ".join(parts)
 
 
-def waiting(resource: str) -> str:
-    """While another pytest process times its steps on the same core or device."""
-    return f"waiting for {resource or 'the host'}, where another process is measuring"
+def waiting(resource: str, holder: int | None, seconds: float) -> str:
+    """While other processes time their steps on the same core or device; `holder` is the pid of the one that does."""
+    by = f"pid {holder}" if holder is not None else "another process"
+    return f"waiting for {resource or 'the host'}, held by {by}, {seconds:.0f} s"

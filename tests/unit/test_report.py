@@ -469,4 +469,5 @@ def test_progress_before_the_first_step_has_no_p50() -> None:
 
 
 def test_waiting_names_what_is_waited_for() -> None:
-    assert progress.waiting("cpu0") == "waiting for cpu0, where another process is measuring"
+    assert progress.waiting("cpu0", 4321, 10.2) == "waiting for cpu0, held by pid 4321, 10 s"
+    assert progress.waiting("", None, 80.0) == "waiting for the host, held by another process, 80 s"

@@ -1,0 +1,72 @@
+"""What is told of a wait for another process, where pytest writes and on a terminal."""
+
+from __future__ import annotations
+
+import os
+import pty
+import sys
+
+import pytest
+
+# Waits for 25 seconds and, for another launch, for 11, by a clock of its own.
+WAITING = """
+from pathlib import Path
+from pytest_ddpperf.plugin import watch
+
+def test_waits(request, monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr(watch.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(watch.locks, "holder", lambda resource: 4321 if resource.name else None)
+    watcher = watch.Watcher(request.config, warmup=1, steps=1)
+    for launch, resource, seconds in ((0, "/cpu0", 25), (1, "/", 11)):
+        watcher.begin(launch, 2)
+        for second in range(seconds + 1):
+            print("captured")
+            watcher.waiting(Path(resource))
+            clock[0] += 1
+    monkeypatch.undo()
+    watcher.erase()
+
+def test_next():
+    pass
+"""
+ARGUMENTS = ("-p", "no:randomly", "-p", "no:benchmark", "-p", "no:cacheprovider")
+TOLD = ["waiting for cpu0, held by pid 4321, 10 s", "waiting for cpu0, held by pid 4321, 20 s"]
+
+
+@pytest.mark.parametrize(
+    ("option", "tests"),
+    [("-q", ["..*"]), ("-v", ["test_waits.py::test_waits PASSED*", "test_waits.py::test_next PASSED*"])],
+)
+def test_a_long_wait_is_told_rarely_and_on_lines_of_its_own(
+    pytester: pytest.Pytester, option: str, tests: list[str]
+) -> None:
+    pytester.makepyfile(test_waits=WAITING)
+    result = pytester.runpytest_subprocess(*ARGUMENTS, option)
+    result.stdout.fnmatch_lines([*TOLD, *tests])
+    assert [told for told in result.outlines if told.startswith("waiting")] == TOLD
+    assert "captured" not in result.stdout.str()
+
+
+def test_in_a_worker_of_xdist_nothing_is_told(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_waits=WAITING)
+    result = pytester.runpytest_subprocess(*ARGUMENTS, "-n1")
+    result.assert_outcomes(passed=2)
+    assert "waiting" not in result.stdout.str()
+
+
+def test_a_terminal_shows_a_wait_while_it_lasts(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_waits=WAITING)
+    written = b""
+
+    def read(descriptor: int) -> bytes:
+        nonlocal written
+        data = os.read(descriptor, 65536)
+        written += data
+        return data
+
+    assert pty.spawn([sys.executable, "-m", "pytest", *ARGUMENTS], read) == 0
+    told = written.decode()
+    assert "\x1b7 waiting for cpu0, held by pid 4321, 25 s\x1b[K\x1b8" in told
+    assert "\x1b7 waiting for the host, held by another process, 1 s\x1b[K\x1b8" in told
+    assert TOLD[0] not in told.splitlines()
