@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -16,7 +15,7 @@ from pathlib import Path
 from pytest_ddpperf.against.checkout import SHOWN, describe_end
 from pytest_ddpperf.launch import Observer
 from pytest_ddpperf.records.errors import BaseSideError
-from pytest_ddpperf.wire.channels import Lines, Message, Phase
+from pytest_ddpperf.wire.channels import Lines, Message, Phase, readable
 
 # Another interpreter has a sys.path of its own, less the current folder, which `pytest` has not either.
 _BOOT = (
@@ -72,7 +71,7 @@ class Led:
                     observer.waiting(Path(message["resource"]))
                 else:
                     return message
-            ready, _, _ = select.select([self._lines.socket], [], [], patience)
+            ready = readable([self._lines.socket], patience)
             try:
                 arrived = self._lines.receive() if ready else []
             except OSError:

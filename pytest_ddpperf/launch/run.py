@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import select
 import shutil
 import socket
 import sys
@@ -31,7 +30,7 @@ from pytest_ddpperf.launch.peer import Peer, wake
 from pytest_ddpperf.launch.server import RankServer
 from pytest_ddpperf.records import Phases, Plan, RankError, RankOutput
 from pytest_ddpperf.records.errors import ServerError
-from pytest_ddpperf.wire.channels import Board, Phase
+from pytest_ddpperf.wire.channels import Board, Phase, readable
 from pytest_ddpperf.wire.trees import Trees
 
 _TICK_SECONDS = 0.1
@@ -166,7 +165,7 @@ class Launch:
     def _wait(self, seconds: float) -> None:
         """Take in whatever arrives, for at most `seconds`."""
         channels = {rank.channel: rank for rank in self._ranks if not rank.silent}
-        ready, _, _ = select.select([self._server.socket, *channels], [], [], seconds)
+        ready = readable([self._server.socket, *channels], seconds)
         for channel in ready:
             if channel in channels:
                 channels[channel].read()

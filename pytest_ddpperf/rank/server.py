@@ -17,7 +17,6 @@ import gc
 import importlib
 import json
 import os
-import select
 import shutil
 import signal
 import socket
@@ -30,7 +29,7 @@ from types import FrameType
 from typing import NoReturn
 
 from pytest_ddpperf.rank import process
-from pytest_ddpperf.wire.channels import Lines, Message
+from pytest_ddpperf.wire.channels import Lines, Message, readable
 from pytest_ddpperf.wire.trees import Trees, install
 
 # Imported once for all ranks. DDP's constructor imports torch._dynamo lazily, one more second in every rank;
@@ -112,11 +111,11 @@ class _Server:
 
     def _serve(self) -> None:
         while True:
-            ready, _, _ = select.select([self._control.socket.fileno(), self._wake_read], [], [])
+            ready = readable([self._control.socket, self._wake_read])
             if self._wake_read in ready:
                 os.read(self._wake_read, 4096)
             self._reap()
-            if self._control.socket.fileno() in ready:
+            if self._control.socket in ready:
                 messages = self._control.receive()
                 if messages is None:
                     return

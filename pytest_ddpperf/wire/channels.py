@@ -10,13 +10,26 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import selectors
 import socket
 import struct
+from collections.abc import Iterable
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
 Message = dict[str, Any]
+
+
+def readable(channels: Iterable[socket.socket | int], seconds: float | None = None) -> list[Any]:
+    """Those of `channels` that have something to read or have ended, once there is one, or after so many `seconds`.
+
+    Not `select.select`, which takes no descriptor from 1,024 on.
+    """
+    with selectors.PollSelector() as selector:
+        for channel in channels:
+            selector.register(channel, selectors.EVENT_READ)
+        return [key.fileobj for key, _ in selector.select(seconds)]
 
 
 class Lines:

@@ -144,6 +144,11 @@ def test_a_server_that_is_killed_is_an_error_and_the_next_launch_has_another(ben
         bench.call(function)
 
 
+def test_a_pytest_with_many_open_files_launches_too(bench: Bench, many_descriptors: None) -> None:
+    bench.launcher.close()  # the next server hears of its own by a high number
+    assert bench.call(lambda ctx: ctx.rank) == [0, 1]
+
+
 def test_a_module_to_preload_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "broken_preload.py").write_text("raise ImportError('no such kernel')")
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -8,12 +8,26 @@ from pathlib import Path
 
 import pytest
 
-from pytest_ddpperf.wire.channels import Board, FrameReader, Kind, Lines, Phase, send_frame
+from pytest_ddpperf.wire.channels import Board, FrameReader, Kind, Lines, Phase, readable, send_frame
 
 
 @pytest.fixture
 def pair() -> tuple[socket.socket, socket.socket]:
     return socket.socketpair()
+
+
+def test_what_is_readable_is_told_whatever_its_number(
+    pair: tuple[socket.socket, socket.socket], many_descriptors: None
+) -> None:
+    one, other = pair
+    with one, other, other.dup() as high:
+        assert high.fileno() >= 1024
+        assert readable([high, one], 0.0) == []
+        one.send(b"x")
+        assert readable([high, one]) == [high]
+        one.close()
+        high.recv(1)
+        assert readable([high.fileno()]) == [high.fileno()], "at its end"
 
 
 @pytest.mark.parametrize("piece", [1, 3, 9, 10, 1000])
