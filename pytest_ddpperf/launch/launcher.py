@@ -56,7 +56,7 @@ class Launcher:
         observer: Observer,
         others: Sequence[Callable[..., Any] | None] = (),
     ) -> LaunchSamples:
-        """One launch of `plan` on fresh ranks; raises LaunchError, ServerError or TransportError.
+        """One launch of `plan` on fresh ranks; raises LaunchError, ServerError, SpaceError or TransportError.
 
         In an RPC launch `setup` is the trainers', and `others` those of the master and of the parameter servers.
         """

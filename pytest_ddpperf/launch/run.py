@@ -11,11 +11,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
-from pytest_ddpperf.launch import environ, output
+from pytest_ddpperf.launch import environ, output, temporary
 from pytest_ddpperf.launch.cores import Placement
 from pytest_ddpperf.launch.failure import (
     SERVING,
@@ -77,8 +79,14 @@ class Launch:
         self._dismissed = False
 
     def __enter__(self) -> Launch:
-        self._folder = Path(tempfile.mkdtemp(prefix="ddpperf-"))
-        self._board = Board(self._folder / "board", self._plan.processes, self._plan.steps)
+        with temporary.writing(), ExitStack() as failing:
+            self._folder = Path(tempfile.mkdtemp(prefix="ddpperf-"))
+            failing.callback(shutil.rmtree, self._folder, ignore_errors=True)
+            self._board = Board(self._folder / "board", self._plan.processes, self._plan.steps)
+            failing.callback(self._board.close)
+            (self._folder / "payload").write_bytes(self._payload)
+            (self._folder / "request.json").write_text(json.dumps(self._request()))
+            failing.pop_all()
         self._stream = output.Stream(self._folder, self._names, self._observer.output)
         return self
 
@@ -101,7 +109,7 @@ class Launch:
         plan = self._plan
         requested = time.monotonic_ns()
         self._deadline = time.monotonic() + plan.timeout_seconds
-        self._request()
+        self._fork()
         self._collect()
         if self._observer.streams:
             self._stream.pump(last=True)
@@ -119,9 +127,10 @@ class Launch:
             notes=tuple(self._notes),
         )
 
-    def _request(self) -> None:
+    def _request(self) -> dict[str, Any]:
+        """What the ranks are told, by a file."""
         plan = self._plan
-        request = {
+        return {
             "plan": asdict(plan),
             "environ": environ.for_ranks(os.environ, plan.processes),
             "cwd": os.getcwd(),
@@ -131,9 +140,9 @@ class Launch:
             "modules": dict(self._modules),
             "trees": asdict(self._trees) if self._trees is not None else None,
         }
-        (self._folder / "payload").write_bytes(self._payload)
-        (self._folder / "request.json").write_text(json.dumps(request))
-        for number in range(plan.processes):
+
+    def _fork(self) -> None:
+        for number in range(self._plan.processes):
             ours, theirs = socket.socketpair()
             with theirs:
                 self._server.send({"op": "fork", "rank": number, "dir": str(self._folder)}, theirs.fileno())

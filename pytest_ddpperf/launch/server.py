@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import IO
 
-from pytest_ddpperf.launch import environ
+from pytest_ddpperf.launch import environ, temporary
 from pytest_ddpperf.records.errors import ServerError
 from pytest_ddpperf.wire.channels import Lines, Message
 from pytest_ddpperf.wire.trees import Trees
@@ -40,7 +40,7 @@ class RankServer:
         self._made_for: tuple[object, ...] = ()
 
     def ensure(self, variables: Mapping[str, str], preload: Sequence[str]) -> None:
-        """Have a server that imported its modules under these variables; raises ServerError.
+        """Have a server that imported its modules under these variables; raises ServerError or SpaceError.
 
         Importing torch takes seconds, once; variables that libraries read at import need a new server.
         """
@@ -48,8 +48,9 @@ class RankServer:
         if self._process is not None and self._process.poll() is None and wanted == self._made_for:
             return
         self.stop()
+        with temporary.writing():
+            self._log = tempfile.TemporaryFile()  # noqa: SIM115  # closed by stop()
         ours, theirs = socket.socketpair()
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115  # closed by stop()
         self._process = subprocess.Popen(
             [
                 *(sys.executable, "-c", _BOOT, str(theirs.fileno()), str(os.getpid())),

@@ -78,6 +78,17 @@ class ServerError(DdpPerfError):
         return f"the rank server {self.problem}\n{self.output}".rstrip()
 
 
+class SpaceError(DdpPerfError):
+    """The temporary folder, where the processes of a launch meet, is full."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.folder = folder
+
+    def __str__(self) -> str:
+        return f"no space in {self.folder}; set TMPDIR to a folder that has some"
+
+
 class GitError(DdpPerfError):
     """git refused, or is not there; its own words."""
 

@@ -111,6 +111,15 @@ class Phase(IntEnum):
     SERVING = 8  # in an RPC launch, a process that others call: after its set-up, before its delivery
 
 
+def _allocate(descriptor: int, size: int) -> None:
+    """Make a file of zeros, for which there is space: who writes to memory without any dies of SIGBUS."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(descriptor, 0, size)
+    else:  # macOS
+        with open(descriptor, "wb", closefd=False) as file:
+            file.write(bytes(size))
+
+
 class Board:
     """A file in memory: per rank its phase, its step, when it entered each phase, and its marks.
 
@@ -123,11 +132,13 @@ class Board:
     _MARKS = _ENTERED + len(Phase)
 
     def __init__(self, path: Path, world_size: int, steps: int) -> None:
+        """Whoever comes first makes the file; raises OSError."""
         self._row = self._MARKS + steps + 1
         size = world_size * self._row * 8
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            os.ftruncate(descriptor, size)
+            if os.fstat(descriptor).st_size < size:
+                _allocate(descriptor, size)
             self._map = mmap.mmap(descriptor, size)
         finally:
             os.close(descriptor)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import mmap
 import os
+import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +21,7 @@ import torch.distributed as dist
 
 from pytest_ddpperf.launch import Launcher
 from pytest_ddpperf.records import Plan
-from pytest_ddpperf.records.errors import ServerError
+from pytest_ddpperf.records.errors import ServerError, SpaceError
 from tests.launch.conftest import Bench, Recorder, alive, descendants, gone
 
 
@@ -147,6 +151,53 @@ def test_a_server_that_is_killed_is_an_error_and_the_next_launch_has_another(ben
 def test_a_pytest_with_many_open_files_launches_too(bench: Bench, many_descriptors: None) -> None:
     bench.launcher.close()  # the next server hears of its own by a high number
     assert bench.call(lambda ctx: ctx.rank) == [0, 1]
+
+
+@pytest.fixture
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A temporary folder of 16 pages and few files, on a file system of its own."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={16 * mmap.PAGESIZE},nr_inodes=8", "ddpperf", folder]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("this user may not mount a file system")
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+@pytest.mark.parametrize("pages", [0, 1, 2])
+def test_a_temporary_folder_without_space_is_told_and_nothing_is_left(bench: Bench, small: Path, pages: int) -> None:
+    (small / "full").write_bytes(bytes((16 - pages) * mmap.PAGESIZE))
+    with pytest.raises(SpaceError) as caught:
+        bench.call(lambda ctx: None)
+    assert str(caught.value) == f"no space in {small}; set TMPDIR to a folder that has some"
+    assert list(small.iterdir()) == [small / "full"]
+
+
+def test_a_temporary_folder_that_takes_no_more_files_is_told_and_nothing_is_left(bench: Bench, small: Path) -> None:
+    for file in range(5):  # with the root and the launch's folder they leave room for one, which is the board
+        (small / str(file)).touch()
+    with pytest.raises(SpaceError):
+        bench.call(lambda ctx: None)
+    assert len(list(small.iterdir())) == 5
+
+
+@pytest.mark.parametrize(
+    "call", ["tempfile.mkdtemp", "tempfile.TemporaryFile", "os.posix_fallocate", "pathlib.Path.write_bytes"]
+)
+def test_a_share_of_the_temporary_folder_that_is_used_up_is_told_too(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    if call == "tempfile.TemporaryFile":
+        bench.launcher.close()  # the log of the next server
+    with monkeypatch.context() as patch:
+        patch.setattr(call, refuse)
+        with pytest.raises(SpaceError, match=re.escape(str(bench.tmp))):
+            bench.call(lambda ctx: None)
 
 
 def test_a_module_to_preload_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
