@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -98,7 +99,7 @@ class Store:
         """The path of a baseline, in a folder that exists, while nobody else saves."""
         path = self.path(baseline.measurements[0].environment, baseline.test)
         try:
-            with _locked(self.root):
+            with _locked(path, self.root):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 yield path
         except OSError as error:
@@ -130,21 +131,46 @@ def _text(path: Path, baseline: Baseline) -> str:
 
 
 @contextmanager
-def _locked(root: Path) -> Iterator[None]:
-    """Keeps other runs on this host from saving into `root`.
+def _locked(path: Path, root: Path) -> Iterator[None]:
+    """Keeps other runs on this host from saving into `root`; raises BaselineError, about `path`, without a lock.
 
-    The lock file is in the temporary folder, never below `root`, where git would see it. Folder and file are
-    open to every user, as a checkout may be shared; the sticky bit keeps them from removing each other's.
+    The lock file is in the temporary folder, never below `root`, where git would see it.
     """
-    from filelock import FileLock  # 10 ms to import, and only who saves needs it
+    from filelock import FileLock, Timeout  # 10 ms to import, and only who saves needs it
 
-    folder = Path(tempfile.gettempdir()) / "pytest-ddpperf-locks"
-    with suppress(FileExistsError):
-        folder.mkdir()
-        folder.chmod(0o1777)
     name = hashlib.sha256(os.fsencode(os.path.realpath(root))).hexdigest()[:16]
-    with FileLock(folder / f"baselines-{name}.lock", timeout=_LOCK_WAIT_SECONDS, mode=0o666):
+    try:
+        lock = FileLock(_lock_folder() / f"baselines-{name}.lock", timeout=_LOCK_WAIT_SECONDS, mode=0o666)
+        lock.acquire()
+    except OSError as error:
+        remedy = f"see to {error.filename}, which its owner may remove, or set TMPDIR to another folder"
+        if isinstance(error, Timeout):
+            remedy = "another run is saving here: wait for it to end, or end it"
+        raise BaselineError(path, f"cannot be written: {error}", remedy) from error
+    try:
         yield
+    finally:
+        lock.release()
+
+
+def _lock_folder() -> Path:
+    """The folder for locks that is open to every user, as a checkout may be shared; the sticky bit keeps them from
+    removing each other's. Where somebody else has that name and does not share, one of this user's own.
+
+    Raises FileExistsError where neither can be had.
+    """
+    shared = Path(tempfile.gettempdir()) / "pytest-ddpperf-locks"
+    own = shared.with_name(f"{shared.name}-{os.geteuid()}")
+    for folder, mode in ((shared, 0o1777), (own, 0o700)):
+        with suppress(FileExistsError):
+            os.mkdir(folder)
+        found = folder.lstat()
+        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid():
+            folder.chmod(mode)  # which only whoever may remove it could turn on something else
+            return folder
+        if stat.S_ISDIR(found.st_mode) and found.st_mode & 0o1777 == 0o1777:
+            return folder
+    raise FileExistsError(errno.EEXIST, "is not a folder that this user may keep locks in", str(own))
 
 
 def _replace(path: Path, text: str) -> None:
@@ -168,9 +194,7 @@ def _failure(path: Path, what: str, error: OSError) -> BaselineError:
         return BaselineError(path, problem, f"move it away, {_ELSEWHERE}")
     if isinstance(error, IsADirectoryError):
         return BaselineError(path, f"{what}: it is a folder, not a file", "move it away")
-    if isinstance(error, TimeoutError) and error.errno is None:  # filelock's
-        remedy = "another run is saving here: wait for it to end, or end it"
-    elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         remedy = f"give this user permission, {_ELSEWHERE}"
     elif error.errno in (errno.ENOSPC, errno.EDQUOT):
         remedy = f"free some space, {_ELSEWHERE}"

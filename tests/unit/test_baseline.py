@@ -349,6 +349,61 @@ def test_a_lock_that_stays_taken_is_told_and_nothing_is_written(store, monkeypat
     assert store.read(CPU, TEST) == BASELINE
 
 
+def spoil(path, how):
+    """Puts something into the place of a folder for locks, as another user might."""
+    if how == "file":
+        path.touch()
+    elif how == "link":
+        (path.parent.parent / "target").mkdir(exist_ok=True)
+        path.symlink_to(path.parent.parent / "target")
+    else:
+        if os.geteuid():
+            pytest.skip("only root gives folders to others")
+        path.mkdir(mode=0o755)
+        os.chown(path, 12345, 12345)
+
+
+@pytest.mark.parametrize("how", ["file", "link", "others"])
+def test_a_lock_folder_that_others_spoilt_is_not_used(store, how):
+    locks = store.root.parent / "tmp" / "pytest-ddpperf-locks"
+    spoil(locks, how)
+    assert store.write(BASELINE).exists()
+    own = locks.with_name(f"{locks.name}-{os.geteuid()}")
+    assert stat.S_IMODE(own.stat().st_mode) == 0o700
+    assert [lock.parent for lock in (store.root.parent).rglob("*.lock")] == [own]
+    own.rename(own.with_name("away"))
+    spoil(own, how)
+    with pytest.raises(BaselineError) as caught:
+        store.write(OTHER)
+    problem = f"[Errno 17] is not a folder that this user may keep locks in: '{own}'"
+    assert caught.value.problem == f"cannot be written: {problem}"
+    assert caught.value.remedy == f"see to {own}, which its owner may remove, or set TMPDIR to another folder"
+    assert store.read(CPU, TEST) == BASELINE
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives folders to others")
+def test_a_lock_folder_that_another_user_shares_is_used(store):
+    locks = store.root.parent / "tmp" / "pytest-ddpperf-locks"
+    locks.mkdir()
+    locks.chmod(0o1777)
+    os.chown(locks, 12345, 12345)
+    store.write(BASELINE)
+    assert [lock.parent for lock in (store.root.parent).rglob("*.lock")] == [locks]
+
+
+def test_a_lock_that_is_a_link_is_not_followed(store):
+    store.write(BASELINE)
+    (lock,) = (store.root.parent / "tmp").rglob("*.lock")
+    lock.unlink()
+    mine = store.root.parent / "mine"
+    mine.write_text("mine")
+    lock.symlink_to(mine)
+    with pytest.raises(BaselineError) as caught:
+        store.write(OTHER)
+    assert caught.value.remedy == f"see to {lock}, which its owner may remove, or set TMPDIR to another folder"
+    assert mine.read_text() == "mine"
+
+
 SAVER = """
 import sys, tempfile
 from dataclasses import replace
@@ -590,7 +645,10 @@ def test_a_save_that_fails_leaves_the_old_baseline_and_no_other_file(store, monk
         if call == "open":
             patch.setattr("builtins.open", failing(code))
         elif call == "mkdir":
-            patch.setattr(Path, "mkdir", failing(code))
+            mkdir = Path.mkdir  # filelock's too
+            fails = failing(code)
+            below = lambda path, **how: (fails if path.is_relative_to(store.root) else mkdir)(path, **how)  # noqa: E731
+            patch.setattr(Path, "mkdir", below)
         else:
             patch.setattr(os, call, failing(code))
         with pytest.raises(BaselineError) as caught:
