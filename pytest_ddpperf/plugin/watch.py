@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,7 +29,8 @@ class Watcher:
 
     def __init__(self, config: pytest.Config, *, warmup: int, steps: int) -> None:
         self.streams = config.getoption("capture") == "no" and not hasattr(config, "workerinput")
-        self._reporter = config.pluginmanager.get_plugin("terminalreporter")  # None in a worker of xdist's
+        self._config = config
+        self._reporter: Any = config.pluginmanager.get_plugin("terminalreporter")  # None in a worker of xdist's
         # Not under -s: the ranks' lines come then, and would tear the progress line.
         live = getattr(self._reporter, "isatty", False) and not self.streams
         self._writer = config.get_terminal_writer() if live else None
@@ -58,7 +60,10 @@ class Watcher:
         elif self._reporter is not None and now - self._waits_since >= self._told_next:
             self._told_next *= 2
             with self._uncaptured():
-                self._reporter.write_line(self._wait(resource, now))
+                self._reporter.ensure_newline()
+                # Under -q there are letters for tests on a line without a path.
+                torn = self._config.get_terminal_writer().width_of_current_line > 0
+                self._reporter.write_line("\n" * torn + self._wait(resource, now))
                 self._reporter.flush()
 
     def _wait(self, resource: Path, now: float) -> str:

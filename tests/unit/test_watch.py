@@ -13,6 +13,9 @@ WAITING = """
 from pathlib import Path
 from pytest_ddpperf.plugin import watch
 
+def test_first():
+    pass
+
 def test_waits(request, monkeypatch):
     clock = [100.0]
     monkeypatch.setattr(watch.time, "monotonic", lambda: clock[0])
@@ -36,7 +39,7 @@ TOLD = ["waiting for cpu0, held by pid 4321, 10 s", "waiting for cpu0, held by p
 
 @pytest.mark.parametrize(
     ("option", "tests"),
-    [("-q", ["..*"]), ("-v", ["test_waits.py::test_waits PASSED*", "test_waits.py::test_next PASSED*"])],
+    [("-q", ["..*100%*"]), ("-v", ["test_waits.py::test_waits PASSED*", "test_waits.py::test_next PASSED*"])],
 )
 def test_a_long_wait_is_told_rarely_and_on_lines_of_its_own(
     pytester: pytest.Pytester, option: str, tests: list[str]
@@ -51,7 +54,7 @@ def test_a_long_wait_is_told_rarely_and_on_lines_of_its_own(
 def test_in_a_worker_of_xdist_nothing_is_told(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_waits=WAITING)
     result = pytester.runpytest_subprocess(*ARGUMENTS, "-n1")
-    result.assert_outcomes(passed=2)
+    result.assert_outcomes(passed=3)
     assert "waiting" not in result.stdout.str()
 
 
