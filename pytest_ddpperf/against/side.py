@@ -108,11 +108,16 @@ class BaseSide:
                 raise AgainstError("--ddp-against-python", str(error), remedy) from None
             raise AgainstError(self._settings.beside, str(error)) from None
 
+    @property
+    def environ(self) -> dict[str, str]:
+        """This process's variables, with those that are to be otherwise."""
+        return {**os.environ, **self._checkout.assignments}
+
     def _spawn(self, trees: Trees) -> Led:
         python, path = sys.executable, sys.path
         if self._settings.against_python is not None:
             python, path = os.path.abspath(shutil.which(self._settings.against_python) or ""), []
-        environ = {**os.environ, **self._checkout.assignments}
+        environ = self.environ
         environ.pop("PYTEST_ADDOPTS", None)  # they are among the arguments
         if "PYTHONPATH" in environ:
             folders = environ["PYTHONPATH"].split(os.pathsep)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,10 +18,8 @@ class Placement:
     cpus: tuple[tuple[int, ...], ...]  # rank x core
     cores: int  # usable by this process
     cores_per_rank: int  # 0: ranks share cores
-
-    @property
-    def pinned(self) -> bool:
-        return bool(self.cpus and self.cpus[0])
+    pinned: bool  # not where all share all
+    threads: int  # that the environment asks for in each rank, where its share has not so many cores; else 0
 
     @property
     def used(self) -> tuple[int, ...]:
@@ -27,23 +27,39 @@ class Placement:
         return tuple(sorted({cpu for cpus in self.cpus for cpu in cpus}))
 
 
-def place(world_size: int, usable: tuple[int, ...] | None = None) -> Placement:
-    """Disjoint, equal shares of the usable cores; with more ranks than cores, rank r gets core r mod n."""
-    if usable is None:
-        if not hasattr(os, "sched_getaffinity"):
-            return Placement(
-                cpus=((),) * world_size,
-                cores=os.cpu_count() or 1,
-                cores_per_rank=(os.cpu_count() or 1) // world_size,
-            )
+def place(world_size: int, environ: Mapping[str, str], usable: tuple[int, ...] | None = None) -> Placement:
+    """Disjoint, equal shares of the usable cores; with more ranks than cores, rank r gets core r mod n.
+
+    Where the ranks' `environ` asks for more threads a rank than a share has cores, all ranks share all cores: threads
+    that spin for each other at every operation stand still when one core has to do for several.
+    """
+    if usable is None and hasattr(os, "sched_getaffinity"):
         usable = tuple(os.sched_getaffinity(0))
-    ordered = sorted(usable, key=_physical)
-    share = len(ordered) // world_size
-    if share == 0:
-        cpus: tuple[tuple[int, ...], ...] = tuple((ordered[rank % len(ordered)],) for rank in range(world_size))
-    else:
+    ordered = sorted(usable or (), key=_physical)
+    cores = len(ordered) or os.cpu_count() or 1
+    share, threads = cores // world_size, _threads(environ)
+    crowded = threads > max(share, 1)
+    shared = crowded and world_size > 1
+    cpus: tuple[tuple[int, ...], ...] = ((),) * world_size
+    if shared:
+        cpus = (tuple(sorted(ordered)),) * world_size
+    elif share == 0 and ordered:
+        cpus = tuple((ordered[rank % cores],) for rank in range(world_size))
+    elif ordered:
         cpus = tuple(tuple(sorted(ordered[rank * share : (rank + 1) * share])) for rank in range(world_size))
-    return Placement(cpus=cpus, cores=len(ordered), cores_per_rank=share)
+    return Placement(
+        cpus=cpus,
+        cores=cores,
+        cores_per_rank=0 if shared else share,
+        pinned=bool(ordered) and not shared,
+        threads=threads if crowded else 0,
+    )
+
+
+def _threads(environ: Mapping[str, str]) -> int:
+    """Of OMP_NUM_THREADS, which may be a list by depth; 0 where it asks for none."""
+    match = re.match(r"\s*\d+", environ.get("OMP_NUM_THREADS", ""))
+    return int(match[0]) if match else 0
 
 
 def _physical(cpu: int) -> tuple[int, int, int]:

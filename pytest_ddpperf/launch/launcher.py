@@ -64,7 +64,7 @@ class Launcher:
         delivery = self._launch(plan, data, observer, alone=True)
         timed = delivery.results[: plan.world_size]
         windows = [codec.decode(Window, json.loads(result)) for result in timed]
-        placement = place(plan.processes)
+        placement = place(plan.processes, os.environ)
         facts: Mapping[str, Scalar] = {
             **windows[0].facts,
             "interconnect": self._interconnect(plan),
@@ -107,7 +107,7 @@ class Launcher:
         """`alone`: nothing else may be timed on the same cores or devices meanwhile."""
         self._rpc = self._rpc or plan.rpc
         self._server.ensure(os.environ, (*plan.preload, *(_RPC_PRELOAD if self._rpc else ())))
-        placement = place(plan.processes)
+        placement = place(plan.processes, os.environ)
         addresses = str((self._facts or {}).get("device_addresses") or "").split(",")[: plan.processes]
         wanted = locks.resources(placement.used, addresses if plan.device == "cuda" else ()) if alone else ()
         with (

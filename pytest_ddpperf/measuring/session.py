@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
@@ -58,7 +59,7 @@ class Session:
     def place(self, settings: Settings, world_size: int) -> Place:
         """Backend and device of a test; raises OptionError or Unavailable."""
         place = resolve(settings, world_size, self.facts())
-        self._places[_described(place, _counted(world_size, "rank"), world_size)] = None
+        self._describe(place, _counted(world_size, "rank"), world_size)
         return place
 
     def place_rpc(self, settings: Settings, trainers: int, parameter_servers: int, *, certain: bool = True) -> Place:
@@ -67,8 +68,16 @@ class Session:
         place = resolve(settings, trainers if certain else 1, self.facts(), "trainers")
         who = f"{_counted(trainers, 'trainer')} and {_counted(parameter_servers, 'parameter server')}"
         who += "" if certain else ", where a call does not say otherwise,"
-        self._places[_described(place, who, trainers + parameter_servers)] = None
+        self._describe(place, who, trainers + parameter_servers)
         return place
+
+    def _describe(self, place: Place, who: str, processes: int) -> None:
+        here = _described(place, who, processes, os.environ)
+        self._places[here] = None
+        if self._base is not None:
+            there = _described(place, who, processes, self._base.environ)
+            if there != here:
+                self._places[f"{self._base.version}: {there}"] = None
 
     def machine(self) -> dict[str, Scalar]:
         """The facts, with the places that tests were given so far, in words."""
@@ -103,11 +112,14 @@ class Session:
         self._launcher.close()
 
 
-def _described(place: Place, who: str, processes: int) -> str:
+def _described(place: Place, who: str, processes: int, environ: Mapping[str, str]) -> str:
     ranks = f"{who} over {place.backend} ({place.why})"
     if place.device != "cpu":
         return f"{ranks}, a {place.device} device each"
-    cores = cores_of(processes)
+    cores = cores_of(processes, environ)
+    if cores.threads:
+        threads = f"{processes} x {_counted(cores.threads, 'thread')} (OMP_NUM_THREADS)"
+        return f"{ranks}: {threads} share {_counted(cores.cores, 'core')}, expect noise"
     if not cores.cores_per_rank:
         return f"{ranks} share {_counted(cores.cores, 'core')}: expect noise"
     each = _counted(cores.cores_per_rank, "core")

@@ -320,16 +320,23 @@ def test_a_variable_an_option_and_what_must_be_built_may_be_all_that_differs(
     (repository.top / ".gitignore").write_text("__pycache__\nout\nbuilt.py\n")
     repository.write("src/speed/built.py", "MILLISECONDS = 60\n")
     monkeypatch.setenv("SLEEP", "60")
-    options = ["--ddp-against-env", "SLEEP=5", "--ddp-against-option", "--my-milliseconds 5"]
+    first, cores = repository.first[:12], len(os.sched_getaffinity(0))
+    threads = f"OMP_NUM_THREADS={cores + 1}"  # so that ranks are not pinned there
+    options = ["--ddp-against-env", "SLEEP=5", "--ddp-against-env", threads]
+    options += ["--ddp-against-option", "--my-milliseconds 5"]
     options.append("--ddp-against-setup=echo 'MILLISECONDS = 5' > 'python code/src/speed/built.py'")
     with repository.untouched():
         result = run(*FEW, "--ddp-against", "HEAD", *options, "-o", "addopts=-q")
     assert result.ret == 1
     result.stdout.fnmatch_lines(
         [
+            "ddpperf: 2 ranks over gloo (*",
+            f"ddpperf: HEAD (*), SLEEP=5, {threads}, *: 2 ranks over gloo (*): "
+            f"2 x {cores + 1} threads (OMP_NUM_THREADS) share {cores} core*, expect noise",
             "REGRESSED: tests/test_step::test_variable on 2 gloo ranks",
             "evidence: 6 launches a side, in turns *; 1 of 2 imported files differs: python code/src/speed/built.py",
-            f"against:  HEAD ({repository.first[:12]}), SLEEP=5, --my-milliseconds 5, now {repository.first[:12]} *",
+            f"differs from *: *pinned False -> True*OMP_NUM_THREADS {cores + 1} -> unset*",
+            f"against:  HEAD ({first}), SLEEP=5, {threads}, --my-milliseconds 5, now {first} *",
             "REGRESSED: tests/test_step::test_option on 2 gloo ranks",
             "REGRESSED: tests/test_step::test_built on 2 gloo ranks",
         ]

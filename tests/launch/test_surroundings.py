@@ -50,9 +50,15 @@ def test_a_variable_read_at_import_restarts_the_server(bench: Bench, monkeypatch
     before = bench.server
     bench.call(environment())
     assert bench.server == before
-    monkeypatch.setenv("OMP_NUM_THREADS", "2")  # a pinned rank on two cores would have one
-    assert bench.call(lambda ctx: torch.get_num_threads()) == [2, 2]
+    cores = os.sched_getaffinity(0)
+    monkeypatch.setenv("OMP_NUM_THREADS", str(len(cores) + 1))  # a pinned rank would have half the cores, and as many
+    share = max(1, len(cores) // 2)
+    for threads, affinity in bench.call(lambda ctx: (torch.get_num_threads(), os.sched_getaffinity(0))):
+        assert threads > share or len(cores) == 1
+        assert affinity == cores
     assert bench.server != before
+    facts = bench.measure(lambda ctx: lambda: None).facts
+    assert (facts["cores"], facts["cores_per_rank"], facts["pinned"]) == (len(cores), 0, False)
 
 
 def test_ranks_stand_where_pytest_stands(bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

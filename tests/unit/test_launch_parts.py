@@ -48,7 +48,9 @@ def flat(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ranks_get_disjoint_equal_shares_or_take_turns(
     world_size: int, usable: tuple[int, ...], cpus: tuple[tuple[int, ...], ...], per_rank: int
 ) -> None:
-    placement = cores.place(world_size, usable)
+    placement = cores.place(world_size, {"OMP_NUM_THREADS": str(max(per_rank, 1))}, usable)
+    assert placement == cores.place(world_size, {}, usable)
+    assert placement.threads == 0
     assert (placement.cpus, placement.cores_per_rank, placement.cores) == (cpus, per_rank, len(usable))
     assert placement.pinned
     assert placement.used == tuple(sorted({cpu for rank in cpus for cpu in rank}))
@@ -61,13 +63,35 @@ def test_hardware_threads_of_a_core_stay_together(tmp_path: Path, monkeypatch: p
         (folder / "physical_package_id").write_text("0\n")
         (folder / "core_id").write_text(f"{cpu % 2}\n")
     monkeypatch.setattr(cores, "_SYSFS", tmp_path)
-    assert cores.place(2, (0, 1, 2, 3)).cpus == ((0, 2), (1, 3))
+    assert cores.place(2, {}, (0, 1, 2, 3)).cpus == ((0, 2), (1, 3))
+    assert cores.place(2, {"OMP_NUM_THREADS": "3"}, (0, 1, 2, 3)).cpus == ((0, 1, 2, 3),) * 2
+
+
+@pytest.mark.usefixtures("flat")
+@pytest.mark.parametrize(
+    ("world_size", "usable", "asked", "threads"),
+    [(2, (0, 1), "2", 2), (2, (0, 1, 2, 3), "3,2", 3), (3, (0, 1), " 2", 2)],
+)
+def test_ranks_with_more_threads_than_their_share_has_cores_share_all(
+    world_size: int, usable: tuple[int, ...], asked: str, threads: int
+) -> None:
+    placement = cores.place(world_size, {"OMP_NUM_THREADS": asked}, usable)
+    assert placement.cpus == (usable,) * world_size
+    assert (placement.cores, placement.cores_per_rank, placement.pinned) == (len(usable), 0, False)
+    assert placement.threads == threads
+
+
+def test_one_rank_has_all_cores_however_many_threads() -> None:
+    crowded, alone = (cores.place(1, {"OMP_NUM_THREADS": asked}, (0, 1)) for asked in ("3", "what?"))
+    assert crowded == replace(alone, threads=3)
+    assert (alone.cores_per_rank, alone.pinned, alone.threads) == (2, True, 0)
 
 
 def test_without_affinity_nobody_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "sched_getaffinity")
-    placement = cores.place(2)
-    assert (placement.cpus, placement.pinned, placement.used) == (((), ()), False, ())
+    for environ in ({}, {"OMP_NUM_THREADS": "1000"}):
+        placement = cores.place(2, environ)
+        assert (placement.cpus, placement.pinned, placement.used) == (((), ()), False, ())
 
 
 # --- locks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from pytest_ddpperf.measuring.machine import Place, Unavailable, resolve
+from pytest_ddpperf.measuring.session import Session
 from pytest_ddpperf.options import Settings
 from pytest_ddpperf.records import Scalar
 from pytest_ddpperf.records.asked import Limit
@@ -88,3 +90,47 @@ def test_cpu_time_is_limited_on_cpu_only() -> None:
     assert resolve(limited, 2, CPU).device == "cpu"
     with pytest.raises(OptionError, match="CPU time is measured on CPU only, not on cuda"):
         resolve(limited, 2, GPUS)
+
+
+# --- what is said of it
+
+
+class Base:
+    """A version to compare with."""
+
+    trees = None
+    version = "OMP_NUM_THREADS=2"
+    environ = {"OMP_NUM_THREADS": "2"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "base", "words"),
+    [
+        ({}, None, ["2 ranks over gloo (auto: no CUDA device), each pinned to 1 core of 2"]),
+        (
+            {"OMP_NUM_THREADS": "2"},
+            Base,
+            ["2 ranks over gloo (auto: no CUDA device): 2 x 2 threads (OMP_NUM_THREADS) share 2 cores, expect noise"],
+        ),
+        (
+            {"OMP_NUM_THREADS": "1"},
+            Base,
+            [
+                "2 ranks over gloo (auto: no CUDA device), each pinned to 1 core of 2",
+                "OMP_NUM_THREADS=2: 2 ranks over gloo (auto: no CUDA device): "
+                "2 x 2 threads (OMP_NUM_THREADS) share 2 cores, expect noise",
+            ],
+        ),
+    ],
+)
+def test_who_shares_cores_is_told_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], base: Any, words: list[str]
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    monkeypatch.setattr(Session, "facts", lambda session: CPU)
+    session = Session(settings(), tmp_path, dict, base=base and base())
+    session.place(settings(), 2)
+    assert str(session.machine()["places"]).splitlines() == words

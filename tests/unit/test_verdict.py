@@ -415,6 +415,15 @@ def test_in_turns_only_what_is_asked_of_a_step_must_match() -> None:
     assert (verdict, verdict.differences[0]) == ("INCOMPARABLE", "batch_size 8 -> 4")
 
 
+def test_in_turns_the_sides_may_have_other_cores() -> None:
+    now, base = (
+        replace(measurement(STEADY), environment=Environment(key={"cores": 2, "cores_per_rank": share, "pinned": pin}))
+        for share, pin in ((1, True), (0, False))
+    )
+    verdict = decide(now, base, interleaved=True)
+    assert (verdict, verdict.differences) == ("PASS", ("cores_per_rank 0 -> 1", "pinned False -> True"))
+
+
 # --- support
 
 
