@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pytest_ddpperf.options import Settings, where
+from pytest_ddpperf.options.parse import near
 from pytest_ddpperf.records import Scalar
 from pytest_ddpperf.records.errors import OptionError
 
@@ -35,13 +36,15 @@ def resolve(settings: Settings, world_size: int, facts: Mapping[str, Scalar], fi
     kind, count = str(facts["device_type"]), int(facts["device_count"] or 0)
     backends = str(facts["backends"]).split(",")
     if settings.backend != "auto" and settings.backend not in backends:
-        there = f"this torch ({facts['torch']}) has {', '.join(backends)}"
+        there = f"this torch ({facts['torch']}) has {near(settings.backend, backends)}"
         if settings.backend in _KNOWN:
             _missing(settings, "backend", settings.backend, there, field)
         raise OptionError(where(settings, "backend"), settings.backend, there)
     place = _choose(settings, world_size, kind, count, backends, facts)
     if place.device != "cpu":
         devices = f"{count} {kind} device{'s' * (count != 1)} here" if count else "no accelerator here"
+        if place.device not in (kind, *(types := _default_backends(facts))):
+            devices += f"; torch knows {near(place.device, types)}"
         if place.device != kind or not count:
             name = "device" if settings.device != "auto" else "backend"
             _missing(settings, name, getattr(settings, name), devices, field)
@@ -58,7 +61,7 @@ def resolve(settings: Settings, world_size: int, facts: Mapping[str, Scalar], fi
 def _choose(
     settings: Settings, world_size: int, kind: str, count: int, backends: list[str], facts: Mapping[str, Scalar]
 ) -> Place:
-    default = dict(pair.split(":", 1) for pair in str(facts["default_backends"]).split(","))
+    default = _default_backends(facts)
     if settings.device != "auto":
         backend = default.get(settings.device, "gloo") if settings.backend == "auto" else settings.backend
         return Place(backend=backend, device=settings.device, why=f"for {settings.device}")
@@ -69,6 +72,11 @@ def _choose(
         return Place(backend="nccl", device="cuda", why=f"auto: {count} CUDA device{'s' * (count != 1)}")
     have = f"{count} CUDA device{'s' * (count != 1)} for {world_size} ranks" if kind == "cuda" else "no CUDA device"
     return Place(backend="gloo", device="cpu", why=f"auto: {have}")
+
+
+def _default_backends(facts: Mapping[str, Scalar]) -> dict[str, str]:
+    """torch's own choice, by device type."""
+    return dict(pair.split(":", 1) for pair in str(facts["default_backends"]).split(","))
 
 
 def _missing(settings: Settings, name: str, value: object, problem: str, field: str) -> None:

@@ -1,7 +1,7 @@
 """From a value as written to a setting. Knows no pytest, and not where a value comes from.
 
 A value is a text (command line, ini file) or of any type (marker, native TOML). Each parser raises ValueError that
-says what is allowed; whoever calls it adds the place and the value.
+says what is allowed; whoever calls it adds the place and the value, or the item of it that is refused.
 """
 
 from __future__ import annotations
@@ -22,11 +22,19 @@ _COUNTER = re.compile(rf"({'|'.join(map(re.escape, COUNTERS))}):(\d+(?:\.\d+)?)%
 _LIMIT_FORM = "metric:N% or metric:Nms, as in p50:5%, p99.9:0.5%, p95:2ms, cpu_p50:5%, rpc.bytes:0%"
 
 
+class Refused(ValueError):
+    """One item of a value cannot be."""
+
+    def __init__(self, item: object, allowed: str) -> None:
+        super().__init__(allowed)
+        self.item = item
+
+
 def near(value: object, names: Iterable[str]) -> str:
     """The names, with a guess at which was meant."""
     from difflib import get_close_matches  # rarely needed, and every pytest run would pay for it
 
-    close = get_close_matches(str(value), names, n=1)
+    close = get_close_matches(str(value).lower(), names, n=1)
     return ", ".join(names) + (f"; did you mean {close[0]}?" if close else "")
 
 
@@ -92,14 +100,14 @@ def _limit(item: object) -> Limit:
         return Limit(metric=counter[1], value=float(counter[2]) / 100, unit="%")
     match = _LIMIT.fullmatch(item) if isinstance(item, str) else None
     if match is None:
-        raise ValueError(f"{item!r} is not {_LIMIT_FORM}")
+        raise Refused(item, f"not {_LIMIT_FORM}")
     cpu, percentile, value, unit = match.groups()
     q, amount = float(percentile), float(value) / (100 if unit == "%" else 1000)
     if not 0 < q < 100:
-        end = "the ends of a sample, which no number of steps supports" if q in (0, 100) else "no percentile"
-        raise ValueError(f"in {item!r}, p{percentile} is {end}: a metric is p1 to p99, decimals allowed (p99.9)")
+        end = "an end of the sample, which no number of steps supports" if q in (0, 100) else "no percentile"
+        raise Refused(item, f"p{percentile} is {end}: a metric is p1 to p99, decimals allowed (p99.9)")
     if amount == float("inf"):
-        raise ValueError(f"in {item!r}, the limit is not finite: {_LIMIT_FORM}")
+        raise Refused(item, f"the limit is not finite: {_LIMIT_FORM}")
     # One text for one percentile, so that p50 and p50.0 are the same metric to baselines and reports.
     return Limit(metric=f"{cpu or ''}p{q:.10g}", value=amount, unit=cast(Literal["%", "ms"], unit))
 
@@ -119,9 +127,7 @@ def modules(value: object) -> tuple[str, ...]:
     names = _items(value)
     for name in names:
         if not isinstance(name, str) or not all(part.isidentifier() for part in name.split(".")):
-            raise ValueError(
-                f"{name!r} is not a module's import name: names separated by commas, as in torch.fx,my.ops"
-            )
+            raise Refused(name, "not a module's import name: names separated by commas, as in torch.fx,my.ops")
     return cast("tuple[str, ...]", names)
 
 
@@ -129,7 +135,7 @@ def fail_on(value: object) -> frozenset[str]:
     names = _items(value)
     for name in names:
         if name not in FAIL_ON_NAMES:
-            raise ValueError(f"{name!r} is not one of {near(name, FAIL_ON_NAMES)}")
+            raise Refused(name, f"not one of {near(name, FAIL_ON_NAMES)}")
     if not names:
         raise ValueError(f"name at least one of {', '.join(FAIL_ON_NAMES)}")
     return frozenset(cast("tuple[str, ...]", names))
@@ -140,7 +146,7 @@ def assignments(value: object) -> tuple[str, ...]:
     for text in texts:
         name, equals, _ = text.partition("=")
         if not (equals and name.isascii() and name.isidentifier()):
-            raise ValueError(f"{text!r} is not NAME=VALUE")
+            raise Refused(text, "not NAME=VALUE")
     return tuple(texts)
 
 

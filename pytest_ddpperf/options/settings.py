@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import pytest
 
-from pytest_ddpperf.options.parse import PARSERS, near
+from pytest_ddpperf.options.parse import PARSERS, Refused, near
 from pytest_ddpperf.options.table import BY_ARGUMENT, ROWS, Row
 from pytest_ddpperf.records.asked import Limit, Plan
 from pytest_ddpperf.records.errors import OptionError
@@ -119,7 +119,8 @@ def _parsed(row: Row, value: object, source: str) -> Any:
     try:
         return PARSERS[row.field](value)
     except ValueError as error:
-        raise OptionError(row.where(source), value, str(error)) from None
+        refused = error.item if isinstance(error, Refused) else value
+        raise OptionError(row.where(source), refused, str(error)) from None
 
 
 def _written(config: pytest.Config, row: Row) -> tuple[object, str]:

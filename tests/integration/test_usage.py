@@ -13,7 +13,7 @@ NOTHING = "def test_nothing(): pass"
 @pytest.mark.parametrize(
     ("option", "words"),
     [
-        ("--ddp-threshold=p50:ten", "--ddp-threshold: 'p50:ten'"),
+        ("--ddp-threshold=p50:ten", "--ddp-threshold: 'p50:ten': not metric:N%"),
         ("--ddp-world-size=0", "--ddp-world-size: '0': whole numbers from 1"),
         ("--ddp-timing=fre", "did you mean free?"),
         ("--ddp-steps=three", "--ddp-steps: 'three': a whole number from 1"),
@@ -48,7 +48,7 @@ def test_what_the_machine_lacks_matters_only_to_distributed_tests(pytester: pyte
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--ddp-backend=glo"], "--ddp-backend: 'glo': this torch"),
+        (["--ddp-backend=glo"], "did you mean gloo?"),
         (["--ddp-device=cuda"], "--ddp-device: 'cuda': no accelerator here"),
     ],
 )

@@ -65,7 +65,9 @@ def test_what_auto_comes_to(
     ("facts", "asked", "world_size", "words"),
     [
         (CPU, {"backend": "nccl"}, 2, "--ddp-backend: 'nccl': this torch (2.13.0) has gloo"),
-        (CPU, {"device": "cuda"}, 2, "--ddp-device: 'cuda': "),
+        (CPU, {"device": "cuda"}, 2, "--ddp-device: 'cuda': no accelerator here"),
+        (CPU, {"device": "cdua"}, 2, "no accelerator here; torch knows cpu, cuda, xpu, mps; did you mean cuda?"),
+        (GPUS, {"device": "cdua"}, 2, "8 cuda devices here; torch knows cpu, cuda, xpu, mps; did you mean cuda?"),
         (GPUS, {"device": "xpu", "backend": "gloo"}, 2, "--ddp-device: 'xpu': 8 cuda devices here"),
         (GPUS, {"backend": "nccl", "world_sizes": (16,)}, 16, "a rank needs a device of its own; 8 cuda devices here"),
     ],
@@ -81,8 +83,9 @@ def test_what_is_missing_is_refused_to_the_command_line_and_skips_a_marker(
 
 
 def test_a_backend_nobody_knows_is_a_mistake_in_a_marker_too() -> None:
-    with pytest.raises(OptionError, match="'glo'"):
-        resolve(settings("marker", backend="glo"), 2, CPU)
+    with pytest.raises(OptionError) as refused:
+        resolve(settings("marker", backend="glo"), 2, GPUS)
+    assert str(refused.value).endswith("'glo': this torch (2.13.0) has gloo, nccl; did you mean gloo?")
 
 
 def test_cpu_time_is_limited_on_cpu_only() -> None:

@@ -423,8 +423,7 @@ def test_a_timeout_is_finite_and_above_0(refusal: Callable[..., str], given: str
 )
 def test_a_limit_that_cannot_be_read_is_named_with_the_form_of_one(refusal: Callable[..., str], item: str) -> None:
     form = "metric:N% or metric:Nms, as in p50:5%, p99.9:0.5%, p95:2ms, cpu_p50:5%, rpc.bytes:0%"
-    given = f"p75:10%,{item}"
-    assert refusal(f"--ddp-threshold={given}") == f"--ddp-threshold: {given!r}: {item!r} is not {form}"
+    assert refusal(f"--ddp-threshold=p75:10%,{item}") == f"--ddp-threshold: {item!r}: not {form}"
 
 
 def test_no_limit_at_all_is_refused(refusal: Callable[..., str]) -> None:
@@ -434,7 +433,7 @@ def test_no_limit_at_all_is_refused(refusal: Callable[..., str]) -> None:
 @pytest.mark.parametrize("end", ["p0", "p100", "p0.0"])
 def test_the_ends_of_a_sample_are_no_metric(refusal: Callable[..., str], end: str) -> None:
     assert refusal(f"--ddp-threshold={end}:5%") == (
-        f"--ddp-threshold: '{end}:5%': in '{end}:5%', {end} is the ends of a sample, which no number of steps "
+        f"--ddp-threshold: '{end}:5%': {end} is an end of the sample, which no number of steps "
         "supports: a metric is p1 to p99, decimals allowed (p99.9)"
     )
 
@@ -459,6 +458,7 @@ def test_a_metric_has_one_limit(refusal: Callable[..., str], given: str) -> None
     [
         ("--ddp-timing=fre", "--ddp-timing: 'fre': one of auto, free, step; did you mean free?"),
         ("--ddp-timing=", "--ddp-timing: '': one of auto, free, step"),
+        ("--ddp-timing=FREE", "--ddp-timing: 'FREE': one of auto, free, step; did you mean free?"),
         ("--ddp-baseline-missing=x", "--ddp-baseline-missing: 'x': one of auto, warn, fail"),
         ("--ddp-baseline-missing=wran", "--ddp-baseline-missing: 'wran': one of auto, warn, fail; did you mean warn?"),
         ("--ddp-backend=", "--ddp-backend: '': auto, gloo, nccl or any torch backend"),
@@ -477,14 +477,14 @@ def test_a_word_that_is_not_allowed_is_told_what_is(refusal: Callable[..., str],
 def test_a_misspelt_verdict_is_told_the_nearest(refusal: Callable[..., str]) -> None:
     names = "regressed, improved, inconclusive, no-baseline, incomparable, not-gated"
     assert refusal("--ddp-fail-on=improved,regresed") == (
-        f"--ddp-fail-on: 'improved,regresed': 'regresed' is not one of {names}; did you mean regressed?"
+        f"--ddp-fail-on: 'regresed': not one of {names}; did you mean regressed?"
     )
     assert refusal("--ddp-fail-on=") == f"--ddp-fail-on: '': name at least one of {names}"
 
 
 @pytest.mark.parametrize("name", ["my-module", "a..b", "1a", ""])
 def test_what_is_preloaded_are_import_names(refusal: Callable[..., str], name: str) -> None:
-    assert f"{name!r} is not a module's import name" in refusal(f"--ddp-preload=json,{name}")
+    assert refusal(f"--ddp-preload=json,{name}").startswith(f"--ddp-preload: {name!r}: not a module's import name")
 
 
 def test_nothing_may_be_preloaded_in_place_of_what_the_ini_file_names(
@@ -550,7 +550,7 @@ def test_an_interpreter_that_is_not_there_is_refused(refusal: Callable[..., str]
 @pytest.mark.parametrize("given", ["A", "=1", "", "1A=1", "A B=1", "Ä=1", "A.B=1"])
 def test_a_variable_is_given_with_its_value(refusal: Callable[..., str], given: str) -> None:
     assert refusal("--ddp-against-env=B=2", f"--ddp-against-env={given}") == (
-        f"--ddp-against-env: {['B=2', given]!r}: {given!r} is not NAME=VALUE"
+        f"--ddp-against-env: {given!r}: not NAME=VALUE"
     )
 
 
@@ -632,9 +632,9 @@ def test_a_wrong_override_is_not_covered_up_by_the_ini_file(
         ("ddp_timeout = [3]", "ini key ddp_timeout: [3]: seconds, a number above 0"),
         ("ddp_backend = 3", "ini key ddp_backend: 3: auto, gloo, nccl or any torch backend"),
         ("ddp_timing = ['free']", "ini key ddp_timing: ['free']: one of auto, free, step"),
-        ("ddp_threshold = 5", "ini key ddp_threshold: 5: 5 is not metric:N%"),
-        ("ddp_fail_on = [['improved']]", "ini key ddp_fail_on: [['improved']]: ['improved'] is not one of regressed"),
-        ("ddp_preload = 1", "ini key ddp_preload: 1: 1 is not a module's import name"),
+        ("ddp_threshold = 5", "ini key ddp_threshold: 5: not metric:N%"),
+        ("ddp_fail_on = [['improved']]", "ini key ddp_fail_on: ['improved']: not one of regressed"),
+        ("ddp_preload = 1", "ini key ddp_preload: 1: not a module's import name"),
     ],
 )
 def test_a_toml_value_of_the_wrong_type_names_its_key(
@@ -742,8 +742,8 @@ def test_a_setting_of_the_whole_run_is_not_a_markers(read: Callable[..., Setting
         ("timeout", math.inf, "seconds, a number above 0"),
         ("timeout", 10**400, "seconds, a number above 0"),
         ("timeout", False, "seconds, a number above 0"),
-        ("threshold", 5, "5 is not metric:N%"),
-        ("threshold", "p50:ten", "'p50:ten' is not metric:N%"),
+        ("threshold", 5, "not metric:N%"),
+        ("threshold", "p50:ten", "not metric:N%"),
         ("backend", None, "auto, gloo, nccl or any torch backend"),
         ("timing", "stp", "one of auto, free, step; did you mean step?"),
     ],
