@@ -177,7 +177,7 @@ def measured(
             measurement=current,
             phases=tuple(launch.phases for launch in shown),
             replaced=launches.replacements(),
-            notes=job.notes + launches.notes(),
+            notes=job.notes + launches.notes(advise=not settings.disable),
         ),
         baseline=None,
         candidate=Baseline(test=job.test, sessions=(Recording(measurement=current),)),

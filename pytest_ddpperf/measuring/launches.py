@@ -67,12 +67,15 @@ class Launches:
             for place, launch in sorted(self._replaced.items())
         )
 
-    def notes(self) -> tuple[str, ...]:
-        """What the user should know of the launches."""
+    def notes(self, *, advise: bool = True) -> tuple[str, ...]:
+        """What the user should know of the launches; what would make better figures of them only to `advise`."""
         notes = [note for launch in self.every for note in launch.notes]
+        if not advise:
+            return tuple(notes)
         if self._replaced:
-            reasons = "; ".join(launch.unfit for launch in self._replaced.values())
-            notes.append(f"{len(self._replaced)} unfit launch(es) measured again: {reasons}")
+            reasons = "; ".join(dict.fromkeys(launch.unfit for launch in self._replaced.values()))
+            count = len(self._replaced)
+            notes.append(f"{count} unfit launch{'es' * (count > 1)} measured again: {reasons}")
         unfit = [launch.unfit for launch in self.kept if launch.unfit]
         if unfit:
             notes.append(f"{len(unfit)} of {len(self.kept)} launches stayed unfit: {unfit[0]}: raise --ddp-warmup")
