@@ -19,6 +19,7 @@ class Stored:
     def __init__(self, store: Store, test: TestId, *, to_extend: bool) -> None:
         self._store, self._test, self._to_extend = store, test, to_extend
         self._path = ""
+        self._begins = False  # there is none to which a session could be added
         self._baseline: Baseline | None = None
 
     def take(self, now: Launches, count: int) -> None:
@@ -33,7 +34,8 @@ class Stored:
         if why_not is None:
             self._baseline = self._store.read(environment, self._test)
         elif why_not == "saving" and self._to_extend:
-            self._store.read_alike(environment, self._test)  # before launches are spent on what could not be added
+            # Before launches are spent on what could not be added.
+            self._begins = self._store.read_alike(environment, self._test) is None
 
     def kept(self, start: int = 0, stop: int | None = None) -> tuple[Measurement, ...]:
         """The same sessions for whichever launches."""
@@ -52,4 +54,6 @@ class Stored:
         notes = outcome.notes
         if outcome.verdict == "NO BASELINE":
             notes += tuple(f"there is a baseline for {name}" for name in self._store.others(self._test))
+        if self._begins:
+            notes += ("there was no baseline to extend: the first session begins one",)
         return replace(outcome, baseline_path=self._path, notes=notes)
