@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from pytest_ddpperf.records import Comparison, CounterChange, Interval
 
+_BELOW_SECONDS = ((1e-3, 1e3, "ms"), (1e-6, 1e6, "us"), (0.0, 1e9, "ns"))
+
 
 def seconds(value: float) -> str:
-    """Three significant digits or more, never "0.000s": "0.243s", "0.00341s", "12.4s", "734.2us" is 0.000734s."""
-    decimals = 3
-    while decimals < 9 and 0 < abs(value) < 10.0 ** (2 - decimals):
-        decimals += 1
-    return f"{value:.{decimals}f}s"
+    """A duration of `value` seconds: "12.4s", "0.243s", "3.41ms", "341us"."""
+    # From 0.01 on in seconds: step times are read in columns, as PyTorch's DDP benchmark has them.
+    return _in_units(value, least_seconds=0.01)
+
+
+def _in_units(value: float, *, least_seconds: float) -> str:
+    """Three significant digits, all of those before the point."""
+    if not value:
+        return "0s"
+    rounded = float(f"{value:.2e}")  # so that 9.996 ms are 0.0100s, not 10.00ms
+    units = ((least_seconds, 1.0, "s"), *_BELOW_SECONDS)
+    scale, unit = next((scale, unit) for least, scale, unit in units if abs(rounded) >= least)
+    exponent = int(f"{value * scale:.2e}".partition("e")[2])
+    return f"{value * scale:.{max(2 - exponent, 0)}f}{unit}"
 
 
 def rate(value: float) -> str:

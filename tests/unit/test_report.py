@@ -96,9 +96,21 @@ FAILED = outcome(None, error="launch 1 of 2: rank 1 failed in setup: ValueError:
 
 @pytest.mark.parametrize(
     ("value", "written"),
-    [(12.3456, "12.346s"), (0.243, "0.243s"), (0.00341, "0.00341s"), (7.5e-07, "0.000000750s"), (0.0, "0.000s")],
+    [
+        (12345.6, "12346s"),
+        (12.4321, "12.4s"),
+        (0.2431, "0.243s"),
+        (0.097, "0.0970s"),
+        (0.01, "0.0100s"),
+        (0.009996, "0.0100s"),
+        (0.00341, "3.41ms"),
+        (0.000341, "341us"),
+        (0.00000118, "1.18us"),
+        (7.5e-07, "750ns"),
+        (0.0, "0s"),
+    ],
 )
-def test_seconds_never_round_a_small_step_to_zero(value: float, written: str) -> None:
+def test_seconds_have_three_digits_and_a_unit_that_is_read(value: float, written: str) -> None:
     assert text.seconds(value) == written
 
 
@@ -156,8 +168,8 @@ def test_ranks_and_costs_are_shown_when_asked() -> None:
     assert "CPU p50: 0.200s" in lines[3]
     assert lines[4].strip() == "resolves p50 8 %"
     assert lines[5].strip() == (
-        "a launch (median of 2): start 0.0200s, group 0.0100s, setup 0.300s, warmup 1.000s, steps 0.600s, "
-        "end 0.0100s; all launches 3.880s"
+        "a launch (median of 2): start 0.0200s, group 0.0100s, setup 0.300s, warmup 1.00s, steps 0.600s, "
+        "end 0.0100s; all launches 3.88s"
     )
 
 
@@ -326,7 +338,7 @@ def test_a_failure_says_what_trainers_waited_for_rpc() -> None:
     assert "on 2 trainers 1 ps" in told
     assert told.partition("blocked in RPC, at p50:\n")[2].splitlines()[:2] == [
         "  trainer0  0.0500s -> 0.150s  +100 ms of the step's +100 ms",
-        "  trainer1  0.000s -> 0.000s  +0 ms of the step's +100 ms",
+        "  trainer1  0s -> 0s  +0 ms of the step's +100 ms",
     ]
 
 
