@@ -4,22 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pytest_ddpperf.records import (
-    Baseline,
-    Comparison,
-    CounterChange,
-    LaunchRankSteps,
-    Measurement,
-    Outcome,
-    Plan,
-    Status,
-)
+from pytest_ddpperf.records import Baseline, Comparison, CounterChange, Outcome, Status
 from pytest_ddpperf.records.errors import LaunchError
-from pytest_ddpperf.report import beside, terminal, text
-from pytest_ddpperf.verdict import stats
-
-# Below it, two ranks' changes are called alike: a tenth of a limit people set.
-_ALIKE = 0.02
+from pytest_ddpperf.report import beside, ranks, terminal, text
 
 
 def gate_failure(outcome: Outcome, *, baseline: Baseline | None, accept_command: str) -> str:
@@ -54,8 +41,7 @@ def _gate_failure(outcome: Outcome, baseline: Baseline | None, accept_command: s
     yield from _metrics([c for c in verdict.comparisons if c.status is verdict.status], counters)
     if baseline is not None:
         yield beside.evidence(outcome) if outcome.beside is not None else _evidence(outcome, baseline)
-        yield from _slowest(outcome.measurement, baseline.measurements[-1], outcome.plan)
-        yield from _blocked(outcome.measurement, baseline.measurements[-1], outcome.plan)
+        yield from ranks.told(outcome, baseline)
     if verdict.differences:
         yield f"differs from the baseline's environment: {', '.join(verdict.differences)}"
     yield from (f"note: {note}" for note in outcome.notes)
@@ -96,65 +82,5 @@ def _evidence(outcome: Outcome, baseline: Baseline) -> str:
     )
 
 
-def _slowest(now: Measurement, base: Measurement, plan: Plan) -> Iterator[str]:
-    """Who made it slow: by CPU time where there is some, for ranks wait for each other in wall time."""
-    cpu = now.samples.cpu_seconds is not None and base.samples.cpu_seconds is not None
-    if cpu:
-        current, before = _by_rank(now.samples.cpu_seconds or ()), _by_rank(base.samples.cpu_seconds or ())
-    else:
-        current, before = _by_rank(now.samples.rank_seconds), _by_rank(base.samples.rank_seconds)
-    if len(current) != len(before) or 0 in before:
-        return
-    changes = [after / earlier - 1 for after, earlier in zip(current, before, strict=True)]
-    rank = max(range(len(changes)), key=changes.__getitem__)
-    kind = "CPU time" if cpu else "own step time"
-    if len(changes) > 1 and max(changes) - min(changes) < _ALIKE:
-        yield f"slowest rank: none stands out; every rank's {kind} changed alike ({text.share(changes[rank])} at p50)"
-    else:
-        name = plan.name(rank).removeprefix("rank ")
-        yield (
-            f"slowest rank: {name}, its {kind} at p50 {text.seconds(before[rank])} -> {text.seconds(current[rank])} "
-            f"({text.share(changes[rank])}; others {text.share(_others(changes, rank))})"
-        )
-    if cpu:
-        wall = _by_rank(now.samples.rank_seconds)
-        late = max(range(len(wall)), key=wall.__getitem__)
-        yield f"longest own steps: {plan.name(late)}, {text.seconds(wall[late])} at p50"
-
-
-def _blocked(now: Measurement, base: Measurement, plan: Plan) -> Iterator[str]:
-    """How much of a step each trainer waited for RPC, and how much of the change that is."""
-    if now.samples.blocked_seconds is None or base.samples.blocked_seconds is None:
-        return
-    sides = [(side.samples.blocked_seconds or (), side.samples.rank_seconds) for side in (base, now)]
-    (waited, steps), (waits, takes) = (tuple(map(_medians, side)) for side in sides)
-    if len(waited) != len(waits):
-        return
-    yield "blocked in RPC, at p50:"
-    for rank, (before, after) in enumerate(zip(waited, waits, strict=True)):
-        more = f"{(after - before) * 1000:+.3g} ms of the step's {(takes[rank] - steps[rank]) * 1000:+.3g} ms"
-        yield f"  {plan.name(rank)}  {text.seconds(before)} -> {text.seconds(after)}  {more}"
-
-
-def _medians(durations: LaunchRankSteps) -> list[float]:
-    """Each rank's median over all steps of all launches, in seconds: there may be steps without any wait."""
-    return [
-        stats.quantile([step for launch in durations for step in launch[rank]], 50) for rank in range(len(durations[0]))
-    ]
-
-
 def _who(outcome: Outcome) -> str:
     return outcome.plan.roles or f"{outcome.plan.world_size} {outcome.plan.backend} ranks"
-
-
-def _others(changes: list[float], rank: int) -> float:
-    rest = changes[:rank] + changes[rank + 1 :]
-    return stats.quantile(rest, 50) if rest else 0.0
-
-
-def _by_rank(durations: LaunchRankSteps) -> list[float]:
-    """Each rank's p50 over launches, in seconds."""
-    return [
-        stats.geometric_mean(stats.launch_quantiles(tuple(launch[rank] for launch in durations), 50))
-        for rank in range(len(durations[0]))
-    ]

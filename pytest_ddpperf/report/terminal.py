@@ -146,8 +146,8 @@ def _details(outcome: Outcome) -> Iterator[str]:
 
 
 def _ranks(outcome: Outcome) -> Iterator[str]:
-    """Each rank's own step durations, rates and CPU time: who is slow. Of an RPC launch the trainers' and, as
-    PyTorch's benchmark of it has them, a last line for all."""
+    """Each rank's own step durations, rates and CPU time. Of an RPC launch the trainers' and, as PyTorch's benchmark of
+    it has them, a last line for all."""
     assert outcome.measurement is not None
     samples = outcome.measurement.samples
     rows = []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from pytest_ddpperf.records import Comparison, CounterChange, Interval
 
 _BELOW_SECONDS = ((1e-3, 1e3, "ms"), (1e-6, 1e6, "us"), (0.0, 1e9, "ns"))
@@ -11,6 +13,11 @@ def seconds(value: float) -> str:
     """A duration of `value` seconds: "12.4s", "0.243s", "3.41ms", "341us"."""
     # From 0.01 on in seconds: step times are read in columns, as PyTorch's DDP benchmark has them.
     return _in_units(value, least_seconds=0.01)
+
+
+def more(value: float) -> str:
+    """A difference of durations, in seconds: "+20.1ms", "-341us"."""
+    return f"{'' if value < 0 else '+'}{_in_units(value, least_seconds=1.0)}"
 
 
 def _in_units(value: float, *, least_seconds: float) -> str:
@@ -37,6 +44,12 @@ def share(value: float) -> str:
 def amount(value: float) -> str:
     """A share without direction: "18 %", "1.4 %"."""
     return f"{value * 100:.2g} %" if value < 0.995 else f"{value * 100:.0f} %"
+
+
+def span(values: Sequence[float], written: Callable[[float], str] = amount) -> str:
+    """From the least to the largest of some values, shares if nothing else: "4.1 % to 5.7 %", or "4.1 %"."""
+    least, most = written(min(values)), written(max(values))
+    return least if least == most else f"{least} to {most}"
 
 
 def interval(change: Interval) -> str:
