@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from statistics import median
 
-from pytest_ddpperf.records import COUNTERS, SESSIONS_KEPT, Outcome, Phases, Scalar, Status, Verdict
-from pytest_ddpperf.report import beside, text
+from pytest_ddpperf.records import COUNTERS, Outcome, Phases, Scalar, Status, Verdict
+from pytest_ddpperf.report import advice, beside, text
 from pytest_ddpperf.report.counts import count, last_line
 from pytest_ddpperf.verdict import stats
 
@@ -70,17 +70,13 @@ def summary(outcomes: Sequence[Outcome], *, skipped: int) -> Iterator[str]:
     """What is to be told, then the counts; the counts are the last line."""
     for outcome in outcomes:
         yield from _told(outcome)
-    yield from _drift(outcomes)
+    yield from advice.lines(outcomes)
     yield last_line(count(outcomes, skipped))
-
-
-def _name(outcome: Outcome) -> str:
-    return f"{outcome.nodeid} ({outcome.test.label})" if outcome.test.label else outcome.nodeid
 
 
 def _row(outcome: Outcome) -> list[str]:
     assert outcome.measurement is not None
-    row = [_name(outcome), outcome.plan.roles or f"{outcome.plan.world_size} {outcome.plan.backend}"]
+    row = [text.name(outcome), outcome.plan.roles or f"{outcome.plan.world_size} {outcome.plan.backend}"]
     launches = outcome.measurement.samples.step_seconds
     for q in _PERCENTILES:
         row += [text.seconds(stats.geometric_mean(stats.launch_quantiles(launches, q))), _rate(outcome, q)]
@@ -173,7 +169,7 @@ def _ranks(outcome: Outcome) -> Iterator[str]:
 
 
 def _told(outcome: Outcome) -> Iterator[str]:
-    name, verdict = _name(outcome), outcome.verdict
+    name, verdict = text.name(outcome), outcome.verdict
     if verdict is None:
         yield f"{name}: not measured: {outcome.error}"
     elif verdict.status is Status.INCONCLUSIVE:
@@ -194,40 +190,18 @@ def _told(outcome: Outcome) -> Iterator[str]:
     elif verdict.status is Status.NOT_GATED:
         yield f"{name}: NOT GATED: {not_gated(outcome)}"
     if verdict is not None:
-        yield from (f"{name}: dropped the default limit {dropped}" for dropped in verdict.dropped)
-        yield from (f"{name}: {line}" for line in (*beside.told(outcome), *resolution(verdict)))
+        yield from (f"{name}: {line}" for line in (*_dropped(verdict), *beside.told(outcome)))
     yield from (f"{name}: {note}" for note in outcome.notes)
 
 
-def resolution(verdict: Verdict) -> Iterator[str]:
-    """Limits that are finer than what the measurement can see, with what would make it see them."""
-    for c in verdict.comparisons:
-        bound = c.limit.value if c.limit.unit == "%" else c.limit.value / c.baseline_seconds
-        if c.resolution <= bound:
-            continue
-        if c.launches_needed is not None and c.drift is None:
-            advice = f"raise --ddp-launches to about {c.launches_needed}, or measure on a quieter machine"
-        elif c.launches_needed is not None:
-            advice = f"raise --ddp-launches to about {c.launches_needed}"
-        elif verdict.sessions < SESSIONS_KEPT:
-            advice = "the baseline allows no finer one: let --ddp-extend-baseline add sessions to it"
-        else:
-            advice = "the baseline's sessions drift too far apart: raise the limit"
-        yield f"{c.limit} was asked, but this measurement resolves {text.amount(c.resolution)}: {advice}"
-
-
-def _drift(outcomes: Sequence[Outcome]) -> Iterator[str]:
-    """What was assumed where a baseline could not tell, once for a run."""
-    single = [outcome.verdict for outcome in outcomes if outcome.verdict is not None and outcome.verdict.sessions == 1]
-    assumed = [c.drift for verdict in single for c in verdict.comparisons if c.drift is not None]
-    if assumed:
-        span = text.amount(min(assumed))
-        if text.amount(max(assumed)) != span:
-            span += f" to {text.amount(max(assumed))}"
-        yield (
-            f"{len(single)} baseline{'s have' if len(single) > 1 else ' has'} one session, which cannot tell how far "
-            f"sessions drift apart: {span} was assumed; --ddp-extend-baseline on another occasion adds one"
-        )
+def _dropped(verdict: Verdict) -> Iterator[str]:
+    """The default limits without support, each reason once."""
+    limits: dict[str, list[str]] = {}
+    for dropped in verdict.dropped:
+        limit, _, reason = dropped.partition(": ")
+        limits.setdefault(reason, []).append(limit)
+    for reason, of_it in limits.items():
+        yield f"dropped the default limit{'s' * (len(of_it) > 1)} {', '.join(of_it)}: {reason}"
 
 
 def _changes(outcome: Outcome) -> str:

@@ -1,12 +1,16 @@
-"""How figures are written, the same in every report."""
+"""How names and figures are written, the same in every report."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from pytest_ddpperf.records import Comparison, CounterChange, Interval
+from pytest_ddpperf.records import Comparison, CounterChange, Interval, Outcome
 
 _BELOW_SECONDS = ((1e-3, 1e3, "ms"), (1e-6, 1e6, "us"), (0.0, 1e9, "ns"))
+
+
+def name(outcome: Outcome) -> str:
+    return f"{outcome.nodeid} ({outcome.test.label})" if outcome.test.label else outcome.nodeid
 
 
 def seconds(value: float) -> str:

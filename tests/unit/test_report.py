@@ -244,7 +244,7 @@ def test_a_run_that_compared_nothing_says_so() -> None:
         ),
         (
             outcome(verdict(Status.PASS, comparisons=(comparison(Status.PASS, resolution=0.18),), sessions=10)),
-            "the baseline's sessions drift too far apart: raise the limit",
+            "the baseline's sessions drift too far apart: raise the limit, or compare with --ddp-against",
         ),
         (outcome(verdict(Status.IMPROVED)), "--ddp-save-baseline makes it the new baseline"),
         (outcome(verdict(Status.NO_BASELINE)), "NO BASELINE at baselines/cpu/tests/test_a/test_step.json: record one"),
@@ -263,6 +263,10 @@ def test_a_run_that_compared_nothing_says_so() -> None:
         (outcome(verdict(Status.NOT_GATED, "saving"), saved=3), "2 launches, in addition to 2 earlier sessions"),
         (outcome(verdict(Status.NOT_GATED, "saving")), "not saved: the test did not pass as a whole"),
         (outcome(verdict(Status.PASS, dropped=("p99:10%: needs 299",))), "dropped the default limit p99:10%: needs"),
+        (
+            outcome(verdict(Status.PASS, dropped=("p10:10%: it needs 2", "p50:10%: it needs 2"))),
+            "dropped the default limits p10:10%, p50:10%: it needs 2",
+        ),
         (outcome(verdict(Status.PASS), notes=("rank 0's clean-up did not end",)), "rank 0's clean-up did not end"),
         (FAILED, "not measured: launch 1 of 2: rank 1 failed in setup: ValueError: bad"),
     ],
@@ -277,6 +281,57 @@ def test_what_is_told_in_the_summary(told: Outcome, words: str) -> None:
 def test_a_named_measurement_is_told_by_its_name() -> None:
     named = outcome(verdict(Status.NO_BASELINE), test=TestId(module="m", name="t", label="forward"))
     assert next(terminal.summary([named], skipped=0)).startswith("tests/test_a.py::test_step (forward): ")
+
+
+def coarse(nodeid: str = "a", **needed: int | None) -> Outcome:
+    """By metric how many launches it needs; each resolves as many percent as its metric says."""
+    comparisons = tuple(
+        comparison(Status.PASS, metric, resolution=int(metric[1:]) / 100, launches_needed=launches)
+        for metric, launches in needed.items()
+    )
+    return outcome(verdict(Status.PASS, comparisons=comparisons, sessions=2), nodeid=nodeid)
+
+
+MORE = "raise --ddp-launches to about"
+EXTEND = "the baseline allows no finer one: let --ddp-extend-baseline add sessions to it"
+QUIETER = "no sensible number of launches would do here: measure on a quieter machine"
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "lines"),
+    [
+        (
+            [coarse(p11=40, p50=80)],
+            [f"a: p11:10%, p50:10% were asked, but this measurement resolves 11 %, 50 %: {MORE} 80"],
+        ),
+        (
+            [coarse(p11=40, p50=None)],
+            [f"a: p11:10%, p50:10% were asked, but this measurement resolves 11 %, 50 %: {EXTEND}"],
+        ),
+        (
+            [coarse(p11=40, p50=650)],
+            [
+                "a: p11:10%, p50:10% were asked, but this measurement resolves 11 %, 50 %: "
+                f"{QUIETER}, compare with --ddp-against or raise the limit"
+            ],
+        ),
+        (
+            [coarse(p50=30), coarse("b", p11=20, p50=60), coarse("c", p5=None), coarse("d", p11=None)],
+            [
+                f"p50:10%, p11:10% were asked, but 2 measurements resolve 50 %, 11 %: {MORE} 60",
+                f"d: p11:10% was asked, but this measurement resolves 11 %: {EXTEND}",
+            ],
+        ),
+    ],
+    ids=["both metrics", "sessions are missing", "too many launches", "several tests"],
+)
+def test_what_would_make_measurements_finer_is_told_once(outcomes: list[Outcome], lines: list[str]) -> None:
+    assert list(terminal.summary(outcomes, skipped=0))[:-1] == lines
+
+
+def test_what_a_measurement_took_is_no_number_that_nobody_would_run() -> None:
+    took = replace(coarse(p50=300), phases=(Phases(),) * 80)
+    assert next(terminal.summary([took], skipped=0)).endswith(f"{MORE} 300")
 
 
 def test_what_was_assumed_of_drift_is_told_once_for_all() -> None:
