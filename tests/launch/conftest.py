@@ -100,9 +100,9 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def shared_bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    """One rank server for a file: torch is imported once."""
+    """One rank server for all: torch is imported once, and once more with what RPC needs."""
     tmp = tmp_path_factory.mktemp("tmp")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", str(tmp))
