@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pytest_ddpperf.options import Settings, where
 from pytest_ddpperf.options.parse import near
 from pytest_ddpperf.records import Scalar
-from pytest_ddpperf.records.errors import OptionError
+from pytest_ddpperf.records.errors import MarkerError, OptionError
 
 # Backends that torch knows by name, whether or not this build has them: missing here is not a typo.
 _KNOWN = ("gloo", "nccl", "xccl", "ucc", "mpi")
@@ -31,7 +31,7 @@ def resolve(settings: Settings, world_size: int, facts: Mapping[str, Scalar], fi
     """The place for a test; `facts` are `rank.environment.probe`'s, `field` is the setting that gave `world_size`.
 
     Raises Unavailable where a marker asked for what is missing here, OptionError where the command line or the
-    ini file did.
+    ini file did, and its kind MarkerError for what would be wrong on any machine where a marker has a part in it.
     """
     kind, count = str(facts["device_type"]), int(facts["device_count"] or 0)
     backends = str(facts["backends"]).split(",")
@@ -39,7 +39,7 @@ def resolve(settings: Settings, world_size: int, facts: Mapping[str, Scalar], fi
         there = f"this torch ({facts['torch']}) has {near(settings.backend, backends)}"
         if settings.backend in _KNOWN:
             _missing(settings, "backend", settings.backend, there, field)
-        raise OptionError(where(settings, "backend"), settings.backend, there)
+        raise _wrong(settings, "backend", settings.backend, there)
     place = _choose(settings, world_size, kind, count, backends, facts)
     if place.device != "cpu":
         devices = f"{count} {kind} device{'s' * (count != 1)} here" if count else "no accelerator here"
@@ -52,9 +52,8 @@ def resolve(settings: Settings, world_size: int, facts: Mapping[str, Scalar], fi
             _missing(settings, field, world_size, f"a rank needs a device of its own; {devices}", field)
         for limit in settings.limits:
             if limit.is_cpu_time:
-                raise OptionError(
-                    where(settings, "limits"), str(limit), f"CPU time is measured on CPU only, not on {place.device}"
-                )
+                problem = f"CPU time is measured on CPU only, not on {place.device}"
+                raise _wrong(settings, "limits", str(limit), problem, "backend", "device", field)
     return place
 
 
@@ -79,8 +78,17 @@ def _default_backends(facts: Mapping[str, Scalar]) -> dict[str, str]:
     return dict(pair.split(":", 1) for pair in str(facts["default_backends"]).split(","))
 
 
+def _wrong(settings: Settings, name: str, value: object, problem: str, *beside: str) -> OptionError:
+    """The error of a setting that does not go together with those `beside` it."""
+    kind = MarkerError if _marked(settings, name, *beside) else OptionError
+    return kind(where(settings, name), value, problem)
+
+
+def _marked(settings: Settings, *names: str) -> bool:
+    return any(settings.sources.get(name) == "marker" for name in names)
+
+
 def _missing(settings: Settings, name: str, value: object, problem: str, field: str) -> None:
-    by_marker = any(settings.sources.get(key) == "marker" for key in ("backend", "device", field))
-    if by_marker:
+    if _marked(settings, "backend", "device", field):
         raise Unavailable(f"{where(settings, name)}: {value}: {problem}")
     raise OptionError(where(settings, name), value, problem)

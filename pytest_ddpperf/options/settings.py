@@ -18,7 +18,7 @@ import pytest
 from pytest_ddpperf.options.parse import PARSERS, Refused, near
 from pytest_ddpperf.options.table import BY_ARGUMENT, ROWS, Row
 from pytest_ddpperf.records.asked import Limit, Plan
-from pytest_ddpperf.records.errors import OptionError
+from pytest_ddpperf.records.errors import MarkerError, OptionError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +147,14 @@ def _from_ini(config: pytest.Config, key: str) -> object:
 
 
 def with_markers(settings: Settings, markers: Iterable[pytest.Mark]) -> Settings:
-    """The settings of one test: its `ddp` markers, closest first, over those of the run. Raises OptionError."""
+    """The settings of one test: its `ddp` markers, closest first, over those of the run. Raises MarkerError."""
+    try:
+        return _with_markers(settings, markers)
+    except OptionError as error:
+        raise MarkerError(error.where, error.value, error.allowed) from None
+
+
+def _with_markers(settings: Settings, markers: Iterable[pytest.Mark]) -> Settings:
     given: dict[str, Any] = {}
     for mark in markers:
         if mark.args:

@@ -19,7 +19,7 @@ from pytest_ddpperf.plugin import state
 from pytest_ddpperf.plugin.state import Run
 from pytest_ddpperf.plugin.watch import Watcher
 from pytest_ddpperf.records import Plan, RankOutput, TestId
-from pytest_ddpperf.records.errors import DdpPerfError, LaunchError, OptionError
+from pytest_ddpperf.records.errors import DdpPerfError, LaunchError, MarkerError, OptionError
 from pytest_ddpperf.report import failure, junit
 from pytest_ddpperf.verdict import RUN_LEVEL
 from pytest_ddpperf.wire.payload import StaysInPytest
@@ -54,7 +54,7 @@ class Distributed:
         self._item: pytest.Item = request.node
         self._run: Run = request.config.stash[state.RUN]
         self._state = state.of(self._item)
-        self._settings: Settings = state.settings_of(self._item)
+        self._settings: Settings = state.own_settings(self._item)
 
     def _placed(self, place: Callable[..., Place], settings: Settings, *counts: int) -> Place:
         """What `place(settings, *counts)` finds, its errors as pytest has them."""
@@ -62,6 +62,8 @@ class Distributed:
             return place(settings, *counts)
         except Unavailable as error:
             pytest.skip(str(error))
+        except MarkerError as error:
+            raise plain_failure(state.of_test(self._item, error)) from None
         except OptionError as error:
             # Without xdist it was found after collection; a worker can only fail the test and tell the controller.
             self._state.usage_error = str(error)

@@ -71,9 +71,14 @@ def _workers(config: pytest.Config) -> int:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if WORLD_SIZE not in metafunc.fixturenames:
         return
-    settings = state.settings_of(metafunc.definition)
-    if len(settings.world_sizes) > 1:
-        metafunc.parametrize(WORLD_SIZE, settings.world_sizes, ids=[f"ws{size}" for size in settings.world_sizes])
+    from pytest_ddpperf.records.errors import MarkerError
+
+    try:
+        sizes = state.settings_of(metafunc.definition).world_sizes
+    except MarkerError:
+        return  # an error here would lose the whole file: the test will fail in its setup
+    if len(sizes) > 1:
+        metafunc.parametrize(WORLD_SIZE, sizes, ids=[f"ws{size}" for size in sizes])
 
 
 @pytest.hookimpl(trylast=True)
@@ -104,19 +109,13 @@ def _prepare(run: Run, items: list[pytest.Item]) -> None:
     if sys.platform == "win32":
         raise pytest.UsageError("pytest-ddpperf forks its ranks: it runs on Linux and macOS, not on Windows")
     from pytest_ddpperf.measuring.machine import Unavailable
-    from pytest_ddpperf.records.errors import DdpPerfError
+    from pytest_ddpperf.records.errors import DdpPerfError, MarkerError
 
     try:
         run.start_base(items)
         for item in run.items:
-            settings = options.with_markers(run.settings, item.iter_markers("ddp"))
-            with suppress(Unavailable):  # the test will be skipped
-                if state.uses(item, {state.RPC}):
-                    certain = settings.sources["trainers"] != "default"
-                    run.session.place_rpc(settings, settings.trainers, settings.parameter_servers, certain=certain)
-            for world_size in settings.world_sizes if state.uses(item, {WORLD_SIZE}) else ():
-                with suppress(Unavailable):
-                    run.session.place(settings, world_size)
+            with suppress(Unavailable, MarkerError):  # the test will be skipped, or fail
+                run.place(item)
         run.report.facts = run.session.machine()
         run.await_base()
     except DdpPerfError as error:
@@ -136,7 +135,7 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
 @pytest.fixture
 def _ddp_world_size(request: pytest.FixtureRequest) -> int:
     """The world size of this test, where it is not parametrised with several."""
-    settings = state.settings_of(request.node)
+    settings = state.own_settings(request.node)
     if len(settings.world_sizes) > 1:
         sizes = ",".join(map(str, settings.world_sizes))
         pytest.fail(

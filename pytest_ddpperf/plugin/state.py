@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pytest_ddpperf.measuring.session import Report, Session
     from pytest_ddpperf.options import Settings
     from pytest_ddpperf.records import Baseline, Outcome
+    from pytest_ddpperf.records.errors import MarkerError
 
 WORLD_SIZE = "_ddp_world_size"
 RPC = "rpc_benchmark"
@@ -109,6 +110,15 @@ class Run:
 
             self._report = Report()
         return self._report
+
+    def place(self, item: pytest.Item) -> None:
+        """Find where a test will run; raises Unavailable, MarkerError and the other errors of a place."""
+        settings = settings_of(item)
+        if uses(item, {RPC}):
+            certain = settings.sources["trainers"] != "default"
+            self.session.place_rpc(settings, settings.trainers, settings.parameter_servers, certain=certain)
+        for world_size in world_sizes(item, settings) if uses(item, {WORLD_SIZE}) else ():
+            self.session.place(settings, world_size)
 
     @property
     def gates(self) -> int:
@@ -206,19 +216,37 @@ def of(item: pytest.Item) -> TestState:
 
 
 def settings_of(item: pytest.Item) -> Settings:
-    """The settings of one test, its markers included; a mistake in a marker fails it, or its collection."""
-    from pytest_ddpperf.records.errors import OptionError
+    """The settings of one test, its markers included; raises MarkerError."""
+    return options.with_markers(item.config.stash[RUN].settings, item.iter_markers("ddp"))
+
+
+def own_settings(item: pytest.Item) -> Settings:
+    """The same of a test that runs: a mistake that its marker has a part in fails it."""
+    from pytest_ddpperf.records.errors import MarkerError
 
     try:
-        return options.with_markers(item.config.stash[RUN].settings, item.iter_markers("ddp"))
-    except OptionError as error:
-        problem = str(error)
+        return settings_of(item)
+    except MarkerError as error:
+        problem = of_test(item, error)
     pytest.fail(problem, pytrace=False)
+
+
+def of_test(item: pytest.Item, error: MarkerError) -> str:
+    """A mistake with the test it is of, and its place: the text stands where no traceback tells."""
+    path, line, name = item.reportinfo()
+    place = os.path.relpath(path, item.config.invocation_params.dir) + (f":{line + 1}" if line is not None else "")
+    return f"{place}: {name}: {error}"
 
 
 def uses(item: pytest.Item, fixtures: Collection[str]) -> bool:
     """Whether a test asks for one of these fixtures, itself or by another."""
     return any(name in fixtures for name in getattr(item, "fixturenames", ()))
+
+
+def world_sizes(item: pytest.Item, settings: Settings) -> tuple[int, ...]:
+    """The one of a test that is parametrised with several; else those it was asked to have."""
+    parameters = getattr(getattr(item, "callspec", None), "params", {})
+    return (parameters[WORLD_SIZE],) if WORLD_SIZE in parameters else settings.world_sizes
 
 
 def is_distributed(item: pytest.Item) -> bool:

@@ -30,6 +30,10 @@ class OptionError(DdpPerfError):
         return f"{self.where}: {self.value!r}: {self.allowed}"
 
 
+class MarkerError(OptionError):
+    """A setting that cannot be, and that a test's marker has a part in: it is that test's alone."""
+
+
 class BaselineError(DdpPerfError):
     """A baseline that cannot be read or written; names the file and what to do."""
 

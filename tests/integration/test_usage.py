@@ -80,20 +80,52 @@ def test_saving_with_several_workers_is_refused(pytester: pytest.Pytester, run: 
     assert "--ddp-save-baseline with 2 xdist workers" in result.stderr.str()
 
 
-@pytest.mark.parametrize(
-    ("marker", "words"),
-    [
-        ("wrld_size=2", "did you mean world_size?"),
-        ("world_size='four'", "@pytest.mark.ddp(world_size=...): 'four'"),
-        ("threshold='p99:5%'", "needs at least 299"),
-    ],
-)
-def test_a_bad_marker_is_an_error_of_collection(pytester: pytest.Pytester, run: Run, marker: str, words: str) -> None:
-    pytester.makepyfile(f"import pytest\n@pytest.mark.ddp({marker})\ndef test_a(ddp_benchmark): pass")
-    result = run(small=False)
-    assert result.ret == pytest.ExitCode.INTERRUPTED
-    assert result.stdout.str().count(words) == 1
-    assert "Traceback" not in result.stdout.str()
+MISTAKEN = """
+import pytest, unittest
+@pytest.mark.ddp(wrld_size=2)
+def test_typo(ddp_benchmark): pass
+@pytest.mark.ddp(steps=2)
+def test_few_steps(ddp_benchmark): pass
+@pytest.mark.ddp(backend="glo")
+def test_backend(ddp_run): ddp_run(print)
+@pytest.mark.ddp(world_size="four")
+class TestMethods:
+    def test_a(self, rpc_benchmark): pass
+    def test_plain(self): pass
+@pytest.mark.ddp(2)
+class TestCase(unittest.TestCase):
+    @pytest.fixture(autouse=True)
+    def ranks(self, ddp_run): pass
+    def test_b(self): pass
+@pytest.mark.skip
+@pytest.mark.ddp(wrld_size=2)
+def test_skipped(ddp_run): pass
+def test_sound(ddp_run): assert ddp_run(lambda ctx: ctx.rank) == [0, 1]
+"""
+
+
+@pytest.mark.parametrize("xdist", [(), ("-n", "2")], ids=["alone", "xdist"])
+def test_a_mistake_that_a_marker_has_a_part_in_is_its_tests_alone(
+    pytester: pytest.Pytester, run: Run, xdist: tuple[str, ...]
+) -> None:
+    pytester.makepyfile(
+        test_mistaken=MISTAKEN,
+        test_module="import pytest\npytestmark = pytest.mark.ddp(step=9)\ndef test_c(ddp_run): pass",
+    )
+    result = run("--ddp-threshold=p90:300%", *xdist)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.assert_outcomes(passed=2, failed=1, errors=5, skipped=1)
+    text = result.stdout.str()
+    for told in (
+        "test_mistaken.py:2: test_typo: @pytest.mark.ddp(wrld_size=...): 2: there is no such argument; there are ",
+        "test_mistaken.py:4: test_few_steps: --ddp-threshold: 'p90:300%': needs at least 29 timed steps",
+        "test_mistaken.py:6: test_backend: @pytest.mark.ddp(backend=...): 'glo': this torch",
+        "test_mistaken.py:10: TestMethods.test_a: @pytest.mark.ddp(world_size=...): 'four': whole numbers",
+        "test_mistaken.py:16: TestCase.test_b: @pytest.mark.ddp(...): 2: arguments are given by keyword",
+        "test_module.py:3: test_c: @pytest.mark.ddp(step=...): 9: there is no such argument",
+    ):
+        assert text.count("\n" + told) == 1
+    assert "Traceback" not in text
 
 
 def test_a_marker_that_asks_for_more_than_there_is_skips_and_counts(pytester: pytest.Pytester, run: Run) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from pytest_ddpperf.measuring.session import Session
 from pytest_ddpperf.options import Settings
 from pytest_ddpperf.records import Scalar
 from pytest_ddpperf.records.asked import Limit
-from pytest_ddpperf.records.errors import OptionError
+from pytest_ddpperf.records.errors import MarkerError, OptionError
 
 CPU: dict[str, Scalar] = {
     "torch": "2.13.0",
@@ -83,16 +83,22 @@ def test_what_is_missing_is_refused_to_the_command_line_and_skips_a_marker(
 
 
 def test_a_backend_nobody_knows_is_a_mistake_in_a_marker_too() -> None:
-    with pytest.raises(OptionError) as refused:
+    with pytest.raises(MarkerError) as marked:
         resolve(settings("marker", backend="glo"), 2, GPUS)
-    assert str(refused.value).endswith("'glo': this torch (2.13.0) has gloo, nccl; did you mean gloo?")
+    assert str(marked.value).endswith("'glo': this torch (2.13.0) has gloo, nccl; did you mean gloo?")
+    with pytest.raises(OptionError, match="'glo'") as refused:
+        resolve(settings(backend="glo"), 2, CPU)
+    assert not isinstance(refused.value, MarkerError)
 
 
 def test_cpu_time_is_limited_on_cpu_only() -> None:
     limited = settings(limits=(Limit(metric="cpu_p50", value=0.05, unit="%"),))
     assert resolve(limited, 2, CPU).device == "cpu"
-    with pytest.raises(OptionError, match="CPU time is measured on CPU only, not on cuda"):
+    with pytest.raises(OptionError, match="CPU time is measured on CPU only, not on cuda") as refused:
         resolve(limited, 2, GPUS)
+    assert not isinstance(refused.value, MarkerError)
+    with pytest.raises(MarkerError, match="CPU time is measured on CPU only, not on cuda"):
+        resolve(replace(limited, backend="nccl", sources={**limited.sources, "backend": "marker"}), 2, GPUS)
 
 
 # --- what is said of it

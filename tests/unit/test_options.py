@@ -14,7 +14,7 @@ from pytest_ddpperf import options
 from pytest_ddpperf.options import Settings
 from pytest_ddpperf.options.table import ROWS, Row
 from pytest_ddpperf.records import Limit, Plan
-from pytest_ddpperf.records.errors import OptionError
+from pytest_ddpperf.records.errors import MarkerError, OptionError
 
 NATIVE_TOML = pytest.mark.skipif(pytest.version_tuple < (9,), reason="[tool.pytest] is read since pytest 9")
 
@@ -50,7 +50,7 @@ def mark(*args: Any, **kwargs: Any) -> pytest.Mark:
 
 
 def marker_refusal(settings: Settings, *args: Any, **kwargs: Any) -> str:
-    with pytest.raises(OptionError) as caught:
+    with pytest.raises(MarkerError) as caught:
         options.with_markers(settings, [mark(*args, **kwargs)])
     return str(caught.value)
 
