@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from pytest_ddpperf.rank import clock, frames, steady
+from pytest_ddpperf.rank import clock, frames, returned, steady
 from pytest_ddpperf.rank.context import Context
 from pytest_ddpperf.records import Plan, Window
 from pytest_ddpperf.records.errors import SetupError
@@ -31,6 +31,11 @@ class Prepared:
         if inspect.isgenerator(self.made):
             self._generator = self.made
             self.made = next(self._generator, None)
+        elif kind := returned.not_run(self.made):
+            raise SetupError(
+                f"setup returned {kind}, of which nothing has run: it must be a plain function that returns the step, "
+                "or a generator that yields it"
+            )
 
     @property
     def step(self) -> Step:
@@ -85,8 +90,8 @@ def measure(step: Step, plan: Plan, ctx: Context, board: Board, meter: Meter) ->
             timer.mark(index)
             if on_cpu:
                 cpu_ns[index + 1] = time.thread_time_ns()
-            # Keep a number of examples, never a loss: its graph would live as long as the list.
-            processed[index] = told if type(told) is int else None
+            # Of the usual ones without a call.
+            processed[index] = told if told is None or type(told) is int else returned.examples(told)
             graphs[index + 1] = steady.graphs()
             blocked[index + 1] = meter.blocked_ns()
         timer.finish()
@@ -95,7 +100,7 @@ def measure(step: Step, plan: Plan, ctx: Context, board: Board, meter: Meter) ->
     return Window(
         marks_ns=tuple(board.marks(ctx.rank)),
         cpu_ns=tuple(b - a for a, b in pairwise(cpu_ns)) if on_cpu else None,
-        examples=None if None in processed else tuple(processed),
+        examples=returned.counts(processed),
         blocked_ns=tuple(after - before for before, after in pairwise(blocked)),
         counters=warmed.counters,
         compiled_at=next((step for step, count in enumerate(graphs) if count != graphs[0]), 0),
@@ -131,7 +136,7 @@ def _warm_up(step: Step, plan: Plan, ctx: Context, board: Board, meter: Meter) -
         if index == plan.warmup - 2 and plan.warmup >= _COUNTED_FROM:
             counters = meter.counters(step)
         else:
-            step()
+            returned.examples(step())
         if index >= plan.warmup - 1:
             unsettled = watch.unsettled()
             if not unsettled:

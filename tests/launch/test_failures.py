@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import time
+from functools import partial
 from typing import Any
 
 import pytest
@@ -150,6 +151,75 @@ def test_setup_must_make_a_step(bench: Bench, made: Any) -> None:
     error = failure(bench, lambda ctx: made)
     assert error.cause.summary.startswith(f"setup returned {made!r}; it must return the step to time")
     assert error.cause.traceback == ""
+
+
+def yields() -> Any:
+    yield all_reduce()
+
+
+async def awaits() -> None:
+    all_reduce()
+
+
+class Yields:
+    def __call__(self) -> Any:
+        yield all_reduce()
+
+
+class Later:
+    def __await__(self) -> Any:
+        yield
+
+
+async def yields_later() -> Any:
+    yield all_reduce()
+
+
+@pytest.mark.parametrize("warmup", [0, 1])
+@pytest.mark.parametrize(
+    ("step", "kind"),
+    [
+        (yields, "a generator"),
+        (Yields(), "a generator"),
+        (partial(partial(awaits)), "a coroutine"),
+        (lambda: awaits(), "a coroutine"),
+        (yields_later, "an async generator"),
+        (Later, "an awaitable Later"),
+    ],
+    ids=["function", "object", "partial", "returned", "both", "awaitable"],
+)
+def test_a_step_that_never_runs_is_refused(bench: Bench, step: Any, kind: str, warmup: int) -> None:
+    error = failure(bench, lambda ctx: step, warmup=warmup)
+    assert error.cause.phase == ("warm-up step 1 of 1" if warmup else "step 1 of 3")
+    assert error.cause.summary == (
+        f"the step returned {kind}, of which nothing has run: a step does its work when it is called, "
+        "without yield or async"
+    )
+    assert error.cause.traceback == ""
+    assert "never awaited" not in error.output[0].stderr
+
+
+def test_a_set_up_that_never_runs_is_refused(bench: Bench) -> None:
+    async def setup(ctx: Any) -> Any:
+        return all_reduce
+
+    async def generator(ctx: Any) -> Any:
+        yield all_reduce
+
+    for made, kind in ((setup, "a coroutine"), (generator, "an async generator")):
+        error = failure(bench, made)
+        assert (error.cause.phase, error.cause.traceback) == ("setup", "")
+        assert error.cause.summary == (
+            f"setup returned {kind}, of which nothing has run: it must be a plain function that returns the step, "
+            "or a generator that yields it"
+        )
+
+
+def test_a_step_cannot_process_less_than_nothing(bench: Bench) -> None:
+    error = failure(bench, lambda ctx: lambda: torch.tensor(-1))
+    assert error.cause.summary == (
+        "the step returned -1: a whole number that a step returns is how many examples it processed"
+    )
 
 
 def test_setup_must_yield_once(bench: Bench) -> None:

@@ -6,6 +6,7 @@ import os
 import time
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -66,6 +67,28 @@ def test_samples_have_their_shapes_and_add_up(bench: Bench) -> None:
 
 def test_a_step_that_returns_a_loss_tells_no_examples(bench: Bench) -> None:
     assert bench.measure(lambda ctx: lambda: torch.ones(1)).examples is None
+
+
+@pytest.mark.parametrize(
+    "number", [7, np.int32(7), np.array(7), torch.tensor(7), torch.tensor([7], dtype=torch.uint8)], ids=repr
+)
+def test_examples_are_whole_numbers_of_any_kind(bench: Bench, number: Any) -> None:
+    assert bench.measure(lambda ctx: lambda: number).examples == ((7, 7, 7), (7, 7, 7))
+
+
+@pytest.mark.parametrize(
+    "other", [None, True, 7.0, np.float64(7), np.ones(2, int), torch.tensor(True), torch.tensor([7, 7]), "7"], ids=repr
+)
+def test_anything_else_tells_no_examples(bench: Bench, other: Any) -> None:
+    assert bench.measure(lambda ctx: lambda: other).examples is None
+
+
+def test_a_tensor_that_is_used_again_tells_its_value_of_each_step(bench: Bench) -> None:
+    def setup(ctx: Any) -> Any:
+        number = torch.tensor(0)
+        return lambda: number.add_(1)
+
+    assert bench.measure(setup, warmup=2).examples == ((3, 4, 5), (3, 4, 5))
 
 
 def test_megabytes_of_output_are_cut_in_the_middle(bench: Bench) -> None:
