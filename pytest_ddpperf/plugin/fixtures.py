@@ -13,6 +13,7 @@ from pytest_ddpperf.measuring.benchmark import Measured
 from pytest_ddpperf.measuring.result import Result
 from pytest_ddpperf.plugin.gate import Benchmark, Distributed, check_number, plain_failure
 from pytest_ddpperf.records.errors import DdpPerfError, LaunchError
+from pytest_ddpperf.wire import calls
 from pytest_ddpperf.wire.payload import StaysInPytest
 
 
@@ -33,6 +34,9 @@ class DdpRun(Distributed):
         the test with its own traceback.
         """
         __tracebackhide__ = True
+        if not calls.takes(fn, 1 + len(args)):
+            given = f"ctx and {len(args)} more" if args else "ctx"
+            raise TypeError(f"ddp_run: {calls.named(fn)} is called with {given}, which it does not take")
         plan = self._plan(self._world_size)
         watcher = self._watcher(plan)
         try:

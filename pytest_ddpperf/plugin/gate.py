@@ -22,6 +22,7 @@ from pytest_ddpperf.records import Plan, RankOutput, TestId
 from pytest_ddpperf.records.errors import DdpPerfError, LaunchError, MarkerError, OptionError
 from pytest_ddpperf.report import failure, junit
 from pytest_ddpperf.verdict import RUN_LEVEL
+from pytest_ddpperf.wire import calls
 from pytest_ddpperf.wire.payload import StaysInPytest
 
 if TYPE_CHECKING:
@@ -154,6 +155,8 @@ class Benchmark(Distributed):
         for role, setup in setups.items():
             if not callable(setup):
                 raise TypeError(f"{self._name}({setup!r}): {role} must be callable: {_WHAT_SETUP_DOES[role]}")
+        for role, setup in setups.items():
+            self._check_call(role, setup, "ctx", *["shared"] * (role == "trainer" and "master" in setups))
         check_number("batch_size", batch_size, "examples per rank and step, ")
         if name is not None and (not isinstance(name, str) or not name.strip()):
             raise ValueError(f"name={name!r}: a second measurement of a test needs a name that is not empty")
@@ -166,6 +169,17 @@ class Benchmark(Distributed):
             text, result = self._state.failed_gates[label]
             raise GateFailed(f"{text}\n\nA rerun does not measure again: noise must not turn red into green.", result)
         return label
+
+    def _check_call(self, role: str, setup: Any, *arguments: str) -> None:
+        __tracebackhide__ = True
+        name, given, does = calls.named(setup), " and ".join(arguments), _WHAT_SETUP_DOES[role]
+        if calls.is_model(setup):
+            raise TypeError(f"{self._name}({name}): {role} is called with {given}, and not a model: {does}")
+        if not calls.takes(setup, len(arguments)):
+            guess = "was the step passed? " if role in ("setup", "trainer") else ""
+            raise TypeError(
+                f"{self._name}({name}): {role} is called with {given}, which {name} does not take; {guess}{does}"
+            )
 
     def _level(self, gate: bool) -> float:
         """This measurement's share of the run's error rate: a test's share, and from its second gate on a half, a

@@ -17,6 +17,7 @@ from pytest_ddpperf.rank import clock, frames, returned, steady
 from pytest_ddpperf.rank.context import Context
 from pytest_ddpperf.records import Plan, Window
 from pytest_ddpperf.records.errors import SetupError
+from pytest_ddpperf.wire import calls
 from pytest_ddpperf.wire.channels import Board, Phase
 
 Step = Callable[[], Any]
@@ -39,9 +40,10 @@ class Prepared:
 
     @property
     def step(self) -> Step:
-        if not callable(self.made):
+        if not (callable(self.made) and calls.takes(self.made, 0)):
+            what = f"{calls.named(self.made)}, which needs arguments" if callable(self.made) else repr(self.made)
             raise SetupError(
-                f"setup returned {self.made!r}; it must return the step to time, a callable without arguments "
+                f"setup returned {what}; it must return the step to time, a callable without arguments "
                 "(or yield it, and clean up after)"
             )
         step: Step = self.made

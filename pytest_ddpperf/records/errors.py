@@ -126,7 +126,8 @@ class LaunchError(DdpPerfError):
         if self.others:
             lines += ["", "other ranks:" if self.cause.who.startswith("rank ") else "the others:"]
         for other in self.others:
-            lines.append(f"  {other.who} in {other.phase}: {other.summary}")
-            if not other.lost_connection:  # where a rank was when its peer went away explains nothing
+            same = (other.summary, other.traceback) == (self.cause.summary, self.cause.traceback)
+            lines.append(f"  {other.who} in {other.phase}: {'the same' if same else other.summary}")
+            if not same and not other.lost_connection:  # where a rank was when its peer went away explains nothing
                 lines += ["    " + line for line in other.traceback.rstrip().splitlines()]
         return "\n".join(lines)

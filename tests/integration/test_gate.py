@@ -109,9 +109,17 @@ def test_bad_argument(ddp_benchmark, kwargs):
     with pytest.raises(ValueError, match=next(iter(kwargs))):
         ddp_benchmark(sleeping, **kwargs)
 
-def test_setup_that_cannot_be_called(ddp_benchmark):
-    with pytest.raises(TypeError, match="setup must be callable"):
-        ddp_benchmark(3)
+@pytest.mark.parametrize(("setup", "words"), [
+    (3, "(3): setup must be callable: setup(ctx) returns"),
+    (all_reduce, "(all_reduce): setup is called with ctx, which all_reduce does not take; was the step passed?"),
+    (torch.nn.Linear(2, 2), "(Linear): setup is called with ctx, and not a model: setup(ctx) returns"),
+], ids="npm")
+def test_setup_that_cannot_be_called(ddp_benchmark, ddp_run, setup, words):
+    with pytest.raises(TypeError) as caught:
+        ddp_benchmark(setup)
+    assert str(caught.value).startswith("ddp_benchmark" + words)
+    with pytest.raises(TypeError, match="ddp_run: all_reduce is called with ctx and 2 more, which it does not take"):
+        ddp_run(all_reduce, 1, 2)
 
 def test_failure_carries_the_result(ddp_benchmark, pytestconfig):
     import pytest_ddpperf
@@ -123,10 +131,11 @@ test_failure_carries_the_result = pytest.mark.ddp()(test_failure_carries_the_res
 """
     )
     result = run("--ddp-fail-on=no-baseline", "-k", "carries")
-    result.assert_outcomes(passed=1, deselected=7)
+    result.assert_outcomes(passed=1, deselected=9)
     result = run("-k", "not carries")
-    result.assert_outcomes(passed=6, failed=1, deselected=1)
+    result.assert_outcomes(passed=8, failed=1, deselected=1)
     result.stdout.fnmatch_lines(["E * ddp_benchmark: it was called before without a name in this test: give *"])
+    assert "pytest_ddpperf/" not in result.stdout.str()
 
 
 def test_world_sizes_make_ids_and_share_baselines_with_bare_ids(pytester: pytest.Pytester, run: Run) -> None:

@@ -138,6 +138,10 @@ def test_no_set_up(rpc_benchmark):
 def test_master_is_no_function(rpc_benchmark):
     with pytest.raises(TypeError, match="master must be callable"):
         rpc_benchmark(trainer, master=7)
+    with pytest.raises(TypeError, match="trainer is called with ctx and shared, which trainer does not take; was the"):
+        rpc_benchmark(trainer, master=parameter_server)
+    with pytest.raises(TypeError, match="parameter_server is called with ctx, which end does not take; parameter_ser"):
+        rpc_benchmark(trainer, parameter_server=end)
 
 def test_no_servers(rpc_benchmark):
     with pytest.raises(ValueError, match="parameter_servers=0: a whole number from 1"):

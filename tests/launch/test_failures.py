@@ -153,6 +153,28 @@ def test_setup_must_make_a_step(bench: Bench, made: Any) -> None:
     assert error.cause.traceback == ""
 
 
+def whole(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+@pytest.mark.parametrize(
+    ("made", "name"), [(whole, "whole"), (torch.nn.Linear(2, 2), "Linear")], ids=["function", "model"]
+)
+def test_the_step_takes_no_arguments(bench: Bench, made: Any, name: str) -> None:
+    error = failure(bench, lambda ctx: made)
+    assert error.cause.summary == (
+        f"setup returned {name}, which needs arguments; it must return the step to time, a callable without arguments "
+        "(or yield it, and clean up after)"
+    )
+    assert str(error).splitlines()[-1].endswith(" in setup: the same")
+
+
+def test_a_type_error_of_the_users_keeps_its_traceback(bench: Bench) -> None:
+    error = failure(bench, lambda ctx: lambda: whole())  # type: ignore[call-arg]
+    assert error.cause.summary.startswith("TypeError: whole() missing 1 required positional argument")
+    assert "in <lambda>" in error.cause.traceback
+
+
 def yields() -> Any:
     yield all_reduce()
 

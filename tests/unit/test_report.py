@@ -467,6 +467,20 @@ def test_a_failed_launch_shows_the_first_cause_then_the_others() -> None:
     ]
 
 
+def test_what_all_ranks_say_is_told_once() -> None:
+    ranks = [
+        RankError(rank=rank, when=rank, phase="setup", summary="ValueError: bad", traceback="Traceback A\n")
+        for rank in range(3)
+    ]
+    assert str(LaunchError(ranks[0], tuple(ranks[1:]), ())).splitlines()[2:] == [
+        "Traceback A",
+        "",
+        "other ranks:",
+        "  rank 1 in setup: the same",
+        "  rank 2 in setup: the same",
+    ]
+
+
 # --- files
 
 
