@@ -160,6 +160,8 @@ class Benchmark(Distributed):
         check_number("batch_size", batch_size, "examples per rank and step, ")
         if name is not None and (not isinstance(name, str) or not name.strip()):
             raise ValueError(f"name={name!r}: a second measurement of a test needs a name that is not empty")
+        if name is not None and not name.isprintable():
+            raise ValueError(f"name={name!r}: it stands in reports and file names, so it is printable text")
         label = name or ""
         if label in self._state.labels:
             taken = f"name={name!r} is taken" if name else "it was called before without a name"

@@ -104,10 +104,18 @@ def test_second_call_without_a_name(ddp_benchmark):
     ddp_benchmark(sleeping, gate=False)
     ddp_benchmark(sleeping)
 
-@pytest.mark.parametrize("kwargs", [{"batch_size": 0}, {"batch_size": 2.5}, {"name": " "}])
-def test_bad_argument(ddp_benchmark, kwargs):
-    with pytest.raises(ValueError, match=next(iter(kwargs))):
+@pytest.mark.parametrize(("kwargs", "words"), [
+    ({"batch_size": 0}, "batch_size=0: examples per rank and step, a whole number from 1"),
+    ({"batch_size": 2.5}, "batch_size=2.5: examples per rank and step"),
+    ({"name": " "}, "name=' ': a second measurement of a test needs a name that is not empty"),
+    ({"name": "\\x1b[2J"}, r"name='\\x1b[2J': it stands in reports and file names, so it is printable text"),
+    ({"name": "a\\nb"}, r"name='a\\nb': it stands in reports"),
+    ({"name": "\\ud800"}, r"name='\\ud800': it stands in reports"),
+])
+def test_bad_argument(ddp_benchmark, kwargs, words):
+    with pytest.raises(ValueError) as caught:
         ddp_benchmark(sleeping, **kwargs)
+    assert str(caught.value).startswith(words)
 
 @pytest.mark.parametrize(("setup", "words"), [
     (3, "(3): setup must be callable: setup(ctx) returns"),
@@ -131,9 +139,9 @@ test_failure_carries_the_result = pytest.mark.ddp()(test_failure_carries_the_res
 """
     )
     result = run("--ddp-fail-on=no-baseline", "-k", "carries")
-    result.assert_outcomes(passed=1, deselected=9)
+    result.assert_outcomes(passed=1, deselected=12)
     result = run("-k", "not carries")
-    result.assert_outcomes(passed=8, failed=1, deselected=1)
+    result.assert_outcomes(passed=11, failed=1, deselected=1)
     result.stdout.fnmatch_lines(["E * ddp_benchmark: it was called before without a name in this test: give *"])
     assert "pytest_ddpperf/" not in result.stdout.str()
 
