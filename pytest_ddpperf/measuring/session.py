@@ -136,6 +136,7 @@ class Report:
 
     _outcomes: dict[tuple[str, str], Outcome] = field(default_factory=dict)  # by node id and label
     skipped: int = 0
+    never_measured: list[str] = field(default_factory=list)  # node ids
     facts: Mapping[str, Scalar] = field(default_factory=dict)
     told: list[str] = field(default_factory=list)  # of the run, beyond its outcomes
     usage_error: str = ""  # found in a worker, where pytest cannot say it
@@ -147,7 +148,7 @@ class Report:
 
     @property
     def empty(self) -> bool:
-        return not (self._outcomes or self.skipped or self.usage_error or self._problem)
+        return not (self._outcomes or self.skipped or self.never_measured or self.usage_error or self._problem)
 
     def end(self) -> None:
         """No more will come: if no test imported what differs, that is told; if none imported anything of the
@@ -167,6 +168,7 @@ class Report:
             outcome = codec.decode(Outcome, data)
             self._outcomes[outcome.nodeid, outcome.test.label] = outcome  # of reruns, the last counts
         self.skipped += bool(message.get("skipped"))
+        self.never_measured += filter(None, [message.get("never_measured")])
         self.facts = message.get("facts") or self.facts
         self.usage_error = message.get("usage_error") or self.usage_error
 
@@ -180,13 +182,18 @@ class Report:
             yield from self.header(verbosity)
         yield from terminal.table(self.outcomes, verbosity=verbosity)
         yield from filter(None, (*self.told, self._problem, self.usage_error))
-        yield from terminal.summary(self.outcomes, skipped=self.skipped)
+        yield from terminal.summary(self.outcomes, skipped=self.skipped, never_measured=self.never_measured)
 
     def write_json(self, path: Path) -> str:
         """Write everything; returns what went wrong, which `lines` tells too."""
         created = datetime.now(timezone.utc).isoformat(timespec="seconds")
         data = json_report.report(
-            self.outcomes, skipped=self.skipped, facts=self.facts, created=created, version=__version__
+            self.outcomes,
+            skipped=self.skipped,
+            never_measured=len(self.never_measured),
+            facts=self.facts,
+            created=created,
+            version=__version__,
         )
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -196,11 +203,14 @@ class Report:
         return self._problem
 
 
-def telling(outcomes: list[Outcome], *, skipped: bool, facts: Mapping[str, Scalar], usage_error: str) -> dict[str, Any]:
+def telling(
+    outcomes: list[Outcome], *, skipped: bool, never_measured: str, facts: Mapping[str, Scalar], usage_error: str
+) -> dict[str, Any]:
     """What one test has to say to the report, in plain values that may cross a process."""
     return {
         "outcomes": [codec.encode(outcome) for outcome in outcomes],
         "skipped": skipped,
+        "never_measured": never_measured,
         "facts": dict(facts),
         "usage_error": usage_error,
     }

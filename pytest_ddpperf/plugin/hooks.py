@@ -255,7 +255,7 @@ def _note(item: pytest.Item, report: pytest.TestReport) -> None:
         test.passed = report.passed and not hasattr(report, "wasxfail")
     skipped = report.skipped and not hasattr(report, "wasxfail")
     if report.when == "teardown" or skipped:
-        report.ddpperf = item.config.stash[RUN].telling(test, skipped=skipped)  # type: ignore[attr-defined]
+        report.ddpperf = item.config.stash[RUN].telling(item, skipped=skipped)  # type: ignore[attr-defined]
 
 
 class _Reporter:

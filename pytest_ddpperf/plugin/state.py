@@ -135,12 +135,20 @@ class Run:
         """Whether this is xdist's controller, which collects nothing and so has shown no header."""
         return not self.worker and self.config.getoption("dist", "no") != "no"
 
-    def telling(self, test: TestState, *, skipped: bool) -> dict[str, Any]:
+    def telling(self, item: pytest.Item, *, skipped: bool) -> dict[str, Any]:
         """What a test has to say to the report, once."""
         from pytest_ddpperf.measuring.session import telling
 
+        test = of(item)
+        never_measured = test.passed and not test.labels and uses(item, BENCHMARKS)
         facts = self._session.machine() if self._session is not None and test.outcomes else {}
-        message = telling(test.outcomes, skipped=skipped, facts=facts, usage_error=test.usage_error)
+        message = telling(
+            test.outcomes,
+            skipped=skipped,
+            never_measured=item.nodeid if never_measured else "",
+            facts=facts,
+            usage_error=test.usage_error,
+        )
         test.outcomes = []
         return message
 

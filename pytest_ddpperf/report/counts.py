@@ -21,9 +21,10 @@ class Counts:
     not_gated: int
     failed: int  # no figures: a rank failed, or a baseline could not be read
     skipped: int
+    never_measured: int  # tests that passed without a call of the fixture that they ask for
 
 
-def count(outcomes: Sequence[Outcome], skipped: int) -> Counts:
+def count(outcomes: Sequence[Outcome], skipped: int, never_measured: int = 0) -> Counts:
     statuses = [outcome.verdict.status for outcome in outcomes if outcome.verdict is not None]
     return Counts(
         measured=len(outcomes),
@@ -37,6 +38,7 @@ def count(outcomes: Sequence[Outcome], skipped: int) -> Counts:
         not_gated=statuses.count(Status.NOT_GATED),
         failed=len(outcomes) - len(statuses),
         skipped=skipped,
+        never_measured=never_measured,
     )
 
 
@@ -59,7 +61,7 @@ def last_line(counts: Counts) -> str:
             (counts.not_gated, "not gated"),
             (counts.failed, "failed to measure"),
         ),
-        some((counts.skipped, "skipped")),
+        some((counts.skipped, "skipped"), (counts.never_measured, "never measured")),
     ]
     head = f"ddpperf: {counts.compared} of {counts.measured} compared"
     rest = "; ".join(part for part in parts if part)

@@ -14,7 +14,13 @@ SCHEMA = 1
 
 
 def report(
-    outcomes: Sequence[Outcome], *, skipped: int, facts: Mapping[str, Scalar], created: str, version: str
+    outcomes: Sequence[Outcome],
+    *,
+    skipped: int,
+    never_measured: int = 0,
+    facts: Mapping[str, Scalar],
+    created: str,
+    version: str,
 ) -> dict[str, Any]:
     """`created` is ISO 8601 in UTC, `version` the plugin's. Raw samples included; never NaN."""
     return {
@@ -22,7 +28,7 @@ def report(
         "created": created,
         "version": version,
         "machine": dict(facts),
-        "summary": asdict(count(outcomes, skipped)),
+        "summary": asdict(count(outcomes, skipped, never_measured)),
         "measurements": [_measurement(outcome) for outcome in outcomes],
     }
 

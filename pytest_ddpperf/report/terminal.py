@@ -66,12 +66,13 @@ def table(outcomes: Sequence[Outcome], *, verbosity: int) -> Iterator[str]:
             yield from (f"  {line}" for line in _ranks(outcome))
 
 
-def summary(outcomes: Sequence[Outcome], *, skipped: int) -> Iterator[str]:
-    """What is to be told, then the counts; the counts are the last line."""
+def summary(outcomes: Sequence[Outcome], *, skipped: int, never_measured: Sequence[str] = ()) -> Iterator[str]:
+    """What is to be told, then the counts; the counts are the last line. `never_measured` are node ids."""
     for outcome in outcomes:
         yield from _told(outcome)
+    yield from (f"{nodeid}: never measured: it does not call the fixture that it asks for" for nodeid in never_measured)
     yield from advice.lines(outcomes)
-    yield last_line(count(outcomes, skipped))
+    yield last_line(count(outcomes, skipped, len(never_measured)))
 
 
 def _row(outcome: Outcome) -> list[str]:

@@ -81,6 +81,8 @@ def noting(ctx):
 def test_step(ddp_benchmark, n):
     result = ddp_benchmark(noting)
     assert result.environment.recorded["xdist_workers"] == 2
+def test_forgets(ddp_benchmark):
+    pass
 """
 )
 
@@ -92,11 +94,12 @@ def test_xdist_has_one_table_one_file_and_no_two_launches_at_once(
     monkeypatch.setenv("NOTES", str(notes))
     pytester.makepyfile(test_timed=TIMED)
     result = run("-n", "2", "--ddp-json=report.json", benchmark=True)
-    result.assert_outcomes(passed=2)
-    assert line(result, "ddpperf:") == "ddpperf: 0 of 2 compared: 2 without baseline"
+    result.assert_outcomes(passed=3)
+    assert line(result, "ddpperf:") == "ddpperf: 0 of 2 compared: 2 without baseline; 1 never measured"
     assert sum("p50 sec/iter" in told for told in result.outlines) == 1
     result.stdout.fnmatch_lines(["ddpperf: torch *", "ddpperf: 2 ranks over gloo *"])
-    assert len(json.loads((pytester.path / "report.json").read_text())["measurements"]) == 2
+    report = json.loads((pytester.path / "report.json").read_text())
+    assert (len(report["measurements"]), report["summary"]["never_measured"]) == (2, 1)
     windows = []
     for file in notes.glob("0-*"):
         times = [float(text) for text in file.read_text().split()]

@@ -144,13 +144,29 @@ def test_backend(ddp_benchmark):
 def test_marker_wins(ddp_benchmark):
     result = ddp_benchmark(sleeping)
     assert (result.world_size, len(result.step_seconds), len(result.step_seconds[0])) == (1, 2, 5)
+
+@pytest.fixture
+def by_another(rpc_benchmark): pass
+
+def test_forgets(by_another): pass
+
+def test_skips_before_it_measures(ddp_benchmark): pytest.skip("later")
+
+@pytest.mark.xfail
+def test_fails_before_it_measures(ddp_benchmark): assert False
+
+def test_needs_no_measurement(ddp_run): pass
 """
     )
     pytester.makeini("[pytest]\nddp_launches = 4\nddp_world_size = 2\n")
     result = run("-rs", "-v")
-    result.assert_outcomes(skipped=2, passed=1)
+    result.assert_outcomes(skipped=3, passed=3, xfailed=1)
     result.stdout.fnmatch_lines(["SKIPPED*@pytest.mark.ddp(device=...): cuda: *", "SKIPPED*(backend=...): nccl: *"])
-    assert line(result, "ddpperf:") == "ddpperf: 0 of 1 compared: 1 without baseline; 2 skipped"
+    assert line(result, "ddpperf:") == "ddpperf: 0 of 1 compared: 1 without baseline; 3 skipped, 1 never measured"
+    assert [told for told in result.outlines if "never measured: " in told] == [
+        "test_a_marker_that_asks_for_more_than_there_is_skips_and_counts.py::test_forgets: never measured: it does not "
+        "call the fixture that it asks for"
+    ]
     result.stdout.fnmatch_lines(["*test_marker_wins: the marker's world_size=1 holds, not 2"])
 
 

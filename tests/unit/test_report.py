@@ -216,6 +216,13 @@ def test_the_last_line_counts() -> None:
     )
 
 
+def test_a_test_that_never_measured_is_named_and_counted() -> None:
+    assert list(terminal.summary([], skipped=0, never_measured=["test_a.py::test_b"])) == [
+        "test_a.py::test_b: never measured: it does not call the fixture that it asks for",
+        "ddpperf: 0 of 0 compared: 1 never measured",
+    ]
+
+
 def test_a_run_that_compared_nothing_says_so() -> None:
     assert list(terminal.summary([outcome(verdict(Status.NO_BASELINE))] * 5, skipped=0))[-1] == (
         "ddpperf: 0 of 5 compared: 5 without baseline"
