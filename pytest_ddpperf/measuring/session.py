@@ -137,6 +137,7 @@ class Report:
     _outcomes: dict[tuple[str, str], Outcome] = field(default_factory=dict)  # by node id and label
     skipped: int = 0
     never_measured: list[str] = field(default_factory=list)  # node ids
+    sharing: int = 0  # tests that share the error rate
     facts: Mapping[str, Scalar] = field(default_factory=dict)
     told: list[str] = field(default_factory=list)  # of the run, beyond its outcomes
     usage_error: str = ""  # found in a worker, where pytest cannot say it
@@ -168,6 +169,7 @@ class Report:
             outcome = codec.decode(Outcome, data)
             self._outcomes[outcome.nodeid, outcome.test.label] = outcome  # of reruns, the last counts
         self.skipped += bool(message.get("skipped"))
+        self.sharing = message.get("sharing") or self.sharing
         self.never_measured += filter(None, [message.get("never_measured")])
         self.facts = message.get("facts") or self.facts
         self.usage_error = message.get("usage_error") or self.usage_error
@@ -182,7 +184,9 @@ class Report:
             yield from self.header(verbosity)
         yield from terminal.table(self.outcomes, verbosity=verbosity)
         yield from filter(None, (*self.told, self._problem, self.usage_error))
-        yield from terminal.summary(self.outcomes, skipped=self.skipped, never_measured=self.never_measured)
+        yield from terminal.summary(
+            self.outcomes, skipped=self.skipped, never_measured=self.never_measured, sharing=self.sharing
+        )
 
     def write_json(self, path: Path) -> str:
         """Write everything; returns what went wrong, which `lines` tells too."""
@@ -204,11 +208,18 @@ class Report:
 
 
 def telling(
-    outcomes: list[Outcome], *, skipped: bool, never_measured: str, facts: Mapping[str, Scalar], usage_error: str
+    outcomes: list[Outcome],
+    *,
+    sharing: int,
+    skipped: bool,
+    never_measured: str,
+    facts: Mapping[str, Scalar],
+    usage_error: str,
 ) -> dict[str, Any]:
     """What one test has to say to the report, in plain values that may cross a process."""
     return {
         "outcomes": [codec.encode(outcome) for outcome in outcomes],
+        "sharing": sharing,
         "skipped": skipped,
         "never_measured": never_measured,
         "facts": dict(facts),

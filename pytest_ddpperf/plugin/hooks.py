@@ -98,7 +98,7 @@ def pytest_deselected(items: Sequence[pytest.Item]) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
     run = session.config.stash[RUN]
-    run.items = [item for item in session.items if state.is_distributed(item)]
+    run.collected(session.items)
     if run.items and not run.worker and not session.config.option.collectonly:
         _prepare(run, session.items)
 

@@ -40,6 +40,7 @@ class Run:
         self.serving = config.stash.get(SERVING, None)  # the pytest that leads, where this one is led
         self.worker = self.serving is not None or hasattr(config, "workerinput")  # another process reports
         self.items: list[pytest.Item] = []
+        self._gating: list[pytest.Item] = []  # of them, those that may hold a measurement against a baseline
         self.deselected: set[str] = set()  # node ids
         self._base: BaseSide | None = None
         self._session: Session | None = None
@@ -49,6 +50,15 @@ class Run:
     def settings(self) -> Settings:
         """What was asked of the run; raises OptionError."""
         return options.read(self.config)
+
+    def collected(self, items: Sequence[pytest.Item]) -> None:
+        """The tests of this run."""
+        self.items = [item for item in items if is_distributed(item)]
+        benchmarks = [item for item in self.items if uses(item, BENCHMARKS)]
+        if benchmarks:
+            from pytest_ddpperf.plugin.marks import keep_from_running
+
+            self._gating = [item for item in benchmarks if not keep_from_running(item)]
 
     @property
     def session(self) -> Session:
@@ -120,10 +130,21 @@ class Run:
         for world_size in world_sizes(item, settings) if uses(item, {WORLD_SIZE}) else ():
             self.session.place(settings, world_size)
 
-    @property
+    @cached_property
     def gates(self) -> int:
-        """How many tests of this run may hold a measurement against a baseline: they share its error rate."""
-        return max(1, sum(uses(item, BENCHMARKS) for item in self.items))
+        """How many tests of this run may hold a measurement against a baseline: they share its error rate. By what is
+        known before any of them runs, so all workers of xdist find the same number."""
+        return max(1, sum(map(self._has_place, self._gating)))
+
+    def _has_place(self, item: pytest.Item) -> bool:
+        from pytest_ddpperf.measuring.machine import Unavailable
+        from pytest_ddpperf.records.errors import OptionError
+
+        try:
+            self.place(item)
+        except (Unavailable, OptionError):
+            return False
+        return True
 
     @property
     def reported(self) -> bool:
@@ -145,6 +166,7 @@ class Run:
         message = telling(
             test.outcomes,
             skipped=skipped,
+            sharing=self.gates if test.outcomes else 0,
             never_measured=item.nodeid if never_measured else "",
             facts=facts,
             usage_error=test.usage_error,

@@ -9,7 +9,7 @@ from statistics import median
 from pytest_ddpperf.records import COUNTERS, Outcome, Phases, Scalar, Status, Verdict
 from pytest_ddpperf.report import advice, beside, text
 from pytest_ddpperf.report.counts import count, last_line
-from pytest_ddpperf.verdict import stats
+from pytest_ddpperf.verdict import RUN_LEVEL, stats
 
 _PERCENTILES = (50, 75, 90, 95)
 
@@ -66,12 +66,17 @@ def table(outcomes: Sequence[Outcome], *, verbosity: int) -> Iterator[str]:
             yield from (f"  {line}" for line in _ranks(outcome))
 
 
-def summary(outcomes: Sequence[Outcome], *, skipped: int, never_measured: Sequence[str] = ()) -> Iterator[str]:
-    """What is to be told, then the counts; the counts are the last line. `never_measured` are node ids."""
+def summary(
+    outcomes: Sequence[Outcome], *, skipped: int, never_measured: Sequence[str] = (), sharing: int = 1
+) -> Iterator[str]:
+    """What is to be told, then the counts; the counts are the last line. `never_measured` are node ids; `sharing` is
+    how many tests share the error rate."""
     for outcome in outcomes:
         yield from _told(outcome)
     yield from (f"{nodeid}: never measured: it does not call the fixture that it asks for" for nodeid in never_measured)
     yield from advice.lines(outcomes)
+    if sharing > 1 and any(outcome.verdict is not None and outcome.verdict.status.compared for outcome in outcomes):
+        yield f"{sharing} tests share this run's false-alarm rate of {text.amount(RUN_LEVEL)}"
     yield last_line(count(outcomes, skipped, len(never_measured)))
 
 

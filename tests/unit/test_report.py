@@ -216,6 +216,14 @@ def test_the_last_line_counts() -> None:
     )
 
 
+def test_the_summary_says_how_many_tests_share_the_error_rate_where_it_matters() -> None:
+    compared, missing = outcome(verdict(Status.PASS)), outcome(verdict(Status.NO_BASELINE))
+    shared = "3 tests share this run's false-alarm rate of 5 %"
+    assert list(terminal.summary([compared, missing], skipped=0, sharing=3))[-2] == shared
+    assert shared not in terminal.summary([missing, FAILED], skipped=0, sharing=3)
+    assert "false-alarm" not in "".join(terminal.summary([compared], skipped=0, sharing=1))
+
+
 def test_a_test_that_never_measured_is_named_and_counted() -> None:
     assert list(terminal.summary([], skipped=0, never_measured=["test_a.py::test_b"])) == [
         "test_a.py::test_b: never measured: it does not call the fixture that it asks for",
