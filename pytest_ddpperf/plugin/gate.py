@@ -4,7 +4,8 @@ every failure as an ordinary one of pytest's, without a traceback of ours."""
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -82,12 +83,22 @@ class Distributed:
             return
         for outputs in zip(*launches, strict=True):
             for stream in ("stdout", "stderr"):
-                text = "".join(getattr(output, stream) for output in outputs)
+                text = once(getattr(output, stream) for output in outputs)
                 if text:
                     self._item.add_report_section("call", f"{stream} {outputs[0].name}", text)
 
     def _watcher(self, plan: Plan) -> Watcher:
         return Watcher(self._run.config, warmup=plan.warmup, steps=plan.steps)
+
+
+def once(texts: Iterable[str]) -> str:
+    """What each launch wrote, and what several did the same once, in the order of the first."""
+    told = ""
+    for text, times in Counter(filter(None, texts)).items():
+        told += text
+        if times > 1:
+            told += "\n" * (not text.endswith("\n")) + f"(the same in {times} launches)\n"
+    return told
 
 
 class Benchmark(Distributed):
