@@ -225,6 +225,7 @@ def plan(
     device: str,
     parameter_servers: int = 0,
     master: bool = False,
+    warning_filters: tuple[str, ...] = (),
 ) -> Plan:
     """What each launch of a test is told; backend and device are names torch knows, no longer "auto"."""
     timing = settings.timing
@@ -242,4 +243,5 @@ def plan(
         preload=settings.preload,
         parameter_servers=parameter_servers,
         master=master,
+        warning_filters=warning_filters,
     )

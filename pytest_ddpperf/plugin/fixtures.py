@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpperf import options
 from pytest_ddpperf.measuring.benchmark import Measured
 from pytest_ddpperf.measuring.result import Result
 from pytest_ddpperf.plugin.gate import Benchmark, Distributed, check_number, plain_failure
@@ -126,12 +125,5 @@ class RpcBenchmark(Benchmark):
             settings = replace(settings, trainers=trainers, sources=sources)
         counts = settings.trainers, parameter_servers or settings.parameter_servers
         place = self._placed(self._run.session.place_rpc, settings, *counts)
-        plan = options.plan(
-            self._settings,
-            world_size=counts[0],
-            backend=place.backend,
-            device=place.device,
-            parameter_servers=counts[1],
-            master=master is not None,
-        )
+        plan = self._plan_at(place, counts[0], parameter_servers=counts[1], master=master is not None)
         return self._gated(plan, trainer, master, parameter_server, label=label, batch_size=batch_size, gate=gate)

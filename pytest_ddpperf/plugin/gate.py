@@ -17,6 +17,7 @@ from pytest_ddpperf.measuring.machine import Place, Unavailable
 from pytest_ddpperf.measuring.result import Result
 from pytest_ddpperf.options import Settings
 from pytest_ddpperf.plugin import state
+from pytest_ddpperf.plugin.marks import warning_filters
 from pytest_ddpperf.plugin.state import Run
 from pytest_ddpperf.plugin.watch import Watcher
 from pytest_ddpperf.records import Plan, RankOutput, TestId
@@ -75,7 +76,17 @@ class Distributed:
 
     def _plan(self, world_size: int) -> Plan:
         place = self._placed(self._run.session.place, self._settings, world_size)
-        return options.plan(self._settings, world_size=world_size, backend=place.backend, device=place.device)
+        return self._plan_at(place, world_size)
+
+    def _plan_at(self, place: Place, world_size: int, **roles: Any) -> Plan:
+        return options.plan(
+            self._settings,
+            world_size=world_size,
+            backend=place.backend,
+            device=place.device,
+            warning_filters=warning_filters(self._item),
+            **roles,
+        )
 
     def _show(self, launches: tuple[tuple[RankOutput, ...], ...]) -> None:
         """The ranks' output as captured sections of the report; under -s it was streamed."""

@@ -24,7 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
-from pytest_ddpperf.rank import collectives, environment, frames, group, process, results, sampling
+from pytest_ddpperf.rank import collectives, environment, frames, group, process, results, sampling, warned
 from pytest_ddpperf.rank.context import Context, RpcContext
 from pytest_ddpperf.records import Plan, codec
 from pytest_ddpperf.records.errors import DdpPerfError, SetupError
@@ -129,6 +129,7 @@ def _work(rank: Rank, folder: Path, request: Message) -> None:
     rank.enter(Phase.GROUP)
     ctx = _start(rank, folder, cpus)
     rank.enter(Phase.SETUP)
+    warned.install(rank.plan.warning_filters)
     clean_up = _TASKS[task.name](rank, ctx, task.function, *task.args)
     rank.enter(Phase.CLEANUP)
     if clean_up is not None:
@@ -172,7 +173,8 @@ def _measure_rpc(rank: Rank, ctx: RpcContext, trainer: Any, master: Any, paramet
 def _timed(rank: Rank, ctx: Context, prepared: sampling.Prepared, meter: sampling.Meter) -> CleanUp:
     window = sampling.measure(prepared.step, rank.plan, ctx, rank.board, meter)
     if ctx.rank == 0:
-        facts = environment.versions() | environment.state() | environment.device(ctx.device.type)
+        with warned.unheard():
+            facts = environment.versions() | environment.state() | environment.device(ctx.device.type)
         window = replace(window, facts=facts)
     if rank.trees is not None:
         window = replace(window, imported=tuple(rank.trees.imported()))
@@ -182,7 +184,10 @@ def _timed(rank: Rank, ctx: Context, prepared: sampling.Prepared, meter: samplin
 
 def _call(rank: Rank, ctx: Context, function: Any, *args: Any) -> None:
     rank.enter(Phase.STEPS)
-    rank.deliver(results.dumps(frames.calling(function, ctx, *args)))
+    made = frames.calling(function, ctx, *args)
+    with warned.unheard():
+        result = results.dumps(made)
+    rank.deliver(result)
 
 
 def _probe(rank: Rank, ctx: Context, function: None) -> None:

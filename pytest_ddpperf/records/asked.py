@@ -55,6 +55,8 @@ class Plan:
     preload: tuple[str, ...] = ()
     parameter_servers: int = 0  # with some it is an RPC launch: trainers, then these, then the master
     master: bool = False
+    # "action:message:category:module:line", message and module as patterns; the last that fits holds
+    warning_filters: tuple[str, ...] = ()
 
     @property
     def rpc(self) -> bool:

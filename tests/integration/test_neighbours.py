@@ -30,10 +30,19 @@ def test_rank_dies(ddp_benchmark):
     ddp_benchmark(lambda ctx: lambda: os._exit(7))
 def test_plain():
     pass
+def warn(ctx):
+    import warnings
+    warnings.warn("mine")
+def test_warns(ddp_run):
+    with pytest.raises(pytest.fail.Exception, match="UserWarning: mine"):
+        ddp_run(warn)
+@pytest.mark.filterwarnings("ignore:mine")
+def test_may_warn(ddp_run):
+    ddp_run(warn)
 """
     )
     result = run("--benchmark-json=theirs.json", "--ddp-json=ours.json", "-W", "error", benchmark=True, own=True)
-    result.assert_outcomes(passed=3, failed=1)
+    result.assert_outcomes(passed=5, failed=1)
     theirs = json.loads((pytester.path / "theirs.json").read_text())["benchmarks"]
     ours = json.loads((pytester.path / "ours.json").read_text())["measurements"]
     (step,) = (entry for entry in theirs if entry["name"] == "test_step")
@@ -42,10 +51,10 @@ def test_plain():
     assert len(samples) == 30
     assert step["extra_info"]["ddpperf"]["verdict"] == "NO BASELINE"
     assert step["extra_info"]["ddpperf"]["p50"] == pytest.approx(ours[0]["percentile_seconds"]["p50"], abs=1e-9)
-    run("--benchmark-only", "-k", "step or plain", benchmark=True).assert_outcomes(passed=1, skipped=1, deselected=2)
-    run("--benchmark-skip", "-k", "step or plain", benchmark=True).assert_outcomes(passed=1, skipped=1, deselected=2)
+    run("--benchmark-only", "-k", "step or plain", benchmark=True).assert_outcomes(passed=1, skipped=1, deselected=4)
+    run("--benchmark-skip", "-k", "step or plain", benchmark=True).assert_outcomes(passed=1, skipped=1, deselected=4)
     result = run("--benchmark-disable", "-k", "step", benchmark=True)
-    result.assert_outcomes(passed=1, deselected=3)
+    result.assert_outcomes(passed=1, deselected=5)
     assert line(result, "ddpperf:") == "ddpperf: 0 of 1 compared: 1 without baseline"
 
 

@@ -11,7 +11,9 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ import torch.distributed as dist
 
 from pytest_ddpperf.launch import Launcher
 from pytest_ddpperf.records import Plan
-from pytest_ddpperf.records.errors import ServerError, SpaceError
+from pytest_ddpperf.records.errors import LaunchError, ServerError, SpaceError
 from tests.launch.conftest import Bench, Recorder, alive, descendants, gone
 
 
@@ -82,6 +84,54 @@ def test_ranks_are_pinned_and_seeded_alike(bench: Bench) -> None:
     assert seed == same_seed
     if len(os.sched_getaffinity(0)) >= 2:
         assert not set(first) & set(second)
+
+
+def warned(bench: Bench, *filters: str) -> list[str]:
+    """What ranks write where the user's code gives warnings; raises what they raise."""
+
+    def setup(ctx: Any) -> Any:
+        warnings.warn("of setup", stacklevel=1)
+
+        def step() -> None:
+            warnings.warn("of the step", DeprecationWarning, stacklevel=1)
+
+        yield step
+        warnings.warn("of clean-up", ResourceWarning, stacklevel=1)
+
+    plan = replace(bench.plan(ranks=1), warning_filters=filters)
+    (written,) = bench.launcher.measure(plan, setup, bench.recorder).output
+    return re.findall(r"(\w+Warning: .*)", written.stderr)
+
+
+def test_the_users_code_runs_under_the_warning_filters_of_its_test(bench: Bench) -> None:
+    assert warned(bench) == ["UserWarning: of setup"]  # Python's own
+    assert warned(bench, "ignore:of:builtins.Warning::0") == []
+    told = warned(bench, "always::builtins.Warning::0", "ignore::builtins.DeprecationWarning::0")  # the last that fits
+    assert told == ["UserWarning: of setup", "ResourceWarning: of clean-up"]
+    for filters, phase, warning in (
+        (["error::builtins.Warning::0"], "setup", "UserWarning: of setup"),
+        (["error::builtins.DeprecationWarning::0"], "warm-up step 1 of 1", "DeprecationWarning: of the step"),
+        (["error:of cl:builtins.Warning::0"], "clean-up", "ResourceWarning: of clean-up"),
+    ):
+        with pytest.raises(LaunchError) as caught:
+            warned(bench, *filters)
+        assert (caught.value.cause.phase, caught.value.cause.summary) == (phase, warning)
+        assert Path(__file__).name in caught.value.cause.traceback
+
+
+def test_a_function_that_is_called_runs_under_them_too(bench: Bench) -> None:
+    plan = replace(bench.plan(ranks=1), warning_filters=("error::builtins.Warning::0",))
+    with pytest.raises(LaunchError, match="UserWarning: of the function"):
+        bench.launcher.call(plan, lambda ctx: warnings.warn("of the function", stacklevel=1), (), bench.recorder)
+
+
+def test_a_filter_of_a_warning_that_ranks_do_not_know_is_told(bench: Bench) -> None:
+    with pytest.raises(LaunchError) as caught:
+        warned(bench, "ignore::no_such_package.Warning::0")
+    assert caught.value.cause.summary == (
+        "pytest's warning filter ignore::no_such_package.Warning::0 does not work in a rank: "
+        "No module named 'no_such_package'"
+    )
 
 
 def listeners(pids: list[int]) -> set[str]:

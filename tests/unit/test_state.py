@@ -8,6 +8,7 @@ import pytest
 
 from pytest_ddpperf.measuring.session import Session
 from pytest_ddpperf.plugin import state
+from pytest_ddpperf.plugin.marks import warning_filters
 from pytest_ddpperf.records.errors import MarkerError
 from tests.unit.test_machine import GPUS
 
@@ -113,3 +114,27 @@ def test_who_cannot_gate_has_no_share_of_the_error_rate(
         SHARING, "--deselect", "test_who_cannot_gate_has_no_share_of_the_error_rate.py::test_deselected", *arguments
     )
     assert items[0].config.stash[state.RUN].gates == gates
+
+
+WARNED = """
+import pytest
+@pytest.mark.filterwarnings("error:(a|b)")
+class TestA:
+    @pytest.mark.filterwarnings("i::DeprecationWarning:torch.*:3")
+    def test_a(self, ddp_run): ...
+"""
+
+
+def test_warning_filters_are_those_of_pytest_in_its_order(collect: Collect, pytester: pytest.Pytester) -> None:
+    pytester.makeini("[pytest]\nfilterwarnings = default:x.y")
+    asked = ["-W", "error:x.y:pytest.PytestWarning:m", "-W", "once"]
+    (item,) = collect(WARNED, *asked)
+    item.add_marker(pytest.mark.filterwarnings("ignore::no_such_package.Warning"))  # which pytest itself tells
+    assert warning_filters(item) == (
+        "default:x.y:builtins.Warning::0",
+        r"error:x\.y:pytest.PytestWarning:m\Z:0",
+        "once::builtins.Warning::0",
+        "ignore::builtins.DeprecationWarning:torch.*:3",
+        "error:(a|b):builtins.Warning::0",
+    )
+    assert warning_filters(collect(WARNED, "-p", "no:warnings", *asked)[0]) == ()
