@@ -96,11 +96,13 @@ def commit_named(path: Path, ref: str) -> str:
 
 
 def changed_files(top: Path, commit: str) -> list[str]:
-    """Paths from `top` of all files that differ between a commit and the working tree, untracked ones included but
-    for those that git ignores; raises GitError."""
-    differing = git(top, "diff", "--name-only", "-z", "--no-ext-diff", "--no-renames", commit, "--")
+    """Paths from `top` of all files that differ between a commit and the working tree, in more than the ends of their
+    lines, untracked ones included but for those that git ignores; raises GitError."""
+    # With --name-only git would not look at lines.
+    counted = git(top, "diff", "--numstat", "--ignore-cr-at-eol", "-z", "--no-ext-diff", "--no-renames", commit, "--")
+    differing = [line.split("\t", 2)[2] for line in counted.split("\0")[:-1]]
     untracked = git(top, "ls-files", "--others", "--exclude-standard", "-z")
-    return sorted({*filter(None, (differing + untracked).split("\0"))})
+    return sorted({*differing, *untracked.split("\0")[:-1]})
 
 
 def worktrees(top: Path) -> list[Path]:

@@ -83,7 +83,7 @@ class Trees:
 
 
 def digests(root: str, files: Sequence[str]) -> dict[str, str]:
-    """By path from `root`, what a file holds; "" for one that cannot be read."""
+    """By path from `root`, what a file holds, less how the lines of a text end; "" for one that cannot be read."""
     found = {}
     for file in files:
         path = os.path.join(root, file)
@@ -98,7 +98,10 @@ def digests(root: str, files: Sequence[str]) -> dict[str, str]:
 @cache
 def _digest(path: str, modified: int, size: int) -> str:
     with open(path, "rb") as file:
-        return hashlib.sha256(file.read()).hexdigest()[:16]
+        data = file.read()
+    if b"\0" not in data:  # a text to git, which may end its lines otherwise in each tree; Python reads both alike
+        data = data.replace(b"\r\n", b"\n")
+    return hashlib.sha256(data).hexdigest()[:16]
 
 
 def _below(path: str, folder: str) -> bool:

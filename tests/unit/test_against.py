@@ -26,7 +26,7 @@ from pytest_ddpperf.git import worktrees
 from pytest_ddpperf.measuring.splits import joined, split
 from pytest_ddpperf.records import Environment, Limit, Measurement, Samples
 from pytest_ddpperf.records.errors import AgainstError, GitError
-from pytest_ddpperf.wire.trees import Trees
+from pytest_ddpperf.wire.trees import Trees, digests
 from tests.unit.test_git import commit, git
 from tests.unit.test_machine import settings
 
@@ -499,6 +499,22 @@ def test_the_repository_of_a_hook_is_not_asked(
         assert checkout.changed() == ["src/a.py", "tests/test_a.py"]
         checkout.remove()
     assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.parametrize("at_hand", ["lf", "crlf"])
+def test_a_version_whose_lines_git_ends_otherwise_does_not_differ(top: Path, tmp_path: Path, at_hand: str) -> None:
+    clone = tmp_path / "clone"
+    (top / "src/a.py").write_text("a = 1\nb = 2\n")
+    commit(top)
+    git(tmp_path, "clone", "--quiet", "-c", f"core.autocrlf={'true' if at_hand == 'crlf' else 'false'}", top, clone)
+    git(clone, "config", "core.autocrlf", "false" if at_hand == "crlf" else "true")
+    checkout = Checkout(settings(against="main"), clone, ())
+    trees = checkout.check_out()
+    holds = [Path(tree, "src/a.py").read_bytes() for tree in (trees.hand, trees.base)]
+    assert sorted(holds) == [b"a = 1\nb = 2\n", b"a = 1\r\nb = 2\r\n"]
+    assert digests(trees.hand, ["src/a.py"]) == digests(trees.base, ["src/a.py"])
+    assert checkout.changed() == []
+    checkout.remove()
 
 
 def test_what_changed_is_told_less_the_tests(top: Path) -> None:

@@ -126,6 +126,42 @@ def test_a_file_put_back_as_it_was_differs_no_more(tmp_path: Path) -> None:
     assert changed_files(tmp_path, first) == []
 
 
+@pytest.mark.parametrize("ends", [b"\n", b"\r\n"], ids=["lf", "crlf"])
+@pytest.mark.parametrize("by", ["autocrlf", "attribute", "nothing"])
+def test_a_text_whose_lines_end_otherwise_does_not_differ(tmp_path: Path, by: str, ends: bytes) -> None:
+    lines = [b"one", b"two", b""]
+    (tmp_path / "text.py").write_bytes(ends.join(lines))
+    (tmp_path / "edited.py").write_bytes(ends.join(lines))
+    (tmp_path / "binary").write_bytes(b"\0" + ends.join(lines))
+    first = commit(tmp_path, same="1\n")
+    if by == "autocrlf":
+        git(tmp_path, "config", "core.autocrlf", "true")
+    if by == "attribute":
+        (tmp_path / ".git/info/attributes").write_text("*.py text eol=crlf\n")
+    for other in (b"\n", b"\r\n"):
+        (tmp_path / "text.py").write_bytes(other.join(lines))
+        (tmp_path / "edited.py").write_bytes(other.join([b"three", *lines]))
+        (tmp_path / "binary").write_bytes(b"\0" + other.join(lines))
+        (tmp_path / "empty.py").touch()
+        git(tmp_path, "add", "empty.py")
+        assert changed_files(tmp_path, first) == ["binary"] * (other != ends) + ["edited.py", "empty.py"]
+        git(tmp_path, "rm", "-q", "--cached", "empty.py")
+        assert changed_files(tmp_path, first) == ["binary"] * (other != ends) + ["edited.py", "empty.py"], "untracked"
+
+
+def test_a_submodule_with_other_work_differs(tmp_path: Path) -> None:
+    top, other = tmp_path / "top", tmp_path / "other"
+    commit(other, a="1")
+    commit(top)
+    git(top, "-c", "protocol.file.allow=always", "submodule", "--quiet", "add", other, "below")
+    first = commit(top)
+    assert changed_files(top, first) == []
+    (top / "below/a.py").write_text("2")
+    assert changed_files(top, first) == ["below"]
+    commit(top / "below")
+    assert changed_files(top, first) == ["below"]
+
+
 def test_all_worktrees_are_listed_those_that_are_gone_too(tmp_path: Path) -> None:
     top, other = tmp_path / "a repo", tmp_path / "an other"
     commit(top)

@@ -504,3 +504,12 @@ def test_a_file_that_changed_has_another_digest(tmp_path: Path) -> None:
     assert digests(str(tmp_path), ["a.py"]) != before
     file.write_text("1")
     assert digests(str(tmp_path), ["a.py"]) == before
+
+
+def test_a_text_whose_lines_end_otherwise_is_the_same(tmp_path: Path) -> None:
+    for name, data in {"lf": b"a\nb\n", "crlf": b"a\r\nb\r\n", "cr": b"a\rb\r"}.items():
+        (tmp_path / f"{name}.py").write_bytes(data)
+        (tmp_path / f"{name}.so").write_bytes(b"\0" + data)
+    found = digests(str(tmp_path), ["lf.py", "crlf.py", "cr.py", "lf.so", "crlf.so", "cr.so"])
+    assert found["lf.py"] == found["crlf.py"]
+    assert len(set(found.values())) == 5
