@@ -121,7 +121,7 @@ class BaseSide:
         environ.pop("PYTEST_ADDOPTS", None)  # they are among the arguments
         if "PYTHONPATH" in environ:
             folders = environ["PYTHONPATH"].split(os.pathsep)
-            environ["PYTHONPATH"] = os.pathsep.join(trees.home(os.path.realpath(f)) if f else f for f in folders)
+            environ["PYTHONPATH"] = os.pathsep.join(trees.followed(f) if f else f for f in folders)
         try:
             return Led(str(self.version), python, path, environ, self._invocation.folder)
         except OSError as error:

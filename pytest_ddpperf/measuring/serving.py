@@ -71,6 +71,7 @@ class Serving:
             return benchmark.carry_out(job, launcher, store, self.relay)
         if self._over:  # a plugin reruns it
             raise BaseSideError(_OVER)
+        self.trees.refuse_strays()
         launches = benchmark.own_launches(job, launcher, self.relay, most_again=0)  # who leads asks again
         self.say(
             "ready",

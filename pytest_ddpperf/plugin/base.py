@@ -7,8 +7,10 @@ import os
 import signal
 import sys
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, NoReturn
 
+import _pytest.pathlib
 import pytest
 from _pytest.assertion.rewrite import AssertionRewritingHook
 
@@ -19,7 +21,7 @@ from pytest_ddpperf.plugin import state
 from pytest_ddpperf.rank.process import die_with_parent
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import DdpPerfError
-from pytest_ddpperf.wire.trees import install
+from pytest_ddpperf.wire.trees import Trees, install
 
 
 def main(descriptor: int) -> NoReturn:
@@ -33,10 +35,25 @@ def main(descriptor: int) -> NoReturn:
     die_with_parent(start["parent"], signal.SIGKILL)
     sys.argv[:] = start["argv"]
     if serving.trees.base != serving.trees.hand:
-        # pytest's rewriting of asserts comes before all finders, and would look in sys.path by itself.
-        rewriting: Any = AssertionRewritingHook
-        rewriting._find_spec = install(serving.trees).find_spec
+        _import_from(serving.trees)
     sys.exit(pytest.main(start["arguments"], plugins=[_Led(serving)]))
+
+
+def _import_from(trees: Trees) -> None:
+    """Let pytest's own ways to import, which ask no finder, ask ours."""
+    finder = install(trees)
+    # Its rewriting of asserts comes before all finders, and would look in sys.path by itself.
+    rewriting: Any = AssertionRewritingHook
+    rewriting._find_spec = finder.find_spec
+    # Its import mode "importlib" takes the packages around a test module from their files.
+    pathlib: Any = _pytest.pathlib
+    by_file = pathlib._import_module_using_spec
+
+    def import_module(name: str, path: Path, *rest: Any, **options: Any) -> Any:
+        __tracebackhide__ = True
+        return by_file(name, Path(finder.located(name, str(path))) if path.is_file() else path, *rest, **options)
+
+    pathlib._import_module_using_spec = import_module
 
 
 class _Led:

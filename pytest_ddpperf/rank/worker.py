@@ -100,7 +100,10 @@ class Rank:
         self.board.enter(self.number, phase, time.monotonic_ns())
 
     def deliver(self, data: bytes) -> None:
+        """Raises BaseSideError where code of the other tree ran."""
         self.enter(Phase.DELIVERY)
+        if self.trees is not None:
+            self.trees.refuse_strays()
         send_frame(self.channel, Kind.RESULT, data)
 
     def await_word(self) -> None:

@@ -1,7 +1,8 @@
 """Which of two trees of one repository a module comes from: tests from the one at hand, all else from another version.
 
-Works by files, whatever finds them: sys.path, an editable install's own finder, the entries that pytest adds for test
-modules. Standard library only: pytest's process, the rank server and the ranks use it.
+Works by files, whatever finds them, and by what links lead to: sys.path, an editable install's own finder, the entries
+that pytest adds for test modules, a link to a package from anywhere. Standard library only: pytest's process, the rank
+server and the ranks use it.
 """
 
 from __future__ import annotations
@@ -17,10 +18,14 @@ from importlib.util import spec_from_file_location
 from types import ModuleType
 from typing import Any
 
+from pytest_ddpperf.records.errors import BaseSideError
+
 _INSTALLED = (f"{os.sep}site-packages", f"{os.sep}dist-packages")
 _PREFIXES = {os.path.realpath(prefix) for prefix in (sys.prefix, sys.exec_prefix, sys.base_prefix)}
 # Finders that look where we look, or that say what we say.
 _NOT_ASKED = ("_frozen_importlib", "importlib", "_pytest", "pytest_ddpperf")
+_MOST_LINKS = 40  # from tree to tree, as Linux allows on the way to a file
+_NAMED = 5
 
 _real = cache(os.path.realpath)
 
@@ -56,12 +61,24 @@ class Trees:
             return path
         return os.path.join(self.hand if self.keeps(within) else self.base, within).rstrip(os.sep)
 
-    def shows(self, folder: str) -> bool:
-        """Whether anything of a folder may be seen: of the other tree's, only what holds tests."""
-        within = self.within(folder)
-        if within is None or self.home(folder) == folder:
-            return True
-        return any(_below(keep, folder) for keep in self.kept)
+    def followed(self, path: str) -> str:
+        """Where what a path leads to is to come from, links resolved; the path itself if it leads there."""
+        file = _real(path)
+        for _ in range(_MOST_LINKS):
+            home = self.home(file)
+            if home == file:
+                break
+            file = _real(home)
+        return path if file == _real(path) else file
+
+    def portions(self, folder: str) -> list[str]:
+        """What may be seen of a folder of a namespace package: the version's and, of the other tree's, what holds
+        tests."""
+        home = self.followed(folder)
+        if home == folder:
+            return [folder]
+        with_tests = any(_below(keep, _real(folder)) for keep in self.kept)
+        return [home] * os.path.isdir(home) + [folder] * with_tests
 
     def folders(self, entry: str) -> tuple[str, ...]:
         """Where to look for what a folder of sys.path has: the version's first."""
@@ -72,14 +89,25 @@ class Trees:
 
     def imported(self) -> list[str]:
         """The files that this process's modules came from, as far as they are this side's own, sorted."""
-        files = set()
+        return sorted({within for path, within in self._held() if path == os.path.join(self.base, within)})
+
+    def refuse_strays(self) -> None:
+        """Raises BaseSideError if this process imported anything but tests from the other tree: whatever way that went,
+        what is measured would not be the version."""
+        strays = sorted({within for path, within in self._held() if path != os.path.join(self.base, within)})
+        if strays:
+            more = ", ..." if len(strays) > _NAMED else ""
+            problem = "imported from the working tree, not from the version to compare with"
+            raise BaseSideError(f"{problem}: {', '.join(strays[:_NAMED])}{more}")
+
+    def _held(self) -> Iterator[tuple[str, str]]:
+        """The files of either tree that this process's modules came from, tests apart: absolute, and as `within`."""
         for module in list(sys.modules.values()):
             file = getattr(module, "__file__", None)
             path = _real(file) if isinstance(file, str) and os.path.isabs(file) else ""
             within = self.within(path)
-            if within is not None and path == os.path.join(self.base, within) and not self.keeps(within):
-                files.add(within)
-        return sorted(files)
+            if within is not None and not self.keeps(within):
+                yield path, within
 
 
 def digests(root: str, files: Sequence[str]) -> dict[str, str]:
@@ -110,7 +138,7 @@ def _below(path: str, folder: str) -> bool:
 
 def install(trees: Trees) -> Any:
     """Let this process import from both trees: sys.path is mapped, and a finder put before all others and returned."""
-    sys.path[:] = [trees.home(folder) if len(trees.folders(folder)) > 1 else folder for folder in sys.path]
+    sys.path[:] = [trees.followed(folder) if os.path.isabs(folder) else folder for folder in sys.path]
     finder = _Finder(trees)
     sys.meta_path.insert(0, finder)
     return finder
@@ -129,7 +157,7 @@ class _Finder:
         __tracebackhide__ = True
         if BuiltinImporter.find_spec(name, path) or FrozenImporter.find_spec(name, path):
             return None
-        trees, portions, stray = self._trees, [], False
+        trees, portions, ours, stray = self._trees, [], False, False
         for entry in sys.path if path is None else path:
             folders = trees.folders(entry)
             for folder in folders:
@@ -137,24 +165,46 @@ class _Finder:
                 if spec is None:
                     continue
                 if spec.loader is None or spec.origin is None:  # of a namespace package
-                    portions += [part for part in spec.submodule_search_locations or () if trees.shows(part)]
-                    stray = stray or not portions
-                elif len(folders) == 1 or trees.home(spec.origin) == spec.origin:
-                    return spec
+                    for part in spec.submodule_search_locations or ():
+                        seen = trees.portions(part)
+                        portions += seen
+                        ours = ours or len(folders) > 1 or seen != [part]
+                        stray = stray or not seen
+                elif (found := self._at_home(spec)) is not None:
+                    return found
                 else:
                     stray = True
         for spec in self._otherwise(name, path, target):
-            for home in _forms(trees.home(_real(str(spec.origin)))):
-                if os.path.exists(home):
-                    package = [os.path.dirname(home)] if _is_package(home) else None
-                    return spec_from_file_location(name, home, submodule_search_locations=package)
+            if (found := self._at_home(spec)) is not None:
+                return found
             stray = True
-        if any(trees.within(_real(portion)) is not None for portion in portions):
-            spec = ModuleSpec(name, None, is_package=True)
-            spec.submodule_search_locations = list(dict.fromkeys(portions))
-            return spec
+        if portions and (ours or stray):  # Python would look in sys.path alone
+            namespace = ModuleSpec(name, None, is_package=True)
+            namespace.submodule_search_locations = list(dict.fromkeys(portions))
+            return namespace
         if stray:
-            raise ModuleNotFoundError(f"No module named {name!r} in the version that this is measured with", name=name)
+            raise _missing(name)
+        return None
+
+    def located(self, name: str, file: str) -> str:
+        """Where the module of a file is to be loaded from; raises ModuleNotFoundError."""
+        __tracebackhide__ = True
+        home = self._trees.followed(file)
+        if not os.path.exists(home):
+            raise _missing(name)
+        return home
+
+    def _at_home(self, spec: ModuleSpec) -> ModuleSpec | None:
+        """What was found in the tree that it is to come from, or elsewhere; None where that tree lacks it."""
+        origin = str(spec.origin)
+        home = self._trees.followed(origin) if spec.has_location else origin
+        if home == origin:
+            return spec
+        for file in map(self._trees.followed, _forms(home)):
+            if os.path.exists(file):
+                folders = spec.submodule_search_locations or [os.path.dirname(file)]
+                package = [*map(self._trees.followed, folders)] if _is_package(file) else None
+                return spec_from_file_location(spec.name, file, submodule_search_locations=package)
         return None
 
     def _otherwise(self, name: str, path: Sequence[str] | None, target: ModuleType | None) -> Iterator[ModuleSpec]:
@@ -165,6 +215,10 @@ class _Finder:
             spec = finder.find_spec(name, path, target)
             if spec is not None and spec.has_location and self._trees.within(_real(str(spec.origin))) is not None:
                 yield spec
+
+
+def _missing(name: str) -> ModuleNotFoundError:
+    return ModuleNotFoundError(f"No module named {name!r} in the version that this is measured with", name=name)
 
 
 def _is_package(file: str) -> bool:

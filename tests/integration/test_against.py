@@ -114,6 +114,11 @@ def repository(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, tmp_p
 def test_a_slower_version_is_caught_and_named_and_what_the_other_lacks_has_no_baseline(
     repository: Repository, run: Run
 ) -> None:
+    """It is found by a link from outside the repository."""
+    linked = repository.top.parent / "linked"
+    linked.mkdir()
+    (linked / "speed").symlink_to(repository.root / "src/speed")
+    repository.write("pytest.ini", "[pytest]\npythonpath = ../../linked\naddopts = -p no:cacheprovider\n")
     repository.write(
         "tests/test_step.py",
         STEP,
@@ -411,7 +416,8 @@ def test_without_git_or_a_repository_a_ref_is_a_usage_error(
 
 
 def test_both_sides_stay_in_step_whatever_a_test_does(repository: Repository, run: Run) -> None:
-    """Reruns, failures that are caught, what is expected to fail, other fixtures between: none of them hangs."""
+    """Reruns, failures that are caught, what is expected to fail, other fixtures between, tests in the package, code of
+    the wrong tree: none of them hangs."""
     repository.write("src/speed/__init__.py", SECOND)
     repository.write(
         "tests/test_step.py",
@@ -456,6 +462,29 @@ def test_both_sides_stay_in_step_whatever_a_test_does(repository: Repository, ru
         def test_beside_ddp_run(ddp_run, ddp_benchmark):
             assert ddp_run(lambda ctx: ctx.rank) == [0, 1]
             ddp_benchmark(lambda ctx: sleeping(ctx, 5))
+
+        def import_from_hand():
+            from importlib.util import module_from_spec, spec_from_file_location
+            file = pathlib.Path(__file__).parents[1] / "src/speed/__init__.py"
+            sys.modules["by_file"] = module_from_spec(spec_from_file_location("by_file", file))
+
+        def test_wrong_in_ranks(ddp_benchmark):
+            def setup(ctx):
+                import_from_hand()
+                return sleeping(ctx, 5)
+            ddp_benchmark(setup)
+
+        def test_wrong_in_pytest(ddp_benchmark):
+            import_from_hand()
+            ddp_benchmark(lambda ctx: sleeping(ctx, 5))
+        """,
+    )
+    repository.write(
+        "src/speed/test_inside.py",
+        STEP,
+        """
+        def test_inside(ddp_benchmark):
+            ddp_benchmark(lambda ctx: sleeping(ctx, 5), name="old inside" if speed.OLD else "new inside")
         """,
     )
     repository.write(
@@ -471,7 +500,8 @@ def test_both_sides_stay_in_step_whatever_a_test_does(repository: Repository, ru
         """,
     )
     with repository.untouched():
-        result = run(*FEW, "--ddp-against=main", "--reruns=1", "--ddp-trainers=1", "--ddp-parameter-servers=1")
+        options = ("--import-mode=importlib", "--reruns=1", "--ddp-trainers=1", "--ddp-parameter-servers=1")
+        result = run(*FEW, "--ddp-against=main", *options)
     assert result.ret == 0
     against = f"main ({repository.first[:12]})"
     result.stdout.fnmatch_lines_random(
@@ -484,7 +514,13 @@ def test_both_sides_stay_in_step_whatever_a_test_does(repository: Repository, ru
             "there the test measured 'old' where it measures 'new' here",
             f"tests/test_step.py::test_other_names (more): NO BASELINE: {against} was not measured:",
             f"tests/test_step.py::test_beside_ddp_run: against {against}: p50 *",
-            "ddpperf: 3 of 7 compared: 3 passed; 3 without baseline, 1 failed to measure",
+            "there the test measured 'old inside' where it measures 'new inside' here",
+            f"tests/test_step.py::test_wrong_in_ranks: NO BASELINE: {against} was not measured:",
+            "rank ? failed in the delivery of its result: imported from the working tree, not from the version to "
+            "compare with: python code/src/speed/__init__.py",
+            f"tests/test_step.py::test_wrong_in_pytest: NO BASELINE: {against} was not measured:",
+            "imported from the working tree, not from the version to compare with: python code/src/speed/__init__.py",
+            "ddpperf: 3 of 10 compared: 3 passed; 6 without baseline, 1 failed to measure",
         ]
     )
 

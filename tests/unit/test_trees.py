@@ -414,6 +414,23 @@ def test_what_is_built_into_python_stays_built_in(trees: Trees) -> None:
     assert process(trees, result=result) is None
 
 
+def test_what_is_loaded_by_its_file_is_the_versions(trees: Trees) -> None:
+    for top in (trees.hand, trees.base):
+        write(top, "perf/__init__.py", "tests/__init__.py")
+    write(trees.hand, "new/__init__.py")
+    after = """
+def located(file):
+    try:
+        return sys.meta_path[0].located("name", os.path.join(trees.hand, file))
+    except ModuleNotFoundError as error:
+        return str(error)
+"""
+    files = ["perf/__init__.py", "tests/__init__.py", "new/__init__.py"]
+    assert process(trees, after=after, result=f"[located(file) for file in {files}]") == [
+        "base/perf/__init__.py", "hand/tests/__init__.py", missing("name"),
+    ]  # fmt: skip
+
+
 def test_importlibs_own_question_is_answered_alike(trees: Trees) -> None:
     for top in (trees.hand, trees.base):
         write(top, "src/pkg/__init__.py")
@@ -422,6 +439,130 @@ def test_importlibs_own_question_is_answered_alike(trees: Trees) -> None:
     spec = importlib.util.find_spec("json")
     assert spec is not None
     assert process(trees, before="import importlib.util", result=result) == ["base/src/pkg/__init__.py", spec.origin]
+
+
+# --- links
+
+
+def link(top: str, place: str, target: str) -> None:
+    path = Path(top, place)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.symlink_to(target)
+
+
+INSTALLED = "lib/python3/site-packages"
+
+
+@pytest.mark.parametrize("folder", ["../lib", f"../{INSTALLED}", f"venv/{INSTALLED}", "untracked"])
+def test_what_a_link_from_anywhere_leads_to_is_the_versions(trees: Trees, folder: str) -> None:
+    names = ("src/pkg/__init__.py", "src/pkg/mod.py", "src/pkg/sub/__init__.py", "src/single.py", "src/ns/part.py")
+    for top in (trees.hand, trees.base):
+        write(top, *names, "tests/helper.py")
+    write(trees.hand, "src/pkg/new.py", "src/new.py")
+    for name in ("pkg", "single.py", "ns", "new.py"):
+        link(trees.hand, f"{folder}/{name}", f"{trees.hand}/src/{name}")
+    link(trees.hand, f"{folder}/helper.py", f"{trees.hand}/tests/helper.py")
+    names = ("pkg.sub", "pkg.mod", "single", "ns.part", "helper", "pkg.new", "new")
+    assert process(trees, *names, path=(folder,)) == [
+        "base/src/pkg/sub/__init__.py", "base/src/pkg/mod.py", "base/src/single.py", "base/src/ns/part.py",
+        os.path.normpath(f"hand/{folder}/helper.py"), missing("pkg.new"), missing("new"),
+    ]  # fmt: skip
+    result = "[trees.imported(), sys.modules['pkg'].__path__]"
+    files = ["src/pkg/__init__.py", "src/pkg/mod.py"]
+    assert process(trees, "pkg.mod", path=(folder,), result=result) == [files, ["base/src/pkg"]]
+    one = replace(trees, base=trees.hand)
+    assert process(one, "pkg.mod", path=(folder,), result="trees.imported()") == files
+
+
+@pytest.mark.parametrize("absolute", [True, False], ids=["absolute", "relative"])
+def test_what_a_link_of_both_trees_leads_to_is_the_versions(trees: Trees, absolute: bool) -> None:
+    for top in (trees.hand, trees.base):
+        write(top, "src/pkg/__init__.py", "src/pkg/mod.py", "src/single.py", "src/ns/part.py")
+        link(top, "lib", f"{trees.hand}/src" if absolute else "src")  # as git checks it out
+        for name in ("pkg", "single.py", "ns"):
+            link(top, f"linked/{name}", f"{trees.hand}/lib/{name}" if absolute else f"../lib/{name}")
+    result = "[os.path.realpath(sys.modules[name].__file__) for name in sys.argv[2:]]"
+    for folder in ("lib", "linked"):
+        found = process(trees, "pkg", "pkg.mod", "single", "ns.part", path=(folder,), result=result)
+        assert found == [f"base/src/{name}" for name in ("pkg/__init__.py", "pkg/mod.py", "single.py", "ns/part.py")]
+
+
+def test_a_package_may_be_made_of_links_to_files(trees: Trees) -> None:
+    for top in (trees.hand, trees.base):
+        write(top, "src/pkg/__init__.py", "src/pkg/mod.py", "src/pkg/other.py")
+    for name in ("__init__.py", "mod.py"):
+        link(trees.hand, f"../lib/pkg/{name}", f"{trees.hand}/src/pkg/{name}")
+    write(trees.hand, "../lib/pkg/generated.py")
+    assert process(trees, "pkg", "pkg.mod", "pkg.generated", "pkg.other", path=("../lib",)) == [
+        "base/src/pkg/__init__.py", "base/src/pkg/mod.py", "lib/pkg/generated.py", "No module named 'pkg.other'",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("at_hand", "there"), [("x/__init__.py", "x.py"), ("x.py", "x/__init__.py")])
+def test_what_a_link_leads_to_may_have_become_a_package_and_back(trees: Trees, at_hand: str, there: str) -> None:
+    write(trees.hand, f"src/{at_hand}")
+    write(trees.base, f"src/{there}")
+    linked = at_hand.partition("/")[0]
+    link(trees.hand, f"../lib/{linked}", f"{trees.hand}/src/{linked}")
+    assert process(trees, "x", path=("../lib",)) == [f"base/src/{there}"]
+
+
+def test_a_link_that_leads_out_stays_as_it_is(trees: Trees) -> None:
+    outside = ("pkg/__init__.py", "pkg/mod.py", "single.py", "ns/part.py")
+    write(os.path.dirname(trees.hand), *(f"elsewhere/{name}" for name in outside))
+    write(trees.base, "src/other.py")
+    for name in ("pkg", "single.py", "ns"):
+        link(trees.hand, f"src/{name}", f"../../elsewhere/{name}")
+    link(trees.base, "src/pkg", f"{os.path.dirname(trees.hand)}/elsewhere/pkg")
+    link(trees.base, "src/single.py", "../gone.py")
+    assert process(trees, "pkg.mod", "single", "ns.part", "other") == [
+        "base/src/pkg/mod.py", "hand/src/single.py", "hand/src/ns/part.py", "base/src/other.py",
+    ]  # fmt: skip
+
+
+def test_links_of_the_version_that_lead_round_by_the_other_tree_are_refused(trees: Trees) -> None:
+    write(trees.hand, "src/one.py", "src/two.py")
+    link(trees.base, "src/one.py", f"{trees.hand}/src/two.py")
+    link(trees.base, "src/two.py", f"{trees.hand}/src/one.py")
+    assert process(trees, "one", after=STRAY.format(files=[]), result="refusal()") == REFUSED + "src/two.py"
+
+
+def test_a_namespace_is_that_of_others_where_the_version_has_no_part_in_it(trees: Trees) -> None:
+    write(trees.hand, "src/ns/new.py")
+    write(os.path.dirname(trees.hand), "elsewhere/ns/third.py")
+    assert process(trees, "ns.third", "ns.new", path=("src", "../elsewhere")) == [
+        "elsewhere/ns/third.py", "No module named 'ns.new'",
+    ]  # fmt: skip
+
+
+# --- what is not the version's
+
+
+REFUSED = "imported from the working tree, not from the version to compare with: "
+STRAY = """
+from importlib.util import module_from_spec, spec_from_file_location
+for file in {files}:
+    spec = spec_from_file_location(os.path.basename(file), os.path.join(trees.hand, file))
+    sys.modules[spec.name] = module_from_spec(spec)
+from pytest_ddpperf.records.errors import BaseSideError
+def refusal():
+    try:
+        trees.refuse_strays()
+    except BaseSideError as error:
+        return str(error)
+"""
+
+
+def test_what_was_imported_from_the_other_tree_all_the_same_is_refused(trees: Trees) -> None:
+    files = ["src/pkg/mod.py", "tests/helper.py", "flat.py", "venv/lib/python3/site-packages/dep.py"]
+    write(trees.hand, *files)
+    write(trees.base, "src/pkg/__init__.py")
+    after = STRAY.format(files=files)
+    assert process(trees, "pkg", after=after, result="refusal()") == REFUSED + "flat.py, src/pkg/mod.py"
+    assert process(replace(trees, base=trees.hand), after=after, result="refusal()") is None, "there is one tree"
+    many = [f"src/{letter}.py" for letter in "fedcba"]
+    found = process(trees, after=STRAY.format(files=many), result="refusal()")
+    assert found == REFUSED + "src/a.py, src/b.py, src/c.py, src/d.py, src/e.py, ..."
 
 
 # --- what is installed
@@ -496,6 +637,15 @@ def test_digests_tell_what_files_hold(tmp_path: Path) -> None:
     assert (found["gone.py"], found["folder"]) == ("", "")
 
 
+def test_a_text_whose_lines_end_otherwise_is_the_same(tmp_path: Path) -> None:
+    for name, data in {"lf": b"a\nb\n", "crlf": b"a\r\nb\r\n", "cr": b"a\rb\r"}.items():
+        (tmp_path / f"{name}.py").write_bytes(data)
+        (tmp_path / f"{name}.so").write_bytes(b"\0" + data)
+    found = digests(str(tmp_path), ["lf.py", "crlf.py", "cr.py", "lf.so", "crlf.so", "cr.so"])
+    assert found["lf.py"] == found["crlf.py"]
+    assert len(set(found.values())) == 5
+
+
 def test_a_file_that_changed_has_another_digest(tmp_path: Path) -> None:
     file = tmp_path / "a.py"
     file.write_text("1")
@@ -504,12 +654,3 @@ def test_a_file_that_changed_has_another_digest(tmp_path: Path) -> None:
     assert digests(str(tmp_path), ["a.py"]) != before
     file.write_text("1")
     assert digests(str(tmp_path), ["a.py"]) == before
-
-
-def test_a_text_whose_lines_end_otherwise_is_the_same(tmp_path: Path) -> None:
-    for name, data in {"lf": b"a\nb\n", "crlf": b"a\r\nb\r\n", "cr": b"a\rb\r"}.items():
-        (tmp_path / f"{name}.py").write_bytes(data)
-        (tmp_path / f"{name}.so").write_bytes(b"\0" + data)
-    found = digests(str(tmp_path), ["lf.py", "crlf.py", "cr.py", "lf.so", "crlf.so", "cr.so"])
-    assert found["lf.py"] == found["crlf.py"]
-    assert len(set(found.values())) == 5
