@@ -8,20 +8,16 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from pytest_ddpperf.against.checkout import SHOWN, describe_end
 from pytest_ddpperf.launch import Observer
 from pytest_ddpperf.records.errors import BaseSideError
+from pytest_ddpperf.wire import boot
 from pytest_ddpperf.wire.channels import Lines, Message, Phase, readable
 
-# Another interpreter has a sys.path of its own, less the current folder, which `pytest` has not either.
-_BOOT = (
-    "import sys; sys.path[:] = sys.argv[2:] or sys.path[1:];"
-    "from pytest_ddpperf.plugin.base import main; main(int(sys.argv[1]))"
-)
 _STACKS_SECONDS = 1.0
 _END_SECONDS = 5.0
 
@@ -29,8 +25,8 @@ _END_SECONDS = 5.0
 class Led:
     """A process that is led from here, and ends with `close`."""
 
-    def __init__(self, name: str, python: str, path: Sequence[str], environ: Mapping[str, str], folder: Path) -> None:
-        """`name` is for messages, `path` its sys.path, or empty for its own; raises OSError."""
+    def __init__(self, name: str, python: str, environ: Mapping[str, str], folder: Path) -> None:
+        """`name` is for messages. What is sent first has its sys.path: see `wire.boot`. Raises OSError."""
         self._name = name
         self.dead = ""  # why nothing can be asked of it any more
         self._pending: list[Message] = []
@@ -41,7 +37,7 @@ class Led:
             self._log = failing.enter_context(tempfile.TemporaryFile())
             with theirs:
                 self._process = subprocess.Popen(
-                    [python, "-c", _BOOT, str(theirs.fileno()), *path],
+                    boot.command(python, "pytest_ddpperf.plugin.base", theirs.fileno()),
                     env=dict(environ),
                     cwd=folder,
                     pass_fds=[theirs.fileno()],

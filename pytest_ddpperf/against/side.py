@@ -3,8 +3,8 @@
 Both halves speak `wire.Lines`, JSON only; the other half is `serving` and `base`.
 
 Told                                    Answered
-                                        {"event": "hello", "version": v} as soon as the plugin is imported there
-{"op": "start", ...}                    {"event": "collected", "tests": [...], "errors": {file: text}, "sources": {...}}
+{"sys_path": [...], ...}                {"event": "hello", "version": v} as soon as the plugin is imported there, then
+                                        {"event": "collected", "tests": [...], "errors": {file: text}, "sources": {...}}
 {"op": "test", "nodeid": id}            {"event": "ready", "label": l, "plan": {...}, "batch_size": n, "facts": {...}}
                                         when the test asks for a measurement, or, before that or any time later,
                                         {"event": "ended", "text": why, or ""}
@@ -92,16 +92,16 @@ class BaseSide:
         self._closing.callback(self._led.close)
         arguments = of_base_side(self._invocation.arguments, self._invocation.tests)
         fixed = ["-o", "addopts=", *(["-o", f"cache_dir={cache}"] if self._invocation.caches else [])]
-        message = {
-            "op": "start",
+        start = {
+            "sys_path": None if self.version.python else sys.path,
             "trees": codec.encode(trees),
             "arguments": [*arguments, *self.version.option, *fixed],
             "argv": sys.argv,
             "parent": os.getpid(),
         }
         try:
+            self._led.send(start)
             self._hello()
-            self._led.send(message)
         except BaseSideError as error:
             if self.version.python:
                 remedy = f"pytest-ddpperf {__version__} must be installed for that interpreter"
@@ -114,16 +114,16 @@ class BaseSide:
         return {**os.environ, **self._checkout.assignments}
 
     def _spawn(self, trees: Trees) -> Led:
-        python, path = sys.executable, sys.path
+        python = sys.executable
         if self._settings.against_python is not None:
-            python, path = os.path.abspath(shutil.which(self._settings.against_python) or ""), []
+            python = os.path.abspath(shutil.which(self._settings.against_python) or "")
         environ = self.environ
         environ.pop("PYTEST_ADDOPTS", None)  # they are among the arguments
         if "PYTHONPATH" in environ:
             folders = environ["PYTHONPATH"].split(os.pathsep)
             environ["PYTHONPATH"] = os.pathsep.join(trees.followed(f) if f else f for f in folders)
         try:
-            return Led(str(self.version), python, path, environ, self._invocation.folder)
+            return Led(str(self.version), python, environ, self._invocation.folder)
         except OSError as error:
             raise AgainstError(self._settings.beside, f"{python} cannot be started: {error}") from None
 

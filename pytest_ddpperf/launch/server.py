@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import subprocess
@@ -14,14 +13,9 @@ from typing import IO
 
 from pytest_ddpperf.launch import environ, temporary
 from pytest_ddpperf.records.errors import ServerError
+from pytest_ddpperf.wire import boot
 from pytest_ddpperf.wire.channels import Lines, Message
 from pytest_ddpperf.wire.trees import Trees
-
-_BOOT = (
-    "import sys; sys.path[:] = sys.argv[5:]; from pytest_ddpperf.rank.server import main;"
-    "main(int(sys.argv[1]), int(sys.argv[2]), list(filter(None, sys.argv[3].split(','))), sys.argv[4])"
-)
-
 
 # For importing torch and the preloaded modules, from a cold network disk too. No launch has begun, so it is not of
 # the time that --ddp-timeout gives one.
@@ -52,10 +46,7 @@ class RankServer:
             self._log = tempfile.TemporaryFile()  # noqa: SIM115  # closed by stop()
         ours, theirs = socket.socketpair()
         self._process = subprocess.Popen(
-            [
-                *(sys.executable, "-c", _BOOT, str(theirs.fileno()), str(os.getpid())),
-                *(",".join(preload), json.dumps(asdict(self._trees)) if self._trees is not None else "", *sys.path),
-            ],
+            boot.command(sys.executable, "pytest_ddpperf.rank.server", theirs.fileno()),
             env=dict(variables),
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
@@ -65,6 +56,15 @@ class RankServer:
         )
         theirs.close()
         self._lines, self._made_for = Lines(ours), wanted
+        ours.settimeout(_START_SECONDS)
+        self.send(
+            {
+                "sys_path": sys.path,
+                "parent": os.getpid(),
+                "preload": list(preload),
+                "trees": asdict(self._trees) if self._trees is not None else None,
+            }
+        )
         answer = self.receive(_START_SECONDS)[0]
         if answer["event"] != "ready":
             self.stop()

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pytest_ddpperf import __version__
 from pytest_ddpperf import baseline as store_room
 from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.launch import Launcher
@@ -31,18 +32,14 @@ _OVER = "the test is over where it is led"
 class Serving:
     """The connection to the pytest that leads."""
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, start: Message) -> None:
+        """`start` has the fields of the `trees` to import from."""
         self._lines = Lines(socket.socket(fileno=descriptor))
         self._orders: list[Message] = []
         self.relay = _Relay(self)
         self._over = False  # nothing more will be asked of the test that runs
-        self.trees = Trees(hand="", base="", kept=())  # until `start`
-
-    def start(self) -> Message:
-        """What shall be collected, and from which trees."""
-        message = self.order()
-        self.trees = codec.decode(Trees, message["trees"])
-        return message
+        self.say("hello", version=__version__)  # first: another one may mean something else by what follows
+        self.trees = codec.decode(Trees, start["trees"])
 
     def say(self, event: str, **fields: Any) -> None:
         try:

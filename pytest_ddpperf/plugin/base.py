@@ -14,24 +14,22 @@ import _pytest.pathlib
 import pytest
 from _pytest.assertion.rewrite import AssertionRewritingHook
 
-from pytest_ddpperf import __version__
 from pytest_ddpperf.against import Sources
 from pytest_ddpperf.measuring.serving import Serving
 from pytest_ddpperf.plugin import state
 from pytest_ddpperf.rank.process import die_with_parent
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import DdpPerfError
+from pytest_ddpperf.wire.channels import Message
 from pytest_ddpperf.wire.trees import Trees, install
 
 
-def main(descriptor: int) -> NoReturn:
-    """Serve until the pytest that leads goes."""
+def main(descriptor: int, start: Message) -> NoReturn:
+    """Serve until the pytest that leads goes; `start` is what `against.side` sends first."""
     os.set_inheritable(descriptor, False)
     # Where pytest's capture does not reach: the stacks of a side that does not answer.
     faulthandler.register(signal.SIGQUIT, os.fdopen(os.dup(2), "w"), all_threads=True)
-    serving = Serving(descriptor)
-    serving.say("hello", version=__version__)
-    start = serving.start()
+    serving = Serving(descriptor, start)
     die_with_parent(start["parent"], signal.SIGKILL)
     sys.argv[:] = start["argv"]
     if serving.trees.base != serving.trees.hand:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import gc
 import importlib
-import json
 import os
 import shutil
 import signal
@@ -50,15 +49,15 @@ PRELOAD_IF_THERE = ("torch.profiler._cupti_monitor", "numpy.random")
 _MAY_LACK = ("pytest_ddpperf.rank.rpc",)
 
 
-def main(descriptor: int, parent: int, preload: list[str], trees: str) -> NoReturn:
-    """Serve until pytest goes; `preload` are the user's modules, `parent` is pytest's pid, `trees` are the fields of
-    `trees.Trees` as JSON, or "" where there is one."""
-    if trees:
-        install(Trees(**json.loads(trees)))
-    process.die_with_parent(parent, signal.SIGTERM)
+def main(descriptor: int, start: Message) -> NoReturn:
+    """Serve until pytest goes. `start` has, beside sys.path, `parent`, which is pytest's pid, the user's modules to
+    `preload`, and the fields of `Trees`, or None where there is one."""
+    if start["trees"] is not None:
+        install(Trees(**start["trees"]))
+    process.die_with_parent(start["parent"], signal.SIGTERM)
     process.adopt_orphans()
     control = Lines(socket.socket(fileno=descriptor))
-    failure = _import(preload)
+    failure = _import(start["preload"])
     if failure is not None:
         control.send({"event": "failed", "traceback": failure})
         os._exit(1)

@@ -24,6 +24,7 @@ import torch.distributed as dist
 from pytest_ddpperf.launch import Launcher
 from pytest_ddpperf.records import Plan
 from pytest_ddpperf.records.errors import LaunchError, ServerError, SpaceError
+from pytest_ddpperf.wire.trees import Trees
 from tests.launch.conftest import Bench, Recorder, alive, descendants, gone
 
 
@@ -277,6 +278,20 @@ def test_a_preloaded_module_is_there_before_the_rank_begins(tmp_path: Path, monk
         return os.getppid() == sys.modules["good_preload"].pid  # type: ignore[no-any-return]
 
     assert launcher.call(plan, function, (), Recorder()) == [True]
+    launcher.close()
+
+
+def test_what_a_server_is_told_may_be_longer_than_a_commands_arguments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "preloaded_by_length.py").touch()
+    path, modules = "x" * 200_000, ["preloaded_by_length", *["json"] * 30_000]
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path), path])
+    kept = tuple(f"{tmp_path}/hand/tests/test_{number}.py" for number in range(5000))
+    trees = Trees(hand=f"{tmp_path}/hand", base=f"{tmp_path}/base", kept=kept)
+    launcher = Launcher(dict, trees=trees)
+    plan = Plan(world_size=1, backend="gloo", device="cpu", preload=tuple(modules))
+    assert launcher.call(plan, lambda ctx: path in sys.path, (), Recorder()) == [True]
     launcher.close()
 
 

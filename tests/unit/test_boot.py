@@ -1,0 +1,71 @@
+"""How a process of ours begins."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_ddpperf.wire import boot
+from pytest_ddpperf.wire.channels import Lines
+
+TOLD_BACK = """
+import socket, sys
+from pytest_ddpperf.wire.channels import Lines
+
+def main(descriptor, start):
+    lines = Lines(socket.socket(fileno=descriptor))
+    lines.send({"start": start, "sys_path": sys.path})
+    (further,) = lines.receive()
+    lines.send(further)
+"""
+OURS = str(Path(boot.__file__).parents[2])
+
+
+@pytest.fixture
+def module(tmp_path: Path) -> str:
+    """The folder of a module that tells what it was told; beside it one that hides one of Python's."""
+    (tmp_path / "told_back.py").write_text(TOLD_BACK)
+    (tmp_path / "json.py").write_text("raise ImportError('not of Python')")
+    return str(tmp_path)
+
+
+def told(folder: str, start: dict[str, Any], **environ: str) -> Any:
+    ours, theirs = socket.socketpair()
+    with ours:
+        with theirs:
+            process = subprocess.Popen(
+                boot.command(sys.executable, "told_back", theirs.fileno()),
+                cwd=folder,
+                env={**os.environ, **environ},
+                pass_fds=[theirs.fileno()],
+            )
+        lines = Lines(ours)
+        lines.send(start)
+        while not (answers := lines.receive()):
+            assert answers is not None, "it ended"
+        lines.send({"further": 1})
+        assert lines.receive() == [{"further": 1}]
+    assert process.wait(60) == 0
+    return answers[0]
+
+
+def test_a_process_is_told_more_than_an_argument_may_hold(module: str) -> None:
+    path = [OURS, *sys.path, "", "x" * 200_000, "a\nb", "\udc80", module]
+    start = {"sys_path": path, "kept": ["y" * 200] * 5000}
+    assert told(module, start) == {"start": start, "sys_path": path}
+
+
+@pytest.mark.parametrize("safe", ["", "1"])
+def test_without_a_path_it_has_its_interpreters_less_the_working_folder(module: str, tmp_path: Path, safe: str) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    Path(module, "told_back.py").rename(elsewhere / "told_back.py")
+    found = told(module, {"sys_path": None}, PYTHONPATH=os.pathsep.join([str(elsewhere), OURS]), PYTHONSAFEPATH=safe)
+    assert found["sys_path"][:2] == [str(elsewhere), OURS]
+    assert "" not in found["sys_path"]
