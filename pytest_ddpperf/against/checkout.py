@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from pytest_ddpperf.against.folder import Folder
 from pytest_ddpperf.against.worktree import Worktree
 from pytest_ddpperf.git import changed_files, commit_named, commit_of, git, outside_of_hooks, run_whole, top_level
 from pytest_ddpperf.launch import describe_exit
@@ -19,12 +20,13 @@ SHOWN = 4000  # characters of what another process wrote
 
 
 class Checkout:
-    """Which version is asked for and, from `check_out` to `remove`, a worktree of it where it is another commit."""
+    """Which version is asked for and, from `check_out` to `remove`, a temporary folder of its side, with a worktree of
+    it where it is another commit."""
 
     def __init__(self, settings: Settings, rootdir: Path, kept: Sequence[str]) -> None:
         """`kept` as `Trees.kept`; raises AgainstError."""
         self._settings, self._kept = settings, tuple(kept)
-        self._worktree: Worktree | None = None
+        self._folder: Folder | None = None
         ref = settings.against or ""
         self._another = ref not in ("", "self")
         try:
@@ -61,16 +63,21 @@ class Checkout:
 
     def check_out(self) -> Trees:
         """The version's tree beside the one at hand, set up; raises AgainstError."""
-        if not self._another:
-            return self.at_hand
         try:
-            self._worktree = Worktree(self.top, self.version.commit)
+            self._folder = folder = Worktree(self.top, self.version.commit) if self._another else Folder()
         except (GitError, OSError) as error:
-            raise AgainstError("--ddp-against", f"{self.version} cannot be checked out: {error}") from None
-        base = Path(os.path.realpath(self._worktree.path))
+            raise AgainstError(self._settings.beside, f"{self.version} cannot be checked out: {error}") from None
+        if not isinstance(folder, Worktree):
+            return self.at_hand
         if self._settings.against_setup is not None:
-            self._set_up(self._settings.against_setup, base)
-        return Trees(hand=str(self.top), base=str(base), kept=self._kept)
+            self._set_up(self._settings.against_setup, folder.tree)
+        return Trees(hand=str(self.top), base=str(folder.tree), kept=self._kept)
+
+    @property
+    def folder(self) -> Path:
+        """For what this side leaves: it goes with `remove`."""
+        assert self._folder is not None, "check_out comes first"
+        return self._folder.path
 
     def _set_up(self, command: str, folder: Path) -> None:
         ended = run_whole(command, {**outside_of_hooks(), **self.assignments}, folder=folder)
@@ -90,9 +97,9 @@ class Checkout:
         return [file for file in files if not self.at_hand.keeps(file)]
 
     def remove(self) -> None:
-        worktree, self._worktree = self._worktree, None
-        if worktree is not None:
-            worktree.remove()
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            folder.remove()
 
 
 def describe_end(status: int) -> str:

@@ -38,7 +38,7 @@ def main(descriptor: int, start: Message) -> NoReturn:
 
 
 def _import_from(trees: Trees) -> None:
-    """Let pytest's own ways to import, which ask no finder, ask ours."""
+    """Let this process import from both trees, in pytest's own ways too."""
     finder = install(trees)
     # Its rewriting of asserts comes before all finders, and would look in sys.path by itself.
     rewriting: Any = AssertionRewritingHook

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,8 +21,10 @@ from typing import Any
 import pytest
 
 from pytest_ddpperf.against import Sources
+from pytest_ddpperf.against import folder as folder_module
 from pytest_ddpperf.against.arguments import of_base_side
 from pytest_ddpperf.against.checkout import SHOWN, Checkout, describe_end
+from pytest_ddpperf.against.folder import Folder
 from pytest_ddpperf.against.proof import differing, nothing_differs
 from pytest_ddpperf.against.worktree import Worktree
 from pytest_ddpperf.git import worktrees
@@ -215,10 +220,10 @@ def test_a_worktree_has_the_commit_and_is_gone_again(top: Path, temporary: Path)
     (top / "src/a.py").write_text("not even staged")
     with untouched(top):
         worktree = Worktree(top, git(top, "rev-parse", "v1"))
-        assert (worktree.path / "src/a.py").read_text() == "1"
-        assert worktree.path.is_relative_to(temporary)
-        assert git(worktree.path, "rev-parse", "--abbrev-ref", "HEAD") == "HEAD", "no branch"
-        assert worktrees(top) == [top, worktree.path]
+        assert (worktree.tree / "src/a.py").read_text() == "1"
+        assert worktree.tree.is_relative_to(temporary)
+        assert git(worktree.tree, "rev-parse", "--abbrev-ref", "HEAD") == "HEAD", "no branch"
+        assert worktrees(top) == [top, worktree.tree]
         worktree.remove()
         assert worktrees(top) == [top]
         assert list(temporary.iterdir()) == []
@@ -227,10 +232,10 @@ def test_a_worktree_has_the_commit_and_is_gone_again(top: Path, temporary: Path)
 def test_what_was_built_in_a_worktree_goes_with_it(top: Path, temporary: Path) -> None:
     with untouched(top):
         worktree = Worktree(top, "v1")
-        (worktree.path / "build").mkdir()
-        (worktree.path / "build/lib.so").write_text("built")
-        (worktree.path / "src/a.py").write_text("edited")
-        git(worktree.path, "worktree", "lock", worktree.path)
+        (worktree.tree / "build").mkdir()
+        (worktree.tree / "build/lib.so").write_text("built")
+        (worktree.tree / "src/a.py").write_text("edited")
+        git(worktree.tree, "worktree", "lock", worktree.tree)
         worktree.remove()
     assert list(temporary.iterdir()) == []
 
@@ -238,10 +243,10 @@ def test_what_was_built_in_a_worktree_goes_with_it(top: Path, temporary: Path) -
 def test_a_worktree_that_somebody_else_removed_is_no_error(top: Path, temporary: Path) -> None:
     with untouched(top):
         worktree = Worktree(top, "v1")
-        shutil.rmtree(worktree.path.parent)
+        shutil.rmtree(worktree.tree.parent)
         worktree.remove()
         worktree = Worktree(top, "v1")
-        git(top, "worktree", "remove", worktree.path)
+        git(top, "worktree", "remove", worktree.tree)
         worktree.remove()
     assert list(temporary.iterdir()) == []
 
@@ -250,7 +255,7 @@ def test_a_worktree_of_a_worktree_of_the_users_is_made_likewise(top: Path, tmp_p
     git(top, "worktree", "add", "--quiet", "-b", "other", tmp_path / "an other", "v1")
     with untouched(top), untouched(tmp_path / "an other"):
         worktree = Worktree(tmp_path / "an other", "main")
-        assert (worktree.path / "src/a.py").read_text() == "2"
+        assert (worktree.tree / "src/a.py").read_text() == "2"
         worktree.remove()
 
 
@@ -289,46 +294,168 @@ def test_the_users_hooks_do_not_run(top: Path, tmp_path: Path) -> None:
 
 
 HOLDER = """
-import sys
+import signal, sys
 from pathlib import Path
 from pytest_ddpperf.against.worktree import Worktree
-print(Worktree(Path(sys.argv[1]), "v1").path, flush=True)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # who runs in the background may ignore it
+worktree = Worktree(Path(sys.argv[1]), "v1")
+print(worktree.tree, flush=True)
 sys.stdin.read()
+worktree.remove()
 """
 
 
 @contextmanager
-def another_run(top: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+def another_run(top: Path) -> Iterator[subprocess.Popen[str]]:
+    """It has a worktree until its input ends."""
     command = [sys.executable, "-c", HOLDER, str(top)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
     try:
-        yield process, Path(process.stdout.readline().removesuffix("\n"))
+        yield process
     finally:
         process.kill()
-        process.communicate()
+        process.wait()
+        for stream in (process.stdin, process.stdout):
+            assert stream is not None
+            stream.close()
+
+
+def worktree_of(process: subprocess.Popen[str]) -> Path:
+    assert process.stdout is not None
+    return Path(process.stdout.readline().removesuffix("\n"))
 
 
 def test_what_a_killed_run_left_is_removed_and_what_a_live_one_has_is_not(top: Path, temporary: Path) -> None:
-    with untouched(top), another_run(top) as (process, path):
+    with untouched(top), another_run(top) as process:
+        path = worktree_of(process)
         Worktree(top, "v1").remove()
         assert worktrees(top) == [top, path]
         assert (path / "src/a.py").read_text() == "1"
         process.send_signal(signal.SIGKILL)
         process.wait()
         worktree = Worktree(top, "v1")
-        assert worktrees(top) == [top, worktree.path]
+        assert worktrees(top) == [top, worktree.tree]
         assert not path.parent.exists()
         worktree.remove()
     assert list(temporary.iterdir()) == []
 
 
+@pytest.mark.parametrize("what", ["dangling link", "link", "file", "another user's", "no lock"])
+def test_what_is_called_like_a_leftover_and_is_none_stays(
+    top: Path, tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    left, elsewhere = temporary / "ddpperf-against-x", tmp_path / "elsewhere"
+    if "link" in what:
+        left.symlink_to(elsewhere)
+    if what == "file":
+        left.touch()
+    if what != "file" and what != "dangling link":
+        folder = elsewhere if what == "link" else left
+        folder.mkdir()
+        (folder / ("work" if what == "no lock" else ".alive")).touch()
+    if what == "another user's":
+        monkeypatch.setattr(os, "getuid", lambda: left.stat().st_uid + 1)
+    before = contents(tmp_path)
+    Worktree(top, "v1").remove()
+    assert contents(tmp_path) == before
+    assert [path.name for path in temporary.iterdir()] == [left.name]
+
+
+def test_a_folder_in_the_making_is_not_taken_for_a_leftover(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock, made = fcntl.flock, []
+
+    def meanwhile(descriptor: int, operation: int) -> None:
+        if not made:
+            made.extend(temporary.iterdir())
+            Folder().remove()
+            assert made[0].exists()
+        lock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", meanwhile)
+    folder = Folder()
+    assert folder.path == made[0]
+    Folder().remove()
+    assert folder.path.exists()
+    folder.remove()
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_locked_leaves_nothing(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError("no locks here")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(OSError, match="no locks here"):
+        Folder()
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_leftover_that_another_run_removes_meanwhile_is_no_error(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("_is_own", "alive"):
+        (temporary / "ddpperf-against-x").mkdir()
+        (temporary / "ddpperf-against-x/.alive").touch()
+        original = getattr(folder_module, name)
+
+        def vanish(entry: Any, original: Any = original) -> Any:
+            shutil.rmtree(temporary / "ddpperf-against-x", ignore_errors=True)
+            return original(entry)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(folder_module, name, vanish)
+            Folder().remove()
+        assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.skipif(not Path("/proc/locks").exists(), reason="who waits for a lock is told by Linux only")
+def test_runs_in_one_repository_add_and_remove_worktrees_one_after_the_other(top: Path) -> None:
+    holder = os.open(top / ".git", os.O_RDONLY)
+    fcntl.flock(holder, fcntl.LOCK_EX)
+    with untouched(top), another_run(top) as process:
+        await_lock(process)
+        assert worktrees(top) == [top]
+        os.close(holder)
+        path = worktree_of(process)
+        assert worktrees(top) == [top, path]
+        holder = os.open(top / ".git", os.O_RDONLY)
+        fcntl.flock(holder, fcntl.LOCK_EX)
+        assert process.stdin is not None
+        process.stdin.close()
+        await_lock(process)
+        assert worktrees(top) == [top, path]
+        os.close(holder)
+        assert process.wait(60) == 0
+        assert worktrees(top) == [top]
+
+
+@pytest.mark.skipif(not Path("/proc/locks").exists(), reason="who waits for a lock is told by Linux only")
+def test_a_run_that_waits_to_check_out_can_be_interrupted(top: Path, temporary: Path) -> None:
+    holder = os.open(top / ".git", os.O_RDONLY)
+    fcntl.flock(holder, fcntl.LOCK_EX)
+    with untouched(top), another_run(top) as process:
+        await_lock(process)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) != 0
+    os.close(holder)
+    assert list(temporary.iterdir()) == []
+
+
+def await_lock(process: subprocess.Popen[str]) -> None:
+    """Until it waits for one."""
+    deadline = time.monotonic() + 60
+    while not re.search(rf"-> FLOCK .* {process.pid} ", Path("/proc/locks").read_text()):
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.01)
+
+
 def test_two_worktrees_of_one_run_live_side_by_side(top: Path) -> None:
     with untouched(top):
         one, other = Worktree(top, "v1"), Worktree(top, "main")
-        assert [(tree.path / "src/a.py").read_text() for tree in (one, other)] == ["1", "2"]
+        assert [(tree.tree / "src/a.py").read_text() for tree in (one, other)] == ["1", "2"]
         one.remove()
-        assert worktrees(top) == [top, other.path]
+        assert worktrees(top) == [top, other.tree]
         other.remove()
 
 
@@ -337,16 +464,16 @@ def test_what_was_left_is_removed_however_much_of_it_there_is(top: Path, tempora
     before = contents(top)
     path = temporary / "ddpperf-against-old" / "a repo"
     path.parent.mkdir()
-    (path.parent / "alive").touch()
+    (path.parent / ".alive").touch()
     git(top, "worktree", "add", "--quiet", "--detach", path, "v1")
     if left == "locked":
         git(top, "worktree", "lock", path)
     if left == "no lock":
-        (path.parent / "alive").unlink()
+        (path.parent / ".alive").unlink()
     if left == "no folder":
         shutil.rmtree(path.parent)
     worktree = Worktree(top, "v1")
-    assert worktrees(top) == [top, worktree.path]
+    assert worktrees(top) == [top, worktree.tree]
     worktree.remove()
     assert contents(top) == before
     assert list(temporary.iterdir()) == []
@@ -411,6 +538,7 @@ def test_without_another_ref_there_is_one_tree(
         assert checkout.check_out() == Trees(hand=str(folder), base=str(folder), kept=("/kept",))
         assert (checkout.version.commit, checkout.version.now) == (commits, commits)
         assert checkout.changed() == []
+        assert list(temporary.iterdir()) == [checkout.folder], "for what its pytest leaves"
         checkout.remove()
     assert list(temporary.iterdir()) == []
 
@@ -543,7 +671,9 @@ def test_a_version_is_set_up_at_the_top_of_its_worktree_with_its_variables(
 @pytest.mark.parametrize("asked", [{"against": "self"}, {"against_env": ("A=1",)}])
 def test_the_tree_at_hand_is_not_set_up(top: Path, asked: dict[str, Any]) -> None:
     with untouched(top):
-        Checkout(settings(against_setup="touch ran", **asked), top, ()).check_out()
+        checkout = Checkout(settings(against_setup="touch ran", **asked), top, ())
+        checkout.check_out()
+        checkout.remove()
 
 
 @pytest.mark.parametrize(
