@@ -21,7 +21,6 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -43,6 +42,7 @@ from pytest_ddpperf.wire.trees import Trees
 _START_SECONDS = 300.0
 # Beyond what a launch may take: whoever hangs there says so before we say it of the whole side.
 _SILENCE_SECONDS = 10.0
+_CACHE = ".pytest_cache"  # of that side's pytest
 # How pytest says that a conftest at the root of what is collected cannot be imported.
 _CONFTEST = "while loading conftest"
 
@@ -87,16 +87,17 @@ class BaseSide:
         """Check the version out and let its pytest collect, in the background; raises AgainstError."""
         self._closing.callback(self._checkout.remove)
         trees = self._checkout.check_out()
-        cache = self._closing.enter_context(tempfile.TemporaryDirectory(prefix="ddpperf-"))  # pytest's of that side
         self._led = self._spawn(trees)
         self._closing.callback(self._led.close)
         arguments = of_base_side(self._invocation.arguments, self._invocation.tests)
-        fixed = ["-o", "addopts=", *(["-o", f"cache_dir={cache}"] if self._invocation.caches else [])]
+        folder = self._checkout.folder
+        cache = ["-o", f"cache_dir={folder / _CACHE}"] if self._invocation.caches else []
         start = {
             "sys_path": None if self.version.python else sys.path,
             "trees": codec.encode(trees),
-            "arguments": [*arguments, *self.version.option, *fixed],
+            "arguments": [*arguments, *self.version.option, "-o", "addopts=", *cache],
             "argv": sys.argv,
+            "folder": str(folder),
             "parent": os.getpid(),
         }
         try:

@@ -29,16 +29,22 @@ class Launcher:
 
     `modules` yields the test modules and conftests as name -> file. `rpc` says that there will be RPC launches: what
     they import is imported from the first time on. `trees` are from where a side imports that is compared with
-    another: its launches say which files they imported; None where there is no other.
+    another: its launches say which files they imported; None where there is no other. `folder` goes if this process
+    is killed.
     """
 
     def __init__(
-        self, modules: Callable[[], Mapping[str, str]], *, rpc: bool = False, trees: Trees | None = None
+        self,
+        modules: Callable[[], Mapping[str, str]],
+        *,
+        rpc: bool = False,
+        trees: Trees | None = None,
+        folder: str = "",
     ) -> None:
         self._modules = modules
         self._rpc = rpc
         self._trees = trees
-        self._server = RankServer(trees if trees is not None and trees.base != trees.hand else None)
+        self._server = RankServer(trees if trees is not None and trees.base != trees.hand else None, folder)
         self._facts: dict[str, Scalar] | None = None
 
     def probe(self, preload: Sequence[str], timeout: float) -> Mapping[str, Scalar]:

@@ -82,6 +82,7 @@ class Launch:
         with temporary.writing(), ExitStack() as failing:
             self._folder = Path(tempfile.mkdtemp(prefix="ddpperf-"))
             failing.callback(shutil.rmtree, self._folder, ignore_errors=True)
+            self._server.send({"op": "launch", "dir": str(self._folder)})  # from here on it does not outlive us
             self._board = Board(self._folder / "board", self._plan.processes, self._plan.steps)
             failing.callback(self._board.close)
             (self._folder / "payload").write_bytes(self._payload)
@@ -145,7 +146,7 @@ class Launch:
         for number in range(self._plan.processes):
             ours, theirs = socket.socketpair()
             with theirs:
-                self._server.send({"op": "fork", "rank": number, "dir": str(self._folder)}, theirs.fileno())
+                self._server.send({"op": "fork", "rank": number}, theirs.fileno())
             ours.setblocking(False)
             self._ranks.append(Peer(number, ours))
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from typing import IO
 
@@ -25,9 +26,10 @@ _START_SECONDS = 300.0
 class RankServer:
     """One server process at a time. Not for threads: start it from the main one, for it dies with its thread."""
 
-    def __init__(self, trees: Trees | None = None) -> None:
-        """`trees`: from which to import, where there are two."""
-        self._trees = trees
+    def __init__(self, trees: Trees | None = None, folder: str = "") -> None:
+        """`trees`: from which to import, where there are two. `folder`: removed by the server if it is not stopped, but
+        left alone."""
+        self._trees, self._folder = trees, folder
         self._process: subprocess.Popen[bytes] | None = None
         self._lines: Lines | None = None
         self._log: IO[bytes] | None = None
@@ -63,6 +65,7 @@ class RankServer:
                 "parent": os.getpid(),
                 "preload": list(preload),
                 "trees": asdict(self._trees) if self._trees is not None else None,
+                "folder": self._folder,
             }
         )
         answer = self.receive(_START_SECONDS)[0]
@@ -98,6 +101,8 @@ class RankServer:
         if self._process is None:
             return
         if self._lines is not None:
+            with suppress(OSError):
+                self._lines.send({"op": "stop"})
             self._lines.socket.close()  # it ends at the end of its stream
         try:
             self._process.wait(5)

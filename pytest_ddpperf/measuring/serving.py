@@ -33,13 +33,14 @@ class Serving:
     """The connection to the pytest that leads."""
 
     def __init__(self, descriptor: int, start: Message) -> None:
-        """`start` has the fields of the `trees` to import from."""
+        """`start` has the fields of the `trees` to import from, and the `folder` that goes with this side."""
         self._lines = Lines(socket.socket(fileno=descriptor))
         self._orders: list[Message] = []
         self.relay = _Relay(self)
         self._over = False  # nothing more will be asked of the test that runs
         self.say("hello", version=__version__)  # first: another one may mean something else by what follows
         self.trees = codec.decode(Trees, start["trees"])
+        self.folder: str = start["folder"]
 
     def say(self, event: str, **fields: Any) -> None:
         try:

@@ -42,7 +42,12 @@ class Session:
         self._rootdir = rootdir
         self._base, self._serving = base, serving
         side = base or serving
-        self._launcher = Launcher(modules, rpc=rpc, trees=side.trees if side is not None else None)
+        self._launcher = Launcher(
+            modules,
+            rpc=rpc,
+            trees=side.trees if side is not None else None,
+            folder=serving.folder if serving is not None else "",
+        )
         self._places: dict[str, None] = {}  # in words, in the order of their first test
         self._store = Store(settings.baseline_dir)
         # Once: the first baseline that is refreshed makes the working tree dirty for the second.

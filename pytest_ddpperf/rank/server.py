@@ -2,13 +2,16 @@
 
 It stands alone: started by `launch.server` as a process of its own, it speaks `wire.Lines` on one descriptor.
 It never touches an accelerator (a CUDA context does not survive a fork), runs no code of the user's but the
-imports of --ddp-preload, and dies with pytest, taking along its ranks, what they started, and their folder.
+imports of --ddp-preload, and dies with pytest, taking along its ranks, what they started, and their folder; a folder of
+pytest's own only if pytest went without a word.
 
-Asked                                          Answers
-{"op": "fork", "rank": r, "dir": D} + channel  {"event": "forked", "rank": r, "pid": p}
-{"op": "dump"}                                 (SIGQUIT to every rank: faulthandler writes its stacks)
-{"op": "end"}                                  {"event": "ended"} when no process of the launch is left
-                                               {"event": "exit", "pid": p, "status": s, "when": seconds}
+Asked                               Answers
+{"op": "launch", "dir": D}          (the folder of the ranks that follow, in which they find what to do)
+{"op": "fork", "rank": r} + channel {"event": "forked", "rank": r, "pid": p}
+{"op": "dump"}                      (SIGQUIT to every rank: faulthandler writes its stacks)
+{"op": "end"}                       {"event": "ended"} when no process of the launch is left
+{"op": "stop"}                      (nothing more will come: pytest ends this server, or itself, in order)
+                                    {"event": "exit", "pid": p, "status": s, "when": seconds}
 """
 
 from __future__ import annotations
@@ -24,7 +27,6 @@ import time
 import traceback
 import warnings
 from contextlib import suppress
-from types import FrameType
 from typing import NoReturn
 
 from pytest_ddpperf.rank import process
@@ -51,7 +53,7 @@ _MAY_LACK = ("pytest_ddpperf.rank.rpc",)
 
 def main(descriptor: int, start: Message) -> NoReturn:
     """Serve until pytest goes. `start` has, beside sys.path, `parent`, which is pytest's pid, the user's modules to
-    `preload`, and the fields of `Trees`, or None where there is one."""
+    `preload`, the fields of `Trees`, or None where there is one, and `folder`, which pytest leaves if it is killed."""
     if start["trees"] is not None:
         install(Trees(**start["trees"]))
     process.die_with_parent(start["parent"], signal.SIGTERM)
@@ -63,7 +65,7 @@ def main(descriptor: int, start: Message) -> NoReturn:
         os._exit(1)
     gc.collect()
     gc.freeze()  # a collection in a rank would otherwise copy every page of torch's objects
-    server = _Server(control)
+    server = _Server(control, start["folder"])
     control.send({"event": "ready"})
     server.serve()
 
@@ -90,16 +92,17 @@ def _import(preload: list[str]) -> str | None:
 
 
 class _Server:
-    def __init__(self, control: Lines) -> None:
+    def __init__(self, control: Lines, folder: str) -> None:
         self._control = control
+        self._folder = folder  # of pytest's own, to be removed if it is killed; "" for none
         self._ranks: set[int] = set()  # pids; each leads a session and a process group of its own
-        self._dir = ""  # of the launch under way, to be removed if pytest cannot
+        self._dir = ""  # of the last launch, to be removed if pytest cannot
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda signum, frame: None)
-        signal.signal(signal.SIGTERM, self._on_sigterm)
+        for signum in (signal.SIGCHLD, signal.SIGTERM):
+            signal.signal(signum, lambda signum, frame: None)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def serve(self) -> NoReturn:
@@ -111,8 +114,7 @@ class _Server:
     def _serve(self) -> None:
         while True:
             ready = readable([self._control.socket, self._wake_read])
-            if self._wake_read in ready:
-                os.read(self._wake_read, 4096)
+            signals = os.read(self._wake_read, 4096) if self._wake_read in ready else b""
             self._reap()
             if self._control.socket in ready:
                 messages = self._control.receive()
@@ -120,21 +122,25 @@ class _Server:
                     return
                 for message in messages:
                     self._obey(message)
+            if signal.SIGTERM in signals:  # after what pytest had said before it ended
+                return
 
     def _obey(self, message: Message) -> None:
         operation = message["op"]
-        if operation == "fork":
+        if operation == "launch":
+            self._dir = message["dir"]
+        elif operation == "fork":
             self._fork(message)
         elif operation == "dump":
             for pid in self._ranks:
                 os.kill(pid, signal.SIGQUIT)  # not reaped yet, so still ours
         elif operation == "end":
             self._end()
-            self._dir = ""
             self._control.send({"event": "ended"})
+        elif operation == "stop":
+            self._folder = ""
 
     def _fork(self, message: Message) -> None:
-        self._dir = message["dir"]
         channel = self._control.take_descriptor()
         with warnings.catch_warnings():
             # The import of NumPy may leave idle BLAS threads, which are safe to fork around.
@@ -190,15 +196,12 @@ class _Server:
                 os.waitpid(pid, 0)
                 self._ranks.discard(pid)
 
-    def _on_sigterm(self, signum: int, frame: FrameType | None) -> None:
-        self._leave()
-
     def _leave(self) -> NoReturn:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         try:
             self._end()
-            if self._dir:
-                shutil.rmtree(self._dir, ignore_errors=True)
+            for folder in filter(None, (self._dir, self._folder)):
+                shutil.rmtree(folder, ignore_errors=True)
         finally:
             os._exit(0)
 
