@@ -29,7 +29,7 @@ from pytest_ddpperf.against.proof import differing, nothing_differs
 from pytest_ddpperf.against.worktree import Worktree
 from pytest_ddpperf.git import worktrees
 from pytest_ddpperf.measuring.splits import joined, split
-from pytest_ddpperf.records import Environment, Limit, Measurement, Samples
+from pytest_ddpperf.records import Environment, Limit, Measurement, Samples, Splits
 from pytest_ddpperf.records.errors import AgainstError, GitError
 from pytest_ddpperf.wire.trees import Trees, digests
 from tests.unit.test_git import commit, git
@@ -737,9 +737,19 @@ def noise(seed: int, width: float, number: int = 10) -> list[Measurement]:
     return launches([1 + source.uniform(-width, width) for _ in range(number)])
 
 
+def splits(
+    hand: Sequence[Measurement],
+    base: Sequence[Measurement],
+    *,
+    limits: Sequence[Limit] = (P50,),
+    looks: Sequence[int] = (5, 10),
+) -> Splits:
+    return split(hand, base, limits, looks, level=0.05)
+
+
 def test_launches_that_are_the_same_raise_no_alarm() -> None:
     steady = launches([1.0] * 10)
-    found = split(steady, steady, [P50], (5, 10), level=0.05)
+    found = splits(steady, steady)
     assert (found.alarms.estimate, found.alarms.low, found.inconclusive) == (0, 0, 0)
     assert found.alarms.high == pytest.approx(0.0073, abs=1e-4), "Clopper and Pearson's, of so many splits"
     assert found.resolution == {"p50": 0}
@@ -748,20 +758,20 @@ def test_launches_that_are_the_same_raise_no_alarm() -> None:
 
 def test_what_drifts_from_block_to_block_raises_no_alarm() -> None:
     drifting = launches([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0])
-    found = split(drifting, drifting, [P50], (5, 10), level=0.05)
+    found = splits(drifting, drifting)
     assert (found.alarms.estimate, found.inconclusive) == (0, 0)
 
 
 def test_the_same_launches_are_split_the_same_way() -> None:
     hand, base = noise(1, 0.3), noise(2, 0.3)
     state = random.getstate()
-    assert split(hand, base, [P50], (5, 10), level=0.05) == split(hand, base, [P50], (5, 10), level=0.05)
+    assert splits(hand, base) == splits(hand, base)
     assert random.getstate() == state, "the random numbers of tests are theirs"
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_interval_contains_the_rate_however_wide_the_noise(seed: int) -> None:
-    found = split(noise(seed, 0.5), noise(seed + 10, 0.5), [P50], (5, 10), level=0.05)
+    found = splits(noise(seed, 0.5), noise(seed + 10, 0.5))
     assert 0 <= found.alarms.low <= found.alarms.estimate <= found.alarms.high <= 1
     assert found.alarms.high > 0
     assert found.inconclusive > 0
@@ -770,18 +780,18 @@ def test_the_interval_contains_the_rate_however_wide_the_noise(seed: int) -> Non
 
 def test_the_sides_of_a_block_are_swapped_by_chance() -> None:
     slow, fast = launches([2.0] * 10), launches([1.0] * 10)
-    rates = [split(*sides, [P50], (5, 10), level=0.05).alarms.estimate for sides in ((slow, fast), (fast, slow))]
+    rates = [splits(*sides).alarms.estimate for sides in ((slow, fast), (fast, slow))]
     assert max(rates) < 0.1, "without a swap all splits would be regressions of one of the two"
 
 
 def test_launches_of_two_are_enough() -> None:
-    found = split(noise(1, 0.1, 2), noise(2, 0.1, 2), [P50], (2,), level=0.05)
+    found = splits(noise(1, 0.1, 2), noise(2, 0.1, 2), looks=(2,))
     assert 0 <= found.alarms.low <= found.alarms.estimate <= found.alarms.high <= 1
 
 
 def test_a_metric_each_has_its_resolution() -> None:
     limits = [P50, Limit(metric="cpu_p10", value=0.1, unit="%")]
-    assert split(noise(1, 0.1), noise(2, 0.1), limits, (5, 10), level=0.05).resolution.keys() == {"p50", "cpu_p10"}
+    assert splits(noise(1, 0.1), noise(2, 0.1), limits=limits).resolution.keys() == {"p50", "cpu_p10"}
 
 
 def test_measurements_of_a_launch_each_are_joined_in_their_order() -> None:
