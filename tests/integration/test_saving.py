@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -88,14 +90,11 @@ def test_a_store_that_cannot_be_written_is_red_and_named(
     result = run("--ddp-save-baseline", "--ddp-baseline-dir=a_file")
     result.assert_outcomes(passed=1, errors=1)
     result.stdout.fnmatch_lines(["baseline *a_file*: *"])
-    pytester.makeconftest(
-        """
-import errno, os
-def full(*args):
-    raise OSError(errno.ENOSPC, "No space left on device")
-os.replace = full
-"""
-    )
+
+    def full(*args: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
     result = run("--ddp-save-baseline")
     result.assert_outcomes(passed=1, errors=1)
     result.stdout.fnmatch_lines(["baseline *test_a.json: *space*"])
