@@ -66,7 +66,9 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="OUT")
     parser.add_argument("--metrics", help="ours with limits on these percentiles instead of " + ",".join(METRICS))
     parser.add_argument("--sessions", type=int, help="ours with baselines of so many sessions under history")
-    parser.add_argument("--assume", metavar="FLOOR,SHARE,FREEDOM", help="ours with another assumption about drift")
+    parser.add_argument(
+        "--assume", metavar="FLOOR,SHARE,FREEDOM[,USUAL,STEEP]", help="ours with another assumption about drift"
+    )
     options = parser.parse_args()
     rules, others = dict(RULES), [name for name in ("metrics", "assume", "sessions") if getattr(options, name)]
     if others:

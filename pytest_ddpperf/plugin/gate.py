@@ -23,7 +23,7 @@ from pytest_ddpperf.plugin.watch import Watcher
 from pytest_ddpperf.records import Plan, RankOutput, TestId
 from pytest_ddpperf.records.errors import DdpPerfError, LaunchError, MarkerError, OptionError
 from pytest_ddpperf.report import failure, junit
-from pytest_ddpperf.verdict import RUN_LEVEL
+from pytest_ddpperf.verdict import level_of
 from pytest_ddpperf.wire import calls
 from pytest_ddpperf.wire.payload import StaysInPytest
 
@@ -206,11 +206,11 @@ class Benchmark(Distributed):
             )
 
     def _level(self, gate: bool) -> float:
-        """This measurement's share of the run's error rate: a test's share, and from its second gate on a half, a
-        sixth, a twelfth of one, which add up to one more."""
+        """This measurement's error rate: a test's, and from its second gate on a half, a sixth, a twelfth of it, which
+        add up to once more."""
         self._state.gates += gate
         further = max(self._state.gates, 1)
-        return RUN_LEVEL / self._run.gates / max(1, further * (further - 1))
+        return level_of(self._run.gates) / max(1, further * (further - 1))
 
     def _measure(self, job: Job) -> Measured:
         watcher = self._watcher(job.plan)

@@ -148,6 +148,7 @@ class Comparison:
     p_value: float  # one-sided, in the direction of the estimate
     level: float  # that `p_value` is held against: the limit's share of the run's error rate
     resolution: float  # the relative slowdown that would be found four times out of five
+    alarm_rate: float  # how likely unchanged code is beyond the limit with evidence, by this error
     settled: bool  # whether further launches would hardly bring another status
     drift: float | None = None  # the relative spread between sessions that was reckoned with; None: one occasion
     launches_needed: int | None = None  # about, now, for `resolution` to reach the limit; None: it does, or none do

@@ -9,7 +9,7 @@ from statistics import median
 from pytest_ddpperf.records import COUNTERS, Outcome, Phases, Scalar, Status, Verdict
 from pytest_ddpperf.report import advice, beside, text
 from pytest_ddpperf.report.counts import count, last_line
-from pytest_ddpperf.verdict import RUN_LEVEL, stats
+from pytest_ddpperf.verdict import level_of, stats
 
 _PERCENTILES = (50, 75, 90, 95)
 
@@ -70,14 +70,26 @@ def summary(
     outcomes: Sequence[Outcome], *, skipped: int, never_measured: Sequence[str] = (), sharing: int = 1
 ) -> Iterator[str]:
     """What is to be told, then the counts; the counts are the last line. `never_measured` are node ids; `sharing` is
-    how many tests share the error rate."""
+    how many tests may be compared."""
     for outcome in outcomes:
         yield from _told(outcome)
     yield from (f"{nodeid}: never measured: it does not call the fixture that it asks for" for nodeid in never_measured)
     yield from advice.lines(outcomes)
-    if sharing > 1 and any(outcome.verdict is not None and outcome.verdict.status.compared for outcome in outcomes):
-        yield f"{sharing} tests share this run's false-alarm rate of {text.amount(RUN_LEVEL)}"
+    if sharing > 1:
+        yield from _expected(outcomes, sharing)
     yield last_line(count(outcomes, skipped, len(never_measured)))
+
+
+def _expected(outcomes: Sequence[Outcome], tests: int) -> Iterator[str]:
+    """The false-alarm rate of a test, and what that comes to in a run, by its noise and limits."""
+    compared = [o.verdict for o in outcomes if o.verdict is not None and o.verdict.status.compared]
+    if compared:
+        expected = sum(comparison.alarm_rate for verdict in compared for comparison in verdict.comparisons)
+        most = text.amount(level_of(tests))
+        yield (
+            f"{tests} tests, each called regressed by mistake in at most {most} of runs: of unchanged code expect "
+            f"at most {expected:.2g} false reds a run, with the noise and the limits of this one"
+        )
 
 
 def _row(outcome: Outcome) -> list[str]:

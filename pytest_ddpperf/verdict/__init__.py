@@ -11,7 +11,15 @@ from typing import Any, Literal
 
 from pytest_ddpperf.records import Limit, Measurement, Status, Verdict
 from pytest_ddpperf.verdict.counters import with_counters
-from pytest_ddpperf.verdict.times import ASSUMED_DRIFT, RUN_LEVEL, coarse, judge_times, resolutions, unsupported
+from pytest_ddpperf.verdict.times import (
+    ASSUMED_DRIFT,
+    RUN_LEVEL,
+    coarse,
+    judge_times,
+    level_of,
+    resolutions,
+    unsupported,
+)
 
 __all__ = [
     "ASSUMED_DRIFT",
@@ -20,6 +28,7 @@ __all__ = [
     "fails",
     "judge",
     "judge_times",
+    "level_of",
     "resolutions",
     "unsupported",
     "with_counters",

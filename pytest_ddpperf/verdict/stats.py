@@ -57,12 +57,24 @@ NOTHING = Part(0.0, math.inf)
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """What is assumed of the spread between sessions before any was seen: it has the variance
-    `floor**2 + (share * spread between launches)**2`, and counts as `freedom` further sessions would."""
+    """What is assumed of the spread between sessions before any was seen; it counts as `freedom` further sessions
+    would.
+
+    Its variance is the sum of three: `floor` squared; `share` times the spread between launches, squared; and that of a
+    machine on which others work, which shows in the launches: at most `steep` times their spread, at most `usual`.
+    """
 
     floor: float
     share: float
     freedom: float
+    usual: float = 0.0
+    steep: float = 0.0
+
+    def variance(self, launches: float) -> float:
+        """`launches` is the variance between launches."""
+        seen = self.steep**2 * launches
+        busy = seen * self.usual**2 / (seen + self.usual**2) if seen > 0 else 0.0
+        return self.floor**2 + busy + self.share**2 * launches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +116,10 @@ class Difference:
             return 0.0 if self.estimate > 0 else 1.0
         return t_cdf(-self.estimate / self.error, self.freedom)
 
+    def beyond(self, bound: float) -> float:
+        """How likely an estimate beyond `bound` is where there is no difference."""
+        return 0.0 if self.error == 0 else t_cdf(-bound / self.error, self.freedom)
+
     def reach(self, level: float) -> float:
         """How far a one-sided bound at `level` lies from the estimate."""
         return 0.0 if self.error == 0 else t_quantile(1 - level, self.freedom) * self.error
@@ -144,7 +160,7 @@ def difference(now: Sequence[float], sessions: Sequence[Sequence[float]], *, dri
     of_a_mean = spread_base.variance * fmean(1 / len(session) for session in sessions)
     between = NOTHING
     if drift is not None:
-        assumed = drift.floor**2 + drift.share**2 * _pooled([spread_now, spread_base]).variance
+        assumed = drift.variance(_pooled([spread_now, spread_base]).variance)
         seen = max(0.0, variance(means) - of_a_mean) if len(means) > 1 else 0.0
         between = _pooled([Part(assumed, drift.freedom), Part(seen, len(means) - 1)])
     return Difference(

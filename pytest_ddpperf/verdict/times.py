@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from statistics import fmean
 from typing import NamedTuple
@@ -22,16 +23,25 @@ from pytest_ddpperf.records.errors import SampleError
 from pytest_ddpperf.verdict import stats
 from pytest_ddpperf.verdict.stats import Difference, Drift, Evidence
 
-# How likely a run may be to call unchanged code regressed, over all its tests and limits.
+# How likely a run of few tests may be to call unchanged code regressed, over all its tests and limits; and a test of
+# many, where an equal share of that would blind each of them (docs/statistics.md has the figures of other rates).
 RUN_LEVEL = 0.05
-# What is assumed of the drift between sessions before any was seen.
-ASSUMED_DRIFT = Drift(floor=0.05, share=0.5, freedom=8)
+TEST_LEVEL = 0.015
+# What is assumed of the drift between sessions of one host before any was seen. Another host, which may be another
+# device of the same model, differs by more, however quiet both are.
+ASSUMED_DRIFT = Drift(floor=0.018, share=0.5, freedom=8, usual=0.05, steep=3.0)
+_ANOTHER_HOST = 0.05
 # A verdict is settled where further launches would bring another with less than this probability.
 _SETTLED_LEVEL = 0.05
 # Of the facts that must match, those that are asked for: with others, step times of one test are not alike.
 _ASKED = ("batch_size ", "warmup ", "timing ")
 # Between launches there must be something to compare.
 LAUNCHES_NEEDED = 2
+
+
+def level_of(tests: int) -> float:
+    """The error rate of each of so many tests of a run."""
+    return max(RUN_LEVEL / tests, TEST_LEVEL)
 
 
 def unsupported(limit: Limit, *, steps: int, launches: int) -> str | None:
@@ -63,8 +73,9 @@ def judge_times(
     and evidence that there is a change at all, at `level` over all limits (Holm). Beyond the limit without evidence
     is INCONCLUSIVE. IMPROVED is REGRESSED mirrored. The error of the estimate contains the spread between launches
     and the drift between sessions: estimated from the baseline's sessions, and `assumed` as far as they are too few
-    to tell. Where launches were `interleaved`, k of one side beside k of the other, they are compared in pairs: there
-    is no drift, and what else differs between the sides' environments may be just what is compared.
+    to tell. To a host that the baseline does not know, all sessions of a host count as one. Where launches were
+    `interleaved`, k of one side beside k of the other, they are compared in pairs: there is no drift, and what else
+    differs between the sides' environments may be just what is compared.
 
     Raises SampleError for figures that are no measurement: a step time that is not a positive number, a single
     launch on a side that is to be compared, sides without as many launches that are `interleaved`.
@@ -169,6 +180,11 @@ def _compare(
     if drift is None:
         found = [stats.paired(now, base) for now, (base,) in pairs]
     else:
+        here, hosts = _host(current), [_host(session) for session in baseline]
+        if any(host != here for host in hosts):
+            drift = replace(drift, floor=max(drift.floor, _ANOTHER_HOST))
+        if here not in hosts:
+            pairs = [(now, _joined(sessions, hosts)) for now, sessions in pairs]
         found = [stats.difference(now, sessions, drift=drift) for now, sessions in pairs]
     slower = stats.holm([difference.p_value() for difference in found], level)
     faster = stats.holm([difference.mirrored().p_value() for difference in found], level)
@@ -176,6 +192,18 @@ def _compare(
         _comparison(limit, fmean(now), difference, *evidence)
         for limit, (now, _), difference, *evidence in zip(limits, pairs, found, slower, faster, strict=True)
     )
+
+
+def _host(measurement: Measurement) -> Scalar:
+    return measurement.environment.recorded.get("host")
+
+
+def _joined(sessions: Sequence[Sequence[float]], hosts: Sequence[Scalar]) -> list[list[float]]:
+    """The sessions of each host as one."""
+    return [
+        [value for session, host in zip(sessions, hosts, strict=True) if host == own for value in session]
+        for own in dict.fromkeys(hosts)
+    ]
 
 
 def _comparison(
@@ -214,6 +242,7 @@ def _comparison(
         p_value=(difference if difference.estimate > 0 else difference.mirrored()).p_value(),
         level=evidence.level,
         resolution=_share(resolution),
+        alarm_rate=difference.beyond(max(_bound(limit, base), reach)),
         settled=settled,
         drift=math.sqrt(difference.drift.variance) if difference.drift is not stats.NOTHING else None,
         launches_needed=None if fine else difference.launches_for(_bound(limit, base), evidence.level),

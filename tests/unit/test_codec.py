@@ -53,6 +53,7 @@ VERDICT = Verdict(
             p_value=0.001,
             level=0.025,
             resolution=0.08,
+            alarm_rate=0.001,
             settled=True,
             drift=0.05,
             launches_needed=12,

@@ -21,6 +21,7 @@ def verdict(status: Status, *, settled: bool = False, metric: str = "p50") -> Ve
         p_value=0.5,
         level=0.05,
         resolution=0.1,
+        alarm_rate=0.0,
         settled=settled,
     )
     return Verdict(status=status, reason="x", comparisons=(comparison,))

@@ -63,6 +63,7 @@ def told(
         p_value=0.0,
         level=0.05,
         resolution=0.1,
+        alarm_rate=0.0,
         settled=True,
     )
     test = TestId(module="m", name="t")

@@ -61,7 +61,7 @@ def comparison(status: Status = Status.REGRESSED, metric: str = "p50", **kwargs:
         baseline_seconds=0.1,
         now_seconds=0.2,
         change=Interval(estimate=0.123, low=0.081, high=0.167),
-        **{"p_value": 0.001, "level": 0.025, "resolution": 0.08, "settled": True, **kwargs},
+        **{"p_value": 0.001, "level": 0.025, "resolution": 0.08, "alarm_rate": 0.004, "settled": True, **kwargs},
     )
 
 
@@ -216,12 +216,19 @@ def test_the_last_line_counts() -> None:
     )
 
 
-def test_the_summary_says_how_many_tests_share_the_error_rate_where_it_matters() -> None:
-    compared, missing = outcome(verdict(Status.PASS)), outcome(verdict(Status.NO_BASELINE))
-    shared = "3 tests share this run's false-alarm rate of 5 %"
-    assert list(terminal.summary([compared, missing], skipped=0, sharing=3))[-2] == shared
-    assert shared not in terminal.summary([missing, FAILED], skipped=0, sharing=3)
-    assert "false-alarm" not in "".join(terminal.summary([compared], skipped=0, sharing=1))
+def test_the_summary_says_the_error_rate_of_a_test_and_what_to_expect_of_the_run() -> None:
+    missing = outcome(verdict(Status.NO_BASELINE))
+    compared = outcome(
+        verdict(Status.PASS, comparisons=(comparison(Status.PASS), comparison(Status.PASS, "p10", alarm_rate=0.0077)))
+    )
+    (told,) = [line for line in terminal.summary([compared, missing], skipped=0, sharing=200) if "200 tests" in line]
+    assert told == (
+        "200 tests, each called regressed by mistake in at most 1.5 % of runs: of unchanged code expect at most 0.012 "
+        "false reds a run, with the noise and the limits of this one"
+    )
+    assert "in at most 2.5 % of runs" in "".join(terminal.summary([compared], skipped=0, sharing=2))
+    assert "by mistake" not in "".join(terminal.summary([missing, FAILED], skipped=0, sharing=3))
+    assert "by mistake" not in "".join(terminal.summary([compared], skipped=0, sharing=1))
 
 
 def test_a_test_that_never_measured_is_named_and_counted() -> None:

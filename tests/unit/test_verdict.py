@@ -10,7 +10,7 @@ import pytest
 
 from pytest_ddpperf.options.table import FAIL_ON_NAMES
 from pytest_ddpperf.records import Environment, Limit, Measurement, Samples, Scalar, Status, Verdict
-from pytest_ddpperf.verdict import ASSUMED_DRIFT, coarse, fails, judge, resolutions, unsupported
+from pytest_ddpperf.verdict import ASSUMED_DRIFT, coarse, fails, judge, level_of, resolutions, unsupported
 from pytest_ddpperf.verdict.stats import Drift
 
 NO_DRIFT = Drift(floor=0.0, share=0.0, freedom=8)
@@ -174,13 +174,57 @@ def test_with_no_limit_left_nothing_is_gated() -> None:
 
 
 def test_across_sessions_a_change_of_the_size_of_drift_proves_nothing() -> None:
-    now, base = measurement(times(1.11)), measurement(STEADY)
+    now, base, drift = measurement(times(1.11)), measurement(STEADY), Drift(floor=0.05, share=0.5, freedom=8)
     assert decide(now, base) == "REGRESSED"
-    verdict = decide(now, base, assumed=ASSUMED_DRIFT)
+    verdict = decide(now, base, assumed=drift)
     assert (verdict, verdict.reason, verdict.sessions) == ("INCONCLUSIVE", "not-significant", 1)
-    assert verdict.comparisons[0].drift == pytest.approx(ASSUMED_DRIFT.floor, rel=0.02)
+    assert verdict.comparisons[0].drift == pytest.approx(drift.floor, rel=0.02)
     assert verdict.comparisons[0].settled, "no further launch would make up for drift"
-    assert decide(measurement(times(1.3)), base, assumed=ASSUMED_DRIFT) == "REGRESSED"
+    assert decide(measurement(times(1.3)), base, assumed=drift) == "REGRESSED"
+
+
+def test_on_a_quiet_machine_less_drift_is_assumed_and_never_none() -> None:
+    def drift(spread: float) -> float:
+        side = measurement([1 + spread * k for k in (-1, 0, 1, 0, -1, 1)])
+        found = decide(side, side, assumed=ASSUMED_DRIFT).comparisons[0].drift
+        assert found is not None
+        return found
+
+    none, quiet, busy = drift(0.0), drift(0.003), drift(0.08)
+    assert none == pytest.approx(ASSUMED_DRIFT.floor)
+    assert none < quiet < 0.025
+    assert 0.06 < busy < 0.08, "where launches differ as in the recordings, as much as sessions did there"
+
+
+def test_another_host_drifts_further_and_sessions_of_one_host_say_little_of_it() -> None:
+    def on(host: str | None, level: float = 1.0) -> Measurement:
+        return measurement(times(level), recorded={"host": host} if host else {})
+
+    def resolved(now: Measurement, *base: Measurement) -> float:
+        return judge(now, base, (P50,)).comparisons[0].resolution
+
+    own = [on("a", level) for level in (1.0, 1.001, 0.999)]
+    one = resolved(on("a"), own[0])
+    assert resolved(on(None), on(None)) == pytest.approx(one), "what does not tell its host is taken for the same"
+    assert resolved(on("b"), own[0]) > 1.5 * one
+    assert resolved(on("b"), *own) > 0.98 * resolved(on("b"), own[0]), "three sessions of one host are one of another"
+    assert resolved(on("a"), *own) < one
+    fleet = [on(host, level) for host, level in zip("acd", (1.0, 1.001, 0.999), strict=True)]
+    assert resolved(on("b"), *fleet) < resolved(on("b"), *own), "three hosts tell how hosts differ"
+
+
+@pytest.mark.parametrize(("tests", "level"), [(1, 0.05), (2, 0.025), (3, 0.05 / 3), (4, 0.015), (200, 0.015)])
+def test_a_test_of_many_keeps_an_error_rate_that_leaves_it_sight(tests: int, level: float) -> None:
+    assert level_of(tests) == pytest.approx(level)
+
+
+def test_how_likely_a_false_red_is_follows_from_limit_and_noise() -> None:
+    side = measurement(NOISY)
+    wide, narrow = (
+        judge(side, [side], (Limit(metric="p50", value=value, unit="%"),), level=0.05).comparisons[0]
+        for value in (5.0, 0.01)
+    )
+    assert wide.alarm_rate < narrow.alarm_rate == pytest.approx(0.05), "the limit asks for more than the level"
 
 
 def test_sessions_that_agree_make_the_gate_finer_and_such_that_do_not_coarser() -> None:

@@ -1,0 +1,170 @@
+"""Error rates of stored baselines on simulated machines, from one without noise to one that others use.
+
+    python benchmarks/simulated.py [--runs 1000] [--assume FLOOR,SHARE,FREEDOM,USUAL,STEEP] [--level 0.05]
+
+A machine is two numbers: how far the launches of a session differ, and how far sessions do, as standard deviations of
+logarithms, both normal. A baseline of one session or three, five launches each, is held against five launches of
+another session, and against further ones while the verdict is open, by the plugin's own rule and looks, with both
+default metrics. Seeds are fixed: the same runs give the same table.
+
+The second table is of runs of many tests: what each resolves beside what it resolves alone, and how many false reds a
+run of unchanged code has beside how many the plugin's summary says to expect. There the two sides may also take turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import random
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from statistics import fmean, median
+
+from _common import table
+
+from pytest_ddpperf.measuring.looks import follow, schedule
+from pytest_ddpperf.records import Limit, Measurement, Samples, Verdict
+from pytest_ddpperf.verdict import ASSUMED_DRIFT, RUN_LEVEL, judge, level_of
+from pytest_ddpperf.verdict.stats import Drift
+
+FIRST, MOST = 5, 20  # the defaults of --ddp-launches and --ddp-max-launches
+STEPS = 6  # alike within a launch: with five launches enough for p10
+MACHINES = ((0.003, 0.003), (0.005, 0.005), (0.01, 0.01), (0.003, 0.02), (0.03, 0.05))  # launches, sessions
+MANY = 200  # tests of a run
+SLOWDOWNS = (0.0, 0.15, 0.20)
+LIMITS = (0.10, 0.05, 0.02)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    launches: float
+    sessions: float
+    stored: int  # sessions of the baseline; 0: both sides in turns
+    limit: float
+    slowdown: float
+
+
+CELLS = [
+    Cell(launches=launches, sessions=sessions, stored=stored, limit=limit, slowdown=slowdown)
+    for launches, sessions in MACHINES
+    for stored in (1, 3)
+    for limit in LIMITS
+    for slowdown in SLOWDOWNS
+    if slowdown == 0 or limit == LIMITS[0]
+]
+SUITES = [
+    Cell(launches=launches, sessions=sessions, stored=stored, limit=LIMITS[0], slowdown=0.0)
+    for launches, sessions in (MACHINES[0], MACHINES[2], MACHINES[4])
+    for stored in (1, 3, 0)
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    regressed: float
+    inconclusive: float
+    resolution: float  # median
+    expected: float  # mean, of false reds a test
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=1000, help="of each cell")
+    parser.add_argument("--assume", metavar="FLOOR,SHARE,FREEDOM[,USUAL,STEEP]", help="another assumption about drift")
+    parser.add_argument("--level", type=float, default=RUN_LEVEL, help="the error rate of the test")
+    options = parser.parse_args()
+    drift = Drift(*map(float, options.assume.split(","))) if options.assume else ASSUMED_DRIFT
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        each = partial(rates, runs=options.runs, drift=drift)
+        print(f"{options.runs} runs a cell; REGRESSED (INCONCLUSIVE)\n")
+        print(table(machines(dict(zip(CELLS, pool.map(partial(each, level=options.level), CELLS), strict=True)))))
+        alone = dict(zip(SUITES, pool.map(partial(each, level=level_of(1)), SUITES), strict=True))
+        many = dict(zip(SUITES, pool.map(partial(each, level=level_of(MANY)), SUITES), strict=True))
+    print(f"\na run of {MANY} tests beside a run of one, limit {LIMITS[0]:.0%}\n")
+    print(table(suites(alone, many)))
+    return 0
+
+
+def machines(found: dict[Cell, Rates]) -> list[list[str]]:
+    titles = ["launches", "sessions", "stored", "resolves"]
+    titles += [f"limit {limit:.0%}: false alarms" for limit in LIMITS]
+    titles += [f"limit {LIMITS[0]:.0%}: +{slowdown:.0%}" for slowdown in SLOWDOWNS[1:]]
+    rows = [titles]
+    for launches, sessions in MACHINES:
+        for stored in (1, 3):
+            own = {
+                (cell.limit, cell.slowdown): rate
+                for cell, rate in found.items()
+                if (cell.launches, cell.sessions, cell.stored) == (launches, sessions, stored)
+            }
+            row = [f"{launches:.1%}", f"{sessions:.1%}", str(stored), f"{own[LIMITS[0], 0.0].resolution:.1%}"]
+            row += [shown(own[limit, 0.0]) for limit in LIMITS]
+            row += [shown(own[LIMITS[0], slowdown]) for slowdown in SLOWDOWNS[1:]]
+            rows.append(row)
+    return rows
+
+
+def suites(alone: dict[Cell, Rates], many: dict[Cell, Rates]) -> list[list[str]]:
+    rows = [["launches", "sessions", "against", "alone", "of many", "ratio", "false reds a run", "told to expect"]]
+    for cell in SUITES:
+        one, other = alone[cell].resolution, many[cell].resolution
+        against = f"{cell.stored} stored" if cell.stored else "in turns"
+        row = [f"{cell.launches:.1%}", f"{cell.sessions:.1%}", against, f"{one:.1%}", f"{other:.1%}"]
+        row += [f"{other / one:.2f}", f"{many[cell].regressed * MANY:.2g}", f"{many[cell].expected * MANY:.2g}"]
+        rows.append(row)
+    return rows
+
+
+def shown(rate: Rates) -> str:
+    return f"{rate.regressed:.1%}" + (f" ({rate.inconclusive:.0%})" if rate.inconclusive else "")
+
+
+def rates(cell: Cell, runs: int, drift: Drift, level: float) -> Rates:
+    source = random.Random(repr(cell))
+    said = [one(cell, source, drift, level) for _ in range(runs)]
+    statuses = [str(verdict) for verdict in said]
+    return Rates(
+        regressed=statuses.count("REGRESSED") / runs,
+        inconclusive=statuses.count("INCONCLUSIVE") / runs,
+        resolution=median(max(c.resolution for c in verdict.comparisons) for verdict in said),
+        expected=fmean(sum(c.alarm_rate for c in verdict.comparisons) for verdict in said),
+    )
+
+
+def one(cell: Cell, source: random.Random, drift: Drift, level: float) -> Verdict:
+    stored = [session(cell, source, FIRST, 0.0) for _ in range(cell.stored)]
+    turns = session(cell, source, MOST, 0.0)
+    now = session(cell, source, MOST, cell.slowdown)
+    limits = [Limit(metric=metric, value=cell.limit, unit="%") for metric in ("p10", "p50")]
+
+    def verdict(start: int, stop: int, ease: float) -> Verdict:
+        base = stored or [part(turns, start, stop)]
+        return judge(part(now, start, stop), base, limits, level=level * ease, assumed=drift, interleaved=not stored)
+
+    looks = schedule(FIRST, MOST)
+    for number in range(1, len(looks) + 1):
+        said, ended = follow(looks[:number], verdict, final=number == len(looks))
+        if ended:
+            break
+    return said
+
+
+def session(cell: Cell, source: random.Random, launches: int, slowdown: float) -> Measurement:
+    """In turns both sides are of one session, whose own level does not matter."""
+    mean = source.gauss(math.log1p(slowdown), cell.sessions if cell.stored else 0.0)
+    steps = tuple((math.exp(source.gauss(mean, cell.launches)),) * STEPS for _ in range(launches))
+    return Measurement(samples=Samples(step_seconds=steps, rank_seconds=tuple((launch,) for launch in steps)))
+
+
+def part(now: Measurement, start: int, stop: int) -> Measurement:
+    samples = now.samples
+    return Measurement(
+        samples=Samples(step_seconds=samples.step_seconds[start:stop], rank_seconds=samples.rank_seconds[start:stop])
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
