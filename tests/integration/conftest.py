@@ -15,6 +15,7 @@ import pytest
 import pytest_ddpperf
 from pytest_ddpperf.launch import launcher
 from pytest_ddpperf.launch.server import RankServer
+from pytest_ddpperf.wire.trees import Trees
 
 # A step that sleeps for as long as SLEEP says, in milliseconds. Tests plant twelve times as much and allow four: even
 # on cores that others use as well, noise decides nothing.
@@ -44,6 +45,10 @@ class KeptServers:
 
     def __init__(self) -> None:
         self._servers: dict[object, RankServer] = {}
+
+    def rank_server(self, trees: Trees | None, folder: str) -> Any:
+        """In place of the class `RankServer`."""
+        return RankServer(trees, folder) if trees is not None or folder else Kept(self)
 
     def server(self, variables: Mapping[str, str], preload: Sequence[str]) -> RankServer:
         wanted = (*launcher.environ.read_at_import(variables).items(), *preload)
@@ -108,7 +113,7 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, kept_servers
             return pytester.runpytest_subprocess(*fixed, *args, timeout=180)
         with monkeypatch.context() as patch:
             patch.syspath_prepend(str(pytester.path))  # as `python -m pytest` has it
-            patch.setattr(launcher, "RankServer", lambda trees: RankServer(trees) if trees else Kept(kept_servers))
+            patch.setattr(launcher, "RankServer", kept_servers.rank_server)
             return pytester.runpytest_inprocess(*fixed, *args)
 
     return run
