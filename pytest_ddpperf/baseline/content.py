@@ -6,12 +6,13 @@ History of the format ("schema" in every file; a reader stays for every version 
     (step_seconds, rank_seconds, cpu_seconds, examples), as in `records`.
 2   schema, test, sessions = a list of (created, commit, measurement as before, resolution by metric), oldest first.
 3   a measurement has counters, its samples have blocked_seconds.
+4   a session has files and distributions: whose code it is.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from pytest_ddpperf.records import Baseline, Samples
 from pytest_ddpperf.records.codec import CodecError, decode, dumps, encode
 from pytest_ddpperf.records.errors import BaselineError
 
-SCHEMA = 3
+SCHEMA = 4
 AGAIN = "restore it with git checkout, or delete it and run with --ddp-save-baseline"
 
 
@@ -60,20 +61,31 @@ def _from_schema_1(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _from_schema_2(content: Mapping[str, Any]) -> dict[str, Any]:
+    def session(old: Any) -> Any:
+        samples = {**old["measurement"]["samples"], "blocked_seconds": None}
+        return {**old, "measurement": {**old["measurement"], "samples": samples, "counters": {}}}
+
+    return _with_sessions(content, session)
+
+
+def _from_schema_3(content: Mapping[str, Any]) -> dict[str, Any]:
+    return _with_sessions(content, lambda old: {**old, "files": {}, "distributions": {}})
+
+
+def _with_sessions(content: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
     """What is not as it should be is left to `decode`, which says where."""
 
-    def session(old: Any) -> Any:
+    def changed(old: Any) -> Any:
         try:
-            samples = {**old["measurement"]["samples"], "blocked_seconds": None}
-            return {**old, "measurement": {**old["measurement"], "samples": samples, "counters": {}}}
+            return change(old)
         except (KeyError, TypeError):
             return old
 
     sessions = content.get("sessions")
-    return {**content, "sessions": list(map(session, sessions))} if isinstance(sessions, list) else dict(content)
+    return {**content, "sessions": list(map(changed, sessions))} if isinstance(sessions, list) else dict(content)
 
 
-_TO_NEXT = {1: _from_schema_1, 2: _from_schema_2}
+_TO_NEXT = {1: _from_schema_1, 2: _from_schema_2, 3: _from_schema_3}
 
 
 def _problem(baseline: Baseline) -> str:

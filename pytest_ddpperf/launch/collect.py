@@ -10,14 +10,9 @@ from pytest_ddpperf.records import COUNTERS, LaunchSamples, Plan, Scalar, Window
 
 
 def collected(
-    plan: Plan,
-    windows: Sequence[Window],
-    delivery: Delivery,
-    *,
-    facts: Mapping[str, Scalar],
-    files: Mapping[str, str],
+    plan: Plan, windows: Sequence[Window], delivery: Delivery, *, facts: Mapping[str, Scalar]
 ) -> LaunchSamples:
-    """`windows` by rank; `facts` and `files` as LaunchSamples has them."""
+    """`windows` by rank; `facts` as LaunchSamples has them."""
     cpu = [window.cpu_ns for window in windows if window.cpu_ns is not None]
     examples = [window.examples for window in windows if window.examples is not None]
     starts, ends = [window.marks_ns[0] for window in windows], [window.marks_ns[1:] for window in windows]
@@ -35,7 +30,6 @@ def collected(
         unfit=_unfit(plan, windows),
         unsettled=windows[0].unsettled,
         warmup=windows[0].warmup,
-        files=files,
     )
 
 

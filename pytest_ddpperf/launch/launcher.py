@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from pytest_ddpperf.launch.cores import place
 from pytest_ddpperf.launch.observer import Nobody, Observer
 from pytest_ddpperf.launch.run import Delivery, Launch
 from pytest_ddpperf.launch.server import RankServer
-from pytest_ddpperf.records import LaunchSamples, Plan, Scalar, Window, codec
+from pytest_ddpperf.records import Imported, LaunchSamples, Plan, Scalar, Window, codec
 from pytest_ddpperf.records.errors import TransportError
 from pytest_ddpperf.wire import payload
 from pytest_ddpperf.wire.trees import Trees, digests
@@ -28,9 +28,8 @@ class Launcher:
     """Launches of one pytest session, one after the other, over one rank server.
 
     `modules` yields the test modules and conftests as name -> file. `rpc` says that there will be RPC launches: what
-    they import is imported from the first time on. `trees` are from where a side imports that is compared with
-    another: its launches say which files they imported; None where there is no other. `folder` goes if this process
-    is killed.
+    they import is imported from the first time on. `trees` are from where the ranks import the user's code: launches
+    say what they imported; None where it is not asked. `folder` goes if this process is killed.
     """
 
     def __init__(
@@ -79,7 +78,15 @@ class Launcher:
             "cores_per_rank": placement.cores_per_rank,
             "pinned": placement.pinned,
         }
-        return collected(plan, windows, delivery, facts=facts, files=self._files(windows))
+        # Empty from one that was killed while it served, because a trainer's clean-up did not end.
+        served = filter(None, delivery.results[plan.world_size :])
+        every = [window.imported for window in windows]
+        every += [codec.decode(Imported, json.loads(result)) for result in served]
+        return replace(
+            collected(plan, windows, delivery, facts=facts),
+            files=self._files({file for imported in every for file in imported.files}),
+            others=tuple(sorted({module for imported in every for module in imported.others})),
+        )
 
     def call(self, plan: Plan, function: Callable[..., Any], args: Sequence[Any], observer: Observer) -> list[Any]:
         """`function(ctx, *args)` on every rank of a fresh group: the results by rank."""
@@ -94,11 +101,8 @@ class Launcher:
                 ) from None
         return values
 
-    def _files(self, windows: Sequence[Window]) -> dict[str, str]:
-        """What any rank imported of the user's package, where it is asked."""
-        if self._trees is None:
-            return {}
-        return digests(self._trees.base, sorted({file for window in windows for file in window.imported}))
+    def _files(self, imported: Collection[str]) -> dict[str, str]:
+        return digests(self._trees.base, sorted(imported)) if self._trees is not None else {}
 
     def _interconnect(self, plan: Plan) -> str | None:
         if plan.device != "cuda":

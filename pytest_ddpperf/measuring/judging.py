@@ -8,6 +8,7 @@ from functools import partial
 from typing import Protocol
 
 from pytest_ddpperf import verdict as verdicts
+from pytest_ddpperf.measuring import provenance
 from pytest_ddpperf.measuring.launches import Launches, measurement
 from pytest_ddpperf.measuring.looks import follow
 from pytest_ddpperf.measuring.splits import split
@@ -120,10 +121,16 @@ class Judge:
         return measurement(launches, self._environment)
 
     def recording(self, view: View) -> Recording:
-        """What would be stored, with its resolution where it will be."""
+        """What would be stored, with its resolution and whose code it is where it will be."""
         current, terms = self._measurement(view.now), self._terms
-        resolution = verdicts.resolutions(current, terms.limits, level=terms.level) if terms.saving else {}
-        return Recording(measurement=current, resolution=resolution)
+        if not terms.saving:
+            return Recording(measurement=current)
+        return Recording(
+            measurement=current,
+            resolution=verdicts.resolutions(current, terms.limits, level=terms.level),
+            files=provenance.files([launch.files for launch in view.now]),
+            distributions=provenance.distributions({module for launch in view.now for module in launch.others}),
+        )
 
     def splits(self, looks: Sequence[int]) -> Splits:
         """How the launches of both sides, split otherwise, would have been judged."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 from pytest_ddpperf import __version__
 from pytest_ddpperf.against import BaseSide
 from pytest_ddpperf.baseline import Store
-from pytest_ddpperf.git import commit_of
+from pytest_ddpperf.git import commit_of, top_level
 from pytest_ddpperf.launch import Launcher, Observer
 from pytest_ddpperf.launch.cores import place as cores_of
 from pytest_ddpperf.measuring import benchmark
@@ -21,7 +21,9 @@ from pytest_ddpperf.measuring.machine import Place, resolve
 from pytest_ddpperf.measuring.serving import Serving
 from pytest_ddpperf.options import Settings
 from pytest_ddpperf.records import Baseline, Outcome, Plan, Scalar, codec
+from pytest_ddpperf.records.errors import GitError
 from pytest_ddpperf.report import json_report, terminal
+from pytest_ddpperf.wire.trees import Trees, digests
 
 
 class Session:
@@ -42,11 +44,9 @@ class Session:
         self._rootdir = rootdir
         self._base, self._serving = base, serving
         side = base or serving
+        self._trees = side.trees if side is not None else _one_tree(rootdir) if settings.records else None
         self._launcher = Launcher(
-            modules,
-            rpc=rpc,
-            trees=side.trees if side is not None else None,
-            folder=serving.folder if serving is not None else "",
+            modules, rpc=rpc, trees=self._trees, folder=serving.folder if serving is not None else ""
         )
         self._places: dict[str, None] = {}  # in words, in the order of their first test
         self._store = Store(settings.baseline_dir)
@@ -103,11 +103,17 @@ class Session:
         shown = path.relative_to(self._rootdir) if path.is_relative_to(self._rootdir) else path
         return replace(measured, outcome=replace(measured.outcome, baseline_path=str(shown)))
 
-    def save(self, candidate: Baseline) -> int:
+    def save(self, candidate: Baseline, tests: Iterable[str]) -> int:
         """Write a baseline, in place of the one before or in addition, and say how many sessions it now holds;
-        raises BaselineError."""
+        raises BaselineError. `tests` are the files of the test, which a rank may do without."""
+        assert self._trees is not None, "this run writes no baselines"
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        sessions = tuple(replace(session, created=now, commit=self._commit) for session in candidate.sessions)
+        within = map(self._trees.within, map(os.path.realpath, tests))
+        known = digests(self._trees.base, [file for file in within if file is not None])
+        sessions = tuple(
+            replace(session, created=now, commit=self._commit, files={**known, **session.files})
+            for session in candidate.sessions
+        )
         write = self._store.extend if self.settings.extend_baseline else self._store.write
         write(replace(candidate, sessions=sessions))
         stored = self._store.read(sessions[0].measurement.environment, candidate.test)
@@ -115,6 +121,15 @@ class Session:
 
     def close(self) -> None:
         self._launcher.close()
+
+
+def _one_tree(rootdir: Path) -> Trees:
+    """The repository; where git knows none, the rootdir."""
+    try:
+        top = top_level(rootdir)
+    except GitError:
+        top = Path(os.path.realpath(rootdir))
+    return Trees(hand=str(top), base=str(top), kept=())
 
 
 def _described(place: Place, who: str, processes: int, environ: Mapping[str, str]) -> str:

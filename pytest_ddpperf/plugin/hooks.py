@@ -229,7 +229,7 @@ def _save(item: pytest.Item) -> None:
     problems: list[str] = []
     for index, candidate in test.candidates:
         try:
-            sessions = run.session.save(candidate)
+            sessions = run.session.save(candidate, run.files_of(item))
             test.outcomes[index] = replace(test.outcomes[index], saved=sessions)
         except DdpPerfError as error:
             problems.append(str(error))

@@ -189,14 +189,21 @@ class Run:
 
     def _modules(self) -> Mapping[str, str]:
         """Test modules, conftests and their packages, as name -> file."""
-        modules = [getattr(item, "module", None) for item in self.items]
-        modules += [
+        modules = [*(getattr(item, "module", None) for item in self.items), *self._conftests()]
+        files = {module.__name__: module.__file__ for module in modules if isinstance(module, ModuleType)}
+        return {name: file for name, file in files.items() if file}
+
+    def _conftests(self) -> list[ModuleType]:
+        return [
             plugin
             for plugin in self.config.pluginmanager.get_plugins()
             if isinstance(plugin, ModuleType) and os.path.basename(plugin.__file__ or "") == "conftest.py"
         ]
-        files = {module.__name__: module.__file__ for module in modules if isinstance(module, ModuleType)}
-        return {name: file for name, file in files.items() if file}
+
+    def files_of(self, item: pytest.Item) -> list[str]:
+        """The test module, and the conftests that hold for it."""
+        conftests = [str(module.__file__) for module in self._conftests()]
+        return [str(item.path), *(file for file in conftests if Path(file).parent in item.path.parents)]
 
 
 def _of_tests(folder: Path) -> bool:

@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 
 from pytest_ddpperf.rank import collectives, environment, frames, group, process, results, sampling, warned
 from pytest_ddpperf.rank.context import Context, RpcContext
-from pytest_ddpperf.records import Plan, codec
+from pytest_ddpperf.records import Imported, Plan, codec
 from pytest_ddpperf.records.errors import DdpPerfError, SetupError
 from pytest_ddpperf.wire import payload
 from pytest_ddpperf.wire.channels import Board, Kind, Message, Phase, send_frame
@@ -106,6 +106,11 @@ class Rank:
             self.trees.refuse_strays()
         send_frame(self.channel, Kind.RESULT, data)
 
+    def imported(self) -> Imported:
+        if self.trees is None:
+            return Imported()
+        return Imported(files=tuple(self.trees.imported()), others=tuple(self.trees.others()))
+
     def await_word(self) -> None:
         """Until pytest says that it is time to go on, or is gone."""
         self.channel.recv(1)
@@ -169,7 +174,7 @@ def _measure_rpc(rank: Rank, ctx: RpcContext, trainer: Any, master: Any, paramet
     made = rpc.serve(ctx, setup)
     rank.enter(Phase.SERVING)
     rank.await_word()  # that the trainers have ended
-    rank.deliver(b"")
+    rank.deliver(json.dumps(codec.encode(rank.imported())).encode())
     return made.clean_up if made is not None else None
 
 
@@ -179,8 +184,7 @@ def _timed(rank: Rank, ctx: Context, prepared: sampling.Prepared, meter: samplin
         with warned.unheard():
             facts = environment.versions() | environment.state() | environment.device(ctx.device.type)
         window = replace(window, facts=facts)
-    if rank.trees is not None:
-        window = replace(window, imported=tuple(rank.trees.imported()))
+    window = replace(window, imported=rank.imported())
     rank.deliver(json.dumps(codec.encode(window)).encode())
     return prepared.clean_up
 

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from pytest_ddpperf.records.measured import Comparison as Comparison
     from pytest_ddpperf.records.measured import CounterChange as CounterChange
     from pytest_ddpperf.records.measured import Counters as Counters
+    from pytest_ddpperf.records.measured import Distribution as Distribution
     from pytest_ddpperf.records.measured import Environment as Environment
+    from pytest_ddpperf.records.measured import Imported as Imported
     from pytest_ddpperf.records.measured import Interval as Interval
     from pytest_ddpperf.records.measured import LaunchRankSteps as LaunchRankSteps
     from pytest_ddpperf.records.measured import LaunchSamples as LaunchSamples

@@ -105,6 +105,14 @@ class TestId:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Distribution:
+    """An installed distribution."""
+
+    version: str
+    digest: str  # of the files that it brought, by its RECORD: 16 hex digits; "" where it has none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
     """What one session left in a baseline, and where it came from."""
 
@@ -112,6 +120,8 @@ class Recording:
     created: str = ""  # ISO 8601, UTC
     commit: str = ""  # "" outside a git repository; "-dirty" appended with uncommitted changes
     resolution: Mapping[str, float] = field(default_factory=dict)  # by metric, as `Comparison.resolution`
+    files: Mapping[str, str] = field(default_factory=dict)  # of the repository: path from its top -> digest
+    distributions: Mapping[str, Distribution] = field(default_factory=dict)  # by name, those that ranks imported from
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,6 +243,14 @@ class RankOutput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Imported:
+    """Where the modules of one process came from; empty where it is not asked."""
+
+    files: tuple[str, ...] = ()  # of the user's repository: paths from its top
+    others: tuple[str, ...] = ()  # from elsewhere: top-level modules
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
     """What one rank measured, as it delivers it."""
 
@@ -245,7 +263,7 @@ class Window:
     unsettled: str  # what was still changing when the warm-up ended at its cap, in words
     warmup: int  # steps it took
     facts: Mapping[str, Scalar] = field(default_factory=dict)  # the environment, of rank 0
-    imported: tuple[str, ...] = ()  # files of the user's package; where it is asked
+    imported: Imported = Imported()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,4 +283,5 @@ class LaunchSamples:
     unfit: str = ""  # why it says little of steady training: "rank 0 recompiled at step 17"
     unsettled: str = ""  # what still changed when the warm-up ended at its cap: "compiling"
     warmup: int = 0  # steps it took
-    files: Mapping[str, str] = field(default_factory=dict)  # of the user's package: path -> digest; where it is asked
+    files: Mapping[str, str] = field(default_factory=dict)  # `Imported.files` of any process: path -> digest
+    others: tuple[str, ...] = ()  # `Imported.others` of any process

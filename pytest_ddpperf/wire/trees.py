@@ -91,6 +91,12 @@ class Trees:
         """The files that this process's modules came from, as far as they are this side's own, sorted."""
         return sorted({within for path, within in self._held() if path == os.path.join(self.base, within)})
 
+    def others(self) -> list[str]:
+        """The top-level modules of all that this process imported from elsewhere, sorted; Python's own and ours
+        apart."""
+        found = {name.partition(".")[0] for name, path in _loaded() if self.within(path) is None}
+        return sorted(found - sys.stdlib_module_names - {__name__.partition(".")[0]})
+
     def refuse_strays(self) -> None:
         """Raises BaseSideError if this process imported anything but tests from the other tree: whatever way that went,
         what is measured would not be the version."""
@@ -102,12 +108,18 @@ class Trees:
 
     def _held(self) -> Iterator[tuple[str, str]]:
         """The files of either tree that this process's modules came from, tests apart: absolute, and as `within`."""
-        for module in list(sys.modules.values()):
-            file = getattr(module, "__file__", None)
-            path = _real(file) if isinstance(file, str) and os.path.isabs(file) else ""
+        for _, path in _loaded():
             within = self.within(path)
             if within is not None and not self.keeps(within):
                 yield path, within
+
+
+def _loaded() -> Iterator[tuple[str, str]]:
+    """The modules of this process that came from a file: name and file, links resolved."""
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if isinstance(file, str) and os.path.isabs(file):
+            yield name, _real(file)
 
 
 def digests(root: str, files: Sequence[str]) -> dict[str, str]:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import errno
 import json
 import os
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+from pytest_ddpperf.wire.trees import digests
 from tests.integration.conftest import STEP, Run, line
 
 MANY = (
@@ -45,15 +49,47 @@ def stored(path: Path) -> list[str]:
     return sorted(file.name for file in (path / "baselines").rglob("*") if file.is_file())
 
 
+def last_session(path: Path, test: str) -> Any:
+    (file,) = (path / "baselines").rglob(f"{test}.json")
+    return json.loads(file.read_text())["sessions"][-1]
+
+
 def test_only_a_test_that_passed_as_a_whole_is_saved(pytester: pytest.Pytester, run: Run) -> None:
     pytester.makepyfile(test_saving=MANY)
     result = run("--ddp-save-baseline")
     result.assert_outcomes(passed=3, failed=2, errors=1, xfailed=1)
     assert stored(pytester.path) == ["test_good.json"]
+    session = last_session(pytester.path, "test_good")
+    assert session["commit"] == ""
+    assert session["files"] == digests(str(pytester.path), ["test_saving.py"])
     result.stdout.fnmatch_lines(["*test_rerun: NOT GATED: not saved: the test did not pass as a whole, or this is *"])
     result.stdout.fnmatch_lines(["*rank ? failed in warm-up step 1 of 2: exited with status 7*"])
     assert line(result, "ddpperf:") == "ddpperf: 0 of 6 compared: 5 not gated, 1 failed to measure"
     assert [file.name for file in pytester.path.iterdir() if file.name.startswith("ddpperf")] == []
+
+
+def test_a_session_says_whose_code_it_is(pytester: pytest.Pytester, run: Run) -> None:
+    folder = pytester.mkdir("perf")
+    (folder / "mylib").mkdir()
+    (folder / "mylib" / "helper.py").write_text(STEP)
+    (folder / "mylib" / "unused.py").write_text("")
+    (folder / "conftest.py").write_text("")
+    (folder / "others").mkdir()
+    (folder / "others" / "conftest.py").write_text("")
+    (folder / "test_step.py").write_text(
+        "from mylib.helper import sleeping\ndef test_step(ddp_benchmark): ddp_benchmark(sleeping)"
+    )
+    git = ["git", "-C", str(pytester.path), "-c", "user.name=a", "-c", "user.email=a@b.c"]
+    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "1"]):
+        subprocess.run([*git, *command], check=True)
+    (folder / "mylib" / "helper.py").write_text(STEP + "# not committed\n")
+    run("perf", "perf/others", "--rootdir=perf", "--ddp-extend-baseline").assert_outcomes(passed=1)
+    session = last_session(folder, "test_step")
+    assert session["commit"].endswith("-dirty")
+    files = ["perf/conftest.py", "perf/mylib/helper.py", "perf/test_step.py"]
+    assert session["files"] == digests(str(pytester.path), files)
+    assert session["distributions"]["torch"]["version"] == torch.__version__
+    assert "pytest-ddpperf" not in session["distributions"]
 
 
 def test_an_unreadable_baseline_is_red_and_stays_as_it_is(pytester: pytest.Pytester, run: Run) -> None:

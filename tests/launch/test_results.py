@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
+import itertools
 import os
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +16,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader
 
 from pytest_ddpperf.records.errors import LaunchError
+from pytest_ddpperf.wire.trees import Trees, digests
 from tests.launch.conftest import Bench
 
 
@@ -63,6 +67,34 @@ def test_samples_have_their_shapes_and_add_up(bench: Bench) -> None:
     assert samples.phases.steps >= sum(samples.step_seconds)
     assert samples.facts["torch"] == torch.__version__
     assert samples.facts["pinned"] is True
+
+
+def test_a_launch_says_what_any_rank_imported_where_it_is_asked(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    top = Path(os.path.realpath(tmp_path)) / "top"
+    for name in ("top/of_rank_0.py", "top/of_rank_1.py", "top/unused.py", "elsewhere.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("")
+    (top / "late.py").write_bytes(b"late = 1\r\n")
+    monkeypatch.syspath_prepend(str(top))
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def setup(ctx: Any) -> Any:
+        importlib.import_module(f"of_rank_{ctx.rank}")
+        importlib.import_module("elsewhere")
+        count = itertools.count()
+        return lambda: next(count) == 3 and importlib.import_module("late")  # the last step that is timed
+
+    samples = bench.measure(setup)
+    assert (samples.files, samples.others) == ({}, ())
+    monkeypatch.setattr(bench.launcher, "_trees", Trees(hand=str(top), base=str(top), kept=()))
+    samples = bench.measure(setup)
+    assert samples.files == digests(str(top), ["late.py", "of_rank_0.py", "of_rank_1.py"])
+    (top / "late.py").write_bytes(b"late = 1\n")
+    assert samples.files["late.py"] == digests(str(top), ["late.py"])["late.py"], "however its lines end"
+    assert {"elsewhere", "torch"} <= set(samples.others)
+    assert not {"late", "json", "pytest_ddpperf"} & set(samples.others)
 
 
 def test_a_step_that_returns_a_loss_tells_no_examples(bench: Bench) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import time
@@ -17,6 +18,7 @@ import torch.distributed.rpc as rpc
 
 from pytest_ddpperf.records import LaunchSamples
 from pytest_ddpperf.records.errors import LaunchError
+from pytest_ddpperf.wire.trees import Trees
 from tests.launch.conftest import Bench
 
 held: dict[str, Any] = {}
@@ -39,6 +41,10 @@ def end(status: int) -> None:
 
 def kill() -> None:
     os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def stop() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def sleep(seconds: float) -> None:
@@ -119,6 +125,27 @@ def test_every_role_has_its_set_up_its_place_and_what_the_master_shares(bench: B
         ("trainer2", "trainer trainer2 2 3 2 3"),
         ("trainer1", "['ps0 of 2', 'ps1 of 2'] ('master',)"),
     } <= said
+
+
+def test_a_launch_says_what_any_of_its_processes_imported(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    top = os.path.realpath(tmp_path)
+    for name in ("of_trainers", "of_master", "of_servers", "unused"):
+        (tmp_path / f"{name}.py").write_text("")
+    monkeypatch.syspath_prepend(top)
+    monkeypatch.setattr(bench.launcher, "_trees", Trees(hand=top, base=top, kept=()))
+
+    def trainer(ctx: Any, shared: Any) -> Any:
+        importlib.import_module("of_trainers")
+        return lambda: rpc.rpc_sync("ps0", nothing)
+
+    def others(ctx: Any) -> None:
+        importlib.import_module("of_master" if ctx.role == "master" else "of_servers")
+
+    samples = measure(bench, trainer, master=others, server=others)
+    assert list(samples.files) == ["of_master.py", "of_servers.py", "of_trainers.py"]
+    assert "torch" in samples.others
 
 
 def test_without_a_master_a_trainer_gets_its_context_alone(bench: Bench) -> None:
@@ -273,6 +300,7 @@ def test_a_clean_up_of_a_trainer_that_hangs_is_green_and_told(bench: Bench) -> N
     def trainer(ctx: Any) -> Iterator[Any]:
         yield nothing
         if ctx.rank == 1:
+            rpc.rpc_async("ps0", stop)  # it will not answer when it is told to end
             rpc.shutdown()  # which waits for everybody
 
     samples = measure(bench, trainer, timeout=3.0)

@@ -15,7 +15,17 @@ import pytest
 
 from pytest_ddpperf.baseline import Store, environment, environment_name, file_name
 from pytest_ddpperf.baseline import store as store_module
-from pytest_ddpperf.records import SESSIONS_KEPT, Baseline, Environment, Measurement, Plan, Recording, Samples, TestId
+from pytest_ddpperf.records import (
+    SESSIONS_KEPT,
+    Baseline,
+    Distribution,
+    Environment,
+    Measurement,
+    Plan,
+    Recording,
+    Samples,
+    TestId,
+)
 from pytest_ddpperf.records.errors import BaselineError
 
 CPU_FACTS = {
@@ -240,16 +250,30 @@ def test_a_baseline_that_does_not_exist_is_none(store):
 
 
 def test_the_file_is_made_for_review(store):
-    text = store.write(baseline(environment=Environment())).read_text()
+    (session,) = baseline(environment=Environment()).sessions
+    files = {"tests/test_step.py": "", "a.py": "0123456789abcdef"}
+    torch = Distribution(version="2.13.0+cpu", digest="")
+    session = replace(session, files=files, distributions={"torch": torch})
+    text = store.write(Baseline(test=TEST, sessions=(session,))).read_text()
     assert (
         text
         == """\
 {
-  "schema": 3,
+  "schema": 4,
   "sessions": [
     {
       "commit": "0000000000000000000000000000000000000000",
       "created": "2026-01-02T03:04:05Z",
+      "distributions": {
+        "torch": {
+          "digest": "",
+          "version": "2.13.0+cpu"
+        }
+      },
+      "files": {
+        "a.py": "0123456789abcdef",
+        "tests/test_step.py": ""
+      },
       "measurement": {
         "counters": {},
         "environment": {
@@ -500,8 +524,10 @@ RECORD_AGAIN = "restore it with git checkout, or delete it and run with --ddp-sa
         (b'{"schema": 2}', "missing key 'sessions', 'test'"),
         (b'{"schema": 2, "test": {}, "sessions": [1]}', "test: missing key 'label', 'module', 'name'"),
         (b'{"schema": 3}', "missing key 'sessions', 'test'"),
+        (b'{"schema": 3, "test": {}, "sessions": [1]}', "test: missing key 'label', 'module', 'name'"),
+        (b'{"schema": 4}', "missing key 'sessions', 'test'"),
     ],
-    ids=range(16),
+    ids=range(18),
 )
 def test_a_file_that_is_no_baseline_is_an_error_that_names_it(store, content, problem):
     store.write(BASELINE).write_bytes(content)
@@ -519,9 +545,9 @@ def test_a_truncated_file_is_never_half_a_baseline(store):
 
 
 def test_a_newer_schema_asks_for_an_upgrade(store):
-    edit(store.write(BASELINE), "schema", to=4)
+    edit(store.write(BASELINE), "schema", to=5)
     error = refusal(store)
-    assert error.problem == "has schema 4; this version of pytest-ddpperf reads up to 3"
+    assert error.problem == "has schema 5; this version of pytest-ddpperf reads up to 4"
     assert error.remedy.startswith("upgrade pytest-ddpperf")
 
 
@@ -737,7 +763,7 @@ def test_what_cannot_be_read_is_not_extended(store):
     assert store.read(CPU, TEST) == OTHER
 
 
-@pytest.mark.parametrize("schema", [1, 2])
+@pytest.mark.parametrize("schema", [1, 2, 3])
 def test_files_of_older_schemas_are_read(store, schema):
     text = (Path(__file__).parent / "data" / f"baseline-schema-{schema}.json").read_text()
     old = json.loads(text)
@@ -751,7 +777,9 @@ def test_files_of_older_schemas_are_read(store, schema):
     assert (session.commit, session.created) == (session_before["commit"], session_before["created"])
     samples = session.measurement.samples
     assert samples.step_seconds[0][0] == session_before["measurement"]["samples"]["step_seconds"][0][0]
-    assert (samples.blocked_seconds, session.measurement.counters) == (None, {})
+    assert samples.blocked_seconds is None
+    assert session.measurement.counters == session_before["measurement"].get("counters", {})
+    assert (session.files, session.distributions) == ({}, {})
 
 
 # --- near misses

@@ -615,6 +615,18 @@ def test_of_what_was_imported_the_versions_own_files_are_listed(trees: Trees) ->
     assert process(one, *names, path=path, result="trees.imported()") == files
 
 
+def test_what_was_imported_from_elsewhere_is_listed_by_its_top_level_modules(trees: Trees) -> None:
+    installed = "venv/lib/python3/site-packages"
+    for top in (trees.hand, trees.base):
+        write(top, "pkg/__init__.py", "helper.py")
+    write(trees.hand, f"{installed}/dep/sub/mod.py", f"{installed}/six.py")
+    write(os.path.dirname(trees.hand), "elsewhere/third.py")
+    names = ["pkg", "helper", "dep.sub.mod", "six", "third", "json.decoder"]
+    found = process(trees, *names, path=("", installed, "../elsewhere"), result="trees.others()")
+    assert set(found) >= {"dep", "six", "third"}
+    assert not {"pkg", "helper", "json", "pytest_ddpperf"} & set(found)
+
+
 def test_a_module_with_an_odd_file_is_not_listed(trees: Trees) -> None:
     after = """
 import types

@@ -1,0 +1,109 @@
+"""Whose code a session measured, by installed distributions that hold nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pytest_ddpperf.measuring.provenance import distributions, files
+from pytest_ddpperf.records import Distribution
+
+
+def install(site: Path, name: str, version: str, record: str | None, top_level: str = "") -> None:
+    """As an installer leaves a distribution: what it says of itself."""
+    folder = site / f"{name.lower()}-{version}.dist-info"
+    folder.mkdir(parents=True)
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    if record is not None:
+        (folder / "RECORD").write_text(record)
+    if top_level:
+        (folder / "top_level.txt").write_text(top_level)
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+RECORD = """fastnet/__init__.py,sha256=abc,10
+fastnet/kernels.cpython-311-x86_64-linux-gnu.so,sha256=def,100
+"""
+
+
+def test_a_distribution_is_found_by_a_module_it_says_that_it_brings_or_has_in_its_record(site: Path) -> None:
+    install(site, "Fast-Net", "1.2+cu130", RECORD)
+    install(site, "single", "3", "single.py,sha256=abc,10\n_single.cpython-311-x86_64-linux-gnu.so,sha256=abc,10\n")
+    install(site, "said", "4", "said/__init__.py,sha256=abc,10\nother/__init__.py,,\n", top_level="said\n")
+    found = {module: list(distributions([module])) for module in ("fastnet", "single", "_single", "said", "other")}
+    assert found == {
+        "fastnet": ["Fast-Net"],
+        "single": ["single"],
+        "_single": ["single"],
+        "said": ["said"],
+        "other": [],
+    }
+    assert distributions(["fastnet"])["Fast-Net"].version == "1.2+cu130"
+    assert distributions(["json", "no_such_module"]) == {}
+
+
+def test_all_distributions_of_a_namespace_are_listed(site: Path) -> None:
+    for name in ("one", "two"):
+        install(site, name, "1", f"shared_by_us/{name}/__init__.py,sha256={name},10\n")
+    assert sorted(distributions({"shared_by_us"})) == ["one", "two"]
+
+
+def test_of_a_distribution_that_is_there_twice_the_one_counts_that_python_imports(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(site, "twice", "1", "twice.py,sha256=abc,10\n")
+    (site / "first").mkdir()
+    install(site / "first", "twice", "2", "twice.py,sha256=def,10\n")
+    monkeypatch.syspath_prepend(str(site / "first"))
+    assert distributions(["twice"])["twice"].version == "2"
+
+
+@pytest.mark.parametrize(
+    ("record", "same"),
+    [
+        ("".join(reversed(RECORD.splitlines(keepends=True))), True),
+        (RECORD.replace("\n", "\r\n"), True),
+        (RECORD + "fastnet/__pycache__/__init__.cpython-311.pyc,,\n", True),
+        (RECORD + "../../../bin/fastnet,sha256=of-the-path-of-an-interpreter,200\n", True),
+        (RECORD + "fast_net-1.dist-info/INSTALLER,sha256=uv,2\nfast_net-1.dist-info/RECORD,,\n", True),
+        (RECORD.replace("def", "fed"), False),
+        (RECORD + "fastnet/more.py,sha256=abc,10\n", False),
+    ],
+    ids=["order", "line ends", "compiled", "script", "installer", "another kernel", "another file"],
+)
+def test_a_digest_is_of_what_a_distribution_brought_whoever_installed_it(
+    tmp_path: Path, record: str, same: bool
+) -> None:
+    found = []
+    for number, text in enumerate((RECORD, record)):
+        site = tmp_path / str(number)
+        install(site, "fastnet", "1", text)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.syspath_prepend(str(site))
+            found.append(distributions(["fastnet"])["fastnet"].digest)
+    assert (found[0] == found[1]) is same
+    assert len(found[0]) == 16
+
+
+@pytest.mark.parametrize("record", [None, ""])
+def test_a_distribution_without_a_record_has_no_digest(site: Path, record: str | None) -> None:
+    install(site, "bare", "1", record, top_level="bare")
+    assert distributions(["bare"]) == {"bare": Distribution(version="1", digest="")}
+
+
+def test_what_a_broken_installation_left_is_no_distribution(site: Path) -> None:
+    install(site, "left", "1", "left/__init__.py,sha256=abc,10\n")
+    (site / "left-1.dist-info" / "METADATA").unlink()
+    assert distributions(["left"]) == {}
+
+
+def test_the_files_of_all_launches_are_listed_and_one_that_changed_meanwhile_has_no_digest() -> None:
+    launches = [{"a.py": "1", "b.py": "1"}, {"a.py": "1", "b.py": "2", "c.py": "3"}, {"b.py": "1"}]
+    assert files(launches) == {"a.py": "1", "b.py": "", "c.py": "3"}
+    assert files([]) == {}
