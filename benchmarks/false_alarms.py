@@ -55,6 +55,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         command = [str(script), "-q", "-s", "-p", "no:randomly", "-p", "no:cacheprovider", "-p", "no:benchmark"]
         command += [f"--rootdir={folder}", f"--ddp-baseline-dir={folder}/baselines"]
+        command += ["--ddp-min-time=0"]  # so many steps, however short they are
         if options.paired:
             command += PAIRED
         command += [f"{Path(__file__)}::{'test_pairs_in_turns' if options.paired else 'test_pairs'}"]

@@ -62,7 +62,7 @@ class Led:
             while self._pending:
                 message = self._pending.pop(0)
                 if message["event"] == "progress":
-                    observer.progress(Phase(message["phase"]), message["step"], ())
+                    observer.progress(Phase(message["phase"]), message["step"], message["steps"], ())
                 elif message["event"] == "waiting":
                     observer.waiting(Path(message["resource"]))
                 else:

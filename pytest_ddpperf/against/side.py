@@ -8,12 +8,12 @@ Told                                    Answered
 {"op": "test", "nodeid": id}            {"event": "ready", "label": l, "plan": {...}, "batch_size": n, "facts": {...}}
                                         when the test asks for a measurement, or, before that or any time later,
                                         {"event": "ended", "text": why, or ""}
-{"op": "launch"}                        {"event": "launched", "samples": {...}} or {"event": "failed", "text": why}
+{"op": "launch", "steps": n or null}    {"event": "launched", "samples": {...}} or {"event": "failed", "text": why}
 {"op": "done"}                          (the measurement is over: the test goes on)
 {"op": "leave"}                         (the test is over here: at its next measurement it ends there, too)
 
-While something is launched there, {"event": "progress", "phase": p, "step": k} and {"event": "waiting", "resource": r}
-come in between. The end of the stream ends everything.
+While something is launched there, {"event": "progress", "phase": p, "step": k, "steps": n} and {"event": "waiting",
+"resource": r} come in between. The end of the stream ends everything.
 """
 
 from __future__ import annotations
@@ -212,10 +212,11 @@ class BaseSide:
             raise BaseSideError(message["text"] or otherwise)
         return message
 
-    def measure(self, observer: Observer) -> LaunchSamples:
-        """One launch of the measurement that `begin` led to; raises BaseSideError."""
+    def measure(self, observer: Observer, steps: int | None) -> LaunchSamples:
+        """One launch of the measurement that `begin` led to, with a window of so many `steps`; None leaves that to the
+        launch. Raises BaseSideError."""
         with self._last_words():
-            self._led.send({"op": "launch"})
+            self._led.send({"op": "launch", "steps": steps})
             message = self._of_test(observer, "the test ended there during a launch")
         if message["event"] != "launched":
             raise BaseSideError(message["text"])

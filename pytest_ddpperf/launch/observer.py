@@ -19,8 +19,9 @@ class Observer(Protocol):
     def waiting(self, resource: Path) -> None:
         """Called again and again while another process times its steps on `resource`."""
 
-    def progress(self, phase: Phase, step: int, marks_ns: Sequence[int]) -> None:
-        """Called about ten times a second with the place and the marks so far of rank 0."""
+    def progress(self, phase: Phase, step: int, steps: int, marks_ns: Sequence[int]) -> None:
+        """Called about ten times a second with the place and the marks so far of rank 0; `steps` are those of its
+        window, 0 until that is known."""
 
     def output(self, name: str, stream: str, line: str) -> None:
         """A line that a process wrote; `name` is `Plan.name`."""
@@ -34,7 +35,7 @@ class Nobody:
     def waiting(self, resource: object) -> None:
         pass
 
-    def progress(self, phase: object, step: int, marks_ns: Sequence[int]) -> None:
+    def progress(self, phase: object, step: int, steps: int, marks_ns: Sequence[int]) -> None:
         pass
 
     def output(self, name: str, stream: str, line: str) -> None:

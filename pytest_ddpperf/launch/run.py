@@ -83,7 +83,7 @@ class Launch:
             self._folder = Path(tempfile.mkdtemp(prefix="ddpperf-"))
             failing.callback(shutil.rmtree, self._folder, ignore_errors=True)
             self._server.send({"op": "launch", "dir": str(self._folder)})  # from here on it does not outlive us
-            self._board = Board(self._folder / "board", self._plan.processes, self._plan.steps)
+            self._board = Board(self._folder / "board", self._plan.processes, self._plan.room)
             failing.callback(self._board.close)
             (self._folder / "payload").write_bytes(self._payload)
             (self._folder / "request.json").write_text(json.dumps(self._request()))
@@ -184,7 +184,7 @@ class Launch:
         if self._observer.streams:
             self._stream.pump()
         board = self._board
-        self._observer.progress(board.phase(0), board.step(0), board.marks(0))
+        self._observer.progress(board.phase(0), board.step(0), board.steps(0), board.marks(0))
 
     def _hear(self) -> None:
         for message in self._server.receive():
@@ -262,7 +262,7 @@ class Launch:
         )
 
     def _place(self, rank: Peer) -> str:
-        return self._board.describe(rank.number, warmup=self._plan.warmup, steps=self._plan.steps)
+        return self._board.describe(rank.number, warmup=self._plan.warmup)
 
     def _stacks(self, rank: Peer) -> str:
         return without_our_frames(self._raw_stacks(rank))

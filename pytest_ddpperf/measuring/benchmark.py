@@ -141,8 +141,9 @@ def _limits(job: Job) -> tuple[Limit, ...]:
 def own_launches(job: Job, launcher: Launcher, progress: Progress, *, most_again: int) -> Launches:
     """Launches of this process's own ranks."""
 
-    def launch(number: int, of: int) -> LaunchSamples:
-        launched = launcher.measure(job.plan, job.setup, _begun(progress, number, of), job.others)
+    def launch(number: int, of: int, steps: int | None) -> LaunchSamples:
+        plan = job.plan if steps is None else job.plan.exactly(steps)
+        launched = launcher.measure(plan, job.setup, _begun(progress, number, of), job.others)
         progress.launched(launched)
         return launched
 

@@ -79,6 +79,7 @@ class Serving:
             facts=codec.encode(job.facts),
         )
         while (order := self.order())["op"] == "launch":
+            launches.steps = order["steps"]
             try:
                 launches.take(len(launches.kept) + 1)
             except DdpPerfError as error:
@@ -122,8 +123,8 @@ class _Relay:
     def waiting(self, resource: Path) -> None:
         self._serving.say("waiting", resource=str(resource))
 
-    def progress(self, phase: Phase, step: int, marks_ns: Sequence[int]) -> None:
+    def progress(self, phase: Phase, step: int, steps: int, marks_ns: Sequence[int]) -> None:
         if time.monotonic() - self._told < _RELAY_SECONDS:
             return
         self._told = time.monotonic()
-        self._serving.say("progress", phase=int(phase), step=step)
+        self._serving.say("progress", phase=int(phase), step=step, steps=steps)

@@ -9,6 +9,9 @@ from pytest_ddpperf.measuring.judging import Before
 from pytest_ddpperf.measuring.launches import Launches
 from pytest_ddpperf.records import Baseline, Environment, Measurement, Outcome, Splits, TestId
 
+# Two measurements of a step hardly ever come to the same number of steps; so many times as many are another setting.
+_MUCH_LONGER = 2
+
 
 class Stored:
     """The other side of a measurement, as `turns.Turns`, but for that nothing is launched for it."""
@@ -49,11 +52,23 @@ class Stored:
     def end(self) -> None:
         """Nothing goes on."""
 
+    def _cut(self, steps: int) -> tuple[str, ...]:
+        """That windows of so many `steps` were cut to the baseline's, where much was lost by it."""
+        shortest = min(session.samples.steps for session in self.kept())
+        if steps < _MUCH_LONGER * shortest:
+            return ()
+        return (
+            f"compared by the first {shortest} of {steps} steps a launch, as many as the baseline has: "
+            "--ddp-save-baseline records longer windows",
+        )
+
     def told(self, outcome: Outcome, now: Launches, before: Before, *, splits: Splits | None) -> Outcome:
         """With where it is and, where there is none for this environment, where there is one."""
         notes = outcome.notes
         if outcome.verdict == "NO BASELINE":
             notes += tuple(f"there is a baseline for {name}" for name in self._store.others(self._test))
+        if outcome.verdict is not None and outcome.verdict.status.compared:
+            notes += self._cut(len(now.kept[0].step_seconds))
         if self._begins:
             notes += ("there was no baseline to extend: the first session begins one",)
         return replace(outcome, baseline_path=self._path, notes=notes)

@@ -56,6 +56,8 @@ class Turns:
                     now.take(place + 1, of=count)
                 elif self._theirs is not None and not self.error:
                     self._take(self._theirs, place + 1, count)
+                if self._theirs is not None:  # whoever comes first says how long windows are
+                    now.steps = self._theirs.steps = now.steps or self._theirs.steps
                 self._order += side if side == "n" or not self.error else ""
 
     def _begin_there(self) -> None:
@@ -77,8 +79,8 @@ class Turns:
         facts = {**self._theirs.facts, **self._ready.facts}
         return environment(facts, self._ready.plan, batch_size=self._ready.batch_size)
 
-    def _launch(self, launch: int, launches: int) -> LaunchSamples:
-        return self._base.measure(self._begin(launch, launches))
+    def _launch(self, launch: int, launches: int, steps: int | None) -> LaunchSamples:
+        return self._base.measure(self._begin(launch, launches), steps)
 
     def read(self, environment: Environment, why_not: str | None) -> None:
         """There is nothing to read."""

@@ -6,6 +6,7 @@ says what is allowed; whoever calls it adds the place and the value, or the item
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -81,15 +82,15 @@ def choice(value: object, *, names: Sequence[str]) -> str:
     return cast(str, value)
 
 
-def seconds(value: object) -> float:
-    allowed = f"seconds, a number above 0 and up to {_LONGEST_SECONDS:.0f}"
+def seconds(value: object, *, least: float = math.ulp(0.0)) -> float:
+    allowed = f"seconds, a number {'above' if least else 'from'} 0 and up to {_LONGEST_SECONDS:.0f}"
     if type(value) not in (int, float, str):  # not isinstance: True is an int
         raise ValueError(allowed)
     try:
         number = float(cast("int | float | str", value))
     except (ValueError, OverflowError):
         raise ValueError(allowed) from None
-    if not 0 < number <= _LONGEST_SECONDS:  # nan is neither
+    if not least <= number <= _LONGEST_SECONDS:  # nan is neither
         raise ValueError(allowed)
     return number
 
@@ -170,6 +171,7 @@ PARSERS: Mapping[str, Callable[[object], Any]] = {
     "device": partial(word, allowed="auto or a device type: cpu, cuda, ..."),
     "warmup": partial(count, least=0),
     "steps": partial(count, least=1),
+    "min_seconds": partial(seconds, least=0.0),
     "launches": partial(count, least=1),
     "max_launches": partial(count, least=1),
     "max_seconds": seconds,

@@ -31,7 +31,8 @@ class Settings:
     backend: str  # "auto" or a torch backend
     device: str  # "auto" or a device type
     warmup: int  # steps, at least
-    steps: int  # timed, a launch
+    steps: int  # timed, a launch, at least
+    min_seconds: float  # of a launch's timed steps, about; 0 for exactly `steps`
     launches: int  # before the first look
     max_launches: int  # at least twice `launches`
     max_seconds: float  # for all launches of a measurement
@@ -217,6 +218,11 @@ def launches(settings: Settings) -> int:
     return 1 if settings.disable else settings.launches
 
 
+# Launches x ranks x steps to which windows may be lengthened, for a baseline keeps them all: on CPU two figures of each
+# rank's step and one of the group's, 13 bytes a figure. 20 launches of 2 ranks come to 150 steps and 200 KB.
+_MOST_TIMED = 6000
+
+
 def plan(
     settings: Settings,
     *,
@@ -237,6 +243,8 @@ def plan(
         device=device,
         warmup=0 if settings.disable else settings.warmup,
         steps=1 if settings.disable else settings.steps,
+        min_seconds=0.0 if settings.disable else settings.min_seconds,
+        most_steps=_MOST_TIMED // (settings.max_launches * world_size),
         timing=timing,
         timeout_seconds=settings.timeout_seconds,
         seed=0,

@@ -71,7 +71,12 @@ ROWS = (
     Row(
         option="--ddp-steps", field="steps", default="30",
         metavar="N", ini="int", marker=True,
-        help="timed steps a launch",
+        help="timed steps a launch, at least",
+    ),
+    Row(
+        option="--ddp-min-time", field="min_seconds", default="1",
+        metavar="S", ini="float", marker=True,
+        help="seconds that a launch times steps for, where that takes more than --ddp-steps; 0: exactly those",
     ),
     Row(
         option="--ddp-launches", field="launches", default="5",

@@ -99,7 +99,7 @@ class Distributed:
                     self._item.add_report_section("call", f"{stream} {outputs[0].name}", text)
 
     def _watcher(self, plan: Plan) -> Watcher:
-        return Watcher(self._run.config, warmup=plan.warmup, steps=plan.steps)
+        return Watcher(self._run.config, warmup=plan.warmup)
 
 
 def once(texts: Iterable[str]) -> str:

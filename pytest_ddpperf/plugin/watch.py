@@ -27,7 +27,7 @@ class Watcher:
     """The `benchmark.Progress` of a pytest run: tells the terminal, if there is one, what the ranks are at, and whoever
     reads what pytest writes that they wait for long."""
 
-    def __init__(self, config: pytest.Config, *, warmup: int, steps: int) -> None:
+    def __init__(self, config: pytest.Config, *, warmup: int) -> None:
         self.streams = config.getoption("capture") == "no" and not hasattr(config, "workerinput")
         self._config = config
         self._reporter: Any = config.pluginmanager.get_plugin("terminalreporter")  # None in a worker of xdist's
@@ -35,7 +35,7 @@ class Watcher:
         live = getattr(self._reporter, "isatty", False) and not self.streams
         self._writer = config.get_terminal_writer() if live else None
         self._capture = config.pluginmanager.get_plugin("capturemanager")
-        self._warmup, self._steps = warmup, steps
+        self._warmup = warmup
         self.launch = 0  # from 1; the one under way, or the last
         self.launches = 0  # to the next look
         self._seconds: list[float] = []  # step times of the launches that have ended
@@ -69,7 +69,7 @@ class Watcher:
     def _wait(self, resource: Path, now: float) -> str:
         return progress.waiting(resource.name, locks.holder(resource), now - self._waits_since)
 
-    def progress(self, phase: Phase, step: int, marks_ns: Sequence[int]) -> None:
+    def progress(self, phase: Phase, step: int, steps: int, marks_ns: Sequence[int]) -> None:
         if self._writer is None or time.monotonic() - self._drawn < _REDRAW_SECONDS:
             return
         seconds = list(self._seconds)
@@ -82,7 +82,7 @@ class Watcher:
                 launches=self.launches,
                 phase=phase.name.lower(),
                 step=step,
-                steps=self._warmup if phase is Phase.WARMUP else self._steps,
+                steps=self._warmup if phase is Phase.WARMUP else steps,
                 p50_seconds=quantile(seconds, 50) if seconds else None,
             )
         )

@@ -67,17 +67,19 @@ class Meter(Protocol):
 
 
 def measure(step: Step, plan: Plan, ctx: Context, board: Board, meter: Meter) -> Window:
-    """Warm up, then time `plan.steps` steps from a common start."""
+    """Warm up, then time the steps of the window from a common start."""
     row, cell = board.row(ctx.rank), Board.STEP_CELL
     warmed = _warm_up(step, plan, ctx, board, meter)
+    steps = _window_steps(warmed, plan, ctx)
+    board.set_steps(ctx.rank, steps)
     on_cpu = ctx.device.type == "cpu"
     if not on_cpu:
         torch.accelerator.synchronize()
     timer = clock.make(plan.timing, ctx.device, board.marks(ctx.rank))
-    processed: list[Any] = [None] * plan.steps
-    cpu_ns = [0] * (plan.steps + 1)
-    graphs = [steady.graphs()] * (plan.steps + 1)
-    blocked = [0] * (plan.steps + 1)
+    processed: list[Any] = [None] * steps
+    cpu_ns = [0] * (steps + 1)
+    graphs = [steady.graphs()] * (steps + 1)
+    blocked = [0] * (steps + 1)
     gc.collect()
     gc.disable()
     try:
@@ -86,7 +88,7 @@ def measure(step: Step, plan: Plan, ctx: Context, board: Board, meter: Meter) ->
         timer.start()
         blocked[0] = meter.blocked_ns()
         cpu_ns[0] = time.thread_time_ns()
-        for index in range(plan.steps):
+        for index in range(steps):
             row[cell] = index
             told = step()
             timer.mark(index)
@@ -116,8 +118,12 @@ class _WarmUp:
     steps: int  # it took
     unsettled: str  # what its last step still changed, in words
     counters: Mapping[str, int | None]  # of a step; nothing is known of less than three
+    step_ns: int = 0  # the shortest of its last steps, with what it left the device to do
 
 
+# Of the warm-up, the steps that tell how long one takes: enough for one of them to be undisturbed, and late enough for
+# what only the first steps do to be over.
+_TELLING = 3
 # Of the warm-up, the step in which is counted: the last but one asked, for counting must not be the last thing that
 # happens before the window. DDP rebuilds its buckets after the first step, so counts hold from the second on.
 _COUNTED_FROM = 3
@@ -131,16 +137,30 @@ def _warm_up(step: Step, plan: Plan, ctx: Context, board: Board, meter: Meter) -
     if plan.warmup == 0:
         return _WarmUp(steps=0, unsettled="", counters=counters)
     watch = steady.Steadiness(ctx.device)
+    step_ns = []
     for index in range(plan.warmup + steady.WARMUP_BEYOND):
         if index >= plan.warmup - 1:
             watch.changed()
         row[cell] = index
+        began = time.monotonic_ns()
         if index == plan.warmup - 2 and plan.warmup >= _COUNTED_FROM:
             counters = meter.counters(step)
         else:
             returned.examples(step())
+        if ctx.device.type != "cpu":
+            torch.accelerator.synchronize()
+        step_ns.append(time.monotonic_ns() - began)
         if index >= plan.warmup - 1:
             unsettled = watch.unsettled()
             if not unsettled:
                 break
-    return _WarmUp(steps=index + 1, unsettled=unsettled, counters=counters)
+    return _WarmUp(steps=index + 1, unsettled=unsettled, counters=counters, step_ns=min(step_ns[-_TELLING:]))
+
+
+def _window_steps(warmed: _WarmUp, plan: Plan, ctx: Context) -> int:
+    """How many steps all ranks time: by the one that took longest, since none ends before it."""
+    if not warmed.steps:
+        return plan.steps
+    longest = torch.tensor(warmed.step_ns, device=ctx.device)
+    dist.all_reduce(longest, dist.ReduceOp.MAX)
+    return plan.steps_for(max(int(longest), 1) / 1e9)

@@ -53,7 +53,7 @@ def run(rank: int, directory: str, channel: socket.socket) -> NoReturn:
     multiprocessing.current_process()._config["tempdir"] = directory  # type: ignore[attr-defined]
     plan = Plan(**request["plan"])
     trees = Trees(**request["trees"]) if request["trees"] else None
-    this = Rank(rank, plan, Board(folder / "board", plan.processes, plan.steps), channel, trees)
+    this = Rank(rank, plan, Board(folder / "board", plan.processes, plan.room), channel, trees)
     status = 0
     try:
         _work(this, folder, request)
@@ -217,7 +217,7 @@ def _report(error: BaseException, rank: Rank) -> None:
         "rank": rank.number,
         "name": plan.name(rank.number),
         "when": when,
-        "phase": rank.board.describe(rank.number, warmup=plan.warmup, steps=plan.steps),
+        "phase": rank.board.describe(rank.number, warmup=plan.warmup),
         "summary": _summary(error),
         # An error of ours says in its text what is wrong; its frames are ours too.
         "traceback": "" if isinstance(error, DdpPerfError) else "".join(traceback.format_exception(error)),

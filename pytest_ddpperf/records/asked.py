@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Literal
 
 # What a step is counted to do, exactly: see docs/counters.md.
@@ -42,13 +43,15 @@ COUNTER_LIMITS = (Limit(metric="rpc.bytes", value=0.0, unit="%", default=True),)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """All that a launch needs to know; the same for every launch of a test."""
+    """All that a launch needs to know; the same for every launch of a test but for the window: see `exactly`."""
 
     world_size: int  # of the process group whose steps are timed: all ranks, or an RPC launch's trainers
     backend: str  # a name torch knows, never "auto"; "" for no process group (the probe)
     device: str  # a device type: "cpu", "cuda", ...
     warmup: int = 0  # steps
-    steps: int = 1
+    steps: int = 1  # timed, at least
+    min_seconds: float = 0.0  # that the timed steps shall take, where `most_steps` allow it; 0: exactly `steps`
+    most_steps: int = 0  # timed; less than `steps` has no effect
     timing: Literal["free", "step"] = "step"
     timeout_seconds: float = 300.0
     seed: int = 0
@@ -65,6 +68,20 @@ class Plan:
     @property
     def processes(self) -> int:
         return self.world_size + self.parameter_servers + self.master
+
+    @property
+    def room(self) -> int:
+        """How many steps there may be in a window."""
+        return max(self.steps, self.most_steps)
+
+    def steps_for(self, step_seconds: float) -> int:
+        """How many steps a window takes where one lasts so long."""
+        return max(self.steps, min(math.ceil(self.min_seconds / step_seconds), self.most_steps))
+
+    def exactly(self, steps: int) -> Plan:
+        """With a window of so many steps, however long they take: percentiles of few steps lie elsewhere than those
+        of many (the p10 of 15 is 3 to 5 % above that of 60), so what is compared has as many."""
+        return replace(self, steps=steps, min_seconds=0.0)
 
     def name(self, process: int) -> str:
         """A process in words: "rank 3"; in an RPC launch its name there, "trainer0", "ps0" or "master"."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from pytest_ddpperf.records.asked import COUNTER_LIMITS as COUNTER_LIMITS
@@ -69,6 +69,20 @@ class Samples:
     @property
     def launches(self) -> int:
         return len(self.step_seconds)
+
+    @property
+    def steps(self) -> int:
+        """Of each launch."""
+        return len(self.step_seconds[0])
+
+    def first(self, steps: int) -> Samples:
+        """With so many steps of each launch, those that came first."""
+        tables = {
+            name: tuple(tuple(rank[:steps] for rank in launch) for launch in table)
+            for name in ("rank_seconds", "cpu_seconds", "examples", "blocked_seconds")
+            if (table := getattr(self, name)) is not None
+        }
+        return replace(self, step_seconds=tuple(launch[:steps] for launch in self.step_seconds), **tables)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,9 +15,10 @@ _PHASES = {
 
 
 def line(*, launch: int, launches: int, phase: str, step: int, steps: int, p50_seconds: float | None) -> str:
-    """ "launch 2/5, step 30/50, p50 so far 0.243s"; `launch` from 1, `step` counts those that have ended."""
+    """ "launch 2/5, step 30/50, p50 so far 0.243s"; `launch` from 1, `step` counts those that have ended. A launch
+    without steps calls a function."""
     if phase == "steps":
-        place = f"step {step}/{steps}"
+        place = f"step {step}/{steps}" if steps else "the function"
     elif phase == "warmup":
         place = f"warm-up {step}/{steps}"
     else:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from pytest_ddpperf.records import Baseline, Comparison, LaunchRankSteps, Outcome, Plan, Samples, Verdict
 from pytest_ddpperf.report import text
-from pytest_ddpperf.verdict import stats
+from pytest_ddpperf.verdict import of_one_length, stats
 
 # What makes up half of a change is its main cause; where it is less, more comes from something else.
 _MAIN_PART = 0.5
@@ -24,6 +24,7 @@ def told(outcome: Outcome, baseline: Baseline) -> Iterator[str]:
     if len({len(side.rank_seconds[0]) for side in sides}) > 1:
         return
     change = _change(outcome.verdict)
+    sides = of_one_length(sides)
     if change is not None:
         yield from _explained(outcome, change, sides)
     yield from _blocked(outcome.plan, now=sides[0], base=sides[-1])

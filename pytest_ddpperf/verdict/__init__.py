@@ -17,6 +17,7 @@ from pytest_ddpperf.verdict.times import (
     coarse,
     judge_times,
     level_of,
+    of_one_length,
     resolutions,
     unsupported,
 )
@@ -29,6 +30,7 @@ __all__ = [
     "judge",
     "judge_times",
     "level_of",
+    "of_one_length",
     "resolutions",
     "unsupported",
     "with_counters",

@@ -75,7 +75,8 @@ def judge_times(
     and the drift between sessions: estimated from the baseline's sessions, and `assumed` as far as they are too few
     to tell. To a host that the baseline does not know, all sessions of a host count as one. Where launches were
     `interleaved`, k of one side beside k of the other, they are compared in pairs: there is no drift, and what else
-    differs between the sides' environments may be just what is compared.
+    differs between the sides' environments may be just what is compared. Of sides with windows of different lengths, as
+    many steps are compared: see `of_one_length`.
 
     Raises SampleError for figures that are no measurement: a step time that is not a positive number, a single
     launch on a side that is to be compared, sides without as many launches that are `interleaved`.
@@ -98,7 +99,8 @@ def judge_times(
         return Verdict(status=Status.NOT_GATED, reason="no-supported-limit", dropped=dropped, differences=differences)
     if min(session.samples.launches for session in baseline) < LAUNCHES_NEEDED:
         raise SampleError(f"a baseline of a single launch: a comparison needs {LAUNCHES_NEEDED} a side")
-    thin = [line for session in baseline for line in _supported(session, kept)[1]]
+    current, *baseline = _of_one_length([current, *baseline])
+    thin = dict.fromkeys(line for side in (current, *baseline) for line in _supported(side, kept)[1])
     if thin:
         return Verdict(status=Status.INCOMPARABLE, reason="baseline-support", dropped=dropped, differences=tuple(thin))
     for reason, sides in (("no-cpu-time-now", [current]), ("no-cpu-time", baseline)):
@@ -117,6 +119,18 @@ def judge_times(
         differences=differences,
         sessions=len(baseline),
     )
+
+
+def of_one_length(sides: Sequence[Samples]) -> list[Samples]:
+    """With as many steps a launch as the side with the fewest has, the first ones: a percentile of few steps lies
+    elsewhere than one of many."""
+    steps = min(side.steps for side in sides)
+    return [side if side.steps == steps else side.first(steps) for side in sides]
+
+
+def _of_one_length(sides: Sequence[Measurement]) -> list[Measurement]:
+    cut = of_one_length([side.samples for side in sides])
+    return [replace(side, samples=samples) for side, samples in zip(sides, cut, strict=True)]
 
 
 def gravest(statuses: Iterable[Status]) -> Status:

@@ -121,18 +121,19 @@ def _allocate(descriptor: int, size: int) -> None:
 
 
 class Board:
-    """A file in memory: per rank its phase, its step, when it entered each phase, and its marks.
+    """A file in memory: per rank its phase, its step and of how many, when it entered each phase, and its marks.
 
     All cells are 8-byte integers; times are nanoseconds of CLOCK_MONOTONIC, which all processes of a host share.
     A cell has one writer, and aligned 8-byte stores are whole.
     """
 
     _STEP = 1
-    _ENTERED = 2  # the first of len(Phase) cells
+    _STEPS = 2
+    _ENTERED = 3  # the first of len(Phase) cells
     _MARKS = _ENTERED + len(Phase)
 
     def __init__(self, path: Path, world_size: int, steps: int) -> None:
-        """Whoever comes first makes the file; raises OSError."""
+        """With room for so many `steps` a window. Whoever comes first makes the file; raises OSError."""
         self._row = self._MARKS + steps + 1
         size = world_size * self._row * 8
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -156,9 +157,17 @@ class Board:
 
     STEP_CELL = _STEP
 
+    def set_steps(self, rank: int, steps: int) -> None:
+        """Say how many steps the rank's window has."""
+        self._cells[rank * self._row + self._STEPS] = steps
+
+    def steps(self, rank: int) -> int:
+        """Of the rank's window; 0 until that is known, and where there is none."""
+        return self._cells[rank * self._row + self._STEPS]
+
     def marks(self, rank: int) -> memoryview:
-        """The steps + 1 marks of one rank: the start, then the end of each step."""
-        return self.row(rank)[self._MARKS :]
+        """The steps + 1 marks of one rank: the start, then the end of each step of its window."""
+        return self.row(rank)[self._MARKS : self._MARKS + self.steps(rank) + 1]
 
     def phase(self, rank: int) -> Phase:
         return Phase(self._cells[rank * self._row])
@@ -171,9 +180,9 @@ class Board:
         """When, in nanoseconds; 0 if it has not yet."""
         return self._cells[rank * self._row + self._ENTERED + phase]
 
-    def describe(self, rank: int, *, warmup: int, steps: int) -> str:
+    def describe(self, rank: int, *, warmup: int) -> str:
         """The rank's place in words, for a message; a launch without steps calls a function."""
-        phase, step = self.phase(rank), self.step(rank) + 1
+        phase, step, steps = self.phase(rank), self.step(rank) + 1, self.steps(rank)
         if phase is Phase.WARMUP:
             return f"warm-up step {min(step, warmup)} of {warmup}"
         if phase is Phase.STEPS:

@@ -35,7 +35,14 @@ def sleeping(ctx):
 """
 
 # A suspicion is confirmed by as many launches as raised it.
-SMALL = ["--ddp-steps=10", "--ddp-launches=3", "--ddp-max-launches=6", "--ddp-warmup=2", "--ddp-threshold=p50:300%"]
+SMALL = [
+    "--ddp-steps=10",
+    "--ddp-min-time=0",
+    "--ddp-launches=3",
+    "--ddp-max-launches=6",
+    "--ddp-warmup=2",
+    "--ddp-threshold=p50:300%",
+]
 
 Run = Callable[..., pytest.RunResult]
 

@@ -181,7 +181,14 @@ def test_look_up(rpc_benchmark):
     rpc_benchmark(trainer, parameter_server=parameter_server)
 """
     )
-    result = run("--benchmark-json=theirs.json", "--ddp-steps=4", "--ddp-launches=2", small=False, benchmark=True)
+    result = run(
+        "--benchmark-json=theirs.json",
+        "--ddp-steps=4",
+        "--ddp-min-time=0",
+        "--ddp-launches=2",
+        small=False,
+        benchmark=True,
+    )
     result.assert_outcomes(passed=1)
     (theirs,) = json.loads((pytester.path / "theirs.json").read_text())["benchmarks"]
     assert theirs["stats"]["rounds"] == 8

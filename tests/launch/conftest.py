@@ -27,7 +27,7 @@ class Recorder:
     def waiting(self, resource: Path) -> None:
         self.waited.append(resource)
 
-    def progress(self, phase: object, step: int, marks_ns: object) -> None:
+    def progress(self, phase: object, step: int, steps: int, marks_ns: object) -> None:
         pass
 
     def output(self, name: str, stream: str, line: str) -> None:

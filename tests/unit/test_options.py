@@ -74,6 +74,7 @@ def test_without_being_asked_the_settings_are_the_documented_defaults(
         device="auto",
         warmup=5,
         steps=30,
+        min_seconds=1.0,
         launches=5,
         max_launches=20,
         max_seconds=600.0,
@@ -111,6 +112,7 @@ def test_every_option_is_taken_from_the_command_line(read: Callable[..., Setting
         "--ddp-device=cpu",
         "--ddp-warmup=0",
         "--ddp-steps=50",
+        "--ddp-min-time=0.5",
         "--ddp-launches=7",
         "--ddp-max-launches=14",
         "--ddp-max-time=60",
@@ -136,6 +138,7 @@ def test_every_option_is_taken_from_the_command_line(read: Callable[..., Setting
         device="cpu",
         warmup=0,
         steps=50,
+        min_seconds=0.5,
         launches=7,
         max_launches=14,
         max_seconds=60.0,
@@ -174,6 +177,7 @@ INI_WORDS = {
     "ddp_device": "cpu",
     "ddp_warmup": "0",
     "ddp_steps": "50",
+    "ddp_min_time": "0",
     "ddp_launches": "7",
     "ddp_max_launches": "14",
     "ddp_max_time": "60",
@@ -192,7 +196,7 @@ def check_ini_words(settings: Settings, root: Path) -> None:
     assert settings.world_sizes == (1, 4)
     assert (settings.trainers, settings.parameter_servers) == (8, 3)
     assert (settings.backend, settings.device, settings.timing) == ("gloo", "cpu", "free")
-    assert (settings.warmup, settings.steps, settings.launches) == (0, 50, 7)
+    assert (settings.warmup, settings.steps, settings.min_seconds, settings.launches) == (0, 50, 0.0, 7)
     assert (settings.max_launches, settings.max_seconds) == (14, 60.0)
     assert metrics(settings) == ["p50:5%", "p75:2ms"]
     assert settings.timeout_seconds == 1.5
@@ -402,6 +406,15 @@ def test_warm_up_may_be_nothing_but_not_less(refusal: Callable[..., str]) -> Non
 def test_a_timeout_is_finite_and_above_0(refusal: Callable[..., str], given: str) -> None:
     allowed = "seconds, a number above 0 and up to 1000000000"
     assert refusal(f"--ddp-timeout={given}") == f"--ddp-timeout: {given!r}: {allowed}"
+
+
+@pytest.mark.parametrize("given", ["-1", "inf", "soon"])
+def test_windows_may_be_as_short_as_their_steps(
+    read: Callable[..., Settings], refusal: Callable[..., str], given: str
+) -> None:
+    assert read("--ddp-min-time=0").min_seconds == 0.0
+    allowed = "seconds, a number from 0 and up to 1000000000"
+    assert refusal(f"--ddp-min-time={given}") == f"--ddp-min-time: {given!r}: {allowed}"
 
 
 @pytest.mark.parametrize(
@@ -668,13 +681,13 @@ def test_a_marker_wins_over_everything(read: Callable[..., Settings], pytester: 
         [
             mark(
                 world_size=4, backend="gloo", threshold="p50:5%", steps=50, launches=6, warmup=4, timeout=120,
-                device="cpu", timing="free", max_launches=12, max_time=60, trainers=4, parameter_servers=1,
+                device="cpu", timing="free", max_launches=12, max_time=60, trainers=4, parameter_servers=1, min_time=3,
             )
         ],
     )  # fmt: skip
     assert settings.world_sizes == (4,)
     assert (settings.backend, settings.device, settings.timing) == ("gloo", "cpu", "free")
-    assert (settings.steps, settings.launches, settings.warmup) == (50, 6, 4)
+    assert (settings.steps, settings.min_seconds, settings.launches, settings.warmup) == (50, 3.0, 6, 4)
     assert settings.limits == (Limit(metric="p50", value=0.05, unit="%"),)
     assert settings.timeout_seconds == 120.0
     from_marker = {name for name, source in settings.sources.items() if source == "marker"}
@@ -708,15 +721,15 @@ def test_a_marker_may_list_its_limits(read: Callable[..., Settings]) -> None:
 def test_a_marker_takes_keywords_only(read: Callable[..., Settings]) -> None:
     assert marker_refusal(read(), 4) == (
         "@pytest.mark.ddp(...): 4: arguments are given by keyword: "
-        "world_size, trainers, parameter_servers, backend, device, warmup, steps, launches, max_launches, max_time, "
-        "threshold, timing, timeout"
+        "world_size, trainers, parameter_servers, backend, device, warmup, steps, min_time, launches, max_launches, "
+        "max_time, threshold, timing, timeout"
     )
 
 
 def test_a_misspelt_argument_is_told_the_nearest(read: Callable[..., Settings]) -> None:
     assert marker_refusal(read(), wrld_size=4) == (
         "@pytest.mark.ddp(wrld_size=...): 4: there is no such argument; there are "
-        "world_size, trainers, parameter_servers, backend, device, warmup, steps, launches, max_launches, "
+        "world_size, trainers, parameter_servers, backend, device, warmup, steps, min_time, launches, max_launches, "
         "max_time, threshold, timing, timeout; did you mean world_size?"
     )
 
@@ -770,8 +783,8 @@ def test_the_support_of_a_limit_is_checked_again_for_each_test(read: Callable[..
 
 def test_the_markers_help_registers_it_with_all_arguments(read: Callable[..., Settings]) -> None:
     assert options.MARKER_HELP == (
-        "ddp(world_size, trainers, parameter_servers, backend, device, warmup, steps, launches, max_launches, "
-        "max_time, threshold, timing, timeout): "
+        "ddp(world_size, trainers, parameter_servers, backend, device, warmup, steps, min_time, launches, "
+        "max_launches, max_time, threshold, timing, timeout): "
         "settings of a distributed test, by keyword, over --ddp-* and ini keys"
     )
 
@@ -780,10 +793,11 @@ def test_the_markers_help_registers_it_with_all_arguments(read: Callable[..., Se
 
 
 def test_a_plan_says_what_was_asked(read: Callable[..., Settings]) -> None:
-    settings = read("--ddp-warmup=3", "--ddp-steps=40", "--ddp-timeout=9", "--ddp-preload=json", "--ddp-launches=4")
+    asked = "--ddp-warmup=3", "--ddp-steps=40", "--ddp-min-time=2", "--ddp-timeout=9", "--ddp-preload=json"
+    settings = read(*asked, "--ddp-launches=4")
     assert options.plan(settings, world_size=4, backend="gloo", device="cpu") == Plan(
-        world_size=4, backend="gloo", device="cpu", warmup=3, steps=40, timing="step", timeout_seconds=9.0, seed=0,
-        preload=("json",),
+        world_size=4, backend="gloo", device="cpu", warmup=3, steps=40, min_seconds=2.0, most_steps=75, timing="step",
+        timeout_seconds=9.0, seed=0, preload=("json",),
     )  # fmt: skip
     assert options.launches(settings) == 4
 
@@ -800,4 +814,4 @@ def test_steps_run_ahead_on_an_accelerator_unless_asked_otherwise(
 def test_disabled_is_one_launch_of_one_step_whatever_a_marker_asks(read: Callable[..., Settings]) -> None:
     settings = options.with_markers(read("--ddp-disable"), [mark(steps=50, launches=7, warmup=9)])
     plan = options.plan(settings, world_size=2, backend="gloo", device="cpu")
-    assert (plan.warmup, plan.steps, options.launches(settings)) == (0, 1, 1)
+    assert (plan.warmup, plan.steps, plan.min_seconds, options.launches(settings)) == (0, 1, 0.0, 1)

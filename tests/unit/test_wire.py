@@ -66,14 +66,19 @@ def test_the_board_tells_where_each_rank_is(tmp_path: Path) -> None:
     written, read = (Board(tmp_path / "board", world_size=2, steps=3) for _ in range(2))
     written.enter(1, Phase.WARMUP, 17)
     written.row(1)[Board.STEP_CELL] = 1
-    written.marks(1)[:] = memoryview(bytes(8 * 4)).cast("q")
+    assert (read.steps(1), len(read.marks(1))) == (0, 1), "before the rank knows"
+    written.set_steps(1, 2)
+    written.marks(1)[:] = memoryview(bytes(8 * 3)).cast("q")
+    assert (read.steps(0), read.steps(1), len(read.marks(1))) == (0, 2, 3)
     assert (read.phase(0), read.phase(1), read.entered(1, Phase.WARMUP)) == (Phase.START, Phase.WARMUP, 17)
-    assert read.describe(1, warmup=5, steps=3) == "warm-up step 2 of 5"
+    assert read.describe(1, warmup=5) == "warm-up step 2 of 5"
     written.enter(1, Phase.STEPS, 18)
-    written.row(1)[Board.STEP_CELL] = 2
-    assert read.describe(1, warmup=5, steps=3) == "step 3 of 3"
-    assert read.describe(1, warmup=0, steps=0) == "the function"
-    assert read.describe(0, warmup=5, steps=3) == "the start"
+    written.row(1)[Board.STEP_CELL] = 1
+    assert read.describe(1, warmup=5) == "step 2 of 2"
+    written.enter(0, Phase.STEPS, 18)
+    assert read.describe(0, warmup=0) == "the function"
+    written.enter(0, Phase.START, 18)
+    assert read.describe(0, warmup=5) == "the start"
     for board in (written, read):
         board.close()
 
