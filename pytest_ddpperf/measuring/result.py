@@ -22,7 +22,7 @@ class Result:
 
     def percentile(self, q: float) -> float:
         """The q-th percentile (0 to 100) of the group's step time: per launch, then the geometric mean over
-        launches, as the verdict has it."""
+        launches, as the verdict has it (of fewer steps, where a baseline has fewer)."""
         if not 0 <= q <= 100:
             raise ValueError(f"percentile({q!r}): from 0 to 100")
         return geometric_mean(launch_quantiles(self.step_seconds, q))

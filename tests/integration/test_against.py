@@ -296,7 +296,7 @@ def test_the_same_code_on_both_sides_is_a_mistake_unless_it_was_asked_for(
 
 
 def test_a_variable_an_option_and_what_must_be_built_may_be_all_that_differs(
-    repository: Repository, run: Run, monkeypatch: pytest.MonkeyPatch
+    repository: Repository, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     repository.write(
         "tests/conftest.py",
@@ -311,6 +311,7 @@ def test_a_variable_an_option_and_what_must_be_built_may_be_all_that_differs(
         """
         from speed.built import MILLISECONDS
 
+        @pytest.mark.ddp(min_time=1000, max_launches=500)  # and 2 ranks: room for 6 steps
         def test_variable(ddp_benchmark):
             ddp_benchmark(sleeping)
 
@@ -331,8 +332,15 @@ def test_a_variable_an_option_and_what_must_be_built_may_be_all_that_differs(
     options += ["--ddp-against-option", "--my-milliseconds 5"]
     options.append("--ddp-against-setup=echo 'MILLISECONDS = 5' > 'python code/src/speed/built.py'")
     with repository.untouched():
-        result = run(*FEW, "--ddp-against", "HEAD", *options, "-o", "addopts=-q")
+        result = run(
+            *FEW, "--ddp-against", "HEAD", *options, "-o", "addopts=-q", f"--ddp-json={tmp_path / 'report.json'}"
+        )
     assert result.ret == 1
+    windows = [
+        {len(launch) for side in (both, both["beside"]) for launch in side["measurement"]["samples"]["step_seconds"]}
+        for both in json.loads((tmp_path / "report.json").read_text())["measurements"]
+    ]
+    assert windows == [{6}, {5}, {5}]
     result.stdout.fnmatch_lines(
         [
             "ddpperf: 2 ranks over gloo (*",

@@ -25,13 +25,17 @@ def stored(path: Path) -> list[Path]:
 
 def test_save_pass_regress_accept(pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     pytester.makepyfile(test_gate=GATED)
-    result = run("--ddp-save-baseline")
+    # More seconds than there is room for: 6,000 steps of 2 ranks in 150 launches.
+    result = run("--ddp-save-baseline", "--ddp-min-time=1000", "--ddp-max-launches=150")
     assert result.ret == 0
     assert line(result, "ddpperf:") == "ddpperf: 0 of 1 compared: 1 not gated"
     (baseline,) = stored(pytester.path)
     assert baseline.parts[-2:] == ("test_gate", "test_step.json")
     assert "-gloo-ws2-1x2" in baseline.parts[-3]
     result.stdout.fnmatch_lines([f"test_gate.py::test_step: saved {baseline.relative_to(pytester.path)}, ? launches"])
+
+    (session,) = json.loads(baseline.read_text())["sessions"]
+    assert {len(launch) for launch in session["measurement"]["samples"]["step_seconds"]} == {20}
 
     monkeypatch.setenv("SLEEP", "6")
     result = run()
@@ -74,9 +78,10 @@ def test_save_pass_regress_accept(pytester: pytest.Pytester, run: Run, monkeypat
     assert line(run(), "ddpperf:") == "ddpperf: 1 of 1 compared: 1 passed"
 
     monkeypatch.setenv("SLEEP", "5")
-    result = run()
+    result = run("--ddp-steps=20")
     assert result.ret == 0
     assert line(result, "ddpperf:") == "ddpperf: 1 of 1 compared: 1 improved"
+    result.stdout.fnmatch_lines(["test_gate.py::test_step: compared by the first 10 of 20 steps a launch, *"])
 
 
 def test_what_a_result_holds(pytester: pytest.Pytester, run: Run) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +13,7 @@ import pytest
 from pytest_ddpperf import options
 from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.measuring.benchmark import Job, Measured, carry_out
-from pytest_ddpperf.records import LaunchSamples, TestId
+from pytest_ddpperf.records import LaunchSamples, Limit, Plan, TestId
 from tests.unit.test_launches import LAUNCH, UNFIT
 from tests.unit.test_machine import settings
 
@@ -20,6 +22,10 @@ PROGRESS: Any = SimpleNamespace(begin=lambda launch, launches: None, launched=la
 
 def measure(launch: LaunchSamples, store: Store, **asked: Any) -> Measured:
     """Every launch is `launch`."""
+    return carried_out(lambda plan: launch, store, **asked)
+
+
+def carried_out(launch: Callable[[Plan], LaunchSamples], store: Store, **asked: Any) -> Measured:
     of_test = settings(**asked)
     job = Job(
         test=TestId(module="m", name="t"),
@@ -33,7 +39,7 @@ def measure(launch: LaunchSamples, store: Store, **asked: Any) -> Measured:
         gate=True,
         facts={},
     )
-    launcher: Any = SimpleNamespace(measure=lambda *_: launch)
+    launcher: Any = SimpleNamespace(measure=lambda plan, *_: launch(plan))
     return carry_out(job, launcher, store, PROGRESS)
 
 
@@ -51,3 +57,45 @@ def test_extending_says_that_there_was_nothing_to_extend(tmp_path: Path) -> None
     assert measure(LAUNCH, store, save_baseline=True).outcome.notes == ()
     store.extend(began.candidate)
     assert measure(LAUNCH, store, extend_baseline=True).outcome.notes == ()
+
+
+def lasting(step_seconds: float) -> Callable[[Plan], LaunchSamples]:
+    """Launches whose windows have as many steps as they are told, of that length."""
+
+    def launch(plan: Plan) -> LaunchSamples:
+        steps = (step_seconds,) * plan.steps_for(step_seconds)
+        return replace(LAUNCH, step_seconds=steps, rank_seconds=(steps,))
+
+    return launch
+
+
+def told(steps: int, cut: int) -> str:
+    return (
+        f"compared by the first {cut} of {steps} steps a launch, as many as the baseline has: "
+        "--ddp-save-baseline records longer windows"
+    )
+
+
+def test_sides_of_different_lengths_are_compared_and_it_is_told_where_much_is_lost(tmp_path: Path) -> None:
+    store, limits = Store(tmp_path), (Limit(metric="p50", value=0.1, unit="%"),)
+    saved = carried_out(lasting(0.02), store, save_baseline=True)
+    assert [len(launch) for launch in saved.result.step_seconds] == [50] * 5
+    store.write(saved.candidate)
+    for step_seconds, steps, verdict, notes in (
+        (0.021, 48, "PASS", ()),  # one by chance slower, or faster
+        (0.0101, 100, "PASS", (told(100, 50),)),
+        (0.04, 30, "REGRESSED", ()),
+    ):
+        found = carried_out(lasting(step_seconds), store, limits=limits)
+        assert {len(launch) for launch in found.result.step_seconds} == {steps}
+        assert (str(found.result.verdict).replace("IMPROVED", "PASS"), found.outcome.notes) == (verdict, notes)
+        (change,) = found.result.verdict.comparisons
+        assert (change.baseline_seconds, change.now_seconds) == pytest.approx((0.02, step_seconds))
+        assert found.result.verdict.differences == (), "of steps only what was asked is a fact"
+
+
+def test_what_is_not_compared_is_not_cut(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.write(carried_out(lasting(0.02), store, save_baseline=True, steps=10, min_seconds=0.0).candidate)
+    found = carried_out(lasting(0.02), store, warmup=3)
+    assert (found.result.verdict, found.outcome.notes) == ("INCOMPARABLE", ())

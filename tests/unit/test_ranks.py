@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -150,6 +151,18 @@ def test_a_rank_is_held_against_the_mean_of_all_sessions() -> None:
     assert told(side(30, cpu=(10, 30)), side(11, cpu=(10, 5)), side(11, cpu=(10, 20))) == [
         "slowest rank: 1, its CPU time +20.0ms of +19.0ms at p50; others +0s at most"
     ]
+
+
+def test_ranks_are_compared_by_as_many_steps_as_the_sides() -> None:
+    now, base = side(30, cpu=(10, 29)), side(11, cpu=(10, 10))
+    assert base.samples.cpu_seconds is not None
+    more = replace(
+        base.samples,
+        step_seconds=tuple((*launch, *(9.0,) * 9) for launch in base.samples.step_seconds),
+        rank_seconds=tuple(tuple((*rank, *(9.0,) * 9) for rank in launch) for launch in base.samples.rank_seconds),
+        cpu_seconds=tuple(tuple((*rank, *(9.0,) * 9) for rank in launch) for launch in base.samples.cpu_seconds),
+    )
+    assert told(now, replace(base, samples=more)) == told(now, base)
 
 
 def test_a_limit_on_cpu_time_is_explained_by_cpu_time_alone() -> None:

@@ -562,6 +562,11 @@ def test_progress_before_the_first_step_has_no_p50() -> None:
     assert progress.line(launch=0, launches=0, phase="setup", step=0, steps=1, p50_seconds=None) == "setup"
 
 
+def test_a_launch_without_steps_calls_a_function() -> None:
+    told = progress.line(launch=0, launches=0, phase="steps", step=0, steps=0, p50_seconds=None)
+    assert told == "the function"
+
+
 def test_waiting_names_what_is_waited_for() -> None:
     assert progress.waiting("cpu0", 4321, 10.2) == "waiting for cpu0, held by pid 4321, 10 s"
     assert progress.waiting("", None, 80.0) == "waiting for the host, held by another process, 80 s"

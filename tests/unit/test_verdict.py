@@ -10,7 +10,16 @@ import pytest
 
 from pytest_ddpperf.options.table import FAIL_ON_NAMES
 from pytest_ddpperf.records import Environment, Limit, Measurement, Samples, Scalar, Status, Verdict
-from pytest_ddpperf.verdict import ASSUMED_DRIFT, coarse, fails, judge, level_of, resolutions, unsupported
+from pytest_ddpperf.verdict import (
+    ASSUMED_DRIFT,
+    coarse,
+    fails,
+    judge,
+    level_of,
+    of_one_length,
+    resolutions,
+    unsupported,
+)
 from pytest_ddpperf.verdict.stats import Drift
 
 NO_DRIFT = Drift(floor=0.0, share=0.0, freedom=8)
@@ -128,6 +137,66 @@ def test_a_baseline_that_cannot_support_a_limit_is_incomparable() -> None:
     verdict = decide(measurement(STEADY), measurement(STEADY, steps=5), p95)
     assert (verdict, verdict.reason) == ("INCOMPARABLE", "baseline-support")
     assert "p95:10%: needs at least 59 timed steps" in verdict.differences[0]
+
+
+def followed_by(short: Measurement, factor: float, *, steps: int = 60) -> Measurement:
+    """With more steps in each launch, by such a factor longer or shorter than its first."""
+    samples = short.samples
+    assert samples.cpu_seconds is not None
+
+    def longer(launch: Sequence[float]) -> tuple[float, ...]:
+        return (*launch, *(factor * launch[0],) * steps)
+
+    def by_rank(table: Sequence[Sequence[Sequence[float]]]) -> tuple[tuple[tuple[float, ...], ...], ...]:
+        return tuple(tuple(map(longer, launch)) for launch in table)
+
+    return replace(
+        short,
+        samples=Samples(
+            step_seconds=tuple(map(longer, samples.step_seconds)),
+            rank_seconds=by_rank(samples.rank_seconds),
+            cpu_seconds=by_rank(samples.cpu_seconds),
+            examples=tuple(tuple((1,) * (steps + 30) for _ in launch) for launch in samples.rank_seconds),
+            blocked_seconds=by_rank(samples.rank_seconds),
+        ),
+    )
+
+
+@pytest.mark.parametrize("factor", [0.1, 10.0])
+@pytest.mark.parametrize("metric", ["p10", "p50", "cpu_p50"])
+def test_sides_are_compared_by_as_many_steps(metric: str, factor: float) -> None:
+    limit = Limit(metric=metric, value=0.10, unit="%")
+    short = measurement(STEADY, cpu=STEADY)
+    longer = followed_by(short, factor)
+    same = decide(short, short, limit).comparisons
+    for now, sessions in ((longer, [short]), (short, [longer]), (longer, [longer, short])):
+        assert judge(now, sessions, [limit], assumed=NO_DRIFT).comparisons[0].change.estimate == pytest.approx(0.0)
+    assert decide(longer, short, limit).comparisons == decide(short, longer, limit).comparisons == same
+
+
+def test_all_that_is_known_of_a_step_is_cut_with_it() -> None:
+    short, longer = measurement(STEADY, cpu=STEADY).samples, followed_by(measurement(STEADY, cpu=STEADY), 2.0).samples
+    cut, kept = of_one_length([longer, short])
+    assert kept is short
+    assert (longer.steps, cut.steps) == (90, 30)
+    assert (cut.step_seconds, cut.rank_seconds, cut.cpu_seconds) == (
+        short.step_seconds, short.rank_seconds, short.cpu_seconds,
+    )  # fmt: skip
+    assert cut.blocked_seconds == short.rank_seconds
+    assert cut.examples == (((1,) * 30,) * 2,) * len(STEADY)
+
+
+def test_what_is_left_of_a_window_must_support_the_limits() -> None:
+    p95 = Limit(metric="p95", value=0.1, unit="%")
+    many, long = measurement(STEADY * 4, steps=5), measurement(STEADY, steps=30)
+    assert [decide(side, side, p95) for side in (long, many)] == ["PASS", "PASS"]
+    for now, base in ((long, many), (many, long)):
+        verdict = decide(now, base, p95)
+        assert (verdict, verdict.reason) == ("INCOMPARABLE", "baseline-support")
+        assert verdict.differences == (
+            "p95:10%: needs at least 59 timed steps in all (steps x launches); 5 x 5 = 25 were asked: "
+            "raise --ddp-steps to 12",
+        )
 
 
 def test_without_a_baseline_there_is_no_verdict_on_speed() -> None:
