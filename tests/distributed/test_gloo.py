@@ -38,7 +38,7 @@ def test_ddp_averages_gradients(ddp_run: DdpRun) -> None:
         torch.testing.assert_close(found, (alone[0] + alone[1]) / 2)
 
 
-@pytest.mark.ddp(steps=4, launches=2, warmup=2)
+@pytest.mark.ddp(steps=4, min_time=0, launches=2, warmup=2)
 def test_a_training_step_is_timed(ddp_benchmark: DdpBenchmark) -> None:
     def setup(ctx: Context) -> Any:
         model = DistributedDataParallel(nn.Linear(4, 3))

@@ -90,11 +90,11 @@ def test_progress_on_a_terminal(pytester: pytest.Pytester, monkeypatch: pytest.M
         written += data
         return data
 
-    status = pty.spawn(
-        [sys.executable, "-m", "pytest", "-p", "no:randomly", "-p", "no:benchmark", "--ddp-launches=2"], read
-    )
+    # More seconds than there is room for: 6,000 steps of 2 ranks in 80 launches.
+    asked = "--ddp-launches=2", "--ddp-min-time=1000", "--ddp-max-launches=80"
+    status = pty.spawn([sys.executable, "-m", "pytest", "-p", "no:randomly", "-p", "no:benchmark", *asked], read)
     assert os.waitstatus_to_exitcode(status) == 0
-    assert re.search(r"launch 2/2, step \d+/30, p50 so far 0\.0\d+s", written.decode())
+    assert re.search(r"launch 2/2, step \d+/37, p50 so far 0\.0\d+s", written.decode())
 
 
 HANGING = (
