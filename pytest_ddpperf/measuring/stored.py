@@ -9,7 +9,7 @@ from pytest_ddpperf.measuring.judging import Before
 from pytest_ddpperf.measuring.launches import Launches
 from pytest_ddpperf.records import Baseline, Environment, Measurement, Outcome, Splits, TestId
 
-# Two measurements of a step hardly ever come to the same number of steps; so many times as many are another setting.
+# Two measurements of one step hardly ever have the same number of steps; with twice as many, more is lost than that.
 _MUCH_LONGER = 2
 
 

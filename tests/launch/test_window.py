@@ -69,7 +69,7 @@ def test_what_only_the_first_steps_do_is_not_what_a_step_takes(bench: Bench) -> 
         calls = iter(range(100))
         return lambda: time.sleep(1.0 * (next(calls) in (0, 4)))  # of warm-up steps 0 to 4
 
-    samples = bench.launcher.measure(plan(bench, warmup=5, min_seconds=1.0, most_steps=7), setup, bench.recorder)
+    samples = bench.launcher.measure(plan(bench, warmup=5, min_seconds=3.5, most_steps=7), setup, bench.recorder)
     assert len(samples.step_seconds) == 7
 
 
