@@ -17,6 +17,7 @@ from _pytest.assertion.rewrite import AssertionRewritingHook
 from pytest_ddpperf.against import Sources
 from pytest_ddpperf.measuring.serving import Serving
 from pytest_ddpperf.plugin import state
+from pytest_ddpperf.plugin.items import is_distributed
 from pytest_ddpperf.rank.process import die_with_parent
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import DdpPerfError
@@ -72,7 +73,7 @@ class _Led:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        items = {item.nodeid: item for item in session.items if state.is_distributed(item)}
+        items = {item.nodeid: item for item in session.items if is_distributed(item)}
         self._serving.say(
             "collected",
             tests=list(items),
@@ -107,7 +108,7 @@ class _Led:
 def _following(items: list[pytest.Item], item: pytest.Item) -> pytest.Item | None:
     """The next test that may be asked for: of fixtures that it needs, too, there is no need to be torn down."""
     later = items[items.index(item) + 1 :]
-    return next((other for other in later if state.is_distributed(other)), None)
+    return next((other for other in later if is_distributed(other)), None)
 
 
 def _why(report: pytest.TestReport) -> str:

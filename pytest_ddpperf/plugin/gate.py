@@ -17,6 +17,7 @@ from pytest_ddpperf.measuring.machine import Place, Unavailable
 from pytest_ddpperf.measuring.result import Result
 from pytest_ddpperf.options import Settings
 from pytest_ddpperf.plugin import state
+from pytest_ddpperf.plugin.items import invocation_path, module_of, name_of, with_place
 from pytest_ddpperf.plugin.marks import warning_filters
 from pytest_ddpperf.plugin.state import Run
 from pytest_ddpperf.plugin.watch import Watcher
@@ -66,7 +67,7 @@ class Distributed:
         except Unavailable as error:
             pytest.skip(str(error))
         except MarkerError as error:
-            raise plain_failure(state.of_test(self._item, error)) from None
+            raise plain_failure(with_place(self._item, error)) from None
         except OptionError as error:
             # Without xdist it was found after collection; a worker can only fail the test and tell the controller.
             self._state.usage_error = str(error)
@@ -138,8 +139,8 @@ class Benchmark(Distributed):
         __tracebackhide__ = True
         job = Job(
             test=TestId(
-                module=state.module_of(self._run.config, self._item),
-                name=state.name_of(self._item, plan.world_size),
+                module=module_of(self._run.config, self._item),
+                name=name_of(self._item, plan.world_size),
                 label=label,
             ),
             nodeid=self._item.nodeid,
@@ -243,7 +244,7 @@ class Benchmark(Distributed):
                 kept.append(word)
                 if "=" not in word:
                     kept.append(next(words, ""))
-        path = state.invocation_path(config, self._item)
+        path = invocation_path(config, self._item)
         return shlex.join(["pytest", path, *kept, "--ddp-save-baseline"])
 
 

@@ -12,7 +12,8 @@ import pytest
 
 from pytest_ddpperf import options
 from pytest_ddpperf.plugin import state
-from pytest_ddpperf.plugin.state import RUN, WORLD_SIZE, Run
+from pytest_ddpperf.plugin.items import BENCHMARKS, WORLD_SIZE, is_distributed, uses
+from pytest_ddpperf.plugin.state import RUN, Run
 
 if TYPE_CHECKING:
     from pytest_ddpperf.plugin.fixtures import DdpBenchmark, DdpRun, RpcBenchmark
@@ -85,7 +86,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     from_benchmark = config.pluginmanager.hasplugin("benchmark")
     for item in items:
-        if from_benchmark and state.uses(item, state.BENCHMARKS):
+        if from_benchmark and uses(item, BENCHMARKS):
             # Theirs, when a launch fails before anything could be replayed: an error under -W error.
             item.add_marker(pytest.mark.filterwarnings("ignore:Benchmark fixture was not used at all"))
 
@@ -178,7 +179,7 @@ class _BesideBenchmark:
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         # Asked again: CodSpeed takes their plugin out, and its own reading of the marker knows no timer.
         theirs = item.config.pluginmanager.hasplugin("benchmark")
-        if theirs and state.uses(item, state.BENCHMARKS):
+        if theirs and uses(item, BENCHMARKS):
             from pytest_ddpperf.plugin.replay import mark_with_clock
 
             mark_with_clock(item)
@@ -202,7 +203,7 @@ class _BesideBenchmark:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    if state.is_distributed(item):
+    if is_distributed(item):
         state.of(item).begin()
 
 
@@ -211,9 +212,9 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object
     try:
         result = yield
     finally:
-        if state.is_distributed(item):
+        if is_distributed(item):
             item.config.stash[RUN].leave()
-    if state.is_distributed(item):
+    if is_distributed(item):
         _save(item)
     return result
 
@@ -243,7 +244,7 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    if state.is_distributed(item):
+    if is_distributed(item):
         _note(item, report)
     return report
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_ddpperf import options
+from pytest_ddpperf.plugin.items import BENCHMARKS, RPC, WORLD_SIZE, is_distributed, uses, with_place, world_sizes
 
 if TYPE_CHECKING:
     from pytest_ddpperf.against import BaseSide
@@ -20,12 +21,6 @@ if TYPE_CHECKING:
     from pytest_ddpperf.measuring.session import Report, Session
     from pytest_ddpperf.options import Settings
     from pytest_ddpperf.records import Baseline, Outcome
-    from pytest_ddpperf.records.errors import MarkerError
-
-WORLD_SIZE = "_ddp_world_size"
-RPC = "rpc_benchmark"
-BENCHMARKS = frozenset({"ddp_benchmark", RPC})
-FIXTURES = BENCHMARKS | {"ddp_run"}
 
 
 SERVING: pytest.StashKey[Serving] = pytest.StashKey()
@@ -264,52 +259,5 @@ def own_settings(item: pytest.Item) -> Settings:
     try:
         return settings_of(item)
     except MarkerError as error:
-        problem = of_test(item, error)
+        problem = with_place(item, error)
     pytest.fail(problem, pytrace=False)
-
-
-def of_test(item: pytest.Item, error: MarkerError) -> str:
-    """A mistake with the test it is of, and its place: the text stands where no traceback tells."""
-    path, line, name = item.reportinfo()
-    place = os.path.relpath(path, item.config.invocation_params.dir) + (f":{line + 1}" if line is not None else "")
-    return f"{place}: {name}: {error}"
-
-
-def uses(item: pytest.Item, fixtures: Collection[str]) -> bool:
-    """Whether a test asks for one of these fixtures, itself or by another."""
-    return any(name in fixtures for name in getattr(item, "fixturenames", ()))
-
-
-def world_sizes(item: pytest.Item, settings: Settings) -> tuple[int, ...]:
-    """The one of a test that is parametrised with several; else those it was asked to have."""
-    parameters = getattr(getattr(item, "callspec", None), "params", {})
-    return (parameters[WORLD_SIZE],) if WORLD_SIZE in parameters else settings.world_sizes
-
-
-def is_distributed(item: pytest.Item) -> bool:
-    return uses(item, FIXTURES)
-
-
-def invocation_path(config: pytest.Config, item: pytest.Item) -> str:
-    """The test as an argument for pytest, from where the user stands."""
-    _, _, rest = item.nodeid.partition("::")
-    return f"{os.path.relpath(item.path, config.invocation_params.dir)}::{rest}"
-
-
-def module_of(config: pytest.Config, item: pytest.Item) -> str:
-    """`TestId.module`: the path from rootdir, or the import name outside it."""
-    path = Path(item.path)
-    if path.is_relative_to(config.rootpath):
-        return path.relative_to(config.rootpath).with_suffix("").as_posix()
-    return str(getattr(getattr(item, "module", None), "__name__", path.stem))
-
-
-def name_of(item: pytest.Item, world_size: int) -> str:
-    """`TestId.name`: the node id behind the module, less the world size, which has its place in the environment."""
-    _, _, name = item.nodeid.partition("::")
-    callspec = getattr(item, "callspec", None)
-    if callspec is None or WORLD_SIZE not in callspec.params:
-        return name
-    stem = name.removesuffix(f"[{callspec.id}]")
-    others = callspec.id.removesuffix(f"ws{world_size}").removesuffix("-")
-    return f"{stem}[{others}]" if others else stem

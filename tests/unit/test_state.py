@@ -8,6 +8,7 @@ import pytest
 
 from pytest_ddpperf.measuring.session import Session
 from pytest_ddpperf.plugin import state
+from pytest_ddpperf.plugin.items import with_place
 from pytest_ddpperf.plugin.marks import warning_filters
 from pytest_ddpperf.records.errors import MarkerError
 from tests.unit.test_machine import GPUS
@@ -62,7 +63,7 @@ def test_a_mistake_is_told_with_its_test_and_place(collect: Collect, number: int
     item = collect(MISTAKES, "--ddp-threshold=p90:5%")[number]
     with pytest.raises(MarkerError) as refused:
         state.settings_of(item)
-    assert state.of_test(item, refused.value).startswith(f"{item.path.name}{told}")
+    assert with_place(item, refused.value).startswith(f"{item.path.name}{told}")
 
 
 SHARING = """
