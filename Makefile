@@ -1,4 +1,4 @@
-# make demo    save a baseline for the examples on two Gloo ranks, compare, then catch a planted regression
+# make demo    a small project of its own: save a baseline, pass the same code, catch a commit that trains slower
 # make test    lint, type-check, run the tests
 # make clean   remove what these made: .venv, .demo, caches
 #

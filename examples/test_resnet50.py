@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from resnet50 import ResNet50
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-# The regression that `make demo` plants: DDP_BUCKET_CAP_MB=0.001 gives every gradient a bucket of its own.
+# A regression to try: DDP_BUCKET_CAP_MB=0.001 gives every gradient a bucket of its own.
 BUCKET_CAP_MB = float(os.environ["DDP_BUCKET_CAP_MB"]) if "DDP_BUCKET_CAP_MB" in os.environ else None
 
 

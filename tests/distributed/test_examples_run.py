@@ -1,11 +1,13 @@
-"""The examples run where a stranger runs them: from the root and from their own folder."""
+"""The examples run where a stranger runs them: from the root and from their own folder. So does the demo's project."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
+import demo
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,3 +23,19 @@ def test_a_ddp_and_an_rpc_example_run_under_every_import_mode(mode: str, folder:
     ended = subprocess.run(command + quiet, cwd=ROOT / folder, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "2 passed, 4 deselected" in ended.stdout
+
+
+@pytest.mark.parametrize(("changed", "all_reduces"), [({}, 1), (demo.PLANTED, 28)], ids=["first", "planted"])
+def test_the_demos_project_runs_with_as_many_all_reduces_as_told(
+    changed: dict[str, str], all_reduces: int, tmp_path: Path
+) -> None:
+    """In one bucket first, then one for each parameter of the model."""
+    for name, text in {**demo.PROJECT, **changed}.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    command = [sys.executable, "-m", "pytest", "--ddp-save-baseline", "--ddp-launches=2", "--ddp-json=report.json"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    (measured,) = json.loads((tmp_path / "report.json").read_text())["measurements"]
+    assert measured["measurement"]["counters"]["all_reduce.count"] == all_reduces

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import demo
@@ -94,90 +98,191 @@ def test_gpt_learns_a_text_by_heart() -> None:
 
 
 @pytest.fixture
-def pytest_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
-    """Lets each act's pytest end with (exit status, measurements) as given, without running it."""
+def pytest_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Path]:
+    """Lets each act's pytest end with (exit status, measurements) as given, without running it; the demo's folder."""
 
-    def prepare(*acts: tuple[int, list[dict[str, Any]]]) -> None:
+    def prepare(*acts: tuple[int, list[dict[str, Any]] | None]) -> Path:
         waiting = iter(acts)
 
-        def pretend(command: list[str], **_: object) -> SimpleNamespace:
+        def pretend(command: list[str]) -> int:
             status, measurements = next(waiting)
-            report = next(option for option in command if option.startswith("--ddp-json="))
-            path = tmp_path / report.removeprefix("--ddp-json=")
-            path.parent.mkdir(exist_ok=True)
-            path.write_text(json.dumps({"measurements": measurements}))
-            return SimpleNamespace(returncode=status)
+            report = command[-1].removeprefix("--ddp-json=")
+            if measurements is not None:
+                (demo.DEMO / report).write_text(json.dumps({"measurements": measurements}))
+            if "--ddp-save-baseline" in command:
+                (demo.DEMO / "baselines").mkdir()
+                (demo.DEMO / "baselines" / "test_train_step.json").write_text("{}")
+            return status
 
-        monkeypatch.setattr(demo, "ROOT", tmp_path)
-        monkeypatch.setattr(demo, "subprocess", SimpleNamespace(run=pretend))
+        monkeypatch.setattr(demo, "DEMO", tmp_path / ".demo")
+        monkeypatch.setattr(demo, "run", pretend)
+        return demo.DEMO
 
     return prepare
 
 
-def measured(status: str, change: float = 0.0, metric: str = "p10", *, saved: int = 0) -> list[dict[str, Any]]:
-    """The same for both examples."""
+def measured(
+    status: str, change: float = 0.0, *, saved: int = 0, differing: Sequence[str] = ()
+) -> list[dict[str, Any]]:
     comparison = {
-        "limit": {"metric": metric},
-        "status": status,
+        "limit": {"metric": "p10", "value": 0.25},
         "change": {"estimate": change, "low": change - 0.04, "high": change + 0.05},
+        "resolution": 0.6,
     }
-    verdict = {"status": status, "reason": "a-reason", "comparisons": [comparison]}
     return [
-        {"nodeid": f"test_{name}.py::test_{name}", "test": {"name": name}, "saved": saved, "verdict": verdict}
-        for name in ("gpt", "resnet50")
+        {
+            "saved": saved,
+            "verdict": {"status": status, "reason": "a-reason", "comparisons": [comparison]},
+            "beside": {"differing": list(differing)},
+        }
     ]
 
 
 SAVED = (0, measured("NOT GATED", saved=1))
 PASSED = (0, measured("PASS"))
-CAUGHT = (1, measured("REGRESSED", 0.48))
+CAUGHT = (1, measured("REGRESSED", 4.8, differing=["smallgpt/train.py"]))
+UNTOLD = (0, measured("INCONCLUSIVE", 4.8))
 
 
-def test_the_demo_succeeds_when_all_acts_go_as_told(
-    pytest_says: Callable[..., None], capsys: pytest.CaptureFixture[str]
+def asked_of_git(folder: Path, *arguments: str) -> list[str]:
+    return subprocess.check_output(["git", "-C", folder, *arguments], text=True).splitlines()
+
+
+def test_the_demo_plays_a_small_history_of_a_project(
+    pytest_says: Callable[..., Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest_says(SAVED, PASSED, CAUGHT)
+    folder = pytest_says(SAVED, PASSED, CAUGHT, CAUGHT)
+    folder.mkdir()
+    (folder / "left-by-an-earlier-demo").touch()
+    monkeypatch.setenv("GIT_DIR", str(folder.parent / "elsewhere"))  # as in a hook
+    assert demo.main() == 0
+    monkeypatch.delenv("GIT_DIR")
+    told = capsys.readouterr().out
+    assert "$ pytest --ddp-against=HEAD~1 --ddp-threshold=p10:25% --ddp-json=act3.json\n" in told
+    assert "Green, PASS: p10 +0% (-4% to +5%); the limit is 25%: the step is no slower than the limit" in told
+    assert "Red, REGRESSED: p10 +480% (+476% to +485%); the limit is 25%. The line 'evidence' names" in told
+    assert "even so it could be told." in told
+    assert "All four acts went as told, in 0 s." in told
+
+    assert asked_of_git(folder, "log", "--format=%s") == [
+        "Use smaller gradient buckets to lower memory",
+        "Record a baseline",
+        "A small GPT under DDP, and a test that times its training step",
+    ]
+    assert asked_of_git(folder, "show", "--format=", "--name-only", "HEAD~1") == ["baselines/test_train_step.json"]
+    assert asked_of_git(folder, "show", "--format=", "--name-only", "HEAD") == ["smallgpt/train.py"]
+    changed = [line.split("  #")[0] for line in asked_of_git(folder, "show", "--format=", "-U0")[-2:]]
+    assert changed == ["-BUCKET_CAP_MB = 25", "+BUCKET_CAP_MB = 0.0001"]
+    assert not asked_of_git(folder, "status", "--porcelain")
+    assert not (folder / "left-by-an-earlier-demo").exists()
+
+
+def test_the_demo_says_why_a_stored_baseline_could_not_tell(
+    pytest_says: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest_says(SAVED, PASSED, CAUGHT, UNTOLD)
     assert demo.main() == 0
     told = capsys.readouterr().out
-    assert "$ DDP_BUCKET_CAP_MB=0.001 pytest examples --ddp-world-size=2 --ddp-backend=gloo" in told
-    assert "  resnet50: p10 +48% (+44% to +53%)\n" in told
-    assert "All three acts went as told" in told
+    assert "Not red here, INCONCLUSIVE: p10 +480% (+476% to +485%); the limit is 25%.\n" in told
+    assert "can tell slowdowns of 60% and more, no smaller ones." in told
+    assert "All four acts went as told" in told
+
+
+@pytest.mark.parametrize(
+    ("verdict", "why"),
+    [
+        ("IMPROVED", "the step is faster, for the machine is"),
+        ("INCONCLUSIVE", "it looks slower, but"),
+    ],
+)
+def test_the_demo_says_why_the_same_code_passes(
+    pytest_says: Callable[..., Path], capsys: pytest.CaptureFixture[str], verdict: str, why: str
+) -> None:
+    pytest_says(SAVED, (0, measured(verdict)), CAUGHT, UNTOLD)
+    assert demo.main() == 0
+    assert f"Green, {verdict}: p10 +0% (-4% to +5%); the limit is 25%: {why}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("acts", "why"),
     [
-        ([(2, [])], "pytest ended with exit status 2, not 0."),
-        ([(0, measured("NOT GATED"))], "test_gpt.py::test_gpt saved no baseline."),
-        ([SAVED, CAUGHT], "pytest ended with exit status 1, not 0."),
+        ([(2, [])], "pytest ended with exit status 2 in act 1."),
+        ([(0, None)], "pytest wrote no report in act 1."),
+        ([(0, measured("NOT GATED"))], "no baseline was saved."),
+        ([SAVED, CAUGHT], "the verdict was to be PASS or IMPROVED or INCONCLUSIVE, but is REGRESSED (a-reason)."),
+        ([SAVED, (1, measured("PASS"))], "pytest ended with exit status 1, though the verdict is PASS (a-reason)."),
+        ([SAVED, (0, [])], "the test was not measured in act 2."),
+        ([SAVED, PASSED, PASSED], "the verdict was to be REGRESSED, but is PASS (a-reason)."),
+        ([SAVED, PASSED, (1, [{"verdict": None}])], "the test was not measured in act 3."),
         (
-            [SAVED, (0, measured("NO BASELINE"))],
-            "test_gpt.py::test_gpt was to be PASS or IMPROVED or INCONCLUSIVE, but is NO BASELINE (a-reason).",
-        ),
-        ([SAVED, (0, measured("PASS")[:1])], "not both examples were measured, says .demo/act2.json."),
-        ([SAVED, PASSED, PASSED], "pytest ended with exit status 0, not 1."),
-        (
-            [SAVED, PASSED, (1, [measured("REGRESSED")[0], measured("PASS")[1]])],
-            "test_resnet50.py::test_resnet50 was to be REGRESSED, but is PASS (a-reason).",
-        ),
-        (
-            [SAVED, PASSED, (1, [measured("REGRESSED")[0], {**measured("REGRESSED")[1], "verdict": None}])],
-            "not both examples were measured, says .demo/act3.json.",
+            [SAVED, PASSED, (0, CAUGHT[1])],
+            "pytest ended with exit status 0, though the verdict is REGRESSED (a-reason).",
         ),
         (
-            [SAVED, PASSED, (1, measured("REGRESSED", 0.48, "cpu_p10"))],
-            "test_gpt.py::test_gpt is REGRESSED, but not in its step time.",
+            [SAVED, PASSED, (1, measured("REGRESSED", 4.8, differing=["smallgpt/gpt.py"]))],
+            "the report was to name smallgpt/train.py as what differs, but names smallgpt/gpt.py.",
+        ),
+        (
+            [SAVED, PASSED, CAUGHT, (0, measured("NO BASELINE"))],
+            "the verdict was to be REGRESSED or PASS or IMPROVED or INCONCLUSIVE, but is NO BASELINE (a-reason).",
         ),
     ],
 )
 def test_the_demo_fails_when_an_act_does_not_go_as_told(
-    pytest_says: Callable[..., None],
+    pytest_says: Callable[..., Path],
     capsys: pytest.CaptureFixture[str],
-    acts: list[tuple[int, list[dict[str, Any]]]],
+    acts: list[tuple[int, list[dict[str, Any]] | None]],
     why: str,
 ) -> None:
     pytest_says(*acts)
     assert demo.main() == 1
     told = capsys.readouterr().out
-    assert f"The demo did NOT go as told: {why}" in told
-    assert "All three acts" not in told
+    assert f"The demo did NOT go as told: {why}\npytest's output above says more" in told
+    assert "All four acts" not in told
+
+
+def test_the_demo_says_that_it_needs_git(
+    pytest_says: Callable[..., Path],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    pytest_says()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert demo.main() == 1
+    assert capsys.readouterr().out.endswith("\nThe demo needs git: git is not installed, or not on PATH.\n")
+
+
+def test_the_demo_tells_the_time_while_pytest_is_silent(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The command ends as soon as it was told; options in the user's environment are not for it."""
+    told = tmp_path / "told"
+    monkeypatch.setattr(demo, "DEMO", tmp_path)
+    monkeypatch.setattr(demo, "PROGRESS_SECONDS", 0.01)
+    monkeypatch.setattr(demo, "say", lambda text: told.write_text(text))
+    monkeypatch.setenv("PYTEST_ADDOPTS", "--ddp-disable")
+    code = "import os, time\nwhile not os.path.exists('told'): time.sleep(0.01)\nexit('PYTEST_ADDOPTS' in os.environ)"
+    assert demo.run([sys.executable, "-c", code]) == 0
+    assert re.fullmatch(r"  ... \d+ s", told.read_text())
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_what_ends_the_demo_ends_its_pytest(signum: signal.Signals, tmp_path: Path) -> None:
+    waits = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+    code = f"""if True:
+        import sys, demo
+        from pathlib import Path
+        demo.DEMO = Path({str(tmp_path)!r})
+        demo.play = lambda: demo.run([sys.executable, "-c", {waits!r}])
+        demo.end_by_signals()
+        demo.main()
+    """
+    environment = {**os.environ, "PYTHONPATH": str(Path(demo.__file__).parent)}
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        pid = int(process.stdout.readline())
+        process.send_signal(signum)
+        assert process.wait(60) == 128 + signum
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
