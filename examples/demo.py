@@ -29,7 +29,8 @@ PROGRESS_SECONDS = 5.0  # where pytest draws none, for output goes to a file or 
 
 # The options of all acts. Four launches, and four more to confirm a suspicion, are enough for what is planted. p10,
 # for the fast steps show the code and the slow ones what else the machine does. A baseline of one session does not know
-# how far the machine's speed drifts, so the limit on it is wide; beside another commit drift is in both sides.
+# how far the machine's speed drifts, by half and more beside other load, so the limit on it is wide; beside another
+# commit drift is in both sides, and what is planted makes steps many times as long.
 PYTEST_INI = """\
 [pytest]
 pythonpath = .
@@ -41,7 +42,7 @@ ddp_warmup = 3
 ddp_steps = 20
 ddp_launches = 4
 ddp_max_launches = 8
-ddp_threshold = p10:100%
+ddp_threshold = p10:200%
 """
 CLOSER_LIMIT = "--ddp-threshold=p10:25%"
 
