@@ -25,12 +25,8 @@ def test_a_ddp_and_an_rpc_example_run_under_every_import_mode(mode: str, folder:
     assert "2 passed, 4 deselected" in ended.stdout
 
 
-@pytest.mark.parametrize(("changed", "all_reduces"), [({}, 1), (demo.PLANTED, 28)], ids=["first", "planted"])
-def test_the_demos_project_runs_with_as_many_all_reduces_as_told(
-    changed: dict[str, str], all_reduces: int, tmp_path: Path
-) -> None:
-    """In one bucket first, then one for each parameter of the model."""
-    for name, text in {**demo.PROJECT, **changed}.items():
+def test_the_demos_planted_commit_gives_each_gradient_an_all_reduce(tmp_path: Path) -> None:
+    for name, text in {**demo.PROJECT, **demo.PLANTED}.items():
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
@@ -38,4 +34,4 @@ def test_the_demos_project_runs_with_as_many_all_reduces_as_told(
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     (measured,) = json.loads((tmp_path / "report.json").read_text())["measurements"]
-    assert measured["measurement"]["counters"]["all_reduce.count"] == all_reduces
+    assert measured["measurement"]["counters"]["all_reduce.count"] == 28  # parameters of the model
