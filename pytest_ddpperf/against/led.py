@@ -7,19 +7,18 @@ import signal
 import socket
 import subprocess
 import tempfile
-import time
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from pytest_ddpperf.against.checkout import SHOWN, describe_end
-from pytest_ddpperf.launch import Observer
+from pytest_ddpperf.launch import Observer, stacks
 from pytest_ddpperf.records.errors import BaseSideError
 from pytest_ddpperf.wire import boot
 from pytest_ddpperf.wire.channels import Lines, Message, Phase, readable
 
-_STACKS_SECONDS = 1.0
-_END_SECONDS = 5.0
+# For a process that closed its connection to end, and for one that was told to leave to tear its fixtures down.
+_END_SECONDS = 30.0
 
 
 class Led:
@@ -75,8 +74,9 @@ class Led:
             if arrived is None:
                 self._die(f"died: {self._exit()}")
             elif not ready:
-                self._process.send_signal(signal.SIGQUIT)  # at which it writes its stacks
-                time.sleep(_STACKS_SECONDS)
+                stacks.ask(
+                    lambda: self._process.send_signal(signal.SIGQUIT), lambda: [os.fstat(self._log.fileno()).st_size]
+                )
                 self._die(f"did not answer for {patience:g} s")
             else:
                 self._pending += arrived

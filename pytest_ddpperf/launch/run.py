@@ -17,7 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from pytest_ddpperf.launch import environ, output, temporary
+from pytest_ddpperf.launch import environ, output, stacks, temporary
 from pytest_ddpperf.launch.cores import Placement
 from pytest_ddpperf.launch.failure import (
     SERVING,
@@ -36,15 +36,16 @@ from pytest_ddpperf.wire.channels import Board, Phase, readable
 from pytest_ddpperf.wire.trees import Trees
 
 _TICK_SECONDS = 0.1
-# After the first failure: for the others to say what they saw (they lose their connections within milliseconds).
+# After a failure, without another: for the others to say what they saw (they lose their connections within
+# milliseconds, one after the other where many share few cores).
 _GRACE_SECONDS = 1.0
 # After a lost connection: for the rank that closed it to say why; its exception may unwind slowly.
 _CAUSE_GRACE_SECONDS = 5.0
-# For stacks to be written, and for ranks that were released to end by themselves.
-_STACKS_SECONDS = 1.0
+# For ranks that were released to end by themselves.
 _EXIT_SECONDS = 1.0
-# For the server to see the last process end after SIGKILL; one stuck in the kernel is not waited for longer.
-_END_SECONDS = 5.0
+# For the server to see the last process end after SIGKILL, which may have much memory to give back; one stuck in the
+# kernel is not waited for longer.
+_END_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +153,7 @@ class Launch:
 
     def _collect(self) -> None:
         """Until every rank has delivered and cleaned up, or it is clear that one will not."""
-        give_up = self._deadline
+        give_up, failed = self._deadline, 0
         while not all(rank.settled for rank in self._ranks):
             now = time.monotonic()
             if now >= give_up:
@@ -161,9 +162,10 @@ class Launch:
             self._wait(min(_TICK_SECONDS, give_up - now))
             self._dismiss_servers()
             errors = [rank.error for rank in self._ranks if rank.error is not None]
-            if errors:
+            if len(errors) > failed:
+                failed = len(errors)
                 grace = _CAUSE_GRACE_SECONDS if all(e.lost_connection for e in errors) else _GRACE_SECONDS
-                give_up = min(self._deadline, min(error.when for error in errors) + grace)
+                give_up = min(self._deadline, time.monotonic() + grace)
 
     def _dismiss_servers(self) -> None:
         """Tell those who only serve when the ranks they serve have ended."""
@@ -215,16 +217,13 @@ class Launch:
                 rank.done = True
             return
         places = {rank.number: self._place(rank) for rank in pending}  # the signal may wake a rank from its sleep
-        self._server.send({"op": "dump"})
-        until = time.monotonic() + _STACKS_SECONDS
-        while time.monotonic() < until and not all(self._raw_stacks(rank) for rank in pending):
-            time.sleep(0.02)
+        stacks.ask(lambda: self._server.send({"op": "dump"}), lambda: [len(self._raw_stacks(rank)) for rank in pending])
         when = time.monotonic()
         for rank in pending:
             if rank.result is not None:
                 continue
-            stacks, phase = self._raw_stacks(rank), places[rank.number]
-            if phase == SERVING and not handles_a_call(stacks):
+            written, phase = self._raw_stacks(rank), places[rank.number]
+            if phase == SERVING and not handles_a_call(written):
                 rank.error = self._error(rank, when=math.inf, phase=phase, summary="was waiting for calls")
                 continue
             rank.error = self._error(
@@ -232,8 +231,8 @@ class Launch:
                 when=when,
                 phase=phase,
                 summary=late if at_deadline else "was still running when the launch was given up",
-                traceback=without_our_frames(stacks),
-                waits=waits_for_others(phase, stacks),
+                traceback=without_our_frames(written),
+                waits=waits_for_others(phase, written),
             )
 
     def _failures(self) -> list[RankError]:

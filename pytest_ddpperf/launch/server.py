@@ -21,6 +21,8 @@ from pytest_ddpperf.wire.trees import Trees
 # For importing torch and the preloaded modules, from a cold network disk too. No launch has begun, so it is not of
 # the time that --ddp-timeout gives one.
 _START_SECONDS = 300.0
+# For one that closed its connection, or was told to stop, to end.
+_END_SECONDS = 5.0
 
 
 class RankServer:
@@ -105,7 +107,7 @@ class RankServer:
                 self._lines.send({"op": "stop"})
             self._lines.socket.close()  # it ends at the end of its stream
         try:
-            self._process.wait(5)
+            self._process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()  # its ranks die with it
             self._process.wait()
@@ -121,7 +123,7 @@ class RankServer:
     def _raise_dead(self) -> None:
         assert self._process is not None
         try:
-            problem = f"died (status {self._process.wait(1)})"
+            problem = f"died (status {self._process.wait(_END_SECONDS)})"
         except subprocess.TimeoutExpired:
             problem = "does not answer"
         output = self._output()

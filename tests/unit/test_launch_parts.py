@@ -10,10 +10,12 @@ import sys
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from pytest_ddpperf.launch import cores, locks
+from pytest_ddpperf.launch import Nobody, cores, locks, run, stacks
 from pytest_ddpperf.launch.environ import for_ranks, read_at_import, recorded
 from pytest_ddpperf.launch.failure import (
     describe_exit,
@@ -22,6 +24,7 @@ from pytest_ddpperf.launch.failure import (
     waits_for_others,
     without_our_frames,
 )
+from pytest_ddpperf.launch.peer import Peer
 from pytest_ddpperf.records import Plan, RankError
 
 # --- cores
@@ -266,6 +269,48 @@ def test_the_earliest_that_is_no_lost_connection_comes_first() -> None:
     found = launch_error([error(0, 1.0, lost_connection=True), error(2, 3.0), error(1, 2.0)], ())
     assert (found.cause.rank, [other.rank for other in found.others]) == (1, [2, 0])
     assert launch_error([error(1, 2.0, lost_connection=True), error(0, 1.0, lost_connection=True)], ()).cause.rank == 0
+
+
+def test_each_failure_gives_the_others_time_anew_to_say_what_they_saw(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many ranks on few cores lose their connections one after the other."""
+    plan, now = Plan(world_size=5, backend="gloo", device="cpu"), 0.0
+    launch: Any = run.Launch(None, plan, b"", {}, cores.place(5, {}), Nobody())  # type: ignore[arg-type]
+    launch._deadline, launch._ranks = 100.0, [Peer(number, None) for number in range(5)]  # type: ignore[arg-type]
+    failing = iter(launch._ranks)
+
+    def wait(seconds: float) -> None:
+        nonlocal now
+        now += 0.9
+        rank = next(failing)
+        rank.error = error(rank.number, now, lost_connection=rank.number > 0)
+
+    monkeypatch.setattr(run, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(launch, "_wait", wait)
+    monkeypatch.setattr(launch, "_give_up", lambda **_: pytest.fail("nobody was to be given up"))
+    launch._collect()
+    assert all(rank.error for rank in launch._ranks)
+
+
+@pytest.mark.parametrize(
+    "looks",
+    [
+        [(7, 0), (9, 0), (9, 5), (9, 8), (9, 8)],  # the last is whole
+        [(7, 0), (7, 0), (7, 0)],  # one has ended, or is stuck in the kernel
+    ],
+)
+def test_stacks_are_waited_for_until_all_are_whole(
+    monkeypatch: pytest.MonkeyPatch, looks: list[tuple[int, int]]
+) -> None:
+    sizes, now, asked = iter([(0, 0), *looks]), 0.0, []
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        assert asked
+        now += stacks._LONGEST_SECONDS / len(looks)
+
+    monkeypatch.setattr(stacks, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
+    stacks.ask(lambda: asked.append("now"), lambda: next(sizes))
+    assert list(sizes) == []
 
 
 STACKS = """Thread 0x1 (most recent call first):
