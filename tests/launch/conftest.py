@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import tempfile
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pytest_ddpperf.launch import Launcher
+from pytest_ddpperf.launch import Launcher, run
 from pytest_ddpperf.records import LaunchSamples, Plan
 
 
@@ -39,17 +41,46 @@ class Bench:
 
     def __init__(self, tmp: Path) -> None:
         self.tmp = tmp
-        self.launcher = Launcher(dict)
+        self.launcher = Launcher(dict, rpc=True)
         self.recorder = Recorder()
+        self.failed = False
 
-    def plan(self, *, ranks: int = 2, timeout: float = 30.0, steps: int = 3, warmup: int = 1) -> Plan:
-        return Plan(world_size=ranks, backend="gloo", device="cpu", warmup=warmup, steps=steps, timeout_seconds=timeout)
+    def plan(self, *, ranks: int = 2, steps: int = 3, warmup: int = 1) -> Plan:
+        return Plan(world_size=ranks, backend="gloo", device="cpu", warmup=warmup, steps=steps)
 
     def measure(self, setup: Any, **plan: Any) -> LaunchSamples:
-        return self.launcher.measure(self.plan(**plan), setup, self.recorder)
+        return self.launch(self.plan(**plan), setup)
+
+    def launch(self, plan: Plan, setup: Any, *others: Any) -> LaunchSamples:
+        with self._noting():
+            return self.launcher.measure(plan, setup, self.recorder, others)
 
     def call(self, function: Any, *args: Any, **plan: Any) -> list[Any]:
-        return self.launcher.call(self.plan(**plan), function, args, self.recorder)
+        with self._noting():
+            return self.launcher.call(self.plan(**plan), function, args, self.recorder)
+
+    @contextmanager
+    def _noting(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self.failed = True
+            raise
+
+    @contextmanager
+    def over_once(self, arrived: int, *, left: int = 99) -> Iterator[None]:
+        """Launches meanwhile wait no longer once so many threads of ranks have arrived, no more than `left` processes
+        are left, and all of them rest."""
+        with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
+            patch.setenv(_ARRIVALS, folder)
+            patch.setattr(run, "time", Patience(lambda: self._rests(Path(folder), arrived, left)))
+            yield
+
+    def _rests(self, folder: Path, arrived: int, left: int) -> bool:
+        if len(os.listdir(folder)) < arrived:
+            return False
+        alive = descendants(self.server)
+        return len(alive) <= left and not any(map(at_work, alive))
 
     @property
     def server(self) -> int:
@@ -62,6 +93,57 @@ class Bench:
         return [f"process {pid}" for pid in descendants(self.server)] + [
             f"file {path.name}" for path in self.tmp.iterdir() if path.name.startswith(("ddpperf-", "pymp-"))
         ]
+
+
+_ARRIVALS = "DDPPERF_TEST_ARRIVALS"  # the folder in which threads of ranks say so
+# What libraries have for news, which they look for again and again.
+_POLLING = ("TP_", "gloo_")
+# Beyond what a process on a busy machine takes from the news of another to its work on it.
+_REST_SECONDS = 0.3
+
+
+class Patience:
+    """In place of `time` in a launch: whatever may be waited for has passed once nothing can happen any more.
+
+    So a test waits as long as it takes on a slow machine, and no longer.
+    """
+
+    sleep, monotonic_ns = staticmethod(time.sleep), staticmethod(time.monotonic_ns)
+
+    def __init__(self, rests: Callable[[], bool]) -> None:
+        self._rests = rests
+        self._since = 0.0
+        self._at_end = False
+
+    def monotonic(self) -> float:
+        now = time.monotonic()
+        if not self._at_end:
+            self._since = (self._since or now) if self._rests() else 0.0
+            # Not at the first look: what was sent before it is read between two.
+            self._at_end = 0 < self._since <= now - _REST_SECONDS
+        return now + 1e6 * self._at_end
+
+
+def arrive() -> None:
+    """Called in a rank, where a test wants it."""
+    Path(os.environ[_ARRIVALS], str(threading.get_native_id())).touch()
+
+
+def hang() -> None:
+    arrive()
+    time.sleep(3600)
+
+
+def at_work(pid: int) -> bool:
+    """Whether a thread of it runs or wants to."""
+    for task in Path(f"/proc/{pid}/task").glob("*/stat"):
+        try:
+            name, _, fields = task.read_text().partition("(")[2].rpartition(")")
+        except OSError:
+            continue
+        if fields.split()[0] in "RD" and not name.startswith(_POLLING):
+            return True
+    return False
 
 
 def descendants(pid: int) -> list[int]:
@@ -79,14 +161,17 @@ def descendants(pid: int) -> list[int]:
     return below + [grandchild for child in below for grandchild in descendants(child)]
 
 
-def gone(pids: list[int], seconds: float = 5.0) -> bool:
-    """Whether the processes end in time (a zombie has ended)."""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        if not any(alive(pid) for pid in pids):
-            return True
+def until(condition: Callable[[], object], seconds: float = 120.0) -> None:
+    """Wait for what will be soon, even on a busy machine."""
+    given_up = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < given_up
         time.sleep(0.05)
-    return False
+
+
+def gone(pids: list[int]) -> bool:
+    """Whether all processes have ended (a zombie has)."""
+    return not any(map(alive, pids))
 
 
 def alive(pid: int) -> bool:
@@ -107,6 +192,9 @@ def shared_bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", str(tmp))
         patch.setattr(tempfile, "tempdir", str(tmp))
+        # Whoever will say something is waited for; where nobody will, `over_once` ends the wait.
+        patch.setattr(run, "_GRACE_SECONDS", 60.0)
+        patch.setattr(run, "_CAUSE_GRACE_SECONDS", 60.0)
         bench = Bench(tmp)
         bench.call(lambda ctx: None)
         yield bench
@@ -115,10 +203,11 @@ def shared_bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
 
 @pytest.fixture
 def bench(shared_bench: Bench) -> Iterator[Bench]:
-    """After each test nothing is left, no descriptor is lost, and the next launch works."""
-    shared_bench.recorder = Recorder()
+    """After each test nothing is left, no descriptor is lost, and after a failure the next launch works."""
+    shared_bench.recorder, shared_bench.failed = Recorder(), False
     before = descriptors()
     yield shared_bench
-    assert shared_bench.call(lambda ctx: ctx.rank) == [0, 1]
+    if shared_bench.failed:
+        assert shared_bench.call(lambda ctx: ctx.rank) == [0, 1]
     assert shared_bench.left() == []
     assert descriptors() <= before

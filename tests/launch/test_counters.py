@@ -3,6 +3,7 @@ Parallel & RPC Model Parallel", and what the counters do not know."""
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -31,7 +32,7 @@ def counted(bench: Bench, setup: Any, *, warmup: int = 3) -> Counters:
 
 def counted_rpc(bench: Bench, trainer: Any) -> Counters:
     plan = replace(bench.plan(warmup=3), parameter_servers=2)
-    samples = bench.launcher.measure(plan, trainer, bench.recorder, (None, None))
+    samples = bench.launch(plan, trainer, None, None)
     assert samples.blocked_seconds is not None
     assert [len(steps) for steps in samples.blocked_seconds] == [3, 3]
     return samples.counters
@@ -317,7 +318,7 @@ def test_bytes_are_told_by_the_role_of_the_other_side(bench: Bench) -> None:
         return step
 
     plan = replace(bench.plan(warmup=3), parameter_servers=2, master=True)
-    counters = bench.launcher.measure(plan, trainer, bench.recorder, (lambda ctx: None, None)).counters
+    counters = bench.launch(plan, trainer, lambda ctx: None, None).counters
     assert (counters["rpc.calls.parameter_server"], counters["rpc.calls.master"]) == (2, 1)
     assert counters["rpc.bytes.parameter_server"] == 2 * (4 * 2 * BOUNDARY)
     assert counters["rpc.bytes.master"] == 2 * BOUNDARY
@@ -328,8 +329,12 @@ def held(values: torch.Tensor) -> dict[str, torch.Tensor]:
     return {"twice": values * 2}
 
 
+_scripting = threading.Lock()  # which two threads cannot do at once
+
+
 def scripted() -> torch.jit.ScriptModule:
-    return torch.jit.script(nn.Linear(2, 2))
+    with _scripting:
+        return torch.jit.script(nn.Linear(2, 2))
 
 
 def test_what_counting_cannot_look_into_leaves_the_bytes_unknown_and_the_step_alone(bench: Bench) -> None:

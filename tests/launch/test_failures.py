@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from pytest_ddpperf.records.errors import LaunchError, TransportError
-from tests.launch.conftest import Bench
+from tests.launch.conftest import Bench, gone, hang, until
 
 
 def all_reduce() -> None:
@@ -140,7 +141,7 @@ def test_an_allocation_beyond_the_limit_has_its_own_traceback(bench: Bench) -> N
 def test_keyboard_interrupt_in_a_rank_is_that_ranks_error(bench: Bench) -> None:
     def interrupt() -> None:
         os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(5)
+        time.sleep(3600)
 
     error = failure(bench, in_step(interrupt))
     assert (error.cause.rank, error.cause.summary) == (1, "KeyboardInterrupt")
@@ -252,35 +253,40 @@ def test_setup_must_yield_once(bench: Bench) -> None:
     assert failure(bench, setup).cause.summary.startswith("setup yielded twice")
 
 
-def test_the_cause_is_shown_first_though_it_unwinds_slowly(bench: Bench) -> None:
+def test_the_cause_is_shown_first_though_it_unwinds_slowly(bench: Bench, tmp_path: Path) -> None:
+    def setup(ctx: Any) -> Any:
+        (tmp_path / str(ctx.rank)).write_text(str(os.getpid()))
+        all_reduce()
+        return in_step(slowly)(ctx)
+
     def slowly() -> None:
         try:
             raise ValueError("the cause")
         finally:
             dist.destroy_process_group()
-            time.sleep(1.0)
+            until(lambda: gone([int((tmp_path / "0").read_text())]))
 
-    error = failure(bench, in_step(slowly))
+    error = failure(bench, setup)
     assert (error.cause.rank, error.cause.summary) == (1, "ValueError: the cause")
     assert [(other.rank, other.lost_connection) for other in error.others] == [(0, True)]
 
 
-def test_a_sibling_that_ignores_sigterm_costs_no_time(bench: Bench) -> None:
+def test_a_sibling_that_goes_on_is_not_asked_to_end(bench: Bench, tmp_path: Path) -> None:
     def setup(ctx: Any) -> Any:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, lambda *_: (tmp_path / "asked").touch())
 
         def step() -> None:
             if ctx.rank == 1:
                 raise ValueError("bad")
-            time.sleep(60)
+            hang()
 
         return step
 
-    began = time.monotonic()
-    error = failure(bench, setup)
+    with bench.over_once(arrived=1, left=1):
+        error = failure(bench, setup)
     assert (error.cause.rank, error.cause.summary) == (1, "ValueError: bad")
     assert error.others[0].summary == "was still running when the launch was given up"
-    assert time.monotonic() - began < 10
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_result_that_cannot_be_pickled_names_the_rank(bench: Bench) -> None:

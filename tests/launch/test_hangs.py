@@ -1,4 +1,6 @@
-"""A rank that never ends: red at the deadline with every rank's stack, or green where its result had arrived."""
+"""A rank that never ends: red at the deadline with every rank's stack, or green where its result had arrived.
+
+What hangs does so for an hour: a test that ends has shown that nobody waits for it."""
 
 from __future__ import annotations
 
@@ -12,9 +14,7 @@ import torch
 import torch.distributed as dist
 
 from pytest_ddpperf.records.errors import LaunchError
-from tests.launch.conftest import Bench
-
-DEADLINE = 2.0
+from tests.launch.conftest import Bench, arrive, hang
 
 
 def all_reduce() -> None:
@@ -22,22 +22,14 @@ def all_reduce() -> None:
 
 
 def hang_in_python() -> None:
+    arrive()
     while True:
         time.sleep(0.1)
 
 
 def hang_in_c_with_the_gil() -> None:
-    ctypes.PyDLL(None).sleep(60)
-
-
-def late(bench: Bench, setup: Any) -> LaunchError:
-    """The error at the deadline, which came with no more than five seconds beyond it."""
-    began = time.monotonic()
-    with pytest.raises(LaunchError) as caught:
-        bench.measure(setup, timeout=DEADLINE)
-    assert time.monotonic() - began < DEADLINE + 5
-    assert caught.value.cause.summary == "did not end within 2 s (--ddp-timeout)"
-    return caught.value
+    arrive()
+    ctypes.PyDLL(None).sleep(3600)
 
 
 @pytest.mark.parametrize("hang", [hang_in_python, hang_in_c_with_the_gil])
@@ -50,7 +42,10 @@ def test_the_rank_that_hangs_is_first_and_those_that_wait_for_it_follow(bench: B
 
         return step
 
-    error = late(bench, setup)
+    with bench.over_once(arrived=1), pytest.raises(LaunchError) as caught:
+        bench.measure(setup)
+    error = caught.value
+    assert error.cause.summary == "did not end within 300 s (--ddp-timeout)"
     assert (error.cause.rank, error.cause.phase) == (1, "warm-up step 1 of 1")
     assert f"in {hang.__name__}" in error.cause.traceback
     assert [other.rank for other in error.others] == [0]
@@ -62,18 +57,20 @@ def test_ranks_that_disagree_on_the_number_of_collectives(bench: Bench) -> None:
     def setup(ctx: Any) -> Any:
         yield all_reduce
         if ctx.rank == 0:
+            arrive()
             all_reduce()
 
-    began = time.monotonic()
-    bench.measure(setup, timeout=DEADLINE)  # all results are there: only clean-up hangs, and it is told
-    assert time.monotonic() - began < DEADLINE + 5
+    with bench.over_once(arrived=1):
+        samples = bench.measure(setup)  # all results are there: only clean-up hangs, and it is told
+    assert samples.notes == ("rank 0's clean-up did not end within 300 s (--ddp-timeout); it was killed",)
 
     def function(ctx: Any) -> None:
         if ctx.rank == 0:
+            arrive()
             all_reduce()
 
-    with pytest.raises(LaunchError) as caught:
-        bench.call(function, timeout=DEADLINE)
+    with bench.over_once(arrived=1), pytest.raises(LaunchError) as caught:
+        bench.call(function)
     assert caught.value.cause.rank == 0
     assert "in all_reduce" in caught.value.cause.traceback
     assert caught.value.others[0].summary == "had delivered its result and waited for the others"
@@ -83,16 +80,17 @@ def test_a_clean_up_that_hangs_is_green_and_told(bench: Bench) -> None:
     def setup(ctx: Any) -> Any:
         yield all_reduce
         if ctx.rank == 1:
-            time.sleep(60)
+            hang()
 
-    samples = bench.measure(setup, timeout=DEADLINE)
+    with bench.over_once(arrived=1):
+        samples = bench.measure(setup)
     assert len(samples.step_seconds) == 3
-    assert samples.notes == ("rank 1's clean-up did not end within 2 s (--ddp-timeout); it was killed",)
+    assert samples.notes == ("rank 1's clean-up did not end within 300 s (--ddp-timeout); it was killed",)
 
 
 class SlowToDie:
     def __del__(self) -> None:
-        time.sleep(60)
+        time.sleep(3600)
 
 
 def test_a_destructor_that_hangs_is_green(bench: Bench) -> None:
@@ -105,9 +103,8 @@ def test_a_destructor_that_hangs_is_green(bench: Bench) -> None:
 
         return step
 
-    began = time.monotonic()
-    assert len(bench.measure(setup).step_seconds) == 3
-    assert time.monotonic() - began < 10
+    samples = bench.measure(setup)
+    assert (len(samples.step_seconds), samples.notes) == (3, ())
 
 
 def test_a_destructor_of_a_local_that_hangs_is_green(bench: Bench) -> None:
@@ -121,17 +118,14 @@ def test_a_destructor_of_a_local_that_hangs_is_green(bench: Bench) -> None:
         assert local
         return int(ctx.rank)
 
-    began = time.monotonic()
-    assert len(bench.measure(setup).step_seconds) == 3
+    samples = bench.measure(setup)
+    assert (len(samples.step_seconds), samples.notes) == (3, ())
     assert bench.call(function) == [0, 1]
-    assert time.monotonic() - began < 10
 
 
 def test_a_thread_that_never_ends_is_green(bench: Bench) -> None:
     def function(ctx: Any) -> int:
-        threading.Thread(target=time.sleep, args=(60,)).start()
+        threading.Thread(target=time.sleep, args=(3600,)).start()
         return int(ctx.rank)
 
-    began = time.monotonic()
     assert bench.call(function) == [0, 1]
-    assert time.monotonic() - began < 10

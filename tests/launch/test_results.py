@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 
 from pytest_ddpperf.records.errors import LaunchError
 from pytest_ddpperf.wire.trees import Trees, digests
-from tests.launch.conftest import Bench
+from tests.launch.conftest import Bench, hang
 
 
 def all_reduce() -> None:
@@ -194,11 +194,11 @@ def test_data_loader_workers_end_with_their_rank(bench: Bench) -> None:
             next(batches)
             if ctx.rank == 1:
                 os._exit(7)
-            time.sleep(30)
+            hang()
 
         return step
 
-    with pytest.raises(LaunchError):
+    with bench.over_once(arrived=1), pytest.raises(LaunchError):
         bench.measure(setup)
 
 
@@ -206,7 +206,7 @@ def test_a_grandchild_in_a_session_of_its_own_ends_too(bench: Bench) -> None:
     def function(ctx: Any) -> int:
         if (pid := os.fork()) == 0:
             os.setsid()
-            time.sleep(60)
+            time.sleep(3600)
         return pid
 
     assert all(pid > 0 for pid in bench.call(function))

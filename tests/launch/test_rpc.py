@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import os
 import signal
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,10 +15,11 @@ import torch
 import torch.distributed as dist
 import torch.distributed.rpc as rpc
 
+from pytest_ddpperf.launch import Launcher
 from pytest_ddpperf.records import LaunchSamples
 from pytest_ddpperf.records.errors import LaunchError
 from pytest_ddpperf.wire.trees import Trees
-from tests.launch.conftest import Bench
+from tests.launch.conftest import Bench, arrive, hang
 
 held: dict[str, Any] = {}
 
@@ -36,10 +36,12 @@ def nothing() -> None:
 
 
 def end(status: int) -> None:
+    arrive()
     os._exit(status)
 
 
 def kill() -> None:
+    arrive()
     os.kill(os.getpid(), signal.SIGSEGV)
 
 
@@ -47,11 +49,8 @@ def stop() -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def sleep(seconds: float) -> None:
-    time.sleep(seconds)
-
-
 def fail() -> None:
+    arrive()
     raise KeyError("no such table")
 
 
@@ -63,14 +62,14 @@ def measure(
     server: Any = None,
     trainers: int = 2,
     servers: int = 2,
-    timeout: float = 30.0,
 ) -> LaunchSamples:
-    plan = replace(bench.plan(ranks=trainers, timeout=timeout), parameter_servers=servers, master=master is not None)
-    return bench.launcher.measure(plan, trainer, bench.recorder, (master, server))
+    plan = replace(bench.plan(ranks=trainers), parameter_servers=servers, master=master is not None)
+    return bench.launch(plan, trainer, master, server)
 
 
-def failure(bench: Bench, trainer: Any, **asked: Any) -> LaunchError:
-    with pytest.raises(LaunchError) as caught:
+def failure(bench: Bench, trainer: Any, *, left: int, **asked: Any) -> LaunchError:
+    """The error of a launch in which one thread at least says that it has arrived, and `left` processes remain."""
+    with bench.over_once(arrived=1, left=left), pytest.raises(LaunchError) as caught:
         measure(bench, trainer, **asked)
     return caught.value
 
@@ -200,7 +199,7 @@ def test_everything_listens_on_loopback_only(bench: Bench) -> None:
 
 
 def test_a_server_that_dies_in_a_step_is_the_cause_not_the_trainers_that_lost_it(bench: Bench) -> None:
-    error = failure(bench, calling(end, 7))
+    error = failure(bench, calling(end, 7), left=1)
     assert error.cause.who == "ps1"
     assert error.cause.summary == "exited with status 7 without delivering a result"
     assert "trainer1" in [other.who for other in error.others if other.lost_connection]
@@ -208,7 +207,7 @@ def test_a_server_that_dies_in_a_step_is_the_cause_not_the_trainers_that_lost_it
 
 
 def test_a_server_killed_by_a_signal_is_named_with_it(bench: Bench) -> None:
-    error = failure(bench, calling(kill))
+    error = failure(bench, calling(kill), left=1)
     assert (error.cause.who, error.cause.summary) == ("ps1", "killed by SIGSEGV")
 
 
@@ -218,25 +217,26 @@ def test_a_trainer_that_dies_while_others_wait_is_the_cause(bench: Bench) -> Non
 
         def step() -> None:
             if next(count) == 2 and ctx.rank == 1:
-                os._exit(3)
+                end(3)
             rpc.rpc_sync("ps0", nothing)
             dist.all_reduce(torch.ones(1))
 
         return step
 
-    error = failure(bench, trainer)
+    error = failure(bench, trainer, left=2)
     assert error.cause.who == "trainer1"
     idle = {other.who: other.summary for other in error.others if other.who.startswith("ps")}
     assert idle == {"ps0": "was waiting for calls", "ps1": "was waiting for calls"}
 
 
-@pytest.mark.parametrize("role", ["master", "server"])
-def test_a_set_up_that_raises_is_shown_with_its_own_traceback(bench: Bench, role: str) -> None:
+@pytest.mark.parametrize(("role", "left"), [("master", 4), ("server", 3)], ids=["master", "server"])
+def test_a_set_up_that_raises_is_shown_with_its_own_traceback(bench: Bench, role: str, left: int) -> None:
     def raising(ctx: Any) -> None:
+        arrive()
         raise ValueError(f"not today, {ctx.role}")
 
     asked: dict[str, Any] = {"master": lambda ctx: None, "server": None, role: raising}
-    error = failure(bench, calling(nothing), **asked)
+    error = failure(bench, calling(nothing), left=left, **asked)
     name = {"master": "master", "server": "ps0"}[role]
     assert (error.cause.who, error.cause.phase) in ((name, "setup"), ("ps1", "setup"))
     assert error.cause.summary.startswith("ValueError: not today")
@@ -244,13 +244,17 @@ def test_a_set_up_that_raises_is_shown_with_its_own_traceback(bench: Bench, role
 
 
 def test_what_rpc_cannot_carry_is_said_of_the_master(bench: Bench) -> None:
-    error = failure(bench, calling(nothing), master=lambda ctx: lambda: None)
+    def master(ctx: Any) -> Any:
+        arrive()
+        return lambda: None
+
+    error = failure(bench, calling(nothing), master=master, left=4)
     assert error.cause.who == "master"
     assert "pickle" in error.cause.summary
 
 
 def test_a_handler_that_raises_remotely_is_red_with_the_remote_traceback(bench: Bench) -> None:
-    error = failure(bench, calling(fail))
+    error = failure(bench, calling(fail), left=2)
     assert error.cause.who == "trainer1"
     assert "no such table" in error.cause.summary
     assert "On WorkerInfo(id=3, name=ps1)" in error.cause.traceback
@@ -258,42 +262,41 @@ def test_a_handler_that_raises_remotely_is_red_with_the_remote_traceback(bench: 
 
 
 def test_an_rpc_that_times_out_is_red(bench: Bench) -> None:
-    began = time.monotonic()
-    error = failure(bench, calling(sleep, 60.0, timeout=0.5))
-    assert time.monotonic() - began < 20
+    error = failure(bench, calling(hang, timeout=0.5), left=2)
     assert error.cause.who == "trainer1"
     assert "timeout" in error.cause.summary.lower()
     assert "rpc_sync" in error.cause.traceback
 
 
 def waiting_for_a_future(ctx: Any) -> Any:
-    return lambda: rpc.rpc_async("ps1", sleep, (600.0,)).wait()
+    return lambda: rpc.rpc_async("ps1", hang).wait()
 
 
-@pytest.mark.parametrize("trainer", [calling(sleep, 600.0), waiting_for_a_future], ids=["rpc_sync", "future"])
+@pytest.mark.parametrize("trainer", [calling(hang), waiting_for_a_future], ids=["rpc_sync", "future"])
 def test_a_handler_that_hangs_is_the_cause_at_the_deadline_not_who_waits_for_it(bench: Bench, trainer: Any) -> None:
-    began = time.monotonic()
-    error = failure(bench, trainer, timeout=3.0)
-    assert time.monotonic() - began < 8
+    error = failure(bench, trainer, left=4)
     assert error.cause.who == "ps1"
-    assert error.cause.summary == "did not end within 3 s (--ddp-timeout)"
-    assert "in sleep" in error.cause.traceback
+    assert error.cause.summary == "did not end within 300 s (--ddp-timeout)"
+    assert "in hang" in error.cause.traceback
     assert {other.who: other.summary for other in error.others}["ps0"] == "was waiting for calls"
 
 
 @pytest.mark.parametrize("role", ["master", "server"])
 def test_a_set_up_that_hangs_is_the_cause_not_who_waits_for_it(bench: Bench, role: str) -> None:
-    asked: dict[str, Any] = {"master": lambda ctx: None, "server": None, role: lambda ctx: time.sleep(600)}
-    error = failure(bench, calling(nothing), timeout=3.0, **asked)
+    asked: dict[str, Any] = {"master": lambda ctx: None, "server": None, role: lambda ctx: hang()}
+    error = failure(bench, calling(nothing), left=5, **asked)
     assert error.cause.who in {"master": ("master",), "server": ("ps0", "ps1")}[role]
     assert error.cause.phase == "setup"
 
 
 def test_an_error_that_looks_like_a_lost_connection_is_still_before_those_that_idle(bench: Bench) -> None:
     def trainer(ctx: Any) -> Any:
-        raise ConnectionRefusedError("the user's own service")
+        arrive()
+        raise ConnectionRefusedError("connection refused by the user's own service")
 
-    assert failure(bench, trainer).cause.summary == "ConnectionRefusedError: the user's own service"
+    error = failure(bench, trainer, left=2)
+    assert error.cause.summary == "ConnectionRefusedError: connection refused by the user's own service"
+    assert error.cause.lost_connection
 
 
 def test_a_clean_up_of_a_trainer_that_hangs_is_green_and_told(bench: Bench) -> None:
@@ -301,20 +304,23 @@ def test_a_clean_up_of_a_trainer_that_hangs_is_green_and_told(bench: Bench) -> N
         yield nothing
         if ctx.rank == 1:
             rpc.rpc_async("ps0", stop)  # it will not answer when it is told to end
+            arrive()
             rpc.shutdown()  # which waits for everybody
 
-    samples = measure(bench, trainer, timeout=3.0)
-    assert samples.notes == ("trainer1's clean-up did not end within 3 s (--ddp-timeout); it was killed",)
+    with bench.over_once(arrived=1):
+        samples = measure(bench, trainer)
+    assert samples.notes == ("trainer1's clean-up did not end within 300 s (--ddp-timeout); it was killed",)
 
 
 def test_a_clean_up_of_a_server_that_hangs_is_green_and_told(bench: Bench) -> None:
     def server(ctx: Any) -> Iterator[None]:
         yield
         if ctx.rank == 0:
-            time.sleep(600)
+            hang()
 
-    samples = measure(bench, calling(nothing), server=server, timeout=3.0)
-    assert samples.notes == ("ps0's clean-up did not end within 3 s (--ddp-timeout); it was killed",)
+    with bench.over_once(arrived=1):
+        samples = measure(bench, calling(nothing), server=server)
+    assert samples.notes == ("ps0's clean-up did not end within 300 s (--ddp-timeout); it was killed",)
 
 
 def test_a_torch_without_rpc_says_so_where_it_is_needed(
@@ -331,7 +337,9 @@ def test_a_torch_without_rpc_says_so_where_it_is_needed(
     )
     monkeypatch.syspath_prepend(tmp_path)
     plan = replace(bench.plan(), parameter_servers=1, preload=("torch_without_rpc",))
+    launcher = Launcher(dict)
     with pytest.raises(LaunchError) as caught:
-        bench.launcher.measure(plan, calling(nothing), bench.recorder, (None, None))
+        launcher.measure(plan, calling(nothing), bench.recorder, (None, None))
     assert "was built without torch.distributed.rpc" in caught.value.cause.summary
-    assert bench.launcher.call(replace(plan, parameter_servers=0), lambda ctx: ctx.rank, (), bench.recorder) == [0, 1]
+    assert launcher.call(replace(plan, parameter_servers=0), lambda ctx: ctx.rank, (), bench.recorder) == [0, 1]
+    launcher.close()
