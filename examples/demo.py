@@ -31,6 +31,7 @@ PROGRESS_SECONDS = 5.0  # where pytest draws none, for output goes to a file or 
 # for the fast steps show the code and the slow ones what else the machine does. A baseline of one session does not know
 # how far the machine's speed drifts, by half and more beside other load, so the limit on it is wide; beside another
 # commit drift is in both sides, and what is planted makes steps many times as long.
+# Windows of a third of a second: as many steps of the planted commit take many times that.
 PYTEST_INI = """\
 [pytest]
 pythonpath = .
@@ -40,6 +41,7 @@ ddp_backend = gloo
 ddp_device = cpu
 ddp_warmup = 3
 ddp_steps = 20
+ddp_min_time = 0.3
 ddp_launches = 4
 ddp_max_launches = 8
 ddp_threshold = p10:200%
