@@ -17,20 +17,34 @@ from pytest_ddpperf.launch import launcher
 from pytest_ddpperf.launch.server import RankServer
 from pytest_ddpperf.wire.trees import Trees
 
-# A step that sleeps for as long as SLEEP says, in milliseconds. Tests plant twelve times as much and allow four: even
-# on cores that others use as well, noise decides nothing.
+# A step that lasts as long as LASTS says, in milliseconds, on a clock of its rank's own that nothing else moves: it
+# takes no time, and load on the machine decides no verdict. That real time is measured is for tests/launch to show.
 STEP = """
-import os, time, pytest, torch
-import torch.distributed as dist
+import os, time, pytest
 
 def all_reduce():
-    dist.all_reduce(torch.ones(1))
+    import torch, torch.distributed
+    torch.distributed.all_reduce(torch.ones(1))
 
-def sleeping(ctx):
-    seconds = float(os.environ.get("SLEEP", "5")) / 1000
+class OwnClock:
+    monotonic, sleep = time.monotonic, time.sleep
+    def __init__(self, *rooms):
+        from pytest_ddpperf.rank import clock
+        self.now = 1
+        for room in (clock, *rooms):
+            room.time = self
+    def monotonic_ns(self):
+        return self.now
+    def go_on(self, milliseconds=None):
+        if milliseconds is None:
+            milliseconds = float(os.environ.get("LASTS", "5"))
+        self.now += int(milliseconds * 1e6)
+
+def lasting(ctx, milliseconds=None):
+    clock = OwnClock()
     def step():
-        time.sleep(seconds)
         all_reduce()
+        clock.go_on(milliseconds)
     return step
 """
 

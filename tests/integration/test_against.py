@@ -6,19 +6,21 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
-import time
 import venv
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from pytest_ddpperf.wire.channels import readable
 from tests.integration.conftest import SMALL, Run, line
-from tests.launch.conftest import descendants
+from tests.integration.conftest import STEP as PLAIN_STEP
+from tests.launch.conftest import descendants, gone, until
 
 # What is under test, in its first commit; the second makes the step twelve times as long.
 PACKAGE = """
@@ -28,24 +30,7 @@ SIZES = (1, 2)
 """
 SECOND = PACKAGE.replace("5", "60").replace("True", "False").replace("(1, 2)", "(2, 3)")
 
-# A step of tests/integration's own: it sleeps for as long as the package, a variable and an option say.
-STEP = """
-import os, signal, sys, time, pytest
-import speed
-
-def sleeping(ctx, milliseconds=None):
-    import torch  # in ranks, which have it; not in four processes of pytest and their servers
-    import torch.distributed as dist
-    if milliseconds is None:
-        milliseconds = speed.MILLISECONDS
-    def step():
-        time.sleep((milliseconds + float(os.environ.get("SLEEP", "0"))) / 1000)
-        dist.all_reduce(torch.ones(1))
-    return step
-"""
-
-
-FEW = ("--ddp-steps=5",)  # long ones
+STEP = PLAIN_STEP + "import signal, sys, speed\n"
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -123,58 +108,65 @@ def test_a_slower_version_is_caught_and_named_and_what_the_other_lacks_has_no_ba
         "tests/test_step.py",
         STEP,
         """
-        @pytest.mark.ddp(launches=5, max_launches=10)  # of three pairs the spread is hardly known
         def test_slower(ddp_benchmark):
-            assert ddp_benchmark(sleeping, batch_size=4).verdict != "PASS"
+            result = ddp_benchmark(lambda ctx: lasting(ctx, speed.MILLISECONDS), batch_size=4)
+            assert result.verdict != "PASS"
 
         @pytest.mark.parametrize("size", speed.SIZES)
         def test_size(ddp_benchmark, size):
-            ddp_benchmark(lambda ctx: sleeping(ctx, 5))
+            ddp_benchmark(lasting)
 
         def test_two(ddp_benchmark):
-            ddp_benchmark(lambda ctx: sleeping(ctx, 5), name="first")
-            ddp_benchmark(lambda ctx: sleeping(ctx, 5), name="ungated", gate=False)
-            ddp_benchmark(lambda ctx: sleeping(ctx, 5), name="last")
+            ddp_benchmark(lasting, name="first")
+            ddp_benchmark(lasting, name="ungated", gate=False)
+            ddp_benchmark(lasting, name="last")
 
         def test_refuses(ddp_benchmark):
             if speed.OLD:
                 raise ValueError("too old for this")
-            ddp_benchmark(lambda ctx: sleeping(ctx, 5))
+            ddp_benchmark(lasting)
 
         def test_skips(ddp_benchmark):
             if speed.OLD:
                 pytest.skip("not in old ones")
-            ddp_benchmark(lambda ctx: sleeping(ctx, 5))
+            ddp_benchmark(lasting)
 
         def test_rank_dies(ddp_benchmark):
             def setup(ctx):
                 if speed.OLD and ctx.rank == 1:
                     os.kill(os.getpid(), signal.SIGKILL)
-                return sleeping(ctx, 5)
+                return lasting(ctx)
             ddp_benchmark(setup)
 
-        @pytest.mark.ddp(timeout=3)
-        def test_rank_hangs(ddp_benchmark):
+        class Hurried:  # far ahead when both ranks hang
+            sleep, monotonic_ns = time.sleep, time.monotonic_ns
+            def monotonic(self):
+                return time.monotonic() + 1e6 * all(os.path.exists(f"out/{rank}") for rank in (0, 1))
+
+        def test_rank_hangs(ddp_benchmark, monkeypatch):
+            if speed.OLD:
+                monkeypatch.setattr("pytest_ddpperf.launch.run.time", Hurried())
             def setup(ctx):
                 if speed.OLD:
-                    time.sleep(100)
-                return sleeping(ctx, 5)
+                    os.makedirs(f"out/{ctx.rank}")
+                    time.sleep(3600)
+                return lasting(ctx)
             ddp_benchmark(setup)
 
         def test_fails_here(ddp_benchmark):
             def setup(ctx):
                 if not speed.OLD:
                     raise ValueError("broken in the new one")
-                return sleeping(ctx, 5)
+                return lasting(ctx)
             ddp_benchmark(setup)
 
         def test_side_dies(ddp_benchmark):
             if speed.OLD:
                 os._exit(3)
-            ddp_benchmark(lambda ctx: sleeping(ctx, 5))
+            ddp_benchmark(lasting)
 
         def test_after_it(ddp_benchmark):
-            ddp_benchmark(lambda ctx: sleeping(ctx, 5))
+            ddp_benchmark(lasting)
     """,
     )
     repository.write(
@@ -192,14 +184,14 @@ def test_a_slower_version_is_caught_and_named_and_what_the_other_lacks_has_no_ba
         STEP.replace("import speed", "from speed import MILLISECONDS"),
         """
         def setup(ctx):
-            return sleeping(ctx, 5)
+            return lasting(ctx)
     """,
     )
     second = repository.commit()
     # Uncommitted work is of the side at hand, tests are on both.
     repository.write("src/speed/__init__.py", SECOND + "# more\n")
     with repository.untouched():
-        result = run("tests", *FEW, "--ddp-against", "HEAD~1", "--ddp-json=out/run.json", "--junitxml=out/junit.xml")
+        result = run("tests", "--ddp-against", "HEAD~1", "--ddp-json=out/run.json", "--junitxml=out/junit.xml")
     assert result.ret == 1
     against = f"HEAD~1 ({repository.first[:12]})"
     result.stdout.fnmatch_lines(
@@ -207,7 +199,7 @@ def test_a_slower_version_is_caught_and_named_and_what_the_other_lacks_has_no_ba
             f"ddpperf: against {against}",
             "REGRESSED: tests/test_step::test_slower on 2 gloo ranks",
             "  p50 * 300%  *",
-            "evidence: 10 launches a side, in turns (order by seed *); 1 of 1 imported files differs: "
+            "evidence: 6 launches a side, in turns (order by seed *); 1 of 1 imported files differs: "
             "python code/src/speed/__init__.py",
             f"against:  {against}, now {second[:12]} with uncommitted changes",
         ]
@@ -220,7 +212,7 @@ def test_a_slower_version_is_caught_and_named_and_what_the_other_lacks_has_no_ba
             f"only {against} has tests/test_step.py::test_size?1?",
             f"tests/test_new.py::test_new: NO BASELINE: {against} was not measured:",
             "*ModuleNotFoundError: No module named 'speed.new'*",
-            f"tests/test_step.py::test_slower: against {against}: p50 * resolves *; 10 launches a side; 1 of 1 *",
+            f"tests/test_step.py::test_slower: against {against}: p50 * resolves *; 6 launches a side; 1 of 1 *",
             f"tests/test_step.py::test_size?2?: against {against}: p50 *",
             f"tests/test_step.py::test_size?3?: NO BASELINE: {against} was not measured:",
             "there is no such test: tests/test_step.py::test_size?3?",
@@ -234,7 +226,7 @@ def test_a_slower_version_is_caught_and_named_and_what_the_other_lacks_has_no_ba
             f"tests/test_step.py::test_rank_dies: NO BASELINE: {against} was not measured:",
             "rank 1 failed in setup: killed by SIGKILL*",
             f"tests/test_step.py::test_rank_hangs: NO BASELINE: {against} was not measured:",
-            "rank 0 failed in setup: did not end within 3 s (--ddp-timeout)",
+            "rank ? failed in setup: did not end within 300 s (--ddp-timeout)",
             "tests/test_step.py::test_fails_here: not measured: launch 1 of 3: rank * failed in setup: ValueError*",
             f"tests/test_step.py::test_side_dies: NO BASELINE: {against} was not measured:",
             f"pytest of {against} died: exited with status 3*",
@@ -251,9 +243,9 @@ def test_a_slower_version_is_caught_and_named_and_what_the_other_lacks_has_no_ba
     beside = slower["beside"]
     assert beside["version"]["commit"] == repository.first
     assert beside["version"]["now"] == f"{second}-dirty"
-    assert len(beside["measurement"]["samples"]["step_seconds"]) == 10
-    assert sorted(beside["order"]) == ["b"] * 10 + ["n"] * 10
-    assert all(sorted(beside["order"][k : k + 2]) == ["b", "n"] for k in range(0, 20, 2))
+    assert len(beside["measurement"]["samples"]["step_seconds"]) == 6
+    assert sorted(beside["order"]) == ["b"] * 6 + ["n"] * 6
+    assert all(sorted(beside["order"][k : k + 2]) == ["b", "n"] for k in range(0, 12, 2))
 
 
 def test_the_same_code_on_both_sides_is_a_mistake_unless_it_was_asked_for(
@@ -264,7 +256,7 @@ def test_the_same_code_on_both_sides_is_a_mistake_unless_it_was_asked_for(
         STEP,
         """
         def test_step(ddp_benchmark):
-            ddp_benchmark(lambda ctx: sleeping(ctx, 5))
+            ddp_benchmark(lasting)
     """,
     )
     (repository.top / "README.md").write_text("Other files and tests may differ.")
@@ -311,45 +303,43 @@ def test_a_variable_an_option_and_what_must_be_built_may_be_all_that_differs(
         """
         from speed.built import MILLISECONDS
 
-        @pytest.mark.ddp(min_time=1000, max_launches=500)  # and 2 ranks: room for 6 steps
+        @pytest.mark.ddp(min_time=1000, max_launches=250)  # and 2 ranks: room for 12 steps
         def test_variable(ddp_benchmark):
-            ddp_benchmark(sleeping)
+            ddp_benchmark(lasting)
 
         def test_option(ddp_benchmark, request):
             milliseconds = request.config.getoption("--my-milliseconds")
-            ddp_benchmark(lambda ctx: sleeping(ctx, milliseconds - float(os.environ["SLEEP"]) + 5))
+            ddp_benchmark(lambda ctx: lasting(ctx, milliseconds))
 
         def test_built(ddp_benchmark):
-            ddp_benchmark(lambda ctx: sleeping(ctx, MILLISECONDS - float(os.environ["SLEEP"]) + 5))
+            ddp_benchmark(lambda ctx: lasting(ctx, MILLISECONDS))
         """,
     )
     (repository.top / ".gitignore").write_text("__pycache__\nout\nbuilt.py\n")
     repository.write("src/speed/built.py", "MILLISECONDS = 60\n")
-    monkeypatch.setenv("SLEEP", "60")
+    monkeypatch.setenv("LASTS", "60")
     first, cores = repository.first[:12], len(os.sched_getaffinity(0))
     threads = f"OMP_NUM_THREADS={cores + 1}"  # so that ranks are not pinned there
-    options = ["--ddp-against-env", "SLEEP=5", "--ddp-against-env", threads]
+    options = ["--ddp-against-env", "LASTS=5", "--ddp-against-env", threads]
     options += ["--ddp-against-option", "--my-milliseconds 5"]
     options.append("--ddp-against-setup=echo 'MILLISECONDS = 5' > 'python code/src/speed/built.py'")
     with repository.untouched():
-        result = run(
-            *FEW, "--ddp-against", "HEAD", *options, "-o", "addopts=-q", f"--ddp-json={tmp_path / 'report.json'}"
-        )
+        result = run("--ddp-against", "HEAD", *options, "-o", "addopts=-q", f"--ddp-json={tmp_path / 'report.json'}")
     assert result.ret == 1
     windows = [
         {len(launch) for side in (both, both["beside"]) for launch in side["measurement"]["samples"]["step_seconds"]}
         for both in json.loads((tmp_path / "report.json").read_text())["measurements"]
     ]
-    assert windows == [{6}, {5}, {5}]
+    assert windows == [{12}, {10}, {10}]
     result.stdout.fnmatch_lines(
         [
             "ddpperf: 2 ranks over gloo (*",
-            f"ddpperf: HEAD (*), SLEEP=5, {threads}, *: 2 ranks over gloo (*): "
+            f"ddpperf: HEAD (*), LASTS=5, {threads}, *: 2 ranks over gloo (*): "
             f"2 x {cores + 1} threads (OMP_NUM_THREADS) share {cores} core*, expect noise",
             "REGRESSED: tests/test_step::test_variable on 2 gloo ranks",
             "evidence: 6 launches a side, in turns *; 1 of 2 imported files differs: python code/src/speed/built.py",
             f"differs from *: *pinned False -> True*OMP_NUM_THREADS {cores + 1} -> unset*",
-            f"against:  HEAD ({first}), SLEEP=5, {threads}, --my-milliseconds 5, now {first} *",
+            f"against:  HEAD ({first}), LASTS=5, {threads}, --my-milliseconds 5, now {first} *",
             "REGRESSED: tests/test_step::test_option on 2 gloo ranks",
             "REGRESSED: tests/test_step::test_built on 2 gloo ranks",
         ]
@@ -363,7 +353,7 @@ def test_another_interpreter_may_be_all_that_differs(repository: Repository, run
         STEP,
         f"""
         def test_step(ddp_benchmark):
-            ddp_benchmark(lambda ctx: sleeping(ctx, 60 if sys.prefix == {sys.prefix!r} else 5))
+            ddp_benchmark(lambda ctx: lasting(ctx, 60 if sys.prefix == {sys.prefix!r} else 5))
     """,
     )
     venv.create(tmp_path / "other env")
@@ -380,7 +370,7 @@ def test_another_interpreter_may_be_all_that_differs(repository: Repository, run
         )
         shared = [path for path in sys.path if path.endswith("site-packages")]
         (packages / "shared.pth").write_text("".join(f"import site; site.addsitedir({path!r})\n" for path in shared))
-        result = run(*FEW, f"--ddp-against-python={python}")
+        result = run(f"--ddp-against-python={python}")
     assert result.ret == 1
     result.stdout.fnmatch_lines(
         ["REGRESSED: tests/test_step::test_step on 2 gloo ranks", f"against:  {python}, now {repository.first[:12]}"]
@@ -444,14 +434,14 @@ def test_both_sides_stay_in_step_whatever_a_test_does(repository: Repository, ru
             def setup(ctx, attempt=len(attempts)):
                 if not speed.OLD and attempt == 1:
                     raise ValueError("at first")
-                return sleeping(ctx, 5)
+                return lasting(ctx)
             ddp_benchmark(setup, name="once more")
 
         def test_caught(ddp_benchmark):
             def setup(ctx):
                 if not speed.OLD:
                     raise ValueError("caught")
-                return sleeping(ctx, 5)
+                return lasting(ctx)
             with pytest.raises(pytest.fail.Exception, match="caught"):
                 ddp_benchmark(setup, name="fails")
             if speed.OLD:
@@ -461,15 +451,15 @@ def test_both_sides_stay_in_step_whatever_a_test_does(repository: Repository, ru
         def test_expected(ddp_benchmark):
             if speed.OLD:
                 raise ValueError("expected there")
-            ddp_benchmark(lambda ctx: sleeping(ctx, 5))
+            ddp_benchmark(lasting)
 
         def test_other_names(ddp_benchmark):
-            ddp_benchmark(lambda ctx: sleeping(ctx, 5), name="old" if speed.OLD else "new")
-            ddp_benchmark(lambda ctx: sleeping(ctx, 5), name="more")
+            ddp_benchmark(lasting, name="old" if speed.OLD else "new")
+            ddp_benchmark(lasting, name="more")
 
         def test_beside_ddp_run(ddp_run, ddp_benchmark):
             assert ddp_run(lambda ctx: ctx.rank) == [0, 1]
-            ddp_benchmark(lambda ctx: sleeping(ctx, 5))
+            ddp_benchmark(lasting)
 
         def import_from_hand():
             from importlib.util import module_from_spec, spec_from_file_location
@@ -479,12 +469,12 @@ def test_both_sides_stay_in_step_whatever_a_test_does(repository: Repository, ru
         def test_wrong_in_ranks(ddp_benchmark):
             def setup(ctx):
                 import_from_hand()
-                return sleeping(ctx, 5)
+                return lasting(ctx)
             ddp_benchmark(setup)
 
         def test_wrong_in_pytest(ddp_benchmark):
             import_from_hand()
-            ddp_benchmark(lambda ctx: sleeping(ctx, 5))
+            ddp_benchmark(lasting)
         """,
     )
     repository.write(
@@ -492,24 +482,20 @@ def test_both_sides_stay_in_step_whatever_a_test_does(repository: Repository, ru
         STEP,
         """
         def test_inside(ddp_benchmark):
-            ddp_benchmark(lambda ctx: sleeping(ctx, 5), name="old inside" if speed.OLD else "new inside")
+            ddp_benchmark(lasting, name="old inside" if speed.OLD else "new inside")
         """,
     )
     repository.write(
         "tests/test_rpc.py",
+        PLAIN_STEP,
         """
-        import time
-
-        def trainer(ctx):
-            return lambda: time.sleep(0.005)
-
         def test_rpc(rpc_benchmark):
-            rpc_benchmark(trainer)
+            rpc_benchmark(lasting)
         """,
     )
     with repository.untouched():
         options = ("--import-mode=importlib", "--reruns=1", "--ddp-trainers=1", "--ddp-parameter-servers=1")
-        result = run(*FEW, "--ddp-against=main", *options)
+        result = run("--ddp-against=main", *options)
     assert result.ret == 0
     against = f"main ({repository.first[:12]})"
     result.stdout.fnmatch_lines_random(
@@ -533,7 +519,17 @@ def test_both_sides_stay_in_step_whatever_a_test_does(repository: Repository, ru
     )
 
 
-def test_a_side_that_hangs_is_given_up_with_its_stacks(repository: Repository, run: Run) -> None:
+def test_a_side_that_hangs_is_given_up_with_its_stacks(
+    repository: Repository, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not after all the time that it has: it says when it hangs."""
+
+    def in_vain(channels: list[socket.socket], seconds: float) -> list[socket.socket]:
+        while not (ready := readable(channels, 0.1)) and not (repository.root / "out").exists():
+            pass
+        return ready
+
+    monkeypatch.setattr("pytest_ddpperf.against.led.readable", in_vain)
     repository.write("src/speed/__init__.py", SECOND)
     repository.write(
         "tests/test_step.py",
@@ -542,17 +538,18 @@ def test_a_side_that_hangs_is_given_up_with_its_stacks(repository: Repository, r
         @pytest.fixture
         def waiting():
             if speed.OLD:
-                time.sleep(100)
+                open("out", "w").close()
+                time.sleep(3600)
 
         def test_step(ddp_benchmark, waiting):
-            ddp_benchmark(lambda ctx: sleeping(ctx, 5))
+            ddp_benchmark(lasting)
     """,
     )
     with repository.untouched():
-        result = run("--ddp-against", "main", "--ddp-timeout=1", "--ddp-baseline-missing=fail")
+        result = run("--ddp-against", "main", "--ddp-baseline-missing=fail")
     assert result.ret == 1
     result.stdout.fnmatch_lines(
-        [f"pytest of main ({repository.first[:12]}) did not answer for 11 s", "*test_step.py*in waiting"]
+        [f"pytest of main ({repository.first[:12]}) did not answer for 310 s", "*test_step.py*in waiting"]
     )
 
 
@@ -564,15 +561,18 @@ def test_nothing_is_left_of_a_run_that_is_stopped(repository: Repository) -> Non
         STEP,
         """
         def test_step(ddp_benchmark):
-            if speed.OLD:
-                open("out", "w").close()
-            ddp_benchmark(lambda ctx: sleeping(ctx, 500))
+            def setup(ctx):
+                if speed.OLD and ctx.rank == 1:
+                    open("out", "w").close()
+                    time.sleep(3600)
+                return lasting(ctx)
+            ddp_benchmark(setup)
         """,
     )
     plugins = ["-p", "no:randomly", "-p", "no:benchmark"]
     command = [sys.executable, "-m", "pytest", *plugins, *SMALL, "--ddp-against", "main"]
     with repository.untouched():
-        for signum in (signal.SIGTERM, signal.SIGKILL, signal.SIGINT):
+        for signum in (signal.SIGKILL, signal.SIGINT):
             process = subprocess.Popen(
                 command,
                 stdout=subprocess.DEVNULL,
@@ -584,13 +584,6 @@ def test_nothing_is_left_of_a_run_that_is_stopped(repository: Repository) -> Non
             below = descendants(process.pid)
             assert below
             process.send_signal(signum)
-            process.wait(30)
-            until(lambda pids=below: not any(Path(f"/proc/{pid}/stat").exists() for pid in pids))
+            process.wait(120)
+            until(lambda pids=below: gone(pids))
             assert leftovers() == []
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)

@@ -9,8 +9,8 @@ import pytest
 
 from tests.integration.conftest import STEP, Run, line
 
-# The sleep of each launch, in milliseconds, from the file `sleeps`: a line a launch, the last one for all further.
-# `dynamo` in a line hands something to torch.compile in the window.
+# How long a step of each launch lasts, in milliseconds, from the file `lasts`: a line a launch, the last one for all
+# further. `dynamo` in a line hands something to torch.compile in the window.
 LAUNCHES = (
     STEP
     + """
@@ -19,16 +19,16 @@ def by_launch(ctx):
         if ctx.rank == 0:
             launches.write("x")
     all_reduce()
-    lines = open("sleeps").read().splitlines()
+    lines = open("lasts").read().splitlines()
     words = lines[min(os.path.getsize("launches"), len(lines)) - 1].split()
-    calls = 0
+    calls, plain = 0, lasting(ctx, float(words[0]))
     def step():
         nonlocal calls
         calls += 1
         if "dynamo" in words and calls == 5:
+            import torch
             torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1))
-        time.sleep(float(words[0]) / 1000)
-        all_reduce()
+        plain()
     return step
 
 def test_step(ddp_benchmark):
@@ -37,10 +37,10 @@ def test_step(ddp_benchmark):
 )
 
 
-def launches(path: Path, sleeps: str) -> None:
+def launches(path: Path, lasts: str) -> None:
     """What the launches of the next run do."""
     (path / "launches").unlink(missing_ok=True)
-    (path / "sleeps").write_text(sleeps)
+    (path / "lasts").write_text(lasts)
 
 
 def taken(path: Path) -> int:

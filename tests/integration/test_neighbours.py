@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from tests.integration.conftest import STEP, Run, line
-from tests.launch.conftest import gone
+from tests.launch.conftest import gone, until
 
 ONE = (
     STEP
     + """
 def test_step(ddp_benchmark):
-    ddp_benchmark(sleeping)
+    ddp_benchmark(lasting)
 """
 )
 
@@ -92,6 +92,8 @@ def test_step(ddp_benchmark, n):
     assert result.environment.recorded["xdist_workers"] == 2
 def test_forgets(ddp_benchmark):
     pass
+def test_rpc(rpc_benchmark):
+    rpc_benchmark(lambda ctx: lambda: None)
 """
 )
 
@@ -103,12 +105,12 @@ def test_xdist_has_one_table_one_file_and_no_two_launches_at_once(
     monkeypatch.setenv("NOTES", str(notes))
     pytester.makepyfile(test_timed=TIMED)
     result = run("-n", "2", "--ddp-json=report.json", benchmark=True)
-    result.assert_outcomes(passed=3)
-    assert line(result, "ddpperf:") == "ddpperf: 0 of 2 compared: 2 without baseline; 1 never measured"
+    result.assert_outcomes(passed=4)
+    assert line(result, "ddpperf:") == "ddpperf: 0 of 3 compared: 3 without baseline; 1 never measured"
     assert sum("p50 sec/iter" in told for told in result.outlines) == 1
     result.stdout.fnmatch_lines(["ddpperf: torch *", "ddpperf: 2 ranks over gloo *"])
     report = json.loads((pytester.path / "report.json").read_text())
-    assert (len(report["measurements"]), report["summary"]["never_measured"]) == (2, 1)
+    assert (len(report["measurements"]), report["summary"]["never_measured"]) == (3, 1)
     windows = []
     for file in notes.glob("0-*"):
         times = [float(text) for text in file.read_text().split()]
@@ -128,7 +130,7 @@ def test_step(ddp_benchmark):
         if ctx.rank == 0:
             with open("launches", "a") as launches:
                 launches.write("x")
-        return sleeping(ctx)
+        return lasting(ctx)
     ddp_benchmark(setup)
 """
 )
@@ -141,7 +143,7 @@ def test_a_rerun_does_not_turn_red_into_green(
     run("--ddp-save-baseline").assert_outcomes(passed=1)
     (pytester.path / "launches").unlink()
     (pytester.path / "calls").unlink()
-    monkeypatch.setenv("SLEEP", "60")
+    monkeypatch.setenv("LASTS", "60")
     result = run("--reruns=2")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["A rerun does not measure again: *"])
@@ -150,26 +152,52 @@ def test_a_rerun_does_not_turn_red_into_green(
     assert len((pytester.path / "launches").read_text()) == 6  # of one measurement, confirmed
 
 
-@pytest.mark.parametrize("method", ["signal", "thread"])
-def test_pytest_timeout_leaves_no_process(pytester: pytest.Pytester, run: Run, method: str) -> None:
-    pytester.makepyfile(
-        STEP
-        + """
+HANGING = """
+import os, signal, time
 def test_hangs(ddp_run):
+    pid = os.getpid()
     def function(ctx):
+        import torch.distributed
         with open(f"rank{ctx.rank}", "w") as file:
             print(os.getpid(), os.getppid(), file=file)
-        time.sleep(60)
+        torch.distributed.barrier()
+        if ctx.rank == 0:
+            SOON
+        time.sleep(3600)
     ddp_run(function)
 def test_next():
     pass
 """
+
+
+def test_the_signal_of_pytest_timeout_leaves_no_rank(pytester: pytest.Pytester, run: Run) -> None:
+    """Which comes when the ranks hang, however slow they are."""
+    pytester.makepyfile(HANGING.replace("SOON", "os.kill(pid, signal.SIGALRM)"))
+    result = run("--timeout=3600", "--timeout-method=signal", small=False)
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["E * Failed: Timeout * from pytest-timeout."])
+    assert gone([int((pytester.path / f"rank{rank}").read_text().split()[0]) for rank in (0, 1)])
+
+
+def test_the_thread_of_pytest_timeout_leaves_no_process(pytester: pytest.Pytester, run: Run) -> None:
+    """It ends pytest, without a word to us."""
+    pytester.makeconftest(
+        """
+import os, threading, time
+class Timer(threading.Timer):
+    def run(self):
+        while not os.path.exists("soon"):
+            time.sleep(0.05)
+        self.function(*self.args)
+threading.Timer = Timer
+"""
     )
-    result = run("--timeout=8", f"--timeout-method={method}", small=False, own=True)
+    pytester.makepyfile(HANGING.replace("SOON", 'open("soon", "w").close()'))
+    result = run("--timeout=3600", "--timeout-method=thread", "-k", "hangs", small=False, own=True)
     assert result.ret != 0
     assert "Timeout" in result.stdout.str() + result.stderr.str()
-    pids = {int(pid) for rank in (0, 1) for pid in (pytester.path / f"rank{rank}").read_text().split()}
-    assert gone(list(pids))
+    pids = [int(pid) for rank in (0, 1) for pid in (pytester.path / f"rank{rank}").read_text().split()]
+    until(lambda: gone(pids))
 
 
 PACKAGE = {
@@ -227,15 +255,16 @@ def test_code_travels_under_every_import_mode(pytester: pytest.Pytester, run: Ru
     result.stdout.fnmatch_lines(["rank ? failed in the function: AssertionError: assert ?1, ?? == ?1, 2?"])
 
 
-def test_random_order_and_first_failure(pytester: pytest.Pytester) -> None:
+def test_random_order_and_first_failure(pytester: pytest.Pytester, run: Run) -> None:
     pytester.makepyfile(
-        STEP
-        + """
+        """
+import pytest
 @pytest.mark.parametrize("n", range(3))
 def test_red(ddp_run, n):
     ddp_run(lambda ctx: 1 / 0)
 """
     )
-    result = pytester.runpytest_subprocess("-p", "randomly", "-x", "-p", "no:benchmark", timeout=120)
+    result = run("-p", "randomly", "-x")
     result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["Using --randomly-seed=*"])
     result.stdout.fnmatch_lines(["rank ? failed in the function: ZeroDivisionError: division by zero"])

@@ -10,26 +10,33 @@ import pytest
 
 from tests.integration.conftest import STEP, Run, line
 
-ROLES = """
-import os, sys, time, pytest, torch
+ROLES = (
+    STEP
+    + """
+import torch
 import torch.distributed.rpc as rpc
 
 table = {}
 
 def look_up(row):
-    time.sleep(float(os.environ.get("SLEEP", "5")) / 1000)
     return table["rows"][row]
 
 def parameter_server(ctx):
     table["rows"] = torch.arange(10.0)
 
 def trainer(ctx):
+    from pytest_ddpperf.rank import traffic
+    clock = OwnClock(traffic)
+    def answered(future):
+        clock.go_on()
+        return future.value()
     def step():
         for server in ctx.workers["parameter_server"]:
-            assert rpc.rpc_sync(server, look_up, (ctx.rank,)) == ctx.rank
+            assert rpc.rpc_async(server, look_up, (ctx.rank,)).then(answered).wait() == ctx.rank
         return 3
     return step
 """
+)
 
 
 def test_what_takes_longer_and_what_sends_more_is_red_and_told(
@@ -43,12 +50,16 @@ def test_look_up(rpc_benchmark):
     assert (result.world_size, len(result.samples[0])) == (1, 1)
 
 def take(rows):
-    time.sleep(0.005)
+    pass
 
 def test_send(rpc_benchmark):
     def sender(ctx):
+        clock = OwnClock()
         rows = torch.zeros(int(os.environ.get("ROWS", "10")))
-        return lambda: rpc.rpc_sync("ps0", take, (rows,))
+        def step():
+            rpc.rpc_sync("ps0", take, (rows,))
+            clock.go_on(5)
+        return step
 
     print(rpc_benchmark(sender).counters)
 """
@@ -63,15 +74,17 @@ def test_send(rpc_benchmark):
     assert (measured["plan"]["parameter_servers"], measured["plan"]["master"]) == (1, False)
     assert measured["measurement"]["samples"]["examples"][0][0][0] == 3
 
-    monkeypatch.setenv("SLEEP", "60")
+    monkeypatch.setenv("LASTS", "60")
     monkeypatch.setenv("ROWS", "11")
     result = run(*asked)
     result.assert_outcomes(failed=2)
     result.stdout.fnmatch_lines(["REGRESSED: test_roles::test_look_up on 1 trainer 1 ps*"])
-    result.stdout.fnmatch_lines(["blocked in RPC, at p50:", "  trainer0 *ms of the step's +5*ms"])
+    result.stdout.fnmatch_lines(
+        ["blocked in RPC, at p50:", "  trainer0  5.00ms -> 0.0600s  +55.0ms of the step's +55.0ms"]
+    )
     result.stdout.fnmatch_lines(["  rpc.bytes  40 * 44 * +10.0 %, counted  0% * all"])
 
-    monkeypatch.delenv("SLEEP")
+    monkeypatch.delenv("LASTS")
     monkeypatch.setenv("ROWS", "9")
     result = run(*asked)
     assert line(result, "ddpperf:") == "ddpperf: 2 of 2 compared: 1 passed, 1 improved"
@@ -129,8 +142,7 @@ def test_what_is_asked_amiss_and_a_server_that_dies_leave_the_next_test_alone(
     pytester: pytest.Pytester, run: Run
 ) -> None:
     pytester.makepyfile(
-        STEP
-        + ROLES
+        ROLES
         + """
 def test_no_set_up(rpc_benchmark):
     with pytest.raises(TypeError, match="trainer must be callable: trainer"):
@@ -173,7 +185,7 @@ def test_next(rpc_benchmark):
     assert "--ddp-parameter-servers: '0': a whole number from 1" in result.stderr.str()
 
 
-def test_with_pytest_benchmark_and_under_xdist(pytester: pytest.Pytester, run: Run) -> None:
+def test_with_pytest_benchmark(pytester: pytest.Pytester, run: Run) -> None:
     pytester.makepyfile(
         ROLES
         + """
@@ -193,4 +205,3 @@ def test_look_up(rpc_benchmark):
     (theirs,) = json.loads((pytester.path / "theirs.json").read_text())["benchmarks"]
     assert theirs["stats"]["rounds"] == 8
     assert theirs["extra_info"]["ddpperf"]["world_size"] == 2
-    assert line(run("-n", "1"), "ddpperf:") == "ddpperf: 0 of 1 compared: 1 without baseline"

@@ -23,18 +23,18 @@ def breaks_later():
     yield
     raise RuntimeError("teardown")
 
-def test_good(ddp_benchmark): ddp_benchmark(sleeping)
+def test_good(ddp_benchmark): ddp_benchmark(lasting)
 def test_fails_after(ddp_benchmark):
-    ddp_benchmark(sleeping)
+    ddp_benchmark(lasting)
     assert False
-def test_teardown_fails(breaks_later, ddp_benchmark): ddp_benchmark(sleeping)
+def test_teardown_fails(breaks_later, ddp_benchmark): ddp_benchmark(lasting)
 @pytest.mark.xfail
 def test_xfail(ddp_benchmark):
-    ddp_benchmark(sleeping)
+    ddp_benchmark(lasting)
     assert False
 @pytest.mark.flaky(reruns=1)
 def test_rerun(ddp_benchmark, tmp_path_factory):
-    ddp_benchmark(sleeping)
+    ddp_benchmark(lasting)
     flag = tmp_path_factory.getbasetemp() / "ran"
     if not flag.exists():
         flag.touch()
@@ -77,7 +77,7 @@ def test_a_session_says_whose_code_it_is(pytester: pytest.Pytester, run: Run) ->
     (folder / "others").mkdir()
     (folder / "others" / "conftest.py").write_text("")
     (folder / "test_step.py").write_text(
-        "from mylib.helper import sleeping\ndef test_step(ddp_benchmark): ddp_benchmark(sleeping)"
+        "from mylib.helper import lasting\ndef test_step(ddp_benchmark): ddp_benchmark(lasting)"
     )
     git = ["git", "-C", str(pytester.path), "-c", "user.name=a", "-c", "user.email=a@b.c"]
     for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "1"]):
@@ -95,7 +95,7 @@ def test_a_session_says_whose_code_it_is(pytester: pytest.Pytester, run: Run) ->
 def test_an_unreadable_baseline_is_red_and_stays_as_it_is(pytester: pytest.Pytester, run: Run) -> None:
     names = ["empty", "truncated", "newer", "nonsense", "other", "folder", "good"]
     pytester.makepyfile(
-        test_bad=STEP + "".join(f"\ndef test_{name}(ddp_benchmark): ddp_benchmark(sleeping)\n" for name in names)
+        test_bad=STEP + "".join(f"\ndef test_{name}(ddp_benchmark): ddp_benchmark(lasting)\n" for name in names)
     )
     run("--ddp-save-baseline").assert_outcomes(passed=len(names))
     files = {name: next((pytester.path / "baselines").rglob(f"test_{name}.json")) for name in names}
@@ -121,7 +121,7 @@ def test_an_unreadable_baseline_is_red_and_stays_as_it_is(pytester: pytest.Pytes
 def test_a_store_that_cannot_be_written_is_red_and_named(
     pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytester.makepyfile(test_store=STEP + "def test_a(ddp_benchmark): ddp_benchmark(sleeping)")
+    pytester.makepyfile(test_store=STEP + "def test_a(ddp_benchmark): ddp_benchmark(lasting)")
     (pytester.path / "a_file").write_text("")
     result = run("--ddp-save-baseline", "--ddp-baseline-dir=a_file")
     result.assert_outcomes(passed=1, errors=1)
@@ -141,7 +141,7 @@ EFFECTS = (
     STEP
     + """
 def test_step(ddp_benchmark):
-    ddp_benchmark(sleeping, batch_size=int(os.environ.get("BATCH", "4")))
+    ddp_benchmark(lasting, batch_size=int(os.environ.get("BATCH", "4")))
 """
 )
 

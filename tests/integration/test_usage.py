@@ -68,7 +68,7 @@ def test_what_the_machine_lacks_is_refused_after_collection(
 
 def test_what_the_machine_lacks_is_a_usage_error_under_xdist_too(pytester: pytest.Pytester, run: Run) -> None:
     pytester.makepyfile("def test_a(ddp_run): ddp_run(print)")
-    result = run("--ddp-backend=glo", "-n", "2")
+    result = run("--ddp-backend=glo", "-n", "1")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stdout.fnmatch_lines(["usage error: --ddp-backend: 'glo': this torch*"])
 
@@ -104,7 +104,7 @@ def test_sound(ddp_run): assert ddp_run(lambda ctx: ctx.rank) == [0, 1]
 """
 
 
-@pytest.mark.parametrize("xdist", [(), ("-n", "2")], ids=["alone", "xdist"])
+@pytest.mark.parametrize("xdist", [(), ("-n", "1")], ids=["alone", "xdist"])
 def test_a_mistake_that_a_marker_has_a_part_in_is_its_tests_alone(
     pytester: pytest.Pytester, run: Run, xdist: tuple[str, ...]
 ) -> None:
@@ -138,11 +138,11 @@ def test_devices(ddp_run):
 
 @pytest.mark.ddp(backend="nccl", world_size=4096)
 def test_backend(ddp_benchmark):
-    ddp_benchmark(sleeping)
+    ddp_benchmark(lasting)
 
 @pytest.mark.ddp(world_size=1, warmup=0, steps=5, launches=2, timeout=20)
 def test_marker_wins(ddp_benchmark):
-    result = ddp_benchmark(sleeping)
+    result = ddp_benchmark(lasting)
     assert (result.world_size, len(result.step_seconds), len(result.step_seconds[0])) == (1, 2, 5)
 
 @pytest.fixture

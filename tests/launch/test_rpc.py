@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import signal
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -153,6 +154,16 @@ def test_without_a_master_a_trainer_gets_its_context_alone(bench: Bench) -> None
         return lambda: rpc.rpc_sync("ps0", nothing)
 
     assert len(measure(bench, trainer, trainers=1, servers=1).step_seconds) == 3
+
+
+def test_what_a_trainer_waits_for_others_is_told_of_each_step(bench: Bench) -> None:
+    def trainer(ctx: Any) -> Any:
+        return lambda: rpc.rpc_sync("ps0", time.sleep, (0.01,))
+
+    samples = measure(bench, trainer)
+    assert samples.blocked_seconds is not None
+    for waited, took in zip(samples.blocked_seconds, samples.rank_seconds, strict=True):
+        assert all(0.01 <= blocked <= step for blocked, step in zip(waited, took, strict=True))
 
 
 def test_servers_clean_up_when_the_trainers_have_ended(bench: Bench) -> None:
