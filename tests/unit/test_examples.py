@@ -271,8 +271,9 @@ def test_the_demo_tells_the_time_while_pytest_is_silent(
 def test_what_ends_the_demo_ends_its_pytest(signum: signal.Signals, tmp_path: Path) -> None:
     waits = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
     code = f"""if True:
-        import sys, demo
+        import signal, sys, demo
         from pathlib import Path
+        signal.signal({int(signum)}, signal.SIG_DFL)  # who starts tests in the background may ignore it
         demo.DEMO = Path({str(tmp_path)!r})
         demo.play = lambda: demo.run([sys.executable, "-c", {waits!r}])
         demo.end_by_signals()
