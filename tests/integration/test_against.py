@@ -572,7 +572,7 @@ def test_nothing_is_left_of_a_run_that_is_stopped(repository: Repository) -> Non
     plugins = ["-p", "no:randomly", "-p", "no:benchmark"]
     command = [sys.executable, "-m", "pytest", *plugins, *SMALL, "--ddp-against", "main"]
     with repository.untouched():
-        for signum in (signal.SIGKILL, signal.SIGINT):
+        for signum in (signal.SIGTERM, signal.SIGKILL, signal.SIGINT):
             process = subprocess.Popen(
                 command,
                 stdout=subprocess.DEVNULL,
