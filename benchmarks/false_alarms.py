@@ -132,6 +132,7 @@ def write(number: int, kind: str, model: str, result: Any, base_launches: int, b
 def measured(request: Any, setup: Any, *, record: bool) -> Any:
     """What the fixture does with `setup` under the options of this run; recorded, it is the next one's baseline."""
     from pytest_ddpperf import options
+    from pytest_ddpperf.baseline import Store
     from pytest_ddpperf.launch.observer import Nobody
     from pytest_ddpperf.measuring.benchmark import Job
     from pytest_ddpperf.plugin import state
@@ -162,7 +163,7 @@ def measured(request: Any, setup: Any, *, record: bool) -> Any:
     )
     result = session.carry_out(job, Silent())
     if record:
-        session.save(result.candidate)
+        Store(settings.baseline_dir).write(result.candidate)
     return result
 
 
