@@ -53,7 +53,7 @@ class Job:
     settings: Settings
     plan: Plan
     launches: int  # before the first look
-    level: float  # this measurement's share of the run's error rate
+    level: float  # this measurement's error rate
     batch_size: int | None
     gate: bool
     facts: Mapping[str, Scalar]  # recorded with the measurement, beyond what the ranks tell

@@ -157,7 +157,7 @@ class Report:
     _outcomes: dict[tuple[str, str], Outcome] = field(default_factory=dict)  # by node id and label
     skipped: int = 0
     never_measured: list[str] = field(default_factory=list)  # node ids
-    sharing: int = 0  # tests that share the error rate
+    sharing: int = 0  # tests that may be compared
     facts: Mapping[str, Scalar] = field(default_factory=dict)
     told: list[str] = field(default_factory=list)  # of the run, beyond its outcomes
     usage_error: str = ""  # found in a worker, where pytest cannot say it

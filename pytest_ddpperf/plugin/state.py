@@ -127,8 +127,8 @@ class Run:
 
     @cached_property
     def gates(self) -> int:
-        """How many tests of this run may hold a measurement against a baseline: they share its error rate. By what is
-        known before any of them runs, so all workers of xdist find the same number."""
+        """How many tests of this run may hold a measurement against a baseline: the error rate of each follows. By what
+        is known before any of them runs, so all workers of xdist find the same number."""
         return max(1, sum(map(self._has_place, self._gating)))
 
     def _has_place(self, item: pytest.Item) -> bool:

@@ -170,7 +170,7 @@ class Comparison:
     now_seconds: float
     change: Interval  # its bounds are at `level`: they exclude 0 where there is evidence
     p_value: float  # one-sided, in the direction of the estimate
-    level: float  # that `p_value` is held against: the limit's share of the run's error rate
+    level: float  # that `p_value` is held against: the limit's share of the test's error rate
     resolution: float  # the relative slowdown that would be found four times out of five
     alarm_rate: float  # how likely unchanged code is beyond the limit with evidence, by this error
     settled: bool  # whether further launches would hardly bring another status
