@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 import sys
 from collections.abc import Sequence
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 
 class Quartiles(NamedTuple):
@@ -32,6 +34,15 @@ def table(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     )
+
+
+def done(results: Path) -> list[dict[str, Any]]:
+    """The rows of a results file so far; a last line that an interrupt cut short is dropped, from the file too."""
+    lines = results.read_text().splitlines(keepends=True) if results.exists() else []
+    if lines and not lines[-1].endswith("\n"):
+        lines.pop()
+        results.write_text("".join(lines))
+    return [json.loads(line) for line in lines]
 
 
 def progress(done: int, of: int, what: str) -> None:

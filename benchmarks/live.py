@@ -1,0 +1,371 @@
+"""Error rates of the gate, live, in all its modes: real launches of the same code, and of code that is slower.
+
+    python benchmarks/live.py [--stored 20] [--turns 20] [--results live.jsonl]
+
+Each cell of the table is a mode, a machine (quiet, or beside benchmarks/neighbour.py), a model (three small DDP models
+on two Gloo ranks) and a kind: unchanged code, where REGRESSED is a false alarm, or slower code, where anything else is
+a miss. So many measurements are made of each cell, in turns. Options are the default ones, but for limits where both
+sides take turns.
+
+"stored": every measurement of unchanged code is a session, too. A measurement is held against one that ended ten
+minutes before, and against the last three that did; limit 10 %, slower by 20 %. All rules judge the same launches, of
+which there are as many as the one that wants most of them takes.
+
+"in turns": limit 5 %, slower by 10 %.
+
+Nothing is left out: each finished measurement is a line of the results file; a run goes on where the last one ended,
+and tells all of it. A session that no measurement could be held against (the first ten minutes, and those after a
+break) counts in no rate.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from _common import done, progress, quartiles, table
+from _models import MODELS, training
+from neighbour import neighbour
+
+from pytest_ddpperf.against.side import Ready
+from pytest_ddpperf.baseline import Store
+from pytest_ddpperf.launch import Launcher
+from pytest_ddpperf.launch.observer import Nobody
+from pytest_ddpperf.measuring import benchmark
+from pytest_ddpperf.measuring.launches import Launches
+from pytest_ddpperf.measuring.looks import follow, schedule
+from pytest_ddpperf.options import plan
+from pytest_ddpperf.records import LaunchSamples, Limit, Measurement, Plan, Samples, TestId, Verdict, Version
+from pytest_ddpperf.verdict import ASSUMED_DRIFT, RUN_LEVEL, coarse, judge_times
+from pytest_ddpperf.verdict.stats import Drift, binomial_interval
+
+MACHINES = {"quiet": None, "neighbour": 20261121}  # seeds; the second's moves on from cycle to cycle
+KINDS = ("unchanged", "slower")
+SLOWER = {"stored": 0.20, "in turns": 0.10}
+LIMITS = {"stored": 0.10, "in turns": 0.05}
+SESSION_AGE = 600.0  # seconds
+TOO_OLD = 1800.0  # then the machine may have become another
+LOOKS = schedule(5, 20)  # the default
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What a stored baseline is held to."""
+
+    drift: Drift
+    steps: int | None  # of each launch, those that it sees; None for all
+
+
+RULES = {
+    "": Rule(ASSUMED_DRIFT, None),
+    "30 steps, drift of 5 % assumed": Rule(Drift(floor=0.05, share=0.5, freedom=8), 30),  # the rule before
+}
+SESSIONS = (1, 3)
+Row = dict[str, Any]  # of the results file
+Steps = Sequence[Sequence[float]]  # launch x step, the group's, in seconds
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--stored", type=int, default=20, help="measurements of each cell against stored baselines")
+    parser.add_argument("--turns", type=int, default=20, help="of each cell with both sides in turns")
+    parser.add_argument("--results", type=Path, default=Path("live.jsonl"), help="file to go on with")
+    options = parser.parse_args()
+    wanted = {"stored": options.stored, "in turns": options.turns}
+    rows = done(options.results)
+    launcher = Launcher(lambda: {"_models": str(Path(__file__).with_name("_models.py"))})
+    try:
+        with tempfile.TemporaryDirectory() as folder, options.results.open("a") as file:
+            for row in measurements(Live(launcher, Path(folder)), rows, wanted):
+                rows.append(row)
+                file.write(json.dumps(row) + "\n")
+                file.flush()
+                progress(*so_far(rows, wanted), "measurements")
+    finally:
+        launcher.close()
+    report(rows)
+    return 0
+
+
+# --- what is measured when
+
+
+def measurements(live: Live, rows: Sequence[Row], wanted: dict[str, int]) -> Iterator[Row]:
+    """Those that are missing, cycle after cycle over all cells."""
+    cycle = 0
+    while missing(rows, wanted):
+        for machine, seed in MACHINES.items():
+            with neighbour(None if seed is None else seed + cycle):
+                for model, kind in product(MODELS, KINDS):
+                    yield from live.measured(rows, machine, model, kind, wanted)
+        cycle += 1
+
+
+def missing(rows: Sequence[Row], wanted: dict[str, int]) -> bool:
+    made, of = so_far(rows, wanted)
+    return made < of
+
+
+def so_far(rows: Sequence[Row], wanted: dict[str, int]) -> tuple[int, int]:
+    """How many of the measurements are made, and of how many."""
+    cells = list(product(MACHINES, MODELS, KINDS))
+    made = sum(min(count(rows, mode, *cell), most) for mode, most in wanted.items() for cell in cells)
+    return made, sum(wanted.values()) * len(cells)
+
+
+def count(rows: Sequence[Row], *cell: str) -> int:
+    return sum(row["held"] for row in rows if cell_of(row) == cell)
+
+
+def cell_of(row: Row) -> tuple[str, ...]:
+    return row["mode"], row["machine"], row["model"], row["kind"]
+
+
+def sessions(rows: Sequence[Row], machine: str, model: str, now: float) -> list[Row]:
+    """The sessions that a measurement which begins `now` is held against, the latest last."""
+    cell = "stored", machine, model, "unchanged"
+    known = [row for row in rows if cell_of(row) == cell and row["ended"] <= now - SESSION_AGE]
+    return known if known and known[-1]["ended"] > now - TOO_OLD else []
+
+
+class Live:
+    """Measures on this machine."""
+
+    def __init__(self, launcher: Launcher, folder: Path) -> None:
+        self._launcher, self._folder = launcher, folder
+        self._settings = read_defaults(folder)
+        self._plan = plan(self._settings, world_size=2, backend="gloo", device="cpu")
+
+    def measured(
+        self, rows: Sequence[Row], machine: str, model: str, kind: str, wanted: dict[str, int]
+    ) -> Iterator[Row]:
+        """The cell's next measurements, one a mode at most."""
+        began = time.time()
+        before = sessions(rows, machine, model, began)
+        stored = count(rows, "stored", machine, model, kind)
+        turns = count(rows, "in turns", machine, model, kind)
+        cell = {"machine": machine, "model": model, "kind": kind, "began": began}
+        if (kind == "unchanged" or before) and stored < wanted["stored"]:
+            yield {**self._stored(model, kind, [steps_of(row) for row in before]), "held": bool(before), **cell}
+        # As evenly over the run as the others, but for the first ten minutes, which are theirs.
+        due = not before or turns * wanted["stored"] <= stored * wanted["in turns"]
+        if turns < wanted["in turns"] and due:
+            yield {**cell, **self._in_turns(model, kind), "held": True}
+
+    def _stored(self, model: str, kind: str, before: Sequence[Steps]) -> Row:
+        """As many launches as the rule that wants most, and as a baseline of this code takes."""
+        setup = training(model, SLOWER["stored"] if kind == "slower" else 0.0)
+        launches = Launches(self._plan, lambda *of: self._launch(setup, of[2]), most_again=0)
+        for number, many in enumerate(LOOKS, 1):
+            launches.take(many)
+            steps = [launch.step_seconds for launch in launches.kept]
+            ended = [
+                judged(steps, before[-held:], rule, LOOKS[:number])[1]
+                for rule in RULES.values()
+                for held in SESSIONS
+                if len(before) >= held
+            ]
+            if kind == "unchanged":
+                ended.append(not coarse(measurement(steps), limits("stored")))
+            if all(ended):
+                break
+        return {
+            "mode": "stored",
+            "ended": time.time(),
+            "seconds": [round(launch.phases.total, 3) for launch in launches.kept],
+            "step_microseconds": [[round(step * 1e6) for step in launch.step_seconds] for launch in launches.kept],
+        }
+
+    def _launch(self, setup: Any, steps: int | None) -> LaunchSamples:
+        return self._launcher.measure(self._plan if steps is None else self._plan.exactly(steps), setup, Nobody())
+
+    def _in_turns(self, model: str, kind: str) -> Row:
+        slower = training(model, SLOWER["in turns"] if kind == "slower" else 0.0)
+        began = time.time()
+        job = benchmark.Job(
+            test=TestId(module="live", name=model),
+            nodeid=f"live::{model}",
+            setup=slower,
+            settings=replace(self._settings, limits=limits("in turns")),
+            plan=self._plan,
+            launches=self._settings.launches,
+            level=RUN_LEVEL,
+            batch_size=None,
+            gate=True,
+            facts={},
+        )
+        base: Any = Other(self._launcher, self._plan, training(model, 0.0))
+        verdict = benchmark.carry_out(job, self._launcher, Store(self._folder), Quiet(), base).result.verdict
+        return {
+            "mode": "in turns",
+            "began": began,
+            "ended": (ended := time.time()),
+            "seconds": round(ended - began, 1),
+            "status": str(verdict),
+            "resolution": round(verdict.comparisons[0].resolution, 4),
+        }
+
+
+def read_defaults(folder: Path) -> Any:
+    """The settings of a run that is given none."""
+    import pytest
+
+    from pytest_ddpperf import options
+
+    return options.read(pytest.Config.fromdictargs({}, ["-c", "/dev/null", f"--rootdir={folder}"]))
+
+
+class Quiet(Nobody):
+    """Is told of each launch, and tells nobody."""
+
+    def begin(self, launch: int, launches: int) -> None:
+        pass
+
+    def launched(self, samples: LaunchSamples) -> None:
+        pass
+
+
+class Other:
+    """The other side of a pair, launched from here too: what `against.BaseSide` is where that is another process."""
+
+    version = Version(ref="unchanged", commit="", now="")
+
+    def __init__(self, launcher: Launcher, asked: Plan, setup: Any) -> None:
+        self._launcher, self._plan, self._setup = launcher, asked, setup
+
+    def begin(self, nodeid: str, label: str) -> Ready:
+        return Ready(plan=self._plan, batch_size=None, facts={})
+
+    def measure(self, observer: Any, steps: int | None) -> LaunchSamples:
+        return self._launcher.measure(self._plan if steps is None else self._plan.exactly(steps), self._setup, observer)
+
+    def done(self) -> None:
+        pass
+
+
+# --- what the rules say of it
+
+
+def judged(now: Steps, before: Sequence[Steps], rule: Rule, looks: Sequence[int]) -> tuple[Verdict, bool]:
+    """The verdict after `looks`, and whether the measurement ends with it."""
+    stored = [measurement(cut(session, rule.steps)) for session in before]
+
+    def judge(start: int, stop: int, ease: float) -> Verdict:
+        return judge_times(
+            measurement(cut(now[start:stop], rule.steps)),
+            stored,
+            limits("stored"),
+            level=RUN_LEVEL * ease,
+            assumed=rule.drift,
+        )
+
+    return follow(looks, judge, final=looks[-1] == LOOKS[-1])
+
+
+def told(now: Steps, before: Sequence[Steps], rule: Rule) -> tuple[Verdict, int]:
+    """The verdict, and after how many launches it was there."""
+    for number in range(1, len(LOOKS) + 1):
+        verdict, ended = judged(now, before, rule, LOOKS[:number])
+        if ended:
+            break
+    return verdict, LOOKS[number - 1]
+
+
+def cut(launches: Steps, steps: int | None) -> Steps:
+    return [launch[:steps] for launch in launches]
+
+
+def measurement(launches: Steps) -> Measurement:
+    groups = tuple(map(tuple, launches))
+    return Measurement(samples=Samples(step_seconds=groups, rank_seconds=tuple((group,) for group in groups)))
+
+
+def steps_of(row: Row) -> Steps:
+    return [[step / 1e6 for step in launch] for launch in row["step_microseconds"]]
+
+
+def limits(mode: str) -> tuple[Limit, ...]:
+    return tuple(Limit(metric=metric, value=LIMITS[mode], unit="%") for metric in ("p10", "p50"))
+
+
+# --- the table
+
+
+@dataclass(frozen=True)
+class Told:
+    """What came of one measurement."""
+
+    cell: tuple[str, ...]  # of the table: mode, machine, kind, model
+    status: str
+    seconds: float
+    resolution: float  # at p10
+
+
+def outcomes(rows: Sequence[Row]) -> Iterator[Told]:
+    """Of every measurement that something was held against, under each of the rules."""
+    for row in rows:
+        if not row["held"]:
+            continue
+        where = row["machine"], row["kind"], row["model"]
+        if row["mode"] == "in turns":
+            yield Told(("in turns", *where), row["status"], row["seconds"], row["resolution"])
+            continue
+        before = [steps_of(other) for other in sessions(rows, row["machine"], row["model"], row["began"])]
+        for held, (name, rule) in product(SESSIONS, RULES.items()):
+            if len(before) < held:
+                continue
+            verdict, launches = told(steps_of(row), before[-held:], rule)
+            seconds = sum(row["seconds"][:launches])
+            mode = ", ".join(filter(None, ("stored", f"{held} session{'s' * (held > 1)}", name)))
+            yield Told((mode, *where), str(verdict), seconds, verdict.comparisons[0].resolution)
+
+
+def report(rows: Sequence[Row]) -> None:
+    titles = ["mode", "machine", "kind", "model", "measured", "REGRESSED", "95 % interval", "INCONCLUSIVE"]
+    lines = [[*titles, "resolves at p10", "seconds"]]
+    every = list(outcomes(rows))
+    for mode, machine, kind in dict.fromkeys(found.cell[:3] for found in sorted(every, key=order)):
+        for model in ("all", *MODELS):
+            cell = mode, machine, kind, model
+            chosen = [
+                found for found in every if found.cell in {cell, *((*cell[:3], m) for m in MODELS if model == "all")}
+            ]
+            if chosen:
+                lines.append([*(cell if model == "all" else ("", "", "", model)), *rates(chosen)])
+    unheld = sum(not row["held"] for row in rows)
+    print("\nfalse alarms are REGRESSED of unchanged code, detections of slower code; median [quartiles]\n")
+    print(table(lines))
+    print(f"\n{len(rows) - unheld} measurements; {unheld} further sessions had nothing to be held against")
+
+
+def order(found: Told) -> tuple[Any, ...]:
+    mode, machine, kind, _ = found.cell
+    return mode, list(MACHINES).index(machine), KINDS.index(kind)
+
+
+def rates(chosen: Sequence[Told]) -> list[str]:
+    red = sum(found.status == "REGRESSED" for found in chosen)
+    open_ = sum(found.status == "INCONCLUSIVE" for found in chosen)
+    low, high = binomial_interval(red, len(chosen))
+    resolution = quartiles([found.resolution for found in chosen])
+    seconds = quartiles([found.seconds for found in chosen])
+    return [
+        str(len(chosen)),
+        f"{red / len(chosen):.1%}",
+        f"{low:.1%} to {high:.1%}",
+        f"{open_ / len(chosen):.1%}",
+        f"{resolution.median:.0%} [{resolution.first:.0%}, {resolution.third:.0%}]",
+        f"{seconds.median:.1f} [{seconds.first:.1f}, {seconds.third:.1f}]",
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
