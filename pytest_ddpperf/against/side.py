@@ -24,11 +24,13 @@ import sys
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from pytest_ddpperf import __version__
 from pytest_ddpperf.against.arguments import of_base_side
 from pytest_ddpperf.against.checkout import Checkout
+from pytest_ddpperf.against.held import HeldThere
 from pytest_ddpperf.against.led import Led
 from pytest_ddpperf.against.proof import Sources, nothing_differs
 from pytest_ddpperf.launch import Nobody, Observer
@@ -215,12 +217,27 @@ class BaseSide:
     def measure(self, observer: Observer, steps: int | None) -> LaunchSamples:
         """One launch of the measurement that `begin` led to, with a window of so many `steps`; None leaves that to the
         launch. Raises BaseSideError."""
+        return codec.decode(LaunchSamples, self._ask(observer, {"op": "launch", "steps": steps})["samples"])
+
+    @contextmanager
+    def hold(self, observer: Observer, steps: int | None) -> Iterator[HeldThere]:
+        """As `measure`, a launch that has warmed up and rests; it is over when the context is left."""
+        held = HeldThere(self._ask(observer, {"op": "hold", "steps": steps}), partial(self._ask, observer))
+        try:
+            yield held
+        except Exception:  # not what interrupts pytest: that waits for nobody
+            held.drop()
+            raise
+        held.drop()
+
+    def _ask(self, observer: Observer, order: Message) -> Message:
+        """What comes of an order to a launch; raises BaseSideError."""
         with self._last_words():
-            self._led.send({"op": "launch", "steps": steps})
+            self._led.send(order)
             message = self._of_test(observer, "the test ended there during a launch")
-        if message["event"] != "launched":
+        if message["event"] == "failed":
             raise BaseSideError(message["text"])
-        return codec.decode(LaunchSamples, message["samples"])
+        return message
 
     def done(self) -> None:
         """The measurement is over."""

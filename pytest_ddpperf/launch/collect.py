@@ -15,10 +15,13 @@ def collected(
     """`windows` by rank; `facts` as LaunchSamples has them."""
     cpu = [window.cpu_ns for window in windows if window.cpu_ns is not None]
     examples = [window.examples for window in windows if window.examples is not None]
-    starts, ends = [window.marks_ns[0] for window in windows], [window.marks_ns[1:] for window in windows]
+    stretches = list(zip(*(window.marks_ns for window in windows), strict=True))  # stretch x rank x mark
     return LaunchSamples(
-        step_seconds=_seconds(completions(starts, ends)),
-        rank_seconds=tuple(_seconds(_differences(window.marks_ns)) for window in windows),
+        step_seconds=tuple(seconds for marks in stretches for seconds in _seconds(_completions_of(marks))),
+        rank_seconds=tuple(
+            _seconds([ns for marks in own for ns in _differences(marks)]) for own in zip(*stretches, strict=True)
+        ),
+        stretches=tuple(len(marks[0]) - 1 for marks in stretches),
         cpu_seconds=tuple(map(_seconds, cpu)) if len(cpu) == len(windows) else None,
         examples=tuple(examples) if len(examples) == len(windows) else None,
         blocked_seconds=tuple(_seconds(window.blocked_ns) for window in windows) if plan.rpc else None,
@@ -31,6 +34,11 @@ def collected(
         unsettled=windows[0].unsettled,
         warmup=windows[0].warmup,
     )
+
+
+def _completions_of(marks: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    """`marks` is rank x mark, of one stretch."""
+    return completions([own[0] for own in marks], [own[1:] for own in marks])
 
 
 def completions(starts: Sequence[float], ends: Sequence[Sequence[float]]) -> tuple[float, ...]:

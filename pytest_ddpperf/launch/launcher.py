@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import os
 import pickle
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from pytest_ddpperf.launch import environ, locks, topology
 from pytest_ddpperf.launch.collect import collected
 from pytest_ddpperf.launch.cores import place
+from pytest_ddpperf.launch.held import Held, HeldLaunch
 from pytest_ddpperf.launch.observer import Nobody, Observer
 from pytest_ddpperf.launch.run import Delivery, Launch
 from pytest_ddpperf.launch.server import RankServer
@@ -22,6 +25,9 @@ from pytest_ddpperf.wire.trees import Trees, digests
 
 # What an RPC launch imports beyond others: half a second, which only runs that use RPC pay.
 _RPC_PRELOAD = ("pytest_ddpperf.rank.rpc",)
+
+
+_L = TypeVar("_L", bound=Launch)
 
 
 class Launcher:
@@ -66,7 +72,19 @@ class Launcher:
         In an RPC launch `setup` is the trainers', and `others` those of the master and of the parameter servers.
         """
         data = payload.dumps("measure_rpc" if plan.rpc else "measure", setup, others)
-        delivery = self._launch(plan, data, observer, alone=True)
+        with self.alone(plan, observer):
+            return self._samples(plan, self._launch(plan, data, observer))
+
+    @contextmanager
+    def hold(self, plan: Plan, setup: Callable[..., Any], observer: Observer) -> Iterator[Held]:
+        """A launch of `plan` that has warmed up and rests, over when the context is left; raises as `measure`. One at
+        a time, while somebody holds the cores: see `alone`."""
+        plan = replace(plan, held=True)
+        with self._opened(HeldLaunch, plan, payload.dumps("measure", setup, ()), observer) as launch:
+            launch.begin()
+            yield Held(launch, partial(self._samples, plan))
+
+    def _samples(self, plan: Plan, delivery: Delivery) -> LaunchSamples:
         timed = delivery.results[: plan.world_size]
         windows = [codec.decode(Window, json.loads(result)) for result in timed]
         placement = place(plan.processes, os.environ)
@@ -113,15 +131,26 @@ class Launcher:
     def close(self) -> None:
         self._server.stop()
 
-    def _launch(self, plan: Plan, data: bytes, observer: Observer, *, alone: bool = False) -> Delivery:
-        """`alone`: nothing else may be timed on the same cores or devices meanwhile."""
+    @contextmanager
+    def alone(self, plan: Plan, observer: Observer) -> Iterator[None]:
+        """Nothing else is timed on the same cores or devices meanwhile."""
+        self._ensure(plan)  # first, for it may take seconds
+        addresses = str((self._facts or {}).get("device_addresses") or "").split(",")[: plan.processes]
+        cores = place(plan.processes, os.environ).used
+        with locks.hold(locks.resources(cores, addresses if plan.device == "cuda" else ()), observer.waiting):
+            yield
+
+    def _ensure(self, plan: Plan) -> None:
         self._rpc = self._rpc or plan.rpc
         self._server.ensure(os.environ, (*plan.preload, *(_RPC_PRELOAD if self._rpc else ())))
-        placement = place(plan.processes, os.environ)
-        addresses = str((self._facts or {}).get("device_addresses") or "").split(",")[: plan.processes]
-        wanted = locks.resources(placement.used, addresses if plan.device == "cuda" else ()) if alone else ()
-        with (
-            locks.hold(wanted, observer.waiting),
-            Launch(self._server, plan, data, self._modules(), placement, observer, self._trees) as launch,
-        ):
+
+    def _launch(self, plan: Plan, data: bytes, observer: Observer) -> Delivery:
+        with self._opened(Launch, plan, data, observer) as launch:
             return launch.run()
+
+    @contextmanager
+    def _opened(self, kind: type[_L], plan: Plan, data: bytes, observer: Observer) -> Iterator[_L]:
+        self._ensure(plan)
+        placement = place(plan.processes, os.environ)
+        with kind(self._server, plan, data, self._modules(), placement, observer, self._trees) as launch:
+            yield launch

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from pytest_ddpperf.records import RankError
-from pytest_ddpperf.wire.channels import FrameReader, Kind
+from pytest_ddpperf.wire.channels import FrameReader, Kind, send_word
 
 
 class Peer:
@@ -18,6 +18,7 @@ class Peer:
         self.channel = channel
         self.pid = 0
         self.result: bytes | None = None
+        self.resting: dict[str, int] | None = None  # what it said when it came to rest
         self.done = False
         self.silent = False  # its channel has ended
         self.exited = False
@@ -45,12 +46,15 @@ class Peer:
                     self.result = content
                 elif kind is Kind.DONE:
                     self.done = True
+                elif kind is Kind.RESTING:
+                    self.resting = json.loads(content)
                 else:
                     self.error = RankError(**json.loads(content))
 
 
-def wake(ranks: Sequence[Peer]) -> None:
+def wake(ranks: Sequence[Peer], number: int = 0) -> None:
     """The word that a rank awaits."""
     for rank in ranks:
-        with suppress(OSError):  # it is gone already, after delivering: green
-            rank.channel.send(b"x")
+        rank.resting = None
+        with suppress(OSError):  # it is gone already: after delivering green, at rest the rank server tells
+            send_word(rank.channel, number)

@@ -3,34 +3,28 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import shutil
+import signal
 import socket
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from pytest_ddpperf.launch import environ, output, stacks, temporary
+from pytest_ddpperf.launch import environ, output, temporary
 from pytest_ddpperf.launch.cores import Placement
-from pytest_ddpperf.launch.failure import (
-    SERVING,
-    describe_exit,
-    handles_a_call,
-    launch_error,
-    waits_for_others,
-    without_our_frames,
-)
+from pytest_ddpperf.launch.diagnosis import Diagnosis
+from pytest_ddpperf.launch.failure import describe_exit, launch_error
 from pytest_ddpperf.launch.observer import Observer
 from pytest_ddpperf.launch.peer import Peer, wake
 from pytest_ddpperf.launch.server import RankServer
-from pytest_ddpperf.records import Phases, Plan, RankError, RankOutput
+from pytest_ddpperf.records import Phases, Plan, RankOutput
 from pytest_ddpperf.records.errors import ServerError
 from pytest_ddpperf.wire.channels import Board, Phase, readable
 from pytest_ddpperf.wire.trees import Trees
@@ -58,6 +52,9 @@ class Delivery:
     notes: tuple[str, ...]
 
 
+_L = TypeVar("_L", bound="Launch")
+
+
 class Launch:
     """The processes of one launch. Use as a context manager: whatever happens, nothing of it is left."""
 
@@ -78,8 +75,9 @@ class Launch:
         self._notes: list[str] = []
         self._over = False
         self._dismissed = False
+        self._paused = False  # by signal
 
-    def __enter__(self) -> Launch:
+    def __enter__(self: _L) -> _L:
         with temporary.writing(), ExitStack() as failing:
             self._folder = Path(tempfile.mkdtemp(prefix="ddpperf-"))
             failing.callback(shutil.rmtree, self._folder, ignore_errors=True)
@@ -90,13 +88,16 @@ class Launch:
             (self._folder / "request.json").write_text(json.dumps(self._request()))
             failing.pop_all()
         self._stream = output.Stream(self._folder, self._names, self._observer.output)
+        self._diagnosis = Diagnosis(self._folder, self._board, self._plan, lambda: self._server.send({"op": "dump"}))
         return self
 
     def __exit__(self, *_: object) -> None:
         try:
             self._end()
-        except ServerError:
-            pass  # it took its ranks along
+        except ServerError:  # it took its ranks along, but what they had started may be stopped
+            for rank in self._ranks if self._plan.held else ():
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(rank.pid, signal.SIGCONT)
         except BaseException:
             self._server.stop()
             raise
@@ -107,27 +108,36 @@ class Launch:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def run(self) -> Delivery:
-        """Raises LaunchError with the first cause, or ServerError."""
-        plan = self._plan
-        requested = time.monotonic_ns()
-        self._deadline = time.monotonic() + plan.timeout_seconds
+        """The whole of it; raises LaunchError with the first cause, or ServerError."""
+        self.begin()
+        return self.deliver()
+
+    def begin(self) -> None:
+        """Start the ranks."""
+        self._requested = time.monotonic_ns()
+        self._deadline = time.monotonic() + self._plan.timeout_seconds
         self._fork()
-        self._collect()
+
+    def deliver(self) -> Delivery:
+        """Wait for the ranks' results and for their end; raises LaunchError with the first cause, or ServerError."""
+        self._collect(lambda rank: rank.settled)
         if self._observer.streams:
             self._stream.pump(last=True)
-        failed = any(rank.error is not None for rank in self._ranks)
-        if not failed:
-            self._release()
+        self._check()
+        self._release()
         self._end()
-        written = output.read(self._folder, self._names)
-        if failed:
-            raise launch_error(self._failures(), written)
         return Delivery(
             results=tuple(rank.result or b"" for rank in self._ranks),
-            phases=self._phases(requested, time.monotonic_ns()),
-            output=written,
+            phases=self._phases(time.monotonic_ns()),
+            output=output.read(self._folder, self._names),
             notes=tuple(self._notes),
         )
+
+    def _check(self) -> None:
+        """End it and raise LaunchError if a rank failed."""
+        if any(rank.error is not None for rank in self._ranks):
+            self._end()
+            raise launch_error(self._diagnosis.failures(self._ranks), output.read(self._folder, self._names))
 
     def _request(self) -> dict[str, Any]:
         """What the ranks are told, by a file."""
@@ -151,13 +161,13 @@ class Launch:
             ours.setblocking(False)
             self._ranks.append(Peer(number, ours))
 
-    def _collect(self) -> None:
-        """Until every rank has delivered and cleaned up, or it is clear that one will not."""
+    def _collect(self, there: Callable[[Peer], bool]) -> None:
+        """Until every rank is `there` or has failed, or it is clear that one will not be."""
         give_up, failed = self._deadline, 0
-        while not all(rank.settled for rank in self._ranks):
+        while not all(there(rank) or rank.error for rank in self._ranks):
             now = time.monotonic()
             if now >= give_up:
-                self._give_up(at_deadline=give_up == self._deadline)
+                self._give_up(there, at_deadline=give_up == self._deadline)
                 return
             self._wait(min(_TICK_SECONDS, give_up - now))
             self._dismiss_servers()
@@ -192,83 +202,37 @@ class Launch:
         for message in self._server.receive():
             if message["event"] == "forked":
                 self._ranks[message["rank"]].pid = message["pid"]
+            elif message["event"] == "paused":
+                self._paused = True
             elif message["event"] == "exit":
                 rank = next(rank for rank in self._ranks if rank.pid == message["pid"])
                 rank.read()  # all it sent has arrived before the news of its end
                 rank.exited = True
                 if not rank.settled:
-                    rank.error = self._error(
+                    rank.error = self._diagnosis.error(
                         rank,
                         when=message["when"],
                         summary=describe_exit(message["status"]),
-                        traceback=self._stacks(rank),
+                        traceback=self._diagnosis.stacks(rank),
                     )
 
-    def _give_up(self, *, at_deadline: bool) -> None:
-        """Some ranks are not settled and will not be waited for: find out where they are."""
-        pending = [rank for rank in self._ranks if not rank.settled]
-        late = f"did not end within {self._plan.timeout_seconds:g} s (--ddp-timeout)"
+    def _pause(self) -> None:
+        """Stop the ranks by signal, and all that they started."""
+        self._server.send({"op": "pause"})
+        while not self._paused:
+            self._wait(_TICK_SECONDS)
+
+    def _give_up(self, there: Callable[[Peer], bool], *, at_deadline: bool) -> None:
+        """Some ranks are not `there` and will not be waited for: find out where they are."""
+        pending = [rank for rank in self._ranks if not (there(rank) or rank.error)]
         timed = self._ranks[: self._plan.world_size]
         if all(rank.result is not None for rank in timed) and not any(rank.error for rank in self._ranks):
             # Every result is here; only clean-up hangs, and teardown is not what was asked to be judged.
+            self._notes += self._diagnosis.clean_up_that_hangs(pending)
             for rank in pending:
-                if self._board.phase(rank.number) is not Phase.SERVING:
-                    self._notes.append(f"{self._names[rank.number]}'s clean-up {late}; it was killed")
                 rank.done = True
             return
-        places = {rank.number: self._place(rank) for rank in pending}  # the signal may wake a rank from its sleep
-        stacks.ask(lambda: self._server.send({"op": "dump"}), lambda: [len(self._raw_stacks(rank)) for rank in pending])
-        when = time.monotonic()
-        for rank in pending:
-            if rank.result is not None:
-                continue
-            written, phase = self._raw_stacks(rank), places[rank.number]
-            if phase == SERVING and not handles_a_call(written):
-                rank.error = self._error(rank, when=math.inf, phase=phase, summary="was waiting for calls")
-                continue
-            rank.error = self._error(
-                rank,
-                when=when,
-                phase=phase,
-                summary=late if at_deadline else "was still running when the launch was given up",
-                traceback=without_our_frames(written),
-                waits=waits_for_others(phase, written),
-            )
-
-    def _failures(self) -> list[RankError]:
-        """Errors, and for the others the little there is to say."""
-        idle = "had delivered its result and waited for the others"
-        return [rank.error or self._error(rank, when=math.inf, summary=idle) for rank in self._ranks]
-
-    def _error(
-        self,
-        rank: Peer,
-        *,
-        when: float,
-        summary: str,
-        phase: str | None = None,
-        traceback: str = "",
-        waits: bool = False,
-    ) -> RankError:
-        return RankError(
-            rank=rank.number,
-            name=self._names[rank.number],
-            when=when,
-            phase=phase if phase is not None else self._place(rank),
-            summary=summary,
-            traceback=traceback,
-            waits=waits,
-        )
-
-    def _place(self, rank: Peer) -> str:
-        return self._board.describe(rank.number, warmup=self._plan.warmup)
-
-    def _stacks(self, rank: Peer) -> str:
-        return without_our_frames(self._raw_stacks(rank))
-
-    def _raw_stacks(self, rank: Peer) -> str:
-        path = self._folder / f"rank{rank.number}.stacks"
-        return path.read_text(errors="replace") if path.exists() else ""
+        self._diagnosis.of_those_that_hang(pending, at_deadline=at_deadline)
 
     def _release(self) -> None:
         """Let the ranks end by themselves, for a moment."""
@@ -286,11 +250,11 @@ class Launch:
         while not any(message["event"] == "ended" for message in self._server.receive(_END_SECONDS)):
             pass
 
-    def _phases(self, requested: int, ended: int) -> Phases:
+    def _phases(self, ended: int) -> Phases:
         """Seconds by phase, from the last rank's entry into one to the last rank's entry into the next."""
         timed = range(self._plan.world_size)
         last = {phase: max(self._board.entered(rank, phase) for rank in timed) for phase in Phase}
-        entered = [requested]
+        entered = [self._requested]
         for phase in (Phase.GROUP, Phase.SETUP, Phase.WARMUP, Phase.STEPS, Phase.DELIVERY):
             entered.append(last[phase] or entered[-1])  # a task without that phase spent nothing there
         entered.append(ended)

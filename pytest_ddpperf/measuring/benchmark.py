@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
@@ -15,9 +16,10 @@ from pytest_ddpperf.launch import Launcher, Observer
 from pytest_ddpperf.measuring.judging import Judge, Terms
 from pytest_ddpperf.measuring.launches import Launches, measurement
 from pytest_ddpperf.measuring.looks import schedule
+from pytest_ddpperf.measuring.pairs import Held
 from pytest_ddpperf.measuring.result import Result
 from pytest_ddpperf.measuring.stored import Stored
-from pytest_ddpperf.measuring.turns import Turns
+from pytest_ddpperf.measuring.turns import Here, Turns
 from pytest_ddpperf.options import Settings
 from pytest_ddpperf.records import (
     COUNTER_LIMITS,
@@ -89,8 +91,16 @@ def carry_out(job: Job, launcher: Launcher, store: Store, progress: Progress, ba
     that take turns with these. Raises LaunchError and the other errors of a launch, and BaselineError."""
     reference: Stored | Turns = Stored(store, job.test, to_extend=job.settings.extend_baseline)
     if base is not None and job.gate:
+        here = Here(
+            hold=lambda number, of, steps: held(job, launcher, _begun(progress, number, of), steps),
+            alone=lambda: launcher.alone(job.plan, progress),
+            launched=progress.launched,
+        )
         begin = partial(_begun, progress)
-        reference = Turns(base, job.nodeid, job.test, most_again=job.most_again, begin=begin)
+        in_stretches = job.settings.in_stretches(job.plan)
+        reference = Turns(
+            base, job.nodeid, job.test, most_again=job.most_again, begin=begin, here=here if in_stretches else None
+        )
     try:
         return _compared(job, own_launches(job, launcher, progress, most_again=job.most_again), reference)
     finally:
@@ -148,6 +158,11 @@ def own_launches(job: Job, launcher: Launcher, progress: Progress, *, most_again
         return launched
 
     return Launches(job.plan, launch, most_again=most_again)
+
+
+def held(job: Job, launcher: Launcher, observer: Observer, steps: int | None) -> AbstractContextManager[Held]:
+    """A launch of this process's own ranks that has warmed up and rests."""
+    return launcher.hold(job.plan if steps is None else job.plan.exactly(steps), job.setup, observer)
 
 
 def _begun(progress: Progress, launch: int, launches: int) -> Progress:

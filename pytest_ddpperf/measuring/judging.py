@@ -115,6 +115,7 @@ class Judge:
             not_gated=terms.not_gated,
             level=terms.level * ease,
             interleaved=terms.interleaved,
+            stretches=[launch.stretches for launch in view.now[start:stop]],
         )
 
     def _measurement(self, launches: Sequence[LaunchSamples]) -> Measurement:
@@ -136,4 +137,5 @@ class Judge:
         """How the launches of both sides, split otherwise, would have been judged."""
         hand = [self._measurement([launch]) for launch in self._launches.kept[: looks[-1]]]
         base = [self._reference.kept(place, place + 1)[0] for place in range(looks[-1])]
-        return split(hand, base, self._terms.limits, looks, level=self._terms.level)
+        stretches = [launch.stretches for launch in self._launches.kept[: looks[-1]]]
+        return split(hand, base, stretches, self._terms.limits, looks, level=self._terms.level)

@@ -19,6 +19,9 @@ from pytest_ddpperf.records import (
     Scalar,
 )
 
+# Of a launch that took turns with one of the other side.
+_BESIDE_UNFIT = "the launch beside it was unfit"
+
 
 class Launches:
     """The launches of one side, unfit ones taken again: `most_again` times at most.
@@ -46,17 +49,28 @@ class Launches:
     def take(self, count: int, *, of: int | None = None) -> None:
         """Launch until there are `count`, `of` so many that are asked for."""
         while len(self.kept) < count:
-            launch = self._one(of or count)
-            if launch.unfit and len(self._replaced) < self._most_again:
-                self._replaced[len(self.kept)] = launch
-                launch = self._one(of or count)
-            self.kept.append(launch)
+            taken = [self._one(of or count)]
+            if taken[0].unfit and self.may_replace:
+                taken.append(self._one(of or count))
+            self.add(*taken)
 
     def _one(self, of: int) -> LaunchSamples:
         launch = self._launch(len(self.kept), of, self.steps)
         self.steps = len(launch.step_seconds)
-        self.every.append(launch)
         return launch
+
+    @property
+    def may_replace(self) -> bool:
+        """Whether a launch may still be taken again."""
+        return len(self._replaced) < self._most_again
+
+    def add(self, *taken: LaunchSamples) -> None:
+        """The next launch; where it was taken again, after the one in whose place it is."""
+        if len(taken) > 1:
+            self._replaced[len(self.kept)] = taken[0]
+        self.every += taken
+        self.kept.append(taken[-1])
+        self.steps = len(taken[-1].step_seconds)
 
     def seconds(self, count: int) -> float:
         """What `count` launches come to, by those so far."""
@@ -65,7 +79,7 @@ class Launches:
 
     def replacements(self) -> tuple[Replacement, ...]:
         return tuple(
-            Replacement(launch=place, reason=launch.unfit, samples=samples([launch]))
+            Replacement(launch=place, reason=launch.unfit or _BESIDE_UNFIT, samples=samples([launch]))
             for place, launch in sorted(self._replaced.items())
         )
 
@@ -75,7 +89,7 @@ class Launches:
         if not advise:
             return tuple(notes)
         if self._replaced:
-            reasons = "; ".join(dict.fromkeys(launch.unfit for launch in self._replaced.values()))
+            reasons = "; ".join(dict.fromkeys(launch.unfit or _BESIDE_UNFIT for launch in self._replaced.values()))
             count = len(self._replaced)
             notes.append(f"{count} unfit launch{'es' * (count > 1)} measured again: {reasons}")
         unfit = [launch.unfit for launch in self.kept if launch.unfit]

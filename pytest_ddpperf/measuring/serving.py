@@ -18,6 +18,7 @@ from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.launch import Launcher
 from pytest_ddpperf.measuring import benchmark
 from pytest_ddpperf.measuring.benchmark import Job, Measured
+from pytest_ddpperf.measuring.launches import Launches
 from pytest_ddpperf.records import LaunchSamples, Status, Verdict, codec
 from pytest_ddpperf.records.errors import BaseSideError, DdpPerfError, LaunchError
 from pytest_ddpperf.wire.channels import Lines, Message, Phase
@@ -78,13 +79,18 @@ class Serving:
             batch_size=job.batch_size,
             facts=codec.encode(job.facts),
         )
-        while (order := self.order())["op"] == "launch":
+        while (order := self.order())["op"] in ("launch", "hold"):
             launches.steps = order["steps"]
             try:
-                launches.take(len(launches.kept) + 1)
+                if order["op"] == "launch":
+                    launches.take(len(launches.kept) + 1)
+                elif not self._hold(job, launcher, launches):
+                    continue
             except DdpPerfError as error:
-                self._over = True
                 self.say("failed", text=_with_output(error))
+                if order["op"] == "hold":  # who leads may want to see it alone
+                    continue
+                self._over = True
                 raise
             self.say("launched", samples=codec.encode(replace(launches.kept[-1], output=())))
         if order["op"] != "done" or not launches.kept:
@@ -94,6 +100,23 @@ class Serving:
         verdict = Verdict(status=Status.NOT_GATED, reason="base-side")
         found = benchmark.measured(job, launches, environment, verdict, shown=launches.kept)
         return replace(found, outcome=replace(found.outcome, fails=False))  # who leads decides
+
+    def _hold(self, job: Job, launcher: Launcher, launches: Launches) -> bool:
+        """A held launch, until it is to deliver or to be dropped; whether it was added to `launches`."""
+        with benchmark.held(job, launcher, self.relay, launches.steps) as launch:
+            self.say("held", steps=launch.steps, step_seconds=launch.step_seconds)
+            while (order := self.order())["op"] == "stretch":
+                launch.stretch(order["steps"])
+                self.say("rested")
+            if order["op"] == "deliver":
+                launches.add(launch.deliver())
+                return True
+            launch.drop()
+        if order["op"] == "drop":
+            self.say("dropped")
+        else:
+            self._orders.insert(0, order)
+        return False
 
 
 def _with_output(error: DdpPerfError) -> str:

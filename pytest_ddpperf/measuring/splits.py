@@ -7,6 +7,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
+from typing import Any
 
 from pytest_ddpperf.measuring.looks import follow
 from pytest_ddpperf.records import Interval, Limit, Measurement, Samples, Splits, Status, Verdict
@@ -21,13 +22,14 @@ _TWO_SIDED = 1.96
 def split(
     hand: Sequence[Measurement],
     base: Sequence[Measurement],
+    stretches: Sequence[Sequence[int]],
     limits: Sequence[Limit],
     looks: Sequence[int],
     *,
     level: float,
 ) -> Splits:
     """Verdicts on blocks drawn anew, with replacement, the sides of each swapped by chance. `hand` and `base` are of
-    one launch each, those of a block in the same place.
+    one launch each, those of a block in the same place; `stretches` as for `judge_times`.
 
     The interval has two parts. How well so many splits show the rate that these launches have: Clopper and Pearson's.
     And how far other launches would have another: B. Efron, "Jackknife-after-bootstrap standard errors and influence
@@ -39,7 +41,8 @@ def split(
     for _ in range(_SPLITS):
         places = source.choices(blocks, k=len(blocks))
         pairs = [source.sample((hand[place], base[place]), 2) for place in places]
-        verdict = _judged([one for one, _ in pairs], [other for _, other in pairs], limits, looks, level)
+        sides = [one for one, _ in pairs], [other for _, other in pairs]
+        verdict = _judged(*sides, [stretches[place] for place in places], limits, looks, level)
         drawn.append(set(places))
         alarms.append(verdict.status is Status.REGRESSED)
         inconclusive += verdict.status is Status.INCONCLUSIVE
@@ -48,7 +51,8 @@ def split(
     without = [[alarm for places, alarm in zip(drawn, alarms, strict=True) if block not in places] for block in blocks]
     rates = [fmean(found) for found in without if found]
     influence = math.sqrt(math.fsum((other - fmean(rates)) ** 2 for other in rates) * (len(rates) - 1) / len(rates))
-    resolution = judge_times(joined(hand), [joined(base)], limits, level=level, interleaved=True).comparisons
+    how: dict[str, Any] = {"level": level, "interleaved": True, "stretches": stretches}
+    resolution = judge_times(joined(hand), [joined(base)], limits, **how).comparisons
     return Splits(
         number=_SPLITS,
         alarms=Interval(
@@ -64,13 +68,14 @@ def split(
 def _judged(
     hand: Sequence[Measurement],
     base: Sequence[Measurement],
+    stretches: Sequence[Sequence[int]],
     limits: Sequence[Limit],
     looks: Sequence[int],
     level: float,
 ) -> Verdict:
     def judge(start: int, stop: int, ease: float) -> Verdict:
         now, before = joined(hand[start:stop]), joined(base[start:stop])
-        return judge_times(now, [before], limits, level=level * ease, interleaved=True)
+        return judge_times(now, [before], limits, level=level * ease, interleaved=True, stretches=stretches[start:stop])
 
     for number in range(1, len(looks) + 1):
         verdict, ended = follow(looks[:number], judge, final=number == len(looks))

@@ -1,10 +1,11 @@
-"""Launches of two sides in turns: blocks of one a side, in random order within each."""
+"""Launches of two sides in turns: pairs of one a side, stretch by stretch or one after the other."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, replace
 
 from pytest_ddpperf.against.proof import differing
 from pytest_ddpperf.against.side import BaseSide
@@ -12,6 +13,7 @@ from pytest_ddpperf.baseline import environment
 from pytest_ddpperf.launch import Observer
 from pytest_ddpperf.measuring.judging import Before
 from pytest_ddpperf.measuring.launches import Launches, measurement
+from pytest_ddpperf.measuring.pairs import Held, in_turns
 from pytest_ddpperf.records import (
     Baseline,
     Beside,
@@ -23,7 +25,20 @@ from pytest_ddpperf.records import (
     Splits,
     TestId,
 )
-from pytest_ddpperf.records.errors import BaseSideError
+from pytest_ddpperf.records.errors import BaseSideError, LaunchError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Here:
+    """How the side at hand is held for a pair in stretches."""
+
+    hold: Callable[[int, int, int | None], AbstractContextManager[Held]]  # launch, of so many, with so many steps
+    alone: Callable[[], AbstractContextManager[None]]  # nothing else is timed on its cores meanwhile
+    launched: Callable[[LaunchSamples], None]  # is told what came of it
+
+
+class _NotBeside(Exception):
+    """A launch that could not be set up while the other side's was alive."""
 
 
 class Turns:
@@ -35,10 +50,20 @@ class Turns:
     interleaved = True
 
     def __init__(
-        self, base: BaseSide, nodeid: str, test: TestId, *, most_again: int, begin: Callable[[int, int], Observer]
+        self,
+        base: BaseSide,
+        nodeid: str,
+        test: TestId,
+        *,
+        most_again: int,
+        begin: Callable[[int, int], Observer],
+        here: Here | None,
     ) -> None:
-        """`begin(launch, launches)` is told of each launch of the other side and says who watches it."""
+        """`begin(launch, launches)` is told of each launch of the other side and says who watches it. `here`: to take
+        turns in stretches, both sides' launches alive; None: one launch after the other."""
         self._base, self._nodeid, self._test, self._begin = base, nodeid, test, begin
+        self._here = here
+        self._why_apart = ""  # though stretches were meant
         self._most_again = most_again
         self._seed = random.SystemRandom().randrange(2**32)
         self._random = random.Random(self._seed)
@@ -50,15 +75,64 @@ class Turns:
         """Launch until both sides have `count`, or the one at hand alone where the other cannot."""
         if self._theirs is None and not self.error:
             self._begin_there()  # first, so that nothing works there while a launch here is timed
-        while (place := len(now.kept)) < count:
-            for side in self._random.sample("bn", 2):
-                if side == "n":
-                    now.take(place + 1, of=count)
-                elif self._theirs is not None and not self.error:
-                    self._take(self._theirs, place + 1, count)
-                if self._theirs is not None:  # whoever comes first says how long windows are
-                    now.steps = self._theirs.steps = now.steps or self._theirs.steps
-                self._order += side if side == "n" or not self.error else ""
+        while len(now.kept) < count:
+            order = "".join(self._random.sample("bn", 2))
+            if self._here is None or self._theirs is None or self.error:
+                self._apart(order, now, count)
+                continue
+            try:
+                self._pair(self._here, order, now, self._theirs, count)
+            except _NotBeside as error:
+                self._here, self._why_apart = None, str(error)
+            except BaseSideError as error:
+                self.error = str(error)
+
+    def _apart(self, order: str, now: Launches, count: int) -> None:
+        """A launch of each side, one after the other."""
+        place = len(now.kept)
+        for side in order:
+            if side == "n":
+                now.take(place + 1, of=count)
+            elif self._theirs is not None and not self.error:
+                self._take(self._theirs, place + 1, count)
+            if self._theirs is not None:  # whoever comes first says how long windows are
+                now.steps = self._theirs.steps = now.steps or self._theirs.steps
+            self._order += side if side == "n" or not self.error else ""
+
+    def _pair(self, here: Here, order: str, now: Launches, theirs: Launches, count: int) -> None:
+        """A launch of each side, both alive, in stretches; both again if one was unfit. Raises BaseSideError,
+        _NotBeside and the errors of a launch."""
+        pairs = [self._held(here, order, now, count)]
+        if any(launch.unfit for launch in pairs[0]) and now.may_replace:
+            now.steps = theirs.steps = len(pairs[0][0].step_seconds)
+            pairs.append(self._held(here, order, now, count))
+        for launches, taken in zip((now, theirs), zip(*pairs, strict=True), strict=True):
+            launches.add(*taken)
+        self._order += order
+
+    def _held(self, here: Here, order: str, now: Launches, of: int) -> tuple[LaunchSamples, LaunchSamples]:
+        """The launch at hand and the other side's."""
+        place, steps, sides = len(now.kept), now.steps, dict[str, Held]()
+        with ExitStack() as alive:
+            alive.enter_context(here.alone())
+            for side in order:
+                hold = here.hold(place, of, steps) if side == "n" else self._base.hold(self._begin(place, of), steps)
+                try:
+                    sides[side] = alive.enter_context(hold)
+                except (LaunchError, BaseSideError) as error:
+                    if not sides:
+                        raise
+                    for first in sides.values():
+                        first.drop()  # for what it holds may be what the other lacks
+                    who = "the side at hand" if side == "n" else str(self._base.version)
+                    raise _NotBeside(
+                        f"{who} could not be set up beside the other: {str(error).splitlines()[0]}"
+                    ) from None
+                steps = sides[side].steps  # whoever comes first says how long windows are
+            in_turns((sides["n"], sides["b"]), self._random)
+            launched = sides["n"].deliver(), sides["b"].deliver()
+        here.launched(launched[0])
+        return launched
 
     def _begin_there(self) -> None:
         try:
@@ -126,6 +200,7 @@ class Turns:
             version=self._base.version,
             seed=self._seed,
             order=self._order,
+            stretches=tuple(launch.stretches for launch in now.kept) if self._here is not None else (),
             measurement=next(iter(before()), None),
             replaced=self._theirs.replacements() if self._theirs is not None else (),
             imported=len({*files[0], *files[1]}),
@@ -135,4 +210,6 @@ class Turns:
         )
         notes = self._theirs.notes() if self._theirs is not None else ()
         told = tuple(f"{self._base.version}: {note}" for note in notes)
+        if self._why_apart:
+            told += (f"launches took turns one after the other: {self._why_apart}",)
         return replace(outcome, beside=beside, notes=outcome.notes + told)

@@ -177,6 +177,7 @@ PARSERS: Mapping[str, Callable[[object], Any]] = {
     "max_seconds": seconds,
     "limits": limits,
     "timing": partial(choice, names=("auto", "free", "step")),
+    "turns": partial(choice, names=("auto", "stretches", "launches")),
     "timeout_seconds": seconds,
     "preload": modules,
     "baseline_dir": partial(word, allowed="a folder"),

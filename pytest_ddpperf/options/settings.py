@@ -38,6 +38,7 @@ class Settings:
     max_seconds: float  # for all launches of a measurement
     limits: tuple[Limit, ...]
     timing: Literal["auto", "free", "step"]
+    turns: Literal["auto", "stretches", "launches"]
     timeout_seconds: float  # for one launch
     preload: tuple[str, ...]  # modules
     baseline_dir: Path  # absolute
@@ -60,6 +61,11 @@ class Settings:
         if self.save_baseline:
             return "--ddp-save-baseline"
         return "--ddp-extend-baseline" if self.extend_baseline else ""
+
+    def in_stretches(self, plan: Plan) -> bool:
+        """Whether launches of both sides take turns while both are alive."""
+        wanted = plan.device == "cpu" if self.turns == "auto" else self.turns == "stretches"
+        return wanted and not plan.rpc
 
     @property
     def beside(self) -> str:

@@ -104,6 +104,12 @@ ROWS = (
         help="free: steps run ahead; step: synchronise around every step; auto: step on cpu, free elsewhere",
     ),
     Row(
+        option="--ddp-turns", field="turns", default="auto",
+        metavar="MODE", ini="string", marker=True,
+        help="with --ddp-against: stretches: launches of both sides are alive at once and run some steps each in turn; "
+        "launches: one launch after the other; auto: stretches on cpu, launches elsewhere and for RPC",
+    ),
+    Row(
         option="--ddp-timeout", field="timeout_seconds", default="300",
         metavar="S", ini="float", marker=True,
         help="seconds for one launch; waiting for a lock does not count",

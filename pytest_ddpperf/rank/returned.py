@@ -59,7 +59,7 @@ def counts(examples: Sequence[Any]) -> tuple[int, ...] | None:
     if any(number is None for number in examples):
         return None
     numbers = tuple(map(operator.index, examples))
-    if min(numbers) < 0:
+    if min(numbers, default=0) < 0:
         raise SetupError(
             f"the step returned {min(numbers)}: a whole number that a step returns is how many examples it processed"
         )

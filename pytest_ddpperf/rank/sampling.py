@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import inspect
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Protocol
@@ -66,51 +66,87 @@ class Meter(Protocol):
         """Run a step and say what it did."""
 
 
-def measure(step: Step, plan: Plan, ctx: Context, board: Board, meter: Meter) -> Window:
-    """Warm up, then time the steps of the window from a common start."""
-    row, cell = board.row(ctx.rank), Board.STEP_CELL
+# How many steps each stretch of a window of so many steps has, one after the other; a step lasts so many nanoseconds.
+Stretches = Callable[[int, int], Iterable[int]]
+
+
+def measure(step: Step, plan: Plan, ctx: Context, board: Board, meter: Meter, stretches: Stretches) -> Window:
+    """Warm up, then time the steps of the window, each stretch of them from a common start.
+
+    The first step of a stretch after others have used the cores is not counted: it finds cold caches.
+    """
     warmed = _warm_up(step, plan, ctx, board, meter)
     steps = _window_steps(warmed, plan, ctx)
     board.set_steps(ctx.rank, steps)
-    on_cpu = ctx.device.type == "cpu"
-    if not on_cpu:
-        torch.accelerator.synchronize()
-    timer = clock.make(plan.timing, ctx.device, board.marks(ctx.rank))
-    processed: list[Any] = [None] * steps
-    cpu_ns = [0] * (steps + 1)
-    graphs = [steady.graphs()] * (steps + 1)
-    blocked = [0] * (steps + 1)
-    gc.collect()
-    gc.disable()
-    try:
-        dist.barrier()
-        board.enter(ctx.rank, Phase.STEPS, time.monotonic_ns())
-        timer.start()
-        blocked[0] = meter.blocked_ns()
-        cpu_ns[0] = time.thread_time_ns()
-        for index in range(steps):
-            row[cell] = index
-            told = step()
-            timer.mark(index)
-            if on_cpu:
-                cpu_ns[index + 1] = time.thread_time_ns()
-            # Of the usual ones without a call.
-            processed[index] = told if told is None or type(told) is int else returned.examples(told)
-            graphs[index + 1] = steady.graphs()
-            blocked[index + 1] = meter.blocked_ns()
-        timer.finish()
-    finally:
-        gc.enable()
+    uncounted = 1 if plan.held else 0
+    taken: list[_Stretch] = []
+    counted = 0
+    for length in stretches(steps, warmed.step_ns):
+        marks = memoryview(bytearray(8 * (length + 1))).cast("q") if plan.held else board.marks(ctx.rank)
+        stretch = _Stretch(length, marks, plan, ctx)
+        stretch.take(step, board, meter, counted)
+        taken.append(stretch)
+        counted += length - uncounted
+    graphs = [count for stretch in taken for count in stretch.graphs]
+    blocked = [told for stretch in taken for told in _differences(stretch.blocked_ns[uncounted:])]
+    cpu = [told for stretch in taken for told in _differences(stretch.cpu_ns[uncounted:])]
     return Window(
-        marks_ns=tuple(board.marks(ctx.rank)),
-        cpu_ns=tuple(b - a for a, b in pairwise(cpu_ns)) if on_cpu else None,
-        examples=returned.counts(processed),
-        blocked_ns=tuple(after - before for before, after in pairwise(blocked)),
+        marks_ns=tuple(tuple(stretch.marks_ns[uncounted:]) for stretch in taken if stretch.length > uncounted),
+        cpu_ns=tuple(cpu) if ctx.device.type == "cpu" else None,
+        examples=returned.counts([told for stretch in taken for told in stretch.returned[uncounted:]]),
+        blocked_ns=tuple(blocked),
         counters=warmed.counters,
         compiled_at=next((step for step, count in enumerate(graphs) if count != graphs[0]), 0),
         unsettled=warmed.unsettled,
         warmup=warmed.steps,
     )
+
+
+class _Stretch:
+    """Steps in a row, and what is told of each; of figures that add up, what they had come to before the first and
+    after each step."""
+
+    def __init__(self, length: int, marks_ns: memoryview, plan: Plan, ctx: Context) -> None:
+        self._device, self._rank, self.length = ctx.device, ctx.rank, length
+        if self._device.type != "cpu":
+            torch.accelerator.synchronize()
+        self._timer = clock.make(plan.timing, self._device, marks_ns)
+        self.marks_ns = marks_ns
+        self.returned: list[Any] = [None] * length
+        self.cpu_ns = [0] * (length + 1)  # of the training thread; zeros off CPU
+        self.blocked_ns = [0] * (length + 1)
+        self.graphs = [steady.graphs()] * (length + 1)
+
+    def take(self, step: Step, board: Board, meter: Meter, counted: int) -> None:
+        """Time `step`, of which so many were `counted` before."""
+        row, cell, timer, on_cpu = board.row(self._rank), Board.STEP_CELL, self._timer, self._device.type == "cpu"
+        processed, cpu_ns, blocked_ns, graphs = self.returned, self.cpu_ns, self.blocked_ns, self.graphs
+        gc.collect()
+        gc.disable()
+        try:
+            dist.barrier()
+            if board.phase(self._rank) is not Phase.STEPS:
+                board.enter(self._rank, Phase.STEPS, time.monotonic_ns())
+            timer.start()
+            blocked_ns[0] = meter.blocked_ns()
+            cpu_ns[0] = time.thread_time_ns()
+            for index in range(self.length):
+                row[cell] = counted + index
+                told = step()
+                timer.mark(index)
+                if on_cpu:
+                    cpu_ns[index + 1] = time.thread_time_ns()
+                # Of the usual ones without a call.
+                processed[index] = told if told is None or type(told) is int else returned.examples(told)
+                graphs[index + 1] = steady.graphs()
+                blocked_ns[index + 1] = meter.blocked_ns()
+            timer.finish()
+        finally:
+            gc.enable()
+
+
+def _differences(totals: Sequence[int]) -> list[int]:
+    return [after - before for before, after in pairwise(totals)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

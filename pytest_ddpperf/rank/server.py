@@ -8,7 +8,9 @@ pytest's own only if pytest went without a word.
 Asked                               Answers
 {"op": "launch", "dir": D}          (the folder of the ranks that follow, in which they find what to do)
 {"op": "fork", "rank": r} + channel {"event": "forked", "rank": r, "pid": p}
-{"op": "dump"}                      (SIGQUIT to every rank: faulthandler writes its stacks)
+{"op": "pause"}                     {"event": "paused"} when no rank runs, nor what it started
+{"op": "resume"}                    (they run again)
+{"op": "dump"}                      (the same, and SIGQUIT to every rank: faulthandler writes its stacks)
 {"op": "end"}                       {"event": "ended"} when no process of the launch is left
 {"op": "stop"}                      (nothing more will come: pytest ends this server, or itself, in order)
                                     {"event": "exit", "pid": p, "status": s, "when": seconds}
@@ -131,7 +133,13 @@ class _Server:
             self._dir = message["dir"]
         elif operation == "fork":
             self._fork(message)
+        elif operation == "pause":
+            self._signal_groups(signal.SIGSTOP)
+            self._control.send({"event": "paused"})
+        elif operation == "resume":
+            self._signal_groups(signal.SIGCONT)
         elif operation == "dump":
+            self._signal_groups(signal.SIGCONT)
             for pid in self._ranks:
                 os.kill(pid, signal.SIGQUIT)  # not reaped yet, so still ours
         elif operation == "end":
@@ -178,17 +186,20 @@ class _Server:
                 return
             when, pid = time.monotonic(), ended.si_pid
             if pid in self._ranks:
-                _kill_group(pid)
+                _signal_group(pid, signal.SIGKILL)
             _, status = os.waitpid(pid, 0)
             if pid in self._ranks:
                 self._ranks.remove(pid)
                 code = os.waitstatus_to_exitcode(status)
                 self._control.send({"event": "exit", "pid": pid, "status": code, "when": when})
 
+    def _signal_groups(self, signum: signal.Signals) -> None:
+        for pid in self._ranks:
+            _signal_group(pid, signum)
+
     def _end(self) -> None:
         """Kill what is left of the launch: ranks, their groups, and orphans that left their group."""
-        for pid in self._ranks:
-            _kill_group(pid)
+        self._signal_groups(signal.SIGKILL)
         while pids := process.children() or list(self._ranks):
             for pid in pids:
                 os.kill(pid, signal.SIGKILL)
@@ -206,7 +217,7 @@ class _Server:
             os._exit(0)
 
 
-def _kill_group(pid: int) -> None:
-    # Not yet the leader of a group (the caller kills it by itself), or only zombies are left of it.
+def _signal_group(pid: int, signum: signal.Signals) -> None:
+    # Not yet the leader of a group (who kills does so with the rank itself, too), or only zombies are left of it.
     with suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
+        os.killpg(pid, signum)

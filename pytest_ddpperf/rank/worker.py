@@ -17,7 +17,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,7 +29,7 @@ from pytest_ddpperf.rank.context import Context, RpcContext
 from pytest_ddpperf.records import Imported, Plan, codec
 from pytest_ddpperf.records.errors import DdpPerfError, SetupError
 from pytest_ddpperf.wire import payload
-from pytest_ddpperf.wire.channels import Board, Kind, Message, Phase, send_frame
+from pytest_ddpperf.wire.channels import Board, Kind, Message, Phase, receive_word, send_frame
 from pytest_ddpperf.wire.trees import Trees
 
 _OURS = str(Path(__file__).parent)
@@ -111,9 +111,21 @@ class Rank:
             return Imported()
         return Imported(files=tuple(self.trees.imported()), others=tuple(self.trees.others()))
 
-    def await_word(self) -> None:
-        """Until pytest says that it is time to go on, or is gone."""
-        self.channel.recv(1)
+    def await_word(self) -> int:
+        """Until pytest says what comes next, or is gone."""
+        return receive_word(self.channel)
+
+    def stretches(self, steps: int, step_ns: int) -> Iterator[int]:
+        """How many steps each stretch of a window of so many `steps` has: one has all, unless pytest asks for them
+        one after the other. A step lasts about `step_ns`."""
+        if not self.plan.held:
+            yield steps
+            return
+        said = json.dumps({"steps": steps, "step_ns": step_ns}).encode()
+        send_frame(self.channel, Kind.RESTING, said)
+        while stretch := self.await_word():
+            yield stretch
+            send_frame(self.channel, Kind.RESTING, said)
 
 
 CleanUp = Callable[[], None]
@@ -179,7 +191,7 @@ def _measure_rpc(rank: Rank, ctx: RpcContext, trainer: Any, master: Any, paramet
 
 
 def _timed(rank: Rank, ctx: Context, prepared: sampling.Prepared, meter: sampling.Meter) -> CleanUp:
-    window = sampling.measure(prepared.step, rank.plan, ctx, rank.board, meter)
+    window = sampling.measure(prepared.step, rank.plan, ctx, rank.board, meter, rank.stretches)
     if ctx.rank == 0:
         with warned.unheard():
             facts = environment.versions() | environment.state() | environment.device(ctx.device.type)

@@ -268,7 +268,7 @@ class Imported:
 class Window:
     """What one rank measured, as it delivers it."""
 
-    marks_ns: tuple[int, ...]  # the start, then the end of each step, CLOCK_MONOTONIC
+    marks_ns: tuple[tuple[int, ...], ...]  # of each stretch: the start, then the end of each step, CLOCK_MONOTONIC
     cpu_ns: tuple[int, ...] | None  # CPU time of the training thread by step; None off CPU
     examples: tuple[int, ...] | None  # by step, if every step told
     blocked_ns: tuple[int, ...]  # by step, what it waited for RPC
@@ -286,6 +286,7 @@ class LaunchSamples:
 
     step_seconds: tuple[float, ...]
     rank_seconds: tuple[tuple[float, ...], ...]  # rank x step
+    stretches: tuple[int, ...]  # of the steps, how many were taken in a row each time
     cpu_seconds: tuple[tuple[float, ...], ...] | None  # rank x step
     examples: tuple[tuple[int, ...], ...] | None  # rank x step
     blocked_seconds: tuple[tuple[float, ...], ...] | None  # trainer x step

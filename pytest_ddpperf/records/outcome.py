@@ -53,6 +53,7 @@ class Beside:
     version: Version
     seed: int  # of the order
     order: str  # of the launches: "b" for the version's, "n" for now's
+    stretches: tuple[tuple[int, ...], ...] = ()  # of each pair, in which both sides took turns; empty where by launches
     measurement: Measurement | None = None  # None: there is none, for the reason in `error`
     replaced: tuple[Replacement, ...] = ()
     imported: int = 0  # files of the user's package, by the ranks of either side

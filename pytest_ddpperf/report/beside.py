@@ -31,7 +31,8 @@ def files(beside: Beside) -> str:
 def evidence(outcome: Outcome) -> str:
     """What both sides are made of."""
     assert outcome.beside is not None
-    launches = f"{len(outcome.phases)} launches a side, in turns"
+    ways = "in turns, stretch by stretch" if outcome.beside.stretches else "in turns"
+    launches = f"{len(outcome.phases)} launches a side, {ways}"
     return f"evidence: {launches} (order by seed {outcome.beside.seed}){files(outcome.beside)}"
 
 

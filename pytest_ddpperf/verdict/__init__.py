@@ -11,13 +11,13 @@ from typing import Any, Literal
 
 from pytest_ddpperf.records import Limit, Measurement, Status, Verdict
 from pytest_ddpperf.verdict.counters import with_counters
+from pytest_ddpperf.verdict.observations import of_one_length
 from pytest_ddpperf.verdict.times import (
     ASSUMED_DRIFT,
     RUN_LEVEL,
     coarse,
     judge_times,
     level_of,
-    of_one_length,
     resolutions,
     unsupported,
 )

@@ -184,6 +184,17 @@ def paired(now: Sequence[float], base: Sequence[float]) -> Difference:
     return Difference(estimate=fmean(differences), now=spread, base=NOTHING, drift=NOTHING, launches=len(now))
 
 
+def by_stretches(now: Sequence[float], base: Sequence[float], stretches: Sequence[int], q: float) -> float:
+    """The logarithm of the ratio of two launches' q-th percentiles, whose windows took turns in so long `stretches`:
+    the median over stretches of that of each. What disturbs some stretches of either side has no part in it."""
+    ratios, start = [], 0
+    for length in stretches:
+        own, other = (quantile(side[start : start + length], q) for side in (now, base))
+        ratios.append(math.log(own / other))
+        start += length
+    return quantile(ratios, 50)
+
+
 def variance(values: Sequence[float]) -> float:
     """The sample variance of two values or more; as the standard library's, without its exact fractions."""
     mean = fmean(values)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
 from statistics import fmean
 from typing import NamedTuple
 
@@ -14,13 +13,12 @@ from pytest_ddpperf.records import (
     Interval,
     Limit,
     Measurement,
-    Samples,
     Scalar,
     Status,
     Verdict,
 )
 from pytest_ddpperf.records.errors import SampleError
-from pytest_ddpperf.verdict import stats
+from pytest_ddpperf.verdict import observations, stats
 from pytest_ddpperf.verdict.stats import Difference, Drift, Evidence
 
 # How likely a run of few tests may be to call unchanged code regressed, over all its tests and limits; and a test of
@@ -65,6 +63,7 @@ def judge_times(
     not_gated: str | None = None,
     level: float = RUN_LEVEL,
     interleaved: bool = False,
+    stretches: Sequence[Sequence[int]] = (),
     assumed: Drift = ASSUMED_DRIFT,
 ) -> Verdict:
     """Hold times against the sessions of a baseline; `not_gated` is the reason code where they shall not be.
@@ -75,8 +74,9 @@ def judge_times(
     and the drift between sessions: estimated from the baseline's sessions, and `assumed` as far as they are too few
     to tell. To a host that the baseline does not know, all sessions of a host count as one. Where launches were
     `interleaved`, k of one side beside k of the other, they are compared in pairs: there is no drift, and what else
-    differs between the sides' environments may be just what is compared. Of sides with windows of different lengths, as
-    many steps are compared: see `of_one_length`.
+    differs between the sides' environments may be just what is compared. Where their windows took turns, too, by launch
+    in so long `stretches`, see `observations.in_stretches`. Of sides with windows of different lengths, as many steps
+    are compared: see `observations.of_one_length`.
 
     Raises SampleError for figures that are no measurement: a step time that is not a positive number, a single
     launch on a side that is to be compared, sides without as many launches that are `interleaved`.
@@ -99,17 +99,19 @@ def judge_times(
         return Verdict(status=Status.NOT_GATED, reason="no-supported-limit", dropped=dropped, differences=differences)
     if min(session.samples.launches for session in baseline) < LAUNCHES_NEEDED:
         raise SampleError(f"a baseline of a single launch: a comparison needs {LAUNCHES_NEEDED} a side")
-    current, *baseline = _of_one_length([current, *baseline])
+    current, *baseline = observations.measurements_of_one_length([current, *baseline])
     thin = dict.fromkeys(line for side in (current, *baseline) for line in _supported(side, kept)[1])
     if thin:
         return Verdict(status=Status.INCOMPARABLE, reason="baseline-support", dropped=dropped, differences=tuple(thin))
     for reason, sides in (("no-cpu-time-now", [current]), ("no-cpu-time", baseline)):
-        if any(limit.is_cpu_time and not _has_cpu(limit, side) for limit in kept for side in sides):
+        if any(limit.is_cpu_time and not observations.has_cpu(limit, side) for limit in kept for side in sides):
             return Verdict(status=Status.INCOMPARABLE, reason=reason, differences=differences)
     if interleaved and [current.samples.launches] != [side.samples.launches for side in baseline]:
         counts = " + ".join(str(side.samples.launches) for side in baseline)
         raise SampleError(f"{current.samples.launches} launches and {counts}: they were not interleaved")
-    comparisons = _compare(kept, current, baseline, level=level, drift=None if interleaved else assumed)
+    comparisons = _compare(
+        kept, current, baseline, level=level, drift=None if interleaved else assumed, stretches=stretches
+    )
     status = gravest(comparison.status for comparison in comparisons)
     return Verdict(
         status=status,
@@ -119,18 +121,6 @@ def judge_times(
         differences=differences,
         sessions=len(baseline),
     )
-
-
-def of_one_length(sides: Sequence[Samples]) -> list[Samples]:
-    """With as many steps a launch as the side with the fewest has, the first ones: a percentile of few steps lies
-    elsewhere than one of many."""
-    steps = min(side.steps for side in sides)
-    return [side if side.steps == steps else side.first(steps) for side in sides]
-
-
-def _of_one_length(sides: Sequence[Measurement]) -> list[Measurement]:
-    cut = of_one_length([side.samples for side in sides])
-    return [replace(side, samples=samples) for side, samples in zip(sides, cut, strict=True)]
 
 
 def gravest(statuses: Iterable[Status]) -> Status:
@@ -162,9 +152,9 @@ class _Own(NamedTuple):
 def _with_itself(current: Measurement, limits: Iterable[Limit], level: float) -> Iterator[_Own]:
     """The limits it supports."""
     kept, _ = _supported(current, _on_times(limits))
-    kept = [limit for limit in kept if not limit.is_cpu_time or _has_cpu(limit, current)]
+    kept = [limit for limit in kept if not limit.is_cpu_time or observations.has_cpu(limit, current)]
     for limit in kept:
-        logs = _logs(limit, current)
+        logs = observations.logs(limit, current)
         yield _Own(limit, fmean(logs), stats.difference(logs, [logs]).resolution(level / len(kept)))
 
 
@@ -189,16 +179,25 @@ def _compare(
     *,
     level: float,
     drift: Drift | None,
+    stretches: Sequence[Sequence[int]],
 ) -> tuple[Comparison, ...]:
-    pairs = [(_logs(limit, current), [_logs(limit, session) for session in baseline]) for limit in limits]
+    pairs = [
+        (observations.logs(limit, current), [observations.logs(limit, session) for session in baseline])
+        for limit in limits
+    ]
     if drift is None:
+        if any(len(own) > 1 for own in stretches):
+            pairs = [
+                (now, [observations.in_stretches(limit, now, base, current, baseline[0], stretches)])
+                for limit, (now, (base,)) in zip(limits, pairs, strict=True)
+            ]
         found = [stats.paired(now, base) for now, (base,) in pairs]
     else:
-        here, hosts = _host(current), [_host(session) for session in baseline]
+        here, hosts = observations.host(current), [observations.host(session) for session in baseline]
         if any(host != here for host in hosts):
             drift = replace(drift, floor=max(drift.floor, _ANOTHER_HOST))
         if here not in hosts:
-            pairs = [(now, _joined(sessions, hosts)) for now, sessions in pairs]
+            pairs = [(now, observations.joined(sessions, hosts)) for now, sessions in pairs]
         found = [stats.difference(now, sessions, drift=drift) for now, sessions in pairs]
     slower = stats.holm([difference.p_value() for difference in found], level)
     faster = stats.holm([difference.mirrored().p_value() for difference in found], level)
@@ -206,18 +205,6 @@ def _compare(
         _comparison(limit, fmean(now), difference, *evidence)
         for limit, (now, _), difference, *evidence in zip(limits, pairs, found, slower, faster, strict=True)
     )
-
-
-def _host(measurement: Measurement) -> Scalar:
-    return measurement.environment.recorded.get("host")
-
-
-def _joined(sessions: Sequence[Sequence[float]], hosts: Sequence[Scalar]) -> list[list[float]]:
-    """The sessions of each host as one."""
-    return [
-        [value for session, host in zip(sessions, hosts, strict=True) if host == own for value in session]
-        for own in dict.fromkeys(hosts)
-    ]
 
 
 def _comparison(
@@ -270,31 +257,6 @@ def _bound(limit: Limit, base: float) -> float:
 
 def _share(logarithm: float) -> float:
     return math.expm1(min(logarithm, 700.0))
-
-
-def _logs(limit: Limit, measurement: Measurement) -> list[float]:
-    return [math.log(value) for value in _quantiles(limit, measurement)]
-
-
-def _quantiles(limit: Limit, measurement: Measurement) -> tuple[float, ...]:
-    samples: Samples = measurement.samples
-    if limit.is_cpu_time:
-        assert samples.cpu_seconds is not None, "judge checks it first"
-        return stats.cpu_quantiles(samples.cpu_seconds, limit.percentile)
-    _check(chain.from_iterable(samples.step_seconds))
-    return stats.launch_quantiles(samples.step_seconds, limit.percentile)
-
-
-def _check(seconds: Iterable[float]) -> None:
-    for value in seconds:
-        if not 0 < value < math.inf:  # nan is neither
-            raise SampleError(f"{value!r} is not a duration in seconds")
-
-
-def _has_cpu(limit: Limit, measurement: Measurement) -> bool:
-    """Whether there is CPU time to take logarithms of: a rank that only waits may use none in some steps."""
-    cpu = measurement.samples.cpu_seconds
-    return cpu is not None and all(0 < value < math.inf for value in stats.cpu_quantiles(cpu, limit.percentile))
 
 
 def _differences(now: Mapping[str, Scalar], base: Mapping[str, Scalar]) -> tuple[str, ...]:

@@ -68,6 +68,7 @@ class Kind(IntEnum):
     RESULT = 1  # the pickled result; the launch needs one from every rank
     ERROR = 2  # JSON: the fields of a RankError
     DONE = 3  # clean-up has ended, nothing more will come
+    RESTING = 4  # JSON: what a held launch may be asked for (`launch.held`); a word says what comes next
 
 
 _HEADER = struct.Struct(">BQ")
@@ -76,6 +77,20 @@ _HEADER = struct.Struct(">BQ")
 def send_frame(sock: socket.socket, kind: Kind, data: bytes = b"") -> None:
     sock.sendall(_HEADER.pack(kind, len(data)))
     sock.sendall(data)
+
+
+_WORD = struct.Struct(">I")
+
+
+def send_word(sock: socket.socket, number: int = 0) -> None:
+    """What pytest says to a rank that awaits it: that it may go on or, to one that rests, with how many steps."""
+    sock.sendall(_WORD.pack(number))
+
+
+def receive_word(sock: socket.socket) -> int:
+    """0, too, where nobody is left to say anything."""
+    data = sock.recv(_WORD.size, socket.MSG_WAITALL)
+    return int(_WORD.unpack(data)[0]) if len(data) == _WORD.size else 0
 
 
 class FrameReader:

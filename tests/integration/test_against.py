@@ -112,6 +112,7 @@ def test_a_slower_version_is_caught_and_named_and_what_the_other_lacks_has_no_ba
             result = ddp_benchmark(lambda ctx: lasting(ctx, speed.MILLISECONDS), batch_size=4)
             assert result.verdict != "PASS"
 
+        @pytest.mark.ddp(turns="launches")
         @pytest.mark.parametrize("size", speed.SIZES)
         def test_size(ddp_benchmark, size):
             ddp_benchmark(lasting)
@@ -143,6 +144,7 @@ def test_a_slower_version_is_caught_and_named_and_what_the_other_lacks_has_no_ba
             def monotonic(self):
                 return time.monotonic() + 1e6 * all(os.path.exists(f"out/{rank}") for rank in (0, 1))
 
+        @pytest.mark.ddp(turns="launches")  # else it would be tried alone, too
         def test_rank_hangs(ddp_benchmark, monkeypatch):
             if speed.OLD:
                 monkeypatch.setattr("pytest_ddpperf.launch.run.time", Hurried())
@@ -199,8 +201,8 @@ def test_a_slower_version_is_caught_and_named_and_what_the_other_lacks_has_no_ba
             f"ddpperf: against {against}",
             "REGRESSED: tests/test_step::test_slower on 2 gloo ranks",
             "  p50 * 300%  *",
-            "evidence: 6 launches a side, in turns (order by seed *); 1 of 1 imported files differs: "
-            "python code/src/speed/__init__.py",
+            "evidence: 6 launches a side, in turns, stretch by stretch (order by seed *); 1 of 1 imported files "
+            "differs: python code/src/speed/__init__.py",
             f"against:  {against}, now {second[:12]} with uncommitted changes",
         ]
     )
@@ -246,6 +248,42 @@ def test_a_slower_version_is_caught_and_named_and_what_the_other_lacks_has_no_ba
     assert len(beside["measurement"]["samples"]["step_seconds"]) == 6
     assert sorted(beside["order"]) == ["b"] * 6 + ["n"] * 6
     assert all(sorted(beside["order"][k : k + 2]) == ["b", "n"] for k in range(0, 12, 2))
+    assert len(beside["stretches"]) == 6
+    steps = slower["measurement"]["samples"]["step_seconds"]
+    assert [sum(pair) for pair in beside["stretches"]] == list(map(len, steps))
+    by_launches = next(m for m in report["measurements"] if m["nodeid"].endswith("test_size[2]"))
+    assert by_launches["beside"]["stretches"] == []
+
+
+def test_what_cannot_be_set_up_beside_the_other_side_takes_turns_launch_by_launch(
+    repository: Repository, run: Run
+) -> None:
+    repository.write(
+        "tests/test_step.py",
+        STEP,
+        """
+        def test_step(ddp_benchmark):
+            def setup(ctx):
+                step = lasting(ctx)
+                path = "taken"  # one at a time, as of a fixed port
+                if ctx.rank == 0:
+                    os.close(os.open(path, os.O_CREAT | os.O_EXCL))
+                yield step
+                if ctx.rank == 0:
+                    os.unlink(path)
+
+            ddp_benchmark(setup)
+    """,
+    )
+    repository.write("src/speed/__init__.py", "OLD = False  # another text\n")
+    result = run("--ddp-against", "HEAD")
+    result.stdout.fnmatch_lines(
+        [
+            "tests/test_step.py::test_step: against HEAD*; 3 launches a side*",
+            "tests/test_step.py::test_step: launches took turns one after the other: * could not be set up beside the "
+            "other: rank 0 failed in setup: FileExistsError*",
+        ]
+    )
 
 
 def test_the_same_code_on_both_sides_is_a_mistake_unless_it_was_asked_for(
@@ -337,7 +375,7 @@ def test_a_variable_an_option_and_what_must_be_built_may_be_all_that_differs(
             f"ddpperf: HEAD (*), LASTS=5, {threads}, *: 2 ranks over gloo (*): "
             f"2 x {cores + 1} threads (OMP_NUM_THREADS) share {cores} core*, expect noise",
             "REGRESSED: tests/test_step::test_variable on 2 gloo ranks",
-            "evidence: 6 launches a side, in turns *; 1 of 2 imported files differs: python code/src/speed/built.py",
+            "evidence: 6 launches a side, in turns*; 1 of 2 imported files differs: python code/src/speed/built.py",
             f"differs from *: *pinned False -> True*OMP_NUM_THREADS {cores + 1} -> unset*",
             f"against:  HEAD ({first}), LASTS=5, {threads}, --my-milliseconds 5, now {first} *",
             "REGRESSED: tests/test_step::test_option on 2 gloo ranks",

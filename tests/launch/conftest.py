@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from pytest_ddpperf.launch import Launcher, run
+from pytest_ddpperf.launch.held import Held
 from pytest_ddpperf.records import LaunchSamples, Plan
 
 
@@ -54,6 +55,11 @@ class Bench:
     def launch(self, plan: Plan, setup: Any, *others: Any) -> LaunchSamples:
         with self._noting():
             return self.launcher.measure(plan, setup, self.recorder, others)
+
+    @contextmanager
+    def held(self, setup: Any, **plan: Any) -> Iterator[Held]:
+        with self._noting(), self.launcher.hold(self.plan(**plan), setup, self.recorder) as held:
+            yield held
 
     def call(self, function: Any, *args: Any, **plan: Any) -> list[Any]:
         with self._noting():

@@ -744,7 +744,7 @@ def splits(
     limits: Sequence[Limit] = (P50,),
     looks: Sequence[int] = (5, 10),
 ) -> Splits:
-    return split(hand, base, limits, looks, level=0.05)
+    return split(hand, base, [()] * len(hand), limits, looks, level=0.05)
 
 
 def test_launches_that_are_the_same_raise_no_alarm() -> None:

@@ -286,8 +286,8 @@ def test_each_failure_gives_the_others_time_anew_to_say_what_they_saw(monkeypatc
 
     monkeypatch.setattr(run, "time", SimpleNamespace(monotonic=lambda: now))
     monkeypatch.setattr(launch, "_wait", wait)
-    monkeypatch.setattr(launch, "_give_up", lambda **_: pytest.fail("nobody was to be given up"))
-    launch._collect()
+    monkeypatch.setattr(launch, "_give_up", lambda *_, **__: pytest.fail("nobody was to be given up"))
+    launch._collect(lambda rank: rank.settled)
     assert all(rank.error for rank in launch._ranks)
 
 

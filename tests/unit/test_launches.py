@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from pytest_ddpperf.measuring.launches import Launches
-from pytest_ddpperf.measuring.turns import Turns
-from pytest_ddpperf.records import LaunchSamples, Phases, Plan, TestId
-from pytest_ddpperf.records.errors import BaseSideError
+from pytest_ddpperf.measuring.turns import Here, Turns
+from pytest_ddpperf.records import LaunchSamples, Outcome, Phases, Plan, RankError, TestId
+from pytest_ddpperf.records.errors import BaseSideError, LaunchError
 
 LAUNCH = LaunchSamples(
     step_seconds=(0.1, 0.1),
     rank_seconds=((0.1, 0.1),),
+    stretches=(2,),
     cpu_seconds=None,
     examples=None,
     blocked_seconds=None,
@@ -109,7 +113,7 @@ def turns(theirs: Windows, *, fails: bool = False) -> Turns:
     ready = SimpleNamespace(plan=PLAN, batch_size=None, facts={})
     base: Any = SimpleNamespace(begin=lambda nodeid, label: ready, measure=measure)
     test = TestId(module="m", name="t")
-    return Turns(base, "m.py::t", test, most_again=1, begin=lambda launch, of: PROGRESS)
+    return Turns(base, "m.py::t", test, most_again=1, begin=lambda launch, of: PROGRESS, here=None)
 
 
 PROGRESS: Any = None
@@ -133,3 +137,136 @@ def test_a_side_alone_says_it_for_itself(run: int) -> None:
     here = Windows(7)
     turns(Windows(9), fails=True).take(here.side(), 3)
     assert here.told == [None, 7, 7]
+
+
+# --- pairs whose launches are both alive
+
+
+class Both:
+    """Both sides' launches, and what they were told, in the order of it: "n hold 7", "b stretch", ..."""
+
+    def __init__(self, fails: Callable[[str, str, int], Exception | None] = lambda side, what, alive: None) -> None:
+        """`fails(side, what, alive)` is what happens to an order while so many launches are alive."""
+        self.told: list[str] = []
+        self.alive = 0
+        self.unfit: set[int] = set()  # of the launches at hand, by their number
+        self._fails = fails
+        ready = SimpleNamespace(plan=PLAN, batch_size=None, facts={})
+        hold = partial(self.hold, "b")
+        base: Any = SimpleNamespace(
+            begin=lambda nodeid, label: ready,
+            hold=lambda observer, steps: hold(steps),
+            measure=lambda observer, steps: self.launch("b", steps),
+            version="HEAD~1",
+        )
+        here = Here(
+            hold=lambda launch, of, steps: self.hold("n", steps), alone=nullcontext, launched=lambda launched: None
+        )
+        test = TestId(module="m", name="t")
+        self.now = Launches(PLAN, lambda launch, of, steps: self.launch("n", steps), most_again=1)
+        self.turns = Turns(base, "m.py::t", test, most_again=1, begin=lambda launch, of: PROGRESS, here=here)
+
+    @contextmanager
+    def hold(self, side: str, steps: int | None) -> Iterator[Any]:
+        self._note(side, "hold", steps)
+        self.alive += 1
+        taken: list[int] = []
+
+        def stretch(steps: int) -> None:
+            self._note(side, "stretch")
+            taken.append(steps)
+
+        def deliver() -> LaunchSamples:
+            self._note(side, "deliver")
+            number = sum(told == "n deliver" for told in self.told) - 1
+            unfit = "rank 0 recompiled" if side == "n" and number in self.unfit else ""
+            return replace(LAUNCH, step_seconds=(0.1,) * (steps or 7), stretches=tuple(taken), unfit=unfit)
+
+        def drop() -> None:
+            self._note(side, "drop")
+
+        yield SimpleNamespace(steps=steps or 7, step_seconds=0.01, stretch=stretch, deliver=deliver, drop=drop)
+        self.alive -= 1
+
+    def launch(self, side: str, steps: int | None) -> LaunchSamples:
+        self._note(side, "launch", steps)
+        return replace(LAUNCH, step_seconds=(0.1,) * (steps or 7))
+
+    def _note(self, side: str, what: str, steps: int | None = None) -> None:
+        self.told.append(f"{side} {what}" + f" {steps}" * (steps is not None))
+        if problem := self._fails(side, what, self.alive):
+            raise problem
+
+    def take(self, count: int) -> None:
+        self.turns.take(self.now, count)
+
+    def outcome(self) -> Outcome:
+        bare: Any = SimpleNamespace(notes=())
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("pytest_ddpperf.measuring.turns.replace", lambda outcome, **fields: SimpleNamespace(**fields))
+            return self.turns.told(bare, self.now, self.turns.kept, splits=None)
+
+
+@pytest.mark.parametrize("run", range(5))
+def test_both_sides_of_a_pair_are_alive_and_run_the_same_stretches(run: int) -> None:
+    both = Both()
+    both.take(2)
+    orders = [told for told in both.told if "hold" in told]
+    assert sorted(orders[:2]) in (["b hold", "n hold 7"], ["b hold 7", "n hold"]), "whoever comes first says how long"
+    assert sorted(orders[2:]) == ["b hold 7", "n hold 7"]
+    (now, _), theirs = both.now.kept, both.turns._theirs
+    assert theirs is not None
+    assert now.stretches == theirs.kept[0].stretches
+    assert now.stretches[0] == 1, "nothing of the first counts"
+    assert sum(now.stretches) - len(now.stretches) == 7
+    assert both.alive == 0
+    assert not any("launch" in told for told in both.told)
+
+
+def test_an_unfit_launch_is_taken_again_with_the_one_beside_it() -> None:
+    both = Both()
+    both.unfit = {0, 2}
+    both.take(3)
+    theirs = both.turns._theirs
+    assert theirs is not None
+    assert [launch.unfit for launch in both.now.kept] == ["", "rank 0 recompiled", ""], "as often as may be"
+    assert [launch.unfit for launch in both.now.as_taken] == ["rank 0 recompiled"] * 2 + [""]
+    assert len(theirs.kept) == 3
+    assert [(again.launch, again.reason) for again in both.now.replacements()] == [(0, "rank 0 recompiled")]
+    assert [(again.launch, again.reason) for again in theirs.replacements()] == [(0, "the launch beside it was unfit")]
+
+
+@pytest.mark.parametrize("side", ["n", "b"])
+def test_what_cannot_be_set_up_beside_the_other_but_can_alone_takes_turns_launch_by_launch(side: str) -> None:
+    problem = LaunchError(RankError(rank=1, when=0.0, phase="setup", summary="OSError: address in use"), (), ())
+    gone = BaseSideError(str(problem))
+    both = Both(lambda who, what, alive: (problem if who == "n" else gone) if what == "hold" and alive else None)
+    both.take(3)
+    held = [told for told in both.told if "hold" in told]
+    assert len(held) == 2, "it is tried once"
+    assert [told for told in both.told if "drop" in told] == [f"{held[0][0]} drop"], "with its clean-up"
+    assert sorted(told[0] for told in both.told if "launch" in told) == ["b"] * 3 + ["n"] * 3
+    assert len(both.now.kept) == 3
+    assert both.turns.error == ""
+    who = "the side at hand" if held[1].startswith("n") else "HEAD~1"
+    assert both.outcome().notes == (
+        f"launches took turns one after the other: {who} could not be set up beside the other: "
+        "rank 1 failed in setup: OSError: address in use",
+    )
+
+
+@pytest.mark.parametrize("what", ["hold", "stretch", "deliver"])
+def test_a_side_at_hand_that_fails_by_itself_is_that_of_any_launch(what: str) -> None:
+    problem = LaunchError(RankError(rank=1, when=0.0, phase="setup", summary="broken"), (), ())
+    both = Both(lambda who, order, alive: problem if who == "n" and order in (what, "launch") else None)
+    with pytest.raises(LaunchError, match="broken"):
+        both.take(1)
+
+
+@pytest.mark.parametrize("what", ["hold", "stretch", "deliver"])
+def test_another_side_that_fails_leaves_the_one_at_hand_alone(what: str) -> None:
+    both = Both(lambda who, order, alive: BaseSideError("gone") if who == "b" and order in (what, "launch") else None)
+    both.take(2)
+    assert both.turns.error == "gone"
+    assert len(both.now.kept) == 2
+    assert both.turns.kept() == ()

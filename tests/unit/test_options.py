@@ -83,6 +83,7 @@ def test_without_being_asked_the_settings_are_the_documented_defaults(
             Limit(metric="p50", value=0.1, unit="%", default=True),
         ),
         timing="auto",
+        turns="auto",
         timeout_seconds=300.0,
         preload=(),
         baseline_dir=pytester.path / "baselines",
@@ -118,6 +119,7 @@ def test_every_option_is_taken_from_the_command_line(read: Callable[..., Setting
         "--ddp-max-time=60",
         "--ddp-threshold=p50:5%, p75:2ms,cpu_p10:0.5%",
         "--ddp-timing=free",
+        "--ddp-turns=launches",
         "--ddp-timeout=1.5",
         "--ddp-preload=json,os.path",
         "--ddp-baseline-dir=figures",
@@ -148,6 +150,7 @@ def test_every_option_is_taken_from_the_command_line(read: Callable[..., Setting
             Limit(metric="cpu_p10", value=0.005, unit="%"),
         ),
         timing="free",
+        turns="launches",
         timeout_seconds=1.5,
         preload=("json", "os.path"),
         baseline_dir=pytester.path / "figures",
@@ -183,6 +186,7 @@ INI_WORDS = {
     "ddp_max_time": "60",
     "ddp_threshold": "p50:5%,p75:2ms",
     "ddp_timing": "free",
+    "ddp_turns": "launches",
     "ddp_timeout": "1.5",
     "ddp_preload": "json,os.path",
     "ddp_baseline_dir": "figures",
@@ -195,7 +199,8 @@ INI_WORDS = {
 def check_ini_words(settings: Settings, root: Path) -> None:
     assert settings.world_sizes == (1, 4)
     assert (settings.trainers, settings.parameter_servers) == (8, 3)
-    assert (settings.backend, settings.device, settings.timing) == ("gloo", "cpu", "free")
+    assert (settings.backend, settings.device) == ("gloo", "cpu")
+    assert (settings.timing, settings.turns) == ("free", "launches")
     assert (settings.warmup, settings.steps, settings.min_seconds, settings.launches) == (0, 50, 0.0, 7)
     assert (settings.max_launches, settings.max_seconds) == (14, 60.0)
     assert metrics(settings) == ["p50:5%", "p75:2ms"]
@@ -681,12 +686,14 @@ def test_a_marker_wins_over_everything(read: Callable[..., Settings], pytester: 
         [
             mark(
                 world_size=4, backend="gloo", threshold="p50:5%", steps=50, launches=6, warmup=4, timeout=120,
-                device="cpu", timing="free", max_launches=12, max_time=60, trainers=4, parameter_servers=1, min_time=3,
+                device="cpu", timing="free", turns="launches", max_launches=12, max_time=60, trainers=4,
+                parameter_servers=1, min_time=3,
             )
         ],
     )  # fmt: skip
     assert settings.world_sizes == (4,)
-    assert (settings.backend, settings.device, settings.timing) == ("gloo", "cpu", "free")
+    assert (settings.backend, settings.device) == ("gloo", "cpu")
+    assert (settings.timing, settings.turns) == ("free", "launches")
     assert (settings.steps, settings.min_seconds, settings.launches, settings.warmup) == (50, 3.0, 6, 4)
     assert settings.limits == (Limit(metric="p50", value=0.05, unit="%"),)
     assert settings.timeout_seconds == 120.0
@@ -722,7 +729,7 @@ def test_a_marker_takes_keywords_only(read: Callable[..., Settings]) -> None:
     assert marker_refusal(read(), 4) == (
         "@pytest.mark.ddp(...): 4: arguments are given by keyword: "
         "world_size, trainers, parameter_servers, backend, device, warmup, steps, min_time, launches, max_launches, "
-        "max_time, threshold, timing, timeout"
+        "max_time, threshold, timing, turns, timeout"
     )
 
 
@@ -730,7 +737,7 @@ def test_a_misspelt_argument_is_told_the_nearest(read: Callable[..., Settings]) 
     assert marker_refusal(read(), wrld_size=4) == (
         "@pytest.mark.ddp(wrld_size=...): 4: there is no such argument; there are "
         "world_size, trainers, parameter_servers, backend, device, warmup, steps, min_time, launches, max_launches, "
-        "max_time, threshold, timing, timeout; did you mean world_size?"
+        "max_time, threshold, timing, turns, timeout; did you mean world_size?"
     )
 
 
@@ -784,7 +791,7 @@ def test_the_support_of_a_limit_is_checked_again_for_each_test(read: Callable[..
 def test_the_markers_help_registers_it_with_all_arguments(read: Callable[..., Settings]) -> None:
     assert options.MARKER_HELP == (
         "ddp(world_size, trainers, parameter_servers, backend, device, warmup, steps, min_time, launches, "
-        "max_launches, max_time, threshold, timing, timeout): "
+        "max_launches, max_time, threshold, timing, turns, timeout): "
         "settings of a distributed test, by keyword, over --ddp-* and ini keys"
     )
 

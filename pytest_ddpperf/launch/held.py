@@ -1,0 +1,98 @@
+"""A launch whose window comes in stretches, each when it is asked for: between them it uses no core.
+
+Both sides of a comparison can so be alive at once and take turns: what disturbs the machine for longer than a stretch
+disturbs both. Ranks that rest are stopped by signal, with all that they started, for threads may spin and workers of a
+loader run on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+
+from pytest_ddpperf.launch.peer import Peer, wake
+from pytest_ddpperf.launch.run import Delivery, Launch
+from pytest_ddpperf.records import LaunchSamples, Phases
+from pytest_ddpperf.records.errors import LaunchError
+from pytest_ddpperf.wire.channels import Phase
+
+
+def _rests(rank: Peer) -> bool:
+    return rank.resting is not None
+
+
+class HeldLaunch(Launch):
+    """As a Launch, whose deadline counts only while it is not at rest."""
+
+    def begin(self) -> None:
+        """Start the ranks; returns when all have warmed up and rest. Raises LaunchError or ServerError."""
+        super().begin()
+        self._stretches_ns = 0
+        self._rest()
+        self._warm_ns = time.monotonic_ns()
+        self._said = self._ranks[0].resting or {}
+
+    @property
+    def steps(self) -> int:
+        """Of the window."""
+        return self._said["steps"]
+
+    @property
+    def step_seconds(self) -> float:
+        """What one takes, about; 0 where there was no warm-up to tell."""
+        return self._said["step_ns"] / 1e9
+
+    def stretch(self, steps: int) -> None:
+        """Run so many, the first of them uncounted; returns when all ranks rest. Raises as `begin`."""
+        began = time.monotonic_ns()
+        self._resume(steps)
+        self._rest()
+        # Not before the first stretch: what set-up and warm-up began in the background must come to its end.
+        self._pause()
+        self._stretches_ns += time.monotonic_ns() - began
+
+    def deliver(self) -> Delivery:
+        """As Launch's, of all stretches."""
+        self._asked_ns = time.monotonic_ns()
+        self._resume(0)
+        return super().deliver()
+
+    def _rest(self) -> None:
+        self._collect(_rests)
+        self._left = self._deadline - time.monotonic()
+        self._check()
+
+    def _resume(self, steps: int) -> None:
+        self._deadline = time.monotonic() + self._left
+        if self._paused:
+            self._paused = False
+            self._server.send({"op": "resume"})
+        wake(self._ranks, steps)
+
+    def _phases(self, ended: int) -> Phases:
+        warmed_from = max(self._board.entered(rank, Phase.WARMUP) for rank in range(self._plan.world_size))
+        return replace(
+            super()._phases(ended),
+            warmup=(self._warm_ns - warmed_from) / 1e9,
+            steps=self._stretches_ns / 1e9,
+            end=(ended - self._asked_ns) / 1e9,
+        )
+
+
+class Held:
+    """A held launch as it is used: stretches, then its samples."""
+
+    def __init__(self, launch: HeldLaunch, samples: Callable[[Delivery], LaunchSamples]) -> None:
+        self.steps, self.step_seconds, self.stretch = launch.steps, launch.step_seconds, launch.stretch
+        self._launch, self._samples = launch, samples
+
+    def deliver(self) -> LaunchSamples:
+        """Raises LaunchError or ServerError."""
+        return self._samples(self._launch.deliver())
+
+    def drop(self) -> None:
+        """End it as `deliver` does, clean-up included, whatever comes of it."""
+        with suppress(LaunchError):
+            self._launch.deliver()

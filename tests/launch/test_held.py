@@ -1,0 +1,378 @@
+"""Launches whose windows come in stretches: what is counted, that nothing runs between them, and bad luck in each."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader
+
+from pytest_ddpperf.launch import held as held_module
+from pytest_ddpperf.launch import run
+from pytest_ddpperf.records.errors import LaunchError, ServerError
+from tests.launch.conftest import Bench, alive, arrive, descendants, gone, hang, until
+
+
+def all_reduce() -> None:
+    dist.all_reduce(torch.ones(1))
+
+
+def counting(ctx: Any) -> Any:
+    """Each step tells its number as the examples that it processed, from 0; the warm-up is one step."""
+    numbers = iter(range(1000))
+
+    def step() -> int:
+        all_reduce()
+        return next(numbers)
+
+    return step
+
+
+def threads_state(pid: int) -> set[str]:
+    states = (Path(task).read_text().rpartition(")")[2].split()[0] for task in Path(f"/proc/{pid}/task").glob("*/stat"))
+    return set(states)
+
+
+def ranks_of(bench: Bench) -> list[int]:
+    return [pid for pid in descendants(bench.server) if os.getpgid(pid) == pid]
+
+
+def taken(bench: Bench, setup: Any, *stretches: int, between: Callable[[], None] = lambda: None, **plan: Any) -> Any:
+    """What comes of stretches of so many steps; `between` is called after each, at rest."""
+    with bench.held(setup, **plan) as held:
+        for steps in stretches:
+            held.stretch(steps)
+            between()
+        return held.deliver()
+
+
+# --- what is counted
+
+
+def test_the_first_step_of_a_stretch_is_not_counted(bench: Bench) -> None:
+    with bench.held(counting) as held:
+        assert held.steps == 3
+        assert held.step_seconds > 0
+    samples = taken(bench, counting, 1, 3, 2)
+    assert samples.stretches == (2, 1)
+    assert samples.examples == ((3, 4, 6),) * 2  # the warm-up is 0, then 1 | 2 3 4 | 5 6
+    assert len(samples.step_seconds) == 3
+    assert min(samples.step_seconds) > 0
+    assert samples.cpu_seconds is not None
+    assert [len(rank) for rank in (*samples.rank_seconds, *samples.cpu_seconds)] == [3] * 4
+
+
+def test_a_launch_that_is_not_held_has_one_stretch(bench: Bench) -> None:
+    samples = bench.measure(counting)
+    assert samples.stretches == (3,)
+    assert samples.examples == ((1, 2, 3),) * 2, "its first step is counted"
+
+
+def test_what_lies_between_stretches_is_in_no_figure(bench: Bench) -> None:
+    samples = taken(bench, counting, 3, 3, 3, between=lambda: time.sleep(0.3))  # as others' stretches may take
+    steps = [step for rank in samples.rank_seconds for step in rank] + list(samples.step_seconds)
+    assert max(steps) < 0.3, "each stretch has a zero of its own"
+    assert samples.phases.total < 3 * 0.3, "nor has it cost this side anything"
+
+
+def test_garbage_is_collected_between_stretches_only(bench: Bench) -> None:
+    def setup(ctx: Any) -> Any:
+        import gc
+
+        collected = []
+        gc.callbacks.append(lambda phase, info: collected.append(gc.isenabled()))
+
+        def step() -> int:
+            assert not warm or not gc.isenabled()
+            warm.append(True)
+            return len(collected)
+
+        warm: list[bool] = []
+        return step
+
+    for told in taken(bench, setup, 4, 4).examples:
+        assert 0 < told[0] == told[2] < told[3] == told[5]
+
+
+# --- rest
+
+
+def test_nothing_runs_between_stretches(bench: Bench) -> None:
+    """Not a thread that spins, nor a worker of a loader."""
+
+    def spin() -> None:
+        while True:
+            pass
+
+    def setup(ctx: Any) -> Iterator[Any]:
+        spinning = threading.Thread(target=spin, daemon=True)
+        batches = iter(DataLoader([torch.ones(1)] * 1000, num_workers=1, multiprocessing_context="fork"))
+        spinning.start()
+        yield lambda: (all_reduce(), next(batches))
+
+    with bench.held(setup) as held:
+        held.stretch(2)
+        every = descendants(bench.server)
+        assert len(every) == 4, "two ranks and their workers"
+        assert set().union(*map(threads_state, every)) == {"T"}
+        held.stretch(2)
+        assert len(held.deliver().step_seconds) == 2
+    assert gone(every)
+
+
+def test_before_its_first_stretch_a_launch_is_not_stopped(bench: Bench) -> None:
+    with bench.held(counting) as held:
+        assert "T" not in set().union(*map(threads_state, ranks_of(bench)))
+        held.stretch(2)
+        held.deliver()
+
+
+def test_who_is_woken_by_others_rests_all_the_same(bench: Bench) -> None:
+    with bench.held(counting) as held:
+        held.stretch(2)
+        for rank in ranks_of(bench):
+            os.kill(rank, signal.SIGCONT)
+        held.stretch(3)
+        assert held.deliver().stretches == (1, 2)
+
+
+def test_a_launch_that_is_left_is_over(bench: Bench) -> None:
+    with bench.held(counting) as held:
+        held.stretch(2)
+        ranks = ranks_of(bench)
+        assert ranks
+    assert gone(ranks)
+    with bench.held(counting):  # nor was a stretch needed
+        ranks = ranks_of(bench)
+    assert gone(ranks)
+
+
+def test_time_at_rest_is_none_of_the_launchs(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    ahead = 0.0
+    clock = SimpleNamespace(
+        monotonic=lambda: time.monotonic() + ahead, monotonic_ns=time.monotonic_ns, sleep=time.sleep
+    )
+    monkeypatch.setattr(run, "time", clock)
+    monkeypatch.setattr(held_module, "time", clock)
+    with bench.held(counting) as held:
+        for _ in range(3):
+            ahead += 1000.0  # three times its deadline
+            held.stretch(2)
+        ahead += 1000.0
+        assert held.deliver().stretches == (1, 1, 1)
+
+
+# --- bad luck
+
+
+def test_a_step_that_raises_in_a_stretch(bench: Bench) -> None:
+    def setup(ctx: Any) -> Any:
+        numbers = iter(range(1000))
+
+        def step() -> None:
+            all_reduce()
+            assert next(numbers) < 4 or ctx.rank == 0, "the fifth"
+
+        return step
+
+    with pytest.raises(LaunchError) as caught:
+        taken(bench, setup, 2, 3)
+    cause = caught.value.cause
+    assert (cause.rank, cause.phase) == (1, "step 3 of 3")
+    assert "AssertionError: the fifth" in cause.summary
+    assert "in step" in cause.traceback
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSEGV])
+def test_a_rank_that_dies_in_a_stretch(bench: Bench, signum: int) -> None:
+    def setup(ctx: Any) -> Any:
+        numbers = iter(range(1000))
+
+        def step() -> None:
+            all_reduce()
+            if next(numbers) == 4 and ctx.rank == 1:
+                os.kill(os.getpid(), signum)
+
+        return step
+
+    with pytest.raises(LaunchError) as caught:
+        taken(bench, setup, 2, 3)
+    assert caught.value.cause.rank == 1
+    assert f"killed by {signal.Signals(signum).name}" in caught.value.cause.summary
+
+
+def test_a_rank_that_is_killed_at_rest_is_named_when_it_is_missed(bench: Bench) -> None:
+    def kill() -> None:
+        victim = ranks_of(bench)[0]
+        os.kill(victim, signal.SIGKILL)
+        until(lambda: not alive(victim))
+
+    with pytest.raises(LaunchError) as caught:
+        taken(bench, counting, 2, 2, between=kill)
+    assert "killed by SIGKILL" in caught.value.cause.summary
+
+
+def test_a_rank_that_hangs_in_a_stretch_shows_its_stack(bench: Bench) -> None:
+    def setup(ctx: Any) -> Any:
+        numbers = iter(range(1000))
+
+        def step() -> None:
+            if next(numbers) == 4 and ctx.rank == 1:
+                hang()
+            all_reduce()
+
+        return step
+
+    with bench.over_once(arrived=1), pytest.raises(LaunchError) as caught:
+        taken(bench, setup, 2, 3)
+    cause = caught.value.cause
+    assert cause.rank == 1
+    assert cause.summary == "did not end within 300 s (--ddp-timeout)"
+    assert "in hang" in cause.traceback
+
+
+def test_a_rank_that_others_stop_in_a_stretch_shows_its_stack_at_the_deadline(bench: Bench) -> None:
+    def stop() -> None:
+        arrive()
+        os.kill(os.getpid(), signal.SIGSTOP)
+        time.sleep(3600)
+
+    def setup(ctx: Any) -> Any:
+        numbers = iter(range(1000))
+
+        def step() -> None:
+            if next(numbers) == 4 and ctx.rank == 1:
+                stop()
+            all_reduce()
+
+        return step
+
+    with bench.over_once(arrived=1), pytest.raises(LaunchError) as caught:
+        taken(bench, setup, 2, 3)
+    assert caught.value.cause.rank == 1
+    assert "in stop" in caught.value.cause.traceback
+
+
+def test_a_set_up_that_fails_is_that_of_any_launch(bench: Bench) -> None:
+    def setup(ctx: Any) -> Any:
+        raise ValueError("no data")
+
+    with pytest.raises(LaunchError, match="failed in setup: ValueError: no data"), bench.held(setup):
+        pytest.fail("it never rests")
+
+
+def test_clean_up_runs_and_may_fail(bench: Bench) -> None:
+    def setup(ctx: Any) -> Any:
+        yield all_reduce
+        raise OSError("still open")
+
+    with pytest.raises(LaunchError, match="failed in clean-up: OSError: still open"):
+        taken(bench, setup, 2)
+
+
+def test_a_rank_server_that_is_killed_leaves_nobody_stopped(bench: Bench) -> None:
+    """Its ranks die with it; what they had started goes on, and ends by itself."""
+
+    def setup(ctx: Any) -> Any:
+        batches = iter(DataLoader([torch.ones(1)] * 1000, num_workers=1, multiprocessing_context="fork"))
+        return lambda: (all_reduce(), next(batches))
+
+    every: list[int] = []
+
+    def kill() -> None:
+        every.extend(descendants(bench.server))
+        os.kill(bench.server, signal.SIGKILL)
+
+    with pytest.raises(ServerError, match=r"died \(status -9\)"):
+        taken(bench, setup, 2, 2, between=kill)
+    assert len(every) == 4
+    until(lambda: gone(every))
+
+
+def test_a_recompilation_in_a_stretch_makes_a_launch_unfit(bench: Bench) -> None:
+    def setup(ctx: Any) -> Any:
+        numbers = iter(range(1000))
+        compiled = torch.compile(lambda x: x + 1, backend="eager", dynamic=False)
+        return lambda: compiled(torch.ones(1 + (next(numbers) >= 4)))
+
+    assert taken(bench, setup, 2, 3).unfit.startswith("rank 0 recompiled at step ")
+
+
+def test_more_ranks_than_cores(bench: Bench) -> None:
+    ranks = len(os.sched_getaffinity(0)) + 1
+    assert taken(bench, counting, 1, 2, 3, ranks=ranks).examples == ((3, 5, 6),) * ranks
+
+
+def test_ctrl_c_while_ranks_are_stopped_leaves_nothing(bench: Bench) -> None:
+    ranks: list[int] = []
+
+    def interrupt() -> None:
+        ranks.extend(ranks_of(bench))
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        taken(bench, counting, 2, between=interrupt)
+    assert len(ranks) == 2
+    assert gone(ranks)
+
+
+# --- pytest's own end, and others'
+
+HOLDS = """
+import os, sys, time
+import torch
+import torch.distributed as dist
+from pytest_ddpperf.launch import Launcher, Nobody
+from pytest_ddpperf.records import Plan
+
+def setup(ctx):
+    return lambda: dist.all_reduce(torch.ones(1))
+
+plan = Plan(world_size=2, backend="gloo", device="cpu", warmup=1, steps=3)
+sides = Launcher(dict), Launcher(dict)
+try:
+    for pair in range(int(sys.argv[1])):
+        with sides[0].alone(plan, Nobody()), sides[0].hold(plan, setup, Nobody()) as one:
+            with sides[1].hold(plan, setup, Nobody()) as other:
+                for side in (one, other) * 2:
+                    side.stretch(2)
+                if sys.argv[2:]:
+                    print("rests", flush=True)
+                    time.sleep(3600)
+                one.deliver(), other.deliver()
+finally:
+    for side in sides:
+        side.close()
+print("done")
+"""
+
+
+def holding(*arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-c", HOLDS, *arguments], stdout=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_nobody_stays_stopped_when_pytest_ends(signum: int) -> None:
+    with holding("1", "rest") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "rests\n"
+        every = descendants(process.pid)
+        assert sum(threads_state(pid) == {"T"} for pid in every) == 4
+        process.send_signal(signum)
+    until(lambda: gone(every))
+
+
+def test_two_runs_on_one_machine_take_turns_pair_by_pair() -> None:
+    with holding("3") as one, holding("3") as other:
+        assert one.communicate()[0] == other.communicate()[0] == "done\n"
