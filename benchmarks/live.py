@@ -26,6 +26,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -42,6 +43,7 @@ from pytest_ddpperf.launch.observer import Nobody
 from pytest_ddpperf.measuring import benchmark
 from pytest_ddpperf.measuring.launches import Launches
 from pytest_ddpperf.measuring.looks import follow, schedule
+from pytest_ddpperf.measuring.pairs import Held
 from pytest_ddpperf.options import plan
 from pytest_ddpperf.records import LaunchSamples, Limit, Measurement, Plan, Samples, TestId, Verdict, Version
 from pytest_ddpperf.verdict import ASSUMED_DRIFT, RUN_LEVEL, coarse, judge_times
@@ -246,6 +248,9 @@ class Other:
 
     def measure(self, observer: Any, steps: int | None) -> LaunchSamples:
         return self._launcher.measure(self._plan if steps is None else self._plan.exactly(steps), self._setup, observer)
+
+    def hold(self, observer: Any, steps: int | None) -> AbstractContextManager[Held]:
+        return self._launcher.hold(self._plan if steps is None else self._plan.exactly(steps), self._setup, observer)
 
     def done(self) -> None:
         pass

@@ -1,0 +1,196 @@
+"""Both sides in turns, stretch by stretch beside one launch after the other: what is a pair of launches worth?
+
+    python benchmarks/turns.py [--pairs 20] [--results turns.jsonl]           # unchanged code: how far do pairs spread?
+    python benchmarks/turns.py --planted [--pairs 20] [--results planted.jsonl]    # is a slowdown seen as it is?
+
+A pair is two launches of three small DDP models on two Gloo ranks, with windows of the default length. In stretches
+both are alive and take turns; apart, one follows the other. Ways, models and machines (quiet, and beside
+benchmarks/neighbour.py) take turns.
+
+Unchanged code: the standard deviation of a pair's log-ratio, at p10 and p50, by estimator: "pooled" takes the
+percentile of all steps of a window, "median" that over stretches of the log-ratio of each. The variance says how many
+pairs are needed for the same certainty.
+
+Planted: the same model, slower on one side, in several ways; the change that each estimator sees beside the one that
+launches apart see, with 95 % intervals.
+
+Each pair is a line of the results file; a run goes on where the last one ended, and tells all of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from _common import done, progress, table
+from _models import MODELS, PLANTS, planted
+from neighbour import neighbour
+
+from pytest_ddpperf.launch import Launcher
+from pytest_ddpperf.launch.observer import Nobody
+from pytest_ddpperf.measuring.pairs import in_turns
+from pytest_ddpperf.options import plan
+from pytest_ddpperf.records import LaunchSamples
+from pytest_ddpperf.verdict.stats import by_stretches, quantile
+from pytest_ddpperf.verdict.student import t_quantile
+
+MACHINES = {"quiet": None, "neighbour": 20261121}  # seeds
+KEY = ("machine", "plant", "amount", "model", "way", "number")
+WAYS = ("stretches", "apart")
+AMOUNTS = (0.05, 0.10, 0.20)
+PLANTED_MODEL = "transformer"
+Row = dict[str, Any]  # of the results file
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=20, help="of each kind")
+    parser.add_argument("--planted", action="store_true")
+    parser.add_argument("--results", type=Path, help="file to go on with")
+    options = parser.parse_args()
+    results = options.results or Path("planted.jsonl" if options.planted else "turns.jsonl")
+    what = list(product(PLANTS, AMOUNTS)) if options.planted else [("unchanged", 0.0)]
+    models = [PLANTED_MODEL] if options.planted else MODELS
+    rows = done(results)
+    wanted: list[Row] = [
+        dict(zip(KEY, (machine, *plant, model, way, number), strict=True))
+        for number, (machine, plant, model, way) in product(range(options.pairs), product(MACHINES, what, models, WAYS))
+    ]
+    made = {key(row) for row in rows}
+    launchers = [Launcher(lambda: {"_models": str(Path(__file__).with_name("_models.py"))}) for _ in range(2)]
+    try:
+        with results.open("a") as file:
+            for kind in wanted:
+                if key(kind) in made:
+                    continue
+                seed = MACHINES[kind["machine"]]
+                with neighbour(None if seed is None else seed + kind["number"]):
+                    row = {**kind, **Pair(launchers, kind).taken()}
+                rows.append(row)
+                file.write(json.dumps(row) + "\n")
+                file.flush()
+                progress(len(rows), len(wanted), "pairs")
+    finally:
+        for launcher in launchers:
+            launcher.close()
+    (report_planted if options.planted else report)(rows)
+    return 0
+
+
+def key(row: Row) -> tuple[Any, ...]:
+    return tuple(row[name] for name in KEY)
+
+
+class Pair:
+    def __init__(self, launchers: Sequence[Launcher], kind: Row) -> None:
+        from live import read_defaults
+
+        self._launchers, self._kind = launchers, kind
+        self._source = random.Random(repr(key(kind)))
+        self._plan = plan(read_defaults(Path.cwd()), world_size=2, backend="gloo", device="cpu")
+        plant = kind["plant"] if kind["amount"] else "computing"
+        self._setups = [planted(plant, kind["model"], amount) for amount in (0.0, kind["amount"])]
+
+    def taken(self) -> Row:
+        sides = self._stretches() if self._kind["way"] == "stretches" else self._apart()
+        return {
+            "seconds": sum(side.phases.total for side in sides),
+            "stretches": sides[0].stretches,
+            "microseconds": [[round(step * 1e6) for step in side.step_seconds] for side in sides],  # base, now
+        }
+
+    def _stretches(self) -> list[LaunchSamples]:
+        steps, held = None, {}
+        with ExitStack() as alive:
+            alive.enter_context(self._launchers[0].alone(self._plan, Nobody()))
+            for side in self._source.sample((0, 1), 2):
+                asked = self._plan if steps is None else self._plan.exactly(steps)
+                held[side] = alive.enter_context(self._launchers[side].hold(asked, self._setups[side], Nobody()))
+                steps = held[side].steps
+            in_turns((held[0], held[1]), self._source)
+            return [held[side].deliver() for side in (0, 1)]
+
+    def _apart(self) -> list[LaunchSamples]:
+        steps, launched = None, {}
+        for side in self._source.sample((0, 1), 2):
+            asked = self._plan if steps is None else self._plan.exactly(steps)
+            launched[side] = self._launchers[side].measure(asked, self._setups[side], Nobody())
+            steps = len(launched[side].step_seconds)
+        return [launched[side] for side in (0, 1)]
+
+
+# --- what they show
+
+
+def pooled(row: Row, q: float) -> float:
+    base, now = row["microseconds"]
+    return math.log(quantile(now, q) / quantile(base, q))
+
+
+def over_stretches(row: Row, q: float) -> float:
+    base, now = row["microseconds"]
+    return by_stretches(now, base, row["stretches"], q)
+
+
+ESTIMATORS: dict[str, tuple[str, Callable[[Row, float], float]]] = {
+    "apart, pooled": ("apart", pooled),
+    "stretches, pooled": ("stretches", pooled),
+    "stretches, median": ("stretches", over_stretches),
+}
+
+
+def report(rows: Sequence[Row]) -> None:
+    lines = [["machine", "model", "", "pairs", "steps", "seconds a pair", "p10", "p50", "pairs for one, p10", "p50"]]
+    for machine, model in product(MACHINES, MODELS):
+        spreads: dict[tuple[str, float], float] = {}
+        for name, (way, estimate) in ESTIMATORS.items():
+            chosen = [row for row in rows if (row["machine"], row["model"], row["way"]) == (machine, model, way)]
+            if len(chosen) < 2:
+                continue
+            for q in (10, 50):
+                spreads[name, q] = statistics.stdev(estimate(row, q) for row in chosen)
+            # How many pairs of this kind are worth one apart, and the reverse.
+            worth = [(spreads[name, q] / spreads["apart, pooled", q]) ** 2 for q in (10, 50)]
+            seconds = statistics.median(row["seconds"] for row in chosen)
+            steps = statistics.median(len(row["microseconds"][0]) for row in chosen)
+            figures = [f"{spreads[name, q]:.3f}" for q in (10, 50)]
+            lines.append(
+                [machine, model, name, str(len(chosen)), f"{steps:g}", f"{seconds:.1f}", *figures]
+                + [f"{share:.2f}" for share in worth]
+            )
+    print("\nstandard deviation of a pair's log-ratio; last, how many pairs it takes for one apart\n")
+    print(table(lines))
+
+
+def report_planted(rows: Sequence[Row]) -> None:
+    lines = [["machine", "plant", "slower by", "pairs", *(f"{name}, p{q}" for q in (10, 50) for name in ESTIMATORS)]]
+    for machine, plant, amount in product(MACHINES, PLANTS, AMOUNTS):
+        chosen = [row for row in rows if (row["machine"], row["plant"], row["amount"]) == (machine, plant, amount)]
+        if not chosen:
+            continue
+        cells = []
+        for q, (way, estimate) in product((10, 50), ESTIMATORS.values()):
+            cells.append(interval([estimate(row, q) for row in chosen if row["way"] == way]))
+        lines.append([machine, plant, f"{amount:.0%}", str(len(chosen) // len(WAYS)), *cells])
+    print("\nthe change seen, with its 95 % interval\n")
+    print(table(lines))
+
+
+def interval(values: Sequence[float]) -> str:
+    """Of the mean of logarithms, as a share."""
+    mean = statistics.fmean(values)
+    reach = t_quantile(0.975, len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
+    return f"{math.expm1(mean):+.1%} [{math.expm1(mean - reach):+.1%}, {math.expm1(mean + reach):+.1%}]"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
