@@ -27,6 +27,45 @@ class Workload:
     def __str__(self) -> str:
         return f"{self.name} x {self.world_size}"
 
+    @property
+    def injected(self) -> set[float]:
+        return {slowdown for session in self.sessions.values() for slowdown in session}
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Pairs of launches that took turns in one way (benchmarks/turns.py), by injected slowdown: the side that has it,
+    the other, and the lengths of the stretches."""
+
+    name: str
+    way: str
+    pairs: dict[float, list[tuple[Launch, Launch, tuple[int, ...]]]]
+    world_size: int = 2
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.way}"
+
+    @property
+    def injected(self) -> set[float]:
+        return set(self.pairs)
+
+
+def read_pairs(file: Path) -> list[Pairs]:
+    """By model, machine and way."""
+    found: dict[Any, Any] = defaultdict(lambda: defaultdict(list))
+    for line in file.read_text().splitlines():
+        row = json.loads(line)
+        base, now = (_group(steps) for steps in row["microseconds"])
+        pairs = found[f"{row['model']}, {row['machine']}", row["way"]]
+        pairs[row["amount"]].append((now, base, tuple(row["stretches"])))
+    return [Pairs(name, way, dict(pairs)) for (name, way), pairs in sorted(found.items())]
+
+
+def _group(microseconds: list[float]) -> Launch:
+    """Of which only the group's steps are known."""
+    steps = tuple(step / 1e6 for step in microseconds)
+    return (steps,), steps
+
 
 def read(folder: Path, recording: str = "pinned") -> list[Workload]:
     """All workloads of all recordings below `folder`; sessions of different files are different sessions."""

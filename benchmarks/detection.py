@@ -2,6 +2,7 @@
 
     python benchmarks/detection.py --traces DIR [--json OUT]
     python benchmarks/detection.py --traces DIR --metrics p25 --assume 0.05,0.5,6    what another choice would do
+    python benchmarks/detection.py --pairs FILE       both sides in turns, as benchmarks/turns.py recorded them
 
 Replays recordings (benchmarks/_traces.py says of which form) through the plugin's own `judge` and its looks, and
 counts how often a test would have been called regressed: where nothing was injected these are false alarms, where a
@@ -11,7 +12,8 @@ The protocol, fixed beforehand. Only `pinned` recordings; the two sides of a tri
 sides from one session, in alternation, identical code at most half of its launches a side. "across": the baseline is
 one other session. "history": the baseline is all other sessions, at least two. Every ordered choice of sessions is
 used equally often, where a side begins among a session's launches is drawn with a fixed seed, and every cell has at
-least 200 trials.
+least 200 trials. "stretches" and "apart": pairs of one cell of the file in an order that is drawn anew for each trial,
+their sides swapped by chance where the code is the same.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from _common import progress, table
-from _traces import Launch, Workload, measurement, read
+from _traces import Launch, Pairs, Workload, measurement, read, read_pairs
 
 from pytest_ddpperf.measuring.looks import follow, schedule
 from pytest_ddpperf.records import Verdict
@@ -44,6 +46,7 @@ LEAST_TRIALS = 200
 FIRST_LOOK = 5  # the default of --ddp-launches
 MOST_LAUNCHES = (10, 20)
 LIMITS = {"default": 0.10, "5%": 0.05}
+PAIRED_LIMITS = {"5%": 0.05, "3%": 0.03}
 METRICS = ("p10", "p50")  # the default of --ddp-threshold
 SEED = 20261121
 RESAMPLES = 200
@@ -58,11 +61,14 @@ class Trial:
 
     now: Side
     sessions: list[Side]
+    stretches: Sequence[Sequence[int]] = ()  # by launch, where both sides took turns within it
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--traces", type=Path, required=True, metavar="DIR")
+    given = parser.add_mutually_exclusive_group(required=True)
+    given.add_argument("--traces", type=Path, metavar="DIR")
+    given.add_argument("--pairs", type=Path, metavar="FILE")
     parser.add_argument("--json", type=Path, metavar="OUT")
     parser.add_argument("--metrics", help="ours with limits on these percentiles instead of " + ",".join(METRICS))
     parser.add_argument("--sessions", type=int, help="ours with baselines of so many sessions under history")
@@ -76,13 +82,18 @@ def main() -> int:
         drift = Drift(*map(float, options.assume.split(","))) if options.assume else ASSUMED_DRIFT
         rules = {"ddpperf": partial(ddpperf, metrics=metrics, drift=drift)}
     began = time.monotonic()
-    workloads = read(options.traces)
-    tasks = [
-        (w, scope, launches, rules, options.sessions)
-        for w in workloads
-        for launches in reversed(MOST_LAUNCHES)
-        for scope in SCOPES
-    ]
+    tasks: list[tuple[Any, ...]]
+    if options.pairs is not None:
+        rules = {"ddpperf": rules["ddpperf"]}
+        tasks = [(pairs, pairs.way, max(MOST_LAUNCHES), rules, None) for pairs in read_pairs(options.pairs)]
+    else:
+        tasks = [
+            (w, scope, launches, rules, options.sessions)
+            for w in read(options.traces)
+            for launches in reversed(MOST_LAUNCHES)
+            for scope in SCOPES
+            if scope not in PAIRED
+        ]
     rows: list[dict[str, Any]] = []
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         futures = [pool.submit(cells, *task) for task in tasks]
@@ -92,23 +103,27 @@ def main() -> int:
     rows.sort(key=lambda row: [str(row[name]) for name in ("scope", "limit", "rule", "workload", "world_size")])
     if options.json is not None:
         options.json.write_text(json.dumps(rows, indent=1) + "\n")
-    for scope in SCOPES:
-        for limit in LIMITS:
+    for scope in dict.fromkeys(task[1] for task in tasks):
+        for limit in limits_of(scope):
             report([row for row in rows if row["scope"] == scope and row["limit"] == limit], list(rules), scope, limit)
     print(f"\n{sum(row['trials'] for row in rows)} trials in {time.monotonic() - began:.0f} s")
     return 0
 
 
-def cells(workload: Workload, scope: str, launches: int, rules: Rules, sessions: int | None) -> list[dict[str, Any]]:
+def limits_of(scope: str) -> dict[str, float]:
+    return PAIRED_LIMITS if scope in PAIRED else LIMITS
+
+
+def cells(workload: Any, scope: str, launches: int, rules: Rules, sessions: int | None) -> list[dict[str, Any]]:
     """All rules and limits on one workload, scope and number of launches."""
     rows = []
-    for injected in sorted({slowdown for session in workload.sessions.values() for slowdown in session}):
+    for injected in sorted(workload.injected):
         trials = list(SCOPES[scope](workload, injected, launches, random.Random(f"{SEED} {scope} {workload}")))
         if sessions is not None and scope == "history":
             source = random.Random(SEED)
             trials = [Trial(trial.now, source.sample(trial.sessions, sessions)) for trial in trials]
         for name, rule in rules.items():
-            for limit, value in LIMITS.items():
+            for limit, value in limits_of(scope).items():
                 said = [rule(trial, value, scope) for trial in trials]
                 rows.append(
                     {
@@ -180,11 +195,23 @@ def drawn(launches: Side, most: int, source: random.Random) -> Side:
     return turned(launches, source.randrange(len(launches)))[:most]
 
 
-SCOPES: dict[str, Callable[[Workload, float, int, random.Random], Iterator[Trial]]] = {
+def paired(workload: Pairs, injected: float, most: int, source: random.Random) -> Iterator[Trial]:
+    pairs = workload.pairs[injected]
+    for _ in range(LEAST_TRIALS):
+        drawn = source.sample(pairs, min(most, len(pairs)))
+        sides = [source.sample((now, base), 2) if injected == 0 else [now, base] for now, base, _ in drawn]
+        now, base = ([side[which] for side in sides] for which in (0, 1))
+        yield Trial(now, [base], [stretches for _, _, stretches in drawn])
+
+
+SCOPES: dict[str, Callable[[Any, float, int, random.Random], Iterator[Trial]]] = {
     "within": within,
     "across": across,
     "history": history,
+    "stretches": paired,
+    "apart": paired,
 }
+PAIRED = ("stretches", "apart")
 
 
 # --- rules
@@ -195,7 +222,7 @@ def ddpperf(
 ) -> str:
     """The plugin: a first look at 5 launches and further ones up to the most, a baseline of the most."""
     limits = [Limit(metric=metric, value=limit, unit="%") for metric in metrics]
-    interleaved = scope == "within"
+    interleaved = scope == "within" or scope in PAIRED
     stored = [measurement(session) for session in trial.sessions]
 
     def verdict(start: int, stop: int, ease: float) -> Verdict:
@@ -205,6 +232,7 @@ def ddpperf(
             limits,
             level=RUN_LEVEL * ease,
             interleaved=interleaved,
+            stretches=trial.stretches[start:stop],
             assumed=drift,
         )
 

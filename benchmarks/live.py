@@ -1,6 +1,6 @@
 """Error rates of the gate, live, in all its modes: real launches of the same code, and of code that is slower.
 
-    python benchmarks/live.py [--stored 20] [--turns 20] [--results live.jsonl]
+    python benchmarks/live.py [--stored 20] [--turns 20] [--fine 20] [--results live.jsonl]
 
 Each cell of the table is a mode, a machine (quiet, or beside benchmarks/neighbour.py), a model (three small DDP models
 on two Gloo ranks) and a kind: unchanged code, where REGRESSED is a false alarm, or slower code, where anything else is
@@ -11,7 +11,8 @@ sides take turns.
 minutes before, and against the last three that did; limit 10 %, slower by 20 %. All rules judge the same launches, of
 which there are as many as the one that wants most of them takes.
 
-"in turns": limit 5 %, slower by 10 %.
+"in turns": both sides in turns, as --ddp-against has them; limit 5 %, slower by 10 %. "fine": the same with a limit of
+3 %, slower by 5 %, at most 40 launches a side.
 
 Nothing is left out: each finished measurement is a line of the results file; a run goes on where the last one ended,
 and tells all of it. A session that no measurement could be held against (the first ten minutes, and those after a
@@ -51,11 +52,24 @@ from pytest_ddpperf.verdict.stats import Drift, binomial_interval
 
 MACHINES = {"quiet": None, "neighbour": 20261121}  # seeds; the second's moves on from cycle to cycle
 KINDS = ("unchanged", "slower")
-SLOWER = {"stored": 0.20, "in turns": 0.10}
-LIMITS = {"stored": 0.10, "in turns": 0.05}
 SESSION_AGE = 600.0  # seconds
 TOO_OLD = 1800.0  # then the machine may have become another
 LOOKS = schedule(5, 20)  # the default
+
+
+@dataclass(frozen=True)
+class Mode:
+    limit: float
+    slower: float
+    launches: int = 20  # at most, of a side
+
+
+STORED = "stored"
+MODES = {
+    STORED: Mode(limit=0.10, slower=0.20),
+    "in turns": Mode(limit=0.05, slower=0.10),
+    "fine": Mode(limit=0.03, slower=0.05, launches=40),
+}
 
 
 @dataclass(frozen=True)
@@ -79,20 +93,22 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--stored", type=int, default=20, help="measurements of each cell against stored baselines")
     parser.add_argument("--turns", type=int, default=20, help="of each cell with both sides in turns")
+    parser.add_argument("--fine", type=int, default=20, help="of each cell in turns, finer")
     parser.add_argument("--results", type=Path, default=Path("live.jsonl"), help="file to go on with")
     options = parser.parse_args()
-    wanted = {"stored": options.stored, "in turns": options.turns}
+    wanted = dict(zip(MODES, (options.stored, options.turns, options.fine), strict=True))
     rows = done(options.results)
-    launcher = Launcher(lambda: {"_models": str(Path(__file__).with_name("_models.py"))})
+    launchers = [Launcher(lambda: {"_models": str(Path(__file__).with_name("_models.py"))}) for _ in range(2)]
     try:
         with tempfile.TemporaryDirectory() as folder, options.results.open("a") as file:
-            for row in measurements(Live(launcher, Path(folder)), rows, wanted):
+            for row in measurements(Live(launchers, Path(folder)), rows, wanted):
                 rows.append(row)
                 file.write(json.dumps(row) + "\n")
                 file.flush()
                 progress(*so_far(rows, wanted), "measurements")
     finally:
-        launcher.close()
+        for launcher in launchers:
+            launcher.close()
     report(rows)
     return 0
 
@@ -133,7 +149,7 @@ def cell_of(row: Row) -> tuple[str, ...]:
 
 def sessions(rows: Sequence[Row], machine: str, model: str, now: float) -> list[Row]:
     """The sessions that a measurement which begins `now` is held against, the latest last."""
-    cell = "stored", machine, model, "unchanged"
+    cell = STORED, machine, model, "unchanged"
     known = [row for row in rows if cell_of(row) == cell and row["ended"] <= now - SESSION_AGE]
     return known if known and known[-1]["ended"] > now - TOO_OLD else []
 
@@ -141,8 +157,9 @@ def sessions(rows: Sequence[Row], machine: str, model: str, now: float) -> list[
 class Live:
     """Measures on this machine."""
 
-    def __init__(self, launcher: Launcher, folder: Path) -> None:
-        self._launcher, self._folder = launcher, folder
+    def __init__(self, launchers: Sequence[Launcher], folder: Path) -> None:
+        """The second is the other side's."""
+        (self._launcher, self._other), self._folder = launchers, folder
         self._settings = read_defaults(folder)
         self._plan = plan(self._settings, world_size=2, backend="gloo", device="cpu")
 
@@ -152,19 +169,20 @@ class Live:
         """The cell's next measurements, one a mode at most."""
         began = time.time()
         before = sessions(rows, machine, model, began)
-        stored = count(rows, "stored", machine, model, kind)
-        turns = count(rows, "in turns", machine, model, kind)
+        stored = count(rows, STORED, machine, model, kind)
         cell = {"machine": machine, "model": model, "kind": kind, "began": began}
-        if (kind == "unchanged" or before) and stored < wanted["stored"]:
+        if (kind == "unchanged" or before) and stored < wanted[STORED]:
             yield {**self._stored(model, kind, [steps_of(row) for row in before]), "held": bool(before), **cell}
-        # As evenly over the run as the others, but for the first ten minutes, which are theirs.
-        due = not before or turns * wanted["stored"] <= stored * wanted["in turns"]
-        if turns < wanted["in turns"] and due:
-            yield {**cell, **self._in_turns(model, kind), "held": True}
+        for mode, most in wanted.items():
+            made = count(rows, mode, machine, model, kind)
+            # As evenly over the run as the others, but for the first ten minutes, which are theirs.
+            due = not before or made * wanted[STORED] <= stored * most
+            if mode != STORED and made < most and due:
+                yield {**cell, **self._in_turns(mode, model, kind), "held": True}
 
     def _stored(self, model: str, kind: str, before: Sequence[Steps]) -> Row:
         """As many launches as the rule that wants most, and as a baseline of this code takes."""
-        setup = training(model, SLOWER["stored"] if kind == "slower" else 0.0)
+        setup = training(model, MODES[STORED].slower if kind == "slower" else 0.0)
         launches = Launches(self._plan, lambda *of: self._launch(setup, of[2]), most_again=0)
         for number, many in enumerate(LOOKS, 1):
             launches.take(many)
@@ -176,11 +194,11 @@ class Live:
                 if len(before) >= held
             ]
             if kind == "unchanged":
-                ended.append(not coarse(measurement(steps), limits("stored")))
+                ended.append(not coarse(measurement(steps), limits(STORED)))
             if all(ended):
                 break
         return {
-            "mode": "stored",
+            "mode": STORED,
             "ended": time.time(),
             "seconds": [round(launch.phases.total, 3) for launch in launches.kept],
             "step_microseconds": [[round(step * 1e6) for step in launch.step_seconds] for launch in launches.kept],
@@ -189,14 +207,14 @@ class Live:
     def _launch(self, setup: Any, steps: int | None) -> LaunchSamples:
         return self._launcher.measure(self._plan if steps is None else self._plan.exactly(steps), setup, Nobody())
 
-    def _in_turns(self, model: str, kind: str) -> Row:
-        slower = training(model, SLOWER["in turns"] if kind == "slower" else 0.0)
+    def _in_turns(self, mode: str, model: str, kind: str) -> Row:
+        slower = training(model, MODES[mode].slower if kind == "slower" else 0.0)
         began = time.time()
         job = benchmark.Job(
             test=TestId(module="live", name=model),
             nodeid=f"live::{model}",
             setup=slower,
-            settings=replace(self._settings, limits=limits("in turns")),
+            settings=replace(self._settings, limits=limits(mode), max_launches=MODES[mode].launches),
             plan=self._plan,
             launches=self._settings.launches,
             level=RUN_LEVEL,
@@ -204,10 +222,10 @@ class Live:
             gate=True,
             facts={},
         )
-        base: Any = Other(self._launcher, self._plan, training(model, 0.0))
+        base: Any = Other(self._other, self._plan, training(model, 0.0))
         verdict = benchmark.carry_out(job, self._launcher, Store(self._folder), Quiet(), base).result.verdict
         return {
-            "mode": "in turns",
+            "mode": mode,
             "began": began,
             "ended": (ended := time.time()),
             "seconds": round(ended - began, 1),
@@ -267,7 +285,7 @@ def judged(now: Steps, before: Sequence[Steps], rule: Rule, looks: Sequence[int]
         return judge_times(
             measurement(cut(now[start:stop], rule.steps)),
             stored,
-            limits("stored"),
+            limits(STORED),
             level=RUN_LEVEL * ease,
             assumed=rule.drift,
         )
@@ -298,7 +316,7 @@ def steps_of(row: Row) -> Steps:
 
 
 def limits(mode: str) -> tuple[Limit, ...]:
-    return tuple(Limit(metric=metric, value=LIMITS[mode], unit="%") for metric in ("p10", "p50"))
+    return tuple(Limit(metric=metric, value=MODES[mode].limit, unit="%") for metric in ("p10", "p50"))
 
 
 # --- the table
@@ -320,8 +338,9 @@ def outcomes(rows: Sequence[Row]) -> Iterator[Told]:
         if not row["held"]:
             continue
         where = row["machine"], row["kind"], row["model"]
-        if row["mode"] == "in turns":
-            yield Told(("in turns", *where), row["status"], row["seconds"], row["resolution"])
+        if row["mode"] != STORED:
+            mode = f"{row['mode']}, limit {MODES[row['mode']].limit:.0%}"
+            yield Told((mode, *where), row["status"], row["seconds"], row["resolution"])
             continue
         before = [steps_of(other) for other in sessions(rows, row["machine"], row["model"], row["began"])]
         for held, (name, rule) in product(SESSIONS, RULES.items()):
