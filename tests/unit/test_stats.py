@@ -160,6 +160,18 @@ def test_pairs_swapped_are_the_mirror() -> None:
     assert (back.error, back.p_value()) == (pytest.approx(there.error), pytest.approx(there.mirrored().p_value()))
 
 
+def test_stretch_by_stretch_the_median_ratio_counts() -> None:
+    base = [1.0, 1.0, 1.0, 2.0, 2.0, 3.0, 3.0, 3.0]
+    now = [1.1 * step for step in base]
+    assert stats.by_stretches(now, base, [3, 2, 3], 50) == pytest.approx(math.log(1.1)), (
+        "each stretch is its own yardstick"
+    )
+    now[:3] = 50.0, 50.0, 50.0
+    assert stats.by_stretches(now, base, [3, 2, 3], 50) == pytest.approx(math.log(1.1)), "whatever disturbs one of them"
+    assert stats.by_stretches(base, now, [3, 2, 3], 50) == pytest.approx(-math.log(1.1))
+    assert stats.by_stretches([2.0, 8.0], [1.0, 2.0], [1, 1], 50) == pytest.approx(math.log(math.sqrt(8)))
+
+
 def test_pairs_that_all_differ_alike_leave_no_doubt() -> None:
     slower = stats.paired([2.0, 4.0], [1.0, 3.0])
     assert (slower.error, slower.p_value(), slower.mirrored().p_value(), slower.resolution(0.05)) == (0, 0, 1, 0)

@@ -652,3 +652,50 @@ def test_an_unknown_counter_hides_no_regression() -> None:
     verdict = decide(measurement(times(1.5)), measurement(STEADY), P50, BYTES)
     assert (verdict.status, verdict.reason) == (Status.REGRESSED, "beyond-limit")
     assert verdict.differences == ("rpc.bytes is unknown now",)
+
+
+# --- pairs whose windows took turns
+
+STRETCHES = [(10, 10, 10)] * 5
+
+
+def disturbed(factor: float, *, stretch: int) -> Measurement:
+    """Steps that take `factor` times as long, and in one stretch of each window five times as long as that."""
+    steady = measurement(times(factor))
+    launches = tuple(
+        tuple(seconds * 5 if number // 10 == stretch else seconds for number, seconds in enumerate(launch))
+        for launch in steady.samples.step_seconds
+    )
+    return replace(steady, samples=replace(steady.samples, step_seconds=launches))
+
+
+@pytest.mark.parametrize(("metric", "change"), [("p25", 0.2), ("p50", 0.2), ("p75", 0.2), ("p10", 0.2), ("p90", 4.4)])
+def test_the_middle_is_compared_stretch_by_stretch(metric: str, change: float) -> None:
+    """Bursts that meet a third of one side's steps are in its 90th percentile, and not in what most stretches show."""
+    limit = Limit(metric=metric, value=0.10, unit="%")
+    now, base = disturbed(1.2, stretch=2), measurement(STEADY)
+    verdict = decide(now, base, limit, interleaved=True, stretches=STRETCHES)
+    assert verdict == "REGRESSED"
+    assert verdict.comparisons[0].change.estimate == pytest.approx(change, rel=0.15)
+
+
+def test_a_burst_in_either_side_is_no_change_of_the_code() -> None:
+    one, other = disturbed(1.0, stretch=0), disturbed(1.0, stretch=2)
+    for now, base in ((one, other), (one, measurement(STEADY)), (measurement(STEADY), other)):
+        comparison = decide(now, base, interleaved=True, stretches=STRETCHES).comparisons[0]
+        assert comparison.change.estimate == pytest.approx(0.0, abs=0.002)
+
+
+def test_a_window_that_took_no_turns_is_compared_as_a_whole() -> None:
+    now, base = disturbed(1.2, stretch=2), measurement(STEADY)
+    whole = decide(now, base, interleaved=True)
+    assert decide(now, base, interleaved=True, stretches=[(30,)] * 5) == whole
+    some = decide(now, base, interleaved=True, stretches=[(10, 10, 10), *[(30,)] * 4])
+    assert some.comparisons[0].change.estimate != whole.comparisons[0].change.estimate
+
+
+def test_cpu_time_is_compared_as_a_whole() -> None:
+    limit = Limit(metric="cpu_p50", value=0.10, unit="%")
+    now, base = measurement(STEADY, cpu=times(1.2)), measurement(STEADY, cpu=STEADY)
+    verdicts = [decide(now, base, limit, interleaved=True, stretches=every) for every in ((), STRETCHES)]
+    assert verdicts[0] == verdicts[1]
