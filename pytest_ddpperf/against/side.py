@@ -221,7 +221,7 @@ class BaseSide:
 
     @contextmanager
     def hold(self, observer: Observer, steps: int | None) -> Iterator[HeldThere]:
-        """As `measure`, a launch that has warmed up and rests; it is over when the context is left."""
+        """As `measure`, a launch that has warmed up and rests; over, clean-up included, when the context is left."""
         held = HeldThere(self._ask(observer, {"op": "hold", "steps": steps}), partial(self._ask, observer))
         try:
             yield held

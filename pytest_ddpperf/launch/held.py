@@ -18,6 +18,8 @@ from pytest_ddpperf.records import LaunchSamples, Phases
 from pytest_ddpperf.records.errors import LaunchError
 from pytest_ddpperf.wire.channels import Phase
 
+_GB = 1e9
+
 
 def _rests(rank: Peer) -> bool:
     return rank.resting is not None
@@ -32,17 +34,26 @@ class HeldLaunch(Launch):
         self._stretches_ns = 0
         self._rest()
         self._warm_ns = time.monotonic_ns()
-        self._said = self._ranks[0].resting or {}
+        self._said = [rank.resting or {} for rank in self._ranks]
 
     @property
     def steps(self) -> int:
         """Of the window."""
-        return self._said["steps"]
+        return int(self._said[0]["steps"])
 
     @property
     def step_seconds(self) -> float:
         """What one takes, about; 0 where there was no warm-up to tell."""
-        return self._said["step_ns"] / 1e9
+        return float(self._said[0]["step_ns"] / 1e9)
+
+    @property
+    def fills(self) -> str:
+        """The device on which no launch that needs as much can be beside it, in words; "" where there is none."""
+        for rank, said in enumerate(self._said):
+            free, of = said["memory"] or (0, 0)
+            if free < of - free:
+                return f"{self._names[rank]}'s device has {free / _GB:.1f} GB left of {of / _GB:.1f} GB"
+        return ""
 
     def stretch(self, steps: int) -> None:
         """Run so many, the first of them uncounted; returns when all ranks rest. Raises as `begin`."""
@@ -85,7 +96,8 @@ class Held:
     """A held launch as it is used: stretches, then its samples."""
 
     def __init__(self, launch: HeldLaunch, samples: Callable[[Delivery], LaunchSamples]) -> None:
-        self.steps, self.step_seconds, self.stretch = launch.steps, launch.step_seconds, launch.stretch
+        self.steps, self.step_seconds, self.fills = launch.steps, launch.step_seconds, launch.fills
+        self.stretch = launch.stretch
         self._launch, self._samples = launch, samples
 
     def deliver(self) -> LaunchSamples:
@@ -93,6 +105,7 @@ class Held:
         return self._samples(self._launch.deliver())
 
     def drop(self) -> None:
-        """End it as `deliver` does, clean-up included, whatever comes of it."""
-        with suppress(LaunchError):
-            self._launch.deliver()
+        """End it as `deliver` does, clean-up included, whatever comes of it; nothing where it has ended."""
+        if not self._launch.over:
+            with suppress(LaunchError):
+                self._launch.deliver()

@@ -77,12 +77,18 @@ class Launcher:
 
     @contextmanager
     def hold(self, plan: Plan, setup: Callable[..., Any], observer: Observer) -> Iterator[Held]:
-        """A launch of `plan` that has warmed up and rests, over when the context is left; raises as `measure`. One at
-        a time, while somebody holds the cores: see `alone`."""
+        """A launch of `plan` that has warmed up and rests; over, clean-up included, when the context is left. Raises as
+        `measure`. One at a time, while somebody holds the cores: see `alone`."""
         plan = replace(plan, held=True)
         with self._opened(HeldLaunch, plan, payload.dumps("measure", setup, ()), observer) as launch:
             launch.begin()
-            yield Held(launch, partial(self._samples, plan))
+            held = Held(launch, partial(self._samples, plan))
+            try:
+                yield held
+            except Exception:  # not what interrupts pytest: that waits for nobody
+                held.drop()
+                raise
+            held.drop()
 
     def _samples(self, plan: Plan, delivery: Delivery) -> LaunchSamples:
         timed = delivery.results[: plan.world_size]

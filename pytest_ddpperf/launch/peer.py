@@ -6,6 +6,7 @@ import json
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import Any
 
 from pytest_ddpperf.records import RankError
 from pytest_ddpperf.wire.channels import FrameReader, Kind, send_word
@@ -18,7 +19,7 @@ class Peer:
         self.channel = channel
         self.pid = 0
         self.result: bytes | None = None
-        self.resting: dict[str, int] | None = None  # what it said when it came to rest
+        self.resting: dict[str, Any] | None = None  # what it said when it came to rest
         self.done = False
         self.silent = False  # its channel has ended
         self.exited = False

@@ -73,7 +73,7 @@ class Launch:
         self._names = [plan.name(process) for process in range(plan.processes)]
         self._ranks: list[Peer] = []
         self._notes: list[str] = []
-        self._over = False
+        self.over = False
         self._dismissed = False
         self._paused = False  # by signal
 
@@ -243,9 +243,9 @@ class Launch:
 
     def _end(self) -> None:
         """No process of the launch is alive when this returns."""
-        if self._over or not self._ranks:
+        if self.over or not self._ranks:
             return
-        self._over = True
+        self.over = True
         self._server.send({"op": "end"})
         while not any(message["event"] == "ended" for message in self._server.receive(_END_SECONDS)):
             pass

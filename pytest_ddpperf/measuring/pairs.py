@@ -26,14 +26,15 @@ class Held(Protocol):
     def step_seconds(self) -> float:
         """What one takes, about; 0 where that is not known."""
 
+    @property
+    def fills(self) -> str:
+        """Why no launch that needs as much can be beside it, in words; "" where one can."""
+
     def stretch(self, steps: int) -> None:
         """Run so many, of which the first is not counted."""
 
     def deliver(self) -> LaunchSamples:
         """Its end, and what came of it."""
-
-    def drop(self) -> None:
-        """Its end as `deliver` has it, clean-up included, whatever comes of it."""
 
 
 _H = TypeVar("_H", bound=Held)

@@ -104,14 +104,13 @@ class Serving:
     def _hold(self, job: Job, launcher: Launcher, launches: Launches) -> bool:
         """A held launch, until it is to deliver or to be dropped; whether it was added to `launches`."""
         with benchmark.held(job, launcher, self.relay, launches.steps) as launch:
-            self.say("held", steps=launch.steps, step_seconds=launch.step_seconds)
+            self.say("held", steps=launch.steps, step_seconds=launch.step_seconds, fills=launch.fills)
             while (order := self.order())["op"] == "stretch":
                 launch.stretch(order["steps"])
                 self.say("rested")
             if order["op"] == "deliver":
                 launches.add(launch.deliver())
                 return True
-            launch.drop()
         if order["op"] == "drop":
             self.say("dropped")
         else:

@@ -122,13 +122,12 @@ class Turns:
                 except (LaunchError, BaseSideError) as error:
                     if not sides:
                         raise
-                    for first in sides.values():
-                        first.drop()  # for what it holds may be what the other lacks
                     who = "the side at hand" if side == "n" else str(self._base.version)
-                    raise _NotBeside(
-                        f"{who} could not be set up beside the other: {str(error).splitlines()[0]}"
-                    ) from None
+                    problem = str(error).partition("\n")[0]
+                    raise _NotBeside(f"{who} could not be set up beside the other: {problem}") from None
                 steps = sides[side].steps  # whoever comes first says how long windows are
+                if len(sides) == 1 and (why := sides[side].fills):
+                    raise _NotBeside(f"no launch that needs as much can be beside the other: {why}")
             in_turns((sides["n"], sides["b"]), self._random)
             launched = sides["n"].deliver(), sides["b"].deliver()
         here.launched(launched[0])

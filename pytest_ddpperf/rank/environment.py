@@ -77,6 +77,11 @@ def parse_smi(line: str) -> dict[str, Scalar]:
     return facts
 
 
+def device_memory(device: str) -> tuple[int, int] | None:
+    """Bytes of this rank's device that are free, and that it has; None where that is not known."""
+    return torch.cuda.mem_get_info() if device == "cuda" else None
+
+
 def probe() -> dict[str, Scalar]:
     """What this machine and this torch offer; run in a rank without a process group."""
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None

@@ -121,7 +121,8 @@ class Rank:
         if not self.plan.held:
             yield steps
             return
-        said = json.dumps({"steps": steps, "step_ns": step_ns}).encode()
+        memory = environment.device_memory(self.plan.device)
+        said = json.dumps({"steps": steps, "step_ns": step_ns, "memory": memory}).encode()
         send_frame(self.channel, Kind.RESTING, said)
         while stretch := self.await_word():
             yield stretch

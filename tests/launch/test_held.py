@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -147,15 +148,23 @@ def test_who_is_woken_by_others_rests_all_the_same(bench: Bench) -> None:
         assert held.deliver().stretches == (1, 2)
 
 
-def test_a_launch_that_is_left_is_over(bench: Bench) -> None:
-    with bench.held(counting) as held:
-        held.stretch(2)
+@pytest.mark.parametrize("stretches", [0, 1])
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_launch_that_is_left_is_over_and_was_cleaned_up(
+    bench: Bench, tmp_path: Path, stretches: int, fails: bool
+) -> None:
+    def setup(ctx: Any) -> Any:
+        yield all_reduce
+        (tmp_path / str(ctx.rank)).touch()
+
+    with suppress(ZeroDivisionError), bench.held(setup) as held:
+        for _ in range(stretches):
+            held.stretch(2)
         ranks = ranks_of(bench)
-        assert ranks
+        assert len(ranks) == 2
+        1 / (not fails)
     assert gone(ranks)
-    with bench.held(counting):  # nor was a stretch needed
-        ranks = ranks_of(bench)
-    assert gone(ranks)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
 
 
 def test_time_at_rest_is_none_of_the_launchs(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -149,6 +149,7 @@ class Both:
         """`fails(side, what, alive)` is what happens to an order while so many launches are alive."""
         self.told: list[str] = []
         self.alive = 0
+        self.fills = ""
         self.unfit: set[int] = set()  # of the launches at hand, by their number
         self._fails = fails
         ready = SimpleNamespace(plan=PLAN, batch_size=None, facts={})
@@ -182,11 +183,11 @@ class Both:
             unfit = "rank 0 recompiled" if side == "n" and number in self.unfit else ""
             return replace(LAUNCH, step_seconds=(0.1,) * (steps or 7), stretches=tuple(taken), unfit=unfit)
 
-        def drop() -> None:
-            self._note(side, "drop")
-
-        yield SimpleNamespace(steps=steps or 7, step_seconds=0.01, stretch=stretch, deliver=deliver, drop=drop)
-        self.alive -= 1
+        held = {"steps": steps or 7, "step_seconds": 0.01, "fills": self.fills}
+        try:
+            yield SimpleNamespace(**held, stretch=stretch, deliver=deliver)
+        finally:
+            self.alive -= 1
 
     def launch(self, side: str, steps: int | None) -> LaunchSamples:
         self._note(side, "launch", steps)
@@ -244,7 +245,6 @@ def test_what_cannot_be_set_up_beside_the_other_but_can_alone_takes_turns_launch
     both.take(3)
     held = [told for told in both.told if "hold" in told]
     assert len(held) == 2, "it is tried once"
-    assert [told for told in both.told if "drop" in told] == [f"{held[0][0]} drop"], "with its clean-up"
     assert sorted(told[0] for told in both.told if "launch" in told) == ["b"] * 3 + ["n"] * 3
     assert len(both.now.kept) == 3
     assert both.turns.error == ""
@@ -252,6 +252,18 @@ def test_what_cannot_be_set_up_beside_the_other_but_can_alone_takes_turns_launch
     assert both.outcome().notes == (
         f"launches took turns one after the other: {who} could not be set up beside the other: "
         "rank 1 failed in setup: OSError: address in use",
+    )
+
+
+def test_a_device_that_one_launch_fills_is_foreseen() -> None:
+    both = Both()
+    both.fills = "rank 0's device has 10.0 GB left of 80.0 GB"
+    both.take(2)
+    assert len([told for told in both.told if "hold" in told]) == 1
+    assert sorted(told[0] for told in both.told if "launch" in told) == ["b"] * 2 + ["n"] * 2
+    assert both.outcome().notes == (
+        "launches took turns one after the other: no launch that needs as much can be beside the other: "
+        "rank 0's device has 10.0 GB left of 80.0 GB",
     )
 
 
