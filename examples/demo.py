@@ -243,7 +243,8 @@ def planted() -> None:
     headline("Act 3 of 4: a colleague's commit makes training slower, and the test must fail")
     explain("""
         Buckets of 25 MB take memory, so they are made smaller: 0.0001 MB, by mistake. Now every gradient is sent by
-        itself. --ddp-against measures the commit before beside this one, launch by launch in turns.
+        itself. --ddp-against measures the commit before beside this one: launches of both are alive at once and take
+        turns, a few steps each.
     """)
     commit("Use smaller gradient buckets to lower memory", PLANTED)
     measurement, status = measure(3, "--ddp-against=HEAD~1", CLOSER_LIMIT)

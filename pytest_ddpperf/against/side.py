@@ -8,7 +8,14 @@ Told                                    Answered
 {"op": "test", "nodeid": id}            {"event": "ready", "label": l, "plan": {...}, "batch_size": n, "facts": {...}}
                                         when the test asks for a measurement, or, before that or any time later,
                                         {"event": "ended", "text": why, or ""}
-{"op": "launch", "steps": n or null}    {"event": "launched", "samples": {...}} or {"event": "failed", "text": why}
+{"op": "launch", "steps": n or null}    {"event": "launched", "samples": {...}} or, and then the test ends there,
+                                        {"event": "failed", "text": why}
+{"op": "hold", "steps": n or null}      {"event": "held", "steps": n, "step_seconds": s, "fills": why, or ""} when a
+                                        launch has warmed up and rests; or, here and for the following,
+                                        {"event": "failed", "text": why}: the launch has ended, the test goes on
+{"op": "stretch", "steps": n}           {"event": "rested"}
+{"op": "deliver"}                       {"event": "launched", "samples": {...}}
+{"op": "drop"}                          {"event": "dropped"}
 {"op": "done"}                          (the measurement is over: the test goes on)
 {"op": "leave"}                         (the test is over here: at its next measurement it ends there, too)
 
@@ -232,12 +239,19 @@ class BaseSide:
 
     def _ask(self, observer: Observer, order: Message) -> Message:
         """What comes of an order to a launch; raises BaseSideError."""
+        if self.gone:
+            raise BaseSideError(self._led.dead or next(reversed(self._ended.values())))
         with self._last_words():
             self._led.send(order)
             message = self._of_test(observer, "the test ended there during a launch")
         if message["event"] == "failed":
             raise BaseSideError(message["text"])
         return message
+
+    @property
+    def gone(self) -> bool:
+        """Whether it is in no test any more, of which something could be asked."""
+        return bool(self._led.dead) or not self._test
 
     def done(self) -> None:
         """The measurement is over."""

@@ -24,7 +24,7 @@ class Diagnosis:
     def place(self, rank: Peer) -> str:
         """In words."""
         if rank.resting is not None:
-            return "rest between stretches"
+            return "rest"
         return self._board.describe(rank.number, warmup=self._plan.warmup)
 
     def stacks(self, rank: Peer) -> str:

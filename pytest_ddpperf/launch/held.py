@@ -15,7 +15,7 @@ from dataclasses import replace
 from pytest_ddpperf.launch.peer import Peer, wake
 from pytest_ddpperf.launch.run import Delivery, Launch
 from pytest_ddpperf.records import LaunchSamples, Phases
-from pytest_ddpperf.records.errors import LaunchError
+from pytest_ddpperf.records.errors import DdpPerfError
 from pytest_ddpperf.wire.channels import Phase
 
 _GB = 1e9
@@ -107,5 +107,5 @@ class Held:
     def drop(self) -> None:
         """End it as `deliver` does, clean-up included, whatever comes of it; nothing where it has ended."""
         if not self._launch.over:
-            with suppress(LaunchError):
+            with suppress(DdpPerfError):
                 self._launch.deliver()

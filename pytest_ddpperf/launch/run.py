@@ -95,7 +95,7 @@ class Launch:
         try:
             self._end()
         except ServerError:  # it took its ranks along, but what they had started may be stopped
-            for rank in self._ranks if self._plan.held else ():
+            for rank in filter(lambda rank: rank.pid, self._ranks if self._plan.held else ()):
                 with suppress(ProcessLookupError, PermissionError):
                     os.killpg(rank.pid, signal.SIGCONT)
         except BaseException:
@@ -121,9 +121,9 @@ class Launch:
     def deliver(self) -> Delivery:
         """Wait for the ranks' results and for their end; raises LaunchError with the first cause, or ServerError."""
         self._collect(lambda rank: rank.settled)
+        self._check()
         if self._observer.streams:
             self._stream.pump(last=True)
-        self._check()
         self._release()
         self._end()
         return Delivery(
@@ -136,6 +136,8 @@ class Launch:
     def _check(self) -> None:
         """End it and raise LaunchError if a rank failed."""
         if any(rank.error is not None for rank in self._ranks):
+            if self._observer.streams:
+                self._stream.pump(last=True)
             self._end()
             raise launch_error(self._diagnosis.failures(self._ranks), output.read(self._folder, self._names))
 
@@ -219,7 +221,10 @@ class Launch:
     def _pause(self) -> None:
         """Stop the ranks by signal, and all that they started."""
         self._server.send({"op": "pause"})
+        until = time.monotonic() + _END_SECONDS
         while not self._paused:
+            if time.monotonic() > until:
+                raise ServerError("does not answer", "")
             self._wait(_TICK_SECONDS)
 
     def _give_up(self, there: Callable[[Peer], bool], *, at_deadline: bool) -> None:

@@ -97,9 +97,14 @@ def carry_out(job: Job, launcher: Launcher, store: Store, progress: Progress, ba
             launched=progress.launched,
         )
         begin = partial(_begun, progress)
-        in_stretches = job.settings.in_stretches(job.plan)
         reference = Turns(
-            base, job.nodeid, job.test, most_again=job.most_again, begin=begin, here=here if in_stretches else None
+            base,
+            job.nodeid,
+            job.test,
+            most_again=job.most_again,
+            begin=begin,
+            here=here if job.settings.in_stretches(job.plan) else None,
+            why_apart="an RPC launch has no stretches" if job.plan.rpc and job.settings.turns == "stretches" else "",
         )
     try:
         return _compared(job, own_launches(job, launcher, progress, most_again=job.most_again), reference)
@@ -134,7 +139,7 @@ def _compared(job: Job, launches: Launches, reference: Stored | Turns) -> Measur
     splits = judge.splits(looks[:number]) if same_code and reference.kept() else None
     return replace(
         result,
-        outcome=reference.told(result.outcome, launches, judged.view.before, splits=splits),
+        outcome=reference.told(result.outcome, launches, judged.view, splits=splits),
         baseline=reference.baseline(judged.view.before),
         candidate=Baseline(test=job.test, sessions=(judge.recording(judged.view),)),
     )

@@ -13,6 +13,8 @@ from pytest_ddpperf.records import LaunchSamples
 # stops and is fetched into caches at its beginning must be small beside it.
 _STRETCH_SECONDS = 0.03
 _STRETCH_STEPS = 3
+# Of short windows, for the median over them to leave some out.
+_STRETCHES = 8
 
 
 class Held(Protocol):
@@ -53,7 +55,8 @@ def in_turns(sides: tuple[_H, _H], source: random.Random) -> None:
 def stretches(steps: int, step_seconds: float, source: random.Random) -> Iterator[int]:
     """How many steps each stretch of a window counts. Their lengths are drawn, from a least to twice that, so that
     what a step does every second or fourth time is left out, at the beginning of stretches, as often as not."""
-    least = max(_STRETCH_STEPS, math.ceil(_STRETCH_SECONDS / step_seconds) if step_seconds > 0 else 0)
+    long_enough = math.ceil(_STRETCH_SECONDS / step_seconds) if step_seconds > 0 else 0
+    least = max(_STRETCH_STEPS, min(long_enough, steps // _STRETCHES))
     while steps > 0:
         length = source.randint(least, 2 * least)
         if steps - length < least:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pytest_ddpperf.baseline import Store
-from pytest_ddpperf.measuring.judging import Before
+from pytest_ddpperf.measuring.judging import Before, View
 from pytest_ddpperf.measuring.launches import Launches
 from pytest_ddpperf.records import Baseline, Environment, Measurement, Outcome, Splits, TestId
 
@@ -62,7 +62,7 @@ class Stored:
             "--ddp-save-baseline records longer windows",
         )
 
-    def told(self, outcome: Outcome, now: Launches, before: Before, *, splits: Splits | None) -> Outcome:
+    def told(self, outcome: Outcome, now: Launches, view: View, *, splits: Splits | None) -> Outcome:
         """With where it is and, where there is none for this environment, where there is one."""
         notes = outcome.notes
         if outcome.verdict == "NO BASELINE":

@@ -11,7 +11,7 @@ from pytest_ddpperf.against.proof import differing
 from pytest_ddpperf.against.side import BaseSide
 from pytest_ddpperf.baseline import environment
 from pytest_ddpperf.launch import Observer
-from pytest_ddpperf.measuring.judging import Before
+from pytest_ddpperf.measuring.judging import Before, View
 from pytest_ddpperf.measuring.launches import Launches, measurement
 from pytest_ddpperf.measuring.pairs import Held, in_turns
 from pytest_ddpperf.records import (
@@ -25,7 +25,7 @@ from pytest_ddpperf.records import (
     Splits,
     TestId,
 )
-from pytest_ddpperf.records.errors import BaseSideError, LaunchError
+from pytest_ddpperf.records.errors import BaseSideError, DdpPerfError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class Here:
 
 
 class _NotBeside(Exception):
-    """A launch that could not be set up while the other side's was alive."""
+    """A launch that cannot be while the other side's is alive: whether it can be alone is to be seen."""
 
 
 class Turns:
@@ -58,12 +58,13 @@ class Turns:
         most_again: int,
         begin: Callable[[int, int], Observer],
         here: Here | None,
+        why_apart: str = "",
     ) -> None:
         """`begin(launch, launches)` is told of each launch of the other side and says who watches it. `here`: to take
-        turns in stretches, both sides' launches alive; None: one launch after the other."""
+        turns in stretches, both sides' launches alive; None: one launch after the other, for the reason `why_apart` if
+        stretches were asked for."""
         self._base, self._nodeid, self._test, self._begin = base, nodeid, test, begin
-        self._here = here
-        self._why_apart = ""  # though stretches were meant
+        self._here, self._why_apart = here, why_apart
         self._most_again = most_again
         self._seed = random.SystemRandom().randrange(2**32)
         self._random = random.Random(self._seed)
@@ -103,33 +104,35 @@ class Turns:
         """A launch of each side, both alive, in stretches; both again if one was unfit. Raises BaseSideError,
         _NotBeside and the errors of a launch."""
         pairs = [self._held(here, order, now, count)]
-        if any(launch.unfit for launch in pairs[0]) and now.may_replace:
-            now.steps = theirs.steps = len(pairs[0][0].step_seconds)
-            pairs.append(self._held(here, order, now, count))
-        for launches, taken in zip((now, theirs), zip(*pairs, strict=True), strict=True):
-            launches.add(*taken)
-        self._order += order
+        try:
+            if any(launch.unfit for launch in pairs[0]) and now.may_replace:
+                now.steps = theirs.steps = len(pairs[0][0].step_seconds)
+                pairs.append(self._held(here, order, now, count))
+        finally:  # what was taken is judged, whatever becomes of the second
+            for launches, taken in zip((now, theirs), zip(*pairs, strict=True), strict=True):
+                launches.add(*taken)
+            self._order += order
 
     def _held(self, here: Here, order: str, now: Launches, of: int) -> tuple[LaunchSamples, LaunchSamples]:
         """The launch at hand and the other side's."""
         place, steps, sides = len(now.kept), now.steps, dict[str, Held]()
-        with ExitStack() as alive:
-            alive.enter_context(here.alone())
-            for side in order:
-                hold = here.hold(place, of, steps) if side == "n" else self._base.hold(self._begin(place, of), steps)
-                try:
-                    sides[side] = alive.enter_context(hold)
-                except (LaunchError, BaseSideError) as error:
-                    if not sides:
-                        raise
-                    who = "the side at hand" if side == "n" else str(self._base.version)
-                    problem = str(error).partition("\n")[0]
-                    raise _NotBeside(f"{who} could not be set up beside the other: {problem}") from None
-                steps = sides[side].steps  # whoever comes first says how long windows are
-                if len(sides) == 1 and (why := sides[side].fills):
-                    raise _NotBeside(f"no launch that needs as much can be beside the other: {why}")
-            in_turns((sides["n"], sides["b"]), self._random)
-            launched = sides["n"].deliver(), sides["b"].deliver()
+        try:
+            with ExitStack() as alive:
+                alive.enter_context(here.alone())
+                for side in order:
+                    there = self._base.hold(self._begin(place, of), steps) if side == "b" else None
+                    sides[side] = alive.enter_context(there or here.hold(place, of, steps))
+                    steps = sides[side].steps  # whoever comes first says how long windows are
+                    if len(sides) == 1 and (why := sides[side].fills):
+                        raise _NotBeside(f"no launch that needs as much can be beside the other: {why}")
+                in_turns((sides["n"], sides["b"]), self._random)
+                launched = sides["n"].deliver(), sides["b"].deliver()
+        except DdpPerfError as error:
+            there = isinstance(error, BaseSideError)
+            if not sides or (there and self._base.gone):  # it was alone, or nothing can be asked there any more
+                raise
+            who, problem = self._base.version if there else "the side at hand", str(error).partition("\n")[0]
+            raise _NotBeside(f"{who} failed beside the other, and not alone: {problem}") from None
         here.launched(launched[0])
         return launched
 
@@ -191,16 +194,17 @@ class Turns:
         if self._theirs is not None:
             self._base.done()
 
-    def told(self, outcome: Outcome, now: Launches, before: Before, *, splits: Splits | None) -> Outcome:
+    def told(self, outcome: Outcome, now: Launches, view: View, *, splits: Splits | None) -> Outcome:
         """With the other side."""
+        stretches = tuple(launch.stretches for launch in view.now)
         theirs = self._theirs.kept if self._theirs is not None else []
         files = [side[0].files if side else {} for side in (now.kept, theirs)]
         beside = Beside(
             version=self._base.version,
             seed=self._seed,
             order=self._order,
-            stretches=tuple(launch.stretches for launch in now.kept) if self._here is not None else (),
-            measurement=next(iter(before()), None),
+            stretches=stretches if any(len(of_pair) > 1 for of_pair in stretches) else (),
+            measurement=next(iter(view.before()), None),
             replaced=self._theirs.replacements() if self._theirs is not None else (),
             imported=len({*files[0], *files[1]}),
             differing=differing(*files) if theirs else (),
@@ -209,6 +213,6 @@ class Turns:
         )
         notes = self._theirs.notes() if self._theirs is not None else ()
         told = tuple(f"{self._base.version}: {note}" for note in notes)
-        if self._why_apart:
+        if self._why_apart and not self.error:
             told += (f"launches took turns one after the other: {self._why_apart}",)
         return replace(outcome, beside=beside, notes=outcome.notes + told)

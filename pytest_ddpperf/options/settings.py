@@ -65,7 +65,7 @@ class Settings:
     def in_stretches(self, plan: Plan) -> bool:
         """Whether launches of both sides take turns while both are alive."""
         wanted = plan.device == "cpu" if self.turns == "auto" else self.turns == "stretches"
-        return wanted and not plan.rpc
+        return wanted and not (plan.rpc or self.disable)
 
     @property
     def beside(self) -> str:

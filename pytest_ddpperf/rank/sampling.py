@@ -73,7 +73,8 @@ Stretches = Callable[[int, int], Iterable[int]]
 def measure(step: Step, plan: Plan, ctx: Context, board: Board, meter: Meter, stretches: Stretches) -> Window:
     """Warm up, then time the steps of the window, each stretch of them from a common start.
 
-    The first step of a stretch after others have used the cores is not counted: it finds cold caches.
+    The first step of a stretch after others have used the cores is not counted: it finds cold caches. Garbage is
+    collected before the window only: who collected before a stretch would give loaders time to get ahead.
     """
     warmed = _warm_up(step, plan, ctx, board, meter)
     steps = _window_steps(warmed, plan, ctx)
@@ -81,13 +82,17 @@ def measure(step: Step, plan: Plan, ctx: Context, board: Board, meter: Meter, st
     uncounted = 1 if plan.held else 0
     taken: list[_Stretch] = []
     counted = 0
-    for length in stretches(steps, warmed.step_ns):
-        marks = memoryview(bytearray(8 * (length + 1))).cast("q") if plan.held else board.marks(ctx.rank)
-        stretch = _Stretch(length, marks, plan, ctx)
-        stretch.take(step, board, meter, counted)
-        taken.append(stretch)
-        counted += length - uncounted
-    graphs = [count for stretch in taken for count in stretch.graphs]
+    gc.collect()
+    gc.disable()
+    try:
+        for length in stretches(steps, warmed.step_ns):
+            marks = memoryview(bytearray(8 * (length + 1))).cast("q") if plan.held else board.marks(ctx.rank)
+            stretch = _Stretch(length, marks, plan, ctx)
+            stretch.take(step, board, meter, counted)
+            taken.append(stretch)
+            counted += length - uncounted
+    finally:
+        gc.enable()
     blocked = [told for stretch in taken for told in _differences(stretch.blocked_ns[uncounted:])]
     cpu = [told for stretch in taken for told in _differences(stretch.cpu_ns[uncounted:])]
     return Window(
@@ -96,7 +101,7 @@ def measure(step: Step, plan: Plan, ctx: Context, board: Board, meter: Meter, st
         examples=returned.counts([told for stretch in taken for told in stretch.returned[uncounted:]]),
         blocked_ns=tuple(blocked),
         counters=warmed.counters,
-        compiled_at=next((step for step, count in enumerate(graphs) if count != graphs[0]), 0),
+        compiled_at=_compiled_at(taken, uncounted),
         unsettled=warmed.unsettled,
         warmup=warmed.steps,
     )
@@ -121,32 +126,38 @@ class _Stretch:
         """Time `step`, of which so many were `counted` before."""
         row, cell, timer, on_cpu = board.row(self._rank), Board.STEP_CELL, self._timer, self._device.type == "cpu"
         processed, cpu_ns, blocked_ns, graphs = self.returned, self.cpu_ns, self.blocked_ns, self.graphs
-        gc.collect()
-        gc.disable()
-        try:
-            dist.barrier()
-            if board.phase(self._rank) is not Phase.STEPS:
-                board.enter(self._rank, Phase.STEPS, time.monotonic_ns())
-            timer.start()
-            blocked_ns[0] = meter.blocked_ns()
-            cpu_ns[0] = time.thread_time_ns()
-            for index in range(self.length):
-                row[cell] = counted + index
-                told = step()
-                timer.mark(index)
-                if on_cpu:
-                    cpu_ns[index + 1] = time.thread_time_ns()
-                # Of the usual ones without a call.
-                processed[index] = told if told is None or type(told) is int else returned.examples(told)
-                graphs[index + 1] = steady.graphs()
-                blocked_ns[index + 1] = meter.blocked_ns()
-            timer.finish()
-        finally:
-            gc.enable()
+        dist.barrier()
+        if board.phase(self._rank) is not Phase.STEPS:
+            board.enter(self._rank, Phase.STEPS, time.monotonic_ns())
+        timer.start()
+        blocked_ns[0] = meter.blocked_ns()
+        cpu_ns[0] = time.thread_time_ns()
+        for index in range(self.length):
+            row[cell] = counted + index
+            told = step()
+            timer.mark(index)
+            if on_cpu:
+                cpu_ns[index + 1] = time.thread_time_ns()
+            # Of the usual ones without a call.
+            processed[index] = told if told is None or type(told) is int else returned.examples(told)
+            graphs[index + 1] = steady.graphs()
+            blocked_ns[index + 1] = meter.blocked_ns()
+        timer.finish()
 
 
 def _differences(totals: Sequence[int]) -> list[int]:
     return [after - before for before, after in pairwise(totals)]
+
+
+def _compiled_at(taken: Sequence[_Stretch], uncounted: int) -> int:
+    """The first counted step, from 1, until which something was handed to torch.compile; 0 for none."""
+    counted = 0
+    for stretch in taken:
+        for ended, graphs in enumerate(stretch.graphs):
+            if graphs != taken[0].graphs[0]:
+                return counted + max(ended - uncounted, 1)
+        counted += stretch.length - uncounted
+    return 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,8 +8,8 @@ pytest's own only if pytest went without a word.
 Asked                               Answers
 {"op": "launch", "dir": D}          (the folder of the ranks that follow, in which they find what to do)
 {"op": "fork", "rank": r} + channel {"event": "forked", "rank": r, "pid": p}
-{"op": "pause"}                     {"event": "paused"} when no rank runs, nor what it started
-{"op": "resume"}                    (they run again)
+{"op": "pause"}                     {"event": "paused"} when the ranks' process groups were sent SIGSTOP
+{"op": "resume"}                    (SIGCONT)
 {"op": "dump"}                      (the same, and SIGQUIT to every rank: faulthandler writes its stacks)
 {"op": "end"}                       {"event": "ended"} when no process of the launch is left
 {"op": "stop"}                      (nothing more will come: pytest ends this server, or itself, in order)

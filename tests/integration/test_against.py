@@ -280,8 +280,8 @@ def test_what_cannot_be_set_up_beside_the_other_side_takes_turns_launch_by_launc
     result.stdout.fnmatch_lines(
         [
             "tests/test_step.py::test_step: against HEAD*; 3 launches a side*",
-            "tests/test_step.py::test_step: launches took turns one after the other: * could not be set up beside the "
-            "other: rank 0 failed in setup: FileExistsError*",
+            "tests/test_step.py::test_step: launches took turns one after the other: * failed beside the other, and "
+            "not alone: rank 0 failed in setup: FileExistsError*",
         ]
     )
 
@@ -591,19 +591,67 @@ def test_a_side_that_hangs_is_given_up_with_its_stacks(
     )
 
 
-def test_nothing_is_left_of_a_run_that_is_stopped(repository: Repository) -> None:
-    """Of one that was killed git forgets the worktree when the next begins."""
+def test_what_goes_wrong_there_in_a_stretch_is_told_and_the_side_at_hand_goes_on(
+    repository: Repository, run: Run
+) -> None:
     repository.write("src/speed/__init__.py", SECOND)
     repository.write(
         "tests/test_step.py",
         STEP,
         """
+        @pytest.mark.parametrize("end", ["dies", "raises"])
+        def test_step(ddp_benchmark, end):
+            def setup(ctx):
+                step, calls = lasting(ctx), iter(range(1000))
+                def ending():
+                    step()
+                    if next(calls) == 6 and speed.OLD and ctx.rank == 1:
+                        assert end == "dies", "too old"
+                        os.kill(os.getpid(), signal.SIGKILL)
+                return ending
+            ddp_benchmark(setup)
+
+        def test_after_it(ddp_benchmark):
+            ddp_benchmark(lasting)
+    """,
+    )
+    with repository.untouched():
+        result = run("--ddp-against", "main")
+    against = f"main ({repository.first[:12]})"
+    result.stdout.fnmatch_lines(
+        [
+            f"tests/test_step.py::test_step?dies?: NO BASELINE: {against} was not measured:",
+            "rank 1 failed in step ? of 10: killed by SIGKILL*",
+            f"tests/test_step.py::test_step?raises?: NO BASELINE: {against} was not measured:",
+            "rank 1 failed in step ? of 10: AssertionError: too old",
+            f"tests/test_step.py::test_after_it: against {against}: p50 *",
+            "ddpperf: 1 of 3 compared: 1 passed; 2 without baseline",
+        ]
+    )
+
+
+@pytest.mark.parametrize("where", ["setup", "a stretch, while the side at hand rests"])
+def test_nothing_is_left_of_a_run_that_is_stopped(repository: Repository, where: str) -> None:
+    """Of one that was killed git forgets the worktree when the next begins."""
+    repository.write("src/speed/__init__.py", SECOND)
+    repository.write(
+        "tests/test_step.py",
+        STEP,
+        f"""
         def test_step(ddp_benchmark):
             def setup(ctx):
-                if speed.OLD and ctx.rank == 1:
-                    open("out", "w").close()
-                    time.sleep(3600)
-                return lasting(ctx)
+                step, calls = lasting(ctx), iter(range(1000))
+                def hanging():
+                    step()
+                    if next(calls) == 6:
+                        hang()
+                def hang():
+                    if speed.OLD and ctx.rank == 1:
+                        open("out", "w").close()
+                        time.sleep(3600)
+                if {where == "setup"}:
+                    hang()
+                return hanging
             ddp_benchmark(setup)
         """,
     )

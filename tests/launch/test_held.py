@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -81,29 +83,23 @@ def test_a_launch_that_is_not_held_has_one_stretch(bench: Bench) -> None:
 
 
 def test_what_lies_between_stretches_is_in_no_figure(bench: Bench) -> None:
-    samples = taken(bench, counting, 3, 3, 3, between=lambda: time.sleep(0.3))  # as others' stretches may take
-    steps = [step for rank in samples.rank_seconds for step in rank] + list(samples.step_seconds)
-    assert max(steps) < 0.3, "each stretch has a zero of its own"
-    assert samples.phases.total < 3 * 0.3, "nor has it cost this side anything"
+    began = time.monotonic()
+    samples = taken(bench, counting, 3, 3, 3, between=lambda: time.sleep(0.5))  # as others' stretches may take
+    left = time.monotonic() - began - 3 * 0.5
+    for steps in (*samples.rank_seconds, samples.step_seconds):
+        assert sum(steps) <= left, "each stretch has a zero of its own"
+    assert samples.phases.total <= left, "nor has it cost this side anything"
 
 
-def test_garbage_is_collected_between_stretches_only(bench: Bench) -> None:
+def test_garbage_is_collected_before_the_window_only(bench: Bench) -> None:
     def setup(ctx: Any) -> Any:
-        import gc
-
-        collected = []
-        gc.callbacks.append(lambda phase, info: collected.append(gc.isenabled()))
-
-        def step() -> int:
-            assert not warm or not gc.isenabled()
-            warm.append(True)
-            return len(collected)
-
-        warm: list[bool] = []
-        return step
+        collected: list[str] = []
+        gc.callbacks.append(lambda phase, info: collected.append(phase))
+        return lambda: len(collected) if not gc.isenabled() else 0
 
     for told in taken(bench, setup, 4, 4).examples:
-        assert 0 < told[0] == told[2] < told[3] == told[5]
+        assert set(told) == {told[0]}
+        assert told[0] > 0, "it is off, and ran before"
 
 
 # --- rest
@@ -126,7 +122,7 @@ def test_nothing_runs_between_stretches(bench: Bench) -> None:
         held.stretch(2)
         every = descendants(bench.server)
         assert len(every) == 4, "two ranks and their workers"
-        assert set().union(*map(threads_state, every)) == {"T"}
+        until(lambda: set().union(*map(threads_state, every)) == {"T"})
         held.stretch(2)
         assert len(held.deliver().step_seconds) == 2
     assert gone(every)
@@ -315,7 +311,8 @@ def test_a_recompilation_in_a_stretch_makes_a_launch_unfit(bench: Bench) -> None
         compiled = torch.compile(lambda x: x + 1, backend="eager", dynamic=False)
         return lambda: compiled(torch.ones(1 + (next(numbers) >= 4)))
 
-    assert taken(bench, setup, 2, 3).unfit.startswith("rank 0 recompiled at step ")
+    # The warm-up is 0, then 1 2 | 3 4 5, of which 2, 4 and 5 count.
+    assert taken(bench, setup, 2, 3).unfit == "rank 0 recompiled at step 2"
 
 
 def test_more_ranks_than_cores(bench: Bench) -> None:
@@ -352,18 +349,19 @@ plan = Plan(world_size=2, backend="gloo", device="cpu", warmup=1, steps=3)
 sides = Launcher(dict), Launcher(dict)
 try:
     for pair in range(int(sys.argv[1])):
-        with sides[0].alone(plan, Nobody()), sides[0].hold(plan, setup, Nobody()) as one:
-            with sides[1].hold(plan, setup, Nobody()) as other:
+        with sides[0].alone(plan, Nobody()):
+            began = time.monotonic()
+            with sides[0].hold(plan, setup, Nobody()) as one, sides[1].hold(plan, setup, Nobody()) as other:
                 for side in (one, other) * 2:
                     side.stretch(2)
                 if sys.argv[2:]:
                     print("rests", flush=True)
                     time.sleep(3600)
                 one.deliver(), other.deliver()
+            print(began, time.monotonic())
 finally:
     for side in sides:
         side.close()
-print("done")
 """
 
 
@@ -377,11 +375,14 @@ def test_nobody_stays_stopped_when_pytest_ends(signum: int) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == "rests\n"
         every = descendants(process.pid)
-        assert sum(threads_state(pid) == {"T"} for pid in every) == 4
+        until(lambda: sum(threads_state(pid) == {"T"} for pid in every) == 4)
         process.send_signal(signum)
     until(lambda: gone(every))
 
 
 def test_two_runs_on_one_machine_take_turns_pair_by_pair() -> None:
     with holding("3") as one, holding("3") as other:
-        assert one.communicate()[0] == other.communicate()[0] == "done\n"
+        told = [line.split() for run in (one, other) for line in run.communicate()[0].splitlines()]
+    assert len(told) == 6
+    pairs = sorted((float(began), float(ended)) for began, ended in told)
+    assert all(ended <= began for (_, ended), (began, _) in pairwise(pairs)), "never two at once"

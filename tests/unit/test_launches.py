@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from pytest_ddpperf.measuring.judging import View
 from pytest_ddpperf.measuring.launches import Launches
 from pytest_ddpperf.measuring.turns import Here, Turns
 from pytest_ddpperf.records import LaunchSamples, Outcome, Phases, Plan, RankError, TestId
@@ -159,6 +160,7 @@ class Both:
             hold=lambda observer, steps: hold(steps),
             measure=lambda observer, steps: self.launch("b", steps),
             version="HEAD~1",
+            gone=False,
         )
         here = Here(
             hold=lambda launch, of, steps: self.hold("n", steps), alone=nullcontext, launched=lambda launched: None
@@ -205,7 +207,8 @@ class Both:
         bare: Any = SimpleNamespace(notes=())
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("pytest_ddpperf.measuring.turns.replace", lambda outcome, **fields: SimpleNamespace(**fields))
-            return self.turns.told(bare, self.now, self.turns.kept, splits=None)
+            view = View(now=self.now.kept, before=self.turns.kept)
+            return self.turns.told(bare, self.now, view, splits=None)
 
 
 @pytest.mark.parametrize("run", range(5))
@@ -237,6 +240,18 @@ def test_an_unfit_launch_is_taken_again_with_the_one_beside_it() -> None:
     assert [(again.launch, again.reason) for again in theirs.replacements()] == [(0, "the launch beside it was unfit")]
 
 
+def test_an_unfit_pair_is_kept_where_it_cannot_be_taken_again() -> None:
+    both = Both(lambda who, what, alive: BaseSideError("gone") if holds(both) > 2 and what != "deliver" else None)
+    both.unfit = {0}
+    both.take(1)
+    assert both.turns.error == "gone"
+    assert [launch.unfit for launch in both.now.kept] == ["rank 0 recompiled"]
+
+
+def holds(both: Both) -> int:
+    return sum("hold" in told for told in both.told)
+
+
 @pytest.mark.parametrize("side", ["n", "b"])
 def test_what_cannot_be_set_up_beside_the_other_but_can_alone_takes_turns_launch_by_launch(side: str) -> None:
     problem = LaunchError(RankError(rank=1, when=0.0, phase="setup", summary="OSError: address in use"), (), ())
@@ -250,7 +265,7 @@ def test_what_cannot_be_set_up_beside_the_other_but_can_alone_takes_turns_launch
     assert both.turns.error == ""
     who = "the side at hand" if held[1].startswith("n") else "HEAD~1"
     assert both.outcome().notes == (
-        f"launches took turns one after the other: {who} could not be set up beside the other: "
+        f"launches took turns one after the other: {who} failed beside the other, and not alone: "
         "rank 1 failed in setup: OSError: address in use",
     )
 
