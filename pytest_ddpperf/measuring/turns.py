@@ -120,8 +120,8 @@ class Turns:
             with ExitStack() as alive:
                 alive.enter_context(here.alone())
                 for side in order:
-                    there = self._base.hold(self._begin(place, of), steps) if side == "b" else None
-                    sides[side] = alive.enter_context(there or here.hold(place, of, steps))
+                    hold = here.hold(place, of, steps) if side == "n" else self._hold_there(place, of, steps)
+                    sides[side] = alive.enter_context(hold)
                     steps = sides[side].steps  # whoever comes first says how long windows are
                     if len(sides) == 1 and (why := sides[side].fills):
                         raise _NotBeside(f"no launch that needs as much can be beside the other: {why}")
@@ -135,6 +135,9 @@ class Turns:
             raise _NotBeside(f"{who} failed beside the other, and not alone: {problem}") from None
         here.launched(launched[0])
         return launched
+
+    def _hold_there(self, launch: int, launches: int, steps: int | None) -> AbstractContextManager[Held]:
+        return self._base.hold(self._begin(launch, launches), steps)
 
     def _begin_there(self) -> None:
         try:
