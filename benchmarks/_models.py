@@ -9,8 +9,8 @@ from typing import Any
 
 MODELS = ("mlp", "conv", "transformer")
 # Where a step's time may be lost: what is not called when it is, who computes, who talks, who does so now and then, and
-# who feeds it.
-PLANTS = ("sleeping", "computing", "collective", "fourth", "loader")
+# who feeds it: one worker, or four, of whom each takes four times as long.
+PLANTS = ("sleeping", "computing", "collective", "fourth", "loader", "loaders")
 _LOAD_SECONDS = 0.008  # more than the step takes, so that the loader is what it waits for
 _CALIBRATION = 12  # steps, half of them to warm up
 
@@ -28,8 +28,8 @@ def planted(plant: str, model: str, slowdown: float) -> Callable[[Any], Step]:
 
     def setup(ctx: Any) -> Step:
         train = step_of(model)
-        if plant == "loader":
-            return _fed(train, slowdown)
+        if plant.startswith("loader"):
+            return _fed(train, slowdown, workers=4 if plant == "loaders" else 1)
         if not slowdown:
             return train
         if plant == "collective":
@@ -107,17 +107,17 @@ def _talking(train: Step, slowdown: float) -> Step:
     return talking
 
 
-def _fed(train: Step, slowdown: float) -> Step:
-    """Behind a loader with a worker of its own, which takes longer than it."""
+def _fed(train: Step, slowdown: float, workers: int) -> Step:
+    """Behind a loader whose workers take longer than it."""
     from torch.utils.data import DataLoader, IterableDataset
 
     class Slow(IterableDataset):  # type: ignore[type-arg]
         def __iter__(self) -> Iterator[int]:
             while True:
-                time.sleep(_LOAD_SECONDS * (1 + slowdown))
+                time.sleep(_LOAD_SECONDS * workers * (1 + slowdown))
                 yield 0
 
-    batches = iter(DataLoader(Slow(), batch_size=1, num_workers=1, multiprocessing_context="fork"))
+    batches = iter(DataLoader(Slow(), batch_size=1, num_workers=workers, multiprocessing_context="fork"))
 
     def fed() -> None:
         next(batches)

@@ -161,6 +161,8 @@ def report(rows: Sequence[Row]) -> None:
                 continue
             for q in (10, 50):
                 spreads[name, q] = statistics.stdev(estimate(row, q) for row in chosen)
+            if ("apart, pooled", 10) not in spreads:
+                continue
             # How many pairs of this kind are worth one apart, and the reverse.
             worth = [(spreads[name, q] / spreads["apart, pooled", q]) ** 2 for q in (10, 50)]
             seconds = statistics.median(row["seconds"] for row in chosen)
