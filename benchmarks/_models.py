@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -108,13 +109,15 @@ def _talking(train: Step, slowdown: float) -> Step:
 
 
 def _fed(train: Step, slowdown: float, workers: int) -> Step:
-    """Behind a loader whose workers take longer than it."""
+    """Behind a loader whose workers take longer than it, by turns more and less where there are several: else they would
+    all be ready at once."""
     from torch.utils.data import DataLoader, IterableDataset
 
     class Slow(IterableDataset):  # type: ignore[type-arg]
         def __iter__(self) -> Iterator[int]:
             while True:
-                time.sleep(_LOAD_SECONDS * workers * (1 + slowdown))
+                uneven = random.uniform(0.5, 1.5) if workers > 1 else 1.0
+                time.sleep(_LOAD_SECONDS * workers * uneven * (1 + slowdown))
                 yield 0
 
     batches = iter(DataLoader(Slow(), batch_size=1, num_workers=workers, multiprocessing_context="fork"))
