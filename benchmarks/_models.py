@@ -109,8 +109,8 @@ def _talking(train: Step, slowdown: float) -> Step:
 
 
 def _fed(train: Step, slowdown: float, workers: int) -> Step:
-    """Behind a loader whose workers take longer than it, by turns more and less where there are several: else they would
-    all be ready at once."""
+    """Behind a loader whose workers take longer than it; several take more or less by chance, else all would be ready
+    at once."""
     from torch.utils.data import DataLoader, IterableDataset
 
     class Slow(IterableDataset):  # type: ignore[type-arg]
