@@ -41,6 +41,7 @@ from pytest_ddpperf.against.held import HeldThere
 from pytest_ddpperf.against.led import Led
 from pytest_ddpperf.against.proof import Sources, nothing_differs
 from pytest_ddpperf.launch import Nobody, Observer
+from pytest_ddpperf.launch.held import until_left
 from pytest_ddpperf.options import Settings
 from pytest_ddpperf.records import LaunchSamples, Plan, Scalar, codec
 from pytest_ddpperf.records.errors import AgainstError, BaseSideError
@@ -229,13 +230,9 @@ class BaseSide:
     @contextmanager
     def hold(self, observer: Observer, steps: int | None) -> Iterator[HeldThere]:
         """As `measure`, a launch that has warmed up and rests; over, clean-up included, when the context is left."""
-        held = HeldThere(self._ask(observer, {"op": "hold", "steps": steps}), partial(self._ask, observer))
-        try:
+        said = self._ask(observer, {"op": "hold", "steps": steps})
+        with until_left(HeldThere(said, partial(self._ask, observer))) as held:
             yield held
-        except Exception:  # not what interrupts pytest: that waits for nobody
-            held.drop()
-            raise
-        held.drop()
 
     def _ask(self, observer: Observer, order: Message) -> Message:
         """What comes of an order to a launch; raises BaseSideError."""

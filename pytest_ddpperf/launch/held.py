@@ -8,9 +8,10 @@ loader run on.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from typing import Protocol, TypeVar
 
 from pytest_ddpperf.launch.peer import Peer, wake
 from pytest_ddpperf.launch.run import Delivery, Launch
@@ -109,3 +110,21 @@ class Held:
         if not self._launch.over:
             with suppress(DdpPerfError):
                 self._launch.deliver()
+
+
+class _Droppable(Protocol):
+    def drop(self) -> None: ...
+
+
+_D = TypeVar("_D", bound=_Droppable)
+
+
+@contextmanager
+def until_left(held: _D) -> Iterator[_D]:
+    """Drop what is held when the context is left."""
+    try:
+        yield held
+    except Exception:  # not what interrupts pytest: that waits for nobody
+        held.drop()
+        raise
+    held.drop()

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from pytest_ddpperf.launch import environ, locks, topology
 from pytest_ddpperf.launch.collect import collected
 from pytest_ddpperf.launch.cores import place
-from pytest_ddpperf.launch.held import Held, HeldLaunch
+from pytest_ddpperf.launch.held import Held, HeldLaunch, until_left
 from pytest_ddpperf.launch.observer import Nobody, Observer
 from pytest_ddpperf.launch.run import Delivery, Launch
 from pytest_ddpperf.launch.server import RankServer
@@ -82,13 +82,8 @@ class Launcher:
         plan = replace(plan, held=True)
         with self._opened(HeldLaunch, plan, payload.dumps("measure", setup, ()), observer) as launch:
             launch.begin()
-            held = Held(launch, partial(self._samples, plan))
-            try:
+            with until_left(Held(launch, partial(self._samples, plan))) as held:
                 yield held
-            except Exception:  # not what interrupts pytest: that waits for nobody
-                held.drop()
-                raise
-            held.drop()
 
     def _samples(self, plan: Plan, delivery: Delivery) -> LaunchSamples:
         timed = delivery.results[: plan.world_size]
