@@ -25,7 +25,7 @@ from pytest_ddpperf.records import (
     Splits,
     TestId,
 )
-from pytest_ddpperf.records.errors import BaseSideError, DdpPerfError
+from pytest_ddpperf.records.errors import BaseSideError, DdpPerfError, LaunchError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,25 +114,35 @@ class Turns:
             self._order += order
 
     def _held(self, here: Here, order: str, now: Launches, of: int) -> tuple[LaunchSamples, LaunchSamples]:
-        """The launch at hand and the other side's."""
+        """The launch at hand and the other side's. Only what cannot be set up beside the other is tried alone: what
+        fails in a stretch fails as in any launch."""
         place, steps, sides = len(now.kept), now.steps, dict[str, Held]()
-        try:
-            with ExitStack() as alive:
-                alive.enter_context(here.alone())
-                for side in order:
-                    hold = here.hold(place, of, steps) if side == "n" else self._hold_there(place, of, steps)
+        with ExitStack() as alive:
+            alive.enter_context(here.alone())
+            for side in order:
+                hold = here.hold(place, of, steps) if side == "n" else self._hold_there(place, of, steps)
+                try:
                     sides[side] = alive.enter_context(hold)
-                    steps = sides[side].steps  # whoever comes first says how long windows are
-                    if len(sides) == 1 and (why := sides[side].fills):
-                        raise _NotBeside(f"no launch that needs as much can be beside the other: {why}")
+                except DdpPerfError as error:
+                    if not sides or (side == "b" and self._base.gone):  # alone, or nothing can be asked there any more
+                        raise
+                    who, problem = (
+                        "the side at hand" if side == "n" else self._base.version,
+                        str(error).partition("\n")[0],
+                    )
+                    raise _NotBeside(f"{who} could be set up alone, but not beside the other: {problem}") from None
+                steps = sides[side].steps  # whoever comes first says how long windows are
+                if len(sides) == 1 and (why := sides[side].fills):
+                    raise _NotBeside(f"no launch that needs as much can be beside the other: {why}")
+            try:
                 in_turns((sides["n"], sides["b"]), self._random)
                 launched = sides["n"].deliver(), sides["b"].deliver()
-        except DdpPerfError as error:
-            there = isinstance(error, BaseSideError)
-            if not sides or (there and self._base.gone):  # it was alone, or nothing can be asked there any more
+            except LaunchError as error:
+                error.hint = (
+                    f"it took turns with {self._base.version}, some steps each: --ddp-turns launches measures one "
+                    "launch after the other"
+                )
                 raise
-            who, problem = self._base.version if there else "the side at hand", str(error).partition("\n")[0]
-            raise _NotBeside(f"{who} failed beside the other, and not alone: {problem}") from None
         here.launched(launched[0])
         return launched
 

@@ -280,8 +280,8 @@ def test_what_cannot_be_set_up_beside_the_other_side_takes_turns_launch_by_launc
     result.stdout.fnmatch_lines(
         [
             "tests/test_step.py::test_step: against HEAD*; 3 launches a side*",
-            "tests/test_step.py::test_step: launches took turns one after the other: * failed beside the other, and "
-            "not alone: rank 0 failed in setup: FileExistsError*",
+            "tests/test_step.py::test_step: launches took turns one after the other: * could be set up alone, but not "
+            "beside the other: rank 0 failed in setup: FileExistsError*",
         ]
     )
 

@@ -265,7 +265,7 @@ def test_what_cannot_be_set_up_beside_the_other_but_can_alone_takes_turns_launch
     assert both.turns.error == ""
     who = "the side at hand" if held[1].startswith("n") else "HEAD~1"
     assert both.outcome().notes == (
-        f"launches took turns one after the other: {who} failed beside the other, and not alone: "
+        f"launches took turns one after the other: {who} could be set up alone, but not beside the other: "
         "rank 1 failed in setup: OSError: address in use",
     )
 
@@ -282,18 +282,27 @@ def test_a_device_that_one_launch_fills_is_foreseen() -> None:
     )
 
 
-@pytest.mark.parametrize("what", ["hold", "stretch", "deliver"])
-def test_a_side_at_hand_that_fails_by_itself_is_that_of_any_launch(what: str) -> None:
+def test_a_side_at_hand_that_cannot_be_set_up_at_all_is_red() -> None:
     problem = LaunchError(RankError(rank=1, when=0.0, phase="setup", summary="broken"), (), ())
-    both = Both(lambda who, order, alive: problem if who == "n" and order in (what, "launch") else None)
+    both = Both(lambda who, order, alive: problem if who == "n" and order in ("hold", "launch") else None)
     with pytest.raises(LaunchError, match="broken"):
         both.take(1)
 
 
-@pytest.mark.parametrize("what", ["hold", "stretch", "deliver"])
-def test_another_side_that_fails_leaves_the_one_at_hand_alone(what: str) -> None:
-    both = Both(lambda who, order, alive: BaseSideError("gone") if who == "b" and order in (what, "launch") else None)
+@pytest.mark.parametrize("what", ["stretch", "deliver"])
+def test_what_fails_once_in_a_stretch_at_hand_is_red_though_it_might_not_fail_alone(what: str) -> None:
+    problem = LaunchError(RankError(rank=1, when=0.0, phase="step 2 of 7", summary="killed by SIGSEGV"), (), ())
+    both = Both(lambda who, order, alive: problem if who == "n" and order == what else None)
+    with pytest.raises(LaunchError, match=r"killed by SIGSEGV\n\nit took turns with HEAD~1, .*--ddp-turns launches"):
+        both.take(1)
+    assert both.alive == 0
+
+
+@pytest.mark.parametrize("what", ["stretch", "deliver"])
+def test_what_fails_once_in_a_stretch_there_leaves_the_side_at_hand_alone(what: str) -> None:
+    both = Both(lambda who, order, alive: BaseSideError("gone") if who == "b" and order == what else None)
     both.take(2)
     assert both.turns.error == "gone"
     assert len(both.now.kept) == 2
     assert both.turns.kept() == ()
+    assert not any(told.startswith("b launch") for told in both.told), "it is not tried once more"
