@@ -6,7 +6,8 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pytest_ddpperf.records.measured import Interval, Measurement, Phases, Plan, Samples, TestId, Verdict
+from pytest_ddpperf.records.launched import Phases
+from pytest_ddpperf.records.measured import Interval, Measurement, Plan, Samples, TestId, Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
