@@ -29,6 +29,8 @@ def _rests(rank: Peer) -> bool:
 class HeldLaunch(Launch):
     """As a Launch, whose deadline counts only while it is not at rest."""
 
+    held = True
+
     def begin(self) -> None:
         """Start the ranks; returns when all have warmed up and rest. Raises LaunchError or ServerError."""
         super().begin()

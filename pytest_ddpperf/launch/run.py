@@ -58,6 +58,8 @@ _L = TypeVar("_L", bound="Launch")
 class Launch:
     """The processes of one launch. Use as a context manager: whatever happens, nothing of it is left."""
 
+    held = False  # whether its window comes in stretches
+
     def __init__(
         self,
         server: RankServer,
@@ -95,7 +97,7 @@ class Launch:
         try:
             self._end()
         except ServerError:  # it took its ranks along, but what they had started may be stopped
-            for rank in filter(lambda rank: rank.pid, self._ranks if self._plan.held else ()):
+            for rank in filter(lambda rank: rank.pid, self._ranks if self.held else ()):
                 with suppress(ProcessLookupError, PermissionError):
                     os.killpg(rank.pid, signal.SIGCONT)
         except BaseException:
@@ -146,6 +148,7 @@ class Launch:
         plan = self._plan
         return {
             "plan": asdict(plan),
+            "held": self.held,
             "environ": environ.for_ranks(os.environ, plan.processes),
             "cwd": os.getcwd(),
             "sys_path": sys.path,

@@ -70,23 +70,26 @@ class Meter(Protocol):
 Stretches = Callable[[int, int], Iterable[int]]
 
 
-def measure(step: Step, plan: Plan, ctx: Context, board: Board, meter: Meter, stretches: Stretches) -> Window:
+def measure(
+    step: Step, plan: Plan, ctx: Context, board: Board, meter: Meter, stretches: Stretches, *, held: bool
+) -> Window:
     """Warm up, then time the steps of the window, each stretch of them from a common start.
 
-    The first step of a stretch after others have used the cores is not counted: it finds cold caches. Garbage is
-    collected before the window only: who collected before a stretch would give loaders time to get ahead.
+    Of one that is `held`, others use the cores between stretches: the first step of each, which finds cold caches, is
+    not counted. Garbage is collected before the window only: who collected before a stretch would give loaders time to
+    get ahead.
     """
     warmed = _warm_up(step, plan, ctx, board, meter)
     steps = _window_steps(warmed, plan, ctx)
     board.set_steps(ctx.rank, steps)
-    uncounted = 1 if plan.held else 0
+    uncounted = 1 if held else 0
     taken: list[_Stretch] = []
     counted = 0
     gc.collect()
     gc.disable()
     try:
         for length in stretches(steps, warmed.step_ns):
-            marks = memoryview(bytearray(8 * (length + 1))).cast("q") if plan.held else board.marks(ctx.rank)
+            marks = memoryview(bytearray(8 * (length + 1))).cast("q") if held else board.marks(ctx.rank)
             stretch = _Stretch(length, marks, plan, ctx)
             stretch.take(step, board, meter, counted)
             taken.append(stretch)

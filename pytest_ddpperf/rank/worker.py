@@ -53,7 +53,7 @@ def run(rank: int, directory: str, channel: socket.socket) -> NoReturn:
     multiprocessing.current_process()._config["tempdir"] = directory  # type: ignore[attr-defined]
     plan = Plan(**request["plan"])
     trees = Trees(**request["trees"]) if request["trees"] else None
-    this = Rank(rank, plan, Board(folder / "board", plan.processes, plan.room), channel, trees)
+    this = Rank(rank, plan, Board(folder / "board", plan.processes, plan.room), channel, trees, request["held"])
     status = 0
     try:
         _work(this, folder, request)
@@ -95,6 +95,7 @@ class Rank:
     board: Board
     channel: socket.socket
     trees: Trees | None  # from which it shall say what it imported
+    held: bool  # whether its window comes in stretches, each when pytest asks for it
 
     def enter(self, phase: Phase) -> None:
         self.board.enter(self.number, phase, time.monotonic_ns())
@@ -118,7 +119,7 @@ class Rank:
     def stretches(self, steps: int, step_ns: int) -> Iterator[int]:
         """How many steps each stretch of a window of so many `steps` has: one has all, unless pytest asks for them
         one after the other. A step lasts about `step_ns`."""
-        if not self.plan.held:
+        if not self.held:
             yield steps
             return
         memory = environment.device_memory(self.plan.device)
@@ -192,7 +193,7 @@ def _measure_rpc(rank: Rank, ctx: RpcContext, trainer: Any, master: Any, paramet
 
 
 def _timed(rank: Rank, ctx: Context, prepared: sampling.Prepared, meter: sampling.Meter) -> CleanUp:
-    window = sampling.measure(prepared.step, rank.plan, ctx, rank.board, meter, rank.stretches)
+    window = sampling.measure(prepared.step, rank.plan, ctx, rank.board, meter, rank.stretches, held=rank.held)
     if ctx.rank == 0:
         with warned.unheard():
             facts = environment.versions() | environment.state() | environment.device(ctx.device.type)

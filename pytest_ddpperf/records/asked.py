@@ -56,7 +56,6 @@ class Plan:
     timeout_seconds: float = 300.0
     seed: int = 0
     preload: tuple[str, ...] = ()
-    held: bool = False  # the window comes in stretches of steps, each when it is asked for, and rests between them
     parameter_servers: int = 0  # with some it is an RPC launch: trainers, then these, then the master
     master: bool = False
     # "action:message:category:module:line", message and module as patterns; the last that fits holds

@@ -35,7 +35,6 @@ def report(
 
 def _measurement(outcome: Outcome) -> dict[str, Any]:
     data: dict[str, Any] = dict(codec.encode(outcome))
-    del data["plan"]["held"]  # of a launch, not of a measurement: `beside` has its stretches
     if outcome.measurement is not None:
         launches = outcome.measurement.samples.step_seconds
         data["percentile_seconds"] = {
