@@ -113,7 +113,7 @@ def _fed(train: Step, slowdown: float, workers: int) -> Step:
     at once."""
     from torch.utils.data import DataLoader, IterableDataset
 
-    class Slow(IterableDataset):  # type: ignore[type-arg]
+    class Slow(IterableDataset[int]):
         def __iter__(self) -> Iterator[int]:
             while True:
                 uneven = random.uniform(0.5, 1.5) if workers > 1 else 1.0
