@@ -8,26 +8,52 @@ from itertools import accumulate
 
 import pytest
 
-from pytest_ddpperf.measuring.pairs import stretches
+from pytest_ddpperf.measuring.pairs import Lengths
+
+
+def drawn(steps: int, warm: float, real: float, seed: int) -> list[int]:
+    """The stretches of a window whose steps last `warm` seconds by what the warm-up tells and are `real` ones long."""
+    lengths, found = Lengths(steps, warm, random.Random(seed)), list[int]()
+    while length := lengths.draw():
+        found.append(length)
+        lengths.took(real)
+    return found
+
+
+def least(steps: int, step_seconds: float) -> int:
+    return max(3, min(steps // 8, math.ceil(0.03 / step_seconds) if step_seconds else 0))
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 7, 30, 150, 400])
 @pytest.mark.parametrize("step_seconds", [0.0, 0.0005, 0.005, 0.5])
 def test_they_add_up_and_none_is_short(steps: int, step_seconds: float) -> None:
     for seed in range(20):
-        found = list(stretches(steps, step_seconds, random.Random(seed)))
+        found = drawn(steps, step_seconds, step_seconds, seed)
         assert sum(found) == steps
-        least = min(steps, 3)
-        assert min(found) >= least
-        shortest = max(3, min(steps // 8, math.ceil(0.03 / step_seconds) if step_seconds else 0))
+        assert min(found) >= min(steps, 3)
+        shortest = least(steps, step_seconds)
         assert len(found) == 1 or shortest <= min(found) <= max(found) < 3 * shortest
+
+
+def test_steps_that_take_longer_than_in_the_warm_up_come_in_shorter_stretches() -> None:
+    first, *rest = drawn(400, 0.0005, 0.004, 1)
+    assert least(400, 0.0005) <= first <= 2 * least(400, 0.0005)
+    assert len(rest) > 400 // (3 * least(400, 0.004))
+    assert max(rest) < 3 * least(400, 0.004)
+
+
+def test_a_stretch_that_is_disturbed_changes_no_length() -> None:
+    lengths = Lengths(10_000, 0.005, random.Random(3))
+    for step_seconds in (0.005, 0.005, 0.5, 0.005, 0.3, 0.005):
+        assert 6 <= lengths.draw() <= 12
+        lengths.took(step_seconds)
 
 
 def test_the_step_that_is_not_counted_is_no_certain_one_of_two_or_four() -> None:
     for every in (2, 4):
         found = [0] * every
         for seed in range(50):
-            lengths = list(stretches(150, 0.005, random.Random(seed)))
+            lengths = drawn(150, 0.005, 0.005, seed)
             for before in accumulate((length + 1 for length in lengths[:-1]), initial=0):
                 found[before % every] += 1
         assert min(found) > 0.8 * sum(found) / every
