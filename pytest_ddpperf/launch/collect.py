@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from pytest_ddpperf.launch.run import Delivery
-from pytest_ddpperf.records import COUNTERS, LaunchSamples, Plan, Scalar, Window
+from pytest_ddpperf.records import COUNTERS, LaunchSamples, Plan, RankFigures, Scalar, Window
 
 
 def collected(
@@ -26,6 +26,7 @@ def collected(
         examples=tuple(examples) if len(examples) == len(windows) else None,
         blocked_seconds=tuple(_seconds(window.blocked_ns) for window in windows) if plan.rpc else None,
         counters=_counters(windows),
+        recorded=_recorded(windows),
         phases=delivery.phases,
         facts=facts,
         output=delivery.output,
@@ -64,6 +65,13 @@ def _counters(windows: Sequence[Window]) -> dict[str, int | None]:
         known = [count for window in windows if (count := window.counters.get(name)) is not None]
         found[name] = max(known) if len(known) == len(windows) else None
     return found
+
+
+def _recorded(windows: Sequence[Window]) -> dict[str, RankFigures]:
+    """What any rank recorded, of all."""
+    names = dict.fromkeys(name for window in windows for name in window.recorded)
+    nothing = (None,) * len(windows[0].blocked_ns)
+    return {name: tuple(window.recorded.get(name, nothing) for window in windows) for name in names}
 
 
 def _differences(marks: Sequence[float]) -> tuple[float, ...]:

@@ -14,7 +14,7 @@ from pytest_ddpperf.against import BaseSide
 from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.launch import Launcher, Observer
 from pytest_ddpperf.measuring.judging import Judge, Terms
-from pytest_ddpperf.measuring.launches import Launches, measurement
+from pytest_ddpperf.measuring.launches import Launches, measurement, recorded
 from pytest_ddpperf.measuring.looks import schedule
 from pytest_ddpperf.measuring.pairs import Held
 from pytest_ddpperf.measuring.result import Result
@@ -190,6 +190,7 @@ def measured(
             verdict=verdict,
             environment=environment,
             counters=current.counters,
+            recorded=recorded(shown),
         ),
         outcome=replace(
             failed(job, ""),
@@ -197,6 +198,7 @@ def measured(
             fails=verdicts.fails(verdict, fail_on=settings.fail_on, baseline_missing=settings.baseline_missing),
             measurement=current,
             phases=tuple(launch.phases for launch in shown),
+            recorded=recorded(shown),
             replaced=launches.replacements(),
             notes=job.notes + launches.notes(advise=not settings.disable),
         ),

@@ -14,6 +14,8 @@ from pytest_ddpperf.records import (
     LaunchSamples,
     Measurement,
     Plan,
+    RankFigures,
+    Recorded,
     Replacement,
     Samples,
     Scalar,
@@ -117,6 +119,17 @@ def samples(launches: Sequence[LaunchSamples]) -> Samples:
         examples=tuple(examples) if len(examples) == len(launches) else None,
         blocked_seconds=tuple(blocked) if len(blocked) == len(launches) else None,
     )
+
+
+def recorded(launches: Sequence[LaunchSamples]) -> Recorded:
+    """Every figure that steps of any of them recorded, by name."""
+    figures: dict[str, tuple[RankFigures, ...]] = {}
+    for name in dict.fromkeys(name for launch in launches for name in launch.recorded):
+        figures[name] = tuple(
+            launch.recorded.get(name, tuple((None,) * len(steps) for steps in launch.rank_seconds))
+            for launch in launches
+        )
+    return figures
 
 
 def _counters(launches: Sequence[LaunchSamples]) -> Counters:

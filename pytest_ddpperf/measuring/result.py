@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pytest_ddpperf.records import Counters, Environment, LaunchRankSteps, LaunchSteps, Verdict
+from pytest_ddpperf.records import Counters, Environment, LaunchRankSteps, LaunchSteps, Recorded, Verdict
 from pytest_ddpperf.verdict.stats import geometric_mean, launch_quantiles
 
 
@@ -19,6 +19,7 @@ class Result:
     verdict: Verdict
     environment: Environment
     counters: Counters  # per step, the largest over ranks; None where it is unknown
+    recorded: Recorded  # by name, launch x rank x step: what `ctx.record` was told; None where it was not
 
     def percentile(self, q: float) -> float:
         """The q-th percentile (0 to 100) of the group's step time: per launch, then the geometric mean over

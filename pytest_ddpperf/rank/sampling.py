@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from pytest_ddpperf.rank import clock, frames, returned, steady
+from pytest_ddpperf.rank import clock, figures, frames, returned, steady
 from pytest_ddpperf.rank.context import Context
 from pytest_ddpperf.records import Plan, Window
 from pytest_ddpperf.records.errors import SetupError
@@ -104,6 +104,7 @@ def measure(
         examples=returned.counts([told for stretch in taken for told in stretch.returned[uncounted:]]),
         blocked_ns=tuple(blocked),
         counters=warmed.counters,
+        recorded=figures.by_name([told for stretch in taken for told in stretch.recorded[uncounted:]]),
         compiled_at=_compiled_at(taken, uncounted),
         unsettled=warmed.unsettled,
         warmup=warmed.steps,
@@ -115,12 +116,13 @@ class _Stretch:
     after each step."""
 
     def __init__(self, length: int, marks_ns: memoryview, plan: Plan, ctx: Context) -> None:
-        self._device, self._rank, self.length = ctx.device, ctx.rank, length
+        self._device, self._rank, self._figures, self.length = ctx.device, ctx.rank, ctx.figures, length
         if self._device.type != "cpu":
             torch.accelerator.synchronize()
         self._timer = clock.make(plan.timing, self._device, marks_ns)
         self.marks_ns = marks_ns
         self.returned: list[Any] = [None] * length
+        self.recorded: list[Mapping[str, Any]] = [{}] * length
         self.cpu_ns = [0] * (length + 1)  # of the training thread; zeros off CPU
         self.blocked_ns = [0] * (length + 1)
         self.graphs = [steady.graphs()] * (length + 1)
@@ -129,6 +131,8 @@ class _Stretch:
         """Time `step`, of which so many were `counted` before."""
         row, cell, timer, on_cpu = board.row(self._rank), Board.STEP_CELL, self._timer, self._device.type == "cpu"
         processed, cpu_ns, blocked_ns, graphs = self.returned, self.cpu_ns, self.blocked_ns, self.graphs
+        figures, recorded = self._figures, self.recorded
+        figures.take()  # of warm-up steps, or of set-up
         dist.barrier()
         if board.phase(self._rank) is not Phase.STEPS:
             board.enter(self._rank, Phase.STEPS, time.monotonic_ns())
@@ -143,6 +147,8 @@ class _Stretch:
                 cpu_ns[index + 1] = time.thread_time_ns()
             # Of the usual ones without a call.
             processed[index] = told if told is None or type(told) is int else returned.examples(told)
+            if figures.said:
+                recorded[index] = figures.take()
             graphs[index + 1] = steady.graphs()
             blocked_ns[index + 1] = meter.blocked_ns()
         timer.finish()

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from pytest_ddpperf.records.measured import LaunchRankSteps as LaunchRankSteps
     from pytest_ddpperf.records.measured import LaunchSteps as LaunchSteps
     from pytest_ddpperf.records.measured import Measurement as Measurement
+    from pytest_ddpperf.records.measured import RankFigures as RankFigures
+    from pytest_ddpperf.records.measured import Recorded as Recorded
     from pytest_ddpperf.records.measured import Recording as Recording
     from pytest_ddpperf.records.measured import Samples as Samples
     from pytest_ddpperf.records.measured import Scalar as Scalar

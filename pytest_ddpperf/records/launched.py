@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from pytest_ddpperf.records.measured import Counters, Scalar
+from pytest_ddpperf.records.measured import Counters, RankFigures, Scalar
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +72,7 @@ class Window:
     compiled_at: int  # the first timed step, from 1, that handed something to torch.compile; 0 for none
     unsettled: str  # what was still changing when the warm-up ended at its cap, in words
     warmup: int  # steps it took
+    recorded: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)  # by name and step
     facts: Mapping[str, Scalar] = field(default_factory=dict)  # the environment, of rank 0
     imported: Imported = Imported()
 
@@ -90,6 +91,7 @@ class LaunchSamples:
     phases: Phases
     facts: Mapping[str, Scalar]  # the environment: rank 0's, the machine's, the user's variables
     output: tuple[RankOutput, ...]
+    recorded: Mapping[str, RankFigures] = field(default_factory=dict)  # by name, what steps recorded
     notes: tuple[str, ...] = ()  # what went oddly without making it a failure
     unfit: str = ""  # why it says little of steady training: "rank 0 recompiled at step 17"
     unsettled: str = ""  # what still changed when the warm-up ended at its cap: "compiling"

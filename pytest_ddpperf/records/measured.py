@@ -15,6 +15,8 @@ Scalar = str | int | float | bool | None
 LaunchSteps = tuple[tuple[float, ...], ...]  # launch x step
 Counters = Mapping[str, int | None]  # by COUNTERS: of a step, the largest over ranks; None where it is unknown
 LaunchRankSteps = tuple[tuple[tuple[float, ...], ...], ...]  # launch x rank x step
+RankFigures = tuple[tuple[float | None, ...], ...]  # rank x step; None where a step recorded none
+Recorded = Mapping[str, tuple[RankFigures, ...]]  # by the name of the figure, launch x rank x step
 
 # So many a baseline keeps: enough to know the drift between them, few enough for a file that is reviewed.
 SESSIONS_KEPT = 10

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pytest_ddpperf.records.launched import Phases
-from pytest_ddpperf.records.measured import Interval, Measurement, Plan, Samples, TestId, Verdict
+from pytest_ddpperf.records.measured import Interval, Measurement, Plan, Recorded, Samples, TestId, Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +84,7 @@ class Outcome:
     error: str = ""  # why the measurement failed, one line
     measurement: Measurement | None = None
     phases: tuple[Phases, ...] = ()  # one a launch
+    recorded: Recorded = field(default_factory=dict)  # what steps recorded of themselves
     baseline_path: str = ""  # relative to rootdir where it is below it; "" where nothing stored was asked for
     beside: Beside | None = None  # what it was compared with instead
     saved: int = 0  # sessions that its baseline now holds; 0: nothing was written

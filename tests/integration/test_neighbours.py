@@ -83,6 +83,7 @@ def noting(ctx):
     def step():
         all_reduce()
         time.sleep(0.005)
+        ctx.record("rank", ctx.rank)
         with open(f"{here}/{ctx.rank}-{os.getpid()}", "a") as file:
             print(time.monotonic(), file=file)
     return step
@@ -90,6 +91,7 @@ def noting(ctx):
 def test_step(ddp_benchmark, n):
     result = ddp_benchmark(noting)
     assert result.environment.recorded["xdist_workers"] == 2
+    assert result.recorded == {"rank": (((0.0,) * 10, (1.0,) * 10),) * 3}
 def test_forgets(ddp_benchmark):
     pass
 def test_rpc(rpc_benchmark):
@@ -111,6 +113,8 @@ def test_xdist_has_one_table_one_file_and_no_two_launches_at_once(
     result.stdout.fnmatch_lines(["ddpperf: torch *", "ddpperf: 2 ranks over gloo *"])
     report = json.loads((pytester.path / "report.json").read_text())
     assert (len(report["measurements"]), report["summary"]["never_measured"]) == (3, 1)
+    recorded = [measured["recorded"] for measured in report["measurements"]]
+    assert sorted(recorded, key=bool) == [{}, *[{"rank": [[[0.0] * 10, [1.0] * 10]] * 3}] * 2]
     windows = []
     for file in notes.glob("0-*"):
         times = [float(text) for text in file.read_text().split()]
