@@ -18,7 +18,7 @@ _GROUP_KEY = ("device_type", "backend", "world_size", "nodes", "devices_per_node
 _KEY = {*_CPU_KEY, *_ACCELERATOR_KEY, *_GROUP_KEY}
 _MUST_MATCH = (
     "batch_size", "warmup", "timing", "power_limit_watts", "clock_lock", "interconnect", "matmul_precision",
-    "cudnn_benchmark", "deterministic",
+    "cudnn_benchmark", "deterministic", "collective",
 )  # fmt: skip
 _PHRASES = (
     "{device_type}", "{cpu_model}", "{cores} cores", "{share}", "{pinned}", "{device_model}",
@@ -50,6 +50,7 @@ def environment(facts: Mapping[str, Scalar], plan: Plan, *, batch_size: int | No
         "warmup": plan.warmup,
         "steps": plan.steps,
         "timing": plan.timing,
+        "collective": str(plan.collective or ""),
     }
     one_host: dict[str, Scalar] = {"nodes": 1, "devices_per_node": plan.world_size}
     told = {**one_host, **facts, **asked}

@@ -63,20 +63,21 @@ class Launcher:
     def measure(
         self,
         plan: Plan,
-        setup: Callable[..., Any],
+        setup: Callable[..., Any] | None,
         observer: Observer,
         others: Sequence[Callable[..., Any] | None] = (),
     ) -> LaunchSamples:
         """One launch of `plan` on fresh ranks; raises LaunchError, ServerError, SpaceError or TransportError.
 
-        In an RPC launch `setup` is the trainers', and `others` those of the master and of the parameter servers.
+        `setup` is None where the plan has a collective. In an RPC launch it is the trainers', and `others` those of the
+        master and of the parameter servers.
         """
         data = payload.dumps("measure_rpc" if plan.rpc else "measure", setup, others)
         with self.alone(plan, observer):
             return self._samples(plan, self._launch(plan, data, observer))
 
     @contextmanager
-    def hold(self, plan: Plan, setup: Callable[..., Any], observer: Observer) -> Iterator[Held]:
+    def hold(self, plan: Plan, setup: Callable[..., Any] | None, observer: Observer) -> Iterator[Held]:
         """A launch of `plan` that has warmed up and rests; over, clean-up included, when the context is left. Raises as
         `measure`. One at a time, while somebody holds the cores: see `alone`."""
         with self._opened(HeldLaunch, plan, payload.dumps("measure", setup, ()), observer) as launch:

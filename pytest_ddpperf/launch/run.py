@@ -24,7 +24,7 @@ from pytest_ddpperf.launch.failure import describe_exit, launch_error
 from pytest_ddpperf.launch.observer import Observer
 from pytest_ddpperf.launch.peer import Peer, wake
 from pytest_ddpperf.launch.server import RankServer
-from pytest_ddpperf.records import Phases, Plan, RankOutput
+from pytest_ddpperf.records import Phases, Plan, RankOutput, codec
 from pytest_ddpperf.records.errors import ServerError
 from pytest_ddpperf.wire.channels import Board, Phase, readable
 from pytest_ddpperf.wire.trees import Trees
@@ -147,7 +147,7 @@ class Launch:
         """What the ranks are told, by a file."""
         plan = self._plan
         return {
-            "plan": asdict(plan),
+            "plan": codec.encode(plan),
             "held": self.held,
             "environ": environ.for_ranks(os.environ, plan.processes),
             "cwd": os.getcwd(),

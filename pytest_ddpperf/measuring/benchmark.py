@@ -17,7 +17,7 @@ from pytest_ddpperf.measuring.judging import Judge, Terms
 from pytest_ddpperf.measuring.launches import Launches, measurement, recorded
 from pytest_ddpperf.measuring.looks import schedule
 from pytest_ddpperf.measuring.pairs import Held
-from pytest_ddpperf.measuring.result import Result
+from pytest_ddpperf.measuring.result import CollectiveResult, Result
 from pytest_ddpperf.measuring.stored import Stored
 from pytest_ddpperf.measuring.turns import Here, Turns
 from pytest_ddpperf.options import Settings
@@ -50,7 +50,7 @@ class Job:
 
     test: TestId
     nodeid: str
-    setup: Callable[..., Any]
+    setup: Callable[..., Any] | None  # None where the plan says all
     others: tuple[Callable[..., Any] | None, ...] = ()  # of an RPC launch: the master's and the parameter servers'
     settings: Settings
     plan: Plan
@@ -146,11 +146,16 @@ def _compared(job: Job, launches: Launches, reference: Stored | Turns) -> Measur
 
 
 def _limits(job: Job) -> tuple[Limit, ...]:
-    """The settings', with the default ones on counters; those on RPC matter to RPC launches only."""
+    """The settings', with the default ones on counters; those on RPC and on bandwidth matter to what has it."""
     asked = job.settings.limits
     named = {limit.metric for limit in asked}
     every = (*asked, *(limit for limit in COUNTER_LIMITS if limit.metric not in named))
-    return tuple(limit for limit in every if job.plan.rpc or not limit.metric.startswith("rpc."))
+    return tuple(
+        limit
+        for limit in every
+        if (job.plan.rpc or not limit.metric.startswith("rpc."))
+        and (job.plan.collective is not None or not limit.is_bandwidth)
+    )
 
 
 def own_launches(job: Job, launcher: Launcher, progress: Progress, *, most_again: int) -> Launches:
@@ -180,9 +185,10 @@ def measured(
 ) -> Measured:
     """What the launches of this side came to; `shown` are those that the verdict is about."""
     current = measurement(shown, environment)
-    settings = job.settings
+    settings, collective = job.settings, job.plan.collective
+    kind: Callable[..., Result] = Result if collective is None else partial(CollectiveResult, collective=collective)
     return Measured(
-        result=Result(
+        result=kind(
             step_seconds=current.samples.step_seconds,
             samples=current.samples.rank_seconds,
             world_size=job.plan.world_size,

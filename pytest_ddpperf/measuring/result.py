@@ -1,10 +1,11 @@
-"""What `ddp_benchmark` returns to a test."""
+"""What the fixtures that measure return to a test."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from pytest_ddpperf.records import Counters, Environment, LaunchRankSteps, LaunchSteps, Recorded, Verdict
+from pytest_ddpperf.records.collective import Collective
 from pytest_ddpperf.verdict.stats import geometric_mean, launch_quantiles
 
 
@@ -47,3 +48,25 @@ class Result:
     @property
     def p95(self) -> float:
         return self.percentile(95)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveResult(Result):
+    """A measurement of one collective over one size, in nccl-tests' terms too; all times are in seconds."""
+
+    collective: Collective
+
+    @property
+    def size(self) -> int:
+        """Bytes: of the largest buffer of a rank."""
+        return self.collective.size
+
+    @property
+    def algbw(self) -> float:
+        """GB/s (1e9 bytes), at p50: the size over the time."""
+        return self.collective.algbw(self.p50)
+
+    @property
+    def busbw(self) -> float:
+        """GB/s (1e9 bytes), at p50: what a link carries, for every number of ranks."""
+        return self.collective.busbw(self.p50)

@@ -20,7 +20,8 @@ _LONGEST_SECONDS = 1e9  # 31 years; from ten times that on a socket's timeout ov
 # Four decimals: p99.9999 needs three million steps, and with many more a percentile is rounded to 100.
 _LIMIT = re.compile(r"(cpu_)?p(\d+(?:\.\d{1,4})?):(\d+(?:\.\d+)?)(%|ms)", re.ASCII)
 _COUNTER = re.compile(rf"({'|'.join(map(re.escape, COUNTERS))}):(\d+(?:\.\d+)?)%", re.ASCII)
-_LIMIT_FORM = "metric:N% or metric:Nms, as in p50:5%, p99.9:0.5%, p95:2ms, cpu_p50:5%, rpc.bytes:0%"
+_BANDWIDTH = re.compile(r"busbw:(\d+(?:\.\d+)?)%", re.ASCII)
+_LIMIT_FORM = "metric:N% or metric:Nms, as in p50:5%, p99.9:0.5%, p95:2ms, cpu_p50:5%, busbw:5%, rpc.bytes:0%"
 
 
 class Refused(ValueError):
@@ -99,6 +100,11 @@ def _limit(item: object) -> Limit:
     counter = _COUNTER.fullmatch(item) if isinstance(item, str) else None
     if counter is not None:
         return Limit(metric=counter[1], value=float(counter[2]) / 100, unit="%")
+    bandwidth = _BANDWIDTH.fullmatch(item) if isinstance(item, str) else None
+    if bandwidth is not None:
+        if float(bandwidth[1]) >= 100:
+            raise Refused(item, "no bandwidth falls by so much: less than 100 %")
+        return Limit(metric="busbw", value=float(bandwidth[1]) / 100, unit="%")
     match = _LIMIT.fullmatch(item) if isinstance(item, str) else None
     if match is None:
         raise Refused(item, f"not {_LIMIT_FORM}")

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from pytest_ddpperf.measuring.benchmark import Measured
-from pytest_ddpperf.measuring.result import Result
-from pytest_ddpperf.plugin.gate import Benchmark, Distributed, check_number, plain_failure
+from pytest_ddpperf.measuring.result import CollectiveResult, Result
+from pytest_ddpperf.plugin.gate import Benchmark, Distributed, GateFailed, check_name, check_number, plain_failure
+from pytest_ddpperf.records.collective import Collective, collective, in_words
 from pytest_ddpperf.records.errors import DdpPerfError, LaunchError
 from pytest_ddpperf.wire import calls
 from pytest_ddpperf.wire.payload import StaysInPytest
@@ -49,16 +50,29 @@ class DdpRun(Distributed):
             watcher.erase()
 
 
-class DdpBenchmark(Benchmark):
-    """The `ddp_benchmark` fixture."""
-
-    _name = "ddp_benchmark"
+class _OnRanks(Benchmark):
+    """What those share that measure a process group of a test's world size."""
 
     def __init__(
         self, request: pytest.FixtureRequest, world_size: int, replay: Callable[[Measured], None] | None
     ) -> None:
         super().__init__(request, replay)
         self._world_size = world_size
+
+    def _notes(self) -> tuple[str, ...]:
+        ignored = (
+            self._settings.sources.get("world_sizes") == "marker"
+            and self._run.settings.sources.get("world_sizes") in ("command line", "ini")
+            and self._run.config.getoption("verbose") > 0
+        )
+        asked = ",".join(map(str, self._run.settings.world_sizes))
+        return (f"the marker's world_size={self._world_size} holds, not {asked}",) if ignored else ()
+
+
+class DdpBenchmark(_OnRanks):
+    """The `ddp_benchmark` fixture."""
+
+    _name = "ddp_benchmark"
 
     def __call__(
         self,
@@ -78,14 +92,65 @@ class DdpBenchmark(Benchmark):
         plan = self._plan(self._world_size)
         return self._gated(plan, setup, label=label, batch_size=batch_size, gate=gate, notes=self._notes())
 
-    def _notes(self) -> tuple[str, ...]:
-        ignored = (
-            self._settings.sources.get("world_sizes") == "marker"
-            and self._run.settings.sources.get("world_sizes") in ("command line", "ini")
-            and self._run.config.getoption("verbose") > 0
-        )
-        asked = ",".join(map(str, self._run.settings.world_sizes))
-        return (f"the marker's world_size={self._world_size} holds, not {asked}",) if ignored else ()
+
+class CollectiveBenchmark(_OnRanks):
+    """The `collective_benchmark` fixture."""
+
+    _name = "collective_benchmark"
+
+    def __call__(
+        self,
+        op: str,
+        sizes: Iterable[int],
+        *,
+        dtype: Any = "float32",
+        name: str | None = None,
+        gate: bool = True,
+    ) -> tuple[CollectiveResult, ...]:
+        """Time one collective over buffers of several sizes, and hold each against its baseline; a result a size.
+
+        `op` is all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, reduce or send_recv (every rank sends to
+        the next). `sizes` are bytes of the largest buffer of a rank, as nccl-tests counts them, rounded down to what
+        divides into elements and blocks. `dtype` is torch's, or its name. A result that is wrong fails the test. Sizes
+        share the error rate of one gate; all are measured before GateFailed is raised for those that failed.
+        """
+        __tracebackhide__ = True
+        asked = self._asked(op, tuple(sizes), dtype)
+        check_name(name)
+        plan = self._plan(self._world_size)
+        level = self._level(gate) / len(asked)
+        results, failures = [], []
+        for words, one in asked.items():
+            try:
+                label = self._label({}, None, "-".join(filter(None, (name, words.lower()))))
+                of_size = replace(plan, collective=one)
+                result = self._gated(
+                    of_size, None, label=label, batch_size=None, gate=gate, level=level, notes=self._notes()
+                )
+                results.append(cast(CollectiveResult, result))
+            except GateFailed as failed:
+                failures.append(failed)
+        if failures:
+            raise GateFailed("\n\n".join(str(failed) for failed in failures), failures[0].result)
+        return tuple(results)
+
+    def _asked(self, op: Any, sizes: tuple[Any, ...], dtype: Any) -> dict[str, Collective]:
+        """By size in words; raises TypeError or ValueError."""
+        __tracebackhide__ = True
+        if not sizes:
+            raise ValueError(f"{self._name}({op!r}): no size was given")
+        asked = {}
+        for size in sizes:
+            if type(size) is not int or size < 1:
+                raise ValueError(f"{self._name}: a size of {size!r}: bytes, a whole number from 1")
+            if in_words(size) in asked:
+                raise ValueError(f"{self._name}: {in_words(size)} is among the sizes twice")
+            try:
+                named = str(dtype).removeprefix("torch.")
+                asked[in_words(size)] = collective(str(op).replace("-", "_"), size, named, self._world_size)
+            except ValueError as error:
+                raise ValueError(f"{self._name}: {error}") from None
+        return asked
 
 
 class RpcBenchmark(Benchmark):

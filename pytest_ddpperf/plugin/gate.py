@@ -128,14 +128,15 @@ class Benchmark(Distributed):
     def _gated(
         self,
         plan: Plan,
-        setup: Callable[..., Any],
+        setup: Callable[..., Any] | None,
         *others: Callable[..., Any] | None,
         label: str,
         batch_size: int | None,
         gate: bool,
+        level: float | None = None,
         notes: tuple[str, ...] = (),
     ) -> Result:
-        """Measure, judge, and tell; raises GateFailed."""
+        """Measure, judge, and tell; raises GateFailed. `level` is of one of several that share a gate's."""
         __tracebackhide__ = True
         job = Job(
             test=TestId(
@@ -149,7 +150,7 @@ class Benchmark(Distributed):
             settings=self._settings,
             plan=plan,
             launches=options.launches(self._settings),
-            level=self._level(gate),
+            level=self._level(gate) if level is None else level,
             batch_size=batch_size,
             gate=gate,
             facts=self._facts(),
@@ -181,10 +182,7 @@ class Benchmark(Distributed):
         for role, setup in setups.items():
             self._check_call(role, setup, "ctx", *["shared"] * (role == "trainer" and "master" in setups))
         check_number("batch_size", batch_size, "examples per rank and step, ")
-        if name is not None and (not isinstance(name, str) or not name.strip()):
-            raise ValueError(f"name={name!r}: a second measurement of a test needs a name that is not empty")
-        if name is not None and not name.isprintable():
-            raise ValueError(f"name={name!r}: it stands in reports and file names, so it is printable text")
+        check_name(name)
         label = name or ""
         if label in self._state.labels:
             taken = f"name={name!r} is taken" if name else "it was called before without a name"
@@ -260,3 +258,11 @@ def check_number(name: str, value: Any, what: str = "") -> None:
     __tracebackhide__ = True
     if value is not None and (type(value) is not int or value < 1):
         raise ValueError(f"{name}={value!r}: {what}a whole number from 1")
+
+
+def check_name(name: Any) -> None:
+    __tracebackhide__ = True
+    if name is not None and (not isinstance(name, str) or not name.strip()):
+        raise ValueError(f"name={name!r}: a second measurement of a test needs a name that is not empty")
+    if name is not None and not name.isprintable():
+        raise ValueError(f"name={name!r}: it stands in reports and file names, so it is printable text")

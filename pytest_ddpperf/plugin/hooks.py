@@ -16,7 +16,7 @@ from pytest_ddpperf.plugin.items import BENCHMARKS, WORLD_SIZE, is_distributed, 
 from pytest_ddpperf.plugin.state import RUN, Run
 
 if TYPE_CHECKING:
-    from pytest_ddpperf.plugin.fixtures import DdpBenchmark, DdpRun, RpcBenchmark
+    from pytest_ddpperf.plugin.fixtures import CollectiveBenchmark, DdpBenchmark, DdpRun, RpcBenchmark
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -171,6 +171,13 @@ class _Alone:
 
         return RpcBenchmark(request, None)
 
+    @pytest.fixture
+    def collective_benchmark(self, request: pytest.FixtureRequest, _ddp_world_size: int) -> CollectiveBenchmark:
+        """Call `collective_benchmark(op, sizes, dtype=...)`: time and check one collective over several sizes."""
+        from pytest_ddpperf.plugin.fixtures import CollectiveBenchmark
+
+        return CollectiveBenchmark(request, _ddp_world_size, None)
+
 
 class _BesideBenchmark:
     """With pytest-benchmark: its fixture is requested by name, so that --benchmark-only and -skip see the test."""
@@ -199,6 +206,16 @@ class _BesideBenchmark:
         from pytest_ddpperf.plugin.replay import Replay
 
         return RpcBenchmark(request, Replay(benchmark, request.node))
+
+    @pytest.fixture
+    def collective_benchmark(
+        self, request: pytest.FixtureRequest, _ddp_world_size: int, benchmark: Any
+    ) -> CollectiveBenchmark:
+        """Call `collective_benchmark(op, sizes, dtype=...)`: time and check one collective over several sizes."""
+        from pytest_ddpperf.plugin.fixtures import CollectiveBenchmark
+        from pytest_ddpperf.plugin.replay import Replay
+
+        return CollectiveBenchmark(request, _ddp_world_size, Replay(benchmark, request.node))
 
 
 @pytest.hookimpl(tryfirst=True)

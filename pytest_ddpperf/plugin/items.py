@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 WORLD_SIZE = "_ddp_world_size"
 RPC = "rpc_benchmark"
-BENCHMARKS = frozenset({"ddp_benchmark", RPC})
+BENCHMARKS = frozenset({"ddp_benchmark", "collective_benchmark", RPC})
 FIXTURES = BENCHMARKS | {"ddp_run"}
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
-from pytest_ddpperf.rank import collectives, environment, frames, group, process, results, sampling, warned
+from pytest_ddpperf.rank import collective, collectives, environment, frames, group, process, results, sampling, warned
 from pytest_ddpperf.rank.context import Context, RpcContext
 from pytest_ddpperf.records import Imported, Plan, codec
 from pytest_ddpperf.records.errors import DdpPerfError, SetupError
@@ -51,7 +51,7 @@ def run(rank: int, directory: str, channel: socket.socket) -> NoReturn:
     request: Message = json.loads((folder / "request.json").read_text())
     # A rank ends hard, so multiprocessing (DataLoader's workers) must leave its sockets where they are removed.
     multiprocessing.current_process()._config["tempdir"] = directory  # type: ignore[attr-defined]
-    plan = Plan(**request["plan"])
+    plan = codec.decode(Plan, request["plan"])
     trees = Trees(**request["trees"]) if request["trees"] else None
     this = Rank(rank, plan, Board(folder / "board", plan.processes, plan.room), channel, trees, request["held"])
     status = 0
@@ -177,7 +177,9 @@ def _rpc() -> Any:
 
 
 def _measure(rank: Rank, ctx: Context, setup: Any) -> CleanUp:
-    return _timed(rank, ctx, sampling.Prepared(setup, ctx), collectives.Meter())
+    asked = rank.plan.collective
+    made = sampling.Prepared(setup, ctx) if asked is None else sampling.Prepared(collective.setup, ctx, asked)
+    return _timed(rank, ctx, made, collectives.Meter())
 
 
 def _measure_rpc(rank: Rank, ctx: RpcContext, trainer: Any, master: Any, parameter_server: Any) -> CleanUp | None:

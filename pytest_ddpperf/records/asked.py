@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from pytest_ddpperf.records.collective import Collective
+
 # What a step is counted to do, exactly: see docs/counters.md.
 COUNTERS = ("rpc.calls", "rpc.bytes", "all_reduce.count", "all_reduce.bytes", "gradient_bytes")
 
@@ -14,7 +16,7 @@ COUNTERS = ("rpc.calls", "rpc.bytes", "all_reduce.count", "all_reduce.bytes", "g
 class Limit:
     """How much worse than the baseline one metric may get: `p50:5%`, `p95:2ms`, `cpu_p50:5%`, `rpc.bytes:0%`."""
 
-    metric: str  # "p50", "p99.9", "cpu_p10", or one of COUNTERS
+    metric: str  # "p50", "p99.9", "cpu_p10", "busbw", or one of COUNTERS
     value: float  # a share for "%" (0.05), seconds for "ms" (0.002)
     unit: Literal["%", "ms"]
     default: bool = False  # ours, so it may be dropped where the asked steps cannot support it
@@ -28,8 +30,15 @@ class Limit:
         return self.metric.startswith("cpu_")
 
     @property
+    def is_bandwidth(self) -> bool:
+        """Whether less is worse: what a collective moves in the time of a step at p50."""
+        return self.metric == "busbw"
+
+    @property
     def percentile(self) -> float:
         """The q of pNN, from 0 to 100."""
+        if self.is_bandwidth:
+            return 50.0
         return float(self.metric.removeprefix("cpu_").removeprefix("p"))
 
     def __str__(self) -> str:
@@ -58,6 +67,7 @@ class Plan:
     preload: tuple[str, ...] = ()
     parameter_servers: int = 0  # with some it is an RPC launch: trainers, then these, then the master
     master: bool = False
+    collective: Collective | None = None  # is the step, instead of what a set-up makes
     # "action:message:category:module:line", message and module as patterns; the last that fits holds
     warning_filters: tuple[str, ...] = ()
 

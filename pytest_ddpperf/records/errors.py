@@ -71,6 +71,10 @@ class SetupError(DdpPerfError):
         return self.problem
 
 
+class WrongResultError(DdpPerfError):
+    """A collective that did not do what it should."""
+
+
 class ServerError(DdpPerfError):
     """The rank server did not start or died; carries what it wrote."""
 

@@ -23,14 +23,14 @@ def _resolution(outcomes: Sequence[Outcome]) -> Iterator[str]:
     """Limits that are finer than what measurements can see, with what would make them see those."""
     advised: dict[str, dict[str, list[Comparison]]] = {}  # by advice, and by the name of a measurement
     for outcome in outcomes:
-        coarse = [c for c in outcome.verdict.comparisons if c.resolution > _bound(c)] if outcome.verdict else []
+        coarse = [c for c in outcome.verdict.comparisons if text.resolution(c) > _bound(c)] if outcome.verdict else []
         if coarse:
             advised.setdefault(_advice(outcome, coarse), {})[text.name(outcome)] = coarse
     for advice, found in advised.items():
         asked: dict[str, list[Comparison]] = {}
         for c in chain.from_iterable(found.values()):
             asked.setdefault(str(c.limit), []).append(c)
-        resolved = ", ".join(text.span([c.resolution for c in same]) for same in asked.values())
+        resolved = ", ".join(text.span([text.resolution(c) for c in same]) for same in asked.values())
         limits = f"{', '.join(asked)} {'were' if len(asked) > 1 else 'was'} asked"
         who = f"{next(iter(found))}: {limits}, but this measurement resolves"
         if len(found) > 1:

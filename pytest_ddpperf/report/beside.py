@@ -46,7 +46,7 @@ def told(outcome: Outcome) -> Iterator[str]:
     beside, verdict = outcome.beside, outcome.verdict
     if beside is None or verdict is None or not verdict.status.compared:
         return
-    parts = [f"{text.change(c)}, resolves {text.amount(c.resolution)}" for c in verdict.comparisons]
+    parts = [f"{text.change(c)}, resolves {text.amount(text.resolution(c))}" for c in verdict.comparisons]
     parts.append(f"{len(outcome.phases)} launches a side{files(beside)}")
     yield f"against {beside.version}: {'; '.join(parts)}"
     if beside.splits is not None:

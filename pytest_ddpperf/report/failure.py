@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pytest_ddpperf.records import Baseline, Comparison, CounterChange, Outcome, Status
+from pytest_ddpperf.records.collective import Collective
 from pytest_ddpperf.records.errors import LaunchError
 from pytest_ddpperf.report import beside, ranks, terminal, text
 
@@ -38,7 +39,8 @@ def _gate_failure(outcome: Outcome, baseline: Baseline | None, accept_command: s
     yield f"{verdict}: {outcome.test} on {_who(outcome)}"
     yield ""
     counters = [c for c in verdict.counters if c.status is verdict.status]
-    yield from _metrics([c for c in verdict.comparisons if c.status is verdict.status], counters)
+    comparisons = [c for c in verdict.comparisons if c.status is verdict.status]
+    yield from _metrics(comparisons, counters, outcome.plan.collective)
     if baseline is not None:
         yield beside.evidence(outcome) if outcome.beside is not None else _evidence(outcome, baseline)
         yield from ranks.told(outcome, baseline)
@@ -52,12 +54,15 @@ def _gate_failure(outcome: Outcome, baseline: Baseline | None, accept_command: s
     yield f"accept:   {accept_command}"
 
 
-def _metrics(comparisons: list[Comparison], counters: list[CounterChange]) -> Iterator[str]:
+def _metrics(
+    comparisons: list[Comparison], counters: list[CounterChange], collective: Collective | None
+) -> Iterator[str]:
     rows: list[tuple[str, ...]] = [("metric", "baseline", "now", "change [bounds]", "limit", "resolves")]
     for c in comparisons:
         limit = str(c.limit).partition(":")[2]
-        figures = (text.seconds(c.baseline_seconds), text.seconds(c.now_seconds), text.interval(c.change))
-        rows.append((c.limit.metric, *figures, limit, text.amount(c.resolution)))
+        figures = [text.figure(c, seconds, collective) for seconds in (c.baseline_seconds, c.now_seconds)]
+        change = text.interval(text.changed(c))
+        rows.append((c.limit.metric, *figures, change, limit, text.amount(text.resolution(c))))
     for changed in counters:
         metric, _, limit = str(changed.limit).partition(":")
         change = text.counted(changed).removeprefix(metric).strip()

@@ -7,7 +7,7 @@ from dataclasses import fields
 from statistics import median
 
 from pytest_ddpperf.records import COUNTERS, Outcome, Phases, Scalar, Status, Verdict
-from pytest_ddpperf.report import advice, beside, text
+from pytest_ddpperf.report import advice, beside, collectives, text
 from pytest_ddpperf.report.counts import count, last_line
 from pytest_ddpperf.verdict import level_of, stats
 
@@ -55,15 +55,16 @@ def table(outcomes: Sequence[Outcome], *, verbosity: int) -> Iterator[str]:
     for q in _PERCENTILES:
         titles += [f"p{q} sec/iter", "ex/sec"]
     titles += ["change", "verdict"]
-    widths = [max(len(row[column]) for row in (titles, *rows)) for column in range(len(titles))]
-    yield _line(titles, widths)
+    title, *lines = text.aligned([titles, *rows])
+    yield title
     measured = (outcome for outcome in outcomes if outcome.measurement is not None)
-    for outcome, row in zip(measured, rows, strict=True):
-        yield _line(row, widths)
+    for outcome, line in zip(measured, lines, strict=True):
+        yield line
         if verbosity > 0:
             yield from _details(outcome)
         elif outcome.plan.rpc:
             yield from (f"  {line}" for line in _ranks(outcome))
+    yield from collectives.table(outcomes)
 
 
 def summary(
@@ -132,17 +133,11 @@ def _rate(outcome: Outcome, q: float, rank: int | None = None) -> str:
     return text.rate(outcome.batch_size * (outcome.plan.world_size if rank is None else 1) / seconds)
 
 
-def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    first, last = cells[0].ljust(widths[0]), cells[-1]
-    middle = (cell.rjust(width) for cell, width in zip(cells[1:-1], widths[1:-1], strict=True))
-    return "  ".join([first, *middle, last]).rstrip()
-
-
 def _details(outcome: Outcome) -> Iterator[str]:
     assert outcome.measurement is not None
     yield from (f"  {line}" for line in _ranks(outcome))
     if outcome.verdict is not None and outcome.verdict.comparisons:
-        told = ", ".join(f"{c.limit.metric} {text.amount(c.resolution)}" for c in outcome.verdict.comparisons)
+        told = ", ".join(f"{c.limit.metric} {text.amount(text.resolution(c))}" for c in outcome.verdict.comparisons)
         yield f"  resolves {told}"
     counters = outcome.measurement.counters.items()
     known = {

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from pytest_ddpperf.records import Comparison, CounterChange, Interval, Outcome
+from pytest_ddpperf.records.collective import Collective
 
 _BELOW_SECONDS = ((1e-3, 1e3, "ms"), (1e-6, 1e6, "us"), (0.0, 1e9, "ns"))
 
@@ -63,7 +64,38 @@ def interval(change: Interval) -> str:
 
 def change(comparison: Comparison) -> str:
     """The change of one metric, as a table has it."""
-    return f"{comparison.limit.metric} {interval(comparison.change)}"
+    return f"{comparison.limit.metric} {interval(changed(comparison))}"
+
+
+def changed(comparison: Comparison) -> Interval:
+    """The change of the metric: of a bandwidth, less is worse."""
+    change = comparison.change
+    if not comparison.limit.is_bandwidth:
+        return change
+    # Its bounds at the ends of time's, the longest of which is the least bandwidth.
+    estimate, low, high = (1 / (1 + time) - 1 for time in (change.estimate, change.high, change.low))
+    return Interval(estimate=estimate, low=low, high=high)
+
+
+def resolution(comparison: Comparison) -> float:
+    """The smallest change of the metric for the worse that would be found, as a share."""
+    time = comparison.resolution
+    return 1 - 1 / (1 + time) if comparison.limit.is_bandwidth else time
+
+
+def figure(comparison: Comparison, seconds_: float, collective: Collective | None) -> str:
+    """The metric where a step takes so long."""
+    if comparison.limit.is_bandwidth and collective is not None:
+        return f"{collective.busbw(seconds_):.3g} GB/s"
+    return seconds(seconds_)
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """A line a row: the first column and the last to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        middle = (cell.rjust(width) for cell, width in zip(row[1:-1], widths[1:-1], strict=True))
+        yield "  ".join([row[0].ljust(widths[0]), *middle, row[-1]]).rstrip()
 
 
 def counted(changed: CounterChange) -> str:

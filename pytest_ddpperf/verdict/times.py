@@ -32,7 +32,7 @@ _ANOTHER_HOST = 0.05
 # A verdict is settled where further launches would bring another with less than this probability.
 _SETTLED_LEVEL = 0.05
 # Of the facts that must match, those that are asked for: with others, step times of one test are not alike.
-_ASKED = ("batch_size ", "warmup ", "timing ")
+_ASKED = ("batch_size ", "warmup ", "timing ", "collective ")
 # Between launches there must be something to compare.
 LAUNCHES_NEEDED = 2
 
@@ -252,6 +252,8 @@ def _comparison(
 
 def _bound(limit: Limit, base: float) -> float:
     """The limit as a difference of logarithms; `base` is the logarithm of what it is a limit to, in seconds."""
+    if limit.is_bandwidth:
+        return -math.log1p(-limit.value)
     return math.log1p(limit.value if limit.unit == "%" else limit.value / math.exp(base))
 
 

@@ -440,7 +440,7 @@ def test_windows_may_be_as_short_as_their_steps(
     ],
 )
 def test_a_limit_that_cannot_be_read_is_named_with_the_form_of_one(refusal: Callable[..., str], item: str) -> None:
-    form = "metric:N% or metric:Nms, as in p50:5%, p99.9:0.5%, p95:2ms, cpu_p50:5%, rpc.bytes:0%"
+    form = "metric:N% or metric:Nms, as in p50:5%, p99.9:0.5%, p95:2ms, cpu_p50:5%, busbw:5%, rpc.bytes:0%"
     assert refusal(f"--ddp-threshold=p75:10%,{item}") == f"--ddp-threshold: {item!r}: not {form}"
 
 

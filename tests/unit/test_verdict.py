@@ -108,6 +108,13 @@ def test_a_limit_in_milliseconds_bounds_the_difference() -> None:
     assert decide(measurement(times(0.8)), measurement(STEADY), limit) == "IMPROVED"
 
 
+def test_a_limit_on_bandwidth_bounds_its_fall() -> None:
+    limit = Limit(metric="busbw", value=0.2, unit="%")
+    assert decide(measurement(times(1.24)), measurement(STEADY), limit) == "PASS"
+    assert decide(measurement(times(1.26)), measurement(STEADY), limit) == "REGRESSED"  # 1 / 0.8 is 1.25
+    assert decide(measurement(times(0.79)), measurement(STEADY), limit) == "IMPROVED"
+
+
 def test_cpu_time_is_held_against_cpu_time() -> None:
     limit = Limit(metric="cpu_p50", value=0.05, unit="%")
     now, base = measurement(STEADY, cpu=times(1.1)), measurement(STEADY, cpu=STEADY)
