@@ -2,7 +2,8 @@
 
     python benchmarks/detection.py --traces DIR [--json OUT]
     python benchmarks/detection.py --traces DIR --metrics p25 --assume 0.05,0.5,6    what another choice would do
-    python benchmarks/detection.py --pairs FILE       both sides in turns, as benchmarks/turns.py recorded them
+    python benchmarks/detection.py --pairs FILE [--trim 0]
+                                               both sides in turns, as benchmarks/turns.py recorded them
 
 Replays recordings (benchmarks/_traces.py says of which form) through the plugin's own `judge` and its looks, and
 counts how often a test would have been called regressed: where nothing was injected these are false alarms, where a
@@ -39,7 +40,7 @@ from _traces import Launch, Pairs, Workload, measurement, read, read_pairs
 from pytest_ddpperf.measuring.looks import follow, schedule
 from pytest_ddpperf.records import Verdict
 from pytest_ddpperf.records.asked import Limit
-from pytest_ddpperf.verdict import ASSUMED_DRIFT, RUN_LEVEL, judge
+from pytest_ddpperf.verdict import ASSUMED_DRIFT, RUN_LEVEL, judge, observations
 from pytest_ddpperf.verdict.stats import Drift
 
 LEAST_TRIALS = 200
@@ -75,7 +76,10 @@ def main() -> int:
     parser.add_argument(
         "--assume", metavar="FLOOR,SHARE,FREEDOM[,USUAL,STEEP]", help="ours with another assumption about drift"
     )
+    parser.add_argument("--trim", type=float, help="the share of pairs left out at either end where stretches count")
     options = parser.parse_args()
+    if options.trim is not None:
+        observations.TRIM = options.trim
     rules, others = dict(RULES), [name for name in ("metrics", "assume", "sessions") if getattr(options, name)]
     if others:
         metrics = tuple((options.metrics or ",".join(METRICS)).split(","))

@@ -46,8 +46,8 @@ from pytest_ddpperf.measuring.launches import Launches
 from pytest_ddpperf.measuring.looks import follow, schedule
 from pytest_ddpperf.measuring.pairs import Held
 from pytest_ddpperf.options import plan
-from pytest_ddpperf.records import LaunchSamples, Limit, Measurement, Plan, Samples, TestId, Verdict, Version
-from pytest_ddpperf.verdict import ASSUMED_DRIFT, RUN_LEVEL, coarse, judge_times
+from pytest_ddpperf.records import LaunchSamples, Limit, Measurement, Outcome, Plan, Samples, TestId, Verdict, Version
+from pytest_ddpperf.verdict import ASSUMED_DRIFT, RUN_LEVEL, coarse, judge_times, observations
 from pytest_ddpperf.verdict.stats import Drift, binomial_interval
 
 MACHINES = {"quiet": None, "neighbour": 20261121}  # seeds; the second's moves on from cycle to cycle
@@ -223,7 +223,9 @@ class Live:
             facts={},
         )
         base: Any = Other(self._other, self._plan, training(model, 0.0))
-        verdict = benchmark.carry_out(job, self._launcher, Store(self._folder), Quiet(), base).result.verdict
+        outcome = benchmark.carry_out(job, self._launcher, Store(self._folder), Quiet(), base).outcome
+        verdict = outcome.verdict
+        assert verdict is not None
         return {
             "mode": mode,
             "began": began,
@@ -231,6 +233,7 @@ class Live:
             "seconds": round(ended - began, 1),
             "status": str(verdict),
             "resolution": round(verdict.comparisons[0].resolution, 4),
+            "differences": {limit.metric: differences(limit, outcome) for limit in limits(mode)},
         }
 
 
@@ -313,6 +316,18 @@ def measurement(launches: Steps) -> Measurement:
 
 def steps_of(row: Row) -> Steps:
     return [[step / 1e6 for step in launch] for launch in row["step_microseconds"]]
+
+
+def differences(limit: Limit, outcome: Outcome) -> list[float]:
+    """The log-ratio of each pair, as the rule has it."""
+    assert outcome.measurement is not None
+    assert outcome.beside is not None
+    assert outcome.beside.measurement is not None
+    sides = outcome.measurement, outcome.beside.measurement
+    now, base = (observations.logs(limit, side) for side in sides)
+    if observations.is_middle(limit):
+        base = observations.in_stretches(limit, now, base, *sides, outcome.beside.stretches)
+    return [round(after - before, 4) for after, before in zip(now, base, strict=True)]
 
 
 def limits(mode: str) -> tuple[Limit, ...]:

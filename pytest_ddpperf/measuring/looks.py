@@ -57,11 +57,12 @@ def follow(looks: Sequence[int], judge: Judge, *, final: bool) -> tuple[Verdict,
 
 
 def _confirms(fresh: Verdict, verdict: Verdict) -> bool:
-    return not _claimed(verdict).isdisjoint(_claimed(fresh))
+    return not _claimed(verdict, verdict.status).isdisjoint(_claimed(fresh, verdict.status))
 
 
-def _claimed(verdict: Verdict) -> set[tuple[str, Status]]:
-    return {(c.limit.metric, c.status) for c in verdict.comparisons if c.status in _CLAIMS}
+def _claimed(verdict: Verdict, status: Status) -> set[str]:
+    """The metrics of which it claims that. Of others it may claim the opposite, which confirms nothing."""
+    return {c.limit.metric for c in verdict.comparisons if c.status is status}
 
 
 def _unconfirmed(verdict: Verdict) -> Verdict:

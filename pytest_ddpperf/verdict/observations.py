@@ -13,6 +13,9 @@ from pytest_ddpperf.verdict import stats
 
 # The percentiles that are compared stretch by stretch; those beyond are few steps of each.
 _MIDDLE = 25, 75
+# Of their differences, the share that is left out at either end: steps come in modes, as the scheduler has it, and
+# where a few stretches more than half are in another one, a pair differs by all that lies between.
+TRIM = 0.2
 
 
 def logs(limit: Limit, measurement: Measurement) -> list[float]:
@@ -40,6 +43,11 @@ def has_cpu(limit: Limit, measurement: Measurement) -> bool:
     return cpu is not None and all(0 < value < math.inf for value in stats.cpu_quantiles(cpu, limit.percentile))
 
 
+def is_middle(limit: Limit) -> bool:
+    """Whether stretches show it better than all steps together."""
+    return not limit.is_cpu_time and _MIDDLE[0] <= limit.percentile <= _MIDDLE[1]
+
+
 def in_stretches(
     limit: Limit,
     now: Sequence[float],
@@ -48,10 +56,7 @@ def in_stretches(
     baseline: Measurement,
     stretches: Sequence[Sequence[int]],
 ) -> list[float]:
-    """The baseline's logarithms such that those of `now` differ from them by what the stretches show; `base` as far as
-    they show it less well."""
-    if limit.is_cpu_time or not _MIDDLE[0] <= limit.percentile <= _MIDDLE[1]:
-        return list(base)
+    """The baseline's logarithms such that those of `now` differ from them by what the stretches show."""
     sides = zip(current.samples.step_seconds, baseline.samples.step_seconds, strict=True)
     return [
         own - stats.by_stretches(*steps, lengths, limit.percentile) if len(lengths) > 1 else other

@@ -173,15 +173,22 @@ def difference(now: Sequence[float], sessions: Sequence[Sequence[float]], *, dri
     )
 
 
-def paired(now: Sequence[float], base: Sequence[float]) -> Difference:
+def paired(now: Sequence[float], base: Sequence[float], *, trim: float = 0.0) -> Difference:
     """The mean of the differences of two sides whose k-th values were taken one after the other; two pairs at least.
 
     Student's t-test on the differences: what drifted from pair to pair is in both sides and cancels. All of the error
-    is that of `now`, since further launches are further pairs.
+    is that of `now`, since further launches are further pairs. The mean is without a share `trim` of the least and of
+    the largest differences, its error from the winsorised variance: J. W. Tukey and D. H. McLaughlin, "Less Vulnerable
+    Confidence and Significance Procedures for Location Based on a Single Sample", Sankhya A 25 (1963).
     """
-    differences = [after - before for after, before in zip(now, base, strict=True)]
-    spread = Part(variance(differences) / len(differences), len(differences) - 1)
-    return Difference(estimate=fmean(differences), now=spread, base=NOTHING, drift=NOTHING, launches=len(now))
+    differences = sorted(after - before for after, before in zip(now, base, strict=True))
+    pairs = len(differences)
+    cut = int(pairs * trim)
+    kept = differences[cut : pairs - cut]
+    winsorised = [kept[0]] * cut + kept + [kept[-1]] * cut
+    free = len(kept) - 1
+    error = variance(winsorised) * (pairs - 1) / (len(kept) * free)
+    return Difference(estimate=fmean(kept), now=Part(error, free), base=NOTHING, drift=NOTHING, launches=pairs)
 
 
 def by_stretches(now: Sequence[float], base: Sequence[float], stretches: Sequence[int], q: float) -> float:

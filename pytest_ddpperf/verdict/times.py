@@ -186,12 +186,13 @@ def _compare(
         for limit in limits
     ]
     if drift is None:
-        if any(len(own) > 1 for own in stretches):
-            pairs = [
-                (now, [observations.in_stretches(limit, now, base, current, baseline[0], stretches)])
-                for limit, (now, (base,)) in zip(limits, pairs, strict=True)
-            ]
-        found = [stats.paired(now, base) for now, (base,) in pairs]
+        found = []
+        for limit, (now, (base,)) in zip(limits, pairs, strict=True):
+            if observations.is_middle(limit) and any(len(own) > 1 for own in stretches):
+                shown = observations.in_stretches(limit, now, base, current, baseline[0], stretches)
+                found.append(stats.paired(now, shown, trim=observations.TRIM))
+            else:
+                found.append(stats.paired(now, base))
     else:
         here, hosts = observations.host(current), [observations.host(session) for session in baseline]
         if any(host != here for host in hosts):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from pytest_ddpperf.measuring.looks import follow, schedule
@@ -104,6 +106,15 @@ def test_a_suspicion_that_time_leaves_unconfirmed_fails_nothing() -> None:
 def test_the_same_metric_must_be_confirmed() -> None:
     said = {(0, 5): verdict(REGRESSED), (0, 10): verdict(REGRESSED), (5, 10): verdict(REGRESSED, metric="p10")}
     assert course((5, 10), said)[0].reason == "not-confirmed"
+
+
+def test_what_got_faster_confirms_no_slowdown() -> None:
+    slower, faster = verdict(REGRESSED, metric="p10").comparisons[0], verdict(IMPROVED, metric="p50").comparisons[0]
+    mixed = replace(verdict(REGRESSED), comparisons=(slower, faster))
+    said = {(0, 5): mixed, (0, 10): mixed, (5, 10): verdict(IMPROVED, metric="p50")}
+    assert course((5, 10), said)[0].reason == "not-confirmed"
+    said[5, 10] = mixed
+    assert course((5, 10), said) == (mixed, 10)
 
 
 def test_what_was_inconclusive_first_is_a_suspicion_too() -> None:

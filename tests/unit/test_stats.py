@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import math
 import random
-from statistics import variance
+from statistics import stdev, variance
 
 import pytest
 
@@ -199,6 +199,30 @@ def test_the_test_in_pairs_holds_its_five_percent_however_pairs_drift() -> None:
 
     found = [significant() for _ in range(2000)]
     assert 0.035 < sum(found) / len(found) < 0.065
+
+
+def test_a_trimmed_mean_of_pairs_leaves_out_the_ends() -> None:
+    pairs = stats.paired([-10.0, 1.0, 20.0, 2.0, 3.0], [0.0] * 5, trim=0.2)
+    assert (pairs.estimate, pairs.launches, pairs.freedom) == (2.0, 5, pytest.approx(2))
+    # Winsorised 1 1 2 3 3 have the variance 1: its square root times that of 4 / (3 x 2) is the standard error.
+    assert pairs.error == pytest.approx(math.sqrt(4 / 6))
+    few = [1.0, 2.0, 9.0, 4.0], [0.0] * 4
+    assert stats.paired(*few, trim=0.2) == stats.paired(*few)
+
+
+@pytest.mark.parametrize("pairs", [5, 10, 20])
+def test_of_pairs_of_which_some_differ_much_it_holds_its_five_percent_and_errs_less(pairs: int) -> None:
+    source = random.Random(20261122)
+
+    def differences() -> list[float]:
+        return [source.gauss(0, 10 if source.random() < 0.15 else 1) for _ in range(pairs)]
+
+    nothing = [0.0] * pairs
+    drawn = [differences() for _ in range(2000)]
+    trimmed = [stats.paired(now, nothing, trim=0.2) for now in drawn]
+    assert sum(found.p_value() < 0.05 for found in trimmed) / len(trimmed) < 0.065
+    plain = [stats.paired(now, nothing) for now in drawn]
+    assert 1.4 * stdev(found.estimate for found in trimmed) < stdev(found.estimate for found in plain)
 
 
 # --- shares

@@ -693,6 +693,18 @@ def test_a_burst_in_either_side_is_no_change_of_the_code() -> None:
         assert comparison.change.estimate == pytest.approx(0.0, abs=0.002)
 
 
+@pytest.mark.parametrize(("metric", "change"), [("p50", 0.0), ("p10", 0.2)])
+def test_a_pair_that_differs_much_is_left_out_of_the_middle(metric: str, change: float) -> None:
+    """One of five is 1.2 ** 5 times as slow throughout."""
+    slow = measurement(times(1.2**5)).samples
+    steady = measurement(STEADY)
+    launches = (slow.step_seconds[0], *steady.samples.step_seconds[1:])
+    now = replace(steady, samples=replace(steady.samples, step_seconds=launches))
+    limit = Limit(metric=metric, value=0.10, unit="%")
+    comparison = decide(now, steady, limit, interleaved=True, stretches=STRETCHES).comparisons[0]
+    assert comparison.change.estimate == pytest.approx(change, abs=0.002)
+
+
 def test_a_window_that_took_no_turns_is_compared_as_a_whole() -> None:
     now, base = disturbed(1.2, stretch=2), measurement(STEADY)
     whole = decide(now, base, interleaved=True)
