@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pytest_ddpperf.options import Settings, where
+from pytest_ddpperf.options import MARKER, MARKER_DEFAULTS, Settings, where
 from pytest_ddpperf.options.parse import near
 from pytest_ddpperf.records import Scalar
 from pytest_ddpperf.records.errors import MarkerError, OptionError
@@ -85,7 +85,7 @@ def _wrong(settings: Settings, name: str, value: object, problem: str, *beside: 
 
 
 def _marked(settings: Settings, *names: str) -> bool:
-    return any(settings.sources.get(name) == "marker" for name in names)
+    return any(settings.sources.get(name) in (MARKER, MARKER_DEFAULTS) for name in names)
 
 
 def _missing(settings: Settings, name: str, value: object, problem: str, field: str) -> None:

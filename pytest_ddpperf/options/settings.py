@@ -16,7 +16,7 @@ from typing import Any, Literal
 import pytest
 
 from pytest_ddpperf.options.parse import PARSERS, Refused, near
-from pytest_ddpperf.options.table import BY_ARGUMENT, ROWS, Row
+from pytest_ddpperf.options.table import BY_ARGUMENT, MARKER, MARKER_DEFAULTS, MARKS, ROWS, Row
 from pytest_ddpperf.records.asked import Limit, Plan
 from pytest_ddpperf.records.errors import MarkerError, OptionError
 
@@ -53,7 +53,7 @@ class Settings:
     against_option: tuple[str, ...] | None
     disable: bool
     json_path: Path | None  # absolute
-    sources: Mapping[str, str]  # name of a field -> "marker", "command line", "ini" or "default"
+    sources: Mapping[str, str]  # name of a field -> a marker's, "command line", "ini" or "default"
 
     @property
     def records(self) -> str:
@@ -86,7 +86,7 @@ def read(config: pytest.Config) -> Settings:
         values[row.field] = None if written is None else _parsed(row, written, source)
         sources[row.field] = source
     if sources["limits"] == "default":
-        values["limits"] = tuple(replace(limit, default=True) for limit in values["limits"])
+        values["limits"] = _by_default(values["limits"])
     if values["baseline_missing"] == "auto":
         values["baseline_missing"] = "fail" if os.environ.get("CI") else "warn"
     here = config.invocation_params.dir
@@ -153,37 +153,47 @@ def _from_ini(config: pytest.Config, key: str) -> object:
         return getattr(written, "value", written)  # pytest 9.0 wraps what the file says
 
 
-def with_markers(settings: Settings, markers: Iterable[pytest.Mark]) -> Settings:
-    """The settings of one test: its `ddp` markers, closest first, over those of the run. Raises MarkerError."""
+def with_markers(settings: Settings, markers: Iterable[pytest.Mark], defaults: Iterable[pytest.Mark] = ()) -> Settings:
+    """The settings of one test: its `ddp` markers over those of the run, and where the run says nothing its
+    `ddp_defaults` markers, closest first. Raises MarkerError."""
     try:
-        return _with_markers(settings, markers)
+        of_test = _marked(_marked(settings, MARKER_DEFAULTS, defaults), MARKER, markers)
+        return settings if of_test is settings else _checked(of_test)
     except OptionError as error:
         raise MarkerError(error.where, error.value, error.allowed) from None
 
 
-def _with_markers(settings: Settings, markers: Iterable[pytest.Mark]) -> Settings:
+def _marked(settings: Settings, source: str, marks: Iterable[pytest.Mark]) -> Settings:
+    marker = f"@pytest.mark.{MARKS[source]}"
     given: dict[str, Any] = {}
-    for mark in markers:
+    for mark in marks:
         if mark.args:
             names = ", ".join(BY_ARGUMENT)
-            raise OptionError("@pytest.mark.ddp(...)", mark.args[0], f"arguments are given by keyword: {names}")
+            raise OptionError(f"{marker}(...)", mark.args[0], f"arguments are given by keyword: {names}")
         for name, value in mark.kwargs.items():
             if name not in BY_ARGUMENT:
                 allowed = f"there is no such argument; there are {near(name, BY_ARGUMENT)}"
-                raise OptionError(f"@pytest.mark.ddp({name}=...)", value, allowed)
+                raise OptionError(f"{marker}({name}=...)", value, allowed)
             given.setdefault(name, value)
-    if not given:
-        return settings
     rows = [BY_ARGUMENT[name] for name in given]
-    values = {row.field: _parsed(row, given[row.argument], "marker") for row in rows}
-    of_test = replace(settings, **values, sources={**settings.sources, **dict.fromkeys(values, "marker")})
-    return _checked(of_test)
+    values = {row.field: _parsed(row, given[row.argument], source) for row in rows}
+    if source == MARKER_DEFAULTS:
+        values = {field: value for field, value in values.items() if settings.sources[field] == "default"}
+        if "limits" in values:
+            values["limits"] = _by_default(values["limits"])
+    sources = {**settings.sources, **dict.fromkeys(values, source)}
+    return replace(settings, **values, sources=sources) if values else settings
+
+
+def _by_default(limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
+    """Limits that nobody asked for: they are dropped where what was asked cannot support them."""
+    return tuple(replace(limit, default=True) for limit in limits)
 
 
 def _checked(settings: Settings) -> Settings:
     """Refuse what does not go together: launches, and limits of the user's that what was asked cannot support."""
     if settings.max_launches < 2 * settings.launches:
-        if settings.sources["max_launches"] != "default":
+        if settings.sources["max_launches"] not in ("default", MARKER_DEFAULTS):
             allowed = (
                 f"at least twice {where(settings, 'launches')}, which is {settings.launches}: "
                 "a suspicion is confirmed by as many launches as raised it"

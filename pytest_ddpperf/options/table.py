@@ -11,6 +11,11 @@ import pytest
 FAIL_ON_NAMES = ("regressed", "improved", "inconclusive", "no-baseline", "incomparable", "not-gated")
 
 
+# The markers, as sources of settings.
+MARKER, MARKER_DEFAULTS = "marker", "marker's default"
+MARKS = {MARKER: "ddp", MARKER_DEFAULTS: "ddp_defaults"}
+
+
 class Row(NamedTuple):
     """One setting. Its ini key and its marker argument follow from the option's name."""
 
@@ -35,8 +40,9 @@ class Row(NamedTuple):
 
     def where(self, source: str) -> str:
         """The setting by the name it has at its source."""
-        names = {"ini": f"ini key {self.key}", "marker": f"@pytest.mark.ddp({self.argument}=...)"}
-        return names.get(source, self.option)
+        if source in MARKS:
+            return f"@pytest.mark.{MARKS[source]}({self.argument}=...)"
+        return f"ini key {self.key}" if source == "ini" else self.option
 
 
 ROWS = (
@@ -175,7 +181,11 @@ ROWS = (
 )  # fmt: skip
 BY_ARGUMENT = {row.argument: row for row in ROWS if row.marker}
 
-MARKER_HELP = f"ddp({', '.join(BY_ARGUMENT)}): settings of a distributed test, by keyword, over --ddp-* and ini keys"
+_ARGUMENTS = ", ".join(BY_ARGUMENT)
+MARKERS_HELP = (
+    f"{MARKS[MARKER]}({_ARGUMENTS}): settings of a distributed test, by keyword, over --ddp-* and ini keys",
+    f"{MARKS[MARKER_DEFAULTS]}({_ARGUMENTS}): the same, where neither --ddp-* nor an ini key says otherwise",
+)
 
 
 def given(config: pytest.Config) -> bool:

@@ -10,6 +10,7 @@ import pytest
 
 from pytest_ddpperf.measuring.benchmark import Measured
 from pytest_ddpperf.measuring.result import CollectiveResult, Result
+from pytest_ddpperf.options import MARKER
 from pytest_ddpperf.plugin.gate import Benchmark, Distributed, GateFailed, check_name, check_number, plain_failure
 from pytest_ddpperf.records.collective import Collective, collective, in_words
 from pytest_ddpperf.records.errors import DdpPerfError, LaunchError
@@ -61,7 +62,7 @@ class _OnRanks(Benchmark):
 
     def _notes(self) -> tuple[str, ...]:
         ignored = (
-            self._settings.sources.get("world_sizes") == "marker"
+            self._settings.sources.get("world_sizes") == MARKER
             and self._run.settings.sources.get("world_sizes") in ("command line", "ini")
             and self._run.config.getoption("verbose") > 0
         )
@@ -186,7 +187,7 @@ class RpcBenchmark(Benchmark):
         check_number("parameter_servers", parameter_servers)
         settings = self._settings
         if trainers is not None:  # as a marker would: what the machine lacks then skips the test
-            sources = {**settings.sources, "trainers": "marker"}
+            sources = {**settings.sources, "trainers": MARKER}
             settings = replace(settings, trainers=trainers, sources=sources)
         counts = settings.trainers, parameter_servers or settings.parameter_servers
         place = self._placed(self._run.session.place_rpc, settings, *counts)

@@ -24,7 +24,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", options.MARKER_HELP)
+    for text in options.MARKERS_HELP:
+        config.addinivalue_line("markers", text)
     run = config.stash[RUN] = Run(config)
     if options.given(config):
         _check(config, run)

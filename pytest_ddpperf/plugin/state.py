@@ -249,7 +249,8 @@ def of(item: pytest.Item) -> TestState:
 
 def settings_of(item: pytest.Item) -> Settings:
     """The settings of one test, its markers included; raises MarkerError."""
-    return options.with_markers(item.config.stash[RUN].settings, item.iter_markers("ddp"))
+    marks = (item.iter_markers(options.MARKS[source]) for source in (options.MARKER, options.MARKER_DEFAULTS))
+    return options.with_markers(item.config.stash[RUN].settings, *marks)
 
 
 def own_settings(item: pytest.Item) -> Settings:

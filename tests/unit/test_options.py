@@ -721,6 +721,31 @@ def test_a_marker_may_name_several_world_sizes(read: Callable[..., Settings], si
     assert options.with_markers(read(), [mark(world_size=sizes)]).world_sizes == (1, 2)
 
 
+def test_a_default_of_a_marker_holds_where_nothing_else_is_said(
+    read: Callable[..., Settings], pytester: pytest.Pytester
+) -> None:
+    pytester.makeini("[pytest]\nddp_steps = 60\n")
+    defaults = [mark(steps=7, launches=3, warmup=2, threshold="p99:50%", max_launches=6)]
+    settings = options.with_markers(read("--ddp-launches=4"), [mark(warmup=9)], defaults)
+    assert (settings.steps, settings.launches, settings.warmup) == (60, 4, 9)
+    assert settings.max_launches == 8, "twice the launches, as with any default"
+    (limit,) = settings.limits
+    assert (limit.metric, limit.default) == ("p99", True), "dropped where it has no support, as any default"
+    assert settings.sources["limits"] == "marker's default"
+    assert options.with_markers(read("--ddp-threshold=p50:5%"), [], defaults).sources["limits"] == "command line"
+
+
+def test_a_default_of_a_marker_that_cannot_be_names_the_marker(read: Callable[..., Settings]) -> None:
+    for wrong, told in (
+        (mark(steps=0), "@pytest.mark.ddp_defaults(steps=...): 0: a whole number from 1"),
+        (mark(step=0), "@pytest.mark.ddp_defaults(step=...): 0: there is no such argument"),
+        (mark(3), "@pytest.mark.ddp_defaults(...): 3: arguments are given by keyword"),
+    ):
+        with pytest.raises(MarkerError) as caught:
+            options.with_markers(read(), [], [wrong])
+        assert str(caught.value).startswith(told)
+
+
 def test_a_marker_may_list_its_limits(read: Callable[..., Settings]) -> None:
     assert metrics(options.with_markers(read(), [mark(threshold=["p50:5%", "p75:2ms"])])) == ["p50:5%", "p75:2ms"]
 
@@ -788,11 +813,14 @@ def test_the_support_of_a_limit_is_checked_again_for_each_test(read: Callable[..
     assert metrics(lenient) == ["p50:5%"]
 
 
-def test_the_markers_help_registers_it_with_all_arguments(read: Callable[..., Settings]) -> None:
-    assert options.MARKER_HELP == (
-        "ddp(world_size, trainers, parameter_servers, backend, device, warmup, steps, min_time, launches, "
-        "max_launches, max_time, threshold, timing, turns, timeout): "
-        "settings of a distributed test, by keyword, over --ddp-* and ini keys"
+def test_the_markers_help_registers_them_with_all_arguments() -> None:
+    arguments = (
+        "world_size, trainers, parameter_servers, backend, device, warmup, steps, min_time, launches, "
+        "max_launches, max_time, threshold, timing, turns, timeout"
+    )
+    assert options.MARKERS_HELP == (
+        f"ddp({arguments}): settings of a distributed test, by keyword, over --ddp-* and ini keys",
+        f"ddp_defaults({arguments}): the same, where neither --ddp-* nor an ini key says otherwise",
     )
 
 
