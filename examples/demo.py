@@ -19,10 +19,10 @@ from textwrap import dedent
 from types import FrameType
 from typing import Any, NoReturn
 
+from pytest_ddpperf import suite
 from pytest_ddpperf.git import GitError, git, outside_of_hooks
 
-EXAMPLES = Path(__file__).resolve().parent
-DEMO = EXAMPLES.parent / ".demo"
+DEMO = Path(__file__).resolve().parents[1] / ".demo"
 PROGRESS_SECONDS = 5.0  # where pytest draws none, for output goes to a file or a pipe
 
 # --- the project
@@ -95,7 +95,7 @@ PROJECT = {
     ".gitignore": "__pycache__/\n/act*.json\n",
     "pytest.ini": PYTEST_INI,
     "smallgpt/__init__.py": "",
-    "smallgpt/gpt.py": (EXAMPLES / "gpt.py").read_text(),
+    "smallgpt/gpt.py": Path(suite.__file__).with_name("gpt.py").read_text(),
     CONFIGURED: TRAIN,
     "tests/perf/test_train_step.py": TEST,
 }

@@ -10,7 +10,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pytest_ddpperf.measuring.result import CollectiveResult as CollectiveResult
     from pytest_ddpperf.measuring.result import Result as Result
+    from pytest_ddpperf.plugin.fixtures import CollectiveBenchmark as CollectiveBenchmark
     from pytest_ddpperf.plugin.fixtures import DdpBenchmark as DdpBenchmark
     from pytest_ddpperf.plugin.fixtures import DdpRun as DdpRun
     from pytest_ddpperf.plugin.fixtures import RpcBenchmark as RpcBenchmark
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "CollectiveBenchmark": "plugin.fixtures",
+    "CollectiveResult": "measuring.result",
     "Context": "rank.context",
     "DdpBenchmark": "plugin.fixtures",
     "DdpRun": "plugin.fixtures",

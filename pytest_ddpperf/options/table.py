@@ -175,6 +175,19 @@ ROWS = (
         help="run each step once in one launch, compare nothing",
     ),
     Row(
+        option="--ddp-suite-size", field="suite_size", default="auto", metavar="SIZE", ini="string",
+        help="how much the shipped suite (--pyargs pytest_ddpperf.suite) measures: tiny, small or full; "
+        "auto: full where there is a CUDA device, else small",
+    ),
+    Row(
+        option="--ddp-suite-bucket-mb", field="suite_bucket_mb", default="25", metavar="MB", ini="float",
+        help="the size of DDP's buckets in the suite's sweep",
+    ),
+    Row(
+        option="--ddp-suite-list", field="suite_list", default="",
+        help="say what the tests of the suite measure, a line each, and run none",
+    ),
+    Row(
         option="--ddp-json", field="json_path", default=None, metavar="PATH",
         help="write everything measured, raw samples included",
     ),

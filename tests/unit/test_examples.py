@@ -16,8 +16,9 @@ import demo
 import pytest
 import torch
 import torch.nn.functional as F
-from gpt import GPT, GPTConfig
-from resnet50 import ResNet50
+
+from pytest_ddpperf.suite.gpt import GPT, GPTConfig
+from pytest_ddpperf.suite.resnet import MODELS, ResNet
 
 
 def parameter_count(model: torch.nn.Module) -> int:
@@ -25,18 +26,31 @@ def parameter_count(model: torch.nn.Module) -> int:
 
 
 @pytest.fixture(scope="module")
-def resnet50() -> ResNet50:
+def resnet50() -> ResNet:
     torch.manual_seed(0)
-    return ResNet50()
+    return MODELS["resnet50"]()
 
 
-def test_resnet50_has_the_published_number_of_parameters(resnet50: ResNet50) -> None:
-    assert parameter_count(resnet50) == 25_557_032
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [
+        ("resnet50", 25_557_032),
+        ("resnet101", 44_549_160),
+        ("resnext50_32x4d", 25_028_904),
+        ("resnext101_32x8d", 88_791_336),
+    ],
+)
+def test_a_resnet_has_the_published_number_of_parameters(name: str, published: int) -> None:
+    with torch.device("meta"):
+        assert parameter_count(MODELS[name]()) == published
+
+
+def test_resnet50_has_the_published_layers(resnet50: ResNet) -> None:
     assert sum(isinstance(module, torch.nn.Conv2d) for module in resnet50.modules()) == 53
     assert len(list(resnet50.parameters())) == 161
 
 
-def test_resnet50_strides_in_its_3x3_convolutions(resnet50: ResNet50) -> None:
+def test_resnet50_strides_in_its_3x3_convolutions(resnet50: ResNet) -> None:
     """Version 1.5; the first version strode in the 1x1 before them, with as many parameters."""
     strided = [
         module.kernel_size
@@ -48,7 +62,7 @@ def test_resnet50_strides_in_its_3x3_convolutions(resnet50: ResNet50) -> None:
 
 
 @pytest.mark.parametrize(("pixels", "features"), [(32, (2048, 1, 1)), (224, (2048, 7, 7))])
-def test_resnet50_shrinks_images_by_32(resnet50: ResNet50, pixels: int, features: tuple[int, int, int]) -> None:
+def test_resnet50_shrinks_images_by_32(resnet50: ResNet, pixels: int, features: tuple[int, int, int]) -> None:
     images = torch.randn(1, 3, pixels, pixels)
     resnet50.eval()
     with torch.inference_mode():

@@ -1,4 +1,4 @@
-"""The house's rules: imports go down only, torch stays in rank/, and a room that grows is asked to split."""
+"""The house's rules: imports go down only, torch stays in rank/ and suite/, and a room that grows is asked to split."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+import pytest_ddpperf
 
 PACKAGE = Path(__file__).parents[2] / "pytest_ddpperf"
 
@@ -25,6 +27,7 @@ STOREYS = (
     "against",
     "measuring",
     "plugin",
+    "suite",
 )
 LEVEL = {room: level for level, room in enumerate(STOREYS)}
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
@@ -60,15 +63,21 @@ def test_imports_go_down_only(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_only_rank_imports_torch(path: Path) -> None:
-    if room_of(path) != "rank":
+def test_only_two_rooms_import_torch(path: Path) -> None:
+    if room_of(path) not in ("rank", "suite"):
         assert not {name for name in imports_of(path) if name.split(".")[0] == "torch"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_only_two_rooms_know_pytest(path: Path) -> None:
+def test_only_three_rooms_know_pytest(path: Path) -> None:
     if "pytest" in {name.split(".")[0] for name in imports_of(path)}:
-        assert room_of(path) in ("options", "plugin")
+        assert room_of(path) in ("options", "plugin", "suite")
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.glob("suite/*.py")), ids=lambda path: path.name)
+def test_the_suite_uses_nothing_that_users_could_not(path: Path) -> None:
+    ours = {name.split(".", 1)[1] for name in imports_of(path) if name.startswith("pytest_ddpperf.")}
+    assert {name for name in ours if not name.startswith("suite.")} <= set(pytest_ddpperf._HOMES)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))

@@ -97,6 +97,9 @@ def test_without_being_asked_the_settings_are_the_documented_defaults(
         against_env=None,
         against_option=None,
         disable=False,
+        suite_size="auto",
+        suite_bucket_mb=25.0,
+        suite_list=False,
         json_path=None,
         sources=settings.sources,
     )
@@ -130,6 +133,8 @@ def test_every_option_is_taken_from_the_command_line(read: Callable[..., Setting
         "--ddp-against-python=sh",
         "--ddp-against-env=OMP_NUM_THREADS=2",
         "--ddp-against-option=--my-bucket-mb 1",
+        "--ddp-suite-size=tiny",
+        "--ddp-suite-bucket-mb=0.5",
         "--ddp-json=out/all.json",
     )
     assert settings == Settings(
@@ -164,11 +169,14 @@ def test_every_option_is_taken_from_the_command_line(read: Callable[..., Setting
         against_env=("OMP_NUM_THREADS=2",),
         against_option=("--my-bucket-mb", "1"),
         disable=False,
+        suite_size="tiny",
+        suite_bucket_mb=0.5,
+        suite_list=False,
         json_path=pytester.path / "out/all.json",
         sources=settings.sources,
     )
     assert {name for name, source in settings.sources.items() if source != "command line"} == {
-        "disable", "save_baseline", "extend_baseline",
+        "disable", "save_baseline", "extend_baseline", "suite_list",
     }  # fmt: skip
 
 
@@ -193,6 +201,8 @@ INI_WORDS = {
     "ddp_baseline_missing": "fail",
     "ddp_fail_on": "improved",
     "ddp_against_setup": "make build",
+    "ddp_suite_size": "small",
+    "ddp_suite_bucket_mb": "1",
 }
 
 
@@ -211,6 +221,7 @@ def check_ini_words(settings: Settings, root: Path) -> None:
     assert settings.fail_on == {"improved"}
     from_ini = {name for name, source in settings.sources.items() if source == "ini"}
     assert settings.against_setup == "make build"
+    assert (settings.suite_size, settings.suite_bucket_mb) == ("small", 1.0)
     assert from_ini == {row.field for row in ROWS if row.ini}
 
 
@@ -818,10 +829,9 @@ def test_the_markers_help_registers_them_with_all_arguments() -> None:
         "world_size, trainers, parameter_servers, backend, device, warmup, steps, min_time, launches, "
         "max_launches, max_time, threshold, timing, turns, timeout"
     )
-    assert options.MARKERS_HELP == (
-        f"ddp({arguments}): settings of a distributed test, by keyword, over --ddp-* and ini keys",
-        f"ddp_defaults({arguments}): the same, where neither --ddp-* nor an ini key says otherwise",
-    )
+    ddp, defaults = options.MARKERS_HELP
+    assert ddp == f"ddp({arguments}): settings of a distributed test, by keyword, over --ddp-* and ini keys"
+    assert defaults == f"ddp_defaults({arguments}): the same, where neither --ddp-* nor an ini key says otherwise"
 
 
 # --- plans

@@ -38,11 +38,13 @@ class Block(nn.Module):
             for part in self.qkv(x).chunk(3, dim=-1)
         )
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        return self.projection(mixed.transpose(1, 2).reshape(batch, tokens, width))
+        attended: Tensor = self.projection(mixed.transpose(1, 2).reshape(batch, tokens, width))
+        return attended
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.attention_norm(x))
-        return x + self.feed_forward(x)
+        fed: Tensor = x + self.feed_forward(x)
+        return fed
 
 
 class GPT(nn.Module):

@@ -1,0 +1,78 @@
+"""ResNets and ResNeXts in plain torch: He et al. 2015, in the v1.5 form (the stride sits in the 3x3 convolution), and
+Xie et al. 2016.
+
+The same layers and as many parameters as torchvision's models of these names. Any input of 32x32 pixels or more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from torch import Tensor, nn
+
+
+def conv_norm(inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1) -> list[nn.Module]:
+    """A convolution that keeps the size (up to its stride), with batch normalisation in place of a bias."""
+    conv = nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, groups=groups, bias=False)
+    return [conv, nn.BatchNorm2d(outputs)]
+
+
+class Bottleneck(nn.Module):
+    """1x1 down to `width` channels, 3x3 in `groups`, 1x1 up to `outputs` channels, added to the input."""
+
+    def __init__(self, inputs: int, width: int, outputs: int, stride: int, groups: int) -> None:
+        super().__init__()
+        self.residual = nn.Sequential(
+            *conv_norm(inputs, width, 1),
+            nn.ReLU(inplace=True),
+            *conv_norm(width, width, 3, stride, groups),
+            nn.ReLU(inplace=True),
+            *conv_norm(width, outputs, 1),
+        )
+        same_shape = stride == 1 and inputs == outputs
+        self.shortcut = nn.Identity() if same_shape else nn.Sequential(*conv_norm(inputs, outputs, 1, stride))
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        added: Tensor = self.relu(self.residual(x) + self.shortcut(x))
+        return added
+
+
+class ResNet(nn.Module):
+    """Images (batch, 3, height, width) to logits (batch, classes).
+
+    `depths` are blocks a stage. A ResNeXt's 3x3 convolutions have 32 `groups`, of `group_width` channels in the first
+    stage.
+    """
+
+    def __init__(self, depths: Sequence[int], groups: int = 1, group_width: int = 64, classes: int = 1000) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(
+            *conv_norm(3, 64, 7, stride=2), nn.ReLU(inplace=True), nn.MaxPool2d(3, stride=2, padding=1)
+        )
+        blocks: list[nn.Module] = []
+        channels = 64
+        for stage, depth in enumerate(depths):
+            for index in range(depth):
+                stride = 2 if stage and not index else 1
+                width, outputs = groups * group_width << stage, 256 << stage
+                blocks.append(Bottleneck(channels, width, outputs, stride, groups))
+                channels = outputs
+        self.blocks = nn.Sequential(*blocks)
+        self.head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes))
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.blocks(self.stem(images)))
+        return logits
+
+
+MODELS: Mapping[str, Callable[[], ResNet]] = {
+    "resnet50": partial(ResNet, (3, 4, 6, 3)),
+    "resnet101": partial(ResNet, (3, 4, 23, 3)),
+    "resnext50_32x4d": partial(ResNet, (3, 4, 6, 3), groups=32, group_width=4),
+    "resnext101_32x8d": partial(ResNet, (3, 4, 23, 3), groups=32, group_width=8),
+}

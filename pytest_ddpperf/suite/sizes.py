@@ -1,0 +1,72 @@
+"""How much the experiments measure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """One of --ddp-suite-size."""
+
+    name: str
+    settings: Mapping[str, Any]  # of every test, where a run says nothing else
+    images: int  # of a rank and step
+    pixels: int  # of an image's edge
+    gpts: tuple[str, ...]  # by name
+    sequences: int  # of all ranks and a step
+    tokens: int  # of a sequence
+    most_bytes: int  # of a collective's buffer
+
+
+SIZES = {
+    size.name: size
+    for size in (
+        Size(
+            name="tiny",
+            settings={
+                "launches": 2,
+                "max_launches": 4,
+                "warmup": 3,
+                "steps": 5,
+                "min_time": 0,
+                "threshold": "p10:300%,p50:300%",
+            },
+            images=2,
+            pixels=32,
+            gpts=("mini",),
+            sequences=4,
+            tokens=32,
+            most_bytes=10_000_000,
+        ),
+        Size(
+            name="small",
+            settings={
+                "launches": 3,
+                "max_launches": 6,
+                "warmup": 3,
+                "steps": 10,
+                "min_time": 0,
+                "threshold": "p10:40%,p50:50%",
+            },
+            images=4,
+            pixels=32,
+            gpts=("mini", "small"),
+            sequences=4,
+            tokens=64,
+            most_bytes=1_000_000_000,
+        ),
+        Size(
+            name="full",
+            settings={},
+            images=32,
+            pixels=224,
+            gpts=("small", "medium", "large", "xl", "2.7B"),
+            sequences=4,
+            tokens=256,
+            most_bytes=1_000_000_000,
+        ),
+    )
+}

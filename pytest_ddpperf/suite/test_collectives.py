@@ -1,0 +1,73 @@
+"""Collectives by themselves: all of them over sizes, in nccl-tests' terms, and CS336's all-reduce by backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from pytest_ddpperf import CollectiveBenchmark, CollectiveResult
+from pytest_ddpperf.suite.sizes import Size
+from pytest_ddpperf.suite.tables import Tables
+
+OPS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all", "send_recv")
+MEGABYTES = (1, 10, 100, 1000)
+RANKS = (2, 4, 6)
+# What a rank and its backend hold of a buffer: itself, what is checked, what is under way.
+BUFFERS = 3
+
+
+class ByBackend:
+    """The notebook's table."""
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[str, str, str, str]] = []
+
+    def add(self, result: CollectiveResult) -> None:
+        row = result.backend, str(result.world_size), f"{result.size // 1_000_000}MB", f"{result.p50:.6f}"
+        self._rows.append(row)
+
+    def lines(self) -> Iterator[str]:
+        yield "All-reduce by backend, p50"
+        titles = "Backend", "Workers", "Data Size", "Time (s)"
+        rows = [titles, *sorted(self._rows, key=lambda row: (row[0], int(row[1])))]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        for number, row in enumerate(rows):
+            yield "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |"
+            if not number:
+                yield "|" + "|".join("-" * (width + 2) for width in widths) + "|"
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_collective(collective_benchmark: CollectiveBenchmark, op: str, size: Size) -> None:
+    """A collective over sizes: time, algbw and busbw, its result checked (nccl-tests)."""
+    sizes = [1 << power for power in (10, 15, 20, 25) if 1 << power <= size.most_bytes]
+    for result in collective_benchmark(op, sizes, dtype="float32"):
+        assert result.busbw <= 2 * result.algbw
+
+
+@pytest.mark.parametrize("megabytes", MEGABYTES, ids=lambda megabytes: f"{megabytes}mb")
+@pytest.mark.parametrize(
+    ("backend", "ranks"),
+    [
+        pytest.param(backend, ranks, id=f"{backend}-{ranks}", marks=pytest.mark.ddp(backend=backend, world_size=ranks))
+        for backend in ("gloo", "nccl")
+        for ranks in RANKS
+    ],
+)
+def test_all_reduce_by_backend(
+    collective_benchmark: CollectiveBenchmark,
+    backend: str,
+    ranks: int,
+    megabytes: int,
+    size: Size,
+    tables: Tables,
+    roomy: Callable[[float], None],
+) -> None:
+    """An all-reduce of 1 MB to 1 GB over 2, 4 and 6 ranks, by backend (CS336)."""
+    asked = megabytes * 1_000_000
+    if asked > size.most_bytes:
+        pytest.skip(f"{megabytes} MB are not in --ddp-suite-size {size.name}")
+    roomy(asked * ranks * BUFFERS)
+    (result,) = collective_benchmark("all_reduce", [asked], dtype="float32")
+    tables.of(ByBackend).add(result)

@@ -1,0 +1,136 @@
+"""Data parallelism written out (the assignment of Stanford's CS336): what naive, flat, overlapped and bucketed gradient
+averaging cost on GPTs, and how much of a step is spent waiting for communication."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from statistics import fmean, stdev
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from pytest_ddpperf import Context, DdpBenchmark, Result
+from pytest_ddpperf.suite.gpt import GPT, GPTConfig
+from pytest_ddpperf.suite.sizes import Size
+from pytest_ddpperf.suite.tables import Tables, columns
+from pytest_ddpperf.suite.wrappers import Bucketed, Flat, Naive, Overlapped, Wrapper
+
+# Width, layers, heads.
+GPTS = {
+    "mini": (128, 4, 4),
+    "small": (768, 12, 12),
+    "medium": (1024, 24, 16),
+    "large": (1280, 36, 20),
+    "xl": (1600, 48, 25),
+    "2.7B": (2560, 32, 32),
+}
+VARIANTS: dict[str, Callable[[torch.nn.Module], Wrapper]] = {
+    "Naive": Naive,
+    "Flat": Flat,
+    "Overlap": Overlapped,
+}
+BUCKETS_MB = (1, 10, 100, 1000)
+COLUMNS = (*VARIANTS, *(f"{megabytes} MB" for megabytes in BUCKETS_MB))
+VOCABULARY = 10_000
+# Bytes a parameter takes in training, on each rank: itself, its gradient, a bucket's copy, momentum; float32.
+BYTES = 4 * 4
+
+
+class Costs:
+    """The notebook's tables: variants, then bucket sizes, a column each."""
+
+    def __init__(self) -> None:
+        self._columns: dict[str, dict[str, dict[str, object]]] = {}  # by model, then column, then figure
+
+    def add(self, model: str, column: str, result: Result, sequences: int) -> None:
+        steps = [seconds for launch in result.step_seconds for seconds in launch]
+        figures: dict[str, object] = {
+            "model": model,
+            "backend": result.backend,
+            "world_size": result.world_size,
+            "global_batch_size": sequences,
+            "warmup_steps": result.environment.must_match.get("warmup"),
+            "benchmark_steps": len(steps),
+            **_spread("step_time", steps, "_s"),
+        }
+        if "comm_seconds" in result.recorded:
+            # Of each step, of the rank that waited longest.
+            waited = [
+                max(told for told in step if told is not None)
+                for launch in result.recorded["comm_seconds"]
+                for step in zip(*launch, strict=True)
+            ]
+            shares = [seconds / step for seconds, step in zip(waited, steps, strict=True)]
+            figures |= _spread("comm_time", waited, "_s") | _spread("comm_frac", shares, "")
+        self._columns.setdefault(model, {})[column] = figures
+
+    def lines(self) -> Iterator[str]:
+        for model in filter(self._columns.get, GPTS):
+            yield f"Data parallel training of GPT {model}"
+            taken = self._columns[model]
+            yield from columns({name: taken[name] for name in COLUMNS if name in taken})
+
+
+def _spread(name: str, values: list[float], unit: str) -> dict[str, object]:
+    return {f"{name}_avg{unit}": f"{fmean(values):.6g}", f"{name}_std{unit}": f"{stdev(values):.3g}"}
+
+
+def training(ctx: Context, model: str, wrap: Callable[[torch.nn.Module], Wrapper], sequences: int, tokens: int) -> Any:
+    """A step of a GPT on this rank's share of the sequences."""
+    torch.manual_seed(ctx.seed + ctx.rank)
+    width, layers, heads = GPTS[model]
+    config = GPTConfig(vocabulary=VOCABULARY, context=tokens, layers=layers, heads=heads, width=width)
+    net = wrap(GPT(config).to(ctx.device))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
+    share = max(1, sequences // ctx.world_size)
+    text = torch.randint(VOCABULARY, (share, tokens + 1), device=ctx.device)
+    inputs, targets = text[:, :-1], text[:, 1:].flatten()
+
+    def step() -> None:
+        before = net.seconds_waited
+        optimizer.zero_grad()
+        F.cross_entropy(net(inputs).flatten(0, 1), targets).backward()  # type: ignore[no-untyped-call]
+        net.finish()
+        optimizer.step()
+        ctx.record("comm_seconds", net.seconds_waited - before)
+
+    return step
+
+
+def measured(
+    ddp_benchmark: DdpBenchmark, model: str, column: str, wrap: Callable[..., Wrapper], size: Size, tables: Tables
+) -> Result:
+    if model not in size.gpts:
+        pytest.skip(f"GPT {model} is not in --ddp-suite-size {size.name}")
+    sequences, tokens = size.sequences, size.tokens
+    result = ddp_benchmark(lambda ctx: training(ctx, model, wrap, sequences, tokens))
+    tables.of(Costs).add(model, column, result, size.sequences)
+    return result
+
+
+def needed_bytes(model: str, ranks: int) -> float:
+    width, layers, _ = GPTS[model]
+    return (12.0 * width**2 * layers + VOCABULARY * width) * BYTES * ranks
+
+
+@pytest.mark.parametrize("model", GPTS)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_variant(
+    ddp_benchmark: DdpBenchmark, model: str, variant: str, size: Size, tables: Tables, roomy: Callable[[float], None]
+) -> None:
+    """Gradient averaging written out, naive, flat and overlapped, on GPTs: step time and time waited (CS336)."""
+    roomy(needed_bytes(model, 2))
+    result = measured(ddp_benchmark, model, variant, VARIANTS[variant], size, tables)
+    assert set(result.recorded) == {"comm_seconds"}
+
+
+@pytest.mark.parametrize("model", GPTS)
+@pytest.mark.parametrize("bucket", BUCKETS_MB, ids=lambda megabytes: f"{megabytes}mb")
+def test_bucket_size(
+    ddp_benchmark: DdpBenchmark, model: str, bucket: int, size: Size, tables: Tables, roomy: Callable[[float], None]
+) -> None:
+    """Overlapped averaging in buckets of 1 to 1000 MB, on GPTs: step time and time waited (CS336)."""
+    roomy(needed_bytes(model, 2))
+    measured(ddp_benchmark, model, f"{bucket} MB", lambda module: Bucketed(module, bucket), size, tables)

@@ -1,0 +1,104 @@
+"""PyTorch's DDP benchmark (pytorch/benchmarks/distributed/ddp): step times of four ResNets over numbers of ranks."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from pytest_ddpperf import Context, DdpBenchmark, Result
+from pytest_ddpperf.suite.resnet import MODELS
+from pytest_ddpperf.suite.sizes import Size
+from pytest_ddpperf.suite.tables import Tables
+
+PERCENTILES = (50, 75, 90, 95)
+
+
+class Sweep:
+    """The original's table to the column, and how efficiently ranks are used."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, dict[int, Result]] = {}  # by model and ranks, 0 of one without DDP
+        self._images = 0
+        self._bucket_mb = 0.0
+
+    def add(self, model: str, ranks: int, result: Result, images: int, bucket_mb: float) -> None:
+        self._rows.setdefault(model, {})[ranks] = result
+        self._images, self._bucket_mb = images, bucket_mb
+
+    def lines(self) -> Iterator[str]:
+        result = next(iter(next(iter(self._rows.values())).values()))
+        facts = result.environment.recorded
+        yield "-----------------------------------"
+        yield "PyTorch distributed benchmark suite"
+        yield "-----------------------------------"
+        yield ""
+        yield f"* PyTorch version: {facts.get('torch')}"
+        yield f"* CUDA version: {facts.get('cuda')}"
+        yield f"* Distributed backend: {result.backend}"
+        yield f"* Maximum bucket size: {self._bucket_mb:g}MB"
+        yield ""
+        yield "--- nvidia-smi topo -m ---"
+        yield ""
+        yield from _topology()
+        yield "--------------------------"
+        for model, by_ranks in sorted(self._rows.items(), key=lambda row: list(MODELS).index(row[0])):
+            yield ""
+            yield f"Benchmark: {model} with batch size {self._images}"
+            yield ""
+            yield " " * 22 + f"{'sec/iter':>14}{'ex/sec':>10}" * len(PERCENTILES) + "  efficiency"
+            for ranks, row in sorted(by_ranks.items()):
+                yield self._row(ranks, row, by_ranks.get(1))
+
+    def _row(self, ranks: int, result: Result, alone: Result | None) -> str:
+        kind = "GPUs" if result.environment.key.get("device_type") == "cuda" else "CPUs"
+        what = f"1M/{ranks}G" if ranks else "no ddp"
+        text = f"{max(ranks, 1):4d} {kind} -- {what:>8}:"
+        for q in PERCENTILES:
+            seconds = result.percentile(q)
+            text += f"  p{q:02d}:  {seconds:1.3f}s  {self._images / seconds:6.0f}/s"
+        return text + (f"  {alone.p50 / result.p50:9.0%}" if alone is not None and ranks else "")
+
+
+def _topology() -> Iterator[str]:
+    if shutil.which("nvidia-smi") is None:
+        yield "(there is no nvidia-smi)"
+        return
+    asked = subprocess.run(["nvidia-smi", "topo", "-m"], capture_output=True, text=True, check=False)
+    yield from (asked.stdout or asked.stderr).splitlines()
+
+
+def training(ctx: Context, model: str, images: int, pixels: int, bucket_mb: float | None) -> Callable[[], None]:
+    """A step on random images; without DDP where there is no `bucket_mb`."""
+    torch.manual_seed(ctx.seed)
+    net: nn.Module = MODELS[model]().to(ctx.device)
+    if bucket_mb is not None:
+        net = DistributedDataParallel(net, bucket_cap_mb=bucket_mb)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.001, momentum=0.9, weight_decay=1e-4)
+    batch = torch.randn(images, 3, pixels, pixels, device=ctx.device)
+    labels = torch.randint(1000, (images,), device=ctx.device)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        F.cross_entropy(net(batch), labels).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+    return step
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_ddp_sweep(
+    ddp_benchmark: DdpBenchmark, model: str, sweep_ranks: int, size: Size, bucket_mb: float, tables: Tables
+) -> None:
+    """A training step of a ResNet over numbers of ranks, beside one without DDP (PyTorch's DDP benchmark)."""
+    asked: dict[str, Any] = {"model": model, "images": size.images, "pixels": size.pixels}
+    bucket = bucket_mb if sweep_ranks else None
+    result = ddp_benchmark(lambda ctx: training(ctx, **asked, bucket_mb=bucket), batch_size=size.images)
+    tables.of(Sweep).add(model, sweep_ranks, result, size.images, bucket_mb)

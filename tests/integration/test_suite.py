@@ -1,0 +1,57 @@
+"""The shipped suite, as those run it who have it installed."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.integration.conftest import Run
+
+SUITE = ("--pyargs", "pytest_ddpperf.suite", "--ddp-suite-size=tiny")
+
+
+def test_it_is_listed_with_what_each_experiment_is_for(run: Run) -> None:
+    result = run(*SUITE, "--ddp-suite-list", small=False)
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(
+        ["test_ddp_sweep * A training step of a ResNet over numbers of ranks, *", "*85 deselected*"]
+    )
+    assert result.stdout.str().count("test_ddp_sweep ") == 1
+
+
+def test_the_sweep_is_told_as_pytorchs_benchmark_tells_it(pytester: pytest.Pytester, run: Run) -> None:
+    result = run(*SUITE, "--ddp-save-baseline", "--ddp-suite-bucket-mb=1", "-k", "sweep and resnet50", small=False)
+    result.assert_outcomes(passed=3, deselected=82)
+    numbers = "p50:  0.???s *[0-9]/s  p75:  0.???s *[0-9]/s  p90:  0.???s *[0-9]/s  p95:  0.???s *[0-9]/s"
+    result.stdout.fnmatch_lines(
+        [
+            "PyTorch distributed benchmark suite",
+            "[*] Distributed backend: gloo",
+            "[*] Maximum bucket size: 1MB",
+            "Benchmark: resnet50 with batch size 2",
+            f"   1 CPUs --   no ddp:  {numbers}",
+            f"   1 CPUs --    1M/1G:  {numbers}       100%",
+            f"   2 CPUs --    1M/2G:  {numbers}  *%",
+            "*test_ddp_sweep[[]1m-2g-resnet50[]]: saved *, ? launches",
+        ]
+    )
+    stored = [path.name for path in (pytester.path / "baselines").rglob("*.json")]
+    assert sorted(stored) == [f"test_ddp_sweep-{row}-resnet50.json" for row in ("1m-1g", "1m-2g", "no-ddp")]
+
+
+def test_what_does_not_fit_is_skipped_with_its_reason_and_the_rest_is_told(run: Run) -> None:
+    asked = "test_variant and (Naive or Flat) and (mini or medium) or gloo-2-1mb or gloo-2-100mb or nccl-2-1mb"
+    result = run(*SUITE, "-k", asked, "--ddp-steps=3", "--ddp-launches=1", small=False)
+    result.assert_outcomes(passed=3, skipped=4, deselected=78)
+    result.stdout.fnmatch_lines(
+        [
+            "| Backend | Workers | Data Size | Time (s) *|",
+            "| gloo    | 2       | 1MB       | 0.?????? |",
+            "Data parallel training of GPT mini",
+            "|  * | Naive  * | Flat  * |",
+            "| benchmark_steps   | 3 * | 3 * |",
+            "| comm_frac_avg * | 0.* | 0.* |",
+            "skipped: test_all_reduce_by_backend[[]gloo-2-100mb[]]: 100 MB are not in --ddp-suite-size tiny",
+            "skipped: test_all_reduce_by_backend[[]nccl-2-1mb[]]: *nccl*",
+            "skipped: test_variant[[]Flat-medium[]]: GPT medium is not in --ddp-suite-size tiny",
+        ]
+    )
