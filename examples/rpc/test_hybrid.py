@@ -12,7 +12,8 @@ import time
 import pytest
 import torch
 import torch.distributed.autograd as dist_autograd
-from hybrid import EMBEDDINGS, HybridModel, columns_on, epoch_of_batches
+
+from pytest_ddpperf.suite.hybrid import EMBEDDINGS, HybridModel, columns_on, epoch_of_batches
 
 # A regression to plant: the first parameter server takes so many milliseconds more for each look-up.
 SLOW_SERVER_MS = float(os.environ.get("DDP_SLOW_SERVER_MS", "0"))

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, TypeVar
+
+from pytest_ddpperf import Result
 
 
 class Table(Protocol):
@@ -47,3 +51,46 @@ def columns(cells: Mapping[str, Mapping[str, object]]) -> Iterator[str]:
     ruled = [rows[0], [":" + "-" * (width - 1) for width in widths], *rows[1:]]
     for row in ruled:
         yield "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |"
+
+
+def about(result: Result, *further: str) -> Iterator[str]:
+    """Versions, backend and topology, as PyTorch's benchmarks have them."""
+    facts = result.environment.recorded
+    yield f"* PyTorch version: {facts.get('torch')}"
+    yield f"* CUDA version: {facts.get('cuda')}"
+    yield f"* Distributed backend: {result.backend}"
+    yield from further
+    yield ""
+    yield "--- nvidia-smi topo -m ---"
+    yield ""
+    if shutil.which("nvidia-smi") is None:
+        yield "(there is no nvidia-smi)"
+        return
+    asked = subprocess.run(["nvidia-smi", "topo", "-m"], capture_output=True, text=True, check=False)
+    yield from (asked.stdout or asked.stderr).splitlines()
+
+
+class Latencies:
+    """Step times by experiment and variant, beside the first variant's."""
+
+    def __init__(self) -> None:
+        self._results: dict[str, dict[str, tuple[Result, int]]] = {}  # and how many iterations a step has
+
+    def add(self, experiment: str, variant: str, result: Result, iterations: int = 1) -> None:
+        self._results.setdefault(experiment, {})[variant] = result, iterations
+
+    def lines(self) -> Iterator[str]:
+        for experiment, by_variant in self._results.items():
+            yield experiment
+            first = None
+            fastest = min(by_variant, key=lambda variant: _each(by_variant[variant]))
+            for variant, taken in by_variant.items():
+                each = _each(taken)
+                first = first or each
+                best = "  fastest" * (variant == fastest)
+                yield f"  {variant:>28}:  p50  {each:.6f}s  {each / first - 1:+7.1%}{best}"
+
+
+def _each(taken: tuple[Result, int]) -> float:
+    result, iterations = taken
+    return result.p50 / iterations

@@ -5,37 +5,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from statistics import fmean, stdev
-from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
+from torch import nn
 
 from pytest_ddpperf import Context, DdpBenchmark, Result
-from pytest_ddpperf.suite.gpt import GPT, GPTConfig
 from pytest_ddpperf.suite.sizes import Size
 from pytest_ddpperf.suite.tables import Tables, columns
+from pytest_ddpperf.suite.workloads import GPTS, needed_bytes, workload
 from pytest_ddpperf.suite.wrappers import Bucketed, Flat, Naive, Overlapped, Wrapper
 
-# Width, layers, heads.
-GPTS = {
-    "mini": (128, 4, 4),
-    "small": (768, 12, 12),
-    "medium": (1024, 24, 16),
-    "large": (1280, 36, 20),
-    "xl": (1600, 48, 25),
-    "2.7B": (2560, 32, 32),
-}
-VARIANTS: dict[str, Callable[[torch.nn.Module], Wrapper]] = {
+VARIANTS: dict[str, Callable[[nn.Module], Wrapper]] = {
     "Naive": Naive,
     "Flat": Flat,
     "Overlap": Overlapped,
 }
 BUCKETS_MB = (1, 10, 100, 1000)
 COLUMNS = (*VARIANTS, *(f"{megabytes} MB" for megabytes in BUCKETS_MB))
-VOCABULARY = 10_000
-# Bytes a parameter takes in training, on each rank: itself, its gradient, a bucket's copy, momentum; float32.
-BYTES = 4 * 4
 
 
 class Costs:
@@ -77,24 +64,18 @@ def _spread(name: str, values: list[float], unit: str) -> dict[str, object]:
     return {f"{name}_avg{unit}": f"{fmean(values):.6g}", f"{name}_std{unit}": f"{stdev(values):.3g}"}
 
 
-def training(ctx: Context, model: str, wrap: Callable[[torch.nn.Module], Wrapper], sequences: int, tokens: int) -> Any:
-    """A step of a GPT on this rank's share of the sequences."""
-    torch.manual_seed(ctx.seed + ctx.rank)
-    width, layers, heads = GPTS[model]
-    config = GPTConfig(vocabulary=VOCABULARY, context=tokens, layers=layers, heads=heads, width=width)
-    net = wrap(GPT(config).to(ctx.device))
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
-    share = max(1, sequences // ctx.world_size)
-    text = torch.randint(VOCABULARY, (share, tokens + 1), device=ctx.device)
-    inputs, targets = text[:, :-1], text[:, 1:].flatten()
+def training(ctx: Context, model: str, wrap: Callable[[nn.Module], Wrapper], size: Size) -> Callable[[], None]:
+    net, loss = workload(ctx, model, size)
+    wrapped = wrap(net)
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.01, momentum=0.9)
 
     def step() -> None:
-        before = net.seconds_waited
+        before = wrapped.seconds_waited
         optimizer.zero_grad()
-        F.cross_entropy(net(inputs).flatten(0, 1), targets).backward()  # type: ignore[no-untyped-call]
-        net.finish()
+        loss(wrapped).backward()  # type: ignore[no-untyped-call]
+        wrapped.finish()
         optimizer.step()
-        ctx.record("comm_seconds", net.seconds_waited - before)
+        ctx.record("comm_seconds", wrapped.seconds_waited - before)
 
     return step
 
@@ -104,15 +85,9 @@ def measured(
 ) -> Result:
     if model not in size.gpts:
         pytest.skip(f"GPT {model} is not in --ddp-suite-size {size.name}")
-    sequences, tokens = size.sequences, size.tokens
-    result = ddp_benchmark(lambda ctx: training(ctx, model, wrap, sequences, tokens))
+    result = ddp_benchmark(lambda ctx: training(ctx, model, wrap, size))
     tables.of(Costs).add(model, column, result, size.sequences)
     return result
-
-
-def needed_bytes(model: str, ranks: int) -> float:
-    width, layers, _ = GPTS[model]
-    return (12.0 * width**2 * layers + VOCABULARY * width) * BYTES * ranks
 
 
 @pytest.mark.parametrize("model", GPTS)

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
-import torch
-import torch.nn.functional as F
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from pytest_ddpperf import Context, DdpBenchmark, Result
 from pytest_ddpperf.suite.resnet import MODELS
 from pytest_ddpperf.suite.sizes import Size
-from pytest_ddpperf.suite.tables import Tables
+from pytest_ddpperf.suite.tables import Tables, about
+from pytest_ddpperf.suite.workloads import Step, training, workload
 
 PERCENTILES = (50, 75, 90, 95)
 
@@ -35,19 +30,11 @@ class Sweep:
 
     def lines(self) -> Iterator[str]:
         result = next(iter(next(iter(self._rows.values())).values()))
-        facts = result.environment.recorded
         yield "-----------------------------------"
         yield "PyTorch distributed benchmark suite"
         yield "-----------------------------------"
         yield ""
-        yield f"* PyTorch version: {facts.get('torch')}"
-        yield f"* CUDA version: {facts.get('cuda')}"
-        yield f"* Distributed backend: {result.backend}"
-        yield f"* Maximum bucket size: {self._bucket_mb:g}MB"
-        yield ""
-        yield "--- nvidia-smi topo -m ---"
-        yield ""
-        yield from _topology()
+        yield from about(result, f"* Maximum bucket size: {self._bucket_mb:g}MB")
         yield "--------------------------"
         for model, by_ranks in sorted(self._rows.items(), key=lambda row: list(MODELS).index(row[0])):
             yield ""
@@ -67,38 +54,15 @@ class Sweep:
         return text + (f"  {alone.p50 / result.p50:9.0%}" if alone is not None and ranks else "")
 
 
-def _topology() -> Iterator[str]:
-    if shutil.which("nvidia-smi") is None:
-        yield "(there is no nvidia-smi)"
-        return
-    asked = subprocess.run(["nvidia-smi", "topo", "-m"], capture_output=True, text=True, check=False)
-    yield from (asked.stdout or asked.stderr).splitlines()
-
-
-def training(ctx: Context, model: str, images: int, pixels: int, bucket_mb: float | None) -> Callable[[], None]:
-    """A step on random images; without DDP where there is no `bucket_mb`."""
-    torch.manual_seed(ctx.seed)
-    net: nn.Module = MODELS[model]().to(ctx.device)
-    if bucket_mb is not None:
-        net = DistributedDataParallel(net, bucket_cap_mb=bucket_mb)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.001, momentum=0.9, weight_decay=1e-4)
-    batch = torch.randn(images, 3, pixels, pixels, device=ctx.device)
-    labels = torch.randint(1000, (images,), device=ctx.device)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        F.cross_entropy(net(batch), labels).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-
-    return step
-
-
 @pytest.mark.parametrize("model", MODELS)
 def test_ddp_sweep(
     ddp_benchmark: DdpBenchmark, model: str, sweep_ranks: int, size: Size, bucket_mb: float, tables: Tables
 ) -> None:
     """A training step of a ResNet over numbers of ranks, beside one without DDP (PyTorch's DDP benchmark)."""
-    asked: dict[str, Any] = {"model": model, "images": size.images, "pixels": size.pixels}
-    bucket = bucket_mb if sweep_ranks else None
-    result = ddp_benchmark(lambda ctx: training(ctx, **asked, bucket_mb=bucket), batch_size=size.images)
+
+    def setup(ctx: Context) -> Step:
+        net, loss = workload(ctx, model, size)
+        return training(DistributedDataParallel(net, bucket_cap_mb=bucket_mb) if sweep_ranks else net, loss)
+
+    result = ddp_benchmark(setup, batch_size=size.images)
     tables.of(Sweep).add(model, sweep_ranks, result, size.images, bucket_mb)

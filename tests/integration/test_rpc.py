@@ -120,8 +120,7 @@ def test_all_ways(rpc_benchmark):
 
 def test_the_hybrid_example_runs_with_the_numbers_that_are_asked(pytester: pytest.Pytester, run: Run) -> None:
     example = Path(__file__).parents[2] / "examples" / "rpc"
-    for name in ("hybrid.py", "test_hybrid.py"):
-        shutil.copy(example / name, pytester.path)
+    shutil.copy(example / "test_hybrid.py", pytester.path)
     result = run("--ddp-trainers=2", "--ddp-parameter-servers=3", "--ddp-disable")
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines(["*test_hybrid_epoch  2 trainers 3 ps master *", "  trainer0: *", "*All: *"])

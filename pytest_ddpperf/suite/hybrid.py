@@ -9,15 +9,12 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.rpc import RRef
 from torch.nn.parallel import DistributedDataParallel
-
-if TYPE_CHECKING:
-    from torch.distributed.nn import RemoteModule
 
 EMBEDDINGS = 300  # rows of each table
 FEATURES = 512  # of an example, over all tables together
@@ -30,19 +27,22 @@ Batch = tuple[Tensor, Tensor, Tensor]  # indices, offsets of the bags, a target 
 class HybridModel(nn.Module):
     """Looks its examples up in every table, then runs the dense layers on what came back."""
 
-    def __init__(self, tables: Sequence[RemoteModule], device: torch.device) -> None:
+    def __init__(self, tables: Sequence[Any], device: torch.device) -> None:
         super().__init__()
-        self.tables = tables
+        self.tables = tables  # RemoteModules
         widths = (FEATURES, 256, 128, 64, 32)
         layers = [part for i, o in pairwise(widths) for part in (nn.Linear(i, o), nn.ReLU())]
-        self.dense = DistributedDataParallel(nn.Sequential(*layers, nn.Linear(widths[-1], CLASSES)).to(device))
+        self.dense: nn.Module = DistributedDataParallel(
+            nn.Sequential(*layers, nn.Linear(widths[-1], CLASSES)).to(device)
+        )
 
     def forward(self, indices: Tensor, offsets: Tensor) -> Tensor:
         """Classes' scores: bags x CLASSES."""
         lookups = [table.forward_async(indices, offsets) for table in self.tables]
-        return self.dense(torch.cat([lookup.wait() for lookup in lookups], dim=1))
+        scores: Tensor = self.dense(torch.cat([lookup.wait() for lookup in lookups], dim=1))
+        return scores
 
-    def parameter_references(self) -> list[RRef]:
+    def parameter_references(self) -> list[RRef[Any]]:
         """Of all parameters, wherever they are: for a DistributedOptimizer."""
         remote = [reference for table in self.tables for reference in table.remote_parameters()]
         return remote + [RRef(parameter) for parameter in self.dense.parameters()]

@@ -1,0 +1,265 @@
+"""The evaluation of "PyTorch Distributed: Experiences on Accelerating Data Parallel Training" (Li et al., VLDB 2020):
+what overlap, bucket size, synchronising less often, compression, options and process groups do to the latency of a
+step."""
+
+from __future__ import annotations
+
+import inspect
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from itertools import count
+from statistics import median
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from pytest_ddpperf import Context, DdpBenchmark, Result
+from pytest_ddpperf.suite.sizes import Size
+from pytest_ddpperf.suite.tables import Latencies, Tables
+from pytest_ddpperf.suite.workloads import Step, training, workload
+
+# Megabytes; 0 is an all-reduce a gradient.
+BUCKETS_MB = (0, 1, 5, 25, 50)
+SYNC_EVERY = (1, 2, 4, 8)
+GROUPS = (1, 3, 5)
+
+
+# --- latency
+
+
+class Breakdown:
+    """Where the time of a step goes, a column a phase: medians over steps, of the slowest rank."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, Result] = {}
+
+    def add(self, variant: str, result: Result) -> None:
+        self._rows[variant] = result
+
+    def lines(self) -> Iterator[str]:
+        yield "Latency breakdown (p50 of each phase; communication is what the backward pass is longer by)"
+        yield f"  {'':>20} {'forward':>11} {'backward':>11} {'communication':>14} {'optimizer':>11}"
+        alone = self._rows.get("without communication")
+        for variant, result in self._rows.items():
+            forward, backward, optimizer = (_median(result, phase) for phase in PHASES)
+            compute = backward if alone is None else min(backward, _median(alone, "backward"))
+            cells = f"{forward:10.6f}s {compute:10.6f}s {backward - compute:13.6f}s {optimizer:10.6f}s"
+            yield f"  {variant:>20} {cells}"
+
+
+PHASES = ("forward", "backward", "optimizer")
+
+
+def _median(result: Result, phase: str) -> float:
+    slowest: list[float] = [
+        max(told for told in step if told is not None)
+        for launch in result.recorded[phase]
+        for step in zip(*launch, strict=True)
+    ]
+    return median(slowest)
+
+
+def phased(ctx: Context, model: str, size: Size, variant: str) -> Step:
+    """A step that records its phases. Not overlapped: the backward pass ends before the first all-reduce begins."""
+    net, loss = workload(ctx, model, size)
+    ddp = DistributedDataParallel(net)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.001, momentum=0.9)
+
+    def now() -> float:
+        if ctx.device.type != "cpu":
+            torch.accelerator.synchronize()
+        return time.perf_counter()
+
+    def step() -> None:
+        optimizer.zero_grad()
+        quiet: AbstractContextManager[object] = nullcontext() if variant == "overlapped" else ddp.no_sync()
+        with quiet:
+            marks = [now()]
+            value = loss(ddp)
+            marks.append(now())
+            value.backward()  # type: ignore[no-untyped-call]
+            if variant == "not overlapped":
+                for parameter in ddp.parameters():
+                    dist.all_reduce(parameter.grad)
+            marks.append(now())
+        optimizer.step()
+        marks.append(now())
+        for phase, began, ended in zip(PHASES, marks, marks[1:], strict=False):
+            ctx.record(phase, ended - began)
+
+    return step
+
+
+@pytest.mark.parametrize("variant", ["without communication", "overlapped", "not overlapped"])
+def test_latency_breakdown(ddp_benchmark: DdpBenchmark, variant: str, size: Size, tables: Tables) -> None:
+    """Forward, backward, communication that the backward pass does not hide, optimizer; with and without overlap."""
+    result = ddp_benchmark(lambda ctx: phased(ctx, "resnet50", size, variant))
+    tables.of(Breakdown).add(variant, result)
+
+
+@pytest.mark.parametrize("bucket", BUCKETS_MB, ids=lambda megabytes: f"{megabytes}mb")
+@pytest.mark.parametrize("model", ["resnet50", "gpt"])
+def test_bucket_latency(ddp_benchmark: DdpBenchmark, model: str, bucket: int, size: Size, tables: Tables) -> None:
+    """The size of DDP's buckets against the latency of a step, from an all-reduce a gradient to a few for all."""
+    of = size.gpts[0] if model == "gpt" else model
+
+    def setup(ctx: Context) -> Step:
+        net, loss = workload(ctx, of, size)
+        return training(DistributedDataParallel(net, bucket_cap_mb=bucket or 1e-6), loss)
+
+    result = ddp_benchmark(setup)
+    tables.of(Latencies).add(f"Bucket size, {model}", f"{bucket} MB", result)
+
+
+@pytest.mark.parametrize("every", SYNC_EVERY)
+def test_sync_every(ddp_benchmark: DdpBenchmark, every: int, size: Size, tables: Tables) -> None:
+    """Gradients reduced every 1, 2, 4 and 8 iterations: what skipping synchronisation saves an iteration."""
+    iterations = max(SYNC_EVERY)
+
+    def setup(ctx: Context) -> Step:
+        net, loss = workload(ctx, size.gpts[0], size)
+        ddp = DistributedDataParallel(net)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.001)
+
+        def step() -> None:  # as many iterations whatever the interval, so that steps are alike
+            for iteration in range(1, iterations + 1):
+                last = iteration % every == 0
+                with nullcontext() if last else ddp.no_sync():
+                    loss(ddp).backward()  # type: ignore[no-untyped-call]
+                if last:
+                    optimizer.step()
+                    optimizer.zero_grad()
+
+        return step
+
+    result = ddp_benchmark(setup)
+    tables.of(Latencies).add("Synchronisation every n iterations, an iteration", f"every {every}", result, iterations)
+
+
+# --- compression, options, groups
+
+Hook = Callable[[Any, Any], torch.futures.Future[Tensor]]
+
+
+def bf16(state: object, bucket: Any) -> torch.futures.Future[Tensor]:
+    """As torch's own hook, which is for NCCL alone."""
+    gradients: Tensor = bucket.buffer()
+    work = dist.all_reduce(gradients.to(torch.bfloat16) / dist.get_world_size(), async_op=True)
+    assert work is not None
+    reduced: torch.futures.Future[list[Tensor]] = work.get_future()
+    return reduced.then(lambda done: gradients.copy_(done.value()[0]))
+
+
+def power_sgd(state: Any, bucket: Any) -> torch.futures.Future[Tensor]:
+    compressed: torch.futures.Future[Tensor] = powerSGD_hook.powerSGD_hook(state, bucket)
+    return compressed
+
+
+def power_sgd_state() -> Any:
+    return powerSGD_hook.PowerSGDState(process_group=None, matrix_approximation_rank=1, start_powerSGD_iter=2)
+
+
+HOOKS: dict[str, tuple[Hook | None, Callable[[], Any]]] = {
+    "none": (None, lambda: None),
+    "fp16": (default_hooks.fp16_compress_hook, lambda: None),
+    "bf16": (bf16, lambda: None),
+    "PowerSGD": (power_sgd, power_sgd_state),
+}
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_compression(ddp_benchmark: DdpBenchmark, hook: str, size: Size, tables: Tables) -> None:
+    """Gradients compressed by DDP's communication hooks: fp16, bf16, PowerSGD."""
+
+    def setup(ctx: Context) -> Step:
+        net, loss = workload(ctx, size.gpts[0], size)
+        # One bucket: of several, PowerSGD's further all-reduces would begin in another order on each rank.
+        ddp = DistributedDataParallel(net, bucket_cap_mb=1000)
+        chosen, state = HOOKS[hook]
+        if chosen is not None:
+            # Without annotations, which DDP would compare with its own types.
+            ddp.register_comm_hook(state(), lambda state, bucket: chosen(state, bucket))
+        return training(ddp, loss)
+
+    tables.of(Latencies).add("Gradient compression", hook, ddp_benchmark(setup))
+
+
+def _buffers_broadcast(wanted: bool) -> dict[str, bool]:
+    """By the name that this torch has for it."""
+    names = inspect.signature(DistributedDataParallel.__init__).parameters
+    name = "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers"
+    return {name: wanted}
+
+
+OPTIONS: dict[str, Callable[[], dict[str, bool]]] = {
+    "none": dict,
+    "static_graph": lambda: {"static_graph": True},
+    "gradient_as_bucket_view": lambda: {"gradient_as_bucket_view": True},
+    "find_unused_parameters": lambda: {"find_unused_parameters": True},
+    "buffers not synchronised": lambda: _buffers_broadcast(False),
+}
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_option(ddp_benchmark: DdpBenchmark, option: str, size: Size, tables: Tables) -> None:
+    """What DDP's options cost or save: static_graph, gradient_as_bucket_view, find_unused_parameters, buffers."""
+
+    def setup(ctx: Context) -> Step:
+        net, loss = workload(ctx, "resnet50", size)
+        return training(DistributedDataParallel(net, **OPTIONS[option]()), loss)  # type: ignore[arg-type]
+
+    tables.of(Latencies).add("Options", option, ddp_benchmark(setup))
+
+
+class LeftOut(nn.Module):
+    """A block that is left out with a probability; on ranks with the same seed at the same times."""
+
+    def __init__(self, block: nn.Module, probability: float, seed: int) -> None:
+        super().__init__()
+        self.block, self._probability, self._source = block, probability, random.Random(seed)
+
+    def forward(self, values: Tensor) -> Tensor:
+        return values if self._source.random() < self._probability else torch.as_tensor(self.block(values))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_layer_dropping(ddp_benchmark: DdpBenchmark, share: float, size: Size, tables: Tables) -> None:
+    """Half of the blocks left out, the same on all ranks, so that their gradients are not reduced."""
+
+    def setup(ctx: Context) -> Step:
+        net, loss = workload(ctx, size.gpts[0], size)
+        blocks = net.get_submodule("blocks")
+        for number, block in list(blocks.named_children()):
+            setattr(blocks, number, LeftOut(block, share, int(number)))
+        return training(DistributedDataParallel(net, find_unused_parameters=True), loss)
+
+    tables.of(Latencies).add("Layer dropping", f"{share:.0%}", ddp_benchmark(setup))
+
+
+@pytest.mark.parametrize("groups", GROUPS)
+def test_round_robin(ddp_benchmark: DdpBenchmark, groups: int, size: Size, tables: Tables) -> None:
+    """Buckets dealt to 1, 3 and 5 process groups in turn, which torch's own round-robin group once did."""
+
+    def setup(ctx: Context) -> Step:
+        net, loss = workload(ctx, size.gpts[0], size)
+        ddp = DistributedDataParallel(net, bucket_cap_mb=1)
+        dealt = [dist.new_group() for _ in range(groups)]
+        turns = count()
+
+        def reduced(bucket: Any) -> torch.futures.Future[Tensor]:
+            work = dist.all_reduce(bucket.buffer(), group=dealt[next(turns) % groups], async_op=True)
+            assert work is not None
+            summed: torch.futures.Future[list[Tensor]] = work.get_future()
+            return summed.then(lambda done: done.value()[0] / ctx.world_size)
+
+        ddp.register_comm_hook(None, lambda state, bucket: reduced(bucket))
+        return training(ddp, loss)
+
+    tables.of(Latencies).add("Process groups in turn", str(groups), ddp_benchmark(setup))

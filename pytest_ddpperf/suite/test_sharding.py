@@ -1,0 +1,44 @@
+"""The same training under DDP, FSDP2 and a sharded optimizer: which to use is what users now ask."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from pytest_ddpperf import Context, DdpBenchmark
+from pytest_ddpperf.suite.sizes import Size
+from pytest_ddpperf.suite.tables import Latencies, Tables
+from pytest_ddpperf.suite.workloads import Step, training, workload
+
+SHARDED = ("DDP", "FSDP2", "DDP, ZeroRedundancyOptimizer")
+
+
+@pytest.mark.parametrize("kind", SHARDED)
+def test_sharding(ddp_benchmark: DdpBenchmark, kind: str, size: Size, tables: Tables) -> None:
+    """The same step under DDP, under FSDP2, and with an optimizer whose state is sharded."""
+
+    def setup(ctx: Context) -> Step:
+        net, loss = workload(ctx, size.gpts[0], size)
+        if kind == "FSDP2":
+            from torch.distributed.fsdp import fully_shard
+
+            for block in net.get_submodule("blocks").children():
+                fully_shard(block)
+            fully_shard(net)
+            return training(net, loss)
+        ddp = DistributedDataParallel(net)
+        if kind == "DDP":
+            return training(ddp, loss)
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
+        optimizer = ZeroRedundancyOptimizer(ddp.parameters(), torch.optim.SGD, lr=0.001, momentum=0.9)
+
+        def step() -> None:
+            optimizer.zero_grad()
+            loss(ddp).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+
+        return step
+
+    tables.of(Latencies).add("Sharding", kind, ddp_benchmark(setup))

@@ -1,0 +1,69 @@
+"""What the experiments train: a ResNet on images or a GPT on text, both random."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pytest_ddpperf import Context
+from pytest_ddpperf.suite.gpt import GPT, GPTConfig
+from pytest_ddpperf.suite.resnet import MODELS as RESNETS
+from pytest_ddpperf.suite.sizes import Size
+
+# Width, layers, heads.
+GPTS = {
+    "mini": (128, 4, 4),
+    "small": (768, 12, 12),
+    "medium": (1024, 24, 16),
+    "large": (1280, 36, 20),
+    "xl": (1600, 48, 25),
+    "2.7B": (2560, 32, 32),
+}
+VOCABULARY = 10_000
+# What a parameter takes on each rank: itself, its gradient, a bucket's copy, momentum; float32.
+BYTES = 4 * 4
+
+Loss = Callable[[nn.Module], Tensor]
+Step = Callable[[], None]
+
+
+def workload(ctx: Context, model: str, size: Size) -> tuple[nn.Module, Loss]:
+    """The model, alike on all ranks, and its loss on data of this rank's own, whatever it is wrapped in."""
+    torch.manual_seed(ctx.seed)
+    net = _net(model, size).to(ctx.device)
+    torch.manual_seed(ctx.seed + 1 + ctx.rank)
+    if model in GPTS:
+        share = max(1, size.sequences // ctx.world_size)
+        text = torch.randint(VOCABULARY, (share, size.tokens + 1), device=ctx.device)
+        return net, lambda wrapped: F.cross_entropy(wrapped(text[:, :-1]).flatten(0, 1), text[:, 1:].flatten())
+    images = torch.randn(size.images, 3, size.pixels, size.pixels, device=ctx.device)
+    labels = torch.randint(1000, (size.images,), device=ctx.device)
+    return net, lambda wrapped: F.cross_entropy(wrapped(images), labels)
+
+
+def _net(model: str, size: Size) -> nn.Module:
+    if model not in GPTS:
+        return RESNETS[model]()
+    width, layers, heads = GPTS[model]
+    return GPT(GPTConfig(vocabulary=VOCABULARY, context=size.tokens, layers=layers, heads=heads, width=width))
+
+
+def training(net: nn.Module, loss: Loss) -> Step:
+    """A step of a net in whatever wrapper."""
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.001, momentum=0.9)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        loss(net).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+    return step
+
+
+def needed_bytes(gpt: str, ranks: int) -> float:
+    """Of all ranks, in training, about."""
+    width, layers, _ = GPTS[gpt]
+    return (12.0 * width**2 * layers + VOCABULARY * width) * BYTES * ranks
