@@ -13,16 +13,16 @@ from tests.integration.conftest import STEP, Run
 SLOW = (
     STEP
     + """
-from pytest_ddpperf.rank import collective
+from pytest_ddpperf.rank import operation
 
 clock = OwnClock()
-real = collective._IN_PLACE["all_reduce"]
+real = operation._IN_PLACE["all_reduce"]
 
 def lasting(sent):
     real(sent)
     clock.go_on(None if sent.nbytes == 1 << 20 else 5.0)
 
-collective._IN_PLACE["all_reduce"] = lasting
+operation._IN_PLACE["all_reduce"] = lasting
 """
 )
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_ddpperf.rank import collective as on_rank
+from pytest_ddpperf.rank import operation as on_rank
 from pytest_ddpperf.records.collective import OPS, collective
 from pytest_ddpperf.records.errors import LaunchError, WrongResultError
 from tests.launch.conftest import Bench
@@ -109,12 +109,12 @@ def test_blocks_in_each_others_places_are_wrong(bench: Bench) -> None:
 def test_a_wrong_result_names_the_rank(bench: Bench, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "spoils.py").write_text(
         "import torch.distributed as dist\n"
-        "from pytest_ddpperf.rank import collective\n"
-        "right = collective._IN_PLACE['all_reduce']\n"
+        "from pytest_ddpperf.rank import operation\n"
+        "right = operation._IN_PLACE['all_reduce']\n"
         "def wrong(sent):\n"
         "    right(sent)\n"
         "    if dist.get_rank() == 1: sent[0] = 5\n"
-        "collective._IN_PLACE['all_reduce'] = wrong\n"
+        "operation._IN_PLACE['all_reduce'] = wrong\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     asked = collective("all_reduce", 1024, "float32", 2)
