@@ -177,7 +177,7 @@ ROWS = (
     Row(
         option="--ddp-suite-size", field="suite_size", default="auto", metavar="SIZE", ini="string",
         help="how much the shipped suite (--pyargs pytest_ddpperf.suite) measures: tiny, small or full; "
-        "auto: full where there is a CUDA device, else small",
+        "auto: full where ranks have a CUDA device each, else small",
     ),
     Row(
         option="--ddp-suite-bucket-mb", field="suite_bucket_mb", default="25", metavar="MB", ini="float",

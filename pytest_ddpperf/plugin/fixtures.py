@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import operator
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
@@ -116,14 +117,19 @@ class CollectiveBenchmark(_OnRanks):
         share the error rate of one gate; all are measured before GateFailed is raised for those that failed.
         """
         __tracebackhide__ = True
+        if not isinstance(sizes, Iterable):
+            raise TypeError(f"{self._name}({op!r}, {sizes!r}): sizes are several, as in ({sizes!r},)")
         asked = self._asked(op, tuple(sizes), dtype)
         check_name(name)
         plan = self._plan(self._world_size)
         level = self._level(gate) / len(asked)
-        results, failures = [], []
+        labels = {words: "-".join(filter(None, (name, words.lower()))) for words in asked}
+        self._check_labels(labels)
+        results: list[CollectiveResult] = []
+        failures: list[GateFailed] = []
         for words, one in asked.items():
             try:
-                label = self._label({}, None, "-".join(filter(None, (name, words.lower()))))
+                label = self._label({}, None, labels[words])
                 of_size = replace(plan, collective=one)
                 result = self._gated(
                     of_size, None, label=label, batch_size=None, gate=gate, level=level, notes=self._notes()
@@ -131,9 +137,23 @@ class CollectiveBenchmark(_OnRanks):
                 results.append(cast(CollectiveResult, result))
             except GateFailed as failed:
                 failures.append(failed)
+            except pytest.fail.Exception as failed:  # a launch failed: what was found before is told too
+                raise plain_failure("\n\n".join(map(str, (*failures, failed)))) from None
         if failures:
             raise GateFailed("\n\n".join(str(failed) for failed in failures), failures[0].result)
         return tuple(results)
+
+    def _check_labels(self, labels: Mapping[str, str]) -> None:
+        __tracebackhide__ = True
+        for words, label in labels.items():
+            if label in self._state.labels:
+                raise ValueError(
+                    f"{self._name}: a collective over {words} was measured before in this test"
+                    f"{' by that name' if label != words.lower() else ''}: give each further call a name of its own"
+                )
+        for label in labels.values():
+            if label in self._state.failed_gates:  # in a rerun: the others are not asked for again either
+                self._label({}, None, label)
 
     def _asked(self, op: Any, sizes: tuple[Any, ...], dtype: Any) -> dict[str, Collective]:
         """By size in words; raises TypeError or ValueError."""
@@ -142,8 +162,10 @@ class CollectiveBenchmark(_OnRanks):
             raise ValueError(f"{self._name}({op!r}): no size was given")
         asked = {}
         for size in sizes:
-            if type(size) is not int or size < 1:
+            whole = hasattr(type(size), "__index__") and not isinstance(size, bool)
+            if not whole or size < 1:
                 raise ValueError(f"{self._name}: a size of {size!r}: bytes, a whole number from 1")
+            size = operator.index(size)
             if in_words(size) in asked:
                 raise ValueError(f"{self._name}: {in_words(size)} is among the sizes twice")
             try:

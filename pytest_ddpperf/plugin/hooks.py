@@ -79,8 +79,18 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         sizes = state.settings_of(metafunc.definition).world_sizes
     except MarkerError:
         return  # an error here would lose the whole file: the test will fail in its setup
-    if len(sizes) > 1:
+    if len(sizes) > 1 and not _sized_by_parameters(metafunc):
         metafunc.parametrize(WORLD_SIZE, sizes, ids=[f"ws{size}" for size in sizes])
+
+
+def _sized_by_parameters(metafunc: pytest.Metafunc) -> bool:
+    """Whether each of the test's parameters has a marker of its own that says the world size."""
+    calls = metafunc._calls  # pytest has no public word for them
+
+    def sized(mark: Any) -> bool:
+        return mark.name == options.MARKS[options.MARKER] and "world_size" in mark.kwargs
+
+    return bool(calls) and all(any(map(sized, getattr(call, "marks", ()))) for call in calls)
 
 
 @pytest.hookimpl(trylast=True)
@@ -100,6 +110,8 @@ def pytest_deselected(items: Sequence[pytest.Item]) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
     run = session.config.stash[RUN]
+    if session.items and session.config.getoption("ddp_suite_list"):  # the suite would have taken them
+        raise pytest.UsageError("--ddp-suite-list: the suite is not among the tests: add --pyargs pytest_ddpperf.suite")
     run.collected(session.items)
     if run.items and not run.worker and not session.config.option.collectonly:
         _prepare(run, session.items)

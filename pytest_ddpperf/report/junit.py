@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pytest_ddpperf.records import Outcome
+from pytest_ddpperf.report import text
 from pytest_ddpperf.verdict import stats
 
 
@@ -23,9 +24,10 @@ def properties(outcome: Outcome) -> list[tuple[str, str]]:
             values |= {"metric": counted.limit.metric, "ratio": f"{1 + counted.change:.4f}"}
         elif worst is not None:
             values["metric"] = worst.limit.metric
-            values["ratio"] = f"{1 + worst.change.estimate:.4f}"
-            values["interval"] = f"{1 + worst.change.low:.4f}..{1 + worst.change.high:.4f}"
-            values["resolution"] = f"{worst.resolution:.4f}"
+            change = text.changed(worst)
+            values["ratio"] = f"{1 + change.estimate:.4f}"
+            values["interval"] = f"{1 + change.low:.4f}..{1 + change.high:.4f}"
+            values["resolution"] = f"{text.resolution(worst):.4f}"
     if outcome.beside is not None:
         values |= {"against": str(outcome.beside.version), "against_commit": outcome.beside.version.commit}
     if outcome.measurement is not None:

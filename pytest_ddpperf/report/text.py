@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pytest_ddpperf.records import Comparison, CounterChange, Interval, Outcome
 from pytest_ddpperf.records.collective import Collective
 
+_LEAST = 1e-9  # of what a time was: bounds may be so wide that nothing is left of it
 _BELOW_SECONDS = ((1e-3, 1e3, "ms"), (1e-6, 1e6, "us"), (0.0, 1e9, "ns"))
 
 
@@ -73,7 +74,8 @@ def changed(comparison: Comparison) -> Interval:
     if not comparison.limit.is_bandwidth:
         return change
     # Its bounds at the ends of time's, the longest of which is the least bandwidth.
-    estimate, low, high = (1 / (1 + time) - 1 for time in (change.estimate, change.high, change.low))
+    times = (max(1 + time, _LEAST) for time in (change.estimate, change.high, change.low))
+    estimate, low, high = (1 / time - 1 for time in times)
     return Interval(estimate=estimate, low=low, high=high)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_ddpperf.suite.sizes import SIZES, Size
+from pytest_ddpperf.suite.sizes import Size, asked, chosen, largest_world, on_cuda
 from pytest_ddpperf.suite.tables import Tables
 
 _HERE = Path(__file__).parent
@@ -18,28 +18,6 @@ _TABLES = pytest.StashKey[Tables]()
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_TABLES] = Tables()
-
-
-def _asked(config: pytest.Config, name: str, default: Any) -> Any:
-    """An option of the plugin's: from the command line, else from the ini file."""
-    given = config.getoption(name)
-    if given is None:
-        given = config.getini(name)
-    return default if given is None else given
-
-
-def _size(config: pytest.Config) -> Size:
-    name = _asked(config, "ddp_suite_size", "auto")
-    if name == "auto":
-        name = "full" if torch.cuda.is_available() else "small"
-    return SIZES[name]
-
-
-def largest_world(config: pytest.Config) -> int:
-    """The most ranks that --ddp-world-size asks for."""
-    asked = _asked(config, "ddp_world_size", "2")
-    parts = asked if isinstance(asked, (list, tuple)) else [asked]
-    return max(int(number) for part in parts for number in str(part).split(","))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -61,7 +39,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     ours = [item for item in items if Path(item.path).is_relative_to(_HERE)]
     for item in ours:
-        item.add_marker(pytest.mark.ddp_defaults(**_size(config).settings))
+        item.add_marker(pytest.mark.ddp_defaults(**chosen(config).settings))
     if config.getoption("ddp_suite_list"):
         for item in sorted(ours, key=lambda item: item.name):
             told = getattr(getattr(item, "obj", None), "__doc__", None) or ""
@@ -96,7 +74,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 @pytest.fixture
 def size(request: pytest.FixtureRequest) -> Size:
     """How much is measured."""
-    return _size(request.config)
+    return chosen(request.config)
 
 
 @pytest.fixture
@@ -107,19 +85,22 @@ def tables(request: pytest.FixtureRequest) -> Tables:
 
 @pytest.fixture
 def bucket_mb(request: pytest.FixtureRequest) -> float:
-    return float(_asked(request.config, "ddp_suite_bucket_mb", 25))
+    return float(asked(request.config, "ddp_suite_bucket_mb", 25))
 
 
 @pytest.fixture
-def roomy() -> Callable[[float], None]:
-    """Call it with the bytes that a test needs: it skips one that needs more than are free."""
-    return _need_bytes
+def roomy(request: pytest.FixtureRequest) -> Callable[..., None]:
+    """Call it with the bytes that each rank of a test needs: it skips one that needs more than there are."""
 
+    def need(each: float, ranks: int | None = None) -> None:
+        if on_cuda(request.config):
+            needed, free = each, float(torch.cuda.get_device_properties(0).total_memory)
+        else:
+            needed, free = each * (ranks or largest_world(request.config)), _free_bytes()
+        if needed > free:
+            pytest.skip(f"needs about {needed / 1e9:.1f} GB of memory, {free / 1e9:.1f} GB are there")
 
-def _need_bytes(needed: float) -> None:
-    free = _free_bytes()
-    if needed > free:
-        pytest.skip(f"needs about {needed / 1e9:.1f} GB of memory, {free / 1e9:.1f} GB are free")
+    return need
 
 
 def _free_bytes() -> float:

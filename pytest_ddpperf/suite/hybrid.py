@@ -30,6 +30,7 @@ class HybridModel(nn.Module):
     def __init__(self, tables: Sequence[Any], device: torch.device) -> None:
         super().__init__()
         self.tables = tables  # RemoteModules
+        self._device = device
         widths = (FEATURES, 256, 128, 64, 32)
         layers = [part for i, o in pairwise(widths) for part in (nn.Linear(i, o), nn.ReLU())]
         self.dense: nn.Module = DistributedDataParallel(
@@ -39,7 +40,7 @@ class HybridModel(nn.Module):
     def forward(self, indices: Tensor, offsets: Tensor) -> Tensor:
         """Classes' scores: bags x CLASSES."""
         lookups = [table.forward_async(indices, offsets) for table in self.tables]
-        scores: Tensor = self.dense(torch.cat([lookup.wait() for lookup in lookups], dim=1))
+        scores: Tensor = self.dense(torch.cat([lookup.wait() for lookup in lookups], dim=1).to(self._device))
         return scores
 
     def parameter_references(self) -> list[RRef[Any]]:

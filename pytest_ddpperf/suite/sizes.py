@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
+import torch
+
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
@@ -70,3 +73,32 @@ SIZES = {
         ),
     )
 }
+
+
+def asked(config: pytest.Config, name: str, default: Any) -> Any:
+    """An option of the plugin's: from the command line, else from the ini file."""
+    given = config.getoption(name)
+    if given is None:
+        given = config.getini(name)
+    return default if given is None else given
+
+
+def largest_world(config: pytest.Config) -> int:
+    """The most ranks that --ddp-world-size asks for."""
+    sizes = asked(config, "ddp_world_size", "2")
+    parts = sizes if isinstance(sizes, (list, tuple)) else [sizes]
+    return max(int(number) for part in parts for number in str(part).split(","))
+
+
+def on_cuda(config: pytest.Config) -> bool:
+    """Whether ranks have a CUDA device each, as the plugin chooses."""
+    device, backend = (asked(config, f"ddp_{name}", "auto") for name in ("device", "backend"))
+    if device != "auto" or backend != "auto":
+        return bool(device == "cuda" or (device == "auto" and backend == "nccl"))
+    return torch.cuda.device_count() >= largest_world(config)
+
+
+def chosen(config: pytest.Config) -> Size:
+    """That of the run."""
+    name = asked(config, "ddp_suite_size", "auto")
+    return SIZES[("full" if on_cuda(config) else "small") if name == "auto" else name]

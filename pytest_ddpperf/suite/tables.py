@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol, TypeVar
 
 from pytest_ddpperf import Result
@@ -75,20 +75,25 @@ class Latencies:
 
     def __init__(self) -> None:
         self._results: dict[str, dict[str, tuple[Result, int]]] = {}  # and how many iterations a step has
+        self._variants: dict[str, list[str]] = {}
 
-    def add(self, experiment: str, variant: str, result: Result, iterations: int = 1) -> None:
-        self._results.setdefault(experiment, {})[variant] = result, iterations
+    def add(
+        self, experiment: str, variant: str, result: Result, *, among: Iterable[object], iterations: int = 1
+    ) -> None:
+        """`among` are all variants, in order: the first that was measured is what others are held beside."""
+        where = f"{experiment}, {result.world_size} {result.backend} ranks"
+        self._variants[where] = list(map(str, among))
+        self._results.setdefault(where, {})[variant] = result, iterations
 
     def lines(self) -> Iterator[str]:
         for experiment, by_variant in self._results.items():
             yield experiment
-            first = None
-            fastest = min(by_variant, key=lambda variant: _each(by_variant[variant]))
-            for variant, taken in by_variant.items():
-                each = _each(taken)
-                first = first or each
-                best = "  fastest" * (variant == fastest)
-                yield f"  {variant:>28}:  p50  {each:.6f}s  {each / first - 1:+7.1%}{best}"
+            measured = [variant for variant in self._variants[experiment] if variant in by_variant]
+            each = {variant: _each(by_variant[variant]) for variant in measured}
+            first, fastest = each[measured[0]], min(each.values())
+            for variant, seconds in each.items():
+                best = "  fastest" * (seconds == fastest and len(each) > 1)
+                yield f"  {variant:>28}:  p50  {seconds:.6f}s  {seconds / first - 1:+7.1%}{best}"
 
 
 def _each(taken: tuple[Result, int]) -> float:

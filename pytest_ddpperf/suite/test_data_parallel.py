@@ -51,17 +51,17 @@ class Costs:
             ]
             shares = [seconds / step for seconds, step in zip(waited, steps, strict=True)]
             figures |= _spread("comm_time", waited, "_s") | _spread("comm_frac", shares, "")
-        self._columns.setdefault(model, {})[column] = figures
+        self._columns.setdefault(f"{model} on {result.world_size} ranks", {})[column] = figures
 
     def lines(self) -> Iterator[str]:
-        for model in filter(self._columns.get, GPTS):
+        for model, taken in sorted(self._columns.items(), key=lambda column: list(GPTS).index(column[0].split()[0])):
             yield f"Data parallel training of GPT {model}"
-            taken = self._columns[model]
             yield from columns({name: taken[name] for name in COLUMNS if name in taken})
 
 
 def _spread(name: str, values: list[float], unit: str) -> dict[str, object]:
-    return {f"{name}_avg{unit}": f"{fmean(values):.6g}", f"{name}_std{unit}": f"{stdev(values):.3g}"}
+    deviation = stdev(values) if len(values) > 1 else 0.0
+    return {f"{name}_avg{unit}": f"{fmean(values):.6g}", f"{name}_std{unit}": f"{deviation:.3g}"}
 
 
 def training(ctx: Context, model: str, wrap: Callable[[nn.Module], Wrapper], size: Size) -> Callable[[], None]:
@@ -81,10 +81,17 @@ def training(ctx: Context, model: str, wrap: Callable[[nn.Module], Wrapper], siz
 
 
 def measured(
-    ddp_benchmark: DdpBenchmark, model: str, column: str, wrap: Callable[..., Wrapper], size: Size, tables: Tables
+    ddp_benchmark: DdpBenchmark,
+    model: str,
+    column: str,
+    wrap: Callable[..., Wrapper],
+    size: Size,
+    tables: Tables,
+    roomy: Callable[..., None],
 ) -> Result:
     if model not in size.gpts:
         pytest.skip(f"GPT {model} is not in --ddp-suite-size {size.name}")
+    roomy(needed_bytes(model))
     result = ddp_benchmark(lambda ctx: training(ctx, model, wrap, size))
     tables.of(Costs).add(model, column, result, size.sequences)
     return result
@@ -93,19 +100,17 @@ def measured(
 @pytest.mark.parametrize("model", GPTS)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_variant(
-    ddp_benchmark: DdpBenchmark, model: str, variant: str, size: Size, tables: Tables, roomy: Callable[[float], None]
+    ddp_benchmark: DdpBenchmark, model: str, variant: str, size: Size, tables: Tables, roomy: Callable[..., None]
 ) -> None:
     """Gradient averaging written out, naive, flat and overlapped, on GPTs: step time and time waited (CS336)."""
-    roomy(needed_bytes(model, 2))
-    result = measured(ddp_benchmark, model, variant, VARIANTS[variant], size, tables)
+    result = measured(ddp_benchmark, model, variant, VARIANTS[variant], size, tables, roomy)
     assert set(result.recorded) == {"comm_seconds"}
 
 
 @pytest.mark.parametrize("model", GPTS)
 @pytest.mark.parametrize("bucket", BUCKETS_MB, ids=lambda megabytes: f"{megabytes}mb")
 def test_bucket_size(
-    ddp_benchmark: DdpBenchmark, model: str, bucket: int, size: Size, tables: Tables, roomy: Callable[[float], None]
+    ddp_benchmark: DdpBenchmark, model: str, bucket: int, size: Size, tables: Tables, roomy: Callable[..., None]
 ) -> None:
     """Overlapped averaging in buckets of 1 to 1000 MB, on GPTs: step time and time waited (CS336)."""
-    roomy(needed_bytes(model, 2))
-    measured(ddp_benchmark, model, f"{bucket} MB", lambda module: Bucketed(module, bucket), size, tables)
+    measured(ddp_benchmark, model, f"{bucket} MB", lambda module: Bucketed(module, bucket), size, tables, roomy)

@@ -14,7 +14,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from pytest_ddpperf import Context, DdpRun
-from pytest_ddpperf.suite.sizes import Size
+from pytest_ddpperf.suite.sizes import Size, largest_world
 from pytest_ddpperf.suite.tables import Tables
 from pytest_ddpperf.suite.workloads import workload
 
@@ -133,13 +133,15 @@ def leave_out_a_parameter(ctx: Context) -> None:
         net(torch.ones(1, 4, device=ctx.device), ctx.rank > 0).sum().backward()
 
 
-@pytest.mark.ddp(timeout=15)
-def test_hang_of_another_reduction_order(ddp_run: DdpRun) -> None:
+@pytest.mark.ddp(timeout=30)
+def test_hang_of_another_reduction_order(ddp_run: DdpRun, pytestconfig: pytest.Config) -> None:
     """The paper's first way to hang, reductions in another order, is red with the line in which each rank waits."""
+    if largest_world(pytestconfig) == 1:
+        pytest.skip("one rank waits for nobody")
     with pytest.raises(pytest.fail.Exception) as caught:
         ddp_run(reduce_in_another_order)
     told = str(caught.value)
-    assert "did not end within 15 s" in told
+    assert "did not end within 30 s" in told
     assert "in reduce_in_another_order" in told
     assert "other ranks:" in told
 

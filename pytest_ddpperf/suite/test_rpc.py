@@ -14,6 +14,7 @@ import torch.nn.functional as F
 
 from pytest_ddpperf import Result, RpcBenchmark, RpcContext
 from pytest_ddpperf.suite.hybrid import EMBEDDINGS, HybridModel, columns_on, epoch_of_batches
+from pytest_ddpperf.suite.sizes import asked
 from pytest_ddpperf.suite.tables import Tables, about
 
 PERCENTILES = (50, 75, 90, 95)
@@ -50,7 +51,7 @@ class Hybrid:
 
 
 def _row(who: str, durations: Sequence[float], examples: float) -> str:
-    hundredths = quantiles(durations, n=100, method="inclusive")
+    hundredths = quantiles([*durations, *durations][: max(2, len(durations))], n=100, method="inclusive")
     text = f"{who:>12}:"
     for q in PERCENTILES:
         seconds = hundredths[q - 1]
@@ -100,9 +101,9 @@ def trainer(ctx: RpcContext, tables: Sequence[Any]) -> Callable[[], int]:
 def test_hybrid(rpc_benchmark: RpcBenchmark, pytestconfig: Any, tables: Tables) -> None:
     """Embeddings on parameter servers by RPC, dense layers under DDP: an epoch's time (PyTorch's DDP+RPC benchmark)."""
     # As many as the original has where the machine carries them, a core each.
-    carried = ORIGINALS if (os.cpu_count() or 1) > 2 * ORIGINALS else 2
+    carried = ORIGINALS if len(os.sched_getaffinity(0)) > 2 * ORIGINALS else 2
     trainers, servers = (
-        None if pytestconfig.getoption(option) else carried for option in ("ddp_trainers", "ddp_parameter_servers")
+        None if asked(pytestconfig, option, None) else carried for option in ("ddp_trainers", "ddp_parameter_servers")
     )
     result = rpc_benchmark(trainer, master=master, trainers=trainers, parameter_servers=servers)
     tables.of(Hybrid).add(result)

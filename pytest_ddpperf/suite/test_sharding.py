@@ -41,4 +41,4 @@ def test_sharding(ddp_benchmark: DdpBenchmark, kind: str, size: Size, tables: Ta
 
         return step
 
-    tables.of(Latencies).add("Sharding", kind, ddp_benchmark(setup))
+    tables.of(Latencies).add("Sharding", kind, ddp_benchmark(setup), among=SHARDED)

@@ -63,7 +63,7 @@ def training(net: nn.Module, loss: Loss) -> Step:
     return step
 
 
-def needed_bytes(gpt: str, ranks: int) -> float:
-    """Of all ranks, in training, about."""
+def needed_bytes(gpt: str) -> float:
+    """Of each rank, in training, about."""
     width, layers, _ = GPTS[gpt]
-    return (12.0 * width**2 * layers + VOCABULARY * width) * BYTES * ranks
+    return (12.0 * width**2 * layers + VOCABULARY * width) * BYTES

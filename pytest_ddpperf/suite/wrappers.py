@@ -153,4 +153,4 @@ def _unflatten(flat: Tensor, tensors: Sequence[Tensor | None]) -> None:
 
 def _synchronize(tensor: Tensor) -> None:
     if tensor.device.type != "cpu":
-        torch.accelerator.synchronize()
+        torch.accelerator.current_stream(tensor.device).synchronize()  # what others still reduce is not waited for

@@ -21,7 +21,7 @@ def test_it_is_listed_with_what_each_experiment_is_for(run: Run) -> None:
 def test_the_sweep_is_told_as_pytorchs_benchmark_tells_it(pytester: pytest.Pytester, run: Run) -> None:
     result = run(*SUITE, "--ddp-save-baseline", "--ddp-suite-bucket-mb=1", "-k", "sweep and resnet50", small=False)
     assert result.parseoutcomes()["passed"] == 3
-    numbers = "p50:  0.???s *[0-9]/s  p75:  0.???s *[0-9]/s  p90:  0.???s *[0-9]/s  p95:  0.???s *[0-9]/s"
+    numbers = "p50:  *.???s *[0-9]/s  p75:  *.???s *[0-9]/s  p90:  *.???s *[0-9]/s  p95:  *.???s *[0-9]/s"
     result.stdout.fnmatch_lines(
         [
             "PyTorch distributed benchmark suite",
@@ -46,11 +46,11 @@ def test_what_does_not_fit_is_skipped_with_its_reason_and_the_rest_is_told(run: 
     result.stdout.fnmatch_lines(
         [
             "| Backend | Workers | Data Size | Time (s) *|",
-            "| gloo    | 2       | 1MB       | 0.?????? |",
-            "Data parallel training of GPT mini",
+            "| gloo    | 2       | 1MB       | *.?????? |",
+            "Data parallel training of GPT mini on 2 ranks",
             "|  * | Naive  * | Flat  * |",
             "| benchmark_steps   | 3 * | 3 * |",
-            "| comm_frac_avg * | 0.* | 0.* |",
+            "| comm_frac_avg * | *.* | *.* |",
             "skipped: test_all_reduce_by_backend[[]gloo-2-100mb[]]: 100 MB are not in --ddp-suite-size tiny",
             "skipped: test_all_reduce_by_backend[[]nccl-2-1mb[]]: *nccl*",
             "skipped: test_variant[[]Flat-medium[]]: GPT medium is not in --ddp-suite-size tiny",
@@ -66,11 +66,29 @@ def test_experiments_of_the_paper_and_over_rpc_are_told_in_their_forms(run: Run)
     result.stdout.fnmatch_lines_random(
         [
             "------------------  PyTorch Distributed Benchmark (DDP and RPC) ---------------------",
-            "    Trainer1:  p50:  ?.???s *[0-9]/s  p75:  ?.???s *[0-9]/s  p90:  ?.???s *[0-9]/s  p95:  ?.???s *[0-9]/s",
-            "         All:  p50:  ?.???s *[0-9]/s  p75:  ?.???s *",
+            "    Trainer1:  p50:  *.???s *[0-9]/s  p75:  *.???s *[0-9]/s  p90:  *.???s *[0-9]/s  p95:  *.???s *[0-9]/s",
+            "         All:  p50:  *.???s *[0-9]/s  p75:  *.???s *",
             "  RPC, used 3 times        batch    4  forward          36,864",
             "  RPC, used 3 times        batch    4  backward         36,864",
-            "Gradient compression",
-            "  *PowerSGD:  p50  0.??????s    +0.0%  fastest",
+            "Gradient compression, 2 gloo ranks",
+            "  *PowerSGD:  p50  *.??????s    +0.0%",
         ]
     )
+
+
+def test_it_runs_disabled_and_rows_have_their_own_numbers_of_ranks(run: Run) -> None:
+    asked = "resnet50 and sweep or Naive-mini or ddp_traffic and 1-SGD or hybrid or gloo-2-1mb"
+    result = run(*SUITE, "-k", asked, "--ddp-disable", "--ddp-world-size=1,2", "-v", small=False)
+    assert result.ret == 0
+    text = result.stdout.str()
+    assert "test_ddp_sweep[1m-1g-resnet50] PASSED" in text  # once, whatever the sizes
+    assert "test_all_reduce_by_backend[gloo-2-1mb] PASSED" in text
+    assert "test_variant[Naive-mini-ws1] PASSED" in text
+    result.stdout.fnmatch_lines(["*all_reduce.bytes could not be counted*"])
+
+
+def test_the_list_of_a_suite_that_is_not_there_is_a_usage_error(pytester: pytest.Pytester, run: Run) -> None:
+    pytester.makepyfile("def test_plain(): pass")
+    result = run("--ddp-suite-list", small=False)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*the suite is not among the tests: add --pyargs pytest_ddpperf.suite"])

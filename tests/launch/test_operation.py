@@ -106,21 +106,25 @@ def test_blocks_in_each_others_places_are_wrong(bench: Bench) -> None:
         assert "24 of 24 elements are wrong" in problem
 
 
-def test_a_wrong_result_names_the_rank(bench: Bench, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "spoils.py").write_text(
+@pytest.mark.parametrize(("after", "phase"), [(0, "setup"), (5, "clean-up")], ids=["before", "after the window"])
+def test_a_wrong_result_names_the_rank(
+    bench: Bench, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, after: int, phase: str
+) -> None:
+    (tmp_path / f"spoils{after}.py").write_text(
         "import torch.distributed as dist\n"
         "from pytest_ddpperf.rank import operation\n"
-        "right = operation._IN_PLACE['all_reduce']\n"
+        "right, runs = operation._IN_PLACE['all_reduce'], []\n"
         "def wrong(sent):\n"
         "    right(sent)\n"
-        "    if dist.get_rank() == 1: sent[0] = 5\n"
+        "    runs.append(1)\n"
+        f"    if dist.get_rank() == 1 and len(runs) > {after}: sent[0] = 5\n"
         "operation._IN_PLACE['all_reduce'] = wrong\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     asked = collective("all_reduce", 1024, "float32", 2)
-    with pytest.raises(LaunchError) as caught:
-        bench.launch(replace(bench.plan(), collective=asked, preload=("spoils",)), None)
+    with pytest.raises(LaunchError) as caught:  # the first check, a step of warm-up, three timed, the second check
+        bench.launch(replace(bench.plan(), collective=asked, preload=(f"spoils{after}",)), None)
     assert str(caught.value).startswith(
-        "rank 1 failed in setup: all_reduce of 1KiB float32: 1 of 256 elements are wrong: "
+        f"rank 1 failed in {phase}: all_reduce of 1KiB float32: 1 of 256 elements are wrong: "
         "element 0 is 5.0 instead of 17.0"
     )
