@@ -14,7 +14,8 @@ which there are as many as the one that wants most of them takes.
 "in turns": both sides in turns, as --ddp-against has them; limit 5 %, slower by 10 %. "fine": the same with a limit of
 3 %, slower by 5 %, at most 40 launches a side.
 
-Nothing is left out: each finished measurement is a line of the results file; a run goes on where the last one ended,
+Nothing is left out: each finished measurement is a line of the results file (benchmarks/results has those that the docs
+tell of); a run goes on where the last one ended,
 and tells all of it. A session that no measurement could be held against (the first ten minutes, and those after a
 break) counts in no rate.
 """
