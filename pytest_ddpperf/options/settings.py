@@ -52,9 +52,9 @@ class Settings:
     against_env: tuple[str, ...] | None  # "NAME=VALUE"
     against_option: tuple[str, ...] | None
     disable: bool
-    suite_size: Literal["auto", "tiny", "small", "full"]
-    suite_bucket_mb: float
-    suite_list: bool
+    suite_size: Literal["auto", "tiny", "small", "full"] = "auto"  # the suite's own, which reads it by pytest's words
+    suite_bucket_mb: float = 25.0
+    suite_list: bool = False
     json_path: Path | None  # absolute
     sources: Mapping[str, str]  # name of a field -> a marker's, "command line", "ini" or "default"
 
