@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from pytest_ddpperf import Result
@@ -46,10 +46,15 @@ class Tables:
 def columns(cells: Mapping[str, Mapping[str, object]]) -> Iterator[str]:
     """A Markdown table of a column a variant, a row a figure; `cells` by column, then by row."""
     names = list(cells)
-    rows = [["", *names], *([row, *(str(cells[name].get(row, "-")) for name in names)] for row in cells[names[0]])]
+    yield from markdown(
+        [["", *names], *([row, *(str(cells[name].get(row, "-")) for name in names)] for row in cells[names[0]])]
+    )
+
+
+def markdown(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """The first row has the titles."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    ruled = [rows[0], [":" + "-" * (width - 1) for width in widths], *rows[1:]]
-    for row in ruled:
+    for row in (rows[0], [":" + "-" * (width - 1) for width in widths], *rows[1:]):
         yield "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |"
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from pytest_ddpperf import CollectiveBenchmark, CollectiveResult
 from pytest_ddpperf.suite.sizes import Size, largest_world
-from pytest_ddpperf.suite.tables import Tables
+from pytest_ddpperf.suite.tables import Tables, markdown
 
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all", "send_recv")
 MEGABYTES = (1, 10, 100, 1000)
@@ -30,12 +30,7 @@ class ByBackend:
     def lines(self) -> Iterator[str]:
         yield "All-reduce by backend, p50"
         titles = "Backend", "Workers", "Data Size", "Time (s)"
-        rows = [titles, *sorted(self._rows, key=lambda row: (row[0], int(row[1])))]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        for number, row in enumerate(rows):
-            yield "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |"
-            if not number:
-                yield "|" + "|".join("-" * (width + 2) for width in widths) + "|"
+        yield from markdown([titles, *sorted(self._rows, key=lambda row: (row[0], int(row[1])))])
 
 
 @pytest.mark.parametrize("op", OPS)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable, Iterator, Sequence
-from statistics import fmean, quantiles
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -51,10 +51,10 @@ class Hybrid:
 
 
 def _row(who: str, durations: Sequence[float], examples: float) -> str:
-    hundredths = quantiles([*durations, *durations][: max(2, len(durations))], n=100, method="inclusive")
+    ordered = sorted(durations)
     text = f"{who:>12}:"
     for q in PERCENTILES:
-        seconds = hundredths[q - 1]
+        seconds = ordered[round((len(ordered) - 1) * q / 100)]
         text += f"  p{q:02d}:  {seconds:1.3f}s  {examples / seconds:6.0f}/s"
     return text
 

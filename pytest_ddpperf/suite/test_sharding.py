@@ -32,13 +32,6 @@ def test_sharding(ddp_benchmark: DdpBenchmark, kind: str, size: Size, tables: Ta
             return training(ddp, loss)
         from torch.distributed.optim import ZeroRedundancyOptimizer
 
-        optimizer = ZeroRedundancyOptimizer(ddp.parameters(), torch.optim.SGD, lr=0.001, momentum=0.9)
-
-        def step() -> None:
-            optimizer.zero_grad()
-            loss(ddp).backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-
-        return step
+        return training(ddp, loss, ZeroRedundancyOptimizer(ddp.parameters(), torch.optim.SGD, lr=0.001, momentum=0.9))
 
     tables.of(Latencies).add("Sharding", kind, ddp_benchmark(setup), among=SHARDED)

@@ -51,9 +51,9 @@ def _net(model: str, size: Size) -> nn.Module:
     return GPT(GPTConfig(vocabulary=VOCABULARY, context=size.tokens, layers=layers, heads=heads, width=width))
 
 
-def training(net: nn.Module, loss: Loss) -> Step:
-    """A step of a net in whatever wrapper."""
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.001, momentum=0.9)
+def training(net: nn.Module, loss: Loss, optimizer: torch.optim.Optimizer | None = None) -> Step:
+    """A step of a net in whatever wrapper, with SGD if nothing else is said."""
+    optimizer = optimizer or torch.optim.SGD(net.parameters(), lr=0.001, momentum=0.9)
 
     def step() -> None:
         optimizer.zero_grad()
