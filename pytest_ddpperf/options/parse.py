@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Literal, cast
 
 from pytest_ddpperf.options.table import FAIL_ON_NAMES
-from pytest_ddpperf.records.asked import COUNTERS, Limit
+from pytest_ddpperf.records.asked import BANDWIDTH, COUNTERS, Limit
 
 _LONGEST_SECONDS = 1e9  # 31 years; from ten times that on a socket's timeout overflows
 # Four decimals: p99.9999 needs three million steps, and with many more a percentile is rounded to 100.
@@ -114,7 +114,7 @@ def _limit(item: object) -> Limit:
     if bandwidth is not None:
         if float(bandwidth[1]) >= 100:
             raise Refused(item, "no bandwidth falls by so much: less than 100 %")
-        return Limit(metric="busbw", value=float(bandwidth[1]) / 100, unit="%")
+        return Limit(metric=BANDWIDTH, value=float(bandwidth[1]) / 100, unit="%")
     match = _LIMIT.fullmatch(item) if isinstance(item, str) else None
     if match is None:
         raise Refused(item, f"not {_LIMIT_FORM}")

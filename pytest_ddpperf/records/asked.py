@@ -11,6 +11,9 @@ from pytest_ddpperf.records.collective import Collective
 # What a step is counted to do, exactly: see docs/counters.md.
 COUNTERS = ("rpc.calls", "rpc.bytes", "all_reduce.count", "all_reduce.bytes", "gradient_bytes")
 
+# The metric of a collective's limit on bandwidth.
+BANDWIDTH = "busbw"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
@@ -32,7 +35,7 @@ class Limit:
     @property
     def is_bandwidth(self) -> bool:
         """Whether less is worse: what a collective moves in the time of a step at p50."""
-        return self.metric == "busbw"
+        return self.metric == BANDWIDTH
 
     @property
     def percentile(self) -> float:

@@ -55,7 +55,9 @@ def told(outcome: Outcome) -> Iterator[str]:
 
 def _splits(splits: Splits) -> Iterator[str]:
     alarms = splits.alarms
-    resolves = ", ".join(f"{text.amount(share)} at {metric}" for metric, share in splits.resolution.items())
+    resolves = ", ".join(
+        f"{text.amount(text.resolved(metric, time))} at {metric}" for metric, time in splits.resolution.items()
+    )
     yield (
         f"of {splits.number} ways to split these launches, {text.amount(alarms.estimate)} were false alarms "
         f"(95 % interval {text.amount(alarms.low)} to {text.amount(alarms.high)}), "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from pytest_ddpperf.records import Comparison, CounterChange, Interval, Outcome
+from pytest_ddpperf.records.asked import BANDWIDTH
 from pytest_ddpperf.records.collective import Collective
 
 _LEAST = 1e-9  # of what a time was: bounds may be so wide that nothing is left of it
@@ -81,8 +82,12 @@ def changed(comparison: Comparison) -> Interval:
 
 def resolution(comparison: Comparison) -> float:
     """The smallest change of the metric for the worse that would be found, as a share."""
-    time = comparison.resolution
-    return 1 - 1 / (1 + time) if comparison.limit.is_bandwidth else time
+    return resolved(comparison.limit.metric, comparison.resolution)
+
+
+def resolved(metric: str, time: float) -> float:
+    """A share of time as one of the metric."""
+    return 1 - 1 / (1 + time) if metric == BANDWIDTH else time
 
 
 def figure(comparison: Comparison, seconds_: float, collective: Collective | None) -> str:

@@ -79,6 +79,11 @@ def test_save_pass_regress(pytester: pytest.Pytester, run: Run, monkeypatch: pyt
     (busbw,) = (c for c in measured["1mib"]["verdict"]["comparisons"] if c["limit"]["metric"] == "busbw")
     assert busbw["change"]["estimate"] == pytest.approx(11, abs=0.01)  # of the time
 
+    result = run(*OPTIONS, "--reruns=1")
+    result.stdout.fnmatch_lines(
+        ["A rerun does not measure again: noise must not turn red into green.", "* 1 failed, 1 rerun *"]
+    )
+
 
 REFUSED = """
 import pytest

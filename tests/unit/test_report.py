@@ -95,6 +95,22 @@ FAILED = outcome(None, error="launch 1 of 2: rank 1 failed in setup: ValueError:
 
 
 @pytest.mark.parametrize(
+    ("time", "bandwidth"),
+    [((0.25, 0.0, 1.0), (-0.2, -0.5, 0.0)), ((3.0, -1.0, 1e300), (-0.75, -1.0, 1e9 - 1))],
+    ids=["slower", "bounds beyond all use"],
+)
+def test_a_change_of_bandwidth_is_that_of_time_upside_down(time: Any, bandwidth: Any) -> None:
+    change = Interval(**dict(zip(("estimate", "low", "high"), time, strict=True)))
+    slower = replace(comparison(metric="busbw", resolution=0.25), change=change)
+    told = text.changed(slower)
+    assert (told.estimate, told.low, told.high) == pytest.approx(bandwidth)
+    assert text.resolution(slower) == pytest.approx(0.2)
+    assert text.changed(replace(slower, limit=comparison().limit)) == change
+    red = replace(verdict(Status.REGRESSED), comparisons=(slower,))
+    assert dict(junit.properties(outcome(red)))["ddpperf.ratio"] == f"{1 + bandwidth[0]:.4f}"
+
+
+@pytest.mark.parametrize(
     ("value", "written"),
     [
         (12345.6, "12346s"),
