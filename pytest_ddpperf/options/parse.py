@@ -210,5 +210,6 @@ PARSERS: Mapping[str, Callable[[object], Any]] = {
     "suite_size": partial(choice, names=("auto", "tiny", "small", "full")),
     "suite_bucket_mb": megabytes,
     "suite_list": bool,
+    "suite_plots": partial(word, allowed="a folder"),
     "json_path": partial(word, allowed="a file"),
 }

@@ -55,6 +55,7 @@ class Settings:
     suite_size: Literal["auto", "tiny", "small", "full"] = "auto"  # the suite's own, which reads it by pytest's words
     suite_bucket_mb: float = 25.0
     suite_list: bool = False
+    suite_plots: Path | None = None  # absolute
     json_path: Path | None  # absolute
     sources: Mapping[str, str]  # name of a field -> a marker's, "command line", "ini" or "default"
 
@@ -99,6 +100,10 @@ def read(config: pytest.Config) -> Settings:
         values["json_path"] = Path(os.path.abspath(here / values["json_path"]))
         if values["json_path"].is_dir():
             raise OptionError("--ddp-json", str(values["json_path"]), "is a folder: name the file to write")
+    if values["suite_plots"] is not None:
+        values["suite_plots"] = Path(os.path.abspath(here / values["suite_plots"]))
+        if values["suite_plots"].is_file():
+            raise OptionError("--ddp-suite-plots", str(values["suite_plots"]), "is a file: name a folder for figures")
     settings = Settings(**values, sources=sources)
     if settings.save_baseline and settings.extend_baseline:
         allowed = "the one replaces a baseline, the other adds to it: leave out one"

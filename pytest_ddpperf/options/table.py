@@ -188,6 +188,10 @@ ROWS = (
         help="say what the tests of the suite measure, a line each, and run none",
     ),
     Row(
+        option="--ddp-suite-plots", field="suite_plots", default=None, metavar="DIR",
+        help="draw the suite's results as figures there, by matplotlib: pip install 'pytest-ddpperf[plots]'",
+    ),
+    Row(
         option="--ddp-json", field="json_path", default=None, metavar="PATH",
         help="write everything measured, raw samples included",
     ),

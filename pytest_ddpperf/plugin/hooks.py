@@ -6,6 +6,7 @@ import sys
 from collections.abc import Generator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,6 +18,7 @@ from pytest_ddpperf.plugin.state import RUN, Run
 
 if TYPE_CHECKING:
     from pytest_ddpperf.plugin.fixtures import CollectiveBenchmark, DdpBenchmark, DdpRun, RpcBenchmark
+    from pytest_ddpperf.plugin.replay import Replay
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -47,6 +49,8 @@ def _check(config: pytest.Config, run: Run) -> None:
         raise pytest.UsageError(
             f"{settings.records} with {_workers(config)} xdist workers: baselines are recorded by one; add -n 0"
         )
+    if settings.suite_plots and _workers(config):
+        raise pytest.UsageError("--ddp-suite-plots with xdist workers: figures are drawn by one process; add -n 0")
     if settings.beside and _workers(config):
         raise pytest.UsageError(
             f"{settings.beside} with {_workers(config)} xdist workers: launches of both sides take turns; add -n 0"
@@ -110,11 +114,17 @@ def pytest_deselected(items: Sequence[pytest.Item]) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
     run = session.config.stash[RUN]
-    if session.items and session.config.getoption("ddp_suite_list"):  # the suite would have taken them
-        raise pytest.UsageError("--ddp-suite-list: the suite is not among the tests: add --pyargs pytest_ddpperf.suite")
+    for option in ("ddp_suite_list", "ddp_suite_plots"):
+        if session.items and session.config.getoption(option) and not _suite_among(session.items):
+            name = "--" + option.replace("_", "-")
+            raise pytest.UsageError(f"{name}: the suite is not among the tests: add --pyargs pytest_ddpperf.suite")
     run.collected(session.items)
     if run.items and not run.worker and not session.config.option.collectonly:
         _prepare(run, session.items)
+
+
+def _suite_among(items: Sequence[pytest.Item]) -> bool:
+    return any(Path(__file__).parents[1] / "suite" in item.path.parents for item in items)
 
 
 def _prepare(run: Run, items: list[pytest.Item]) -> None:
@@ -167,33 +177,48 @@ def ddp_run(request: pytest.FixtureRequest, _ddp_world_size: int) -> DdpRun:
     return DdpRun(request, _ddp_world_size)
 
 
+@pytest.fixture
+def ddp_benchmark(request: pytest.FixtureRequest, _ddp_world_size: int, _ddp_replay: Replay | None) -> DdpBenchmark:
+    """Call `ddp_benchmark(setup, batch_size=...)`: time a distributed training step on real ranks and gate it."""
+    from pytest_ddpperf.plugin.fixtures import DdpBenchmark
+
+    return DdpBenchmark(request, _ddp_world_size, _ddp_replay)
+
+
+@pytest.fixture
+def rpc_benchmark(request: pytest.FixtureRequest, _ddp_replay: Replay | None) -> RpcBenchmark:
+    """Call `rpc_benchmark(trainer, master=..., parameter_server=...)`: time trainers that call others by RPC."""
+    from pytest_ddpperf.plugin.fixtures import RpcBenchmark
+
+    return RpcBenchmark(request, _ddp_replay)
+
+
+@pytest.fixture
+def collective_benchmark(
+    request: pytest.FixtureRequest, _ddp_world_size: int, _ddp_replay: Replay | None
+) -> CollectiveBenchmark:
+    """Call `collective_benchmark(op, sizes, dtype=...)`: time and check one collective over several sizes."""
+    from pytest_ddpperf.plugin.fixtures import CollectiveBenchmark
+
+    return CollectiveBenchmark(request, _ddp_world_size, _ddp_replay)
+
+
 class _Alone:
     """Without pytest-benchmark."""
 
     @pytest.fixture
-    def ddp_benchmark(self, request: pytest.FixtureRequest, _ddp_world_size: int) -> DdpBenchmark:
-        """Call `ddp_benchmark(setup, batch_size=...)`: time a distributed training step on real ranks and gate it."""
-        from pytest_ddpperf.plugin.fixtures import DdpBenchmark
-
-        return DdpBenchmark(request, _ddp_world_size, None)
-
-    @pytest.fixture
-    def rpc_benchmark(self, request: pytest.FixtureRequest) -> RpcBenchmark:
-        """Call `rpc_benchmark(trainer, master=..., parameter_server=...)`: time trainers that call others by RPC."""
-        from pytest_ddpperf.plugin.fixtures import RpcBenchmark
-
-        return RpcBenchmark(request, None)
-
-    @pytest.fixture
-    def collective_benchmark(self, request: pytest.FixtureRequest, _ddp_world_size: int) -> CollectiveBenchmark:
-        """Call `collective_benchmark(op, sizes, dtype=...)`: time and check one collective over several sizes."""
-        from pytest_ddpperf.plugin.fixtures import CollectiveBenchmark
-
-        return CollectiveBenchmark(request, _ddp_world_size, None)
+    def _ddp_replay(self) -> None:
+        return None
 
 
 class _BesideBenchmark:
-    """With pytest-benchmark: its fixture is requested by name, so that --benchmark-only and -skip see the test."""
+    """With pytest-benchmark: its fixture is among those of a test, so that --benchmark-only and -skip see the test."""
+
+    @pytest.fixture
+    def _ddp_replay(self, request: pytest.FixtureRequest, benchmark: Any) -> Replay:
+        from pytest_ddpperf.plugin.replay import Replay
+
+        return Replay(benchmark, request.node)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
@@ -203,32 +228,6 @@ class _BesideBenchmark:
             from pytest_ddpperf.plugin.replay import mark_with_clock
 
             mark_with_clock(item)
-
-    @pytest.fixture
-    def ddp_benchmark(self, request: pytest.FixtureRequest, _ddp_world_size: int, benchmark: Any) -> DdpBenchmark:
-        """Call `ddp_benchmark(setup, batch_size=...)`: time a distributed training step on real ranks and gate it."""
-        from pytest_ddpperf.plugin.fixtures import DdpBenchmark
-        from pytest_ddpperf.plugin.replay import Replay
-
-        return DdpBenchmark(request, _ddp_world_size, Replay(benchmark, request.node))
-
-    @pytest.fixture
-    def rpc_benchmark(self, request: pytest.FixtureRequest, benchmark: Any) -> RpcBenchmark:
-        """Call `rpc_benchmark(trainer, master=..., parameter_server=...)`: time trainers that call others by RPC."""
-        from pytest_ddpperf.plugin.fixtures import RpcBenchmark
-        from pytest_ddpperf.plugin.replay import Replay
-
-        return RpcBenchmark(request, Replay(benchmark, request.node))
-
-    @pytest.fixture
-    def collective_benchmark(
-        self, request: pytest.FixtureRequest, _ddp_world_size: int, benchmark: Any
-    ) -> CollectiveBenchmark:
-        """Call `collective_benchmark(op, sizes, dtype=...)`: time and check one collective over several sizes."""
-        from pytest_ddpperf.plugin.fixtures import CollectiveBenchmark
-        from pytest_ddpperf.plugin.replay import Replay
-
-        return CollectiveBenchmark(request, _ddp_world_size, Replay(benchmark, request.node))
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from pytest_ddpperf.suite.plots import save
 from pytest_ddpperf.suite.sizes import Size, asked, chosen, largest_world, on_cuda
 from pytest_ddpperf.suite.tables import Tables
 
@@ -21,22 +23,23 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Rows of the sweep: one rank without DDP, then one, two, four, ... up to those that were asked for."""
+    """Rows over ranks: one, two, four, ... up to those that were asked for; of the sweep, one without DDP before."""
+    most = largest_world(metafunc.config)
+    each = list(dict.fromkeys([*(1 << power for power in range(20) if 1 << power < most), most]))
     if "sweep_ranks" in metafunc.fixturenames:
-        most = largest_world(metafunc.config)
-        rows = [0, *(ranks for ranks in (1 << power for power in range(20)) if ranks < most), most]
-        metafunc.parametrize(
-            "sweep_ranks",
-            [
-                pytest.param(
-                    ranks, id=f"1m-{ranks}g" if ranks else "no-ddp", marks=pytest.mark.ddp(world_size=ranks or 1)
-                )
-                for ranks in dict.fromkeys(rows)
-            ],
-        )
+        rows = [_row(0, "no-ddp"), *(_row(ranks, f"1m-{ranks}g") for ranks in each)]
+        metafunc.parametrize("sweep_ranks", rows)
+    if "scaled_ranks" in metafunc.fixturenames:
+        metafunc.parametrize("scaled_ranks", [_row(ranks, f"{ranks}-ranks") for ranks in each])
+
+
+def _row(ranks: int, name: str) -> Any:
+    return pytest.param(ranks, id=name, marks=pytest.mark.ddp(world_size=ranks or 1))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("ddp_suite_plots") is not None and find_spec("matplotlib") is None:
+        raise pytest.UsageError("--ddp-suite-plots needs matplotlib: pip install 'pytest-ddpperf[plots]'")
     ours = [item for item in items if Path(item.path).is_relative_to(_HERE)]
     for item in ours:
         item.add_marker(pytest.mark.ddp_defaults(**chosen(config).settings))
@@ -51,6 +54,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     if session.config.getoption("ddp_suite_list") and exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
         session.exitstatus = pytest.ExitCode.OK
+    folder = session.config.getoption("ddp_suite_plots")
+    if folder is not None:
+        tables = session.config.stash[_TABLES]
+        try:
+            tables.drawn = list(save(tables.plots(), session.config.invocation_params.dir / folder))
+        except OSError as error:
+            tables.problem = f"--ddp-suite-plots: {error}"
+            session.exitstatus = max(exitstatus, pytest.ExitCode.TESTS_FAILED)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -64,7 +75,8 @@ def pytest_runtest_makereport(
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    lines = list(config.stash[_TABLES].lines())
+    tables = config.stash[_TABLES]
+    lines = list(tables.lines())
     if lines:
         terminalreporter.section("pytest_ddpperf.suite")
         for line in lines:

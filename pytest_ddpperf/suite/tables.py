@@ -5,16 +5,23 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
 from pytest_ddpperf import Result
+from pytest_ddpperf.suite.plots import Plot
 
 
-class Table(Protocol):
+class Table:
     """One experiment's; made empty."""
 
     def lines(self) -> Iterator[str]:
         """In the form in which its users know it."""
+        raise NotImplementedError
+
+    def plots(self) -> Iterable[Plot]:
+        """None unless an experiment says otherwise."""
+        return ()
 
 
 _T = TypeVar("_T", bound=Table)
@@ -26,6 +33,8 @@ class Tables:
     def __init__(self) -> None:
         self.listed: dict[str, str] = {}  # by experiment, what it is for, where only that is asked
         self.skipped: list[tuple[str, str]] = []  # name of a test, and the reason
+        self.drawn: list[Path] = []
+        self.problem = ""  # with drawing
         self._tables: dict[type[Any], Table] = {}
 
     def of(self, kind: type[_T]) -> _T:
@@ -41,6 +50,13 @@ class Tables:
             yield from table.lines()
             yield ""
         yield from (f"skipped: {name}: {reason}" for name, reason in sorted(self.skipped))
+        yield from (f"drawn: {path}" for path in self.drawn)
+        if self.problem:
+            yield self.problem
+
+    def plots(self) -> Iterator[Plot]:
+        for table in self._tables.values():
+            yield from table.plots()
 
 
 def columns(cells: Mapping[str, Mapping[str, object]]) -> Iterator[str]:
@@ -73,34 +89,3 @@ def about(result: Result, *further: str) -> Iterator[str]:
         return
     asked = subprocess.run(["nvidia-smi", "topo", "-m"], capture_output=True, text=True, check=False)
     yield from (asked.stdout or asked.stderr).splitlines()
-
-
-class Latencies:
-    """Step times by experiment and variant, beside the first variant's."""
-
-    def __init__(self) -> None:
-        self._results: dict[str, dict[str, tuple[Result, int]]] = {}  # and how many iterations a step has
-        self._variants: dict[str, list[str]] = {}
-
-    def add(
-        self, experiment: str, variant: str, result: Result, *, among: Iterable[object], iterations: int = 1
-    ) -> None:
-        """`among` are all variants, in order: the first that was measured is what others are held beside."""
-        where = f"{experiment}, {result.world_size} {result.backend} ranks"
-        self._variants[where] = list(map(str, among))
-        self._results.setdefault(where, {})[variant] = result, iterations
-
-    def lines(self) -> Iterator[str]:
-        for experiment, by_variant in self._results.items():
-            yield experiment
-            measured = [variant for variant in self._variants[experiment] if variant in by_variant]
-            each = {variant: _each(by_variant[variant]) for variant in measured}
-            first, fastest = each[measured[0]], min(each.values())
-            for variant, seconds in each.items():
-                best = "  fastest" * (seconds == fastest and len(each) > 1)
-                yield f"  {variant:>28}:  p50  {seconds:.6f}s  {seconds / first - 1:+7.1%}{best}"
-
-
-def _each(taken: tuple[Result, int]) -> float:
-    result, iterations = taken
-    return result.p50 / iterations

@@ -8,7 +8,7 @@ import pytest
 
 from pytest_ddpperf import CollectiveBenchmark, CollectiveResult
 from pytest_ddpperf.suite.sizes import Size, largest_world
-from pytest_ddpperf.suite.tables import Tables, markdown
+from pytest_ddpperf.suite.tables import Table, Tables, markdown
 
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all", "send_recv")
 MEGABYTES = (1, 10, 100, 1000)
@@ -17,7 +17,7 @@ RANKS = (2, 4, 6)
 BUFFERS = 3
 
 
-class ByBackend:
+class ByBackend(Table):
     """The notebook's table."""
 
     def __init__(self) -> None:

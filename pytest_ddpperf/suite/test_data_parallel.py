@@ -12,7 +12,7 @@ from torch import nn
 
 from pytest_ddpperf import Context, DdpBenchmark, Result
 from pytest_ddpperf.suite.sizes import Size
-from pytest_ddpperf.suite.tables import Tables, columns
+from pytest_ddpperf.suite.tables import Table, Tables, columns
 from pytest_ddpperf.suite.workloads import GPTS, needed_bytes, workload
 from pytest_ddpperf.suite.wrappers import Bucketed, Flat, Naive, Overlapped, Wrapper
 
@@ -25,7 +25,7 @@ BUCKETS_MB = (1, 10, 100, 1000)
 COLUMNS = (*VARIANTS, *(f"{megabytes} MB" for megabytes in BUCKETS_MB))
 
 
-class Costs:
+class Costs(Table):
     """The notebook's tables: variants, then bucket sizes, a column each."""
 
     def __init__(self) -> None:

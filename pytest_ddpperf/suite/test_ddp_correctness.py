@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -14,49 +16,81 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from pytest_ddpperf import Context, DdpRun
+from pytest_ddpperf.suite.plots import Lines, Plot, Spread
 from pytest_ddpperf.suite.sizes import Size, largest_world
-from pytest_ddpperf.suite.tables import Tables
+from pytest_ddpperf.suite.tables import Table, Tables
 from pytest_ddpperf.suite.workloads import workload
 
+SYNC_EVERY = (1, 2, 4, 8)
+SEEDS = 3
 
-class Losses:
-    """Where training is after the same samples."""
+
+class Losses(Table):
+    """How training goes on the same samples, by how often it is synchronised; over seeds."""
 
     def __init__(self) -> None:
-        self._samples, self._losses = 0, dict[int, float]()
+        self._curves: dict[int, list[list[float]]] = {}  # by interval, then seed x iteration
 
-    def add(self, samples: int, losses: dict[int, float]) -> None:
-        self._samples, self._losses = samples, losses
+    def add(self, every: int, curves: list[list[float]]) -> None:
+        self._curves[every] = curves
 
     def lines(self) -> Iterator[str]:
-        yield f"Loss after {self._samples} iterations"
-        for every, loss in self._losses.items():
-            yield f"  synchronised every {every}: {loss:.4f}"
+        iterations = len(next(iter(self._curves.values()))[0]) - 1
+        yield f"Loss after {iterations} iterations (mean, and from the least to the most of {SEEDS} seeds)"
+        for every, curves in self._curves.items():
+            last = [curve[-1] for curve in curves]
+            yield f"  synchronised every {every}: {fmean(last):.4f} ({min(last):.4f} to {max(last):.4f})"
+
+    def plots(self) -> Iterator[Plot]:
+        yield Lines(
+            title="Loss against samples",
+            across="iterations, each of as many samples",
+            upwards="loss",
+            lines={
+                f"synchronised every {every}": {
+                    iteration: Spread(fmean(losses), min(losses), max(losses))
+                    for iteration, losses in enumerate(zip(*curves, strict=True))
+                }
+                for every, curves in self._curves.items()
+            },
+        )
 
 
-def final_loss(ctx: Context, size: Size, every: int, samples: int) -> float:
-    """The mean loss over ranks after so many iterations on the same batches, synchronised `every` of them."""
-    net, loss = workload(ctx, size.gpts[0], size)
-    ddp = DistributedDataParallel(net)
-    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
-    for iteration in range(1, samples + 1):
-        last = iteration % every == 0
-        with nullcontext() if last else ddp.no_sync():
-            (loss(ddp) / every).backward()  # type: ignore[no-untyped-call]
-        if last:
-            optimizer.step()
-            optimizer.zero_grad()
-    mean = loss(ddp).detach()
+def losses(ctx: Context, size: Size, every: int, iterations: int) -> list[list[float]]:
+    """Seed x iteration: the mean loss over ranks on the same batches before each of so many iterations and after the
+    last, synchronised `every` of them."""
+    curves = []
+    for seed in range(SEEDS):
+        net, loss = workload(replace(ctx, seed=ctx.seed + 1000 * seed), size.gpts[0], size)
+        ddp = DistributedDataParallel(net)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+        curve = []
+        for iteration in range(1, iterations + 1):
+            last = iteration % every == 0
+            with nullcontext() if last else ddp.no_sync():
+                value = loss(ddp)
+                (value / every).backward()  # type: ignore[no-untyped-call]
+            curve.append(_mean(ctx, value))
+            if last:
+                optimizer.step()
+                optimizer.zero_grad()
+        curves.append([*curve, _mean(ctx, loss(ddp))])
+    return curves
+
+
+def _mean(ctx: Context, value: Tensor) -> float:
+    mean = value.detach().clone()
     dist.all_reduce(mean)
     return float(mean) / ctx.world_size
 
 
 def test_convergence(ddp_run: DdpRun, size: Size, tables: Tables) -> None:
-    """The loss after the same samples, synchronised every iteration and every eighth: what latency alone hides."""
-    samples = 48
-    losses = {every: ddp_run(final_loss, size, every, samples)[0] for every in (1, 8)}
-    tables.of(Losses).add(samples, losses)
-    assert losses[1] < losses[8], "more updates on the same samples learn more here"
+    """The loss over the same samples, synchronised every 1, 2, 4 and 8 iterations: what latency alone hides."""
+    curves = {every: ddp_run(losses, size, every, 48)[0] for every in SYNC_EVERY}
+    for every, of in curves.items():
+        tables.of(Losses).add(every, of)
+    learned, seldom = ([curve[-1] for curve in curves[every]] for every in (SYNC_EVERY[0], SYNC_EVERY[-1]))
+    assert max(learned) < min(seldom), "more updates on the same samples learn more here"
 
 
 class Crossed(nn.Module):

@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from itertools import count
-from statistics import median
+from math import inf
+from statistics import fmean, median
 from typing import Any
 
 import pytest
@@ -20,8 +21,10 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn.parallel import DistributedDataParallel
 
 from pytest_ddpperf import Context, DdpBenchmark, Result
+from pytest_ddpperf.suite.latencies import Latencies, Scaling
+from pytest_ddpperf.suite.plots import Plot, Spread, Stacks
 from pytest_ddpperf.suite.sizes import Size
-from pytest_ddpperf.suite.tables import Latencies, Tables
+from pytest_ddpperf.suite.tables import Table, Tables
 from pytest_ddpperf.suite.workloads import Step, training, workload
 
 # Megabytes; 0 is an all-reduce a gradient.
@@ -33,40 +36,74 @@ GROUPS = (1, 3, 5)
 # --- latency
 
 
-class Breakdown:
+PHASES = ("forward", "backward", "optimizer")
+
+
+class Breakdown(Table):
     """Where the time of a step goes, a column a phase: medians over steps, of the slowest rank."""
 
     def __init__(self) -> None:
-        self._rows: dict[int, dict[str, Result]] = {}  # by ranks
+        self._taken: dict[int, dict[str, list[dict[str, float]]]] = {}  # by ranks and variant: a launch's phases
 
     def add(self, variant: str, result: Result) -> None:
-        self._rows.setdefault(result.world_size, {})[variant] = result
+        by_phase = {phase: _medians(result, phase) for phase in PHASES}
+        launches = [dict(zip(by_phase, launch, strict=True)) for launch in zip(*by_phase.values(), strict=True)]
+        self._taken.setdefault(result.world_size, {})[variant] = launches
+
+    def _parts(self) -> Iterator[tuple[int, dict[str, dict[str, float]]]]:
+        """By ranks: of each variant what its launches' phases come to, communication told apart."""
+        for ranks, by_variant in self._taken.items():
+            means = {
+                variant: {phase: fmean(launch[phase] for launch in launches) for phase in PHASES}
+                for variant, launches in by_variant.items()
+            }
+            alone = means.get(ALONE, {}).get("backward", inf)
+            yield ranks, {variant: _apart(phases, alone) for variant, phases in means.items()}
 
     def lines(self) -> Iterator[str]:
-        for ranks, rows in self._rows.items():
+        for ranks, parts in self._parts():
             yield (
                 f"Latency breakdown, {ranks} ranks (p50 of each phase; communication is what the backward pass is "
                 "longer by than without)"
             )
             yield f"  {'':>24} {'forward':>11} {'backward':>11} {'communication':>14} {'optimizer':>11}"
-            alone = rows.get("without communication")
-            for variant, result in rows.items():
-                forward, backward, optimizer = (_median(result, phase) for phase in PHASES)
-                compute = backward if alone is None else min(backward, _median(alone, "backward"))
-                cells = f"{forward:10.6f}s {compute:10.6f}s {backward - compute:13.6f}s {optimizer:10.6f}s"
-                yield f"  {variant:>24} {cells}"
+            for variant, of in parts.items():
+                cells = f"{of['forward']:10.6f}s {of['backward']:10.6f}s {of['communication']:13.6f}s"
+                yield f"  {variant:>24} {cells} {of['optimizer']:10.6f}s"
+
+    def plots(self) -> Iterator[Plot]:
+        for ranks, parts in self._parts():
+            wholes = {
+                variant: [sum(launch.values()) for launch in launches]
+                for variant, launches in self._taken[ranks].items()
+            }
+            yield Stacks(
+                title=f"Latency breakdown, {ranks} ranks",
+                parts=parts,
+                wholes={variant: Spread(fmean(each), min(each), max(each)) for variant, each in wholes.items()},
+            )
 
 
-PHASES = ("forward", "backward", "optimizer")
+ALONE = "without communication"
 
 
-def _median(result: Result, phase: str) -> float:
-    slowest: list[float] = [
-        max(told for told in step if told is not None)
+def _apart(phases: Mapping[str, float], alone: float) -> dict[str, float]:
+    """What the backward pass takes alone, and what communication adds to it."""
+    computed = min(phases["backward"], alone)
+    return {
+        "forward": phases["forward"],
+        "backward": computed,
+        "communication": phases["backward"] - computed,
+        "optimizer": phases["optimizer"],
+    }
+
+
+def _medians(result: Result, phase: str) -> list[float]:
+    """A launch's, of the slowest rank's."""
+    return [
+        median(max(told for told in step if told is not None) for step in zip(*launch, strict=True))
         for launch in result.recorded[phase]
-        for step in zip(*launch, strict=True)
     ]
-    return median(slowest)
 
 
 def phased(ctx: Context, model: str, size: Size, variant: str) -> Step:
@@ -100,7 +137,7 @@ def phased(ctx: Context, model: str, size: Size, variant: str) -> Step:
     return step
 
 
-@pytest.mark.parametrize("variant", ["without communication", "overlapped", "not overlapped"])
+@pytest.mark.parametrize("variant", [ALONE, "overlapped", "not overlapped"])
 def test_latency_breakdown(ddp_benchmark: DdpBenchmark, variant: str, size: Size, tables: Tables) -> None:
     """Forward, backward, communication that the backward pass does not hide, optimizer; with and without overlap."""
     result = ddp_benchmark(lambda ctx: phased(ctx, "resnet50", size, variant))
@@ -121,6 +158,16 @@ def test_bucket_latency(ddp_benchmark: DdpBenchmark, model: str, bucket: int, si
     tables.of(Latencies).add(
         f"Bucket size, {model}", f"{bucket} MB", result, among=[f"{each} MB" for each in BUCKETS_MB]
     )
+
+
+def test_scalability(ddp_benchmark: DdpBenchmark, scaled_ranks: int, size: Size, tables: Tables) -> None:
+    """The latency of a GPT's step over numbers of ranks; the sweep has the ResNets'."""
+
+    def setup(ctx: Context) -> Step:
+        net, loss = workload(ctx, size.gpts[0], size)
+        return training(DistributedDataParallel(net), loss)
+
+    tables.of(Scaling).add(f"GPT {size.gpts[0]}", ddp_benchmark(setup))
 
 
 @pytest.mark.parametrize("every", SYNC_EVERY)
@@ -146,7 +193,7 @@ def test_sync_every(ddp_benchmark: DdpBenchmark, every: int, size: Size, tables:
 
     result = ddp_benchmark(setup)
     tables.of(Latencies).add(
-        "Synchronisation every n iterations, an iteration",
+        "Synchronisation every n iterations",
         f"every {every}",
         result,
         among=[f"every {each}" for each in SYNC_EVERY],

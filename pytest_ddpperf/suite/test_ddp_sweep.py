@@ -8,15 +8,16 @@ import pytest
 from torch.nn.parallel import DistributedDataParallel
 
 from pytest_ddpperf import Context, DdpBenchmark, Result
+from pytest_ddpperf.suite.latencies import Scaling
 from pytest_ddpperf.suite.resnet import MODELS
 from pytest_ddpperf.suite.sizes import Size
-from pytest_ddpperf.suite.tables import Tables, about
+from pytest_ddpperf.suite.tables import Table, Tables, about
 from pytest_ddpperf.suite.workloads import Step, training, workload
 
 PERCENTILES = (50, 75, 90, 95)
 
 
-class Sweep:
+class Sweep(Table):
     """The original's table to the column, and how efficiently ranks are used."""
 
     def __init__(self) -> None:
@@ -66,3 +67,5 @@ def test_ddp_sweep(
 
     result = ddp_benchmark(setup, batch_size=size.images)
     tables.of(Sweep).add(model, sweep_ranks, result, size.images, bucket_mb)
+    if sweep_ranks:
+        tables.of(Scaling).add(model, result)

@@ -15,13 +15,13 @@ import torch.nn.functional as F
 from pytest_ddpperf import Result, RpcBenchmark, RpcContext
 from pytest_ddpperf.suite.hybrid import EMBEDDINGS, HybridModel, columns_on, epoch_of_batches
 from pytest_ddpperf.suite.sizes import asked
-from pytest_ddpperf.suite.tables import Tables, about
+from pytest_ddpperf.suite.tables import Table, Tables, about
 
 PERCENTILES = (50, 75, 90, 95)
 ORIGINALS = 8  # trainers, and parameter servers
 
 
-class Hybrid:
+class Hybrid(Table):
     """The original's table: a row a trainer, and one for all; its "epoch/sec" are examples a second."""
 
     def __init__(self) -> None:

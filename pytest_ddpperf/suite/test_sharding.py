@@ -7,8 +7,9 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from pytest_ddpperf import Context, DdpBenchmark
+from pytest_ddpperf.suite.latencies import Latencies
 from pytest_ddpperf.suite.sizes import Size
-from pytest_ddpperf.suite.tables import Latencies, Tables
+from pytest_ddpperf.suite.tables import Tables
 from pytest_ddpperf.suite.workloads import Step, training, workload
 
 SHARDED = ("DDP", "FSDP2", "DDP, ZeroRedundancyOptimizer")

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from pytest_ddpperf import Context, DdpBenchmark, Result, RpcBenchmark, RpcContext
-from pytest_ddpperf.suite.tables import Tables
+from pytest_ddpperf.suite.tables import Table, Tables
 
 BATCHES = (1, 4, 16)
 CHANNELS, PIXELS = 8, 12  # of what goes over the boundary
@@ -24,7 +24,7 @@ OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
 second_part: list[nn.Module] = []  # on a parameter server
 
 
-class Traffic:
+class Traffic(Table):
     """Bytes of a step by what is trained and batch size."""
 
     def __init__(self) -> None:

@@ -70,8 +70,8 @@ def test_experiments_of_the_paper_and_over_rpc_are_told_in_their_forms(run: Run)
             "         All:  p50:  *.???s *[0-9]/s  p75:  *.???s *",
             "  RPC, used 3 times        batch    4  forward          36,864",
             "  RPC, used 3 times        batch    4  backward         36,864",
-            "Gradient compression, 2 gloo ranks",
-            "  *PowerSGD:  p50  *.??????s    +0.0%",
+            "Gradient compression, 2 gloo ranks (p50 of an iteration; *)",
+            "  *PowerSGD:  *.??????s (*.?????? to *.??????)    +0.0%",
         ]
     )
 
@@ -87,8 +87,57 @@ def test_it_runs_disabled_and_rows_have_their_own_numbers_of_ranks(run: Run) -> 
     result.stdout.fnmatch_lines(["*all_reduce.bytes could not be counted*"])
 
 
+def test_figures_are_drawn_and_named(pytester: pytest.Pytester, run: Run) -> None:
+    asked = "breakdown or sync_every or scalability or convergence"
+    small = ("--ddp-steps=3", "--ddp-launches=1")
+    result = run(*SUITE, "-k", asked, "--ddp-suite-plots=figures", *small, small=False)
+    assert result.parseoutcomes()["passed"] == 10
+    result.stdout.fnmatch_lines(
+        [
+            "Loss after 48 iterations *",
+            "  *overlapped *s *s *s *s",
+            "Latency over ranks *",
+            "  *GPT mini    2 ranks: *%",
+            "Synchronisation every n iterations, 2 gloo ranks (p50 *)",
+            "  *every 8:  *s (* to *) *%*",
+            "drawn: */figures/latency-breakdown-2-ranks.png",
+        ]
+    )
+    assert sorted(path.stem for path in (pytester.path / "figures").iterdir()) == [
+        "latency-breakdown-2-ranks",
+        "latency-over-ranks",
+        "loss-against-samples",
+        "synchronisation-every-n-iterations-2-ranks",
+    ]
+
+
+def test_figures_that_cannot_be_are_refused_before_anything_is_measured(
+    pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (pytester.path / "file").touch()
+    monkeypatch.setattr("pytest_ddpperf.suite.conftest.find_spec", lambda name: None)
+    for arguments, told in (
+        ((*SUITE, "--ddp-suite-plots=file"), "*--ddp-suite-plots: '*/file': is a file: name a folder for figures*"),
+        ((*SUITE, "--ddp-suite-plots=new"), "*needs matplotlib: pip install 'pytest-ddpperf[[]plots[]]'*"),
+        ((*SUITE, "--ddp-suite-plots=new", "-n2"), "*with xdist workers: figures are drawn by one process; add -n 0*"),
+    ):
+        result = run(*arguments, small=False)
+        assert result.ret == pytest.ExitCode.USAGE_ERROR
+        result.stderr.fnmatch_lines([told])
+
+
+def test_figures_that_cannot_be_written_are_red(pytester: pytest.Pytester, run: Run) -> None:
+    (pytester.path / "file").touch()
+    asked = ("-k", "sync_every and 8", "--ddp-suite-plots=file/below", "--ddp-steps=1", "--ddp-launches=1")
+    result = run(*SUITE, *asked, small=False)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(["--ddp-suite-plots: *Not a directory: *"])
+
+
 def test_the_list_of_a_suite_that_is_not_there_is_a_usage_error(pytester: pytest.Pytester, run: Run) -> None:
     pytester.makepyfile("def test_plain(): pass")
-    result = run("--ddp-suite-list", small=False)
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*the suite is not among the tests: add --pyargs pytest_ddpperf.suite"])
+    for option in ("--ddp-suite-list", "--ddp-suite-plots=here"):
+        result = run(option, small=False)
+        assert result.ret == pytest.ExitCode.USAGE_ERROR
+        name = option.partition("=")[0]
+        result.stderr.fnmatch_lines([f"*{name}: the suite is not among the tests: add --pyargs pytest_ddpperf.suite"])
