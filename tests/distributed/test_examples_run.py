@@ -14,12 +14,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize(("mode", "folder", "argument"), [("prepend", "examples", "."), ("importlib", ".", "examples")])
-def test_a_ddp_and_an_rpc_example_run_under_both_kinds_of_import_mode(mode: str, folder: str, argument: str) -> None:
-    command = [sys.executable, "-m", "pytest", argument, "-k", "gpt or push", "--import-mode", mode, "--ddp-disable"]
+def test_an_example_runs_under_both_kinds_of_import_mode(mode: str, folder: str, argument: str) -> None:
+    command = [sys.executable, "-m", "pytest", argument, "-k", "gpt", "--import-mode", mode, "--ddp-disable"]
     quiet = ["-p", "no:cacheprovider", "-p", "no:benchmark"]
     ended = subprocess.run(command + quiet, cwd=ROOT / folder, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "2 passed, 4 deselected" in ended.stdout
+    assert "1 passed, 1 deselected" in ended.stdout
 
 
 def test_the_demos_planted_commit_gives_each_gradient_an_all_reduce(tmp_path: Path) -> None:

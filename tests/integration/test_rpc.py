@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-from pathlib import Path
 
 import pytest
 
@@ -116,14 +114,6 @@ def test_all_ways(rpc_benchmark):
 """
     )
     run(f"--import-mode={mode}", "--ddp-steps=2", "folder").assert_outcomes(passed=1)
-
-
-def test_the_hybrid_example_runs_with_the_numbers_that_are_asked(pytester: pytest.Pytester, run: Run) -> None:
-    example = Path(__file__).parents[2] / "examples" / "rpc"
-    shutil.copy(example / "test_hybrid.py", pytester.path)
-    result = run("--ddp-trainers=2", "--ddp-parameter-servers=3", "--ddp-disable")
-    result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(["*test_hybrid_epoch  2 trainers 3 ps master *", "  trainer0: *", "*All: *"])
 
 
 def test_what_rpc_imports_is_paid_for_by_runs_that_use_it_only(pytester: pytest.Pytester, run: Run) -> None:

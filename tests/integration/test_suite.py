@@ -76,6 +76,24 @@ def test_experiments_of_the_paper_and_over_rpc_are_told_in_their_forms(run: Run)
     )
 
 
+def test_rpc_workloads_have_the_numbers_that_are_asked(run: Run) -> None:
+    asked = ("--ddp-trainers=3", "--ddp-parameter-servers=2", "--ddp-steps=3", "--ddp-launches=1")
+    result = run(*SUITE, "-k", "test_rpc and not traffic", *asked, small=False)
+    assert result.parseoutcomes()["passed"] == 4
+    result.stdout.fnmatch_lines(
+        [
+            "    Trainer2:  p50:  *",
+            "         All:  p50:  *",
+            "  *parameter server:  *s (*)  *examples/s",
+            "  *agent, 2 observers:  *s (*)  *actions/s",
+            "  *pipeline of two stages:  *s (*)  *examples/s",
+            "test_rpc.py::test_hybrid  *3 trainers 2 ps master *",
+            "test_rpc_workloads.py::test_agent_and_observers *1 trainer 2 ps *",
+            "test_rpc_workloads.py::test_pipeline *3 trainers 3 ps *",
+        ]
+    )
+
+
 def test_it_runs_disabled_and_rows_have_their_own_numbers_of_ranks(run: Run) -> None:
     asked = "resnet50 and sweep or Naive-mini or ddp_traffic and 1-SGD or hybrid or gloo-2-1mb"
     result = run(*SUITE, "-k", asked, "--ddp-disable", "--ddp-world-size=1,2", "-v", small=False)
