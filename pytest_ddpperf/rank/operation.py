@@ -48,10 +48,16 @@ def _pass_on(received: torch.Tensor, sent: torch.Tensor) -> None:
         work.wait()
 
 
+def _called(name: str, before: str) -> Callable[..., object]:
+    """A function of torch's by the name that this torch has for it: some were renamed in 2.13."""
+    function: Callable[..., object] = getattr(dist, name, None) or getattr(dist, before)
+    return function
+
+
 # From one buffer into another, and in place.
 _MOVES: Mapping[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
-    "all_gather": dist.all_gather_into_tensor,
-    "reduce_scatter": dist.reduce_scatter_tensor,
+    "all_gather": _called("all_gather_single", "all_gather_into_tensor"),
+    "reduce_scatter": _called("reduce_scatter_single", "reduce_scatter_tensor"),
     "all_to_all": dist.all_to_all_single,
     "send_recv": _pass_on,
 }
