@@ -3,17 +3,19 @@ averaging cost on GPTs, and how much of a step is spent waiting for communicatio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean, stdev
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
-from pytest_ddpperf import Context, DdpBenchmark, Result
+from pytest_ddpperf import Context, DdpBenchmark, DdpRun, Result
+from pytest_ddpperf.suite.exposed import profiled
 from pytest_ddpperf.suite.sizes import Size
 from pytest_ddpperf.suite.tables import Table, Tables, columns
-from pytest_ddpperf.suite.workloads import GPTS, needed_bytes, workload
+from pytest_ddpperf.suite.workloads import GPTS, Step, needed_bytes, training, workload
 from pytest_ddpperf.suite.wrappers import Bucketed, Flat, Naive, Overlapped, Wrapper
 
 VARIANTS: dict[str, Callable[[nn.Module], Wrapper]] = {
@@ -22,7 +24,9 @@ VARIANTS: dict[str, Callable[[nn.Module], Wrapper]] = {
     "Overlap": Overlapped,
 }
 BUCKETS_MB = (1, 10, 100, 1000)
-COLUMNS = (*VARIANTS, *(f"{megabytes} MB" for megabytes in BUCKETS_MB))
+TORCHS = "torch's DDP"
+COLUMNS = (*VARIANTS, *(f"{megabytes} MB" for megabytes in BUCKETS_MB), TORCHS)
+PROFILED = 10  # steps
 
 
 class Costs(Table):
@@ -31,9 +35,12 @@ class Costs(Table):
     def __init__(self) -> None:
         self._columns: dict[str, dict[str, dict[str, object]]] = {}  # by model, then column, then figure
 
-    def add(self, model: str, column: str, result: Result, sequences: int) -> None:
+    def add(
+        self, model: str, column: str, result: Result, sequences: int, waits: Sequence[tuple[float, float]]
+    ) -> None:
+        """`waits` are of steps: seconds, and those of them that the rank that waited longest did."""
         steps = [seconds for launch in result.step_seconds for seconds in launch]
-        figures: dict[str, object] = {
+        self._columns.setdefault(f"{model} on {result.world_size} ranks", {})[column] = {
             "model": model,
             "backend": result.backend,
             "world_size": result.world_size,
@@ -41,17 +48,9 @@ class Costs(Table):
             "warmup_steps": result.environment.must_match.get("warmup"),
             "benchmark_steps": len(steps),
             **_spread("step_time", steps, "_s"),
+            **_spread("comm_time", [waited for _, waited in waits], "_s"),
+            **_spread("comm_frac", [waited / seconds for seconds, waited in waits], ""),
         }
-        if "comm_seconds" in result.recorded:
-            # Of each step, of the rank that waited longest.
-            waited = [
-                max(told for told in step if told is not None)
-                for launch in result.recorded["comm_seconds"]
-                for step in zip(*launch, strict=True)
-            ]
-            shares = [seconds / step for seconds, step in zip(waited, steps, strict=True)]
-            figures |= _spread("comm_time", waited, "_s") | _spread("comm_frac", shares, "")
-        self._columns.setdefault(f"{model} on {result.world_size} ranks", {})[column] = figures
 
     def lines(self) -> Iterator[str]:
         for model, taken in sorted(self._columns.items(), key=lambda column: list(GPTS).index(column[0].split()[0])):
@@ -64,7 +63,7 @@ def _spread(name: str, values: list[float], unit: str) -> dict[str, object]:
     return {f"{name}_avg{unit}": f"{fmean(values):.6g}", f"{name}_std{unit}": f"{deviation:.3g}"}
 
 
-def training(ctx: Context, model: str, wrap: Callable[[nn.Module], Wrapper], size: Size) -> Callable[[], None]:
+def written_out(ctx: Context, model: str, wrap: Callable[[nn.Module], Wrapper], size: Size) -> Step:
     net, loss = workload(ctx, model, size)
     wrapped = wrap(net)
     optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.01, momentum=0.9)
@@ -80,37 +79,80 @@ def training(ctx: Context, model: str, wrap: Callable[[nn.Module], Wrapper], siz
     return step
 
 
-def measured(
-    ddp_benchmark: DdpBenchmark,
-    model: str,
-    column: str,
-    wrap: Callable[..., Wrapper],
-    size: Size,
-    tables: Tables,
-    roomy: Callable[..., None],
-) -> Result:
-    if model not in size.gpts:
-        pytest.skip(f"GPT {model} is not in --ddp-suite-size {size.name}")
-    roomy(needed_bytes(model))
-    result = ddp_benchmark(lambda ctx: training(ctx, model, wrap, size))
-    tables.of(Costs).add(model, column, result, size.sequences)
-    return result
+def torchs(ctx: Context, model: str, size: Size) -> Step:
+    net, loss = workload(ctx, model, size)
+    return training(DistributedDataParallel(net), loss)
+
+
+def torchs_profiled(ctx: Context, model: str, size: Size) -> list[tuple[float, float]]:
+    """Of each step after some that warm up: seconds, and those of them that were waited for communication."""
+    step = torchs(ctx, model, size)
+    for _ in range(3):
+        step()
+    return profiled(ctx, step, PROFILED)
+
+
+Measured = Callable[[str, str, Callable[[nn.Module], Wrapper]], Result]
+
+
+@pytest.fixture
+def fitting(size: Size, roomy: Callable[..., None]) -> Callable[[str], None]:
+    """Call it with a model: it skips one that is too large for the size or for memory."""
+
+    def check(model: str) -> None:
+        if model not in size.gpts:
+            pytest.skip(f"GPT {model} is not in --ddp-suite-size {size.name}")
+        roomy(needed_bytes(model))
+
+    return check
+
+
+@pytest.fixture
+def measured(ddp_benchmark: DdpBenchmark, fitting: Callable[[str], None], size: Size, tables: Tables) -> Measured:
+    """Call it with a model, the name of a column and a wrapper."""
+
+    def measure(model: str, column: str, wrap: Callable[[nn.Module], Wrapper]) -> Result:
+        fitting(model)
+        result = ddp_benchmark(lambda ctx: written_out(ctx, model, wrap, size))
+        waited = [
+            max(told for told in step if told is not None)
+            for launch in result.recorded["comm_seconds"]
+            for step in zip(*launch, strict=True)
+        ]
+        steps = [seconds for launch in result.step_seconds for seconds in launch]
+        tables.of(Costs).add(model, column, result, size.sequences, list(zip(steps, waited, strict=True)))
+        return result
+
+    return measure
 
 
 @pytest.mark.parametrize("model", GPTS)
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_variant(
-    ddp_benchmark: DdpBenchmark, model: str, variant: str, size: Size, tables: Tables, roomy: Callable[..., None]
-) -> None:
+def test_variant(measured: Measured, model: str, variant: str) -> None:
     """Gradient averaging written out, naive, flat and overlapped, on GPTs: step time and time waited (CS336)."""
-    result = measured(ddp_benchmark, model, variant, VARIANTS[variant], size, tables, roomy)
-    assert set(result.recorded) == {"comm_seconds"}
+    assert set(measured(model, variant, VARIANTS[variant]).recorded) == {"comm_seconds"}
 
 
 @pytest.mark.parametrize("model", GPTS)
 @pytest.mark.parametrize("bucket", BUCKETS_MB, ids=lambda megabytes: f"{megabytes}mb")
-def test_bucket_size(
-    ddp_benchmark: DdpBenchmark, model: str, bucket: int, size: Size, tables: Tables, roomy: Callable[..., None]
-) -> None:
+def test_bucket_size(measured: Measured, model: str, bucket: int) -> None:
     """Overlapped averaging in buckets of 1 to 1000 MB, on GPTs: step time and time waited (CS336)."""
-    measured(ddp_benchmark, model, f"{bucket} MB", lambda module: Bucketed(module, bucket), size, tables, roomy)
+    measured(model, f"{bucket} MB", lambda module: Bucketed(module, bucket))
+
+
+@pytest.mark.parametrize("model", GPTS)
+def test_torchs(
+    ddp_benchmark: DdpBenchmark,
+    ddp_run: DdpRun,
+    fitting: Callable[[str], None],
+    model: str,
+    size: Size,
+    tables: Tables,
+) -> None:
+    """torch's DDP beside those written out; the profiler tells what steps of another launch wait."""
+    fitting(model)
+    result = ddp_benchmark(lambda ctx: torchs(ctx, model, size))
+    by_rank = ddp_run(torchs_profiled, model, size)
+    waits = [max(step, key=lambda told: told[1]) for step in zip(*by_rank, strict=True)]
+    assert all(0 <= waited <= seconds for seconds, waited in waits)
+    tables.of(Costs).add(model, TORCHS, result, size.sequences, waits)
