@@ -13,6 +13,8 @@ from pytest_ddpperf.suite.tables import Table, Tables, markdown
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all", "send_recv")
 MEGABYTES = (1, 10, 100, 1000)
 RANKS = (2, 4, 6)
+# As rows name them; Gloo on CUDA devices is what NCCL is held beside.
+BACKENDS = {"gloo": ("gloo", "cpu"), "gloo-cuda": ("gloo", "cuda"), "nccl": ("nccl", "cuda")}
 # What a rank and its backend hold of a buffer: itself, what is checked, what is under way.
 BUFFERS = 3
 
@@ -23,8 +25,8 @@ class ByBackend(Table):
     def __init__(self) -> None:
         self._rows: list[tuple[str, str, str, str]] = []
 
-    def add(self, result: CollectiveResult) -> None:
-        row = result.backend, str(result.world_size), f"{result.size // 1_000_000}MB", f"{result.p50:.6f}"
+    def add(self, backend: str, result: CollectiveResult) -> None:
+        row = backend, str(result.world_size), f"{result.size // 1_000_000}MB", f"{result.p50:.6f}"
         self._rows.append(row)
 
     def lines(self) -> Iterator[str]:
@@ -49,8 +51,13 @@ def test_collective(
 @pytest.mark.parametrize(
     ("backend", "ranks"),
     [
-        pytest.param(backend, ranks, id=f"{backend}-{ranks}", marks=pytest.mark.ddp(backend=backend, world_size=ranks))
-        for backend in ("gloo", "nccl")
+        pytest.param(
+            name,
+            ranks,
+            id=f"{name}-{ranks}",
+            marks=pytest.mark.ddp(backend=backend, device=device, world_size=ranks),
+        )
+        for name, (backend, device) in BACKENDS.items()
         for ranks in RANKS
     ],
 )
@@ -69,4 +76,4 @@ def test_all_reduce_by_backend(
         pytest.skip(f"{megabytes} MB are not in --ddp-suite-size {size.name}")
     roomy(asked * BUFFERS, ranks)
     (result,) = collective_benchmark("all_reduce", [asked], dtype="float32")
-    tables.of(ByBackend).add(result)
+    tables.of(ByBackend).add(backend, result)

@@ -39,19 +39,20 @@ def test_the_sweep_is_told_as_pytorchs_benchmark_tells_it(pytester: pytest.Pytes
 
 
 def test_what_does_not_fit_is_skipped_with_its_reason_and_the_rest_is_told(run: Run) -> None:
-    asked = "test_variant and (Naive or Flat) and (mini or medium) or gloo-2-1mb or gloo-2-100mb or nccl-2-1mb"
+    asked = "test_variant and (Naive or Flat) and (mini or medium) or torchs and mini or 2-1mb or gloo-2-100mb"
     result = run(*SUITE, "-k", asked, "--ddp-steps=3", "--ddp-launches=1", small=False)
     counts = result.parseoutcomes()
-    assert (counts["passed"], counts["skipped"]) == (3, 4)
+    assert (counts["passed"], counts["skipped"]) == (4, 5)
     result.stdout.fnmatch_lines(
         [
             "| Backend | Workers | Data Size | Time (s) *|",
             "| gloo    | 2       | 1MB       | *.?????? |",
             "Data parallel training of GPT mini on 2 ranks",
-            "|  * | Naive  * | Flat  * |",
-            "| benchmark_steps   | 3 * | 3 * |",
-            "| comm_frac_avg * | *.* | *.* |",
+            "|  * | Naive  * | Flat  * | torch's DDP |",
+            "| benchmark_steps   | 3 * | 3 * | 3 * |",
+            "| comm_frac_avg * | *.* | *.* | *.* |",
             "skipped: test_all_reduce_by_backend[[]gloo-2-100mb[]]: 100 MB are not in --ddp-suite-size tiny",
+            "skipped: test_all_reduce_by_backend[[]gloo-cuda-2-1mb[]]: *",
             "skipped: test_all_reduce_by_backend[[]nccl-2-1mb[]]: *nccl*",
             "skipped: test_variant[[]Flat-medium[]]: GPT medium is not in --ddp-suite-size tiny",
         ]
@@ -59,10 +60,13 @@ def test_what_does_not_fit_is_skipped_with_its_reason_and_the_rest_is_told(run: 
 
 
 def test_experiments_of_the_paper_and_over_rpc_are_told_in_their_forms(run: Run) -> None:
-    asked = "hybrid or PowerSGD or round_robin and 3 or static_graph or rpc_traffic and 4-3 or never_ready or FSDP2"
+    asked = (
+        "hybrid or PowerSGD or round_robin and 3 or static_graph or rpc_traffic and 4-3 or never_ready or FSDP2 "
+        "or wire and (all_reduce or reduce_scatter)"
+    )
     result = run(*SUITE, "-k", asked, "--ddp-steps=3", "--ddp-launches=1", small=False)
     counts = result.parseoutcomes()
-    assert counts["passed"] == 7
+    assert counts["passed"] == 9
     result.stdout.fnmatch_lines_random(
         [
             "------------------  PyTorch Distributed Benchmark (DDP and RPC) ---------------------",
@@ -70,6 +74,8 @@ def test_experiments_of_the_paper_and_over_rpc_are_told_in_their_forms(run: Run)
             "         All:  p50:  *.???s *[0-9]/s  p75:  *.???s *",
             "  RPC, used 3 times        batch    4  forward          36,864",
             "  RPC, used 3 times        batch    4  backward         36,864",
+            "  all_reduce         2 ranks  payload    2,000,000  ring    4,000,000  counted * x payload",
+            "  reduce_scatter     2 ranks  payload    2,000,000  ring    2,000,000  counted * x payload",
             "Gradient compression, 2 gloo ranks (p50 of an iteration; *)",
             "  *PowerSGD:  *.??????s (*.?????? to *.??????)    +0.0%",
         ]
