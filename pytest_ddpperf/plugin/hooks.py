@@ -233,6 +233,7 @@ class _BesideBenchmark:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if is_distributed(item):
+        item.config.stash[RUN].enter()
         state.of(item).begin()
 
 

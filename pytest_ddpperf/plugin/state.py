@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import time
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -37,6 +38,8 @@ class Run:
         self.items: list[pytest.Item] = []
         self._gating: list[pytest.Item] = []  # of them, those that may hold a measurement against a baseline
         self.deselected: set[str] = set()  # node ids
+        self._ended = 0  # distributed tests
+        self._began: float | None = None
         self._base: BaseSide | None = None
         self._session: Session | None = None
         self._report: Report | None = None
@@ -169,8 +172,22 @@ class Run:
         test.outcomes = []
         return message
 
+    def enter(self) -> None:
+        """A distributed test begins."""
+        self._began = self._began or time.monotonic()
+
+    def left(self) -> tuple[int, int, float | None]:
+        """The distributed test under way, from 1, of how many, and the seconds until the last has ended, where tests
+        go on to take as long as so far; None before the first has."""
+        of = len(self.items)
+        if not self._ended or self._began is None:
+            return 1, of, None
+        number = min(self._ended + 1, of)  # a rerun ends again
+        return number, of, (time.monotonic() - self._began) / self._ended * (of - number + 1)
+
     def leave(self) -> None:
         """A test is over; so it is on the other side."""
+        self._ended += 1
         if self._base is not None:
             self._base.leave()
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from pytest_ddpperf.launch import locks
+from pytest_ddpperf.plugin.state import RUN
 from pytest_ddpperf.records import LaunchSamples
 from pytest_ddpperf.report import progress
 from pytest_ddpperf.verdict.stats import quantile
@@ -76,8 +77,12 @@ class Watcher:
         if phase is Phase.STEPS:
             done = [mark for mark in marks_ns[: step + 1] if mark]
             seconds += [(after - before) / 1e9 for before, after in pairwise(done)]
+        test, tests, left = self._config.stash[RUN].left()
         self._draw(
             progress.line(
+                test=test,
+                tests=tests,
+                left_seconds=left,
                 launch=self.launch,
                 launches=self.launches,
                 phase=phase.name.lower(),

@@ -14,9 +14,20 @@ _PHASES = {
 }
 
 
-def line(*, launch: int, launches: int, phase: str, step: int, steps: int, p50_seconds: float | None) -> str:
-    """ "launch 2/5, step 30/50, p50 so far 0.243s"; `launch` from 1, `step` counts those that have ended. A launch
-    without steps calls a function."""
+def line(
+    *,
+    launch: int,
+    launches: int,
+    phase: str,
+    step: int,
+    steps: int,
+    p50_seconds: float | None,
+    test: int = 1,
+    tests: int = 1,
+    left_seconds: float | None = None,
+) -> str:
+    """ "test 3/12 (4 min left), launch 2/5, step 30/50, p50 so far 0.243s"; `launch` and `test` from 1, `step`
+    counts those that have ended. A launch without steps calls a function."""
     if phase == "steps":
         place = f"step {step}/{steps}" if steps else "the function"
     elif phase == "warmup":
@@ -26,7 +37,20 @@ def line(*, launch: int, launches: int, phase: str, step: int, steps: int, p50_s
     parts = [f"launch {launch}/{launches}", place] if launches else [place]
     if p50_seconds is not None:
         parts.append(f"p50 so far {text.seconds(p50_seconds)}")
+    if tests > 1:  # first: a narrow terminal has room for no more
+        parts.insert(0, f"test {test}/{tests}" + (f" ({_rounded(left_seconds)} left)" if left_seconds else ""))
     return ", ".join(parts)
+
+
+def _rounded(seconds: float) -> str:
+    """ "50 s", "4 min", "2 h 10 min": an estimate is no better."""
+    if seconds < 55:
+        return f"{max(10, round(seconds, -1)):.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 100:
+        return f"{minutes} min"
+    hours, rest = divmod(round(minutes, -1), 60)
+    return f"{hours} h {rest} min" if rest else f"{hours} h"
 
 
 def waiting(resource: str, holder: int | None, seconds: float) -> str:

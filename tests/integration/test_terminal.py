@@ -81,7 +81,9 @@ def test_progress_on_a_terminal(pytester: pytest.Pytester, monkeypatch: pytest.M
     pytester.makepyfile(
         """
 import time
-def test_slow(ddp_benchmark): ddp_benchmark(lambda ctx: lambda: time.sleep(0.03))
+import pytest
+@pytest.mark.parametrize("number", [1, 2])
+def test_slow(ddp_benchmark, number): ddp_benchmark(lambda ctx: lambda: time.sleep(0.03))
 """
     )
     written = b""
@@ -94,9 +96,12 @@ def test_slow(ddp_benchmark): ddp_benchmark(lambda ctx: lambda: time.sleep(0.03)
 
     # More seconds than there is room for: 6,000 steps of 2 ranks in 80 launches.
     asked = "--ddp-launches=2", "--ddp-min-time=1000", "--ddp-max-launches=80"
+    monkeypatch.setenv("COLUMNS", "120")
     status = pty.spawn([sys.executable, "-m", "pytest", "-p", "no:randomly", "-p", "no:benchmark", *asked], read)
     assert os.waitstatus_to_exitcode(status) == 0
-    assert re.search(r"launch 2/2, step \d+/37, p50 so far 0\.\d+s", written.decode())
+    told = written.decode()
+    assert re.search(r"test 1/2, launch 2/2, step \d+/37, p50 so far 0\.\d+s", told)
+    assert re.search(r"test 2/2 \(\d0 s left\), launch 2/2, step \d+/37, p50 so far 0\.\d+s", told)
 
 
 HANGING = (

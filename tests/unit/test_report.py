@@ -571,6 +571,18 @@ def test_progress_tells_launch_step_and_p50() -> None:
     assert told == "launch 2/5, step 30/50, p50 so far 0.243s"
 
 
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [(None, ""), (3.0, " (10 s left)"), (48.0, " (50 s left)"), (58.0, " (1 min left)"),
+     (421.0, " (7 min left)"), (5_900.0, " (98 min left)"), (7_830.0, " (2 h 10 min left)"),
+     (7_140.0, " (2 h left)")],
+)  # fmt: skip
+def test_progress_over_several_tests_tells_what_is_left(seconds: float | None, told: str) -> None:
+    facts: Any = {"launch": 2, "launches": 5, "phase": "steps", "step": 30, "steps": 50, "p50_seconds": None}
+    assert progress.line(**facts, test=3, tests=12, left_seconds=seconds) == f"test 3/12{told}, launch 2/5, step 30/50"
+    assert progress.line(**facts, test=1, tests=1, left_seconds=seconds) == "launch 2/5, step 30/50"
+
+
 def test_progress_before_the_first_step_has_no_p50() -> None:
     assert progress.line(launch=1, launches=5, phase="warmup", step=3, steps=5, p50_seconds=None) == (
         "launch 1/5, warm-up 3/5"
