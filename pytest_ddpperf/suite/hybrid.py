@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -31,16 +30,17 @@ class HybridModel(nn.Module):
         super().__init__()
         self.tables = tables  # RemoteModules
         self._device = device
-        widths = (FEATURES, 256, 128, 64, 32)
-        layers = [part for i, o in pairwise(widths) for part in (nn.Linear(i, o), nn.ReLU())]
-        self.dense: nn.Module = DistributedDataParallel(
-            nn.Sequential(*layers, nn.Linear(widths[-1], CLASSES)).to(device)
-        )
+        # As the original has them, one ReLU in all.
+        layers = [
+            *(nn.Linear(FEATURES, 256), nn.Linear(256, 128), nn.ReLU()),
+            *(nn.Linear(128, 64), nn.Linear(64, 32), nn.Linear(32, CLASSES)),
+        ]
+        self.dense: nn.Module = DistributedDataParallel(nn.Sequential(*layers).to(device))
 
     def forward(self, indices: Tensor, offsets: Tensor) -> Tensor:
         """Classes' scores: bags x CLASSES."""
-        lookups = [table.forward_async(indices, offsets) for table in self.tables]
-        scores: Tensor = self.dense(torch.cat([lookup.wait() for lookup in lookups], dim=1).to(self._device))
+        lookups = [table(indices, offsets) for table in self.tables]  # one after another, as there
+        scores: Tensor = self.dense(torch.cat(lookups, dim=1).to(self._device))
         return scores
 
     def parameter_references(self) -> list[RRef[Any]]:

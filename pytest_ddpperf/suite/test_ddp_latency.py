@@ -4,7 +4,6 @@ step."""
 
 from __future__ import annotations
 
-import inspect
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -25,7 +24,7 @@ from pytest_ddpperf.suite.latencies import Latencies, Scaling
 from pytest_ddpperf.suite.plots import Plot, Spread, Stacks
 from pytest_ddpperf.suite.sizes import Size
 from pytest_ddpperf.suite.tables import Table, Tables
-from pytest_ddpperf.suite.workloads import Step, training, workload
+from pytest_ddpperf.suite.workloads import Step, no_buffers, training, workload
 
 # Megabytes; 0 is an all-reduce a gradient.
 BUCKETS_MB = (0, 1, 5, 25, 50)
@@ -251,19 +250,12 @@ def test_compression(ddp_benchmark: DdpBenchmark, hook: str, size: Size, tables:
     tables.of(Latencies).add("Gradient compression", hook, ddp_benchmark(setup), among=HOOKS)
 
 
-def _buffers_broadcast(wanted: bool) -> dict[str, bool]:
-    """By the name that this torch has for it."""
-    names = inspect.signature(DistributedDataParallel.__init__).parameters
-    name = "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers"
-    return {name: wanted}
-
-
 OPTIONS: dict[str, Callable[[], dict[str, bool]]] = {
     "none": dict,
     "static_graph": lambda: {"static_graph": True},
     "gradient_as_bucket_view": lambda: {"gradient_as_bucket_view": True},
     "find_unused_parameters": lambda: {"find_unused_parameters": True},
-    "buffers not synchronised": lambda: _buffers_broadcast(False),
+    "buffers not synchronised": no_buffers,
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from pytest_ddpperf import Context, DdpBenchmark, Result
@@ -12,7 +13,7 @@ from pytest_ddpperf.suite.latencies import Scaling
 from pytest_ddpperf.suite.resnet import MODELS
 from pytest_ddpperf.suite.sizes import Size
 from pytest_ddpperf.suite.tables import Table, Tables, about
-from pytest_ddpperf.suite.workloads import Step, training, workload
+from pytest_ddpperf.suite.workloads import Step, no_buffers, training, workload
 
 PERCENTILES = (50, 75, 90, 95)
 
@@ -63,7 +64,11 @@ def test_ddp_sweep(
 
     def setup(ctx: Context) -> Step:
         net, loss = workload(ctx, model, size)
-        return training(DistributedDataParallel(net, bucket_cap_mb=bucket_mb) if sweep_ranks else net, loss)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.001, momentum=0.9, weight_decay=1e-4)
+        if not sweep_ranks:
+            return training(net, loss, optimizer)
+        ddp = DistributedDataParallel(net, bucket_cap_mb=bucket_mb, **no_buffers())  # type: ignore[arg-type]
+        return training(ddp, loss, optimizer)
 
     result = ddp_benchmark(setup, batch_size=size.images)
     tables.of(Sweep).add(model, sweep_ranks, result, size.images, bucket_mb)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from pytest_ddpperf import Context
 from pytest_ddpperf.suite.gpt import GPT, GPTConfig
@@ -67,3 +69,9 @@ def needed_bytes(gpt: str) -> float:
     """Of each rank, in training, about."""
     width, layers, _ = GPTS[gpt]
     return (12.0 * width**2 * layers + VOCABULARY * width) * BYTES
+
+
+def no_buffers() -> dict[str, bool]:
+    """DDP's argument for not synchronising buffers, by the name that this torch has for it."""
+    names = inspect.signature(DistributedDataParallel.__init__).parameters
+    return {"forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers": False}
