@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import rpc
 from torch.distributed.rpc import RRef
 from torch.nn.parallel import DistributedDataParallel
 
@@ -28,7 +29,7 @@ class HybridModel(nn.Module):
 
     def __init__(self, tables: Sequence[Any], device: torch.device) -> None:
         super().__init__()
-        self.tables = tables  # RemoteModules
+        self.tables = tables  # RRefs of EmbeddingBags
         self._device = device
         # As the original has them, one ReLU in all.
         layers = [
@@ -39,14 +40,21 @@ class HybridModel(nn.Module):
 
     def forward(self, indices: Tensor, offsets: Tensor) -> Tensor:
         """Classes' scores: bags x CLASSES."""
-        lookups = [table(indices, offsets) for table in self.tables]  # one after another, as there
+        lookups = [table.rpc_sync().forward(indices, offsets) for table in self.tables]  # one after another
         scores: Tensor = self.dense(torch.cat(lookups, dim=1).to(self._device))
         return scores
 
     def parameter_references(self) -> list[RRef[Any]]:
         """Of all parameters, wherever they are: for a DistributedOptimizer."""
-        remote = [reference for table in self.tables for reference in table.remote_parameters()]
-        return remote + [RRef(parameter) for parameter in self.dense.parameters()]
+        references = [RRef(parameter) for parameter in self.dense.parameters()]
+        for table in self.tables:
+            references += rpc.rpc_sync(table.owner(), parameters_of, (table,))
+        return references
+
+
+def parameters_of(table: RRef[Any]) -> list[RRef[Any]]:
+    """Called where it is."""
+    return [RRef(parameter) for parameter in table.local_value().parameters()]
 
 
 def columns_on(server: int, servers: int) -> int:

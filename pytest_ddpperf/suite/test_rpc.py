@@ -61,13 +61,11 @@ def _row(who: str, durations: Sequence[float], examples: float) -> str:
 
 def master(ctx: RpcContext) -> list[Any]:
     """A table on each parameter server, as many columns of the embeddings as it has a share of."""
-    from torch.distributed.nn import RemoteModule  # type: ignore[attr-defined]
+    from torch.distributed import rpc
 
     servers = ctx.workers["parameter_server"]
     return [
-        RemoteModule(
-            f"{server}/cpu", torch.nn.EmbeddingBag, (EMBEDDINGS, columns_on(number, len(servers))), {"mode": "sum"}
-        )
+        rpc.remote(server, torch.nn.EmbeddingBag, (EMBEDDINGS, columns_on(number, len(servers))), {"mode": "sum"})
         for number, server in enumerate(servers)
     ]
 
