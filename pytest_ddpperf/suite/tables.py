@@ -49,10 +49,19 @@ class Tables:
         for table in self._tables.values():
             yield from table.lines()
             yield ""
-        yield from (f"skipped: {name}: {reason}" for name, reason in sorted(self.skipped))
+        yield from self._not_measured()
         yield from (f"drawn: {path}" for path in self.drawn)
         if self.problem:
             yield self.problem
+
+    def _not_measured(self) -> Iterator[str]:
+        """A line a test and reason, with all parameters that it has: a size or a machine leaves out many alike."""
+        alike: dict[tuple[str, str], list[str]] = {}
+        for name, reason in sorted(self.skipped):
+            test, _, parameters = name.partition("[")
+            alike.setdefault((test, reason), []).append(parameters.removesuffix("]"))
+        for (test, reason), each in alike.items():
+            yield f"skipped: {test}" + f"[{', '.join(each)}]" * any(each) + f": {reason}"
 
     def plots(self) -> Iterator[Plot]:
         for table in self._tables.values():

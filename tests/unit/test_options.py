@@ -100,6 +100,7 @@ def test_without_being_asked_the_settings_are_the_documented_defaults(
         suite_size="auto",
         suite_bucket_mb=25.0,
         suite_list=False,
+        suite_plots=None,
         json_path=None,
         sources=settings.sources,
     )
@@ -135,6 +136,7 @@ def test_every_option_is_taken_from_the_command_line(read: Callable[..., Setting
         "--ddp-against-option=--my-bucket-mb 1",
         "--ddp-suite-size=tiny",
         "--ddp-suite-bucket-mb=0.5",
+        "--ddp-suite-plots=figures/here",
         "--ddp-json=out/all.json",
     )
     assert settings == Settings(
@@ -172,6 +174,7 @@ def test_every_option_is_taken_from_the_command_line(read: Callable[..., Setting
         suite_size="tiny",
         suite_bucket_mb=0.5,
         suite_list=False,
+        suite_plots=pytester.path / "figures/here",
         json_path=pytester.path / "out/all.json",
         sources=settings.sources,
     )
