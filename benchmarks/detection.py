@@ -40,7 +40,7 @@ from _traces import Launch, Pairs, Workload, measurement, read, read_pairs
 from pytest_ddpperf.measuring.looks import follow, schedule
 from pytest_ddpperf.records import Verdict
 from pytest_ddpperf.records.asked import Limit
-from pytest_ddpperf.verdict import ASSUMED_DRIFT, RUN_LEVEL, judge, observations
+from pytest_ddpperf.verdict import ASSUMED_DRIFT, judge, level_of, observations
 from pytest_ddpperf.verdict.stats import Drift
 
 LEAST_TRIALS = 200
@@ -234,7 +234,7 @@ def ddpperf(
             measurement(trial.now[start:stop]),
             [measurement(trial.sessions[0][start:stop])] if interleaved else stored,
             limits,
-            level=RUN_LEVEL * ease,
+            level=level_of(1, in_stretches=scope == "stretches") * ease,
             interleaved=interleaved,
             stretches=trial.stretches[start:stop],
             assumed=drift,

@@ -48,7 +48,7 @@ from pytest_ddpperf.measuring.looks import follow, schedule
 from pytest_ddpperf.measuring.pairs import Held
 from pytest_ddpperf.options import plan
 from pytest_ddpperf.records import LaunchSamples, Limit, Measurement, Outcome, Plan, Samples, TestId, Verdict, Version
-from pytest_ddpperf.verdict import ASSUMED_DRIFT, RUN_LEVEL, coarse, judge_times, observations
+from pytest_ddpperf.verdict import ASSUMED_DRIFT, RUN_LEVEL, coarse, judge_times, level_of, observations
 from pytest_ddpperf.verdict.stats import Drift, binomial_interval
 
 MACHINES = {"quiet": None, "neighbour": 20261121}  # seeds; the second's moves on from cycle to cycle
@@ -218,7 +218,7 @@ class Live:
             settings=replace(self._settings, limits=limits(mode), max_launches=MODES[mode].launches),
             plan=self._plan,
             launches=self._settings.launches,
-            level=RUN_LEVEL,
+            level=level_of(1, in_stretches=self._settings.in_stretches(self._plan)),
             batch_size=None,
             gate=True,
             facts={},

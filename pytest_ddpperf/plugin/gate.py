@@ -150,7 +150,7 @@ class Benchmark(Distributed):
             settings=self._settings,
             plan=plan,
             launches=options.launches(self._settings),
-            level=self._level(gate) if level is None else level,
+            level=self._level(gate, plan) if level is None else level,
             batch_size=batch_size,
             gate=gate,
             facts=self._facts(),
@@ -204,12 +204,13 @@ class Benchmark(Distributed):
                 f"{self._name}({name}): {role} is called with {given}, which {name} does not take; {guess}{does}"
             )
 
-    def _level(self, gate: bool) -> float:
+    def _level(self, gate: bool, plan: Plan) -> float:
         """This measurement's error rate: a test's, and from its second gate on a half, a sixth, a twelfth of it, which
         add up to once more."""
         self._state.gates += gate
         further = max(self._state.gates, 1)
-        return level_of(self._run.gates) / max(1, further * (further - 1))
+        held = self._settings.beside and self._settings.in_stretches(plan)
+        return level_of(self._run.gates, in_stretches=bool(held)) / max(1, further * (further - 1))
 
     def _measure(self, job: Job) -> Measured:
         watcher = self._watcher(job.plan)

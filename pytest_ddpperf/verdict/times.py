@@ -22,7 +22,8 @@ from pytest_ddpperf.verdict import observations, stats
 from pytest_ddpperf.verdict.stats import Difference, Drift, Evidence
 
 # How likely a run of few tests may be to call unchanged code regressed, over all its tests and limits; and a test of
-# many, where an equal share of that would blind each of them (docs/statistics.md has the figures of other rates).
+# many, where an equal share of that would blind each of them, or one whose evidence is cheap. docs/statistics.md has
+# the figures of other rates.
 RUN_LEVEL = 0.05
 TEST_LEVEL = 0.015
 # What is assumed of the drift between sessions of one host before any was seen. Another host, which may be another
@@ -37,9 +38,10 @@ _ASKED = ("batch_size ", "warmup ", "timing ", "collective ")
 LAUNCHES_NEEDED = 2
 
 
-def level_of(tests: int) -> float:
-    """The error rate of each of so many tests of a run."""
-    return max(RUN_LEVEL / tests, TEST_LEVEL)
+def level_of(tests: int, *, in_stretches: bool = False) -> float:
+    """The error rate of each of so many tests of a run; the lower one for pairs in stretches however few tests there
+    are: each costs a second or two, so certainty is bought with more of them."""
+    return TEST_LEVEL if in_stretches else max(RUN_LEVEL / tests, TEST_LEVEL)
 
 
 def unsupported(limit: Limit, *, steps: int, launches: int) -> str | None:

@@ -349,6 +349,7 @@ def test_a_variable_an_option_and_what_must_be_built_may_be_all_that_differs(
             milliseconds = request.config.getoption("--my-milliseconds")
             ddp_benchmark(lambda ctx: lasting(ctx, milliseconds))
 
+        @pytest.mark.ddp(turns="launches")
         def test_built(ddp_benchmark):
             ddp_benchmark(lambda ctx: lasting(ctx, MILLISECONDS))
         """,
@@ -364,11 +365,14 @@ def test_a_variable_an_option_and_what_must_be_built_may_be_all_that_differs(
     with repository.untouched():
         result = run("--ddp-against", "HEAD", *options, "-o", "addopts=-q", f"--ddp-json={tmp_path / 'report.json'}")
     assert result.ret == 1
+    measured = json.loads((tmp_path / "report.json").read_text())["measurements"]
     windows = [
         {len(launch) for side in (both, both["beside"]) for launch in side["measurement"]["samples"]["step_seconds"]}
-        for both in json.loads((tmp_path / "report.json").read_text())["measurements"]
+        for both in measured
     ]
     assert windows == [{12}, {10}, {10}]
+    levels = [max(each["level"] for each in both["verdict"]["comparisons"]) for both in measured]
+    assert levels == [0.015, 0.015, pytest.approx(0.05 / 3)], "of few tests pairs in stretches have the lower one"
     result.stdout.fnmatch_lines(
         [
             "ddpperf: 2 ranks over gloo (*",

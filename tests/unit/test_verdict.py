@@ -292,6 +292,7 @@ def test_another_host_drifts_further_and_sessions_of_one_host_say_little_of_it()
 @pytest.mark.parametrize(("tests", "level"), [(1, 0.05), (2, 0.025), (3, 0.05 / 3), (4, 0.015), (200, 0.015)])
 def test_a_test_of_many_keeps_an_error_rate_that_leaves_it_sight(tests: int, level: float) -> None:
     assert level_of(tests) == pytest.approx(level)
+    assert level_of(tests, in_stretches=True) == 0.015
 
 
 def test_how_likely_a_false_red_is_follows_from_limit_and_noise() -> None:
