@@ -35,7 +35,14 @@ else:
 
 
 # Options of a run that the command which accepts its figures does without.
-_NOT_REPEATED = ("--ddp-json", "--ddp-fail-on", "--ddp-disable", "--ddp-save-baseline", "--ddp-extend-baseline")
+_NOT_REPEATED = (
+    "--ddp-json",
+    "--ddp-fail-on",
+    "--ddp-disable",
+    "--ddp-save-baseline",
+    "--ddp-extend-baseline",
+    "--ddp-suite-plots",
+)
 
 
 class GateFailed(Failed):

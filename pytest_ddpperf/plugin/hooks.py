@@ -233,7 +233,7 @@ class _BesideBenchmark:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if is_distributed(item):
-        item.config.stash[RUN].enter()
+        item.config.stash[RUN].enter(item)
         state.of(item).begin()
 
 
@@ -243,7 +243,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object
         result = yield
     finally:
         if is_distributed(item):
-            item.config.stash[RUN].leave()
+            item.config.stash[RUN].leave(item)
     if is_distributed(item):
         _save(item)
     return result

@@ -38,8 +38,8 @@ class Run:
         self.items: list[pytest.Item] = []
         self._gating: list[pytest.Item] = []  # of them, those that may hold a measurement against a baseline
         self.deselected: set[str] = set()  # node ids
-        self._ended = 0  # distributed tests
-        self._began: float | None = None
+        self._entered: dict[str, float] = {}  # node ids of distributed tests, and when the last attempt began
+        self._spent: dict[str, float] = {}  # seconds, of those that ended
         self._base: BaseSide | None = None
         self._session: Session | None = None
         self._report: Report | None = None
@@ -172,22 +172,25 @@ class Run:
         test.outcomes = []
         return message
 
-    def enter(self) -> None:
+    def enter(self, item: pytest.Item) -> None:
         """A distributed test begins."""
-        self._began = self._began or time.monotonic()
+        self._entered[item.nodeid] = time.monotonic()
 
     def left(self) -> tuple[int, int, float | None]:
-        """The distributed test under way, from 1, of how many, and the seconds until the last has ended, where tests
-        go on to take as long as so far; None before the first has."""
-        of = len(self.items)
-        if not self._ended or self._began is None:
-            return 1, of, None
-        number = min(self._ended + 1, of)  # a rerun ends again
-        return number, of, (time.monotonic() - self._began) / self._ended * (of - number + 1)
+        """The distributed test under way, from 1, of how many, and the seconds until the last has ended, where each
+        takes as long as those before; None before one has ended."""
+        number, of = len(self._entered), len(self.items)
+        if not self._spent:
+            return number, of, None
+        under_way = time.monotonic() - max(self._entered.values())
+        mean = sum(self._spent.values()) / len(self._spent)
+        return number, of, max(mean - under_way, 0.0) + mean * max(of - number, 0)
 
-    def leave(self) -> None:
+    def leave(self, item: pytest.Item) -> None:
         """A test is over; so it is on the other side."""
-        self._ended += 1
+        began = self._entered.get(item.nodeid)
+        if began is not None:
+            self._spent[item.nodeid] = self._spent.get(item.nodeid, 0.0) + time.monotonic() - began
         if self._base is not None:
             self._base.leave()
 

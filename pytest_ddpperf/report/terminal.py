@@ -83,10 +83,11 @@ def summary(
 
 def _expected(outcomes: Sequence[Outcome], tests: int) -> Iterator[str]:
     """The false-alarm rate of a test, and what that comes to in a run, by its noise and limits."""
-    compared = [o.verdict for o in outcomes if o.verdict is not None and o.verdict.status.compared]
+    compared = [(o.verdict, o.beside) for o in outcomes if o.verdict is not None and o.verdict.status.compared]
     if compared:
-        expected = sum(comparison.alarm_rate for verdict in compared for comparison in verdict.comparisons)
-        most = text.amount(level_of(tests))
+        expected = sum(comparison.alarm_rate for verdict, _ in compared for comparison in verdict.comparisons)
+        in_stretches = all(beside is not None and bool(beside.stretches) for _, beside in compared)
+        most = text.amount(level_of(tests, in_stretches=in_stretches))
         yield (
             f"{tests} tests, each called regressed by mistake in at most {most} of runs: of unchanged code expect "
             f"at most {expected:.2g} false reds a run, with the noise and the limits of this one"

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from pytest_ddpperf.suite.plots import save
+from pytest_ddpperf.suite.plots import drawable, save
 from pytest_ddpperf.suite.sizes import Size, asked, chosen, largest_world, on_cuda
 from pytest_ddpperf.suite.tables import Tables
 
@@ -38,8 +37,8 @@ def _row(ranks: int, name: str) -> Any:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("ddp_suite_plots") is not None and find_spec("matplotlib") is None:
-        raise pytest.UsageError("--ddp-suite-plots needs matplotlib: pip install 'pytest-ddpperf[plots]'")
+    if config.getoption("ddp_suite_plots") is not None and not drawable():
+        raise pytest.UsageError("--ddp-suite-plots needs matplotlib 3.9: pip install 'pytest-ddpperf[plots]'")
     ours = [item for item in items if Path(item.path).is_relative_to(_HERE)]
     for item in ours:
         item.add_marker(pytest.mark.ddp_defaults(**chosen(config).settings))
@@ -55,12 +54,13 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     if session.config.getoption("ddp_suite_list") and exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
         session.exitstatus = pytest.ExitCode.OK
     folder = session.config.getoption("ddp_suite_plots")
-    if folder is not None:
+    if folder is not None and not session.config.option.collectonly:
         tables = session.config.stash[_TABLES]
         try:
             tables.drawn = list(save(tables.plots(), session.config.invocation_params.dir / folder))
-        except OSError as error:
-            tables.problem = f"--ddp-suite-plots: {error}"
+            tables.problem = "" if tables.drawn else "--ddp-suite-plots: nothing was measured that has a figure"
+        except Exception as error:  # what was measured is told all the same
+            tables.problem = f"--ddp-suite-plots: {type(error).__name__}: {error}"
             session.exitstatus = max(exitstatus, pytest.ExitCode.TESTS_FAILED)
 
 

@@ -26,7 +26,8 @@ def profiled(ctx: Context, step: Callable[[], object], steps: int) -> list[tuple
                 if not on_cpu:
                     torch.accelerator.synchronize()
     events = list(taken.events() or ())
-    computed, communicated = (_computed, _communicated) if on_cpu else (_computed_there, _communicated_there)
+    computed = _computed if on_cpu else _computed_there
+    communicated = _communicated_there if ctx.backend == "nccl" else _communicated
     (thread,) = {event.thread for event in events if _is_step(event)}
     computation = [_interval(event) for event in events if computed(event, thread)]
     communication = [_interval(event) for event in events if communicated(event)]
@@ -39,7 +40,7 @@ def profiled(ctx: Context, step: Callable[[], object], steps: int) -> list[tuple
 def exposed(communication: Iterable[Interval], computation: Iterable[Interval], within: Interval) -> float:
     """How long something was communicated, and nothing computed."""
     computation = list(computation)
-    return _covered([*communication, *computation], within) - _covered(computation, within)
+    return max(0.0, _covered([*communication, *computation], within) - _covered(computation, within))
 
 
 def _covered(intervals: Iterable[Interval], within: Interval) -> float:

@@ -28,6 +28,7 @@ class Latencies(Table):
         self, experiment: str, variant: str, result: Result, *, among: Iterable[object], iterations: int = 1
     ) -> None:
         """`among` are all variants, in order: the first that was measured is what others are held beside."""
+        experiment = f"{experiment}, {result.backend}"  # a smaller number of ranks may have found devices
         self._variants[experiment] = list(map(str, among))
         by_ranks = self._results.setdefault(experiment, {})
         by_ranks.setdefault(result.world_size, {})[variant] = result, iterations
@@ -41,8 +42,7 @@ class Latencies(Table):
 
     def lines(self) -> Iterator[str]:
         for experiment, ranks, taken in self._each():
-            backend = next(iter(taken.values()))[0].backend
-            yield f"{experiment}, {ranks} {backend} ranks (p50 of an iteration; from the fastest launch to the slowest)"
+            yield f"{experiment}, {ranks} ranks (p50 of an iteration; from the fastest launch to the slowest)"
             each = {variant: over_launches(*measured) for variant, measured in taken.items()}
             first, fastest = next(iter(each.values())).middle, min(spread.middle for spread in each.values())
             for variant, spread in each.items():
@@ -81,7 +81,7 @@ class Scaling(Table):
         self._spreads: dict[str, dict[int, Spread]] = {}
 
     def add(self, model: str, result: Result) -> None:
-        self._spreads.setdefault(model, {})[result.world_size] = over_launches(result)
+        self._spreads.setdefault(f"{model}, {result.backend}", {})[result.world_size] = over_launches(result)
 
     def lines(self) -> Iterator[str]:
         yield "Latency over ranks (p50; from the fastest launch to the slowest; efficiency beside the fewest)"

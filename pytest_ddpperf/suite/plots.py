@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -86,8 +87,8 @@ class Stacks:
     def draw(self, axes: Axes) -> None:
         variants = list(self.parts)
         below = [0.0] * len(variants)
-        for part in next(iter(self.parts.values())):
-            heights = [self.parts[variant][part] for variant in variants]
+        for part in dict.fromkeys(part for parts in self.parts.values() for part in parts):
+            heights = [self.parts[variant].get(part, 0.0) for variant in variants]
             axes.bar(variants, heights, bottom=below, label=part, width=0.6)
             below = [b + h for b, h in zip(below, heights, strict=True)]
         middle, least, most = zip(*(self.wholes[variant] for variant in variants), strict=True)
@@ -97,12 +98,21 @@ class Stacks:
         axes.legend()
 
 
+def drawable() -> bool:
+    """Whether there is a matplotlib that has what is used of it."""
+    try:
+        major, minor, *_ = metadata.version("matplotlib").split(".")
+    except (metadata.PackageNotFoundError, ValueError):
+        return False
+    return (int(major), int(minor)) >= (3, 9)
+
+
 def save(plots: Iterable[Plot], folder: Path) -> Iterator[Path]:
     """A file a plot, named as it is; the folder is made."""
     from matplotlib.figure import Figure
 
-    folder.mkdir(parents=True, exist_ok=True)
     for plot in plots:
+        folder.mkdir(parents=True, exist_ok=True)
         figure = Figure(figsize=(6.4, 4.2), layout="constrained")
         axes = figure.add_subplot()
         axes.set_title(plot.title)

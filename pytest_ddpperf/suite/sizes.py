@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -88,6 +89,11 @@ def largest_world(config: pytest.Config) -> int:
     sizes = asked(config, "ddp_world_size", "2")
     parts = sizes if isinstance(sizes, (list, tuple)) else [sizes]
     return max(int(number) for part in parts for number in str(part).split(","))
+
+
+def cores() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def on_cuda(config: pytest.Config) -> bool:

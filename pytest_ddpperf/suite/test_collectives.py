@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from pytest_ddpperf import CollectiveBenchmark, CollectiveResult
-from pytest_ddpperf.suite.sizes import Size, largest_world
+from pytest_ddpperf import CollectiveBenchmark, CollectiveResult, DdpRun
+from pytest_ddpperf.suite.sizes import Size
 from pytest_ddpperf.suite.tables import Table, Tables, markdown
+from pytest_ddpperf.suite.workloads import rank
 
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all", "send_recv")
 MEGABYTES = (1, 10, 100, 1000)
@@ -36,12 +37,10 @@ class ByBackend(Table):
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_collective(
-    collective_benchmark: CollectiveBenchmark, op: str, size: Size, pytestconfig: pytest.Config
-) -> None:
+def test_collective(collective_benchmark: CollectiveBenchmark, ddp_run: DdpRun, op: str, size: Size) -> None:
     """A collective over sizes: time, algbw and busbw, its result checked (nccl-tests)."""
     sizes = [1 << power for power in (10, 15, 20, 25) if 1 << power <= size.most_bytes]
-    if op == "send_recv" and largest_world(pytestconfig) == 1:
+    if op == "send_recv" and len(ddp_run(rank)) == 1:
         pytest.skip("from one rank to another, and there is one")
     results = collective_benchmark(op, sizes, dtype="float32")
     assert [result.size for result in results] == sizes

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from pytest_ddpperf import Context, DdpBenchmark, DdpRun, Result
+from pytest_ddpperf import Context, DdpBenchmark, Result
 from pytest_ddpperf.suite.exposed import profiled
 from pytest_ddpperf.suite.sizes import Size
 from pytest_ddpperf.suite.tables import Table, Tables, columns
-from pytest_ddpperf.suite.workloads import GPTS, Step, needed_bytes, training, workload
+from pytest_ddpperf.suite.workloads import GPTS, Step, needed_bytes, share_of, training, workload
 from pytest_ddpperf.suite.wrappers import Bucketed, Flat, Naive, Overlapped, Wrapper
 
 VARIANTS: dict[str, Callable[[nn.Module], Wrapper]] = {
@@ -26,7 +26,6 @@ VARIANTS: dict[str, Callable[[nn.Module], Wrapper]] = {
 BUCKETS_MB = (1, 10, 100, 1000)
 TORCHS = "torch's DDP"
 COLUMNS = (*VARIANTS, *(f"{megabytes} MB" for megabytes in BUCKETS_MB), TORCHS)
-PROFILED = 10  # steps
 
 
 class Costs(Table):
@@ -35,16 +34,14 @@ class Costs(Table):
     def __init__(self) -> None:
         self._columns: dict[str, dict[str, dict[str, object]]] = {}  # by model, then column, then figure
 
-    def add(
-        self, model: str, column: str, result: Result, sequences: int, waits: Sequence[tuple[float, float]]
-    ) -> None:
+    def add(self, model: str, column: str, result: Result, size: Size, waits: Sequence[tuple[float, float]]) -> None:
         """`waits` are of steps: seconds, and those of them that the rank that waited longest did."""
         steps = [seconds for launch in result.step_seconds for seconds in launch]
         self._columns.setdefault(f"{model} on {result.world_size} ranks", {})[column] = {
             "model": model,
             "backend": result.backend,
             "world_size": result.world_size,
-            "global_batch_size": sequences,
+            "global_batch_size": share_of(size, result.world_size) * result.world_size,
             "warmup_steps": result.environment.must_match.get("warmup"),
             "benchmark_steps": len(steps),
             **_spread("step_time", steps, "_s"),
@@ -84,12 +81,16 @@ def torchs(ctx: Context, model: str, size: Size) -> Step:
     return training(DistributedDataParallel(net), loss)
 
 
-def torchs_profiled(ctx: Context, model: str, size: Size) -> list[tuple[float, float]]:
-    """Of each step after some that warm up: seconds, and those of them that were waited for communication."""
+def torchs_profiled(ctx: Context, model: str, size: Size) -> Step:
+    """A step that records what it waits for communication; profiled, so that it takes longer itself."""
     step = torchs(ctx, model, size)
-    for _ in range(3):
-        step()
-    return profiled(ctx, step, PROFILED)
+
+    def observed() -> None:
+        ((seconds, waited),) = profiled(ctx, step, 1)
+        ctx.record("seconds", seconds)
+        ctx.record("comm_seconds", waited)
+
+    return observed
 
 
 Measured = Callable[[str, str, Callable[[nn.Module], Wrapper]], Result]
@@ -120,7 +121,7 @@ def measured(ddp_benchmark: DdpBenchmark, fitting: Callable[[str], None], size: 
             for step in zip(*launch, strict=True)
         ]
         steps = [seconds for launch in result.step_seconds for seconds in launch]
-        tables.of(Costs).add(model, column, result, size.sequences, list(zip(steps, waited, strict=True)))
+        tables.of(Costs).add(model, column, result, size, list(zip(steps, waited, strict=True)))
         return result
 
     return measure
@@ -142,17 +143,16 @@ def test_bucket_size(measured: Measured, model: str, bucket: int) -> None:
 
 @pytest.mark.parametrize("model", GPTS)
 def test_torchs(
-    ddp_benchmark: DdpBenchmark,
-    ddp_run: DdpRun,
-    fitting: Callable[[str], None],
-    model: str,
-    size: Size,
-    tables: Tables,
+    ddp_benchmark: DdpBenchmark, fitting: Callable[[str], None], model: str, size: Size, tables: Tables
 ) -> None:
-    """torch's DDP beside those written out; the profiler tells what steps of another launch wait."""
+    """torch's DDP beside those written out; of launches of their own the profiler tells what steps wait."""
     fitting(model)
     result = ddp_benchmark(lambda ctx: torchs(ctx, model, size))
-    by_rank = ddp_run(torchs_profiled, model, size)
-    waits = [max(step, key=lambda told: told[1]) for step in zip(*by_rank, strict=True)]
+    told = ddp_benchmark(lambda ctx: torchs_profiled(ctx, model, size), name="profiled", gate=False).recorded
+    waits = [
+        max(zip(seconds, waited, strict=True), key=lambda of_rank: of_rank[1])
+        for durations, exposed in zip(told["seconds"], told["comm_seconds"], strict=True)
+        for seconds, waited in zip(zip(*durations, strict=True), zip(*exposed, strict=True), strict=True)
+    ]
     assert all(0 <= waited <= seconds for seconds, waited in waits)
-    tables.of(Costs).add(model, TORCHS, result, size.sequences, waits)
+    tables.of(Costs).add(model, TORCHS, result, size, waits)

@@ -17,9 +17,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pytest_ddpperf import Context, DdpRun
 from pytest_ddpperf.suite.plots import Lines, Plot, Spread
-from pytest_ddpperf.suite.sizes import Size, largest_world
+from pytest_ddpperf.suite.sizes import Size
 from pytest_ddpperf.suite.tables import Table, Tables
-from pytest_ddpperf.suite.workloads import workload
+from pytest_ddpperf.suite.workloads import rank, workload
 
 SYNC_EVERY = (1, 2, 4, 8)
 SEEDS = 3
@@ -29,31 +29,34 @@ class Losses(Table):
     """How training goes on the same samples, by how often it is synchronised; over seeds."""
 
     def __init__(self) -> None:
-        self._curves: dict[int, list[list[float]]] = {}  # by interval, then seed x iteration
+        self._curves: dict[int, dict[int, list[list[float]]]] = {}  # by ranks and interval, then seed x iteration
 
-    def add(self, every: int, curves: list[list[float]]) -> None:
-        self._curves[every] = curves
+    def add(self, ranks: int, every: int, curves: list[list[float]]) -> None:
+        self._curves.setdefault(ranks, {})[every] = curves
 
     def lines(self) -> Iterator[str]:
-        iterations = len(next(iter(self._curves.values()))[0]) - 1
-        yield f"Loss after {iterations} iterations (mean, and from the least to the most of {SEEDS} seeds)"
-        for every, curves in self._curves.items():
-            last = [curve[-1] for curve in curves]
-            yield f"  synchronised every {every}: {fmean(last):.4f} ({min(last):.4f} to {max(last):.4f})"
+        for ranks, by_interval in self._curves.items():
+            iterations = len(next(iter(by_interval.values()))[0]) - 1
+            seeds = f"mean, and from the least to the most of {SEEDS} seeds"
+            yield f"Loss after {iterations} iterations, {ranks} ranks ({seeds})"
+            for every, curves in by_interval.items():
+                last = [curve[-1] for curve in curves]
+                yield f"  synchronised every {every}: {fmean(last):.4f} ({min(last):.4f} to {max(last):.4f})"
 
     def plots(self) -> Iterator[Plot]:
-        yield Lines(
-            title="Loss against samples",
-            across="iterations, each of as many samples",
-            upwards="loss",
-            lines={
-                f"synchronised every {every}": {
-                    iteration: Spread(fmean(losses), min(losses), max(losses))
-                    for iteration, losses in enumerate(zip(*curves, strict=True))
-                }
-                for every, curves in self._curves.items()
-            },
-        )
+        for ranks, by_interval in self._curves.items():
+            yield Lines(
+                title=f"Loss against samples, {ranks} ranks",
+                across="iterations, each of as many samples",
+                upwards="loss",
+                lines={
+                    f"synchronised every {every}": {
+                        iteration: Spread(fmean(losses), min(losses), max(losses))
+                        for iteration, losses in enumerate(zip(*curves, strict=True))
+                    }
+                    for every, curves in by_interval.items()
+                },
+            )
 
 
 def losses(ctx: Context, size: Size, every: int, iterations: int) -> list[list[float]]:
@@ -86,9 +89,11 @@ def _mean(ctx: Context, value: Tensor) -> float:
 
 def test_convergence(ddp_run: DdpRun, size: Size, tables: Tables) -> None:
     """The loss over the same samples, synchronised every 1, 2, 4 and 8 iterations: what latency alone hides."""
-    curves = {every: ddp_run(losses, size, every, 48)[0] for every in SYNC_EVERY}
-    for every, of in curves.items():
-        tables.of(Losses).add(every, of)
+    curves = {}
+    for every in SYNC_EVERY:
+        told = ddp_run(losses, size, every, 48)
+        curves[every] = told[0]
+        tables.of(Losses).add(len(told), every, told[0])
     learned, seldom = ([curve[-1] for curve in curves[every]] for every in (SYNC_EVERY[0], SYNC_EVERY[-1]))
     assert max(learned) < min(seldom), "more updates on the same samples learn more here"
 
@@ -168,9 +173,9 @@ def leave_out_a_parameter(ctx: Context) -> None:
 
 
 @pytest.mark.ddp(timeout=30)
-def test_hang_of_another_reduction_order(ddp_run: DdpRun, pytestconfig: pytest.Config) -> None:
+def test_hang_of_another_reduction_order(ddp_run: DdpRun) -> None:
     """The paper's first way to hang, reductions in another order, is red with the line in which each rank waits."""
-    if largest_world(pytestconfig) == 1:
+    if len(ddp_run(rank)) == 1:
         pytest.skip("one rank waits for nobody")
     with pytest.raises(pytest.fail.Exception) as caught:
         ddp_run(reduce_in_another_order)

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from itertools import count
-from math import inf
 from statistics import fmean, median
 from typing import Any
 
@@ -25,9 +24,11 @@ from pytest_ddpperf.suite.plots import Plot, Spread, Stacks
 from pytest_ddpperf.suite.sizes import Size
 from pytest_ddpperf.suite.tables import Table, Tables
 from pytest_ddpperf.suite.workloads import Step, no_buffers, training, workload
+from pytest_ddpperf.suite.wrappers import buckets, flatten, unflatten
 
 # Megabytes; 0 is an all-reduce a gradient.
 BUCKETS_MB = (0, 1, 5, 25, 50)
+BUCKET_MB = 25  # DDP's
 SYNC_EVERY = (1, 2, 4, 8)
 GROUPS = (1, 3, 5)
 
@@ -56,7 +57,7 @@ class Breakdown(Table):
                 variant: {phase: fmean(launch[phase] for launch in launches) for phase in PHASES}
                 for variant, launches in by_variant.items()
             }
-            alone = means.get(ALONE, {}).get("backward", inf)
+            alone = means.get(ALONE, {}).get("backward")
             yield ranks, {variant: _apart(phases, alone) for variant, phases in means.items()}
 
     def lines(self) -> Iterator[str]:
@@ -67,8 +68,9 @@ class Breakdown(Table):
             )
             yield f"  {'':>24} {'forward':>11} {'backward':>11} {'communication':>14} {'optimizer':>11}"
             for variant, of in parts.items():
-                cells = f"{of['forward']:10.6f}s {of['backward']:10.6f}s {of['communication']:13.6f}s"
-                yield f"  {variant:>24} {cells} {of['optimizer']:10.6f}s"
+                apart = f"{of['communication']:13.6f}s" if "communication" in of else f"{'-':>14}"
+                cells = f"{of['forward']:10.6f}s {of['backward']:10.6f}s {apart} {of['optimizer']:10.6f}s"
+                yield f"  {variant:>24} {cells}"
 
     def plots(self) -> Iterator[Plot]:
         for ranks, parts in self._parts():
@@ -86,8 +88,10 @@ class Breakdown(Table):
 ALONE = "without communication"
 
 
-def _apart(phases: Mapping[str, float], alone: float) -> dict[str, float]:
-    """What the backward pass takes alone, and what communication adds to it."""
+def _apart(phases: Mapping[str, float], alone: float | None) -> dict[str, float]:
+    """What the backward pass takes alone, and what communication adds to it; undivided where the former is unknown."""
+    if alone is None:
+        return dict(phases)
     computed = min(phases["backward"], alone)
     return {
         "forward": phases["forward"],
@@ -108,7 +112,8 @@ def _medians(result: Result, phase: str) -> list[float]:
 def phased(ctx: Context, model: str, size: Size, variant: str) -> Step:
     """A step that records its phases. Not overlapped: the backward pass ends before the first all-reduce begins."""
     net, loss = workload(ctx, model, size)
-    ddp = DistributedDataParallel(net)
+    ddp = DistributedDataParallel(net, bucket_cap_mb=BUCKET_MB)
+    reduced_after = buckets(list(ddp.parameters()), BUCKET_MB * 1e6)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.001, momentum=0.9)
 
     def now() -> float:
@@ -125,8 +130,11 @@ def phased(ctx: Context, model: str, size: Size, variant: str) -> Step:
             marks.append(now())
             value.backward()  # type: ignore[no-untyped-call]
             if variant == "not overlapped":
-                for parameter in ddp.parameters():
-                    dist.all_reduce(parameter.grad)
+                for bucket in reduced_after:
+                    gradients = [parameter.grad for parameter in bucket]
+                    flat = flatten(gradients)
+                    dist.all_reduce(flat)
+                    unflatten(flat, gradients)
             marks.append(now())
         optimizer.step()
         marks.append(now())
@@ -163,7 +171,7 @@ def test_scalability(ddp_benchmark: DdpBenchmark, scaled_ranks: int, size: Size,
     """The latency of a GPT's step over numbers of ranks; the sweep has the ResNets'."""
 
     def setup(ctx: Context) -> Step:
-        net, loss = workload(ctx, size.gpts[0], size)
+        net, loss = workload(ctx, size.gpts[0], size, sequences=size.sequences)  # the same work for each
         return training(DistributedDataParallel(net), loss)
 
     tables.of(Scaling).add(f"GPT {size.gpts[0]}", ddp_benchmark(setup))

@@ -3,7 +3,6 @@ layers under DDP, a master that hands out the tables."""
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean
@@ -14,7 +13,7 @@ import torch.nn.functional as F
 
 from pytest_ddpperf import Result, RpcBenchmark, RpcContext
 from pytest_ddpperf.suite.hybrid import EMBEDDINGS, HybridModel, columns_on, epoch_of_batches
-from pytest_ddpperf.suite.sizes import asked
+from pytest_ddpperf.suite.sizes import asked, cores
 from pytest_ddpperf.suite.tables import Table, Tables, about
 
 PERCENTILES = (50, 75, 90, 95)
@@ -99,7 +98,7 @@ def trainer(ctx: RpcContext, tables: Sequence[Any]) -> Callable[[], int]:
 def test_hybrid(rpc_benchmark: RpcBenchmark, pytestconfig: Any, tables: Tables) -> None:
     """Embeddings on parameter servers by RPC, dense layers under DDP: an epoch's time (PyTorch's DDP+RPC benchmark)."""
     # As many as the original has where the machine carries them, a core each.
-    carried = ORIGINALS if len(os.sched_getaffinity(0)) > 2 * ORIGINALS else 2
+    carried = ORIGINALS if cores() > 2 * ORIGINALS else 2
     trainers, servers = (
         None if asked(pytestconfig, option, None) else carried for option in ("ddp_trainers", "ddp_parameter_servers")
     )

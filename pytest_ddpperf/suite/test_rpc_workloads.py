@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -21,6 +22,7 @@ from pytest_ddpperf.suite.workloads import Step
 WIDTH = 256
 BATCH = 32  # examples of a trainer
 LEARNING_RATE = 0.01
+ON_CPU = pytest.mark.ddp(device="cpu", backend="gloo")  # as these are: what goes over RPC is on the CPU anyway
 
 
 class Rounds(Table):
@@ -58,6 +60,7 @@ def push(gradients: dict[int, Tensor]) -> None:
             held[number] -= LEARNING_RATE * gradient
 
 
+@ON_CPU
 def test_parameter_server(rpc_benchmark: RpcBenchmark, tables: Tables) -> None:
     """Parameters are pulled from parameter servers, gradients pushed: a step of all trainers."""
     layers = 4
@@ -119,6 +122,7 @@ def observe(agent: str) -> int:
     return int(state.sum())
 
 
+@ON_CPU
 def test_agent_and_observers(rpc_benchmark: RpcBenchmark, pytestconfig: Any, tables: Tables) -> None:
     """One agent, many observers that ask it what to do: a round of all of them, and the actions a second."""
     observers = int(asked(pytestconfig, "ddp_parameter_servers", 2))
@@ -151,6 +155,7 @@ def second_stage_parameters() -> list[Any]:
     return [rpc.RRef(parameter) for parameter in second_stage[0].parameters()]
 
 
+@ON_CPU
 def test_pipeline(rpc_benchmark: RpcBenchmark, pytestconfig: Any, tables: Tables) -> None:
     """Two stages, trainers and as many parameter servers, each stage replicated by DDP: a step of the whole."""
     pipelines = int(asked(pytestconfig, "ddp_trainers", 2))

@@ -28,14 +28,14 @@ class Traffic(Table):
     """Bytes of a step by what is trained and batch size."""
 
     def __init__(self) -> None:
-        self._rows: list[tuple[str, int, str, int]] = []
+        self._rows: dict[tuple[str, int, str], int] = {}  # by what, batch size and way
 
     def add(self, what: str, batch: int, way: str, count: int) -> None:
-        self._rows.append((what, batch, way, count))
+        self._rows[what, batch, way] = count
 
     def lines(self) -> Iterator[str]:
         yield "Bytes of tensors that a step sends, by batch size"
-        for what, batch, way, sent in sorted(self._rows):
+        for (what, batch, way), sent in sorted(self._rows.items()):
             yield f"  {what:<24} batch {batch:>4}  {way:<10} {sent:>12,}"
 
 

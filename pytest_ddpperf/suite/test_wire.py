@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from pytest_ddpperf import CollectiveBenchmark, CollectiveResult, Context, DdpRun
-from pytest_ddpperf.suite.sizes import Size, largest_world, on_cuda
+from pytest_ddpperf.suite.sizes import Size
 from pytest_ddpperf.suite.tables import Table, Tables
 
 
@@ -19,14 +19,14 @@ class Wire(Table):
     """Payload beside what goes over the network."""
 
     def __init__(self) -> None:
-        self._rows: list[tuple[str, int, int, float, float]] = []
+        self._rows: dict[tuple[str, int], tuple[int, float, float]] = {}  # by collective and ranks
 
     def add(self, op: str, ranks: int, payload: int, least: float, counted: float) -> None:
-        self._rows.append((op, ranks, payload, least, counted))
+        self._rows[op, ranks] = payload, least, counted
 
     def lines(self) -> Iterator[str]:
         yield "Bytes on the wire, of all ranks: what rings send at least, and what the loopback interface counted"
-        for op, ranks, payload, least, sent in self._rows:
+        for (op, ranks), (payload, least, sent) in self._rows.items():
             yield (
                 f"  {op:<16} {ranks:>3} ranks  payload {payload:>12,}  ring {least:>12,.0f}  counted {sent:>12,.0f}"
                 f"  {sent / payload:.2f} x payload"
@@ -51,8 +51,12 @@ def bytes_sent() -> int | None:
     return next((int(line.partition(":")[2].split()[8]) for line in lines if line.strip().startswith("lo:")), None)
 
 
-def on_the_wire(ctx: Context, op: str, payload: int) -> float | None:
-    """Bytes of the collective over a buffer of so many, all ranks together; the median of some."""
+def on_the_wire(ctx: Context, op: str) -> tuple[int, float] | str:
+    """Bytes of a buffer, and those that all ranks together send for the collective, the median of some; or why they are
+    not known."""
+    if ctx.device.type != "cpu":
+        return "devices of one machine exchange by their links or by shared memory, where nobody counts"
+    payload = ctx.world_size * 1_000_000
     whole = torch.zeros(payload // 4)
     parts = list(whole.chunk(ctx.world_size))
     call: Callable[[], object] = {
@@ -70,21 +74,18 @@ def on_the_wire(ctx: Context, op: str, payload: int) -> float | None:
         dist.barrier()
         after = bytes_sent()
         if before is None or after is None:
-            return None
+            return "there is no /proc/net/dev that tells of the loopback interface"
         taken.append(after - before)
-    return median(taken)
+    return payload, median(taken)
 
 
 @pytest.mark.parametrize("op", RINGS)
-def test_wire(ddp_run: DdpRun, op: str, pytestconfig: pytest.Config, tables: Tables) -> None:
+def test_wire(ddp_run: DdpRun, op: str, tables: Tables) -> None:
     """What a collective sends over the network beside its payload, by algorithm and as the system counts it."""
-    ranks = largest_world(pytestconfig)
-    if on_cuda(pytestconfig):
-        pytest.skip("devices of one machine exchange by their links or by shared memory, where nobody counts")
-    payload = ranks * 1_000_000
-    sent = ddp_run(on_the_wire, op, payload)[0]
-    if sent is None:
-        pytest.skip("there is no /proc/net/dev that tells of the loopback interface")
+    told = ddp_run(on_the_wire, op)
+    if isinstance(told[0], str):
+        pytest.skip(told[0])
+    ranks, (payload, sent) = len(told), told[0]
     least = RINGS[op](ranks) * payload
     tables.of(Wire).add(op, ranks, payload, least, sent)
     assert sent >= least

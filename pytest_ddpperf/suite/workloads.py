@@ -32,13 +32,24 @@ Loss = Callable[[nn.Module], Tensor]
 Step = Callable[[], None]
 
 
-def workload(ctx: Context, model: str, size: Size) -> tuple[nn.Module, Loss]:
-    """The model, alike on all ranks, and its loss on data of this rank's own, whatever it is wrapped in."""
+def rank(ctx: Context) -> int:
+    """For `ddp_run`: one result a rank tells how many there are."""
+    return ctx.rank
+
+
+def share_of(size: Size, world_size: int) -> int:
+    """Sequences of a rank, where all ranks together have as many whatever their number."""
+    return max(1, size.sequences // world_size)
+
+
+def workload(ctx: Context, model: str, size: Size, *, sequences: int | None = None) -> tuple[nn.Module, Loss]:
+    """The model, alike on all ranks, and its loss on data of this rank's own, whatever it is wrapped in. A GPT has so
+    many `sequences` a rank, else its share of the size's."""
     torch.manual_seed(ctx.seed)
     net = _net(model, size).to(ctx.device)
     torch.manual_seed(ctx.seed + 1 + ctx.rank)
     if model in GPTS:
-        share = max(1, size.sequences // ctx.world_size)
+        share = sequences or share_of(size, ctx.world_size)
         text = torch.randint(VOCABULARY, (share, size.tokens + 1), device=ctx.device)
         return net, lambda wrapped: F.cross_entropy(wrapped(text[:, :-1]).flatten(0, 1), text[:, 1:].flatten())
     images = torch.randn(size.images, 3, size.pixels, size.pixels, device=ctx.device)

@@ -64,9 +64,9 @@ class Flat(Wrapper):
 
     def _communicate(self) -> None:
         gradients = [parameter.grad for parameter in self.trained]
-        flat = _flatten(gradients)
+        flat = flatten(gradients)
         dist.all_reduce(flat)
-        _unflatten(flat, gradients)
+        unflatten(flat, gradients)
 
 
 class Overlapped(Wrapper):
@@ -96,7 +96,7 @@ class Bucketed(Wrapper):
     def __init__(self, module: nn.Module, bucket_mb: float) -> None:
         super().__init__(module)
         self._begun: list[tuple[dist.Work, Tensor, list[Tensor]]] = []
-        for bucket in _buckets(self.trained, bucket_mb * 1e6):
+        for bucket in buckets(self.trained, bucket_mb * 1e6):
             waits = _Bucket(bucket, self._begun)
             for parameter in bucket:
                 parameter.register_post_accumulate_grad_hook(waits.ready)  # type: ignore[no-untyped-call]
@@ -104,7 +104,7 @@ class Bucketed(Wrapper):
     def _communicate(self) -> None:
         for work, flat, gradients in self._begun:
             work.wait()
-            _unflatten(flat, gradients)
+            unflatten(flat, gradients)
         self._begun.clear()
 
 
@@ -119,13 +119,13 @@ class _Bucket:
             return
         self._missing = len(self._parameters)
         gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
-        flat = _flatten(gradients)
+        flat = flatten(gradients)
         work = dist.all_reduce(flat, async_op=True)
         assert work is not None
         self._begun.append((work, flat, gradients))
 
 
-def _buckets(parameters: Sequence[Tensor], most: float) -> list[list[Tensor]]:
+def buckets(parameters: Sequence[Tensor], most: float) -> list[list[Tensor]]:
     """Of at most so many bytes, or of a single larger parameter; the last parameters first."""
     buckets: list[list[Tensor]] = [[]]
     size = 0
@@ -138,11 +138,11 @@ def _buckets(parameters: Sequence[Tensor], most: float) -> list[list[Tensor]]:
     return buckets
 
 
-def _flatten(tensors: Sequence[Tensor | None]) -> Tensor:
+def flatten(tensors: Sequence[Tensor | None]) -> Tensor:
     return torch.cat([tensor.flatten() for tensor in tensors if tensor is not None])
 
 
-def _unflatten(flat: Tensor, tensors: Sequence[Tensor | None]) -> None:
+def unflatten(flat: Tensor, tensors: Sequence[Tensor | None]) -> None:
     """Copy the parts of `flat` back."""
     start = 0
     for tensor in tensors:

@@ -76,7 +76,7 @@ def test_experiments_of_the_paper_and_over_rpc_are_told_in_their_forms(run: Run)
             "  RPC, used 3 times        batch    4  backward         36,864",
             "  all_reduce         2 ranks  payload    2,000,000  ring    4,000,000  counted * x payload",
             "  reduce_scatter     2 ranks  payload    2,000,000  ring    2,000,000  counted * x payload",
-            "Gradient compression, 2 gloo ranks (p50 of an iteration; *)",
+            "Gradient compression, gloo, 2 ranks (p50 of an iteration; *)",
             "  *PowerSGD:  *.??????s (*.?????? to *.??????)    +0.0%",
         ]
     )
@@ -118,11 +118,11 @@ def test_figures_are_drawn_and_named(pytester: pytest.Pytester, run: Run) -> Non
     assert result.parseoutcomes()["passed"] == 10
     result.stdout.fnmatch_lines(
         [
-            "Loss after 48 iterations *",
+            "Loss after 48 iterations, 2 ranks *",
             "  *overlapped *s *s *s *s",
             "Latency over ranks *",
-            "  *GPT mini    2 ranks: *%",
-            "Synchronisation every n iterations, 2 gloo ranks (p50 *)",
+            "  *GPT mini, gloo    2 ranks: *%",
+            "Synchronisation every n iterations, gloo, 2 ranks (p50 *)",
             "  *every 8:  *s (* to *) *%*",
             "drawn: */figures/latency-breakdown-2-ranks.png",
         ]
@@ -130,8 +130,8 @@ def test_figures_are_drawn_and_named(pytester: pytest.Pytester, run: Run) -> Non
     assert sorted(path.stem for path in (pytester.path / "figures").iterdir()) == [
         "latency-breakdown-2-ranks",
         "latency-over-ranks",
-        "loss-against-samples",
-        "synchronisation-every-n-iterations-2-ranks",
+        "loss-against-samples-2-ranks",
+        "synchronisation-every-n-iterations-gloo-2-ranks",
     ]
 
 
@@ -139,10 +139,10 @@ def test_figures_that_cannot_be_are_refused_before_anything_is_measured(
     pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (pytester.path / "file").touch()
-    monkeypatch.setattr("pytest_ddpperf.suite.conftest.find_spec", lambda name: None)
+    monkeypatch.setattr("pytest_ddpperf.suite.conftest.drawable", lambda: False)
     for arguments, told in (
         ((*SUITE, "--ddp-suite-plots=file"), "*--ddp-suite-plots: '*/file': is a file: name a folder for figures*"),
-        ((*SUITE, "--ddp-suite-plots=new"), "*needs matplotlib: pip install 'pytest-ddpperf[[]plots[]]'*"),
+        ((*SUITE, "--ddp-suite-plots=new"), "*needs matplotlib 3.9: pip install 'pytest-ddpperf[[]plots[]]'*"),
         ((*SUITE, "--ddp-suite-plots=new", "-n2"), "*with xdist workers: figures are drawn by one process; add -n 0*"),
     ):
         result = run(*arguments, small=False)

@@ -35,7 +35,7 @@ def event(name: str, start: float, end: float, **further: Any) -> Any:
     return SimpleNamespace(name=name, time_range=SimpleNamespace(start=start, end=end), **facts)
 
 
-def told(monkeypatch: pytest.MonkeyPatch, device: str, events: list[Any]) -> list[tuple[float, float]]:
+def told(monkeypatch: pytest.MonkeyPatch, device: str, backend: str, events: list[Any]) -> list[tuple[float, float]]:
     class Taken:
         def __init__(self, activities: list[Any]) -> None:
             assert [activity.name for activity in activities] == (["CPU"] if device == "cpu" else ["CPU", "CUDA"])
@@ -49,7 +49,7 @@ def told(monkeypatch: pytest.MonkeyPatch, device: str, events: list[Any]) -> lis
             return events
 
     monkeypatch.setattr(module, "profile", Taken)
-    ctx: Any = SimpleNamespace(device=SimpleNamespace(type=device))
+    ctx: Any = SimpleNamespace(device=SimpleNamespace(type=device), backend=backend)
     return module.profiled(ctx, lambda: None, 0)
 
 
@@ -63,7 +63,7 @@ def test_on_cpus_what_gloos_threads_do_while_the_training_thread_does_nothing(mo
         event("ddpperf step", 1e6, 3e6),
         event("gloo:all_reduce", 2e6, 3e6, thread=2, is_async=True),
     ]
-    assert told(monkeypatch, "cpu", events) == [pytest.approx((1, 0.1)), pytest.approx((2, 1))]
+    assert told(monkeypatch, "cpu", "gloo", events) == [pytest.approx((1, 0.1)), pytest.approx((2, 1))]
 
 
 def test_on_cuda_what_nccls_kernels_do_while_no_other_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,4 +77,15 @@ def test_on_cuda_what_nccls_kernels_do_while_no_other_runs(monkeypatch: pytest.M
         event("ddpperf step", 0, 1e6, **there, is_user_annotation=True),
         event("Memcpy DtoD", 5e5, 6e5, **there),
     ]
-    assert told(monkeypatch, "cuda", events) == [pytest.approx((1, 0.4))]
+    assert told(monkeypatch, "cuda", "nccl", events) == [pytest.approx((1, 0.4))]
+
+
+def test_gloo_on_cuda_devices_is_held_beside_their_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = {"device_type": SimpleNamespace(name="CUDA"), "thread": 7}
+    events = [
+        event("ddpperf step", 0, 1e6),
+        event("aten::mm", 0, 1e6),  # the CPU only says what there is to do
+        event("gemm", 0, 4e5, **there),
+        event("gloo:all_reduce", 3e5, 6e5, thread=2, is_async=True),
+    ]
+    assert told(monkeypatch, "cuda", "gloo", events) == [pytest.approx((1, 0.2))]

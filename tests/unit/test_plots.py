@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from pytest_ddpperf.suite.latencies import Latencies, Scaling, over_launches
-from pytest_ddpperf.suite.plots import Boxes, Lines, Plot, Spread, Stacks, save
+from pytest_ddpperf.suite.plots import Boxes, Lines, Plot, Spread, Stacks, drawable, save
 
 
 def drawn(plot: Plot) -> Axes:
@@ -58,6 +58,24 @@ def test_parts_are_stacked_and_the_whole_has_its_spread() -> None:
     assert legend(axes) == ["forward", "backward"]
 
 
+def test_a_part_that_only_some_have_is_drawn_of_those() -> None:
+    parts = {"overlapped": {"backward": 2.0}, "not": {"backward": 1.0, "communication": 5.0}}
+    wholes = {"overlapped": Spread(2.0, 2.0, 2.0), "not": Spread(6.0, 6.0, 6.0)}
+    axes = drawn(Stacks(title="S", parts=parts, wholes=wholes))
+    heights = [patch.get_height() for patch in axes.patches]  # type: ignore[attr-defined]
+    assert heights == [2, 1, 0, 5]
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"), [("3.8.4", False), ("3.9.0", True), ("3.11.2", True), ("4.0", True), ("odd", False)]
+)
+def test_a_matplotlib_that_is_too_old_draws_nothing(
+    monkeypatch: pytest.MonkeyPatch, version: str, expected: bool
+) -> None:
+    monkeypatch.setattr("pytest_ddpperf.suite.plots.metadata.version", lambda name: version)
+    assert drawable() is expected
+
+
 def test_figures_are_files_named_as_they_are(tmp_path: Path) -> None:
     plot = Boxes(title="Bucket size, GPT mini, 2 ranks", across="MB", seconds={"1": [1.0]})
     (path,) = save([plot], tmp_path / "made" / "here")
@@ -71,14 +89,14 @@ def test_variants_are_told_beside_the_first_and_drawn_over_ranks() -> None:
         table.add("Buckets", "25 MB", result(ranks, [1.0, 2.0, 9.0], [3.0, 3.0, 3.0]), among=("0 MB", "25 MB"))
         table.add("Buckets", "0 MB", result(ranks, [4.0, 8.0, 8.0]), among=("0 MB", "25 MB"), iterations=2)
     first, none, other, *_ = table.lines()
-    assert first.startswith("Buckets, 2 gloo ranks")
+    assert first.startswith("Buckets, gloo, 2 ranks")
     assert none.split() == ["0", "MB:", "4.000000s", "(4.000000", "to", "4.000000)", "+0.0%"]
     assert other.split()[2:] == ["2.000000s", "(2.000000", "to", "3.000000)", "-50.0%", "fastest"]
 
     two, four, lines = table.plots()
     assert isinstance(two, Boxes)
-    assert (two.title, two.seconds["0 MB"]) == ("Buckets, 2 ranks", [2.0, 4.0, 4.0])
-    assert four.title == "Buckets, 4 ranks"
+    assert (two.title, two.seconds["0 MB"]) == ("Buckets, gloo, 2 ranks", [2.0, 4.0, 4.0])
+    assert four.title == "Buckets, gloo, 4 ranks"
     assert isinstance(lines, Lines)
     assert {name: list(points) for name, points in lines.lines.items()} == {"0 MB": [2.0, 4.0], "25 MB": [2.0, 4.0]}
 

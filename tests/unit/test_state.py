@@ -139,3 +139,29 @@ def test_warning_filters_are_those_of_pytest_in_its_order(collect: Collect, pyte
         "error:(a|b):builtins.Warning::0",
     )
     assert warning_filters(collect(WARNED, "-p", "no:warnings", *asked)[0]) == ()
+
+
+def test_what_is_left_follows_from_tests_that_have_ended_and_a_rerun_is_no_other_test(
+    collect: Collect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    items = collect("".join(f"def test_{number}(ddp_run): ...\n" for number in range(4)))
+    run = state.Run(items[0].config)
+    run.items = items
+    clock = [100.0]
+    monkeypatch.setattr(state.time, "monotonic", lambda: clock[0])
+
+    def took(item: pytest.Item, seconds: float) -> None:
+        run.enter(item)
+        clock[0] += seconds
+        run.leave(item)
+
+    run.enter(items[0])
+    assert run.left() == (1, 4, None)
+    took(items[0], 20)
+    took(items[0], 20)  # once more, which failed before
+    run.enter(items[1])
+    assert run.left() == (2, 4, 120)
+    clock[0] += 30
+    assert run.left() == (2, 4, 90)
+    clock[0] += 30
+    assert run.left() == (2, 4, 80), "longer than those before: two more are left"
