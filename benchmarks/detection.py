@@ -2,6 +2,7 @@
 
     python benchmarks/detection.py --traces DIR [--json OUT]
     python benchmarks/detection.py --traces DIR --metrics p25 --assume 0.05,0.5,6    what another choice would do
+    python benchmarks/detection.py --traces DIR --suspect 0.5      what is beyond that share of its limit
     python benchmarks/detection.py --pairs FILE [--trim 0]
                                                both sides in turns, as benchmarks/turns.py recorded them
 
@@ -40,7 +41,7 @@ from _traces import Launch, Pairs, Workload, measurement, read, read_pairs
 from pytest_ddpperf.measuring.looks import follow, schedule
 from pytest_ddpperf.records import Verdict
 from pytest_ddpperf.records.asked import Limit
-from pytest_ddpperf.verdict import ASSUMED_DRIFT, judge, level_of, observations
+from pytest_ddpperf.verdict import ASSUMED_DRIFT, judge, level_of, observations, suspected
 from pytest_ddpperf.verdict.stats import Drift
 
 LEAST_TRIALS = 200
@@ -77,6 +78,7 @@ def main() -> int:
         "--assume", metavar="FLOOR,SHARE,FREEDOM[,USUAL,STEEP]", help="ours with another assumption about drift"
     )
     parser.add_argument("--trim", type=float, help="the share of pairs left out at either end where stretches count")
+    parser.add_argument("--suspect", type=float, metavar="SHARE", help="count what is suspected, not what is regressed")
     options = parser.parse_args()
     if options.trim is not None:
         observations.TRIM = options.trim
@@ -85,6 +87,8 @@ def main() -> int:
         metrics = tuple((options.metrics or ",".join(METRICS)).split(","))
         drift = Drift(*map(float, options.assume.split(","))) if options.assume else ASSUMED_DRIFT
         rules = {"ddpperf": partial(ddpperf, metrics=metrics, drift=drift)}
+    if options.suspect is not None:
+        rules = {"ddpperf": partial(suspicion, share=options.suspect)}
     began = time.monotonic()
     tasks: list[tuple[Any, ...]]
     if options.pairs is not None:
@@ -225,6 +229,15 @@ def ddpperf(
     trial: Trial, limit: float, scope: str, metrics: Sequence[str] = METRICS, drift: Drift = ASSUMED_DRIFT
 ) -> str:
     """The plugin: a first look at 5 launches and further ones up to the most, a baseline of the most."""
+    return str(judged(trial, limit, scope, metrics, drift))
+
+
+def suspicion(trial: Trial, limit: float, scope: str, *, share: float) -> str:
+    """Whether the plugin would measure the baseline's own code beside the code at hand."""
+    return "REGRESSED" if suspected(judged(trial, limit, scope, METRICS, ASSUMED_DRIFT), share) else "PASS"
+
+
+def judged(trial: Trial, limit: float, scope: str, metrics: Sequence[str], drift: Drift) -> Verdict:
     limits = [Limit(metric=metric, value=limit, unit="%") for metric in metrics]
     interleaved = scope == "within" or scope in PAIRED
     stored = [measurement(session) for session in trial.sessions]
@@ -245,7 +258,7 @@ def ddpperf(
         said, ended = follow(looks[:number], verdict, final=number == len(looks))
         if ended:
             break
-    return str(said)
+    return said
 
 
 def steps(launches: Sequence[Launch]) -> list[float]:

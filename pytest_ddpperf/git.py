@@ -23,17 +23,21 @@ _OF_A_HOOK = (
 
 def git(path: Path, *arguments: str | Path, timeout: float | None = None) -> str:
     """What a git command prints; raises GitError. Runs none of the user's hooks and asks nothing of a terminal."""
+    return os.fsdecode(_git(path, *arguments, timeout=timeout))
+
+
+def _git(path: Path, *arguments: str | Path, timeout: float | None = None, given: bytes = b"") -> bytes:
     command: list[Any] = ["git", "--no-optional-locks", "-c", f"core.hooksPath={os.devnull}", "-C", path, *arguments]
     environ = {**outside_of_hooks(), "LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0"}
     try:
-        ended = run_whole(command, environ, timeout=timeout)
+        ended = run_whole(command, environ, timeout=timeout, given=given)
     except FileNotFoundError:
         raise GitError("git is not installed, or not on PATH") from None
     except (OSError, subprocess.SubprocessError) as error:
         raise GitError(str(error)) from None
     if ended.returncode:
         raise GitError(ended.stderr.decode(errors="replace").strip())
-    return os.fsdecode(ended.stdout)
+    return ended.stdout
 
 
 def outside_of_hooks() -> dict[str, str]:
@@ -47,21 +51,22 @@ def run_whole(
     *,
     folder: Path | None = None,
     timeout: float | None = None,
+    given: bytes = b"",
 ) -> subprocess.CompletedProcess[bytes]:
-    """What came of a command, a shell's if it is a text. Whatever happens meanwhile, Ctrl-C too, ends
-    all of it, its children too, before this returns."""
+    """What came of a command, a shell's if it is a text, that reads what is `given`. Whatever happens meanwhile, Ctrl-C
+    too, ends all of it, its children too, before this returns."""
     process = subprocess.Popen(
         command,
         shell=isinstance(command, str),
         cwd=folder,
         env=dict(environ),
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.PIPE if given else subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,
     )
     try:
-        output, errors = process.communicate(timeout=timeout)
+        output, errors = process.communicate(given or None, timeout=timeout)
     except BaseException:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)  # at which git removes what it had begun
@@ -93,6 +98,39 @@ def commit_named(path: Path, ref: str) -> str:
     if ref.startswith("-"):
         raise GitError("")  # older versions of git have no other way to tell it from an option
     return git(path, "rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}").strip()
+
+
+def contents(top: Path, commit: str, files: Sequence[str]) -> list[bytes | None]:
+    """What files held in a commit, by paths from `top`; None for one that it lacks. Raises GitError."""
+    if not files:
+        return []
+    asked = b"".join(os.fsencode(f"{commit}:{file}\n") for file in files)
+    said = _git(top, "cat-file", "--batch", given=asked)
+    found: list[bytes | None] = []
+    while said:
+        head, _, rest = said.partition(b"\n")
+        words = head.split(b" ")
+        held = len(words) == 3 and words[1] == b"blob"
+        length = int(words[2]) if len(words) == 3 and words[2].isdigit() else None
+        found.append(rest[:length] if held else None)
+        said = rest if length is None else rest[length + 1 :]
+    return found
+
+
+def ignored_files(top: Path, files: Sequence[str]) -> list[str]:
+    """Those that git ignores, and no commit has; raises GitError."""
+    try:
+        said = _git(top, "check-ignore", "-z", "--stdin", given=b"".join(os.fsencode(f"{file}\0") for file in files))
+    except GitError as error:
+        if str(error):
+            raise
+        return []  # how git says that there are none
+    return os.fsdecode(said).split("\0")[:-1]
+
+
+def last_change(top: Path, file: Path) -> str:
+    """The last commit that changed a file; "" where there is none. Raises GitError."""
+    return git(top, "log", "-1", "--format=%H", "--", file).strip()
 
 
 def changed_files(top: Path, commit: str) -> list[str]:

@@ -66,7 +66,8 @@ class Invocation:
     folder: Path  # where it was called
     rootdir: Path
     caches: bool  # whether pytest's cache is on
-    kept: tuple[str, ...]  # files and folders of tests, absolute, links resolved
+    kept: tuple[str, ...]  # files and folders that come from the tree at hand on both sides, absolute, links resolved
+    only: str = ""  # a file, from rootdir: its tests alone are collected, the version's own, in the version's own tree
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +100,7 @@ class BaseSide:
         trees = self._checkout.check_out()
         self._led = self._spawn(trees)
         self._closing.callback(self._led.close)
-        arguments = of_base_side(self._invocation.arguments, self._invocation.tests)
+        arguments = self._arguments(trees)
         folder = self._checkout.folder
         cache = ["-o", f"cache_dir={folder / _CACHE}"] if self._invocation.caches else []
         start = {
@@ -134,9 +135,27 @@ class BaseSide:
             folders = environ["PYTHONPATH"].split(os.pathsep)
             environ["PYTHONPATH"] = os.pathsep.join(trees.followed(f) if f else f for f in folders)
         try:
-            return Led(str(self.version), python, environ, self._invocation.folder)
+            folder = self._invocation.folder
+            own = self._there(trees, folder) if self._invocation.only else folder
+            return Led(str(self.version), python, environ, own)
         except OSError as error:
             raise AgainstError(self._settings.beside, f"{python} cannot be started: {error}") from None
+
+    def _arguments(self, trees: Trees) -> list[str]:
+        """Its pytest's: what names tests as here or, of a whole version, in its own tree."""
+        called = self._invocation
+        arguments = of_base_side(called.arguments, called.tests)
+        if not called.only:
+            return arguments
+        named = {test.partition("::")[0] for test in called.tests}
+        root = self._there(trees, called.rootdir)
+        return [*(word for word in arguments if word not in named), f"--rootdir={root}", str(root / called.only)]
+
+    @staticmethod
+    def _there(trees: Trees, folder: Path) -> Path:
+        """The same folder of the version's tree."""
+        within = trees.within(os.path.realpath(folder))
+        return Path(trees.base, within) if within is not None else folder
 
     def _hello(self) -> None:
         message = self._led.receive(Nobody(), _START_SECONDS)
@@ -153,7 +172,7 @@ class BaseSide:
             raise AgainstError(self._settings.beside, str(error)) from None
         self._tests, self._errors = frozenset(message["tests"]), message["errors"]
         there = codec.decode(Sources, message["sources"])
-        if self.version.ref == "self":
+        if self.version.ref == "self" or self._invocation.only:
             return
         differ = self._checkout.assignments, self.version.option, self._checkout.changed()
         if nothing_differs(here, there, *differ):
@@ -200,7 +219,13 @@ class BaseSide:
             self.leave()
             self._led.send({"op": "test", "nodeid": nodeid})
             self._test = nodeid
-        message = self._of_test(Nobody(), f"the test ended there without measuring {label or 'anything'}")
+        ended = f"the test ended there without measuring {label or 'anything'}"
+        message = self._of_test(Nobody(), ended)
+        while self._invocation.only and message["label"] != label:  # here nobody doubted that one
+            self._led.send({"op": "launch", "steps": 1})
+            if self._of_test(Nobody(), ended)["event"] == "launched":
+                self._led.send({"op": "done"})
+            message = self._of_test(Nobody(), ended)
         if message["label"] != label:
             self._led.send({"op": "leave"})  # it would wait for ever
             raise BaseSideError(f"there the test measured {message['label']!r} where it measures {label!r} here")

@@ -76,6 +76,7 @@ class Measured:
     baseline: Baseline | None  # what it was compared with
     candidate: Baseline  # what would be stored
     output: tuple[tuple[RankOutput, ...], ...]  # launch x rank
+    shown: Sequence[LaunchSamples] = ()  # that the verdict is about
 
 
 class Progress(Observer, Protocol):
@@ -211,6 +212,7 @@ def measured(
         baseline=None,
         candidate=Baseline(test=job.test, sessions=(Recording(measurement=current),)),
         output=tuple(launch.output for launch in launches.every),
+        shown=shown,
     )
 
 

@@ -11,12 +11,14 @@ from typing import Any
 
 from pytest_ddpperf import __version__
 from pytest_ddpperf.against import BaseSide
+from pytest_ddpperf.against.origin import never_at_hand
 from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.git import commit_of, top_level
 from pytest_ddpperf.launch import Launcher, Observer
 from pytest_ddpperf.launch.cores import place as cores_of
 from pytest_ddpperf.measuring import benchmark
 from pytest_ddpperf.measuring.benchmark import Job, Measured, Progress
+from pytest_ddpperf.measuring.confirming import Confirming, SideOf
 from pytest_ddpperf.measuring.machine import Place, resolve
 from pytest_ddpperf.measuring.serving import Serving
 from pytest_ddpperf.options import Settings
@@ -38,16 +40,21 @@ class Session:
         rpc: bool = False,
         base: BaseSide | None = None,
         serving: Serving | None = None,
+        side_of: SideOf | str = "",
     ) -> None:
-        """`base`: what it is compared with instead of with baselines. `serving`: it is the base of another."""
+        """`base`: what it is compared with instead of with baselines. `serving`: it is the base of another. `side_of`:
+        how the code of a baseline is measured beside the code at hand, or why it is not, "" where nobody asked."""
         self.settings = settings
         self._rootdir = rootdir
         self._base, self._serving = base, serving
         side = base or serving
-        self._trees = side.trees if side is not None else _one_tree(rootdir) if settings.records else None
+        own = settings.records or callable(side_of)
+        self._trees = side.trees if side is not None else _one_tree(rootdir) if own else None
+        self._confirming = Confirming(settings.confirm_seconds, rootdir, side_of)
         self._launcher = Launcher(
             modules, rpc=rpc, trees=self._trees, folder=serving.folder if serving is not None else ""
         )
+        self._never: dict[str, None] = {}  # why code of baselines that were saved will not be at hand
         self._places: dict[str, None] = {}  # in words, in the order of their first test
         self._store = Store(settings.baseline_dir)
         # Once: the first baseline that is refreshed makes the working tree dirty for the second.
@@ -97,6 +104,8 @@ class Session:
         if self._serving is not None:
             return self._serving.carry_out(job, self._launcher, self._store)
         measured = benchmark.carry_out(job, self._launcher, self._store, progress, self._base)
+        if self._base is None:
+            measured = self._confirming.settle(job, measured, self._launcher, self._store, progress)
         if not measured.outcome.baseline_path:
             return measured
         path = Path(measured.outcome.baseline_path)
@@ -117,10 +126,26 @@ class Session:
         write = self._store.extend if self.settings.extend_baseline else self._store.write
         write(replace(candidate, sessions=sessions))
         stored = self._store.read(sessions[0].measurement.environment, candidate.test)
+        self._never.setdefault(never_at_hand(sessions[-1], self._rootdir))
         return len(stored.sessions) if stored is not None else 0
 
+    def told(self) -> Iterator[str]:
+        """What is to be said once of all its baselines: what their code lacks to be measured beside other code."""
+        yield from (f"not in this clone: code of baselines; {command} brings it" for command in self._confirming.fetch)
+        for why in filter(None, self._never):
+            yield f"tests that look slower than these baselines cannot be measured beside the baselines' code: {why}"
+
+    def leave(self) -> None:
+        """A test is over; so it is on other sides."""
+        if self._base is not None:
+            self._base.leave()
+        self._confirming.leave()
+
     def close(self) -> None:
-        self._launcher.close()
+        try:
+            self._confirming.close()
+        finally:
+            self._launcher.close()
 
 
 def _one_tree(rootdir: Path) -> Trees:
@@ -174,7 +199,8 @@ class Report:
     def end(self) -> None:
         """No more will come: if no test imported what differs, that is told; if none imported anything of the
         repository, nothing was compared."""
-        sides = [outcome.beside for outcome in self.outcomes if outcome.beside is not None]
+        asked = (outcome.beside for outcome in self.outcomes if outcome.stored is None)
+        sides = [beside for beside in asked if beside is not None]
         if not sides or not all(beside.same for beside in sides):
             return
         told = f"no test imported a file that differs between {sides[0].version} and the code at hand"

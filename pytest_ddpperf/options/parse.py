@@ -158,6 +158,16 @@ def fail_on(value: object) -> frozenset[str]:
     return frozenset(cast("tuple[str, ...]", names))
 
 
+def confirming(value: object) -> float:
+    """Seconds; 0 for never."""
+    if value in ("auto", "never"):
+        return 300.0 if value == "auto" else 0.0
+    try:
+        return seconds(value)
+    except ValueError:
+        raise ValueError("auto, never, or a number of seconds above 0") from None
+
+
 def assignments(value: object) -> tuple[str, ...]:
     texts = cast("list[str]", value)
     for text in texts:
@@ -199,6 +209,7 @@ PARSERS: Mapping[str, Callable[[object], Any]] = {
     "baseline_dir": partial(word, allowed="a folder"),
     "baseline_missing": partial(choice, names=("auto", "warn", "fail")),
     "fail_on": fail_on,
+    "confirm_seconds": confirming,
     "save_baseline": bool,
     "extend_baseline": bool,
     "against": partial(word, allowed="a git ref, or self"),

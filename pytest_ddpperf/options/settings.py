@@ -44,6 +44,7 @@ class Settings:
     baseline_dir: Path  # absolute
     baseline_missing: Literal["warn", "fail"]
     fail_on: frozenset[str] | None  # None: the verdict and `baseline_missing` decide
+    confirm_seconds: float = 300.0  # of a run, to measure the code of baselines beside the code at hand; 0: never
     save_baseline: bool
     extend_baseline: bool
     against: str | None  # a git ref, or "self"

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 import pytest
 
 # What --ddp-fail-on may name: every verdict but PASS, in lower case.
-FAIL_ON_NAMES = ("regressed", "improved", "inconclusive", "no-baseline", "incomparable", "not-gated")
+FAIL_ON_NAMES = ("regressed", "improved", "inconclusive", "drifted", "no-baseline", "incomparable", "not-gated")
 
 
 # The markers, as sources of settings.
@@ -137,6 +137,11 @@ ROWS = (
     Row(
         option="--ddp-fail-on", field="fail_on", default=None, metavar="LIST", ini="linelist",
         help=f"exactly these fail a test: {', '.join(FAIL_ON_NAMES)}, comma-separated",
+    ),
+    Row(
+        option="--ddp-confirm", field="confirm_seconds", default="auto", metavar="S", ini="string",
+        help="seconds of a whole run in which tests that look slower than their baseline are measured beside the "
+        "baseline's own code, from git; auto: 300; never",
     ),
     Row(
         option="--ddp-save-baseline", field="save_baseline", default="",

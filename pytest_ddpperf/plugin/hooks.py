@@ -304,7 +304,7 @@ class _Reporter:
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         run = self._run
         if run.reported:
-            run.report.end()
+            run.end()
         if run.reported and run.report.usage_error:
             session.exitstatus = pytest.ExitCode.USAGE_ERROR
         if options.given(run.config) and run.settings.json_path is not None and not session.config.option.collectonly:

@@ -6,6 +6,7 @@ import os
 import shlex
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
@@ -17,12 +18,15 @@ from pytest_ddpperf import options
 from pytest_ddpperf.plugin.items import BENCHMARKS, RPC, WORLD_SIZE, is_distributed, uses, with_place, world_sizes
 
 if TYPE_CHECKING:
-    from pytest_ddpperf.against import BaseSide
+    from pytest_ddpperf.against import BaseSide, Invocation
+    from pytest_ddpperf.measuring.confirming import SideOf
     from pytest_ddpperf.measuring.serving import Serving
     from pytest_ddpperf.measuring.session import Report, Session
     from pytest_ddpperf.options import Settings
     from pytest_ddpperf.records import Baseline, Outcome
 
+
+_PLUGIN = os.path.realpath(Path(__file__).parents[1])  # which both sides have from here
 
 SERVING: pytest.StashKey[Serving] = pytest.StashKey()
 
@@ -65,19 +69,38 @@ class Run:
 
             rpc = any(uses(item, {RPC}) for item in self.items)
             self._session = Session(
-                self.settings, self.config.rootpath, self._modules, rpc=rpc, base=self._base, serving=self.serving
+                self.settings,
+                self.config.rootpath,
+                self._modules,
+                rpc=rpc,
+                base=self._base,
+                serving=self.serving,
+                side_of=self._confirms(),
             )
         return self._session
+
+    def _confirms(self) -> SideOf | str:
+        """How suspicions against baselines are settled, or why they are not; "" where nobody asked."""
+        settings = self.settings
+        if not settings.confirm_seconds or settings.records or settings.beside or self.serving is not None:
+            return ""
+        return "workers of xdist measure beside each other: add -n 0" if self.worker else self._side_of
 
     def start_base(self, items: Sequence[pytest.Item]) -> None:
         """Let the other version collect beside this one, if there is one to compare with; raises DdpPerfError."""
         if not self.settings.beside or not any(uses(item, BENCHMARKS) for item in self.items):
             return
-        from pytest_ddpperf.against import BaseSide, Invocation
+        from pytest_ddpperf.against import BaseSide
+
+        self._base = BaseSide(self.settings, self._invocation(self._kept(items)))
+        self._base.start()
+
+    def _invocation(self, kept: tuple[str, ...], only: str = "") -> Invocation:
+        from pytest_ddpperf.against import Invocation
 
         config = self.config
         named = config.args_source is config.ArgsSource.ARGS
-        invocation = Invocation(
+        return Invocation(
             arguments=(
                 *config.getini("addopts"),
                 *shlex.split(os.environ.get("PYTEST_ADDOPTS", "")),
@@ -88,10 +111,22 @@ class Run:
             tests=tuple(config.args) if named else (),
             folder=config.invocation_params.dir,
             rootdir=config.rootpath,
-            kept=self._kept(items),
+            kept=kept,
+            only=only,
         )
-        self._base = BaseSide(self.settings, invocation)
-        self._base.start()
+
+    def _side_of(self, commit: str, nodeid: str) -> BaseSide:
+        """A commit's own tests, ready to be measured beside those at hand; raises DdpPerfError."""
+        from pytest_ddpperf.against import BaseSide, Sources
+
+        side = BaseSide(replace(self.settings, against=commit), self._invocation((_PLUGIN,), nodeid.partition("::")[0]))
+        try:
+            side.start()
+            side.collect(Sources.here(side.trees))
+        except BaseException:
+            side.close()
+            raise
+        return side
 
     def await_base(self) -> None:
         """Until it has collected; raises AgainstError where nothing differs."""
@@ -109,7 +144,7 @@ class Run:
         root = Path(os.path.realpath(self.config.rootpath))
         folders = {path for path in map(os.path.dirname, tests | conftests) if _of_tests(Path(path))}
         folders -= {str(root), *map(str, root.parents)}
-        return (*sorted(tests | conftests | folders), os.path.realpath(Path(__file__).parents[1]))
+        return (*sorted(tests | conftests | folders), _PLUGIN)
 
     @property
     def report(self) -> Report:
@@ -143,6 +178,12 @@ class Run:
         except (Unavailable, OptionError):
             return False
         return True
+
+    def end(self) -> None:
+        """No more tests will run."""
+        if self._session is not None:
+            self.report.told += self._session.told()
+        self.report.end()
 
     @property
     def reported(self) -> bool:
@@ -187,12 +228,12 @@ class Run:
         return number, of, max(mean - under_way, 0.0) + mean * max(of - number, 0)
 
     def leave(self, item: pytest.Item) -> None:
-        """A test is over; so it is on the other side."""
+        """A test is over."""
         began = self._entered.get(item.nodeid)
         if began is not None:
             self._spent[item.nodeid] = self._spent.get(item.nodeid, 0.0) + time.monotonic() - began
-        if self._base is not None:
-            self._base.leave()
+        if self._session is not None:
+            self._session.leave()
 
     def close(self) -> None:
         try:

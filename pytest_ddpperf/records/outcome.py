@@ -86,7 +86,8 @@ class Outcome:
     phases: tuple[Phases, ...] = ()  # one a launch
     recorded: Recorded = field(default_factory=dict)  # what steps recorded of themselves
     baseline_path: str = ""  # relative to rootdir where it is below it; "" where nothing stored was asked for
-    beside: Beside | None = None  # what it was compared with instead
+    beside: Beside | None = None  # what it was compared with instead or, after the baseline, to settle a suspicion
+    stored: Verdict | None = None  # what the baseline by itself said, where `beside` settled it
     saved: int = 0  # sessions that its baseline now holds; 0: nothing was written
     replaced: tuple[Replacement, ...] = ()
     notes: tuple[str, ...] = ()  # what the user should know: "marker world_size=2 over --ddp-world-size"

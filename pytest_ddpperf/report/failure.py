@@ -49,6 +49,9 @@ def _gate_failure(outcome: Outcome, baseline: Baseline | None, accept_command: s
     yield from (f"note: {note}" for note in outcome.notes)
     if outcome.beside is not None:
         yield f"against:  {beside.commits(outcome.beside)}"
+    if outcome.stored is not None:
+        yield f"suspected by the stored baseline: {', '.join(text.change(c) for c in outcome.stored.comparisons)}"
+    elif outcome.beside is not None:
         return
     yield f"baseline: {outcome.baseline_path}"
     yield f"accept:   {accept_command}"

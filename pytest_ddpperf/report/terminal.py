@@ -28,6 +28,13 @@ _WHY_INCONCLUSIVE = {
     "not-confirmed": "further launches did not confirm it",
 }
 
+# What the baseline's own code showed, measured beside the code at hand.
+_WHY_SETTLED = {
+    "machine-drifted": "its own code is as slow here now: the machine is slower than when the baseline was recorded",
+    "other-machine": "its own code is as slow here now, and this is not the machine that it was recorded on",
+    "environment-differs": "its own code is as slow here now, where something else differs",
+}
+
 
 def header(facts: Mapping[str, Scalar], *, verbose: bool) -> Iterator[str]:
     """What runs the ranks, from the facts of a probe rank; `places` says in words where each world size runs."""
@@ -186,6 +193,10 @@ def _told(outcome: Outcome) -> Iterator[str]:
     name, verdict = text.name(outcome), outcome.verdict
     if verdict is None:
         yield f"{name}: not measured: {outcome.error}"
+    elif outcome.stored is not None and verdict.reason in _WHY_SETTLED:
+        differs = f": {', '.join(verdict.differences)}" if verdict.reason == "environment-differs" else ""
+        changes = ", ".join(text.change(c) for c in outcome.stored.comparisons)
+        yield f"{name}: INCONCLUSIVE: {changes} against the baseline, but {_WHY_SETTLED[verdict.reason]}{differs}"
     elif verdict.status is Status.INCONCLUSIVE:
         yield f"{name}: INCONCLUSIVE: {_changes(outcome)}: beyond the limit, but {_WHY_INCONCLUSIVE[verdict.reason]}"
     elif verdict.status is Status.IMPROVED:
@@ -204,6 +215,9 @@ def _told(outcome: Outcome) -> Iterator[str]:
     elif verdict.status is Status.NOT_GATED:
         yield f"{name}: NOT GATED: {not_gated(outcome)}"
     if verdict is not None:
+        if outcome.stored is not None and verdict.status is Status.PASS:
+            changes = ", ".join(text.change(c) for c in outcome.stored.comparisons)
+            yield f"{name}: {changes} against the baseline, and settled by its own code:"
         yield from (f"{name}: {line}" for line in (*_dropped(verdict), *beside.told(outcome)))
     yield from (f"{name}: {note}" for note in outcome.notes)
 

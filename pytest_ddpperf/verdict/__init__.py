@@ -12,6 +12,7 @@ from typing import Any, Literal
 from pytest_ddpperf.records import Limit, Measurement, Status, Verdict
 from pytest_ddpperf.verdict.counters import with_counters
 from pytest_ddpperf.verdict.observations import of_one_length
+from pytest_ddpperf.verdict.settled import MACHINE_DRIFTED, Circumstances, settled, suspected
 from pytest_ddpperf.verdict.times import (
     ASSUMED_DRIFT,
     RUN_LEVEL,
@@ -24,7 +25,9 @@ from pytest_ddpperf.verdict.times import (
 
 __all__ = [
     "ASSUMED_DRIFT",
+    "MACHINE_DRIFTED",
     "RUN_LEVEL",
+    "Circumstances",
     "coarse",
     "fails",
     "judge",
@@ -32,6 +35,8 @@ __all__ = [
     "level_of",
     "of_one_length",
     "resolutions",
+    "settled",
+    "suspected",
     "unsupported",
     "with_counters",
 ]
@@ -45,6 +50,8 @@ def judge(current: Measurement, baseline: Sequence[Measurement], limits: Sequenc
 def fails(verdict: Verdict, *, fail_on: frozenset[str] | None, baseline_missing: Literal["warn", "fail"]) -> bool:
     """Whether a verdict fails its test; `fail_on`, when given, names exactly those that do."""
     if fail_on is not None:
+        if verdict.reason == MACHINE_DRIFTED and "drifted" in fail_on:
+            return True
         return verdict.status.value.lower().replace(" ", "-") in fail_on
     if verdict.status in (Status.NO_BASELINE, Status.INCOMPARABLE) or verdict.reason == "debugging-variable":
         return baseline_missing == "fail"

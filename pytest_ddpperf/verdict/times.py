@@ -140,7 +140,7 @@ def resolutions(current: Measurement, limits: Iterable[Limit], *, level: float =
 
 def coarse(current: Measurement, limits: Iterable[Limit], *, level: float = RUN_LEVEL) -> bool:
     """Whether there is a limit that two measurements like this one, taken on one occasion, would not resolve."""
-    return any(own.resolution > _bound(own.limit, own.mean) for own in _with_itself(current, limits, level))
+    return any(own.resolution > bound(own.limit, own.mean) for own in _with_itself(current, limits, level))
 
 
 class _Own(NamedTuple):
@@ -215,12 +215,12 @@ def _comparison(
 ) -> Comparison:
     """`now` is the mean logarithm of the current side."""
     base = now - difference.estimate
-    slower, faster = difference.estimate > _bound(limit, base), -difference.estimate > _bound(limit, now)
+    slower, faster = difference.estimate > bound(limit, base), -difference.estimate > bound(limit, now)
     # What only further launches could change: the part of the error that is the current launches' own.
     noise = difference.without("base", "drift").reach(_SETTLED_LEVEL)
     evidence = evidence_slower if difference.estimate > 0 else evidence_faster
     status, reason = Status.PASS, "within-limit"
-    settled = difference.estimate + noise <= _bound(limit, base)
+    settled = difference.estimate + noise <= bound(limit, base)
     if slower and evidence_slower.enough:
         status, reason = Status.REGRESSED, "beyond-limit"
     elif slower:
@@ -231,7 +231,7 @@ def _comparison(
         reason = "improved" if evidence_faster.enough else "not-significant"
     reach = difference.reach(evidence.level)
     resolution = difference.resolution(evidence.level)
-    fine = resolution <= _bound(limit, base)
+    fine = resolution <= bound(limit, base)
     return Comparison(
         limit=limit,
         status=status,
@@ -246,14 +246,14 @@ def _comparison(
         p_value=(difference if difference.estimate > 0 else difference.mirrored()).p_value(),
         level=evidence.level,
         resolution=_share(resolution),
-        alarm_rate=difference.beyond(max(_bound(limit, base), reach)),
+        alarm_rate=difference.beyond(max(bound(limit, base), reach)),
         settled=settled,
         drift=math.sqrt(difference.drift.variance) if difference.drift is not stats.NOTHING else None,
-        launches_needed=None if fine else difference.launches_for(_bound(limit, base), evidence.level),
+        launches_needed=None if fine else difference.launches_for(bound(limit, base), evidence.level),
     )
 
 
-def _bound(limit: Limit, base: float) -> float:
+def bound(limit: Limit, base: float) -> float:
     """The limit as a difference of logarithms; `base` is the logarithm of what it is a limit to, in seconds."""
     if limit.is_bandwidth:
         return -math.log1p(-limit.value)

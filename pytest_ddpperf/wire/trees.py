@@ -138,7 +138,11 @@ def digests(root: str, files: Sequence[str]) -> dict[str, str]:
 @cache
 def _digest(path: str, modified: int, size: int) -> str:
     with open(path, "rb") as file:
-        data = file.read()
+        return digest(file.read())
+
+
+def digest(data: bytes) -> str:
+    """Of what a file holds, as `digests` has it."""
     if b"\0" not in data:  # a text to git, which may end its lines otherwise in each tree; Python reads both alike
         data = data.replace(b"\r\n", b"\n")
     return hashlib.sha256(data).hexdigest()[:16]

@@ -56,6 +56,7 @@ SMALL = [
     "--ddp-max-launches=6",
     "--ddp-warmup=2",
     "--ddp-threshold=p50:300%",
+    "--ddp-confirm=never",
 ]
 
 Run = Callable[..., pytest.RunResult]

@@ -6,7 +6,7 @@ import pytest
 
 from tests.integration.conftest import Run
 
-SUITE = ("--pyargs", "pytest_ddpperf.suite", "--ddp-suite-size=tiny")
+SUITE = ("--pyargs", "pytest_ddpperf.suite", "--ddp-suite-size=tiny", "--ddp-confirm=never")
 
 
 def test_it_is_listed_with_what_each_experiment_is_for(run: Run) -> None:

@@ -89,6 +89,7 @@ def test_without_being_asked_the_settings_are_the_documented_defaults(
         baseline_dir=pytester.path / "baselines",
         baseline_missing="warn",
         fail_on=None,
+        confirm_seconds=300.0,
         save_baseline=False,
         extend_baseline=False,
         against=None,
@@ -129,6 +130,7 @@ def test_every_option_is_taken_from_the_command_line(read: Callable[..., Setting
         "--ddp-baseline-dir=figures",
         "--ddp-baseline-missing=fail",
         "--ddp-fail-on=improved,no-baseline",
+        "--ddp-confirm=never",
         "--ddp-against=origin/main",
         "--ddp-against-setup=make build",
         "--ddp-against-python=sh",
@@ -163,6 +165,7 @@ def test_every_option_is_taken_from_the_command_line(read: Callable[..., Setting
         baseline_dir=pytester.path / "figures",
         baseline_missing="fail",
         fail_on=frozenset({"improved", "no-baseline"}),
+        confirm_seconds=0.0,
         save_baseline=False,
         extend_baseline=False,
         against="origin/main",
@@ -203,6 +206,7 @@ INI_WORDS = {
     "ddp_baseline_dir": "figures",
     "ddp_baseline_missing": "fail",
     "ddp_fail_on": "improved",
+    "ddp_confirm": "60",
     "ddp_against_setup": "make build",
     "ddp_suite_size": "small",
     "ddp_suite_bucket_mb": "1",
@@ -222,6 +226,7 @@ def check_ini_words(settings: Settings, root: Path) -> None:
     assert settings.baseline_dir == root / "figures"
     assert settings.baseline_missing == "fail"
     assert settings.fail_on == {"improved"}
+    assert settings.confirm_seconds == 60.0
     from_ini = {name for name, source in settings.sources.items() if source == "ini"}
     assert settings.against_setup == "make build"
     assert (settings.suite_size, settings.suite_bucket_mb) == ("small", 1.0)
@@ -507,7 +512,7 @@ def test_a_word_that_is_not_allowed_is_told_what_is(refusal: Callable[..., str],
 
 
 def test_a_misspelt_verdict_is_told_the_nearest(refusal: Callable[..., str]) -> None:
-    names = "regressed, improved, inconclusive, no-baseline, incomparable, not-gated"
+    names = "regressed, improved, inconclusive, drifted, no-baseline, incomparable, not-gated"
     assert refusal("--ddp-fail-on=improved,regresed") == (
         f"--ddp-fail-on: 'regresed': not one of {names}; did you mean regressed?"
     )

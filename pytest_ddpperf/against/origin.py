@@ -1,0 +1,102 @@
+"""Whose code a stored session measured: the commit at hand that has it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytest_ddpperf.git import commit_named, contents, git, ignored_files, last_change, top_level
+from pytest_ddpperf.records import Recording
+from pytest_ddpperf.records.errors import GitError
+from pytest_ddpperf.wire.trees import digest
+
+_NAMED = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """A commit whose files hold what the session's ranks imported, or why there is none."""
+
+    commit: str = ""
+    why: str = ""
+    fetch: str = ""  # the command that would bring it
+
+
+def origin_of(session: Recording, baseline: Path, rootdir: Path) -> Origin:
+    """The commit that was recorded, else the last that changed the file of the `baseline`, else HEAD: the first that
+    holds the session's files. Nothing is fetched."""
+    if not session.files:
+        return Origin(why="the baseline does not say whose code it is: ranks imported nothing of the repository then")
+    unknown = [file for file, held in session.files.items() if not held]
+    if unknown:
+        return Origin(why=f"changed while the baseline was recorded, or could not be read: {_named(unknown)}")
+    try:
+        top = top_level(rootdir)
+    except GitError as error:
+        return Origin(why=f"git has no code of another time: {error}")
+    recorded = session.commit.partition("-dirty")[0]
+    missing: dict[str, list[str]] = {}
+    for commit in dict.fromkeys(_candidates(top, recorded, baseline)):
+        wrong = _otherwise(top, commit, session)
+        if not wrong:
+            return Origin(commit=commit)
+        missing[commit] = wrong
+    if recorded and recorded not in missing:
+        return Origin(
+            why=f"commit {recorded[:12]} of the baseline is not in this clone",
+            fetch=f"git fetch --depth=1 {_remote(top)} {recorded}",
+        )
+    if not missing:
+        return Origin(why="the repository has no commit")
+    commit, wrong = next(iter(missing.items()))
+    dirty = ", which had uncommitted changes" if session.commit.endswith("-dirty") else ""
+    return Origin(why=f"no commit at hand holds the baseline's code: in {commit[:12]}{dirty}, {_named(wrong)} differs")
+
+
+def never_at_hand(session: Recording, rootdir: Path) -> str:
+    """Why no commit will ever hold the files of a session that is being stored; "" if one may, once they are committed
+    together with the baseline."""
+    if not session.files:
+        return "ranks imported nothing of a repository"
+    if unknown := [file for file, held in session.files.items() if not held]:
+        return f"changed meanwhile, or could not be read: {_named(unknown)}"
+    try:
+        ignored = ignored_files(top_level(rootdir), list(session.files))
+    except GitError as error:
+        return f"git has no code of another time: {error}"
+    return f"ignored by git: {_named(ignored)}" if ignored else ""
+
+
+def _candidates(top: Path, recorded: str, baseline: Path) -> Iterator[str]:
+    """That are in the repository."""
+    named = [recorded] * bool(re.fullmatch("[0-9a-f]{40,64}", recorded))
+    with suppress(GitError):
+        named.append(last_change(top, baseline))
+    for ref in (*named, "HEAD"):
+        with suppress(GitError):
+            yield commit_named(top, ref)
+
+
+def _otherwise(top: Path, commit: str, session: Recording) -> list[str]:
+    """The files that the commit lacks, or that held something else then."""
+    files = list(session.files)
+    try:
+        held = contents(top, commit, files)
+    except GitError:
+        return files
+    pairs = zip(files, held, strict=True)
+    return [file for file, data in pairs if data is None or digest(data) != session.files[file]]
+
+
+def _remote(top: Path) -> str:
+    with suppress(GitError):
+        remotes = git(top, "remote").split()
+        return "origin" if "origin" in remotes or not remotes else remotes[0]
+    return "origin"
+
+
+def _named(files: list[str]) -> str:
+    return ", ".join(files[:_NAMED]) + (", ..." if len(files) > _NAMED else "")

@@ -1,0 +1,68 @@
+"""What becomes of a suspicion against a stored baseline, once the baseline's own code was measured beside the code at
+hand.
+
+A baseline compares today with another day, and no statistics can tell a slower machine from slower code there. Turns
+with the baseline's code can: they share the machine.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from pytest_ddpperf.records import Comparison, Status, Verdict
+from pytest_ddpperf.verdict.times import bound
+
+MACHINE_DRIFTED = "machine-drifted"
+# Of the limit: a gated estimate beyond that is worth the seconds of turns. docs/statistics.md has what that suspects.
+SUSPICIOUS = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Circumstances:
+    """What is known beside both verdicts."""
+
+    another_host: bool  # than any session of the baseline had
+    environment: tuple[str, ...]  # facts that may make steps slower and differ: "torch 2.12 -> 2.13"
+    code_differs: bool  # whether ranks of both sides imported files that differ
+    code_is_todays: bool  # whether files and distributions hold what the baseline's ranks imported
+
+
+def suspected(verdict: Verdict, share: float = SUSPICIOUS) -> bool:
+    """Whether the times of a verdict against a stored baseline are worth a second look. Counters have no noise."""
+    if not verdict.status.compared or verdict.reason == "counter-rose":
+        return False
+    return any(_change(each) > share * _bound(each) for each in verdict.comparisons)
+
+
+def settled(stored: Verdict, turned: Verdict, found: Circumstances) -> Verdict:
+    """The verdict of a test whose baseline said `stored` and whose baseline's code, in turns, `turned`. The figures of
+    turns lead: the others were looked at again for being large. Where turns cannot tell it is `stored`."""
+    if turned.status is Status.REGRESSED:
+        return replace(turned, reason="confirmed", differences=stored.differences)
+    not_slower = turned.status.compared and all(_high(each) < _bound(each) for each in turned.comparisons)
+    # What both sides have installed cannot be seen in turns.
+    if not (not_slower and (found.code_differs or found.code_is_todays)):
+        return stored
+    turned = replace(turned, differences=stored.differences, sessions=stored.sessions)
+    if stored.status is not Status.REGRESSED and stored.status is not Status.INCONCLUSIVE:
+        return replace(turned, status=Status.PASS, reason="within-limit")
+    if found.another_host:
+        return replace(turned, status=Status.INCONCLUSIVE, reason="other-machine")
+    if not found.environment:
+        return replace(turned, status=Status.INCONCLUSIVE, reason=MACHINE_DRIFTED)
+    if stored.status is Status.REGRESSED:
+        return replace(stored, reason="environment")
+    return replace(turned, status=Status.INCONCLUSIVE, reason="environment-differs")
+
+
+def _change(comparison: Comparison) -> float:
+    return math.log1p(comparison.change.estimate)
+
+
+def _high(comparison: Comparison) -> float:
+    return math.log1p(comparison.change.high)
+
+
+def _bound(comparison: Comparison) -> float:
+    return bound(comparison.limit, math.log(comparison.baseline_seconds))

@@ -1,0 +1,128 @@
+"""Which commit has the code of a stored session."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from pytest_ddpperf.against.origin import Origin, never_at_hand, origin_of
+from pytest_ddpperf.records import Recording
+from pytest_ddpperf.wire.trees import digests
+from tests.unit.test_codec import MEASUREMENT
+
+
+def git(folder: Path, *arguments: str) -> str:
+    identity = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+    command = ["git", "-C", str(folder), *identity, *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+@dataclass
+class Stored:
+    """A repository with a file of code and the file of a baseline."""
+
+    top: Path
+
+    @property
+    def baseline(self) -> Path:
+        return self.top / "baseline.json"
+
+    def code(self, text: str) -> None:
+        (self.top / "net.py").write_text(text)
+
+    def commit(self) -> str:
+        git(self.top, "add", "--all")
+        git(self.top, "commit", "--quiet", "--allow-empty", "-m", "a commit")
+        return git(self.top, "rev-parse", "HEAD")
+
+    def session(self, commit: str) -> Recording:
+        """Of the code as it is, recorded at that commit."""
+        self.baseline.write_text(commit)
+        return Recording(measurement=MEASUREMENT, commit=commit, files=digests(str(self.top), ["net.py"]))
+
+    def origin(self, session: Recording) -> Origin:
+        return origin_of(session, self.baseline, self.top)
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Stored:
+    top = tmp_path / "top"
+    top.mkdir()
+    git(top, "init", "--quiet", "--initial-branch=main")
+    (top / "net.py").write_text("first\n")
+    return Stored(top)
+
+
+def test_it_is_the_recorded_commit(stored: Stored) -> None:
+    session = stored.session(first := stored.commit())
+    stored.code("second\n")
+    stored.commit()
+    assert stored.origin(session) == Origin(commit=first)
+
+
+def test_of_a_dirty_tree_it_is_the_commit_that_has_the_baseline_and_its_code(stored: Stored) -> None:
+    before = stored.commit()
+    stored.code("second\n")
+    session = stored.session(f"{before}-dirty")
+    together = stored.commit()
+    stored.code("third\n")
+    stored.commit()
+    assert stored.origin(session) == Origin(commit=together)
+
+
+def test_where_the_recorded_one_is_not_there_it_is_head_if_that_holds_the_same(stored: Stored) -> None:
+    session = stored.session("1" * 40)
+    head = stored.commit()
+    assert stored.origin(session) == Origin(commit=head)
+    (stored.top / "net.py").write_bytes(b"first\r\n")
+    assert stored.origin(replace(session, files=digests(str(stored.top), ["net.py"]))).commit == head, "as git sees it"
+
+
+def test_what_is_not_there_is_told_with_the_command_that_brings_it(stored: Stored) -> None:
+    session = stored.session("1" * 40)
+    stored.code("second\n")
+    stored.commit()
+    origin = stored.origin(session)
+    assert origin.why == f"commit {'1' * 12} of the baseline is not in this clone"
+    assert origin.fetch == f"git fetch --depth=1 origin {'1' * 40}"
+    git(stored.top, "remote", "add", "upstream", str(stored.top))
+    assert stored.origin(session).fetch == f"git fetch --depth=1 upstream {'1' * 40}"
+
+
+def test_code_that_was_never_committed_is_nowhere(stored: Stored) -> None:
+    first = stored.commit()
+    stored.code("second\n")
+    session = stored.session(f"{first}-dirty")
+    stored.code("third\n")
+    origin = stored.origin(session)
+    assert (origin.commit, origin.fetch) == ("", "")
+    assert origin.why == (
+        f"no commit at hand holds the baseline's code: in {first[:12]}, which had uncommitted changes, net.py differs"
+    )
+    assert stored.origin(replace(session, files={**session.files, "gone.py": "0" * 16})).why.endswith(
+        "net.py, gone.py differs"
+    )
+
+
+def test_what_cannot_be_known_is_told(stored: Stored, tmp_path: Path) -> None:
+    session = stored.session("")
+    assert stored.origin(session).why == "the repository has no commit"
+    assert stored.origin(replace(session, files={})).why.startswith("the baseline does not say whose code it is")
+    assert stored.origin(replace(session, files={"net.py": ""})).why.endswith("could not be read: net.py")
+    assert origin_of(session, stored.baseline, tmp_path).why.startswith("git has no code of another time: ")
+
+
+def test_code_that_no_commit_will_ever_hold_is_told_when_it_is_stored(stored: Stored, tmp_path: Path) -> None:
+    session = stored.session("")
+    assert never_at_hand(session, stored.top) == ""
+    (stored.top / ".gitignore").write_text("net.py\n")
+    assert never_at_hand(session, stored.top) == "ignored by git: net.py"
+    git(stored.top, "add", "--force", "net.py")
+    assert never_at_hand(session, stored.top) == "", "what is tracked is committed whatever is ignored"
+    assert never_at_hand(replace(session, files={}), stored.top) == "ranks imported nothing of a repository"
+    assert never_at_hand(replace(session, files={"net.py": ""}), stored.top).startswith("changed meanwhile")
+    assert never_at_hand(session, Path(os.path.realpath(tmp_path))).startswith("git has no code of another time: ")
