@@ -38,8 +38,17 @@ def origin_of(session: Recording, baseline: Path, rootdir: Path) -> Origin:
     except GitError as error:
         return Origin(why=f"git has no code of another time: {error}")
     recorded = session.commit.partition("-dirty")[0]
+    candidates = list(dict.fromkeys(_candidates(top, recorded, baseline)))
+    if recorded and recorded not in candidates and _is_shallow(top):
+        # What is here is the code at hand, and says nothing about files that are not imported.
+        named = f"git fetch --depth=1 {_remote(top)} {recorded}"
+        later = session.commit.endswith("-dirty")  # a commit after it has the code
+        return Origin(
+            why=f"commit {recorded[:12]} of the baseline is not in this clone, which is shallow",
+            fetch="git fetch --unshallow" if later else named,
+        )
     missing: dict[str, list[str]] = {}
-    for commit in dict.fromkeys(_candidates(top, recorded, baseline)):
+    for commit in candidates:
         wrong = _otherwise(top, commit, session)
         if not wrong:
             return Origin(commit=commit)
@@ -47,7 +56,7 @@ def origin_of(session: Recording, baseline: Path, rootdir: Path) -> Origin:
     if recorded and recorded not in missing:
         return Origin(
             why=f"commit {recorded[:12]} of the baseline is not in this clone",
-            fetch=f"git fetch --depth=1 {_remote(top)} {recorded}",
+            fetch=f"git fetch {_remote(top)} {recorded}",
         )
     if not missing:
         return Origin(why="the repository has no commit")
@@ -89,6 +98,12 @@ def _otherwise(top: Path, commit: str, session: Recording) -> list[str]:
         return files
     pairs = zip(files, held, strict=True)
     return [file for file, data in pairs if data is None or digest(data) != session.files[file]]
+
+
+def _is_shallow(top: Path) -> bool:
+    with suppress(GitError):
+        return git(top, "rev-parse", "--is-shallow-repository").strip() == "true"
+    return False
 
 
 def _remote(top: Path) -> str:

@@ -28,7 +28,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -68,6 +68,9 @@ class Invocation:
     caches: bool  # whether pytest's cache is on
     kept: tuple[str, ...]  # files and folders that come from the tree at hand on both sides, absolute, links resolved
     only: str = ""  # a file, from rootdir: its tests alone are collected, the version's own, in the version's own tree
+    # As they were before the first test, which may have changed them by now; None: as they are.
+    environ: Mapping[str, str] | None = None
+    sys_path: Sequence[str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +107,7 @@ class BaseSide:
         folder = self._checkout.folder
         cache = ["-o", f"cache_dir={folder / _CACHE}"] if self._invocation.caches else []
         start = {
-            "sys_path": None if self.version.python else sys.path,
+            "sys_path": None if self.version.python else [*(self._invocation.sys_path or sys.path)],
             "trees": codec.encode(trees),
             "arguments": [*arguments, *self.version.option, "-o", "addopts=", *cache],
             "argv": sys.argv,
@@ -123,7 +126,7 @@ class BaseSide:
     @property
     def environ(self) -> dict[str, str]:
         """This process's variables, with those that are to be otherwise."""
-        return {**os.environ, **self._checkout.assignments}
+        return {**(self._invocation.environ or os.environ), **self._checkout.assignments}
 
     def _spawn(self, trees: Trees) -> Led:
         python = sys.executable
@@ -189,6 +192,10 @@ class BaseSide:
             f"and the same in all files that Python imports, {len(files)} of them so far{named}{tests}",
             "--ddp-against self measures how far the same code differs from itself",
         )
+
+    def why_missing(self, nodeid: str) -> str:
+        """Why it has no such test; "" if it has."""
+        return "" if nodeid in self._tests else self._why_missing(nodeid)
 
     def only_there(self, nodeids: Collection[str]) -> list[str]:
         """Tests that only the other side has, of the files that were collected here; none where tests were named, for

@@ -56,6 +56,7 @@ class Job:
     plan: Plan
     launches: int  # before the first look
     level: float  # this measurement's error rate
+    level_in_turns: float = 1.0  # of that, where a suspicion is settled in turns
     batch_size: int | None
     gate: bool
     facts: Mapping[str, Scalar]  # recorded with the measurement, beyond what the ranks tell

@@ -6,7 +6,7 @@ For a run there is one budget of seconds, and one other side alive at a time.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.launch import Launcher
 from pytest_ddpperf.measuring import benchmark, provenance
 from pytest_ddpperf.measuring.benchmark import Job, Measured, Progress
-from pytest_ddpperf.records import Baseline, Outcome, Recording, Scalar, Status, Verdict
+from pytest_ddpperf.records import Baseline, Distribution, Outcome, Recording, Scalar, Status, Verdict
 from pytest_ddpperf.records.errors import DdpPerfError
 from pytest_ddpperf.report import text
 from pytest_ddpperf.verdict import Circumstances
@@ -38,6 +38,7 @@ class Confirming:
         self._asked = seconds
         self._side: BaseSide | None = None
         self._of = ("", "")  # commit and file that it is there for
+        self._failed: dict[tuple[str, str], str] = {}  # those for which there can be none, and why
         self.fetch: dict[str, None] = {}  # commands that would bring the code of baselines
 
     def settle(self, job: Job, measured: Measured, launcher: Launcher, store: Store, progress: Progress) -> Measured:
@@ -50,11 +51,12 @@ class Confirming:
         try:
             return self._settled(job, measured, baseline, launcher, store, progress)
         except _Unconfirmed as why:
-            if stored.status is Status.PASS:  # which nobody doubts but we
+            if stored.status is Status.PASS and not why.failed:  # which nobody doubts but we
                 return measured
             return _noted(measured, f"not confirmed on the baseline's own code: {why}")
         finally:
             self._left -= time.monotonic() - began
+            self._leave()  # what goes on there would be beside the next measurement
 
     def _settled(
         self, job: Job, measured: Measured, baseline: Baseline, launcher: Launcher, store: Store, progress: Progress
@@ -73,10 +75,17 @@ class Confirming:
             if origin.fetch:
                 self.fetch[origin.fetch] = None
             raise _Unconfirmed(origin.why)
+        began = time.monotonic()
         side = self._side_for(origin.commit, job.nodeid)
-        seconds = min(job.settings.max_seconds, self._left)
+        if missing := side.why_missing(job.nodeid):
+            raise _Unconfirmed(missing.partition("\n")[0])
+        seconds = min(job.settings.max_seconds, self._left - (time.monotonic() - began))
         settings = replace(job.settings, against=origin.commit, max_seconds=seconds)
-        turned = benchmark.carry_out(replace(job, settings=settings), launcher, store, progress, side)
+        turning = replace(job, settings=settings, level=job.level * job.level_in_turns)
+        try:
+            turned = benchmark.carry_out(turning, launcher, store, progress, side)
+        except DdpPerfError as error:  # beside the other side; the figures that there are were taken alone
+            raise _Unconfirmed(str(error).partition("\n")[0], failed=True) from None
         verdict, beside = turned.outcome.verdict, turned.outcome.beside
         assert verdict is not None
         assert beside is not None
@@ -88,7 +97,8 @@ class Confirming:
         final = verdicts.settled(stored, verdict, found)
         told = f"beside the baseline's own code ({origin.commit[:12]}), in turns: {_changes(verdict)}"
         if final is stored:
-            return _noted(measured, f"{told}, which settles nothing")
+            unknown = f": nobody knows what {', '.join(found.unaccounted)} held then" if found.unaccounted else ""
+            return _noted(measured, f"{told}, which settles nothing{unknown}")
         if final.reason == "environment":
             differs = ", ".join(found.environment)
             measured = _noted(measured, f"{told}: not the code is slower, but what else differs: {differs}")
@@ -109,17 +119,19 @@ class Confirming:
     def _side_for(self, commit: str, nodeid: str) -> BaseSide:
         """The one that is there, or another in its place."""
         of = commit, nodeid.partition("::")[0]
+        if of in self._failed:
+            raise _Unconfirmed(self._failed[of])
         if self._side is None or self._of != of:
             self.close()
             assert callable(self._side_of)
             try:
                 self._side, self._of = self._side_of(commit, nodeid), of
             except DdpPerfError as error:
-                raise _Unconfirmed(str(error).partition("\n")[0]) from None
+                self._failed[of] = str(error).partition("\n")[0]
+                raise _Unconfirmed(self._failed[of]) from None
         return self._side
 
-    def leave(self) -> None:
-        """The test is over."""
+    def _leave(self) -> None:
         if self._side is not None:
             self._side.leave()
 
@@ -130,7 +142,11 @@ class Confirming:
 
 
 class _Unconfirmed(Exception):
-    """Why the stored rule decides alone."""
+    """Why the stored rule decides alone; `failed`: something went wrong that did not before."""
+
+    def __init__(self, why: str, *, failed: bool = False) -> None:
+        super().__init__(why)
+        self.failed = failed
 
 
 def _of_tests(file: str) -> bool:
@@ -155,21 +171,30 @@ def _circumstances(measured: Measured, baseline: Baseline, session: Recording, *
     now = measured.result.environment.recorded
     hosts = {each.measurement.environment.recorded.get("host") for each in baseline.sessions}
     files = provenance.files([launch.files for launch in measured.shown])
-    brought = provenance.distributions({module for launch in measured.shown for module in launch.others})
+    others = {module for launch in measured.shown for module in launch.others}
+    brought = provenance.distributions(others)
     return Circumstances(
         another_host=now.get("host") not in hosts,
         environment=(
             *_differing(now, session.measurement.environment.recorded),
-            *(
-                f"{name} {was.version if was else 'not there'} -> {found.version if found else 'not there'}"
-                for name in sorted({*brought, *session.distributions})
-                if (was := session.distributions.get(name)) != (found := brought.get(name))
-            ),
+            *_installed(brought, session.distributions, added=not code_differs),
         ),
         code_differs=code_differs,
         code_is_todays=all(session.files.get(file) == held for file, held in files.items() if file in session.files)
         and brought == session.distributions,
+        unaccounted=provenance.unaccounted(others),
     )
+
+
+def _installed(now: Mapping[str, Distribution], then: Mapping[str, Distribution], *, added: bool) -> Iterator[str]:
+    """Distributions that are others; those that one side alone imports, too, where it is not its code that does."""
+    for name in sorted({*now, *then}):
+        before, after = then.get(name), now.get(name)
+        if before is not None and after is not None and before != after:
+            build = ", another build" * (before.version == after.version)
+            yield f"{name} {before.version} -> {after.version}{build}"
+        elif added and (before is None or after is None):
+            yield f"{name} {before.version if before else 'not there'} -> {after.version if after else 'not there'}"
 
 
 def _differing(now: Mapping[str, Scalar], then: Mapping[str, Scalar]) -> tuple[str, ...]:

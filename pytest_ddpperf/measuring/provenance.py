@@ -10,6 +10,9 @@ from importlib import metadata
 
 from pytest_ddpperf.records import Distribution
 
+# What installers and Python itself put beside packages: it finds modules, and does nothing in a step.
+_OF_THE_INSTALLATION = ("__editable__", "_sysconfigdata", "_virtualenv", "sitecustomize", "usercustomize")
+
 
 def files(launches: Iterable[Mapping[str, str]]) -> dict[str, str]:
     """The files of all launches of a session; "" for one that changed meanwhile."""
@@ -29,6 +32,22 @@ def distributions(modules: Collection[str]) -> dict[str, Distribution]:
         if "Name" in said and "Version" in said:  # else it is what an installation left that was broken off
             found.setdefault(said["Name"], Distribution(version=said["Version"], digest=_digest(distribution)))
     return found
+
+
+def unaccounted(modules: Collection[str]) -> tuple[str, ...]:
+    """Those of top-level modules from outside the repository of which no digest says what they hold: they are of no
+    distribution, or of one that is installed to be edited."""
+    brought = _by_module(tuple(sys.path))
+
+    def known(module: str) -> bool:
+        return module in brought and all(_digest(each) and not _editable(each) for each in brought[module])
+
+    asked = (module for module in sorted(modules) if not module.startswith(_OF_THE_INSTALLATION))
+    return tuple(module for module in asked if not known(module))
+
+
+def _editable(distribution: metadata.Distribution) -> bool:
+    return '"editable": true' in (distribution.read_text("direct_url.json") or "")
 
 
 @cache

@@ -136,10 +136,9 @@ class Session:
             yield f"tests that look slower than these baselines cannot be measured beside the baselines' code: {why}"
 
     def leave(self) -> None:
-        """A test is over; so it is on other sides."""
+        """A test is over; so it is on the other side."""
         if self._base is not None:
             self._base.leave()
-        self._confirming.leave()
 
     def close(self) -> None:
         try:

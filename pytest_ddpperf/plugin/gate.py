@@ -158,6 +158,7 @@ class Benchmark(Distributed):
             plan=plan,
             launches=options.launches(self._settings),
             level=self._level(gate, plan) if level is None else level,
+            level_in_turns=self._rate(plan, beside=True) / self._rate(plan, beside=bool(self._settings.beside)),
             batch_size=batch_size,
             gate=gate,
             facts=self._facts(),
@@ -216,8 +217,11 @@ class Benchmark(Distributed):
         add up to once more."""
         self._state.gates += gate
         further = max(self._state.gates, 1)
-        held = self._settings.beside and self._settings.in_stretches(plan)
-        return level_of(self._run.gates, in_stretches=bool(held)) / max(1, further * (further - 1))
+        return self._rate(plan, beside=bool(self._settings.beside)) / max(1, further * (further - 1))
+
+    def _rate(self, plan: Plan, *, beside: bool) -> float:
+        """A test's error rate, with another version measured `beside` it or not."""
+        return level_of(self._run.gates, in_stretches=beside and self._settings.in_stretches(plan))
 
     def _measure(self, job: Job) -> Measured:
         watcher = self._watcher(job.plan)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import shlex
+import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
@@ -18,15 +17,13 @@ from pytest_ddpperf import options
 from pytest_ddpperf.plugin.items import BENCHMARKS, RPC, WORLD_SIZE, is_distributed, uses, with_place, world_sizes
 
 if TYPE_CHECKING:
-    from pytest_ddpperf.against import BaseSide, Invocation
+    from pytest_ddpperf.against import BaseSide
     from pytest_ddpperf.measuring.confirming import SideOf
     from pytest_ddpperf.measuring.serving import Serving
     from pytest_ddpperf.measuring.session import Report, Session
     from pytest_ddpperf.options import Settings
     from pytest_ddpperf.records import Baseline, Outcome
 
-
-_PLUGIN = os.path.realpath(Path(__file__).parents[1])  # which both sides have from here
 
 SERVING: pytest.StashKey[Serving] = pytest.StashKey()
 
@@ -44,6 +41,8 @@ class Run:
         self.deselected: set[str] = set()  # node ids
         self._entered: dict[str, float] = {}  # node ids of distributed tests, and when the last attempt began
         self._spent: dict[str, float] = {}  # seconds, of those that ended
+        self.environ: dict[str, str] = {}  # before the first test
+        self.sys_path: list[str] = []
         self._base: BaseSide | None = None
         self._session: Session | None = None
         self._report: Report | None = None
@@ -55,6 +54,7 @@ class Run:
 
     def collected(self, items: Sequence[pytest.Item]) -> None:
         """The tests of this run."""
+        self.environ, self.sys_path = dict(os.environ), list(sys.path)
         self.items = [item for item in items if is_distributed(item)]
         benchmarks = [item for item in self.items if uses(item, BENCHMARKS)]
         if benchmarks:
@@ -71,7 +71,7 @@ class Run:
             self._session = Session(
                 self.settings,
                 self.config.rootpath,
-                self._modules,
+                self.modules,
                 rpc=rpc,
                 base=self._base,
                 serving=self.serving,
@@ -84,49 +84,21 @@ class Run:
         settings = self.settings
         if not settings.confirm_seconds or settings.records or settings.beside or self.serving is not None:
             return ""
-        return "workers of xdist measure beside each other: add -n 0" if self.worker else self._side_of
+        return "not under xdist: add -n 0" if self.worker else self._side_of
 
     def start_base(self, items: Sequence[pytest.Item]) -> None:
         """Let the other version collect beside this one, if there is one to compare with; raises DdpPerfError."""
         if not self.settings.beside or not any(uses(item, BENCHMARKS) for item in self.items):
             return
-        from pytest_ddpperf.against import BaseSide
+        from pytest_ddpperf.plugin import sides
 
-        self._base = BaseSide(self.settings, self._invocation(self._kept(items)))
+        self._base = sides.another_version(self, items)
         self._base.start()
 
-    def _invocation(self, kept: tuple[str, ...], only: str = "") -> Invocation:
-        from pytest_ddpperf.against import Invocation
-
-        config = self.config
-        named = config.args_source is config.ArgsSource.ARGS
-        return Invocation(
-            arguments=(
-                *config.getini("addopts"),
-                *shlex.split(os.environ.get("PYTEST_ADDOPTS", "")),
-                *map(str, config.invocation_params.args),
-                *_seed(config),
-            ),
-            caches=config.pluginmanager.hasplugin("cacheprovider"),
-            tests=tuple(config.args) if named else (),
-            folder=config.invocation_params.dir,
-            rootdir=config.rootpath,
-            kept=kept,
-            only=only,
-        )
-
     def _side_of(self, commit: str, nodeid: str) -> BaseSide:
-        """A commit's own tests, ready to be measured beside those at hand; raises DdpPerfError."""
-        from pytest_ddpperf.against import BaseSide, Sources
+        from pytest_ddpperf.plugin import sides
 
-        side = BaseSide(replace(self.settings, against=commit), self._invocation((_PLUGIN,), nodeid.partition("::")[0]))
-        try:
-            side.start()
-            side.collect(Sources.here(side.trees))
-        except BaseException:
-            side.close()
-            raise
-        return side
+        return sides.of_commit(self, commit, nodeid)
 
     def await_base(self) -> None:
         """Until it has collected; raises AgainstError where nothing differs."""
@@ -136,15 +108,6 @@ class Run:
             self._base.collect(Sources.here(self._base.trees))
             there = self._base.only_there({*self.deselected, *(item.nodeid for item in self.items)})
             self.report.told += [f"only {self._base.version} has {nodeid}" for nodeid in there]
-
-    def _kept(self, items: Sequence[pytest.Item]) -> tuple[str, ...]:
-        """What comes from the working tree on both sides: tests, conftests, and the folders of tests they are in."""
-        tests = {os.path.realpath(item.path) for item in items if isinstance(item, pytest.Function)}
-        conftests = {os.path.realpath(file) for file in self._modules().values() if file.endswith("conftest.py")}
-        root = Path(os.path.realpath(self.config.rootpath))
-        folders = {path for path in map(os.path.dirname, tests | conftests) if _of_tests(Path(path))}
-        folders -= {str(root), *map(str, root.parents)}
-        return (*sorted(tests | conftests | folders), _PLUGIN)
 
     @property
     def report(self) -> Report:
@@ -243,7 +206,7 @@ class Run:
             if self._session is not None:
                 self._session.close()
 
-    def _modules(self) -> Mapping[str, str]:
+    def modules(self) -> Mapping[str, str]:
         """Test modules, conftests and their packages, as name -> file."""
         modules = [*(getattr(item, "module", None) for item in self.items), *self._conftests()]
         files = {module.__name__: module.__file__ for module in modules if isinstance(module, ModuleType)}
@@ -260,20 +223,6 @@ class Run:
         """The test module, and the conftests that hold for it."""
         conftests = [str(module.__file__) for module in self._conftests()]
         return [str(item.path), *(file for file in conftests if Path(file).parent in item.path.parents)]
-
-
-def _of_tests(folder: Path) -> bool:
-    """Whether a folder with a test module or a conftest holds tests alone, and no package that may be under test."""
-    if folder.name.startswith("test"):
-        return True
-    packages = [path.parent for path in (folder / "__init__.py", *folder.glob("*/__init__.py")) if path.exists()]
-    return all(package.name.startswith("test") for package in packages)
-
-
-def _seed(config: pytest.Config) -> list[str]:
-    """pytest-randomly's, if it draws: both sides shall draw the same."""
-    seed = config.getoption("randomly_seed", None)
-    return [f"--randomly-seed={seed}"] if isinstance(seed, int) else []
 
 
 class TestState:

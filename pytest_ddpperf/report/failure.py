@@ -40,6 +40,10 @@ def _gate_failure(outcome: Outcome, baseline: Baseline | None, accept_command: s
     yield ""
     counters = [c for c in verdict.counters if c.status is verdict.status]
     comparisons = [c for c in verdict.comparisons if c.status is verdict.status]
+    if verdict.status is Status.INCONCLUSIVE and outcome.stored is not None:
+        comparisons = list(verdict.comparisons)  # which do not suspect anything, and that is the point
+        yield terminal.settled(outcome)
+        yield ""
     yield from _metrics(comparisons, counters, outcome.plan.collective)
     if baseline is not None:
         yield beside.evidence(outcome) if outcome.beside is not None else _evidence(outcome, baseline)

@@ -30,9 +30,11 @@ _WHY_INCONCLUSIVE = {
 
 # What the baseline's own code showed, measured beside the code at hand.
 _WHY_SETTLED = {
-    "machine-drifted": "its own code is as slow here now: the machine is slower than when the baseline was recorded",
-    "other-machine": "its own code is as slow here now, and this is not the machine that it was recorded on",
-    "environment-differs": "its own code is as slow here now, where something else differs",
+    "machine-drifted": "beside its own code it is within the limit, here and now: the machine is slower than when the "
+    "baseline was recorded, or something that nobody records is",
+    "other-machine": "beside its own code it is within the limit, here and now: this is not the machine that the "
+    "baseline was recorded on",
+    "environment-differs": "beside its own code it is within the limit, here and now, where something else differs",
 }
 
 
@@ -194,9 +196,7 @@ def _told(outcome: Outcome) -> Iterator[str]:
     if verdict is None:
         yield f"{name}: not measured: {outcome.error}"
     elif outcome.stored is not None and verdict.reason in _WHY_SETTLED:
-        differs = f": {', '.join(verdict.differences)}" if verdict.reason == "environment-differs" else ""
-        changes = ", ".join(text.change(c) for c in outcome.stored.comparisons)
-        yield f"{name}: INCONCLUSIVE: {changes} against the baseline, but {_WHY_SETTLED[verdict.reason]}{differs}"
+        yield f"{name}: INCONCLUSIVE: {settled(outcome)}"
     elif verdict.status is Status.INCONCLUSIVE:
         yield f"{name}: INCONCLUSIVE: {_changes(outcome)}: beyond the limit, but {_WHY_INCONCLUSIVE[verdict.reason]}"
     elif verdict.status is Status.IMPROVED:
@@ -220,6 +220,16 @@ def _told(outcome: Outcome) -> Iterator[str]:
             yield f"{name}: {changes} against the baseline, and settled by its own code:"
         yield from (f"{name}: {line}" for line in (*_dropped(verdict), *beside.told(outcome)))
     yield from (f"{name}: {note}" for note in outcome.notes)
+
+
+def settled(outcome: Outcome) -> str:
+    """Why a suspicion is none of the code's, as far as is known."""
+    assert outcome.verdict is not None
+    assert outcome.stored is not None
+    reason = outcome.verdict.reason
+    differs = f": {', '.join(outcome.verdict.differences)}" if reason == "environment-differs" else ""
+    changes = ", ".join(text.change(c) for c in outcome.stored.comparisons)
+    return f"{changes} against the baseline, but {_WHY_SETTLED[reason]}{differs}"
 
 
 def _dropped(verdict: Verdict) -> Iterator[str]:

@@ -26,6 +26,7 @@ class Circumstances:
     environment: tuple[str, ...]  # facts that may make steps slower and differ: "torch 2.12 -> 2.13"
     code_differs: bool  # whether ranks of both sides imported files that differ
     code_is_todays: bool  # whether files and distributions hold what the baseline's ranks imported
+    unaccounted: tuple[str, ...] = ()  # modules that ranks imported from where nobody knows what they hold
 
 
 def suspected(verdict: Verdict, share: float = SUSPICIOUS) -> bool:
@@ -41,19 +42,22 @@ def settled(stored: Verdict, turned: Verdict, found: Circumstances) -> Verdict:
     if turned.status is Status.REGRESSED:
         return replace(turned, reason="confirmed", differences=stored.differences)
     not_slower = turned.status.compared and all(_high(each) < _bound(each) for each in turned.comparisons)
+    asked, told = ({each.limit.metric for each in verdict.comparisons} for verdict in (stored, turned))
     # What both sides have installed cannot be seen in turns.
-    if not (not_slower and (found.code_differs or found.code_is_todays)):
+    same = found.unaccounted or not (found.code_differs or found.code_is_todays)
+    if not not_slower or not asked <= told or same:
         return stored
     turned = replace(turned, differences=stored.differences, sessions=stored.sessions)
     if stored.status is not Status.REGRESSED and stored.status is not Status.INCONCLUSIVE:
         return replace(turned, status=Status.PASS, reason="within-limit")
-    if found.another_host:
-        return replace(turned, status=Status.INCONCLUSIVE, reason="other-machine")
-    if not found.environment:
-        return replace(turned, status=Status.INCONCLUSIVE, reason=MACHINE_DRIFTED)
-    if stored.status is Status.REGRESSED:
+    # First, for hosts of a fleet have another name each time, and would excuse whatever else changed.
+    if found.environment and stored.status is Status.REGRESSED:
         return replace(stored, reason="environment")
-    return replace(turned, status=Status.INCONCLUSIVE, reason="environment-differs")
+    if found.environment:
+        turned = replace(turned, differences=found.environment)
+        return replace(turned, status=Status.INCONCLUSIVE, reason="environment-differs")
+    reason = "other-machine" if found.another_host else MACHINE_DRIFTED
+    return replace(turned, status=Status.INCONCLUSIVE, reason=reason)
 
 
 def _change(comparison: Comparison) -> float:

@@ -60,8 +60,8 @@ def test_a_machine_that_became_slower_is_told_and_not_red(
     assert result.ret == 0
     result.stdout.fnmatch_lines(
         [
-            "tests/test_step.py::test_step: INCONCLUSIVE: p50 x 12 * against the baseline, but its own code is as "
-            "slow here now: the machine is slower than when the baseline was recorded",
+            "tests/test_step.py::test_step: INCONCLUSIVE: p50 x 12 * against the baseline, but beside its own "
+            "code it is within the limit, here and now: the machine is slower than when the baseline was recorded, *",
             "tests/test_step.py::test_step: against *: p50 *+0.0 %*; both sides imported the same, 2 files",
         ]
     )
@@ -90,6 +90,21 @@ def test_of_several_measurements_the_suspected_ones_are_settled(project: Reposit
             "ddpperf: 3 of 3 compared: 2 passed, 1 regressed",
         ]
     )
+
+
+def test_what_one_test_does_to_the_environment_is_not_the_baselines(project: Repository, run: Run) -> None:
+    """With the variable of the first its code would take as long in the second as that at hand, and be acquitted."""
+    second = TEST.replace("test_step", "test_second")
+    project.write("tests/test_step.py", PROJECT, TEST, second)
+    assert run("--ddp-save-baseline").ret == 0
+    project.commit()
+    project.write("src/speed/__init__.py", "MILLISECONDS = 60\n")
+    first = TEST.replace("(ddp_benchmark):", "(ddp_benchmark, monkeypatch):\n    monkeypatch.setenv('LASTS', '12')")
+    project.write("tests/test_step.py", PROJECT, first, second)
+    result = run(CONFIRM)
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["ddpperf: 2 of 2 compared: 2 regressed"])
+    assert result.stdout.str().count("suspected by the stored baseline: ") == 2
 
 
 def test_what_looks_slower_within_the_limit_passes_with_both_figures(
@@ -162,7 +177,7 @@ def test_what_cannot_be_settled_is_told(project: Repository, run: Run, monkeypat
 
     result = run(CONFIRM, "-n1")
     assert result.ret == 1
-    result.stdout.fnmatch_lines(["note: not confirmed on *: workers of xdist measure beside each other: add -n 0"])
+    result.stdout.fnmatch_lines(["note: not confirmed on *: not under xdist: add -n 0"])
 
 
 def test_saving_says_when_the_code_will_never_be_at_hand(project: Repository, run: Run) -> None:

@@ -88,9 +88,25 @@ def test_what_is_not_there_is_told_with_the_command_that_brings_it(stored: Store
     stored.commit()
     origin = stored.origin(session)
     assert origin.why == f"commit {'1' * 12} of the baseline is not in this clone"
-    assert origin.fetch == f"git fetch --depth=1 origin {'1' * 40}"
+    assert origin.fetch == f"git fetch origin {'1' * 40}"
     git(stored.top, "remote", "add", "upstream", str(stored.top))
-    assert stored.origin(session).fetch == f"git fetch --depth=1 upstream {'1' * 40}"
+    assert stored.origin(session).fetch == f"git fetch upstream {'1' * 40}"
+
+
+def test_in_a_shallow_clone_the_code_at_hand_is_not_taken_for_the_baselines(stored: Stored, tmp_path: Path) -> None:
+    """Files that nobody imports may have changed since, which only the recorded commit has."""
+    first = stored.commit()
+    session = stored.session(first)
+    stored.commit()
+    clone = tmp_path / "clone"
+    git(tmp_path, "clone", "--quiet", "--depth=1", stored.top.as_uri(), str(clone))
+    origin = origin_of(session, clone / "baseline.json", clone)
+    assert origin.why == f"commit {first[:12]} of the baseline is not in this clone, which is shallow"
+    assert origin.fetch == f"git fetch --depth=1 origin {first}"
+    git(clone, *origin.fetch.split()[1:])
+    assert origin_of(session, clone / "baseline.json", clone) == Origin(commit=first)
+    dirty = replace(session, commit="1" * 40 + "-dirty")
+    assert origin_of(dirty, clone / "baseline.json", clone).fetch == "git fetch --unshallow"
 
 
 def test_code_that_was_never_committed_is_nowhere(stored: Stored) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_ddpperf.measuring.provenance import distributions, files
+from pytest_ddpperf.measuring.provenance import distributions, files, unaccounted
 from pytest_ddpperf.records import Distribution
 
 
@@ -107,3 +107,12 @@ def test_the_files_of_all_launches_are_listed_and_one_that_changed_meanwhile_has
     launches = [{"a.py": "1", "b.py": "1"}, {"a.py": "1", "b.py": "2", "c.py": "3"}, {"b.py": "1"}]
     assert files(launches) == {"a.py": "1", "b.py": "", "c.py": "3"}
     assert files([]) == {}
+
+
+def test_what_nobody_knows_the_contents_of_is_of_no_distribution_or_of_one_that_is_edited(site: Path) -> None:
+    install(site, "whole", "1", "whole.py,sha256=abc,10\n")
+    install(site, "listless", "1", None, top_level="listless\n")
+    install(site, "edited", "1", "edited.py,sha256=abc,10\n")
+    (site / "edited-1.dist-info" / "direct_url.json").write_text('{"dir_info": {"editable": true}, "url": "file:///x"}')
+    modules = {"whole", "listless", "edited", "on_pythonpath", "__editable___mine_finder", "_sysconfigdata__linux"}
+    assert unaccounted(modules) == ("edited", "listless", "on_pythonpath")

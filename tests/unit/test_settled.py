@@ -80,12 +80,21 @@ def test_turns_of_the_same_files_acquit_only_where_the_baselines_ranks_had_them_
     assert settled(stored, NOT_SLOWER, replace(same, code_is_todays=True)) is not stored
 
 
+@pytest.mark.parametrize("stored", SUSPECTED)
+def test_turns_acquit_nothing_of_which_nobody_knows_what_it_held_or_what_they_did_not_compare(stored: Verdict) -> None:
+    assert settled(stored, NOT_SLOWER, replace(FOUND, unaccounted=("kernels",))) is stored
+    other = verdict(Status.PASS, 0.01, limit=Limit(metric="p90", value=0.1, unit="%"))
+    assert settled(stored, other, FOUND) is stored
+
+
 @pytest.mark.parametrize(
     ("stored", "found", "status", "reason"),
     [
         (SUSPECTED[2], OTHER_TORCH, Status.PASS, "within-limit"),
         (SUSPECTED[2], replace(FOUND, another_host=True), Status.PASS, "within-limit"),
-        (SUSPECTED[0], replace(OTHER_TORCH, another_host=True), Status.INCONCLUSIVE, "other-machine"),
+        (SUSPECTED[0], replace(OTHER_TORCH, another_host=True), Status.REGRESSED, "environment"),
+        (SUSPECTED[1], replace(OTHER_TORCH, another_host=True), Status.INCONCLUSIVE, "environment-differs"),
+        (SUSPECTED[0], replace(FOUND, another_host=True), Status.INCONCLUSIVE, "other-machine"),
         (SUSPECTED[1], replace(FOUND, another_host=True), Status.INCONCLUSIVE, "other-machine"),
         (SUSPECTED[0], FOUND, Status.INCONCLUSIVE, "machine-drifted"),
         (SUSPECTED[1], FOUND, Status.INCONCLUSIVE, "machine-drifted"),

@@ -1,0 +1,78 @@
+"""How other versions are called from a run: the one that it is compared with, and those of baselines."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pytest_ddpperf.against import BaseSide, Invocation, Sources
+from pytest_ddpperf.plugin.state import Run
+
+_PLUGIN = os.path.realpath(Path(__file__).parents[1])  # which both sides have from here
+
+
+def another_version(run: Run, items: Sequence[pytest.Item]) -> BaseSide:
+    """The one that was asked for, with the tests at hand; raises AgainstError."""
+    return BaseSide(run.settings, _invocation(run, _kept(run, items)))
+
+
+def of_commit(run: Run, commit: str, nodeid: str) -> BaseSide:
+    """A commit's own tests, ready to be measured beside those at hand; raises DdpPerfError."""
+    side = BaseSide(replace(run.settings, against=commit), _invocation(run, (_PLUGIN,), nodeid.partition("::")[0]))
+    try:
+        side.start()
+        side.collect(Sources.here(side.trees))
+    except BaseException:
+        side.close()
+        raise
+    return side
+
+
+def _invocation(run: Run, kept: tuple[str, ...], only: str = "") -> Invocation:
+    config = run.config
+    named = config.args_source is config.ArgsSource.ARGS
+    return Invocation(
+        arguments=(
+            *config.getini("addopts"),
+            *shlex.split(os.environ.get("PYTEST_ADDOPTS", "")),
+            *map(str, config.invocation_params.args),
+            *_seed(config),
+        ),
+        caches=config.pluginmanager.hasplugin("cacheprovider"),
+        tests=tuple(config.args) if named else (),
+        folder=config.invocation_params.dir,
+        rootdir=config.rootpath,
+        kept=kept,
+        only=only,
+        environ=run.environ,
+        sys_path=run.sys_path,
+    )
+
+
+def _kept(run: Run, items: Sequence[pytest.Item]) -> tuple[str, ...]:
+    """What comes from the working tree on both sides: tests, conftests, and the folders of tests they are in."""
+    tests = {os.path.realpath(item.path) for item in items if isinstance(item, pytest.Function)}
+    conftests = {os.path.realpath(file) for file in run.modules().values() if file.endswith("conftest.py")}
+    root = Path(os.path.realpath(run.config.rootpath))
+    folders = {path for path in map(os.path.dirname, tests | conftests) if _of_tests(Path(path))}
+    folders -= {str(root), *map(str, root.parents)}
+    return (*sorted(tests | conftests | folders), _PLUGIN)
+
+
+def _of_tests(folder: Path) -> bool:
+    """Whether a folder with a test module or a conftest holds tests alone, and no package that may be under test."""
+    if folder.name.startswith("test"):
+        return True
+    packages = [path.parent for path in (folder / "__init__.py", *folder.glob("*/__init__.py")) if path.exists()]
+    return all(package.name.startswith("test") for package in packages)
+
+
+def _seed(config: pytest.Config) -> list[str]:
+    """pytest-randomly's, if it draws: both sides shall draw the same."""
+    seed = config.getoption("randomly_seed", None)
+    return [f"--randomly-seed={seed}"] if isinstance(seed, int) else []
