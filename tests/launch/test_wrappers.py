@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from pytest_ddpperf.suite.wrappers import Bucketed, Flat, Naive, Overlapped, Wrapper, _buckets
+from pytest_ddpperf.suite.wrappers import Bucketed, Flat, Naive, Overlapped, Wrapper, buckets
 from tests.launch.conftest import Bench
 
 WRAPPERS: dict[str, Callable[[nn.Module], Wrapper]] = {
@@ -50,5 +50,5 @@ def test_a_wrapper_trains_as_torchs_does(bench: Bench, name: str) -> None:
 
 def test_buckets_hold_the_last_parameters_first_and_no_more_than_they_may() -> None:
     parameters = [torch.zeros(size) for size in (100, 10, 20, 30, 5)]
-    buckets = _buckets(parameters, 4 * 50)
+    buckets = buckets(parameters, 4 * 50)
     assert [[len(parameter) for parameter in bucket] for bucket in buckets] == [[5, 30], [20, 10], [100]]
