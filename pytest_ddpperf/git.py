@@ -21,14 +21,21 @@ _OF_A_HOOK = (
 )
 
 
-def git(path: Path, *arguments: str | Path, timeout: float | None = None) -> str:
-    """What a git command prints; raises GitError. Runs none of the user's hooks and asks nothing of a terminal."""
-    return os.fsdecode(_git(path, *arguments, timeout=timeout))
+# For a clone without all files: what is not there is missing, and not brought.
+_OFFLINE = {"GIT_ALLOW_PROTOCOL": "none"}
 
 
-def _git(path: Path, *arguments: str | Path, timeout: float | None = None, given: bytes = b"") -> bytes:
+def git(path: Path, *arguments: str | Path, timeout: float | None = None, offline: bool = False) -> str:
+    """What a git command prints; raises GitError. Runs none of the user's hooks and asks nothing of a terminal;
+    `offline`: nor of another repository, which a partial clone does for the files that it lacks."""
+    return os.fsdecode(_git(path, *arguments, timeout=timeout, offline=offline))
+
+
+def _git(
+    path: Path, *arguments: str | Path, timeout: float | None = None, given: bytes = b"", offline: bool = False
+) -> bytes:
     command: list[Any] = ["git", "--no-optional-locks", "-c", f"core.hooksPath={os.devnull}", "-C", path, *arguments]
-    environ = {**outside_of_hooks(), "LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0"}
+    environ = {**outside_of_hooks(), "LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0", **(_OFFLINE if offline else {})}
     try:
         ended = run_whole(command, environ, timeout=timeout, given=given)
     except FileNotFoundError:
@@ -101,11 +108,12 @@ def commit_named(path: Path, ref: str) -> str:
 
 
 def contents(top: Path, commit: str, files: Sequence[str]) -> list[bytes | None]:
-    """What files held in a commit, by paths from `top`; None for one that it lacks. Raises GitError."""
+    """What files held in a commit, by paths from `top`; None for one that it lacks. Raises GitError, for one that a
+    partial clone has not brought yet, too."""
     if not files:
         return []
     asked = b"".join(os.fsencode(f"{commit}:{file}\n") for file in files)
-    said = _git(top, "cat-file", "--batch", given=asked)
+    said = _git(top, "cat-file", "--batch", given=asked, offline=True)
     found: list[bytes | None] = []
     while said:
         head, _, rest = said.partition(b"\n")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import subprocess
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,9 +24,9 @@ class Checkout:
     """Which version is asked for and, from `check_out` to `remove`, a temporary folder of its side, with a worktree of
     it where it is another commit."""
 
-    def __init__(self, settings: Settings, rootdir: Path, kept: Sequence[str]) -> None:
-        """`kept` as `Trees.kept`; raises AgainstError."""
-        self._settings, self._kept = settings, tuple(kept)
+    def __init__(self, settings: Settings, rootdir: Path, kept: Sequence[str], *, offline: bool = False) -> None:
+        """`kept` as `Trees.kept`; `offline`: nothing is brought from other repositories. Raises AgainstError."""
+        self._settings, self._kept, self._offline = settings, tuple(kept), offline
         self._folder: Folder | None = None
         ref = settings.against or ""
         self._another = ref not in ("", "self")
@@ -59,18 +60,23 @@ class Checkout:
     def assignments(self) -> dict[str, str]:
         """The variables that are to be otherwise."""
         pairs = (text.partition("=") for text in self.version.environ)
-        return {name: value for name, _, value in pairs}
+        return {name: value for name, assigned, value in pairs if assigned}
 
-    def check_out(self) -> Trees:
-        """The version's tree beside the one at hand, set up; raises AgainstError."""
+    def environ(self, outside: Mapping[str, str]) -> dict[str, str]:
+        """The variables `outside`, less those that are to be unset, with those that are to be otherwise."""
+        return {**{n: v for n, v in outside.items() if n not in self.version.environ}, **self.assignments}
+
+    def check_out(self, seconds: float | None = None) -> Trees:
+        """The version's tree beside the one at hand, set up, for which there are so many `seconds`; raises
+        AgainstError."""
         try:
-            self._folder = folder = Worktree(self.top, self.version.commit) if self._another else Folder()
+            self._folder = folder = self._add() if self._another else Folder()
         except (GitError, OSError) as error:
             raise AgainstError(self._settings.beside, f"{self.version} cannot be checked out: {error}") from None
         if not isinstance(folder, Worktree):
             return self.at_hand
         if self._settings.against_setup is not None:
-            self._set_up(self._settings.against_setup, folder.tree)
+            self._set_up(self._settings.against_setup, folder.tree, seconds)
         return Trees(hand=str(self.top), base=str(folder.tree), kept=self._kept)
 
     @property
@@ -79,8 +85,15 @@ class Checkout:
         assert self._folder is not None, "check_out comes first"
         return self._folder.path
 
-    def _set_up(self, command: str, folder: Path) -> None:
-        ended = run_whole(command, {**outside_of_hooks(), **self.assignments}, folder=folder)
+    def _add(self) -> Worktree:
+        return Worktree(self.top, self.version.commit, offline=self._offline)
+
+    def _set_up(self, command: str, folder: Path, seconds: float | None) -> None:
+        try:
+            ended = run_whole(command, self.environ(outside_of_hooks()), folder=folder, timeout=seconds)
+        except subprocess.TimeoutExpired:
+            problem = f"{command!r} did not end within the {seconds:.0f} s that there were"
+            raise AgainstError("--ddp-against-setup", problem) from None
         if ended.returncode:
             written = (ended.stdout + ended.stderr).decode(errors="replace")[-SHOWN:].rstrip()
             problem = f"{command!r} {describe_end(ended.returncode)} in a worktree of {self.version}\n{written}"

@@ -49,7 +49,13 @@ def origin_of(session: Recording, baseline: Path, rootdir: Path) -> Origin:
         )
     missing: dict[str, list[str]] = {}
     for commit in candidates:
-        wrong = _otherwise(top, commit, session)
+        try:
+            wrong = _otherwise(top, commit, session)
+        except GitError as error:
+            return Origin(
+                why=f"this clone lacks files of commit {commit[:12]}: {str(error).rpartition(chr(10))[2]}",
+                fetch=f"git diff --stat HEAD {commit}",  # which, unlike a fetch, brings what a partial clone left out
+            )
         if not wrong:
             return Origin(commit=commit)
         missing[commit] = wrong
@@ -90,13 +96,9 @@ def _candidates(top: Path, recorded: str, baseline: Path) -> Iterator[str]:
 
 
 def _otherwise(top: Path, commit: str, session: Recording) -> list[str]:
-    """The files that the commit lacks, or that held something else then."""
+    """The files that the commit lacks, or that held something else then; raises GitError."""
     files = list(session.files)
-    try:
-        held = contents(top, commit, files)
-    except GitError:
-        return files
-    pairs = zip(files, held, strict=True)
+    pairs = zip(files, contents(top, commit, files), strict=True)
     return [file for file, data in pairs if data is None or digest(data) != session.files[file]]
 
 

@@ -8,6 +8,7 @@ Told                                    Answered
 {"op": "test", "nodeid": id}            {"event": "ready", "label": l, "plan": {...}, "batch_size": n, "facts": {...}}
                                         when the test asks for a measurement, or, before that or any time later,
                                         {"event": "ended", "text": why, or ""}
+{"op": "like", "plan": {...}}           (launches of the measurement are to be so)
 {"op": "launch", "steps": n or null}    {"event": "launched", "samples": {...}} or, and then the test ends there,
                                         {"event": "failed", "text": why}
 {"op": "hold", "steps": n or null}      {"event": "held", "steps": n, "step_seconds": s, "fills": why, or ""} when a
@@ -28,16 +29,17 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import time
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from pytest_ddpperf import __version__
-from pytest_ddpperf.against.arguments import of_base_side
 from pytest_ddpperf.against.checkout import Checkout
 from pytest_ddpperf.against.held import HeldThere
+from pytest_ddpperf.against.invocation import Invocation
 from pytest_ddpperf.against.led import Led
 from pytest_ddpperf.against.proof import Sources, nothing_differs
 from pytest_ddpperf.launch import Nobody, Observer
@@ -58,22 +60,6 @@ _CONFTEST = "while loading conftest"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Invocation:
-    """How this pytest was called."""
-
-    arguments: tuple[str, ...]  # all of them: of the ini file, of the environment, of the command line
-    tests: tuple[str, ...]  # those that name tests
-    folder: Path  # where it was called
-    rootdir: Path
-    caches: bool  # whether pytest's cache is on
-    kept: tuple[str, ...]  # files and folders that come from the tree at hand on both sides, absolute, links resolved
-    only: str = ""  # a file, from rootdir: its tests alone are collected, the version's own, in the version's own tree
-    # As they were before the first test, which may have changed them by now; None: as they are.
-    environ: Mapping[str, str] | None = None
-    sys_path: Sequence[str] | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
     """A measurement that a test asks for on the other side."""
 
@@ -88,22 +74,45 @@ class BaseSide:
     def __init__(self, settings: Settings, invocation: Invocation) -> None:
         """Raises AgainstError."""
         self._settings, self._invocation = settings, invocation
-        self._checkout = Checkout(settings, invocation.rootdir, invocation.kept)
+        self._checkout = Checkout(settings, invocation.rootdir, invocation.kept, offline=bool(invocation.only))
         self.version, self.trees = self._checkout.version, self._checkout.at_hand
         self._closing = ExitStack()
+        self._until = float("inf")  # when it has to have collected
+
+    def start(self, seconds: float | None = None) -> None:
+        """Check the version out and let its pytest collect, in the background; raises AgainstError. `seconds`: that
+        there are for both, and for what `collect` waits for."""
+        self._may_take(seconds)
+        self._closing.callback(self._checkout.remove)
+        self._there = self._checkout.check_out(seconds)
+        self._lead()
+        self._closing.callback(lambda: self._led.close())
+
+    def again(self, only: str, seconds: float) -> None:
+        """`start` and `collect`, for the tests of another file, in the same tree."""
+        self._may_take(seconds)
+        self._led.close()
+        self._invocation = replace(self._invocation, only=only)
+        self._lead()
+        self.collect(None)
+
+    def _may_take(self, seconds: float | None) -> None:
+        self._until = float("inf") if seconds is None else time.monotonic() + seconds
+
+    @property
+    def _to_start(self) -> float:
+        return max(0.0, min(_START_SECONDS, self._until - time.monotonic()))
+
+    def _lead(self) -> None:
+        """A pytest of its own, that has nothing to do yet."""
         self._tests: frozenset[str] = frozenset()
         self._errors: Mapping[str, str] = {}  # of collection, by file
         self._started = False  # whether it has a rank server
         self._test = ""  # that it is in
         self._ended: dict[str, str] = {}  # tests of which no further measurement will come, and why
-
-    def start(self) -> None:
-        """Check the version out and let its pytest collect, in the background; raises AgainstError."""
-        self._closing.callback(self._checkout.remove)
-        trees = self._checkout.check_out()
+        trees = self._there
         self._led = self._spawn(trees)
-        self._closing.callback(self._led.close)
-        arguments = self._arguments(trees)
+        arguments = self._invocation.arguments_in(trees)
         folder = self._checkout.folder
         cache = ["-o", f"cache_dir={folder / _CACHE}"] if self._invocation.caches else []
         start = {
@@ -126,7 +135,7 @@ class BaseSide:
     @property
     def environ(self) -> dict[str, str]:
         """This process's variables, with those that are to be otherwise."""
-        return {**(self._invocation.environ or os.environ), **self._checkout.assignments}
+        return self._checkout.environ(self._invocation.environ or os.environ)
 
     def _spawn(self, trees: Trees) -> Led:
         python = sys.executable
@@ -138,44 +147,27 @@ class BaseSide:
             folders = environ["PYTHONPATH"].split(os.pathsep)
             environ["PYTHONPATH"] = os.pathsep.join(trees.followed(f) if f else f for f in folders)
         try:
-            folder = self._invocation.folder
-            own = self._there(trees, folder) if self._invocation.only else folder
-            return Led(str(self.version), python, environ, own)
+            return Led(str(self.version), python, environ, self._invocation.folder_in(trees))
         except OSError as error:
             raise AgainstError(self._settings.beside, f"{python} cannot be started: {error}") from None
 
-    def _arguments(self, trees: Trees) -> list[str]:
-        """Its pytest's: what names tests as here or, of a whole version, in its own tree."""
-        called = self._invocation
-        arguments = of_base_side(called.arguments, called.tests)
-        if not called.only:
-            return arguments
-        named = {test.partition("::")[0] for test in called.tests}
-        root = self._there(trees, called.rootdir)
-        return [*(word for word in arguments if word not in named), f"--rootdir={root}", str(root / called.only)]
-
-    @staticmethod
-    def _there(trees: Trees, folder: Path) -> Path:
-        """The same folder of the version's tree."""
-        within = trees.within(os.path.realpath(folder))
-        return Path(trees.base, within) if within is not None else folder
-
     def _hello(self) -> None:
-        message = self._led.receive(Nobody(), _START_SECONDS)
+        message = self._led.receive(Nobody(), self._to_start)
         if message["version"] != __version__:
             raise BaseSideError(f"there is pytest-ddpperf {message['version']}, here {__version__}")
 
-    def collect(self, here: Sources) -> None:
-        """Wait until the other side has collected; raises AgainstError where nothing differs from `here`."""
+    def collect(self, here: Sources | None) -> None:
+        """Wait until the other side has collected; raises AgainstError where nothing differs from `here`, unless that
+        is not asked."""
         try:
-            message = self._led.receive(Nobody(), _START_SECONDS)
+            message = self._led.receive(Nobody(), self._to_start)
         except BaseSideError as error:
             if _CONFTEST in str(error):
                 return  # which every test will be told: it lacks the code
             raise AgainstError(self._settings.beside, str(error)) from None
         self._tests, self._errors = frozenset(message["tests"]), message["errors"]
         there = codec.decode(Sources, message["sources"])
-        if self.version.ref == "self" or self._invocation.only:
+        if self.version.ref == "self" or here is None:
             return
         differ = self._checkout.assignments, self.version.option, self._checkout.changed()
         if nothing_differs(here, there, *differ):
@@ -207,12 +199,12 @@ class BaseSide:
 
     # --- one test
 
-    def begin(self, nodeid: str, label: str) -> Ready:
-        """Let a test run there up to its measurement of this name; raises BaseSideError."""
+    def begin(self, nodeid: str, label: str, plan: Plan) -> Ready:
+        """Let a test run there up to its measurement of this name, which has the `plan` here; raises BaseSideError."""
         with self._last_words():
-            return self._begin(nodeid, label)
+            return self._begin(nodeid, label, plan)
 
-    def _begin(self, nodeid: str, label: str) -> Ready:
+    def _begin(self, nodeid: str, label: str, here: Plan) -> Ready:
         if not self._started and not self._led.dead:
             self._led.receive(Nobody(), _START_SECONDS)  # its ranks' server
             self._started = True
@@ -236,7 +228,11 @@ class BaseSide:
         if message["label"] != label:
             self._led.send({"op": "leave"})  # it would wait for ever
             raise BaseSideError(f"there the test measured {message['label']!r} where it measures {label!r} here")
-        return Ready(plan=codec.decode(Plan, message["plan"]), batch_size=message["batch_size"], facts=message["facts"])
+        plan = codec.decode(Plan, message["plan"])
+        if self._invocation.only:  # what its test asks for may have changed since, and is not the code
+            plan = plan.measured_as(here)
+            self._led.send({"op": "like", "plan": codec.encode(plan)})
+        return Ready(plan=plan, batch_size=message["batch_size"], facts=message["facts"])
 
     def _why_missing(self, nodeid: str) -> str:
         file = Path(nodeid.partition("::")[0])

@@ -17,8 +17,8 @@ from pytest_ddpperf.records.errors import GitError
 class Worktree(Folder):
     """A folder with a worktree of one commit. Worktrees of runs that were killed go first."""
 
-    def __init__(self, top: Path, commit: str) -> None:
-        """Raises GitError or OSError, with nothing left."""
+    def __init__(self, top: Path, commit: str, *, offline: bool = False) -> None:
+        """`offline`: nothing is brought from elsewhere. Raises GitError or OSError, with nothing left."""
         super().__init__()
         self._top = top
         # Named by git after the repository; the folder around it is ours to recognise.
@@ -26,14 +26,14 @@ class Worktree(Folder):
         try:
             with _alone(top):
                 _remove_leftovers(top)
-                self._add(commit)
+                self._add(commit, offline)
         except BaseException:
             super().remove()
             raise
 
-    def _add(self, commit: str) -> None:
+    def _add(self, commit: str, offline: bool) -> None:
         try:
-            git(self._top, "worktree", "add", "--detach", "--quiet", self.tree, commit)
+            git(self._top, "worktree", "add", "--detach", "--quiet", self.tree, commit, offline=offline)
         except BaseException:
             _forget(self._top, self.tree)
             with suppress(GitError, OSError):  # where it is empty: git leaves that behind

@@ -88,9 +88,18 @@ class Progress(Observer, Protocol):
     def launched(self, samples: LaunchSamples) -> None: ...
 
 
-def carry_out(job: Job, launcher: Launcher, store: Store, progress: Progress, base: BaseSide | None = None) -> Measured:
+def carry_out(
+    job: Job,
+    launcher: Launcher,
+    store: Store,
+    progress: Progress,
+    base: BaseSide | None = None,
+    *,
+    alone: bool = True,
+) -> Measured:
     """Launch, judge, and go on where the verdict is open: against the store or, with `base`, against launches there
-    that take turns with these. Raises LaunchError and the other errors of a launch, and BaselineError."""
+    that take turns with these, and `alone` where it cannot. Raises LaunchError and the other errors of a launch,
+    BaselineError and, unless `alone`, BaseSideError."""
     reference: Stored | Turns = Stored(store, job.test, to_extend=job.settings.extend_baseline)
     if base is not None and job.gate:
         here = Here(
@@ -105,6 +114,8 @@ def carry_out(job: Job, launcher: Launcher, store: Store, progress: Progress, ba
             job.test,
             most_again=job.most_again,
             begin=begin,
+            plan=job.plan,
+            alone=alone,
             here=here if job.settings.in_stretches(job.plan) else None,
             why_apart="an RPC launch has no stretches" if job.plan.rpc and job.settings.turns == "stretches" else "",
         )

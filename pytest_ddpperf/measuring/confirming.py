@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pytest_ddpperf import verdict as verdicts
@@ -18,15 +18,25 @@ from pytest_ddpperf.launch import Launcher
 from pytest_ddpperf.measuring import benchmark, provenance
 from pytest_ddpperf.measuring.benchmark import Job, Measured, Progress
 from pytest_ddpperf.records import Baseline, Distribution, Outcome, Recording, Scalar, Status, Verdict
-from pytest_ddpperf.records.errors import DdpPerfError
+from pytest_ddpperf.records.errors import BaseSideError, DdpPerfError
 from pytest_ddpperf.report import text
 from pytest_ddpperf.verdict import Circumstances
-
-SideOf = Callable[[str, str], BaseSide]  # of a commit, for the test with this node id; raises the errors of one
 
 # What may make the same code slower, and is no property of the machine at hand.
 _ENVIRONMENT = ("python", "torch", "cuda", "hip", "nccl", "driver")
 _VARIABLE = "env:"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Code:
+    """What is measured beside the code at hand."""
+
+    commit: str
+    file: str  # of its tests
+    assignments: tuple[str, ...] = ()  # "NAME=VALUE", or "NAME" of a variable to unset: what the baseline ran with
+
+
+SideOf = Callable[[Code, float], BaseSide]  # ready within so many seconds; raises the errors of one
 
 
 class Confirming:
@@ -37,9 +47,10 @@ class Confirming:
         self._left, self._rootdir, self._side_of = seconds, rootdir, side_of
         self._asked = seconds
         self._side: BaseSide | None = None
-        self._of = ("", "")  # commit and file that it is there for
-        self._failed: dict[tuple[str, str], str] = {}  # those for which there can be none, and why
-        self.fetch: dict[str, None] = {}  # commands that would bring the code of baselines
+        self._of: Code | None = None  # that it has
+        self._failed: dict[Code, str] = {}  # of which there can be none, and why
+        self._fetch: dict[str, None] = {}  # commands that would bring the code of baselines
+        self._unsettled = 0  # suspicions for which no time was left
 
     def settle(self, job: Job, measured: Measured, launcher: Launcher, store: Store, progress: Progress) -> Measured:
         """`measured` against its baseline; with the verdict of turns where that is a suspicion that they settle. Raises
@@ -69,21 +80,27 @@ class Confirming:
         # Two looks of both sides, which is what a slowdown takes.
         needed = 4 * sum(launch.phases.total for launch in measured.shown[: job.launches])
         if self._left < needed:
-            raise _Unconfirmed(f"the {self._asked:g} s of --ddp-confirm are spent, but for {max(self._left, 0):.0f}")
+            self._unsettled += 1
+            left = f"{max(self._left, 0.0):.0f} of the {self._asked:g} s of --ddp-confirm are left"
+            raise _Unconfirmed(f"it takes about {needed:.0f} s, and {left}")
         origin = origin_of(session, Path(measured.outcome.baseline_path), self._rootdir)
         if not origin.commit:
             if origin.fetch:
-                self.fetch[origin.fetch] = None
+                self._fetch[origin.fetch] = None
             raise _Unconfirmed(origin.why)
         began = time.monotonic()
-        side = self._side_for(origin.commit, job.nodeid)
+        variables = _variables(measured, session)
+        code = Code(commit=origin.commit, file=job.nodeid.partition("::")[0], assignments=tuple(variables))
+        side = self._side_for(code)
         if missing := side.why_missing(job.nodeid):
             raise _Unconfirmed(missing.partition("\n")[0])
         seconds = min(job.settings.max_seconds, self._left - (time.monotonic() - began))
         settings = replace(job.settings, against=origin.commit, max_seconds=seconds)
         turning = replace(job, settings=settings, level=job.level * job.level_in_turns)
         try:
-            turned = benchmark.carry_out(turning, launcher, store, progress, side)
+            turned = benchmark.carry_out(turning, launcher, store, progress, side, alone=False)
+        except BaseSideError as error:
+            raise _Unconfirmed(str(error).partition("\n")[0]) from None
         except DdpPerfError as error:  # beside the other side; the figures that there are were taken alone
             raise _Unconfirmed(str(error).partition("\n")[0], failed=True) from None
         verdict, beside = turned.outcome.verdict, turned.outcome.beside
@@ -93,13 +110,14 @@ class Confirming:
             raise _Unconfirmed(beside.error.partition("\n")[0])
         if not verdict.status.compared:
             raise _Unconfirmed(", ".join(verdict.differences) or verdict.reason)
-        found = _circumstances(measured, baseline, session, code_differs=bool(beside.differing))
+        found = _circumstances(measured, baseline, session, variables, code_differs=bool(beside.differing))
         final = verdicts.settled(stored, verdict, found)
         told = f"beside the baseline's own code ({origin.commit[:12]}), in turns: {_changes(verdict)}"
         if final is stored:
             unknown = f": nobody knows what {', '.join(found.unaccounted)} held then" if found.unaccounted else ""
-            return _noted(measured, f"{told}, which settles nothing{unknown}")
-        if final.reason == "environment":
+            differs = f"; what else differs: {', '.join(found.environment)}" if found.environment else ""
+            return _noted(measured, f"{told}, which settles nothing{unknown}{differs}")
+        if final.comparisons is stored.comparisons:
             differs = ", ".join(found.environment)
             measured = _noted(measured, f"{told}: not the code is slower, but what else differs: {differs}")
             return replace(
@@ -111,25 +129,40 @@ class Confirming:
             candidate=measured.candidate,
             output=measured.output + turned.output,
         )
+        if found.variables:
+            settled = _noted(settled, _of_variables(found))
         if beside.differing and all(map(_of_tests, beside.differing)):
             settled = _noted(settled, "no file but tests differs: it is the test that changed")
         outcome = replace(_with(settled, final, job), baseline_path=measured.outcome.baseline_path, stored=stored)
         return replace(settled, outcome=outcome)
 
-    def _side_for(self, commit: str, nodeid: str) -> BaseSide:
-        """The one that is there, or another in its place."""
-        of = commit, nodeid.partition("::")[0]
-        if of in self._failed:
-            raise _Unconfirmed(self._failed[of])
-        if self._side is None or self._of != of:
+    def _side_for(self, code: Code) -> BaseSide:
+        """The one that is there, or another in its place; of the same commit in the same tree, which may have taken
+        long to set up."""
+        if code in self._failed:
+            raise _Unconfirmed(self._failed[code])
+        if self._side is not None and self._of == code:
+            return self._side
+        try:
+            if self._side is not None and self._of is not None and replace(self._of, file=code.file) == code:
+                self._side.again(code.file, self._left)
+            else:
+                self.close()
+                assert callable(self._side_of)
+                self._side = self._side_of(code, self._left)
+            self._of = code
+        except DdpPerfError as error:
             self.close()
-            assert callable(self._side_of)
-            try:
-                self._side, self._of = self._side_of(commit, nodeid), of
-            except DdpPerfError as error:
-                self._failed[of] = str(error).partition("\n")[0]
-                raise _Unconfirmed(self._failed[of]) from None
+            self._failed[code] = str(error).partition("\n")[0]
+            raise _Unconfirmed(self._failed[code]) from None
         return self._side
+
+    def told(self) -> Iterator[str]:
+        """What is to be said once of all of it."""
+        yield from (f"not in this clone: code of baselines; {command} brings it" for command in self._fetch)
+        if self._unsettled:
+            tests = f"{self._unsettled} measurement{'s' * (self._unsettled != 1)} that looked slower"
+            yield f"the {self._asked:g} s of --ddp-confirm were spent: {tests} stayed with what the baselines say"
 
     def _leave(self) -> None:
         if self._side is not None:
@@ -167,18 +200,46 @@ def _noted(measured: Measured, note: str) -> Measured:
     return replace(measured, outcome=replace(measured.outcome, notes=(*measured.outcome.notes, note)))
 
 
-def _circumstances(measured: Measured, baseline: Baseline, session: Recording, *, code_differs: bool) -> Circumstances:
-    now = measured.result.environment.recorded
+def _variables(measured: Measured, session: Recording) -> dict[str, str]:
+    """Where nothing of the environment differs but variables: those, as assignments that make them what they were, and
+    how they differ. Else both sides have those at hand."""
+    now, then = measured.result.environment.recorded, session.measurement.environment.recorded
+    brought = provenance.distributions(_imported(measured))
+    if any(_differing(now, then, _is_version)) or any(_installed(brought, session.distributions, added=False)):
+        return {}
+    differ = [name for name in {*now, *then} if _is_variable(name) and now.get(name) != then.get(name)]
+    lines = _differing(now, then, _is_variable)
+    held = (name.removeprefix(_VARIABLE) + (f"={then[name]}" if name in then else "") for name in sorted(differ))
+    return dict(zip(held, lines, strict=True))
+
+
+def _of_variables(found: Circumstances) -> str:
+    differ = ", ".join(found.variables)
+    beside = f"the baseline's own code ran with the variables of the baseline: {differ}"
+    return f"{beside}; files differ, too, and which of both it is was not measured" if found.code_differs else beside
+
+
+def _imported(measured: Measured) -> set[str]:
+    """Top-level modules from outside the repository."""
+    return {module for launch in measured.shown for module in launch.others}
+
+
+def _circumstances(
+    measured: Measured, baseline: Baseline, session: Recording, variables: Mapping[str, str], *, code_differs: bool
+) -> Circumstances:
+    now, then = measured.result.environment.recorded, session.measurement.environment.recorded
     hosts = {each.measurement.environment.recorded.get("host") for each in baseline.sessions}
     files = provenance.files([launch.files for launch in measured.shown])
-    others = {module for launch in measured.shown for module in launch.others}
+    others = _imported(measured)
     brought = provenance.distributions(others)
     return Circumstances(
         another_host=now.get("host") not in hosts,
         environment=(
-            *_differing(now, session.measurement.environment.recorded),
+            *_differing(now, then, _is_version),
+            *(() if variables else _differing(now, then, _is_variable)),
             *_installed(brought, session.distributions, added=not code_differs),
         ),
+        variables=tuple(variables.values()),
         code_differs=code_differs,
         code_is_todays=all(session.files.get(file) == held for file, held in files.items() if file in session.files)
         and brought == session.distributions,
@@ -197,10 +258,18 @@ def _installed(now: Mapping[str, Distribution], then: Mapping[str, Distribution]
             yield f"{name} {before.version if before else 'not there'} -> {after.version if after else 'not there'}"
 
 
-def _differing(now: Mapping[str, Scalar], then: Mapping[str, Scalar]) -> tuple[str, ...]:
-    names = sorted(name for name in {*now, *then} if name in _ENVIRONMENT or name.startswith(_VARIABLE))
+def _is_version(name: str) -> bool:
+    return name in _ENVIRONMENT
+
+
+def _is_variable(name: str) -> bool:
+    return name.startswith(_VARIABLE)
+
+
+def _differing(now: Mapping[str, Scalar], then: Mapping[str, Scalar], chosen: Callable[[str], bool]) -> tuple[str, ...]:
+    """A line each of the chosen facts that differ, by name."""
     return tuple(
         f"{name.removeprefix(_VARIABLE)} {then.get(name, 'unset')} -> {now.get(name, 'unset')}"
-        for name in names
-        if now.get(name) != then.get(name)
+        for name in sorted({*now, *then})
+        if chosen(name) and now.get(name) != then.get(name)
     )

@@ -19,7 +19,7 @@ from pytest_ddpperf.launch import Launcher
 from pytest_ddpperf.measuring import benchmark
 from pytest_ddpperf.measuring.benchmark import Job, Measured
 from pytest_ddpperf.measuring.launches import Launches
-from pytest_ddpperf.records import LaunchSamples, Status, Verdict, codec
+from pytest_ddpperf.records import LaunchSamples, Plan, Status, Verdict, codec
 from pytest_ddpperf.records.errors import BaseSideError, DdpPerfError, LaunchError
 from pytest_ddpperf.wire.channels import Lines, Message, Phase
 from pytest_ddpperf.wire.trees import Trees
@@ -79,7 +79,11 @@ class Serving:
             batch_size=job.batch_size,
             facts=codec.encode(job.facts),
         )
-        while (order := self.order())["op"] in ("launch", "hold"):
+        while (order := self.order())["op"] in ("like", "launch", "hold"):
+            if order["op"] == "like":
+                job = replace(job, plan=codec.decode(Plan, order["plan"]))
+                launches = benchmark.own_launches(job, launcher, self.relay, most_again=0)
+                continue
             launches.steps = order["steps"]
             try:
                 if order["op"] == "launch":

@@ -131,7 +131,7 @@ class Session:
 
     def told(self) -> Iterator[str]:
         """What is to be said once of all its baselines: what their code lacks to be measured beside other code."""
-        yield from (f"not in this clone: code of baselines; {command} brings it" for command in self._confirming.fetch)
+        yield from self._confirming.told()
         for why in filter(None, self._never):
             yield f"tests that look slower than these baselines cannot be measured beside the baselines' code: {why}"
 

@@ -21,6 +21,7 @@ from pytest_ddpperf.records import (
     LaunchSamples,
     Measurement,
     Outcome,
+    Plan,
     Recording,
     Splits,
     TestId,
@@ -57,14 +58,17 @@ class Turns:
         *,
         most_again: int,
         begin: Callable[[int, int], Observer],
+        plan: Plan,
         here: Here | None,
         why_apart: str = "",
+        alone: bool = True,
     ) -> None:
         """`begin(launch, launches)` is told of each launch of the other side and says who watches it. `here`: to take
         turns in stretches, both sides' launches alive; None: one launch after the other, for the reason `why_apart` if
-        stretches were asked for."""
-        self._base, self._nodeid, self._test, self._begin = base, nodeid, test, begin
-        self._here, self._why_apart = here, why_apart
+        stretches were asked for. `alone`: whether the side at hand goes on where the other cannot; else `take` raises
+        BaseSideError."""
+        self._base, self._nodeid, self._test, self._begin, self._plan = base, nodeid, test, begin, plan
+        self._here, self._why_apart, self._alone = here, why_apart, alone
         self._most_again = most_again
         self._seed = random.SystemRandom().randrange(2**32)
         self._random = random.Random(self._seed)
@@ -77,6 +81,8 @@ class Turns:
         if self._theirs is None and not self.error:
             self._begin_there()  # first, so that nothing works there while a launch here is timed
         while len(now.kept) < count:
+            if self.error and not self._alone:
+                raise BaseSideError(self.error)
             order = "".join(self._random.sample("bn", 2))
             if self._here is None or self._theirs is None or self.error:
                 self._apart(order, now, count)
@@ -151,7 +157,7 @@ class Turns:
 
     def _begin_there(self) -> None:
         try:
-            self._ready = self._base.begin(self._nodeid, self._test.label)
+            self._ready = self._base.begin(self._nodeid, self._test.label, self._plan)
             self._theirs = Launches(self._ready.plan, self._launch, most_again=self._most_again)
         except BaseSideError as error:
             self.error = str(error)

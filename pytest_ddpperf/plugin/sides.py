@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_ddpperf.against import BaseSide, Invocation, Sources
+from pytest_ddpperf.against import BaseSide, Invocation
+from pytest_ddpperf.measuring.confirming import Code
 from pytest_ddpperf.plugin.state import Run
 
 _PLUGIN = os.path.realpath(Path(__file__).parents[1])  # which both sides have from here
@@ -21,12 +22,13 @@ def another_version(run: Run, items: Sequence[pytest.Item]) -> BaseSide:
     return BaseSide(run.settings, _invocation(run, _kept(run, items)))
 
 
-def of_commit(run: Run, commit: str, nodeid: str) -> BaseSide:
-    """A commit's own tests, ready to be measured beside those at hand; raises DdpPerfError."""
-    side = BaseSide(replace(run.settings, against=commit), _invocation(run, (_PLUGIN,), nodeid.partition("::")[0]))
+def of_commit(run: Run, code: Code, seconds: float) -> BaseSide:
+    """A commit's own tests, ready to be measured beside those at hand within so many seconds; raises DdpPerfError."""
+    asked = replace(run.settings, against=code.commit, against_env=code.assignments)
+    side = BaseSide(asked, _invocation(run, (_PLUGIN,), code.file))
     try:
-        side.start()
-        side.collect(Sources.here(side.trees))
+        side.start(seconds)
+        side.collect(None)
     except BaseException:
         side.close()
         raise

@@ -18,7 +18,7 @@ from pytest_ddpperf.plugin.items import BENCHMARKS, RPC, WORLD_SIZE, is_distribu
 
 if TYPE_CHECKING:
     from pytest_ddpperf.against import BaseSide
-    from pytest_ddpperf.measuring.confirming import SideOf
+    from pytest_ddpperf.measuring.confirming import Code, SideOf
     from pytest_ddpperf.measuring.serving import Serving
     from pytest_ddpperf.measuring.session import Report, Session
     from pytest_ddpperf.options import Settings
@@ -95,10 +95,10 @@ class Run:
         self._base = sides.another_version(self, items)
         self._base.start()
 
-    def _side_of(self, commit: str, nodeid: str) -> BaseSide:
+    def _side_of(self, code: Code, seconds: float) -> BaseSide:
         from pytest_ddpperf.plugin import sides
 
-        return sides.of_commit(self, commit, nodeid)
+        return sides.of_commit(self, code, seconds)
 
     def await_base(self) -> None:
         """Until it has collected; raises AgainstError where nothing differs."""

@@ -96,6 +96,17 @@ class Plan:
         of many (the p10 of 15 is 3 to 5 % above that of 60), so what is compared has as many."""
         return replace(self, steps=steps, min_seconds=0.0)
 
+    def measured_as(self, other: Plan) -> Plan:
+        """With the warm-up, the windows and the timing of another."""
+        return replace(
+            self,
+            warmup=other.warmup,
+            steps=other.steps,
+            min_seconds=other.min_seconds,
+            most_steps=other.most_steps,
+            timing=other.timing,
+        )
+
     def name(self, process: int) -> str:
         """A process in words: "rank 3"; in an RPC launch its name there, "trainer0", "ps0" or "master"."""
         if not self.rpc:

@@ -27,14 +27,15 @@ class Version:
     commit: str  # that it names, or as `now` where none was asked for
     now: str  # the commit at hand, as `Recording.commit`
     python: str = ""  # another interpreter's path
-    environ: tuple[str, ...] = ()  # "NAME=VALUE"
+    environ: tuple[str, ...] = ()  # "NAME=VALUE", or "NAME" of one that is unset
     option: tuple[str, ...] = ()  # more arguments for pytest
 
     def __str__(self) -> str:
         """ "origin/main (1a2b3c4d5e6f), OMP_NUM_THREADS=2"."""
         commit = f" ({self.commit[:12]})" if self.commit and not self.commit.startswith(self.ref) else ""
         ref = "the same code" if self.ref == "self" else (self.ref[:12] if not commit else self.ref) + commit
-        return ", ".join(filter(None, (ref, self.python, *self.environ, shlex.join(self.option))))
+        variables = (each if "=" in each else f"{each} unset" for each in self.environ)
+        return ", ".join(filter(None, (ref, self.python, *variables, shlex.join(self.option))))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,8 @@ class Circumstances:
     """What is known beside both verdicts."""
 
     another_host: bool  # than any session of the baseline had
-    environment: tuple[str, ...]  # facts that may make steps slower and differ: "torch 2.12 -> 2.13"
+    environment: tuple[str, ...]  # facts that may make steps slower and differ on both sides: "torch 2.12 -> 2.13"
+    variables: tuple[str, ...] = ()  # that differ, too, and were the baseline's where its code ran: "X unset -> 1"
     code_differs: bool  # whether ranks of both sides imported files that differ
     code_is_todays: bool  # whether files and distributions hold what the baseline's ranks imported
     unaccounted: tuple[str, ...] = ()  # modules that ranks imported from where nobody knows what they hold
@@ -40,19 +41,21 @@ def settled(stored: Verdict, turned: Verdict, found: Circumstances) -> Verdict:
     """The verdict of a test whose baseline said `stored` and whose baseline's code, in turns, `turned`. The figures of
     turns lead: the others were looked at again for being large. Where turns cannot tell it is `stored`."""
     if turned.status is Status.REGRESSED:
-        return replace(turned, reason="confirmed", differences=stored.differences)
+        of_variables = found.variables and not found.code_differs
+        reason = "environment" if of_variables else "confirmed"
+        return replace(turned, reason=reason, differences=stored.differences)
     not_slower = turned.status.compared and all(_high(each) < _bound(each) for each in turned.comparisons)
     asked, told = ({each.limit.metric for each in verdict.comparisons} for verdict in (stored, turned))
-    # What both sides have installed cannot be seen in turns.
-    same = found.unaccounted or not (found.code_differs or found.code_is_todays)
-    if not not_slower or not asked <= told or same:
+    if not not_slower or not asked <= told or found.unaccounted:
         return stored
-    turned = replace(turned, differences=stored.differences, sessions=stored.sessions)
-    if stored.status is not Status.REGRESSED and stored.status is not Status.INCONCLUSIVE:
-        return replace(turned, status=Status.PASS, reason="within-limit")
     # First, for hosts of a fleet have another name each time, and would excuse whatever else changed.
     if found.environment and stored.status is Status.REGRESSED:
         return replace(stored, reason="environment")
+    if not (found.code_differs or found.code_is_todays):
+        return stored  # what both sides have installed cannot be seen in turns
+    turned = replace(turned, differences=stored.differences, sessions=stored.sessions)
+    if stored.status is not Status.REGRESSED and stored.status is not Status.INCONCLUSIVE:
+        return replace(turned, status=Status.PASS, reason="within-limit")
     if found.environment:
         turned = replace(turned, differences=found.environment)
         return replace(turned, status=Status.INCONCLUSIVE, reason="environment-differs")

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
 
 import pytest
 
@@ -122,20 +128,148 @@ def test_what_looks_slower_within_the_limit_passes_with_both_figures(
     )
 
 
-def test_a_recorded_variable_is_red_and_named_with_the_code_acquitted(
-    project: Repository, run: Run, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("then", "now"), [(None, "12"), ("1", "12"), ("0.1", None)])
+def test_a_recorded_variable_is_red_and_named_for_the_baselines_code_ran_with_its_own(
+    project: Repository, run: Run, monkeypatch: pytest.MonkeyPatch, then: str | None, now: str | None
 ) -> None:
+    def set_to(value: str | None) -> None:
+        monkeypatch.delenv("GLOO_LASTS", raising=False)
+        if value is not None:
+            monkeypatch.setenv("GLOO_LASTS", value)
+
     project.write("tests/test_step.py", PROJECT, TEST.replace("LASTS", "GLOO_LASTS"))
+    set_to(then)
     assert run("--ddp-save-baseline").ret == 0
     project.commit()
-    monkeypatch.setenv("GLOO_LASTS", "12")
+    set_to(now)
+    with project.untouched():
+        result = run(CONFIRM, "--ddp-json=out/run.json")
+    assert result.ret == 1
+    differs = f"GLOO_LASTS {then or 'unset'} -> {now or 'unset'}"
+    result.stdout.fnmatch_lines(
+        [
+            "REGRESSED: tests/test_step::test_step on 2 gloo ranks",
+            "evidence: 6 launches a side, in turns, *; both sides imported the same, 2 files",
+            f"differs from the baseline's environment: {differs}",
+            f"note: the baseline's own code ran with the variables of the baseline: {differs}",
+            f"against:  *, GLOO_LASTS{f'={then}' if then else ' unset'}, now *",
+        ]
+    )
+    (measured,) = json.loads((project.root / "out/run.json").read_text())["measurements"]
+    assert (measured["verdict"]["reason"], measured["stored"]["status"]) == ("environment", "REGRESSED")
+
+
+def test_a_recorded_variable_that_makes_nothing_slower_excuses_nothing(
+    project: Repository, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GLOO_OTHER", "1")
+    monkeypatch.setenv("LASTS", "12")  # the machine
     result = run(CONFIRM)
+    assert result.ret == 0
+    told = line(result, "tests/test_step.py::test_step: INCONCLUSIVE")
+    assert "the machine is slower than when the baseline was recorded" in told
+
+    monkeypatch.delenv("LASTS")
+    project.write("src/speed/__init__.py", "MILLISECONDS = 60\n")
+    result = run(CONFIRM)
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(
+        [
+            "evidence: *; 1 of 2 imported files differs: python code/src/speed/__init__.py",
+            "note: the baseline's own code ran with the variables of the baseline: GLOO_OTHER unset -> 1; files "
+            "differ, too, and which of both it is was not measured",
+        ]
+    )
+
+
+def test_another_version_of_a_package_that_the_step_imports_is_red_and_named(
+    project: Repository, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Both sides run what is installed, so the same code is not slower in turns."""
+    before, after = (
+        installed(tmp_path / version, version, milliseconds) for version, milliseconds in (("1.0", 5), ("1.1", 60))
+    )
+    test = TEST.replace("MILLISECONDS *", "__import__('slowkernels').MILLISECONDS *")
+    project.write("tests/test_step.py", PROJECT, test)
+    with monkeypatch.context() as patched:
+        patched.syspath_prepend(before)
+        assert run("--ddp-save-baseline").ret == 0
+    project.commit()
+    with monkeypatch.context() as patched, project.untouched():
+        patched.syspath_prepend(after)
+        result = run(CONFIRM)
     assert result.ret == 1
     result.stdout.fnmatch_lines(
         [
             "REGRESSED: tests/test_step::test_step on 2 gloo ranks",
             "note: beside the baseline's own code (*), in turns: p50 *+0.0 %*: not the code is slower, but what else "
-            "differs: GLOO_LASTS unset -> 12",
+            "differs: slowkernels 1.0 -> 1.1",
+        ]
+    )
+
+
+def installed(folder: Path, version: str, milliseconds: int) -> Path:
+    """A folder of packages with this version of one, by pip from a wheel."""
+    name = f"slowkernels-{version}"
+    files = {
+        "slowkernels.py": f"MILLISECONDS = {milliseconds}\n",
+        f"{name}.dist-info/METADATA": f"Metadata-Version: 2.1\nName: slowkernels\nVersion: {version}\n",
+        f"{name}.dist-info/WHEEL": "Wheel-Version: 1.0\nGenerator: a test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    folder.mkdir()
+    wheel = folder / f"{name}-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for file, text in files.items():
+            archive.writestr(file, text)
+        record = "".join(f"{file},{hashed(text)}\n" for file, text in files.items())
+        archive.writestr(f"{name}.dist-info/RECORD", record)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-index", "--no-deps"]
+    subprocess.run([*pip, "--target", str(folder / "site"), str(wheel)], check=True)
+    return folder / "site"
+
+
+def hashed(text: str) -> str:
+    """Hash and size, as a wheel's RECORD has them."""
+    digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    return f"sha256={digest.rstrip('=')},{len(text)}"
+
+
+def test_what_a_test_asks_for_now_holds_on_both_sides(project: Repository, run: Run) -> None:
+    """Its warm-up stood on the command line when the baseline was recorded."""
+    assert run("--ddp-save-baseline", "--ddp-warmup=3").ret == 0
+    project.commit()
+    project.write("src/speed/__init__.py", "MILLISECONDS = 60\n")
+    project.write("tests/test_step.py", PROJECT, "@pytest.mark.ddp(warmup=3, steps=12)", TEST)
+    result = run(CONFIRM, "--ddp-json=out/run.json")
+    assert result.ret == 1
+    (measured,) = json.loads((project.root / "out/run.json").read_text())["measurements"]
+    assert measured["verdict"]["reason"] == "confirmed"
+    steps = measured["beside"]["measurement"]["samples"]["step_seconds"]
+    assert {len(launch) for launch in steps} == {12}
+
+
+def test_tests_of_several_files_share_a_tree_that_is_set_up_once(project: Repository, run: Run) -> None:
+    project.write("tests/test_other.py", PROJECT, TEST)
+    project.commit()
+    assert run("--ddp-save-baseline").ret == 0
+    project.write("src/speed/__init__.py", "MILLISECONDS = 60\n")
+    setups = project.top.parent / "setups"
+    with project.untouched():
+        result = run(CONFIRM, "-o", f"ddp_against_setup=echo set up >> '{setups}'")
+    assert result.ret == 1
+    assert result.stdout.str().count("suspected by the stored baseline: ") == 2
+    assert setups.read_text() == "set up\n"
+
+
+def test_a_set_up_that_takes_too_long_confirms_nothing(project: Repository, run: Run) -> None:
+    project.write("src/speed/__init__.py", "MILLISECONDS = 60\n")
+    with project.untouched():
+        result = run("--ddp-confirm=10", "-o", "ddp_against_setup=sleep 600")
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(
+        [
+            "note: not confirmed on the baseline's own code: --ddp-against-setup: 'sleep 600' did not end within the "
+            "10 s that there were",
         ]
     )
 
@@ -173,7 +307,8 @@ def test_what_cannot_be_settled_is_told(project: Repository, run: Run, monkeypat
     monkeypatch.setenv("LASTS", "12")
     result = run("--ddp-confirm=0.001")
     assert result.ret == 1
-    result.stdout.fnmatch_lines(["note: not confirmed on *: the 0.001 s of --ddp-confirm are spent, but for 0"])
+    left = "it takes about * s, and 0 of the 0.001 s of --ddp-confirm are left"
+    result.stdout.fnmatch_lines([f"note: not confirmed on *: {left}"])
 
     result = run(CONFIRM, "-n1")
     assert result.ret == 1

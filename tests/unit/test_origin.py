@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from pytest_ddpperf.against.origin import Origin, never_at_hand, origin_of
+from pytest_ddpperf.against.worktree import Worktree
 from pytest_ddpperf.records import Recording
+from pytest_ddpperf.records.errors import GitError
 from pytest_ddpperf.wire.trees import digests
 from tests.unit.test_codec import MEASUREMENT
 
@@ -107,6 +109,23 @@ def test_in_a_shallow_clone_the_code_at_hand_is_not_taken_for_the_baselines(stor
     assert origin_of(session, clone / "baseline.json", clone) == Origin(commit=first)
     dirty = replace(session, commit="1" * 40 + "-dirty")
     assert origin_of(dirty, clone / "baseline.json", clone).fetch == "git fetch --unshallow"
+
+
+def test_in_a_partial_clone_nothing_is_brought_but_the_command_told_that_would(stored: Stored, tmp_path: Path) -> None:
+    session = stored.session(first := stored.commit())
+    stored.code("second\n")
+    head = stored.commit()
+    git(stored.top, "config", "uploadpack.allowFilter", "true")
+    clone = tmp_path / "clone"
+    git(tmp_path, "clone", "--quiet", "--filter=blob:none", stored.top.as_uri(), str(clone))
+    origin = origin_of(session, clone / "baseline.json", clone)
+    assert origin.why.startswith(f"this clone lacks files of commit {first[:12]}: fatal: could not fetch ")
+    with pytest.raises(GitError, match="could not fetch"):
+        Worktree(clone, first, offline=True)
+    assert origin.fetch == f"git diff --stat HEAD {first}"
+    git(clone, *origin.fetch.split()[1:])
+    assert origin_of(session, clone / "baseline.json", clone) == Origin(commit=first)
+    assert git(clone, "rev-parse", "HEAD") == head
 
 
 def test_code_that_was_never_committed_is_nowhere(stored: Stored) -> None:

@@ -68,6 +68,15 @@ def test_what_turns_show_to_be_slower_is_red(stored: Verdict, found: Circumstanc
 
 
 @pytest.mark.parametrize("stored", SUSPECTED)
+def test_the_same_code_that_is_slower_than_with_the_baselines_variables_is_slower_for_these(stored: Verdict) -> None:
+    variables = replace(FOUND, variables=("OMP_NUM_THREADS 4 -> 1",))
+    turned = verdict(Status.REGRESSED, 0.25)
+    assert settled(stored, turned, replace(variables, code_differs=False)).reason == "environment"
+    assert settled(stored, turned, variables).reason == "confirmed", "it may be either, and the code is looked at first"
+    assert settled(SUSPECTED[0], NOT_SLOWER, variables).reason == "machine-drifted", "it is not the variables"
+
+
+@pytest.mark.parametrize("stored", SUSPECTED)
 @pytest.mark.parametrize("turned", [verdict(Status.INCONCLUSIVE, 0.2, high=0.3), verdict(Status.PASS, 0.06, high=0.12)])
 def test_where_turns_cannot_tell_the_baseline_decides(stored: Verdict, turned: Verdict) -> None:
     assert settled(stored, turned, FOUND) is stored

@@ -1,0 +1,46 @@
+"""How this pytest was called, and how that of another version is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytest_ddpperf.against.arguments import of_base_side
+from pytest_ddpperf.wire.trees import Trees
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Invocation:
+    """How this pytest was called."""
+
+    arguments: tuple[str, ...]  # all of them: of the ini file, of the environment, of the command line
+    tests: tuple[str, ...]  # those that name tests
+    folder: Path  # where it was called
+    rootdir: Path
+    caches: bool  # whether pytest's cache is on
+    kept: tuple[str, ...]  # files and folders that come from the tree at hand on both sides, absolute, links resolved
+    only: str = ""  # a file, from rootdir: its tests alone are collected, the version's own, in the version's own tree
+    # As they were before the first test, which may have changed them by now; None: as they are.
+    environ: Mapping[str, str] | None = None
+    sys_path: Sequence[str] | None = None
+
+    def arguments_in(self, trees: Trees) -> list[str]:
+        """For the other version's pytest: what names tests as here or, of a whole version, in its own tree."""
+        arguments = of_base_side(self.arguments, self.tests)
+        if not self.only:
+            return arguments
+        named = {test.partition("::")[0] for test in self.tests}
+        root = _there(trees, self.rootdir)
+        return [*(word for word in arguments if word not in named), f"--rootdir={root}", str(root / self.only)]
+
+    def folder_in(self, trees: Trees) -> Path:
+        """Where the other version's pytest is called."""
+        return _there(trees, self.folder) if self.only else self.folder
+
+
+def _there(trees: Trees, folder: Path) -> Path:
+    """The same folder of the version's tree."""
+    within = trees.within(os.path.realpath(folder))
+    return Path(trees.base, within) if within is not None else folder
