@@ -60,14 +60,15 @@ class Confirming:
             return measured
         began = time.monotonic()
         try:
-            return self._settled(job, measured, baseline, launcher, store, progress)
+            settled = self._settled(job, measured, baseline, launcher, store, progress)
         except _Unconfirmed as why:
-            if stored.status is Status.PASS and not why.failed:  # which nobody doubts but we
-                return measured
-            return _noted(measured, f"not confirmed on the baseline's own code: {why}")
-        finally:
-            self._left -= time.monotonic() - began
-            self._leave()  # what goes on there would be beside the next measurement
+            settled = measured
+            if stored.status is not Status.PASS or why.failed:  # else nobody doubts it but we
+                settled = _noted(measured, f"not confirmed on the baseline's own code: {why}")
+        if self._side is not None:
+            self._side.leave()  # what goes on there would be beside the next measurement
+        self._left -= time.monotonic() - began
+        return settled
 
     def _settled(
         self, job: Job, measured: Measured, baseline: Baseline, launcher: Launcher, store: Store, progress: Progress
@@ -93,21 +94,21 @@ class Confirming:
         code = Code(commit=origin.commit, file=job.nodeid.partition("::")[0], assignments=tuple(variables))
         side = self._side_for(code)
         if missing := side.why_missing(job.nodeid):
-            raise _Unconfirmed(missing.partition("\n")[0])
+            raise _Unconfirmed(_gist(missing))
         seconds = min(job.settings.max_seconds, self._left - (time.monotonic() - began))
         settings = replace(job.settings, against=origin.commit, max_seconds=seconds)
         turning = replace(job, settings=settings, level=job.level * job.level_in_turns)
         try:
             turned = benchmark.carry_out(turning, launcher, store, progress, side, alone=False)
         except BaseSideError as error:
-            raise _Unconfirmed(str(error).partition("\n")[0]) from None
+            raise _Unconfirmed(_gist(str(error))) from None
         except DdpPerfError as error:  # beside the other side; the figures that there are were taken alone
-            raise _Unconfirmed(str(error).partition("\n")[0], failed=True) from None
+            raise _Unconfirmed(_gist(str(error)), failed=True) from None
         verdict, beside = turned.outcome.verdict, turned.outcome.beside
         assert verdict is not None
         assert beside is not None
         if beside.error:
-            raise _Unconfirmed(beside.error.partition("\n")[0])
+            raise _Unconfirmed(_gist(beside.error))
         if not verdict.status.compared:
             raise _Unconfirmed(", ".join(verdict.differences) or verdict.reason)
         found = _circumstances(measured, baseline, session, variables, code_differs=bool(beside.differing))
@@ -153,7 +154,7 @@ class Confirming:
             self._of = code
         except DdpPerfError as error:
             self.close()
-            self._failed[code] = str(error).partition("\n")[0]
+            self._failed[code] = _gist(str(error))
             raise _Unconfirmed(self._failed[code]) from None
         return self._side
 
@@ -163,10 +164,6 @@ class Confirming:
         if self._unsettled:
             tests = f"{self._unsettled} measurement{'s' * (self._unsettled != 1)} that looked slower"
             yield f"the {self._asked:g} s of --ddp-confirm were spent: {tests} stayed with what the baselines say"
-
-    def _leave(self) -> None:
-        if self._side is not None:
-            self._side.leave()
 
     def close(self) -> None:
         side, self._side = self._side, None
@@ -180,6 +177,12 @@ class _Unconfirmed(Exception):
     def __init__(self, why: str, *, failed: bool = False) -> None:
         super().__init__(why)
         self.failed = failed
+
+
+def _gist(told: str) -> str:
+    """A line of what went wrong: pytest marks it in a traceback."""
+    lines = told.splitlines()
+    return next((line[1:].strip() for line in lines if line.startswith("E  ")), lines[0] if lines else "")
 
 
 def _of_tests(file: str) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
+import signal
 import subprocess
 import sys
 import zipfile
@@ -12,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.conftest import Run, line
+from tests.integration.conftest import SMALL, Run, line
 from tests.integration.test_against import STEP, Repository, git, repository
+from tests.launch.conftest import descendants, gone, until
 
 __all__ = ["repository"]
 
@@ -301,6 +304,103 @@ def test_without_the_baselines_code_the_stored_rule_decides_and_says_why(project
             "had uncommitted changes, python code/src/speed/__init__.py differs",
         ]
     )
+
+
+def faster_then(project: Repository) -> None:
+    """Let the stored figures be those of a machine ten thousand times as fast."""
+    for path in (project.root / "baselines").rglob("*.json"):
+        stored = json.loads(path.read_text())
+        for session in stored["sessions"]:
+            samples = session["measurement"]["samples"]
+            samples["step_seconds"] = [[step / 1e4 for step in launch] for launch in samples["step_seconds"]]
+        path.write_text(json.dumps(stored))
+
+
+def test_parameters_methods_rpc_and_collectives_are_settled_likewise(project: Repository, run: Run) -> None:
+    project.write(
+        "tests/test_step.py",
+        PROJECT,
+        """
+        class TestSizes:
+            @pytest.mark.parametrize("size", [1, "a/b [c]"])
+            def test_step(self, ddp_benchmark, size):
+                ddp_benchmark(lasting)
+
+        def test_rpc(rpc_benchmark):
+            rpc_benchmark(lasting)
+
+        @pytest.mark.ddp(threshold="p50:10000%")  # of real time, whatever disturbs it
+        def test_collective(collective_benchmark):
+            collective_benchmark("all_reduce", sizes=(1024,))
+        """,
+    )
+    roles = "--ddp-trainers=1", "--ddp-parameter-servers=1"
+    assert run("--ddp-save-baseline", *roles).ret == 0
+    faster_then(project)
+    project.commit()
+    with project.untouched():
+        result = run(CONFIRM, *roles)
+    assert result.ret == 0
+    told = [
+        text for text in result.outlines if text.startswith("tests/") and "beside its own code it is within" in text
+    ]
+    assert [text.partition(": INCONCLUSIVE: ")[0] for text in told] == [
+        "tests/test_step.py::TestSizes::test_step[1]",
+        "tests/test_step.py::TestSizes::test_step[a/b [c]]",
+        "tests/test_step.py::test_rpc",
+        "tests/test_step.py::test_collective (1kib)",
+    ]
+
+
+def test_code_that_cannot_be_collected_or_run_today_confirms_nothing_and_is_told_in_its_own_words(
+    project: Repository, run: Run
+) -> None:
+    """Both need something that a checkout lacks."""
+    built = "import speed\nif 'ddpperf-against' in speed.__file__:\n    raise RuntimeError('not built')\n"
+    project.write("tests/test_step.py", PROJECT, TEST, "\n", built)
+    in_rank = TEST.replace("lambda ctx:", "lambda ctx: 'ddpperf-against' in speed.__file__ and 1 / 0 or")
+    project.write("tests/test_run.py", PROJECT, "import speed\n", in_rank)
+    assert run("--ddp-save-baseline").ret == 0
+    faster_then(project)
+    project.commit()
+    with project.untouched():
+        result = run(CONFIRM)
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(
+        [
+            "note: not confirmed on the baseline's own code: *ZeroDivisionError: division by zero",
+            "note: not confirmed on the baseline's own code: *RuntimeError: not built",
+            "ddpperf: 2 of 2 compared: 2 regressed",
+        ]
+    )
+
+
+def test_ctrl_c_while_a_suspicion_is_settled_leaves_nothing(project: Repository) -> None:
+    hanging = TEST.replace("lambda ctx:", "lambda ctx: 'ddpperf-against' in speed.__file__ and hang() or")
+    hang = """
+        def hang():
+            open(os.environ["HANGS"], "w").close()
+            time.sleep(3600)
+        """
+    project.write("tests/test_step.py", PROJECT, "import speed\n", hang, hanging)
+    marker = project.top.parent / "hangs"
+    command = [sys.executable, "-m", "pytest", "-p", "no:randomly", "-p", "no:benchmark", *SMALL, CONFIRM]
+    environ = {**os.environ, "HANGS": str(marker)}
+    subprocess.run([*command, "--ddp-save-baseline"], check=True, env=environ, stdout=subprocess.DEVNULL)
+    faster_then(project)
+    project.commit()
+    with project.untouched():
+        process = subprocess.Popen(
+            command,
+            env=environ,
+            stdout=subprocess.DEVNULL,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        )
+        until(marker.exists)
+        below = descendants(process.pid)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(120) == 2
+        until(lambda: gone(below))
 
 
 def test_what_cannot_be_settled_is_told(project: Repository, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
