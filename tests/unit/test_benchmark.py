@@ -26,8 +26,13 @@ def measure(launch: LaunchSamples, store: Store, **asked: Any) -> Measured:
 
 
 def carried_out(launch: Callable[[Plan], LaunchSamples], store: Store, **asked: Any) -> Measured:
+    launcher: Any = SimpleNamespace(measure=lambda plan, *_: launch(plan))
+    return carry_out(job(**asked), launcher, store, PROGRESS)
+
+
+def job(**asked: Any) -> Job:
     of_test = settings(**asked)
-    job = Job(
+    return Job(
         test=TestId(module="m", name="t"),
         nodeid="m.py::t",
         setup=lambda ctx: lambda: None,
@@ -39,8 +44,6 @@ def carried_out(launch: Callable[[Plan], LaunchSamples], store: Store, **asked: 
         gate=True,
         facts={},
     )
-    launcher: Any = SimpleNamespace(measure=lambda plan, *_: launch(plan))
-    return carry_out(job, launcher, store, PROGRESS)
 
 
 @pytest.mark.parametrize("disable", [False, True])

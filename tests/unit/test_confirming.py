@@ -1,0 +1,122 @@
+"""How a run spends its time on suspicions, without any ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pytest_ddpperf.against.origin import Origin
+from pytest_ddpperf.baseline import Store
+from pytest_ddpperf.measuring import confirming
+from pytest_ddpperf.measuring.benchmark import Job, Measured
+from pytest_ddpperf.measuring.confirming import Code, Confirming
+from pytest_ddpperf.records import Beside, Limit, Phases, Version
+from pytest_ddpperf.records.errors import AgainstError, BaseSideError
+from tests.unit.test_benchmark import PROGRESS, carried_out, job, lasting
+from tests.unit.test_launches import LAUNCH
+
+SLOWER = replace(LAUNCH, phases=Phases(start=0.0, group=0.0, setup=0.0, warmup=0.0, steps=0.35, end=0.0))
+BESIDE = Beside(version=Version(ref="1" * 40, commit="1" * 40, now="2" * 40), seed=1, order="bn", differing=("net.py",))
+
+
+class Run:
+    """A run with a clock of its own: a side is ready after 5 s, and turns take 7."""
+
+    def __init__(self, seconds: float, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        self.asked: list[tuple[Code, float]] = []  # sides, and the seconds that they were given
+        self.left: list[str] = []  # what was ended, in its order
+        self.confirming = Confirming(seconds, folder, self.side_of)
+        store = Store(folder)
+        store.write(carried_out(lasting(0.02), store, save_baseline=True).candidate)
+        limits = (Limit(metric="p50", value=0.1, unit="%"),)
+        slower = carried_out(lambda plan: replace(lasting(0.04)(plan), phases=SLOWER.phases), store, limits=limits)
+        self.suspected = slower
+        self.store = store
+        monkeypatch.setattr(confirming, "time", SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr(confirming, "origin_of", lambda *_: Origin(commit="1" * 40))
+        monkeypatch.setattr(confirming.benchmark, "carry_out", self.turns)
+        self.failing: Callable[[], None] = lambda: None
+
+    def side_of(self, code: Code, seconds: float) -> Any:
+        self.asked.append((code, seconds))
+        self.now += 5
+        return SimpleNamespace(
+            why_missing=lambda nodeid: "",
+            again=lambda file, seconds: self.asked.append((Code(commit="again", file=file), seconds)),
+            leave=lambda: self.left.append("leave"),
+            close=lambda: self.left.append("close"),
+        )
+
+    def turns(self, asked: Job, *rest: Any, alone: bool) -> Measured:
+        assert not alone
+        self.failing()
+        self.now += 7
+        return replace(self.suspected, outcome=replace(self.suspected.outcome, beside=BESIDE))
+
+    def settle(self, nodeid: str = "m.py::t") -> Measured:
+        return self.confirming.settle(replace(job(), nodeid=nodeid), self.suspected, None, self.store, PROGRESS)  # type: ignore[arg-type]
+
+
+def test_a_run_of_many_suspicions_keeps_to_its_time_and_tells_what_it_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(60.0, tmp_path, monkeypatch)
+    settled = [run.settle() for _ in range(30)]
+    reasons = [measured.outcome.verdict.reason for measured in settled if measured.outcome.verdict is not None]
+    assert reasons == ["confirmed"] * 7 + ["beyond-limit"] * 23, "5 + 7 x 7 = 54 s"
+    assert run.now <= 60
+    assert settled[-1].outcome.notes[-1] == (
+        "not confirmed on the baseline's own code: it takes about 7 s, and 6 of the 60 s of --ddp-confirm are left"
+    )
+    assert list(run.confirming.told()) == [
+        "the 60 s of --ddp-confirm were spent: 23 measurements that looked slower stayed with what the baselines say"
+    ]
+
+
+def test_there_is_one_side_for_all_tests_of_a_file_and_one_tree_for_all_files_of_a_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(100.0, tmp_path, monkeypatch)
+    for nodeid in ("a.py::first", "a.py::second", "b.py::third"):
+        run.settle(nodeid)
+    assert run.asked == [(Code(commit="1" * 40, file="a.py"), 100.0), (Code(commit="again", file="b.py"), 81.0)]
+    assert run.left == ["leave"] * 3
+    run.confirming.close()
+    assert run.left[3:] == ["close"]
+
+
+def test_a_side_that_cannot_be_had_is_not_asked_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(100.0, tmp_path, monkeypatch)
+
+    def none(code: Code, seconds: float) -> Any:
+        run.asked.append((code, seconds))
+        raise AgainstError("--ddp-against-setup", "'make' exited with status 2")
+
+    run.confirming = Confirming(100.0, tmp_path, none)
+    notes = {run.settle().outcome.notes[-1] for _ in range(3)}
+    assert notes == {"not confirmed on the baseline's own code: --ddp-against-setup: 'make' exited with status 2"}
+    assert len(run.asked) == 1
+
+
+def test_what_ends_the_run_waits_for_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(100.0, tmp_path, monkeypatch)
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    def failed() -> None:
+        raise BaseSideError("E   ImportError: no such thing\nmore")
+
+    run.failing = failed
+    assert run.settle().outcome.notes[-1].endswith("own code: ImportError: no such thing")
+    assert run.left == ["leave"]
+    run.failing = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        run.settle()
+    assert run.left == ["leave"]
