@@ -50,6 +50,8 @@ class Job:
 
     test: TestId
     nodeid: str
+    file: str = ""  # of the test, as `Outcome` has it
+    line: int = 0
     setup: Callable[..., Any] | None  # None where the plan says all
     others: tuple[Callable[..., Any] | None, ...] = ()  # of an RPC launch: the master's and the parameter servers'
     settings: Settings
@@ -228,6 +230,10 @@ def failed(job: Job, error: str) -> Outcome:
         verdict=None,
         fails=True,
         error=error,
+        file=job.file,
+        line=job.line,
+        limits=_limits(job),
+        level=job.level,
         notes=job.notes,
     )
 

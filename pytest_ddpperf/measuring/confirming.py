@@ -113,7 +113,13 @@ class Confirming:
         )
         if beside.differing and all(map(_of_tests, beside.differing)):
             settled = _noted(settled, "no file but tests differs: it is the test that changed")
-        outcome = replace(_with(settled, final, job), baseline_path=measured.outcome.baseline_path, stored=stored)
+        outcome = replace(
+            _with(settled, final, job),
+            baseline_path=measured.outcome.baseline_path,
+            stored=stored,
+            level=job.level,
+            sessions=measured.outcome.sessions,
+        )
         return replace(settled, outcome=outcome)
 
     def _side_for(self, commit: str, nodeid: str) -> BaseSide:

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from pytest_ddpperf import __version__
 from pytest_ddpperf.against import BaseSide
 from pytest_ddpperf.against.origin import never_at_hand
 from pytest_ddpperf.baseline import Store
-from pytest_ddpperf.git import commit_of, top_level
+from pytest_ddpperf.git import commit_of, commit_time, top_level
 from pytest_ddpperf.launch import Launcher, Observer
 from pytest_ddpperf.launch.cores import place as cores_of
 from pytest_ddpperf.measuring import benchmark
@@ -22,7 +23,7 @@ from pytest_ddpperf.measuring.confirming import Confirming, SideOf
 from pytest_ddpperf.measuring.machine import Place, resolve
 from pytest_ddpperf.measuring.serving import Serving
 from pytest_ddpperf.options import Settings
-from pytest_ddpperf.records import Baseline, Outcome, Plan, Scalar, codec
+from pytest_ddpperf.records import Baseline, Outcome, Plan, Run, Scalar, codec
 from pytest_ddpperf.records.errors import GitError
 from pytest_ddpperf.report import json_report, terminal
 from pytest_ddpperf.wire.trees import Trees, digests
@@ -54,11 +55,19 @@ class Session:
         self._launcher = Launcher(
             modules, rpc=rpc, trees=self._trees, folder=serving.folder if serving is not None else ""
         )
+        self._top: Path | None = None
         self._never: dict[str, None] = {}  # why code of baselines that were saved will not be at hand
         self._places: dict[str, None] = {}  # in words, in the order of their first test
         self._store = Store(settings.baseline_dir)
         # Once: the first baseline that is refreshed makes the working tree dirty for the second.
         self._commit = commit_of(rootdir) if settings.records else ""
+
+    def shown(self, file: Path) -> str:
+        """A file from the top of the working tree, as reviewers see it; from rootdir where git knows none."""
+        if self._top is None:
+            self._top = Path(_one_tree(self._rootdir).hand)
+        real = Path(os.path.realpath(file))
+        return real.relative_to(self._top).as_posix() if real.is_relative_to(self._top) else str(file)
 
     @property
     def launcher(self) -> Launcher:
@@ -174,10 +183,16 @@ def _counted(number: int, what: str) -> str:
     return f"{number} {what}{'s' * (number != 1)}"
 
 
+def begin(rootdir: Path) -> Run:
+    """A run of the code in `rootdir`: once, since what it saves makes the working tree another."""
+    return Run(id=uuid4().hex, version=__version__, commit=commit_of(rootdir), committed=commit_time(rootdir))
+
+
 @dataclass(slots=True)
 class Report:
     """All outcomes of a run, wherever they were measured: under xdist they come from the workers."""
 
+    begun: Run  # what is known of the run before its first test
     _outcomes: dict[tuple[str, str], Outcome] = field(default_factory=dict)  # by node id and label
     skipped: int = 0
     never_measured: list[str] = field(default_factory=list)  # node ids
@@ -233,17 +248,20 @@ class Report:
             self.outcomes, skipped=self.skipped, never_measured=self.never_measured, sharing=self.sharing
         )
 
-    def write_json(self, path: Path) -> str:
-        """Write everything; returns what went wrong, which `lines` tells too."""
-        created = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        data = json_report.report(
-            self.outcomes,
+    @property
+    def run(self) -> Run:
+        """What all outcomes share, as if the run ended now."""
+        return replace(
+            self.begun,
+            created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            facts=self.facts,
             skipped=self.skipped,
             never_measured=len(self.never_measured),
-            facts=self.facts,
-            created=created,
-            version=__version__,
         )
+
+    def write_json(self, path: Path) -> str:
+        """Write everything; returns what went wrong, which `lines` tells too."""
+        data = json_report.report(self.outcomes, self.run)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(codec.dumps(data))

@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-import pytest
+if TYPE_CHECKING:
+    import pytest
 
 # What --ddp-fail-on may name: every verdict but PASS, in lower case.
 FAIL_ON_NAMES = ("regressed", "improved", "inconclusive", "drifted", "no-baseline", "incomparable", "not-gated")
@@ -212,6 +213,8 @@ MARKERS_HELP = (
 
 def given(config: pytest.Config) -> bool:
     """Whether any setting was given, on the command line or in the ini file; if none was, none need be read."""
+    import pytest  # not above: the command line of reports reads settings without it
+
     if any(config.getoption(row.key) is not None for row in ROWS):
         return True
     try:

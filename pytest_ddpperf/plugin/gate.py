@@ -6,6 +6,7 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -145,6 +146,7 @@ class Benchmark(Distributed):
     ) -> Result:
         """Measure, judge, and tell; raises GateFailed. `level` is of one of several that share a gate's."""
         __tracebackhide__ = True
+        file, line = self._run.session.shown(Path(self._item.path)), 1 + (self._item.reportinfo()[1] or 0)
         job = Job(
             test=TestId(
                 module=module_of(self._run.config, self._item),
@@ -152,6 +154,8 @@ class Benchmark(Distributed):
                 label=label,
             ),
             nodeid=self._item.nodeid,
+            file=file,
+            line=line,
             setup=setup,
             others=others,
             settings=self._settings,

@@ -45,6 +45,17 @@ class BaselineError(DdpPerfError):
         return f"baseline {self.path}: {self.problem}\n{self.remedy}"
 
 
+class ReportError(DdpPerfError):
+    """A report that cannot be read: names the file and, where there is one, the field."""
+
+    def __init__(self, path: Path, problem: str) -> None:
+        super().__init__(path, problem)
+        self.path, self.problem = path, problem
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.problem}"
+
+
 class SampleError(DdpPerfError, ValueError):
     """Figures that are no measurement, so that there is nothing to judge."""
 

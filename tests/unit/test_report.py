@@ -22,6 +22,7 @@ from pytest_ddpperf.records import (
     Plan,
     RankError,
     Recording,
+    Run,
     Samples,
     Status,
     TestId,
@@ -541,9 +542,11 @@ def test_junit_properties_of_a_named_measurement_carry_the_name() -> None:
 
 def test_the_json_has_everything_and_the_same_counts() -> None:
     outcomes = [outcome(verdict(Status.REGRESSED)), FAILED]
-    data = json_report.report(outcomes, skipped=1, facts={"torch": "2.13.0"}, created="now", version="0.1")
+    run = Run(id="7e1", created="now", commit="c0ffee", committed="then", facts={"torch": "2.13.0"}, skipped=1)
+    data = json_report.report(outcomes, run)
     again = json.loads(codec.dumps(data))
     assert again["schema"] == 1
+    assert [again[name] for name in ("run_id", "created", "commit", "committed")] == ["7e1", "now", "c0ffee", "then"]
     assert again["machine"] == {"torch": "2.13.0"}
     assert again["summary"]["regressed"] == again["summary"]["failed"] == again["summary"]["skipped"] == 1
     first, second = again["measurements"]
