@@ -90,4 +90,6 @@ class Outcome:
     stored: Verdict | None = None  # what the baseline by itself said, where `beside` settled it
     saved: int = 0  # sessions that its baseline now holds; 0: nothing was written
     replaced: tuple[Replacement, ...] = ()
+    evidence: tuple[str, ...] = ()  # in words: what a change rests on, and what ranks say of it; () where there is none
+    accept: str = ""  # the command that makes its figures the baseline; "" where there is nothing to accept
     notes: tuple[str, ...] = ()  # what the user should know: "marker world_size=2 over --ddp-world-size"
