@@ -200,7 +200,7 @@ class Report:
     facts: Mapping[str, Scalar] = field(default_factory=dict)
     told: list[str] = field(default_factory=list)  # of the run, beyond its outcomes
     usage_error: str = ""  # found in a worker, where pytest cannot say it
-    _problem: str = ""
+    unwritten: list[str] = field(default_factory=list)  # reports that could not be written, and why
 
     @property
     def outcomes(self) -> list[Outcome]:
@@ -208,7 +208,7 @@ class Report:
 
     @property
     def empty(self) -> bool:
-        return not (self._outcomes or self.skipped or self.never_measured or self.usage_error or self._problem)
+        return not (self._outcomes or self.skipped or self.never_measured or self.usage_error or self.unwritten)
 
     def end(self) -> None:
         """No more will come: if no test imported what differs, that is told; if none imported anything of the
@@ -243,7 +243,7 @@ class Report:
         if header and self.facts:
             yield from self.header(verbosity)
         yield from terminal.table(self.outcomes, verbosity=verbosity)
-        yield from filter(None, (*self.told, self._problem, self.usage_error))
+        yield from filter(None, (*self.told, *self.unwritten, self.usage_error))
         yield from terminal.summary(
             self.outcomes, skipped=self.skipped, never_measured=self.never_measured, sharing=self.sharing
         )
@@ -259,15 +259,9 @@ class Report:
             never_measured=len(self.never_measured),
         )
 
-    def write_json(self, path: Path) -> str:
-        """Write everything; returns what went wrong, which `lines` tells too."""
-        data = json_report.report(self.outcomes, self.run)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(codec.dumps(data))
-        except OSError as error:
-            self._problem = f"--ddp-json {path} was not written: {error.strerror}"
-        return self._problem
+    def data(self) -> dict[str, Any]:
+        """Everything, as plain JSON values."""
+        return json_report.report(self.outcomes, self.run)
 
 
 def telling(

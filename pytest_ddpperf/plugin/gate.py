@@ -169,14 +169,11 @@ class Benchmark(Distributed):
             notes=notes,
         )
         measured = self._measure(job)
-        self._state.outcomes.append(measured.outcome)
-        self._item.user_properties.extend(junit.properties(measured.outcome))
-        if measured.outcome.fails:
-            text = failure.gate_failure(
-                measured.outcome,
-                baseline=measured.baseline,
-                accept_command=self._accept_command(),
-            )
+        outcome = failure.explained(measured.outcome, baseline=measured.baseline, accept_command=self._accept_command())
+        self._state.outcomes.append(outcome)
+        self._item.user_properties.extend(junit.properties(outcome))
+        if outcome.fails:
+            text = failure.gate_failure(outcome)
             self._state.failed_gates[label] = text, measured.result
             raise GateFailed(text, measured.result)
         if measured.result.verdict.reason == "saving":

@@ -307,9 +307,10 @@ class _Reporter:
             run.end()
         if run.reported and run.report.usage_error:
             session.exitstatus = pytest.ExitCode.USAGE_ERROR
-        if options.given(run.config) and run.settings.json_path is not None and not session.config.option.collectonly:
-            problem = run.report.write_json(run.settings.json_path)
-            if problem and session.exitstatus == pytest.ExitCode.OK:
+        if options.given(run.config) and not session.config.option.collectonly:
+            from pytest_ddpperf.plugin import written
+
+            if not written.write(run) and session.exitstatus == pytest.ExitCode.OK:
                 session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:

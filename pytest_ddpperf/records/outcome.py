@@ -130,4 +130,6 @@ class Outcome:
     limits: tuple[Limit, ...] = ()  # that it was held against, or would have been
     level: float | None = None  # the error rate of that; None in a report from before it was told
     sessions: tuple[StoredSession, ...] = ()  # of the stored baseline that it was held against
+    evidence: tuple[str, ...] = ()  # in words: what a change rests on, and what ranks say of it; () where there is none
+    accept: str = ""  # the command that makes its figures the baseline; "" where there is nothing to accept
     notes: tuple[str, ...] = ()  # what the user should know: "marker world_size=2 over --ddp-world-size"

@@ -1,0 +1,37 @@
+"""The reports of a run that are files: what was asked for is written when the session ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pytest_ddpperf.measuring.session import Report
+    from pytest_ddpperf.plugin.state import Run
+
+
+def write(run: Run) -> bool:
+    """Write the reports that were asked for, each for itself, and say whether all were; what was not, the summary
+    tells, and why."""
+    reports: tuple[tuple[str, Path | None, Callable[[Report], str]], ...] = (
+        ("--ddp-json", run.settings.json_path, _json),
+    )
+    asked = [(option, path, text) for option, path, text in reports if path is not None]
+    for option, path, text in asked:
+        _write(run.report, option, path, text)
+    return not asked or not run.report.unwritten
+
+
+def _write(report: Report, option: str, path: Path, text: Callable[[Report], str]) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text(report), encoding="utf-8")
+    except OSError as error:
+        report.unwritten.append(f"{option} {path} was not written: {error.strerror}")
+
+
+def _json(report: Report) -> str:
+    from pytest_ddpperf.records import codec
+
+    return codec.dumps(report.data())
