@@ -9,10 +9,13 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from pytest_ddpperf import __version__
-from pytest_ddpperf.cli import console, diff
+from pytest_ddpperf.cli import baseline, console, diff
 from pytest_ddpperf.records.errors import BaselineError, DdpPerfError, OptionError, ReportError
 
-COMMANDS = (diff,)
+COMMANDS = (
+    diff,
+    baseline,
+)
 _USERS = (console.UsageError, console.FileError, BaselineError, OptionError, ReportError)
 
 _STATUSES = """\

@@ -49,7 +49,7 @@ def _sides(name: str, report: Report) -> Iterator[str]:
             f"commit {commit[:12]}{' with uncommitted changes' * bool(dirty)}" * bool(commit),
             *(f"{fact} {run.facts[fact]}" for fact in ("torch", "device_model") if run.facts.get(fact)),
         ]
-        yield f"{name + ':':<5} {text.shortened(str(path))}: {', '.join(filter(None, facts))}"
+        yield f"{name + ':':<5} {path}: {', '.join(filter(None, facts))}"
 
 
 def _who(outcome: Outcome) -> tuple[str, str]:
