@@ -57,11 +57,12 @@ def report(
     quiet = ordered[len(concerning) :]
     about = [line.removeprefix("ddpperf: ") for line in terminal.header(facts, verbose=False)] if facts else []
     head = f"{MARKER}\n## {last_line(counts)}\n"
-    room = most - len(head) - len(_assembled({}, quiet, open_=False)) - _CUT_CHARACTERS
+    frame = _assembled(dict.fromkeys(_NAMES, ("-",)), quiet, open_=True)
+    room = most - len(head) - len(frame) - _CUT_CHARACTERS
     kept: dict[int, list[str]] = {}
-    pieces = list(_by_importance(concerning, quiet, [*about, *told]))
+    pieces = list(_by_importance(concerning, quiet, [line for line in (*about, *told) if line]))
     for place, (kind, piece) in enumerate(pieces):
-        room -= len(piece) + 1
+        room -= len(piece) + len("\n\n")
         if room < 0:
             pieces = pieces[place:]
             break
@@ -104,7 +105,7 @@ def _cut(left: Mapping[int, int], most: int) -> str:
     if not left:
         return ""
     what = ", ".join(f"{_NAMES[kind]} ({number})" for kind, number in sorted(left.items()))
-    return f"\nCut at {most:,} characters. Left out: {what}. The JSON of `--ddp-json` has all of it.\n"
+    return f"\nCut at {most:,} characters. Left out: {what}. The JSON report has all of it.\n"
 
 
 def _table(rows: Sequence[str]) -> str:
