@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -111,6 +112,13 @@ def test_a_version_measured_beside_is_named_with_the_files_that_differ() -> None
     assert "\nagainst:  origin/main (1a2b3c4d5e6f), now 5d6e7f8a9b0c\n```" in told
     assert "accept" not in told
     assert "- `against origin/main (1a2b3c4d5e6f)`\n" in told
+
+
+def test_the_recipe_for_comments_looks_for_the_marker_and_cuts_nothing() -> None:
+    recipe = (Path(__file__).parents[2] / "docs" / "ci.md").read_text()
+    assert f'const marker = "{markdown.MARKER}";' in recipe
+    (cut,) = re.findall(r"\.slice\(0, (\d+)\)", recipe)
+    assert markdown.MOST_CHARACTERS < int(cut) <= 65_536
 
 
 # --- at most so many characters
