@@ -266,7 +266,8 @@ class Report:
         return markdown.report(
             self.outcomes,
             count(self.outcomes, self.skipped, len(self.never_measured)),
-            told=[*filter(None, [self.usage_error]), *self.told, *remarks],
+            problem=self.usage_error,
+            told=[*self.told, *remarks],
             facts=self.facts,
         )
 

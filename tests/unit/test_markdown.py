@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpperf.records import Outcome, Status, TestId
+from pytest_ddpperf.measuring.session import Report
+from pytest_ddpperf.records import Outcome, Run, Status, TestId, codec
 from pytest_ddpperf.report import failure, markdown
 from pytest_ddpperf.report.counts import count
 from tests.unit.test_beside import BESIDE
@@ -90,6 +91,32 @@ accept:   pytest x --ddp-save-baseline
 def test_where_all_is_well_the_table_stands_open() -> None:
     assert "\n<details open><summary>1 PASS</summary>\n\n| verdict |" in report(GREEN)
     assert report() == "<!-- pytest-ddpperf -->\n## ddpperf: 0 of 0 compared\n"
+
+
+def test_why_a_run_is_none_stands_below_the_counts() -> None:
+    told = report(GREEN, problem="no test imported a file that differs")
+    assert "1 passed\n\n`no test imported a file that differs`\n\n<details" in told
+
+
+def test_a_run_tells_what_it_has_to_say_beyond_its_measurements() -> None:
+    run = Report(Run(), told=["not in this clone: code of baselines"], facts={"torch": "2.13.0"}, skipped=1)
+    run.usage_error = "no test imported a file that differs"
+    run.take({"outcomes": [codec.encode(GREEN)], "never_measured": "test_a.py::test_b", "sharing": 5})
+    told = run.markdown()
+    assert "## ddpperf: 1 of 1 compared: 1 passed; 1 skipped, 1 never measured\n\n`no test imported a file" in told
+    for line in (
+        "torch 2.13.0, ",
+        "not in this clone: code of baselines`",
+        "test_a.py::test_b: never measured: it does not call the fixture that it asks for`",
+        "5 tests, each called regressed by mistake in at most ",
+    ):
+        assert f"\n- `{line}" in told
+
+
+def test_a_baseline_that_could_not_be_saved_is_among_what_fails() -> None:
+    told = report(outcome(verdict(Status.NOT_GATED, "saving"), error="baseline x: no space left"))
+    assert "\n| **NOT GATED** | " in told
+    assert "```text\nNOT GATED: not saved: baseline x: no space left\n```" in told
 
 
 def test_what_could_not_be_concluded_says_why_and_what_was_seen() -> None:
@@ -239,8 +266,13 @@ def with_name(name: str) -> list[Outcome]:
 
 @pytest.mark.parametrize("name", HOSTILE, ids=range(len(HOSTILE)))
 def test_a_hostile_name_stays_in_code(name: str) -> None:
-    told = report(*with_name(name), told=[name], facts={"torch": name, "cpu_model": name, "places": name})
-    plain = report(*with_name("plain"), told=["plain"], facts={"torch": "plain", "cpu_model": "plain", "places": "p"})
+    told = report(*with_name(name), problem=name, told=[name], facts={"torch": name, "cpu_model": name, "places": name})
+    plain = report(
+        *with_name("plain"),
+        problem="plain",
+        told=["plain"],
+        facts={"torch": "plain", "cpu_model": "plain", "places": "p"},
+    )
     assert len(told) <= 60_000
     assert all(character.isprintable() or character == "\n" for character in told)
     told.encode()
