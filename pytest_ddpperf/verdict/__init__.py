@@ -20,6 +20,7 @@ from pytest_ddpperf.verdict.times import (
     judge_times,
     level_of,
     resolutions,
+    shift,
     unsupported,
 )
 
@@ -36,6 +37,7 @@ __all__ = [
     "of_one_length",
     "resolutions",
     "settled",
+    "shift",
     "suspected",
     "unsupported",
     "with_counters",

@@ -1,0 +1,34 @@
+"""A run as one HTML file: offline, without script, each figure with its numbers as a table.
+
+`html` is a pure function of records. `shell` and `canvas` know nothing of runs: other pages are made of them, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pytest_ddpperf.records import Outcome, Run
+from pytest_ddpperf.report.page.shell import check
+
+__all__ = ["check", "html"]
+
+
+def html(outcomes: Sequence[Outcome], runs: Sequence[Run], *, told: Sequence[str] = ()) -> str:
+    """A page of the measurements of some runs, the worst first; `told` is what became of those that several of them
+    have. Raises MissingExtraError."""
+    check()
+    from pytest_ddpperf.report import terminal
+    from pytest_ddpperf.report.counts import count, last_line
+    from pytest_ddpperf.report.page import content, figures, shell
+
+    sheet = figures.Sheet()
+    ordered = sorted(outcomes, key=content.badness)
+    counts = count(outcomes, sum(run.skipped for run in runs), sum(run.never_measured for run in runs))
+    return shell.rendered(
+        "run.html",
+        title=last_line(counts),
+        counts=counts,
+        cards=[content.card(outcome, sheet, number) for number, outcome in enumerate(ordered, 1)],
+        runs=[content.told_of(run) for run in runs],
+        told=[*told, *terminal.remarks(outcomes)],
+    )
