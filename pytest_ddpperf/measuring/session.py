@@ -25,7 +25,8 @@ from pytest_ddpperf.measuring.serving import Serving
 from pytest_ddpperf.options import Settings
 from pytest_ddpperf.records import Baseline, Outcome, Plan, Run, Scalar, codec
 from pytest_ddpperf.records.errors import GitError
-from pytest_ddpperf.report import json_report, terminal
+from pytest_ddpperf.report import json_report, markdown, terminal
+from pytest_ddpperf.report.counts import count
 from pytest_ddpperf.wire.trees import Trees, digests
 
 
@@ -257,6 +258,16 @@ class Report:
             facts=self.facts,
             skipped=self.skipped,
             never_measured=len(self.never_measured),
+        )
+
+    def markdown(self) -> str:
+        """For people, where they look at a change."""
+        remarks = terminal.remarks(self.outcomes, never_measured=self.never_measured, sharing=self.sharing)
+        return markdown.report(
+            self.outcomes,
+            count(self.outcomes, self.skipped, len(self.never_measured)),
+            told=[*filter(None, [self.usage_error]), *self.told, *remarks],
+            facts=self.facts,
         )
 
     def data(self) -> dict[str, Any]:

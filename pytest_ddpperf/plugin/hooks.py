@@ -314,8 +314,12 @@ class _Reporter:
                 session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        if not self._run.reported:
+        run = self._run
+        if not run.reported:
             return
+        from pytest_ddpperf.report.annotations import annotated
+
         terminalreporter.section("distributed performance")
-        for line in self._run.report.lines(self._run.config.getoption("verbose"), header=self._run.distributes):
+        lines = run.report.lines(run.config.getoption("verbose"), header=run.distributes)
+        for line in (*annotated(run.report.outcomes, run.settings.annotate), *lines):
             terminalreporter.write_line(line)

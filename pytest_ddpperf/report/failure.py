@@ -45,8 +45,7 @@ def _gate_failure(outcome: Outcome) -> Iterator[str]:
     if told is not None:
         yield f"{verdict}: {told}"
         yield from outcome.notes
-        if outcome.accept:
-            yield f"record: {outcome.accept}"
+        yield from remedy(outcome)
         return
     yield f"{verdict}: {outcome.test} on {_who(outcome)}"
     yield ""
@@ -58,8 +57,7 @@ def _gate_failure(outcome: Outcome) -> Iterator[str]:
         yield ""
     yield from _metrics(comparisons, counters, outcome.plan.collective)
     yield from outcome.evidence
-    if verdict.differences:
-        yield f"differs from the baseline's environment: {', '.join(verdict.differences)}"
+    yield from differences(verdict)
     yield from (f"note: {note}" for note in outcome.notes)
     if outcome.beside is not None:
         yield f"against:  {beside.commits(outcome.beside)}"
@@ -67,7 +65,20 @@ def _gate_failure(outcome: Outcome) -> Iterator[str]:
         yield suspected(outcome.stored)
     if outcome.accept:
         yield f"baseline: {outcome.baseline_path}"
-        yield f"accept:   {outcome.accept}"
+    yield from remedy(outcome)
+
+
+def differences(verdict: Verdict) -> Iterator[str]:
+    """What else is not as it was, if anything."""
+    if verdict.differences:
+        yield f"differs from the baseline's environment: {', '.join(verdict.differences)}"
+
+
+def remedy(outcome: Outcome) -> Iterator[str]:
+    """What makes the figures a baseline, if anything does."""
+    compared = outcome.verdict is not None and outcome.verdict.status.compared
+    if outcome.accept:
+        yield f"accept:   {outcome.accept}" if compared else f"record: {outcome.accept}"
 
 
 def suspected(stored: Verdict) -> str:
