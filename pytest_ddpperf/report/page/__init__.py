@@ -14,21 +14,20 @@ __all__ = ["check", "html"]
 
 
 def html(outcomes: Sequence[Outcome], runs: Sequence[Run], *, told: Sequence[str] = ()) -> str:
-    """A page of the measurements of some runs, the worst first; `told` is what became of those that several of them
-    have. Raises MissingExtraError."""
-    check()
-    from pytest_ddpperf.report import terminal
+    """A page of the measurements of some runs, the worst first; `told` is about all of them. Raises
+    MissingExtraError."""
+    check("a page")
+    from pytest_ddpperf.report import worst
     from pytest_ddpperf.report.counts import count, last_line
     from pytest_ddpperf.report.page import content, figures, shell
 
     sheet = figures.Sheet()
-    ordered = sorted(outcomes, key=content.badness)
     counts = count(outcomes, sum(run.skipped for run in runs), sum(run.never_measured for run in runs))
     return shell.rendered(
         "run.html",
         title=last_line(counts),
         counts=counts,
-        cards=[content.card(outcome, sheet, number) for number, outcome in enumerate(ordered, 1)],
+        cards=[content.card(outcome, sheet, number) for number, outcome in enumerate(worst.first(outcomes), 1)],
         runs=[content.told_of(run) for run in runs],
-        told=[*told, *terminal.remarks(outcomes)],
+        told=told,
     )

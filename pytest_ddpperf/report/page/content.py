@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from statistics import median
 
-from pytest_ddpperf.records import COUNTERS, Comparison, Environment, Outcome, Phases, Run, Scalar, Status
-from pytest_ddpperf.report import beside, failure, terminal, text
+from pytest_ddpperf.records import COUNTERS, Environment, Outcome, Phases, Run, Scalar, Status
+from pytest_ddpperf.report import beside, failure, terminal, text, worst
 from pytest_ddpperf.report.page import figures, sides
 from pytest_ddpperf.report.page.figures import Figure, Sheet
+from pytest_ddpperf.report.worst import Concern
 from pytest_ddpperf.verdict import stats
 
 
@@ -38,12 +39,13 @@ class Card:
     differences: tuple[str, ...]
     figures: tuple[Figure, ...]
     tables: tuple[Table, ...]  # of numbers that no figure shows
+    accepts: str  # what the command does
     accept: str
 
 
 def card(outcome: Outcome, sheet: Sheet, number: int) -> Card:
     verdict = outcome.verdict
-    status = str(verdict) if verdict is not None else "FAILED"
+    status = terminal.verdict_of(outcome)
     return Card(
         anchor=f"m{number}",
         name=text.name(outcome),
@@ -52,13 +54,14 @@ def card(outcome: Outcome, sheet: Sheet, number: int) -> Card:
         sentence=terminal.sentence(outcome).removeprefix(f"{status}: "),
         change=terminal.change(verdict),
         who=outcome.plan.roles or f"{outcome.plan.world_size} {outcome.plan.backend}",
-        opened=outcome.fails or verdict is None or verdict.status is Status.INCONCLUSIVE,
+        opened=worst.concern(outcome) <= Concern.DOUBTFUL,
         facts=tuple(_facts(outcome)),
         metrics=_metrics(outcome),
         told=tuple(_told(outcome)),
         differences=verdict.differences if verdict is not None else (),
         figures=tuple(_figures(outcome, sheet)),
         tables=tuple(_tables(outcome)),
+        accepts="Accept" if verdict is not None and verdict.status.compared else "Record",
         accept=outcome.accept if verdict is not None and verdict.status is not Status.PASS else "",
     )
 
@@ -197,21 +200,6 @@ def _all_facts(environment: Environment) -> Mapping[str, Scalar]:
 
 def _fact(value: Scalar) -> str:
     return "-" if value is None else text.shortened(str(value))
-
-
-_GRAVEST = (Status.REGRESSED, Status.INCONCLUSIVE, Status.NO_BASELINE, Status.INCOMPARABLE, Status.IMPROVED)
-
-
-def badness(outcome: Outcome) -> tuple[object, ...]:
-    """A key that sorts the worst first: what fails its test before what does not, what could not be measured before
-    verdicts, and among those of one kind the largest change."""
-    verdict = outcome.verdict
-    if verdict is None:
-        return not outcome.fails, -1, 0.0
-    place = _GRAVEST.index(verdict.status) if verdict.status in _GRAVEST else len(_GRAVEST)
-    changes = [c.change.estimate for c in (verdict.worst, *verdict.counters) if isinstance(c, Comparison)]
-    changes += [changed.change for changed in verdict.counters if changed.status is verdict.status]
-    return not outcome.fails, place, -max(changes, default=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

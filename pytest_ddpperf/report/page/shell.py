@@ -9,12 +9,12 @@ from pytest_ddpperf.records.errors import MissingExtraError
 from pytest_ddpperf.report import text
 
 
-def check() -> None:
-    """Raises MissingExtraError where a page could not be made here."""
+def check(what: str) -> None:
+    """Raises MissingExtraError, about `what` was asked for, where a page could not be made here."""
     needed = {"matplotlib": "matplotlib", "jinja2": "Jinja2"}
     missing = tuple(name for module, name in needed.items() if find_spec(module) is None)
     if missing:
-        raise MissingExtraError("HTML", missing, "report")
+        raise MissingExtraError(what, missing, "report")
 
 
 def rendered(template: str, **content: Any) -> str:
