@@ -19,15 +19,17 @@ def html(outcomes: Sequence[Outcome], runs: Sequence[Run], *, told: Sequence[str
     check("a page")
     from pytest_ddpperf.report import worst
     from pytest_ddpperf.report.counts import count, last_line
-    from pytest_ddpperf.report.page import content, figures, shell
+    from pytest_ddpperf.report.page import canvas, content, figures, shell
 
-    sheet = figures.Sheet()
     counts = count(outcomes, sum(run.skipped for run in runs), sum(run.never_measured for run in runs))
+    with canvas.style():
+        sheet = figures.Sheet()
+        cards = [content.card(outcome, sheet, number) for number, outcome in enumerate(worst.first(outcomes), 1)]
     return shell.rendered(
         "run.html",
         title=last_line(counts),
         counts=counts,
-        cards=[content.card(outcome, sheet, number) for number, outcome in enumerate(worst.first(outcomes), 1)],
+        cards=cards,
         runs=[content.told_of(run) for run in runs],
         told=told,
     )

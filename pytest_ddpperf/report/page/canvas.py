@@ -30,25 +30,20 @@ _WIDTH, _HEIGHT = (
 )  # points, which are the units of a figure: as wide as a phone, so that text is read there
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52.0, 10.0, 8.0, 30.0  # margins
 _TICKS = 5  # on an axis, about
+_LETTERS = 11  # points high
 
 
 class Canvas:
-    """One figure of matplotlib's, drawn on again and again: to make axes and ticks costs twice as much as to draw."""
+    """One figure of matplotlib's, drawn on again and again: to make axes costs as much as to draw on them. For the same
+    reason they have no ticks of matplotlib's, each of which is laid out three times. Used within `style`."""
 
     def __init__(self) -> None:
         from matplotlib.figure import Figure
 
-        with _style():
-            self._figure = Figure(figsize=(_WIDTH / 72, _HEIGHT / 72), dpi=72)
-            self._axes = self._figure.add_axes((0, 0, 1, 1))
-        for side in ("top", "right", "left"):
-            self._axes.spines[side].set_visible(False)
-        self._axes.spines["bottom"].set_color(FAINT)
-        self._axes.patch.set_visible(False)
+        self._figure = Figure(figsize=(_WIDTH / 72, _HEIGHT / 72), dpi=72)
         self._figure.patch.set_visible(False)
-        self._axes.tick_params(colors=INK, color=FAINT, length=0, labelsize=11, pad=5)
-        self._axes.grid(axis="y", color=FAINT, linewidth=0.6)
-        self._axes.set_axisbelow(True)
+        self._axes = self._figure.add_axes((0, 0, 1, 1))
+        self._axes.set_axis_off()
         self._axes.autoscale(False)
 
     def svg(
@@ -63,15 +58,14 @@ class Canvas:
         self._figure.set_figheight(height / 72)
         inner = (_WIDTH - _LEFT - _RIGHT) / _WIDTH, (height - _TOP - _BOTTOM) / height
         axes.set_position((_LEFT / _WIDTH, _BOTTOM / height, *inner))
-        with _style():
-            try:
-                draw(axes)
-                renderer = new_renderer(_WIDTH, height, text, metadata=dict.fromkeys(_METADATA))
-                self._figure.draw(renderer)
-                renderer.finalize()
-            finally:
-                for artist in [*axes.lines, *axes.collections, *axes.patches, *axes.texts]:
-                    artist.remove()
+        try:
+            draw(axes)
+            renderer = new_renderer(_WIDTH, height, text, metadata=dict.fromkeys(_METADATA))
+            self._figure.draw(renderer)
+            renderer.finalize()
+        finally:
+            for artist in [*axes.lines, *axes.collections, *axes.patches, *axes.texts]:
+                artist.remove()
         return _as_part_of_a_page(text.getvalue(), key, title, description, height)
 
 
@@ -80,7 +74,7 @@ _METADATA = ("Date", "Creator", "Format", "Type")
 
 
 @contextmanager
-def _style() -> Iterator[None]:
+def style() -> Iterator[None]:
     """Matplotlib's own settings, whatever the user's are."""
     import matplotlib
 
@@ -92,38 +86,50 @@ def _style() -> Iterator[None]:
 
 def along(axes: Axes, places: Sequence[float], labels: Sequence[str], *, ends: tuple[float, float]) -> None:
     """What is across the figure, from end to end: as many of the labels as have room."""
-    axes.set_xlim(*ends)
     longest = max(map(len, labels), default=1)
     room = max(1, int((_WIDTH - _LEFT - _RIGHT) / (6.5 * (longest + 1))))  # a letter is about so wide
     every = -(-len(places) // room)
-    axes.set_xticks(list(places)[::every], list(labels)[::every])
-
-
-def upwards(
-    axes: Axes, values: Sequence[float], written: Callable[[float], str], *, least: float | None = None
-) -> None:
-    """What is upwards: from the least to the largest of the values, with ticks at round ones, `written` as they are in
-    tables."""
-    low, high = min(values), max(values)
-    pad = (high - low) * 0.06 or abs(high) * 0.1 or 1.0
-    axes.set_ylim(low - pad, high + pad)
-    axes.set_yticks(*_ticks(low - pad, high + pad, written))
+    _below(axes, list(places)[::every], list(labels)[::every], ends)
 
 
 def across(axes: Axes, low: float, high: float, written: Callable[[float], str]) -> None:
     """What is across the figure, where it is a figure."""
-    axes.set_xlim(low, high)
-    axes.set_xticks(*_ticks(low, high, written))
+    places = _ticks(low, high)
+    _below(axes, places, [written(place) for place in places], (low, high))
 
 
-def _ticks(low: float, high: float, written: Callable[[float], str]) -> tuple[list[float], list[str]]:
+def _below(axes: Axes, places: Sequence[float], labels: Sequence[str], ends: tuple[float, float]) -> None:
+    axes.set_xlim(*ends)
+    style: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "color": INK, "fontsize": _LETTERS}
+    for place, label in zip(places, labels, strict=True):
+        axes.text(place, -0.05, label, ha="center", va="top", **style)
+
+
+def upwards(axes: Axes, values: Sequence[float], written: Callable[[float], str]) -> None:
+    """What is upwards: from the least to the largest of the values, with lines at round ones, `written` as they are in
+    tables."""
+    low, high = min(values), max(values)
+    pad = (high - low) * 0.06 or abs(high) * 0.1 or 1.0
+    places = _ticks(low - pad, high + pad)
+    beside(axes, places, [written(place) for place in places], ends=(low - pad, high + pad))
+
+
+def beside(axes: Axes, places: Sequence[float], labels: Sequence[str], *, ends: tuple[float, float]) -> None:
+    """Lines through the figure, with labels to their left."""
+    axes.set_ylim(*ends)
+    lines = [(0.0, place, 1.0, place) for place in (ends[0], *places)]
+    style: dict[str, Any] = {"transform": axes.get_yaxis_transform()}
+    segments(axes, lines, color=FAINT, linewidth=0.6, zorder=0, **style)
+    for place, label in zip(places, labels, strict=True):
+        axes.text(-0.02, place, label, ha="right", va="center_baseline", color=INK, fontsize=_LETTERS, **style)
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Round ones, which three digits tell apart."""
     from matplotlib.ticker import MaxNLocator
 
-    # Round ones, which three digits tell apart.
-    places = [
-        float(tick) for tick in MaxNLocator(_TICKS, steps=(1, 2, 5, 10)).tick_values(low, high) if low <= tick <= high
-    ]
-    return places, [written(tick) for tick in places]
+    found = MaxNLocator(_TICKS, steps=(1, 2, 5, 10)).tick_values(low, high)
+    return [float(tick) for tick in found if low <= tick <= high]
 
 
 def segments(axes: Axes, ends: Iterable[tuple[float, float, float, float]], **style: Any) -> None:

@@ -25,7 +25,7 @@ _BASE: Mapping[str, Any] = {
 _OPEN = {**_NOW, "markerfacecolor": GROUND}
 _CPU: Mapping[str, Any] = {"color": INK, "marker": "x", "markersize": 5, "linestyle": "none"}
 _DASHED, _DOTTED = (0, (4, 2)), (0, (2, 3))
-_IN_TABLE = (5, 10, 25, 50, 75, 90, 95)  # of a distribution
+_MARKED, _IN_TABLE = (10, 25, 50, 75, 90), (5, 10, 25, 50, 75, 90, 95)  # of a distribution
 # Bounds may be so wide that nothing else could be seen beside them: what is drawn ends at so many times the largest
 # change or limit. The table has them whole.
 _MOST = 3.0
@@ -116,8 +116,7 @@ def distributions(sheet: Sheet, now: Side, base: Side | None) -> Figure:
         ends = [value for side in sides for q in (PERCENTILES[0], PERCENTILES[-1]) for value in side.at(q)]
         pad = (max(ends) - min(ends)) * 0.04 or max(ends) * 0.05
         canvas.across(axes, min(ends) - pad, max(ends) + pad, text.seconds)
-        axes.set_ylim(0, 100)
-        axes.set_yticks([10, 25, 50, 75, 90], ["p10", "p25", "p50", "p75", "p90"])
+        canvas.beside(axes, _MARKED, [f"p{q}" for q in _MARKED], ends=(0, 100))
         for side in reversed(sides):
             colour, style = (NOW, "-") if side is now else (BASE, _DASHED)
             least, most = ([end(side.at(q)) for q in PERCENTILES] for end in (min, max))
