@@ -147,7 +147,7 @@ def in_turns(name: str, now: Drawn, base: Drawn, *, stretches: bool = True, **kw
     """Measured beside another version."""
     source = random.Random(now.seed)
     measured, other = measurement(now), measurement(base)
-    lengths = ((now.steps // 10,) * 10,) * now.launches if stretches else ()
+    lengths = ((now.steps // 5,) * 5,) * now.launches if stretches else ()
     verdict = judge(measured, [other], LIMITS, interleaved=True, stretches=lengths)
     beside = Beside(
         version=_VERSION,
