@@ -59,6 +59,7 @@ class Settings:
     suite_plots: Path | None = None  # absolute
     json_path: Path | None  # absolute
     markdown_path: Path | None = None  # absolute
+    html_path: Path | None = None  # absolute
     annotate: Literal["github", "none"] = "none"
     sources: Mapping[str, str]  # name of a field -> a marker's, "command line", "ini" or "default"
 
@@ -81,7 +82,7 @@ class Settings:
         return next((f"--ddp-{name.replace('_', '-')}" for name in asked), "")
 
 
-_FILES = ("json_path", "markdown_path")  # that are written when the run ends
+_FILES = ("json_path", "markdown_path", "html_path")  # that are written when the run ends
 _BESIDE = ("against", "against_python", "against_env", "against_option")
 
 

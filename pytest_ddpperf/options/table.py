@@ -207,6 +207,11 @@ ROWS = (
         "$GITHUB_STEP_SUMMARY names",
     ),
     Row(
+        option="--ddp-html", field="html_path", default=None, metavar="PATH",
+        help="write a page with figures, one file that needs no network; by matplotlib and Jinja2: "
+        "pip install 'pytest-ddpperf[report]'",
+    ),
+    Row(
         option="--ddp-annotate", field="annotate", default="auto", metavar="HOW", ini="string",
         help="tell the worst ten measurements as annotations of a CI service: github, none, "
         "auto (github where GITHUB_ACTIONS is true, else none)",

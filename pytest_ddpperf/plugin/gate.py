@@ -39,6 +39,7 @@ else:
 _NOT_REPEATED = (
     "--ddp-json",
     "--ddp-markdown",
+    "--ddp-html",
     "--ddp-annotate",
     "--ddp-fail-on",
     "--ddp-disable",

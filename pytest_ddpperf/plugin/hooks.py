@@ -39,11 +39,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def _check(config: pytest.Config, run: Run) -> None:
     """Refuse settings that cannot be."""
-    from pytest_ddpperf.records.errors import OptionError
+    from pytest_ddpperf.plugin import written
+    from pytest_ddpperf.records.errors import MissingExtraError, OptionError
 
     try:
         settings = run.settings
-    except OptionError as error:
+        written.check(settings)
+    except (OptionError, MissingExtraError) as error:
         raise pytest.UsageError(str(error)) from None
     if settings.records and _workers(config) > 1:
         raise pytest.UsageError(

@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pytest_ddpperf.measuring.session import Report
+    from pytest_ddpperf.options import Settings
     from pytest_ddpperf.plugin.state import Run
+
+
+def check(settings: Settings) -> None:
+    """Raises MissingExtraError where a report that was asked for could not be made: before a run that may take hours,
+    not at its end."""
+    if settings.html_path is not None:
+        from pytest_ddpperf.report import page
+
+        page.check("--ddp-html")
 
 
 def write(run: Run) -> bool:
@@ -18,6 +28,7 @@ def write(run: Run) -> bool:
     reports: tuple[tuple[str, Path | None, Callable[[Report], str]], ...] = (
         ("--ddp-json", run.settings.json_path, _json),
         ("--ddp-markdown", run.settings.markdown_path, lambda report: report.markdown()),
+        ("--ddp-html", run.settings.html_path, lambda report: report.html()),
     )
     asked = [(option, path, text) for option, path, text in reports if path is not None]
     for option, path, text in asked:

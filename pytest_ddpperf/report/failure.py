@@ -62,7 +62,7 @@ def _gate_failure(outcome: Outcome) -> Iterator[str]:
     if outcome.beside is not None:
         yield f"against:  {beside.commits(outcome.beside)}"
     if outcome.stored is not None:
-        yield f"suspected by the stored baseline: {', '.join(text.change(c) for c in outcome.stored.comparisons)}"
+        yield suspected(outcome.stored)
     if outcome.accept:
         yield f"baseline: {outcome.baseline_path}"
     yield from remedy(outcome)
@@ -81,9 +81,25 @@ def remedy(outcome: Outcome) -> Iterator[str]:
         yield f"accept:   {outcome.accept}" if compared else f"record: {outcome.accept}"
 
 
+def suspected(stored: Verdict) -> str:
+    """What the stored baseline by itself said, where turns settled it."""
+    return f"suspected by the stored baseline: {', '.join(text.change(c) for c in stored.comparisons)}"
+
+
 def _metrics(
     comparisons: list[Comparison], counters: list[CounterChange], collective: Collective | None
 ) -> Iterator[str]:
+    rows = metrics(comparisons, counters, collective)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+    yield ""
+
+
+def metrics(
+    comparisons: Sequence[Comparison], counters: Sequence[CounterChange], collective: Collective | None
+) -> list[tuple[str, ...]]:
+    """A row a limit, below one of titles."""
     rows: list[tuple[str, ...]] = [("metric", "baseline", "now", "change [bounds]", "limit", "resolves")]
     for c in comparisons:
         limit = str(c.limit).partition(":")[2]
@@ -94,10 +110,7 @@ def _metrics(
         metric, _, limit = str(changed.limit).partition(":")
         change = text.counted(changed).removeprefix(metric).strip()
         rows.append((metric, f"{changed.baseline:,}", f"{changed.now:,}", f"{change}, counted", limit, "all"))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        yield "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-    yield ""
+    return rows
 
 
 def _evidence(outcome: Outcome, baseline: Baseline) -> str:

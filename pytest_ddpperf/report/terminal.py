@@ -214,7 +214,7 @@ def told(outcome: Outcome) -> Iterator[str]:
         if outcome.stored is not None and verdict.status is Status.PASS:
             changes = ", ".join(text.change(c) for c in outcome.stored.comparisons)
             yield f"{name}: {changes} against the baseline, and settled by its own code:"
-        yield from (f"{name}: {line}" for line in (*_dropped(verdict), *beside.told(outcome)))
+        yield from (f"{name}: {line}" for line in (*dropped(verdict), *beside.told(outcome)))
     yield from (f"{name}: {note}" for note in outcome.notes)
 
 
@@ -262,11 +262,11 @@ def settled(outcome: Outcome) -> str:
     return f"{changes} against the baseline, but {_WHY_SETTLED[reason]}{differs}"
 
 
-def _dropped(verdict: Verdict) -> Iterator[str]:
+def dropped(verdict: Verdict) -> Iterator[str]:
     """The default limits without support, each reason once."""
     limits: dict[str, list[str]] = {}
-    for dropped in verdict.dropped:
-        limit, _, reason = dropped.partition(": ")
+    for line in verdict.dropped:
+        limit, _, reason = line.partition(": ")
         limits.setdefault(reason, []).append(limit)
     for reason, of_it in limits.items():
         yield f"dropped the default limit{'s' * (len(of_it) > 1)} {', '.join(of_it)}: {reason}"

@@ -105,6 +105,7 @@ def test_without_being_asked_the_settings_are_the_documented_defaults(
         suite_plots=None,
         json_path=None,
         markdown_path=None,
+        html_path=None,
         annotate="none",
         sources=settings.sources,
     )
@@ -144,6 +145,7 @@ def test_every_option_is_taken_from_the_command_line(read: Callable[..., Setting
         "--ddp-suite-plots=figures/here",
         "--ddp-json=out/all.json",
         "--ddp-markdown=out/all.md",
+        "--ddp-html=out/all.html",
         "--ddp-annotate=github",
     )
     assert settings == Settings(
@@ -185,6 +187,7 @@ def test_every_option_is_taken_from_the_command_line(read: Callable[..., Setting
         suite_plots=pytester.path / "figures/here",
         json_path=pytester.path / "out/all.json",
         markdown_path=pytester.path / "out/all.md",
+        html_path=pytester.path / "out/all.html",
         annotate="github",
         sources=settings.sources,
     )
@@ -529,6 +532,7 @@ def test_a_metric_has_one_limit(refusal: Callable[..., str], given: str) -> None
         ("--ddp-baseline-dir=", "--ddp-baseline-dir: '': a folder"),
         ("--ddp-json=", "--ddp-json: '': a file"),
         ("--ddp-markdown=", "--ddp-markdown: '': a file"),
+        ("--ddp-html=", "--ddp-html: '': a file"),
         ("--ddp-annotate=gitlab", "--ddp-annotate: 'gitlab': one of auto, github, none; did you mean github?"),
         ("--ddp-against=", "--ddp-against: '': a git ref, or self"),
         ("--ddp-against-setup=", "--ddp-against-setup: '': a shell command"),
@@ -559,7 +563,7 @@ def test_nothing_may_be_preloaded_in_place_of_what_the_ini_file_names(
     assert read("--ddp-preload=").preload == ()
 
 
-@pytest.mark.parametrize("option", ["--ddp-json", "--ddp-markdown"])
+@pytest.mark.parametrize("option", ["--ddp-json", "--ddp-markdown", "--ddp-html"])
 def test_a_folder_cannot_take_a_report(refusal: Callable[..., str], pytester: pytest.Pytester, option: str) -> None:
     folder = pytester.mkdir("out")
     assert refusal(f"{option}=out") == f"{option}: {str(folder)!r}: is a folder: name the file to write"
