@@ -9,14 +9,15 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from pytest_ddpperf import __version__
-from pytest_ddpperf.cli import baseline, console, diff
-from pytest_ddpperf.records.errors import BaselineError, DdpPerfError, OptionError, ReportError
+from pytest_ddpperf.cli import baseline, console, diff, html
+from pytest_ddpperf.records.errors import BaselineError, DdpPerfError, MissingExtraError, OptionError, ReportError
 
 COMMANDS = (
     diff,
+    html,
     baseline,
 )
-_USERS = (console.UsageError, console.FileError, BaselineError, OptionError, ReportError)
+_USERS = (console.UsageError, console.FileError, BaselineError, MissingExtraError, OptionError, ReportError)
 
 _STATUSES = """\
 exit status:

@@ -38,6 +38,9 @@ else:
 # Options of a run that the command which accepts its figures does without.
 _NOT_REPEATED = (
     "--ddp-json",
+    "--ddp-markdown",
+    "--ddp-html",
+    "--ddp-annotate",
     "--ddp-fail-on",
     "--ddp-disable",
     "--ddp-save-baseline",

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pytest_ddpperf.measuring.session import Report
+    from pytest_ddpperf.options import Settings
     from pytest_ddpperf.plugin.state import Run
+
+
+def check(settings: Settings) -> None:
+    """Raises MissingExtraError where a report that was asked for could not be made: before a run that may take hours,
+    not at its end."""
+    if settings.html_path is not None:
+        from pytest_ddpperf.report import page
+
+        page.check("--ddp-html")
 
 
 def write(run: Run) -> bool:
@@ -16,6 +27,8 @@ def write(run: Run) -> bool:
     tells, and why."""
     reports: tuple[tuple[str, Path | None, Callable[[Report], str]], ...] = (
         ("--ddp-json", run.settings.json_path, _json),
+        ("--ddp-markdown", run.settings.markdown_path, lambda report: report.markdown()),
+        ("--ddp-html", run.settings.html_path, lambda report: report.html()),
     )
     asked = [(option, path, text) for option, path, text in reports if path is not None]
     for option, path, text in asked:
@@ -24,11 +37,19 @@ def write(run: Run) -> bool:
 
 
 def _write(report: Report, option: str, path: Path, text: Callable[[Report], str]) -> None:
+    content = text(report)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text(report), encoding="utf-8")
+        with path.open("a" if _is_summary(path) else "w", encoding="utf-8") as file:
+            file.write(content)
     except OSError as error:
         report.unwritten.append(f"{option} {path} was not written: {error.strerror}")
+
+
+def _is_summary(path: Path) -> bool:
+    """Whether it is the summary of a step of GitHub's, to which all that runs there adds its own."""
+    summary = os.environ.get("GITHUB_STEP_SUMMARY", "")
+    return summary != "" and os.path.realpath(summary) == os.path.realpath(path)
 
 
 def _json(report: Report) -> str:

@@ -21,6 +21,7 @@ from pytest_ddpperf.verdict.times import (
     judge_times,
     level_of,
     resolutions,
+    shift,
     unsupported,
 )
 
@@ -39,6 +40,7 @@ __all__ = [
     "of_one_length",
     "resolutions",
     "settled",
+    "shift",
     "suspected",
     "unsupported",
     "with_counters",
