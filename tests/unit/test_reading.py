@@ -98,7 +98,24 @@ def test_what_is_no_report_is_named_with_what_is_wrong(tmp_path: Path, content: 
         (
             ("measurements", 1, "verdict", "comparisons", 0, "limit", "metric"),
             "pfifty",
-            "verdict.comparisons[0].limit: pfifty is no metric",
+            "verdict.comparisons[0].limit.metric: 'pfifty' is none",
+        ),
+        (("measurements", 1, "launches"), 0, "launches: 0 is not a number of launches"),
+        (("measurements", 1, "level"), 0, "level: 0 is not an error rate"),
+        (
+            ("measurements", 1, "limits"),
+            [{"metric": "p100", "value": 0.1, "unit": "%", "default": False}],
+            "limits[0].metric: 'p100' is none",
+        ),
+        (
+            ("measurements", 1, "limits"),
+            [{"metric": "busbw", "value": 1.0, "unit": "%", "default": False}],
+            "limits[0].value: 1 limits nothing",
+        ),
+        (
+            ("measurements", 1, "verdict", "comparisons", 0, "now_seconds"),
+            0,
+            "verdict.comparisons[0]: its times are not positive",
         ),
         (("measurements", 1, "verdict", "status"), "FINE", "verdict.status: expected one of 'PASS'"),
     ],
