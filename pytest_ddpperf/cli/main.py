@@ -11,7 +11,6 @@ from typing import NoReturn
 from pytest_ddpperf import __version__
 from pytest_ddpperf.cli import console, diff, html
 from pytest_ddpperf.records.errors import BaselineError, DdpPerfError, MissingExtraError, OptionError, ReportError
-from pytest_ddpperf.report import text
 
 COMMANDS = (
     diff,
@@ -51,12 +50,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130  # as a shell has it
     except Exception:
         traceback.print_exc()
-        print("ddpperf: this is an error of pytest-ddpperf's own", file=sys.stderr)
+        console.complain("this is an error of pytest-ddpperf's own")
         return console.INTERNAL_ERROR
 
 
 def _ended(error: DdpPerfError, status: int) -> int:
-    print(text.printable(f"ddpperf: error: {error}"), file=sys.stderr)
+    console.complain(f"error: {error}")
     return status
 
 

@@ -228,10 +228,12 @@ def sentence(outcome: Outcome) -> str:
     if verdict.status is Status.INCONCLUSIVE:
         return f"INCONCLUSIVE: {_changes(outcome)}: beyond the limit, but {_WHY_INCONCLUSIVE[verdict.reason]}"
     if verdict.status is Status.IMPROVED:
-        accept = "" if outcome.beside is not None else ": --ddp-save-baseline makes it the new baseline"
+        accept = ": --ddp-save-baseline makes it the new baseline" if _stored(outcome) else ""
         return f"IMPROVED: {_changes(outcome)}{accept}"
     if verdict.status is Status.NO_BASELINE and outcome.beside is not None:
         return f"NO BASELINE: {beside.missing(outcome.beside)}"
+    if verdict.status is Status.NO_BASELINE and not _stored(outcome):
+        return "NO BASELINE: there is nothing to compare it with"
     if verdict.status is Status.NO_BASELINE:
         return f"NO BASELINE at {outcome.baseline_path}: record one with --ddp-save-baseline"
     if verdict.status is Status.INCOMPARABLE:
@@ -243,6 +245,11 @@ def sentence(outcome: Outcome) -> str:
     if verdict.status is Status.NOT_GATED:
         return f"NOT GATED: {not_gated(outcome)}"
     return f"{verdict}: {_changes(outcome)}"
+
+
+def _stored(outcome: Outcome) -> bool:
+    """Whether it was held against a stored baseline, and nothing beside it: one that can be saved anew."""
+    return outcome.beside is None and bool(outcome.baseline_path)
 
 
 def settled(outcome: Outcome) -> str:
@@ -281,7 +288,7 @@ def incomparable(outcome: Outcome) -> str:
         "no-cpu-time-now": "CPU time is limited, and the ranks used none",
         "baseline-support": f"the baseline has too few steps: {', '.join(outcome.verdict.differences)}",
     }.get(outcome.verdict.reason, ", ".join(outcome.verdict.differences))
-    if outcome.beside is not None:
+    if not _stored(outcome):
         return why
     return f"{why}; record a new baseline with --ddp-save-baseline, or measure as it was recorded"
 

@@ -87,10 +87,10 @@ def judge_times(
         return Verdict(status=Status.NOT_GATED, reason=not_gated)
     if not baseline:
         return Verdict(status=Status.NO_BASELINE, reason="no-baseline")
-    differences = _differences(current.environment.recorded, baseline[-1].environment.recorded)
-    broken = _differences(current.environment.must_match, baseline[-1].environment.must_match)
+    differences = differing(current.environment.recorded, baseline[-1].environment.recorded)
+    broken = differing(current.environment.must_match, baseline[-1].environment.must_match)
     if interleaved:
-        where = _differences(current.environment.key, baseline[-1].environment.key)
+        where = differing(current.environment.key, baseline[-1].environment.key)
         asked = tuple(line for line in broken if line.startswith(_ASKED))
         differences = (*where, *(line for line in broken if line not in asked), *differences)
         broken = asked
@@ -291,7 +291,7 @@ def _share(logarithm: float) -> float:
     return math.expm1(min(logarithm, 700.0))
 
 
-def _differences(now: Mapping[str, Scalar], base: Mapping[str, Scalar]) -> tuple[str, ...]:
+def differing(now: Mapping[str, Scalar], base: Mapping[str, Scalar]) -> tuple[str, ...]:
     """Facts that differ, as "torch 2.12 -> 2.13"."""
 
     def lines() -> Iterator[str]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import subprocess
 
 import pytest
 
-from tests.integration.conftest import Run
+from pytest_ddpperf.cli.main import main
+from tests.integration.conftest import STEP, Run
 
 NOTHING = "def test_nothing(): pass"
 
@@ -27,3 +29,35 @@ def test_a_run_without_distributed_tests_writes_a_report_of_none(pytester: pytes
     report = json.loads((pytester.path / "new/folder/out.json").read_text())
     assert report["measurements"] == []
     assert report["summary"]["measured"] == 0
+
+
+def test_reports_say_of_which_commit_they_are_and_compare_as_the_gate_did(
+    pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = pytester.mkdir("perf")
+    (folder / "test_step.py").write_text(STEP + "\ndef test_step(ddp_benchmark):\n    ddp_benchmark(lasting)\n")
+    monkeypatch.setenv("GIT_COMMITTER_DATE", "2026-01-02T03:04:05Z")
+    git = ["git", "-C", str(pytester.path), "-c", "user.name=a", "-c", "user.email=a@b.c"]
+    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "1"]):
+        subprocess.run([*git, *command], check=True)
+    commit = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    asked = ["perf", "--rootdir=perf"]
+    run(*asked, "--ddp-save-baseline", "--ddp-json=base.json").assert_outcomes(passed=1)
+    monkeypatch.setenv("LASTS", "40")
+    run(*asked, "--ddp-json=now.json").assert_outcomes(failed=1)
+
+    base, now = (json.loads(pytester.path.joinpath(name).read_text()) for name in ("base.json", "now.json"))
+    assert (base["commit"], base["committed"]) == (commit, "2026-01-02T03:04:05+00:00")
+    assert len({base["run_id"], now["run_id"]}) == 2
+    (measured,) = now["measurements"]
+    line = 1 + (folder / "test_step.py").read_text().splitlines().index("def test_step(ddp_benchmark):")
+    assert (measured["file"], measured["line"]) == ("perf/test_step.py", line)
+    (session,) = measured["sessions"]
+    assert session["commit"] == commit
+    assert session["launch_seconds"]["p50"] == pytest.approx([0.005] * 3)
+    assert base["measurements"][0]["sessions"] == []
+
+    assert main(["diff", str(pytester.path / "base.json"), str(pytester.path / "now.json")]) == 1
+    told = capsys.readouterr().out
+    assert measured["verdict"]["comparisons"][0]["change"]["estimate"] == pytest.approx(7)
+    assert "REGRESSED: p50 +700.0 % [" in told
