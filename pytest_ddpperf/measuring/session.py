@@ -265,18 +265,19 @@ class Report:
         return markdown.report(
             self.outcomes,
             count(self.outcomes, self.skipped, len(self.never_measured)),
+            problem=self.usage_error,
             told=self._remarks(),
             facts=self.facts,
         )
 
     def html(self) -> str:
         """A page; raises MissingExtraError."""
-        return page.html(self.outcomes, [self.run], told=self._remarks())
+        return page.html(self.outcomes, [self.run], problem=self.usage_error, told=self._remarks())
 
     def _remarks(self) -> list[str]:
         """Of the run as a whole."""
         remarks = terminal.remarks(self.outcomes, never_measured=self.never_measured, sharing=self.sharing)
-        return [*filter(None, [self.usage_error]), *self.told, *remarks]
+        return [*self.told, *remarks]
 
     def data(self) -> dict[str, Any]:
         """Everything, as plain JSON values."""

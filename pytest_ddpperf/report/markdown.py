@@ -45,23 +45,25 @@ def report(
     outcomes: Sequence[Outcome],
     counts: Counts,
     *,
+    problem: str = "",
     told: Sequence[str] = (),
     facts: Mapping[str, Scalar] | None = None,
     most: int = MOST_CHARACTERS,
 ) -> str:
-    """The counts, what is to be looked at with its details, the worst first, then the rest. `told`: lines about the run
-    as a whole. `facts`: of the machine. What is left out where there are more than `most` characters is the least
-    important, and it is said how much that is."""
+    """The counts, what is to be looked at with its details, the worst first, then the rest. `problem`: why the run as a
+    whole is none. `told`: lines about it. `facts`: of the machine. What is left out where there are more than `most`
+    characters is the least important, and it is said how much that is."""
     ordered = worst.first(outcomes)
     concerning = [outcome for outcome in ordered if worst.concern(outcome) is not Concern.NONE]
     quiet = ordered[len(concerning) :]
     about = [line.removeprefix("ddpperf: ") for line in terminal.header(facts, verbose=False)] if facts else []
-    head = f"{MARKER}\n## {last_line(counts)}\n"
-    room = most - len(head) - len(_assembled({}, quiet, open_=False)) - _CUT_CHARACTERS
+    head = f"{MARKER}\n## {last_line(counts)}\n" + (f"\n{_code(problem)}\n" if problem else "")
+    frame = _assembled(dict.fromkeys(_NAMES, ("-",)), quiet, open_=True)
+    room = most - len(head) - len(frame) - _CUT_CHARACTERS
     kept: dict[int, list[str]] = {}
-    pieces = list(_by_importance(concerning, quiet, [*about, *told]))
+    pieces = list(_by_importance(concerning, quiet, [line for line in (*about, *told) if line]))
     for place, (kind, piece) in enumerate(pieces):
-        room -= len(piece) + 1
+        room -= len(piece) + len("\n\n")
         if room < 0:
             pieces = pieces[place:]
             break
@@ -104,7 +106,7 @@ def _cut(left: Mapping[int, int], most: int) -> str:
     if not left:
         return ""
     what = ", ".join(f"{_NAMES[kind]} ({number})" for kind, number in sorted(left.items()))
-    return f"\nCut at {most:,} characters. Left out: {what}. The JSON of `--ddp-json` has all of it.\n"
+    return f"\nCut at {most:,} characters. Left out: {what}. The JSON report has all of it.\n"
 
 
 def _table(rows: Sequence[str]) -> str:
@@ -118,12 +120,13 @@ def _table(rows: Sequence[str]) -> str:
 
 def _row(outcome: Outcome) -> str:
     name, ranks, *figures, change, verdict = terminal.row(outcome, _PERCENTILES)
-    verdict = f"**{verdict}**" if outcome.fails else verdict
+    verdict = f"**{verdict}**" if worst.concern(outcome) is Concern.FAILS else verdict
     return f"| {' | '.join([verdict, _code(name), _code(ranks), *figures, change])} |"
 
 
 def _has_details(outcome: Outcome) -> bool:
-    return outcome.fails or (outcome.verdict is not None and outcome.verdict.status is Status.INCONCLUSIVE)
+    verdict = outcome.verdict
+    return worst.concern(outcome) is Concern.FAILS or (verdict is not None and verdict.status is Status.INCONCLUSIVE)
 
 
 def _details(outcome: Outcome) -> str:

@@ -13,7 +13,7 @@ from tests.integration.conftest import STEP, Run
 NOTHING = "def test_nothing(): pass"
 
 
-@pytest.mark.parametrize("option", ["--ddp-json"])
+@pytest.mark.parametrize("option", ["--ddp-json", "--ddp-markdown"])
 def test_a_report_that_cannot_be_written_is_told_and_is_red(pytester: pytest.Pytester, run: Run, option: str) -> None:
     pytester.makepyfile(NOTHING)
     (pytester.path / "file").write_text("")
@@ -29,6 +29,41 @@ def test_a_run_without_distributed_tests_writes_a_report_of_none(pytester: pytes
     report = json.loads((pytester.path / "new/folder/out.json").read_text())
     assert report["measurements"] == []
     assert report["summary"]["measured"] == 0
+
+
+HEADING = "## ddpperf: 0 of 1 compared: 1 without baseline\n"
+
+
+def test_people_are_told_where_they_look(pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytester.makepyfile(
+        test_step=STEP
+        + """
+@pytest.mark.parametrize("name", ["a\\n::error::<b>%|`"], ids=lambda name: name)
+def test_step(ddp_benchmark, name):
+    ddp_benchmark(lasting)
+""",
+        test_nothing=NOTHING,
+    )
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    summary, other = pytester.path / "summary.md", pytester.path / "out/other.md"
+    summary.write_text("the summary of what ran before\n")
+    other.parent.mkdir()
+    other.write_text("the report of an earlier run\n")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    result = run("-q", "--ddp-markdown=summary.md")
+    lines = (pytester.path / "test_step.py").read_text().splitlines()
+    line = next(number for number, each in enumerate(lines, 1) if each.startswith("@pytest"))
+    commands = [each for each in result.outlines if each.startswith("::")]
+    assert len(commands) == 1
+    assert commands[0].startswith("::warning title=NO BASELINE%3A test_step.py%3A%3Atest_step[a\\n%3A%3Aerror")
+    assert f",file=test_step.py,line={line}::NO BASELINE at baselines/" in commands[0]
+    assert summary.read_text().startswith("the summary of what ran before\n<!-- pytest-ddpperf -->\n" + HEADING)
+
+    assert run("test_nothing.py", "--ddp-markdown=summary.md", "--ddp-annotate=none").ret == 0
+    assert summary.read_text().endswith("\n<!-- pytest-ddpperf -->\n## ddpperf: 0 of 0 compared\n")
+    assert HEADING in summary.read_text()
+    assert run("test_nothing.py", "--ddp-markdown=out/other.md").ret == 0
+    assert other.read_text() == "<!-- pytest-ddpperf -->\n## ddpperf: 0 of 0 compared\n"
 
 
 def test_reports_say_of_which_commit_they_are_and_compare_as_the_gate_did(

@@ -398,6 +398,13 @@ def test_help_tells_every_option_and_ini_key(pytester: pytest.Pytester, monkeypa
 DOCUMENT = Path(__file__).parents[2] / "docs/options.md"
 
 
+@pytest.mark.parametrize("document", ["README.md", "docs/ci.md"])
+def test_a_recipe_asks_for_nothing_that_there_is_not(document: str) -> None:
+    named = set(re.findall(r"--ddp-[a-z][a-z-]*", (DOCUMENT.parents[1] / document).read_text()))
+    assert named
+    assert named <= {row.option for row in ROWS}
+
+
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.key)
 def test_the_documents_table_has_every_setting_with_its_names_and_default(row: Row) -> None:
     lines = [line for line in DOCUMENT.read_text().splitlines() if line.startswith(f"| `{row.option}")]

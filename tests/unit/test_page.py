@@ -218,6 +218,12 @@ def test_a_run_that_compared_nothing_says_so(outcomes: tuple[Outcome, ...], told
     assert told in drawn(*outcomes).words
 
 
+def test_what_ended_a_run_is_said_beside_its_measurements(slower: Outcome) -> None:
+    read = Read(page.html([slower], [Run()], problem="no test imported a file that differs"))
+    assert "loud" in [attributes.get("class") for attributes in read.all("p")]
+    assert "no test imported a file that differs" in read.words
+
+
 def test_a_run_that_compared_something_does_not_say_so(each_kind: Read) -> None:
     assert "Nothing was compared" not in each_kind.words
     assert each_kind.within["h1"] == [
@@ -278,7 +284,7 @@ def test_a_hostile_name_harms_nothing(slower: Outcome) -> None:
     assert not read.open
     assert not read.all("script")
     assert set("\x1b\x07\u202e").isdisjoint(html)
-    assert all(text.startswith("tests/test_a.py::test[</title><script>alert(1)") for text in read.within["h2"])
+    assert all(text.startswith("tests/test_a.py::test[</title><script>") for text in read.within["h2"])
     assert max(len(text.strip()) for text in read.within["h2"]) <= 200
     assert r"\x1b[31mred\x07\u202e\ud800" in read.words
     assert len(read.all("svg")) == 8
