@@ -126,7 +126,7 @@ def against_baseline(
         judge(measured, found, limits),
         measured,
         baseline_path=f"baselines/cpu/tests/perf/test_step/{name}.json",
-        sessions=tuple(in_percentiles(session, now.steps) for session in recordings),
+        sessions=tuple(in_percentiles(session, min(now.steps, base.steps)) for session in recordings),
         limits=tuple(limits),
         **kwargs,
     )

@@ -321,13 +321,23 @@ def test_labels_that_have_no_room_are_left_out() -> None:
 
 
 def test_percentiles_of_a_side_are_those_of_the_verdict(slower: Outcome) -> None:
-    now, base = sides.now(slower), sides.base(slower)
-    assert now is not None
-    assert base is not None
+    both = sides.of(slower)
+    assert both is not None
+    assert both.base is not None
     (p10, p50) = slower.verdict.comparisons  # type: ignore[union-attr]
     for comparison, q in ((p10, 10), (p50, 50)):
-        assert now.middle(q) == pytest.approx(comparison.now_seconds)
-        assert base.middle(q) == pytest.approx(comparison.baseline_seconds)
+        assert both.now.middle(q) == pytest.approx(comparison.now_seconds)
+        assert both.base.middle(q) == pytest.approx(comparison.baseline_seconds)
+
+
+def test_sides_are_drawn_by_as_many_steps_as_they_are_compared_by() -> None:
+    longer, usual = Drawn(steps=90), Drawn(seed=9)
+    turned = reports.in_turns("test_x", longer, usual, stretches=False)
+    for outcome in (reports.against_baseline("test_x", longer, usual), turned):
+        both = sides.of(outcome)
+        assert both is not None
+        assert outcome.verdict is not None
+        assert both.now.middle(50) == pytest.approx(outcome.verdict.comparisons[1].now_seconds)
 
 
 @pytest.mark.parametrize("stored", [True, False], ids=["stored", "in turns"])

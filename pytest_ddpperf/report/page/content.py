@@ -109,9 +109,10 @@ def _told(outcome: Outcome) -> Iterator[str]:
 
 
 def _figures(outcome: Outcome, sheet: Sheet) -> Iterator[Figure]:
-    now, base = sides.now(outcome), sides.base(outcome)
-    if now is None:
+    both = sides.of(outcome)
+    if both is None:
         return
+    now, base = both.now, both.base
     found = sides.shifts(outcome)
     if found:
         yield figures.shifts(sheet, found, base.name if base is not None else "the baseline")
