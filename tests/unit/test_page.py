@@ -320,6 +320,20 @@ def test_labels_that_have_no_room_are_left_out() -> None:
     assert 8 <= len(labels) <= 20
 
 
+@pytest.mark.parametrize(
+    ("places", "labels"),
+    [
+        ([0.005, 0.01, 0.015], ["5 ms", "10 ms", "15 ms"]),
+        ([0.0, 0.5, 1.0], ["0 s", "0.5 s", "1 s"]),
+        ([0.00002, 0.0000205], ["20 us", "20.5 us"]),
+        ([0.0], ["0 ns"]),
+        ([], []),
+    ],
+)
+def test_an_axis_has_one_unit(places: list[float], labels: list[str]) -> None:
+    assert canvas.durations(places) == labels
+
+
 def test_percentiles_of_a_side_are_those_of_the_verdict(slower: Outcome) -> None:
     both = sides.of(slower)
     assert both is not None

@@ -51,7 +51,7 @@ def card(outcome: Outcome, sheet: Sheet, number: int) -> Card:
         name=text.name(outcome),
         kind=status.lower().replace(" ", "-"),
         status=status,
-        sentence=terminal.sentence(outcome).removeprefix(f"{status}: "),
+        sentence=terminal.sentence(outcome).removeprefix(status).removeprefix(":").strip(),
         change=terminal.change(verdict),
         who=outcome.plan.roles or f"{outcome.plan.world_size} {outcome.plan.backend}",
         opened=worst.concern(outcome) <= Concern.DOUBTFUL,
