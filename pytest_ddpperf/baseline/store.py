@@ -105,6 +105,35 @@ class Store:
         except OSError as error:
             raise _failure(path, "cannot be written", error) from error
 
+    def files(self) -> tuple[Path, ...]:
+        """All that are called like a baseline, sorted; raises BaselineError where the root cannot be read."""
+        try:
+            next(self.root.iterdir(), None)
+        except OSError as error:
+            raise _failure(self.root, "cannot be read", error) from error
+        return tuple(sorted(path for path in self.root.glob("*/**/*.json") if path.is_file()))
+
+    def read_file(self, path: Path) -> Baseline:
+        """The baseline of whichever test; raises BaselineError."""
+        try:
+            return content.parse(path, path.read_bytes())
+        except OSError as error:
+            raise _failure(path, "cannot be read", error) from error
+
+    def remove(self, path: Path) -> None:
+        """Delete a baseline, and the folders that held nothing else; raises BaselineError."""
+        try:
+            path.unlink()
+        except OSError as error:
+            raise _failure(path, "cannot be removed", error) from error
+        for folder in path.parents:
+            if folder == self.root or self.root not in folder.parents:
+                return
+            try:
+                folder.rmdir()
+            except OSError:
+                return  # it holds others
+
     def others(self, test: TestId) -> tuple[str, ...]:
         """Names of the environments that have a baseline for this test; none where the root is unreadable."""
         try:

@@ -48,10 +48,11 @@ def complain(words: str) -> None:
     print(text.printable(f"ddpperf: {words}"), file=sys.stderr)
 
 
-def write(path: Path, content: str) -> None:
-    """A file with that content, and its folders; raises FileError."""
+def write(path: Path, content: str, *, append: bool = False) -> None:
+    """A file with that content, or with that at its end, and its folders; raises FileError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content, encoding="utf-8")
+        with path.open("a" if append else "w", encoding="utf-8") as file:
+            file.write(content)
     except OSError as error:
         raise FileError(path, f"cannot be written: {error.strerror}") from error

@@ -9,12 +9,14 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from pytest_ddpperf import __version__
-from pytest_ddpperf.cli import console, diff, html
+from pytest_ddpperf.cli import baseline, console, diff, html, markdown
 from pytest_ddpperf.records.errors import BaselineError, DdpPerfError, MissingExtraError, OptionError, ReportError
 
 COMMANDS = (
     diff,
     html,
+    markdown,
+    baseline,
 )
 _USERS = (console.UsageError, console.FileError, BaselineError, MissingExtraError, OptionError, ReportError)
 

@@ -115,3 +115,9 @@ def test_neither_pytest_nor_torch_is_imported(tmp_path: Path) -> None:
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout.splitlines()[-1]) == (0, "[]"), ended.stderr
+
+
+def test_the_documentation_has_every_command() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "command.md").read_text()
+    for module in main.COMMANDS:
+        assert f"`ddpperf {module.__name__.rpartition('.')[2]} " in page
