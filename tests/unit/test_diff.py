@@ -407,6 +407,15 @@ def test_it_is_written_as_markdown(
     assert path.read_text() == told * 2
 
 
+def test_a_report_of_it_has_no_advice_for_stored_baselines(tmp_path: Path) -> None:
+    path = tmp_path / "diff.json"
+    diff(tmp_path, [outcome(0.1, spread=0.05)], [outcome(0.1, spread=0.05)], "--json", str(path))
+    assert main(["markdown", str(path), "-o", str(tmp_path / "diff.md")]) == 0
+    told = (tmp_path / "diff.md").read_text()
+    assert "1 of 1 compared: 1 passed" in told
+    assert "--ddp-extend-baseline" not in told
+
+
 def test_it_is_written_as_a_page(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="pages are drawn by matplotlib")
     path = tmp_path / "diff.html"
