@@ -88,6 +88,7 @@ def _held_against(now: Outcome, other: Entry | None, terms: Terms, level: float)
     )  # fmt: skip
     if now.measurement is None:
         return replace(fresh, verdict=None, fails=True)
+    fresh = replace(fresh, error="")  # of what was not saved
     if other is None:
         return _judged(fresh, _nothing(), terms, "only in the later run")
     if other.outcome.measurement is None:

@@ -358,12 +358,16 @@ def test_the_assumed_drift_is_told(tmp_path: Path, capsys: pytest.CaptureFixture
 
 def test_nothing_is_left_of_what_a_run_was_held_against(tmp_path: Path) -> None:
     old = outcome(
-        0.1, notes=("there is a baseline for another environment",), baseline_path="baselines/x.json", saved=2
+        0.1,
+        error="not saved: the folder is read-only",
+        notes=("there is a baseline for another environment",),
+        baseline_path="baselines/x.json",
+        saved=2,
     )
     path = tmp_path / "diff.json"
     assert diff(tmp_path, [outcome(0.1)], [old], "--json", str(path)) == 0
     (again,) = reading.read([path]).outcomes
-    assert (again.notes, again.baseline_path, again.saved, again.accept) == ((), "", 0, "")
+    assert (again.notes, again.error, again.baseline_path, again.saved, again.accept) == ((), "", "", 0, "")
     (session,) = again.sessions
     assert (session.created, session.commit, session.host) == (BASE.created, BASE.commit, "a")
     data = json.loads(path.read_text())
