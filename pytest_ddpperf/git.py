@@ -7,6 +7,7 @@ import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,15 @@ def commit_of(path: Path) -> str:
         return git(path, *arguments, timeout=_GIT_SECONDS).strip()
     except GitError:
         return ""
+
+
+def commit_time(path: Path) -> str:
+    """When what is checked out at `path` was committed, ISO 8601 in UTC; "" where git cannot say."""
+    try:
+        seconds = git(path, "show", "--no-patch", "--no-show-signature", "--format=%ct", "HEAD", timeout=_GIT_SECONDS)
+    except GitError:
+        return ""
+    return datetime.fromtimestamp(int(seconds), timezone.utc).isoformat()
 
 
 def top_level(path: Path) -> Path:

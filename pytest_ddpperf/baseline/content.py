@@ -95,15 +95,17 @@ def _problem(baseline: Baseline) -> str:
     first = baseline.measurements[0].environment
     for number, measurement in enumerate(baseline.measurements):
         place = f"sessions[{number}].measurement"
-        if nonsense := _nonsense(measurement.samples):
-            return f"{place}.samples.{nonsense}"
+        if measurement.samples.launches == 1:
+            return f"{place}.samples.step_seconds: a single launch, with which nothing can be compared"
+        if wrong := nonsense(measurement.samples):
+            return f"{place}.samples.{wrong}"
         environment = measurement.environment
         if (environment.key, environment.must_match) != (first.key, first.must_match):
             return f"{place}.environment: is not that of the first session"
     return ""
 
 
-def _nonsense(samples: Samples) -> str:
+def nonsense(samples: Samples) -> str:
     """What no measurement can have brought forth, with its place; "" where all is well.
 
     Only the group's step times must be positive. A rank's own may be 0 where it had nothing to do within the
@@ -112,8 +114,6 @@ def _nonsense(samples: Samples) -> str:
     launches, steps = len(samples.step_seconds), len(next(iter(samples.step_seconds), ()))
     if not steps:
         return "step_seconds: no steps"
-    if launches == 1:
-        return "step_seconds: a single launch, with which nothing can be compared"
     for launch, times in enumerate(samples.step_seconds):
         if len(times) != steps:
             return f"step_seconds[{launch}]: {len(times)} steps, but {steps} in the first launch"

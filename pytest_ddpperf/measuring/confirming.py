@@ -134,7 +134,13 @@ class Confirming:
             settled = _noted(settled, _of_variables(found))
         if beside.differing and all(map(_of_tests, beside.differing)):
             settled = _noted(settled, "no file but tests differs: it is the test that changed")
-        outcome = replace(_with(settled, final, job), baseline_path=measured.outcome.baseline_path, stored=stored)
+        outcome = replace(
+            _with(settled, final, job),
+            baseline_path=measured.outcome.baseline_path,
+            stored=stored,
+            level=job.level,
+            sessions=measured.outcome.sessions,
+        )
         return replace(settled, outcome=outcome)
 
     def _side_for(self, code: Code) -> BaseSide:

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from pytest_ddpperf import __version__
 from pytest_ddpperf.against import BaseSide
 from pytest_ddpperf.against.origin import never_at_hand
 from pytest_ddpperf.baseline import Store
-from pytest_ddpperf.git import commit_of, top_level
+from pytest_ddpperf.git import commit_of, commit_time, top_level
 from pytest_ddpperf.launch import Launcher, Observer
 from pytest_ddpperf.launch.cores import place as cores_of
 from pytest_ddpperf.measuring import benchmark
@@ -22,9 +23,10 @@ from pytest_ddpperf.measuring.confirming import Confirming, SideOf
 from pytest_ddpperf.measuring.machine import Place, resolve
 from pytest_ddpperf.measuring.serving import Serving
 from pytest_ddpperf.options import Settings
-from pytest_ddpperf.records import Baseline, Outcome, Plan, Scalar, codec
+from pytest_ddpperf.records import Baseline, Outcome, Plan, Run, Scalar, codec
 from pytest_ddpperf.records.errors import GitError
-from pytest_ddpperf.report import json_report, terminal
+from pytest_ddpperf.report import json_report, markdown, page, terminal
+from pytest_ddpperf.report.counts import count
 from pytest_ddpperf.wire.trees import Trees, digests
 
 
@@ -54,11 +56,19 @@ class Session:
         self._launcher = Launcher(
             modules, rpc=rpc, trees=self._trees, folder=serving.folder if serving is not None else ""
         )
+        self._top: Path | None = None
         self._never: dict[str, None] = {}  # why code of baselines that were saved will not be at hand
         self._places: dict[str, None] = {}  # in words, in the order of their first test
         self._store = Store(settings.baseline_dir)
         # Once: the first baseline that is refreshed makes the working tree dirty for the second.
         self._commit = commit_of(rootdir) if settings.records else ""
+
+    def shown(self, file: Path) -> str:
+        """A file from the top of the working tree, as reviewers see it; from rootdir where git knows none."""
+        if self._top is None:
+            self._top = Path(_one_tree(self._rootdir).hand)
+        real = Path(os.path.realpath(file))
+        return real.relative_to(self._top).as_posix() if real.is_relative_to(self._top) else str(file)
 
     @property
     def launcher(self) -> Launcher:
@@ -174,10 +184,16 @@ def _counted(number: int, what: str) -> str:
     return f"{number} {what}{'s' * (number != 1)}"
 
 
+def begin(rootdir: Path) -> Run:
+    """A run of the code in `rootdir`: once, since what it saves makes the working tree another."""
+    return Run(id=uuid4().hex, version=__version__, commit=commit_of(rootdir), committed=commit_time(rootdir))
+
+
 @dataclass(slots=True)
 class Report:
     """All outcomes of a run, wherever they were measured: under xdist they come from the workers."""
 
+    begun: Run  # what is known of the run before its first test
     _outcomes: dict[tuple[str, str], Outcome] = field(default_factory=dict)  # by node id and label
     skipped: int = 0
     never_measured: list[str] = field(default_factory=list)  # node ids
@@ -185,7 +201,7 @@ class Report:
     facts: Mapping[str, Scalar] = field(default_factory=dict)
     told: list[str] = field(default_factory=list)  # of the run, beyond its outcomes
     usage_error: str = ""  # found in a worker, where pytest cannot say it
-    _problem: str = ""
+    unwritten: list[str] = field(default_factory=list)  # reports that could not be written, and why
 
     @property
     def outcomes(self) -> list[Outcome]:
@@ -193,7 +209,7 @@ class Report:
 
     @property
     def empty(self) -> bool:
-        return not (self._outcomes or self.skipped or self.never_measured or self.usage_error or self._problem)
+        return not (self._outcomes or self.skipped or self.never_measured or self.usage_error or self.unwritten)
 
     def end(self) -> None:
         """No more will come: if no test imported what differs, that is told; if none imported anything of the
@@ -228,28 +244,44 @@ class Report:
         if header and self.facts:
             yield from self.header(verbosity)
         yield from terminal.table(self.outcomes, verbosity=verbosity)
-        yield from filter(None, (*self.told, self._problem, self.usage_error))
+        yield from filter(None, (*self.told, *self.unwritten, self.usage_error))
         yield from terminal.summary(
             self.outcomes, skipped=self.skipped, never_measured=self.never_measured, sharing=self.sharing
         )
 
-    def write_json(self, path: Path) -> str:
-        """Write everything; returns what went wrong, which `lines` tells too."""
-        created = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        data = json_report.report(
-            self.outcomes,
+    @property
+    def run(self) -> Run:
+        """What all outcomes share, as if the run ended now."""
+        return replace(
+            self.begun,
+            created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            facts=self.facts,
             skipped=self.skipped,
             never_measured=len(self.never_measured),
-            facts=self.facts,
-            created=created,
-            version=__version__,
         )
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(codec.dumps(data))
-        except OSError as error:
-            self._problem = f"--ddp-json {path} was not written: {error.strerror}"
-        return self._problem
+
+    def markdown(self) -> str:
+        """For people, where they look at a change."""
+        return markdown.report(
+            self.outcomes,
+            count(self.outcomes, self.skipped, len(self.never_measured)),
+            problem=self.usage_error,
+            told=self._remarks(),
+            facts=self.facts,
+        )
+
+    def html(self) -> str:
+        """A page; raises MissingExtraError."""
+        return page.html(self.outcomes, [self.run], problem=self.usage_error, told=self._remarks())
+
+    def _remarks(self) -> list[str]:
+        """Of the run as a whole."""
+        remarks = terminal.remarks(self.outcomes, never_measured=self.never_measured, sharing=self.sharing)
+        return [*self.told, *remarks]
+
+    def data(self) -> dict[str, Any]:
+        """Everything, as plain JSON values."""
+        return json_report.report(self.outcomes, self.run)
 
 
 def telling(

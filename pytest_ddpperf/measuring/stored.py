@@ -7,7 +7,16 @@ from dataclasses import replace
 from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.measuring.judging import Before, View
 from pytest_ddpperf.measuring.launches import Launches
-from pytest_ddpperf.records import Baseline, Environment, Measurement, Outcome, Splits, TestId
+from pytest_ddpperf.records import (
+    Baseline,
+    Environment,
+    Measurement,
+    Outcome,
+    Splits,
+    StoredSession,
+    TestId,
+)
+from pytest_ddpperf.verdict import in_percentiles
 
 # Two measurements of one step hardly ever have the same number of steps; with twice as many, more is lost than that.
 _MUCH_LONGER = 2
@@ -71,4 +80,11 @@ class Stored:
             notes += self._cut(len(now.kept[0].step_seconds))
         if self._begins:
             notes += ("there was no baseline to extend: the first session begins one",)
-        return replace(outcome, baseline_path=self._path, notes=notes)
+        return replace(outcome, baseline_path=self._path, sessions=self._told(now), notes=notes)
+
+    def _told(self, now: Launches) -> tuple[StoredSession, ...]:
+        """The sessions, all launches cut to as many steps as those that were compared."""
+        if self._baseline is None:
+            return ()
+        steps = min(len(now.kept[0].step_seconds), *(session.samples.steps for session in self.kept()))
+        return tuple(in_percentiles(session, steps) for session in self._baseline.sessions)

@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-import pytest
+if TYPE_CHECKING:
+    import pytest
 
 # What --ddp-fail-on may name: every verdict but PASS, in lower case.
 FAIL_ON_NAMES = ("regressed", "improved", "inconclusive", "drifted", "no-baseline", "incomparable", "not-gated")
@@ -200,6 +201,21 @@ ROWS = (
         option="--ddp-json", field="json_path", default=None, metavar="PATH",
         help="write everything measured, raw samples included",
     ),
+    Row(
+        option="--ddp-markdown", field="markdown_path", default=None, metavar="PATH",
+        help="write a report for people, at most 60,000 characters of Markdown; appended to the file that "
+        "$GITHUB_STEP_SUMMARY names",
+    ),
+    Row(
+        option="--ddp-html", field="html_path", default=None, metavar="PATH",
+        help="write a page with figures, one file that needs no network; by matplotlib and Jinja2: "
+        "pip install 'pytest-ddpperf[report]'",
+    ),
+    Row(
+        option="--ddp-annotate", field="annotate", default="auto", metavar="HOW", ini="string",
+        help="tell the worst ten measurements as annotations of a CI service: github, none, "
+        "auto (github where GITHUB_ACTIONS is true, else none)",
+    ),
 )  # fmt: skip
 BY_ARGUMENT = {row.argument: row for row in ROWS if row.marker}
 
@@ -212,6 +228,8 @@ MARKERS_HELP = (
 
 def given(config: pytest.Config) -> bool:
     """Whether any setting was given, on the command line or in the ini file; if none was, none need be read."""
+    import pytest  # not above: the command line of reports reads settings without it
+
     if any(config.getoption(row.key) is not None for row in ROWS):
         return True
     try:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -37,6 +38,9 @@ else:
 # Options of a run that the command which accepts its figures does without.
 _NOT_REPEATED = (
     "--ddp-json",
+    "--ddp-markdown",
+    "--ddp-html",
+    "--ddp-annotate",
     "--ddp-fail-on",
     "--ddp-disable",
     "--ddp-save-baseline",
@@ -145,6 +149,7 @@ class Benchmark(Distributed):
     ) -> Result:
         """Measure, judge, and tell; raises GateFailed. `level` is of one of several that share a gate's."""
         __tracebackhide__ = True
+        line = self._item.reportinfo()[1]  # from 0
         job = Job(
             test=TestId(
                 module=module_of(self._run.config, self._item),
@@ -152,6 +157,8 @@ class Benchmark(Distributed):
                 label=label,
             ),
             nodeid=self._item.nodeid,
+            file=self._run.session.shown(Path(self._item.path)),
+            line=0 if line is None else line + 1,
             setup=setup,
             others=others,
             settings=self._settings,
@@ -165,14 +172,11 @@ class Benchmark(Distributed):
             notes=notes,
         )
         measured = self._measure(job)
-        self._state.outcomes.append(measured.outcome)
-        self._item.user_properties.extend(junit.properties(measured.outcome))
-        if measured.outcome.fails:
-            text = failure.gate_failure(
-                measured.outcome,
-                baseline=measured.baseline,
-                accept_command=self._accept_command(),
-            )
+        outcome = failure.explained(measured.outcome, baseline=measured.baseline, accept_command=self._accept_command())
+        self._state.outcomes.append(outcome)
+        self._item.user_properties.extend(junit.properties(outcome))
+        if outcome.fails:
+            text = failure.gate_failure(outcome)
             self._state.failed_gates[label] = text, measured.result
             raise GateFailed(text, measured.result)
         if measured.result.verdict.reason == "saving":

@@ -112,9 +112,9 @@ class Run:
     @property
     def report(self) -> Report:
         if self._report is None:
-            from pytest_ddpperf.measuring.session import Report
+            from pytest_ddpperf.measuring.session import Report, begin
 
-            self._report = Report()
+            self._report = Report(begin(self.config.rootpath))
         return self._report
 
     def place(self, item: pytest.Item) -> None:

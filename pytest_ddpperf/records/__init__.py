@@ -45,12 +45,14 @@ if TYPE_CHECKING:
     from pytest_ddpperf.records.outcome import Beside as Beside
     from pytest_ddpperf.records.outcome import Outcome as Outcome
     from pytest_ddpperf.records.outcome import Replacement as Replacement
+    from pytest_ddpperf.records.outcome import Run as Run
     from pytest_ddpperf.records.outcome import Splits as Splits
+    from pytest_ddpperf.records.outcome import StoredSession as StoredSession
     from pytest_ddpperf.records.outcome import Version as Version
 
 _SUBMODULES = ("asked", "codec", "errors", "launched", "measured", "outcome")
 _HOMES = {
-    **dict.fromkeys(("Beside", "Outcome", "Replacement", "Splits", "Version"), "outcome"),
+    **dict.fromkeys(("Beside", "Outcome", "Replacement", "Run", "Splits", "StoredSession", "Version"), "outcome"),
     **dict.fromkeys(("Imported", "LaunchSamples", "Phases", "RankError", "RankOutput", "Window"), "launched"),
 }
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from functools import cache
 from types import NoneType, UnionType
@@ -97,13 +97,14 @@ def _encode_items(items: Any) -> dict[str, Json]:
     return encoded
 
 
-def decode(cls: type[T], data: object) -> T:
+def decode(cls: type[T], data: object, *, of_another_version: bool = False) -> T:
     """The record that `encode` made `data` from.
 
     Strict: every key of the dataclass and no other, an integer where a float is expected but never a bool,
-    finite numbers only. Raises DecodeError with the path of the first thing that is wrong.
+    finite numbers only. Raises DecodeError with the path of the first thing that is wrong. What was encoded
+    `of_another_version` may have keys that are not known here, and lack those that have a default.
     """
-    return cast(T, _reader(cast(Any, cls))(data))
+    return cast(T, _reader(cast(Any, cls), of_another_version)(data))
 
 
 def _wrong(expected: str, found: object) -> DecodeError:
@@ -112,17 +113,17 @@ def _wrong(expected: str, found: object) -> DecodeError:
 
 
 @cache
-def _reader(hint: Any) -> Reader:
+def _reader(hint: Any, lenient: bool) -> Reader:
     """The function that reads one type hint; made once for each."""
     origin, arguments = get_origin(hint), get_args(hint)
     if is_dataclass(hint):
-        return _record_reader(cast(type, hint))
+        return _record_reader(cast(type, hint), lenient)
     if origin is tuple and arguments[1:] == (Ellipsis,):
-        return _tuple_reader(_reader(arguments[0]))
+        return _tuple_reader(_reader(arguments[0], lenient))
     if origin is not None and isinstance(origin, type) and issubclass(origin, Mapping):
-        return _mapping_reader(_reader(arguments[1]))
+        return _mapping_reader(_reader(arguments[1], lenient))
     if origin in (Union, UnionType):
-        return _union_reader(arguments)
+        return _union_reader(arguments, lenient)
     if origin is Literal:
         return _choice_reader({choice: choice for choice in arguments})
     if isinstance(hint, type) and issubclass(hint, Enum):
@@ -168,12 +169,12 @@ def _choice_reader(choices: Mapping[Any, Any]) -> Reader:
     return read
 
 
-def _union_reader(arguments: tuple[Any, ...]) -> Reader:
+def _union_reader(arguments: tuple[Any, ...], lenient: bool) -> Reader:
     """Either None or one other type, whose own errors are then told, or several scalar types."""
     optional = NoneType in arguments
     others = [argument for argument in arguments if argument is not NoneType]
     if len(others) == 1:
-        read_other = _reader(others[0])
+        read_other = _reader(others[0], lenient)
         return lambda data: None if data is None else read_other(data)
     if not set(others) <= set(_NOUNS):
         raise TypeError(f"records may not hold a union of {others}: codec cannot tell which was meant")
@@ -219,21 +220,24 @@ def _mapping_reader(read_item: Reader) -> Reader:
     return read
 
 
-def _record_reader(cls: type) -> Reader:
+def _record_reader(cls: type, lenient: bool) -> Reader:
     hints = get_type_hints(cls)
-    readers = {field.name: _reader(hints[field.name]) for field in fields(cls)}
+    readers = {field.name: _reader(hints[field.name], lenient) for field in fields(cls)}
+    optional = {f.name for f in fields(cls) if f.default is not MISSING or f.default_factory is not MISSING}
 
     def read(data: Any) -> Any:
         if type(data) is not dict:
             raise _wrong("an object", data)
         for problem, names in (
-            ("missing", readers.keys() - data.keys()),
-            ("unknown", data.keys() - readers.keys()),
+            ("missing", readers.keys() - data.keys() - (optional if lenient else set())),
+            ("unknown", set() if lenient else data.keys() - readers.keys()),
         ):
             if names:
                 raise DecodeError("", f"{problem} key {', '.join(repr(name) for name in sorted(names))}")
         values = {}
         for name, read_value in readers.items():
+            if lenient and name not in data:
+                continue
             try:
                 values[name] = read_value(data[name])
             except DecodeError as error:

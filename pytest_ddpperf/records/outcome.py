@@ -7,7 +7,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pytest_ddpperf.records.launched import Phases
-from pytest_ddpperf.records.measured import Interval, Measurement, Plan, Recorded, Samples, TestId, Verdict
+from pytest_ddpperf.records.measured import (
+    Interval,
+    Limit,
+    Measurement,
+    Plan,
+    Recorded,
+    Samples,
+    Scalar,
+    TestId,
+    Verdict,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +82,31 @@ class Beside:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StoredSession:
+    """A session of a stored baseline as reports know it: by percentiles, for its samples are in the baseline."""
+
+    created: str  # as of `Recording`
+    commit: str
+    host: str  # "" where it was not recorded
+    steps: int  # of each launch, the first ones that were compared
+    launch_seconds: Mapping[str, tuple[float, ...]]  # "p5", "p10", ... "p95" of a launch's step times, a launch each
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What all measurements of a run share."""
+
+    id: str = ""  # another for each run; "" in a report from before there were any
+    created: str = ""  # when it ended, ISO 8601, UTC
+    version: str = ""  # of pytest-ddpperf
+    commit: str = ""  # that was checked out, as of `Recording`
+    committed: str = ""  # when that was committed, ISO 8601, UTC; "" outside git
+    facts: Mapping[str, Scalar] = field(default_factory=dict)  # the machine's, from a probe rank
+    skipped: int = 0  # tests
+    never_measured: int = 0  # tests that passed without a call of the fixture that they ask for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """One measurement as the reports know it. Crosses from an xdist worker as JSON (see `codec`)."""
 
@@ -91,4 +126,11 @@ class Outcome:
     stored: Verdict | None = None  # what the baseline by itself said, where `beside` settled it
     saved: int = 0  # sessions that its baseline now holds; 0: nothing was written
     replaced: tuple[Replacement, ...] = ()
+    file: str = ""  # of the test, from the top of the git working tree, or from rootdir outside git
+    line: int = 0  # in it, from 1; 0 where nobody knows
+    limits: tuple[Limit, ...] = ()  # that it was held against, or would have been
+    level: float | None = None  # the error rate of that; None in a report from before it was told
+    sessions: tuple[StoredSession, ...] = ()  # of the stored baseline that it was held against
+    evidence: tuple[str, ...] = ()  # in words: what a change rests on, and what ranks say of it; () where there is none
+    accept: str = ""  # the command that makes its figures the baseline; "" where there is nothing to accept
     notes: tuple[str, ...] = ()  # what the user should know: "marker world_size=2 over --ddp-world-size"

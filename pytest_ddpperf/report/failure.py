@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
-from pytest_ddpperf.records import Baseline, Comparison, CounterChange, Outcome, Status
+from pytest_ddpperf.records import Baseline, Comparison, CounterChange, Outcome, Status, Verdict
 from pytest_ddpperf.records.collective import Collective
 from pytest_ddpperf.records.errors import LaunchError
 from pytest_ddpperf.report import beside, ranks, terminal, text
 
 
-def gate_failure(outcome: Outcome, *, baseline: Baseline | None, accept_command: str) -> str:
+def explained(outcome: Outcome, *, baseline: Baseline | None, accept_command: str) -> Outcome:
+    """With what a failed gate tells beyond the figures, from what it was held against: reports have no more of it."""
+    verdict = outcome.verdict
+    assert verdict is not None
+    evidence: Sequence[str] = ()
+    if baseline is not None and verdict.status.compared and verdict.status is not Status.PASS:
+        made_of = beside.evidence(outcome) if outcome.beside is not None else _evidence(outcome, baseline)
+        evidence = [made_of, *ranks.told(outcome, baseline)]
+    accepts = verdict.status is not Status.NOT_GATED and (outcome.beside is None or outcome.stored is not None)
+    return replace(outcome, evidence=tuple(evidence), accept=accept_command if accepts else "")
+
+
+def gate_failure(outcome: Outcome) -> str:
     """Why a verdict fails its test, and the command that would accept the new figures."""
-    return "\n".join(_gate_failure(outcome, baseline, accept_command))
+    return "\n".join(_gate_failure(outcome))
 
 
 def launch_failure(error: LaunchError, launch: int, launches: int) -> str:
@@ -20,10 +33,9 @@ def launch_failure(error: LaunchError, launch: int, launches: int) -> str:
     return f"launch {launch} of {launches}: {error}"
 
 
-def _gate_failure(outcome: Outcome, baseline: Baseline | None, accept_command: str) -> Iterator[str]:
+def _gate_failure(outcome: Outcome) -> Iterator[str]:
     verdict = outcome.verdict
     assert verdict is not None
-    assert outcome.measurement is not None
     missing = f"there is no baseline at {outcome.baseline_path}"
     told = {
         Status.NO_BASELINE: beside.missing(outcome.beside) if outcome.beside is not None else missing,
@@ -33,8 +45,7 @@ def _gate_failure(outcome: Outcome, baseline: Baseline | None, accept_command: s
     if told is not None:
         yield f"{verdict}: {told}"
         yield from outcome.notes
-        if verdict.status is not Status.NOT_GATED and outcome.beside is None:
-            yield f"record: {accept_command}"
+        yield from remedy(outcome)
         return
     yield f"{verdict}: {outcome.test} on {_who(outcome)}"
     yield ""
@@ -45,25 +56,50 @@ def _gate_failure(outcome: Outcome, baseline: Baseline | None, accept_command: s
         yield terminal.settled(outcome)
         yield ""
     yield from _metrics(comparisons, counters, outcome.plan.collective)
-    if baseline is not None:
-        yield beside.evidence(outcome) if outcome.beside is not None else _evidence(outcome, baseline)
-        yield from ranks.told(outcome, baseline)
-    if verdict.differences:
-        yield f"differs from the baseline's environment: {', '.join(verdict.differences)}"
+    yield from outcome.evidence
+    yield from differences(verdict)
     yield from (f"note: {note}" for note in outcome.notes)
     if outcome.beside is not None:
         yield f"against:  {beside.commits(outcome.beside)}"
     if outcome.stored is not None:
-        yield f"suspected by the stored baseline: {', '.join(text.change(c) for c in outcome.stored.comparisons)}"
-    elif outcome.beside is not None:
-        return
-    yield f"baseline: {outcome.baseline_path}"
-    yield f"accept:   {accept_command}"
+        yield suspected(outcome.stored)
+    if outcome.accept:
+        yield f"baseline: {outcome.baseline_path}"
+    yield from remedy(outcome)
+
+
+def differences(verdict: Verdict) -> Iterator[str]:
+    """What else is not as it was, if anything."""
+    if verdict.differences:
+        yield f"differs from the baseline's environment: {', '.join(verdict.differences)}"
+
+
+def remedy(outcome: Outcome) -> Iterator[str]:
+    """What makes the figures a baseline, if anything does."""
+    compared = outcome.verdict is not None and outcome.verdict.status.compared
+    if outcome.accept:
+        yield f"accept:   {outcome.accept}" if compared else f"record: {outcome.accept}"
+
+
+def suspected(stored: Verdict) -> str:
+    """What the stored baseline by itself said, where turns settled it."""
+    return f"suspected by the stored baseline: {', '.join(text.change(c) for c in stored.comparisons)}"
 
 
 def _metrics(
     comparisons: list[Comparison], counters: list[CounterChange], collective: Collective | None
 ) -> Iterator[str]:
+    rows = metrics(comparisons, counters, collective)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+    yield ""
+
+
+def metrics(
+    comparisons: Sequence[Comparison], counters: Sequence[CounterChange], collective: Collective | None
+) -> list[tuple[str, ...]]:
+    """A row a limit, below one of titles."""
     rows: list[tuple[str, ...]] = [("metric", "baseline", "now", "change [bounds]", "limit", "resolves")]
     for c in comparisons:
         limit = str(c.limit).partition(":")[2]
@@ -74,10 +110,7 @@ def _metrics(
         metric, _, limit = str(changed.limit).partition(":")
         change = text.counted(changed).removeprefix(metric).strip()
         rows.append((metric, f"{changed.baseline:,}", f"{changed.now:,}", f"{change}, counted", limit, "all"))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        yield "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-    yield ""
+    return rows
 
 
 def _evidence(outcome: Outcome, baseline: Baseline) -> str:

@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from pytest_ddpperf.records import Outcome, Scalar, codec
+from pytest_ddpperf.records import Outcome, Run, codec
 from pytest_ddpperf.report.counts import count
 from pytest_ddpperf.verdict import stats
 
 SCHEMA = 1
 
 
-def report(
-    outcomes: Sequence[Outcome],
-    *,
-    skipped: int,
-    never_measured: int = 0,
-    facts: Mapping[str, Scalar],
-    created: str,
-    version: str,
-) -> dict[str, Any]:
-    """`created` is ISO 8601 in UTC, `version` the plugin's. Raw samples included; never NaN."""
+def report(outcomes: Sequence[Outcome], run: Run) -> dict[str, Any]:
+    """Raw samples included; never NaN."""
     return {
         "schema": SCHEMA,
-        "created": created,
-        "version": version,
-        "machine": dict(facts),
-        "summary": asdict(count(outcomes, skipped, never_measured)),
+        "run_id": run.id,
+        "created": run.created,
+        "version": run.version,
+        "commit": run.commit,
+        "committed": run.committed,
+        "machine": dict(run.facts),
+        "summary": asdict(count(outcomes, run.skipped, run.never_measured)),
         "measurements": [_measurement(outcome) for outcome in outcomes],
     }
 

@@ -57,14 +57,11 @@ def header(facts: Mapping[str, Scalar], *, verbose: bool) -> Iterator[str]:
 
 def table(outcomes: Sequence[Outcome], *, verbosity: int) -> Iterator[str]:
     """A row a measurement: step times and rates at percentiles, change, verdict; with rows a rank at -v."""
-    rows = [_row(outcome) for outcome in outcomes if outcome.measurement is not None]
+    rows = [row(outcome) for outcome in outcomes if outcome.measurement is not None]
     if not rows:
         return
-    titles = ["", "ranks"]
-    for q in _PERCENTILES:
-        titles += [f"p{q} sec/iter", "ex/sec"]
-    titles += ["change", "verdict"]
-    title, *lines = text.aligned([titles, *rows])
+    heads = ["", "ranks", *(title for q in _PERCENTILES for title in titles(q)), "change", "verdict"]
+    title, *lines = text.aligned([heads, *rows])
     yield title
     measured = (outcome for outcome in outcomes if outcome.measurement is not None)
     for outcome, line in zip(measured, lines, strict=True):
@@ -82,12 +79,17 @@ def summary(
     """What is to be told, then the counts; the counts are the last line. `never_measured` are node ids; `sharing` is
     how many tests may be compared."""
     for outcome in outcomes:
-        yield from _told(outcome)
+        yield from told(outcome)
+    yield from remarks(outcomes, never_measured=never_measured, sharing=sharing)
+    yield last_line(count(outcomes, skipped, len(never_measured)))
+
+
+def remarks(outcomes: Sequence[Outcome], *, never_measured: Sequence[str] = (), sharing: int = 1) -> Iterator[str]:
+    """What is to be told of a run beyond each of its measurements."""
     yield from (f"{nodeid}: never measured: it does not call the fixture that it asks for" for nodeid in never_measured)
     yield from advice.lines(outcomes)
     if sharing > 1:
         yield from _expected(outcomes, sharing)
-    yield last_line(count(outcomes, skipped, len(never_measured)))
 
 
 def _expected(outcomes: Sequence[Outcome], tests: int) -> Iterator[str]:
@@ -103,16 +105,28 @@ def _expected(outcomes: Sequence[Outcome], tests: int) -> Iterator[str]:
         )
 
 
-def _row(outcome: Outcome) -> list[str]:
-    assert outcome.measurement is not None
-    row = [text.name(outcome), outcome.plan.roles or f"{outcome.plan.world_size} {outcome.plan.backend}"]
-    launches = outcome.measurement.samples.step_seconds
-    for q in _PERCENTILES:
-        row += [text.seconds(stats.geometric_mean(stats.launch_quantiles(launches, q))), _rate(outcome, q)]
-    return [*row, _change(outcome.verdict), str(outcome.verdict)]
+def titles(q: int) -> tuple[str, str]:
+    """Of the two columns that a percentile has."""
+    return f"p{q} sec/iter", "ex/sec"
 
 
-def _change(verdict: Verdict | None) -> str:
+def row(outcome: Outcome, percentiles: Sequence[int] = _PERCENTILES) -> list[str]:
+    """Name, ranks, step time and rate at each percentile, change, verdict."""
+    cells = [text.name(outcome), outcome.plan.roles or f"{outcome.plan.world_size} {outcome.plan.backend}"]
+    for q in percentiles:
+        if outcome.measurement is None:
+            cells += ["-", "-"]
+        else:
+            launches = outcome.measurement.samples.step_seconds
+            cells += [text.seconds(stats.geometric_mean(stats.launch_quantiles(launches, q))), _rate(outcome, q)]
+    return [*cells, change(outcome.verdict), verdict_of(outcome)]
+
+
+def verdict_of(outcome: Outcome) -> str:
+    return str(outcome.verdict) if outcome.verdict is not None else "not measured"
+
+
+def change(verdict: Verdict | None) -> str:
     """The change that decided."""
     if verdict is None:
         return "-"
@@ -191,35 +205,51 @@ def _ranks(outcome: Outcome) -> Iterator[str]:
         yield "  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
 
 
-def _told(outcome: Outcome) -> Iterator[str]:
+def told(outcome: Outcome) -> Iterator[str]:
+    """What is to be told of a measurement, below a table that has its verdict."""
     name, verdict = text.name(outcome), outcome.verdict
-    if verdict is None:
-        yield f"{name}: not measured: {outcome.error}"
-    elif outcome.stored is not None and verdict.reason in _WHY_SETTLED:
-        yield f"{name}: INCONCLUSIVE: {settled(outcome)}"
-    elif verdict.status is Status.INCONCLUSIVE:
-        yield f"{name}: INCONCLUSIVE: {_changes(outcome)}: beyond the limit, but {_WHY_INCONCLUSIVE[verdict.reason]}"
-    elif verdict.status is Status.IMPROVED:
-        accept = "" if outcome.beside is not None else ": --ddp-save-baseline makes it the new baseline"
-        yield f"{name}: IMPROVED: {_changes(outcome)}{accept}"
-    elif verdict.status is Status.NO_BASELINE and outcome.beside is not None:
-        yield f"{name}: NO BASELINE: {beside.missing(outcome.beside)}"
-    elif verdict.status is Status.NO_BASELINE:
-        yield f"{name}: NO BASELINE at {outcome.baseline_path}: record one with --ddp-save-baseline"
-    elif verdict.status is Status.INCOMPARABLE:
-        yield f"{name}: INCOMPARABLE: {incomparable(outcome)}"
-    elif verdict.status is Status.NOT_GATED and outcome.saved:
-        earlier = outcome.saved - 1
-        before = f", in addition to {earlier} earlier session{'s' * (earlier > 1)}" if earlier else ""
-        yield f"{name}: saved {outcome.baseline_path}, {len(outcome.phases)} launches{before}"
-    elif verdict.status is Status.NOT_GATED:
-        yield f"{name}: NOT GATED: {not_gated(outcome)}"
+    if verdict is None or verdict.status not in (Status.PASS, Status.REGRESSED):  # which the table, a failure, say
+        yield f"{name}: {sentence(outcome)}"
     if verdict is not None:
         if outcome.stored is not None and verdict.status is Status.PASS:
             changes = ", ".join(text.change(c) for c in outcome.stored.comparisons)
             yield f"{name}: {changes} against the baseline, and settled by its own code:"
-        yield from (f"{name}: {line}" for line in (*_dropped(verdict), *beside.told(outcome)))
+        yield from (f"{name}: {line}" for line in (*dropped(verdict), *beside.told(outcome)))
     yield from (f"{name}: {note}" for note in outcome.notes)
+
+
+def sentence(outcome: Outcome) -> str:
+    """The verdict, what it is about, and why it is no other where that is not plain."""
+    verdict = outcome.verdict
+    if verdict is None:
+        return f"not measured: {outcome.error}"
+    if outcome.stored is not None and verdict.reason in _WHY_SETTLED:
+        return f"INCONCLUSIVE: {settled(outcome)}"
+    if verdict.status is Status.INCONCLUSIVE:
+        return f"INCONCLUSIVE: {_changes(outcome)}: beyond the limit, but {_WHY_INCONCLUSIVE[verdict.reason]}"
+    if verdict.status is Status.IMPROVED:
+        accept = ": --ddp-save-baseline makes it the new baseline" if _stored(outcome) else ""
+        return f"IMPROVED: {_changes(outcome)}{accept}"
+    if verdict.status is Status.NO_BASELINE and outcome.beside is not None:
+        return f"NO BASELINE: {beside.missing(outcome.beside)}"
+    if verdict.status is Status.NO_BASELINE and not _stored(outcome):
+        return "NO BASELINE: there is nothing to compare it with"
+    if verdict.status is Status.NO_BASELINE:
+        return f"NO BASELINE at {outcome.baseline_path}: record one with --ddp-save-baseline"
+    if verdict.status is Status.INCOMPARABLE:
+        return f"INCOMPARABLE: {incomparable(outcome)}"
+    if verdict.status is Status.NOT_GATED and outcome.saved:
+        earlier = outcome.saved - 1
+        before = f", in addition to {earlier} earlier session{'s' * (earlier > 1)}" if earlier else ""
+        return f"saved {outcome.baseline_path}, {len(outcome.phases)} launches{before}"
+    if verdict.status is Status.NOT_GATED:
+        return f"NOT GATED: {not_gated(outcome)}"
+    return f"{verdict}: {_changes(outcome)}"
+
+
+def _stored(outcome: Outcome) -> bool:
+    """Whether it was held against a stored baseline, and nothing beside it: one that can be saved anew."""
+    return outcome.beside is None and bool(outcome.baseline_path)
 
 
 def settled(outcome: Outcome) -> str:
@@ -232,11 +262,11 @@ def settled(outcome: Outcome) -> str:
     return f"{changes} against the baseline, but {_WHY_SETTLED[reason]}{differs}"
 
 
-def _dropped(verdict: Verdict) -> Iterator[str]:
+def dropped(verdict: Verdict) -> Iterator[str]:
     """The default limits without support, each reason once."""
     limits: dict[str, list[str]] = {}
-    for dropped in verdict.dropped:
-        limit, _, reason = dropped.partition(": ")
+    for line in verdict.dropped:
+        limit, _, reason = line.partition(": ")
         limits.setdefault(reason, []).append(limit)
     for reason, of_it in limits.items():
         yield f"dropped the default limit{'s' * (len(of_it) > 1)} {', '.join(of_it)}: {reason}"
@@ -258,7 +288,7 @@ def incomparable(outcome: Outcome) -> str:
         "no-cpu-time-now": "CPU time is limited, and the ranks used none",
         "baseline-support": f"the baseline has too few steps: {', '.join(outcome.verdict.differences)}",
     }.get(outcome.verdict.reason, ", ".join(outcome.verdict.differences))
-    if outcome.beside is not None:
+    if not _stored(outcome):
         return why
     return f"{why}; record a new baseline with --ddp-save-baseline, or measure as it was recorded"
 

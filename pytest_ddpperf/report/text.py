@@ -12,8 +12,26 @@ _LEAST = 1e-9  # of what a time was: bounds may be so wide that nothing is left 
 _BELOW_SECONDS = ((1e-3, 1e3, "ms"), (1e-6, 1e6, "us"), (0.0, 1e9, "ns"))
 
 
+# Of a name: longer than those that people give, short enough for a line of a table.
+_LONGEST_NAME = 160
+
+
 def name(outcome: Outcome) -> str:
-    return f"{outcome.nodeid} ({outcome.test.label})" if outcome.test.label else outcome.nodeid
+    """A measurement's, on a line of its own, however long and whatever it holds."""
+    return shortened(f"{outcome.nodeid} ({outcome.test.label})" if outcome.test.label else outcome.nodeid)
+
+
+def shortened(text: str, most: int = _LONGEST_NAME) -> str:
+    """On one line, with its middle left out where it is longer; a name's end tells most of it."""
+    line = printable(text).replace("\n", "\\n")
+    return line if len(line) <= most else f"{line[: most // 3]}...{line[most // 3 + 3 - most :]}"
+
+
+def printable(text: str) -> str:
+    """With what moves a cursor, colours a terminal or turns the direction of writing around spelt out; lines stay."""
+    return "".join(
+        each if each.isprintable() or each == "\n" else each.encode("unicode_escape").decode() for each in text
+    )
 
 
 def seconds(value: float) -> str:

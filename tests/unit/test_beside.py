@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from pytest_ddpperf.measuring.session import Report
-from pytest_ddpperf.records import Beside, Interval, Outcome, Plan, Splits, TestId, Version
+from pytest_ddpperf.records import Beside, Interval, Outcome, Plan, Run, Splits, TestId, Version
 from pytest_ddpperf.records.codec import decode, encode
 from pytest_ddpperf.report import beside as report
 
@@ -79,7 +79,7 @@ def test_a_run_says_when_nothing_that_differs_was_imported(beside: Beside, told:
     plan = Plan(world_size=2, backend="gloo", device="cpu")
     test = TestId(module="m", name="t")
     outcome = Outcome(nodeid="m::t", test=test, plan=plan, launches=5, batch_size=None, verdict=None, fails=False)
-    run = Report()
+    run = Report(Run())
     run.take({"outcomes": [encode(replace(outcome, beside=beside))]})
     run.end()
     said = "no test imported a file that differs between origin/main (1a2b3c4d5e6f) and the code at hand"

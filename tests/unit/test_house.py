@@ -27,6 +27,8 @@ STOREYS = (
     "against",
     "measuring",
     "plugin",
+    "cli",
+    "__main__",
     "suite",
 )
 LEVEL = {room: level for level, room in enumerate(STOREYS)}

@@ -22,6 +22,7 @@ from pytest_ddpperf.records import (
     Plan,
     RankError,
     Recording,
+    Run,
     Samples,
     Status,
     TestId,
@@ -51,6 +52,12 @@ def measurement(
 
 def stored(base: Measurement, sessions: int = 1) -> Baseline:
     return Baseline(test=TestId(module="m", name="t"), sessions=(Recording(measurement=base),) * sessions)
+
+
+def gate_failure(outcome: Outcome, *, baseline: Baseline | None, accept_command: str) -> str:
+    """Of an outcome that knows no more of the baseline than a report does."""
+    told = failure.explained(outcome, baseline=baseline, accept_command=accept_command)
+    return failure.gate_failure(codec.decode(Outcome, codec.encode(told)))
 
 
 def comparison(status: Status = Status.REGRESSED, metric: str = "p50", **kwargs: Any) -> Comparison:
@@ -397,7 +404,7 @@ def test_a_counter_that_rose_is_the_change_in_the_table_and_in_the_failure() -> 
     red = verdict(Status.REGRESSED, "counter-rose", comparisons=(comparison(Status.PASS),), counters=(risen(),))
     _, row = terminal.table([outcome(red)], verbosity=0)
     assert row.endswith("rpc.bytes +25.0 %  REGRESSED")
-    told = failure.gate_failure(outcome(red), baseline=stored(measurement()), accept_command="c").splitlines()
+    told = gate_failure(outcome(red), baseline=stored(measurement()), accept_command="c").splitlines()
     assert told[2:4] == [
         "  metric     baseline  now    change [bounds]   limit  resolves",
         "  rpc.bytes  1,000     1,250  +25.0 %, counted  0%     all",
@@ -432,7 +439,7 @@ def test_a_failure_says_what_trainers_waited_for_rpc() -> None:
 
     roles = Plan(world_size=2, backend="gloo", device="cpu", parameter_servers=1)
     red = outcome(verdict(Status.REGRESSED), measurement=waiting(0.2, (0.15, 0.0)), plan=roles)
-    told = failure.gate_failure(red, baseline=stored(waiting(0.1, (0.05, 0.0))), accept_command="c")
+    told = gate_failure(red, baseline=stored(waiting(0.1, (0.05, 0.0))), accept_command="c")
     assert "on 2 trainers 1 ps" in told
     assert told.partition("blocked in RPC, at p50:\n")[2].splitlines()[:2] == [
         "  trainer0  0.0500s -> 0.150s  +100ms of the step's +100ms",
@@ -445,7 +452,7 @@ def test_a_failure_says_what_trainers_waited_for_rpc() -> None:
 
 def test_a_failed_gate_names_what_the_evidence_is_made_of() -> None:
     red = verdict(Status.REGRESSED, comparisons=(comparison(drift=0.061),), sessions=3)
-    told = failure.gate_failure(outcome(red), baseline=stored(measurement(0.1), sessions=3), accept_command="c")
+    told = gate_failure(outcome(red), baseline=stored(measurement(0.1), sessions=3), accept_command="c")
     assert (
         "evidence: 2 launches now, 6 in the baseline's 3 sessions; sessions drift by 6.1 % (seen and assumed)" in told
     )
@@ -453,7 +460,7 @@ def test_a_failed_gate_names_what_the_evidence_is_made_of() -> None:
 
 def test_a_failed_gate_reads_from_metric_to_the_command_that_accepts() -> None:
     red = outcome(verdict(Status.REGRESSED, differences=("torch 2.12 -> 2.13",)))
-    lines = failure.gate_failure(red, baseline=stored(measurement(0.1)), accept_command="pytest x --ddp-save-baseline")
+    lines = gate_failure(red, baseline=stored(measurement(0.1)), accept_command="pytest x --ddp-save-baseline")
     assert lines.splitlines() == [
         "REGRESSED: tests/test_a::test_step on 2 gloo ranks",
         "",
@@ -484,9 +491,7 @@ def test_a_failed_gate_reads_from_metric_to_the_command_that_accepts() -> None:
     ],
 )
 def test_a_gate_that_fails_without_figures_says_why_and_what_records_them(judged: Verdict, first: str) -> None:
-    told = failure.gate_failure(
-        outcome(judged, notes=("there is a baseline for x",)), baseline=None, accept_command="c"
-    )
+    told = gate_failure(outcome(judged, notes=("there is a baseline for x",)), baseline=None, accept_command="c")
     record = [] if judged == "NOT GATED" else ["record: c"]
     assert told.splitlines() == [first, "there is a baseline for x", *record]
 
@@ -541,9 +546,11 @@ def test_junit_properties_of_a_named_measurement_carry_the_name() -> None:
 
 def test_the_json_has_everything_and_the_same_counts() -> None:
     outcomes = [outcome(verdict(Status.REGRESSED)), FAILED]
-    data = json_report.report(outcomes, skipped=1, facts={"torch": "2.13.0"}, created="now", version="0.1")
+    run = Run(id="7e1", created="now", commit="c0ffee", committed="then", facts={"torch": "2.13.0"}, skipped=1)
+    data = json_report.report(outcomes, run)
     again = json.loads(codec.dumps(data))
     assert again["schema"] == 1
+    assert [again[name] for name in ("run_id", "created", "commit", "committed")] == ["7e1", "now", "c0ffee", "then"]
     assert again["machine"] == {"torch": "2.13.0"}
     assert again["summary"]["regressed"] == again["summary"]["failed"] == again["summary"]["skipped"] == 1
     first, second = again["measurements"]

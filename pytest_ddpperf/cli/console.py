@@ -1,0 +1,63 @@
+"""How a subcommand ends and how it speaks: exit statuses, errors, lines for a terminal, files that it writes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TextIO
+
+from pytest_ddpperf.records.errors import DdpPerfError
+from pytest_ddpperf.report import text
+
+# Never 2, argparse's own for usage: make turns any failure into 2.
+OK = 0
+NAMED_VERDICT = 1  # there is one that --fail-on names
+INTERNAL_ERROR = 3  # ours
+USAGE_ERROR = 4  # or a file that cannot be read or written, which is named
+NOTHING_IN_COMMON = 5
+
+
+class UsageError(DdpPerfError):
+    """The command cannot be as it was given: what is wrong with it, in words."""
+
+
+class FileError(DdpPerfError):
+    """A file that cannot be written."""
+
+    def __init__(self, path: Path, problem: str) -> None:
+        super().__init__(path, problem)
+        self.path, self.problem = path, problem
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.problem}"
+
+
+def say(lines: Iterable[str]) -> None:
+    """Print lines, whatever they hold. Who reads them may have seen enough (`| head`): that ends nothing else."""
+    try:
+        _print(lines, sys.stdout)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that Python can flush it at exit
+
+
+def complain(words: str) -> None:
+    """Say on standard error what stands in the way."""
+    _print([f"ddpperf: {words}"], sys.stderr)
+
+
+def _print(lines: Iterable[str], stream: TextIO | None) -> None:
+    told = "".join(f"{text.printable(line)}\n" for line in lines)
+    encoding = getattr(stream, "encoding", None) or "utf-8"  # there is no stream where it was closed
+    print(told.encode(encoding, "backslashreplace").decode(encoding), end="", file=stream, flush=stream is not None)
+
+
+def write(path: Path, content: str, *, append: bool = False) -> None:
+    """A file with that content, or with that at its end, and its folders; raises FileError."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a" if append else "w", encoding="utf-8") as file:
+            file.write(content)
+    except OSError as error:
+        raise FileError(path, f"cannot be written: {error.strerror}") from error

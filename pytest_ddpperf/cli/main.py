@@ -1,0 +1,76 @@
+"""The command line of `ddpperf`: which subcommand was asked for, and what becomes of its errors."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import NoReturn
+
+from pytest_ddpperf import __version__
+from pytest_ddpperf.cli import baseline, console, diff, html, markdown
+from pytest_ddpperf.records.errors import BaselineError, DdpPerfError, MissingExtraError, OptionError, ReportError
+
+COMMANDS = (
+    diff,
+    html,
+    markdown,
+    baseline,
+)
+_USERS = (console.UsageError, console.FileError, BaselineError, MissingExtraError, OptionError, ReportError)
+
+_STATUSES = """\
+exit status:
+  0  all is well
+  1  a verdict that --fail-on names, regressed if nothing is said, or a measurement that failed
+  3  an error of ddpperf's own
+  4  a command that cannot be, or a file that cannot be read: it is named
+  5  nothing in common: no measurement could be compared
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse's, but for its exit status of 2."""
+
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        raise console.UsageError(message)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command, `sys.argv`'s if nothing is said, and return its exit status. `--help` and `--version` raise
+    SystemExit(0), as argparse has it."""
+    try:
+        arguments = _parser().parse_args(argv)
+        return int(arguments.run(arguments))
+    except _USERS as error:
+        return _ended(error, console.USAGE_ERROR)
+    except DdpPerfError as error:
+        return _ended(error, console.INTERNAL_ERROR)
+    except KeyboardInterrupt:
+        return 130  # as a shell has it
+    except Exception:
+        traceback.print_exc()
+        console.complain("this is an error of pytest-ddpperf's own")
+        return console.INTERNAL_ERROR
+
+
+def _ended(error: DdpPerfError, status: int) -> int:
+    console.complain(f"error: {error}")
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="ddpperf",
+        description="Reports of distributed performance runs: what pytest --ddp-json wrote, and stored baselines.",
+        epilog=_STATUSES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"pytest-ddpperf {__version__}")
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for command in COMMANDS:
+        command.add_parser(subparsers)
+    return parser

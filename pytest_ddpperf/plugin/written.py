@@ -1,0 +1,53 @@
+"""The reports of a run that are files: what was asked for is written when the session ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pytest_ddpperf.measuring.session import Report
+    from pytest_ddpperf.options import Settings
+    from pytest_ddpperf.plugin.state import Run
+
+
+def check(settings: Settings) -> None:
+    """Raises MissingExtraError where a report that was asked for could not be made: before a run that may take hours,
+    not at its end."""
+    if settings.html_path is not None:
+        from pytest_ddpperf.report import page
+
+        page.check("--ddp-html")
+
+
+def write(run: Run) -> bool:
+    """Write the reports that were asked for, each for itself, and say whether all were; what was not, the summary
+    tells, and why."""
+    reports: tuple[tuple[str, Path | None, Callable[[Report], str]], ...] = (
+        ("--ddp-json", run.settings.json_path, _json),
+        ("--ddp-markdown", run.settings.markdown_path, lambda report: report.markdown()),
+        ("--ddp-html", run.settings.html_path, lambda report: report.html()),
+    )
+    asked = [(option, path, text) for option, path, text in reports if path is not None]
+    for option, path, text in asked:
+        _write(run.report, option, path, text)
+    return not asked or not run.report.unwritten
+
+
+def _write(report: Report, option: str, path: Path, text: Callable[[Report], str]) -> None:
+    from pytest_ddpperf.report.markdown import appends
+
+    content = text(report)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a" if appends(path) else "w", encoding="utf-8") as file:
+            file.write(content)
+    except OSError as error:
+        report.unwritten.append(f"{option} {path} was not written: {error.strerror}")
+
+
+def _json(report: Report) -> str:
+    from pytest_ddpperf.records import codec
+
+    return codec.dumps(report.data())

@@ -1,0 +1,176 @@
+"""From the JSON of `--ddp-json` back to records: of one report, or of several that belong together (the shards of a CI
+job). Older reports are read, and newer ones as far as their fields are known here. Writes nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pytest_ddpperf.baseline import nonsense
+from pytest_ddpperf.records import Limit, Outcome, Run, codec
+from pytest_ddpperf.records.errors import ReportError
+from pytest_ddpperf.report import text
+from pytest_ddpperf.report.json_report import SCHEMA
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A measurement, with the run that it is of."""
+
+    outcome: Outcome
+    run: Run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What one or several files say."""
+
+    paths: tuple[Path, ...]
+    runs: tuple[Run, ...]
+    entries: tuple[Entry, ...]  # in the order of the files, each measurement once
+    told: tuple[str, ...] = ()  # what became of those that were in several files
+
+    @property
+    def outcomes(self) -> tuple[Outcome, ...]:
+        return tuple(entry.outcome for entry in self.entries)
+
+    @property
+    def run(self) -> Run:
+        """All runs as one: what the one that ended last was, and the counts of all."""
+        last = max(self.runs, key=lambda run: run.created)
+        skipped, never_measured = (
+            sum(getattr(run, name) for run in self.runs) for name in ("skipped", "never_measured")
+        )
+        return replace(last, skipped=skipped, never_measured=never_measured)
+
+
+def read(paths: Sequence[Path]) -> Report:
+    """The measurements of all files; raises ReportError."""
+    return merged([report_of(path, load(path)) for path in paths])
+
+
+def load(path: Path) -> dict[str, Any]:
+    """A file's JSON object, whatever it tells; raises ReportError."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ReportError(path, f"cannot be read: {error.strerror}") from error
+    if not data.strip():
+        raise ReportError(path, "the file is empty")
+    try:
+        content = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise ReportError(path, f"is not JSON, or not all of it: {error}") from error
+    if not isinstance(content, dict):
+        raise ReportError(path, "is not a report: it holds no JSON object")
+    return content
+
+
+def report_of(path: Path, content: dict[str, Any]) -> Report:
+    """What `load` read from `path`; raises ReportError, which names the field."""
+    schema = content.get("schema")
+    if type(schema) is not int or schema < 1 or not isinstance(content.get("measurements"), list):
+        raise ReportError(path, "is not a report of pytest --ddp-json: it has no schema and measurements")
+    if schema > SCHEMA:
+        raise ReportError(path, f"has schema {schema}; this version of pytest-ddpperf reads up to {SCHEMA}: upgrade it")
+    run = _run(path, content)
+    entries = []
+    for number, data in enumerate(content["measurements"]):
+        try:
+            outcome = codec.decode(Outcome, data, of_another_version=True)
+        except codec.CodecError as error:
+            raise ReportError(path, f"measurements[{number}]{'.' if error.path else ': '}{error}") from error
+        if problem := _problem(outcome):
+            raise ReportError(path, f"measurements[{number}].{problem}")
+        entries.append(Entry(outcome=outcome, run=run))
+    return Report(paths=(path,), runs=(run,), entries=tuple(entries))
+
+
+# Of what all measurements share, by field: where the file has it.
+_FIELDS = {
+    "id": "run_id",
+    "created": "created",
+    "version": "version",
+    "commit": "commit",
+    "committed": "committed",
+    "facts": "machine",
+    "skipped": "summary.skipped",
+    "never_measured": "summary.never_measured",
+}
+
+
+def _run(path: Path, content: dict[str, Any]) -> Run:
+    summary = content.get("summary")
+    flat = {**content, **{f"summary.{name}": n for name, n in (summary if isinstance(summary, dict) else {}).items()}}
+    told = {field: flat[name] for field, name in _FIELDS.items() if name in flat}
+    try:
+        return codec.decode(Run, told, of_another_version=True)
+    except codec.CodecError as error:
+        field, dot, rest = error.path.partition(".")
+        raise ReportError(path, f"{_FIELDS[field]}{dot}{rest}: {error.problem}") from error
+
+
+def _problem(outcome: Outcome) -> str:
+    """What makes no sense, with its place; "" where all is well."""
+    if outcome.launches < 1:
+        return f"launches: {outcome.launches} is not a number of launches"
+    if outcome.level is not None and not 0 < outcome.level <= 1:
+        return f"level: {outcome.level:g} is not an error rate"
+    there = outcome.beside.measurement if outcome.beside is not None else None
+    for place, measurement in (("measurement", outcome.measurement), ("beside.measurement", there)):
+        if measurement is not None and (wrong := nonsense(measurement.samples)):
+            return f"{place}.samples.{wrong}"
+    for number, limit in enumerate(outcome.limits):
+        if wrong := _wrong_limit(limit):
+            return f"limits[{number}].{wrong}"
+    for place, verdict in (("verdict", outcome.verdict), ("stored", outcome.stored)):
+        for number, comparison in enumerate(verdict.comparisons if verdict is not None else ()):
+            if wrong := _wrong_limit(comparison.limit):
+                return f"{place}.comparisons[{number}].limit.{wrong}"
+            if min(comparison.baseline_seconds, comparison.now_seconds) <= 0:
+                return f"{place}.comparisons[{number}]: its times are not positive"
+    return ""
+
+
+def _wrong_limit(limit: Limit) -> str:
+    try:
+        is_metric = limit.is_counter or 0 < limit.percentile < 100
+    except ValueError:
+        is_metric = False
+    if not is_metric:
+        return f"metric: {limit.metric!r} is none"
+    if limit.value < 0 or (limit.is_bandwidth and limit.value >= 1):
+        return f"value: {limit.value:g} limits nothing"
+    return ""
+
+
+def merged(reports: Iterable[Report]) -> Report:
+    """As if one run had measured it all. What several of them measured on one kind of machine, a rerun of a job say,
+    counts as the run that ended last has it, which is told."""
+    reports = list(reports)
+    found: dict[Hashable, Entry] = {}
+    told: dict[Hashable, str] = {}
+    for entry in (entry for report in reports for entry in report.entries):
+        key = identity(entry.outcome)
+        before = found.get(key)
+        found[key] = entry if before is None else max(before, entry, key=lambda each: each.run.created)
+        if before is not None:
+            told[key] = (
+                f"{text.name(entry.outcome)}: measured in several reports: that of {found[key].run.created} counts"
+            )
+    return Report(
+        paths=tuple(path for report in reports for path in report.paths),
+        runs=tuple(run for report in reports for run in report.runs),
+        entries=tuple(found.values()),
+        told=(*(line for report in reports for line in report.told), *told.values()),
+    )
+
+
+def identity(outcome: Outcome) -> Hashable:
+    """What two measurements share that are of the same: test, group and kind of machine."""
+    plan = outcome.plan
+    key = outcome.measurement.environment.key if outcome.measurement is not None else {}
+    return outcome.test, plan.world_size, plan.roles, plan.device, plan.backend, frozenset(key.items())

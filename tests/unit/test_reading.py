@@ -1,0 +1,189 @@
+"""Reports read back, whole or not at all."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_ddpperf.records import Outcome, Run, Status, TestId, codec
+from pytest_ddpperf.records.errors import ReportError
+from pytest_ddpperf.report import json_report, reading
+from tests.unit.test_report import FAILED, comparison, measurement, outcome, verdict
+
+RUN = Run(id="7e1", created="2026-01-02T03:04:05+00:00", version="0.1", commit="c0ffee", committed="then", skipped=2)
+
+
+def written(path: Path, *outcomes: Outcome, run: Run = RUN) -> Path:
+    path.write_text(codec.dumps(json_report.report(outcomes, run)))
+    return path
+
+
+def changed(path: Path, *place: str | int, to: Any = None, without: bool = False) -> Path:
+    """A report with one field that is another, or gone."""
+    data = json.loads(path.read_text())
+    inner = data
+    for key in place[:-1]:
+        inner = inner[key]
+    if without:
+        del inner[place[-1]]
+    else:
+        inner[place[-1]] = to
+    path.write_text(json.dumps(data))
+    return path
+
+
+def test_a_report_comes_back_as_it_was(tmp_path: Path) -> None:
+    outcomes = (outcome(verdict(Status.REGRESSED, comparisons=(comparison(),))), FAILED)
+    report = reading.read([written(tmp_path / "a.json", *outcomes)])
+    assert report.outcomes == outcomes
+    assert report.runs == (RUN,)
+    assert [entry.run for entry in report.entries] == [RUN, RUN]
+    assert report.told == ()
+
+
+def test_a_report_from_before_runs_had_ids_is_read() -> None:
+    """Written by the version before they had, and kept as it was."""
+    report = reading.read([Path(__file__).parent / "data" / "report-without-run-id.json"])
+    first, second = report.outcomes
+    assert (first.verdict, first.limits, first.level, first.sessions, first.file) == ("REGRESSED", (), None, (), "")
+    assert first.measurement == measurement()
+    assert second.error.endswith("ValueError: bad")
+    facts = {"torch": "2.13.0", "device_count": 0}
+    created = "2026-01-02T03:04:05+00:00"
+    assert report.runs == (Run(created=created, version="0.1.0", facts=facts, skipped=1, never_measured=2),)
+
+
+def test_a_report_of_another_version_lacks_fields_and_has_others(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.json", outcome(verdict(Status.PASS)))
+    for name in ("file", "line", "limits", "level", "sessions"):
+        changed(path, "measurements", 0, name, without=True)
+    for name in ("run_id", "commit", "committed"):
+        changed(path, name, without=True)
+    changed(path, "measurements", 0, "verdict", "comparisons", 0, "of_tomorrow", to=[1])
+    (again,) = reading.read([path]).outcomes
+    assert again == outcome(verdict(Status.PASS))
+    assert reading.read([path]).runs == (replace(RUN, id="", commit="", committed=""),)
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (None, "cannot be read: No such file or directory"),
+        (b" \n", "the file is empty"),
+        (b'{"schema": 1', "is not JSON, or not all of it: Expecting ',' delimiter: line 1 column 13 (char 12)"),
+        (b"[" * 100_000, "is not JSON, or not all of it: "),
+        (b"\xff\xfe", "is not JSON, or not all of it: "),
+        (b"[]", "is not a report: it holds no JSON object"),
+        (b'{"benchmarks": []}', "is not a report of pytest --ddp-json: it has no schema and measurements"),
+        (b'{"schema": true, "measurements": []}', "is not a report of pytest --ddp-json"),
+        (b'{"schema": 99, "measurements": []}', "has schema 99; this version of pytest-ddpperf reads up to 1: upgrade"),
+        (b'{"schema": 1, "measurements": [3]}', "measurements[0]: expected an object, found 3"),
+    ],
+)
+def test_what_is_no_report_is_named_with_what_is_wrong(tmp_path: Path, content: bytes | None, problem: str) -> None:
+    path = tmp_path / "a.json"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ReportError) as failed:
+        reading.read([path])
+    assert str(failed.value).startswith(f"{path}: {problem}")
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "problem"),
+    [
+        (("measurements", 1, "plan", "world_size"), "2", "plan.world_size: expected an integer, found '2'"),
+        (
+            ("measurements", 1, "measurement", "samples", "step_seconds", 0, 1),
+            -1.0,
+            "measurement.samples.step_seconds[0][1]: -1.0 is not a positive duration",
+        ),
+        (
+            ("measurements", 1, "measurement", "samples", "rank_seconds", 0),
+            [],
+            "measurement.samples.rank_seconds[0]: 0 ranks, but at least one expected",
+        ),
+        (
+            ("measurements", 1, "verdict", "comparisons", 0, "limit", "metric"),
+            "pfifty",
+            "verdict.comparisons[0].limit.metric: 'pfifty' is none",
+        ),
+        (("measurements", 1, "launches"), 0, "launches: 0 is not a number of launches"),
+        (("measurements", 1, "level"), 0, "level: 0 is not an error rate"),
+        (
+            ("measurements", 1, "limits"),
+            [{"metric": "p100", "value": 0.1, "unit": "%", "default": False}],
+            "limits[0].metric: 'p100' is none",
+        ),
+        (
+            ("measurements", 1, "limits"),
+            [{"metric": "busbw", "value": 1.0, "unit": "%", "default": False}],
+            "limits[0].value: 1 limits nothing",
+        ),
+        (
+            ("measurements", 1, "verdict", "comparisons", 0, "now_seconds"),
+            0,
+            "verdict.comparisons[0]: its times are not positive",
+        ),
+        (("measurements", 1, "verdict", "status"), "FINE", "verdict.status: expected one of 'PASS'"),
+    ],
+)
+def test_a_broken_field_is_named_with_its_place(
+    tmp_path: Path, place: tuple[Any, ...], value: Any, problem: str
+) -> None:
+    path = written(tmp_path / "a.json", FAILED, outcome(verdict(Status.PASS)))
+    with pytest.raises(ReportError) as failed:
+        reading.read([changed(path, *place, to=value)])
+    assert str(failed.value).startswith(f"{path}: measurements[1].{problem}")
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "problem"),
+    [
+        (("run_id",), 7, "run_id: expected a string, found 7"),
+        (("machine", "torch"), [], "machine.torch: expected "),
+        (("summary", "skipped"), "1", "summary.skipped: expected an integer, found '1'"),
+    ],
+)
+def test_a_broken_fact_of_the_run_is_named_as_the_file_has_it(
+    tmp_path: Path, place: tuple[Any, ...], value: Any, problem: str
+) -> None:
+    path = written(tmp_path / "a.json", run=replace(RUN, facts={"torch": "2.13"}))
+    with pytest.raises(ReportError) as failed:
+        reading.read([changed(path, *place, to=value)])
+    assert str(failed.value).startswith(f"{path}: {problem}")
+
+
+def test_shards_make_one_report(tmp_path: Path) -> None:
+    other = outcome(verdict(Status.PASS), nodeid="m.py::b", test=TestId(module="m", name="b"))
+    of_other = replace(RUN, id="7e2")
+    report = reading.read([written(tmp_path / "a.json", FAILED), written(tmp_path / "b.json", other, run=of_other)])
+    assert report.outcomes == (FAILED, other)
+    assert [entry.run for entry in report.entries] == [RUN, of_other]
+    assert report.paths == (tmp_path / "a.json", tmp_path / "b.json")
+    assert report.told == ()
+
+
+def test_of_what_was_measured_again_the_run_that_ended_last_counts(tmp_path: Path) -> None:
+    first, again = outcome(verdict(Status.PASS)), outcome(verdict(Status.REGRESSED))
+    later = replace(RUN, created="2026-01-02T04:00:00+00:00")
+    paths = [written(tmp_path / "b.json", again, run=later), written(tmp_path / "a.json", first)]
+    report = reading.read(paths)
+    assert report.outcomes == (again,)
+    assert report.told == (
+        "tests/test_a.py::test_step: measured in several reports: that of 2026-01-02T04:00:00+00:00 counts",
+    )
+
+
+def test_the_same_test_elsewhere_is_another_measurement(tmp_path: Path) -> None:
+    here = outcome(verdict(Status.PASS))
+    cores = {"backend": "gloo", "cores": 64}
+    machine = replace(measurement().environment, key=cores)
+    there = replace(here, measurement=replace(measurement(), environment=machine))
+    larger = replace(here, plan=replace(here.plan, world_size=4))
+    paths = [written(tmp_path / f"{n}.json", each) for n, each in enumerate((here, there, larger))]
+    assert reading.read(paths).outcomes == (here, there, larger)
