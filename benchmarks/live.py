@@ -265,7 +265,7 @@ class Other:
     def __init__(self, launcher: Launcher, asked: Plan, setup: Any) -> None:
         self._launcher, self._plan, self._setup = launcher, asked, setup
 
-    def begin(self, nodeid: str, label: str) -> Ready:
+    def begin(self, nodeid: str, label: str, plan: Plan) -> Ready:
         return Ready(plan=self._plan, batch_size=None, facts={})
 
     def measure(self, observer: Any, steps: int | None) -> LaunchSamples:

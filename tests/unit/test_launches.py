@@ -105,16 +105,20 @@ def test_the_first_launch_says_how_many_steps_all_have(unfit: int) -> None:
     assert [len(launch.step_seconds) for launch in every.kept] == [7] * 3
 
 
-def turns(theirs: Windows, *, fails: bool = False) -> Turns:
+def watched(launch: int, of: int) -> Any:
+    return PROGRESS
+
+
+def turns(theirs: Windows, *, fails: bool = False, alone: bool = True) -> Turns:
     def measure(observer: object, steps: int | None) -> LaunchSamples:
         if fails:
             raise BaseSideError("gone")
         return theirs(steps)
 
     ready = SimpleNamespace(plan=PLAN, batch_size=None, facts={})
-    base: Any = SimpleNamespace(begin=lambda nodeid, label: ready, measure=measure)
+    base: Any = SimpleNamespace(begin=lambda nodeid, label, plan: ready, measure=measure)
     test = TestId(module="m", name="t")
-    return Turns(base, "m.py::t", test, most_again=1, begin=lambda launch, of: PROGRESS, here=None)
+    return Turns(base, "m.py::t", test, most_again=1, begin=watched, plan=PLAN, here=None, alone=alone)
 
 
 PROGRESS: Any = None
@@ -140,6 +144,13 @@ def test_a_side_alone_says_it_for_itself(run: int) -> None:
     assert here.told == [None, 7, 7]
 
 
+def test_a_side_that_is_nothing_alone_stops_where_the_other_cannot_go_on() -> None:
+    here = Windows(7)
+    with pytest.raises(BaseSideError, match="gone"):
+        turns(Windows(9), fails=True, alone=False).take(here.side(), 3)
+    assert len(here.told) <= 1
+
+
 # --- pairs whose launches are both alive
 
 
@@ -156,7 +167,7 @@ class Both:
         ready = SimpleNamespace(plan=PLAN, batch_size=None, facts={})
         hold = partial(self.hold, "b")
         base: Any = SimpleNamespace(
-            begin=lambda nodeid, label: ready,
+            begin=lambda nodeid, label, plan: ready,
             hold=lambda observer, steps: hold(steps),
             measure=lambda observer, steps: self.launch("b", steps),
             version="HEAD~1",
@@ -167,7 +178,7 @@ class Both:
         )
         test = TestId(module="m", name="t")
         self.now = Launches(PLAN, lambda launch, of, steps: self.launch("n", steps), most_again=1)
-        self.turns = Turns(base, "m.py::t", test, most_again=1, begin=lambda launch, of: PROGRESS, here=here)
+        self.turns = Turns(base, "m.py::t", test, most_again=1, begin=watched, plan=PLAN, here=here)
 
     @contextmanager
     def hold(self, side: str, steps: int | None) -> Iterator[Any]:
