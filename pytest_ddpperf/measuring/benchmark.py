@@ -58,6 +58,7 @@ class Job:
     launches: int  # before the first look
     level: float  # this measurement's error rate
     level_in_turns: float = 1.0  # of that, where a suspicion is settled in turns
+    settles: bool = False  # a suspicion, in turns: both sides or none, until it is slower or certainly not
     batch_size: int | None
     gate: bool
     facts: Mapping[str, Scalar]  # recorded with the measurement, beyond what the ranks tell
@@ -95,12 +96,10 @@ def carry_out(
     store: Store,
     progress: Progress,
     base: BaseSide | None = None,
-    *,
-    alone: bool = True,
 ) -> Measured:
     """Launch, judge, and go on where the verdict is open: against the store or, with `base`, against launches there
-    that take turns with these, and `alone` where it cannot. Raises LaunchError and the other errors of a launch,
-    BaselineError and, unless `alone`, BaseSideError."""
+    that take turns with these. Raises LaunchError and the other errors of a launch, BaselineError and, from a job that
+    settles a suspicion, BaseSideError."""
     reference: Stored | Turns = Stored(store, job.test, to_extend=job.settings.extend_baseline)
     if base is not None and job.gate:
         here = Here(
@@ -116,7 +115,7 @@ def carry_out(
             most_again=job.most_again,
             begin=begin,
             plan=job.plan,
-            alone=alone,
+            alone=not job.settles,
             here=here if job.settings.in_stretches(job.plan) else None,
             why_apart="an RPC launch has no stretches" if job.plan.rpc and job.settings.turns == "stretches" else "",
         )
@@ -140,6 +139,7 @@ def _compared(job: Job, launches: Launches, reference: Stored | Turns) -> Measur
         not_gated=reason,
         confirming=2 * job.launches,
         max_seconds=job.settings.max_seconds,
+        settles=job.settles,
     )
     judge = Judge(terms, launches, reference, environment)
     same_code = job.settings.against == "self"  # to see how far it differs from itself: all launches are wanted

@@ -97,9 +97,9 @@ class Confirming:
             raise _Unconfirmed(_gist(missing))
         seconds = min(job.settings.max_seconds, self._left - (time.monotonic() - began))
         settings = replace(job.settings, against=origin.commit, max_seconds=seconds)
-        turning = replace(job, settings=settings, level=job.level * job.level_in_turns)
+        turning = replace(job, settings=settings, level=job.level * job.level_in_turns, settles=True)
         try:
-            turned = benchmark.carry_out(turning, launcher, store, progress, side, alone=False)
+            turned = benchmark.carry_out(turning, launcher, store, progress, side)
         except BaseSideError as error:
             raise _Unconfirmed(_gist(str(error))) from None
         except DdpPerfError as error:  # beside the other side; the figures that there are were taken alone

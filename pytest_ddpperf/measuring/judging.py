@@ -66,6 +66,7 @@ class Terms:
     not_gated: str | None  # the reason code of a measurement that is not held against anything
     confirming: int  # so many launches are taken however long they take, to confirm a suspicion of the first look
     max_seconds: float  # for all launches
+    settles: bool  # a suspicion: until it is slower with evidence, or certainly not
 
     @property
     def saving(self) -> bool:
@@ -101,6 +102,8 @@ class Judge:
         verdict, ended = follow(looks, partial(self._verdict, view), final=final)
         current = self._measurement(view.now)
         verdict = verdicts.with_counters(verdict, current, view.before(), self._terms.limits)
+        if self._terms.settles:
+            ended = final or (ended and (verdict == "REGRESSED" or verdicts.not_slower(verdict)))
         ended = ended or verdict.reason == "counter-rose"  # which no further launch would change
         if self._terms.saving:
             ended = final or not verdicts.coarse(current, self._terms.limits, level=self._terms.level)

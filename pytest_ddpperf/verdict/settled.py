@@ -44,9 +44,8 @@ def settled(stored: Verdict, turned: Verdict, found: Circumstances) -> Verdict:
         of_variables = found.variables and not found.code_differs
         reason = "environment" if of_variables else "confirmed"
         return replace(turned, reason=reason, differences=stored.differences)
-    not_slower = turned.status.compared and all(_high(each) < _bound(each) for each in turned.comparisons)
     asked, told = ({each.limit.metric for each in verdict.comparisons} for verdict in (stored, turned))
-    if not not_slower or not asked <= told or found.unaccounted:
+    if not not_slower(turned) or not asked <= told or found.unaccounted:
         return stored
     # First, for hosts of a fleet have another name each time, and would excuse whatever else changed.
     if found.environment and stored.status is Status.REGRESSED:
@@ -61,6 +60,11 @@ def settled(stored: Verdict, turned: Verdict, found: Circumstances) -> Verdict:
         return replace(turned, status=Status.INCONCLUSIVE, reason="environment-differs")
     reason = "other-machine" if found.another_host else MACHINE_DRIFTED
     return replace(turned, status=Status.INCONCLUSIVE, reason=reason)
+
+
+def not_slower(turned: Verdict) -> bool:
+    """Whether turns show that nothing is slower than its limit allows, which is more than that nothing was found."""
+    return turned.status.compared and all(_high(each) < _bound(each) for each in turned.comparisons)
 
 
 def _change(comparison: Comparison) -> float:

@@ -53,8 +53,8 @@ class Run:
             close=lambda: self.left.append("close"),
         )
 
-    def turns(self, asked: Job, *rest: Any, alone: bool) -> Measured:
-        assert not alone
+    def turns(self, asked: Job, *rest: Any) -> Measured:
+        assert asked.settles
         self.failing()
         self.now += 7
         return replace(self.suspected, outcome=replace(self.suspected.outcome, beside=BESIDE))
