@@ -35,6 +35,8 @@ _WHY_SETTLED = {
     "other-machine": "beside its own code it is within the limit, here and now: this is not the machine that the "
     "baseline was recorded on",
     "environment-differs": "beside its own code it is within the limit, here and now, where something else differs",
+    "not-settled": "beside its own code it is slower by less than that, if at all; whether by more than the limit, "
+    "further launches would tell (--ddp-max-launches)",
 }
 
 

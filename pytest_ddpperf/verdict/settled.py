@@ -14,6 +14,7 @@ from pytest_ddpperf.records import Comparison, Status, Verdict
 from pytest_ddpperf.verdict.times import bound
 
 MACHINE_DRIFTED = "machine-drifted"
+NOT_SETTLED = "not-settled"
 # Of the limit: a gated estimate beyond that is worth the seconds of turns. docs/statistics.md has what that suspects.
 SUSPICIOUS = 0.5
 
@@ -45,14 +46,16 @@ def settled(stored: Verdict, turned: Verdict, found: Circumstances) -> Verdict:
         reason = "environment" if of_variables else "confirmed"
         return replace(turned, reason=reason, differences=stored.differences)
     asked, told = ({each.limit.metric for each in verdict.comparisons} for verdict in (stored, turned))
-    if not not_slower(turned) or not asked <= told or found.unaccounted:
+    if found.unaccounted or not asked <= told or not (not_slower(turned) or _refuted(stored, turned)):
         return stored
     # First, for hosts of a fleet have another name each time, and would excuse whatever else changed.
     if found.environment and stored.status is Status.REGRESSED:
-        return replace(stored, reason="environment")
+        return replace(stored, reason="environment") if not_slower(turned) else stored
     if not (found.code_differs or found.code_is_todays):
         return stored  # what both sides have installed cannot be seen in turns
     turned = replace(turned, differences=stored.differences, sessions=stored.sessions)
+    if not not_slower(turned):
+        return replace(turned, status=Status.INCONCLUSIVE, reason=NOT_SETTLED)
     if stored.status is not Status.REGRESSED and stored.status is not Status.INCONCLUSIVE:
         return replace(turned, status=Status.PASS, reason="within-limit")
     if found.environment:
@@ -65,6 +68,16 @@ def settled(stored: Verdict, turned: Verdict, found: Circumstances) -> Verdict:
 def not_slower(turned: Verdict) -> bool:
     """Whether turns show that nothing is slower than its limit allows, which is more than that nothing was found."""
     return turned.status.compared and all(_high(each) < _bound(each) for each in turned.comparisons)
+
+
+def _refuted(stored: Verdict, turned: Verdict) -> bool:
+    """Whether what the baseline claims cannot be the code's: turns found nothing beyond the limit, and of every metric
+    that regressed their upper bound lies below the lower one of the claim."""
+    if stored.status is not Status.REGRESSED or turned.status not in (Status.PASS, Status.IMPROVED):
+        return False
+    highest = {each.limit.metric: _high(each) for each in turned.comparisons}
+    claims = [each for each in stored.comparisons if each.status is Status.REGRESSED]
+    return all(highest[each.limit.metric] < math.log1p(each.change.low) for each in claims)
 
 
 def _change(comparison: Comparison) -> float:

@@ -77,9 +77,33 @@ def test_the_same_code_that_is_slower_than_with_the_baselines_variables_is_slowe
 
 
 @pytest.mark.parametrize("stored", SUSPECTED)
-@pytest.mark.parametrize("turned", [verdict(Status.INCONCLUSIVE, 0.2, high=0.3), verdict(Status.PASS, 0.06, high=0.12)])
+@pytest.mark.parametrize("turned", [verdict(Status.INCONCLUSIVE, 0.2, high=0.3), verdict(Status.PASS, 0.06, high=0.3)])
 def test_where_turns_cannot_tell_the_baseline_decides(stored: Verdict, turned: Verdict) -> None:
     assert settled(stored, turned, FOUND) is stored
+
+
+UNSURE = verdict(Status.PASS, 0.02, high=0.13)
+
+
+@pytest.mark.parametrize(
+    ("stored", "turned", "found", "reason"),
+    [
+        (verdict(Status.REGRESSED, 0.3), UNSURE, FOUND, "not-settled"),
+        (verdict(Status.REGRESSED, 0.3), UNSURE, replace(FOUND, another_host=True), "not-settled"),
+        (verdict(Status.REGRESSED, 0.17), UNSURE, FOUND, "from-the-baseline"),  # 12 % at least: it may be so
+        (verdict(Status.REGRESSED, 0.3), verdict(Status.INCONCLUSIVE, 0.12, high=0.2), FOUND, "from-the-baseline"),
+        (verdict(Status.INCONCLUSIVE, 0.3), UNSURE, FOUND, "from-the-baseline"),
+        (verdict(Status.REGRESSED, 0.3), UNSURE, OTHER_TORCH, "from-the-baseline"),
+        (verdict(Status.REGRESSED, 0.3), UNSURE, replace(FOUND, unaccounted=("kernels",)), "from-the-baseline"),
+        (verdict(Status.REGRESSED, 0.3), UNSURE, replace(FOUND, code_differs=False), "from-the-baseline"),
+    ],
+)
+def test_a_claim_that_turns_leave_no_room_for_is_not_red(
+    stored: Verdict, turned: Verdict, found: Circumstances, reason: str
+) -> None:
+    final = settled(stored, turned, found)
+    assert final.reason == reason
+    assert final.status is (Status.INCONCLUSIVE if reason == "not-settled" else stored.status)
 
 
 @pytest.mark.parametrize("stored", SUSPECTED)
