@@ -27,7 +27,7 @@ HOSTILE = "</title><script>alert(1)</script>\"'&$x^2$\n\x1b[31mred\x07\u202e\ud8
 class Read(HTMLParser):
     """A page as a browser takes it apart."""
 
-    VOID = {"meta", "link", "br", "hr", "img", "input"}
+    VOID = {"meta", "link", "br", "hr", "img", "input", "wbr"}
     APART = {"b", "caption", "dd", "dt", "h2", "h3", "li", "p", "strong", "td", "th", "text"}
 
     def __init__(self, html: str) -> None:
