@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpperf.records import Outcome, Replacement, Run, TestId
+from pytest_ddpperf.records import Limit, Outcome, Replacement, Run, Status, TestId, Verdict
 from pytest_ddpperf.records.errors import MissingExtraError
 from pytest_ddpperf.report import page, terminal
 from pytest_ddpperf.report.page import canvas, sides
@@ -374,6 +374,46 @@ def test_percentiles_that_too_few_steps_support_have_no_shift() -> None:
     few = Drawn(steps=10, launches=3)
     found = sides.shifts(reports.in_turns("test_x", few, replace(few, seed=9)))
     assert [shift.metric for shift in found] == ["p10", "p25", "p50", "p75", "p90"]  # p95 needs 59
+
+
+def test_limits_in_milliseconds_on_bandwidth_and_on_cpu_time_are_drawn_as_shares(slower: Outcome) -> None:
+    verdict = slower.verdict
+    assert verdict is not None
+    kept = verdict.comparisons[1]
+    asked = [
+        Limit(metric="busbw", value=0.1, unit="%"),
+        Limit(metric="cpu_p50", value=0.2, unit="%"),
+        Limit(metric="p95", value=0.002, unit="ms"),
+    ]
+    comparisons = tuple(replace(kept, limit=limit) for limit in asked)
+    outcome = replace(slower, verdict=replace(verdict, comparisons=comparisons))
+    found = {shift.metric: shift for shift in sides.shifts(outcome)}
+    assert list(found) == ["p10", "p25", "p50", "p75", "p90", "p95", "busbw", "cpu_p50"]
+    shares = [found[limit.metric].limit_share for limit in asked]
+    assert shares == [-0.1, 0.2, pytest.approx(0.002 / kept.baseline_seconds)]
+    assert found["busbw"].change.estimate == pytest.approx(1 / (1 + kept.change.estimate) - 1)
+    assert "busbw:10%" in drawn(outcome).words
+
+
+def test_one_launch_of_one_step_is_drawn() -> None:
+    single = Drawn(launches=1, steps=1)
+    measured = reports.measurement(single)
+    verdict = Verdict(status=Status.NOT_GATED, reason="disabled")
+    read = drawn(reports.outcome("test_x", single, verdict, measured))
+    assert len(read.all("svg")) == 3
+    assert "--ddp-disable" in read.words
+
+
+def test_a_version_that_could_not_be_measured_has_no_side() -> None:
+    turned = reports.in_turns("test_x", Drawn(), Drawn(seed=9))
+    assert turned.beside is not None
+    missing = Verdict(status=Status.NO_BASELINE, reason="no-baseline")
+    read = drawn(
+        replace(turned, verdict=missing, beside=replace(turned.beside, measurement=None, error="no such test"))
+    )
+    assert "origin/main (1a2b3c4d5e6f) was not measured: no such test" in read.words
+    assert len(read.all("svg")) == 3
+    assert "Launches in the order they were taken, p50" in read.words
 
 
 # --- what it needs
