@@ -78,7 +78,7 @@ def _write(arguments: argparse.Namespace, base: Report, compared: Compared) -> N
         console.write(arguments.json, codec.dumps(_data(base, compared)))
     if arguments.markdown is not None:
         content = markdown.report(now.outcomes, count(now.outcomes, 0), told=told)
-        console.write(arguments.markdown, content, append=markdown.is_summary(arguments.markdown))
+        console.write(arguments.markdown, content, append=markdown.appends(arguments.markdown))
     if arguments.html is not None:
         console.write(arguments.html, page.html(now.outcomes, now.runs, told=told))
 

@@ -23,10 +23,10 @@ _USERS = (console.UsageError, console.FileError, BaselineError, MissingExtraErro
 _STATUSES = """\
 exit status:
   0  all is well
-  1  a verdict that --fail-on names, regressed if nothing is said
+  1  a verdict that --fail-on names, regressed if nothing is said, or a measurement that failed
   3  an error of ddpperf's own
   4  a command that cannot be, or a file that cannot be read: it is named
-  5  nothing in common, so that nothing was compared
+  5  nothing in common: no measurement could be compared
 """
 
 

@@ -41,5 +41,5 @@ def run(arguments: argparse.Namespace) -> int:
         told=[*report.told, *terminal.remarks(report.outcomes)],
         facts=whole.facts,
     )
-    console.write(arguments.output, content, append=markdown.is_summary(arguments.output))
+    console.write(arguments.output, content, append=markdown.appends(arguments.output))
     return console.OK

@@ -36,12 +36,12 @@ def write(run: Run) -> bool:
 
 
 def _write(report: Report, option: str, path: Path, text: Callable[[Report], str]) -> None:
-    from pytest_ddpperf.report.markdown import is_summary
+    from pytest_ddpperf.report.markdown import appends
 
     content = text(report)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a" if is_summary(path) else "w", encoding="utf-8") as file:
+        with path.open("a" if appends(path) else "w", encoding="utf-8") as file:
             file.write(content)
     except OSError as error:
         report.unwritten.append(f"{option} {path} was not written: {error.strerror}")

@@ -43,12 +43,6 @@ _NAMES = {
 }
 
 
-def is_summary(path: Path) -> bool:
-    """Whether it is the summary of a step of GitHub's, to which all that runs there adds its own."""
-    summary = os.environ.get("GITHUB_STEP_SUMMARY", "")
-    return summary != "" and os.path.realpath(summary) == os.path.realpath(path)
-
-
 def report(
     outcomes: Sequence[Outcome],
     counts: Counts,
@@ -79,6 +73,12 @@ def report(
     else:
         pieces = []
     return head + _assembled(kept, quiet, open_=not concerning) + _cut(Counter(kind for kind, _ in pieces), most)
+
+
+def appends(path: Path) -> bool:
+    """Whether it is the summary of a step of GitHub's, to which all that runs there adds its own."""
+    summary = os.environ.get("GITHUB_STEP_SUMMARY", "")
+    return summary != "" and os.path.realpath(summary) == os.path.realpath(path)
 
 
 def _by_importance(

@@ -11,6 +11,7 @@ from pytest_ddpperf.report.counts import count, last_line
 from pytest_ddpperf.report.reading import Report
 
 _TITLES = ("", "ranks", "metric", "base", "now", "change [bounds]", "limit", "resolves", "verdict")
+_LONGEST_LINE = 1_000  # characters, of facts that a report's machine told
 _BLANK = ("-",) * (len(_TITLES) - 3)
 
 
@@ -58,7 +59,7 @@ def _side(name: str, report: Report) -> Iterator[str]:
             f"commit {commit[:12]}{' with uncommitted changes' * bool(dirty)}" * bool(commit),
             *(f"{fact} {run.facts[fact]}" for fact in ("torch", "device_model") if run.facts.get(fact)),
         ]
-        yield f"{name + ':':<5} {path}: {', '.join(filter(None, facts))}"
+        yield f"{name + ':':<5} {path}: {text.shortened(', '.join(filter(None, facts)), _LONGEST_LINE)}"
 
 
 def _who(outcome: Outcome) -> tuple[str, str]:
@@ -91,7 +92,8 @@ def _differences(outcomes: Sequence[Outcome]) -> Iterator[str]:
     found = Counter(verdict.differences for verdict in compared if verdict.status.compared and verdict.differences)
     for differences, number in found.items():
         of = f" ({number} of {len(outcomes)} measurements)" if number < len(outcomes) else ""
-        yield f"differs from the base's environment{of}: {', '.join(differences)}"
+        told = text.shortened(", ".join(differences), _LONGEST_LINE)
+        yield f"differs from the base's environment{of}: {told}"
 
 
 def _drift(outcomes: Sequence[Outcome]) -> Iterator[str]:

@@ -11,6 +11,7 @@ from pytest_ddpperf.report import text
 from pytest_ddpperf.verdict import differing, stats
 
 _TITLES = ("", "sessions", "last", "commit", "resolves")
+_LONGEST_LINE = 1_000  # characters, of facts
 _PERCENTILES = (10, 50, 90, 95)
 
 
@@ -38,7 +39,7 @@ def one(path: Path, baseline: Baseline) -> Iterator[str]:
     for before, after in pairwise(baseline.sessions):
         recorded = [session.measurement.environment.recorded for session in (after, before)]
         if changed := differing(*recorded):
-            yield f"  {_day(before)} -> {_day(after)}: {', '.join(changed)}"
+            yield f"  {_day(before)} -> {_day(after)}: {text.shortened(', '.join(changed), _LONGEST_LINE)}"
     if len(baseline.sessions) == 1:
         yield "  one session cannot tell how far sessions drift apart: --ddp-extend-baseline on another day adds one"
     else:
@@ -51,7 +52,7 @@ def _session(session: Recording) -> Iterator[str]:
     samples, recorded = session.measurement.samples, session.measurement.environment.recorded
     made = [session.created or "at an unknown time", f"commit {session.commit or 'unknown'}"]
     made += [f"{name} {recorded[name]}" for name in ("host", "torch") if recorded.get(name)]
-    yield ", ".join(made)
+    yield text.shortened(", ".join(made), _LONGEST_LINE)
     figures = ", ".join(f"p{q} {text.seconds(_percentile(session, q))}" for q in _PERCENTILES)
     yield f"{samples.launches} launches of {samples.steps} steps: {figures}"
     if resolves := _resolves(session):
@@ -68,7 +69,8 @@ def _percentile(session: Recording, q: float) -> float:
 
 
 def _facts(facts: Mapping[str, Scalar]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in sorted(facts.items()))
+    told = ", ".join(f"{name} {value}" for name, value in sorted(facts.items()))
+    return text.shortened(told, _LONGEST_LINE)
 
 
 def _day(session: Recording) -> str:

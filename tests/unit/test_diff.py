@@ -358,12 +358,16 @@ def test_the_assumed_drift_is_told(tmp_path: Path, capsys: pytest.CaptureFixture
 
 def test_nothing_is_left_of_what_a_run_was_held_against(tmp_path: Path) -> None:
     old = outcome(
-        0.1, notes=("there is a baseline for another environment",), baseline_path="baselines/x.json", saved=2
+        0.1,
+        error="not saved: the folder is read-only",
+        notes=("there is a baseline for another environment",),
+        baseline_path="baselines/x.json",
+        saved=2,
     )
     path = tmp_path / "diff.json"
     assert diff(tmp_path, [outcome(0.1)], [old], "--json", str(path)) == 0
     (again,) = reading.read([path]).outcomes
-    assert (again.notes, again.baseline_path, again.saved, again.accept) == ((), "", 0, "")
+    assert (again.notes, again.error, again.baseline_path, again.saved, again.accept) == ((), "", "", 0, "")
     (session,) = again.sessions
     assert (session.created, session.commit, session.host) == (BASE.created, BASE.commit, "a")
     data = json.loads(path.read_text())
@@ -405,6 +409,15 @@ def test_it_is_written_as_markdown(
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(path))
     diff(tmp_path, base, now, "--markdown", str(path))
     assert path.read_text() == told * 2
+
+
+def test_a_report_of_it_has_no_advice_for_stored_baselines(tmp_path: Path) -> None:
+    path = tmp_path / "diff.json"
+    diff(tmp_path, [outcome(0.1, spread=0.05)], [outcome(0.1, spread=0.05)], "--json", str(path))
+    assert main(["markdown", str(path), "-o", str(tmp_path / "diff.md")]) == 0
+    told = (tmp_path / "diff.md").read_text()
+    assert "1 of 1 compared: 1 passed" in told
+    assert "--ddp-extend-baseline" not in told
 
 
 def test_it_is_written_as_a_page(tmp_path: Path) -> None:
