@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpperf.records import Limit, Outcome, Replacement, Run, Status, TestId, Verdict
+from pytest_ddpperf.records import Interval, Limit, Outcome, Replacement, Run, Splits, Status, TestId, Verdict
 from pytest_ddpperf.records.errors import MissingExtraError
 from pytest_ddpperf.report import page, terminal
 from pytest_ddpperf.report.page import canvas, sides
@@ -414,6 +414,15 @@ def test_a_version_that_could_not_be_measured_has_no_side() -> None:
     assert "origin/main (1a2b3c4d5e6f) was not measured: no such test" in read.words
     assert len(read.all("svg")) == 3
     assert "Launches in the order they were taken, p50" in read.words
+
+
+def test_what_a_check_of_the_same_code_found_is_told_whatever_the_verdict_is() -> None:
+    turned = reports.in_turns("test_x", Drawn(seed=5, step=0.023), Drawn(seed=500))
+    assert turned.beside is not None
+    alarms = Interval(estimate=0.02, low=0.01, high=0.04)
+    splits = Splits(number=50, alarms=alarms, inconclusive=0.1, resolution={"p50": 0.03})
+    read = drawn(replace(turned, beside=replace(turned.beside, splits=splits)))
+    assert "of 50 ways to split these launches, 2 % were false alarms" in read.words
 
 
 # --- what it needs

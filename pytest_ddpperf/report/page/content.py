@@ -103,7 +103,7 @@ def _told(outcome: Outcome) -> Iterator[str]:
         if outcome.stored is not None:
             yield failure.suspected(outcome.stored)
         yield from terminal.dropped(verdict)
-        if not outcome.evidence:
+        if not outcome.evidence or (outcome.beside is not None and outcome.beside.splits is not None):
             yield from beside.told(outcome)
     yield from outcome.notes
 
