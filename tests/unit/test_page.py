@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections import Counter
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -300,6 +301,15 @@ def test_what_is_drawn_on_a_canvas_is_gone_for_the_next() -> None:
         crossed = sheet.svg(lambda axes: axes.axhline(0.5), key="f1", title="t", description="d")
         assert crossed != empty
         assert sheet.svg(lambda axes: None, key="f1", title="t", description="d") == empty
+
+
+def test_what_matplotlib_warns_of_ends_nothing() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with canvas.style():
+            warnings.warn("deprecated", DeprecationWarning, stacklevel=1)
+        with pytest.raises(DeprecationWarning):
+            warnings.warn("deprecated", DeprecationWarning, stacklevel=1)
 
 
 def test_a_canvas_says_what_it_shows_and_escapes_it() -> None:
