@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections import Counter
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpperf.records import Outcome, Replacement, Run, TestId
+from pytest_ddpperf.records import Interval, Limit, Outcome, Replacement, Run, Splits, Status, TestId, Verdict
 from pytest_ddpperf.records.errors import MissingExtraError
 from pytest_ddpperf.report import page, terminal
 from pytest_ddpperf.report.page import canvas, sides
@@ -27,7 +28,7 @@ HOSTILE = "</title><script>alert(1)</script>\"'&$x^2$\n\x1b[31mred\x07\u202e\ud8
 class Read(HTMLParser):
     """A page as a browser takes it apart."""
 
-    VOID = {"meta", "link", "br", "hr", "img", "input"}
+    VOID = {"meta", "link", "br", "hr", "img", "input", "wbr"}
     APART = {"b", "caption", "dd", "dt", "h2", "h3", "li", "p", "strong", "td", "th", "text"}
 
     def __init__(self, html: str) -> None:
@@ -302,6 +303,15 @@ def test_what_is_drawn_on_a_canvas_is_gone_for_the_next() -> None:
         assert sheet.svg(lambda axes: None, key="f1", title="t", description="d") == empty
 
 
+def test_what_matplotlib_warns_of_ends_nothing() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with canvas.style():
+            warnings.warn("deprecated", DeprecationWarning, stacklevel=1)
+        with pytest.raises(DeprecationWarning):
+            warnings.warn("deprecated", DeprecationWarning, stacklevel=1)
+
+
 def test_a_canvas_says_what_it_shows_and_escapes_it() -> None:
     with canvas.style():
         svg = Canvas().svg(lambda axes: None, key="f7", title="a < b", description="<script>")
@@ -374,6 +384,55 @@ def test_percentiles_that_too_few_steps_support_have_no_shift() -> None:
     few = Drawn(steps=10, launches=3)
     found = sides.shifts(reports.in_turns("test_x", few, replace(few, seed=9)))
     assert [shift.metric for shift in found] == ["p10", "p25", "p50", "p75", "p90"]  # p95 needs 59
+
+
+def test_limits_in_milliseconds_on_bandwidth_and_on_cpu_time_are_drawn_as_shares(slower: Outcome) -> None:
+    verdict = slower.verdict
+    assert verdict is not None
+    kept = verdict.comparisons[1]
+    asked = [
+        Limit(metric="busbw", value=0.1, unit="%"),
+        Limit(metric="cpu_p50", value=0.2, unit="%"),
+        Limit(metric="p95", value=0.002, unit="ms"),
+    ]
+    comparisons = tuple(replace(kept, limit=limit) for limit in asked)
+    outcome = replace(slower, verdict=replace(verdict, comparisons=comparisons))
+    found = {shift.metric: shift for shift in sides.shifts(outcome)}
+    assert list(found) == ["p10", "p25", "p50", "p75", "p90", "p95", "busbw", "cpu_p50"]
+    shares = [found[limit.metric].limit_share for limit in asked]
+    assert shares == [-0.1, 0.2, pytest.approx(0.002 / kept.baseline_seconds)]
+    assert found["busbw"].change.estimate == pytest.approx(1 / (1 + kept.change.estimate) - 1)
+    assert "busbw:10%" in drawn(outcome).words
+
+
+def test_one_launch_of_one_step_is_drawn() -> None:
+    single = Drawn(launches=1, steps=1)
+    measured = reports.measurement(single)
+    verdict = Verdict(status=Status.NOT_GATED, reason="disabled")
+    read = drawn(reports.outcome("test_x", single, verdict, measured))
+    assert len(read.all("svg")) == 3
+    assert "--ddp-disable" in read.words
+
+
+def test_a_version_that_could_not_be_measured_has_no_side() -> None:
+    turned = reports.in_turns("test_x", Drawn(), Drawn(seed=9))
+    assert turned.beside is not None
+    missing = Verdict(status=Status.NO_BASELINE, reason="no-baseline")
+    read = drawn(
+        replace(turned, verdict=missing, beside=replace(turned.beside, measurement=None, error="no such test"))
+    )
+    assert "origin/main (1a2b3c4d5e6f) was not measured: no such test" in read.words
+    assert len(read.all("svg")) == 3
+    assert "Launches in the order they were taken, p50" in read.words
+
+
+def test_what_a_check_of_the_same_code_found_is_told_whatever_the_verdict_is() -> None:
+    turned = reports.in_turns("test_x", Drawn(seed=5, step=0.023), Drawn(seed=500))
+    assert turned.beside is not None
+    alarms = Interval(estimate=0.02, low=0.01, high=0.04)
+    splits = Splits(number=50, alarms=alarms, inconclusive=0.1, resolution={"p50": 0.03})
+    read = drawn(replace(turned, beside=replace(turned.beside, splits=splits)))
+    assert "of 50 ways to split these launches, 2 % were false alarms" in read.words
 
 
 # --- what it needs

@@ -18,6 +18,8 @@ from pytest_ddpperf.verdict import (
     level_of,
     of_one_length,
     resolutions,
+    shift,
+    stats,
     unsupported,
 )
 from pytest_ddpperf.verdict.stats import Drift
@@ -287,6 +289,18 @@ def test_another_host_drifts_further_and_sessions_of_one_host_say_little_of_it()
     assert resolved(on("a"), *own) < one
     fleet = [on(host, level) for host, level in zip("acd", (1.0, 1.001, 0.999), strict=True)]
     assert resolved(on("b"), *fleet) < resolved(on("b"), *own), "three hosts tell how hosts differ"
+
+
+@pytest.mark.parametrize("hosts", ["a", "aaa", "bbb", "aba", "bcd"])
+def test_a_shift_is_the_change_that_a_verdict_finds(hosts: str) -> None:
+    levels = (1.0, 1.02, 0.99)
+    sessions = [measurement(times(level), recorded={"host": host}) for host, level in zip(hosts, levels, strict=False)]
+    now = measurement(times(1.1, NEARLY), recorded={"host": "a"})
+    (asked,) = judge(now, sessions, (P50,)).comparisons
+    p50 = [stats.launch_quantiles(side.samples.step_seconds, 50) for side in (now, *sessions)]
+    found = shift(p50[0], p50[1:], here="a", hosts=list(hosts), level=asked.level)
+    for end in ("estimate", "low", "high"):
+        assert getattr(found, end) == pytest.approx(getattr(asked.change, end))
 
 
 @pytest.mark.parametrize(("tests", "level"), [(1, 0.05), (2, 0.025), (3, 0.05 / 3), (4, 0.015), (200, 0.015)])

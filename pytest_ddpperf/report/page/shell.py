@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib.util import find_spec
 from typing import Any
 
@@ -30,7 +31,15 @@ def rendered(template: str, **content: Any) -> str:
         lstrip_blocks=True,
         finalize=_printable,
     )
+    environment.filters["breakable"] = _breakable
     return environment.get_template(template).render(**content)
+
+
+def _breakable(name: str) -> Any:
+    """A long name, which a narrow screen breaks where its parts end."""
+    from markupsafe import Markup
+
+    return Markup("<wbr>").join(re.split(r"(?<=[/:_\[-])(?=\w)", text.printable(name)))
 
 
 def _printable(value: Any) -> Any:
