@@ -27,7 +27,7 @@ _CPU: Mapping[str, Any] = {"color": INK, "marker": "x", "markersize": 5, "linest
 _DASHED, _DOTTED = (0, (4, 2)), (0, (2, 3))
 _MARKED, _IN_TABLE = (10, 25, 50, 75, 90), (5, 10, 25, 50, 75, 90, 95)  # of a distribution
 # Bounds may be so wide that nothing else could be seen beside them: what is drawn ends at so many times the largest
-# change or limit. The table has them whole.
+# change or limit, in an arrowhead. The table has them whole.
 _MOST = 3.0
 _MANY, _SMALL = 60, 3.0  # launches whose marks would cover each other, and points across one then
 
@@ -76,6 +76,11 @@ def shifts(sheet: Sheet, found: Sequence[Shift], name: str) -> Figure:
         axes.axhline(0, color=INK, linewidth=0.8)
         lines = [(at, low, at, high) for at, (low, high) in enumerate(ends)]
         canvas.segments(axes, lines, color=NOW, linewidth=2.5)
+        for marker, cut in (
+            ("^", {at: most for at, shift in enumerate(found) if shift.change.high > most}),
+            ("v", {at: -most for at, shift in enumerate(found) if shift.change.low < -most}),
+        ):
+            axes.plot(list(cut), list(cut.values()), color=NOW, marker=marker, markersize=6, linestyle="none")
         for style, asked in ((_NOW, True), (_OPEN, False)):
             own = {at: s.change.estimate for at, s in enumerate(found) if (s.limit is not None) is asked}
             axes.plot(list(own), list(own.values()), **style)
