@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import fmean, median
 
-from pytest_ddpperf.history.walk import Filtered, Series, apart, filtered
+from pytest_ddpperf.history.walk import Filtered, Jumps, Series, apart, filtered, jumps
 from pytest_ddpperf.verdict.student import t_cdf, t_quantile
 
 # With fewer, no step could be told from noise.
@@ -23,6 +23,8 @@ _LEAST = 2
 # The variance of a move over that of the noise: from none to noise that does not matter. The step between two is small
 # enough for a parabola through three.
 _SHARES = (0.0, *(10 ** (exponent / 2) for exponent in range(-10, 3)))
+# A share is so much less likely than another, as a deviance, that still larger ones need not be tried.
+_OUT_OF_THE_QUESTION = 30.0
 # A point further from what all others tell is given less weight: Huber's, as its influence then stays what it is there.
 _FAR = 3.0
 # A point so far hides steps by the noise that it adds.
@@ -127,22 +129,36 @@ class _Far:
 
 
 def _scan(series: Series, resets: Set[int], near: int | None) -> tuple[Step | None, _Far]:
-    by_share = [filtered(series, resets, share) for share in _SHARES]
-    without = _likeliest([each.deviance() for each in by_share])[0]
+    known = _by_share(series, resets)
+    without, at = _likeliest([each.deviance() for each in known])
+    known = known[: at + 3]  # a jump leaves less for the walk to explain
+    explained = [jumps(each) for each in known]
     best: tuple[float, int, int] | None = None
     reach = dict(_places(len(series.values), resets, near))
-    for place in {max(reach, key=lambda k: abs(each.jumps[k])) for each in by_share} if reach else ():
-        deviance, at = _likeliest([each.deviance(each.jumps[place] ** 2) for each in by_share])
-        ratio = without - deviance
-        excess = ratio - _threshold(by_share[0].free + 1, _SHARES[at], reach[place])
+    for place in {max(reach, key=lambda k: abs(each.sizes[k])) for each in explained} if reach else ():
+        with_jump = [each.deviance(jump.sizes[place] ** 2) for each, jump in zip(known, explained, strict=True)]
+        deviance, at = _likeliest(with_jump)
+        excess = without - deviance - _threshold(known[0].free + 1, _SHARES[at], reach[place])
         if best is None or excess > best[0]:
             best = excess, place, at
     if best is None or not math.isfinite(best[0]):
         return None, _Far(0.0, series.noise)
     excess, place, at = best
-    chosen = by_share[at]
-    step = _step(chosen, place, _p_value(excess, chosen.free + 1))
+    step = _step(known[at], explained[at], place, _p_value(excess, known[at].free + 1))
     return step, _far(series, {*resets, place}, _SHARES[at])
+
+
+def _by_share(series: Series, resets: Set[int]) -> list[Filtered]:
+    """Under each share, up to those that are out of the question."""
+    found: list[Filtered] = []
+    least = math.inf
+    for share in _SHARES:
+        found.append(filtered(series, resets, share))
+        deviance = found[-1].deviance()
+        least = min(least, deviance)
+        if deviance > least + _OUT_OF_THE_QUESTION:
+            break
+    return found
 
 
 def _places(count: int, resets: Set[int], near: int | None) -> Iterator[tuple[int, int]]:
@@ -181,11 +197,11 @@ def _p_value(excess: float, points: int) -> float:
     return min(1.0, _LEVEL * math.exp(-excess / 2 * (points - 3) / (points - 1)))
 
 
-def _step(chosen: Filtered, place: int, p_value: float) -> Step:
-    freedom = chosen.free - 1
-    scale = math.sqrt((chosen.squares - chosen.jumps[place] ** 2) / freedom)
-    error = chosen.errors[place]
-    return Step(place, chosen.jumps[place] * error, scale * error, freedom, p_value)
+def _step(known: Filtered, explained: Jumps, place: int, p_value: float) -> Step:
+    freedom = known.free - 1
+    size, error = explained.sizes[place], explained.errors[place]
+    scale = math.sqrt((known.squares - size**2) / freedom)
+    return Step(place, size * error, scale * error, freedom, p_value)
 
 
 def _far(series: Series, resets: Set[int], share: float) -> _Far:
@@ -202,16 +218,22 @@ def _far(series: Series, resets: Set[int], share: float) -> _Far:
 
 def suspicion(series: Series, resets: Set[int] = frozenset()) -> Step | None:
     """The step that the last point would be the first one after: told with its p-value, though a point alone may be an
-    outlier. None where nothing can be said."""
+    outlier. None where nothing can be said, or the last point is like the one before."""
     last = len(series.values) - 1
     start = max([0, *resets])
-    if last - len(resets) < FEWEST_POINTS or last - start < _LEAST:
+    if last - len(resets) < FEWEST_POINTS or last - start < _LEAST or not _sudden(series.values):
         return None
     before = Series(series.values[:last], series.noise[:last], series.moves[:last])
-    _, at = _likeliest([filtered(before, resets, share).deviance() for share in _SHARES])
+    _, at = _likeliest([each.deviance() for each in _by_share(before, resets)])
     far = _far(before, resets, _SHARES[at])
     known = filtered(replace(series, noise=[*far.noise, series.noise[last]]), resets, _SHARES[at])
-    step = _step(known, last, 1.0)
+    step = _step(known, jumps(known), last, 1.0)
     if step.error == 0:
         return None
     return replace(step, p_value=min(1.0, 2 * t_cdf(-abs(step.change) / step.error, step.freedom)))
+
+
+def _sudden(values: Sequence[float]) -> bool:
+    """Whether the last difference is large among all: what costs nothing to see."""
+    differences = [abs(after - before) for before, after in pairwise(values)]
+    return differences[-1] > 1.5 * 1.4826 * median(differences)

@@ -24,17 +24,15 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Filtered:
-    """A series under one share of the walk: the variance of a usual move over that of usual noise.
-
-    By point, `jumps` says by how many standard errors the level jumps there, but for the scale of the noise; 0 where
-    the level is reset. `errors` are those standard errors, with the same scale.
-    """
+    """A series under one share of the walk: the variance of a usual move over that of usual noise. The lists have an
+    item a point; all is but for the scale of the noise."""
 
     squares: float  # of the innovations over their relative variances: their sum
     logs: float  # of those variances: their sum
     free: int  # the number of innovations
-    jumps: list[float]
-    errors: list[float]
+    scaled: list[float]  # innovations over their variances; 0 where the level is reset
+    precisions: list[float]  # the inverse of those variances
+    kept: list[float]  # what is left of a jump of the level after the next point was seen
 
     def deviance(self, less: float = 0.0) -> float:
         """-2 times the log-likelihood, but for a constant, at the likeliest scale of the noise; `less` is what a
@@ -43,10 +41,17 @@ class Filtered:
         return self.free * math.log(left / self.free) + self.logs if left > 0 else -math.inf
 
 
+@dataclass(frozen=True, slots=True)
+class Jumps:
+    """What a jump of the level at each point would explain, but for the scale of the noise; 0 where it is reset."""
+
+    sizes: list[float]  # in standard errors
+    errors: list[float]  # those
+
+
 def filtered(series: Series, resets: Set[int], share: float) -> Filtered:
-    """The Kalman filter forwards, what each jump would explain backwards: P. de Jong and J. Penzer, "Diagnosing shocks
-    in time series", Journal of the American Statistical Association 93 (1998)."""
-    log, root = math.log, math.sqrt
+    """The Kalman filter."""
+    log = math.log
     scaled: list[float] = []
     precisions: list[float] = []
     kept: list[float] = []
@@ -63,25 +68,35 @@ def filtered(series: Series, resets: Set[int], share: float) -> Filtered:
         precision = 1 / (spread + noise)
         error = value - level
         gain = spread * precision
+        left = 1 - gain
         level += gain * error
-        spread *= 1 - gain
-        squares += error * error * precision
+        spread *= left
+        own = error * precision
+        squares += error * own
         logs -= log(precision)
         free += 1
-        scaled.append(error * precision)
+        scaled.append(own)
         precisions.append(precision)
-        kept.append(1 - gain)
-    count = len(scaled)
-    jumps, errors = [0.0] * count, [0.0] * count
+        kept.append(left)
+    return Filtered(squares, logs, free, scaled, precisions, kept)
+
+
+def jumps(known: Filtered) -> Jumps:
+    """The filter's way back: P. de Jong and J. Penzer, "Diagnosing shocks in time series", Journal of the American
+    Statistical Association 93 (1998)."""
+    root = math.sqrt
+    sizes: list[float] = []
+    errors: list[float] = []
     behind = weight = 0.0
-    for place in range(count - 1, 0, -1):
-        keep = kept[place]
-        behind = scaled[place] + keep * behind
-        weight = precisions[place] + keep * keep * weight
-        if weight:
-            errors[place] = error = 1 / root(weight)
-            jumps[place] = behind * error
-    return Filtered(squares, logs, free, jumps, errors)
+    for scaled, precision, kept in zip(
+        reversed(known.scaled), reversed(known.precisions), reversed(known.kept), strict=True
+    ):
+        behind = scaled + kept * behind
+        weight = precision + kept * kept * weight
+        error = 1 / root(weight) if weight else 0.0
+        errors.append(error)
+        sizes.append(behind * error)
+    return Jumps(sizes[::-1], errors[::-1])
 
 
 def apart(series: Series, resets: Set[int], share: float) -> list[float]:
@@ -90,24 +105,15 @@ def apart(series: Series, resets: Set[int], share: float) -> list[float]:
     A. C. Harvey and S. J. Koopman, "Diagnostic checking of unobserved-components time series models", Journal of
     Business & Economic Statistics 10 (1992): the auxiliary residuals of the noise.
     """
-    rows: list[tuple[float, float, float]] = []  # an innovation over its variance, that variance's inverse, the gain
-    level = spread = 0.0
-    for place, (value, noise, move) in enumerate(zip(series.values, series.noise, series.moves, strict=True)):
-        if place == 0 or place in resets:
-            level, spread = value, noise
-            rows.append((0.0, 0.0, 1.0))
-            continue
-        spread += share * move
-        precision = 1 / (spread + noise)
-        gain = spread * precision
-        rows.append(((value - level) * precision, precision, gain))
-        level += gain * (value - level)
-        spread *= 1 - gain
+    known = filtered(series, resets, share)
     found: list[float] = []
     behind = weight = 0.0
-    for scaled, precision, gain in reversed(rows):
+    for scaled, precision, kept in zip(
+        reversed(known.scaled), reversed(known.precisions), reversed(known.kept), strict=True
+    ):
+        gain = 1 - kept
         certain = precision + gain * gain * weight
         found.append((scaled - gain * behind) / math.sqrt(certain) if certain else 0.0)
-        behind = scaled + (1 - gain) * behind
-        weight = precision + (1 - gain) ** 2 * weight
+        behind = scaled + kept * behind
+        weight = precision + kept * kept * weight
     return found[::-1]
