@@ -189,7 +189,7 @@ def main() -> None:
     parser.add_argument("--series", type=int, default=1000, metavar="N", help="of a cell (default: 1000)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--traces", type=Path, metavar="DIR", help="recorded step times, see README.md")
-    parser.add_argument("--percentile", type=float, default=50.0, metavar="Q", help="of recorded steps (default: 50)")
+    parser.add_argument("--percentile", type=float, default=10.0, metavar="Q", help="of recorded steps (default: 10)")
     parser.add_argument("--calibrate", action="store_true", help="only ours, by the number of points and the walk")
     parser.add_argument("--daily", action="store_true", help="only ours, looking every day")
     arguments = parser.parse_args()

@@ -43,6 +43,11 @@ def say(lines: Iterable[str]) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that Python can flush it at exit
 
 
+def complain(words: str) -> None:
+    """Say on standard error what stands in the way."""
+    print(text.printable(f"ddpperf: {words}"), file=sys.stderr)
+
+
 def write(path: Path, content: str) -> None:
     """A file with that content, and its folders; raises FileError."""
     try:

@@ -3,23 +3,100 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pytest_ddpperf.cli import console
-from pytest_ddpperf.report import reading, text
+from pytest_ddpperf.cli import asked, console
+from pytest_ddpperf.cli.comparing import Compared, Terms, compare
+from pytest_ddpperf.records import Outcome, Run, codec
+from pytest_ddpperf.report import json_report, pytorch, reading, sides, text
+from pytest_ddpperf.report.reading import Report
+
+_DESCRIPTION = """\
+Holds reports of pytest --ddp-json against another, test by test, with the plugin's judge: BASE counts as a stored
+baseline of one session. Several NOW are one report, as the shards of a CI job are. Two files of PyTorch's own DDP
+benchmark are shown side by side in its form, without verdicts.
+"""
 
 
 def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser("diff", help="hold one run against another", allow_abbrev=False)
-    parser.add_argument("base", type=Path, metavar="BASE", help="a report of pytest --ddp-json")
-    parser.add_argument("now", type=Path, nargs="+", metavar="NOW", help="one or several that belong together")
+    parser = subparsers.add_parser(
+        "diff", help="hold one run against another", description=_DESCRIPTION, allow_abbrev=False
+    )
+    parser.add_argument("base", type=Path, metavar="BASE", help="the earlier report")
+    parser.add_argument("now", type=Path, nargs="+", metavar="NOW", help="the later one")
+    asked.add_threshold(parser)
+    asked.add_fail_on(parser)
+    asked.add_k(parser)
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write NOW with its verdicts, as --ddp-json does")
+    parser.add_argument(
+        "--form",
+        choices=("ours", "pytorch"),
+        default="ours",
+        help="pytorch: the side-by-side form of PyTorch's DDP benchmark (default: ours)",
+    )
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    base, now = reading.read([arguments.base]), reading.read(arguments.now)
-    there = {reading.identity(outcome) for outcome in base.outcomes}
-    both = [outcome for outcome in now.outcomes if reading.identity(outcome) in there]
-    console.say(map(text.name, both))
-    return console.OK if both else console.NOTHING_IN_COMMON
+    contents = [(path, reading.load(path)) for path in (arguments.base, *arguments.now)]
+    theirs = [path for path, content in contents if pytorch.is_theirs(content)]
+    if len(theirs) == len(contents):
+        return _theirs(arguments, contents)
+    if theirs:
+        raise console.UsageError(f"{theirs[0]} is of PyTorch's benchmark, and cannot be held against a report of ours")
+    base, *several = (reading.report_of(path, content) for path, content in contents)
+    base = asked.matching(base, arguments.matches)
+    now = asked.matching(reading.merged(several), arguments.matches)
+    terms = Terms(
+        limits=arguments.threshold,
+        usual=asked.usual_limits(),
+        fail_on=arguments.fail_on or frozenset({"regressed"}),
+    )
+    compared = compare(base, now, terms)
+    if arguments.json is not None:
+        console.write(arguments.json, codec.dumps(_data(base, compared)))
+    if arguments.form == "pytorch":
+        console.say(pytorch.side_by_side(pytorch.ours(base), pytorch.ours(now)))
+        console.say(sides.told(base, compared.now, compared.only_before))
+    else:
+        console.say(sides.lines(base, compared.now, compared.only_before))
+    return _status(compared.now.outcomes)
+
+
+def _status(outcomes: Sequence[Outcome]) -> int:
+    if any(outcome.fails for outcome in outcomes):
+        return console.NAMED_VERDICT
+    if not any(outcome.verdict is not None and outcome.verdict.status.compared for outcome in outcomes):
+        return _nothing()
+    return console.OK
+
+
+def _nothing() -> int:
+    console.complain("nothing was compared")
+    return console.NOTHING_IN_COMMON
+
+
+def _theirs(arguments: argparse.Namespace, contents: Sequence[tuple[Path, dict[str, Any]]]) -> int:
+    """Files of PyTorch's benchmark: one launch each, about which no statistics can tell noise from a change."""
+    for option in ("threshold", "fail_on", "json"):
+        if getattr(arguments, option) is not None:
+            name = "--" + option.replace("_", "-")
+            raise console.UsageError(f"{name}: files of PyTorch's benchmark hold one launch, so there is no verdict")
+    if len(contents) > 2:
+        raise console.UsageError("files of PyTorch's benchmark are compared by two")
+    base, now = (pytorch.matching(pytorch.theirs(*each), arguments.matches) for each in contents)
+    console.say(pytorch.side_by_side(base, now))
+    return console.OK if pytorch.in_common(base, now) else _nothing()
+
+
+def _data(base: Report, compared: Compared) -> dict[str, Any]:
+    """NOW as a report, with what it was held against."""
+    run: Run = base.run
+    before = {name: getattr(run, name) for name in ("created", "version", "commit", "committed")}
+    return {
+        **json_report.report(compared.now.outcomes, compared.now.run),
+        "base": {"run_id": run.id, **before},
+        "only_in_base": [text.name(outcome) for outcome in compared.only_before],
+    }

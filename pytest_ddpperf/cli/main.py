@@ -9,12 +9,30 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from pytest_ddpperf import __version__
-from pytest_ddpperf.cli import console, diff
-from pytest_ddpperf.records.errors import BaselineError, DdpPerfError, OptionError, ReportError
-from pytest_ddpperf.report import text
+from pytest_ddpperf.cli import console, diff, history, html
+from pytest_ddpperf.records.errors import (
+    BaselineError,
+    DdpPerfError,
+    HistoryError,
+    MissingExtraError,
+    OptionError,
+    ReportError,
+)
 
-COMMANDS = (diff,)
-_USERS = (console.UsageError, console.FileError, BaselineError, OptionError, ReportError)
+COMMANDS = (
+    diff,
+    history,
+    html,
+)
+_USERS = (
+    console.UsageError,
+    console.FileError,
+    BaselineError,
+    HistoryError,
+    MissingExtraError,
+    OptionError,
+    ReportError,
+)
 
 _STATUSES = """\
 exit status:
@@ -48,12 +66,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130  # as a shell has it
     except Exception:
         traceback.print_exc()
-        print("ddpperf: this is an error of pytest-ddpperf's own", file=sys.stderr)
+        console.complain("this is an error of pytest-ddpperf's own")
         return console.INTERNAL_ERROR
 
 
 def _ended(error: DdpPerfError, status: int) -> int:
-    print(text.printable(f"ddpperf: error: {error}"), file=sys.stderr)
+    console.complain(f"error: {error}")
     return status
 
 

@@ -8,7 +8,7 @@ jumps was found by simulation; docs/history.md has the method, `benchmarks/histo
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import fmean, median
@@ -24,7 +24,7 @@ _LEAST = 2
 # enough for a parabola through three.
 _SHARES = (0.0, *(10 ** (exponent / 2) for exponent in range(-10, 3)))
 # A share is so much less likely than another, as a deviance, that still larger ones need not be tried.
-_OUT_OF_THE_QUESTION = 30.0
+_OUT_OF_THE_QUESTION = 15.0
 # A point further from what all others tell is given less weight: Huber's, as its influence then stays what it is there.
 _FAR = 3.0
 # A point so far hides steps by the noise that it adds.
@@ -132,13 +132,17 @@ def _scan(series: Series, resets: Set[int], near: int | None) -> tuple[Step | No
     known = _by_share(series, resets)
     without, at = _likeliest([each.deviance() for each in known])
     known = known[: at + 3]  # a jump leaves less for the walk to explain
-    explained = [jumps(each) for each in known]
+    explained = [jumps(series, each) for each in known]
     best: tuple[float, int, int] | None = None
-    reach = dict(_places(len(series.values), resets, near))
-    for place in {max(reach, key=lambda k: abs(each.sizes[k])) for each in explained} if reach else ():
+    stretches = [
+        (start, end)
+        for start, end in pairwise([0, *sorted(resets), len(series.values)])
+        if end - start >= 2 * _LEAST and (near is None or start <= near < end)
+    ]
+    for place, reach in {_furthest(each.sizes, start, end) for each in explained for start, end in stretches}:
         with_jump = [each.deviance(jump.sizes[place] ** 2) for each, jump in zip(known, explained, strict=True)]
         deviance, at = _likeliest(with_jump)
-        excess = without - deviance - _threshold(known[0].free + 1, _SHARES[at], reach[place])
+        excess = without - deviance - _threshold(known[0].free + 1, _SHARES[at], reach)
         if best is None or excess > best[0]:
             best = excess, place, at
     if best is None or not math.isfinite(best[0]):
@@ -161,13 +165,11 @@ def _by_share(series: Series, resets: Set[int]) -> list[Filtered]:
     return found
 
 
-def _places(count: int, resets: Set[int], near: int | None) -> Iterator[tuple[int, int]]:
-    """Places where a step may be, each with the number of points on its shorter side."""
-    ends = [0, *sorted(resets), count]
-    for start, end in pairwise(ends):
-        if near is None or start <= near < end:
-            for place in range(start + _LEAST, end - _LEAST + 1):
-                yield place, min(place - start, end - place)
+def _furthest(sizes: Sequence[float], start: int, end: int) -> tuple[int, int]:
+    """The place of the largest jump in a stretch, and the number of points on its shorter side."""
+    inner = list(map(abs, sizes[start + _LEAST : end - _LEAST + 1]))
+    before = inner.index(max(inner)) + _LEAST
+    return start + before, min(before, end - start - before)
 
 
 def _likeliest(deviances: list[float]) -> tuple[float, int]:
@@ -226,8 +228,9 @@ def suspicion(series: Series, resets: Set[int] = frozenset()) -> Step | None:
     before = Series(series.values[:last], series.noise[:last], series.moves[:last])
     _, at = _likeliest([each.deviance() for each in _by_share(before, resets)])
     far = _far(before, resets, _SHARES[at])
-    known = filtered(replace(series, noise=[*far.noise, series.noise[last]]), resets, _SHARES[at])
-    step = _step(known, jumps(known), last, 1.0)
+    last_one = replace(series, noise=[*far.noise, series.noise[last]])
+    known = filtered(last_one, resets, _SHARES[at])
+    step = _step(known, jumps(last_one, known), last, 1.0)
     if step.error == 0:
         return None
     return replace(step, p_value=min(1.0, 2 * t_cdf(-abs(step.change) / step.error, step.freedom)))

@@ -14,7 +14,6 @@ from pytest_ddpperf.history.entry import Entry, Kept
 from pytest_ddpperf.history.steps import Point
 from pytest_ddpperf.records import Run, Scalar, TestId
 from pytest_ddpperf.records.errors import HistoryError
-from pytest_ddpperf.verdict.stats import variance
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +48,9 @@ class Track:
 def _point(mark: Mark, metric: str, moved: float) -> Point:
     try:
         logs = list(map(math.log, mark.kept.launch_seconds[metric]))
-        mean = math.fsum(logs) / len(logs)
-        return Point(mean, len(logs), variance(logs) if len(logs) > 1 else 0.0, moved)
+        mean = sum(logs) / len(logs)
+        spread = sum([(each - mean) ** 2 for each in logs]) / (len(logs) - 1) if len(logs) > 1 else 0.0
+        return Point(mean, len(logs), spread, moved)
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         problem = f"{mark.kept.test}: launch_seconds.{metric} are no durations: {error}"
         raise HistoryError(mark.entry.file, problem) from error

@@ -8,8 +8,9 @@ reset, it begins anew with nothing known of it. Pure functions over floats.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
+from itertools import pairwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +32,7 @@ class Filtered:
     logs: float  # of those variances: their sum
     free: int  # the number of innovations
     scaled: list[float]  # innovations over their variances; 0 where the level is reset
-    precisions: list[float]  # the inverse of those variances
-    kept: list[float]  # what is left of a jump of the level after the next point was seen
+    precisions: list[float]  # the inverse of those variances; 0 there
 
     def deviance(self, less: float = 0.0) -> float:
         """-2 times the log-likelihood, but for a constant, at the likeliest scale of the noise; `less` is what a
@@ -50,47 +50,39 @@ class Jumps:
 
 
 def filtered(series: Series, resets: Set[int], share: float) -> Filtered:
-    """The Kalman filter."""
-    log = math.log
+    """The Kalman filter. A history has a hundred thousand points, and each is filtered several times: so this loop has
+    little in it."""
+    rows = list(zip(series.values, series.noise, series.moves, strict=True))
     scaled: list[float] = []
     precisions: list[float] = []
-    kept: list[float] = []
-    squares = logs = level = spread = 0.0
-    free = 0
-    for place, (value, noise, move) in enumerate(zip(series.values, series.noise, series.moves, strict=True)):
-        if place == 0 or place in resets:
-            level, spread = value, noise
-            scaled.append(0.0)
-            precisions.append(0.0)
-            kept.append(0.0)
-            continue
-        spread += share * move
-        precision = 1 / (spread + noise)
-        error = value - level
-        gain = spread * precision
-        left = 1 - gain
-        level += gain * error
-        spread *= left
-        own = error * precision
-        squares += error * own
-        logs -= log(precision)
-        free += 1
-        scaled.append(own)
-        precisions.append(precision)
-        kept.append(left)
-    return Filtered(squares, logs, free, scaled, precisions, kept)
+    squares = 0.0
+    for start, end in pairwise([0, *sorted(resets), len(rows)]):
+        level, spread, _ = rows[start]  # all that is known of it
+        scaled.append(0.0)
+        precisions.append(0.0)
+        for value, noise, move in rows[start + 1 : end]:
+            spread += share * move
+            precision = 1 / (spread + noise)
+            error = value - level
+            own = error * precision
+            squares += error * own
+            level += spread * own
+            spread *= noise * precision
+            scaled.append(own)
+            precisions.append(precision)
+    logs = -math.fsum(map(math.log, filter(None, precisions)))
+    return Filtered(squares, logs, len(rows) - 1 - len(resets), scaled, precisions)
 
 
-def jumps(known: Filtered) -> Jumps:
+def jumps(series: Series, known: Filtered) -> Jumps:
     """The filter's way back: P. de Jong and J. Penzer, "Diagnosing shocks in time series", Journal of the American
     Statistical Association 93 (1998)."""
     root = math.sqrt
     sizes: list[float] = []
     errors: list[float] = []
     behind = weight = 0.0
-    for scaled, precision, kept in zip(
-        reversed(known.scaled), reversed(known.precisions), reversed(known.kept), strict=True
-    ):
+    for scaled, precision, noise in _back(series, known):
+        kept = noise * precision  # of a jump of the level, after the next point was seen
         behind = scaled + kept * behind
         weight = precision + kept * kept * weight
         error = 1 / root(weight) if weight else 0.0
@@ -99,18 +91,20 @@ def jumps(known: Filtered) -> Jumps:
     return Jumps(sizes[::-1], errors[::-1])
 
 
+def _back(series: Series, known: Filtered) -> Iterable[tuple[float, float, float]]:
+    return zip(reversed(known.scaled), reversed(known.precisions), reversed(series.noise), strict=True)
+
+
 def apart(series: Series, resets: Set[int], share: float) -> list[float]:
     """By how many standard errors, but for the scale of the noise, each point lies from what all others tell of it.
 
     A. C. Harvey and S. J. Koopman, "Diagnostic checking of unobserved-components time series models", Journal of
     Business & Economic Statistics 10 (1992): the auxiliary residuals of the noise.
     """
-    known = filtered(series, resets, share)
     found: list[float] = []
-    behind = weight = 0.0
-    for scaled, precision, kept in zip(
-        reversed(known.scaled), reversed(known.precisions), reversed(known.kept), strict=True
-    ):
+    behind = weight = 0.0  # what the points behind say of the level
+    for scaled, precision, noise in _back(series, filtered(series, resets, share)):
+        kept = noise * precision
         gain = 1 - kept
         certain = precision + gain * gain * weight
         found.append((scaled - gain * behind) / math.sqrt(certain) if certain else 0.0)

@@ -22,11 +22,9 @@ from pytest_ddpperf.measuring.stored import Stored
 from pytest_ddpperf.measuring.turns import Here, Turns
 from pytest_ddpperf.options import Settings
 from pytest_ddpperf.records import (
-    COUNTER_LIMITS,
     Baseline,
     Environment,
     LaunchSamples,
-    Limit,
     Outcome,
     Plan,
     RankOutput,
@@ -35,6 +33,7 @@ from pytest_ddpperf.records import (
     TestId,
     Verdict,
 )
+from pytest_ddpperf.records.asked import limits_for
 
 # Under these a run is measured, but its figures say nothing about the code.
 _DEBUGGING: Mapping[str, tuple[str, ...]] = {
@@ -124,7 +123,7 @@ def _compared(job: Job, launches: Launches, reference: Stored | Turns) -> Measur
     reason = _not_gated(job, facts)
     reference.read(environment, reason)
     terms = Terms(
-        limits=_limits(job),
+        limits=limits_for(job.plan, job.settings.limits),
         level=job.level,
         interleaved=reference.interleaved,
         not_gated=reason,
@@ -146,19 +145,6 @@ def _compared(job: Job, launches: Launches, reference: Stored | Turns) -> Measur
         outcome=reference.told(result.outcome, launches, judged.view, splits=splits),
         baseline=reference.baseline(judged.view.before),
         candidate=Baseline(test=job.test, sessions=(judge.recording(judged.view),)),
-    )
-
-
-def _limits(job: Job) -> tuple[Limit, ...]:
-    """The settings', with the default ones on counters; those on RPC and on bandwidth matter to what has it."""
-    asked = job.settings.limits
-    named = {limit.metric for limit in asked}
-    every = (*asked, *(limit for limit in COUNTER_LIMITS if limit.metric not in named))
-    return tuple(
-        limit
-        for limit in every
-        if (job.plan.rpc or not limit.metric.startswith("rpc."))
-        and (job.plan.collective is not None or not limit.is_bandwidth)
     )
 
 
@@ -232,7 +218,7 @@ def failed(job: Job, error: str) -> Outcome:
         error=error,
         file=job.file,
         line=job.line,
-        limits=_limits(job),
+        limits=limits_for(job.plan, job.settings.limits),
         level=job.level,
         notes=job.notes,
     )

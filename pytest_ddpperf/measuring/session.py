@@ -25,7 +25,8 @@ from pytest_ddpperf.measuring.serving import Serving
 from pytest_ddpperf.options import Settings
 from pytest_ddpperf.records import Baseline, Outcome, Plan, Run, Scalar, codec
 from pytest_ddpperf.records.errors import GitError
-from pytest_ddpperf.report import json_report, terminal
+from pytest_ddpperf.report import json_report, markdown, page, terminal
+from pytest_ddpperf.report.counts import count
 from pytest_ddpperf.wire.trees import Trees, digests
 
 
@@ -258,6 +259,25 @@ class Report:
             skipped=self.skipped,
             never_measured=len(self.never_measured),
         )
+
+    def markdown(self) -> str:
+        """For people, where they look at a change."""
+        return markdown.report(
+            self.outcomes,
+            count(self.outcomes, self.skipped, len(self.never_measured)),
+            problem=self.usage_error,
+            told=self._remarks(),
+            facts=self.facts,
+        )
+
+    def html(self) -> str:
+        """A page; raises MissingExtraError."""
+        return page.html(self.outcomes, [self.run], told=[*filter(None, [self.usage_error]), *self._remarks()])
+
+    def _remarks(self) -> list[str]:
+        """Of the run as a whole."""
+        remarks = terminal.remarks(self.outcomes, never_measured=self.never_measured, sharing=self.sharing)
+        return [*self.told, *remarks]
 
     def data(self) -> dict[str, Any]:
         """Everything, as plain JSON values."""

@@ -12,12 +12,11 @@ from pytest_ddpperf.records import (
     Environment,
     Measurement,
     Outcome,
-    Recording,
     Splits,
     StoredSession,
     TestId,
 )
-from pytest_ddpperf.verdict import stats
+from pytest_ddpperf.verdict import in_percentiles
 
 # Two measurements of one step hardly ever have the same number of steps; with twice as many, more is lost than that.
 _MUCH_LONGER = 2
@@ -88,19 +87,4 @@ class Stored:
         if self._baseline is None:
             return ()
         steps = min(len(now.kept[0].step_seconds), *(session.samples.steps for session in self.kept()))
-        return tuple(_told(session, steps) for session in self._baseline.sessions)
-
-
-# Of which a report tells the percentiles of each launch: those that are limited, and enough to draw a distribution.
-_PERCENTILES = range(5, 100, 5)
-
-
-def _told(session: Recording, steps: int) -> StoredSession:
-    samples = session.measurement.samples.first(steps)
-    return StoredSession(
-        created=session.created,
-        commit=session.commit,
-        host=str(session.measurement.environment.recorded.get("host") or ""),
-        steps=steps,
-        launch_seconds={f"p{q}": stats.launch_quantiles(samples.step_seconds, q) for q in _PERCENTILES},
-    )
+        return tuple(in_percentiles(session, steps) for session in self._baseline.sessions)

@@ -58,6 +58,10 @@ class Settings:
     suite_list: bool = False
     suite_plots: Path | None = None  # absolute
     json_path: Path | None  # absolute
+    history_dir: Path | None = None  # absolute
+    markdown_path: Path | None = None  # absolute
+    html_path: Path | None = None  # absolute
+    annotate: Literal["github", "none"] = "none"
     sources: Mapping[str, str]  # name of a field -> a marker's, "command line", "ini" or "default"
 
     @property
@@ -79,6 +83,7 @@ class Settings:
         return next((f"--ddp-{name.replace('_', '-')}" for name in asked), "")
 
 
+_FILES = ("json_path", "markdown_path", "html_path")  # that are written when the run ends
 _BESIDE = ("against", "against_python", "against_env", "against_option")
 
 
@@ -94,13 +99,18 @@ def read(config: pytest.Config) -> Settings:
         values["limits"] = _by_default(values["limits"])
     if values["baseline_missing"] == "auto":
         values["baseline_missing"] = "fail" if os.environ.get("CI") else "warn"
+    if values["annotate"] == "auto":
+        values["annotate"] = "github" if os.environ.get("GITHUB_ACTIONS") == "true" else "none"
     here = config.invocation_params.dir
-    anchor = here if sources["baseline_dir"] == "command line" else config.rootpath
-    values["baseline_dir"] = Path(os.path.abspath(anchor / values["baseline_dir"]))
-    if values["json_path"] is not None:
-        values["json_path"] = Path(os.path.abspath(here / values["json_path"]))
-        if values["json_path"].is_dir():
-            raise OptionError("--ddp-json", str(values["json_path"]), "is a folder: name the file to write")
+    for folder in ("baseline_dir", "history_dir"):
+        if values[folder] is not None:
+            anchor = here if sources[folder] == "command line" else config.rootpath
+            values[folder] = Path(os.path.abspath(anchor / values[folder]))
+    for row in ROWS:
+        if row.field in _FILES and values[row.field] is not None:
+            values[row.field] = Path(os.path.abspath(here / values[row.field]))
+            if values[row.field].is_dir():
+                raise OptionError(row.option, str(values[row.field]), "is a folder: name the file to write")
     if values["suite_plots"] is not None:
         values["suite_plots"] = Path(os.path.abspath(here / values["suite_plots"]))
         if values["suite_plots"].is_file():

@@ -201,6 +201,25 @@ ROWS = (
         option="--ddp-json", field="json_path", default=None, metavar="PATH",
         help="write everything measured, raw samples included",
     ),
+    Row(
+        option="--ddp-history", field="history_dir", default=None, metavar="DIR", ini="string",
+        help="add what was measured of a commit to the history there, a small file a run: ddpperf history finds steps",
+    ),
+    Row(
+        option="--ddp-markdown", field="markdown_path", default=None, metavar="PATH",
+        help="write a report for people, at most 60,000 characters of Markdown; appended to the file that "
+        "$GITHUB_STEP_SUMMARY names",
+    ),
+    Row(
+        option="--ddp-html", field="html_path", default=None, metavar="PATH",
+        help="write a page with figures, one file that needs no network; by matplotlib and Jinja2: "
+        "pip install 'pytest-ddpperf[report]'",
+    ),
+    Row(
+        option="--ddp-annotate", field="annotate", default="auto", metavar="HOW", ini="string",
+        help="tell the worst ten measurements as annotations of a CI service: github, none, "
+        "auto (github where GITHUB_ACTIONS is true, else none)",
+    ),
 )  # fmt: skip
 BY_ARGUMENT = {row.argument: row for row in ROWS if row.marker}
 

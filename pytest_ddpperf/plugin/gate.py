@@ -38,6 +38,10 @@ else:
 # Options of a run that the command which accepts its figures does without.
 _NOT_REPEATED = (
     "--ddp-json",
+    "--ddp-history",
+    "--ddp-markdown",
+    "--ddp-html",
+    "--ddp-annotate",
     "--ddp-fail-on",
     "--ddp-disable",
     "--ddp-save-baseline",
@@ -146,7 +150,7 @@ class Benchmark(Distributed):
     ) -> Result:
         """Measure, judge, and tell; raises GateFailed. `level` is of one of several that share a gate's."""
         __tracebackhide__ = True
-        file, line = self._run.session.shown(Path(self._item.path)), 1 + (self._item.reportinfo()[1] or 0)
+        line = self._item.reportinfo()[1]  # from 0
         job = Job(
             test=TestId(
                 module=module_of(self._run.config, self._item),
@@ -154,8 +158,8 @@ class Benchmark(Distributed):
                 label=label,
             ),
             nodeid=self._item.nodeid,
-            file=file,
-            line=line,
+            file=self._run.session.shown(Path(self._item.path)),
+            line=0 if line is None else line + 1,
             setup=setup,
             others=others,
             settings=self._settings,

@@ -39,11 +39,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def _check(config: pytest.Config, run: Run) -> None:
     """Refuse settings that cannot be."""
-    from pytest_ddpperf.records.errors import OptionError
+    from pytest_ddpperf.plugin import written
+    from pytest_ddpperf.records.errors import MissingExtraError, OptionError
 
     try:
         settings = run.settings
-    except OptionError as error:
+        written.check(settings)
+    except (OptionError, MissingExtraError) as error:
         raise pytest.UsageError(str(error)) from None
     if settings.records and _workers(config) > 1:
         raise pytest.UsageError(
@@ -314,8 +316,12 @@ class _Reporter:
                 session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        if not self._run.reported:
+        run = self._run
+        if not run.reported:
             return
+        from pytest_ddpperf.report.annotations import annotated
+
         terminalreporter.section("distributed performance")
-        for line in self._run.report.lines(self._run.config.getoption("verbose"), header=self._run.distributes):
+        lines = run.report.lines(run.config.getoption("verbose"), header=run.distributes)
+        for line in (*annotated(run.report.outcomes, run.settings.annotate), *lines):
             terminalreporter.write_line(line)

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pytest_ddpperf.measuring.session import Report
+    from pytest_ddpperf.options import Settings
     from pytest_ddpperf.plugin.state import Run
+
+
+def check(settings: Settings) -> None:
+    """Raises MissingExtraError where a report that was asked for could not be made: before a run that may take hours,
+    not at its end."""
+    if settings.html_path is not None:
+        from pytest_ddpperf.report import page
+
+        page.check("--ddp-html")
 
 
 def write(run: Run) -> bool:
@@ -16,19 +27,49 @@ def write(run: Run) -> bool:
     tells, and why."""
     reports: tuple[tuple[str, Path | None, Callable[[Report], str]], ...] = (
         ("--ddp-json", run.settings.json_path, _json),
+        ("--ddp-markdown", run.settings.markdown_path, lambda report: report.markdown()),
+        ("--ddp-html", run.settings.html_path, lambda report: report.html()),
     )
     asked = [(option, path, text) for option, path, text in reports if path is not None]
     for option, path, text in asked:
         _write(run.report, option, path, text)
-    return not asked or not run.report.unwritten
+    if run.settings.history_dir is not None and run.reported:
+        _remember(run.report, run.settings.history_dir)
+    return not run.reported or not run.report.unwritten
+
+
+def _remember(report: Report, root: Path) -> None:
+    """Add to the history what it has a place for, and tell what became of it."""
+    from pytest_ddpperf.history import entry, folder
+    from pytest_ddpperf.records.errors import HistoryError
+
+    entries = entry.entries(report.outcomes, report.run)
+    why = entry.unfit(report.run) if entries else "nothing was measured of this commit alone"
+    if why:
+        report.told.append(f"--ddp-history: nothing was added: {why}")
+        return
+    try:
+        for each in entries:
+            path = folder.add(root, each)
+            report.told.append(f"--ddp-history: {len(each.measurements)} added as {path}")
+    except HistoryError as error:
+        report.unwritten.append(f"--ddp-history: {error}")
 
 
 def _write(report: Report, option: str, path: Path, text: Callable[[Report], str]) -> None:
+    content = text(report)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text(report), encoding="utf-8")
+        with path.open("a" if _is_summary(path) else "w", encoding="utf-8") as file:
+            file.write(content)
     except OSError as error:
         report.unwritten.append(f"{option} {path} was not written: {error.strerror}")
+
+
+def _is_summary(path: Path) -> bool:
+    """Whether it is the summary of a step of GitHub's, to which all that runs there adds its own."""
+    summary = os.environ.get("GITHUB_STEP_SUMMARY", "")
+    return summary != "" and os.path.realpath(summary) == os.path.realpath(path)
 
 
 def _json(report: Report) -> str:

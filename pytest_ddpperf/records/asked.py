@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -112,3 +113,14 @@ class Plan:
             return ""
         trainers = f"{self.world_size} trainer{'s' * (self.world_size > 1)}"
         return f"{trainers} {self.parameter_servers} ps" + " master" * self.master
+
+
+def limits_for(plan: Plan, asked: Sequence[Limit]) -> tuple[Limit, ...]:
+    """Those asked for, with the default ones on counters; those on RPC and on bandwidth matter to what has it."""
+    named = {limit.metric for limit in asked}
+    every = (*asked, *(limit for limit in COUNTER_LIMITS if limit.metric not in named))
+    return tuple(
+        limit
+        for limit in every
+        if (plan.rpc or not limit.metric.startswith("rpc.")) and (plan.collective is not None or not limit.is_bandwidth)
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import Any
 
 from pytest_ddpperf.records.asked import COUNTER_LIMITS as COUNTER_LIMITS
 from pytest_ddpperf.records.asked import COUNTERS as COUNTERS
@@ -65,10 +66,19 @@ class Samples:
         """With so many steps of each launch, those that came first."""
         tables = {
             name: tuple(tuple(rank[:steps] for rank in launch) for launch in table)
-            for name in ("rank_seconds", "cpu_seconds", "examples", "blocked_seconds")
-            if (table := getattr(self, name)) is not None
+            for name, table in self._by_rank().items()
         }
         return replace(self, step_seconds=tuple(launch[:steps] for launch in self.step_seconds), **tables)
+
+    def of_launches(self, start: int, stop: int) -> Samples:
+        """Of launches start..stop, counted from 0, `stop` excluded."""
+        tables = {name: table[start:stop] for name, table in self._by_rank().items()}
+        return replace(self, step_seconds=self.step_seconds[start:stop], **tables)
+
+    def _by_rank(self) -> dict[str, Any]:
+        """The tables of launch x rank x step that there are."""
+        names = ("rank_seconds", "cpu_seconds", "examples", "blocked_seconds")
+        return {name: table for name in names if (table := getattr(self, name)) is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

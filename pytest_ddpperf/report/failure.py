@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from pytest_ddpperf.records import Baseline, Comparison, CounterChange, Outcome, Status
+from pytest_ddpperf.records import Baseline, Comparison, CounterChange, Outcome, Status, Verdict
 from pytest_ddpperf.records.collective import Collective
 from pytest_ddpperf.records.errors import LaunchError
 from pytest_ddpperf.report import beside, ranks, terminal, text
@@ -45,8 +45,7 @@ def _gate_failure(outcome: Outcome) -> Iterator[str]:
     if told is not None:
         yield f"{verdict}: {told}"
         yield from outcome.notes
-        if outcome.accept:
-            yield f"record: {outcome.accept}"
+        yield from remedy(outcome)
         return
     yield f"{verdict}: {outcome.test} on {_who(outcome)}"
     yield ""
@@ -58,21 +57,49 @@ def _gate_failure(outcome: Outcome) -> Iterator[str]:
         yield ""
     yield from _metrics(comparisons, counters, outcome.plan.collective)
     yield from outcome.evidence
-    if verdict.differences:
-        yield f"differs from the baseline's environment: {', '.join(verdict.differences)}"
+    yield from differences(verdict)
     yield from (f"note: {note}" for note in outcome.notes)
     if outcome.beside is not None:
         yield f"against:  {beside.commits(outcome.beside)}"
     if outcome.stored is not None:
-        yield f"suspected by the stored baseline: {', '.join(text.change(c) for c in outcome.stored.comparisons)}"
+        yield suspected(outcome.stored)
     if outcome.accept:
         yield f"baseline: {outcome.baseline_path}"
-        yield f"accept:   {outcome.accept}"
+    yield from remedy(outcome)
+
+
+def differences(verdict: Verdict) -> Iterator[str]:
+    """What else is not as it was, if anything."""
+    if verdict.differences:
+        yield f"differs from the baseline's environment: {', '.join(verdict.differences)}"
+
+
+def remedy(outcome: Outcome) -> Iterator[str]:
+    """What makes the figures a baseline, if anything does."""
+    compared = outcome.verdict is not None and outcome.verdict.status.compared
+    if outcome.accept:
+        yield f"accept:   {outcome.accept}" if compared else f"record: {outcome.accept}"
+
+
+def suspected(stored: Verdict) -> str:
+    """What the stored baseline by itself said, where turns settled it."""
+    return f"suspected by the stored baseline: {', '.join(text.change(c) for c in stored.comparisons)}"
 
 
 def _metrics(
     comparisons: list[Comparison], counters: list[CounterChange], collective: Collective | None
 ) -> Iterator[str]:
+    rows = metrics(comparisons, counters, collective)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+    yield ""
+
+
+def metrics(
+    comparisons: Sequence[Comparison], counters: Sequence[CounterChange], collective: Collective | None
+) -> list[tuple[str, ...]]:
+    """A row a limit, below one of titles."""
     rows: list[tuple[str, ...]] = [("metric", "baseline", "now", "change [bounds]", "limit", "resolves")]
     for c in comparisons:
         limit = str(c.limit).partition(":")[2]
@@ -83,10 +110,7 @@ def _metrics(
         metric, _, limit = str(changed.limit).partition(":")
         change = text.counted(changed).removeprefix(metric).strip()
         rows.append((metric, f"{changed.baseline:,}", f"{changed.now:,}", f"{change}, counted", limit, "all"))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        yield "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-    yield ""
+    return rows
 
 
 def _evidence(outcome: Outcome, baseline: Baseline) -> str:

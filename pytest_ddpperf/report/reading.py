@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,15 @@ class Report:
     @property
     def outcomes(self) -> tuple[Outcome, ...]:
         return tuple(entry.outcome for entry in self.entries)
+
+    @property
+    def run(self) -> Run:
+        """All runs as one: what the one that ended last was, and the counts of all."""
+        last = max(self.runs, key=lambda run: run.created)
+        skipped, never_measured = (
+            sum(getattr(run, name) for run in self.runs) for name in ("skipped", "never_measured")
+        )
+        return replace(last, skipped=skipped, never_measured=never_measured)
 
 
 def read(paths: Sequence[Path]) -> Report:

@@ -57,14 +57,11 @@ def header(facts: Mapping[str, Scalar], *, verbose: bool) -> Iterator[str]:
 
 def table(outcomes: Sequence[Outcome], *, verbosity: int) -> Iterator[str]:
     """A row a measurement: step times and rates at percentiles, change, verdict; with rows a rank at -v."""
-    rows = [_row(outcome) for outcome in outcomes if outcome.measurement is not None]
+    rows = [row(outcome) for outcome in outcomes if outcome.measurement is not None]
     if not rows:
         return
-    titles = ["", "ranks"]
-    for q in _PERCENTILES:
-        titles += [f"p{q} sec/iter", "ex/sec"]
-    titles += ["change", "verdict"]
-    title, *lines = text.aligned([titles, *rows])
+    heads = ["", "ranks", *(title for q in _PERCENTILES for title in titles(q)), "change", "verdict"]
+    title, *lines = text.aligned([heads, *rows])
     yield title
     measured = (outcome for outcome in outcomes if outcome.measurement is not None)
     for outcome, line in zip(measured, lines, strict=True):
@@ -108,13 +105,25 @@ def _expected(outcomes: Sequence[Outcome], tests: int) -> Iterator[str]:
         )
 
 
-def _row(outcome: Outcome) -> list[str]:
-    assert outcome.measurement is not None
-    row = [text.name(outcome), outcome.plan.roles or f"{outcome.plan.world_size} {outcome.plan.backend}"]
-    launches = outcome.measurement.samples.step_seconds
-    for q in _PERCENTILES:
-        row += [text.seconds(stats.geometric_mean(stats.launch_quantiles(launches, q))), _rate(outcome, q)]
-    return [*row, change(outcome.verdict), str(outcome.verdict)]
+def titles(q: int) -> tuple[str, str]:
+    """Of the two columns that a percentile has."""
+    return f"p{q} sec/iter", "ex/sec"
+
+
+def row(outcome: Outcome, percentiles: Sequence[int] = _PERCENTILES) -> list[str]:
+    """Name, ranks, step time and rate at each percentile, change, verdict."""
+    cells = [text.name(outcome), outcome.plan.roles or f"{outcome.plan.world_size} {outcome.plan.backend}"]
+    for q in percentiles:
+        if outcome.measurement is None:
+            cells += ["-", "-"]
+        else:
+            launches = outcome.measurement.samples.step_seconds
+            cells += [text.seconds(stats.geometric_mean(stats.launch_quantiles(launches, q))), _rate(outcome, q)]
+    return [*cells, change(outcome.verdict), verdict_of(outcome)]
+
+
+def verdict_of(outcome: Outcome) -> str:
+    return str(outcome.verdict) if outcome.verdict is not None else "not measured"
 
 
 def change(verdict: Verdict | None) -> str:
@@ -205,7 +214,7 @@ def told(outcome: Outcome) -> Iterator[str]:
         if outcome.stored is not None and verdict.status is Status.PASS:
             changes = ", ".join(text.change(c) for c in outcome.stored.comparisons)
             yield f"{name}: {changes} against the baseline, and settled by its own code:"
-        yield from (f"{name}: {line}" for line in (*_dropped(verdict), *beside.told(outcome)))
+        yield from (f"{name}: {line}" for line in (*dropped(verdict), *beside.told(outcome)))
     yield from (f"{name}: {note}" for note in outcome.notes)
 
 
@@ -219,10 +228,12 @@ def sentence(outcome: Outcome) -> str:
     if verdict.status is Status.INCONCLUSIVE:
         return f"INCONCLUSIVE: {_changes(outcome)}: beyond the limit, but {_WHY_INCONCLUSIVE[verdict.reason]}"
     if verdict.status is Status.IMPROVED:
-        accept = "" if outcome.beside is not None else ": --ddp-save-baseline makes it the new baseline"
+        accept = ": --ddp-save-baseline makes it the new baseline" if _stored(outcome) else ""
         return f"IMPROVED: {_changes(outcome)}{accept}"
     if verdict.status is Status.NO_BASELINE and outcome.beside is not None:
         return f"NO BASELINE: {beside.missing(outcome.beside)}"
+    if verdict.status is Status.NO_BASELINE and not _stored(outcome):
+        return "NO BASELINE: there is nothing to compare it with"
     if verdict.status is Status.NO_BASELINE:
         return f"NO BASELINE at {outcome.baseline_path}: record one with --ddp-save-baseline"
     if verdict.status is Status.INCOMPARABLE:
@@ -236,6 +247,11 @@ def sentence(outcome: Outcome) -> str:
     return f"{verdict}: {_changes(outcome)}"
 
 
+def _stored(outcome: Outcome) -> bool:
+    """Whether it was held against a stored baseline, and nothing beside it: one that can be saved anew."""
+    return outcome.beside is None and bool(outcome.baseline_path)
+
+
 def settled(outcome: Outcome) -> str:
     """Why a suspicion is none of the code's, as far as is known."""
     assert outcome.verdict is not None
@@ -246,11 +262,11 @@ def settled(outcome: Outcome) -> str:
     return f"{changes} against the baseline, but {_WHY_SETTLED[reason]}{differs}"
 
 
-def _dropped(verdict: Verdict) -> Iterator[str]:
+def dropped(verdict: Verdict) -> Iterator[str]:
     """The default limits without support, each reason once."""
     limits: dict[str, list[str]] = {}
-    for dropped in verdict.dropped:
-        limit, _, reason = dropped.partition(": ")
+    for line in verdict.dropped:
+        limit, _, reason = line.partition(": ")
         limits.setdefault(reason, []).append(limit)
     for reason, of_it in limits.items():
         yield f"dropped the default limit{'s' * (len(of_it) > 1)} {', '.join(of_it)}: {reason}"
@@ -272,7 +288,7 @@ def incomparable(outcome: Outcome) -> str:
         "no-cpu-time-now": "CPU time is limited, and the ranks used none",
         "baseline-support": f"the baseline has too few steps: {', '.join(outcome.verdict.differences)}",
     }.get(outcome.verdict.reason, ", ".join(outcome.verdict.differences))
-    if outcome.beside is not None:
+    if not _stored(outcome):
         return why
     return f"{why}; record a new baseline with --ddp-save-baseline, or measure as it was recorded"
 

@@ -11,15 +11,17 @@ from typing import Any, Literal
 
 from pytest_ddpperf.records import Limit, Measurement, Status, Verdict
 from pytest_ddpperf.verdict.counters import with_counters
-from pytest_ddpperf.verdict.observations import of_one_length
+from pytest_ddpperf.verdict.observations import in_percentiles, of_one_length
 from pytest_ddpperf.verdict.settled import MACHINE_DRIFTED, Circumstances, settled, suspected
 from pytest_ddpperf.verdict.times import (
     ASSUMED_DRIFT,
     RUN_LEVEL,
     coarse,
+    differing,
     judge_times,
     level_of,
     resolutions,
+    shift,
     unsupported,
 )
 
@@ -29,13 +31,16 @@ __all__ = [
     "RUN_LEVEL",
     "Circumstances",
     "coarse",
+    "differing",
     "fails",
+    "in_percentiles",
     "judge",
     "judge_times",
     "level_of",
     "of_one_length",
     "resolutions",
     "settled",
+    "shift",
     "suspected",
     "unsupported",
     "with_counters",

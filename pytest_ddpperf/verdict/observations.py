@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import chain
 
-from pytest_ddpperf.records import Limit, Measurement, Samples, Scalar
+from pytest_ddpperf.records import Limit, Measurement, Recording, Samples, Scalar, StoredSession
 from pytest_ddpperf.records.errors import SampleError
 from pytest_ddpperf.verdict import stats
 
@@ -86,3 +86,19 @@ def of_one_length(sides: Sequence[Samples]) -> list[Samples]:
     elsewhere than one of many."""
     steps = min(side.steps for side in sides)
     return [side if side.steps == steps else side.first(steps) for side in sides]
+
+
+# Of which a report tells the percentiles of each launch: those that are limited, and enough to draw a distribution.
+_PERCENTILES = range(5, 100, 5)
+
+
+def in_percentiles(session: Recording, steps: int) -> StoredSession:
+    """A session by the percentiles of its launches, cut to so many steps, as they are compared."""
+    samples = session.measurement.samples.first(steps)
+    return StoredSession(
+        created=session.created,
+        commit=session.commit,
+        host=str(host(session.measurement) or ""),
+        steps=steps,
+        launch_seconds={f"p{q}": stats.launch_quantiles(samples.step_seconds, q) for q in _PERCENTILES},
+    )

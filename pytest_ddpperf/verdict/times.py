@@ -87,10 +87,10 @@ def judge_times(
         return Verdict(status=Status.NOT_GATED, reason=not_gated)
     if not baseline:
         return Verdict(status=Status.NO_BASELINE, reason="no-baseline")
-    differences = _differences(current.environment.recorded, baseline[-1].environment.recorded)
-    broken = _differences(current.environment.must_match, baseline[-1].environment.must_match)
+    differences = differing(current.environment.recorded, baseline[-1].environment.recorded)
+    broken = differing(current.environment.must_match, baseline[-1].environment.must_match)
     if interleaved:
-        where = _differences(current.environment.key, baseline[-1].environment.key)
+        where = differing(current.environment.key, baseline[-1].environment.key)
         asked = tuple(line for line in broken if line.startswith(_ASKED))
         differences = (*where, *(line for line in broken if line not in asked), *differences)
         broken = asked
@@ -197,16 +197,47 @@ def _compare(
                 found.append(stats.paired(now, base))
     else:
         here, hosts = observations.host(current), [observations.host(session) for session in baseline]
-        if any(host != here for host in hosts):
-            drift = replace(drift, floor=max(drift.floor, _ANOTHER_HOST))
-        if here not in hosts:
-            pairs = [(now, observations.joined(sessions, hosts)) for now, sessions in pairs]
-        found = [stats.difference(now, sessions, drift=drift) for now, sessions in pairs]
+        found = [_across(now, sessions, here, hosts, drift) for now, sessions in pairs]
     slower = stats.holm([difference.p_value() for difference in found], level)
     faster = stats.holm([difference.mirrored().p_value() for difference in found], level)
     return tuple(
         _comparison(limit, fmean(now), difference, *evidence)
         for limit, (now, _), difference, *evidence in zip(limits, pairs, found, slower, faster, strict=True)
+    )
+
+
+def _across(
+    now: Sequence[float], sessions: Sequence[Sequence[float]], here: Scalar, hosts: Sequence[Scalar], drift: Drift
+) -> Difference:
+    """Of logarithms, where sessions were on other occasions, and maybe on other hosts."""
+    if any(host != here for host in hosts):
+        drift = replace(drift, floor=max(drift.floor, _ANOTHER_HOST))
+    if here not in hosts:
+        sessions = observations.joined(sessions, hosts)
+    return stats.difference(now, sessions, drift=drift)
+
+
+def shift(
+    now: Sequence[float],
+    sessions: Sequence[Sequence[float]],
+    *,
+    here: Scalar,
+    hosts: Sequence[Scalar],
+    level: float,
+) -> Interval:
+    """How much more `now` is than the sessions of a baseline, as `judge_times` would have it of a limit: each value is
+    the percentile of a launch, in seconds, two a session at least. `here` is the host, `hosts` those of the sessions;
+    each bound is at `level`."""
+    logs = [[math.log(value) for value in side] for side in (now, *sessions)]
+    found = _across(logs[0], logs[1:], here, hosts, ASSUMED_DRIFT)
+    return _interval(found, found.reach(level))
+
+
+def _interval(difference: Difference, reach: float) -> Interval:
+    return Interval(
+        estimate=_share(difference.estimate),
+        low=_share(difference.estimate - reach),
+        high=_share(difference.estimate + reach),
     )
 
 
@@ -238,11 +269,7 @@ def _comparison(
         reason=reason,
         baseline_seconds=math.exp(base),
         now_seconds=math.exp(now),
-        change=Interval(
-            estimate=_share(difference.estimate),
-            low=_share(difference.estimate - reach),
-            high=_share(difference.estimate + reach),
-        ),
+        change=_interval(difference, reach),
         p_value=(difference if difference.estimate > 0 else difference.mirrored()).p_value(),
         level=evidence.level,
         resolution=_share(resolution),
@@ -264,7 +291,7 @@ def _share(logarithm: float) -> float:
     return math.expm1(min(logarithm, 700.0))
 
 
-def _differences(now: Mapping[str, Scalar], base: Mapping[str, Scalar]) -> tuple[str, ...]:
+def differing(now: Mapping[str, Scalar], base: Mapping[str, Scalar]) -> tuple[str, ...]:
     """Facts that differ, as "torch 2.12 -> 2.13"."""
 
     def lines() -> Iterator[str]:

@@ -123,6 +123,7 @@ def kept_servers() -> Iterator[KeptServers]:
 def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, kept_servers: KeptServers) -> Run:
     """Run pytest on the files of `pytester`: small measurements, no CI, no other plugin that reorders or measures."""
     monkeypatch.delenv("CI", raising=False)
+    monkeypatch.delenv("GITHUB_ACTIONS", raising=False)
     for name in ("PYTEST_ADDOPTS", "PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_XDIST_TESTRUNUID"):
         monkeypatch.delenv(name, raising=False)
 

@@ -193,7 +193,8 @@ def test_a_slower_version_is_caught_and_named_and_what_the_other_lacks_has_no_ba
     # Uncommitted work is of the side at hand, tests are on both.
     repository.write("src/speed/__init__.py", SECOND + "# more\n")
     with repository.untouched():
-        result = run("tests", "--ddp-against", "HEAD~1", "--ddp-json=out/run.json", "--junitxml=out/junit.xml")
+        reports = "--ddp-json=out/run.json", "--junitxml=out/junit.xml", "--ddp-annotate=github"
+        result = run("tests", "--ddp-against", "HEAD~1", *reports)
     assert result.ret == 1
     against = f"HEAD~1 ({repository.first[:12]})"
     result.stdout.fnmatch_lines(
@@ -209,6 +210,8 @@ def test_a_slower_version_is_caught_and_named_and_what_the_other_lacks_has_no_ba
     text = result.stdout.str()
     assert "accept:" not in text
     assert "ValueError: broken in the new one" in text
+    slower = "REGRESSED%3A tests/test_step.py%3A%3Atest_slower"
+    assert f"\n::error title={slower},file=python code/src/speed/__init__.py::REGRESSED: p50 " in text
     result.stdout.fnmatch_lines(
         [
             f"only {against} has tests/test_step.py::test_size?1?",

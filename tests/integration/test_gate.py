@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from pathlib import Path
 
@@ -45,7 +46,7 @@ def test_save_pass_regress_accept(pytester: pytest.Pytester, run: Run, monkeypat
 
     monkeypatch.setenv("LASTS", "60")
     monkeypatch.setenv("NCCL_ALGO", "Ring")
-    result = run("--junitxml=junit.xml", "--ddp-json=out/report.json")
+    result = run("--junitxml=junit.xml", "-o", "junit_family=xunit1", "--ddp-json=out/report.json")
     assert result.ret == 1
     text = result.stdout.str()
     result.stdout.fnmatch_lines(
@@ -67,6 +68,9 @@ def test_save_pass_regress_accept(pytester: pytest.Pytester, run: Run, monkeypat
     junit = (pytester.path / "junit.xml").read_text()
     assert '<property name="ddpperf.verdict" value="REGRESSED"' in junit
     assert '<property name="ddpperf.metric" value="p50"' in junit
+    # What GitLab shows: where the test is, and all of the failure.
+    assert re.search(r'<testcase [^>]*file="test_gate.py" line="\d+"', junit)
+    assert re.search(r">REGRESSED: test_gate::test_step on 2 gloo ranks\n(.*\n)+accept: .*</failure>", junit)
     report = json.loads((pytester.path / "out/report.json").read_text())
     assert report["summary"]["regressed"] == 1
     assert len(report["measurements"][0]["measurement"]["samples"]["rank_seconds"][0][0]) == 10

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import subprocess
 
 import pytest
 
-from tests.integration.conftest import Run
+from pytest_ddpperf.cli.main import main
+from tests.integration.conftest import STEP, Run
 
 NOTHING = "def test_nothing(): pass"
 
 
-@pytest.mark.parametrize("option", ["--ddp-json"])
+@pytest.mark.parametrize("option", ["--ddp-json", "--ddp-markdown"])
 def test_a_report_that_cannot_be_written_is_told_and_is_red(pytester: pytest.Pytester, run: Run, option: str) -> None:
     pytester.makepyfile(NOTHING)
     (pytester.path / "file").write_text("")
@@ -27,3 +29,70 @@ def test_a_run_without_distributed_tests_writes_a_report_of_none(pytester: pytes
     report = json.loads((pytester.path / "new/folder/out.json").read_text())
     assert report["measurements"] == []
     assert report["summary"]["measured"] == 0
+
+
+HEADING = "## ddpperf: 0 of 1 compared: 1 without baseline\n"
+
+
+def test_people_are_told_where_they_look(pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytester.makepyfile(
+        test_step=STEP
+        + """
+@pytest.mark.parametrize("name", ["a\\n::error::<b>%|`"], ids=lambda name: name)
+def test_step(ddp_benchmark, name):
+    ddp_benchmark(lasting)
+""",
+        test_nothing=NOTHING,
+    )
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    summary, other = pytester.path / "summary.md", pytester.path / "out/other.md"
+    summary.write_text("the summary of what ran before\n")
+    other.parent.mkdir()
+    other.write_text("the report of an earlier run\n")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    result = run("-q", "--ddp-markdown=summary.md")
+    lines = (pytester.path / "test_step.py").read_text().splitlines()
+    line = next(number for number, each in enumerate(lines, 1) if each.startswith("@pytest"))
+    commands = [each for each in result.outlines if each.startswith("::")]
+    assert len(commands) == 1
+    assert commands[0].startswith("::warning title=NO BASELINE%3A test_step.py%3A%3Atest_step[a\\n%3A%3Aerror")
+    assert f",file=test_step.py,line={line}::NO BASELINE at baselines/" in commands[0]
+    assert summary.read_text().startswith("the summary of what ran before\n<!-- pytest-ddpperf -->\n" + HEADING)
+
+    assert run("test_nothing.py", "--ddp-markdown=summary.md", "--ddp-annotate=none").ret == 0
+    assert summary.read_text().endswith("\n<!-- pytest-ddpperf -->\n## ddpperf: 0 of 0 compared\n")
+    assert HEADING in summary.read_text()
+    assert run("test_nothing.py", "--ddp-markdown=out/other.md").ret == 0
+    assert other.read_text() == "<!-- pytest-ddpperf -->\n## ddpperf: 0 of 0 compared\n"
+
+
+def test_reports_say_of_which_commit_they_are_and_compare_as_the_gate_did(
+    pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = pytester.mkdir("perf")
+    (folder / "test_step.py").write_text(STEP + "\ndef test_step(ddp_benchmark):\n    ddp_benchmark(lasting)\n")
+    monkeypatch.setenv("GIT_COMMITTER_DATE", "2026-01-02T03:04:05Z")
+    git = ["git", "-C", str(pytester.path), "-c", "user.name=a", "-c", "user.email=a@b.c"]
+    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "1"]):
+        subprocess.run([*git, *command], check=True)
+    commit = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    asked = ["perf", "--rootdir=perf"]
+    run(*asked, "--ddp-save-baseline", "--ddp-json=base.json").assert_outcomes(passed=1)
+    monkeypatch.setenv("LASTS", "40")
+    run(*asked, "--ddp-json=now.json").assert_outcomes(failed=1)
+
+    base, now = (json.loads(pytester.path.joinpath(name).read_text()) for name in ("base.json", "now.json"))
+    assert (base["commit"], base["committed"]) == (commit, "2026-01-02T03:04:05+00:00")
+    assert len({base["run_id"], now["run_id"]}) == 2
+    (measured,) = now["measurements"]
+    line = 1 + (folder / "test_step.py").read_text().splitlines().index("def test_step(ddp_benchmark):")
+    assert (measured["file"], measured["line"]) == ("perf/test_step.py", line)
+    (session,) = measured["sessions"]
+    assert session["commit"] == commit
+    assert session["launch_seconds"]["p50"] == pytest.approx([0.005] * 3)
+    assert base["measurements"][0]["sessions"] == []
+
+    assert main(["diff", str(pytester.path / "base.json"), str(pytester.path / "now.json")]) == 1
+    told = capsys.readouterr().out
+    assert measured["verdict"]["comparisons"][0]["change"]["estimate"] == pytest.approx(7)
+    assert "REGRESSED: p50 +700.0 % [" in told

@@ -94,6 +94,19 @@ def test_sides_of_different_lengths_are_compared_and_it_is_told_where_much_is_lo
         assert found.result.verdict.differences == (), "of steps only what was asked is a fact"
 
 
+def test_an_outcome_tells_the_percentiles_of_all_sessions_as_they_were_compared(tmp_path: Path) -> None:
+    store, limits = Store(tmp_path), (Limit(metric="p50", value=0.1, unit="%"),)
+    store.write(carried_out(lasting(0.02), store, save_baseline=True).candidate)
+    store.extend(carried_out(lasting(0.0201), store, extend_baseline=True).candidate)
+    outcome = carried_out(lasting(0.025), store, limits=limits).outcome
+    assert [session.steps for session in outcome.sessions] == [40, 40], "as many as now"
+    for session, level in zip(outcome.sessions, (0.02, 0.0201), strict=True):
+        assert list(session.launch_seconds) == [f"p{q}" for q in range(5, 100, 5)]
+        assert session.launch_seconds["p95"] == pytest.approx((level,) * 5)
+    assert (outcome.limits, outcome.level) == (limits, 0.05)
+    assert carried_out(lasting(0.02), store, save_baseline=True).outcome.sessions == ()
+
+
 def test_what_is_not_compared_is_not_cut(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.write(carried_out(lasting(0.02), store, save_baseline=True, steps=10, min_seconds=0.0).candidate)

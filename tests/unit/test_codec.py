@@ -228,6 +228,22 @@ def test_scalars_keep_their_types():
     assert [type(value) for value in back.values()] == [int, float, bool, type(None), str]
 
 
+def test_of_another_version_keys_may_be_others_but_not_what_they_hold():
+    data = {**encode(MEASUREMENT), "of_tomorrow": 1}
+    del data["counters"]
+    data["environment"]["of_tomorrow"] = []
+    del data["environment"]["must_match"]["warmup"]
+    again = decode(Measurement, data, of_another_version=True)
+    environment = replace(MEASUREMENT.environment, must_match=again.environment.must_match)
+    assert again == replace(MEASUREMENT, counters={}, environment=environment)
+    assert "warmup" not in again.environment.must_match
+    with pytest.raises(DecodeError, match="missing key 'counters'"):
+        decode(Measurement, data)
+    del data["samples"]["rank_seconds"]
+    with pytest.raises(DecodeError, match="samples: missing key 'rank_seconds'"):
+        decode(Measurement, data, of_another_version=True)
+
+
 def test_a_decode_error_survives_pickling():
     error = pickle.loads(pickle.dumps(DecodeError("a[0]", "expected a list, found 1")))
     assert (error.path, str(error)) == ("a[0]", "a[0]: expected a list, found 1")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pytest_ddpperf import git as git_module
-from pytest_ddpperf.git import changed_files, commit_named, commit_of, top_level, worktrees
+from pytest_ddpperf.git import changed_files, commit_named, commit_of, commit_time, top_level, worktrees
 from pytest_ddpperf.records.errors import GitError
 
 
@@ -50,11 +50,20 @@ def test_the_commit_is_told_whole_and_dirty_where_tracked_files_differ(tmp_path:
     assert commit_of(tmp_path / "below") == head + "-dirty"
 
 
+def test_the_time_of_a_commit_is_told_in_utc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "config", "log.showSignature", "true")
+    assert commit_time(tmp_path) == "", "no commit yet"
+    monkeypatch.setenv("GIT_COMMITTER_DATE", "2026-01-02T03:04:05+09:00")
+    git(tmp_path, "commit", "--allow-empty", "-qm", "first")
+    assert commit_time(tmp_path) == "2026-01-01T18:04:05+00:00"
+
+
 def test_without_git_the_commit_is_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert commit_of(tmp_path) == ""
     assert commit_of(tmp_path / "missing") == ""
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert commit_of(Path(__file__).parent) == ""
+    assert commit_of(Path(__file__).parent) == commit_time(Path(__file__).parent) == ""
     with pytest.raises(GitError, match="git is not installed, or not on PATH"):
         top_level(Path(__file__).parent)
 

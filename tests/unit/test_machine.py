@@ -15,6 +15,7 @@ from pytest_ddpperf.options import Settings
 from pytest_ddpperf.records import Scalar
 from pytest_ddpperf.records.asked import Limit
 from pytest_ddpperf.records.errors import MarkerError, OptionError
+from tests.unit.test_git import git
 
 CPU: dict[str, Scalar] = {
     "torch": "2.13.0",
@@ -145,3 +146,16 @@ def test_who_shares_cores_is_told_before_anything_is_measured(
     session = Session(settings(), tmp_path, dict, base=base and base())
     session.place(settings(), 2)
     assert str(session.machine()["places"]).splitlines() == words
+
+
+def test_a_file_is_shown_from_the_top_of_the_repository(tmp_path: Path) -> None:
+    outside = tmp_path / "elsewhere" / "test_b.py"
+    rootdir = tmp_path / "repository" / "python"
+    rootdir.mkdir(parents=True)
+    file = rootdir / "tests" / "test_a.py"
+    session = Session(settings(), rootdir, dict)
+    assert session.shown(file) == "tests/test_a.py", "from rootdir, where there is no repository"
+    git(rootdir.parent, "init", "-q")
+    session = Session(settings(), rootdir, dict)
+    assert session.shown(file) == "python/tests/test_a.py"
+    assert session.shown(outside) == str(outside)

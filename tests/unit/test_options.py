@@ -29,6 +29,7 @@ def read(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Callable
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
     monkeypatch.delenv("CI", raising=False)
+    monkeypatch.delenv("GITHUB_ACTIONS", raising=False)
     pytester.plugins = [_Registers()]
     return lambda *arguments: options.read(pytester.parseconfig(*arguments))
 
@@ -103,6 +104,9 @@ def test_without_being_asked_the_settings_are_the_documented_defaults(
         suite_list=False,
         suite_plots=None,
         json_path=None,
+        markdown_path=None,
+        html_path=None,
+        annotate="none",
         sources=settings.sources,
     )
     assert set(settings.sources.values()) == {"default"}
@@ -140,6 +144,9 @@ def test_every_option_is_taken_from_the_command_line(read: Callable[..., Setting
         "--ddp-suite-bucket-mb=0.5",
         "--ddp-suite-plots=figures/here",
         "--ddp-json=out/all.json",
+        "--ddp-markdown=out/all.md",
+        "--ddp-html=out/all.html",
+        "--ddp-annotate=github",
     )
     assert settings == Settings(
         world_sizes=(1, 2, 4),
@@ -179,6 +186,9 @@ def test_every_option_is_taken_from_the_command_line(read: Callable[..., Setting
         suite_list=False,
         suite_plots=pytester.path / "figures/here",
         json_path=pytester.path / "out/all.json",
+        markdown_path=pytester.path / "out/all.md",
+        html_path=pytester.path / "out/all.html",
+        annotate="github",
         sources=settings.sources,
     )
     assert {name for name, source in settings.sources.items() if source != "command line"} == {
@@ -210,6 +220,7 @@ INI_WORDS = {
     "ddp_against_setup": "make build",
     "ddp_suite_size": "small",
     "ddp_suite_bucket_mb": "1",
+    "ddp_annotate": "github",
 }
 
 
@@ -230,6 +241,7 @@ def check_ini_words(settings: Settings, root: Path) -> None:
     from_ini = {name for name, source in settings.sources.items() if source == "ini"}
     assert settings.against_setup == "make build"
     assert (settings.suite_size, settings.suite_bucket_mb) == ("small", 1.0)
+    assert settings.annotate == "github"
     assert from_ini == {row.field for row in ROWS if row.ini}
 
 
@@ -296,9 +308,9 @@ def test_folders_are_relative_to_where_they_were_named(
     below = pytester.mkdir("below")
     monkeypatch.chdir(below)
     assert read().baseline_dir == pytester.path / "figures"
-    settings = read("--ddp-baseline-dir=../mine", "--ddp-json=all.json")
+    settings = read("--ddp-baseline-dir=../mine", "--ddp-json=all.json", "--ddp-markdown=all.md")
     assert settings.baseline_dir == pytester.path / "mine"
-    assert settings.json_path == below / "all.json"
+    assert (settings.json_path, settings.markdown_path) == (below / "all.json", below / "all.md")
 
 
 @pytest.mark.parametrize(("ci", "resolved"), [("true", "fail"), ("", "warn"), (None, "warn")])
@@ -309,6 +321,16 @@ def test_a_missing_baseline_fails_by_default_where_ci_is_set(
         monkeypatch.setenv("CI", ci)
     assert read().baseline_missing == resolved
     assert read("--ddp-baseline-missing=warn").baseline_missing == "warn"
+
+
+@pytest.mark.parametrize(("actions", "resolved"), [("true", "github"), ("false", "none"), (None, "none")])
+def test_annotations_are_githubs_by_default_where_its_actions_run(
+    read: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch, actions: str | None, resolved: str
+) -> None:
+    if actions is not None:
+        monkeypatch.setenv("GITHUB_ACTIONS", actions)
+    assert read().annotate == read("--ddp-annotate=auto").annotate == resolved
+    assert read("--ddp-annotate=none").annotate == "none"
 
 
 def test_what_is_compared_with_may_differ_in_several_ways(read: Callable[..., Settings]) -> None:
@@ -374,6 +396,13 @@ def test_help_tells_every_option_and_ini_key(pytester: pytest.Pytester, monkeypa
 
 
 DOCUMENT = Path(__file__).parents[2] / "docs/options.md"
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/ci.md"])
+def test_a_recipe_asks_for_nothing_that_there_is_not(document: str) -> None:
+    named = set(re.findall(r"--ddp-[a-z][a-z-]*", (DOCUMENT.parents[1] / document).read_text()))
+    assert named
+    assert named <= {row.option for row in ROWS}
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.key)
@@ -502,6 +531,9 @@ def test_a_metric_has_one_limit(refusal: Callable[..., str], given: str) -> None
         ("--ddp-device=", "--ddp-device: '': auto or a device type: cpu, cuda, ..."),
         ("--ddp-baseline-dir=", "--ddp-baseline-dir: '': a folder"),
         ("--ddp-json=", "--ddp-json: '': a file"),
+        ("--ddp-markdown=", "--ddp-markdown: '': a file"),
+        ("--ddp-html=", "--ddp-html: '': a file"),
+        ("--ddp-annotate=gitlab", "--ddp-annotate: 'gitlab': one of auto, github, none; did you mean github?"),
         ("--ddp-against=", "--ddp-against: '': a git ref, or self"),
         ("--ddp-against-setup=", "--ddp-against-setup: '': a shell command"),
         ("--ddp-against-python=", "--ddp-against-python: '': an interpreter"),
@@ -531,9 +563,10 @@ def test_nothing_may_be_preloaded_in_place_of_what_the_ini_file_names(
     assert read("--ddp-preload=").preload == ()
 
 
-def test_a_folder_cannot_take_the_json(refusal: Callable[..., str], pytester: pytest.Pytester) -> None:
+@pytest.mark.parametrize("option", ["--ddp-json", "--ddp-markdown", "--ddp-html"])
+def test_a_folder_cannot_take_a_report(refusal: Callable[..., str], pytester: pytest.Pytester, option: str) -> None:
     folder = pytester.mkdir("out")
-    assert refusal("--ddp-json=out") == f"--ddp-json: {str(folder)!r}: is a folder: name the file to write"
+    assert refusal(f"{option}=out") == f"{option}: {str(folder)!r}: is a folder: name the file to write"
 
 
 def test_a_disabled_run_cannot_save(refusal: Callable[..., str]) -> None:

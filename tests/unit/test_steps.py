@@ -33,6 +33,10 @@ def jumping(values: Sequence[float], *jumps: tuple[int, float]) -> list[float]:
     return [value + sum(by for place, by in jumps if at >= place) for at, value in enumerate(values)]
 
 
+def explained(points: Series, share: float = 0.0) -> walk.Jumps:
+    return walk.jumps(points, walk.filtered(points, set(), share))
+
+
 # --- the walk
 
 
@@ -40,7 +44,7 @@ def jumping(values: Sequence[float], *jumps: tuple[int, float]) -> list[float]:
 def test_what_a_jump_explains_is_what_the_innovations_lose_by_it(share: float) -> None:
     values = jumping(gaussian(12), (7, 2.0))
     known = walk.filtered(series(values), set(), share)
-    explained = walk.jumps(known)
+    explained = walk.jumps(series(values), known)
     step = explained.sizes[7] * explained.errors[7]
     without = walk.filtered(series(jumping(values, (7, -step))), set(), share)
     assert without.squares == pytest.approx(known.squares - explained.sizes[7] ** 2)
@@ -50,21 +54,22 @@ def test_what_a_jump_explains_is_what_the_innovations_lose_by_it(share: float) -
 
 
 def test_without_a_walk_a_jump_is_the_difference_of_means() -> None:
-    known = walk.jumps(walk.filtered(series([1.0, 3.0, 5.0, 9.0, 11.0]), set(), 0.0))
+    known = explained(series([1.0, 3.0, 5.0, 9.0, 11.0]))
     assert known.sizes[3] * known.errors[3] == pytest.approx(10.0 - 3.0)
     assert known.errors[3] == pytest.approx(math.sqrt(1 / 3 + 1 / 2))
 
 
 def test_points_count_by_their_own_error() -> None:
-    known = walk.jumps(walk.filtered(series([0.0, 0.0, 4.0, 8.0], noise=[1.0, 1.0, 1.0, 3.0]), set(), 0.0))
+    known = explained(series([0.0, 0.0, 4.0, 8.0], noise=[1.0, 1.0, 1.0, 3.0]))
     assert known.sizes[2] * known.errors[2] == pytest.approx((4.0 * 3 + 8.0) / 4)
 
 
 def test_a_level_that_is_reset_knows_nothing_of_what_was_before() -> None:
-    halves = walk.filtered(series([5.0, 6.0, 105.0, 106.0]), {2}, 0.5)
+    points = series([5.0, 6.0, 105.0, 106.0])
+    halves = walk.filtered(points, {2}, 0.5)
     assert halves.free == 2
     assert halves.squares == pytest.approx(2 / 2.5)
-    assert walk.jumps(halves).sizes[2] == 0.0
+    assert walk.jumps(points, halves).sizes[2] == 0.0
 
 
 def test_how_far_a_point_lies_is_told_by_all_others() -> None:
@@ -74,7 +79,7 @@ def test_how_far_a_point_lies_is_told_by_all_others() -> None:
 
 def test_a_longer_way_lets_the_level_move_further() -> None:
     values = [0.0, 0.0, 3.0, 3.0]
-    near, late = (walk.jumps(walk.filtered(series(values, moves=[1, 1, m, 1]), set(), 0.1)) for m in (1, 100))
+    near, late = (explained(series(values, moves=[1, 1, m, 1]), 0.1) for m in (1, 100))
     assert abs(late.sizes[2]) < abs(near.sizes[2]) / 2
 
 

@@ -1,0 +1,71 @@
+"""Options that several subcommands have: the plugin's without its prefix, read as it reads them."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeVar
+
+from pytest_ddpperf.cli.matching import Matches, expression
+from pytest_ddpperf.options import parse
+from pytest_ddpperf.options.table import FAIL_ON_NAMES, ROWS
+from pytest_ddpperf.records import Limit
+from pytest_ddpperf.report.reading import Report
+
+T = TypeVar("T")
+
+
+def add_threshold(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--threshold",
+        type=read_as(parse.limits),
+        metavar="LIST",
+        help="how much worse a metric may get, as p10:5%%,p50:2ms; the tests' own limits if nothing is said",
+    )
+
+
+def add_fail_on(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--fail-on",
+        type=read_as(parse.fail_on),
+        metavar="LIST",
+        help=f"exactly these verdicts end with status 1: {', '.join(FAIL_ON_NAMES)} (default: regressed)",
+    )
+
+
+def add_k(parser: argparse.ArgumentParser, what: str = "measurements") -> None:
+    parser.add_argument(
+        "-k",
+        type=read_as(expression),
+        dest="matches",
+        metavar="EXPRESSION",
+        help=f"only {what} whose name fits: words joined by and, or, not, as pytest has it",
+    )
+
+
+def usual_limits() -> tuple[Limit, ...]:
+    """The plugin's, where nobody asked for others."""
+    (row,) = (row for row in ROWS if row.field == "limits")
+    return tuple(replace(limit, default=True) for limit in parse.limits(row.default))
+
+
+def matching(report: Report, matches: Matches | None) -> Report:
+    """The measurements whose node id, or the name of whose call, fits."""
+    if matches is None:
+        return report
+    fits = (entry for entry in report.entries if matches(f"{entry.outcome.nodeid} {entry.outcome.test.label}"))
+    return replace(report, entries=tuple(fits))
+
+
+def read_as(parser: Callable[[str], T]) -> Callable[[str], T]:
+    """With what is wrong as argparse tells it, and the place it is at."""
+
+    def read(value: str) -> T:
+        try:
+            return parser(value)
+        except ValueError as error:
+            item = getattr(error, "item", value)
+            raise argparse.ArgumentTypeError(f"{item!r}: {error}") from None
+
+    return read

@@ -1,0 +1,146 @@
+"""One report held against another, as if what that measured had been stored: the plugin's judge, its looks and its
+words, on samples that are there."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
+
+from pytest_ddpperf import verdict as verdicts
+from pytest_ddpperf.measuring.looks import follow, schedule
+from pytest_ddpperf.records import Baseline, Limit, Measurement, Outcome, Recording, Status, Verdict
+from pytest_ddpperf.records.asked import limits_for
+from pytest_ddpperf.report import failure
+from pytest_ddpperf.report.reading import Entry, Report, identity
+
+_LAUNCHES_NEEDED = 2
+# What a run said of figures that say nothing about the code; it holds whatever they are compared with.
+_SAY_NOTHING = ("debugging-variable", "disabled")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """How it shall be judged."""
+
+    limits: tuple[Limit, ...] | None  # None: those that each measurement was held against in its own run
+    usual: tuple[Limit, ...]  # for a report from before it told those
+    fail_on: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """What came of it."""
+
+    now: Report  # with the verdicts of being held against the other
+    only_before: tuple[Outcome, ...]  # what it does not have
+
+
+def compare(base: Report, now: Report, terms: Terms) -> Compared:
+    """Each measurement of `now` against that of the same test in `base`."""
+    partners = _partners(base, now)
+    tests = {now.entries[number].outcome.nodeid for number in partners}
+    level = verdicts.level_of(max(1, len(tests)))
+    measured: Counter[str] = Counter()
+    entries = []
+    for number, entry in enumerate(now.entries):
+        nodeid = entry.outcome.nodeid
+        measured[nodeid] += 1
+        # As the plugin shares the error rate of a test among what it measures.
+        of_it = level / max(1, measured[nodeid] * (measured[nodeid] - 1))
+        own = entry.outcome.level if entry.outcome.level is not None else of_it
+        partner = base.entries[partners[number]] if number in partners else None
+        entries.append(replace(entry, outcome=_held_against(entry.outcome, partner, terms, own)))
+    taken = set(partners.values())
+    return Compared(
+        now=replace(now, entries=tuple(entries)),
+        only_before=tuple(entry.outcome for number, entry in enumerate(base.entries) if number not in taken),
+    )
+
+
+def _partners(base: Report, now: Report) -> dict[int, int]:
+    """By the place of a measurement in `now`, the place in `base` of that of the same test with as many ranks; where
+    there are several, of that on the same kind of machine."""
+    found: dict[int, int] = {}
+    left = dict(enumerate(base.entries))
+    for alike in (identity, _by_name):
+        places: dict[Hashable, list[int]] = {}
+        for there, entry in left.items():
+            places.setdefault(alike(entry.outcome), []).append(there)
+        for here, entry in enumerate(now.entries):
+            if here not in found and (of_it := places.get(alike(entry.outcome))):
+                found[here] = of_it.pop(0)
+                del left[found[here]]
+    return found
+
+
+def _by_name(outcome: Outcome) -> Hashable:
+    return outcome.test, outcome.plan.world_size, outcome.plan.roles
+
+
+def _held_against(now: Outcome, other: Entry | None, terms: Terms, level: float) -> Outcome:
+    """With that verdict, and nothing left of what its own run held it against."""
+    asked = terms.limits if terms.limits is not None else now.limits or _limits_of(now) or terms.usual
+    limits = limits_for(now.plan, asked)
+    fresh = replace(
+        now, limits=limits, level=level, baseline_path="", beside=None, stored=None, saved=0,
+        sessions=(), evidence=(), accept="", notes=(),
+    )  # fmt: skip
+    if now.measurement is None:
+        return replace(fresh, verdict=None, fails=True)
+    if other is None:
+        return _judged(fresh, _nothing(), terms, "only in the later run")
+    if other.outcome.measurement is None:
+        return _judged(fresh, _nothing(), terms, f"not measured in the earlier run: {other.outcome.error}")
+    before = Recording(measurement=other.outcome.measurement, created=other.run.created, commit=other.run.commit)
+    verdict = _verdict(now, other.outcome, before.measurement, limits, level)
+    judged = _judged(fresh, verdict, terms)
+    steps = min(now.measurement.samples.steps, before.measurement.samples.steps)
+    judged = replace(judged, sessions=(verdicts.in_percentiles(before, steps),))
+    return failure.explained(judged, baseline=Baseline(test=now.test, sessions=(before,)), accept_command="")
+
+
+def _limits_of(outcome: Outcome) -> tuple[Limit, ...]:
+    """Of a verdict in a report from before limits were told by themselves."""
+    verdict = outcome.verdict
+    if verdict is None:
+        return ()
+    return (*(each.limit for each in verdict.comparisons), *(each.limit for each in verdict.counters))
+
+
+def _nothing() -> Verdict:
+    return Verdict(status=Status.NO_BASELINE, reason="no-baseline")
+
+
+def _judged(outcome: Outcome, verdict: Verdict, terms: Terms, *notes: str) -> Outcome:
+    fails = verdicts.fails(verdict, fail_on=terms.fail_on, baseline_missing="warn")
+    return replace(outcome, verdict=verdict, fails=fails, notes=notes)
+
+
+def _verdict(now: Outcome, other: Outcome, before: Measurement, limits: tuple[Limit, ...], level: float) -> Verdict:
+    assert now.measurement is not None
+    current = now.measurement
+    reasons = [each.verdict.reason for each in (now, other) if each.verdict is not None]
+    not_gated = next((reason for reason in reasons if reason in _SAY_NOTHING), None)
+    if not_gated is None and now.verdict is not None and now.verdict.reason == "gate-off":
+        not_gated = "gate-off"
+    if not_gated is not None:
+        return Verdict(status=Status.NOT_GATED, reason=not_gated)
+    machines = verdicts.differing(current.environment.key, before.environment.key)
+    if machines:  # to the plugin that is another baseline
+        return Verdict(status=Status.INCOMPARABLE, reason="must-match", differences=machines)
+    if before.samples.launches < _LAUNCHES_NEEDED:
+        few = (f"{before.samples.launches} launch, and a comparison needs {_LAUNCHES_NEEDED} a side",)
+        return Verdict(status=Status.INCOMPARABLE, reason="baseline-support", differences=few)
+
+    def judge(start: int, stop: int, ease: float) -> Verdict:
+        part = replace(current, samples=current.samples.of_launches(start, stop))
+        return verdicts.judge_times(part, [before], limits, level=level * ease)
+
+    launches = current.samples.launches
+    looks = schedule(now.launches, launches)
+    if len(looks) > 1 and looks[-1] == launches:  # so a suspicion was confirmed, or was not
+        verdict, _ = follow(looks, judge, final=True)
+    else:
+        verdict = judge(0, launches, 1.0)
+    return verdicts.with_counters(verdict, current, [before], limits)

@@ -1,0 +1,225 @@
+"""What a page says of each measurement, in the words that terminal and failure have, and which figures it shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from statistics import median
+
+from pytest_ddpperf.records import COUNTERS, Environment, Outcome, Phases, Run, Scalar, Status
+from pytest_ddpperf.report import beside, failure, terminal, text, worst
+from pytest_ddpperf.report.page import figures, sides
+from pytest_ddpperf.report.page.figures import Figure, Sheet
+from pytest_ddpperf.report.worst import Concern
+from pytest_ddpperf.verdict import stats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    title: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]  # the first cell names a row
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """A measurement."""
+
+    anchor: str
+    name: str
+    kind: str  # of its verdict, in the style sheet
+    status: str
+    sentence: str
+    change: str
+    who: str
+    opened: bool  # whether it is shown whole at first
+    facts: tuple[tuple[str, str], ...]  # what and which
+    metrics: Table | None
+    told: tuple[str, ...]
+    differences: tuple[str, ...]
+    figures: tuple[Figure, ...]
+    tables: tuple[Table, ...]  # of numbers that no figure shows
+    accepts: str  # what the command does
+    accept: str
+
+
+def card(outcome: Outcome, sheet: Sheet, number: int) -> Card:
+    verdict = outcome.verdict
+    status = terminal.verdict_of(outcome)
+    return Card(
+        anchor=f"m{number}",
+        name=text.name(outcome),
+        kind=status.lower().replace(" ", "-"),
+        status=status,
+        sentence=terminal.sentence(outcome).removeprefix(f"{status}: "),
+        change=terminal.change(verdict),
+        who=outcome.plan.roles or f"{outcome.plan.world_size} {outcome.plan.backend}",
+        opened=worst.concern(outcome) <= Concern.DOUBTFUL,
+        facts=tuple(_facts(outcome)),
+        metrics=_metrics(outcome),
+        told=tuple(_told(outcome)),
+        differences=verdict.differences if verdict is not None else (),
+        figures=tuple(_figures(outcome, sheet)),
+        tables=tuple(_tables(outcome)),
+        accepts="Accept" if verdict is not None and verdict.status.compared else "Record",
+        accept=outcome.accept if verdict is not None and verdict.status is not Status.PASS else "",
+    )
+
+
+def _facts(outcome: Outcome) -> Iterator[tuple[str, str]]:
+    plan, measured = outcome.plan, outcome.measurement
+    if outcome.file:
+        yield "test", f"{text.shortened(outcome.file)}:{outcome.line}" if outcome.line else text.shortened(outcome.file)
+    if plan.collective is not None:
+        yield "collective", str(plan.collective)
+    if outcome.batch_size is not None:
+        yield "batch size", f"{outcome.batch_size} a rank"
+    if measured is not None:
+        seconds = stats.geometric_mean(stats.launch_quantiles(measured.samples.step_seconds, 50))
+        yield "p50", text.seconds(seconds)
+        if plan.collective is not None:
+            yield "busbw", f"{plan.collective.busbw(seconds):.3g} GB/s"
+        yield "launches", f"{measured.samples.launches} of {measured.samples.steps} steps, timing {plan.timing}"
+    if outcome.replaced:
+        yield "measured again", "; ".join(f"launch {each.launch + 1}: {each.reason}" for each in outcome.replaced)
+    if outcome.beside is not None:
+        yield "against", beside.commits(outcome.beside)
+    if outcome.baseline_path:
+        yield "baseline", outcome.baseline_path
+
+
+def _metrics(outcome: Outcome) -> Table | None:
+    verdict = outcome.verdict
+    if verdict is None or not (verdict.comparisons or verdict.counters):
+        return None
+    head, *rows = failure.metrics(verdict.comparisons, verdict.counters, outcome.plan.collective)
+    return Table(title="Limits", head=head, rows=tuple(rows))
+
+
+def _told(outcome: Outcome) -> Iterator[str]:
+    verdict = outcome.verdict
+    yield from outcome.evidence
+    if verdict is not None:
+        if outcome.stored is not None:
+            yield failure.suspected(outcome.stored)
+        yield from terminal.dropped(verdict)
+        if not outcome.evidence:
+            yield from beside.told(outcome)
+    yield from outcome.notes
+
+
+def _figures(outcome: Outcome, sheet: Sheet) -> Iterator[Figure]:
+    now, base = sides.now(outcome), sides.base(outcome)
+    if now is None:
+        return
+    found = sides.shifts(outcome)
+    if found:
+        yield figures.shifts(sheet, found, base.name if base is not None else "the baseline")
+    yield figures.distributions(sheet, now, base)
+    q = _shown(outcome)
+    if outcome.beside is not None and base is not None and base.launches == now.launches:
+        yield figures.in_turns(sheet, outcome, now, base, q)
+    else:
+        yield figures.in_a_row(sheet, now, base, q)
+    yield figures.ranks(sheet, outcome)
+
+
+def _shown(outcome: Outcome) -> int:
+    """The percentile that the verdict is about, if it is one that there is of each launch, else p50."""
+    worst = outcome.verdict.worst if outcome.verdict is not None else None
+    found = worst.limit.percentile if worst is not None and not worst.limit.is_cpu_time else 50.0
+    return int(found) if found in sides.PERCENTILES else 50
+
+
+def _tables(outcome: Outcome) -> Iterator[Table]:
+    if outcome.phases:
+        yield _phases(outcome.phases)
+    if outcome.measurement is None:
+        return
+    if counters := _counters(outcome):
+        yield Table(title="What a step sends", head=("counter", "baseline", "now"), rows=counters)
+    if outcome.recorded:
+        yield Table(title="Recorded by steps", head=("figure", "least", "p50", "most"), rows=tuple(_recorded(outcome)))
+    yield _environment(outcome)
+
+
+def _phases(phases: Sequence[Phases]) -> Table:
+    medians = {field.name: median(getattr(launch, field.name) for launch in phases) for field in fields(Phases)}
+    whole = sum(medians.values()) or 1.0
+    return Table(
+        title=f"Phases of a launch, median of {len(phases)}",
+        head=("phase", "seconds", "share"),
+        rows=tuple((name, text.seconds(value), text.amount(value / whole)) for name, value in medians.items()),
+    )
+
+
+def _counters(outcome: Outcome) -> tuple[tuple[str, ...], ...]:
+    """Those that anything was counted of; of the finer ones few matter, so only those that are not 0."""
+    assert outcome.measurement is not None
+    now = outcome.measurement.counters
+    other = outcome.beside.measurement if outcome.beside is not None else None
+    before: dict[str, int | None] = dict(other.counters) if other is not None else {}
+    if outcome.verdict is not None and outcome.beside is None:
+        before = {changed.limit.metric: changed.baseline for changed in outcome.verdict.counters}
+    shown = [name for name in {**now, **before} if now.get(name) or before.get(name) or name in COUNTERS]
+    return tuple((name, *(_count(side.get(name)) for side in (before, now))) for name in shown)
+
+
+def _count(value: int | None) -> str:
+    return "-" if value is None else f"{value:,}"
+
+
+def _recorded(outcome: Outcome) -> Iterator[tuple[str, ...]]:
+    for name, launches in outcome.recorded.items():
+        told = [value for launch in launches for rank in launch for value in rank if value is not None]
+        if told:
+            figures_ = (min(told), stats.quantile(told, 50), max(told))
+            yield text.shortened(name), *(f"{value:.4g}" for value in figures_)
+
+
+def _environment(outcome: Outcome) -> Table:
+    """Of both sides, as far as the other's is known; what differs first."""
+    assert outcome.measurement is not None
+    other = outcome.beside.measurement if outcome.beside is not None else None
+    now = _all_facts(outcome.measurement.environment)
+    if other is None:
+        return Table(title="Environment", head=("fact", "now"), rows=tuple((name, _fact(now[name])) for name in now))
+    then = _all_facts(other.environment)
+    names = sorted({**then, **now}, key=lambda name: then.get(name) == now.get(name))
+    return Table(
+        title="Environment",
+        head=("fact", "other side", "now"),
+        rows=tuple((name, _fact(then.get(name)), _fact(now.get(name))) for name in names),
+    )
+
+
+def _all_facts(environment: Environment) -> Mapping[str, Scalar]:
+    classes = (environment.key, environment.must_match, environment.recorded)
+    return {name.removeprefix("env:"): value for facts in classes for name, value in facts.items()}
+
+
+def _fact(value: Scalar) -> str:
+    return "-" if value is None else text.shortened(str(value))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunTold:
+    """A run."""
+
+    lines: tuple[str, ...]  # of the machine
+    facts: tuple[tuple[str, str], ...]
+
+
+def told_of(run: Run) -> RunTold:
+    named = (
+        ("ended", run.created),
+        ("commit", run.commit),
+        ("committed", run.committed),
+        ("pytest-ddpperf", run.version),
+        ("run", run.id),
+    )
+    header = terminal.header(run.facts, verbose=False) if run.facts else ()
+    return RunTold(
+        lines=tuple(line.removeprefix("ddpperf: ") for line in header),
+        facts=tuple((name, value) for name, value in named if value),
+    )

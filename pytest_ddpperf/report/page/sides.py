@@ -1,0 +1,150 @@
+"""Both sides of a comparison by the percentiles of their launches, which is all that a page draws of step times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from pytest_ddpperf.records import Beside, Comparison, Interval, Limit, Measurement, Outcome, StoredSession
+from pytest_ddpperf.report import text
+from pytest_ddpperf.verdict import judge_times, shift, stats, unsupported
+
+# Of launches: those that reports keep of the sessions of a stored baseline.
+PERCENTILES = tuple(range(5, 100, 5))
+SHIFTED = (10, 25, 50, 75, 90, 95)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Side:
+    """One side: of a stored baseline session by session, else in one."""
+
+    name: str
+    sessions: tuple[Mapping[int, Sequence[float]], ...]  # by percentile, seconds, a launch each
+    told: tuple[str, ...] = ("",)  # of each session, when and of what it was
+
+    @cached_property
+    def launches(self) -> int:
+        return sum(len(session[50]) for session in self.sessions)
+
+    def at(self, q: int) -> list[float]:
+        """Of each launch, in seconds."""
+        return [seconds for session in self.sessions for seconds in session[q]]
+
+    def middle(self, q: int) -> float:
+        """Over launches and then over sessions, as the verdict has it."""
+        return stats.geometric_mean([stats.geometric_mean(session[q]) for session in self.sessions])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shift:
+    """By how much one metric changed."""
+
+    metric: str
+    change: Interval
+    level: float  # of each of its bounds
+    limit: Limit | None = None  # None: nothing was asked of it
+    limit_share: float | None = None  # as a change
+
+
+def now(outcome: Outcome) -> Side | None:
+    """The code at hand; None where it was not measured."""
+    return _measured("now", outcome.measurement) if outcome.measurement is not None else None
+
+
+def base(outcome: Outcome) -> Side | None:
+    """What it was held against; None where there is nothing, or a report from before its percentiles were kept."""
+    beside = outcome.beside
+    if beside is not None:
+        return _measured(_name(beside), beside.measurement) if beside.measurement is not None else None
+    if not outcome.sessions:
+        return None
+    return Side(
+        name="baseline",
+        sessions=tuple(
+            {q: session.launch_seconds[f"p{q}"] for q in PERCENTILES if f"p{q}" in session.launch_seconds}
+            for session in outcome.sessions
+        ),
+        told=tuple(f"{session.created} {session.commit[:12]} {session.host}".strip() for session in outcome.sessions),
+    )
+
+
+def _name(beside: Beside) -> str:
+    return text.shortened(str(beside.version), 60)
+
+
+def _measured(name: str, measurement: Measurement) -> Side:
+    return Side(name=name, sessions=(launch_quantiles(measurement.samples.step_seconds),))
+
+
+def launch_quantiles(
+    launches: Iterable[Sequence[float]], percentiles: Sequence[int] = PERCENTILES
+) -> dict[int, list[float]]:
+    """By percentile, of each launch."""
+    ordered = [sorted(launch) for launch in launches]  # once, for sorting again costs next to nothing
+    return {q: [stats.quantile(launch, q) for launch in ordered] for q in percentiles}
+
+
+def shifts(outcome: Outcome) -> list[Shift]:
+    """The change at each percentile: where there is a limit as the verdict has it, else as the same judge would have
+    it, at the same level. Empty where nothing was compared."""
+    verdict = outcome.verdict
+    if verdict is None or not verdict.comparisons:
+        return []
+    gated = {c.limit.metric: _gated(c) for c in verdict.comparisons}
+    level = min(c.level for c in verdict.comparisons)
+    others = {f"p{q}": change for q in SHIFTED if f"p{q}" not in gated and (change := _change(outcome, q, level))}
+    told = {metric: Shift(metric=metric, change=change, level=level) for metric, change in others.items()}
+    return sorted((gated | told).values(), key=lambda shift: _place(shift.metric))
+
+
+def _gated(comparison: Comparison) -> Shift:
+    limit = comparison.limit
+    share = limit.value if limit.unit == "%" else limit.value / comparison.baseline_seconds
+    return Shift(
+        metric=limit.metric,
+        change=text.changed(comparison),
+        level=comparison.level,
+        limit=limit,
+        limit_share=-share if limit.is_bandwidth else share,
+    )
+
+
+def _place(metric: str) -> tuple[bool, float]:
+    """Percentiles of step times first, in their order."""
+    others = Limit(metric=metric, value=0.0, unit="%")
+    plain = metric.startswith("p") and metric[1:2].isdigit()
+    return not plain, others.percentile
+
+
+def _change(outcome: Outcome, q: int, level: float) -> Interval | None:
+    """None where launches are too few or too short for that percentile, or the other side's are not told."""
+    assert outcome.measurement is not None
+    limit = Limit(metric=f"p{q}", value=0.1, unit="%", default=True)
+    if outcome.beside is None:
+        return _since(outcome.sessions, outcome.measurement, limit, level)
+    if outcome.beside.measurement is None:
+        return None
+    verdict = judge_times(
+        outcome.measurement,
+        [outcome.beside.measurement],
+        [limit],
+        level=level,
+        interleaved=True,
+        stretches=outcome.beside.stretches,
+    )
+    return verdict.comparisons[0].change if verdict.comparisons else None
+
+
+def _since(sessions: Sequence[StoredSession], current: Measurement, limit: Limit, level: float) -> Interval | None:
+    """Of the first steps of each launch, as many as the sessions were compared by."""
+    if not sessions or any(limit.metric not in session.launch_seconds for session in sessions):
+        return None
+    steps = min(current.samples.steps, *(session.steps for session in sessions))
+    now = stats.launch_quantiles(current.samples.first(steps).step_seconds, limit.percentile)
+    sides = [now, *(session.launch_seconds[limit.metric] for session in sessions)]
+    if any(unsupported(limit, steps=steps, launches=len(side)) for side in sides):
+        return None
+    here = str(current.environment.recorded.get("host") or "")
+    hosts = [session.host for session in sessions]
+    return shift(now, sides[1:], here=here, hosts=hosts, level=level)

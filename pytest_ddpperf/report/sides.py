@@ -1,0 +1,96 @@
+"""Two runs side by side, as lines for a terminal: what each is, a row a limit, what is to be told."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from pytest_ddpperf.records import Outcome, Status
+from pytest_ddpperf.report import terminal, text
+from pytest_ddpperf.report.counts import count, last_line
+from pytest_ddpperf.report.reading import Report
+
+_TITLES = ("", "ranks", "metric", "base", "now", "change [bounds]", "limit", "resolves", "verdict")
+_BLANK = ("-",) * (len(_TITLES) - 3)
+
+
+def lines(base: Report, now: Report, only_before: Sequence[Outcome]) -> Iterator[str]:
+    """`now` has the verdicts of being held against `base`, `only_before` what it does not have."""
+    yield from _sides("base", base)
+    yield from _sides("now", now)
+    yield ""
+    rows = [row for outcome in now.outcomes for row in _rows(outcome)]
+    rows += [(*_who(outcome), *_BLANK, "only in the base") for outcome in only_before]
+    yield from text.aligned([_TITLES, *rows])
+    yield ""
+    yield from told(base, now, only_before)
+
+
+def told(base: Report, now: Report, only_before: Sequence[Outcome]) -> Iterator[str]:
+    """What is to be told below the figures; the counts are the last line."""
+    for outcome in now.outcomes:
+        yield from terminal.told(outcome)
+        if outcome.verdict is not None and outcome.verdict.status is Status.REGRESSED:
+            yield f"{text.name(outcome)}: {terminal.sentence(outcome)}"
+            yield from (f"  {line}" for line in outcome.evidence)
+    yield from (*base.told, *now.told)
+    yield from _differences(now.outcomes)
+    yield from _drift(now.outcomes)
+    counts = last_line(count(now.outcomes, 0))
+    yield f"{counts}; {len(only_before)} only in the base" if only_before else counts
+
+
+def _sides(name: str, report: Report) -> Iterator[str]:
+    """A line a file: when, of which commit, with which torch."""
+    for path, run in zip(report.paths, report.runs, strict=True):
+        commit, dirty, _ = run.commit.partition("-dirty")
+        facts = [
+            run.created,
+            f"commit {commit[:12]}{' with uncommitted changes' * bool(dirty)}" * bool(commit),
+            *(f"{fact} {run.facts[fact]}" for fact in ("torch", "device_model") if run.facts.get(fact)),
+        ]
+        yield f"{name + ':':<5} {text.shortened(str(path))}: {', '.join(filter(None, facts))}"
+
+
+def _who(outcome: Outcome) -> tuple[str, str]:
+    return text.name(outcome), outcome.plan.roles or f"{outcome.plan.world_size} {outcome.plan.backend}"
+
+
+def _rows(outcome: Outcome) -> Iterator[tuple[str, ...]]:
+    """A row a limit, and one where there is none."""
+    who, verdict, plan = _who(outcome), outcome.verdict, outcome.plan
+    if verdict is None or not verdict.status.compared:
+        yield (*who, *_BLANK, str(verdict) if verdict is not None else "not measured")
+        return
+    for c in verdict.comparisons:
+        figures = [text.figure(c, seconds, plan.collective) for seconds in (c.baseline_seconds, c.now_seconds)]
+        limit = str(c.limit).partition(":")[2]
+        found = text.interval(text.changed(c)), limit, text.amount(text.resolution(c)), str(c.status)
+        yield (*who, c.limit.metric, *figures, *found)
+        who = "", ""
+    for counted in verdict.counters:
+        metric, _, limit = str(counted.limit).partition(":")
+        change = text.counted(counted).removeprefix(metric).strip()
+        counts = f"{counted.baseline:,}", f"{counted.now:,}"
+        yield (*who, metric, *counts, f"{change}, counted", limit, "all", str(counted.status))
+        who = "", ""
+
+
+def _differences(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    """What is otherwise in the environment, once for all that share it."""
+    compared = [outcome.verdict for outcome in outcomes if outcome.verdict is not None]
+    found = Counter(verdict.differences for verdict in compared if verdict.status.compared and verdict.differences)
+    for differences, number in found.items():
+        of = f" ({number} of {len(outcomes)} measurements)" if number < len(outcomes) else ""
+        yield f"differs from the base's environment{of}: {', '.join(differences)}"
+
+
+def _drift(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    """What was assumed, since nobody measured both sides on one occasion."""
+    comparisons = [c for outcome in outcomes if outcome.verdict is not None for c in outcome.verdict.comparisons]
+    assumed = [c.drift for c in comparisons if c.drift is not None]
+    if assumed:
+        yield (
+            f"the base is one session, which cannot tell how far sessions drift apart: {text.span(assumed)} was "
+            "assumed; pytest --ddp-against measures both sides on one occasion, without any"
+        )

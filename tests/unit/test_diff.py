@@ -1,0 +1,424 @@
+"""`ddpperf diff` on two reports of ours: the plugin's verdicts and words, and how the command ends."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_ddpperf import verdict as verdicts
+from pytest_ddpperf.baseline import Store
+from pytest_ddpperf.cli.main import main
+from pytest_ddpperf.options import parse
+from pytest_ddpperf.records import (
+    Environment,
+    Limit,
+    Measurement,
+    Outcome,
+    Phases,
+    Plan,
+    Run,
+    Samples,
+    Status,
+    TestId,
+    Verdict,
+)
+from pytest_ddpperf.report import reading
+from tests.unit.test_benchmark import carried_out
+from tests.unit.test_launches import LAUNCH
+from tests.unit.test_reading import changed, written
+from tests.unit.test_report import FAILED
+
+BASE = Run(
+    id="base", created="2026-01-02T03:04:05+00:00", version="0.1", commit="c0ffee" * 7, facts={"torch": "2.12.0"}
+)
+NOW = replace(BASE, id="now", created="2026-02-02T03:04:05+00:00", commit="decade" * 7 + "-dirty")
+SAVED = Verdict(status=Status.NOT_GATED, reason="saving")
+LIMITS = parse.limits("p10:10%,p50:10%")
+
+
+def measured(level: float, *, launches: int = 5, spread: float = 0.002, seed: int = 0, **facts: Any) -> Measurement:
+    """Launches whose levels are spread about one, of thirty steps by two ranks."""
+    source = random.Random(seed)
+    steps = []
+    for _ in range(launches):
+        own = level * (1 + source.gauss(0, spread))
+        steps.append(tuple(own * (1 + abs(source.gauss(0, 0.01))) for _ in range(30)))
+    ranks = tuple((launch, launch) for launch in steps)
+    environment = {"must_match": {"batch_size": 32}, "recorded": {"host": "a", "torch": "2.12.0"}, **facts}
+    return Measurement(
+        samples=Samples(step_seconds=tuple(steps), rank_seconds=ranks, cpu_seconds=ranks),
+        environment=Environment(key={"backend": "gloo", "world_size": 2}, **environment),
+    )
+
+
+def outcome(
+    seconds: float, name: str = "test_step", *, judged: Verdict = SAVED, label: str = "", **kwargs: Any
+) -> Outcome:
+    how = {key: kwargs.pop(key) for key in ("launches", "spread", "seed", "must_match", "recorded") if key in kwargs}
+    measurement = measured(seconds, **how)
+    return Outcome(
+        **{
+            "nodeid": f"tests/test_a.py::{name}",
+            "test": TestId(module="tests/test_a", name=name, label=label),
+            "plan": Plan(world_size=2, backend="gloo", device="cpu", warmup=5, steps=30),
+            "launches": 5,
+            "batch_size": 32,
+            "verdict": judged,
+            "fails": False,
+            "measurement": measurement,
+            "phases": (Phases(),) * measurement.samples.launches,
+            "limits": LIMITS,
+            "level": 0.05,
+            **kwargs,
+        }
+    )
+
+
+def diff(folder: Path, base: Sequence[Outcome], now: Sequence[Outcome], *options: str) -> int:
+    paths = written(folder / "base.json", *base, run=BASE), written(folder / "now.json", *now, run=NOW)
+    return main(["diff", *map(str, paths), *options])
+
+
+# --- verdicts
+
+
+@pytest.mark.parametrize(
+    ("now", "status", "word"),
+    [(0.1, 0, "PASS"), (0.12, 1, "REGRESSED"), (0.08, 0, "IMPROVED")],
+)
+def test_the_exit_status_is_that_of_the_verdicts(
+    now: float, status: int, word: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert diff(tmp_path, [outcome(0.1)], [outcome(now, seed=1)]) == status
+    told = capsys.readouterr().out
+    assert [line.rpartition("  ")[2] for line in told.splitlines() if "p10 " in line or "p50 " in line][:2] == [
+        word
+    ] * 2
+    assert told.splitlines()[-1].startswith("ddpperf: 1 of 1 compared: 1 ")
+
+
+@pytest.mark.parametrize(
+    ("fail_on", "status"), [("regressed", 0), ("improved", 1), ("no-baseline,improved", 1), ("no-baseline", 0)]
+)
+def test_fail_on_names_exactly_what_fails(fail_on: str, status: int, tmp_path: Path) -> None:
+    assert diff(tmp_path, [outcome(0.1)], [outcome(0.08, seed=1)], "--fail-on", fail_on) == status
+
+
+def test_what_is_slower_is_told_with_its_evidence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    diff(tmp_path, [outcome(0.1, spread=0)], [outcome(0.15, spread=0)])
+    told = capsys.readouterr().out.splitlines()
+    assert told[:3] == [
+        f"base: {tmp_path}/base.json: 2026-01-02T03:04:05+00:00, commit c0ffeec0ffee, torch 2.12.0",
+        f"now:  {tmp_path}/now.json: 2026-02-02T03:04:05+00:00, commit decadedecade with uncommitted changes, "
+        "torch 2.12.0",
+        "",
+    ]
+    assert " ".join(told[3].split()) == "ranks metric base now change [bounds] limit resolves verdict"
+    (at,) = [
+        number for number, line in enumerate(told) if line.startswith("tests/test_a.py::test_step: REGRESSED: p10 ")
+    ]
+    assert "(limit p10:10%); p50 +50.0 % [" in told[at]
+    assert told[at + 1].startswith("  evidence: 5 launches now, 5 in the baseline's 1 session; sessions drift by ")
+    assert told[at + 2] == "  slowest rank: none stands out; every rank's CPU time rose, +50.4ms of +50.4ms at p50"
+
+
+def test_a_limit_of_the_command_line_holds_for_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    now = [outcome(0.12, seed=1, limits=parse.limits("p50:5%"))]
+    assert diff(tmp_path, [outcome(0.1)], now, "--threshold", "p50:30%") == 0
+    told = capsys.readouterr().out
+    assert " 30%  " in told
+    assert "p10" not in told
+    assert diff(tmp_path, [outcome(0.1)], now) == 1
+    assert " 5%  " in capsys.readouterr().out
+
+
+def test_limits_of_a_report_from_before_they_were_told_are_those_of_its_verdict(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    judged = verdicts.judge(measured(0.1), [measured(0.1)], parse.limits("p75:40%"))
+    now = outcome(0.12, seed=1, judged=judged, limits=(), level=None)
+    assert diff(tmp_path, [outcome(0.1, spread=0.0005)], [now]) == 0
+    assert " 40%  " in capsys.readouterr().out
+    diff(tmp_path, [outcome(0.1)], [replace(now, verdict=SAVED)])
+    assert [line.split()[-2:] for line in capsys.readouterr().out.splitlines() if " 10%  " in line]
+
+
+@pytest.mark.parametrize("scale", [1.0, 1.04, 1.3, 0.7])
+def test_the_verdict_is_the_plugins(scale: float, tmp_path: Path) -> None:
+    """A session is saved and told; the next run is gated against the store, and told. Both reports, held against each
+    other, come to what the gate came to, launches since a suspicion included."""
+    source = random.Random(7)
+
+    def launch(level: float) -> Any:
+        own = level * (1 + source.gauss(0, 0.004))
+        steps = tuple(own * (1 + abs(source.gauss(0, 0.01))) for _ in range(30))
+        ranks = tuple(steps for _ in LAUNCH.rank_seconds)
+        return replace(LAUNCH, step_seconds=steps, rank_seconds=ranks, cpu_seconds=ranks, blocked_seconds=None)
+
+    store = Store(tmp_path / "baselines")
+    saved = carried_out(lambda plan: launch(0.1), store, limits=LIMITS, save_baseline=True)
+    store.write(saved.candidate)
+    gated = carried_out(lambda plan: launch(0.1 * scale), store, limits=LIMITS)
+    assert gated.outcome.verdict is not None
+    assert gated.outcome.verdict.status.compared
+    path = tmp_path / "diff.json"
+    diff(tmp_path, [saved.outcome], [gated.outcome], "--json", str(path))
+    (again,) = reading.read([path]).outcomes
+    assert again.verdict is not None
+    assert (again.verdict.status, again.verdict.reason) == (gated.outcome.verdict.status, gated.outcome.verdict.reason)
+    pairs = zip(again.verdict.comparisons, gated.outcome.verdict.comparisons, strict=True)
+    for ours, theirs in pairs:
+        assert ours.change.estimate == pytest.approx(theirs.change.estimate, abs=1e-6)
+        assert (ours.level, ours.status, ours.limit) == (theirs.level, theirs.status, theirs.limit)
+
+
+def test_a_suspicion_that_fresh_launches_do_not_show_is_not_confirmed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, fresh = measured(0.1112, spread=0.0005).samples, measured(0.1093, seed=2, spread=0.0005).samples
+    joined = Samples(
+        step_seconds=first.step_seconds + fresh.step_seconds, rank_seconds=first.rank_seconds + fresh.rank_seconds
+    )
+    now = outcome(0.1)
+    assert now.measurement is not None
+    now = replace(now, measurement=replace(now.measurement, samples=joined), phases=(Phases(),) * 10)
+    assert diff(tmp_path, [outcome(0.1, spread=0.0005)], [now]) == 0
+    told = capsys.readouterr().out
+    assert "INCONCLUSIVE: " in told
+    assert "beyond the limit, but further launches did not confirm it" in told
+
+
+def test_counters_are_compared_exactly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def with_bytes(count: int) -> Outcome:
+        of = outcome(0.1, plan=Plan(world_size=2, backend="gloo", device="cpu", parameter_servers=1))
+        assert of.measurement is not None
+        return replace(of, measurement=replace(of.measurement, counters={"rpc.bytes": count}))
+
+    assert diff(tmp_path, [with_bytes(1000)], [with_bytes(1100)]) == 1
+    told = capsys.readouterr().out
+    (row,) = [line for line in told.splitlines() if "counted" in line]
+    assert " ".join(row.split()) == "rpc.bytes 1,000 1,100 +10.0 %, counted 0% all REGRESSED"
+    assert "REGRESSED: rpc.bytes +10.0 % (limit rpc.bytes:0%)" in told
+
+
+# --- names
+
+
+def test_names_on_one_side_only_are_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base = [outcome(0.1, "a"), outcome(0.1, "gone")]
+    assert diff(tmp_path, base, [outcome(0.1, "a"), outcome(0.1, "new")]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("tests/test_a.py::new ") and line.endswith("  NO BASELINE") for line in told)
+    assert any(line.startswith("tests/test_a.py::gone ") and line.endswith("  only in the base") for line in told)
+    assert "tests/test_a.py::new: NO BASELINE: there is nothing to compare it with" in told
+    assert "tests/test_a.py::new: only in the later run" in told
+    assert told[-1] == "ddpperf: 1 of 2 compared: 1 passed; 1 without baseline; 1 only in the base"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        outcome(0.1, label="forward"),
+        outcome(0.1, "test_other"),
+        outcome(0.1, test=TestId(module="tests/test_b", name="test_step")),
+        outcome(0.1, plan=Plan(world_size=4, backend="gloo", device="cpu")),
+        outcome(0.1, plan=Plan(world_size=2, backend="gloo", device="cpu", parameter_servers=1)),
+    ],
+    ids=["label", "name", "module", "ranks", "roles"],
+)
+def test_nothing_in_common_ends_with_5(other: Outcome, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert diff(tmp_path, [outcome(0.1)], [other]) == 5
+    said = capsys.readouterr()
+    assert said.out.splitlines()[-1] == "ddpperf: 0 of 1 compared: 1 without baseline; 1 only in the base"
+    assert said.err == "ddpperf: nothing was compared\n"
+
+
+def test_a_test_that_another_node_id_leads_to_is_the_same(tmp_path: Path) -> None:
+    assert diff(tmp_path, [outcome(0.1)], [outcome(0.1, nodeid="a/tests/test_a.py::test_step[ws2]")]) == 0
+
+
+def test_several_now_are_one_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base = written(tmp_path / "base.json", outcome(0.1, "a"), outcome(0.1, "b"), run=BASE)
+    shards = [written(tmp_path / f"{name}.json", outcome(0.1, name), run=NOW) for name in "ab"]
+    assert main(["diff", str(base), *map(str, shards)]) == 0
+    told = capsys.readouterr().out
+    assert told.count("now:  ") == 2
+    assert "ddpperf: 2 of 2 compared: 2 passed" in told
+    assert main(["diff", str(base), str(shards[0]), str(shards[0])]) == 0
+    assert "tests/test_a.py::a: measured in several reports: that of 2026-02-02" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("expression", "left"),
+    [
+        ("step", ["step_bf16", "step_fp32", "other_step"]),
+        ("BF16 or other", ["step_bf16", "other_step"]),
+        ("step and not (bf16 or other)", ["step_fp32"]),
+        ("test_a.py", ["step_bf16", "step_fp32", "other_step"]),
+        ("forward", ["other_step"]),
+    ],
+)
+def test_k_chooses_by_words(
+    expression: str, left: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    both = [outcome(0.1, "step_bf16"), outcome(0.1, "step_fp32"), outcome(0.1, "other_step", label="forward")]
+    assert diff(tmp_path, both, both, "-k", expression) == 0
+    told = capsys.readouterr().out
+    assert [name for name in ("step_bf16", "step_fp32", "other_step") if f"::{name} " in told] == left
+
+
+@pytest.mark.parametrize(
+    ("option", "problem"),
+    [
+        (["-k", "a and"], "argument -k: 'a and': it ends where a word was expected"),
+        (["-k", "(a"], "argument -k: '(a': a parenthesis is not closed"),
+        (["-k", "a b"], "argument -k: 'a b': 'b' stands where and, or or the end was expected"),
+        (["-k", "or a"], "argument -k: 'or a': 'or' stands where a word was expected"),
+        (["--threshold", "p50"], "argument --threshold: 'p50': not metric:N% or metric:Nms"),
+        (["--fail-on", "regresed"], "did you mean regressed?"),
+        (["--form", "asv"], "argument --form: invalid choice: 'asv'"),
+    ],
+)
+def test_an_option_that_cannot_be_ends_with_4(
+    option: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["diff", "a.json", "b.json", *option]) == 4
+    assert problem in capsys.readouterr().err
+
+
+# --- what cannot be compared
+
+
+def slow(**kwargs: Any) -> Outcome:
+    return outcome(0.2, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("base", "now", "told"),
+    [
+        (outcome(0.1), slow(must_match={"batch_size": 16}), "INCOMPARABLE: batch_size 32 -> 16\n"),
+        (
+            outcome(0.1),
+            replace(slow(), measurement=replace(measured(0.2), environment=Environment(key={"backend": "nccl"}))),
+            "INCOMPARABLE: backend gloo -> nccl, world_size 2 -> unset\n",
+        ),
+        (outcome(0.1, launches=1), slow(),
+         "INCOMPARABLE: the baseline has too few steps: 1 launch, and a comparison needs 2 a side"),
+        (outcome(0.1), slow(judged=Verdict(status=Status.NOT_GATED, reason="gate-off")), "NOT GATED: gate=False\n"),
+        (outcome(0.1, judged=Verdict(status=Status.NOT_GATED, reason="debugging-variable")), slow(),
+         "NOT GATED: a debugging variable"),
+        (outcome(0.1), slow(judged=Verdict(status=Status.NOT_GATED, reason="disabled")), "NOT GATED: --ddp-disable\n"),
+        (outcome(0.1), slow(launches=1), "NOT GATED: no limit has support: raise --ddp-steps or --ddp-launches\n"),
+        (replace(FAILED, test=outcome(0.1).test), slow(), "not measured in the earlier run: launch 1 of 2: rank 1"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_compared_says_why(
+    base: Outcome, now: Outcome, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert diff(tmp_path, [base], [now]) == 5
+    assert f"tests/test_a.py::test_step: {told}" in capsys.readouterr().out
+
+
+def test_a_measurement_that_failed_now_ends_with_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert diff(tmp_path, [outcome(0.1)], [replace(FAILED, test=outcome(0.1).test)]) == 1
+    assert "test_step: not measured: launch 1 of 2: rank 1 failed in setup" in capsys.readouterr().out
+
+
+def test_what_differs_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = {"host": "b", "torch": "2.13.0"}
+    now = [outcome(0.1, "a", recorded=other), outcome(0.1, "b", recorded=other), outcome(0.1, "c")]
+    diff(tmp_path, [outcome(0.1, name) for name in "abc"], now)
+    told = capsys.readouterr().out
+    line = "differs from the base's environment (2 of 3 measurements): host a -> b, torch 2.12.0 -> 2.13.0\n"
+    assert told.count(line) == 1
+
+
+def test_the_assumed_drift_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    diff(tmp_path, [outcome(0.1)], [outcome(0.1)])
+    told = capsys.readouterr().out
+    assert "the base is one session, which cannot tell how far sessions drift apart: " in told
+    assert "was assumed; pytest --ddp-against measures both sides on one occasion, without any\n" in told
+
+
+def test_nothing_is_left_of_what_a_run_was_held_against(tmp_path: Path) -> None:
+    old = outcome(
+        0.1, notes=("there is a baseline for another environment",), baseline_path="baselines/x.json", saved=2
+    )
+    path = tmp_path / "diff.json"
+    assert diff(tmp_path, [outcome(0.1)], [old], "--json", str(path)) == 0
+    (again,) = reading.read([path]).outcomes
+    assert (again.notes, again.baseline_path, again.saved, again.accept) == ((), "", 0, "")
+    (session,) = again.sessions
+    assert (session.created, session.commit, session.host) == (BASE.created, BASE.commit, "a")
+    data = json.loads(path.read_text())
+    assert (data["run_id"], data["base"]["run_id"], data["only_in_base"]) == ("now", "base", [])
+
+
+def test_the_right_machine_of_several_is_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def on(cores: int, level: float) -> Outcome:
+        of = outcome(level)
+        assert of.measurement is not None
+        key = {**of.measurement.environment.key, "cores": cores}
+        return replace(
+            of, measurement=replace(of.measurement, environment=replace(of.measurement.environment, key=key))
+        )
+
+    assert diff(tmp_path, [on(8, 0.2), on(64, 0.1), on(4, 0.4)], [on(64, 0.1), on(2, 0.8)]) == 0
+    told = capsys.readouterr().out
+    assert "1 passed; 1 incomparable; 1 only in the base" in told
+    assert "cores 8 -> 2" in told
+
+
+# --- the rest
+
+
+HOSTILE = "test_\x1b[31m<script>alert(1)</script>\"'\r\n\x1b]0;title\x07\u202e\r\n\ud800" + "x" * 10_000
+
+
+def test_a_hostile_name_harms_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    both = [outcome(0.1, HOSTILE, label="\x1b[2J"), outcome(0.1)]
+    slower = [outcome(0.2, HOSTILE, label="\x1b[2J"), outcome(0.1)]
+    for options in ([], ["--form", "pytorch"]):
+        assert diff(tmp_path, both, slower, *options) == 1
+        told = capsys.readouterr().out
+        assert all(character.isprintable() or character == "\n" for character in told)
+        assert max(map(len, told.splitlines())) < 400
+        assert "<script>" in told
+        assert "\\x1b[31m" in told
+        assert not any(line.startswith("\\ud800") for line in told.splitlines())
+
+
+def test_a_json_that_cannot_be_written_ends_with_4(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert diff(tmp_path, [outcome(0.1)], [outcome(0.1)], "--json", str(tmp_path)) == 4
+    assert capsys.readouterr().err == f"ddpperf: error: {tmp_path}: cannot be written: Is a directory\n"
+
+
+def test_a_broken_report_ends_with_4_and_names_the_field(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = changed(written(tmp_path / "a.json", outcome(0.1)), "measurements", 0, "batch_size", to="many")
+    assert main(["diff", str(path), str(path)]) == 4
+    told = f"{path}: measurements[0].batch_size: expected an integer, found 'many'"
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("now", "status"), [(0.1, 0), (0.2, 1)])
+def test_a_process_ends_as_the_verdict_says(now: float, status: int, tmp_path: Path) -> None:
+    paths = written(tmp_path / "a.json", outcome(0.1)), written(tmp_path / "b.json", outcome(now))
+    ended = subprocess.run([sys.executable, "-m", "pytest_ddpperf", "diff", *paths], capture_output=True, check=False)
+    assert (ended.returncode, ended.stderr) == (status, b"")
+
+
+def test_default_limits_are_the_plugins() -> None:
+    from pytest_ddpperf.cli.asked import usual_limits
+
+    assert usual_limits() == (
+        Limit(metric="p10", value=0.1, unit="%", default=True),
+        Limit(metric="p50", value=0.1, unit="%", default=True),
+    )

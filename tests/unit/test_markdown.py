@@ -1,0 +1,286 @@
+"""A run as Markdown: what it says, where it is cut, and that nothing a user named is read as Markdown."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_ddpperf.measuring.session import Report
+from pytest_ddpperf.records import Outcome, Run, Status, TestId, codec
+from pytest_ddpperf.report import failure, markdown
+from pytest_ddpperf.report.counts import count
+from tests.unit.test_beside import BESIDE
+from tests.unit.test_report import FAILED, measurement, outcome, stored, verdict
+
+
+def explained(measured: Outcome) -> Outcome:
+    return failure.explained(measured, baseline=stored(measurement(0.1)), accept_command="pytest x --ddp-save-baseline")
+
+
+def report(*outcomes: Outcome, **kwargs: Any) -> str:
+    return markdown.report(outcomes, count(outcomes, 0), **kwargs)
+
+
+RED = explained(outcome(verdict(Status.REGRESSED, differences=("torch 2.12 -> 2.13",))))
+DOUBT = explained(outcome(verdict(Status.INCONCLUSIVE, "not-significant"), nodeid="doubt"))
+NEW = outcome(verdict(Status.NO_BASELINE, "no-baseline"), nodeid="new")
+GREEN = outcome(verdict(Status.PASS), nodeid="green")
+FREE = outcome(verdict(Status.NOT_GATED, "gate-off"), nodeid="free")
+
+
+HEAD = """\
+| verdict | measurement | ranks | p50 sec/iter | ex/sec | p95 sec/iter | ex/sec | change |
+|---|---|---|--:|--:|--:|--:|---|
+"""
+FIGURES = "`2 gloo` | 0.200s | 320/s | 0.200s | 320/s"
+CHANGE = "p50 +12.3 % [+8.1 %, +16.7 %]"
+
+
+def test_it_reads_from_the_counts_over_what_is_wrong_to_what_is_well() -> None:
+    told = report(GREEN, NEW, RED, FREE, told=["2 tests, of which one is odd"], facts={"torch": "2.13.0"})
+    assert (
+        told
+        == f"""\
+<!-- pytest-ddpperf -->
+## ddpperf: 2 of 4 compared: 1 passed, 1 regressed; 1 without baseline, 1 not gated
+
+{HEAD}\
+| **REGRESSED** | `tests/test_a.py::test_step` | {FIGURES} | {CHANGE} |
+| NO BASELINE | `new` | {FIGURES} | - |
+
+<details><summary>REGRESSED: <code>tests/test_a.py::test_step</code></summary>
+
+```text
+REGRESSED: tests/test_a::test_step on 2 gloo ranks
+
+  metric  baseline  now     change [bounds]            limit  resolves
+  p50     0.100s    0.200s  +12.3 % [+8.1 %, +16.7 %]  10%    8 %
+
+evidence: 2 launches now, 2 in the baseline's 1 session
+slowest rank: none stands out; every rank's CPU time rose, +100ms of +100ms at p50
+differs from the baseline's environment: torch 2.12 -> 2.13
+baseline: baselines/cpu/tests/test_a/test_step.json
+accept:   pytest x --ddp-save-baseline
+```
+
+</details>
+
+<details><summary>1 PASS, 1 NOT GATED</summary>
+
+{HEAD}\
+| PASS | `green` | {FIGURES} | {CHANGE} |
+| NOT GATED | `free` | {FIGURES} | - |
+
+- `free: NOT GATED: gate=False`
+
+</details>
+
+- `torch 2.13.0, Python None; None`
+- `2 tests, of which one is odd`
+- `new: NO BASELINE at baselines/cpu/tests/test_a/test_step.json: record one with --ddp-save-baseline`
+"""
+    )
+
+
+def test_where_all_is_well_the_table_stands_open() -> None:
+    assert "\n<details open><summary>1 PASS</summary>\n\n| verdict |" in report(GREEN)
+    assert report() == "<!-- pytest-ddpperf -->\n## ddpperf: 0 of 0 compared\n"
+
+
+def test_why_a_run_is_none_stands_below_the_counts() -> None:
+    told = report(GREEN, problem="no test imported a file that differs")
+    assert "1 passed\n\n`no test imported a file that differs`\n\n<details" in told
+
+
+def test_a_run_tells_what_it_has_to_say_beyond_its_measurements() -> None:
+    run = Report(Run(), told=["not in this clone: code of baselines"], facts={"torch": "2.13.0"}, skipped=1)
+    run.usage_error = "no test imported a file that differs"
+    run.take({"outcomes": [codec.encode(GREEN)], "never_measured": "test_a.py::test_b", "sharing": 5})
+    told = run.markdown()
+    assert "## ddpperf: 1 of 1 compared: 1 passed; 1 skipped, 1 never measured\n\n`no test imported a file" in told
+    for line in (
+        "torch 2.13.0, ",
+        "not in this clone: code of baselines`",
+        "test_a.py::test_b: never measured: it does not call the fixture that it asks for`",
+        "5 tests, each called regressed by mistake in at most ",
+    ):
+        assert f"\n- `{line}" in told
+
+
+def test_a_baseline_that_could_not_be_saved_is_among_what_fails() -> None:
+    told = report(outcome(verdict(Status.NOT_GATED, "saving"), error="baseline x: no space left"))
+    assert "\n| **NOT GATED** | " in told
+    assert "```text\nNOT GATED: not saved: baseline x: no space left\n```" in told
+
+
+def test_what_could_not_be_concluded_says_why_and_what_was_seen() -> None:
+    details = report(DOUBT).partition("<details>")[2]
+    assert "<summary>INCONCLUSIVE: <code>doubt</code></summary>" in details
+    assert "beyond the limit, but launches and sessions differ as much by themselves\n\nINCONCLUSIVE: " in details
+    assert "accept:   pytest x --ddp-save-baseline" in details
+
+
+def test_what_could_not_be_measured_says_why() -> None:
+    told = report(FAILED)
+    assert "| **not measured** | `tests/test_a.py::test_step` | `2 gloo` | - | - | - | - | - |" in told
+    assert "```text\nnot measured: launch 1 of 2: rank 1 failed in setup: ValueError: bad\n```" in told
+
+
+def test_a_version_measured_beside_is_named_with_the_files_that_differ() -> None:
+    red = explained(replace(outcome(verdict(Status.REGRESSED)), beside=BESIDE, baseline_path=""))
+    told = report(red, facts={"against": "origin/main (1a2b3c4d5e6f)"})
+    assert "1 of 12 imported files differs: src/net.py\n" in told
+    assert "\nagainst:  origin/main (1a2b3c4d5e6f), now 5d6e7f8a9b0c\n```" in told
+    assert "accept" not in told
+    assert "- `against origin/main (1a2b3c4d5e6f)`\n" in told
+
+
+def test_the_recipe_for_comments_looks_for_the_marker_and_cuts_nothing() -> None:
+    recipe = (Path(__file__).parents[2] / "docs" / "ci.md").read_text()
+    assert f'const marker = "{markdown.MARKER}";' in recipe
+    (cut,) = re.findall(r"\.slice\(0, (\d+)\)", recipe)
+    assert markdown.MOST_CHARACTERS < int(cut) <= 65_536
+
+
+# --- at most so many characters
+
+
+def many(measured: Outcome, number: int = 1000) -> list[Outcome]:
+    return [
+        replace(
+            measured,
+            nodeid=f"tests/perf/test_of_module_{i}.py::test_step[resnet50-{i}]",
+            test=TestId(module="m", name=str(i)),
+        )
+        for i in range(number)
+    ]
+
+
+def rows(told: str, status: str) -> int:
+    return len(re.findall(rf"^\| \**{status}\** \|", told, re.MULTILINE))
+
+
+@pytest.mark.parametrize("measured", [RED, DOUBT, NEW, GREEN, FAILED], ids=lambda measured: str(measured.verdict))
+def test_a_thousand_measurements_fit_and_what_is_left_out_is_counted(measured: Outcome) -> None:
+    told = report(*many(measured), told=["of the run"], facts={"torch": "2.13.0"})
+    assert 50_000 < len(told) <= 60_000
+    left = {name: int(number) for name, number in re.findall(r"([a-z ]+) \((\d+)\)", told.rpartition("Left out:")[2])}
+    status = str(measured.verdict) if measured.verdict is not None else "not measured"
+    assert rows(told, status) + left.get(" rows", 0) + left.get(" rows of those that need no look", 0) == 1000
+    if measured in (RED, DOUBT, FAILED):
+        assert told.count("```text") + left[" details"] == 1000
+        assert told.count("```text") >= 10
+    assert told.endswith(" The JSON report has all of it.\n")
+    assert told.count("<details") == told.count("</details>")
+
+
+def test_the_least_important_is_cut_first() -> None:
+    everything = [*many(GREEN, 20), *many(NEW, 3), *many(DOUBT, 12), *many(RED, 3)]
+    told = ["of the run"]
+
+    def cut(most: int) -> tuple[int, int, int, bool, int]:
+        text = report(*everything, told=told, most=most)
+        assert len(text) <= most
+        details = text.count("```text")
+        first = [rows(text, status) for status in ("REGRESSED", "INCONCLUSIVE", "NO BASELINE")]
+        return first[0], details, sum(first), "- `of the run`" in text, rows(text, "PASS")
+
+    kept = [cut(most) for most in range(100_000, 2_000, -500)]
+    assert kept[0] == (3, 15, 18, True, 20)
+    for before, after in pairwise(kept):
+        assert all(more >= less for more, less in zip(before, after, strict=True))
+    for reds, details, looks, remark, greens in kept:
+        assert not greens or remark
+        assert not remark or details == 15
+        assert details <= 10 or looks == 18
+        assert looks <= 10 or details >= 10
+        assert not details or reds == 3
+
+
+def test_what_is_said_of_a_measurement_is_cut_in_the_middle() -> None:
+    noted = replace(RED, notes=tuple(f"note {i} {'x' * 5_000}" for i in range(100)))
+    details = report(noted).partition("```text")[2].partition("```\n")[0]
+    assert 5_000 < len(details) < 7_000
+    assert details.startswith("\nREGRESSED: ")
+    assert "\n...\n" in details
+    assert details.endswith("accept:   pytest x --ddp-save-baseline\n")
+
+
+# --- hostile names
+
+
+HOSTILE = [
+    "<script>alert(1)</script>",
+    "</pre></code></details><img src=x onerror=alert(1)>",
+    "a|b\\|c\\",
+    "`x` ``` ````",
+    "```",
+    "~~~",
+    "@octocat fixes #123, GH-1, owner/repo#5",
+    "https://evil.example www.evil.example a@b.example",
+    "[x](javascript:alert(1)) ![x](http://evil.example/x.png)",
+    "line\n\n## heading\n- item\n</details>",
+    "line\n```\n<script>alert(1)</script>",
+    "\x1b[31mred\r\n\u202e\u2028\x85\x00\ud800",
+    "<!-- pytest-ddpperf -->",
+    "-->",
+    "$\\frac{1}{2}$ :smile: &lt; &#64;",
+    "x" * 10_000,
+    "`" * 10_000,
+    "|" * 10_000,
+]
+
+
+def outside_of_code(told: str) -> str:
+    """What Markdown reads of it: less fences, code spans of one backtick, and <code>."""
+    lines: list[str] = []
+    fence = ""
+    for line in told.split("\n"):
+        if fence:
+            fence = "" if line == fence else fence
+        elif opened := re.match("`{3,}", line):
+            fence = opened[0]
+        else:
+            lines.append(re.sub(r"`[^`]+`|<code>[^<]*</code>", "CODE", line))
+    assert not fence
+    return "\n".join(lines)
+
+
+def with_name(name: str) -> list[Outcome]:
+    nodeid = f"tests/test_a.py::test_step[{name}]"
+    common: Any = {"nodeid": nodeid, "test": TestId(module="tests/test_a", name=f"test_step[{name}]"), "notes": (name,)}
+    judged: Sequence[Outcome] = [
+        outcome(verdict(Status.REGRESSED, differences=(f"VARIABLE {name} -> 1",)), **common),
+        outcome(verdict(Status.INCONCLUSIVE, "not-significant"), **common),
+        outcome(verdict(Status.NO_BASELINE), baseline_path=name, **common),
+        outcome(verdict(Status.PASS), **common),
+    ]
+    return [*map(explained, judged), replace(FAILED, error=name, **common)]
+
+
+@pytest.mark.parametrize("name", HOSTILE, ids=range(len(HOSTILE)))
+def test_a_hostile_name_stays_in_code(name: str) -> None:
+    told = report(*with_name(name), problem=name, told=[name], facts={"torch": name, "cpu_model": name, "places": name})
+    plain = report(
+        *with_name("plain"),
+        problem="plain",
+        told=["plain"],
+        facts={"torch": "plain", "cpu_model": "plain", "places": "p"},
+    )
+    assert len(told) <= 60_000
+    assert all(character.isprintable() or character == "\n" for character in told)
+    told.encode()
+    assert {line.count("|") for line in told.splitlines() if line.startswith("| ")} == {9}
+    harmless = outside_of_code(told).splitlines()
+    assert [line for line in harmless if "CODE" not in line] == [
+        line for line in outside_of_code(plain).splitlines() if "CODE" not in line
+    ]
+    assert {re.sub(r"[\d.]+", "", line) for line in harmless} == {
+        re.sub(r"[\d.]+", "", line) for line in outside_of_code(plain).splitlines()
+    }

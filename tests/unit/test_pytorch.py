@@ -1,0 +1,239 @@
+"""The side-by-side form of PyTorch's DDP benchmark: of its own files, character by character, and of ours."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_ddpperf.cli.main import main
+from pytest_ddpperf.records import Plan, Status
+from tests.unit.test_reading import RUN, written
+from tests.unit.test_report import FAILED, measurement, outcome, verdict
+
+# What the README of PyTorch's benchmark shows of its diff.py.
+EXAMPLE = (Path(__file__).parent / "data" / "pytorch_ddp_diff.txt").read_text()
+CELL = re.compile(r"p\d\d: +([\d.]+)s +(\d+)/s +([+-][\d.]+)%")
+FACTS = {"cuda_version": "10.0", "distributed_backend": "nccl", "pytorch_version": "1.4.0a0+05140f0"}
+
+
+def with_percentiles(p75: float, p95: float) -> list[float]:
+    """Ten steps of two ranks, and one more, so that both percentiles are one of them."""
+    assert p75 <= p95
+    return [p75] * 19 + [p95] * 2
+
+
+def sides_of(row: str) -> tuple[list[float], list[float]]:
+    """Steps of both sides that a row is of, within what its digits leave open."""
+    (time75, rate75, change75), (time95, rate95, change95) = (map(float, cell) for cell in CELL.findall(row))
+    parts = [part / 20 for part in range(20)]
+    for part75, part95 in product(parts, parts):
+        now = 32 / (rate75 + part75), 32 / (rate95 + part95)
+        base = now[0] / (1 - change75 / 100), now[1] / (1 - change95 / 100)
+        told = [f"{seconds:.3f}" for seconds in now] == [f"{time:.3f}" for time in (time75, time95)]
+        if told and now[0] <= now[1] and base[0] <= base[1]:
+            return with_percentiles(*base), with_percentiles(*now)
+    raise AssertionError(f"nothing fits {row}")
+
+
+def files(folder: Path) -> tuple[str, str]:
+    """The two files that the example was made from, as far as it tells, with the row that it leaves out."""
+    results: tuple[list[Any], list[Any]] = [], []
+    for benchmark in EXAMPLE.split("Benchmark: ")[1:]:
+        name, *rows = [line for line in benchmark.splitlines() if line and "sec/iter" not in line]
+        model = name.removesuffix(" with batch size 32")
+        measured = [(int(row.split()[0]), *sides_of(row)) for row in rows]
+        for side, of_side in enumerate(results):
+            without = {"ranks": [0], "measurements": [0.097] * 10}
+            rest = [{"ranks": list(range(ranks)), "measurements": sides[side]} for ranks, *sides in measured]
+            of_side.append({"model": model, "batch_size": 32, "result": [without, *rest]})
+    paths = folder / "base.json", folder / "test.json"
+    for path, bucket_size, of_side in zip(paths, (25, 1), results, strict=True):
+        path.write_text(json.dumps({**FACTS, "bucket_size": bucket_size, "benchmark_results": of_side}))
+    return str(paths[0]), str(paths[1])
+
+
+def without_no_ddp(text: str) -> str:
+    return "".join(line for line in text.splitlines(keepends=True) if "no ddp" not in line)
+
+
+def test_its_own_example_is_printed_character_by_character(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diff", *files(tmp_path)]) == 0
+    told = capsys.readouterr().out
+    assert without_no_ddp(told).rstrip("\n") == EXAMPLE.rstrip("\n")
+
+
+def test_the_row_without_ddp_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["diff", *files(tmp_path)])
+    rows = [line for line in capsys.readouterr().out.splitlines() if "no ddp" in line]
+    # As the original writes that nothing changed: less is better, and minus nothing is -0.0.
+    assert rows == ["   no ddp:  p75:    0.097s     329/s     -0.0%  p95:    0.097s     329/s     -0.0%"] * 4
+
+
+def test_without_a_row_without_ddp_a_single_rank_is_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = files(tmp_path)
+    for path in paths:
+        data = json.loads(Path(path).read_text())
+        for benchmark in data["benchmark_results"]:
+            del benchmark["result"][0]
+        Path(path).write_text(json.dumps(data))
+    assert main(["diff", *paths]) == 0
+    assert capsys.readouterr().out.rstrip("\n") == EXAMPLE.rstrip("\n")
+
+
+def changed(path: str, *place: str | int, to: Any) -> None:
+    data = inner = json.loads(Path(path).read_text())
+    for key in place[:-1]:
+        inner = inner[key]
+    inner[place[-1]] = to
+    Path(path).write_text(json.dumps(data))
+
+
+def test_what_one_side_lacks_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base, test = files(tmp_path)
+    changed(test, "benchmark_results", 0, "model", to="vgg\x1b[31m")
+    changed(test, "benchmark_results", 1, "result", 5, "ranks", to=list(range(32)))
+    changed(test, "rccl", to=7)
+    assert main(["diff", base, test]) == 0
+    told = capsys.readouterr().out
+    assert "Benchmark: vgg\\x1b[31m with batch size 32\n\n  only in test\n" in told
+    assert "Benchmark: resnet50 with batch size 32\n\n  only in baseline\n" in told
+    assert " 32 GPUs:  only in test\n" in told
+    assert " 16 GPUs:  only in baseline\n" in told
+    assert "rccl:                                   -  vs                     7\n" in told
+
+
+@pytest.mark.parametrize("option", [["--threshold", "p50:5%"], ["--fail-on", "improved"], ["--json", "x"]])
+def test_there_is_no_verdict_about_one_launch(
+    option: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["diff", *files(tmp_path), *option]) == 4
+    assert (
+        f"{option[0]}: files of PyTorch's benchmark hold one launch, so there is no verdict" in capsys.readouterr().err
+    )
+
+
+def test_two_of_its_files_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base, test = files(tmp_path)
+    assert main(["diff", base, test, test]) == 4
+    assert "compared by two" in capsys.readouterr().err
+    assert main(["diff", base, test, "-k", "resnext and not 101"]) == 0
+    told = capsys.readouterr().out
+    assert [line for line in told.splitlines() if "Benchmark" in line] == [
+        "Benchmark: resnext50_32x4d with batch size 32"
+    ]
+    assert main(["diff", base, test, "-k", "vgg"]) == 5
+
+
+def test_its_files_are_not_held_against_ours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base, _ = files(tmp_path)
+    ours = str(written(tmp_path / "ours.json", outcome(verdict(Status.PASS))))
+    assert main(["diff", base, ours]) == 4
+    assert f"{base} is of PyTorch's benchmark, and cannot be held against a report of ours" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "problem"),
+    [
+        ((), 3, ": expected a list"),
+        ((0,), 3, "[0].model: expected a string"),
+        ((0, "batch_size"), "32", "[0].batch_size: expected a whole number from 1"),
+        ((0, "result"), {}, "[0].result: expected a list"),
+        ((0, "result", 1, "ranks"), 8, "[0].result[1].ranks: expected a list of ranks"),
+        ((0, "result", 1, "measurements"), [], "[0].result[1].measurements: expected a list of positive numbers"),
+        ((0, "result", 1, "measurements", 3), -1, "[0].result[1].measurements: expected a list of positive numbers"),
+        ((0, "result", 3, "ranks"), [0, 1], "[0].result[3]: 2 ranks are there twice"),
+        ((1, "model"), "resnet50", "[1]: resnet50 with batch size 32 is there twice"),
+    ],
+)
+def test_what_is_wrong_with_its_file_is_told_with_its_place(
+    place: tuple[Any, ...], value: Any, problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base, test = files(tmp_path)
+    changed(test, "benchmark_results", *place, to=value)
+    assert main(["diff", base, test]) == 4
+    assert capsys.readouterr().err == f"ddpperf: error: {test}: benchmark_results{problem}\n"
+
+
+# --- reports of ours
+
+
+def at(world_size: int, seconds: float, device: str = "cuda", **kwargs: Any) -> Any:
+    plan = Plan(world_size=world_size, backend="nccl", device=device, **kwargs)
+    return outcome(verdict(Status.PASS), plan=plan, measurement=measurement(seconds))
+
+
+def rows(text: str) -> Iterator[str]:
+    return (line for line in text.splitlines() if "p75" in line)
+
+
+def test_reports_of_ours_have_the_same_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    facts = {"torch": "2.13.0", "cuda": "12.8", "nccl": "2.27.3"}
+    base = written(
+        tmp_path / "a.json", at(1, 0.1), at(8, 0.1001), FAILED, run=replace(RUN, facts=facts, commit="c0ffee" * 7)
+    )
+    now = written(
+        tmp_path / "b.json",
+        at(1, 0.1002),
+        at(8, 0.12),
+        at(2, 0.0003, "cpu"),
+        run=replace(RUN, facts={**facts, "nccl": "2.28.1"}, commit="decade" * 7 + "-dirty"),
+    )
+    assert main(["diff", str(base), str(now), "--form", "pytorch", "--threshold", "p50:50%"]) == 0
+    told = capsys.readouterr().out
+    assert told.startswith(
+        """\
+                                 baseline                      test
+                     --------------------      --------------------
+commit:                      c0ffeec0ffee  vs    decadedecade-dirty
+cuda_version:                        12.8  vs                  12.8
+distributed_backend:                 nccl  vs                  nccl
+nccl_version:                      2.27.3  vs                2.28.1
+pytorch_version:                   2.13.0  vs                2.13.0
+
+Benchmark: tests/test_a::test_step with batch size 32
+
+                  sec/iter    ex/sec      diff        sec/iter    ex/sec      diff
+   1 GPUs:  p75:    0.100s     319/s     -0.2%  p95:    0.100s     319/s     -0.2%
+   8 GPUs:  p75:    0.120s     266/s    -19.9%  p95:    0.120s     266/s    -19.9%
+  2 ranks:  only in test
+
+baseline: tests/test_a.py::test_step: not measured: launch 1 of 2: rank 1 failed in setup: ValueError: bad
+"""
+    )
+    assert told.endswith("ddpperf: 2 of 3 compared: 2 passed; 1 without baseline\n")
+
+
+def test_of_ours_short_steps_and_steps_without_examples_are_told_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    short = replace(at(2, 0.000341, "cpu"), batch_size=None)
+    rpc = replace(at(2, 0.1, parameter_servers=1, master=True), batch_size=None)
+    path = str(written(tmp_path / "a.json", short, rpc))
+    main(["diff", path, path, "--form", "pytorch"])
+    told = capsys.readouterr().out
+    assert "Benchmark: tests/test_a::test_step\n" in told
+    assert list(rows(told)) == [
+        "  2 ranks:  p75:     341us         -     -0.0%  p95:     341us         -     -0.0%",
+        "2 trainers 1 ps master:  p75:    0.100s         -     -0.0%  p95:    0.100s         -     -0.0%",
+    ]
+
+
+def test_of_ours_what_several_machines_measured_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    here = at(2, 0.1)
+    elsewhere = replace(at(2, 0.2).measurement.environment, key={"device_model": "H200"})
+    there = replace(here, measurement=replace(measurement(0.2), environment=elsewhere))
+    path = str(written(tmp_path / "a.json", here, there))
+    main(["diff", path, path, "--form", "pytorch"])
+    told = capsys.readouterr().out
+    assert (
+        "test: tests/test_a::test_step with batch size 32: measured with 2 GPUs on several machines: "
+        "the last is shown\n"
+    ) in told
+    assert len(list(rows(told))) == 1

@@ -1,0 +1,63 @@
+"""Which measurements are to be looked at, and which first."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pytest_ddpperf.records import CounterChange, Interval, Limit, Outcome, Status
+from pytest_ddpperf.report import worst
+from pytest_ddpperf.report.worst import Concern
+from tests.unit.test_report import FAILED, comparison, outcome, risen, verdict
+
+
+@pytest.mark.parametrize(
+    ("measured", "concern"),
+    [
+        (outcome(verdict(Status.REGRESSED)), Concern.FAILS),
+        (FAILED, Concern.FAILS),
+        (outcome(verdict(Status.NO_BASELINE), fails=True), Concern.FAILS),
+        (outcome(verdict(Status.IMPROVED), fails=True), Concern.FAILS),
+        (outcome(verdict(Status.NOT_GATED, "saving"), error="baseline x: no space left"), Concern.FAILS),
+        (outcome(verdict(Status.REGRESSED), fails=False), Concern.DOUBTFUL),
+        (outcome(verdict(Status.INCONCLUSIVE)), Concern.DOUBTFUL),
+        (outcome(verdict(Status.NO_BASELINE)), Concern.DOUBTFUL),
+        (outcome(verdict(Status.INCOMPARABLE)), Concern.DOUBTFUL),
+        (outcome(verdict(Status.NOT_GATED, "debugging-variable")), Concern.DOUBTFUL),
+        (outcome(verdict(Status.NOT_GATED, "no-supported-limit")), Concern.DOUBTFUL),
+        (outcome(verdict(Status.IMPROVED)), Concern.IMPROVED),
+        (outcome(verdict(Status.PASS)), Concern.NONE),
+        (outcome(verdict(Status.NOT_GATED, "gate-off")), Concern.NONE),
+        (outcome(verdict(Status.NOT_GATED, "saving")), Concern.NONE),
+    ],
+)
+def test_what_is_to_be_looked_at(measured: Outcome, concern: Concern) -> None:
+    assert worst.concern(measured) is concern
+
+
+def by(status: Status, change: float, name: str, *counters: CounterChange) -> Outcome:
+    changed = replace(comparison(status), change=Interval(estimate=change, low=change, high=change))
+    return outcome(verdict(status, comparisons=(changed,), counters=counters), nodeid=name)
+
+
+def test_the_worst_is_first_by_concern_verdict_and_size() -> None:
+    limit = Limit(metric="rpc.bytes", value=0.0, unit="%")
+    fell = CounterChange(limit=limit, status=Status.IMPROVED, baseline=100, now=10)
+    ordered = [
+        by(Status.REGRESSED, 0.1, "counted", risen(before=0, now=1)),
+        by(Status.REGRESSED, 0.5, "half"),
+        by(Status.REGRESSED, 0.2, "fifth"),
+        FAILED,
+        by(Status.INCONCLUSIVE, 0.9, "doubt"),
+        outcome(verdict(Status.INCOMPARABLE), nodeid="other"),
+        outcome(verdict(Status.NO_BASELINE), nodeid="new"),
+        by(Status.IMPROVED, -0.1, "sends less", fell),
+        by(Status.IMPROVED, -0.5, "better"),
+        by(Status.PASS, 0.02, "slower"),
+        by(Status.PASS, -0.9, "faster"),
+        outcome(verdict(Status.NOT_GATED, "gate-off"), nodeid="free"),
+    ]
+    assert worst.first(ordered[::-1]) == ordered
+    alike = [by(Status.PASS, 0.0, name) for name in "cab"]
+    assert worst.first(alike) == alike
