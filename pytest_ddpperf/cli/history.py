@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -94,13 +95,19 @@ def _add_confirm(verbs: Any) -> None:
         help="measure the commits around a step side by side",
         description="Checks out the commit that a step is at into a worktree, and measures the test there with the "
         "commit before it beside it, in turns (pytest --ddp-against). Call it where pytest is called, on a machine "
-        "of the kind that the step was seen on. What follows -- is for pytest.",
+        "of the kind that the step was seen on.",
         allow_abbrev=False,
     )
     _add_test(parser)
     parser.add_argument("--at", default="", metavar="COMMIT", help="of several steps, the one at this commit")
     parser.add_argument("--in", type=Path, default=_USUAL, dest="folder", metavar="DIR", help="(default: history)")
-    parser.add_argument("pytest", nargs="*", metavar="ARGUMENTS", help="for pytest, after --")
+    parser.add_argument(
+        "--option",
+        action="append",
+        default=[],
+        metavar="OPTIONS",
+        help='more options for pytest: "--ddp-launches 10"; may be repeated, a single word needs the =',
+    )
     parser.set_defaults(run=confirm)
 
 
@@ -222,4 +229,4 @@ def confirm(arguments: argparse.Namespace) -> int:
 
     steps = _steps_of(arguments, arguments.at)
     latest = max(steps, key=lambda found: (found.after.run.committed, abs(found.change.estimate)))
-    return confirming.confirm(latest, arguments.pytest)
+    return confirming.confirm(latest, shlex.split(" ".join(arguments.option)))
