@@ -145,9 +145,9 @@ def show(arguments: argparse.Namespace) -> int:
         console.complain(f"{arguments.folder}: nothing to judge")
         return console.NOTHING_IN_COMMON
     if arguments.format == "json":
-        console.say(codec.dumps(steps.data(judged)).splitlines())
+        console.say(codec.dumps(steps.data(judged)).split("\n")[:-1])
     elif arguments.format == "csv":
-        console.say(steps.table(judged).splitlines())
+        console.say(steps.table(judged).split("\n")[:-1])
     else:
         console.say(steps.lines(judged))
     fails = any(_name(found) in arguments.fail_on for found in judged.found)
@@ -162,15 +162,20 @@ def _name(found: Any) -> str:
 
 
 def _judged(root: Path, limits: Sequence[Limit], matches: Any = None) -> Any:
-    from pytest_ddpperf.history import accepted, folder, judging, tracks
+    from pytest_ddpperf.history import accepted, judging
+
+    return judging.judge(_tracks(root, matches), limits, accepted.read(root), _progress)
+
+
+def _tracks(root: Path, matches: Any) -> list[Any]:
+    from pytest_ddpperf.history import folder, tracks
 
     gc.disable()  # a hundred thousand small records, of which none is garbage: a third of the time
     try:
-        series = tracks.tracks(folder.read(root))
-        fitting = [each for each in series if matches is None or matches(f"{each.test} {each.environment}")]
-        return judging.judge(fitting, limits, accepted.read(root), _progress)
+        found = tracks.tracks(folder.read(root))
     finally:
         gc.enable()
+    return [each for each in found if matches is None or matches(f"{each.test} {each.environment}")]
 
 
 def _progress(done: int, of: int) -> None:
@@ -197,13 +202,18 @@ def add(arguments: argparse.Namespace) -> int:
 
 def _steps_of(arguments: argparse.Namespace, commit: str) -> list[Any]:
     """The steps of the test that a command names, at a commit if there is one; raises UsageError where none is."""
-    judged = _judged(arguments.folder, [Limit(metric=metric, value=0.0, unit="%") for metric in ("p10", "p50", "p90")])
-    names = sorted({str(track.test) for track in judged.tracks})
+    from pytest_ddpperf.history import entry, judging
+
+    tracks = _tracks(arguments.folder, None)
+    names = sorted({str(track.test) for track in tracks})
     chosen = [arguments.test] if arguments.test in names else [name for name in names if arguments.test in name]
     if len(chosen) != 1:
         several = f"several tests are called that: {', '.join(chosen)}" if chosen else "the history has no such test"
         raise console.UsageError(f"{arguments.test}: {several}")
-    of_test = [found for found in judged.found if str(found.track.test) == chosen[0]]
+    own = [track for track in tracks if str(track.test) == chosen[0]]
+    # Each metric by itself, so that there is every step that `show` might have shown.
+    limits = [Limit(metric=metric, value=0.0, unit="%") for metric in entry.METRICS]
+    of_test = [found for limit in limits for found in judging.judge(own, [limit]).found]
     fitting = [found for found in of_test if found.after.run.commit.startswith(commit)]
     if not fitting:
         places = ", ".join(sorted({found.after.run.commit[:12] for found in of_test}))

@@ -256,7 +256,9 @@ def test_the_later_commit_is_measured_beside_the_earlier_one(
     assert told[0] == ended
     assert f"measuring {later[:12]} beside {earlier[:12]}\n{status}  " in told[1]
     assert command[1:6] == ["-m", "pytest", "tests/perf/test_step.py::test_train", "--ddp-against", earlier]
-    assert command[7:] == ["--ddp-backend=gloo", "--ddp-device=cpu", "--ddp-world-size=2", "--ddp-launches=3"]
+    *group, limit, extra = command[7:]
+    assert (group, extra) == (["--ddp-backend=gloo", "--ddp-device=cpu", "--ddp-world-size=2"], "--ddp-launches=3")
+    assert 4.0 < float(limit.removeprefix("--ddp-threshold=p10:").removesuffix("%")) < 5.0
     assert content == "later"
     assert environ["PYTHONPATH"].startswith(str(cwd / "src"))
     assert not cwd.exists()
