@@ -27,8 +27,7 @@ class Accepted:
 def write(root: Path, accepted: Accepted) -> Path:
     """Add the file, and say where; raises HistoryError."""
     content = codec.dumps({"schema": SCHEMA, **asdict(accepted)})
-    identity = json.dumps([accepted.commit, *asdict(accepted.test).values()])
-    digest = hashlib.sha256(identity.encode()).hexdigest()[:8]
+    digest = hashlib.sha256(content.encode()).hexdigest()[:8]
     path = root / folder.ACCEPTED / f"{accepted.commit[:12]}-{digest}.json"
     folder.put(path, content)
     return path

@@ -145,7 +145,7 @@ def _scan(series: Series, resets: Set[int], near: int | None) -> tuple[Step | No
         excess = without - deviance - _threshold(known[0].free + 1, _SHARES[at], reach)
         if best is None or excess > best[0]:
             best = excess, place, at
-    if best is None or not math.isfinite(best[0]):
+    if best is None:
         return None, _Far(0.0, series.noise)
     excess, place, at = best
     step = _step(known[at], explained[at], place, _p_value(excess, known[at].free + 1))
@@ -202,7 +202,7 @@ def _p_value(excess: float, points: int) -> float:
 def _step(known: Filtered, explained: Jumps, place: int, p_value: float) -> Step:
     freedom = known.free - 1
     size, error = explained.sizes[place], explained.errors[place]
-    scale = math.sqrt((known.squares - size**2) / freedom)
+    scale = math.sqrt(known.variance(size**2) * known.free / freedom)
     return Step(place, size * error, scale * error, freedom, p_value)
 
 

@@ -12,6 +12,9 @@ from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from itertools import pairwise
 
+# Of the logarithm of a time that is kept with five digits: what rounding does to it.
+_LEAST_VARIANCE = 1e-11
+
 
 @dataclass(frozen=True, slots=True)
 class Series:
@@ -37,8 +40,11 @@ class Filtered:
     def deviance(self, less: float = 0.0) -> float:
         """-2 times the log-likelihood, but for a constant, at the likeliest scale of the noise; `less` is what a
         further effect takes from the squares."""
-        left = self.squares - less
-        return self.free * math.log(left / self.free) + self.logs if left > 0 else -math.inf
+        return self.free * math.log(self.variance(less)) + self.logs
+
+    def variance(self, less: float = 0.0) -> float:
+        """The likeliest scale of the noise, squared."""
+        return max((self.squares - less) / self.free, _LEAST_VARIANCE)
 
 
 @dataclass(frozen=True, slots=True)

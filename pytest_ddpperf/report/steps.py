@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,7 +29,7 @@ _COLUMNS = (
 
 
 def lines(judged: Judged) -> Iterator[str]:
-    """A step each, worst first, and what they were looked for in."""
+    """The steps, worst first, and what they were looked for in."""
     for found in judged.found:
         track = found.track
         before, after = map(text.seconds, found.seconds)
@@ -37,10 +38,9 @@ def lines(judged: Judged) -> Iterator[str]:
         for told in _told(found):
             yield f"  {told}"
         yield ""
-    for track in judged.tracks:
-        if track.told:
-            runs = text_of_runs(len(track.marks))
-            yield f"a series of its own: {text.shortened(str(track.test))}  {track.environment}, {track.told}: {runs}"
+    apart = Counter((track.environment, track.told) for track in judged.tracks if track.told)
+    for (environment, told), number in apart.items():
+        yield f"{environment}, {text.shortened(told)}: {number} series of {'its' if number == 1 else 'their'} own"
     yield summary(judged)
 
 

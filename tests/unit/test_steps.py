@@ -137,6 +137,11 @@ def test_a_series_that_does_not_vary_has_no_step() -> None:
     assert steps.suspicion(series([1.0] * 20)) is None
 
 
+def test_a_step_of_points_without_noise_is_found() -> None:
+    (step,) = steps.steps(series([1.0] * 10 + [1.1] * 10), 0.01)
+    assert (step.place, step.change) == (10, pytest.approx(0.1))
+
+
 def test_a_single_point_is_suspected() -> None:
     usual = steps.suspicion(series([*gaussian(39), -1.5, 1.5]))
     far = steps.suspicion(series([*ALTERNATING, 9.0]))
