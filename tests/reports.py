@@ -22,13 +22,12 @@ from pytest_ddpperf.records import (
     Run,
     Samples,
     Scalar,
-    StoredSession,
     TestId,
     Verdict,
     Version,
 )
 from pytest_ddpperf.report import failure
-from pytest_ddpperf.verdict import fails, judge, stats
+from pytest_ddpperf.verdict import fails, in_percentiles, judge
 
 LIMITS = (Limit(metric="p10", value=0.1, unit="%"), Limit(metric="p50", value=0.1, unit="%"))
 FACTS: Mapping[str, Scalar] = {"torch": "2.13.0", "python": "3.11.7", "cpu_model": "AMD EPYC 9654", "places": ""}
@@ -116,6 +115,10 @@ def against_baseline(
         measurement(replace(base, seed=base.seed + k, step=base.step * (1 + (k % 3 - 1) * base.noise / 2)))
         for k in range(sessions)
     ]
+    recordings = tuple(
+        Recording(measurement=session, created=f"2026-02-{k:02d}T03:04:05+00:00", commit="5d6e7f8a9b0c1d2e")
+        for k, session in enumerate(found, 1)
+    )
     measured = measurement(now)
     told = outcome(
         name,
@@ -123,24 +126,13 @@ def against_baseline(
         judge(measured, found, limits),
         measured,
         baseline_path=f"baselines/cpu/tests/perf/test_step/{name}.json",
-        sessions=tuple(_stored(session, k) for k, session in enumerate(found)),
+        sessions=tuple(in_percentiles(session, min(now.steps, base.steps)) for session in recordings),
         limits=tuple(limits),
         **kwargs,
     )
-    baseline = Baseline(test=told.test, sessions=tuple(Recording(measurement=session) for session in found))
+    baseline = Baseline(test=told.test, sessions=recordings)
     command = f"pytest 'tests/perf/test_step.py::{name}' --ddp-world-size 2 --ddp-save-baseline"
     return failure.explained(told, baseline=baseline, accept_command=command)
-
-
-def _stored(session: Measurement, number: int) -> StoredSession:
-    samples = session.samples
-    return StoredSession(
-        created=f"2026-02-{number + 1:02d}T03:04:05+00:00",
-        commit="5d6e7f8a9b0c1d2e",
-        host="runner-7",
-        steps=samples.steps,
-        launch_seconds={f"p{q}": stats.launch_quantiles(samples.step_seconds, q) for q in range(5, 100, 5)},
-    )
 
 
 def in_turns(name: str, now: Drawn, base: Drawn, *, stretches: bool = True, **kwargs: Any) -> Outcome:

@@ -105,6 +105,33 @@ class Store:
         except OSError as error:
             raise _failure(path, "cannot be written", error) from error
 
+    def files(self) -> tuple[Path, ...]:
+        """All that are called like a baseline, sorted; raises BaselineError where the root cannot be read."""
+        try:
+            next(self.root.iterdir(), None)
+        except OSError as error:
+            raise _failure(self.root, "cannot be read", error) from error
+        return tuple(sorted(path for path in self.root.glob("*/**/*.json") if path.is_file()))
+
+    def read_file(self, path: Path) -> Baseline:
+        """The baseline of whichever test; raises BaselineError."""
+        try:
+            return content.parse(path, path.read_bytes())
+        except OSError as error:
+            raise _failure(path, "cannot be read", error) from error
+
+    def remove(self, path: Path) -> None:
+        """Delete a baseline, and the folders that held nothing else, while nobody saves; raises BaselineError."""
+        folders = [folder for folder in path.parents if self.root in folder.parents]
+        with _locked(path, self.root):
+            try:
+                path.unlink()
+            except OSError as error:
+                raise _failure(path, "cannot be removed", error) from error
+            with suppress(OSError):  # the first that holds others
+                for folder in folders:
+                    folder.rmdir()
+
     def others(self, test: TestId) -> tuple[str, ...]:
         """Names of the environments that have a baseline for this test; none where the root is unreadable."""
         try:

@@ -11,7 +11,7 @@ from pytest_ddpperf import verdict as verdicts
 from pytest_ddpperf.measuring.looks import follow, schedule
 from pytest_ddpperf.records import Baseline, Limit, Measurement, Outcome, Recording, Status, Verdict
 from pytest_ddpperf.records.asked import limits_for
-from pytest_ddpperf.report import failure
+from pytest_ddpperf.report import failure, text
 from pytest_ddpperf.report.reading import Entry, Report, identity
 
 _LAUNCHES_NEEDED = 2
@@ -88,10 +88,13 @@ def _held_against(now: Outcome, other: Entry | None, terms: Terms, level: float)
     )  # fmt: skip
     if now.measurement is None:
         return replace(fresh, verdict=None, fails=True)
+    fresh = replace(fresh, error="")  # of what was not saved
     if other is None:
         return _judged(fresh, _nothing(), terms, "only in the later run")
     if other.outcome.measurement is None:
-        return _judged(fresh, _nothing(), terms, f"not measured in the earlier run: {other.outcome.error}")
+        return _judged(
+            fresh, _nothing(), terms, f"not measured in the earlier run: {text.shortened(other.outcome.error)}"
+        )
     before = Recording(measurement=other.outcome.measurement, created=other.run.created, commit=other.run.commit)
     verdict = _verdict(now, other.outcome, before.measurement, limits, level)
     judged = _judged(fresh, verdict, terms)
@@ -113,6 +116,11 @@ def _nothing() -> Verdict:
 
 
 def _judged(outcome: Outcome, verdict: Verdict, terms: Terms, *notes: str) -> Outcome:
+    # The gate refuses what cannot be supported before it measures, but for its own limits; here it can only be told.
+    ours = {str(limit) for limit in outcome.limits if limit.default}
+    refused = [line for line in verdict.dropped if line.partition(": ")[0] not in ours]
+    verdict = replace(verdict, dropped=tuple(line for line in verdict.dropped if line not in refused))
+    notes = (*notes, *(f"nothing is held against {line}" for line in refused))
     fails = verdicts.fails(verdict, fail_on=terms.fail_on, baseline_missing="warn")
     return replace(outcome, verdict=verdict, fails=fails, notes=notes)
 

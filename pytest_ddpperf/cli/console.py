@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TextIO
 
 from pytest_ddpperf.records.errors import DdpPerfError
 from pytest_ddpperf.report import text
@@ -36,22 +37,27 @@ class FileError(DdpPerfError):
 def say(lines: Iterable[str]) -> None:
     """Print lines, whatever they hold. Who reads them may have seen enough (`| head`): that ends nothing else."""
     try:
-        for line in lines:
-            print(text.printable(line))
-        sys.stdout.flush()
+        _print(lines, sys.stdout)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that Python can flush it at exit
 
 
 def complain(words: str) -> None:
     """Say on standard error what stands in the way."""
-    print(text.printable(f"ddpperf: {words}"), file=sys.stderr)
+    _print([f"ddpperf: {words}"], sys.stderr)
 
 
-def write(path: Path, content: str) -> None:
-    """A file with that content, and its folders; raises FileError."""
+def _print(lines: Iterable[str], stream: TextIO | None) -> None:
+    told = "".join(f"{text.printable(line)}\n" for line in lines)
+    encoding = getattr(stream, "encoding", None) or "utf-8"  # there is no stream where it was closed
+    print(told.encode(encoding, "backslashreplace").decode(encoding), end="", file=stream, flush=stream is not None)
+
+
+def write(path: Path, content: str, *, append: bool = False) -> None:
+    """A file with that content, or with that at its end, and its folders; raises FileError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content, encoding="utf-8")
+        with path.open("a" if append else "w", encoding="utf-8") as file:
+            file.write(content)
     except OSError as error:
         raise FileError(path, f"cannot be written: {error.strerror}") from error

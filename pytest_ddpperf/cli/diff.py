@@ -10,7 +10,8 @@ from typing import Any
 from pytest_ddpperf.cli import asked, console
 from pytest_ddpperf.cli.comparing import Compared, Terms, compare
 from pytest_ddpperf.records import Outcome, Run, codec
-from pytest_ddpperf.report import json_report, pytorch, reading, sides, text
+from pytest_ddpperf.report import json_report, markdown, page, pytorch, reading, sides, text
+from pytest_ddpperf.report.counts import count
 from pytest_ddpperf.report.reading import Report
 
 _DESCRIPTION = """\
@@ -30,6 +31,8 @@ def add_parser(subparsers: Any) -> None:
     asked.add_fail_on(parser)
     asked.add_k(parser)
     parser.add_argument("--json", type=Path, metavar="PATH", help="write NOW with its verdicts, as --ddp-json does")
+    parser.add_argument("--markdown", type=Path, metavar="PATH", help="write it for a pull request, as --ddp-markdown")
+    parser.add_argument("--html", type=Path, metavar="PATH", help="write it as a page, as --ddp-html does")
     parser.add_argument(
         "--form",
         choices=("ours", "pytorch"),
@@ -54,15 +57,30 @@ def run(arguments: argparse.Namespace) -> int:
         usual=asked.usual_limits(),
         fail_on=arguments.fail_on or frozenset({"regressed"}),
     )
+    if arguments.html is not None:
+        page.check("--html")
     compared = compare(base, now, terms)
-    if arguments.json is not None:
-        console.write(arguments.json, codec.dumps(_data(base, compared)))
+    _write(arguments, base, compared)
     if arguments.form == "pytorch":
         console.say(pytorch.side_by_side(pytorch.ours(base), pytorch.ours(now)))
         console.say(sides.told(base, compared.now, compared.only_before))
     else:
         console.say(sides.lines(base, compared.now, compared.only_before))
     return _status(compared.now.outcomes)
+
+
+def _write(arguments: argparse.Namespace, base: Report, compared: Compared) -> None:
+    """The files that were asked for."""
+    now = compared.now
+    gone = (f"{text.name(outcome)}: only in the base" for outcome in compared.only_before)
+    told = [*sides.about(base, now), *gone, *sides.remarks(base, now)]
+    if arguments.json is not None:
+        console.write(arguments.json, codec.dumps(_data(base, compared)))
+    if arguments.markdown is not None:
+        content = markdown.report(now.outcomes, count(now.outcomes, 0), told=told)
+        console.write(arguments.markdown, content, append=markdown.appends(arguments.markdown))
+    if arguments.html is not None:
+        console.write(arguments.html, page.html(now.outcomes, now.runs, told=told))
 
 
 def _status(outcomes: Sequence[Outcome]) -> int:
@@ -80,7 +98,7 @@ def _nothing() -> int:
 
 def _theirs(arguments: argparse.Namespace, contents: Sequence[tuple[Path, dict[str, Any]]]) -> int:
     """Files of PyTorch's benchmark: one launch each, about which no statistics can tell noise from a change."""
-    for option in ("threshold", "fail_on", "json"):
+    for option in ("threshold", "fail_on", "json", "markdown", "html"):
         if getattr(arguments, option) is not None:
             name = "--" + option.replace("_", "-")
             raise console.UsageError(f"{name}: files of PyTorch's benchmark hold one launch, so there is no verdict")

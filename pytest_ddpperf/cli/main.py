@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from pytest_ddpperf import __version__
-from pytest_ddpperf.cli import console, diff, history, html
+from pytest_ddpperf.cli import baseline, console, diff, history, html, markdown
 from pytest_ddpperf.records.errors import (
     BaselineError,
     DdpPerfError,
@@ -23,6 +23,8 @@ COMMANDS = (
     diff,
     history,
     html,
+    markdown,
+    baseline,
 )
 _USERS = (
     console.UsageError,
@@ -37,10 +39,10 @@ _USERS = (
 _STATUSES = """\
 exit status:
   0  all is well
-  1  a verdict that --fail-on names, regressed if nothing is said
+  1  a verdict that --fail-on names, regressed if nothing is said, or a measurement that failed
   3  an error of ddpperf's own
   4  a command that cannot be, or a file that cannot be read: it is named
-  5  nothing in common, so that nothing was compared
+  5  nothing in common: no measurement could be compared
 """
 
 

@@ -274,7 +274,7 @@ class Report:
 
     def html(self) -> str:
         """A page; raises MissingExtraError."""
-        return page.html(self.outcomes, [self.run], told=[*filter(None, [self.usage_error]), *self._remarks()])
+        return page.html(self.outcomes, [self.run], problem=self.usage_error, told=self._remarks())
 
     def _remarks(self) -> list[str]:
         """Of the run as a whole."""

@@ -11,14 +11,15 @@ import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
-
-import pytest
+from typing import TYPE_CHECKING, Any, Literal
 
 from pytest_ddpperf.options.parse import PARSERS, Refused, near
 from pytest_ddpperf.options.table import BY_ARGUMENT, MARKER, MARKER_DEFAULTS, MARKS, ROWS, Row
 from pytest_ddpperf.records.asked import Limit, Plan
 from pytest_ddpperf.records.errors import MarkerError, OptionError
+
+if TYPE_CHECKING:
+    import pytest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +160,8 @@ def _written(config: pytest.Config, row: Row) -> tuple[object, str]:
 
 
 def _from_ini(config: pytest.Config, key: str) -> object:
+    import pytest  # not above: the command line of reports goes without it
+
     try:
         return config.getini(key)
     except (TypeError, ValueError, pytest.UsageError):

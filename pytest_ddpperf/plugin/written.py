@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -57,19 +56,15 @@ def _remember(report: Report, root: Path) -> None:
 
 
 def _write(report: Report, option: str, path: Path, text: Callable[[Report], str]) -> None:
+    from pytest_ddpperf.report.markdown import appends
+
     content = text(report)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a" if _is_summary(path) else "w", encoding="utf-8") as file:
+        with path.open("a" if appends(path) else "w", encoding="utf-8") as file:
             file.write(content)
     except OSError as error:
         report.unwritten.append(f"{option} {path} was not written: {error.strerror}")
-
-
-def _is_summary(path: Path) -> bool:
-    """Whether it is the summary of a step of GitHub's, to which all that runs there adds its own."""
-    summary = os.environ.get("GITHUB_STEP_SUMMARY", "")
-    return summary != "" and os.path.realpath(summary) == os.path.realpath(path)
 
 
 def _json(report: Report) -> str:

@@ -15,6 +15,8 @@ _TIMES_LAUNCHES, _USUAL_LAUNCHES = 4, 20
 
 def lines(outcomes: Sequence[Outcome]) -> Iterator[str]:
     """For the summary of a run."""
+    # Two reports that were held against each other have both sides behind them: no option would tell more.
+    outcomes = [outcome for outcome in outcomes if outcome.baseline_path or outcome.beside is not None]
     yield from _resolution(outcomes)
     yield from _drift(outcomes)
 

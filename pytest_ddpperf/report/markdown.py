@@ -6,11 +6,13 @@ looks for mentions or references.
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from itertools import chain
+from pathlib import Path
 
 from pytest_ddpperf.records import Outcome, Scalar, Status
 from pytest_ddpperf.report import failure, terminal, text, worst
@@ -71,6 +73,12 @@ def report(
     else:
         pieces = []
     return head + _assembled(kept, quiet, open_=not concerning) + _cut(Counter(kind for kind, _ in pieces), most)
+
+
+def appends(path: Path) -> bool:
+    """Whether it is the summary of a step of GitHub's, to which all that runs there adds its own."""
+    summary = os.environ.get("GITHUB_STEP_SUMMARY", "")
+    return summary != "" and os.path.realpath(summary) == os.path.realpath(path)
 
 
 def _by_importance(

@@ -66,7 +66,7 @@ def theirs(path: Path, content: Mapping[str, Any]) -> Sweep:
         if name in benchmarks:
             raise ReportError(path, f"{place}: {name} is there twice")
         benchmarks[name] = Benchmark(batch_size=size, rows=_rows(path, f"{place}.result", result.get("result")))
-    facts = {name: str(value) for name, value in content.items() if name != _RESULTS}
+    facts = {name: text.shortened(str(value)) for name, value in content.items() if name != _RESULTS}
     return Sweep(facts=facts, benchmarks=benchmarks)
 
 
@@ -106,7 +106,7 @@ def ours(report: Report) -> Sweep:
     for entry in report.entries:
         outcome = entry.outcome
         if outcome.measurement is None:
-            told.append(f"{text.name(outcome)}: not measured: {outcome.error}")
+            told.append(f"{text.name(outcome)}: not measured: {text.shortened(outcome.error)}")
             continue
         for fact, value in _facts(entry).items():
             facts.setdefault(fact, {})[str(value or "-")] = None
@@ -164,7 +164,8 @@ def side_by_side(base: Sweep, now: Sweep) -> Iterator[str]:
     yield f"{'':20s} {'baseline':>20s}      {'test':>20s}"
     yield f"{'':20s} {'-' * 20:>20s}      {'-' * 20:>20s}"
     for name in sorted({*base.facts, *now.facts}):
-        yield f"{name + ':':20s} {base.facts.get(name, '-'):>20s}  vs  {now.facts.get(name, '-'):>20s}"
+        named = text.shortened(name)
+        yield f"{named + ':':20s} {base.facts.get(name, '-'):>20s}  vs  {now.facts.get(name, '-'):>20s}"
     yield ""
     for name, benchmark in now.benchmarks.items():
         there = base.benchmarks.get(name)

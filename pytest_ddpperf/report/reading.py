@@ -115,27 +115,36 @@ def _run(path: Path, content: dict[str, Any]) -> Run:
 
 def _problem(outcome: Outcome) -> str:
     """What makes no sense, with its place; "" where all is well."""
-    for place, measurement in (
-        ("measurement", outcome.measurement),
-        ("beside.measurement", outcome.beside.measurement if outcome.beside is not None else None),
-    ):
+    if outcome.launches < 1:
+        return f"launches: {outcome.launches} is not a number of launches"
+    if outcome.level is not None and not 0 < outcome.level <= 1:
+        return f"level: {outcome.level:g} is not an error rate"
+    there = outcome.beside.measurement if outcome.beside is not None else None
+    for place, measurement in (("measurement", outcome.measurement), ("beside.measurement", there)):
         if measurement is not None and (wrong := nonsense(measurement.samples)):
             return f"{place}.samples.{wrong}"
+    for number, limit in enumerate(outcome.limits):
+        if wrong := _wrong_limit(limit):
+            return f"limits[{number}].{wrong}"
     for place, verdict in (("verdict", outcome.verdict), ("stored", outcome.stored)):
         for number, comparison in enumerate(verdict.comparisons if verdict is not None else ()):
-            if not _is_metric(comparison.limit):
-                return f"{place}.comparisons[{number}].limit: {comparison.limit.metric} is no metric"
-    for number, limit in enumerate(outcome.limits):
-        if not _is_metric(limit):
-            return f"limits[{number}]: {limit.metric} is no metric"
+            if wrong := _wrong_limit(comparison.limit):
+                return f"{place}.comparisons[{number}].limit.{wrong}"
+            if min(comparison.baseline_seconds, comparison.now_seconds) <= 0:
+                return f"{place}.comparisons[{number}]: its times are not positive"
     return ""
 
 
-def _is_metric(limit: Limit) -> bool:
+def _wrong_limit(limit: Limit) -> str:
     try:
-        return limit.is_counter or 0 < limit.percentile < 100
+        is_metric = limit.is_counter or 0 < limit.percentile < 100
     except ValueError:
-        return False
+        is_metric = False
+    if not is_metric:
+        return f"metric: {limit.metric!r} is none"
+    if limit.value < 0 or (limit.is_bandwidth and limit.value >= 1):
+        return f"value: {limit.value:g} limits nothing"
+    return ""
 
 
 def merged(reports: Iterable[Report]) -> Report:

@@ -11,13 +11,13 @@ from pytest_ddpperf.report.counts import count, last_line
 from pytest_ddpperf.report.reading import Report
 
 _TITLES = ("", "ranks", "metric", "base", "now", "change [bounds]", "limit", "resolves", "verdict")
+_LONGEST_LINE = 1_000  # characters, of facts that a report's machine told
 _BLANK = ("-",) * (len(_TITLES) - 3)
 
 
 def lines(base: Report, now: Report, only_before: Sequence[Outcome]) -> Iterator[str]:
     """`now` has the verdicts of being held against `base`, `only_before` what it does not have."""
-    yield from _sides("base", base)
-    yield from _sides("now", now)
+    yield from about(base, now)
     yield ""
     rows = [row for outcome in now.outcomes for row in _rows(outcome)]
     rows += [(*_who(outcome), *_BLANK, "only in the base") for outcome in only_before]
@@ -33,15 +33,25 @@ def told(base: Report, now: Report, only_before: Sequence[Outcome]) -> Iterator[
         if outcome.verdict is not None and outcome.verdict.status is Status.REGRESSED:
             yield f"{text.name(outcome)}: {terminal.sentence(outcome)}"
             yield from (f"  {line}" for line in outcome.evidence)
-    yield from (*base.told, *now.told)
-    yield from _differences(now.outcomes)
-    yield from _drift(now.outcomes)
+    yield from remarks(base, now)
     counts = last_line(count(now.outcomes, 0))
     yield f"{counts}; {len(only_before)} only in the base" if only_before else counts
 
 
-def _sides(name: str, report: Report) -> Iterator[str]:
+def about(base: Report, now: Report) -> Iterator[str]:
     """A line a file: when, of which commit, with which torch."""
+    yield from _side("base", base)
+    yield from _side("now", now)
+
+
+def remarks(base: Report, now: Report) -> Iterator[str]:
+    """What is to be told beyond each measurement."""
+    yield from (*base.told, *now.told)
+    yield from _differences(now.outcomes)
+    yield from _drift(now.outcomes)
+
+
+def _side(name: str, report: Report) -> Iterator[str]:
     for path, run in zip(report.paths, report.runs, strict=True):
         commit, dirty, _ = run.commit.partition("-dirty")
         facts = [
@@ -49,7 +59,7 @@ def _sides(name: str, report: Report) -> Iterator[str]:
             f"commit {commit[:12]}{' with uncommitted changes' * bool(dirty)}" * bool(commit),
             *(f"{fact} {run.facts[fact]}" for fact in ("torch", "device_model") if run.facts.get(fact)),
         ]
-        yield f"{name + ':':<5} {text.shortened(str(path))}: {', '.join(filter(None, facts))}"
+        yield f"{name + ':':<5} {path}: {text.shortened(', '.join(filter(None, facts)), _LONGEST_LINE)}"
 
 
 def _who(outcome: Outcome) -> tuple[str, str]:
@@ -82,7 +92,8 @@ def _differences(outcomes: Sequence[Outcome]) -> Iterator[str]:
     found = Counter(verdict.differences for verdict in compared if verdict.status.compared and verdict.differences)
     for differences, number in found.items():
         of = f" ({number} of {len(outcomes)} measurements)" if number < len(outcomes) else ""
-        yield f"differs from the base's environment{of}: {', '.join(differences)}"
+        told = text.shortened(", ".join(differences), _LONGEST_LINE)
+        yield f"differs from the base's environment{of}: {told}"
 
 
 def _drift(outcomes: Sequence[Outcome]) -> Iterator[str]:

@@ -13,7 +13,7 @@ _BELOW_SECONDS = ((1e-3, 1e3, "ms"), (1e-6, 1e6, "us"), (0.0, 1e9, "ns"))
 
 
 # Of a name: longer than those that people give, short enough for a line of a table.
-_LONGEST_NAME = 120
+_LONGEST_NAME = 160
 
 
 def name(outcome: Outcome) -> str:

@@ -49,6 +49,8 @@ def test_slower_code_is_red_by_what_turns_show_and_named(project: Repository, ru
     (measured,) = json.loads((project.root / "out/run.json").read_text())["measurements"]
     assert (measured["verdict"]["reason"], measured["stored"]["status"]) == ("confirmed", "REGRESSED")
     assert measured["beside"]["version"]["commit"] == git(project.top, "rev-parse", "HEAD"), "it has the baseline"
+    assert [len(session["launch_seconds"]["p50"]) for session in measured["sessions"]] == [3], "of the baseline"
+    assert (measured["file"], measured["level"]) == ("python code/tests/test_step.py", 0.05)
 
 
 def test_a_machine_that_became_slower_is_told_and_not_red(

@@ -106,8 +106,9 @@ def test_xdist_has_one_table_one_file_and_no_two_launches_at_once(
     notes = pytester.mkdir("notes")
     monkeypatch.setenv("NOTES", str(notes))
     pytester.makepyfile(test_timed=TIMED)
-    result = run("-n", "2", "--ddp-json=report.json", benchmark=True)
+    result = run("-n", "2", "--ddp-json=report.json", "--ddp-html=page.html", benchmark=True)
     result.assert_outcomes(passed=4)
+    assert "<h1>ddpperf: 0 of 3 compared: 3 without baseline; 1 never measured</h1>" in Path("page.html").read_text()
     assert line(result, "ddpperf:") == "ddpperf: 0 of 3 compared: 3 without baseline; 1 never measured"
     assert sum("p50 sec/iter" in told for told in result.outlines) == 1
     result.stdout.fnmatch_lines(["ddpperf: torch *", "ddpperf: 2 ranks over gloo *"])

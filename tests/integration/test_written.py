@@ -13,7 +13,7 @@ from tests.integration.conftest import STEP, Run
 NOTHING = "def test_nothing(): pass"
 
 
-@pytest.mark.parametrize("option", ["--ddp-json", "--ddp-markdown"])
+@pytest.mark.parametrize("option", ["--ddp-json", "--ddp-markdown", "--ddp-html"])
 def test_a_report_that_cannot_be_written_is_told_and_is_red(pytester: pytest.Pytester, run: Run, option: str) -> None:
     pytester.makepyfile(NOTHING)
     (pytester.path / "file").write_text("")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -106,6 +108,21 @@ def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
     assert (process.returncode, errors) == (0, b"")
 
 
+@pytest.mark.parametrize("redirection", ["", ">&-"])
+def test_what_the_terminal_has_no_characters_for_is_spelt_out(tmp_path: Path, redirection: str) -> None:
+    path = written(tmp_path / "a.json", outcome(verdict(Status.PASS), nodeid="test_\u00fc\u2192.py::test_step"))
+    line = f"{shlex.quote(sys.executable)} -m pytest_ddpperf diff {path} {path} {redirection}"
+    environ = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    ended = subprocess.run(line, shell=True, env=environ, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ("test_\\xfc\\u2192.py::test_step" in ended.stdout) is (not redirection)
+
+
+def test_the_command_is_installed() -> None:
+    project = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    assert f'ddpperf = "{main.main.__module__}:{main.main.__name__}"' in project
+
+
 def test_neither_pytest_nor_torch_is_imported(tmp_path: Path) -> None:
     path = written(tmp_path / "a.json", outcome(verdict(Status.PASS)))
     code = (
@@ -115,3 +132,9 @@ def test_neither_pytest_nor_torch_is_imported(tmp_path: Path) -> None:
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout.splitlines()[-1]) == (0, "[]"), ended.stderr
+
+
+def test_the_documentation_has_every_command() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "command.md").read_text()
+    for module in main.COMMANDS:
+        assert f"`ddpperf {module.__name__.rpartition('.')[2]} " in page

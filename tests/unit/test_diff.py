@@ -140,6 +140,14 @@ def test_a_limit_of_the_command_line_holds_for_all(tmp_path: Path, capsys: pytes
     assert " 5%  " in capsys.readouterr().out
 
 
+def test_a_limit_that_there_are_too_few_steps_for_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert diff(tmp_path, [outcome(0.1)], [outcome(0.1)], "--threshold", "p99:5%,p50:5%") == 0
+    told = capsys.readouterr().out
+    assert "tests/test_a.py::test_step: nothing is held against p99:5%: needs at least 299 timed steps in all" in told
+    assert diff(tmp_path, [outcome(0.1)], [outcome(0.1)], "--threshold", "p99:5%") == 5
+    assert "NOT GATED: no limit has support" in capsys.readouterr().out
+
+
 def test_limits_of_a_report_from_before_they_were_told_are_those_of_its_verdict(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -350,12 +358,16 @@ def test_the_assumed_drift_is_told(tmp_path: Path, capsys: pytest.CaptureFixture
 
 def test_nothing_is_left_of_what_a_run_was_held_against(tmp_path: Path) -> None:
     old = outcome(
-        0.1, notes=("there is a baseline for another environment",), baseline_path="baselines/x.json", saved=2
+        0.1,
+        error="not saved: the folder is read-only",
+        notes=("there is a baseline for another environment",),
+        baseline_path="baselines/x.json",
+        saved=2,
     )
     path = tmp_path / "diff.json"
     assert diff(tmp_path, [outcome(0.1)], [old], "--json", str(path)) == 0
     (again,) = reading.read([path]).outcomes
-    assert (again.notes, again.baseline_path, again.saved, again.accept) == ((), "", 0, "")
+    assert (again.notes, again.error, again.baseline_path, again.saved, again.accept) == ((), "", "", 0, "")
     (session,) = again.sessions
     assert (session.created, session.commit, session.host) == (BASE.created, BASE.commit, "a")
     data = json.loads(path.read_text())
@@ -375,6 +387,60 @@ def test_the_right_machine_of_several_is_compared(tmp_path: Path, capsys: pytest
     told = capsys.readouterr().out
     assert "1 passed; 1 incomparable; 1 only in the base" in told
     assert "cores 8 -> 2" in told
+
+
+# --- files
+
+
+def test_it_is_written_as_markdown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base, now = [outcome(0.1), outcome(0.1, "gone")], [outcome(0.2)]
+    path = tmp_path / "new" / "diff.md"
+    assert diff(tmp_path, base, now, "--markdown", str(path)) == 1
+    told = path.read_text()
+    assert "## ddpperf: 1 of 1 compared: 1 regressed\n" in told
+    assert "| **REGRESSED** | `tests/test_a.py::test_step` |" in told
+    assert "\nevidence: 5 launches now, 5 in the baseline's 1 session; " in told
+    assert f"- `base: {tmp_path}/base.json: 2026-01-02T03:04:05+00:00, commit c0ffeec0ffee, torch 2.12.0`\n" in told
+    assert "- `tests/test_a.py::gone: only in the base`\n" in told
+    diff(tmp_path, base, now, "--markdown", str(path))
+    assert path.read_text() == told
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(path))
+    diff(tmp_path, base, now, "--markdown", str(path))
+    assert path.read_text() == told * 2
+
+
+def test_a_report_of_it_has_no_advice_for_stored_baselines(tmp_path: Path) -> None:
+    path = tmp_path / "diff.json"
+    diff(tmp_path, [outcome(0.1, spread=0.05)], [outcome(0.1, spread=0.05)], "--json", str(path))
+    assert main(["markdown", str(path), "-o", str(tmp_path / "diff.md")]) == 0
+    told = (tmp_path / "diff.md").read_text()
+    assert "1 of 1 compared: 1 passed" in told
+    assert "--ddp-extend-baseline" not in told
+
+
+def test_it_is_written_as_a_page(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="pages are drawn by matplotlib")
+    path = tmp_path / "diff.html"
+    assert diff(tmp_path, [outcome(0.1), outcome(0.1, "gone")], [outcome(0.2)], "--html", str(path)) == 1
+    told = path.read_text()
+    assert "1 of 1 compared: 1 regressed" in told
+    assert "tests/test_a.py::gone: only in the base" in told
+
+
+def test_shards_are_told_as_markdown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = replace(NOW, skipped=1)
+    paths = [written(tmp_path / f"{name}.json", outcome(0.1, name), run=run) for name in "ab"]
+    assert main(["markdown", *map(str, paths), "-o", str(tmp_path / "out.md")]) == 0
+    told = (tmp_path / "out.md").read_text()
+    assert "## ddpperf: 0 of 2 compared: 2 not gated; 2 skipped\n" in told
+    assert "`tests/test_a.py::a`" in told
+    assert "`tests/test_a.py::b`" in told
+    assert main(["markdown", str(tmp_path / "nothing.json"), "-o", str(tmp_path / "out.md")]) == 4
+    assert f"{tmp_path}/nothing.json: cannot be read" in capsys.readouterr().err
 
 
 # --- the rest

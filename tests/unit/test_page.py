@@ -218,6 +218,12 @@ def test_a_run_that_compared_nothing_says_so(outcomes: tuple[Outcome, ...], told
     assert told in drawn(*outcomes).words
 
 
+def test_what_ended_a_run_is_said_beside_its_measurements(slower: Outcome) -> None:
+    read = Read(page.html([slower], [Run()], problem="no test imported a file that differs"))
+    assert "loud" in [attributes.get("class") for attributes in read.all("p")]
+    assert "no test imported a file that differs" in read.words
+
+
 def test_a_run_that_compared_something_does_not_say_so(each_kind: Read) -> None:
     assert "Nothing was compared" not in each_kind.words
     assert each_kind.within["h1"] == [
@@ -278,7 +284,7 @@ def test_a_hostile_name_harms_nothing(slower: Outcome) -> None:
     assert not read.open
     assert not read.all("script")
     assert set("\x1b\x07\u202e").isdisjoint(html)
-    assert all(text.startswith("tests/test_a.py::test[</title><script>alert(1)") for text in read.within["h2"])
+    assert all(text.startswith("tests/test_a.py::test[</title><script>") for text in read.within["h2"])
     assert max(len(text.strip()) for text in read.within["h2"]) <= 200
     assert r"\x1b[31mred\x07\u202e\ud800" in read.words
     assert len(read.all("svg")) == 8
@@ -314,14 +320,38 @@ def test_labels_that_have_no_room_are_left_out() -> None:
     assert 8 <= len(labels) <= 20
 
 
+@pytest.mark.parametrize(
+    ("places", "labels"),
+    [
+        ([0.005, 0.01, 0.015], ["5 ms", "10 ms", "15 ms"]),
+        ([0.0, 0.5, 1.0], ["0 s", "0.5 s", "1 s"]),
+        ([0.00002, 0.0000205], ["20 us", "20.5 us"]),
+        ([0.0], ["0 ns"]),
+        ([], []),
+    ],
+)
+def test_an_axis_has_one_unit(places: list[float], labels: list[str]) -> None:
+    assert canvas.durations(places) == labels
+
+
 def test_percentiles_of_a_side_are_those_of_the_verdict(slower: Outcome) -> None:
-    now, base = sides.now(slower), sides.base(slower)
-    assert now is not None
-    assert base is not None
+    both = sides.of(slower)
+    assert both is not None
+    assert both.base is not None
     (p10, p50) = slower.verdict.comparisons  # type: ignore[union-attr]
     for comparison, q in ((p10, 10), (p50, 50)):
-        assert now.middle(q) == pytest.approx(comparison.now_seconds)
-        assert base.middle(q) == pytest.approx(comparison.baseline_seconds)
+        assert both.now.middle(q) == pytest.approx(comparison.now_seconds)
+        assert both.base.middle(q) == pytest.approx(comparison.baseline_seconds)
+
+
+def test_sides_are_drawn_by_as_many_steps_as_they_are_compared_by() -> None:
+    longer, usual = Drawn(steps=90), Drawn(seed=9)
+    turned = reports.in_turns("test_x", longer, usual, stretches=False)
+    for outcome in (reports.against_baseline("test_x", longer, usual), turned):
+        both = sides.of(outcome)
+        assert both is not None
+        assert outcome.verdict is not None
+        assert both.now.middle(50) == pytest.approx(outcome.verdict.comparisons[1].now_seconds)
 
 
 @pytest.mark.parametrize("stored", [True, False], ids=["stored", "in turns"])

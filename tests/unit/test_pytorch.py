@@ -109,7 +109,10 @@ def test_what_one_side_lacks_is_told(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "rccl:                                   -  vs                     7\n" in told
 
 
-@pytest.mark.parametrize("option", [["--threshold", "p50:5%"], ["--fail-on", "improved"], ["--json", "x"]])
+@pytest.mark.parametrize(
+    "option",
+    [["--threshold", "p50:5%"], ["--fail-on", "improved"], ["--json", "x"], ["--html", "x"], ["--markdown", "x"]],
+)
 def test_there_is_no_verdict_about_one_launch(
     option: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -45,6 +45,18 @@ def test_a_report_comes_back_as_it_was(tmp_path: Path) -> None:
     assert report.told == ()
 
 
+def test_a_report_from_before_runs_had_ids_is_read() -> None:
+    """Written by the version before they had, and kept as it was."""
+    report = reading.read([Path(__file__).parent / "data" / "report-without-run-id.json"])
+    first, second = report.outcomes
+    assert (first.verdict, first.limits, first.level, first.sessions, first.file) == ("REGRESSED", (), None, (), "")
+    assert first.measurement == measurement()
+    assert second.error.endswith("ValueError: bad")
+    facts = {"torch": "2.13.0", "device_count": 0}
+    created = "2026-01-02T03:04:05+00:00"
+    assert report.runs == (Run(created=created, version="0.1.0", facts=facts, skipped=1, never_measured=2),)
+
+
 def test_a_report_of_another_version_lacks_fields_and_has_others(tmp_path: Path) -> None:
     path = written(tmp_path / "a.json", outcome(verdict(Status.PASS)))
     for name in ("file", "line", "limits", "level", "sessions"):
@@ -98,7 +110,24 @@ def test_what_is_no_report_is_named_with_what_is_wrong(tmp_path: Path, content: 
         (
             ("measurements", 1, "verdict", "comparisons", 0, "limit", "metric"),
             "pfifty",
-            "verdict.comparisons[0].limit: pfifty is no metric",
+            "verdict.comparisons[0].limit.metric: 'pfifty' is none",
+        ),
+        (("measurements", 1, "launches"), 0, "launches: 0 is not a number of launches"),
+        (("measurements", 1, "level"), 0, "level: 0 is not an error rate"),
+        (
+            ("measurements", 1, "limits"),
+            [{"metric": "p100", "value": 0.1, "unit": "%", "default": False}],
+            "limits[0].metric: 'p100' is none",
+        ),
+        (
+            ("measurements", 1, "limits"),
+            [{"metric": "busbw", "value": 1.0, "unit": "%", "default": False}],
+            "limits[0].value: 1 limits nothing",
+        ),
+        (
+            ("measurements", 1, "verdict", "comparisons", 0, "now_seconds"),
+            0,
+            "verdict.comparisons[0]: its times are not positive",
         ),
         (("measurements", 1, "verdict", "status"), "FINE", "verdict.status: expected one of 'PASS'"),
     ],

@@ -13,9 +13,9 @@ from pytest_ddpperf.report.page.shell import check
 __all__ = ["check", "html"]
 
 
-def html(outcomes: Sequence[Outcome], runs: Sequence[Run], *, told: Sequence[str] = ()) -> str:
-    """A page of the measurements of some runs, the worst first; `told` is about all of them. Raises
-    MissingExtraError."""
+def html(outcomes: Sequence[Outcome], runs: Sequence[Run], *, problem: str = "", told: Sequence[str] = ()) -> str:
+    """A page of the measurements of some runs, the worst first. `problem` is what made a run end otherwise than its
+    measurements say, `told` what else is about all of them. Raises MissingExtraError."""
     check("a page")
     from pytest_ddpperf.report import worst
     from pytest_ddpperf.report.counts import count, last_line
@@ -31,5 +31,6 @@ def html(outcomes: Sequence[Outcome], runs: Sequence[Run], *, told: Sequence[str
         counts=counts,
         cards=cards,
         runs=[content.told_of(run) for run in runs],
+        problem=problem,
         told=told,
     )

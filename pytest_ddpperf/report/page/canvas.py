@@ -28,9 +28,10 @@ _WIDTH, _HEIGHT = (
     360.0,
     185.0,
 )  # points, which are the units of a figure: as wide as a phone, so that text is read there
-_LEFT, _RIGHT, _TOP, _BOTTOM = 52.0, 10.0, 8.0, 30.0  # margins
+_LEFT, _RIGHT, _TOP, _BOTTOM = 52.0, 20.0, 8.0, 30.0  # margins
 _TICKS = 5  # on an axis, about
 _LETTERS = 11  # points high
+_UNITS = ((1.0, "s"), (1e3, "ms"), (1e6, "us"), (1e9, "ns"))
 
 
 class Canvas:
@@ -92,10 +93,10 @@ def along(axes: Axes, places: Sequence[float], labels: Sequence[str], *, ends: t
     _below(axes, list(places)[::every], list(labels)[::every], ends)
 
 
-def across(axes: Axes, low: float, high: float, written: Callable[[float], str]) -> None:
+def across(axes: Axes, low: float, high: float, labels: Callable[[Sequence[float]], list[str]]) -> None:
     """What is across the figure, where it is a figure."""
     places = _ticks(low, high)
-    _below(axes, places, [written(place) for place in places], (low, high))
+    _below(axes, places, labels(places), (low, high))
 
 
 def _below(axes: Axes, places: Sequence[float], labels: Sequence[str], ends: tuple[float, float]) -> None:
@@ -105,13 +106,12 @@ def _below(axes: Axes, places: Sequence[float], labels: Sequence[str], ends: tup
         axes.text(place, -0.05, label, ha="center", va="top", **style)
 
 
-def upwards(axes: Axes, values: Sequence[float], written: Callable[[float], str]) -> None:
-    """What is upwards: from the least to the largest of the values, with lines at round ones, `written` as they are in
-    tables."""
+def upwards(axes: Axes, values: Sequence[float], labels: Callable[[Sequence[float]], list[str]]) -> None:
+    """What is upwards: from the least to the largest of the values, with lines at round ones."""
     low, high = min(values), max(values)
     pad = (high - low) * 0.06 or abs(high) * 0.1 or 1.0
     places = _ticks(low - pad, high + pad)
-    beside(axes, places, [written(place) for place in places], ends=(low - pad, high + pad))
+    beside(axes, places, labels(places), ends=(low - pad, high + pad))
 
 
 def beside(axes: Axes, places: Sequence[float], labels: Sequence[str], *, ends: tuple[float, float]) -> None:
@@ -124,8 +124,19 @@ def beside(axes: Axes, places: Sequence[float], labels: Sequence[str], *, ends: 
         axes.text(-0.02, place, label, ha="right", va="center_baseline", color=INK, fontsize=_LETTERS, **style)
 
 
+def durations(places: Sequence[float]) -> list[str]:
+    """In seconds, written in one unit, so that they can be told apart and their distance is seen."""
+    scale, unit = next(((scale, unit) for scale, unit in _UNITS if max(places, default=0) * scale >= 1), _UNITS[-1])
+    return [f"{place * scale:.6g} {unit}" for place in places]
+
+
+def shares(places: Sequence[float]) -> list[str]:
+    """Relative changes."""
+    return [f"{place * 100:+.6g} %" if place else "0" for place in places]
+
+
 def _ticks(low: float, high: float) -> list[float]:
-    """Round ones, which three digits tell apart."""
+    """Round ones."""
     from matplotlib.ticker import MaxNLocator
 
     found = MaxNLocator(_TICKS, steps=(1, 2, 5, 10)).tick_values(low, high)

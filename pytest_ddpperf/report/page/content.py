@@ -51,7 +51,7 @@ def card(outcome: Outcome, sheet: Sheet, number: int) -> Card:
         name=text.name(outcome),
         kind=status.lower().replace(" ", "-"),
         status=status,
-        sentence=terminal.sentence(outcome).removeprefix(f"{status}: "),
+        sentence=terminal.sentence(outcome).removeprefix(status).removeprefix(":").strip(),
         change=terminal.change(verdict),
         who=outcome.plan.roles or f"{outcome.plan.world_size} {outcome.plan.backend}",
         opened=worst.concern(outcome) <= Concern.DOUBTFUL,
@@ -109,9 +109,10 @@ def _told(outcome: Outcome) -> Iterator[str]:
 
 
 def _figures(outcome: Outcome, sheet: Sheet) -> Iterator[Figure]:
-    now, base = sides.now(outcome), sides.base(outcome)
-    if now is None:
+    both = sides.of(outcome)
+    if both is None:
         return
+    now, base = both.now, both.base
     found = sides.shifts(outcome)
     if found:
         yield figures.shifts(sheet, found, base.name if base is not None else "the baseline")

@@ -29,6 +29,7 @@ _MARKED, _IN_TABLE = (10, 25, 50, 75, 90), (5, 10, 25, 50, 75, 90, 95)  # of a d
 # Bounds may be so wide that nothing else could be seen beside them: what is drawn ends at so many times the largest
 # change or limit. The table has them whole.
 _MOST = 3.0
+_MANY, _SMALL = 60, 3.0  # launches whose marks would cover each other, and points across one then
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +72,7 @@ def shifts(sheet: Sheet, found: Sequence[Shift], name: str) -> Figure:
     def draw(axes: Axes) -> None:
         places = range(len(found))
         canvas.along(axes, places, [shift.metric for shift in found], ends=(-0.6, len(found) - 0.4))
-        canvas.upwards(axes, [0.0, *shares, *(value for pair in ends for value in pair)], _share)
+        canvas.upwards(axes, [0.0, *shares, *(value for pair in ends for value in pair)], canvas.shares)
         axes.axhline(0, color=INK, linewidth=0.8)
         lines = [(at, low, at, high) for at, (low, high) in enumerate(ends)]
         canvas.segments(axes, lines, color=NOW, linewidth=2.5)
@@ -115,7 +116,7 @@ def distributions(sheet: Sheet, now: Side, base: Side | None) -> Figure:
     def draw(axes: Axes) -> None:
         ends = [value for side in sides for q in (PERCENTILES[0], PERCENTILES[-1]) for value in side.at(q)]
         pad = (max(ends) - min(ends)) * 0.04 or max(ends) * 0.05
-        canvas.across(axes, min(ends) - pad, max(ends) + pad, text.seconds)
+        canvas.across(axes, min(ends) - pad, max(ends) + pad, canvas.durations)
         canvas.beside(axes, _MARKED, [f"p{q}" for q in _MARKED], ends=(0, 100))
         for side in reversed(sides):
             colour, style = (NOW, "-") if side is now else (BASE, _DASHED)
@@ -148,7 +149,7 @@ def in_turns(sheet: Sheet, outcome: Outcome, now: Side, base: Side, q: int) -> F
         labels = [str(number) for number in range(1, len(pairs) + 1)]
         last = max(max(pair) for pair in places)
         canvas.along(axes, middles, labels, ends=(-0.6, last + 0.6))
-        canvas.upwards(axes, [value for pair in pairs for value in pair], text.seconds)
+        canvas.upwards(axes, [value for pair in pairs for value in pair], canvas.durations)
         joined = [(a, before, b, after) for (a, b), (before, after) in zip(places, pairs, strict=True)]
         canvas.segments(axes, joined, color=FAINT, linewidth=2)
         for side, style in enumerate((_BASE, _NOW)):
@@ -195,14 +196,16 @@ def in_a_row(sheet: Sheet, now: Side, base: Side | None, q: int) -> Figure:
 
     def draw(axes: Axes) -> None:
         labels = [*(str(number) for number in range(1, len(launches))), "now"]
-        canvas.along(axes, [(a + b - 1) / 2 for a, b in pairwise(starts)], labels, ends=(-0.6, starts[-1] - 0.4))
+        edge = 0.4 + starts[-1] * 0.015
+        canvas.along(axes, [(a + b - 1) / 2 for a, b in pairwise(starts)], labels, ends=(-edge, starts[-1] - 1 + edge))
         values = [value for own in launches for value in own]
-        canvas.upwards(axes, values, text.seconds)
+        size = _NOW["markersize"] if len(values) <= _MANY else _SMALL
+        canvas.upwards(axes, values, canvas.durations)
         for start in starts[1:-1]:
             axes.axvline(start - 0.5, color=FAINT, linewidth=1, linestyle=_DOTTED)
         for (start, stop), style in (((0, starts[-2]), _BASE), (starts[-2:], _NOW)):
             if stop > start:
-                axes.plot(range(start, stop), values[start:stop], **style)
+                axes.plot(range(start, stop), values[start:stop], **{**style, "markersize": size})
 
     keys = [Key(mark="now", text="now")]
     if base is not None:
@@ -247,7 +250,7 @@ def ranks(sheet: Sheet, outcome: Outcome) -> Figure:
         sides = [(now, aside, _NOW, NOW)] + ([(base, -aside, _BASE, BASE)] if base is not None else [])
         shown = [value for side, *_ in sides for own in side.own for value in (own[10], own[90])]
         extra = [value for values in (now.cpu, now.blocked) if values for value in values]
-        canvas.upwards(axes, [*shown, *extra], text.seconds)
+        canvas.upwards(axes, [*shown, *extra], canvas.durations)
         for side, off, style, colour in reversed(sides):
             spans = [(rank + off, own[10], rank + off, own[90]) for rank, own in enumerate(side.own)]
             canvas.segments(axes, spans, color=colour, linewidth=2.5)
@@ -313,7 +316,3 @@ def _medians(durations: LaunchRankSteps | None) -> list[float]:
 
 def _mark(side: Side, now: Side) -> str:
     return "now" if side is now else "base"
-
-
-def _share(value: float) -> str:
-    return f"{value * 100:+.3g} %" if value else "0"

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from pytest_ddpperf.records import Beside, Comparison, Interval, Limit, Measurement, Outcome, StoredSession
+from pytest_ddpperf.records import Comparison, Interval, Limit, Measurement, Outcome, Samples, StoredSession
 from pytest_ddpperf.report import text
-from pytest_ddpperf.verdict import judge_times, shift, stats, unsupported
+from pytest_ddpperf.verdict import judge_times, of_one_length, shift, stats, unsupported
 
 # Of launches: those that reports keep of the sessions of a stored baseline.
 PERCENTILES = tuple(range(5, 100, 5))
@@ -47,34 +47,39 @@ class Shift:
     limit_share: float | None = None  # as a change
 
 
-def now(outcome: Outcome) -> Side | None:
-    """The code at hand; None where it was not measured."""
-    return _measured("now", outcome.measurement) if outcome.measurement is not None else None
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sides:
+    """What is compared: of each launch as many steps as the side with the fewest has."""
+
+    now: Side
+    base: Side | None  # None: nothing, or a report from before the percentiles of baselines were kept
 
 
-def base(outcome: Outcome) -> Side | None:
-    """What it was held against; None where there is nothing, or a report from before its percentiles were kept."""
-    beside = outcome.beside
-    if beside is not None:
-        return _measured(_name(beside), beside.measurement) if beside.measurement is not None else None
-    if not outcome.sessions:
+def of(outcome: Outcome) -> Sides | None:
+    """None where nothing was measured."""
+    if outcome.measurement is None:
         return None
+    own = outcome.measurement.samples
+    if outcome.beside is not None and outcome.beside.measurement is not None:
+        own, other = of_one_length([own, outcome.beside.measurement.samples])
+        name = text.shortened(str(outcome.beside.version), 60)
+        return Sides(now=_measured("now", own), base=_measured(name, other))
+    if outcome.beside is not None or not outcome.sessions:
+        return Sides(now=_measured("now", own), base=None)
+    own = own.first(min(session.steps for session in outcome.sessions))
+    return Sides(now=_measured("now", own), base=_stored(outcome.sessions))
+
+
+def _stored(sessions: Sequence[StoredSession]) -> Side:
     return Side(
         name="baseline",
-        sessions=tuple(
-            {q: session.launch_seconds[f"p{q}"] for q in PERCENTILES if f"p{q}" in session.launch_seconds}
-            for session in outcome.sessions
-        ),
-        told=tuple(f"{session.created} {session.commit[:12]} {session.host}".strip() for session in outcome.sessions),
+        sessions=tuple({q: session.launch_seconds[f"p{q}"] for q in PERCENTILES} for session in sessions),
+        told=tuple(f"{session.created} {session.commit[:12]} {session.host}".strip() for session in sessions),
     )
 
 
-def _name(beside: Beside) -> str:
-    return text.shortened(str(beside.version), 60)
-
-
-def _measured(name: str, measurement: Measurement) -> Side:
-    return Side(name=name, sessions=(launch_quantiles(measurement.samples.step_seconds),))
+def _measured(name: str, samples: Samples) -> Side:
+    return Side(name=name, sessions=(launch_quantiles(samples.step_seconds),))
 
 
 def launch_quantiles(

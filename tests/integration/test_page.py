@@ -1,0 +1,166 @@
+"""The page of a run in a browser, and where it comes from: a run of pytest, or the reports of others."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pytest_ddpperf.cli import main
+from pytest_ddpperf.records import codec
+from pytest_ddpperf.report import json_report, page
+from tests import reports
+from tests.integration.conftest import STEP, Run
+
+MEASURES = (
+    STEP
+    + """
+def test_step(ddp_benchmark):
+    ddp_benchmark(lasting, batch_size=8)
+"""
+)
+
+pytest.importorskip("matplotlib", reason="pages are drawn by matplotlib")
+
+_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+_BROWSER = next(filter(None, map(shutil.which, _NAMES)), None)
+in_a_browser = pytest.mark.skipif(_BROWSER is None, reason=f"no browser: none of {', '.join(_NAMES)} is on PATH")
+
+# A page in a frame as wide as a phone or a desk's screen; what is told is how wide it wants to be.
+_FRAME = """<!doctype html><body><iframe src="page.html" style="width:{width}px;height:900px"></iframe><script>
+addEventListener("load", () => {{
+  const shown = document.querySelector("iframe").contentDocument;
+  for (const each of shown.querySelectorAll("details")) each.open = true;
+  const least = Math.min(...[...shown.querySelectorAll("svg text")].map(each => each.getBoundingClientRect().height));
+  document.body.dataset.told = JSON.stringify([shown.documentElement.scrollWidth, least]);
+}});
+</script>"""
+
+
+def browse(file: Path, profile: Path) -> tuple[str, list[str]]:
+    """The document as the browser has it in the end, and what its console says."""
+    assert _BROWSER is not None
+    options = [
+        "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run",
+        "--allow-file-access-from-files", f"--user-data-dir={profile}", "--enable-logging=stderr",
+        "--virtual-time-budget=5000", "--dump-dom",
+    ]  # fmt: skip
+    result = subprocess.run(
+        [_BROWSER, *options, file.as_uri()], capture_output=True, text=True, check=True, timeout=120
+    )
+    return result.stdout, re.findall(r"CONSOLE[^\]]*\] (.*)", result.stderr)
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page of one measurement of each kind, and one with a name that is as long as it may be."""
+    long = reports.against_baseline("test_x[" + "<b>wide" * 2000 + "]", reports.Drawn(), reports.Drawn(seed=9))
+    file = tmp_path_factory.mktemp("page") / "page.html"
+    file.write_text(page.html([*reports.of_each_kind(), long], [reports.RUN]), encoding="utf-8")
+    return file
+
+
+@in_a_browser
+def test_a_browser_has_nothing_to_complain_of_and_asks_for_nothing(shown: Path, tmp_path: Path) -> None:
+    document, console = browse(shown, tmp_path)
+    assert console == []  # where a request that the page's policy refuses would be told, see below
+    assert document.count("<figure>") == document.count('role="img"') == document.count("</desc>") > 30
+
+
+@in_a_browser
+def test_a_request_would_be_seen(shown: Path, tmp_path: Path) -> None:
+    file = tmp_path / "page.html"
+    file.write_text(shown.read_text().replace("<main>", '<main><img src="http://127.0.0.1:9/x.png">'))
+    _, console = browse(file, tmp_path)
+    assert ["127.0.0.1:9/x.png" in told for told in console] == [True]
+
+
+@in_a_browser
+@pytest.mark.parametrize("width", [390, 1280], ids=["phone", "desk"])
+def test_it_fits_its_screen_and_the_letters_of_figures_can_be_read(shown: Path, tmp_path: Path, width: int) -> None:
+    (tmp_path / "page.html").write_bytes(shown.read_bytes())
+    file = tmp_path / "frame.html"
+    file.write_text(_FRAME.format(width=width))
+    document, _ = browse(file, tmp_path)
+    wide, least = json.loads(re.findall('data-told="(.*?)"', document)[0])
+    assert wide <= width
+    assert least >= 10  # CSS pixels high, ascenders and all
+
+
+def test_a_run_writes_its_page(pytester: pytest.Pytester, run: Run) -> None:
+    pytester.makepyfile(MEASURES)
+    result = run("--ddp-html=out/page.html", "--ddp-json=out/run.json")
+    assert result.ret == 0
+    html = (pytester.path / "out/page.html").read_text()
+    assert "ddpperf: 0 of 1 compared: 1 without baseline" in html
+    assert "Nothing was compared: " in html
+    status = main.main(["html", str(pytester.path / "out/run.json"), "-o", str(pytester.path / "again/page.html")])
+    assert status == 0
+    assert html.count("</figure>") == (pytester.path / "again/page.html").read_text().count("</figure>") == 3
+
+
+def test_a_page_that_could_not_be_made_is_said_before_the_run(
+    pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pytest_ddpperf.report.page.shell.find_spec", lambda name: None)
+    pytester.makepyfile("def test_nothing(): pass")
+    result = run("--ddp-html=page.html")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    told = "--ddp-html needs matplotlib and Jinja2: pip install 'pytest-ddpperf[report]'"
+    assert f"ERROR: {told}" in result.stderr.str()
+
+
+def test_a_command_that_lacks_what_draws_says_what_brings_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pytest_ddpperf.report.page.shell.find_spec", lambda name: None)
+    assert main.main(["html", "a.json", "-o", str(tmp_path / "page.html")]) == 4
+    told = "ddpperf: error: ddpperf html needs matplotlib and Jinja2: pip install 'pytest-ddpperf[report]'\n"
+    assert capsys.readouterr().err == told
+
+
+def test_reports_of_shards_become_one_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    same, slower, *_ = reports.of_each_kind()
+    shards = {"a": [same], "b": [slower, replace(same, notes=("the later one",))]}
+    for number, (name, outcomes) in enumerate(shards.items()):
+        ended = replace(reports.RUN, id=name, created=f"2026-03-04T05:06:0{number}+00:00")
+        (tmp_path / f"{name}.json").write_text(codec.dumps(json_report.report(outcomes, ended)))
+    out = tmp_path / "page.html"
+    assert main.main(["html", str(tmp_path / "a.json"), str(tmp_path / "b.json"), "-o", str(out)]) == 0
+    html = out.read_text()
+    assert "ddpperf: 2 of 2 compared: 1 passed, 1 regressed" in html
+    assert "the later one" in html
+    assert "measured in several reports: that of 2026-03-04T05:06:01+00:00 counts" in html
+    assert capsys.readouterr().out == ""
+
+
+def test_a_report_that_is_none_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "a.json"
+    file.write_text("{}")
+    assert main.main(["html", str(file), "-o", str(tmp_path / "page.html")]) == 4
+    assert f"{file}: is not a report" in capsys.readouterr().err
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_a_page_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "a.json"
+    file.write_text(codec.dumps(json_report.report([reports.failed("test_x")], reports.RUN)))
+    assert main.main(["html", str(file), "-o", str(file / "page.html")]) == 4
+    assert f"{file / 'page.html'}: cannot be written: " in capsys.readouterr().err
+
+
+def test_the_command_imports_neither_torch_nor_pytest(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    file.write_text(codec.dumps(json_report.report(reports.of_each_kind()[:1], reports.RUN)))
+    code = (
+        "import sys\nfrom pytest_ddpperf.cli import main\nassert main.main(sys.argv[1:]) == 0\n"
+        "print(sorted({'torch', 'pytest', '_pytest'} & set(sys.modules)))"
+    )
+    command = [sys.executable, "-c", code, "html", str(file), "-o", str(tmp_path / "page.html")]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "[]\n"
