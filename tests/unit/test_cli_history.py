@@ -90,6 +90,23 @@ def test_series_are_chosen_by_name(slower: Path, say: Say) -> None:
     assert err == f"ddpperf: {slower}: nothing to judge\n"
 
 
+def test_no_name_harms_what_is_told(tmp_path: Path, say: Say) -> None:
+    name = 'test_a[<script>"\n::error::\x1b[31m\u202e' + "x" * 10_000 + "]"
+    for each in history(stepped((40, 9.0))):
+        (row,) = each.measurements
+        folder.add(tmp_path, replace(each, measurements=(replace(row, test=replace(TEST, name=name)),)))
+    assert say("accept", "0000", "script", "-m", "why\n\x1b[31m", "--in", tmp_path)[0] == 0
+    status, out, _ = say(tmp_path)
+    first, _, why, *_ = out.splitlines()
+    assert status == 0
+    assert first.startswith('PASS  tests/perf/test_step::test_a[<script>"\\n::error::\\x1b')
+    assert len(first) < 300
+    assert why == "  accepted: why\\n\\x1b[31m"
+    assert json.loads(say(tmp_path, "--format=json")[1])["steps"][0]["test"]["name"] == name
+    (row,) = csv.DictReader(io.StringIO(say(tmp_path, "--format=csv")[1], newline=""))
+    assert row["test"].startswith('tests/perf/test_step::test_a[<script>"\n::error::\\x1b[31m')
+
+
 def test_json_has_steps_and_points(slower: Path, say: Say) -> None:
     status, out, _ = say(slower, "--format=json")
     told = json.loads(out)
