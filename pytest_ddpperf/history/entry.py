@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -179,9 +180,15 @@ def _read(rows: list[Any], must_match: Mapping[str, Scalar], recorded: Mapping[s
     for row in rows:
         test = row["test"]
         yield Kept(
-            test=TestId(module=test["module"], name=test["name"], label=test.get("label", "")),
+            test=_test(test["module"], test["name"], test.get("label", "")),
             must_match={**must_match, **row["must_match"]} if "must_match" in row else must_match,
             recorded={**recorded, **row["recorded"]} if "recorded" in row else recorded,
             launch_seconds=row["launch_seconds"],
             counters=row.get("counters", {}),
         )
+
+
+@lru_cache(maxsize=10_000)
+def _test(module: str, name: str, label: str) -> TestId:
+    """The same object for the same test: a history names few tests, many times."""
+    return TestId(module=module, name=name, label=label)

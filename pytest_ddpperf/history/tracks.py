@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 from itertools import pairwise
 from statistics import median
 
@@ -59,10 +60,16 @@ def _point(mark: Mark, metric: str, moved: float) -> Point:
 def _moved(runs: Sequence[Run]) -> list[float]:
     """The time between runs, in usual ones and at least one: a machine may drift from run to run, and further in a
     longer time."""
-    times = [datetime.fromisoformat(run.created).timestamp() for run in runs]
+    times = [_seconds(run.created) for run in runs]
     gaps = [abs(after - before) for before, after in pairwise(times)]
     usual = median(gaps) if gaps else 0.0
     return [1.0, *(max(1.0, gap / usual) if usual > 0 else 1.0 for gap in gaps)]
+
+
+@lru_cache(maxsize=100_000)
+def _seconds(created: str) -> float:
+    """Of a run, which is in many series."""
+    return datetime.fromisoformat(created).timestamp()
 
 
 def tracks(entries: Sequence[Entry]) -> list[Track]:
