@@ -19,7 +19,7 @@ T = TypeVar("T")
 def add_threshold(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--threshold",
-        type=_read(parse.limits),
+        type=read_as(parse.limits),
         metavar="LIST",
         help="how much worse a metric may get, as p10:5%%,p50:2ms; the tests' own limits if nothing is said",
     )
@@ -28,7 +28,7 @@ def add_threshold(parser: argparse.ArgumentParser) -> None:
 def add_fail_on(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--fail-on",
-        type=_read(parse.fail_on),
+        type=read_as(parse.fail_on),
         metavar="LIST",
         help=f"exactly these verdicts end with status 1: {', '.join(FAIL_ON_NAMES)} (default: regressed)",
     )
@@ -37,7 +37,7 @@ def add_fail_on(parser: argparse.ArgumentParser) -> None:
 def add_k(parser: argparse.ArgumentParser, what: str = "measurements") -> None:
     parser.add_argument(
         "-k",
-        type=_read(expression),
+        type=read_as(expression),
         dest="matches",
         metavar="EXPRESSION",
         help=f"only {what} whose name fits: words joined by and, or, not, as pytest has it",
@@ -58,7 +58,7 @@ def matching(report: Report, matches: Matches | None) -> Report:
     return replace(report, entries=tuple(fits))
 
 
-def _read(parser: Callable[[str], T]) -> Callable[[str], T]:
+def read_as(parser: Callable[[str], T]) -> Callable[[str], T]:
     """With what is wrong as argparse tells it, and the place it is at."""
 
     def read(value: str) -> T:

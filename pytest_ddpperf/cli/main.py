@@ -9,16 +9,32 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from pytest_ddpperf import __version__
-from pytest_ddpperf.cli import baseline, console, diff, html, markdown
-from pytest_ddpperf.records.errors import BaselineError, DdpPerfError, MissingExtraError, OptionError, ReportError
+from pytest_ddpperf.cli import baseline, console, diff, history, html, markdown
+from pytest_ddpperf.records.errors import (
+    BaselineError,
+    DdpPerfError,
+    HistoryError,
+    MissingExtraError,
+    OptionError,
+    ReportError,
+)
 
 COMMANDS = (
     diff,
+    history,
     html,
     markdown,
     baseline,
 )
-_USERS = (console.UsageError, console.FileError, BaselineError, MissingExtraError, OptionError, ReportError)
+_USERS = (
+    console.UsageError,
+    console.FileError,
+    BaselineError,
+    HistoryError,
+    MissingExtraError,
+    OptionError,
+    ReportError,
+)
 
 _STATUSES = """\
 exit status:

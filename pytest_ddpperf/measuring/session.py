@@ -202,6 +202,7 @@ class Report:
     told: list[str] = field(default_factory=list)  # of the run, beyond its outcomes
     usage_error: str = ""  # found in a worker, where pytest cannot say it
     unwritten: list[str] = field(default_factory=list)  # reports that could not be written, and why
+    _ended: str = ""
 
     @property
     def outcomes(self) -> list[Outcome]:
@@ -251,10 +252,11 @@ class Report:
 
     @property
     def run(self) -> Run:
-        """What all outcomes share, as if the run ended now."""
+        """What all outcomes share; the run ends when that is asked for first, for all reports alike."""
+        self._ended = self._ended or datetime.now(timezone.utc).isoformat(timespec="seconds")
         return replace(
             self.begun,
-            created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            created=self._ended,
             facts=self.facts,
             skipped=self.skipped,
             never_measured=len(self.never_measured),

@@ -223,6 +223,7 @@ PARSERS: Mapping[str, Callable[[object], Any]] = {
     "suite_list": bool,
     "suite_plots": partial(word, allowed="a folder"),
     "json_path": partial(word, allowed="a file"),
+    "history_dir": partial(word, allowed="a folder"),
     "markdown_path": partial(word, allowed="a file"),
     "html_path": partial(word, allowed="a file"),
     "annotate": partial(choice, names=("auto", "github", "none")),

@@ -59,6 +59,7 @@ class Settings:
     suite_list: bool = False
     suite_plots: Path | None = None  # absolute
     json_path: Path | None  # absolute
+    history_dir: Path | None = None  # absolute
     markdown_path: Path | None = None  # absolute
     html_path: Path | None = None  # absolute
     annotate: Literal["github", "none"] = "none"
@@ -102,8 +103,10 @@ def read(config: pytest.Config) -> Settings:
     if values["annotate"] == "auto":
         values["annotate"] = "github" if os.environ.get("GITHUB_ACTIONS") == "true" else "none"
     here = config.invocation_params.dir
-    anchor = here if sources["baseline_dir"] == "command line" else config.rootpath
-    values["baseline_dir"] = Path(os.path.abspath(anchor / values["baseline_dir"]))
+    for folder in ("baseline_dir", "history_dir"):
+        if values[folder] is not None:
+            anchor = here if sources[folder] == "command line" else config.rootpath
+            values[folder] = Path(os.path.abspath(anchor / values[folder]))
     for row in ROWS:
         if row.field in _FILES and values[row.field] is not None:
             values[row.field] = Path(os.path.abspath(here / values[row.field]))

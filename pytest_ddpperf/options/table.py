@@ -202,6 +202,10 @@ ROWS = (
         help="write everything measured, raw samples included",
     ),
     Row(
+        option="--ddp-history", field="history_dir", default=None, metavar="DIR", ini="string",
+        help="add what was measured of a commit to the history there, a small file a run: ddpperf history finds steps",
+    ),
+    Row(
         option="--ddp-markdown", field="markdown_path", default=None, metavar="PATH",
         help="write a report for people, at most 60,000 characters of Markdown; appended to the file that "
         "$GITHUB_STEP_SUMMARY names",

@@ -38,6 +38,7 @@ else:
 # Options of a run that the command which accepts its figures does without.
 _NOT_REPEATED = (
     "--ddp-json",
+    "--ddp-history",
     "--ddp-markdown",
     "--ddp-html",
     "--ddp-annotate",

@@ -32,7 +32,27 @@ def write(run: Run) -> bool:
     asked = [(option, path, text) for option, path, text in reports if path is not None]
     for option, path, text in asked:
         _write(run.report, option, path, text)
-    return not asked or not run.report.unwritten
+    if run.settings.history_dir is not None and run.reported:
+        _remember(run.report, run.settings.history_dir)
+    return not run.reported or not run.report.unwritten
+
+
+def _remember(report: Report, root: Path) -> None:
+    """Add to the history what it has a place for, and tell what became of it."""
+    from pytest_ddpperf.history import entry, folder
+    from pytest_ddpperf.records.errors import HistoryError
+
+    entries = entry.entries(report.outcomes, report.run)
+    why = entry.unfit(report.run) if entries else "nothing was measured of this commit alone"
+    if why:
+        report.told.append(f"--ddp-history: nothing was added: {why}")
+        return
+    try:
+        for each in entries:
+            path = folder.add(root, each)
+            report.told.append(f"--ddp-history: {len(each.measurements)} added as {path}")
+    except HistoryError as error:
+        report.unwritten.append(f"--ddp-history: {error}")
 
 
 def _write(report: Report, option: str, path: Path, text: Callable[[Report], str]) -> None:

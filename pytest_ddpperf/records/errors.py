@@ -56,6 +56,17 @@ class ReportError(DdpPerfError):
         return f"{self.path}: {self.problem}"
 
 
+class HistoryError(DdpPerfError):
+    """A history, or a file of one, that cannot be read or added to: names it."""
+
+    def __init__(self, path: Path, problem: str) -> None:
+        super().__init__(path, problem)
+        self.path, self.problem = path, problem
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.problem}"
+
+
 class MissingExtraError(DdpPerfError):
     """What was asked for needs packages that are not installed: `extra` is ours that brings them."""
 

@@ -245,7 +245,10 @@ def binomial_interval(count: int, of: int) -> tuple[float, float]:
     """
 
     def at_most(most: int, share: float) -> float:
-        return math.fsum(math.comb(of, k) * share**k * (1 - share) ** (of - k) for k in range(most + 1))
+        inside, outside = math.log(share), math.log1p(-share)
+        # By logarithms: the number of ways is beyond a float for a thousand trials.
+        ways = (math.lgamma(of + 1) - math.lgamma(k + 1) - math.lgamma(of - k + 1) for k in range(most + 1))
+        return math.fsum(math.exp(way + k * inside + (of - k) * outside) for k, way in enumerate(ways))
 
     def solved(most: int, target: float) -> float:
         low, high = 0.0, 1.0

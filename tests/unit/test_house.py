@@ -20,6 +20,7 @@ STOREYS = (
     "wire",
     "baseline",
     "verdict",
+    "history",
     "options",
     "report",
     "rank",

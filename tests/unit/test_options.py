@@ -144,6 +144,7 @@ def test_every_option_is_taken_from_the_command_line(read: Callable[..., Setting
         "--ddp-suite-bucket-mb=0.5",
         "--ddp-suite-plots=figures/here",
         "--ddp-json=out/all.json",
+        "--ddp-history=out/history",
         "--ddp-markdown=out/all.md",
         "--ddp-html=out/all.html",
         "--ddp-annotate=github",
@@ -186,6 +187,7 @@ def test_every_option_is_taken_from_the_command_line(read: Callable[..., Setting
         suite_list=False,
         suite_plots=pytester.path / "figures/here",
         json_path=pytester.path / "out/all.json",
+        history_dir=pytester.path / "out/history",
         markdown_path=pytester.path / "out/all.md",
         html_path=pytester.path / "out/all.html",
         annotate="github",
@@ -220,6 +222,7 @@ INI_WORDS = {
     "ddp_against_setup": "make build",
     "ddp_suite_size": "small",
     "ddp_suite_bucket_mb": "1",
+    "ddp_history": "kept",
     "ddp_annotate": "github",
 }
 
@@ -242,6 +245,7 @@ def check_ini_words(settings: Settings, root: Path) -> None:
     assert settings.against_setup == "make build"
     assert (settings.suite_size, settings.suite_bucket_mb) == ("small", 1.0)
     assert settings.annotate == "github"
+    assert settings.history_dir == root / "kept"
     assert from_ini == {row.field for row in ROWS if row.ini}
 
 
@@ -308,8 +312,8 @@ def test_folders_are_relative_to_where_they_were_named(
     below = pytester.mkdir("below")
     monkeypatch.chdir(below)
     assert read().baseline_dir == pytester.path / "figures"
-    settings = read("--ddp-baseline-dir=../mine", "--ddp-json=all.json", "--ddp-markdown=all.md")
-    assert settings.baseline_dir == pytester.path / "mine"
+    settings = read("--ddp-baseline-dir=../mine", "--ddp-json=all.json", "--ddp-markdown=all.md", "--ddp-history=kept")
+    assert (settings.baseline_dir, settings.history_dir) == (pytester.path / "mine", below / "kept")
     assert (settings.json_path, settings.markdown_path) == (below / "all.json", below / "all.md")
 
 

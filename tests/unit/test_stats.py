@@ -251,6 +251,11 @@ def test_the_interval_of_a_share_contains_it_and_mirrors(count: int) -> None:
     assert stats.binomial_interval(500 - count, 500) == pytest.approx((1 - high, 1 - low))
 
 
+def test_a_share_of_thousands_has_an_interval() -> None:
+    low, high = stats.binomial_interval(2850, 3000)
+    assert (low, high) == (pytest.approx(0.9416, abs=5e-4), pytest.approx(0.9575, abs=5e-4))
+
+
 # --- several p-values
 
 

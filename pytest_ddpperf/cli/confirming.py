@@ -1,0 +1,98 @@
+"""A step of a history, measured again: the commit that it is at in a worktree, with the commit before it beside it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pytest_ddpperf.against.worktree import Worktree
+from pytest_ddpperf.cli import console
+from pytest_ddpperf.git import commit_named, outside_of_hooks, top_level
+from pytest_ddpperf.history.judging import Found
+from pytest_ddpperf.records import Outcome, Status
+from pytest_ddpperf.records.errors import GitError
+from pytest_ddpperf.report import reading, text
+
+_RED = 1  # pytest's exit status where tests failed
+
+
+def confirm(found: Found, extra: Sequence[str]) -> int:
+    """Measure, tell, and return how the command ends, with 1 where it is slower; `extra` is for pytest. Raises
+    UsageError."""
+    here = Path(os.path.realpath(Path.cwd()))
+    earlier, later = found.before.run.commit, found.after.run.commit
+    if earlier == later:
+        raise console.UsageError(f"both sides of this step are commit {later[:12]}: it is the machine's")
+    try:
+        top = top_level(here)
+    except GitError:
+        raise console.UsageError(f"{here} is in no git repository: call it where pytest is called") from None
+    for commit in (earlier, later):
+        try:
+            commit_named(top, commit)
+        except GitError:
+            words = f"this clone lacks commit {commit[:12]}: git fetch --depth=1 origin {commit} brings it"
+            raise console.UsageError(words) from None
+    try:
+        worktree = Worktree(top, later)
+    except (GitError, OSError) as error:
+        raise console.UsageError(f"commit {later[:12]} cannot be checked out: {error}") from error
+    try:
+        return _measured(found, worktree.tree, here.relative_to(top), top, extra)
+    finally:
+        worktree.remove()
+
+
+def _measured(found: Found, tree: Path, below: Path, top: Path, extra: Sequence[str]) -> int:
+    test = found.track.test
+    folder = tree / below
+    if not (folder / f"{test.module}.py").is_file():
+        commit = found.after.run.commit[:12]
+        raise console.UsageError(f"{test.module}.py is not in {below} of {commit}: call it where pytest is called")
+    json = tree.parent / "confirmed.json"
+    command = [
+        *(sys.executable, "-m", "pytest", f"{test.module}.py::{test.name}"),
+        *("--ddp-against", found.before.run.commit, f"--ddp-json={json}", *_place(found.track.key)),
+        # The plugin's usual limits are for pull requests: most steps of a history are smaller.
+        f"--ddp-threshold={found.metric}:{abs(found.change.estimate) * 50:.3g}%",
+        *extra,
+    ]
+    console.say([f"measuring {found.after.run.commit[:12]} beside {found.before.run.commit[:12]}"])
+    ended = subprocess.run(command, cwd=folder, env=_environ(tree, top), check=False)
+    if ended.returncode not in (0, _RED) or not json.is_file():
+        console.complain(f"pytest ended with status {ended.returncode}: nothing was measured")
+        return console.USAGE_ERROR
+    outcomes = [outcome for outcome in reading.read([json]).outcomes if outcome.test == test]
+    console.say(map(_sentence, outcomes))
+    if any(outcome.verdict == Status.REGRESSED for outcome in outcomes):
+        return console.NAMED_VERDICT
+    if not any(outcome.verdict is not None and outcome.verdict.status.compared for outcome in outcomes):
+        return console.NOTHING_IN_COMMON
+    return console.OK
+
+
+def _place(key: Mapping[str, object]) -> list[str]:
+    """Options for the same kind of group; an RPC test's roles its marker or call says."""
+    options = {"--ddp-backend": "backend", "--ddp-device": "device_type"}
+    if not key.get("roles"):
+        options["--ddp-world-size"] = "world_size"
+    return [f"{option}={key[name]}" for option, name in options.items() if name in key]
+
+
+def _environ(tree: Path, top: Path) -> dict[str, str]:
+    """What is imported from the working tree, an editable install say, comes from the worktree instead."""
+    ours = [Path(os.path.realpath(entry)) for entry in sys.path if entry]
+    instead = [str(tree / entry.relative_to(top)) for entry in ours if entry.is_relative_to(top)]
+    given = os.environ.get("PYTHONPATH", "")
+    return {**outside_of_hooks(), "PYTHONPATH": os.pathsep.join(filter(None, [*dict.fromkeys(instead), given]))}
+
+
+def _sentence(outcome: Outcome) -> str:
+    verdict = outcome.verdict
+    if verdict is None:
+        return f"{text.name(outcome)}: {outcome.error}"
+    changes = ", ".join(map(text.change, verdict.comparisons))
+    return f"{verdict.status}  {text.name(outcome)}  {changes or verdict.reason}"

@@ -1,0 +1,1 @@
+"""Series of runs and the steps in them. Knows no pytest and measures nothing."""

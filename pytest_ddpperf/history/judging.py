@@ -1,0 +1,172 @@
+"""What the steps of a history come to: which are evidence among all series, which were accepted or undone, and what
+else changed with them. The statistics are `steps`'s; this decides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import exp, expm1, log1p
+
+from pytest_ddpperf.history import steps
+from pytest_ddpperf.history.accepted import Accepted
+from pytest_ddpperf.history.steps import Point, Step
+from pytest_ddpperf.history.tracks import Mark, Track
+from pytest_ddpperf.history.walk import Series
+from pytest_ddpperf.records import Interval, Limit, Scalar, Status
+from pytest_ddpperf.verdict.stats import holm
+
+# How likely any step at all is told of a history in which nothing changed.
+LEVEL = 0.01
+# As more points come, a step may be found a little beside its first place.
+_NEAR = 2
+_BEFORE = 5  # points that say how long steps took before one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A step with what it means."""
+
+    track: Track
+    metric: str
+    status: Status  # REGRESSED, IMPROVED; PASS where it is within the limit; INCONCLUSIVE with one point only
+    reason: str  # "step", "within-limit", "accepted", "undone", "same-commit", "suspected"
+    place: int  # of `after` in the track
+    before: Mark  # the last run before it
+    after: Mark  # the first after it
+    change: Interval  # relative, with its 95 % interval
+    seconds: tuple[float, float]  # of the metric, before and after
+    p_value: float
+    points: int  # after it, up to the next step or the end
+    differences: tuple[str, ...] = ()  # of the environment and of counters: "torch 2.12 -> 2.13"
+    why: str = ""  # it was accepted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """All steps, worst first, and what they were found in."""
+
+    tracks: Sequence[Track]
+    metrics: Sequence[str]
+    found: Sequence[Found]
+    short: int = 0  # series with too few points to tell anything
+
+
+def judge(
+    tracks: Sequence[Track],
+    limits: Sequence[Limit],
+    accepted: Sequence[Accepted] = (),
+    progress: Callable[[int, int], None] = lambda done, of: None,
+) -> Judged:
+    """The steps of all series in the metrics of `limits`; raises HistoryError.
+
+    The largest step of each series is held against the level by Holm's procedure, each further one of a series against
+    the share that its largest had.
+    """
+    candidates: list[tuple[Track, Limit, list[Point], Series]] = []
+    first: list[float] = []
+    short = 0
+    for number, track in enumerate(tracks):
+        progress(number, len(tracks))
+        if len(track.marks) < steps.FEWEST_POINTS:
+            short += 1
+            continue
+        for limit in limits:
+            points = track.points(limit.metric)
+            series = steps.series_of(points)
+            largest = steps.largest(series)
+            candidates.append((track, limit, points, series))
+            first.append(largest.p_value if largest is not None else 1.0)
+    found: list[Found] = []
+    for (track, limit, points, series), evidence in zip(candidates, holm(first, LEVEL), strict=True):
+        of_track = steps.steps(series, evidence.level) if evidence.enough else []
+        found += _judged(track, limit, points, sorted(of_track, key=lambda step: step.place), accepted)
+        suspicion = steps.suspicion(series, {step.place for step in of_track})
+        if suspicion is not None and suspicion.p_value <= LEVEL / len(candidates):
+            found.append(_found(track, limit, points, suspicion, len(points), Status.INCONCLUSIVE, "suspected"))
+    return Judged(
+        tracks=tracks,
+        metrics=[limit.metric for limit in limits],
+        found=sorted(found, key=_badness),
+        short=short,
+    )
+
+
+def _badness(found: Found) -> tuple[int, float]:
+    order = (Status.REGRESSED, Status.INCONCLUSIVE, Status.IMPROVED, Status.PASS)
+    return order.index(found.status), -abs(found.change.estimate)
+
+
+def _judged(
+    track: Track, limit: Limit, points: Sequence[Point], of_track: Sequence[Step], accepted: Sequence[Accepted]
+) -> Iterator[Found]:
+    places = [*(step.place for step in of_track), len(points)]
+    for number, step in enumerate(of_track):
+        later = sum(other.change for other in of_track[number + 1 :])
+        status = Status.REGRESSED if step.change > 0 else Status.IMPROVED
+        reason = "step"
+        why = _why(track, step, accepted)
+        if track.marks[step.place - 1].run.commit == track.marks[step.place].run.commit:
+            status, reason = Status.PASS, "same-commit"
+        elif why:
+            status, reason = Status.PASS, "accepted"
+        elif abs(step.change) <= _least(limit, points, step):
+            status, reason = Status.PASS, "within-limit"
+        elif status is Status.REGRESSED and later <= -step.change / 2:
+            status, reason = Status.PASS, "undone"
+        yield _found(track, limit, points, step, places[number + 1], status, reason, why)
+
+
+def _least(limit: Limit, points: Sequence[Point], step: Step) -> float:
+    """The limit as a logarithm."""
+    share = limit.value if limit.unit == "%" else limit.value / exp(_level(points, step.place))
+    return log1p(share)
+
+
+def _why(track: Track, step: Step, accepted: Sequence[Accepted]) -> str:
+    near = track.marks[max(step.place - _NEAR, 0) : step.place + _NEAR + 1]
+    commits = {mark.run.commit for mark in near}
+    return next((each.why for each in accepted if each.test == track.test and each.commit in commits), "")
+
+
+def _level(points: Sequence[Point], place: int) -> float:
+    some = [point.value for point in points[max(place - _BEFORE, 0) : place]]
+    return sum(some) / len(some)
+
+
+def _found(
+    track: Track,
+    limit: Limit,
+    points: Sequence[Point],
+    step: Step,
+    end: int,
+    status: Status,
+    reason: str,
+    why: str = "",
+) -> Found:
+    low, high = step.bounds()
+    before, after = track.marks[step.place - 1], track.marks[step.place]
+    level = exp(_level(points, step.place))
+    return Found(
+        track=track,
+        metric=limit.metric,
+        status=status,
+        reason=reason,
+        place=step.place,
+        before=before,
+        after=after,
+        change=Interval(estimate=expm1(step.change), low=low, high=high),
+        seconds=(level, level * exp(step.change)),
+        p_value=step.p_value,
+        points=end - step.place,
+        differences=(
+            *_differing(before.kept.recorded, after.kept.recorded),
+            *_differing(before.kept.counters, after.kept.counters),
+        ),
+        why=why,
+    )
+
+
+def _differing(then: Mapping[str, Scalar], now: Mapping[str, Scalar]) -> Iterator[str]:
+    for name in sorted({*then, *now}):
+        if then.get(name) != now.get(name):
+            yield f"{name.removeprefix('env:')} {then.get(name, 'unset')} -> {now.get(name, 'unset')}"

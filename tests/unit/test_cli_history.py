@@ -1,0 +1,317 @@
+"""`ddpperf history` and its commands, as a user calls them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_ddpperf.cli import confirming, main
+from pytest_ddpperf.history import folder
+from pytest_ddpperf.records import Status
+from tests.unit.test_history import TEST, history, measured, run, stepped
+from tests.unit.test_reading import written
+from tests.unit.test_report import outcome, verdict
+
+Say = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def say(capsys: pytest.CaptureFixture[str]) -> Say:
+    """Call `ddpperf history` and return its status, what it printed and what it complained of."""
+
+    def call(*arguments: str | Path) -> tuple[int, str, str]:
+        status = main.main(["history", *map(str, arguments)])
+        out, err = capsys.readouterr()
+        return status, out, err
+
+    return call
+
+
+def kept(root: Path, logs: Sequence[float]) -> Path:
+    for each in history(logs):
+        folder.add(root, each)
+    return root
+
+
+@pytest.fixture(scope="module")
+def slower(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return kept(tmp_path_factory.mktemp("slower"), stepped((40, 9.0)))
+
+
+def test_a_step_is_told_with_its_commits_and_ends_with_1(slower: Path, say: Say) -> None:
+    status, out, err = say(slower)
+    first, second, empty, last = out.splitlines()
+    assert (status, empty, err) == (1, "", "")
+    assert first == "REGRESSED  tests/perf/test_step::test_train  cpu-gloo-ws2"
+    assert second.startswith("  p10 +9.")
+    assert second.endswith("; at 000000000000 of 2026-02-10, after 000000000000; 20 points since")
+    assert last == "1 regressed in 1 series of 60 runs at 60 commits (p10)"
+
+
+def test_no_step_ends_with_0(tmp_path: Path, say: Say) -> None:
+    status, out, _ = say(kept(tmp_path, stepped()), "--threshold=p50:5%,p90:1ms")
+    assert (status, out) == (0, "no step in 1 series of 60 runs at 60 commits (p50, p90)\n")
+
+
+def test_an_improvement_fails_where_it_is_named(tmp_path: Path, say: Say) -> None:
+    faster = kept(tmp_path, stepped((40, -9.0)))
+    assert say(faster)[0] == 0
+    assert say(faster, "--fail-on", "improved")[0] == 1
+
+
+def test_a_suspicion_is_told_and_fails_where_it_is_named(tmp_path: Path, say: Say) -> None:
+    root = kept(tmp_path, [*stepped(points=40), 15.0])
+    status, out, _ = say(root)
+    assert status == 0
+    assert "INCONCLUSIVE  tests/perf/test_step::test_train" in out
+    assert "  one point only: suspected" in out
+    assert "1 suspected in 1 series" in out
+    assert say(root, "--fail-on=regressed,suspected")[0] == 1
+
+
+def test_a_step_within_its_limit_is_told(slower: Path, say: Say) -> None:
+    status, out, _ = say(slower, "--threshold", "p10:20%")
+    assert (status, "  within the limit" in out, "1 within the limit in 1 series" in out) == (0, True, True)
+
+
+def test_series_are_chosen_by_name(slower: Path, say: Say) -> None:
+    assert say(slower, "-k", "train and gloo")[0] == 1
+    status, out, err = say(slower, "-k", "not train")
+    assert (status, out) == (5, "")
+    assert err == f"ddpperf: {slower}: nothing to judge\n"
+
+
+def test_no_name_harms_what_is_told(tmp_path: Path, say: Say) -> None:
+    name = 'test_a[<script>"\n::error::\x1b[31m\u202e' + "x" * 10_000 + "]"
+    for each in history(stepped((40, 9.0))):
+        (row,) = each.measurements
+        folder.add(tmp_path, replace(each, measurements=(replace(row, test=replace(TEST, name=name)),)))
+    assert say("accept", "0000", "script", "-m", "why\n\x1b[31m", "--in", tmp_path)[0] == 0
+    status, out, _ = say(tmp_path)
+    first, _, why, *_ = out.splitlines()
+    assert status == 0
+    assert first.startswith('PASS  tests/perf/test_step::test_a[<script>"\\n::error::\\x1b')
+    assert len(first) < 300
+    assert why == "  accepted: why\\n\\x1b[31m"
+    assert json.loads(say(tmp_path, "--format=json")[1])["steps"][0]["test"]["name"] == name
+    (row,) = csv.DictReader(io.StringIO(say(tmp_path, "--format=csv")[1], newline=""))
+    assert row["test"].startswith('tests/perf/test_step::test_a[<script>"\n::error::\\x1b[31m')
+
+
+def test_json_has_steps_and_points(slower: Path, say: Say) -> None:
+    status, out, _ = say(slower, "--format=json")
+    told = json.loads(out)
+    (step,) = told["steps"]
+    (series,) = told["series"]
+    assert (status, told["schema"], told["metrics"]) == (1, 1, ["p10"])
+    assert (step["status"], step["reason"], step["commit"]) == ("REGRESSED", "step", f"{40:040x}")
+    assert step["change"]["low"] < step["change"]["estimate"] < step["change"]["high"]
+    assert len(series["points"]) == 60
+    assert series["points"][40]["commit"] == f"{40:040x}"
+    assert len(series["points"][40]["launch_seconds"]["p10"]) == 3
+
+
+def test_csv_has_a_row_a_step(slower: Path, say: Say) -> None:
+    (row,) = csv.DictReader(io.StringIO(say("show", slower, "--format", "csv")[1]))
+    assert (row["status"], row["test"], row["metric"]) == ("REGRESSED", str(TEST), "p10")
+    assert float(row["low"]) < float(row["change"]) < float(row["high"])
+
+
+def test_a_series_of_its_own_is_told(tmp_path: Path, say: Say) -> None:
+    for number, each in enumerate(history(stepped(points=20))):
+        (row,) = each.measurements
+        row = replace(row, must_match={"batch_size": 32 * (1 + number % 2)})
+        folder.add(tmp_path, replace(each, measurements=(row,)))
+    out = say(tmp_path)[1]
+    assert out.splitlines()[:2] == [f"cpu-gloo-ws2, batch_size {size}: 1 series of its own" for size in (32, 64)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--threshold", "p50"], "argument --threshold: 'p50'"),
+        (["--threshold", "p75:5%"], "'p75:5%': a history keeps p10, p50, p90, not p75"),
+        (
+            ["--fail-on", "regresed"],
+            "'regresed' is none of regressed, improved, suspected",
+        ),
+        (["no-such-folder"], "no-such-folder: cannot be read: No such file or directory"),
+        (["accept", "abc", "test_x"], "the following arguments are required: -m/--message"),
+    ],
+)
+def test_a_command_that_cannot_be_ends_with_4(arguments: Sequence[str], told: str, say: Say) -> None:
+    status, _, err = say(*arguments)
+    assert status == 4
+    assert told in err
+
+
+# --- add
+
+
+def test_reports_are_added_each_once(tmp_path: Path, say: Say) -> None:
+    report = written(tmp_path / "a.json", measured(), run=run(5))
+    status, out, _ = say("add", report, "--to", tmp_path / "history")
+    (file,) = (tmp_path / "history" / "cpu-gloo-ws2").iterdir()
+    assert (status, out) == (0, f"{report} -> {file}\n")
+    assert say("add", report, "--to", tmp_path / "history")[0] == 0
+    assert list(file.parent.iterdir()) == [file]
+
+
+def test_a_report_of_no_commit_is_refused(tmp_path: Path, say: Say) -> None:
+    report = written(tmp_path / "a.json", measured(), run=run(commit="", committed=""))
+    status, _, err = say("add", report)
+    assert status == 4
+    assert f"{report}: has no place in a history: what was measured is no commit of a git repository" in err
+
+
+def test_a_report_of_nothing_that_counts_is_told(tmp_path: Path, say: Say) -> None:
+    report = written(tmp_path / "a.json", outcome(verdict(Status.NOT_GATED, "disabled")), run=run())
+    assert say("add", report, "--to", tmp_path)[1] == f"{report}: nothing was measured of its commit alone\n"
+
+
+# --- accept
+
+
+def test_an_accepted_step_fails_nothing_any_more(tmp_path: Path, say: Say) -> None:
+    root = kept(tmp_path, stepped((40, 9.0)))
+    status, out, _ = say("accept", f"{40:040x}", "test_train", "-m", "a bigger model", "--in", root)
+    (file,) = (root / "accepted").iterdir()
+    assert (status, out) == (0, f"accepted in {file}: commit it\n")
+    status, out, _ = say(root)
+    assert status == 0
+    assert "  accepted: a bigger model" in out
+    assert "1 accepted in 1 series" in out
+
+
+@pytest.mark.parametrize(
+    ("commit", "test", "told"),
+    [
+        ("c0ffee", "test_train", "tests/perf/test_step::test_train has no step at c0ffee: there are steps at 0000"),
+        ("", "test_train", "COMMIT: name the one that the step is at"),
+        ("0", "test_eval", "test_eval: the history has no such test"),
+    ],
+)
+def test_what_cannot_be_accepted_is_told(slower: Path, say: Say, commit: str, test: str, told: str) -> None:
+    status, _, err = say("accept", commit, test, "-m", "why", "--in", slower)
+    assert status == 4
+    assert told in err
+
+
+def test_a_name_that_fits_several_tests_is_refused(tmp_path: Path, say: Say) -> None:
+    for each in history(stepped(points=8)):
+        (row,) = each.measurements
+        second = replace(row, test=replace(TEST, label="second"))
+        folder.add(tmp_path, replace(each, measurements=(row, second)))
+    status, _, err = say("accept", "0", "test_tr", "-m", "why", "--in", tmp_path)
+    assert status == 4
+    assert "test_tr: several tests are called that: tests/perf/test_step::test_train, tests/perf" in err
+
+
+# --- confirm
+
+
+def git(top: Path, *arguments: str) -> str:
+    identity = ["-c", "user.name=n", "-c", "user.email=e@x"]
+    command = ["git", *identity, "-C", str(top), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def committed(top: Path, content: str) -> str:
+    file = top / "tests" / "perf" / "test_step.py"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(content)
+    git(top, "add", ".")
+    git(top, "commit", "-qm", content)
+    return git(top, "rev-parse", "HEAD")
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, str, str]:
+    """A repository with two commits, between which the history in it has a step."""
+    top = tmp_path / "repository"
+    top.mkdir()
+    git(top, "init", "-q")
+    earlier, later = committed(top, "earlier"), committed(top, "later")
+    for day, each in enumerate(history(stepped((40, 9.0)))):
+        commit = {39: earlier, 40: later}.get(day, each.run.commit)
+        folder.add(tmp_path / "history", replace(each, run=replace(each.run, commit=commit)))
+    monkeypatch.chdir(top)
+    return tmp_path / "history", earlier, later
+
+
+@pytest.mark.parametrize(("status", "ended"), [(Status.REGRESSED, 1), (Status.PASS, 0), (Status.NO_BASELINE, 5)])
+def test_the_later_commit_is_measured_beside_the_earlier_one(
+    repository: tuple[Path, str, str],
+    say: Say,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    status: Status,
+    ended: int,
+) -> None:
+    root, earlier, later = repository
+    called: list[Any] = []
+
+    def pytest_run(command: list[str], **how: Any) -> subprocess.CompletedProcess[bytes]:
+        called.append((command, how["cwd"], (how["cwd"] / "tests/perf/test_step.py").read_text(), how["env"]))
+        (json_option,) = (word for word in command if word.startswith("--ddp-json="))
+        written(Path(json_option.partition("=")[2]), outcome(verdict(status), test=TEST))
+        return subprocess.CompletedProcess(command, int(status is Status.REGRESSED))
+
+    monkeypatch.setattr(confirming.subprocess, "run", pytest_run)
+    monkeypatch.syspath_prepend(str(Path.cwd() / "src"))
+    told = say("confirm", "test_train", "--in", root, "--option=--ddp-launches=3")
+    ((command, cwd, content, environ),) = called
+    assert told[0] == ended
+    assert f"measuring {later[:12]} beside {earlier[:12]}\n{status}  " in told[1]
+    assert command[1:6] == ["-m", "pytest", "tests/perf/test_step.py::test_train", "--ddp-against", earlier]
+    *group, limit, extra = command[7:]
+    assert (group, extra) == (["--ddp-backend=gloo", "--ddp-device=cpu", "--ddp-world-size=2"], "--ddp-launches=3")
+    assert 4.0 < float(limit.removeprefix("--ddp-threshold=p10:").removesuffix("%")) < 5.0
+    assert content == "later"
+    assert environ["PYTHONPATH"].startswith(str(cwd / "src"))
+    assert not cwd.exists()
+
+
+def test_pytest_that_measures_nothing_is_told(
+    repository: tuple[Path, str, str], say: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(confirming.subprocess, "run", lambda command, **how: subprocess.CompletedProcess(command, 4))
+    status, _, err = say("confirm", "test_train", "--in", repository[0])
+    assert (status, err) == (4, "ddpperf: pytest ended with status 4: nothing was measured\n")
+
+
+def test_commits_that_the_clone_lacks_are_told_how_to_fetch(slower: Path, repository: Any, say: Say) -> None:
+    status, _, err = say("confirm", "test_train", "--in", slower)
+    assert status == 4
+    assert f"this clone lacks commit 000000000000: git fetch --depth=1 origin {39:040x} brings it" in err
+
+
+def test_confirm_wants_to_be_called_where_pytest_is(
+    repository: tuple[Path, str, str], say: Say, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(Path.cwd() / "tests")
+    status, _, err = say("confirm", "test_train", "--in", repository[0])
+    assert status == 4
+    assert f"tests/perf/test_step.py is not in tests of {repository[2][:12]}: call it where pytest is called" in err
+    monkeypatch.chdir(tmp_path)
+    err = say("confirm", "train", "--in", repository[0])[2]
+    assert "is in no git repository: call it where pytest is called" in err
+
+
+def test_neither_pytest_nor_torch_is_imported_to_find_steps(slower: Path) -> None:
+    code = (
+        "import sys; from pytest_ddpperf.cli.main import main; "
+        f"main(['history', {str(slower)!r}]); "
+        "print(sorted({'torch', '_pytest', 'pytest', 'numpy', 'matplotlib'} & set(sys.modules)))"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ended.stdout.splitlines()[-1] == "[]", ended.stderr
