@@ -26,6 +26,7 @@ STOREYS = (
     "launch",
     "against",
     "measuring",
+    "doctor",
     "plugin",
     "cli",
     "__main__",
