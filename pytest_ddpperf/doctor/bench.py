@@ -16,7 +16,7 @@ from pytest_ddpperf.measuring.pairs import in_turns
 from pytest_ddpperf.rank.doctor import setup
 from pytest_ddpperf.records import LaunchSamples, Plan
 from pytest_ddpperf.records.doctor import Cores
-from pytest_ddpperf.records.errors import DdpPerfError
+from pytest_ddpperf.records.errors import DdpPerfError, ServerError
 from pytest_ddpperf.wire.channels import Phase
 
 # For a launch that was begun when time was nearly up.
@@ -108,6 +108,13 @@ def confined(cores: Cores) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
+def briefly(error: DdpPerfError) -> str:
+    """On one line: what went wrong, with the end of what a server of ranks wrote."""
+    first, _, rest = str(error).partition("\n")
+    last = rest.strip().splitlines()[-1:] if isinstance(error, ServerError) else []
+    return ": ".join([first, *last])
+
+
 class Taken:
     """What was launched so far."""
 
@@ -147,7 +154,7 @@ def take(
                 done += launched
                 told(done, of)
         except DdpPerfError as error:
-            taken.problem = str(error)
+            taken.problem = briefly(error)
             return taken
         longest = max(longest, time.monotonic() - began)
     return taken

@@ -61,7 +61,7 @@ class Visit:
         try:
             facts = self._here.probe((), self._left)
         except DdpPerfError as error:
-            return replace(survey, problem=str(error))
+            return replace(survey, problem=bench.briefly(error))
         self._place = resolve(self._settings, self._world_size, facts)
         cores = cores_of(self._world_size, os.environ)
         return replace(
@@ -95,7 +95,7 @@ class Visit:
                 told=told,
             )
         except DdpPerfError as error:
-            return Noise(seconds=time.monotonic() - began, limits=settings.limits, problem=str(error))
+            return Noise(seconds=time.monotonic() - began, limits=settings.limits, problem=bench.briefly(error))
         return noise.of(
             taken,
             trials,

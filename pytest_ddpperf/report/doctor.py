@@ -27,7 +27,7 @@ def about(survey: Survey) -> Iterator[str]:
         ("a run", survey.place),
     ]
     yield f"{facts.get('host') or 'this machine'}: what it has"
-    width = max(len(name) for name, _ in what)
+    width = max(len(name) for name, told in what if told)
     for name, told in what:
         if told:
             yield from textwrap.wrap(
