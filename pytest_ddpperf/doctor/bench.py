@@ -139,11 +139,13 @@ def take(
     bench: Launching, trials: Sequence[Cores], *, rounds: int, until: float, told: Callable[[int, int], None]
 ) -> Taken:
     """Rounds of a launch alone, one on the cores of each of `trials`, and a pair; so many, or as many as there is time
-    for `until` a moment on the clock of time.monotonic. `told(done, of)` after each launch or pair.
+    for `until` a moment on the clock of time.monotonic. `told(done, of)` first and after each
+    launch or pair.
 
     What is compared is of the same rounds, so that what changes meanwhile is in all of it.
     """
     taken, longest, done, of = Taken(trials), 0.0, 0, rounds * (2 + len(trials))
+    told(done, of)
     for number in range(rounds):
         began = time.monotonic()
         if began + longest > until:

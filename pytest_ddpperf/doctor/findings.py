@@ -23,6 +23,9 @@ _SPARE = 0.1
 _CLEARLY = ((10, 1.78), (5, 2.53))
 # Of a GPU's usual power.
 _POWER = 0.99
+# Four times as many launches halve what is found. Where twice as fine is not fine enough, it is not launches that are
+# missing.
+_NEAR = 2.0
 # As many processes as are named.
 _NAMED = 3
 SIBLINGS, NUMA, LOAD = "siblings", "numa", "load"
@@ -83,12 +86,14 @@ def _unmeasured(survey: Survey, noise: Noise | None) -> Iterator[Finding]:
             code="no-ranks",
             problem=f"no rank can be started: {survey.problem}",
             remedy="`python -c 'import torch'` must work with this Python",
+            gain=None,
         )
     elif noise is not None and noise.problem:
         yield Finding(
             code="unmeasured",
             problem=f"{'less' if noise.stored else 'nothing'} was measured: {noise.problem}",
             remedy="run it again when the machine is free, or mend that first",
+            gain=None,
         )
 
 
@@ -98,6 +103,7 @@ def _others(survey: Survey, tried: dict[str, Trial]) -> Iterator[Finding]:
             code="timing",
             problem=f"others time their steps here now: {', '.join(survey.timing)}",
             remedy="launches take turns with theirs and are not disturbed, but wait: one job a machine is faster",
+            gain=None,
         )
     busy = {core: share for core, share in _busy(survey.load).items() if share >= _BUSY}
     if not busy:
@@ -107,7 +113,7 @@ def _others(survey: Survey, tried: dict[str, Trial]) -> Iterator[Finding]:
     yield Finding(
         code=LOAD,
         problem=f"others use {total:.1f} of {len(survey.machine.usable)} cores (core {spelt(tuple(busy))}): "
-        + (", ".join(named) or "processes outside this container"),
+        + (", ".join(named) or "no process that lasts and is seen from here"),
         remedy="let nothing else run meanwhile" + _taskset(tried.get(LOAD)),
         gain=_gain(tried.get(LOAD)),
     )
@@ -229,6 +235,7 @@ def _gpu(gpu: Gpu) -> Iterator[Finding]:
             code="gpu-power",
             problem=f"{who} may use {gpu.power_limit_watts:g} W of its usual {gpu.default_power_watts:g} W",
             remedy="the same limit on all machines whose figures are compared: the gate refuses others",
+            gain=None,
         )
     if gpu.persistence is False:
         yield Finding(
@@ -246,6 +253,7 @@ def _gpus_without_torch(survey: Survey) -> Iterator[Finding]:
             f"{counted(len(survey.machine.gpus), 'NVIDIA GPU')}, which this torch ({survey.facts.get('torch')}) does "
             "not see",
             remedy="a torch built for CUDA, and CUDA_VISIBLE_DEVICES that names them",
+            gain=None,
         )
 
 
@@ -259,7 +267,7 @@ def _measuring(noise: Noise) -> Iterator[Finding]:
     if not coarse:
         return
     asked = ", ".join(str(limit) for limit in noise.limits if limit.metric in coarse)
-    if noise.turns and any(noise.turns[-1].resolution[metric] < last.resolution[metric] for metric in coarse):
+    if noise.turns and all(noise.turns[-1].resolution[metric] < last.resolution[metric] for metric in coarse):
         yield Finding(
             code="turns",
             problem=f"against a stored baseline of one session {asked} is finer than what can be found here",
@@ -267,7 +275,7 @@ def _measuring(noise: Noise) -> Iterator[Finding]:
             gain=_both(noise.turns[-1], last, coarse),
         )
     first = noise.stored[0]
-    if any(last.resolution[metric] < first.resolution[metric] for metric in coarse) and first is not last:
+    if all(last.resolution[metric] < min(first.resolution[metric], _NEAR * bounds[metric]) for metric in coarse):
         yield Finding(
             code="launches",
             problem=f"{first.launches} launches a side are few for how far launches differ here",

@@ -144,7 +144,7 @@ class Finding:
     code: str  # "governor", "load", ...
     problem: str
     remedy: str
-    gain: str = ""  # what it brings, where that was measured
+    gain: str | None = ""  # what it brings, as it was measured; "" where it was not, None where nothing gets steadier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,7 +49,7 @@ def rest(diagnosis: Diagnosis) -> Iterator[str]:
     yield "what to change for steadier results"
     for number, found in enumerate(diagnosis.findings, 1):
         lead = f"  {number}. "
-        remedy = found.remedy if found.gain else f"{found.remedy} (what it brings was not measured)"
+        remedy = f"{found.remedy} (not measured)" if found.gain == "" else found.remedy
         gain = f"measured: {found.gain}" if found.gain else ""
         for indent, line in ((lead, found.problem), ("     -> ", remedy), ("        ", gain)):
             yield from textwrap.wrap(

@@ -39,7 +39,7 @@ def test_a_visit_measures_all_that_it_tells(root: Path) -> None:
     assert survey.machine.siblings == (usable,)
     assert noise is not None
     assert noise.problem == ""
-    assert told == [(number, 6) for number in range(1, 7)]
+    assert told == [(number, 6) for number in range(7)]
     assert (noise.steps, noise.in_stretches) == (20, True)
     (stored,), (turns,), (trial,) = noise.stored, noise.turns, noise.trials
     assert stored.launches == turns.launches == 2
