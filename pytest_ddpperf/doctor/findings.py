@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from pytest_ddpperf.doctor import gpus
 from pytest_ddpperf.doctor.system import spelt
 from pytest_ddpperf.measuring.machine import counted
-from pytest_ddpperf.records.doctor import Cores, Finding, Gpu, Load, Machine, Noise, Resolved, Survey, Trial
+from pytest_ddpperf.records.doctor import Cores, Finding, Load, Machine, Noise, Resolved, Survey, Trial
 from pytest_ddpperf.report import text
 
 # Of a core: what others use beyond that is told.
@@ -21,8 +22,6 @@ _SPARE = 0.1
 # Two spreads over five launches each differ so much by chance in one of twenty: the root of F(4, 4) at 95 %, 6.39. Over
 # ten it is the root of F(9, 9), 3.18.
 _CLEARLY = ((10, 1.78), (5, 2.53))
-# Of a GPU's usual power.
-_POWER = 0.99
 # Four times as many launches halve what is found. Where twice as fine is not fine enough, it is not launches that are
 # missing.
 _NEAR = 2.0
@@ -74,7 +73,7 @@ def findings(survey: Survey, noise: Noise | None) -> tuple[Finding, ...]:
         *_memory(survey.machine, during),
         *_cores(survey, tried),
         *_clocks(survey.machine),
-        *(found for gpu in survey.machine.gpus for found in _gpu(gpu)),
+        *gpus.findings([gpu for gpu in survey.machine.gpus if gpu.index in survey.gpus]),
         *_gpus_without_torch(survey),
         *(_measuring(noise) if noise is not None else ()),
     )
@@ -213,35 +212,6 @@ def _clocks(machine: Machine) -> Iterator[Finding]:
             problem="clocks go beyond the base clock as heat and other cores allow (turbo, boost)",
             remedy="where steady is worth more than fast: `echo 1 > /sys/devices/system/cpu/intel_pstate/no_turbo`, or "
             "`echo 0 > /sys/devices/system/cpu/cpufreq/boost`",
-        )
-
-
-def _gpu(gpu: Gpu) -> Iterator[Finding]:
-    who = f"GPU {gpu.index}"
-    if gpu.busy is not None and gpu.busy >= _BUSY:
-        yield Finding(
-            code="gpu-load",
-            problem=f"others use {who}: it was busy for {text.amount(gpu.busy)} of the last moment",
-            remedy="let nothing else run meanwhile: `nvidia-smi` tells who does",
-        )
-    if gpu.slowed_by:
-        yield Finding(
-            code="gpu-slowed",
-            problem=f"{who} is held below its clocks now: {', '.join(gpu.slowed_by)}",
-            remedy="cooling or power that lasts for the run, or clocks that need less: `nvidia-smi -lgc`",
-        )
-    if gpu.power_limit_watts and gpu.default_power_watts and gpu.power_limit_watts < _POWER * gpu.default_power_watts:
-        yield Finding(
-            code="gpu-power",
-            problem=f"{who} may use {gpu.power_limit_watts:g} W of its usual {gpu.default_power_watts:g} W",
-            remedy="the same limit on all machines whose figures are compared: the gate refuses others",
-            gain=None,
-        )
-    if gpu.persistence is False:
-        yield Finding(
-            code="gpu-persistence",
-            problem=f"{who}'s driver state goes when nobody uses it (persistence mode is off): each launch begins anew",
-            remedy="`nvidia-smi -pm 1`, or nvidia-persistenced",
         )
 
 

@@ -1,11 +1,13 @@
-"""NVIDIA GPUs as nvidia-smi tells of them."""
+"""NVIDIA GPUs as nvidia-smi tells of them, and what hinders them."""
 
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
-from pytest_ddpperf.records.doctor import Gpu
+from pytest_ddpperf.doctor.system import spelt
+from pytest_ddpperf.records.doctor import Finding, Gpu
+from pytest_ddpperf.report import text
 
 _FIELDS = (
     "index",
@@ -28,6 +30,11 @@ _REASONS = {
     0x40: "heat (hardware)",
     0x80: "power brake",
 }
+
+# Of the last moment: what others use beyond that is told.
+_BUSY = 0.1
+# Of the usual power limit.
+_POWER = 0.99
 
 Run = Callable[[Sequence[str]], str]
 
@@ -76,3 +83,42 @@ def _number(cell: str) -> float | None:
         return float(cell)
     except ValueError:
         return None
+
+
+def findings(gpus: Sequence[Gpu]) -> Iterator[Finding]:
+    """What hinders those that ranks run on."""
+    if busy := [gpu for gpu in gpus if gpu.busy is not None and gpu.busy >= _BUSY]:
+        shares = text.span([gpu.busy or 0.0 for gpu in busy])
+        yield Finding(
+            code="gpu-load",
+            problem=f"others use {_those(busy)}: busy for {shares} of the last moment",
+            remedy="let nothing else run meanwhile: `nvidia-smi` tells who does",
+        )
+    if slowed := [gpu for gpu in gpus if gpu.slowed_by]:
+        reasons = dict.fromkeys(reason for gpu in slowed for reason in gpu.slowed_by)
+        yield Finding(
+            code="gpu-slowed",
+            problem=f"held below its clocks now: {_those(slowed)}, by {', '.join(reasons)}",
+            remedy="cooling or power that lasts for the run, or clocks that need less: `nvidia-smi -lgc`",
+        )
+    limits = [(gpu, gpu.power_limit_watts, gpu.default_power_watts) for gpu in gpus]
+    if low := [(gpu, own, usual) for gpu, own, usual in limits if own and usual and own < _POWER * usual]:
+        watts = text.span([own for _, own, _ in low], "{:g} W".format)
+        yield Finding(
+            code="gpu-power",
+            problem=f"{_those([gpu for gpu, _, _ in low])} may use {watts} of the usual {low[0][2]:g} W",
+            remedy="the same limit on all machines whose figures are compared: the gate refuses others",
+            gain=None,
+        )
+    if off := [gpu for gpu in gpus if gpu.persistence is False]:
+        yield Finding(
+            code="gpu-persistence",
+            problem=f"the driver's state goes when nobody uses {_those(off)} (persistence mode is off): each launch "
+            "begins anew",
+            remedy="`nvidia-smi -pm 1`, or nvidia-persistenced",
+        )
+
+
+def _those(gpus: Sequence[Gpu]) -> str:
+    """ "GPU 0-3,6"."""
+    return f"GPU {spelt([gpu.index for gpu in gpus])}"

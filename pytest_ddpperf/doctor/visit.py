@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pytest_ddpperf.doctor import bench, findings, gpus, load, noise, system
-from pytest_ddpperf.launch import Launcher, Observer, locks
+from pytest_ddpperf.launch import Launcher, Observer, locks, topology
 from pytest_ddpperf.launch.cores import place as cores_of
 from pytest_ddpperf.measuring.machine import Place, counted, described, resolve
 from pytest_ddpperf.options import Settings, plan
@@ -67,6 +67,9 @@ class Visit:
         return replace(
             survey,
             device=self._place.device,
+            gpus=tuple(topology.visible(os.environ.get("CUDA_VISIBLE_DEVICES"), self._world_size))
+            if self._place.device == "cuda"
+            else (),
             place=described(self._place, counted(self._world_size, "rank"), self._world_size, os.environ),
             crowded=cores.threads,
             timing=tuple(_timing(self._place, facts, cores.used, self._world_size)),

@@ -94,6 +94,7 @@ class Survey:
     load: Load
     world_size: int
     device: str = ""  # that ranks run on; "" where none can
+    gpus: tuple[int, ...] = ()  # nvidia-smi's numbers of those that ranks run on
     place: str = ""  # where ranks run, in words
     crowded: int = 0  # threads that the environment asks for in each rank, where its share of cores has fewer
     timing: tuple[str, ...] = ()  # cores and devices on which others time steps now: "cpu0, held by pid 12"

@@ -132,20 +132,34 @@ def test_what_is_as_it_should_be_is_not(changes: dict[str, Any]) -> None:
     ("gpu", "code", "problem"),
     [
         ({"persistence": False}, "gpu-persistence", "persistence mode is off"),
-        ({"busy": 0.93}, "gpu-load", "others use GPU 3: it was busy for 93 % of the last moment"),
-        ({"slowed_by": ("power cap", "heat")}, "gpu-slowed", "held below its clocks now: power cap, heat"),
-        ({"power_limit_watts": 500.0, "default_power_watts": 700.0}, "gpu-power", "500 W of its usual 700 W"),
+        ({"busy": 0.93}, "gpu-load", "others use GPU 3: busy for 93 % of the last moment"),
+        ({"slowed_by": ("power cap", "heat")}, "gpu-slowed", "held below its clocks now: GPU 3, by power cap, heat"),
+        (
+            {"power_limit_watts": 500.0, "default_power_watts": 700.0},
+            "gpu-power",
+            "GPU 3 may use 500 W of the usual 700 W",
+        ),
     ],
 )
 def test_what_hinders_a_gpu_is_found(gpu: dict[str, Any], code: str, problem: str) -> None:
     survey = on(
-        replace(QUIET.machine, gpus=(Gpu(index=3, name="H100", **gpu),)),
+        # Another that no rank runs on hinders nobody.
+        replace(QUIET.machine, gpus=(Gpu(index=3, name="H100", **gpu), Gpu(index=4, name="H100", **gpu))),
         device="cuda",
+        gpus=(2, 3),
         facts={**FACTS, "device_type": "cuda"},
     )
     (one,) = findings.findings(survey, STEADY)
     assert one.code == code
     assert problem in one.problem
+
+
+def test_what_hinders_several_gpus_is_one_finding() -> None:
+    gpus = tuple(Gpu(index=index, name="H100", persistence=False, busy=0.2 * index) for index in range(4))
+    survey = on(replace(QUIET.machine, gpus=gpus), device="cuda", gpus=(0, 1, 2, 3), facts={"device_type": "cuda"})
+    every = found(survey, STEADY)
+    assert every["gpu-load"].problem == "others use GPU 1-3: busy for 20 % to 60 % of the last moment"
+    assert "nobody uses GPU 0-3 (" in every["gpu-persistence"].problem
 
 
 def test_other_load_is_told_with_the_processes_that_make_it() -> None:
