@@ -35,6 +35,7 @@ autodoc_mock_imports = ["torch"]
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 add_module_names = False
+toc_object_entries_show_parents = "hide"
 python_use_unqualified_type_names = True
 
 html_theme = "furo"
