@@ -44,12 +44,6 @@ html_show_copyright = False
 html_copy_source = False
 html_static_path = ["site"]
 html_css_files = ["site.css"]
-html_theme_options = {
-    "source_repository": REPOSITORY,
-    "source_branch": "HEAD",
-    "source_directory": "docs/",
-} if REPOSITORY else {}  # fmt: skip
-
 
 # What the product's own commands make of what is kept in docs/sample/: a file of sample/ in the site, and its command.
 SAMPLES = {"page.html": ["html", "run.json", "-o"]}
