@@ -26,6 +26,7 @@ REPOSITORY = dict(url.split(", ", 1) for url in _ABOUT.get_all("Project-URL", []
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
 myst_heading_anchors = 3
 default_role = "code"  # of docstrings, which are written as Markdown is
+highlight_language = "text"  # of what names no other: output
 nitpicky = True
 
 # No network: nothing is looked up at other projects, so their names are told and lead nowhere.

@@ -205,7 +205,7 @@ def draw_page() -> None:
         page, shot = Path(folder, "page.html"), Path(folder, "page.png")
         subprocess.run([sys.executable, "-m", "pytest_ddpperf", "html", str(REPORT), "-o", str(page)], check=True)
         # --no-sandbox: in a container there is no other way.
-        options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--window-size=1000,1290"]
+        options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--window-size=1000,1255"]
         command = [browser, *options, f"--user-data-dir={folder}/profile", f"--screenshot={shot}", page.as_uri()]
         subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
         # It has few colours: a palette is a third of the bytes.

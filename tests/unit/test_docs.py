@@ -9,6 +9,8 @@ from urllib.parse import unquote
 import pytest
 
 import pytest_ddpperf
+from pytest_ddpperf.report import reading
+from pytest_ddpperf.report.counts import count, last_line
 
 ROOT = Path(__file__).parents[2]
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
@@ -77,3 +79,9 @@ def test_the_reference_has_every_public_name() -> None:
     text = (ROOT / "docs" / "api.md").read_text()
     found = set(re.findall(r"^\.\. auto\w+:: pytest_ddpperf\.(\w+)$", text, re.MULTILINE))
     assert found == set(pytest_ddpperf._HOMES)
+
+
+def test_the_sample_can_be_read_and_is_the_run_that_is_shown() -> None:
+    kept = ROOT / "docs" / "sample"
+    counts = count(reading.read([kept / "run.json"]).outcomes, skipped=0)
+    assert f"\n{last_line(counts)}\n" in (kept / "output.txt").read_text()
