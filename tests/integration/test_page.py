@@ -43,7 +43,7 @@ addEventListener("load", () => {{
 </script>"""
 
 
-def browse(file: Path, profile: Path) -> tuple[str, list[str]]:
+def browse(file: Path, profile: Path, at: str = "") -> tuple[str, list[str]]:
     """The document as the browser has it in the end, and what its console says."""
     assert _BROWSER is not None
     options = [
@@ -51,9 +51,8 @@ def browse(file: Path, profile: Path) -> tuple[str, list[str]]:
         "--allow-file-access-from-files", f"--user-data-dir={profile}", "--enable-logging=stderr",
         "--virtual-time-budget=5000", "--dump-dom",
     ]  # fmt: skip
-    result = subprocess.run(
-        [_BROWSER, *options, file.as_uri()], capture_output=True, text=True, check=True, timeout=120
-    )
+    command = [_BROWSER, *options, file.as_uri() + at]
+    result = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
     return result.stdout, re.findall(r"CONSOLE[^\]]*\] (.*)", result.stderr)
 
 
@@ -71,6 +70,14 @@ def test_a_browser_has_nothing_to_complain_of_and_asks_for_nothing(shown: Path, 
     document, console = browse(shown, tmp_path)
     assert console == []  # where a request that the page's policy refuses would be told, see below
     assert document.count("<figure>") == document.count('role="img"') == document.count("</desc>") > 30
+
+
+@in_a_browser
+def test_a_link_to_a_folded_measurement_unfolds_it(shown: Path, tmp_path: Path) -> None:
+    folded = '<details class="card">'
+    document, _ = browse(shown, tmp_path)
+    linked, _ = browse(shown, tmp_path, at="#m9")
+    assert linked.count(folded) == document.count(folded) - 1
 
 
 @in_a_browser

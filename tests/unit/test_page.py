@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections import Counter
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpperf.records import Limit, Outcome, Replacement, Run, Status, TestId, Verdict
+from pytest_ddpperf.records import Interval, Limit, Outcome, Replacement, Run, Splits, Status, TestId, Verdict
 from pytest_ddpperf.records.errors import MissingExtraError
 from pytest_ddpperf.report import page, terminal
 from pytest_ddpperf.report.page import canvas, sides
@@ -302,6 +303,15 @@ def test_what_is_drawn_on_a_canvas_is_gone_for_the_next() -> None:
         assert sheet.svg(lambda axes: None, key="f1", title="t", description="d") == empty
 
 
+def test_what_matplotlib_warns_of_ends_nothing() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with canvas.style():
+            warnings.warn("deprecated", DeprecationWarning, stacklevel=1)
+        with pytest.raises(DeprecationWarning):
+            warnings.warn("deprecated", DeprecationWarning, stacklevel=1)
+
+
 def test_a_canvas_says_what_it_shows_and_escapes_it() -> None:
     with canvas.style():
         svg = Canvas().svg(lambda axes: None, key="f7", title="a < b", description="<script>")
@@ -414,6 +424,15 @@ def test_a_version_that_could_not_be_measured_has_no_side() -> None:
     assert "origin/main (1a2b3c4d5e6f) was not measured: no such test" in read.words
     assert len(read.all("svg")) == 3
     assert "Launches in the order they were taken, p50" in read.words
+
+
+def test_what_a_check_of_the_same_code_found_is_told_whatever_the_verdict_is() -> None:
+    turned = reports.in_turns("test_x", Drawn(seed=5, step=0.023), Drawn(seed=500))
+    assert turned.beside is not None
+    alarms = Interval(estimate=0.02, low=0.01, high=0.04)
+    splits = Splits(number=50, alarms=alarms, inconclusive=0.1, resolution={"p50": 0.03})
+    read = drawn(replace(turned, beside=replace(turned.beside, splits=splits)))
+    assert "of 50 ways to split these launches, 2 % were false alarms" in read.words
 
 
 # --- what it needs

@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import math
 import re
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from html import escape
@@ -76,13 +77,16 @@ _METADATA = ("Date", "Creator", "Format", "Type")
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Matplotlib's own settings, whatever the user's are."""
-    import matplotlib
+    """Matplotlib's own settings, whatever the user's are, and nothing of what it has to say of itself: under -W error
+    that would end a run whose tests are over."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import matplotlib
 
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "ddpperf", "path.simplify": False})
-        yield
+        with matplotlib.rc_context():
+            matplotlib.rcdefaults()
+            matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "ddpperf", "path.simplify": False})
+            yield
 
 
 def along(axes: Axes, places: Sequence[float], labels: Sequence[str], *, ends: tuple[float, float]) -> None:

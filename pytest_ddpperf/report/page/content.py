@@ -13,6 +13,8 @@ from pytest_ddpperf.report.page.figures import Figure, Sheet
 from pytest_ddpperf.report.worst import Concern
 from pytest_ddpperf.verdict import stats
 
+_LONGEST = 1_000  # characters of a line of the sentence; only what is hostile is longer
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
@@ -51,7 +53,7 @@ def card(outcome: Outcome, sheet: Sheet, number: int) -> Card:
         name=text.name(outcome),
         kind=status.lower().replace(" ", "-"),
         status=status,
-        sentence=terminal.sentence(outcome).removeprefix(status).removeprefix(":").strip(),
+        sentence=_sentence(outcome, status),
         change=terminal.change(verdict),
         who=outcome.plan.roles or f"{outcome.plan.world_size} {outcome.plan.backend}",
         opened=worst.concern(outcome) <= Concern.DOUBTFUL,
@@ -64,6 +66,12 @@ def card(outcome: Outcome, sheet: Sheet, number: int) -> Card:
         accepts="Accept" if verdict is not None and verdict.status.compared else "Record",
         accept=outcome.accept if verdict is not None and verdict.status is not Status.PASS else "",
     )
+
+
+def _sentence(outcome: Outcome, status: str) -> str:
+    """Without the status, which stands before it."""
+    told = terminal.sentence(outcome).removeprefix(status).removeprefix(":").strip()
+    return "\n".join(text.shortened(line, _LONGEST) for line in told.split("\n"))
 
 
 def _facts(outcome: Outcome) -> Iterator[tuple[str, str]]:
@@ -103,7 +111,7 @@ def _told(outcome: Outcome) -> Iterator[str]:
         if outcome.stored is not None:
             yield failure.suspected(outcome.stored)
         yield from terminal.dropped(verdict)
-        if not outcome.evidence:
+        if not outcome.evidence or (outcome.beside is not None and outcome.beside.splits is not None):
             yield from beside.told(outcome)
     yield from outcome.notes
 
