@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
         report.outcomes,
         count(report.outcomes, whole.skipped, whole.never_measured),
         told=[*report.told, *terminal.remarks(report.outcomes)],
-        facts=whole.facts,
+        run=whole,
     )
     console.write(arguments.output, content, append=markdown.appends(arguments.output))
     return console.OK

@@ -14,7 +14,7 @@ from html import escape
 from itertools import chain
 from pathlib import Path
 
-from pytest_ddpperf.records import Outcome, Scalar, Status
+from pytest_ddpperf.records import Outcome, Run, Status
 from pytest_ddpperf.report import failure, terminal, text, worst
 from pytest_ddpperf.report.counts import Counts, last_line
 from pytest_ddpperf.report.worst import Concern
@@ -49,16 +49,16 @@ def report(
     *,
     problem: str = "",
     told: Sequence[str] = (),
-    facts: Mapping[str, Scalar] | None = None,
+    run: Run | None = None,
     most: int = MOST_CHARACTERS,
 ) -> str:
     """The counts, what is to be looked at with its details, the worst first, then the rest. `problem`: why the run as a
-    whole is none. `told`: lines about it. `facts`: of the machine. What is left out where there are more than `most`
-    characters is the least important, and it is said how much that is."""
+    whole is none. `told`: lines about it. `run`: that all of it is of. What is left out where there are more than
+    `most` characters is the least important, and it is said how much that is."""
     ordered = worst.first(outcomes)
     concerning = [outcome for outcome in ordered if worst.concern(outcome) is not Concern.NONE]
     quiet = ordered[len(concerning) :]
-    about = [line.removeprefix("ddpperf: ") for line in terminal.header(facts, verbose=False)] if facts else []
+    about = list(_about(run)) if run is not None else []
     head = f"{MARKER}\n## {last_line(counts)}\n" + (f"\n{_code(problem)}\n" if problem else "")
     frame = _assembled(dict.fromkeys(_NAMES, ("-",)), quiet, open_=True)
     room = most - len(head) - len(frame) - _CUT_CHARACTERS
@@ -73,6 +73,13 @@ def report(
     else:
         pieces = []
     return head + _assembled(kept, quiet, open_=not concerning) + _cut(Counter(kind for kind, _ in pieces), most)
+
+
+def _about(run: Run) -> Iterator[str]:
+    if run.commit:
+        yield f"commit {text.commit(run.commit)}"
+    if run.facts:
+        yield from (line.removeprefix("ddpperf: ") for line in terminal.header(run.facts, verbose=False))
 
 
 def appends(path: Path) -> bool:

@@ -123,9 +123,8 @@ def ours(report: Report) -> Sweep:
 
 def _facts(entry: Entry) -> dict[str, Scalar]:
     """The configuration, by the names of the original where it has one."""
-    commit, dirty, _ = entry.run.commit.partition("-dirty")
     return {
-        "commit": commit[:12] + dirty,
+        "commit": text.commit(entry.run.commit),
         "cuda_version": entry.run.facts.get("cuda"),
         "distributed_backend": entry.outcome.plan.backend,
         "nccl_version": entry.run.facts.get("nccl"),

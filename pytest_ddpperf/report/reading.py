@@ -4,8 +4,9 @@ job). Older reports are read, and newer ones as far as their fields are known he
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +40,11 @@ class Report:
 
     @property
     def run(self) -> Run:
-        """All runs as one: what the one that ended last was, and the counts of all."""
+        """All runs as one: what the one that ended last was, and the counts of all; of no commit, where they are not
+        of one."""
         last = max(self.runs, key=lambda run: run.created)
+        if len({run.commit for run in self.runs}) > 1:
+            last = replace(last, commit="", committed="")
         skipped, never_measured = (
             sum(getattr(run, name) for run in self.runs) for name in ("skipped", "never_measured")
         )
@@ -149,24 +153,56 @@ def _wrong_limit(limit: Limit) -> str:
 
 def merged(reports: Iterable[Report]) -> Report:
     """As if one run had measured it all. What several of them measured on one kind of machine, a rerun of a job say,
-    counts as the run that ended last has it, which is told."""
+    counts as the run that ended last has it, and so does a failure and what came of measuring again; it is told."""
     reports = list(reports)
-    found: dict[Hashable, Entry] = {}
-    told: dict[Hashable, str] = {}
-    for entry in (entry for report in reports for entry in report.entries):
-        key = identity(entry.outcome)
-        before = found.get(key)
-        found[key] = entry if before is None else max(before, entry, key=lambda each: each.run.created)
-        if before is not None:
-            told[key] = (
-                f"{text.name(entry.outcome)}: measured in several reports: that of {found[key].run.created} counts"
-            )
+    entries = [entry for report in reports for entry in report.entries]
+    left: dict[Hashable, list[int]] = {}  # places of what counts so far
+    again: set[int] = set()  # places of what counts instead of another
+    for place in sorted(range(len(entries)), key=lambda place: entries[place].run.created):
+        of_it = left.setdefault(_asked(entries[place]), [])
+        others = [other for other in of_it if not _again(entries[place], entries[other])]
+        if len(others) < len(of_it):
+            again.add(place)
+        of_it[:] = [*others, place]
+    kept = sorted(chain.from_iterable(left.values()))
+    told = (
+        f"{text.name(entries[place].outcome)}: measured in several reports: that of {entries[place].run.created} counts"
+        for place in kept
+        if place in again
+    )
     return Report(
         paths=tuple(path for report in reports for path in report.paths),
         runs=tuple(run for report in reports for run in report.runs),
-        entries=tuple(found.values()),
-        told=(*(line for report in reports for line in report.told), *told.values()),
+        entries=tuple(entries[place] for place in kept),
+        told=(*(line for report in reports for line in report.told), *_of_several_commits(reports), *told),
     )
+
+
+def _asked(entry: Entry) -> Hashable:
+    """What is known of a measurement even where it failed: test, group, and what the run says of the machine."""
+    plan, model = entry.outcome.plan, "cpu_model" if entry.outcome.plan.device == "cpu" else "device_model"
+    return (
+        entry.outcome.test, plan.world_size, plan.roles, plan.device, plan.backend, entry.run.facts.get(model)
+    )  # fmt: skip
+
+
+def _again(entry: Entry, before: Entry) -> bool:
+    """Whether of two of which the same was asked one is the other once more: by another run, and on the same machine as
+    far as anybody knows."""
+    one, other = entry.outcome, before.outcome
+    known = one.measurement is not None and other.measurement is not None
+    return entry.run is not before.run and (not known or identity(one) == identity(other))
+
+
+def _of_several_commits(reports: Sequence[Report]) -> Iterator[str]:
+    """Shards of a job are of one; else it is told which report is of which."""
+    of_it: dict[str, list[str]] = {}
+    for report in reports:
+        for path, run in zip(report.paths, report.runs, strict=True):
+            of_it.setdefault(text.commit(run.commit) or "no commit", []).append(path.name)
+    if len(of_it) > 1:
+        named = (f"{commit} ({', '.join(paths)})" for commit, paths in of_it.items())
+        yield f"these reports are not of one commit: {'; '.join(named)}"
 
 
 def identity(outcome: Outcome) -> Hashable:

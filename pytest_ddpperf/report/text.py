@@ -34,6 +34,17 @@ def printable(text: str) -> str:
     )
 
 
+def commit(told: str) -> str:
+    """As `Recording.commit` has it, in twelve digits: "1a2b3c4d5e6f", "1a2b3c4d5e6f-dirty"."""
+    digits, dirty, _ = told.partition("-dirty")
+    return digits[:12] + dirty
+
+
+def several(number: int, what: str) -> str:
+    """ "1 launch", "2 launches" of "launch": what is counted has the plural of a regular noun."""
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}{'es' if what.endswith('ch') else 's'}"
+
+
 def seconds(value: float) -> str:
     """A duration of `value` seconds: "12.4s", "0.243s", "3.41ms", "341us"."""
     # From 0.01 on in seconds: step times are read in columns, as PyTorch's DDP benchmark has them.
