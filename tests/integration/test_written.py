@@ -23,6 +23,24 @@ def test_a_report_that_cannot_be_written_is_told_and_is_red(pytester: pytest.Pyt
     assert run(f"{option}=file/out", "--collect-only").ret == 0
 
 
+def test_a_report_that_cannot_be_made_is_told_and_costs_no_other(pytester: pytest.Pytester, run: Run) -> None:
+    """matplotlib is there, and does not come up, say."""
+    pytester.makeconftest("""
+from pytest_ddpperf.measuring.session import Report
+
+def markdown(report):
+    raise ImportError("undefined symbol: _Zn")
+
+Report.markdown = markdown
+""")
+    pytester.makepyfile(NOTHING)
+    result = run("--ddp-markdown=out.md", "--ddp-json=out.json")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    told = f"--ddp-markdown {pytester.path}/out.md was not written: ImportError: undefined symbol: _Zn"
+    result.stdout.fnmatch_lines([told, "ddpperf: 0 of 0 compared"])
+    assert json.loads((pytester.path / "out.json").read_text())["measurements"] == []
+
+
 def test_a_run_without_distributed_tests_writes_a_report_of_none(pytester: pytest.Pytester, run: Run) -> None:
     pytester.makepyfile(NOTHING)
     assert run("--ddp-json=new/folder/out.json").ret == 0
