@@ -12,17 +12,20 @@ from pytest_ddpperf.records.errors import DdpPerfError
 
 if TYPE_CHECKING:
     from pytest_ddpperf.measuring.session import Report
-    from pytest_ddpperf.options import Settings
     from pytest_ddpperf.plugin.state import Run
 
 
-def check(settings: Settings) -> None:
-    """Raises MissingExtraError where a report that was asked for could not be made: before a run that may take hours,
-    not at its end."""
+def begin(run: Run) -> None:
+    """Of reports that were asked for: raises MissingExtraError where one could not be made, before a run that may take
+    hours and not at its end, and notes the commit while the run has saved nothing yet, wherever its tests run."""
+    settings = run.settings
     if settings.html_path is not None:
         from pytest_ddpperf.report import page
 
         page.check("--ddp-html")
+    asked = (settings.json_path, settings.markdown_path, settings.html_path, settings.history_dir)
+    if any(path is not None for path in asked) and not run.worker:
+        _ = run.report  # which begins when it is first asked for
 
 
 def write(run: Run) -> bool:
