@@ -96,11 +96,29 @@ def _held_against(now: Outcome, other: Entry | None, terms: Terms, level: float)
             fresh, _nothing(), terms, f"not measured in the earlier run: {text.shortened(other.outcome.error)}"
         )
     before = Recording(measurement=other.outcome.measurement, created=other.run.created, commit=other.run.commit)
-    verdict = _verdict(now, other.outcome, before.measurement, limits, level)
-    judged = _judged(fresh, verdict, terms)
+    launches = now.measurement.samples.launches
+    verdict, taken = _refused(now, other.outcome, before.measurement), launches
+    if verdict is None:
+        verdict, taken = _verdict(now.launches, now.measurement, before.measurement, limits, level)
+    notes: tuple[str, ...] = ()
+    if taken < launches:
+        fresh = _of_first(fresh, now.measurement, taken)
+        notes = (f"the first {taken} of {launches} launches decide: the gate would have taken no more",)
+    judged = _judged(fresh, verdict, terms, *notes)
     steps = min(now.measurement.samples.steps, before.measurement.samples.steps)
     judged = replace(judged, sessions=(verdicts.in_percentiles(before, steps),))
     return failure.explained(judged, baseline=Baseline(test=now.test, sessions=(before,)), accept_command="")
+
+
+def _of_first(outcome: Outcome, measured: Measurement, launches: int) -> Outcome:
+    """With what those launches showed alone, so that figures are of what the verdict is of."""
+    return replace(
+        outcome,
+        measurement=replace(measured, samples=measured.samples.of_launches(0, launches)),
+        phases=outcome.phases[:launches],
+        recorded={name: of_all[:launches] for name, of_all in outcome.recorded.items()},
+        replaced=tuple(each for each in outcome.replaced if each.launch < launches),
+    )
 
 
 def _limits_of(outcome: Outcome) -> tuple[Limit, ...]:
@@ -125,30 +143,41 @@ def _judged(outcome: Outcome, verdict: Verdict, terms: Terms, *notes: str) -> Ou
     return replace(outcome, verdict=verdict, fails=fails, notes=notes)
 
 
-def _verdict(now: Outcome, other: Outcome, before: Measurement, limits: tuple[Limit, ...], level: float) -> Verdict:
+def _refused(now: Outcome, other: Outcome, before: Measurement) -> Verdict | None:
+    """Why its samples are not to be compared; None where they are."""
     assert now.measurement is not None
-    current = now.measurement
     reasons = [each.verdict.reason for each in (now, other) if each.verdict is not None]
     not_gated = next((reason for reason in reasons if reason in _SAY_NOTHING), None)
     if not_gated is None and now.verdict is not None and now.verdict.reason == "gate-off":
         not_gated = "gate-off"
     if not_gated is not None:
         return Verdict(status=Status.NOT_GATED, reason=not_gated)
-    machines = verdicts.differing(current.environment.key, before.environment.key)
+    machines = verdicts.differing(now.measurement.environment.key, before.environment.key)
     if machines:  # to the plugin that is another baseline
         return Verdict(status=Status.INCOMPARABLE, reason="must-match", differences=machines)
     if before.samples.launches < _LAUNCHES_NEEDED:
         few = (f"{before.samples.launches} launch, and a comparison needs {_LAUNCHES_NEEDED} a side",)
         return Verdict(status=Status.INCOMPARABLE, reason="baseline-support", differences=few)
+    return None
+
+
+def _verdict(
+    asked: int, current: Measurement, before: Measurement, limits: tuple[Limit, ...], level: float
+) -> tuple[Verdict, int]:
+    """And by how many launches: where the first look, after `asked`, leaves nothing open, the gate takes no more."""
+    taken = 0
 
     def judge(start: int, stop: int, ease: float) -> Verdict:
+        nonlocal taken
+        taken = max(taken, stop)
         part = replace(current, samples=current.samples.of_launches(start, stop))
         return verdicts.judge_times(part, [before], limits, level=level * ease)
 
     launches = current.samples.launches
-    looks = schedule(now.launches, launches)
+    looks = schedule(asked, launches)
     if len(looks) > 1 and looks[-1] == launches:  # so a suspicion was confirmed, or was not
         verdict, _ = follow(looks, judge, final=True)
     else:
         verdict = judge(0, launches, 1.0)
-    return verdicts.with_counters(verdict, current, [before], limits)
+    verdict = verdicts.with_counters(verdict, current, [before], limits)
+    return verdict, taken if verdict.status.compared else launches

@@ -36,9 +36,8 @@ def launch_failure(error: LaunchError, launch: int, launches: int) -> str:
 def _gate_failure(outcome: Outcome) -> Iterator[str]:
     verdict = outcome.verdict
     assert verdict is not None
-    missing = f"there is no baseline at {outcome.baseline_path}"
     told = {
-        Status.NO_BASELINE: beside.missing(outcome.beside) if outcome.beside is not None else missing,
+        Status.NO_BASELINE: terminal.missing(outcome),
         Status.INCOMPARABLE: terminal.incomparable(outcome),
         Status.NOT_GATED: terminal.not_gated(outcome),
     }.get(verdict.status)

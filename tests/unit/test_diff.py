@@ -24,6 +24,7 @@ from pytest_ddpperf.records import (
     Outcome,
     Phases,
     Plan,
+    Replacement,
     Run,
     Samples,
     Status,
@@ -202,6 +203,33 @@ def test_a_suspicion_that_fresh_launches_do_not_show_is_not_confirmed(
     told = capsys.readouterr().out
     assert "INCONCLUSIVE: " in told
     assert "beyond the limit, but further launches did not confirm it" in told
+
+
+def test_figures_are_of_the_launches_that_decided(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its own run took further launches, which were slower, for a suspicion that there is none of here."""
+    first, fresh = measured(0.1, spread=0.0005).samples, measured(0.2, seed=2, spread=0.0005).samples
+    joined = Samples(
+        step_seconds=first.step_seconds + fresh.step_seconds, rank_seconds=first.rank_seconds + fresh.rank_seconds
+    )
+    now = outcome(0.1, recorded={"host": "a", "torch": "2.12.0"})
+    assert now.measurement is not None
+    replaced = tuple(Replacement(launch=launch, reason="compiled", samples=first) for launch in (3, 7))
+    now = replace(
+        now,
+        measurement=replace(now.measurement, samples=joined),
+        phases=(Phases(),) * 10,
+        recorded={"loss": (((0.5,), (0.5,)),) * 10},
+        replaced=replaced,
+    )
+    path = tmp_path / "diff.json"
+    assert diff(tmp_path, [outcome(0.1, spread=0.0005)], [now], "--json", str(path)) == 0
+    told = "test_step: the first 5 of 10 launches decide: the gate would have taken no more\n"
+    assert told in capsys.readouterr().out
+    (again,) = reading.read([path]).outcomes
+    assert again.measurement is not None
+    assert again.measurement.samples.launches == len(again.phases) == len(again.recorded["loss"]) == 5
+    assert [each.launch for each in again.replaced] == [3]
+    assert json.loads(path.read_text())["measurements"][0]["percentile_seconds"]["p50"] == pytest.approx(0.1, rel=0.05)
 
 
 def test_counters_are_compared_exactly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -409,6 +437,12 @@ def test_it_is_written_as_markdown(
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(path))
     diff(tmp_path, base, now, "--markdown", str(path))
     assert path.read_text() == told * 2
+
+
+def test_what_has_no_baseline_and_fails_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "diff.md"
+    assert diff(tmp_path, [outcome(0.1)], [outcome(0.1, "b")], "--fail-on", "no-baseline", "--markdown", str(path)) == 1
+    assert "\nNO BASELINE: there is nothing to compare it with\n" in path.read_text()
 
 
 def test_a_report_of_it_has_no_advice_for_stored_baselines(tmp_path: Path) -> None:

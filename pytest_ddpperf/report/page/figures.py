@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from pytest_ddpperf.records import LaunchRankSteps, Outcome, Samples
@@ -27,7 +28,7 @@ _CPU: Mapping[str, Any] = {"color": INK, "marker": "x", "markersize": 5, "linest
 _DASHED, _DOTTED = (0, (4, 2)), (0, (2, 3))
 _MARKED, _IN_TABLE = (10, 25, 50, 75, 90), (5, 10, 25, 50, 75, 90, 95)  # of a distribution
 # Bounds may be so wide that nothing else could be seen beside them: what is drawn ends at so many times the largest
-# change or limit, in an arrowhead. The table has them whole.
+# change or limit, in an arrowhead, but not before half of them are whole. The table has all whole.
 _MOST = 3.0
 _MANY, _SMALL = 60, 3.0  # launches whose marks would cover each other, and points across one then
 
@@ -66,7 +67,8 @@ class Sheet:
 def shifts(sheet: Sheet, found: Sequence[Shift], name: str) -> Figure:
     """By how much each percentile changed, with its bounds and its limit."""
     shares = [shift.limit_share for shift in found if shift.limit_share is not None]
-    most = _MOST * max(abs(value) for value in (*(shift.change.estimate for shift in found), *shares))
+    usual = median(max(-shift.change.low, shift.change.high) for shift in found)
+    most = max(_MOST * max(abs(value) for value in (*(shift.change.estimate for shift in found), *shares)), usual)
     ends = [(max(shift.change.low, -most), min(shift.change.high, most)) for shift in found]
 
     def draw(axes: Axes) -> None:
