@@ -19,11 +19,11 @@ def html(outcomes: Sequence[Outcome], runs: Sequence[Run], *, problem: str = "",
     check("a page")
     from pytest_ddpperf.report import worst
     from pytest_ddpperf.report.counts import count, last_line
-    from pytest_ddpperf.report.page import canvas, content, figures, shell
+    from pytest_ddpperf.report.page import canvas, content, parts, shell
 
     counts = count(outcomes, sum(run.skipped for run in runs), sum(run.never_measured for run in runs))
     with canvas.style():
-        sheet = figures.Sheet()
+        sheet = parts.Sheet()
         cards = [content.card(outcome, sheet, number) for number, outcome in enumerate(worst.first(outcomes), 1)]
     return shell.rendered(
         "run.html",
