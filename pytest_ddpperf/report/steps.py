@@ -69,7 +69,7 @@ def apart(judged: Judged) -> Iterator[str]:
 
 
 def text_of_runs(number: int) -> str:
-    return f"{number:,} run{'s' * (number != 1)}"
+    return f"{number} run{'s' * (number != 1)}"
 
 
 def summary(judged: Judged) -> str:

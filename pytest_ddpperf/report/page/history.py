@@ -59,25 +59,25 @@ class Content:
 
 
 def content(judged: Judged, sheet: Sheet) -> Content:
-    found: dict[int, list[Found]] = {}
-    rank: dict[int, int] = {}
-    for number, each in enumerate(judged.found):
-        found.setdefault(id(each.track), []).append(each)
-        rank.setdefault(id(each.track), number)
+    found: dict[int, dict[int, Found]] = {}  # by series: by their place among all, the worst first
+    for place, each in enumerate(judged.found):
+        found.setdefault(id(each.track), {})[place] = each
+    none = {len(judged.found): None}
     chains = sorted(
-        curves.chains(judged.tracks),
-        key=lambda chain: min(rank.get(id(track), len(judged.found)) for track in chain),
+        curves.chains(judged.tracks), key=lambda chain: min(min(found.get(id(track), none)) for track in chain)
     )
     drawn = _MOST_FIGURES // len(judged.metrics)
-    cards, told = [], {}
+    cards: list[Card] = []
+    told: dict[int, Step] = {}
     for number, chain in enumerate(chains, 1):
-        own = {id(each): _step(each, f"s{number}" * (number <= drawn)) for t in chain for each in found.get(id(t), ())}
+        anchor = f"s{number}" if number <= drawn else ""
+        own = {place: _step(each, anchor) for track in chain for place, each in found.get(id(track), {}).items()}
         told.update(own)
-        if number <= drawn:
-            cards.append(_card(judged, sheet, f"s{number}", chain, tuple(own.values())))
+        if anchor:
+            cards.append(_card(judged, sheet, anchor, chain, tuple(own[place] for place in sorted(own))))
     return Content(
         cards=tuple(cards),
-        steps=tuple(told[id(each)] for each in judged.found),
+        steps=tuple(told[place] for place in sorted(told)),
         further=_further(chains[drawn:], judged.metrics),
     )
 
@@ -100,15 +100,14 @@ def _step(found: Found, anchor: str) -> Step:
 def _card(judged: Judged, sheet: Sheet, anchor: str, chain: _Chain, own: tuple[Step, ...]) -> Card:
     marks = [mark for track in chain for mark in track.marks]
     changed = curves.changes(marks)
-    worst = own[0] if own else None
     short = all(len(track.marks) < FEWEST_POINTS for track in chain)
-    status = worst.status if worst is not None else "too short" if short else "no step"
+    status = own[0].status if own else "too short" if short else "no step"
     return Card(
         anchor=anchor,
         name=text.shortened(str(chain[-1].test)),
         kind=status.lower().replace(" ", "-"),
         status=status,
-        sentence=worst.sentence if worst is not None else _sentence(chain, judged.metrics),
+        sentence=_summary(own) if own else _last_run(chain, judged.metrics),
         opened=status in (Status.REGRESSED, Status.INCONCLUSIVE),
         facts=tuple(_facts(chain, marks)),
         steps=own,
@@ -120,7 +119,13 @@ def _card(judged: Judged, sheet: Sheet, anchor: str, chain: _Chain, own: tuple[S
     )
 
 
-def _sentence(chain: _Chain, metrics: Sequence[str]) -> str:
+def _summary(own: Sequence[Step]) -> str:
+    """The worst step, which comes first."""
+    more = f", and {len(own) - 1} more" if len(own) > 1 else ""
+    return f"{own[0].change} at {own[0].commit} of {own[0].when}{more}"
+
+
+def _last_run(chain: _Chain, metrics: Sequence[str]) -> str:
     told = (f"{metric} {_last(chain, metric)}" for metric in metrics)
     return f"{steps.text_of_runs(sum(len(track.marks) for track in chain))}, the last {', '.join(told)}"
 

@@ -30,7 +30,7 @@ _SHAPES = {
 }
 # So many bars can be told apart on a phone: of more runs some that follow one another share one.
 _COLUMNS = 96
-_MANY = 40  # runs whose marks would cover each other, were they not smaller
+_MANY, _SIZE, _SMALL = 40, 4.5, 2.6  # runs whose marks would cover each other, and points across one before and then
 # A run further than so many interquartile ranges from those beside it would leave no room for them: it is drawn as an
 # arrowhead at the edge. About five standard deviations.
 _FAR = 4.0
@@ -59,7 +59,8 @@ def over_time(sheet: Sheet, curves: Sequence[Curve], changed: Sequence[int]) -> 
     found = [(place, each) for place, each in _found(curves)]
     starts = [stretch.first for stretch in stretches if stretch.start == 0][1:]
     a_column = -(-len(marks) // _COLUMNS)
-    low, high = _ends(stretches)
+    low, high = ends = _ends(stretches, bars=a_column == 1)
+    cut = [sorted(cut) for cut in _beyond(stretches, ends, a_column)]
 
     def draw(axes: Axes) -> None:
         _along(axes, marks)
@@ -69,8 +70,12 @@ def over_time(sheet: Sheet, curves: Sequence[Curve], changed: Sequence[int]) -> 
             axes.axvline(start - 0.5, color=INK, linewidth=1, linestyle=(0, (2, 2)))
         for place, each in found:
             axes.axvline(place - 0.5, color=_SHAPES[each.status][1], linewidth=1, alpha=0.7)
-        (_columns if a_column > 1 else _runs)(axes, stretches, a_column)
-        _beyond(axes, stretches, (low, high), a_column)
+        if a_column > 1:
+            _columns(axes, stretches, ends, a_column)
+        else:
+            _runs(axes, stretches, ends)
+        for marker, edge, places in zip("v^", ends, cut, strict=True):
+            axes.plot(places, [edge] * len(places), color=NOW, marker=marker, markersize=5, linestyle="none")
         levels = list(_levels(stretches, a_column))
         axes.plot([x for x, _ in levels], [y for _, y in levels], color=INK, linewidth=1.6)
         canvas.below(axes, sorted({place - place % a_column for place in changed}))
@@ -82,8 +87,8 @@ def over_time(sheet: Sheet, curves: Sequence[Curve], changed: Sequence[int]) -> 
         draw,
         f"{metric} of each run",
         _told(curves, a_column),
-        keys=tuple(_keys(curves, a_column, split=bool(starts), changed=bool(changed))),
-        head=("commit", "of", metric, "least", "most", "level", "there"),
+        keys=tuple(_keys(curves, a_column, split=bool(starts), changed=bool(changed), beyond=any(cut))),
+        head=("commit", "of", "there", metric, "least", "most", "level"),
         rows=tuple(_rows(curves)),
     )
 
@@ -103,14 +108,17 @@ def _found(curves: Sequence[Curve]) -> Iterator[tuple[int, Found]]:
         before += len(curve.seconds)
 
 
-def _ends(stretches: Sequence[_Stretch]) -> tuple[float, float]:
-    """From the least to the most seconds that are drawn."""
+def _ends(stretches: Sequence[_Stretch], *, bars: bool) -> tuple[float, float]:
+    """From the least to the most seconds that are drawn, with the bars of single runs."""
     ends: list[float] = []
     for stretch in stretches:
-        values = sorted(stretch.curve.seconds[stretch.start : stretch.end])
-        lower, middle, upper = (stats.quantile(values, q) for q in (25, 50, 75))
+        values = stretch.curve.seconds[stretch.start : stretch.end]
+        shown = [*values, *(end for pair in stretch.curve.bounds[stretch.start : stretch.end] for end in pair if bars)]
+        lower, middle, upper = (stats.quantile(sorted(values), q) for q in (25, 50, 75))
         reach = _FAR * max(upper - lower, 0.01 * middle)
-        ends += [max(values[0], lower - reach), min(values[-1], upper + reach)]
+        # What was suspected to be a step, and looks like an outlier, is to be seen.
+        ends += [values[each.place - stretch.start] for each in stretch.curve.found if each.place == stretch.end - 1]
+        ends += [max(min(shown), lower - reach), min(max(shown), upper + reach)]
     return min(ends), max(ends)
 
 
@@ -121,42 +129,42 @@ def _along(axes: Axes, marks: Sequence[Mark]) -> None:
     canvas.along(axes, places, [marks[at].run.committed[:10] for at in places], ends=(-0.6, len(marks) - 0.4))
 
 
-def _runs(axes: Axes, stretches: Sequence[_Stretch], _: int) -> None:
+def _runs(axes: Axes, stretches: Sequence[_Stretch], ends: tuple[float, float]) -> None:
     """Each run as a mark with its own error."""
-    number = sum(stretch.end - stretch.start for stretch in stretches)
+    shown = [(each.place(run), each.curve.seconds[run]) for each in stretches for run in range(each.start, each.end)]
     bars = [
-        (stretch.place(run), low, stretch.place(run), high)
-        for stretch in stretches
-        for run, (low, high) in enumerate(stretch.curve.bounds[: stretch.end])
-        if run >= stretch.start
+        (each.place(run), *each.curve.bounds[run])
+        for each in stretches
+        if each.curve.bounds
+        for run in range(each.start, each.end)
     ]
-    canvas.segments(axes, bars, color=NOW, linewidth=0.8, alpha=0.6)
-    shown = [(stretch.place(run), stretch.curve.seconds[run]) for stretch in stretches for run in _range(stretch)]
+    _bars(axes, bars, ends, linewidth=0.8, alpha=0.6)
+    within = [(x, y) for x, y in shown if ends[0] <= y <= ends[1]]
     style: dict[str, Any] = {"color": NOW, "marker": "o", "linestyle": "none"}
-    axes.plot([x for x, _ in shown], [y for _, y in shown], markersize=4.5 if number <= _MANY else 2.6, **style)
+    size = _SIZE if len(shown) <= _MANY else _SMALL
+    axes.plot([x for x, _ in within], [y for _, y in within], markersize=size, **style)
 
 
-def _columns(axes: Axes, stretches: Sequence[_Stretch], size: int) -> None:
+def _columns(axes: Axes, stretches: Sequence[_Stretch], ends: tuple[float, float], size: int) -> None:
     """Several runs as one bar: from the least to the most, and the middle half."""
-    whole: list[tuple[float, float, float, float]] = []
-    middle: list[tuple[float, float, float, float]] = []
-    for place, values in _parts(stretches, size):
-        ordered = sorted(values)
-        lower, upper = stats.quantile(ordered, 25), stats.quantile(ordered, 75)
-        whole.append((place, ordered[0], place, ordered[-1]))
-        middle.append((place, lower, place, upper))
-    canvas.segments(axes, whole, color=NOW, linewidth=0.7, alpha=0.8)
-    canvas.segments(axes, middle, color=NOW, linewidth=2.2)
+    parts = [(place, sorted(values)) for place, values in _parts(stretches, size)]
+    _bars(axes, [(place, values[0], values[-1]) for place, values in parts], ends, linewidth=0.7, alpha=0.8)
+    middle = [(place, stats.quantile(values, 25), stats.quantile(values, 75)) for place, values in parts]
+    _bars(axes, middle, ends, linewidth=2.2)
 
 
-def _beyond(axes: Axes, stretches: Sequence[_Stretch], ends: tuple[float, float], size: int) -> None:
+def _bars(axes: Axes, bars: Sequence[tuple[float, float, float]], ends: tuple[float, float], **style: Any) -> None:
     low, high = ends
+    shown = [(x, max(least, low), x, min(most, high)) for x, least, most in bars if least <= high and most >= low]
+    canvas.segments(axes, shown, color=NOW, **style)
+
+
+def _beyond(stretches: Sequence[_Stretch], ends: tuple[float, float], size: int) -> tuple[set[float], set[float]]:
+    """The places of bars below what is drawn, and above."""
     parts = list(_parts(stretches, size))
-    for marker, edge, cut in (
-        ("^", high, [place for place, values in parts if max(values) > high]),
-        ("v", low, [place for place, values in parts if min(values) < low]),
-    ):
-        axes.plot(cut, [edge] * len(cut), color=NOW, marker=marker, markersize=5, linestyle="none")
+    low, high = ends
+    below, above = ({x for x, own in parts if min(own) < low}, {x for x, own in parts if max(own) > high})
+    return below, above
 
 
 def _parts(stretches: Sequence[_Stretch], size: int) -> Iterator[tuple[float, Sequence[float]]]:
@@ -178,10 +186,6 @@ def _levels(stretches: Sequence[_Stretch], size: int) -> Iterator[tuple[float, f
         yield from ((stretch.place(run), levels[run]) for run in shown)
         yield stretch.place(stretch.end) - 0.5, levels[stretch.end - 1]
         yield stretch.place(stretch.end), float("nan")
-
-
-def _range(stretch: _Stretch) -> range:
-    return range(stretch.start, stretch.end)
 
 
 def _commit(mark: Mark) -> str:
@@ -206,7 +210,7 @@ def _told(curves: Sequence[Curve], a_column: int) -> str:
     return "; ".join(told)
 
 
-def _keys(curves: Sequence[Curve], a_column: int, *, split: bool, changed: bool) -> Iterator[Key]:
+def _keys(curves: Sequence[Curve], a_column: int, *, split: bool, changed: bool, beyond: bool) -> Iterator[Key]:
     told = any(curve.levels for curve in curves)
     if a_column > 1:
         yield Key(mark="bar", text=f"least to most of up to {a_column} runs, thick: the middle half")
@@ -220,6 +224,8 @@ def _keys(curves: Sequence[Curve], a_column: int, *, split: bool, changed: bool)
         if any(found.status is status for curve in curves for found in curve.found):
             name = "suspected step" if status is Status.INCONCLUSIVE else f"step, {status}"
             yield Key(mark=f"shape {status.lower()}", text=name)
+    if beyond:
+        yield Key(mark="shape beyond", text="beyond the figure")
     if changed:
         yield Key(mark="shape changed", text="environment changed")
     if split:
@@ -228,21 +234,27 @@ def _keys(curves: Sequence[Curve], a_column: int, *, split: bool, changed: bool)
 
 def _rows(curves: Sequence[Curve]) -> Iterator[tuple[str, ...]]:
     """The runs around steps and where a series begins, and the last ones."""
-    for curve in curves:
-        number = len(curve.seconds)
-        told: dict[int, list[str]] = {}
-        for found in curve.found:
-            told.setdefault(found.place, []).append(f"{found.status} {text.interval(found.change)}")
-        if len(curves) > 1:
-            told.setdefault(0, []).insert(0, f"begins: {text.shortened(curve.track.told)}")
-        last = range(max(0, number - _LAST), number) if curve is curves[-1] else [number - 1]
-        for at in sorted({*told, *(max(place - 1, 0) for place in told), *last}):
-            run = curve.track.marks[at].run
-            yield (
-                text.shortened(run.commit[:12]),
-                run.committed[:10],
-                text.seconds(curve.seconds[at]),
-                *(map(text.seconds, curve.bounds[at]) if curve.bounds else ("-", "-")),
-                text.seconds(curve.levels[at]) if curve.levels else "-",
-                "; ".join(told.get(at, ())),
-            )
+    shown = [(curve, at, told) for curve in curves for at, told in _shown(curve, curves)]
+    each = [
+        (curve.seconds[at], *(curve.bounds[at] if curve.bounds else ()), *curve.levels[at : at + 1])
+        for curve, at, _ in shown
+    ]
+    # In one unit, and with a digit more than a reader needs elsewhere: runs differ by little.
+    figures = iter(canvas.durations([float(f"{value:.4g}") for values in each for value in values]))
+    for (curve, at, told), values in zip(shown, each, strict=True):
+        run = curve.track.marks[at].run
+        written = [next(figures) for _ in values]
+        yield text.shortened(run.commit[:12]), run.committed[:10], told, *written, *["-"] * (4 - len(written))
+
+
+def _shown(curve: Curve, curves: Sequence[Curve]) -> Iterator[tuple[int, str]]:
+    """Places of a series, and what is told of each."""
+    number = len(curve.seconds)
+    told: dict[int, list[str]] = {}
+    if len(curves) > 1:
+        told[0] = [text.shortened(curve.track.told)]
+    for found in curve.found:
+        told.setdefault(found.place, []).append(str(found.status))
+    last = range(max(0, number - _LAST), number) if curve is curves[-1] else [number - 1]
+    for at in sorted({*told, *(max(place - 1, 0) for place in told), *last}):
+        yield at, "; ".join(told.get(at, ()))
