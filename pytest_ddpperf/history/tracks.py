@@ -45,6 +45,10 @@ class Track:
         moved = _moved([mark.run for mark in self.marks])
         return [_point(mark, metric, moves) for mark, moves in zip(self.marks, moved, strict=True)]
 
+    def last_seconds(self, metric: str) -> float:
+        """Of the last run, over its launches; raises HistoryError."""
+        return math.exp(_point(self.marks[-1], metric, 1.0).value)
+
 
 def _point(mark: Mark, metric: str, moved: float) -> Point:
     try:

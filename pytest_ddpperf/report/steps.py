@@ -31,7 +31,7 @@ _COLUMNS = (
 def lines(judged: Judged) -> Iterator[str]:
     """The steps, worst first, and what they were looked for in."""
     for found in judged.found:
-        yield f"{found.status}  {text.shortened(str(found.track.test))}  {found.track.environment}"
+        yield f"{found.status}  {text.shortened(str(found.track.test))}  {text.shortened(found.track.environment)}"
         yield f"  {sentence(found)}"
         for line in told(found):
             yield f"  {line}"
@@ -65,7 +65,8 @@ def apart(judged: Judged) -> Iterator[str]:
     """What sets series apart that would else be one."""
     own = Counter((track.environment, track.told) for track in judged.tracks if track.told)
     for (environment, facts), number in own.items():
-        yield f"{environment}, {text.shortened(facts)}: {number} series of {'its' if number == 1 else 'their'} own"
+        whose = "its" if number == 1 else "their"
+        yield f"{text.shortened(environment)}, {text.shortened(facts)}: {number} series of {whose} own"
 
 
 def text_of_runs(number: int) -> str:

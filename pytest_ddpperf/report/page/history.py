@@ -13,7 +13,6 @@ from pytest_ddpperf.records import Status
 from pytest_ddpperf.report import steps, text
 from pytest_ddpperf.report.page import series
 from pytest_ddpperf.report.page.parts import Figure, Sheet, Table
-from pytest_ddpperf.verdict import stats
 
 # What is drawn takes time and room; of larger histories the worst are.
 _MOST_FIGURES = 200
@@ -88,7 +87,7 @@ def _step(found: Found, anchor: str) -> Step:
         kind=found.status.lower(),
         status=str(found.status),
         name=text.shortened(str(found.track.test)),
-        environment=found.track.environment,
+        environment=text.shortened(found.track.environment),
         change=f"{found.metric} {text.interval(found.change)}",
         commit=found.after.run.commit[:12],
         when=found.after.run.committed[:10],
@@ -131,11 +130,11 @@ def _last_run(chain: _Chain, metrics: Sequence[str]) -> str:
 
 
 def _last(chain: _Chain, metric: str) -> str:
-    return text.seconds(stats.geometric_mean(chain[-1].marks[-1].kept.launch_seconds[metric]))
+    return text.seconds(chain[-1].last_seconds(metric))
 
 
 def _facts(chain: _Chain, marks: Sequence[Mark]) -> Iterator[tuple[str, str]]:
-    yield "environment", chain[-1].environment
+    yield "environment", text.shortened(chain[-1].environment)
     yield "runs", f"{len(marks):,}"
     yield "from", _point(marks[0])
     yield "to", _point(marks[-1])
@@ -176,7 +175,7 @@ def _further(chains: Sequence[_Chain], metrics: Sequence[str]) -> Table | None:
         rows=tuple(
             (
                 text.shortened(str(chain[-1].test)),
-                chain[-1].environment,
+                text.shortened(chain[-1].environment),
                 str(sum(len(track.marks) for track in chain)),
                 *(_last(chain, metric) for metric in metrics),
             )

@@ -88,7 +88,7 @@ def over_time(sheet: Sheet, curves: Sequence[Curve], changed: Sequence[int]) -> 
         f"{metric} of each run",
         _told(curves, a_column),
         keys=tuple(_keys(curves, a_column, split=bool(starts), changed=bool(changed), beyond=any(cut))),
-        head=("commit", "of", "there", metric, "least", "most", "level"),
+        head=("commit", "of", "there", metric, "95 %", "level"),
         rows=tuple(_rows(curves)),
     )
 
@@ -235,16 +235,18 @@ def _keys(curves: Sequence[Curve], a_column: int, *, split: bool, changed: bool,
 def _rows(curves: Sequence[Curve]) -> Iterator[tuple[str, ...]]:
     """The runs around steps and where a series begins, and the last ones."""
     shown = [(curve, at, told) for curve in curves for at, told in _shown(curve, curves)]
-    each = [
-        (curve.seconds[at], *(curve.bounds[at] if curve.bounds else ()), *curve.levels[at : at + 1])
-        for curve, at, _ in shown
-    ]
-    # In one unit, and with a digit more than a reader needs elsewhere: runs differ by little.
-    figures = iter(canvas.durations([float(f"{value:.4g}") for values in each for value in values]))
-    for (curve, at, told), values in zip(shown, each, strict=True):
+    # In one unit, and with a digit more than elsewhere: runs differ by little.
+    written = iter(canvas.durations([float(f"{value:.4g}") for curve, at, _ in shown for value in _seconds(curve, at)]))
+    for curve, at, told in shown:
         run = curve.track.marks[at].run
-        written = [next(figures) for _ in values]
-        yield text.shortened(run.commit[:12]), run.committed[:10], told, *written, *["-"] * (4 - len(written))
+        own, *level = [next(written) for _ in _seconds(curve, at)]
+        error = f"± {text.amount((curve.bounds[at][1] / curve.bounds[at][0]) ** 0.5 - 1)}" if curve.bounds else "-"
+        yield text.shortened(run.commit[:12]), run.committed[:10], told, own, error, *(level or "-")
+
+
+def _seconds(curve: Curve, at: int) -> tuple[float, ...]:
+    """Of a run, and the level there if it is known."""
+    return (curve.seconds[at], *curve.levels[at : at + 1])
 
 
 def _shown(curve: Curve, curves: Sequence[Curve]) -> Iterator[tuple[int, str]]:
