@@ -196,7 +196,7 @@ def test_series_too_short_to_tell_say_so_and_have_no_level(several: Read) -> Non
     read = drawn(SEVERAL[4])
     assert "loud" in [attributes.get("class") for attributes in read.all("p")]
     assert "No series has the 6 runs that it takes to tell a step: this page says nothing of whether" in read.words
-    assert "too short 4 runs, the last p50 9.86ms" in read.words
+    assert "too short 4 runs; the last: p50 9.86ms" in read.words
     assert "level" not in {" ".join(text.split()) for text in read.within["li"]}
     assert "No series has" not in several.words
 

@@ -126,7 +126,7 @@ def _summary(own: Sequence[Step]) -> str:
 
 def _last_run(chain: _Chain, metrics: Sequence[str]) -> str:
     told = (f"{metric} {_last(chain, metric)}" for metric in metrics)
-    return f"{steps.text_of_runs(sum(len(track.marks) for track in chain))}, the last {', '.join(told)}"
+    return f"{steps.text_of_runs(sum(len(track.marks) for track in chain))}; the last: {', '.join(told)}"
 
 
 def _last(chain: _Chain, metric: str) -> str:
