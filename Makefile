@@ -1,8 +1,9 @@
 # make demo    a small project of its own: save a baseline, pass the same code, catch a commit that trains slower
 # make test    lint, type-check, run the tests
-# make clean   remove what these made: .venv, .demo, caches
+# make docs    build the documentation as a site: build/docs/index.html
+# make clean   remove what these made: .venv, .demo, build, caches
 #
-# The first two set up .venv, once, with pip as this machine configures it. To have it otherwise, add to the command
+# The first three set up .venv, once, with pip as this machine configures it. To have it otherwise, add to the command
 # (another choice later sets .venv up anew):
 #   PYTHON=python3.12                                       the interpreter, 3.10 or newer
 #   TORCH=2.12.0                                            the version of torch, instead of constraints.txt's
@@ -14,11 +15,12 @@ TORCH =
 TORCH_INDEX =
 
 INSTALLED := .venv/installed-with
+DOCS_INSTALLED := .venv/docs-installed
 PIP := .venv/bin/pip install --quiet --quiet --disable-pip-version-check
 TORCH_PIN := $(if $(TORCH),torch==$(TORCH),--constraint constraints.txt)
 CHOICE := PYTHON=$(PYTHON) TORCH=$(TORCH) TORCH_INDEX=$(TORCH_INDEX)
 
-.PHONY: help demo test clean
+.PHONY: help demo test docs clean
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
 
@@ -31,6 +33,10 @@ test: $(INSTALLED)
 	.venv/bin/mypy
 	.venv/bin/pytest -n 2 tests/unit tests/integration
 	.venv/bin/pytest tests/launch tests/distributed  # by themselves: timed launches would wait for each other
+
+docs: $(DOCS_INSTALLED)
+	.venv/bin/sphinx-build --quiet --fail-on-warning --keep-going --nitpicky docs build/docs
+	@echo "The site is in build/docs: open build/docs/index.html"
 
 clean:
 	rm -rf .venv .demo .benchmarks .mypy_cache .pytest_cache .ruff_cache *.egg-info build
@@ -50,3 +56,8 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(if $(TORCH_INDEX),$(PIP) --index-url $(TORCH_INDEX) $(TORCH_PIN) torch)
 	@$(PIP) $(TORCH_PIN) --editable '.[dev]'
 	@echo '$(CHOICE)' > $@
+
+# For `make docs` alone: tests need none of it.
+$(DOCS_INSTALLED): $(INSTALLED)
+	@$(PIP) $(TORCH_PIN) --editable '.[docs]'
+	@touch $@

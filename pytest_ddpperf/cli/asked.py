@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 from pytest_ddpperf.cli.matching import Matches, expression
@@ -56,6 +57,10 @@ def matching(report: Report, matches: Matches | None) -> Report:
         return report
     fits = (entry for entry in report.entries if matches(f"{entry.outcome.nodeid} {entry.outcome.test.label}"))
     return replace(report, entries=tuple(fits))
+
+
+def positive(value: str) -> int:
+    return read_as(partial(parse.count, least=1))(value)
 
 
 def read_as(parser: Callable[[str], T]) -> Callable[[str], T]:

@@ -61,9 +61,9 @@ def _measured(found: Found, tree: Path, below: Path, top: Path, extra: Sequence[
         *extra,
     ]
     console.say([f"measuring {found.after.run.commit[:12]} beside {found.before.run.commit[:12]}"])
-    ended = subprocess.run(command, cwd=folder, env=_environ(tree, top), check=False)
-    if ended.returncode not in (0, _RED) or not json.is_file():
-        console.complain(f"pytest ended with status {ended.returncode}: nothing was measured")
+    status = _called(command, folder, _environ(tree, top))
+    if status not in (0, _RED) or not json.is_file():
+        console.complain(f"pytest ended with status {status}: nothing was measured")
         return console.USAGE_ERROR
     outcomes = [outcome for outcome in reading.read([json]).outcomes if outcome.test == test]
     console.say(map(_sentence, outcomes))
@@ -72,6 +72,16 @@ def _measured(found: Found, tree: Path, below: Path, top: Path, extra: Sequence[
     if not any(outcome.verdict is not None and outcome.verdict.status.compared for outcome in outcomes):
         return console.NOTHING_IN_COMMON
     return console.OK
+
+
+def _called(command: Sequence[str], folder: Path, environ: Mapping[str, str]) -> int:
+    """Its exit status. Ctrl-C is for both of us, and the other has its own worktree to remove."""
+    process = subprocess.Popen(command, cwd=folder, env=environ)
+    try:
+        return process.wait()
+    except KeyboardInterrupt:
+        process.wait()
+        raise
 
 
 def _place(key: Mapping[str, object]) -> list[str]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from pytest_ddpperf import __version__
-from pytest_ddpperf.cli import baseline, console, diff, history, html, markdown
+from pytest_ddpperf.cli import baseline, console, diff, doctor, history, html, markdown
 from pytest_ddpperf.records.errors import (
     BaselineError,
     DdpPerfError,
@@ -25,6 +25,7 @@ COMMANDS = (
     html,
     markdown,
     baseline,
+    doctor,
 )
 _USERS = (
     console.UsageError,
@@ -80,7 +81,8 @@ def _ended(error: DdpPerfError, status: int) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="ddpperf",
-        description="Reports of distributed performance runs: what pytest --ddp-json wrote, and stored baselines.",
+        description="Reports of distributed performance runs, by what pytest --ddp-json wrote; stored baselines; and "
+        "what this machine can tell.",
         epilog=_STATUSES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from pytest_ddpperf.launch.cores import place as cores_of
 from pytest_ddpperf.options import MARKER, MARKER_DEFAULTS, Settings, where
 from pytest_ddpperf.options.parse import near
 from pytest_ddpperf.records import Scalar
@@ -55,6 +56,26 @@ def resolve(settings: Settings, world_size: int, facts: Mapping[str, Scalar], fi
                 problem = f"CPU time is measured on CPU only, not on {place.device}"
                 raise _wrong(settings, "limits", str(limit), problem, "backend", "device", field)
     return place
+
+
+def described(place: Place, who: str, processes: int, environ: Mapping[str, str]) -> str:
+    """Where ranks run, in words: "2 ranks over gloo (auto: no CUDA device), each pinned to 1 core of 2". `who` are the
+    `processes`."""
+    ranks = f"{who} over {place.backend} ({place.why})"
+    if place.device != "cpu":
+        return f"{ranks}, a {place.device} device each"
+    cores = cores_of(processes, environ)
+    if cores.threads:
+        threads = f"{processes} x {counted(cores.threads, 'thread')} (OMP_NUM_THREADS)"
+        return f"{ranks}: {threads} share {counted(cores.cores, 'core')}, expect noise"
+    if not cores.cores_per_rank:
+        return f"{ranks} share {counted(cores.cores, 'core')}: expect noise"
+    each = counted(cores.cores_per_rank, "core")
+    return f"{ranks}, each {'pinned to' if cores.pinned else 'with'} {each} of {cores.cores}"
+
+
+def counted(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def _choose(

@@ -13,14 +13,14 @@ from pytest_ddpperf.verdict.stats import geometric_mean, launch_quantiles
 class Result:
     """A measurement and its verdict. All times are in seconds."""
 
-    step_seconds: LaunchSteps  # launch x step: the group's step times
-    samples: LaunchRankSteps  # launch x rank x step: each rank's own step durations
+    step_seconds: LaunchSteps  #: launch x step: the group's step times
+    samples: LaunchRankSteps  #: launch x rank x step: each rank's own step durations
     world_size: int
     backend: str
     verdict: Verdict
     environment: Environment
-    counters: Counters  # per step, the largest over ranks; None where it is unknown
-    recorded: Recorded  # by name, launch x rank x step: what `ctx.record` was told; None where it was not
+    counters: Counters  #: per step, the largest over ranks; None where it is unknown
+    recorded: Recorded  #: by name, launch x rank x step: what `ctx.record` was told; None where it was not
 
     def percentile(self, q: float) -> float:
         """The q-th percentile (0 to 100) of the group's step time: per launch, then the geometric mean over

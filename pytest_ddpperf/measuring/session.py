@@ -16,11 +16,10 @@ from pytest_ddpperf.against.origin import never_at_hand
 from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.git import commit_of, commit_time, top_level
 from pytest_ddpperf.launch import Launcher, Observer
-from pytest_ddpperf.launch.cores import place as cores_of
 from pytest_ddpperf.measuring import benchmark
 from pytest_ddpperf.measuring.benchmark import Job, Measured, Progress
 from pytest_ddpperf.measuring.confirming import Confirming, SideOf
-from pytest_ddpperf.measuring.machine import Place, resolve
+from pytest_ddpperf.measuring.machine import Place, counted, described, resolve
 from pytest_ddpperf.measuring.serving import Serving
 from pytest_ddpperf.options import Settings
 from pytest_ddpperf.records import Baseline, Outcome, Plan, Run, Scalar, codec
@@ -81,23 +80,23 @@ class Session:
     def place(self, settings: Settings, world_size: int) -> Place:
         """Backend and device of a test; raises OptionError or Unavailable."""
         place = resolve(settings, world_size, self.facts())
-        self._describe(place, _counted(world_size, "rank"), world_size)
+        self._describe(place, counted(world_size, "rank"), world_size)
         return place
 
     def place_rpc(self, settings: Settings, trainers: int, parameter_servers: int, *, certain: bool = True) -> Place:
         """As `place`, for an RPC launch; what is not `certain`, a call may still change: only one trainer's place is
         then asked for."""
         place = resolve(settings, trainers if certain else 1, self.facts(), "trainers")
-        who = f"{_counted(trainers, 'trainer')} and {_counted(parameter_servers, 'parameter server')}"
+        who = f"{counted(trainers, 'trainer')} and {counted(parameter_servers, 'parameter server')}"
         who += "" if certain else ", where a call does not say otherwise,"
         self._describe(place, who, trainers + parameter_servers)
         return place
 
     def _describe(self, place: Place, who: str, processes: int) -> None:
-        here = _described(place, who, processes, os.environ)
+        here = described(place, who, processes, os.environ)
         self._places[here] = None
         if self._base is not None:
-            there = _described(place, who, processes, self._base.environ)
+            there = described(place, who, processes, self._base.environ)
             if there != here:
                 self._places[f"{self._base.version}: {there}"] = None
 
@@ -164,24 +163,6 @@ def _one_tree(rootdir: Path) -> Trees:
     except GitError:
         top = Path(os.path.realpath(rootdir))
     return Trees(hand=str(top), base=str(top), kept=())
-
-
-def _described(place: Place, who: str, processes: int, environ: Mapping[str, str]) -> str:
-    ranks = f"{who} over {place.backend} ({place.why})"
-    if place.device != "cpu":
-        return f"{ranks}, a {place.device} device each"
-    cores = cores_of(processes, environ)
-    if cores.threads:
-        threads = f"{processes} x {_counted(cores.threads, 'thread')} (OMP_NUM_THREADS)"
-        return f"{ranks}: {threads} share {_counted(cores.cores, 'core')}, expect noise"
-    if not cores.cores_per_rank:
-        return f"{ranks} share {_counted(cores.cores, 'core')}: expect noise"
-    each = _counted(cores.cores_per_rank, "core")
-    return f"{ranks}, each {'pinned to' if cores.pinned else 'with'} {each} of {cores.cores}"
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def begin(rootdir: Path) -> Run:

@@ -21,10 +21,11 @@ if TYPE_CHECKING:
     from pytest_ddpperf.options.settings import read as read
     from pytest_ddpperf.options.settings import where as where
     from pytest_ddpperf.options.settings import with_markers as with_markers
+    from pytest_ddpperf.options.settings import without_pytest as without_pytest
 
 
 def __getattr__(name: str) -> Any:
-    if name not in ("Settings", "launches", "plan", "read", "where", "with_markers"):
+    if name not in ("Settings", "launches", "plan", "read", "where", "with_markers", "without_pytest"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from pytest_ddpperf.options import settings
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -90,18 +90,7 @@ _BESIDE = ("against", "against_python", "against_env", "against_option")
 
 def read(config: pytest.Config) -> Settings:
     """The settings of a run; raises OptionError."""
-    values: dict[str, Any] = {}
-    sources: dict[str, str] = {}
-    for row in ROWS:
-        written, source = _written(config, row)
-        values[row.field] = None if written is None else _parsed(row, written, source)
-        sources[row.field] = source
-    if sources["limits"] == "default":
-        values["limits"] = _by_default(values["limits"])
-    if values["baseline_missing"] == "auto":
-        values["baseline_missing"] = "fail" if os.environ.get("CI") else "warn"
-    if values["annotate"] == "auto":
-        values["annotate"] = "github" if os.environ.get("GITHUB_ACTIONS") == "true" else "none"
+    values, sources = _values(lambda row: _written(config, row))
     here = config.invocation_params.dir
     for folder in ("baseline_dir", "history_dir"):
         if values[folder] is not None:
@@ -124,6 +113,33 @@ def read(config: pytest.Config) -> Settings:
         raise OptionError(settings.records, "--ddp-disable", "a disabled run has nothing to save: leave out one")
     _check_beside(settings)
     return _checked(settings)
+
+
+def without_pytest(**asked: str) -> Settings:
+    """The settings of a run whose command line says nothing but `asked`, by field; no file has a word in them. Raises
+    OptionError."""
+    values, sources = _values(
+        lambda row: (asked[row.field], "command line") if row.field in asked else (row.default, "default")
+    )
+    values["baseline_dir"] = Path(os.path.abspath(values["baseline_dir"]))
+    return _checked(Settings(**values, sources=sources))
+
+
+def _values(written: Callable[[Row], tuple[object, str]]) -> tuple[dict[str, Any], dict[str, str]]:
+    """All settings, and the source each has its value from, by field; `written` is that of a row as it was given."""
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    for row in ROWS:
+        value, source = written(row)
+        values[row.field] = None if value is None else _parsed(row, value, source)
+        sources[row.field] = source
+    if sources["limits"] == "default":
+        values["limits"] = _by_default(values["limits"])
+    if values["baseline_missing"] == "auto":
+        values["baseline_missing"] = "fail" if os.environ.get("CI") else "warn"
+    if values["annotate"] == "auto":
+        values["annotate"] = "github" if os.environ.get("GITHUB_ACTIONS") == "true" else "none"
+    return values, sources
 
 
 def _check_beside(settings: Settings) -> None:

@@ -53,6 +53,8 @@ _NOT_REPEATED = (
 class GateFailed(Failed):
     """A failed gate: an ordinary test failure that carries the Result."""
 
+    result: Result  #: of the measurement; of several sizes of a collective, of the first that failed
+
     def __init__(self, text: str, result: Result) -> None:
         super().__init__(text, pytrace=False)
         self.result = result

@@ -22,7 +22,7 @@ class Context:
     node_rank: int
     device: torch.device
     backend: str
-    seed: int  # random, numpy and torch are seeded with it, alike in every rank
+    seed: int  #: random, numpy and torch are seeded with it, alike in every rank
     # What `record` keeps of the step under way; for the timed loop to take.
     figures: Figures = field(default_factory=Figures, init=False, repr=False, compare=False)
 
@@ -42,5 +42,5 @@ class RpcContext(Context):
     group of their own; the master has none."""
 
     role: Literal["trainer", "parameter_server", "master"]
-    name: str  # for torch.distributed.rpc: "trainer0", "ps0", "master"
-    workers: Mapping[str, tuple[str, ...]]  # names by role
+    name: str  #: for torch.distributed.rpc: "trainer0", "ps0", "master"
+    workers: Mapping[str, tuple[str, ...]]  #: names by role

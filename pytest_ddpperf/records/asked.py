@@ -20,10 +20,10 @@ BANDWIDTH = "busbw"
 class Limit:
     """How much worse than the baseline one metric may get: `p50:5%`, `p95:2ms`, `cpu_p50:5%`, `rpc.bytes:0%`."""
 
-    metric: str  # "p50", "p99.9", "cpu_p10", "busbw", or one of COUNTERS
-    value: float  # a share for "%" (0.05), seconds for "ms" (0.002)
+    metric: str  #: "p50", "p99.9", "cpu_p10", "busbw", or one of COUNTERS
+    value: float  #: a share for "%" (0.05), seconds for "ms" (0.002)
     unit: Literal["%", "ms"]
-    default: bool = False  # ours, so it may be dropped where the asked steps cannot support it
+    default: bool = False  #: ours, so it may be dropped where the asked steps cannot support it
 
     @property
     def is_counter(self) -> bool:

@@ -33,10 +33,10 @@ _DTYPE = r"bool|(?:float|bfloat|int|uint|complex)(\d+)(?:_[a-z0-9]+)?"
 class Collective:
     """One operation over buffers of one size."""
 
-    op: str  # of OPS; send_recv: every rank sends to the next and receives from the one before
-    dtype: str  # torch's name without "torch."
+    op: str  #: of OPS; send_recv: every rank sends to the next and receives from the one before
+    dtype: str  #: torch's name without "torch."
     ranks: int
-    count: int  # elements: of the buffer, or of the block of each rank where the operation has such
+    count: int  #: elements: of the buffer, or of the block of each rank where the operation has such
 
     @property
     def elements(self) -> int:

@@ -85,9 +85,9 @@ class Samples:
 class Environment:
     """Facts about where figures were taken, in the three classes that decide what may be compared."""
 
-    key: Mapping[str, Scalar] = field(default_factory=dict)  # another key is another baseline
-    must_match: Mapping[str, Scalar] = field(default_factory=dict)  # a difference is INCOMPARABLE
-    recorded: Mapping[str, Scalar] = field(default_factory=dict)  # a difference is told
+    key: Mapping[str, Scalar] = field(default_factory=dict)  #: another key is another baseline
+    must_match: Mapping[str, Scalar] = field(default_factory=dict)  #: a difference is INCOMPARABLE
+    recorded: Mapping[str, Scalar] = field(default_factory=dict)  #: a difference is told
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,17 +161,17 @@ class Comparison:
 
     limit: Limit
     status: Status
-    reason: str  # machine-readable: "within-limit", "beyond-limit", "not-significant", ...
+    reason: str  #: machine-readable: "within-limit", "beyond-limit", "not-significant", ...
     baseline_seconds: float
     now_seconds: float
-    change: Interval  # its bounds are at `level`: they exclude 0 where there is evidence
-    p_value: float  # one-sided, in the direction of the estimate
-    level: float  # that `p_value` is held against: the limit's share of the test's error rate
-    resolution: float  # the relative slowdown that would be found four times out of five
-    alarm_rate: float  # how likely unchanged code is beyond the limit with evidence, by this error
-    settled: bool  # whether further launches would hardly bring another status
-    drift: float | None = None  # the relative spread between sessions that was reckoned with; None: one occasion
-    launches_needed: int | None = None  # about, now, for `resolution` to reach the limit; None: it does, or none do
+    change: Interval  #: its bounds are at `level`: they exclude 0 where there is evidence
+    p_value: float  #: one-sided, in the direction of the estimate
+    level: float  #: that `p_value` is held against: the limit's share of the test's error rate
+    resolution: float  #: the relative slowdown that would be found four times out of five
+    alarm_rate: float  #: how likely unchanged code is beyond the limit with evidence, by this error
+    settled: bool  #: whether further launches would hardly bring another status
+    drift: float | None = None  #: the relative spread between sessions that was reckoned with; None: one occasion
+    launches_needed: int | None = None  #: about, now, for `resolution` to reach the limit; None: it does, or none do
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,10 +201,10 @@ class Verdict:
     status: Status
     reason: str
     comparisons: tuple[Comparison, ...] = ()
-    dropped: tuple[str, ...] = ()  # default limits without support, as text
-    differences: tuple[str, ...] = ()  # environment facts that differ: "torch 2.12 -> 2.13"
+    dropped: tuple[str, ...] = ()  #: default limits without support, as text
+    differences: tuple[str, ...] = ()  #: environment facts that differ: "torch 2.12 -> 2.13"
     counters: tuple[CounterChange, ...] = ()
-    sessions: int = 0  # of the baseline; with one, the drift between sessions was assumed, not measured
+    sessions: int = 0  #: of the baseline; with one, the drift between sessions was assumed, not measured
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Verdict):

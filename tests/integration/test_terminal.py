@@ -101,7 +101,9 @@ def test_slow(ddp_benchmark, number): ddp_benchmark(lambda ctx: lambda: time.sle
     assert os.waitstatus_to_exitcode(status) == 0
     told = written.decode()
     assert re.search(r"test 1/2, launch 2/2, step \d+/37, p50 so far 0\.\d+s", told)
-    assert re.search(r"test 2/2 \(\d+ \w+ left\), launch 2/2, step \d+/37, p50 so far 0\.\d+s", told)
+    # What is left may be over before the second launch where others hold the cores.
+    assert re.search(r"test 2/2 \(\d+ \w+ left\), launch 1/2, step \d+/37", told)
+    assert re.search(r"test 2/2( \(\d+ \w+ left\))?, launch 2/2, step \d+/37, p50 so far 0\.\d+s", told)
 
 
 HANGING = (

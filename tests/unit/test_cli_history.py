@@ -281,13 +281,13 @@ def test_the_later_commit_is_measured_beside_the_earlier_one(
     root, earlier, later = repository
     called: list[Any] = []
 
-    def pytest_run(command: list[str], **how: Any) -> subprocess.CompletedProcess[bytes]:
-        called.append((command, how["cwd"], (how["cwd"] / "tests/perf/test_step.py").read_text(), how["env"]))
+    def pytest_run(command: list[str], folder: Path, environ: dict[str, str]) -> int:
+        called.append((command, folder, (folder / "tests/perf/test_step.py").read_text(), environ))
         (json_option,) = (word for word in command if word.startswith("--ddp-json="))
         written(Path(json_option.partition("=")[2]), outcome(verdict(status), test=TEST))
-        return subprocess.CompletedProcess(command, int(status is Status.REGRESSED))
+        return int(status is Status.REGRESSED)
 
-    monkeypatch.setattr(confirming.subprocess, "run", pytest_run)
+    monkeypatch.setattr(confirming, "_called", pytest_run)
     monkeypatch.syspath_prepend(str(Path.cwd() / "src"))
     told = say("confirm", "test_train", "--in", root, "--option=--ddp-launches=3")
     ((command, cwd, content, environ),) = called
@@ -305,9 +305,25 @@ def test_the_later_commit_is_measured_beside_the_earlier_one(
 def test_pytest_that_measures_nothing_is_told(
     repository: tuple[Path, str, str], say: Say, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(confirming.subprocess, "run", lambda command, **how: subprocess.CompletedProcess(command, 4))
+    monkeypatch.setattr(confirming, "_called", lambda *_: 4)
     status, _, err = say("confirm", "test_train", "--in", repository[0])
     assert (status, err) == (4, "ddpperf: pytest ended with status 4: nothing was measured\n")
+
+
+def test_ctrl_c_waits_for_pytest_which_has_a_worktree_to_remove(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[str] = []
+
+    class Process:
+        def wait(self) -> int:
+            waited.append("wait")
+            if len(waited) == 1:
+                raise KeyboardInterrupt
+            return 2
+
+    monkeypatch.setattr(confirming.subprocess, "Popen", lambda command, **how: Process())
+    with pytest.raises(KeyboardInterrupt):
+        confirming._called(["pytest"], Path(), {})
+    assert waited == ["wait", "wait"]
 
 
 def test_commits_that_the_clone_lacks_are_told_how_to_fetch(slower: Path, repository: Any, say: Say) -> None:

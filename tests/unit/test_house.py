@@ -27,6 +27,7 @@ STOREYS = (
     "launch",
     "against",
     "measuring",
+    "doctor",
     "plugin",
     "cli",
     "__main__",

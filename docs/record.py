@@ -1,0 +1,225 @@
+"""Record what the documentation shows of a run: a report, and pictures of it.
+
+    .venv/bin/python docs/record.py             # measure: about a minute on two cores, and draw
+    .venv/bin/python docs/record.py pictures    # draw what was measured before
+
+A small project of its own is measured against its main branch, on which its last commit made training slower. What
+pytest printed and reported is kept in docs/sample/; docs/pictures/ is drawn from that. The extra `docs` is needed, and
+Chromium for the picture of the page.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+from rich.console import Console
+from rich.text import Text
+
+from pytest_ddpperf import suite
+from pytest_ddpperf.git import git, outside_of_hooks
+
+DOCS = Path(__file__).resolve().parent
+REPORT = DOCS / "sample" / "run.json"
+OUTPUT = DOCS / "sample" / "output.txt"  # with its colours
+RED_GATE = DOCS / "pictures" / "red-gate.svg"
+PAGE = DOCS / "pictures" / "page.png"
+COLUMNS = 118
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+
+# --- the project
+
+# Few steps and launches, for the report is kept in the repository.
+PYTEST_INI = """\
+[pytest]
+pythonpath = .
+addopts = -p no:benchmark -p no:cacheprovider -p no:randomly
+ddp_backend = gloo
+ddp_device = cpu
+ddp_steps = 20
+ddp_min_time = 0
+ddp_launches = 5
+ddp_max_launches = 10
+"""
+
+TRAIN = '''\
+"""How the small GPT is trained."""
+
+import torch
+import torch.nn.functional as F
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from smallgpt.gpt import GPT, GPTConfig
+
+CONFIG = GPTConfig(vocabulary=512, context=32, layers=3, width=64)
+BATCH_SIZE = 2  # sequences a rank
+BUCKET_CAP_MB = 25  # DDP gathers gradients in buckets of this size, and sends each with one all-reduce
+
+
+def forward(model, device):
+    """A function that does one forward pass."""
+    text = torch.randint(CONFIG.vocabulary, (BATCH_SIZE, CONFIG.context + 1), device=device)
+    tokens, targets = text[:, :-1], text[:, 1:].flatten()  # every token's target is the next one
+    return lambda: F.cross_entropy(model(tokens).flatten(0, 1), targets)
+
+
+def training_step(device):
+    """A function that does one step; needs a process group."""
+    model = DDP(GPT(CONFIG).to(device), bucket_cap_mb=BUCKET_CAP_MB)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    loss = forward(model, device)
+
+    def step():
+        optimizer.zero_grad()
+        loss().backward()
+        optimizer.step()
+
+    return step
+'''
+
+TESTS = """\
+import torch
+from smallgpt.gpt import GPT
+from smallgpt.train import BATCH_SIZE, CONFIG, forward, training_step
+
+
+def test_train_step(ddp_benchmark):
+    def setup(ctx):  # in every rank
+        torch.manual_seed(ctx.seed + ctx.rank)
+        return training_step(ctx.device)
+
+    ddp_benchmark(setup, batch_size=BATCH_SIZE)
+
+
+def test_forward(ddp_benchmark):
+    ddp_benchmark(lambda ctx: forward(GPT(CONFIG).to(ctx.device), ctx.device), batch_size=BATCH_SIZE)
+
+
+def test_gradients(collective_benchmark):
+    collective_benchmark("all_reduce", sizes=[1 << 20])
+"""
+
+TRAINED = "smallgpt/train.py"
+PROJECT = {
+    ".gitignore": "__pycache__/\n",
+    "pytest.ini": PYTEST_INI,
+    "smallgpt/__init__.py": "",
+    "smallgpt/gpt.py": Path(suite.__file__).with_name("gpt.py").read_text(),
+    TRAINED: TRAIN,
+    "tests/perf/test_gpt.py": TESTS,
+}
+# 50 kB hold few gradients: one all-reduce becomes many.
+SLOWER = {TRAINED: TRAIN.replace("BUCKET_CAP_MB = 25 ", "BUCKET_CAP_MB = 0.05 ")}
+
+_SETTINGS = (
+    *("user.name=A Colleague", "user.email=colleague@example.invalid", "commit.gpgSign=false"),
+    *("init.defaultBranch=main", f"core.excludesFile={os.devnull}"),
+)
+
+
+def commit(project: Path, message: str, files: dict[str, str]) -> None:
+    """Raises GitError."""
+    for name, text in files.items():
+        path = project / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    in_git(project, "add", "--all")
+    in_git(project, "commit", "--quiet", f"--message={message}")
+
+
+def in_git(project: Path, *arguments: str) -> None:
+    git(project, *(part for setting in _SETTINGS for part in ("-c", setting)), *arguments)
+
+
+def measure() -> None:
+    """Keep what pytest prints and reports of the project; a run that is not red is refused."""
+    with tempfile.TemporaryDirectory() as folder:
+        project = Path(folder, "smallgpt")
+        project.mkdir()
+        in_git(project, "init", "--quiet", "--template=")
+        commit(project, "A small GPT under DDP, and tests that time it", PROJECT)
+        in_git(project, "checkout", "--quiet", "-b", "smaller-buckets")
+        commit(project, "Use smaller gradient buckets to lower memory", SLOWER)
+        arguments = ["tests/perf", "--ddp-against", "main"]
+        environment: dict[str, Any] = {**outside_of_hooks(), "COLUMNS": str(COLUMNS)}
+        result = subprocess.run(
+            [sys.executable, "-m", "pytest", *arguments, "--color=yes", f"--ddp-json={project / 'run.json'}"],
+            cwd=project, env=environment, text=True, stdout=subprocess.PIPE,
+        )  # fmt: skip
+        print(result.stdout)
+        if result.returncode != 1:
+            sys.exit(f"pytest was to end with status 1, but ended with {result.returncode}")
+        printed = result.stdout.replace(str(project), "~/smallgpt")
+        REPORT.write_text((project / "run.json").read_text())
+        OUTPUT.write_text(f"$ pytest {' '.join(arguments)}\n{printed}")
+
+
+# --- pictures
+
+# Rich's, without the font that it would fetch.
+_SVG = """\
+<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img">
+<style>
+{styles}
+.{unique_id}-matrix {{ font: {char_height}px "SFMono-Regular", Consolas, "Liberation Mono", Menlo, monospace; }}
+</style>
+<defs>{lines}</defs>
+{chrome}
+<g transform="translate({terminal_x}, {terminal_y})">
+{backgrounds}
+<g class="{unique_id}-matrix">{matrix}</g>
+</g>
+</svg>
+"""
+
+
+def excerpt(output: str) -> str:
+    """Without what every pytest prints first, and without the tables of all tests: what is left out is marked."""
+    command, rest = output.split("\n", 1)
+    _, ours, failure = rest.partition("ddpperf: torch")
+    failure, _, tables = failure.partition("distributed performance")
+    failure = failure.rpartition("\n")[0]  # the rule that the title is in
+    counts = tables[tables.index("\nddpperf: ") + 1 :]
+    return f"{command}\n...\n{ours}{failure}\n...\n{counts}"
+
+
+def draw_terminal() -> None:
+    console = Console(record=True, file=io.StringIO(), width=COLUMNS, force_terminal=True)
+    console.print(Text.from_ansi(excerpt(OUTPUT.read_text()).rstrip()))
+    RED_GATE.write_text(console.export_svg(title="", code_format=_SVG, unique_id="t"))
+
+
+def draw_page() -> None:
+    """The top of the page of the report, as a browser shows it."""
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if browser is None:
+        sys.exit(f"{PAGE.name} was not drawn: none of {', '.join(BROWSERS)} is on PATH")
+    with tempfile.TemporaryDirectory() as folder:
+        page, shot = Path(folder, "page.html"), Path(folder, "page.png")
+        subprocess.run([sys.executable, "-m", "pytest_ddpperf", "html", str(REPORT), "-o", str(page)], check=True)
+        # --no-sandbox: in a container there is no other way.
+        options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--window-size=1000,1255"]
+        command = [browser, *options, f"--user-data-dir={folder}/profile", f"--screenshot={shot}", page.as_uri()]
+        subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
+        # It has few colours: a palette is a third of the bytes.
+        Image.open(shot).convert("RGB").quantize(64, dither=Image.Dither.NONE).save(PAGE, optimize=True)
+
+
+def main() -> None:
+    for folder in (REPORT.parent, PAGE.parent):
+        folder.mkdir(exist_ok=True)
+    if sys.argv[1:] != ["pictures"]:
+        measure()
+    draw_terminal()
+    draw_page()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""The pages hold together: links lead somewhere in the repository, and the site has every page and public name."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+
+import pytest_ddpperf
+from pytest_ddpperf.report import reading
+from pytest_ddpperf.report.counts import count, last_line
+
+ROOT = Path(__file__).parents[2]
+DOCS = sorted((ROOT / "docs").rglob("*.md"))
+PAGES = [*sorted(ROOT.glob("*.md")), *DOCS, ROOT / "baselines" / "README.md", ROOT / "benchmarks" / "README.md"]
+
+_HEADING = re.compile(r"^#{1,6} +(.+?)\s*$", re.MULTILINE)
+_LINK = re.compile(r"\]\(([^()\s]+)\)")
+_FENCE = re.compile(r"^(`{3,}).*?^\1`*$", re.MULTILINE | re.DOTALL)
+_CODE = re.compile(r"`[^`\n]+`")
+
+
+def links(text: str) -> list[str]:
+    """Targets of links and pictures that lead to no other site; what stands in code is none."""
+    found = _LINK.findall(_CODE.sub("", _FENCE.sub("", text)))
+    return [target for target in found if not re.match(r"[a-z]+:", target)]
+
+
+def anchors(text: str) -> set[str]:
+    """Of headings, as GitHub names them."""
+    found: set[str] = set()
+    for heading in _HEADING.findall(_FENCE.sub("", text)):
+        slug = base = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+        number = 0
+        while slug in found:
+            number += 1
+            slug = f"{base}-{number}"
+        found.add(slug)
+    return found
+
+
+def broken(page: Path) -> list[str]:
+    """Links of a page that lead nowhere."""
+    wrong = []
+    for target in links(page.read_text(encoding="utf-8")):
+        name, _, anchor = unquote(target).partition("#")
+        path = page.parent / name if name else page
+        if not path.exists() or (anchor and anchor not in anchors(path.read_text(encoding="utf-8"))):
+            wrong.append(target)
+    return wrong
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    assert broken(page) == []
+
+
+def test_links_that_lead_nowhere_are_seen(tmp_path: Path) -> None:
+    (tmp_path / "other.md").write_text("# A `b` c's, d\n```\n# no heading\n```\n# Twice\n## Twice\n")
+    page = tmp_path / "page.md"
+    page.write_text(
+        "[a](other.md#a-b-cs-d) ![b](none.png) [`c`](other.md#no-heading) [d](#d) [e](other.md) [f](other.md#twice-1)\n"
+        "`[g](none)` [h](https://example.org/none)\n```\n[i](none)\n```\n[j](none/)\n"
+    )
+    assert broken(page) == ["none.png", "other.md#no-heading", "#d", "none/"]
+
+
+def test_the_site_has_every_page() -> None:
+    index = (ROOT / "docs" / "index.md").read_text()
+    trees = re.findall(r"^```{toctree}\n(.*?)^```", index, re.MULTILINE | re.DOTALL)
+    listed = {line for tree in trees for line in tree.splitlines()}
+    pages = {str(page.relative_to(ROOT / "docs").with_suffix("")) for page in DOCS}
+    assert pages - {"index"} == {line for line in listed if line and not line.startswith(":")}
+
+
+def test_the_reference_has_every_public_name() -> None:
+    text = (ROOT / "docs" / "api.md").read_text()
+    found = set(re.findall(r"^\.\. auto\w+:: pytest_ddpperf\.(\w+)$", text, re.MULTILINE))
+    assert found == set(pytest_ddpperf._HOMES)
+
+
+def test_the_sample_can_be_read_and_is_the_run_that_is_shown() -> None:
+    kept = ROOT / "docs" / "sample"
+    counts = count(reading.read([kept / "run.json"]).outcomes, skipped=0)
+    assert f"\n{last_line(counts)}\n" in (kept / "output.txt").read_text()
