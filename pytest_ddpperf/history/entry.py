@@ -62,6 +62,11 @@ def unfit(run: Run) -> str:
     return ""
 
 
+def order(run: Run) -> tuple[str, str, str]:
+    """That of commits, and of runs of one commit."""
+    return run.committed, run.commit, run.created
+
+
 def entries(outcomes: Iterable[Outcome], run: Run) -> list[Entry]:
     """One an environment, of the measurements that say how fast the commit is by itself."""
     by_key: dict[str, tuple[Mapping[str, Scalar], list[Kept]]] = {}

@@ -37,7 +37,7 @@ def put(path: Path, content: str) -> None:
 def read(folder: Path) -> list[Entry]:
     """All entries, in the order of commits and of runs of one commit; raises HistoryError."""
     found = [entry.parse(path, data) for path, data in files(folder) if path.parent.name != ACCEPTED]
-    return sorted(found, key=lambda each: (each.run.committed, each.run.commit, each.run.created))
+    return sorted(found, key=lambda each: entry.order(each.run))
 
 
 def files(folder: Path, below: str = "") -> Iterator[tuple[Path, bytes]]:

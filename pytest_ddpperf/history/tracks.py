@@ -4,7 +4,7 @@ match. Knows records and points, and nothing of steps being good or bad."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
@@ -44,6 +44,10 @@ class Track:
         """Of the runs' launches; raises HistoryError for figures that are no durations."""
         moved = _moved([mark.run for mark in self.marks])
         return [_point(mark, metric, moves) for mark, moves in zip(self.marks, moved, strict=True)]
+
+    def last_seconds(self, metric: str) -> float:
+        """Of the last run, over its launches; raises HistoryError."""
+        return math.exp(_point(self.marks[-1], metric, 1.0).value)
 
 
 def _point(mark: Mark, metric: str, moved: float) -> Point:
@@ -107,3 +111,10 @@ def _facts(entry: Entry, kept: Kept) -> frozenset[tuple[str, Scalar]]:
 def _latest(group: tuple[object, list[Mark]]) -> tuple[str, str]:
     run = group[1][-1].run
     return run.committed, run.created
+
+
+def differing(then: Mapping[str, Scalar], now: Mapping[str, Scalar]) -> Iterator[str]:
+    """Facts of two runs: "torch 2.12 -> 2.13"."""
+    for name in sorted({*then, *now}):
+        if then.get(name) != now.get(name):
+            yield f"{name.removeprefix('env:')} {then.get(name, 'unset')} -> {now.get(name, 'unset')}"
