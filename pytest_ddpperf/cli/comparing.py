@@ -12,7 +12,7 @@ from pytest_ddpperf.measuring.looks import follow, schedule
 from pytest_ddpperf.records import Baseline, Limit, Measurement, Outcome, Recording, Status, Verdict
 from pytest_ddpperf.records.asked import limits_for
 from pytest_ddpperf.report import failure, text
-from pytest_ddpperf.report.reading import Entry, Report, identity
+from pytest_ddpperf.report.reading import Entry, Report, gone_of, identity
 
 _LAUNCHES_NEEDED = 2
 # What a run said of figures that say nothing about the code; it holds whatever they are compared with.
@@ -28,16 +28,8 @@ class Terms:
     fail_on: frozenset[str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Compared:
-    """What came of it."""
-
-    now: Report  # with the verdicts of being held against the other
-    only_before: tuple[Outcome, ...]  # what it does not have
-
-
-def compare(base: Report, now: Report, terms: Terms) -> Compared:
-    """Each measurement of `now` against that of the same test in `base`."""
+def compare(base: Report, now: Report, terms: Terms) -> Report:
+    """Each measurement of `now` with the verdict of being held against that of the same test in `base`."""
     partners = _partners(base, now)
     tests = {now.entries[number].outcome.nodeid for number in partners}
     level = verdicts.level_of(max(1, len(tests)))
@@ -52,9 +44,11 @@ def compare(base: Report, now: Report, terms: Terms) -> Compared:
         partner = base.entries[partners[number]] if number in partners else None
         entries.append(replace(entry, outcome=_held_against(entry.outcome, partner, terms, own)))
     taken = set(partners.values())
-    return Compared(
-        now=replace(now, entries=tuple(entries)),
-        only_before=tuple(entry.outcome for number, entry in enumerate(base.entries) if number not in taken),
+    return replace(
+        now,
+        entries=tuple(entries),
+        bases=base.runs,
+        only_before=tuple(gone_of(entry.outcome) for number, entry in enumerate(base.entries) if number not in taken),
     )
 
 

@@ -4,14 +4,14 @@ job). Older reports are read, and newer ones as far as their fields are known he
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from pytest_ddpperf.baseline import nonsense
-from pytest_ddpperf.records import Limit, Outcome, Run, codec
+from pytest_ddpperf.records import Limit, Outcome, Run, Scalar, codec
 from pytest_ddpperf.records.errors import ReportError
 from pytest_ddpperf.report import text
 from pytest_ddpperf.report.json_report import SCHEMA
@@ -26,6 +26,14 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Gone:
+    """A measurement that only the run has which this one was held against."""
+
+    name: str
+    ranks: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """What one or several files say."""
 
@@ -33,6 +41,8 @@ class Report:
     runs: tuple[Run, ...]
     entries: tuple[Entry, ...]  # in the order of the files, each measurement once
     told: tuple[str, ...] = ()  # what became of those that were in several files
+    bases: tuple[Run, ...] = ()  # that `ddpperf diff` held them against
+    only_before: tuple[Gone, ...] = ()  # that those have, and no file here
 
     @property
     def outcomes(self) -> tuple[Outcome, ...]:
@@ -90,7 +100,25 @@ def report_of(path: Path, content: dict[str, Any]) -> Report:
         if problem := _problem(outcome):
             raise ReportError(path, f"measurements[{number}].{problem}")
         entries.append(Entry(outcome=outcome, run=run))
-    return Report(paths=(path,), runs=(run,), entries=tuple(entries))
+    bases, only_before = _held_against(path, content)
+    return Report(paths=(path,), runs=(run,), entries=tuple(entries), bases=bases, only_before=only_before)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _HeldAgainst:
+    """What `ddpperf diff --json` adds."""
+
+    base: Mapping[str, Scalar] | None = None
+    only_in_base: tuple[Gone, ...] = ()
+
+
+def _held_against(path: Path, content: dict[str, Any]) -> tuple[tuple[Run, ...], tuple[Gone, ...]]:
+    told = {name: content[name] for name in ("base", "only_in_base") if name in content}
+    try:
+        found = codec.decode(_HeldAgainst, told, of_another_version=True)
+    except codec.CodecError as error:
+        raise ReportError(path, str(error)) from error
+    return (_run(path, dict(found.base), "base."),) if found.base is not None else (), found.only_in_base
 
 
 # Of what all measurements share, by field: where the file has it.
@@ -106,7 +134,7 @@ _FIELDS = {
 }
 
 
-def _run(path: Path, content: dict[str, Any]) -> Run:
+def _run(path: Path, content: dict[str, Any], within: str = "") -> Run:
     summary = content.get("summary")
     flat = {**content, **{f"summary.{name}": n for name, n in (summary if isinstance(summary, dict) else {}).items()}}
     told = {field: flat[name] for field, name in _FIELDS.items() if name in flat}
@@ -114,7 +142,7 @@ def _run(path: Path, content: dict[str, Any]) -> Run:
         return codec.decode(Run, told, of_another_version=True)
     except codec.CodecError as error:
         field, dot, rest = error.path.partition(".")
-        raise ReportError(path, f"{_FIELDS[field]}{dot}{rest}: {error.problem}") from error
+        raise ReportError(path, f"{within}{_FIELDS[field]}{dot}{rest}: {error.problem}") from error
 
 
 def _problem(outcome: Outcome) -> str:
@@ -175,7 +203,21 @@ def merged(reports: Iterable[Report]) -> Report:
         runs=tuple(run for report in reports for run in report.runs),
         entries=tuple(entries[place] for place in kept),
         told=(*(line for report in reports for line in report.told), *_of_several_commits(reports), *told),
+        bases=tuple({str(base): base for report in reports for base in report.bases}.values()),
+        only_before=tuple(dict.fromkeys(_gone(reports))),
     )
+
+
+def _gone(reports: Sequence[Report]) -> Iterator[Gone]:
+    """Of what one shard has not, another may have a measurement."""
+    measured = [{gone_of(outcome) for outcome in report.outcomes} for report in reports]
+    for number, report in enumerate(reports):
+        others = set().union(*measured[:number], *measured[number + 1 :])
+        yield from (gone for gone in report.only_before if gone not in others)
+
+
+def gone_of(outcome: Outcome) -> Gone:
+    return Gone(name=text.name(outcome), ranks=text.ranks(outcome.plan))
 
 
 def _asked(entry: Entry) -> Hashable:

@@ -114,7 +114,7 @@ def titles(q: int) -> tuple[str, str]:
 
 def row(outcome: Outcome, percentiles: Sequence[int] = _PERCENTILES) -> list[str]:
     """Name, ranks, step time and rate at each percentile, change, verdict."""
-    cells = [text.name(outcome), outcome.plan.roles or f"{outcome.plan.world_size} {outcome.plan.backend}"]
+    cells = [text.name(outcome), text.ranks(outcome.plan)]
     for q in percentiles:
         if outcome.measurement is None:
             cells += ["-", "-"]
