@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     compared = compare(base, now, terms)
     _write(arguments, base, compared)
     if arguments.form == "pytorch":
-        console.say(pytorch.side_by_side(pytorch.ours(base), pytorch.ours(now)))
+        console.say(pytorch.side_by_side(*pytorch.ours(base, now)))
         console.say(sides.told(base, compared))
     else:
         console.say(sides.lines(base, compared))
