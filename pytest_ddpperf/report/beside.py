@@ -23,7 +23,7 @@ def files(beside: Beside) -> str:
         return ""
     count = len(beside.differing)
     if not count:
-        return f"; both sides imported the same, {beside.imported} file{'s' * (beside.imported != 1)}"
+        return f"; both sides imported the same, {text.several(beside.imported, 'file')}"
     named = ", ".join(beside.differing[:_FILES_NAMED]) + (", ..." if count > _FILES_NAMED else "")
     return f"; {count} of {beside.imported} imported files differ{'s' * (count == 1)}: {named}"
 

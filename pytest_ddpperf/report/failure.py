@@ -121,8 +121,8 @@ def _evidence(outcome: Outcome, baseline: Baseline) -> str:
     how = "assumed" if sessions == 1 else "seen and assumed"
     drift = f"; sessions drift by {text.amount(max(drifts))} ({how})" if drifts else ""
     return (
-        f"evidence: {len(outcome.phases)} launches now, {before} in the baseline's {sessions} "
-        f"session{'s' * (sessions > 1)}{drift}"
+        f"evidence: {len(outcome.phases)} launches now, {before} in the baseline's "
+        f"{text.several(sessions, 'session')}{drift}"
     )
 
 

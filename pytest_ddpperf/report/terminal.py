@@ -241,7 +241,7 @@ def sentence(outcome: Outcome) -> str:
         return f"INCOMPARABLE: {incomparable(outcome)}"
     if verdict.status is Status.NOT_GATED and outcome.saved:
         earlier = outcome.saved - 1
-        before = f", in addition to {earlier} earlier session{'s' * (earlier > 1)}" if earlier else ""
+        before = f", in addition to {text.several(earlier, 'earlier session')}" if earlier else ""
         return f"saved {outcome.baseline_path}, {len(outcome.phases)} launches{before}"
     if verdict.status is Status.NOT_GATED:
         return f"NOT GATED: {not_gated(outcome)}"

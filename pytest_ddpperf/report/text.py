@@ -46,8 +46,8 @@ def ranks(plan: Plan) -> str:
 
 
 def several(number: int, what: str) -> str:
-    """ "1 launch", "2 launches" of "launch": what is counted has the plural of a regular noun."""
-    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}{'es' if what.endswith('ch') else 's'}"
+    """ "1 run", "2 runs" of "run"."""
+    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def seconds(value: float) -> str:

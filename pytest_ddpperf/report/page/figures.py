@@ -186,7 +186,7 @@ def in_a_row(sheet: Sheet, now: Side, base: Side | None, q: int) -> Figure:
 
     keys = [Key(mark="now", text="now")]
     if base is not None:
-        keys.append(Key(mark="base", text=f"{base.name}, {len(before)} session{'s' * (len(before) > 1)}"))
+        keys.append(Key(mark="base", text=f"{base.name}, {text.several(len(before), 'session')}"))
     return sheet.figure(
         draw,
         f"Launches in the order they were taken, p{q}",
