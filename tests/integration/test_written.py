@@ -8,6 +8,7 @@ import subprocess
 import pytest
 
 from pytest_ddpperf.cli.main import main
+from pytest_ddpperf.measuring.session import Report
 from tests.integration.conftest import STEP, Run
 
 NOTHING = "def test_nothing(): pass"
@@ -23,16 +24,15 @@ def test_a_report_that_cannot_be_written_is_told_and_is_red(pytester: pytest.Pyt
     assert run(f"{option}=file/out", "--collect-only").ret == 0
 
 
-def test_a_report_that_cannot_be_made_is_told_and_costs_no_other(pytester: pytest.Pytester, run: Run) -> None:
+def test_a_report_that_cannot_be_made_is_told_and_costs_no_other(
+    pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """matplotlib is there, and does not come up, say."""
-    pytester.makeconftest("""
-from pytest_ddpperf.measuring.session import Report
 
-def markdown(report):
-    raise ImportError("undefined symbol: _Zn")
+    def broken(report: Report) -> str:
+        raise ImportError("undefined symbol: _Zn")
 
-Report.markdown = markdown
-""")
+    monkeypatch.setattr(Report, "markdown", broken)
     pytester.makepyfile(NOTHING)
     result = run("--ddp-markdown=out.md", "--ddp-json=out.json")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
