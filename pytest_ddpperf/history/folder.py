@@ -46,7 +46,8 @@ def put(path: Path, content: str) -> None:
 def read(folder: Path) -> list[Entry]:
     """All entries, in the order of commits and of runs of one commit; raises HistoryError."""
     found = [entry.parse(path, data) for path, data in files(folder) if path.parent.name != ACCEPTED]
-    return sorted(found, key=lambda each: (each.run.committed, each.run.commit, each.run.created))
+    # Many commits can have one second, those of a rebased branch say: they were measured in their order, if in any.
+    return sorted(found, key=lambda each: (each.run.committed, each.run.created, each.run.commit))
 
 
 def files(folder: Path, below: str = "") -> Iterator[tuple[Path, bytes]]:

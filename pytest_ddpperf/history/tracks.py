@@ -41,20 +41,16 @@ class Track:
     told: str = ""  # the facts that set it apart from other series of its test and environment
 
     def points(self, metric: str) -> list[Point]:
-        """Of the runs' launches; raises HistoryError for figures that are no durations."""
+        """Of the runs' launches."""
         moved = _moved([mark.run for mark in self.marks])
         return [_point(mark, metric, moves) for mark, moves in zip(self.marks, moved, strict=True)]
 
 
 def _point(mark: Mark, metric: str, moved: float) -> Point:
-    try:
-        logs = list(map(math.log, mark.kept.launch_seconds[metric]))
-        mean = sum(logs) / len(logs)
-        spread = sum([(each - mean) ** 2 for each in logs]) / (len(logs) - 1) if len(logs) > 1 else 0.0
-        return Point(mean, len(logs), spread, moved)
-    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
-        problem = f"{mark.kept.test}: launch_seconds.{metric} are no durations: {error}"
-        raise HistoryError(mark.entry.file, problem) from error
+    logs = list(map(math.log, mark.kept.launch_seconds[metric]))
+    mean = sum(logs) / len(logs)
+    spread = sum([(each - mean) ** 2 for each in logs]) / (len(logs) - 1) if len(logs) > 1 else 0.0
+    return Point(mean, len(logs), spread, moved)
 
 
 def _moved(runs: Sequence[Run]) -> list[float]:
