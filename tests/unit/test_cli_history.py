@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -487,6 +489,52 @@ def test_confirm_wants_to_be_called_where_pytest_is(
     monkeypatch.chdir(tmp_path)
     err = say("confirm", "train", "--in", repository[0])[2]
     assert "is in no git repository: call it where pytest is called" in err
+
+
+def test_the_recipe_for_ci_bears_a_push_meanwhile_and_a_job_that_is_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the workflow of docs/ci.md runs, each time in a shallow checkout as GitHub makes it."""
+    recipe = (Path(__file__).parents[2] / "docs" / "ci.md").read_text()
+    (script,) = re.findall(r"run: \|\n((?: {10}\S.*\n)+) {8}env:\n {10}COMMIT:", recipe)
+    command = tmp_path / "bin" / "ddpperf"
+    command.parent.mkdir()
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m pytest_ddpperf "$@"\n')
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", str(command.parent), prepend=os.pathsep)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    for name in ("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM"):
+        monkeypatch.setenv(name, os.devnull)  # nobody has said who commits
+    origin, seed = tmp_path / "origin", tmp_path / "seed"
+    git(tmp_path, "init", "-q", "--bare", "origin")
+    git(tmp_path, "init", "-q", "seed")
+    git(seed, "switch", "-q", "--orphan", "perf-history")
+    git(seed, "commit", "-q", "--allow-empty", "-m", "A history")
+    git(seed, "push", "-q", str(origin), "perf-history")
+
+    def checkout(name: str) -> Path:
+        git(tmp_path, "clone", "-q", "--depth=1", "--branch=perf-history", origin.as_uri(), name)
+        return tmp_path / name
+
+    def job(folder: Path, day: int) -> None:
+        report = tmp_path / f"{day}" / "report" / "ddpperf.json"
+        if not report.exists():
+            report.parent.mkdir(parents=True)
+            written(report, measured(), run=run(day))
+        environ = {**os.environ, "RUNNER_TEMP": str(report.parents[1]), "COMMIT": commit_of(day)}
+        ended = subprocess.run(
+            ["bash", "-e", "-c", script], cwd=folder, env=environ, capture_output=True, text=True, check=False
+        )
+        assert ended.returncode == 0, ended.stderr
+
+    first, second = checkout("first"), checkout("second")
+    job(first, 1)
+    job(second, 2)
+    job(checkout("again"), 1)
+    said = git(origin, "log", "--format=%s", "perf-history").splitlines()
+    assert said == [f"Add a run of {commit_of(2)}", f"Add a run of {commit_of(1)}", "A history"]
+    kept = git(origin, "ls-tree", "-r", "--name-only", "perf-history").splitlines()
+    assert [Path(name).parent.as_posix() for name in kept] == ["history/cpu-gloo-ws2"] * 2
 
 
 def test_neither_pytest_nor_torch_is_imported_to_find_steps(slower: Path) -> None:
