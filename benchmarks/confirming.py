@@ -77,7 +77,8 @@ def measurements(project: Project, rows: Sequence[Row], wanted: int) -> Iterator
         for load, seed in LOADS.items():
             kinds = dict.fromkeys(kind for there, kind, _ in missing if there == load)
             old = [each for each in waiting[OTHER[load]] if SESSION_AGE <= each.age <= TOO_OLD]
-            due = not waiting[load] or waiting[load][-1].age > SESSION_AGE / 4
+            asked = any(there == OTHER[load] for there, *_ in missing)
+            due = asked and (not waiting[load] or waiting[load][-1].age > SESSION_AGE / 4)
             if not (old and kinds) and not due:
                 time.sleep(1.0)
                 continue
@@ -148,18 +149,13 @@ class Project:
         }
         for measured in json.loads(told.read_text())["measurements"]:
             name, verdict, stored = measured["test"]["name"], measured["verdict"], measured["stored"]
-            change = verdict["comparisons"][0]["change"]
             yield {
                 "model": name.partition("[")[2].rstrip("]"),
                 "session_age": round(age),
-                "status": verdict["status"],
-                "reason": verdict["reason"],
-                "change": round(change["estimate"], 4),
-                "stored": stored
-                and {
-                    "status": stored["status"],
-                    "change": round(stored["comparisons"][0]["change"]["estimate"], 4),
-                },
+                "status": verdict["status"] if verdict else "not measured",
+                "reason": verdict["reason"] if verdict else measured["error"],
+                "change": change_of(verdict),
+                "stored": stored and {"status": stored["status"], "change": change_of(stored)},
                 "seconds": round(seconds[name], 1),
                 "notes": measured["notes"],
             }
@@ -180,6 +176,12 @@ class Project:
         ended = subprocess.run([*command, *options], cwd=self._top, env=environ, capture_output=True, text=True)
         if ended.returncode not in ((0, 1) if status is None else (status,)):
             raise RuntimeError(f"pytest ended with {ended.returncode}:\n{ended.stdout}\n{ended.stderr}")
+
+
+def change_of(verdict: Any) -> float | None:
+    """Of the first limit; None where nothing was compared."""
+    comparisons = verdict["comparisons"] if verdict else []
+    return round(comparisons[0]["change"]["estimate"], 4) if comparisons else None
 
 
 # --- the table

@@ -1,19 +1,24 @@
-"""What does the page of a run take: seconds and bytes, by how much was measured?
+"""What does the page of a run take, and that of a history: seconds and bytes, by how much was measured?
 
     python benchmarks/page.py [--measurements 50] [--rounds 5]
+    python benchmarks/page.py --history [--series 100] [--points 1000] [--rounds 5]
 
-Each run is `ddpperf html` in a process of its own, from reading the JSON and importing matplotlib to the file. It works
-on one core and waits for nothing, so CPU time is what it takes on an idle machine. Samples are drawn, not measured;
-verdicts are the judge's.
+Each run is `ddpperf html`, or `ddpperf history --html`, in a process of its own, from reading the JSON and importing
+matplotlib to the file. It works on one core and waits for nothing, so CPU time is what it takes on an idle machine.
+Samples are drawn, not measured; verdicts are the judge's.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
+import random
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from statistics import median
 
@@ -24,10 +29,11 @@ MOST_SECONDS, MOST_BYTES = 10.0, 3e6
 
 # In another process, which must not pay for the drawing of samples: what is timed is what the command does.
 COMMAND = """
-import sys, time
+import contextlib, io, sys, time
 began = time.perf_counter(), time.process_time()
 from pytest_ddpperf.cli import main
-status = main.main(["html", sys.argv[1], "-o", sys.argv[2]])
+with contextlib.redirect_stdout(io.StringIO()):
+    status = main.main(sys.argv[1:])
 print(time.perf_counter() - began[0], time.process_time() - began[1])
 sys.exit(status)
 """
@@ -36,35 +42,86 @@ sys.exit(status)
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--measurements", type=int, default=50)
+    parser.add_argument("--history", action="store_true", help="only the page of a history")
+    parser.add_argument("--series", type=int, default=100)
+    parser.add_argument("--points", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=5)
     asked = parser.parse_args()
-    rows = [("a run of", "JSON", "CPU time", "wall", "page", "a measurement")]
+    rows = [("of", "it reads", "CPU time", "wall", "page", "each")]
     promises = []
-    with tempfile.TemporaryDirectory() as folder:
-        for name, size in SIZES.items():
-            report, page = Path(folder, "report.json"), Path(folder, "page.html")
-            report.write_text(_report(asked.measurements, size))
-            taken = []
-            for number in range(asked.rounds):
-                command = [sys.executable, "-c", COMMAND, str(report), str(page)]
-                told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-                taken.append([float(seconds) for seconds in told.split()])
-                progress(number + 1, asked.rounds, name)
-            (wall, cpu), held = zip(*taken, strict=True), page.stat().st_size
+    with tempfile.TemporaryDirectory() as name:
+        page = Path(name, "page.html")
+        for what, number, read, command in _commands(Path(name), asked):
+            wall, cpu = zip(*_timed([*command, str(page)], asked.rounds, what), strict=True)
+            held = page.stat().st_size
+            size = f"{held / 1e6:.2f} MB"
             rows.append(
                 (
-                    name,
-                    f"{report.stat().st_size / 1e6:.1f} MB",
+                    what,
+                    f"{read / 1e6:.1f} MB",
                     spread(cpu, "s"),
                     spread(wall, "s"),
-                    f"{held / 1e6:.2f} MB",
-                    f"{held / 1e3 / asked.measurements:.0f} kB",
+                    size,
+                    f"{held / 1e3 / number:.0f} kB",
                 )
             )
-            promises.append((f"{name}: at most {MOST_SECONDS:g} s of CPU time", median(cpu) <= MOST_SECONDS))
-            promises.append((f"{name}: at most {MOST_BYTES / 1e6:g} MB", held <= MOST_BYTES))
+            if not asked.history:
+                promises.append((f"{what}: at most {MOST_SECONDS:g} s of CPU time", median(cpu) <= MOST_SECONDS))
+            promises.append((f"{what}: at most {MOST_BYTES / 1e6:g} MB", held <= MOST_BYTES))
     print(table(rows))
     return verdict(promises)
+
+
+def _commands(place: Path, asked: argparse.Namespace) -> Iterator[tuple[str, int, int, list[str]]]:
+    """What is drawn and how many of it, the bytes that are read, and the command that lacks the page's path."""
+    if asked.history:
+        root = place / "history"
+        _fill(root, asked.series, asked.points)
+        size = sum(file.stat().st_size for file in root.rglob("*.json"))
+        command = ["history", str(root), "--fail-on=suspected", "--html"]  # steps are no failure here
+        yield f"{asked.series} series of {asked.points} points", asked.series, size, command
+        return
+    for name, each in SIZES.items():
+        report = place / "report.json"
+        report.write_text(_report(asked.measurements, each))
+        yield name, asked.measurements, report.stat().st_size, ["html", str(report), "-o"]
+
+
+def _timed(command: Sequence[str], rounds: int, what: str) -> list[tuple[float, float]]:
+    """Seconds of a wall's clock and of a CPU's, a round each."""
+    taken = []
+    for number in range(rounds):
+        told = subprocess.run([sys.executable, "-c", COMMAND, *command], capture_output=True, text=True, check=True)
+        wall, cpu = map(float, told.stdout.split())
+        taken.append((wall, cpu))
+        progress(number + 1, rounds, what)
+    return taken
+
+
+def _fill(root: Path, series: int, points: int) -> None:
+    """Points of five launches, in ten environments; every third series has a step, every second walks."""
+    rng = random.Random(1)
+    levels = [0.01 * (1 + number) for number in range(series)]
+    for day in range(points):
+        when = (datetime(2023, 1, 1, tzinfo=timezone.utc) + timedelta(days=day)).isoformat()
+        run = replace(reports.RUN, id=f"{day:x}", created=when, committed=when, commit=f"{day:040x}")
+        rows: dict[int, list[Kept]] = {}
+        for number in range(series):
+            jump = 0.08 if number % 3 == 0 and day == points // 2 else 0.0
+            levels[number] *= math.exp(jump + rng.gauss(0, 0.003) * (number % 2))
+            now = levels[number] * math.exp(rng.gauss(0, 0.01))
+            launches = [float(f"{now * math.exp(rng.gauss(0, 0.02)):.5g}") for _ in range(5)]
+            kept = Kept(
+                test=TestId(module="tests/perf/test_step", name=f"test_train[{number}]"),
+                must_match={"batch_size": 32},
+                recorded={"torch": f"2.{day // 200}", "host": "node1"},
+                launch_seconds=dict.fromkeys(METRICS, launches),
+                counters={"all_reduce.count": 5},
+            )
+            rows.setdefault(number * 10 // series, []).append(kept)
+        for number, own in rows.items():
+            key = {"device_type": "cpu", "backend": "gloo", "world_size": number + 1}
+            folder.add(root, Entry(run=run, key=key, measurements=tuple(own), environment=f"cpu-gloo-ws{number + 1}"))
 
 
 def _report(measurements: int, size: reports.Drawn) -> str:
@@ -83,7 +140,9 @@ def _report(measurements: int, size: reports.Drawn) -> str:
 
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
-    from pytest_ddpperf.records import codec
+    from pytest_ddpperf.history import folder
+    from pytest_ddpperf.history.entry import METRICS, Entry, Kept
+    from pytest_ddpperf.records import TestId, codec
     from pytest_ddpperf.report import json_report
     from tests import reports
 

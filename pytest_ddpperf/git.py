@@ -23,7 +23,7 @@ _OF_A_HOOK = (
 
 
 # For a clone without all files: what is not there is missing, and not brought.
-_OFFLINE = {"GIT_ALLOW_PROTOCOL": "none"}
+_OFFLINE = {"GIT_ALLOW_PROTOCOL": "none", "GIT_LFS_SKIP_SMUDGE": "1"}
 
 
 def git(path: Path, *arguments: str | Path, timeout: float | None = None, offline: bool = False) -> str:
@@ -48,9 +48,11 @@ def _git(
     return ended.stdout
 
 
-def outside_of_hooks() -> dict[str, str]:
-    """The environment, less what git tells a hook of the repository that it runs for."""
-    return {name: value for name, value in os.environ.items() if name not in _OF_A_HOOK}
+def outside_of_hooks(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """An environment, this process's if nothing is said, less what git tells a hook of the repository that it runs
+    for."""
+    outside = os.environ if environ is None else environ
+    return {name: value for name, value in outside.items() if name not in _OF_A_HOOK}
 
 
 def run_whole(
@@ -110,11 +112,11 @@ def top_level(path: Path) -> Path:
     return Path(os.path.realpath(git(path, "rev-parse", "--show-toplevel").removesuffix("\n")))
 
 
-def commit_named(path: Path, ref: str) -> str:
+def commit_named(path: Path, ref: str, *, offline: bool = False) -> str:
     """The hash of the commit that a ref names; raises GitError."""
     if ref.startswith("-"):
         raise GitError("")  # older versions of git have no other way to tell it from an option
-    return git(path, "rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}").strip()
+    return git(path, "rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}", offline=offline).strip()
 
 
 def contents(top: Path, commit: str, files: Sequence[str]) -> list[bytes | None]:
@@ -147,8 +149,8 @@ def ignored_files(top: Path, files: Sequence[str]) -> list[str]:
 
 
 def last_change(top: Path, file: Path) -> str:
-    """The last commit that changed a file; "" where there is none. Raises GitError."""
-    return git(top, "log", "-1", "--format=%H", "--", file).strip()
+    """The last commit that changed a file, of those at hand; "" where there is none. Raises GitError."""
+    return git(top, "log", "-1", "--format=%H", "--", file, offline=True).strip()
 
 
 def changed_files(top: Path, commit: str) -> list[str]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -50,7 +52,7 @@ class Checkout:
 
     def _commit(self, ref: str) -> str:
         try:
-            return commit_named(self.top, ref)
+            return commit_named(self.top, ref, offline=self._offline)
         except GitError as error:
             said = f" ({error})" if str(error) else ""
             problem = f"{ref!r} is no commit of {self.top}{said}"
@@ -66,17 +68,17 @@ class Checkout:
         """The variables `outside`, less those that are to be unset, with those that are to be otherwise."""
         return {**{n: v for n, v in outside.items() if n not in self.version.environ}, **self.assignments}
 
-    def check_out(self, seconds: float | None = None) -> Trees:
-        """The version's tree beside the one at hand, set up, for which there are so many `seconds`; raises
-        AgainstError."""
+    def check_out(self, environ: Mapping[str, str] | None = None, until: float = math.inf) -> Trees:
+        """The version's tree beside the one at hand, set up under the variables `environ`, this process's if nothing is
+        said, until then by the monotonic clock; raises AgainstError."""
         try:
             self._folder = folder = self._add() if self._another else Folder()
         except (GitError, OSError) as error:
-            raise AgainstError(self._settings.beside, f"{self.version} cannot be checked out: {error}") from None
+            raise AgainstError(self._settings.beside, self._unavailable(error)) from None
         if not isinstance(folder, Worktree):
             return self.at_hand
         if self._settings.against_setup is not None:
-            self._set_up(self._settings.against_setup, folder.tree, seconds)
+            self._set_up(self._settings.against_setup, folder.tree, environ, until)
         return Trees(hand=str(self.top), base=str(folder.tree), kept=self._kept)
 
     @property
@@ -88,9 +90,16 @@ class Checkout:
     def _add(self) -> Worktree:
         return Worktree(self.top, self.version.commit, offline=self._offline)
 
-    def _set_up(self, command: str, folder: Path, seconds: float | None) -> None:
+    def _unavailable(self, error: Exception) -> str:
+        """Why there is no tree, in one line: git's last says what is wrong."""
+        *_, said = str(error).splitlines() or [""]
+        brings = f"; git diff --stat HEAD {self.version.commit} brings it" if "promisor" in said else ""
+        return f"{self.version} cannot be checked out: {said}{brings}"
+
+    def _set_up(self, command: str, folder: Path, environ: Mapping[str, str] | None, until: float) -> None:
+        seconds = None if until == math.inf else max(0.0, until - time.monotonic())
         try:
-            ended = run_whole(command, self.environ(outside_of_hooks()), folder=folder, timeout=seconds)
+            ended = run_whole(command, self.environ(outside_of_hooks(environ)), folder=folder, timeout=seconds)
         except subprocess.TimeoutExpired:
             problem = f"{command!r} did not end within the {seconds:.0f} s that there were"
             raise AgainstError("--ddp-against-setup", problem) from None

@@ -77,7 +77,7 @@ class Led:
                 stacks.ask(
                     lambda: self._process.send_signal(signal.SIGQUIT), lambda: [os.fstat(self._log.fileno()).st_size]
                 )
-                self._die(f"did not answer for {patience:g} s")
+                self._die(f"did not answer for {patience:.3g} s")
             else:
                 self._pending += arrived
 

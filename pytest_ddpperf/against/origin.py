@@ -48,17 +48,21 @@ def origin_of(session: Recording, baseline: Path, rootdir: Path) -> Origin:
             fetch="git fetch --unshallow" if later else named,
         )
     missing: dict[str, list[str]] = {}
+    lacking: Origin | None = None
     for commit in candidates:
         try:
             wrong = _otherwise(top, commit, session)
         except GitError as error:
-            return Origin(
+            lacking = lacking or Origin(
                 why=f"this clone lacks files of commit {commit[:12]}: {str(error).rpartition(chr(10))[2]}",
                 fetch=f"git diff --stat HEAD {commit}",  # which, unlike a fetch, brings what a partial clone left out
             )
+            continue
         if not wrong:
             return Origin(commit=commit)
         missing[commit] = wrong
+    if lacking is not None:
+        return lacking
     if recorded and recorded not in missing:
         return Origin(
             why=f"commit {recorded[:12]} of the baseline is not in this clone",
@@ -92,7 +96,7 @@ def _candidates(top: Path, recorded: str, baseline: Path) -> Iterator[str]:
         named.append(last_change(top, baseline))
     for ref in (*named, "HEAD"):
         with suppress(GitError):
-            yield commit_named(top, ref)
+            yield commit_named(top, ref, offline=True)
 
 
 def _otherwise(top: Path, commit: str, session: Recording) -> list[str]:

@@ -26,6 +26,7 @@ While something is launched there, {"event": "progress", "phase": p, "step": k, 
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import sys
@@ -77,16 +78,15 @@ class BaseSide:
         self._checkout = Checkout(settings, invocation.rootdir, invocation.kept, offline=bool(invocation.only))
         self.version, self.trees = self._checkout.version, self._checkout.at_hand
         self._closing = ExitStack()
-        self._until = float("inf")  # when it has to have collected
+        self._until = math.inf  # when it has to have collected, by the monotonic clock
 
     def start(self, seconds: float | None = None) -> None:
         """Check the version out and let its pytest collect, in the background; raises AgainstError. `seconds`: that
         there are for both, and for what `collect` waits for."""
         self._may_take(seconds)
         self._closing.callback(self._checkout.remove)
-        self._there = self._checkout.check_out(seconds)
+        self._there = self._checkout.check_out(self._invocation.environ, self._until)
         self._lead()
-        self._closing.callback(lambda: self._led.close())
 
     def again(self, only: str, seconds: float) -> None:
         """`start` and `collect`, for the tests of another file, in the same tree."""
@@ -97,7 +97,7 @@ class BaseSide:
         self.collect(None)
 
     def _may_take(self, seconds: float | None) -> None:
-        self._until = float("inf") if seconds is None else time.monotonic() + seconds
+        self._until = math.inf if seconds is None else time.monotonic() + seconds
 
     @property
     def _to_start(self) -> float:
@@ -112,6 +112,7 @@ class BaseSide:
         self._ended: dict[str, str] = {}  # tests of which no further measurement will come, and why
         trees = self._there
         self._led = self._spawn(trees)
+        self._closing.callback(self._led.close)
         arguments = self._invocation.arguments_in(trees)
         folder = self._checkout.folder
         cache = ["-o", f"cache_dir={folder / _CACHE}"] if self._invocation.caches else []
@@ -187,7 +188,7 @@ class BaseSide:
 
     def why_missing(self, nodeid: str) -> str:
         """Why it has no such test; "" if it has."""
-        return "" if nodeid in self._tests else self._why_missing(nodeid)
+        return "" if nodeid in self._tests else self._led.dead or self._why_missing(nodeid)
 
     def only_there(self, nodeids: Collection[str]) -> list[str]:
         """Tests that only the other side has, of the files that were collected here; none where tests were named, for
@@ -272,6 +273,11 @@ class BaseSide:
         if message["event"] == "failed":
             raise BaseSideError(message["text"])
         return message
+
+    @property
+    def dead(self) -> bool:
+        """Whether its process has ended."""
+        return bool(self._led.dead)
 
     @property
     def gone(self) -> bool:

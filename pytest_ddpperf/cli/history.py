@@ -58,6 +58,7 @@ def _add_show(verbs: Any) -> None:
     )
     asked.add_k(parser, "series")
     parser.add_argument("--format", choices=("text", "json", "csv"), default="text", help="(default: text)")
+    parser.add_argument("--html", type=Path, metavar="PATH", help="write a page with a figure of each series, too")
     parser.set_defaults(run=show)
 
 
@@ -158,12 +159,16 @@ def _fail_on(words: str) -> frozenset[str]:
 
 def show(arguments: argparse.Namespace) -> int:
     from pytest_ddpperf.history.steps import FEWEST_POINTS
-    from pytest_ddpperf.report import steps
+    from pytest_ddpperf.report import page, steps
 
+    if arguments.html is not None:
+        page.check("--html")
     judged = _judged(arguments.folder, arguments.threshold, arguments.matches)
     if not judged.tracks:
         console.complain(f"{arguments.folder}: nothing to judge")
         return console.NOTHING_IN_COMMON
+    if arguments.html is not None:
+        console.write(arguments.html, page.history_html(judged))
     if arguments.format == "json":
         console.say(codec.dumps(steps.data(judged)).split("\n")[:-1])
     elif arguments.format == "csv":

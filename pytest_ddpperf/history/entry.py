@@ -81,6 +81,12 @@ def _wrong(run: Run) -> str:
     return ""
 
 
+def order(run: Run) -> tuple[str, str, str]:
+    """That of commits. Many can have one second, those of a rebased branch say: they were measured in their order, if
+    in any."""
+    return run.committed, run.created, run.commit
+
+
 def entries(outcomes: Iterable[Outcome], run: Run) -> list[Entry]:
     """One an environment, of the measurements that say how fast the commit is by itself."""
     by_key: dict[str, tuple[Mapping[str, Scalar], list[Kept]]] = {}

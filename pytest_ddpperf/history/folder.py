@@ -46,8 +46,7 @@ def put(path: Path, content: str) -> None:
 def read(folder: Path) -> list[Entry]:
     """All entries, in the order of commits and of runs of one commit; raises HistoryError."""
     found = [entry.parse(path, data) for path, data in files(folder) if path.parent.name != ACCEPTED]
-    # Many commits can have one second, those of a rebased branch say: they were measured in their order, if in any.
-    return sorted(found, key=lambda each: (each.run.committed, each.run.created, each.run.commit))
+    return sorted(found, key=lambda each: entry.order(each.run))
 
 
 def files(folder: Path, below: str = "") -> Iterator[tuple[Path, bytes]]:

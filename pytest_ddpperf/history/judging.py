@@ -10,9 +10,9 @@ from math import exp, expm1, log1p
 from pytest_ddpperf.history import steps
 from pytest_ddpperf.history.accepted import Accepted
 from pytest_ddpperf.history.steps import Point, Step
-from pytest_ddpperf.history.tracks import Mark, Track
+from pytest_ddpperf.history.tracks import Mark, Track, differing
 from pytest_ddpperf.history.walk import Series
-from pytest_ddpperf.records import Interval, Limit, Scalar, Status
+from pytest_ddpperf.records import Interval, Limit, Status
 from pytest_ddpperf.verdict.stats import holm
 
 # How likely any step at all is told of a history in which nothing changed.
@@ -57,7 +57,7 @@ def judge(
     accepted: Sequence[Accepted] = (),
     progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> Judged:
-    """The steps of all series in the metrics of `limits`; raises HistoryError.
+    """The steps of all series in the metrics of `limits`.
 
     The largest step of each series is held against the level by Holm's procedure, each further one of a series against
     the share that its largest had.
@@ -216,14 +216,8 @@ def _found(
         p_value=step.p_value,
         points=end - step.place,
         differences=(
-            *_differing(before.kept.recorded, after.kept.recorded),
-            *_differing(before.kept.counters, after.kept.counters),
+            *differing(before.kept.recorded, after.kept.recorded),
+            *differing(before.kept.counters, after.kept.counters),
         ),
         why=why,
     )
-
-
-def _differing(then: Mapping[str, Scalar], now: Mapping[str, Scalar]) -> Iterator[str]:
-    for name in sorted({*then, *now}):
-        if then.get(name) != now.get(name):
-            yield f"{name.removeprefix('env:')} {then.get(name, 'unset')} -> {now.get(name, 'unset')}"

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import fmean, median
 
-from pytest_ddpperf.history.walk import Filtered, Jumps, Series, apart, filtered, jumps
+from pytest_ddpperf.history.walk import Filtered, Jumps, Series, apart, filtered, jumps, levels
 from pytest_ddpperf.verdict.student import t_cdf, t_quantile
 
 # With fewer, no step could be told from noise.
@@ -261,3 +261,19 @@ def _sudden(values: Sequence[float]) -> bool:
     """Whether the last difference is large among all: what costs nothing to see."""
     differences = [abs(after - before) for before, after in pairwise(values)]
     return differences[-1] > 1.5 * 1.4826 * median(differences)
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """What a series comes to between its steps: logarithms, an item a point."""
+
+    levels: list[float]
+    errors: list[float]  # the standard errors of the points themselves
+
+
+def fitted(series: Series, resets: Set[int]) -> Fitted:
+    """The level under the likeliest walk, reset at steps that were found; a point that is far off counts less."""
+    _, at = _likeliest([each.deviance() for each in _by_share(series, resets)])
+    robust = replace(series, noise=_far(series, resets, _SHARES[at]).noise)
+    scale = filtered(robust, resets, _SHARES[at]).variance()
+    return Fitted(levels(robust, resets, _SHARES[at]), [math.sqrt(scale * noise) for noise in series.noise])

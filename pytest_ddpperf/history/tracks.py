@@ -4,7 +4,7 @@ match. Knows records and points, and nothing of steps being good or bad."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
@@ -45,6 +45,10 @@ class Track:
         moved = _moved([mark.run for mark in self.marks])
         return [_point(mark, metric, moves) for mark, moves in zip(self.marks, moved, strict=True)]
 
+    def last_seconds(self, metric: str) -> float:
+        """Of the last run, over its launches."""
+        return math.exp(_point(self.marks[-1], metric, 1.0).value)
+
 
 def _point(mark: Mark, metric: str, moved: float) -> Point:
     logs = list(map(math.log, mark.kept.launch_seconds[metric]))
@@ -69,7 +73,8 @@ def _seconds(created: str) -> float:
 
 
 def tracks(entries: Sequence[Entry]) -> list[Track]:
-    """By test and environment; those that facts set apart stand together, the one with the latest run last."""
+    """By test and environment; those that facts set apart stand together, the one with the latest run last. Raises
+    HistoryError for facts that are none."""
     found: dict[tuple[str, TestId], dict[frozenset[tuple[str, Scalar]], list[Mark]]] = {}
     for entry in entries:
         for kept in entry.measurements:
@@ -103,3 +108,10 @@ def _facts(entry: Entry, kept: Kept) -> frozenset[tuple[str, Scalar]]:
 def _latest(group: tuple[object, list[Mark]]) -> tuple[str, str]:
     run = group[1][-1].run
     return run.committed, run.created
+
+
+def differing(then: Mapping[str, Scalar], now: Mapping[str, Scalar]) -> Iterator[str]:
+    """Facts of two runs: "torch 2.12 -> 2.13"."""
+    for name in sorted({*then, *now}):
+        if then.get(name) != now.get(name):
+            yield f"{name.removeprefix('env:')} {then.get(name, 'unset')} -> {now.get(name, 'unset')}"

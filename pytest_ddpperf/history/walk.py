@@ -107,13 +107,25 @@ def apart(series: Series, resets: Set[int], share: float) -> list[float]:
     A. C. Harvey and S. J. Koopman, "Diagnostic checking of unobserved-components time series models", Journal of
     Business & Economic Statistics 10 (1992): the auxiliary residuals of the noise.
     """
-    found: list[float] = []
+    residuals = _residuals(series, filtered(series, resets, share))
+    return [each / math.sqrt(certain) if certain else 0.0 for each, certain in residuals]
+
+
+def levels(series: Series, resets: Set[int], share: float) -> list[float]:
+    """What all points tell of the level at each of them: a point without the part that is its noise."""
+    residuals = _residuals(series, filtered(series, resets, share))
+    rows = zip(series.values, series.noise, residuals, strict=True)
+    return [value - noise * each for value, noise, (each, _) in rows]
+
+
+def _residuals(series: Series, known: Filtered) -> list[tuple[float, float]]:
+    """Of each point what is likely its noise, over the noise's variance, with the variance of that."""
+    found: list[tuple[float, float]] = []
     behind = weight = 0.0  # what the points behind say of the level
-    for scaled, precision, noise in _back(series, filtered(series, resets, share)):
+    for scaled, precision, noise in _back(series, known):
         kept = noise * precision
         gain = 1 - kept
-        certain = precision + gain * gain * weight
-        found.append((scaled - gain * behind) / math.sqrt(certain) if certain else 0.0)
+        found.append((scaled - gain * behind, precision + gain * gain * weight))
         behind = scaled + kept * behind
         weight = precision + kept * kept * weight
     return found[::-1]

@@ -5,6 +5,7 @@ For a run there is one budget of seconds, and one other side alive at a time.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from pytest_ddpperf.launch import Launcher
 from pytest_ddpperf.measuring import benchmark, provenance
 from pytest_ddpperf.measuring.benchmark import Job, Measured, Progress
 from pytest_ddpperf.records import Baseline, Distribution, Outcome, Recording, Scalar, Status, Verdict
-from pytest_ddpperf.records.errors import BaseSideError, DdpPerfError
+from pytest_ddpperf.records.errors import AgainstError, BaseSideError, DdpPerfError, LaunchError
 from pytest_ddpperf.report import text
 from pytest_ddpperf.verdict import Circumstances
 
@@ -65,6 +66,10 @@ class Confirming:
             settled = measured
             if stored.status is not Status.PASS or why.failed:  # else nobody doubts it but we
                 settled = _noted(measured, f"not confirmed on the baseline's own code: {why}")
+        except BaseException:  # Ctrl-C, a plugin's time limit: nobody knows what goes on there
+            self._left -= time.monotonic() - began
+            self.close()
+            raise
         if self._side is not None:
             self._side.leave()  # what goes on there would be beside the next measurement
         self._left -= time.monotonic() - began
@@ -80,29 +85,30 @@ class Confirming:
         session = baseline.sessions[-1]
         # Two looks of both sides, which is what a slowdown takes.
         needed = 4 * sum(launch.phases.total for launch in measured.shown[: job.launches])
-        if self._left < needed:
-            self._unsettled += 1
-            left = f"{max(self._left, 0.0):.0f} of the {self._asked:g} s of --ddp-confirm are left"
-            raise _Unconfirmed(f"it takes about {needed:.0f} s, and {left}")
+        began = time.monotonic()
+        self._afford(needed, self._left)
         origin = origin_of(session, Path(measured.outcome.baseline_path), self._rootdir)
         if not origin.commit:
             if origin.fetch:
                 self._fetch[origin.fetch] = None
             raise _Unconfirmed(origin.why)
-        began = time.monotonic()
         variables = _variables(measured, session)
         code = Code(commit=origin.commit, file=job.nodeid.partition("::")[0], assignments=tuple(variables))
         side = self._side_for(code)
         if missing := side.why_missing(job.nodeid):
             raise _Unconfirmed(_gist(missing))
-        seconds = min(job.settings.max_seconds, self._left - (time.monotonic() - began))
+        left = self._left - (time.monotonic() - began)
+        self._afford(needed, left)
+        seconds = min(job.settings.max_seconds, left)
         settings = replace(job.settings, against=origin.commit, max_seconds=seconds)
         turning = replace(job, settings=settings, level=job.level * job.level_in_turns, settles=True)
         try:
             turned = benchmark.carry_out(turning, launcher, store, progress, side)
         except BaseSideError as error:
             raise _Unconfirmed(_gist(str(error))) from None
-        except DdpPerfError as error:  # beside the other side; the figures that there are were taken alone
+        except LaunchError:  # of the code at hand
+            raise
+        except DdpPerfError as error:
             raise _Unconfirmed(_gist(str(error)), failed=True) from None
         verdict, beside = turned.outcome.verdict, turned.outcome.beside
         assert verdict is not None
@@ -117,7 +123,8 @@ class Confirming:
         if final is stored:
             unknown = f": nobody knows what {', '.join(found.unaccounted)} held then" if found.unaccounted else ""
             differs = f"; what else differs: {', '.join(found.environment)}" if found.environment else ""
-            return _noted(measured, f"{told}, which settles nothing{unknown}{differs}")
+            variables_told = f"; {_of_variables(found)}" if found.variables else ""
+            return _noted(measured, f"{told}, which settles nothing{unknown}{differs}{variables_told}")
         if final.comparisons is stored.comparisons:
             differs = ", ".join(found.environment)
             measured = _noted(measured, f"{told}: not the code is slower, but what else differs: {differs}")
@@ -143,15 +150,23 @@ class Confirming:
         )
         return replace(settled, outcome=outcome)
 
+    def _afford(self, needed: float, left: float) -> None:
+        """Raises _Unconfirmed where so many seconds are not left."""
+        if left < needed:
+            self._unsettled += 1
+            told = f"{max(left, 0.0):.0f} of the {self._asked:g} s of --ddp-confirm are left"
+            raise _Unconfirmed(f"it takes about {needed:.0f} s, and {told}")
+
     def _side_for(self, code: Code) -> BaseSide:
         """The one that is there, or another in its place; of the same commit in the same tree, which may have taken
         long to set up."""
         if code in self._failed:
             raise _Unconfirmed(self._failed[code])
-        if self._side is not None and self._of == code:
+        if self._side is not None and self._of == code and not self._side.dead:
             return self._side
         try:
             if self._side is not None and self._of is not None and replace(self._of, file=code.file) == code:
+                self._of = replace(code, file="")  # until it has that file's tests
                 self._side.again(code.file, self._left)
             else:
                 self.close()
@@ -159,8 +174,7 @@ class Confirming:
                 self._side = self._side_of(code, self._left)
             self._of = code
         except DdpPerfError as error:
-            self.close()
-            self._failed[code] = _gist(str(error))
+            self._failed[code] = _gist(error.problem if isinstance(error, AgainstError) else str(error))
             raise _Unconfirmed(self._failed[code]) from None
         return self._side
 
@@ -169,10 +183,10 @@ class Confirming:
         yield from (f"not in this clone: code of baselines; {command} brings it" for command in self._fetch)
         if self._unsettled:
             tests = f"{self._unsettled} measurement{'s' * (self._unsettled != 1)} that looked slower"
-            yield f"the {self._asked:g} s of --ddp-confirm were spent: {tests} stayed with what the baselines say"
+            yield f"the {self._asked:g} s of --ddp-confirm did not suffice: {tests} stayed with what the baselines say"
 
     def close(self) -> None:
-        side, self._side = self._side, None
+        side, self._side, self._of = self._side, None, None
         if side is not None:
             side.close()
 
@@ -217,9 +231,16 @@ def _variables(measured: Measured, session: Recording) -> dict[str, str]:
     if any(_differing(now, then, _is_version)) or any(_installed(brought, session.distributions, added=False)):
         return {}
     differ = [name for name in {*now, *then} if _is_variable(name) and now.get(name) != then.get(name)]
+    if any(map(_of_a_place, (fact for name in differ for fact in (now.get(name), then.get(name))))):
+        return {}
     lines = _differing(now, then, _is_variable)
     held = (name.removeprefix(_VARIABLE) + (f"={then[name]}" if name in then else "") for name in sorted(differ))
     return dict(zip(held, lines, strict=True))
+
+
+def _of_a_place(value: Scalar) -> bool:
+    """Whether it may be a path, which means nothing on another host or on another day."""
+    return os.sep in str(value)
 
 
 def _of_variables(found: Circumstances) -> str:

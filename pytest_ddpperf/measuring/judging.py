@@ -10,7 +10,7 @@ from typing import Protocol
 from pytest_ddpperf import verdict as verdicts
 from pytest_ddpperf.measuring import provenance
 from pytest_ddpperf.measuring.launches import Launches, measurement
-from pytest_ddpperf.measuring.looks import follow
+from pytest_ddpperf.measuring.looks import decided, follow
 from pytest_ddpperf.measuring.splits import split
 from pytest_ddpperf.records import Environment, LaunchSamples, Limit, Measurement, Recording, Splits, Verdict
 
@@ -99,11 +99,10 @@ class Judge:
         return replace(chosen, ended=kept.ended and (as_taken.ended or self._terms.saving))
 
     def _followed(self, view: View, looks: Sequence[int], *, final: bool) -> Judged:
-        verdict, ended = follow(looks, partial(self._verdict, view), final=final)
+        enough = verdicts.not_slower if self._terms.settles else decided
+        verdict, ended = follow(looks, partial(self._verdict, view), final=final, enough=enough)
         current = self._measurement(view.now)
         verdict = verdicts.with_counters(verdict, current, view.before(), self._terms.limits)
-        if self._terms.settles:
-            ended = final or (ended and (verdict == "REGRESSED" or verdicts.not_slower(verdict)))
         ended = ended or verdict.reason == "counter-rose"  # which no further launch would change
         if self._terms.saving:
             ended = final or not verdicts.coarse(current, self._terms.limits, level=self._terms.level)

@@ -21,6 +21,7 @@ from pytest_ddpperf.records import Status, Verdict
 
 # The verdict on launches start..stop, counted from 0, `stop` excluded, with so many times the error rate.
 Judge = Callable[[int, int, float], Verdict]
+Enough = Callable[[Verdict], bool]  # whether a verdict needs no further look
 
 # What confirms may err more often than what decides: all launches together, of which it is half, decide as well.
 _CONFIRMING = 2.0
@@ -36,12 +37,17 @@ def schedule(first: int, most: int) -> tuple[int, ...]:
     return tuple(looks)
 
 
-def follow(looks: Sequence[int], judge: Judge, *, final: bool) -> tuple[Verdict, bool]:
+def decided(verdict: Verdict) -> bool:
+    """Whether further launches would hardly bring another verdict that claims nothing."""
+    return verdict.status not in _CLAIMS and all(comparison.settled for comparison in verdict.comparisons)
+
+
+def follow(looks: Sequence[int], judge: Judge, *, final: bool, enough: Enough = decided) -> tuple[Verdict, bool]:
     """The verdict after `looks`, and whether the measurement ends with it; `final`: no further look will come."""
     suspected: dict[Status, int] = {}  # after how many launches first
     for number, launches in enumerate(looks):
         verdict = judge(0, launches, 1.0)
-        if not verdict.status.compared:
+        if not verdict.status.compared or enough(verdict):
             return verdict, True
         if verdict.status in _CLAIMS:
             since = suspected.setdefault(verdict.status, launches)
@@ -49,8 +55,6 @@ def follow(looks: Sequence[int], judge: Judge, *, final: bool) -> tuple[Verdict,
                 return verdict, True
             if final and number == len(looks) - 1:
                 verdict = _unconfirmed(verdict)
-        elif all(comparison.settled for comparison in verdict.comparisons):
-            return verdict, True
         elif verdict.status is Status.INCONCLUSIVE:
             suspected.setdefault(Status.REGRESSED, launches)
     return verdict, final

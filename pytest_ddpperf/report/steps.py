@@ -31,34 +31,42 @@ _COLUMNS = (
 def lines(judged: Judged) -> Iterator[str]:
     """The steps, worst first, and what they were looked for in."""
     for found in judged.found:
-        track = found.track
-        before, after = map(text.seconds, found.seconds)
-        yield f"{found.status}  {text.shortened(str(track.test))}  {track.environment}"
-        yield f"  {found.metric} {text.interval(found.change)}, {before} -> {after}; {_when(found)}"
-        for told in _told(found):
-            yield f"  {told}"
+        yield f"{found.status}  {text.shortened(str(found.track.test))}  {text.shortened(found.track.environment)}"
+        yield f"  {sentence(found)}"
+        for line in told(found):
+            yield f"  {line}"
         yield ""
-    apart = Counter((track.environment, track.told) for track in judged.tracks if track.told)
-    for (environment, told), number in apart.items():
-        yield f"{environment}, {text.shortened(told)}: {number} series of {'its' if number == 1 else 'their'} own"
+    yield from apart(judged)
     yield summary(judged)
 
 
-def _when(found: Found) -> str:
+def sentence(found: Found) -> str:
+    """A step without its verdict and its test."""
     run = found.after.run
+    before, after = map(text.seconds, found.seconds)
     return (
+        f"{found.metric} {text.interval(found.change)}, {before} -> {after}; "
         f"at {run.commit[:12]} of {run.committed[:10]}, after {found.before.run.commit[:12]}; "
         f"{found.points} point{'s' * (found.points != 1)} since"
     )
 
 
-def _told(found: Found) -> Iterator[str]:
+def told(found: Found) -> Iterator[str]:
+    """Why it fails nothing, and what else changed there."""
     if found.reason in _REASONS:
         yield _REASONS[found.reason]
     if found.why:
         yield f"accepted: {text.shortened(found.why)}"
     if found.differences:
         yield f"there, too: {', '.join(map(text.shortened, found.differences))}"
+
+
+def apart(judged: Judged) -> Iterator[str]:
+    """What sets series apart that would else be one."""
+    own = Counter((track.environment, track.told) for track in judged.tracks if track.told)
+    for (environment, facts), number in own.items():
+        whose = "its" if number == 1 else "their"
+        yield f"{text.shortened(environment)}, {text.shortened(facts)}: {number} series of {whose} own"
 
 
 def text_of_runs(number: int) -> str:

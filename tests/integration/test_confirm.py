@@ -266,19 +266,6 @@ def test_tests_of_several_files_share_a_tree_that_is_set_up_once(project: Reposi
     assert setups.read_text() == "set up\n"
 
 
-def test_a_set_up_that_takes_too_long_confirms_nothing(project: Repository, run: Run) -> None:
-    project.write("src/speed/__init__.py", "MILLISECONDS = 60\n")
-    with project.untouched():
-        result = run("--ddp-confirm=10", "-o", "ddp_against_setup=sleep 600")
-    assert result.ret == 1
-    result.stdout.fnmatch_lines(
-        [
-            "note: not confirmed on the baseline's own code: --ddp-against-setup: 'sleep 600' did not end within the "
-            "10 s that there were",
-        ]
-    )
-
-
 def test_a_test_that_changed_is_named_as_such(project: Repository, run: Run) -> None:
     project.write("tests/test_step.py", PROJECT, TEST.replace("MILLISECONDS *", "12 * MILLISECONDS *"))
     result = run(CONFIRM)
@@ -377,6 +364,18 @@ def test_code_that_cannot_be_collected_or_run_today_confirms_nothing_and_is_told
     )
 
 
+def test_a_conftest_that_a_checkout_cannot_import_is_told_in_its_own_words(project: Repository, run: Run) -> None:
+    project.write("tests/conftest.py", "if 'ddpperf-against' in __file__:\n    import a_module_that_is_built\n")
+    assert run("--ddp-save-baseline").ret == 0
+    faster_then(project)
+    project.commit()
+    with project.untouched():
+        result = run(CONFIRM)
+    assert result.ret == 1
+    own = "ModuleNotFoundError: No module named 'a_module_that_is_built'"
+    result.stdout.fnmatch_lines([f"note: not confirmed on the baseline's own code: {own}"])
+
+
 def test_ctrl_c_while_a_suspicion_is_settled_leaves_nothing(project: Repository) -> None:
     hanging = TEST.replace("lambda ctx:", "lambda ctx: 'ddpperf-against' in speed.__file__ and hang() or")
     hang = """
@@ -398,11 +397,15 @@ def test_ctrl_c_while_a_suspicion_is_settled_leaves_nothing(project: Repository)
             stdout=subprocess.DEVNULL,
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )
-        until(marker.exists)
-        below = descendants(process.pid)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(120) == 2
-        until(lambda: gone(below))
+        try:
+            until(marker.exists)
+            below = descendants(process.pid)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(120) == 2
+            until(lambda: gone(below))
+        finally:
+            process.kill()
+            process.wait()
 
 
 def test_what_cannot_be_settled_is_told(project: Repository, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

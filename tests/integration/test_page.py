@@ -1,4 +1,4 @@
-"""The page of a run in a browser, and where it comes from: a run of pytest, or the reports of others."""
+"""Pages of runs and histories in a browser, and where it comes from: a run of pytest, or the reports of others."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from pytest_ddpperf.records import codec
 from pytest_ddpperf.report import json_report, page
 from tests import reports
 from tests.integration.conftest import STEP, Run
+from tests.unit.test_history import judged, stepped
+from tests.unit.test_history_page import SEVERAL, entries
 
 MEASURES = (
     STEP
@@ -56,12 +58,22 @@ def browse(file: Path, profile: Path, at: str = "") -> tuple[str, list[str]]:
     return result.stdout, re.findall(r"CONSOLE[^\]]*\] (.*)", result.stderr)
 
 
-@pytest.fixture(scope="module")
-def shown(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A page of one measurement of each kind, and one with a name that is as long as it may be."""
+def of_a_run() -> str:
+    """One measurement of each kind, and one with a name that is as long as it may be."""
     long = reports.against_baseline("test_x[" + "<b>wide" * 2000 + "]", reports.Drawn(), reports.Drawn(seed=9))
+    return page.html([*reports.of_each_kind(), long], [reports.RUN])
+
+
+def of_a_history() -> str:
+    """Series of each kind, and one with such a name."""
+    long = entries(stepped((30, 5.0)), "test_x[" + "<b>wide" * 2000 + "]", environment="cpu-" + "wide" * 60)
+    return page.history_html(judged([each for some in (*SEVERAL, long) for each in some]))
+
+
+@pytest.fixture(scope="module", params=[of_a_run, of_a_history], ids=["run", "history"])
+def shown(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("page") / "page.html"
-    file.write_text(page.html([*reports.of_each_kind(), long], [reports.RUN]), encoding="utf-8")
+    file.write_text(request.param(), encoding="utf-8")
     return file
 
 
@@ -69,14 +81,15 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_browser_has_nothing_to_complain_of_and_asks_for_nothing(shown: Path, tmp_path: Path) -> None:
     document, console = browse(shown, tmp_path)
     assert console == []  # where a request that the page's policy refuses would be told, see below
-    assert document.count("<figure>") == document.count('role="img"') == document.count("</desc>") > 30
+    assert document.count("<figure>") == document.count('role="img"') == document.count("</desc>") >= 8
 
 
 @in_a_browser
 def test_a_link_to_a_folded_measurement_unfolds_it(shown: Path, tmp_path: Path) -> None:
     folded = '<details class="card">'
     document, _ = browse(shown, tmp_path)
-    linked, _ = browse(shown, tmp_path, at="#m9")
+    last = re.findall('href="(#[ms][0-9]+)"', document)[-1]
+    linked, _ = browse(shown, tmp_path, at=last)
     assert linked.count(folded) == document.count(folded) - 1
 
 

@@ -697,6 +697,26 @@ def test_of_a_long_output_the_end_is_shown(top: Path) -> None:
     assert len(problem) < SHOWN + 200
 
 
+def test_a_set_up_that_takes_longer_than_there_is_ends(top: Path, temporary: Path) -> None:
+    with untouched(top):
+        checkout = Checkout(settings(against="v1", against_setup="sleep 600"), top, ())
+        with pytest.raises(AgainstError, match="'sleep 600' did not end within the 0 s that there were"):
+            checkout.check_out(until=time.monotonic() + 0.2)
+        checkout.remove()
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_version_is_set_up_under_the_variables_of_the_run_and_not_of_the_test_under_way(
+    top: Path, temporary: Path
+) -> None:
+    asked = settings(against="v1", against_setup='test "$CFLAGS" = -O3', against_env=("OTHER=1", "GONE"))
+    checkout = Checkout(asked, top, ())
+    given = {"PATH": os.environ["PATH"], "GONE": "1", "CFLAGS": "-O3"}
+    checkout.check_out(given)
+    checkout.remove()
+    assert checkout.environ(given) == {"PATH": os.environ["PATH"], "CFLAGS": "-O3", "OTHER": "1"}
+
+
 def test_after_a_set_up_that_failed_nothing_is_left(top: Path, temporary: Path) -> None:
     with untouched(top):
         checkout = Checkout(settings(against="v1", against_setup="false"), top, ())

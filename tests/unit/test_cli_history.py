@@ -138,6 +138,27 @@ def test_csv_has_a_row_a_step(slower: Path, say: Say) -> None:
     assert float(row["low"]) < float(row["change"]) < float(row["high"])
 
 
+def test_a_page_is_written_beside_what_is_told(slower: Path, say: Say, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="pages are drawn by matplotlib")
+    file = tmp_path / "new" / "page.html"
+    status, out, err = say(slower, "--html", file)
+    assert (status, err) == (1, "")
+    assert out.startswith("REGRESSED  tests/perf/test_step::test_train")
+    assert "ddpperf history: 1 regressed in 1 series of 60 runs" in file.read_text(encoding="utf-8")
+    status, _, err = say(slower, "--html", file / "page.html")
+    assert status == 4
+    assert f"{file / 'page.html'}: cannot be written: " in err
+
+
+def test_a_page_that_could_not_be_made_is_said_before_anything_is_judged(
+    say: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pytest_ddpperf.report.page.shell.find_spec", lambda name: None)
+    status, out, err = say("no-such-folder", "--html", "page.html")
+    assert (status, out) == (4, "")
+    assert "--html needs matplotlib and Jinja2: pip install 'pytest-ddpperf[report]'" in err
+
+
 def test_a_series_of_its_own_is_told(tmp_path: Path, say: Say) -> None:
     for number, each in enumerate(history(stepped(points=20))):
         (row,) = each.measurements

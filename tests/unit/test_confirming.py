@@ -15,10 +15,12 @@ from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.measuring import confirming
 from pytest_ddpperf.measuring.benchmark import Job, Measured
 from pytest_ddpperf.measuring.confirming import Code, Confirming
-from pytest_ddpperf.records import Beside, Limit, Phases, Version
-from pytest_ddpperf.records.errors import AgainstError, BaseSideError
+from pytest_ddpperf.records import Beside, Environment, Limit, Phases, RankError, Scalar, Version
+from pytest_ddpperf.records.errors import AgainstError, BaseSideError, LaunchError
 from tests.unit.test_benchmark import PROGRESS, carried_out, job, lasting
 from tests.unit.test_launches import LAUNCH
+
+Facts = dict[str, Scalar]
 
 SLOWER = replace(LAUNCH, phases=Phases(start=0.0, group=0.0, setup=0.0, warmup=0.0, steps=0.35, end=0.0))
 BESIDE = Beside(version=Version(ref="1" * 40, commit="1" * 40, now="2" * 40), seed=1, order="bn", differing=("net.py",))
@@ -49,6 +51,7 @@ class Run:
         return SimpleNamespace(
             why_missing=lambda nodeid: "",
             again=lambda file, seconds: self.asked.append((Code(commit="again", file=file), seconds)),
+            dead=False,
             leave=lambda: self.left.append("leave"),
             close=lambda: self.left.append("close"),
         )
@@ -75,7 +78,8 @@ def test_a_run_of_many_suspicions_keeps_to_its_time_and_tells_what_it_left(
         "not confirmed on the baseline's own code: it takes about 7 s, and 6 of the 60 s of --ddp-confirm are left"
     )
     assert list(run.confirming.told()) == [
-        "the 60 s of --ddp-confirm were spent: 23 measurements that looked slower stayed with what the baselines say"
+        "the 60 s of --ddp-confirm did not suffice: 23 measurements that looked slower stayed with what the baselines "
+        "say"
     ]
 
 
@@ -100,7 +104,7 @@ def test_a_side_that_cannot_be_had_is_not_asked_for_again(tmp_path: Path, monkey
 
     run.confirming = Confirming(100.0, tmp_path, none)
     notes = {run.settle().outcome.notes[-1] for _ in range(3)}
-    assert notes == {"not confirmed on the baseline's own code: --ddp-against-setup: 'make' exited with status 2"}
+    assert notes == {"not confirmed on the baseline's own code: 'make' exited with status 2"}
     assert len(run.asked) == 1
 
 
@@ -119,4 +123,56 @@ def test_what_ends_the_run_waits_for_nobody(tmp_path: Path, monkeypatch: pytest.
     run.failing = interrupted
     with pytest.raises(KeyboardInterrupt):
         run.settle()
-    assert run.left == ["leave"]
+    assert run.left == ["leave", "close"], "it may be anywhere"
+    assert [seconds for _, seconds in run.asked] == [100.0]
+    run.failing = lambda: None
+    run.settle()
+    assert [seconds for _, seconds in run.asked] == [100.0, 95.0], "what it took is spent"
+
+
+def test_a_side_that_took_all_the_time_to_be_ready_settles_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(11.0, tmp_path, monkeypatch)
+    note = run.settle().outcome.notes[-1]
+    assert note.endswith("it takes about 7 s, and 6 of the 11 s of --ddp-confirm are left")
+    assert run.now == 5
+
+
+def test_a_launch_of_the_code_at_hand_that_fails_is_red(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(100.0, tmp_path, monkeypatch)
+
+    def failed() -> None:
+        raise LaunchError(RankError(rank=0, phase="step 3", summary="killed by SIGKILL", when=0.0), (), ())
+
+    run.failing = failed
+    with pytest.raises(LaunchError, match="killed by SIGKILL"):
+        run.settle()
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "assignments"),
+    [
+        ({}, {"env:OMP_NUM_THREADS": "4"}, ("OMP_NUM_THREADS",)),
+        ({"env:OMP_NUM_THREADS": "1"}, {"env:OMP_NUM_THREADS": "4"}, ("OMP_NUM_THREADS=1",)),
+        ({"env:OMP_NUM_THREADS": "1", "torch": "2.12"}, {"torch": "2.13"}, ()),  # which is looked at first
+        ({"env:TORCH_HOME": "/home/a"}, {"env:TORCH_HOME": "/home/b"}, ()),  # which is not here any more
+    ],
+)
+def test_variables_are_those_of_the_baseline_where_they_can_be_and_nothing_else_differs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: Facts, now: Facts, assignments: tuple[str, ...]
+) -> None:
+    run = Run(100.0, tmp_path, monkeypatch)
+    baseline = run.suspected.baseline
+    assert baseline is not None
+    (session,) = baseline.sessions
+
+    def with_facts(environment: Environment, facts: Facts) -> Environment:
+        return replace(environment, recorded={**environment.recorded, **facts})
+
+    stored = replace(session.measurement, environment=with_facts(session.measurement.environment, then))
+    result = replace(run.suspected.result, environment=with_facts(run.suspected.result.environment, now))
+    session = replace(session, measurement=stored)
+    run.suspected = replace(run.suspected, baseline=replace(baseline, sessions=(session,)), result=result)
+    run.settle()
+    assert [code.assignments for code, _ in run.asked] == [assignments]

@@ -10,10 +10,10 @@ import pytest
 
 from pytest_ddpperf.measuring.judging import Judge, Terms
 from pytest_ddpperf.measuring.launches import measurement
-from pytest_ddpperf.records import Environment, LaunchSamples, Limit, Measurement
+from pytest_ddpperf.records import Environment, LaunchSamples, Limit, Measurement, Verdict
 from tests.unit.test_launches import LAUNCH
 
-ENVIRONMENT = Environment(key={}, must_match={}, recorded={})
+ENVIRONMENT = Environment(key={}, must_match={"batch_size": 0}, recorded={})
 LOOKS = (5, 10, 20)
 
 
@@ -28,16 +28,19 @@ class Beside:
     """The other side of pairs."""
 
     theirs: Sequence[LaunchSamples]
+    batch_size: int = 0
     replaced = False
 
     def kept(self, start: int = 0, stop: int | None = None) -> tuple[Measurement, ...]:
-        return (measurement(self.theirs[start:stop], ENVIRONMENT),)
+        environment = replace(ENVIRONMENT, must_match={"batch_size": self.batch_size})
+        return (measurement(self.theirs[start:stop], environment),)
 
     as_taken = kept
 
 
-def looks_taken(ratios: Sequence[float], *, settles: bool) -> int:
-    """How many launches were judged until the measurement ended; by each the side at hand is slower."""
+def judged(ratios: Sequence[float], *, settles: bool, asked: int = 0) -> tuple[int, Verdict]:
+    """How many launches were judged until the measurement ended, and what that came to; by each of `ratios` the side
+    at hand is slower. `asked` is the other side's batch size."""
     terms = Terms(
         limits=(Limit(metric="p50", value=0.1, unit="%"),),
         level=0.015,
@@ -48,11 +51,12 @@ def looks_taken(ratios: Sequence[float], *, settles: bool) -> int:
         settles=settles,
     )
     now = launches(*(0.01 * ratio for ratio in ratios))
-    there: Any = Beside(launches(*(0.01,) * len(ratios)))
+    there: Any = Beside(launches(*(0.01,) * len(ratios)), asked)
     for number, count in enumerate(LOOKS, 1):
         here: Any = type("Here", (), {"kept": now[:count], "as_taken": now[:count]})
-        if Judge(terms, here, there, ENVIRONMENT)(LOOKS[:number], final=count == LOOKS[-1]).ended:
-            return count
+        found = Judge(terms, here, there, ENVIRONMENT)(LOOKS[:number], final=count == LOOKS[-1])
+        if found.ended:
+            return count, found.verdict
     raise AssertionError("the last look ends it")
 
 
@@ -63,11 +67,25 @@ SLOWER = (1.3, 1.31, 1.29, 1.3, 1.305) * 4
 
 @pytest.mark.parametrize(
     ("ratios", "gate", "suspicion"),
-    [(STEADY, 5, 5), (NOISY, 5, 20), (SLOWER, 10, 10)],
+    [(STEADY, 5, 5), (NOISY, 5, 10), (SLOWER, 10, 10)],
     ids=["steady", "noisy", "slower"],
 )
 def test_what_settles_a_suspicion_goes_on_until_it_is_slower_or_certainly_not(
     ratios: Sequence[float], gate: int, suspicion: int
 ) -> None:
-    assert looks_taken(ratios, settles=False) == gate
-    assert looks_taken(ratios, settles=True) == suspicion
+    assert judged(ratios, settles=False)[0] == gate
+    assert judged(ratios, settles=True)[0] == suspicion
+
+
+def test_what_settles_a_suspicion_is_all_that_was_launched_for_it() -> None:
+    count, verdict = judged((*NOISY[:5], *STEADY[:15]), settles=True)
+    (comparison,) = verdict.comparisons
+    assert (count, verdict.status) == (10, "PASS")
+    assert comparison.change.high < 0.1
+    count, verdict = judged((*NOISY[:5], *SLOWER[:15]), settles=True)
+    assert (count, verdict.status) == (20, "REGRESSED")
+
+
+def test_what_cannot_be_compared_needs_no_further_launches() -> None:
+    count, verdict = judged(NOISY, settles=True, asked=4)
+    assert (count, verdict.status) == (5, "INCOMPARABLE")

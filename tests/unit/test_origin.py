@@ -115,9 +115,7 @@ def test_in_a_partial_clone_nothing_is_brought_but_the_command_told_that_would(s
     session = stored.session(first := stored.commit())
     stored.code("second\n")
     head = stored.commit()
-    git(stored.top, "config", "uploadpack.allowFilter", "true")
-    clone = tmp_path / "clone"
-    git(tmp_path, "clone", "--quiet", "--filter=blob:none", stored.top.as_uri(), str(clone))
+    clone = partial(stored, tmp_path)
     origin = origin_of(session, clone / "baseline.json", clone)
     assert origin.why.startswith(f"this clone lacks files of commit {first[:12]}: fatal: could not fetch ")
     with pytest.raises(GitError, match="could not fetch"):
@@ -125,7 +123,43 @@ def test_in_a_partial_clone_nothing_is_brought_but_the_command_told_that_would(s
     assert origin.fetch == f"git diff --stat HEAD {first}"
     git(clone, *origin.fetch.split()[1:])
     assert origin_of(session, clone / "baseline.json", clone) == Origin(commit=first)
+    Worktree(clone, first, offline=True).remove()
     assert git(clone, "rev-parse", "HEAD") == head
+
+
+def test_in_a_partial_clone_a_commit_that_is_there_serves_where_the_recorded_one_is_not_whole(
+    stored: Stored, tmp_path: Path
+) -> None:
+    """It was recorded with uncommitted changes, and committed with its code."""
+    before = stored.commit()
+    stored.code("second\n")
+    session = stored.session(f"{before}-dirty")
+    together = stored.commit()
+    assert origin_of(session, partial(stored, tmp_path) / "baseline.json", tmp_path / "clone") == Origin(
+        commit=together
+    )
+
+
+def test_a_commit_that_no_branch_has_is_not_brought(stored: Stored, tmp_path: Path) -> None:
+    stored.commit()
+    stored.code("second\n")
+    squashed = stored.commit()
+    session = stored.session(squashed)
+    git(stored.top, "reset", "--quiet", "--hard", "HEAD~1")
+    git(stored.top, "config", "uploadpack.allowAnySHA1InWant", "true")
+    clone = partial(stored, tmp_path)
+    before = sorted((clone / ".git/objects").rglob("*"))
+    origin = origin_of(session, clone / "baseline.json", clone)
+    assert origin.why == f"commit {squashed[:12]} of the baseline is not in this clone"
+    assert origin.fetch == f"git fetch origin {squashed}"
+    assert sorted((clone / ".git/objects").rglob("*")) == before
+
+
+def partial(stored: Stored, folder: Path) -> Path:
+    """A clone that brings what files hold when that is asked for."""
+    git(stored.top, "config", "uploadpack.allowFilter", "true")
+    git(folder, "clone", "--quiet", "--filter=blob:none", stored.top.as_uri(), str(folder / "clone"))
+    return folder / "clone"
 
 
 def test_code_that_was_never_committed_is_nowhere(stored: Stored) -> None:

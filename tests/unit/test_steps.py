@@ -83,6 +83,24 @@ def test_a_longer_way_lets_the_level_move_further() -> None:
     assert abs(late.sizes[2]) < abs(near.sizes[2]) / 2
 
 
+def test_the_level_at_a_point_is_what_all_points_tell_of_it() -> None:
+    points = series([0.0, 3.0, 9.0], noise=[1.0, 1.0, 4.0])
+    assert walk.levels(points, set(), 0.0) == pytest.approx([(4 * 0 + 4 * 3 + 9) / 9] * 3)
+    assert walk.levels(points, {2}, 0.0) == pytest.approx([1.5, 1.5, 9.0])
+
+
+def test_a_level_that_walks_lies_between_its_points() -> None:
+    # Two points: the level moves by the share of their difference that the walk has of all that lies between them.
+    low, high = walk.levels(series([0.0, 3.0]), set(), 1.0)
+    assert (low, high) == pytest.approx((1.0, 2.0))
+
+
+def test_a_point_that_is_off_does_not_pull_the_level() -> None:
+    values = jumping([0.1 * each for each in ALTERNATING], (20, 50.0), (21, -50.0))
+    fitted = steps.fitted(series(values), set())
+    assert max(map(abs, fitted.levels)) < 0.1
+
+
 # --- the steps
 
 

@@ -1,16 +1,20 @@
-"""A run as one HTML file: offline, without script, each figure with its numbers as a table.
+"""A run, or a history, as one HTML file: offline, without script, each figure with its numbers as a table.
 
-`html` is a pure function of records. `shell` and `canvas` know nothing of runs: other pages are made of them, too.
+`html` and `history_html` are pure functions. `shell`, `canvas` and `parts` are what both are made of, and know neither.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from pytest_ddpperf.records import Outcome, Run
 from pytest_ddpperf.report.page.shell import check
 
-__all__ = ["check", "html"]
+if TYPE_CHECKING:
+    from pytest_ddpperf.history.judging import Judged
+
+__all__ = ["check", "history_html", "html"]
 
 
 def html(outcomes: Sequence[Outcome], runs: Sequence[Run], *, problem: str = "", told: Sequence[str] = ()) -> str:
@@ -19,11 +23,11 @@ def html(outcomes: Sequence[Outcome], runs: Sequence[Run], *, problem: str = "",
     check("a page")
     from pytest_ddpperf.report import worst
     from pytest_ddpperf.report.counts import count, last_line
-    from pytest_ddpperf.report.page import canvas, content, figures, shell
+    from pytest_ddpperf.report.page import canvas, content, parts, shell
 
     counts = count(outcomes, sum(run.skipped for run in runs), sum(run.never_measured for run in runs))
     with canvas.style():
-        sheet = figures.Sheet()
+        sheet = parts.Sheet()
         cards = [content.card(outcome, sheet, number) for number, outcome in enumerate(worst.first(outcomes), 1)]
     return shell.rendered(
         "run.html",
@@ -33,4 +37,26 @@ def html(outcomes: Sequence[Outcome], runs: Sequence[Run], *, problem: str = "",
         runs=[content.told_of(run) for run in runs],
         problem=problem,
         told=told,
+    )
+
+
+def history_html(judged: Judged) -> str:
+    """A page of the series of a history, those with the worst steps first. Raises MissingExtraError, and HistoryError
+    for figures that are no durations."""
+    check("a page")
+    from pytest_ddpperf.history.steps import FEWEST_POINTS
+    from pytest_ddpperf.report import steps
+    from pytest_ddpperf.report.page import canvas, history, parts, shell
+
+    with canvas.style():
+        content = history.content(judged, parts.Sheet())
+    nothing = f"No series has the {FEWEST_POINTS} runs that it takes to tell a step: this page says nothing of whether "
+    return shell.rendered(
+        "history.html",
+        title=f"ddpperf history: {steps.summary(judged)}",
+        nothing=f"{nothing}anything became slower." if judged.short == len(judged.tracks) else "",
+        told=list(steps.apart(judged)),
+        cards=content.cards,
+        steps=content.steps,
+        further=content.further,
     )

@@ -21,9 +21,12 @@ if TYPE_CHECKING:
 
 # By their names in the style sheet, so that a page in the dark is drawn in other ones. Matplotlib, which must be told
 # some colour, writes these, and they are put into words afterwards.
-COLOURS = {"ink": "#000001", "now": "#000002", "base": "#000003", "limit": "#000004", "faint": "#000005"}
-INK, NOW, BASE, LIMIT, FAINT = COLOURS.values()
-GROUND = "#000006"  # behind a figure: the inside of hollow marks
+COLOURS = {
+    "ink": "#000001", "now": "#000002", "base": "#000003", "limit": "#000004", "faint": "#000005",
+    "bad": "#000006", "open": "#000007", "good": "#000008",
+}  # fmt: skip
+INK, NOW, BASE, LIMIT, FAINT, BAD, OPEN, GOOD = COLOURS.values()
+GROUND = "#000009"  # behind a figure: the inside of hollow marks
 
 _WIDTH, _HEIGHT = (
     360.0,
@@ -31,7 +34,9 @@ _WIDTH, _HEIGHT = (
 )  # points, which are the units of a figure: as wide as a phone, so that text is read there
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52.0, 20.0, 8.0, 30.0  # margins
 _TICKS = 5  # on an axis, about
+_INNER = _WIDTH - _LEFT - _RIGHT
 _LETTERS = 11  # points high
+_LETTER = 6.5  # points wide, about
 _UNITS = ((1.0, "s"), (1e3, "ms"), (1e6, "us"), (1e9, "ns"))
 
 
@@ -92,7 +97,7 @@ def style() -> Iterator[None]:
 def along(axes: Axes, places: Sequence[float], labels: Sequence[str], *, ends: tuple[float, float]) -> None:
     """What is across the figure, from end to end: as many of the labels as have room."""
     longest = max(map(len, labels), default=1)
-    room = max(1, int((_WIDTH - _LEFT - _RIGHT) / (6.5 * (longest + 1))))  # a letter is about so wide
+    room = max(1, int(_INNER / (_LETTER * (longest + 1))))
     every = -(-len(places) // room)
     _below(axes, list(places)[::every], list(labels)[::every], ends)
 
@@ -126,6 +131,37 @@ def beside(axes: Axes, places: Sequence[float], labels: Sequence[str], *, ends: 
     segments(axes, lines, color=FAINT, linewidth=0.6, zorder=0, **style)
     for place, label in zip(places, labels, strict=True):
         axes.text(-0.02, place, label, ha="right", va="center_baseline", color=INK, fontsize=_LETTERS, **style)
+
+
+def above(axes: Axes, marks: Sequence[tuple[float, str, str, str]]) -> None:
+    """Shapes at the top, and beside each its label where there is room; the first marks have it first. A mark is place,
+    shape, colour, label."""
+    left, right = axes.get_xlim()
+    taken: list[tuple[float, float]] = []
+    for place, shape, colour, label in marks:
+        at = (place - left) / (right - left) * _INNER
+        width = _LETTER * len(label) + 1.5 * _LETTERS
+        to_the_left = at + width > _INNER
+        start = at - width + _LETTERS / 2 if to_the_left else at - _LETTERS / 2
+        clear = all(start + width <= a or b <= start for a, b in taken)
+        taken.append((start, start + width) if clear else (at - _LETTERS / 2, at + _LETTERS / 2))
+        words = [label, shape] if to_the_left else [shape, label]
+        axes.text(
+            (at + (_LETTERS if to_the_left else -_LETTERS) / 2) / _INNER,
+            0.95,
+            " ".join(filter(None, words)) if clear else shape,
+            ha="right" if to_the_left else "left",
+            va="center_baseline",
+            color=colour,
+            fontsize=_LETTERS,
+            transform=axes.transAxes,
+        )
+
+
+def below(axes: Axes, places: Sequence[float]) -> None:
+    """Small marks at the bottom."""
+    style: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "color": INK, "linestyle": "none"}
+    axes.plot(places, [0.02] * len(places), marker="D", markersize=3.5, clip_on=False, **style)
 
 
 def durations(places: Sequence[float]) -> list[str]:

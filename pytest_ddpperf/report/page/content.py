@@ -9,18 +9,11 @@ from statistics import median
 from pytest_ddpperf.records import COUNTERS, Environment, Outcome, Phases, Run, Scalar, Status
 from pytest_ddpperf.report import beside, failure, terminal, text, worst
 from pytest_ddpperf.report.page import figures, sides
-from pytest_ddpperf.report.page.figures import Figure, Sheet
+from pytest_ddpperf.report.page.parts import Figure, Sheet, Table
 from pytest_ddpperf.report.worst import Concern
 from pytest_ddpperf.verdict import stats
 
 _LONGEST = 1_000  # characters of a line of the sentence; only what is hostile is longer
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
-    title: str
-    head: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]  # the first cell names a row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

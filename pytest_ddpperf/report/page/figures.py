@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from pytest_ddpperf.records import LaunchRankSteps, Outcome, Samples
 from pytest_ddpperf.report import text
 from pytest_ddpperf.report.page import canvas
-from pytest_ddpperf.report.page.canvas import BASE, FAINT, GROUND, INK, LIMIT, NOW, Canvas
+from pytest_ddpperf.report.page.canvas import BASE, FAINT, GROUND, INK, LIMIT, NOW
+from pytest_ddpperf.report.page.parts import Figure, Key, Sheet
 from pytest_ddpperf.report.page.sides import PERCENTILES, Shift, Side, launch_quantiles
 from pytest_ddpperf.verdict import stats
 
@@ -30,37 +31,6 @@ _MARKED, _IN_TABLE = (10, 25, 50, 75, 90), (5, 10, 25, 50, 75, 90, 95)  # of a d
 # change or limit, in an arrowhead. The table has them whole.
 _MOST = 3.0
 _MANY, _SMALL = 60, 3.0  # launches whose marks would cover each other, and points across one then
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Key:
-    """What a mark stands for; `mark` is its name in the style sheet."""
-
-    mark: str
-    text: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
-    title: str
-    told: str  # what it shows, in words
-    svg: str
-    keys: tuple[Key, ...]
-    head: tuple[str, ...]  # of the table; the first column names a row
-    rows: tuple[tuple[str, ...], ...]
-
-
-class Sheet:
-    """Draws the figures of a page, each with ids of its own."""
-
-    def __init__(self) -> None:
-        self._canvas = Canvas()
-        self._drawn = 0
-
-    def figure(self, draw: Callable[[Axes], None], title: str, told: str, **what: Any) -> Figure:
-        self._drawn += 1
-        svg = self._canvas.svg(draw, key=f"f{self._drawn}", title=title, description=told)
-        return Figure(title=title, told=told, svg=svg, **what)
 
 
 def shifts(sheet: Sheet, found: Sequence[Shift], name: str) -> Figure:
