@@ -90,7 +90,8 @@ def _add_confirm(verbs: Any) -> None:
         help="measure the commits around a step side by side",
         description="Checks out the commit that a step is at into a worktree, and measures the test there with the "
         "commit before it beside it, in turns (pytest --ddp-against). Call it where pytest is called, on a machine "
-        "of the kind that the step was seen on.",
+        "of the kind that the step was seen on. Ends with 1 where the test is slower, with 0 where it is not, with 5 "
+        "where neither can be said.",
         allow_abbrev=False,
     )
     _add_test(parser)
