@@ -19,7 +19,11 @@ from typing import NamedTuple
 from _common import progress, table
 
 from pytest_ddpperf.history import steps
+from pytest_ddpperf.history.entry import Entry, Kept
+from pytest_ddpperf.history.judging import judge
 from pytest_ddpperf.history.steps import Point
+from pytest_ddpperf.history.tracks import tracks
+from pytest_ddpperf.records import Limit, Run, TestId
 from pytest_ddpperf.verdict.stats import binomial_interval, launch_quantiles, variance
 
 LAUNCHES = 5
@@ -184,6 +188,42 @@ def daily(series: int, seed: int) -> None:
         print(f"on any of 300 days, {name}: {100 * hits / series:.1f} % ({100 * low:.1f} to {100 * high:.1f})")
 
 
+def commits(series: int, seed: int) -> None:
+    """Of steps in 60 runs, two of each commit: how many are told to be of the machine, beside how many would be by
+    their likeliest place alone."""
+    rows = [["step", "at a commit: the machine's", "by its place", "between its runs: the machine's", "by its place"]]
+    for size in (3.5, 5.0, 9.0):
+        row = [f"{size:g} sd"]
+        for at in (40, 41):
+            rng = random.Random(seed)
+            told: list[bool] = []
+            plain: list[bool] = []
+            for number in range(series):
+                (track,) = tracks(list(_twice(rng, at, size * NOISE)))
+                judged = judge([track], [Limit(metric="p10", value=0.0, unit="%")])
+                told += [found.reason == "same-commit" for found in judged.found if found.status.name != "INCONCLUSIVE"]
+                plain += [place % 2 == 1 for place in ours(track.points("p10"))]
+                progress(number + 1, series, row[0])
+            for each in (told, plain):
+                low, high = binomial_interval(sum(each), len(each))
+                row.append(f"{sum(each)} of {len(each)} ({100 * low:.1f} to {100 * high:.1f} %)")
+        rows.append(row)
+    print(table([list(column) for column in zip(*rows, strict=True)]))
+
+
+def _twice(rng: random.Random, at: int, size: float) -> Iterator[Entry]:
+    """60 days with a run each, of a commit every other day."""
+    test = TestId(module="m", name="t")
+    for day in range(60):
+        created, committed = (f"2026-01-01T00:{each:02}:00+00:00" for each in (day, day // 2 * 2))
+        seconds = [math.exp(size * (day >= at) + rng.gauss(0, SPREAD)) for _ in range(LAUNCHES)]
+        yield Entry(
+            run=Run(created=created, committed=committed, commit=f"{day // 2:040x}"),
+            key={},
+            measurements=(Kept(test=test, must_match={}, recorded={}, launch_seconds={"p10": seconds}, counters={}),),
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--series", type=int, default=1000, metavar="N", help="of a cell (default: 1000)")
@@ -192,7 +232,11 @@ def main() -> None:
     parser.add_argument("--percentile", type=float, default=10.0, metavar="Q", help="of recorded steps (default: 10)")
     parser.add_argument("--calibrate", action="store_true", help="only ours, by the number of points and the walk")
     parser.add_argument("--daily", action="store_true", help="only ours, looking every day")
+    parser.add_argument("--commits", action="store_true", help="only ours, with two runs of each commit")
     arguments = parser.parse_args()
+    if arguments.commits:
+        commits(arguments.series, arguments.seed)
+        return
     if arguments.calibrate:
         calibrate(arguments.series, arguments.seed)
         return

@@ -9,9 +9,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pytest_ddpperf.against.worktree import Worktree
+from pytest_ddpperf.baseline.naming import environment_name
 from pytest_ddpperf.cli import console
 from pytest_ddpperf.git import commit_named, outside_of_hooks, top_level
 from pytest_ddpperf.history.judging import Found
+from pytest_ddpperf.history.tracks import Track
 from pytest_ddpperf.records import Outcome, Status
 from pytest_ddpperf.records.errors import GitError
 from pytest_ddpperf.report import reading, text
@@ -20,8 +22,8 @@ _RED = 1  # pytest's exit status where tests failed
 
 
 def confirm(found: Found, extra: Sequence[str]) -> int:
-    """Measure, tell, and return how the command ends, with 1 where it is slower; `extra` is for pytest. Raises
-    UsageError."""
+    """Measure, tell, and return how the command ends: 0 where it is not slower, 1 where it is, 5 where neither can be
+    said. `extra` is for pytest. Raises UsageError."""
     here = Path(os.path.realpath(Path.cwd()))
     earlier, later = found.before.run.commit, found.after.run.commit
     if earlier == later:
@@ -54,10 +56,11 @@ def _measured(found: Found, tree: Path, below: Path, top: Path, extra: Sequence[
         raise console.UsageError(f"{test.module}.py is not in {below} of {commit}: call it where pytest is called")
     json = tree.parent / "confirmed.json"
     command = [
-        *(sys.executable, "-m", "pytest", f"{test.module}.py::{test.name}"),
-        *("--ddp-against", found.before.run.commit, f"--ddp-json={json}", *_place(found.track.key)),
+        *(sys.executable, "-m", "pytest", _node(found)),
+        *("--ddp-against", found.before.run.commit, f"--ddp-json={json}"),
+        *_place(found.track.key, found.after.kept.sized),
         # The plugin's usual limits are for pull requests: most steps of a history are smaller.
-        f"--ddp-threshold={found.metric}:{abs(found.change.estimate) * 50:.3g}%",
+        f"--ddp-threshold={found.metric}:{abs(found.change.estimate) * 50:.6f}%",
         *extra,
     ]
     console.say([f"measuring {found.after.run.commit[:12]} beside {found.before.run.commit[:12]}"])
@@ -67,11 +70,39 @@ def _measured(found: Found, tree: Path, below: Path, top: Path, extra: Sequence[
         return console.USAGE_ERROR
     outcomes = [outcome for outcome in reading.read([json]).outcomes if outcome.test == test]
     console.say(map(_sentence, outcomes))
-    if any(outcome.verdict == Status.REGRESSED for outcome in outcomes):
-        return console.NAMED_VERDICT
-    if not any(outcome.verdict is not None and outcome.verdict.status.compared for outcome in outcomes):
+    return _ended(outcomes, found.track)
+
+
+def _ended(outcomes: Sequence[Outcome], track: Track) -> int:
+    """The exit status, with what keeps it from being 0 or 1."""
+    environments = [each.measurement.environment for each in outcomes if each.measurement is not None]
+    elsewhere = [environment_name(each) for each in environments if each.key != track.key]
+    if elsewhere:
+        console.complain(f"this was measured in {elsewhere[0]}, and the step is in {track.environment}")
         return console.NOTHING_IN_COMMON
-    return console.OK
+    compared = [each for each in outcomes if each.verdict is not None and each.verdict.status.compared]
+    if any(outcome.verdict == Status.REGRESSED for outcome in compared):
+        return console.NAMED_VERDICT
+    if not compared:
+        console.complain("nothing was compared")
+    elif all(outcome.beside is not None and outcome.beside.same for outcome in compared):
+        console.complain("no file that ranks imported differs: the step is in none, or both sides ran the same code")
+    elif any(outcome.verdict == Status.INCONCLUSIVE for outcome in compared):
+        console.complain(
+            "neither slower nor certainly not: more launches may tell, as by --option='--ddp-max-launches 40'"
+        )
+    else:
+        return console.OK
+    return console.NOTHING_IN_COMMON
+
+
+def _node(found: Found) -> str:
+    """The name that pytest has for the test."""
+    test, size = found.track.test, f"ws{found.track.key.get('world_size')}"
+    name = test.name
+    if found.after.kept.sized:
+        name = f"{name[:-1]}-{size}]" if name.endswith("]") else f"{name}[{size}]"
+    return f"{test.module}.py::{name}"
 
 
 def _called(command: Sequence[str], folder: Path, environ: Mapping[str, str]) -> int:
@@ -84,12 +115,17 @@ def _called(command: Sequence[str], folder: Path, environ: Mapping[str, str]) ->
         raise
 
 
-def _place(key: Mapping[str, object]) -> list[str]:
+def _place(key: Mapping[str, object], sized: bool) -> list[str]:
     """Options for the same kind of group; an RPC test's roles its marker or call says."""
     options = {"--ddp-backend": "backend", "--ddp-device": "device_type"}
     if not key.get("roles"):
         options["--ddp-world-size"] = "world_size"
-    return [f"{option}={key[name]}" for option, name in options.items() if name in key]
+    words = [f"{option}={key[name]}" for option, name in options.items() if name in key]
+    if (
+        sized
+    ):  # whether a marker or the command line had several: with another size, which is not measured, it has again
+        words[-1] += ",2" if key["world_size"] == 1 else ",1"
+    return words
 
 
 def _environ(tree: Path, top: Path) -> dict[str, str]:

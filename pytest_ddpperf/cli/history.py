@@ -48,14 +48,7 @@ def add_parser(subparsers: Any) -> None:
 def _add_show(verbs: Any) -> None:
     parser = verbs.add_parser("show", help="find the steps", allow_abbrev=False)
     _add_folder(parser)
-    parser.add_argument(
-        "--threshold",
-        type=asked.read_as(_limits),
-        default=(Limit(metric="p10", value=0.0, unit="%"),),
-        metavar="LIST",
-        help="the metrics, p10, p50 or p90, and how much a step in them may come to, as p10:3%%,p50:3%% "
-        "(default: p10:0%%, every step of p10 that is evidence)",
-    )
+    _add_threshold(parser)
     parser.add_argument(
         "--fail-on",
         type=asked.read_as(_fail_on),
@@ -80,13 +73,14 @@ def _add_accept(verbs: Any) -> None:
     parser = verbs.add_parser(
         "accept",
         help="say that a step is meant to stay",
-        description="Adds a file for review, which says that a step is meant to stay: it fails nothing any more.",
+        description="Adds a file for review for each series of the test that has a step at that commit, or for those "
+        "alone that became slower: the step is meant to stay, and fails nothing any more.",
         allow_abbrev=False,
     )
     parser.add_argument("commit", metavar="COMMIT", help="that the step is at, as history shows it")
     _add_test(parser)
-    parser.add_argument("-m", "--message", required=True, metavar="WHY")
-    parser.add_argument("--in", type=Path, default=_USUAL, dest="folder", metavar="DIR", help="(default: history)")
+    parser.add_argument("-m", "--message", type=asked.read_as(_reason), required=True, metavar="WHY")
+    _add_shown(parser)
     parser.set_defaults(run=accept)
 
 
@@ -96,15 +90,17 @@ def _add_confirm(verbs: Any) -> None:
         help="measure the commits around a step side by side",
         description="Checks out the commit that a step is at into a worktree, and measures the test there with the "
         "commit before it beside it, in turns (pytest --ddp-against). Call it where pytest is called, on a machine "
-        "of the kind that the step was seen on.",
+        "of the kind that the step was seen on. Ends with 1 where the test is slower, with 0 where it is not, with 5 "
+        "where neither can be said.",
         allow_abbrev=False,
     )
     _add_test(parser)
     parser.add_argument("--at", default="", metavar="COMMIT", help="of several steps, the one at this commit")
-    parser.add_argument("--in", type=Path, default=_USUAL, dest="folder", metavar="DIR", help="(default: history)")
+    _add_shown(parser)
     parser.add_argument(
         "--option",
-        action="append",
+        type=asked.read_as(shlex.split),
+        action="extend",
         default=[],
         metavar="OPTIONS",
         help='more options for pytest: "--ddp-launches 10"; may be repeated, a single word needs the =',
@@ -114,6 +110,24 @@ def _add_confirm(verbs: Any) -> None:
 
 def _add_folder(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, nargs="?", default=_USUAL, metavar="DIR", help="(default: history)")
+
+
+def _add_threshold(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--threshold",
+        type=asked.read_as(_limits),
+        default=(Limit(metric="p10", value=0.0, unit="%"),),
+        metavar="LIST",
+        help="the metrics, p10, p50 or p90, and how much a step in them may come to, as p10:3%%,p50:3%% "
+        "(default: p10:0%%, every step of p10 that is evidence)",
+    )
+
+
+def _add_shown(parser: argparse.ArgumentParser) -> None:
+    """What decides which steps `show` tells: how many series and metrics there are is part of the evidence."""
+    parser.add_argument("--in", type=Path, default=_USUAL, dest="folder", metavar="DIR", help="(default: history)")
+    _add_threshold(parser)
+    asked.add_k(parser, "series")
 
 
 def _add_test(parser: argparse.ArgumentParser) -> None:
@@ -131,6 +145,12 @@ def _limits(words: str) -> tuple[Limit, ...]:
     return limits
 
 
+def _reason(words: str) -> str:
+    if not words.strip():
+        raise ValueError("say why the step is meant to stay")
+    return words
+
+
 def _fail_on(words: str) -> frozenset[str]:
     names = frozenset(word.strip() for word in words.split(","))
     if unknown := sorted(names - set(_FAIL_ON)):
@@ -139,6 +159,7 @@ def _fail_on(words: str) -> frozenset[str]:
 
 
 def show(arguments: argparse.Namespace) -> int:
+    from pytest_ddpperf.history.steps import FEWEST_POINTS
     from pytest_ddpperf.report import page, steps
 
     if arguments.html is not None:
@@ -155,6 +176,9 @@ def show(arguments: argparse.Namespace) -> int:
         console.say(steps.table(judged).split("\n")[:-1])
     else:
         console.say(steps.lines(judged))
+    if judged.short == len(judged.tracks):
+        console.complain(f"{arguments.folder}: nothing to judge: no series has {FEWEST_POINTS} runs")
+        return console.NOTHING_IN_COMMON
     fails = any(_name(found) in arguments.fail_on for found in judged.found)
     return console.NAMED_VERDICT if fails else console.OK
 
@@ -166,7 +190,7 @@ def _name(found: Any) -> str:
     return "" if found.status is Status.PASS else found.status.value.lower()
 
 
-def _judged(root: Path, limits: Sequence[Limit], matches: Any = None) -> Any:
+def _judged(root: Path, limits: Sequence[Limit], matches: Any) -> Any:
     from pytest_ddpperf.history import accepted, judging
 
     return judging.judge(_tracks(root, matches), limits, accepted.read(root), _progress)
@@ -206,36 +230,48 @@ def add(arguments: argparse.Namespace) -> int:
 
 
 def _steps_of(arguments: argparse.Namespace, commit: str) -> list[Any]:
-    """The steps of the test that a command names, at a commit if there is one; raises UsageError where none is."""
-    from pytest_ddpperf.history import entry, judging
-
-    tracks = _tracks(arguments.folder, None)
-    names = sorted({str(track.test) for track in tracks})
+    """The steps of the test that a command names, at a commit if there is one, as `show` tells them; raises UsageError
+    where there is none, or the commit may be several."""
+    judged = _judged(arguments.folder, arguments.threshold, arguments.matches)
+    names = sorted({str(track.test) for track in judged.tracks})
     chosen = [arguments.test] if arguments.test in names else [name for name in names if arguments.test in name]
     if len(chosen) != 1:
         several = f"several tests are called that: {', '.join(chosen)}" if chosen else "the history has no such test"
         raise console.UsageError(f"{arguments.test}: {several}")
-    own = [track for track in tracks if str(track.test) == chosen[0]]
-    # Each metric by itself, so that there is every step that `show` might have shown.
-    limits = [Limit(metric=metric, value=0.0, unit="%") for metric in entry.METRICS]
-    of_test = [found for limit in limits for found in judging.judge(own, [limit]).found]
+    of_test = [found for found in judged.found if str(found.track.test) == chosen[0]]
     fitting = [found for found in of_test if found.after.run.commit.startswith(commit)]
     if not fitting:
         places = ", ".join(sorted({found.after.run.commit[:12] for found in of_test}))
         raise console.UsageError(
             f"{chosen[0]} has no step{f' at {commit}' * bool(commit)}{f': there are steps at {places}' * bool(places)}"
         )
+    commits = sorted({found.after.run.commit for found in fitting})
+    if commit and len(commits) > 1:
+        places = ", ".join(each[: max(12, len(commit) + 1)] for each in commits)
+        raise console.UsageError(f"{commit}: {chosen[0]} has steps at several such commits: {places}")
     return fitting
 
 
 def accept(arguments: argparse.Namespace) -> int:
-    from pytest_ddpperf.history import accepted
+    from pytest_ddpperf.history import accepted, judging
+    from pytest_ddpperf.report import text
 
     if not arguments.commit:
         raise console.UsageError("COMMIT: name the one that the step is at")
-    found = _steps_of(arguments, arguments.commit)[0]
-    step = accepted.Accepted(commit=found.after.run.commit, test=found.track.test, why=arguments.message)
-    console.say([f"accepted in {accepted.write(arguments.folder, step)}: commit it"])
+    steps = _steps_of(arguments, arguments.commit)
+    told = []
+    for status in (Status.REGRESSED, Status.INCONCLUSIVE, Status.IMPROVED):
+        for found in steps:
+            if found.status is status:
+                path = accepted.write(arguments.folder, judging.acceptance(found, arguments.message))
+                step = f"{found.metric} {text.interval(found.change)} in {found.track.environment}"
+                told.append(f"{step}: accepted in {path}: commit it")
+        if told:
+            break
+    else:
+        reasons = ", ".join(sorted({found.reason.replace("-", " ") for found in steps}))
+        raise console.UsageError(f"{arguments.commit}: the step there fails nothing as it is: {reasons}")
+    console.say(told)
     return console.OK
 
 
@@ -243,5 +279,6 @@ def confirm(arguments: argparse.Namespace) -> int:
     from pytest_ddpperf.cli import confirming
 
     steps = _steps_of(arguments, arguments.at)
-    latest = max(steps, key=lambda found: (found.after.run.committed, abs(found.change.estimate)))
-    return confirming.confirm(latest, shlex.split(" ".join(arguments.option)))
+    slower = [found for found in steps if found.status in (Status.REGRESSED, Status.INCONCLUSIVE)]
+    latest = max(slower or steps, key=lambda found: (found.after.run.committed, abs(found.change.estimate)))
+    return confirming.confirm(latest, arguments.option)

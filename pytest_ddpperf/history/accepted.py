@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pytest_ddpperf.history import folder
-from pytest_ddpperf.records import TestId, codec
+from pytest_ddpperf.records import Interval, Scalar, TestId, codec
 from pytest_ddpperf.records.errors import HistoryError
 
 SCHEMA = 1
@@ -17,10 +17,14 @@ SCHEMA = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accepted:
-    """A step of one test that is meant to stay."""
+    """A step of one series that is meant to stay."""
 
     commit: str  # the first one that was measured after it, whole
     test: TestId
+    environment: str  # the folder's name
+    must_match: Mapping[str, Scalar]
+    metric: str
+    change: Interval  # relative, with its 95 % interval when it was accepted
     why: str
 
 

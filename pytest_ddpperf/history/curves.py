@@ -35,7 +35,7 @@ class Curve:
 
 
 def curve(judged: Judged, track: Track, metric: str) -> Curve:
-    """Raises HistoryError for figures that are no durations."""
+    """What a figure shows of a series in one metric."""
     points = track.points(metric)
     own = [found for found in judged.found if found.track is track and found.metric == metric]
     drawn = Curve(

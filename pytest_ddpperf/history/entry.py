@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -22,13 +24,14 @@ from pytest_ddpperf.verdict.stats import launch_quantiles
 
 SCHEMA = 1
 METRICS = ("p10", "p50", "p90")
-# With three percentiles of so many launches a measurement stays below 1 KB; further launches, which a verdict that was
-# open took, are left out.
-MOST_LAUNCHES = 20
+# With three percentiles of so many launches, and facts that no other measurement of the run shares, one stays below
+# 1 KB; further launches, which a verdict that was open took, are left out.
+MOST_LAUNCHES = 16
 _DIGITS = 5  # significant ones: a tenth of what the quietest machine tells apart
 # Of what is recorded of an environment: what may explain a step. The rest is in the run's JSON.
 _RECORDED = ("python", "torch", "cuda", "hip", "nccl", "driver", "host")
 _VARIABLE = "env:"
+_COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,10 +39,11 @@ class Kept:
     """One measurement."""
 
     test: TestId
-    must_match: Mapping[str, Scalar]
+    must_match: Mapping[str, Scalar]  # with the number of steps that the percentiles are of
     recorded: Mapping[str, Scalar]
     launch_seconds: Mapping[str, Sequence[float]]  # by METRICS: of each launch
     counters: Counters
+    sized: bool = False  # whether pytest's name of the test has the world size, which `test` has not
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,12 +63,28 @@ def unfit(run: Run) -> str:
         return "what was measured is no commit of a git repository"
     if run.commit.endswith("-dirty"):
         return f"the working tree differs from commit {run.commit[:12]}: commit what is measured"
+    return _wrong(run)
+
+
+def _wrong(run: Run) -> str:
+    """The field that is not what git and this plugin write; "" where all are. Files are named and ordered by them."""
+    if not _COMMIT.fullmatch(run.commit):
+        return f"commit: {run.commit!r:.80} is no hash of a commit"
+    for name in ("committed", "created"):
+        when = getattr(run, name)
+        try:
+            in_utc = datetime.fromisoformat(when).utcoffset() == timedelta(0)
+        except ValueError:
+            in_utc = False
+        if not in_utc:
+            return f"{name}: {when!r:.80} is no time in UTC, as ISO 8601 has it"
     return ""
 
 
 def order(run: Run) -> tuple[str, str, str]:
-    """That of commits, and of runs of one commit."""
-    return run.committed, run.commit, run.created
+    """That of commits. Many can have one second, those of a rebased branch say: they were measured in their order, if
+    in any."""
+    return run.committed, run.created, run.commit
 
 
 def entries(outcomes: Iterable[Outcome], run: Run) -> list[Entry]:
@@ -74,10 +94,14 @@ def entries(outcomes: Iterable[Outcome], run: Run) -> list[Entry]:
         if outcome.measurement is None or _is_beside_the_point(outcome):
             continue
         environment = outcome.measurement.environment
-        launches = outcome.measurement.samples.step_seconds[:MOST_LAUNCHES]
+        samples = outcome.measurement.samples
+        # As many as were asked for at least, the first ones: how many a window has beyond them depends on how long they
+        # take, and percentiles of few steps lie elsewhere than those of many.
+        steps = min(outcome.plan.steps, samples.steps)
+        launches = [launch[:steps] for launch in samples.step_seconds[:MOST_LAUNCHES]]
         kept = Kept(
             test=outcome.test,
-            must_match=environment.must_match,
+            must_match={**environment.must_match, "steps": steps},
             recorded={
                 name: value
                 for name, value in environment.recorded.items()
@@ -88,6 +112,7 @@ def entries(outcomes: Iterable[Outcome], run: Run) -> list[Entry]:
                 for metric in METRICS
             },
             counters={name: count for name, count in outcome.measurement.counters.items() if count is not None},
+            sized=outcome.nodeid.partition("::")[2] != outcome.test.name,
         )
         by_key.setdefault(environment_name(environment), (environment.key, []))[1].append(kept)
     return [
@@ -138,6 +163,7 @@ def _row(kept: Kept, shared: Mapping[str, Mapping[str, Scalar]]) -> dict[str, An
     row: dict[str, Any] = {"test": {name: value for name, value in test.items() if value}}
     row["launch_seconds"] = kept.launch_seconds
     row["counters"] = kept.counters
+    row["sized"] = kept.sized
     for name in ("must_match", "recorded"):
         row[name] = {fact: value for fact, value in getattr(kept, name).items() if fact not in shared[name]}
     return {name: value for name, value in row.items() if value}
@@ -164,13 +190,13 @@ def parse(path: Path, data: bytes) -> Entry:
             problem = f"has schema {content['schema']}; this version of pytest-ddpperf reads up to {SCHEMA}: upgrade it"
             raise HistoryError(path, problem)
         run = codec.decode(Run, content["run"], of_another_version=True)
-        for when in (run.committed, run.created):
-            datetime.fromisoformat(when)
+        if wrong := _wrong(run):
+            raise HistoryError(path, f"run.{wrong}")
         shared = content["must_match"], content["recorded"]
         return Entry(
             run=run,
             key=dict(content["key"]),
-            measurements=tuple(_read(content["measurements"], *shared)),
+            measurements=tuple(_read(path, content["measurements"], *shared)),
             environment=path.parent.name,
             file=path,
         )
@@ -180,16 +206,24 @@ def parse(path: Path, data: bytes) -> Entry:
         raise HistoryError(path, f"is no file of a history, or not all of it: {error}") from error
 
 
-def _read(rows: list[Any], must_match: Mapping[str, Scalar], recorded: Mapping[str, Scalar]) -> Iterator[Kept]:
-    """By hand, for there are a hundred thousand of them: what is used is checked where it is used."""
+def _read(
+    path: Path, rows: list[Any], must_match: Mapping[str, Scalar], recorded: Mapping[str, Scalar]
+) -> Iterator[Kept]:
+    """By hand, for there are a hundred thousand of them."""
     for row in rows:
-        test = row["test"]
+        of = row["test"]
+        test = _test(of["module"], of["name"], of.get("label", ""))
+        for metric in METRICS:
+            seconds = row["launch_seconds"][metric]
+            if not (seconds and min(seconds) > 0 and sum(seconds) < math.inf):  # neither holds of NaN
+                raise HistoryError(path, f"{test}: launch_seconds.{metric} are no durations: {seconds}")
         yield Kept(
-            test=_test(test["module"], test["name"], test.get("label", "")),
+            test=test,
             must_match={**must_match, **row["must_match"]} if "must_match" in row else must_match,
             recorded={**recorded, **row["recorded"]} if "recorded" in row else recorded,
             launch_seconds=row["launch_seconds"],
             counters=row.get("counters", {}),
+            sized=row.get("sized", False),
         )
 
 

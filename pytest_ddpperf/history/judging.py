@@ -3,7 +3,7 @@ else changed with them. The statistics are `steps`'s; this decides."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, expm1, log1p
 
@@ -17,7 +17,7 @@ from pytest_ddpperf.verdict.stats import holm
 
 # How likely any step at all is told of a history in which nothing changed.
 LEVEL = 0.01
-# As more points come, a step may be found a little beside its first place.
+# The place of a step errs by a point or two, and moves as more points come.
 _NEAR = 2
 _BEFORE = 5  # points that say how long steps took before one
 
@@ -57,7 +57,7 @@ def judge(
     accepted: Sequence[Accepted] = (),
     progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> Judged:
-    """The steps of all series in the metrics of `limits`; raises HistoryError.
+    """The steps of all series in the metrics of `limits`.
 
     The largest step of each series is held against the level by Holm's procedure, each further one of a series against
     the share that its largest had.
@@ -79,10 +79,16 @@ def judge(
     found: list[Found] = []
     for (track, limit, points, series), evidence in zip(candidates, holm(first, LEVEL), strict=True):
         of_track = steps.steps(series, evidence.level) if evidence.enough else []
-        found += _judged(track, limit, points, sorted(of_track, key=lambda step: step.place), accepted)
+        of_track = _between_commits(track, series, sorted(of_track, key=lambda step: step.place))
         suspicion = steps.suspicion(series, {step.place for step in of_track})
-        if suspicion is not None and suspicion.p_value <= LEVEL / len(candidates):
-            found.append(_found(track, limit, points, suspicion, len(points), Status.INCONCLUSIVE, "suspected"))
+        if suspicion is not None and suspicion.p_value > LEVEL / len(candidates):
+            suspicion = None
+        whys = _whys(track, limit.metric, [*of_track, suspicion] if suspicion else of_track, accepted)
+        found += _judged(track, limit, points, of_track, whys)
+        if suspicion is not None:
+            why = whys.get(suspicion.place, "")
+            status, reason = (Status.PASS, "accepted") if why else (Status.INCONCLUSIVE, "suspected")
+            found.append(_found(track, limit, points, suspicion, len(points), status, reason, why))
     return Judged(
         tracks=tracks,
         metrics=[limit.metric for limit in limits],
@@ -96,16 +102,33 @@ def _badness(found: Found) -> tuple[int, float]:
     return order.index(found.status), -abs(found.change.estimate)
 
 
+def _between_commits(track: Track, series: Series, of_track: Sequence[Step]) -> list[Step]:
+    """Steps in their order. One between runs of one commit is moved to between two commits where it is hardly less
+    likely there: else code that is slower would be told to be the machine."""
+    settled = list(of_track)
+    for number, step in enumerate(settled):
+        if _same_commit(track, step.place):
+            near = range(max(step.place - _NEAR, 1), min(step.place + _NEAR + 1, len(track.marks)))
+            places = [place for place in near if not _same_commit(track, place)]
+            others = {other.place for other in settled if other is not step}
+            settled[number] = steps.moved(series, step, others, places)
+    return settled
+
+
+def _same_commit(track: Track, place: int) -> bool:
+    return track.marks[place - 1].run.commit == track.marks[place].run.commit
+
+
 def _judged(
-    track: Track, limit: Limit, points: Sequence[Point], of_track: Sequence[Step], accepted: Sequence[Accepted]
+    track: Track, limit: Limit, points: Sequence[Point], of_track: Sequence[Step], whys: Mapping[int, str]
 ) -> Iterator[Found]:
     places = [*(step.place for step in of_track), len(points)]
     for number, step in enumerate(of_track):
         later = sum(other.change for other in of_track[number + 1 :])
         status = Status.REGRESSED if step.change > 0 else Status.IMPROVED
         reason = "step"
-        why = _why(track, step, accepted)
-        if track.marks[step.place - 1].run.commit == track.marks[step.place].run.commit:
+        why = whys.get(step.place, "")
+        if _same_commit(track, step.place):
             status, reason = Status.PASS, "same-commit"
         elif why:
             status, reason = Status.PASS, "accepted"
@@ -122,10 +145,44 @@ def _least(limit: Limit, points: Sequence[Point], step: Step) -> float:
     return log1p(share)
 
 
-def _why(track: Track, step: Step, accepted: Sequence[Accepted]) -> str:
-    near = track.marks[max(step.place - _NEAR, 0) : step.place + _NEAR + 1]
-    commits = {mark.run.commit for mark in near}
-    return next((each.why for each in accepted if each.test == track.test and each.commit in commits), "")
+def acceptance(found: Found, why: str) -> Accepted:
+    """What says that this step is meant to stay."""
+    return Accepted(
+        commit=found.after.run.commit,
+        test=found.track.test,
+        environment=found.track.environment,
+        must_match=found.track.must_match,
+        metric=found.metric,
+        change=found.change,
+        why=why,
+    )
+
+
+def _whys(track: Track, metric: str, found: Sequence[Step], accepted: Sequence[Accepted]) -> dict[int, str]:
+    """Why steps were accepted, by their places. An acceptance is of one step: of those that may be it, the nearest."""
+    series = (track.environment, track.test, track.must_match, metric)
+    whys: dict[int, str] = {}
+    for each in accepted:
+        if (each.environment, each.test, each.must_match, each.metric) != series:
+            continue
+        places = [place for place, mark in enumerate(track.marks) if mark.run.commit == each.commit]
+        fitting = [
+            (distance, step.place)
+            for step in found
+            if (distance := min((abs(step.place - place) for place in places), default=_NEAR + 1)) <= _NEAR
+            and _may_be(step, each.change)
+        ]
+        if fitting:
+            whys[min(fitting)[1]] = each.why
+    return whys
+
+
+def _may_be(step: Step, accepted: Interval) -> bool:
+    """Whether it has the same direction, and is not evidently larger: their intervals meet."""
+    low, high = step.bounds()
+    if accepted.estimate > 0:
+        return step.change > 0 and low <= accepted.high
+    return step.change < 0 and high >= accepted.low
 
 
 def _level(points: Sequence[Point], place: int) -> float:

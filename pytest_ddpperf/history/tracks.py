@@ -41,24 +41,20 @@ class Track:
     told: str = ""  # the facts that set it apart from other series of its test and environment
 
     def points(self, metric: str) -> list[Point]:
-        """Of the runs' launches; raises HistoryError for figures that are no durations."""
+        """Of the runs' launches."""
         moved = _moved([mark.run for mark in self.marks])
         return [_point(mark, metric, moves) for mark, moves in zip(self.marks, moved, strict=True)]
 
     def last_seconds(self, metric: str) -> float:
-        """Of the last run, over its launches; raises HistoryError."""
+        """Of the last run, over its launches."""
         return math.exp(_point(self.marks[-1], metric, 1.0).value)
 
 
 def _point(mark: Mark, metric: str, moved: float) -> Point:
-    try:
-        logs = list(map(math.log, mark.kept.launch_seconds[metric]))
-        mean = sum(logs) / len(logs)
-        spread = sum([(each - mean) ** 2 for each in logs]) / (len(logs) - 1) if len(logs) > 1 else 0.0
-        return Point(mean, len(logs), spread, moved)
-    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
-        problem = f"{mark.kept.test}: launch_seconds.{metric} are no durations: {error}"
-        raise HistoryError(mark.entry.file, problem) from error
+    logs = list(map(math.log, mark.kept.launch_seconds[metric]))
+    mean = sum(logs) / len(logs)
+    spread = sum([(each - mean) ** 2 for each in logs]) / (len(logs) - 1) if len(logs) > 1 else 0.0
+    return Point(mean, len(logs), spread, moved)
 
 
 def _moved(runs: Sequence[Run]) -> list[float]:
@@ -77,7 +73,8 @@ def _seconds(created: str) -> float:
 
 
 def tracks(entries: Sequence[Entry]) -> list[Track]:
-    """By test and environment; those that facts set apart stand together, the one with the latest run last."""
+    """By test and environment; those that facts set apart stand together, the one with the latest run last. Raises
+    HistoryError for facts that are none."""
     found: dict[tuple[str, TestId], dict[frozenset[tuple[str, Scalar]], list[Mark]]] = {}
     for entry in entries:
         for kept in entry.measurements:

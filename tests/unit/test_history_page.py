@@ -12,13 +12,12 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpperf.history import curves, tracks
-from pytest_ddpperf.history.accepted import Accepted
+from pytest_ddpperf.history import curves, judging, tracks
 from pytest_ddpperf.history.curves import Curve
 from pytest_ddpperf.history.entry import Entry
 from pytest_ddpperf.history.judging import Judged
 from pytest_ddpperf.records import Limit
-from pytest_ddpperf.records.errors import HistoryError, MissingExtraError
+from pytest_ddpperf.records.errors import MissingExtraError
 from pytest_ddpperf.report import page, steps
 from pytest_ddpperf.report.page import canvas
 from pytest_ddpperf.report.page import history as module
@@ -142,7 +141,8 @@ def test_a_step_has_its_shape_and_commit_in_the_figure(several: Read) -> None:
 
 
 def test_an_accepted_step_says_why() -> None:
-    read = drawn(SEVERAL[0], told=[Accepted(commit=sha(40), test=TEST, why="NaN checks")])
+    (step,) = judged(SEVERAL[0]).found
+    read = drawn(SEVERAL[0], told=[judging.acceptance(step, "NaN checks")])
     assert "accepted: NaN checks" in read.words
     assert "\N{CHECK MARK} " in " ".join(read.within["text"])
 
@@ -224,8 +224,9 @@ def test_a_hostile_history_harms_nothing() -> None:
         replace(each, environment=HOSTILE, run=replace(each.run, commit=f"{HOSTILE[:60]}{each.run.commit}"))
         for each in entries(stepped((45, 9.0)), HOSTILE, facts)
     ]
-    why = Accepted(commit=hostile[45].run.commit, test=hostile[0].measurements[0].test, why=HOSTILE)
-    html = page.history_html(judged(hostile, told=[why]))
+    told = [judging.acceptance(step, HOSTILE) for step in judged(hostile).found]
+    assert told
+    html = page.history_html(judged(hostile, told=told))
     html.encode()  # no surrogate is left
     read = Read(html)
     assert not read.open
@@ -234,15 +235,6 @@ def test_a_hostile_history_harms_nothing() -> None:
     assert len(html) < 60_000
     assert len(read.all("svg")) == 1
     assert not any("script" in label for label in read.within["text"])
-
-
-def test_figures_that_are_no_durations_are_named() -> None:
-    found = judged(SEVERAL[4])
-    broken = entries([0.0] * 4)
-    for each in broken:
-        object.__setattr__(each.measurements[0], "launch_seconds", {"p50": ["x"]})
-    with pytest.raises(HistoryError, match=r"launch_seconds\.p50 are no durations"):
-        page.history_html(replace(found, tracks=tracks.tracks(broken)))
 
 
 def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

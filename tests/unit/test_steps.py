@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from pytest_ddpperf.history import steps, walk
-from pytest_ddpperf.history.steps import Point
+from pytest_ddpperf.history.steps import Point, Step
 from pytest_ddpperf.history.walk import Series
 
 ALTERNATING = [(-1.0) ** place for place in range(40)]  # unit noise that neither walks nor jumps
@@ -169,6 +169,26 @@ def test_a_single_point_is_suspected() -> None:
     assert far is not None
     assert (far.place, far.p_value < 1e-6) == (40, True)
     assert far.change == pytest.approx(9.0, abs=0.5)
+
+
+def test_a_step_is_moved_to_a_place_that_is_hardly_less_likely() -> None:
+    between = [*ALTERNATING[:20], 2.5, *(value + 5.0 for value in ALTERNATING[20:])]  # 20 or 21, nobody can say
+    (step,) = steps.steps(series(between), 0.01)
+    for place in (20, 21):
+        moved = steps.moved(series(between), step, set(), [place])
+        assert (moved.place, moved.p_value) == (place, step.p_value)
+        assert moved.change == pytest.approx(5.0, abs=0.5)
+    assert steps.moved(series(between), step, set(), [18, 19, 20, 21, 22]).place == step.place
+    assert steps.moved(series(between), step, set(), [18, 23]) == step, "clearly less likely"
+    assert steps.moved(series(between), step, set(), []) == step
+
+
+def test_a_step_is_not_moved_to_where_a_side_has_too_few_points_or_beyond_another_step() -> None:
+    step = Step(19, 1.0, 1.0, 10.0, 0.001)
+    assert steps.moved(series([*ALTERNATING[:20], 9.0]), step, set(), [20]) == step
+    jump = series(jumping(ALTERNATING, (22, 9.0)))
+    assert steps.moved(jump, step, set(), [22]).place == 22
+    assert steps.moved(jump, step, {21}, [22]) == step
 
 
 def test_a_first_point_after_a_step_is_not_suspected_again() -> None:

@@ -1,0 +1,62 @@
+"""A step of a history, measured again by a whole run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pytest_ddpperf.cli.main import main
+from pytest_ddpperf.history import folder
+from tests.integration.conftest import SMALL, Run
+from tests.integration.test_against import SECOND, STEP, Repository, repository
+from tests.unit.test_history import history, stepped
+
+__all__ = ["repository"]
+
+MARKER = "@pytest.mark.ddp(world_size=(1, 2))"
+SIZED = """
+@pytest.mark.parametrize("kind", ["bf16"])
+def test_step(ddp_benchmark, kind):
+    ddp_benchmark(lambda ctx: lasting(ctx, speed.MILLISECONDS))
+"""
+
+
+@pytest.mark.parametrize(
+    ("marker", "options"), [(MARKER, ()), ("", ("--ddp-world-size=1,2",))], ids=["marker", "option"]
+)
+def test_a_step_of_a_test_with_several_world_sizes_is_measured_again_with_its_own(
+    repository: Repository,
+    run: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    marker: str,
+    options: tuple[str, ...],
+) -> None:
+    """With 60 instead of 5 ms from the second commit on; the history is what a run of each would have added."""
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-p no:randomly -p no:benchmark")
+    repository.write("tests/test_step.py", STEP, marker, SIZED)
+    earlier = repository.commit()
+    repository.write("src/speed/__init__.py", SECOND)
+    later = repository.commit()
+    kept = repository.top.parent / "kept"
+    assert run(f"--ddp-history={kept}", "-k", "ws2", *options).ret == 0
+    (file,) = kept.glob("*/*.json")
+    (measured,) = folder.read(kept)
+    file.unlink()
+    (row,) = measured.measurements
+    assert (row.test.name, row.sized) == ("test_step[bf16]", True)
+    for day, each in enumerate(history(stepped((40, 240.0)))):
+        ran = replace(each.run, commit={39: earlier, 40: later}.get(day, each.run.commit))
+        figures = each.measurements[0].launch_seconds
+        folder.add(kept, replace(measured, run=ran, measurements=(replace(row, launch_seconds=figures),)))
+
+    small = [option for option in SMALL if not option.startswith("--ddp-threshold")]
+    arguments = ["history", "confirm", "test_step", "--in", str(kept), f"--option={' '.join(small)}"]
+    status = main(arguments)
+    out = capfd.readouterr().out
+    assert status == 1, out
+    assert f"measuring {later[:12]} beside {earlier[:12]}" in out
+    assert "REGRESSED  tests/test_step.py::test_step[bf16-ws2]  p10 x 12" in out
+    assert "ws1" not in out
