@@ -15,8 +15,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from uuid import uuid4
 
+from pytest_ddpperf import files
 from pytest_ddpperf.baseline import content
 from pytest_ddpperf.baseline.naming import environment_name, file_name, module_folder
 from pytest_ddpperf.records import SESSIONS_KEPT, Baseline, Environment, Scalar, TestId
@@ -67,7 +67,7 @@ class Store:
         Raises BaselineError for figures that `read` would refuse and for whatever the file system says.
         """
         with self._writing(baseline) as path:
-            _replace(path, _text(path, baseline))
+            files.write(path, _text(path, baseline))
         return path
 
     def extend(self, baseline: Baseline) -> Path:
@@ -79,7 +79,7 @@ class Store:
         with self._writing(baseline) as path:
             if (stored := self.read_alike(environment, baseline.test)) is not None:
                 baseline = replace(baseline, sessions=(*stored.sessions, *baseline.sessions)[-SESSIONS_KEPT:])
-            _replace(path, _text(path, baseline))
+            files.write(path, _text(path, baseline))
         return path
 
     def read_alike(self, environment: Environment, test: TestId) -> Baseline | None:
@@ -96,11 +96,10 @@ class Store:
 
     @contextmanager
     def _writing(self, baseline: Baseline) -> Iterator[Path]:
-        """The path of a baseline, in a folder that exists, while nobody else saves."""
+        """The path of a baseline, while nobody else saves."""
         path = self.path(baseline.measurements[0].environment, baseline.test)
         try:
             with _locked(path, self.root):
-                path.parent.mkdir(parents=True, exist_ok=True)
                 yield path
         except OSError as error:
             raise _failure(path, "cannot be written", error) from error
@@ -198,20 +197,6 @@ def _lock_folder() -> Path:
         if stat.S_ISDIR(found.st_mode) and found.st_mode & 0o1777 == 0o1777:
             return folder
     raise FileExistsError(errno.EEXIST, "is not a folder that this user may keep locks in", str(own))
-
-
-def _replace(path: Path, text: str) -> None:
-    """Puts `text` at `path`, whole or not at all; the temporary file is on the same file system."""
-    temporary = path.with_name(f".{uuid4().hex}.tmp")
-    try:
-        with open(temporary, "x", encoding="ascii", newline="\n") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        with suppress(OSError):  # gone after a replacement; else the first error counts
-            temporary.unlink()
 
 
 def _failure(path: Path, what: str, error: OSError) -> BaselineError:

@@ -14,7 +14,7 @@ from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.cli import asked, console, stale
 from pytest_ddpperf.records import Baseline
 from pytest_ddpperf.records.errors import BaselineError
-from pytest_ddpperf.report import stored
+from pytest_ddpperf.report import stored, text
 
 _PRUNE = """\
 Without further options these are baselines of tests that are gone: their file is not there, or does not have their
@@ -117,7 +117,7 @@ def _list(arguments: argparse.Namespace) -> int:
     for environment, of_it in groupby(found, key=lambda each: each.environment):
         console.say((*stored.table(environment, (each.baseline for each in of_it)), ""))
         environments += 1
-    console.say([f"{_counted(len(found), 'baseline')} in {_counted(environments, 'environment')}"])
+    console.say([f"{text.several(len(found), 'baseline')} in {text.several(environments, 'environment')}"])
     return chosen.status
 
 
@@ -139,7 +139,7 @@ def _prune(arguments: argparse.Namespace) -> int:
         if arguments.yes:
             chosen.store.remove(path)
         console.say([f"{'removed' if arguments.yes else 'would remove'} {path}: {words}"])
-    of = f"{len(pruned)} of {_counted(len(found), 'baseline')}"
+    of = f"{len(pruned)} of {text.several(len(found), 'baseline')}"
     if not pruned or arguments.yes:
         console.say([f"{of} removed"])
     else:
@@ -191,9 +191,5 @@ def _commits(arguments: argparse.Namespace) -> int:
             notes[why] = notes.get(why, 0) + 1
     console.say(fetch)
     for why, number in notes.items():
-        console.complain(f"{_counted(number, 'baseline')}: {why}")
+        console.complain(f"{text.several(number, 'baseline')}: {why}")
     return chosen.status
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"

@@ -12,7 +12,7 @@ from pytest_ddpperf.measuring.looks import follow, schedule
 from pytest_ddpperf.records import Baseline, Limit, Measurement, Outcome, Recording, Status, Verdict
 from pytest_ddpperf.records.asked import limits_for
 from pytest_ddpperf.report import failure, text
-from pytest_ddpperf.report.reading import Entry, Report, identity
+from pytest_ddpperf.report.reading import Entry, Report, gone_of, identity
 
 _LAUNCHES_NEEDED = 2
 # What a run said of figures that say nothing about the code; it holds whatever they are compared with.
@@ -28,16 +28,8 @@ class Terms:
     fail_on: frozenset[str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Compared:
-    """What came of it."""
-
-    now: Report  # with the verdicts of being held against the other
-    only_before: tuple[Outcome, ...]  # what it does not have
-
-
-def compare(base: Report, now: Report, terms: Terms) -> Compared:
-    """Each measurement of `now` against that of the same test in `base`."""
+def compare(base: Report, now: Report, terms: Terms) -> Report:
+    """Each measurement of `now` with the verdict of being held against that of the same test in `base`."""
     partners = _partners(base, now)
     tests = {now.entries[number].outcome.nodeid for number in partners}
     level = verdicts.level_of(max(1, len(tests)))
@@ -52,9 +44,11 @@ def compare(base: Report, now: Report, terms: Terms) -> Compared:
         partner = base.entries[partners[number]] if number in partners else None
         entries.append(replace(entry, outcome=_held_against(entry.outcome, partner, terms, own)))
     taken = set(partners.values())
-    return Compared(
-        now=replace(now, entries=tuple(entries)),
-        only_before=tuple(entry.outcome for number, entry in enumerate(base.entries) if number not in taken),
+    return replace(
+        now,
+        entries=tuple(entries),
+        bases=base.runs,
+        only_before=tuple(gone_of(entry.outcome) for number, entry in enumerate(base.entries) if number not in taken),
     )
 
 
@@ -96,11 +90,29 @@ def _held_against(now: Outcome, other: Entry | None, terms: Terms, level: float)
             fresh, _nothing(), terms, f"not measured in the earlier run: {text.shortened(other.outcome.error)}"
         )
     before = Recording(measurement=other.outcome.measurement, created=other.run.created, commit=other.run.commit)
-    verdict = _verdict(now, other.outcome, before.measurement, limits, level)
-    judged = _judged(fresh, verdict, terms)
+    launches = now.measurement.samples.launches
+    verdict, taken = _refused(now, other.outcome, before.measurement), launches
+    if verdict is None:
+        verdict, taken = _verdict(now.launches, now.measurement, before.measurement, limits, level)
+    notes: tuple[str, ...] = ()
+    if taken < launches:
+        fresh = _of_first(fresh, now.measurement, taken)
+        notes = (f"the first {taken} of {launches} launches decide: the gate would have taken no more",)
+    judged = _judged(fresh, verdict, terms, *notes)
     steps = min(now.measurement.samples.steps, before.measurement.samples.steps)
     judged = replace(judged, sessions=(verdicts.in_percentiles(before, steps),))
     return failure.explained(judged, baseline=Baseline(test=now.test, sessions=(before,)), accept_command="")
+
+
+def _of_first(outcome: Outcome, measured: Measurement, launches: int) -> Outcome:
+    """With what those launches showed alone, so that figures are of what the verdict is of."""
+    return replace(
+        outcome,
+        measurement=replace(measured, samples=measured.samples.of_launches(0, launches)),
+        phases=outcome.phases[:launches],
+        recorded={name: of_all[:launches] for name, of_all in outcome.recorded.items()},
+        replaced=tuple(each for each in outcome.replaced if each.launch < launches),
+    )
 
 
 def _limits_of(outcome: Outcome) -> tuple[Limit, ...]:
@@ -125,30 +137,41 @@ def _judged(outcome: Outcome, verdict: Verdict, terms: Terms, *notes: str) -> Ou
     return replace(outcome, verdict=verdict, fails=fails, notes=notes)
 
 
-def _verdict(now: Outcome, other: Outcome, before: Measurement, limits: tuple[Limit, ...], level: float) -> Verdict:
+def _refused(now: Outcome, other: Outcome, before: Measurement) -> Verdict | None:
+    """Why its samples are not to be compared; None where they are."""
     assert now.measurement is not None
-    current = now.measurement
     reasons = [each.verdict.reason for each in (now, other) if each.verdict is not None]
     not_gated = next((reason for reason in reasons if reason in _SAY_NOTHING), None)
     if not_gated is None and now.verdict is not None and now.verdict.reason == "gate-off":
         not_gated = "gate-off"
     if not_gated is not None:
         return Verdict(status=Status.NOT_GATED, reason=not_gated)
-    machines = verdicts.differing(current.environment.key, before.environment.key)
+    machines = verdicts.differing(now.measurement.environment.key, before.environment.key)
     if machines:  # to the plugin that is another baseline
         return Verdict(status=Status.INCOMPARABLE, reason="must-match", differences=machines)
     if before.samples.launches < _LAUNCHES_NEEDED:
         few = (f"{before.samples.launches} launch, and a comparison needs {_LAUNCHES_NEEDED} a side",)
         return Verdict(status=Status.INCOMPARABLE, reason="baseline-support", differences=few)
+    return None
+
+
+def _verdict(
+    asked: int, current: Measurement, before: Measurement, limits: tuple[Limit, ...], level: float
+) -> tuple[Verdict, int]:
+    """And by how many launches: where the first look, after `asked`, leaves nothing open, the gate takes no more."""
+    taken = 0
 
     def judge(start: int, stop: int, ease: float) -> Verdict:
+        nonlocal taken
+        taken = max(taken, stop)
         part = replace(current, samples=current.samples.of_launches(start, stop))
         return verdicts.judge_times(part, [before], limits, level=level * ease)
 
     launches = current.samples.launches
-    looks = schedule(now.launches, launches)
+    looks = schedule(asked, launches)
     if len(looks) > 1 and looks[-1] == launches:  # so a suspicion was confirmed, or was not
         verdict, _ = follow(looks, judge, final=True)
     else:
         verdict = judge(0, launches, 1.0)
-    return verdicts.with_counters(verdict, current, [before], limits)
+    verdict = verdicts.with_counters(verdict, current, [before], limits)
+    return verdict, taken if verdict.status.compared else launches

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TextIO
 
+from pytest_ddpperf import files
 from pytest_ddpperf.records.errors import DdpPerfError
 from pytest_ddpperf.report import text
 
@@ -35,29 +36,35 @@ class FileError(DdpPerfError):
 
 
 def say(lines: Iterable[str]) -> None:
-    """Print lines, whatever they hold. Who reads them may have seen enough (`| head`): that ends nothing else."""
-    try:
-        _print(lines, sys.stdout)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that Python can flush it at exit
+    """Print lines, whatever they hold."""
+    _print(lines, sys.stdout)
 
 
 def complain(words: str) -> None:
     """Say on standard error what stands in the way."""
-    _print([f"ddpperf: {words}"], sys.stderr)
+    warn([f"ddpperf: {words}"])
+
+
+def warn(lines: Iterable[str]) -> None:
+    """Print lines on standard error, whatever they hold."""
+    _print(lines, sys.stderr)
 
 
 def _print(lines: Iterable[str], stream: TextIO | None) -> None:
+    """Who reads them may have seen enough (`| head`), or have closed the stream: that ends nothing else."""
+    if stream is None:
+        return
     told = "".join(f"{text.printable(line)}\n" for line in lines)
-    encoding = getattr(stream, "encoding", None) or "utf-8"  # there is no stream where it was closed
-    print(told.encode(encoding, "backslashreplace").decode(encoding), end="", file=stream, flush=stream is not None)
+    encoding = stream.encoding or "utf-8"
+    try:
+        print(told.encode(encoding, "backslashreplace").decode(encoding), end="", file=stream, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # so that Python can flush it at exit
 
 
 def write(path: Path, content: str, *, append: bool = False) -> None:
-    """A file with that content, or with that at its end, and its folders; raises FileError."""
+    """As `files.write`, but that it raises FileError."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a" if append else "w", encoding="utf-8") as file:
-            file.write(content)
+        files.write(path, content, append=append)
     except OSError as error:
         raise FileError(path, f"cannot be written: {error.strerror}") from error

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from pytest_ddpperf.cli import asked, console
-from pytest_ddpperf.cli.comparing import Compared, Terms, compare
+from pytest_ddpperf.cli.comparing import Terms, compare
 from pytest_ddpperf.records import Outcome, Run, codec
-from pytest_ddpperf.report import json_report, markdown, page, pytorch, reading, sides, text
+from pytest_ddpperf.report import json_report, markdown, page, pytorch, reading, sides
 from pytest_ddpperf.report.counts import count
 from pytest_ddpperf.report.reading import Report
 
@@ -62,25 +62,23 @@ def run(arguments: argparse.Namespace) -> int:
     compared = compare(base, now, terms)
     _write(arguments, base, compared)
     if arguments.form == "pytorch":
-        console.say(pytorch.side_by_side(pytorch.ours(base), pytorch.ours(now)))
-        console.say(sides.told(base, compared.now, compared.only_before))
+        console.say(pytorch.side_by_side(*pytorch.ours(base, now)))
+        console.say(sides.told(base, compared))
     else:
-        console.say(sides.lines(base, compared.now, compared.only_before))
-    return _status(compared.now.outcomes)
+        console.say(sides.lines(base, compared))
+    return _status(compared.outcomes)
 
 
-def _write(arguments: argparse.Namespace, base: Report, compared: Compared) -> None:
+def _write(arguments: argparse.Namespace, base: Report, now: Report) -> None:
     """The files that were asked for."""
-    now = compared.now
-    gone = (f"{text.name(outcome)}: only in the base" for outcome in compared.only_before)
-    told = [*sides.about(base, now), *gone, *sides.remarks(base, now)]
+    told = [*sides.about(base, now), *sides.remarks(base, now)]
     if arguments.json is not None:
-        console.write(arguments.json, codec.dumps(_data(base, compared)))
+        console.write(arguments.json, codec.dumps(_data(base.run, now)))
     if arguments.markdown is not None:
-        content = markdown.report(now.outcomes, count(now.outcomes, 0), told=told)
+        content = markdown.report(now.outcomes, count(now.outcomes, 0), told=told, only_before=now.only_before)
         console.write(arguments.markdown, content, append=markdown.appends(arguments.markdown))
     if arguments.html is not None:
-        console.write(arguments.html, page.html(now.outcomes, now.runs, told=told))
+        console.write(arguments.html, page.html(now.outcomes, now.runs, told=told, only_before=now.only_before))
 
 
 def _status(outcomes: Sequence[Outcome]) -> int:
@@ -109,12 +107,11 @@ def _theirs(arguments: argparse.Namespace, contents: Sequence[tuple[Path, dict[s
     return console.OK if pytorch.in_common(base, now) else _nothing()
 
 
-def _data(base: Report, compared: Compared) -> dict[str, Any]:
+def _data(base: Run, now: Report) -> dict[str, Any]:
     """NOW as a report, with what it was held against."""
-    run: Run = base.run
-    before = {name: getattr(run, name) for name in ("created", "version", "commit", "committed")}
+    before = {name: getattr(base, name) for name in ("created", "version", "commit", "committed")}
     return {
-        **json_report.report(compared.now.outcomes, compared.now.run),
-        "base": {"run_id": run.id, **before},
-        "only_in_base": [text.name(outcome) for outcome in compared.only_before],
+        **json_report.report(now.outcomes, now.run),
+        "base": {"run_id": base.id, **before},
+        "only_in_base": codec.encode(now.only_before),
     }

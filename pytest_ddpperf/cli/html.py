@@ -24,10 +24,10 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from pytest_ddpperf.report import page, reading, terminal
+    from pytest_ddpperf.report import page, reading, sides, terminal
 
     page.check("ddpperf html")
     report = reading.read(arguments.reports)
-    told = [*report.told, *terminal.remarks(report.outcomes)]
-    console.write(arguments.output, page.html(report.outcomes, report.runs, told=told))
+    told = [*sides.bases(report), *report.told, *terminal.remarks(report.outcomes)]
+    console.write(arguments.output, page.html(report.outcomes, report.runs, told=told, only_before=report.only_before))
     return console.OK

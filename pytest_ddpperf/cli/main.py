@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import traceback
 from collections.abc import Sequence
 from typing import NoReturn
@@ -39,11 +38,12 @@ _USERS = (
 
 _STATUSES = """\
 exit status:
-  0  all is well
-  1  a verdict that --fail-on names, regressed if nothing is said, or a measurement that failed
-  3  an error of ddpperf's own
-  4  a command that cannot be, or a file that cannot be read: it is named
-  5  nothing in common: no measurement could be compared
+  0    all is well
+  1    a verdict that --fail-on names, regressed if nothing is said, or a measurement that failed
+  3    an error of ddpperf's own
+  4    a command that cannot be, or a file that cannot be read: it is named
+  5    nothing in common: no measurement could be compared
+  130  it was interrupted
 """
 
 
@@ -51,7 +51,7 @@ class _Parser(argparse.ArgumentParser):
     """argparse's, but for its exit status of 2."""
 
     def error(self, message: str) -> NoReturn:
-        self.print_usage(sys.stderr)
+        console.warn([self.format_usage().rstrip()])
         raise console.UsageError(message)
 
 
@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130  # as a shell has it
     except Exception:
-        traceback.print_exc()
+        console.warn([traceback.format_exc().rstrip()])
         console.complain("this is an error of pytest-ddpperf's own")
         return console.INTERNAL_ERROR
 
@@ -81,8 +81,8 @@ def _ended(error: DdpPerfError, status: int) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="ddpperf",
-        description="Reports of distributed performance runs, by what pytest --ddp-json wrote; stored baselines; and "
-        "what this machine can tell.",
+        description="Reports of distributed performance runs, by what pytest --ddp-json wrote; their history over "
+        "months; stored baselines; and how well this machine can measure.",
         epilog=_STATUSES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

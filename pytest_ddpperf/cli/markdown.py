@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_ddpperf.cli import console
-from pytest_ddpperf.report import markdown, reading, terminal
+from pytest_ddpperf.report import markdown, reading, sides, terminal
 from pytest_ddpperf.report.counts import count
 
 
@@ -38,8 +38,9 @@ def run(arguments: argparse.Namespace) -> int:
     content = markdown.report(
         report.outcomes,
         count(report.outcomes, whole.skipped, whole.never_measured),
-        told=[*report.told, *terminal.remarks(report.outcomes)],
-        facts=whole.facts,
+        told=[*sides.bases(report), *report.told, *terminal.remarks(report.outcomes)],
+        run=whole,
+        only_before=report.only_before,
     )
     console.write(arguments.output, content, append=markdown.appends(arguments.output))
     return console.OK

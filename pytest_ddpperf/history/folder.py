@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
-from uuid import uuid4
 
+from pytest_ddpperf.files import write
 from pytest_ddpperf.history import entry
 from pytest_ddpperf.history.entry import Entry
 from pytest_ddpperf.records.errors import HistoryError
@@ -28,17 +27,9 @@ def add(folder: Path, added: Entry) -> Path:
 
 def put(path: Path, content: str) -> None:
     """A new file, whole or not at all; where it exists nothing is done. Raises HistoryError."""
-    temporary = path.with_name(f".{uuid4().hex}.tmp")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists():
-            return
-        try:
-            temporary.write_text(content, encoding="utf-8", newline="\n")
-            os.replace(temporary, path)
-        finally:
-            with suppress(OSError):  # gone after a replacement; else the first error counts
-                temporary.unlink()
+        if not path.exists():
+            write(path, content)
     except OSError as error:
         raise HistoryError(path, f"cannot be written: {error.strerror}") from error
 

@@ -250,7 +250,7 @@ class Report:
             count(self.outcomes, self.skipped, len(self.never_measured)),
             problem=self.usage_error,
             told=self._remarks(),
-            facts=self.facts,
+            run=self.run,
         )
 
     def html(self) -> str:

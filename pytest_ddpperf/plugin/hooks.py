@@ -44,7 +44,7 @@ def _check(config: pytest.Config, run: Run) -> None:
 
     try:
         settings = run.settings
-        written.check(settings)
+        written.begin(run)
     except (OptionError, MissingExtraError) as error:
         raise pytest.UsageError(str(error)) from None
     if settings.records and _workers(config) > 1:

@@ -2,69 +2,78 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pytest_ddpperf import files
+from pytest_ddpperf.records.errors import DdpPerfError
+
 if TYPE_CHECKING:
     from pytest_ddpperf.measuring.session import Report
-    from pytest_ddpperf.options import Settings
     from pytest_ddpperf.plugin.state import Run
 
 
-def check(settings: Settings) -> None:
-    """Raises MissingExtraError where a report that was asked for could not be made: before a run that may take hours,
-    not at its end."""
+def begin(run: Run) -> None:
+    """Of reports that were asked for: raises MissingExtraError where one could not be made, before a run that may take
+    hours and not at its end, and notes the commit while the run has saved nothing yet, wherever its tests run."""
+    settings = run.settings
     if settings.html_path is not None:
         from pytest_ddpperf.report import page
 
         page.check("--ddp-html")
+    asked = (settings.json_path, settings.markdown_path, settings.html_path, settings.history_dir)
+    if any(path is not None for path in asked) and not run.worker:
+        _ = run.report  # which begins when it is first asked for
 
 
 def write(run: Run) -> bool:
     """Write the reports that were asked for, each for itself, and say whether all were; what was not, the summary
     tells, and why."""
+    from pytest_ddpperf.report.markdown import appends
+
     reports: tuple[tuple[str, Path | None, Callable[[Report], str]], ...] = (
         ("--ddp-json", run.settings.json_path, _json),
         ("--ddp-markdown", run.settings.markdown_path, lambda report: report.markdown()),
         ("--ddp-html", run.settings.html_path, lambda report: report.html()),
     )
-    asked = [(option, path, text) for option, path, text in reports if path is not None]
-    for option, path, text in asked:
-        _write(run.report, option, path, text)
+    for option, path, text in reports:
+        if path is not None:
+            with _told(run.report, f"{option} {path} was not written"):
+                files.write(path, text(run.report), append=appends(path))
     if run.settings.history_dir is not None and run.reported:
-        _remember(run.report, run.settings.history_dir)
+        with _told(run.report, "--ddp-history"):
+            _remember(run.report, run.settings.history_dir)
     return not run.reported or not run.report.unwritten
 
 
+@contextmanager
+def _told(report: Report, what: str) -> Iterator[None]:
+    """Let the summary tell why it was not written, whatever the reason: neither it nor other reports are lost by that,
+    but the run is red."""
+    try:
+        yield
+    except OSError as error:
+        report.unwritten.append(f"{what}: {error.strerror or error}")
+    except DdpPerfError as error:
+        report.unwritten.append(f"{what}: {error}")
+    except Exception as error:
+        report.unwritten.append(f"{what}: {type(error).__name__}: {error}")
+
+
 def _remember(report: Report, root: Path) -> None:
-    """Add to the history what it has a place for, and tell what became of it."""
+    """Add to the history what it has a place for, and tell what became of it; raises HistoryError."""
     from pytest_ddpperf.history import entry, folder
-    from pytest_ddpperf.records.errors import HistoryError
 
     entries = entry.entries(report.outcomes, report.run)
     why = entry.unfit(report.run) if entries else "nothing was measured of this commit alone"
     if why:
         report.told.append(f"--ddp-history: nothing was added: {why}")
         return
-    try:
-        for each in entries:
-            path = folder.add(root, each)
-            report.told.append(f"--ddp-history: {len(each.measurements)} added as {path}")
-    except HistoryError as error:
-        report.unwritten.append(f"--ddp-history: {error}")
-
-
-def _write(report: Report, option: str, path: Path, text: Callable[[Report], str]) -> None:
-    from pytest_ddpperf.report.markdown import appends
-
-    content = text(report)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a" if appends(path) else "w", encoding="utf-8") as file:
-            file.write(content)
-    except OSError as error:
-        report.unwritten.append(f"{option} {path} was not written: {error.strerror}")
+    for each in entries:
+        path = folder.add(root, each)
+        report.told.append(f"--ddp-history: {len(each.measurements)} added as {path}")
 
 
 def _json(report: Report) -> str:

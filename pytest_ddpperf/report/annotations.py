@@ -25,7 +25,7 @@ def annotated(outcomes: Sequence[Outcome], service: Literal["github", "none"]) -
     concerning = [outcome for outcome in worst.first(outcomes) if worst.concern(outcome) is not Concern.NONE]
     shown, more = concerning[:_SHOWN], len(concerning) - _SHOWN
     for place, outcome in enumerate(shown, 1):
-        last = [f"and {more} more measurement{'s' * (more > 1)} to look at"] if more > 0 and place == _SHOWN else []
+        last = [f"and {text.several(more, 'more measurement')} to look at"] if more > 0 and place == _SHOWN else []
         yield _command(outcome, [*_message(outcome), *last])
 
 

@@ -12,9 +12,8 @@ _FILES_NAMED = 5
 
 def commits(beside: Beside) -> str:
     """ "HEAD~1 (1a2b3c4d5e6f), now 5d6e7f8a9b0c with uncommitted changes"."""
-    now, dirty, _ = beside.version.now.partition("-dirty")
-    at_hand = f", now {now[:12]}" if now else ""
-    return f"{beside.version}{at_hand}{' with uncommitted changes' if dirty else ''}"
+    now = text.commit(beside.version.now).replace("-dirty", " with uncommitted changes")
+    return f"{beside.version}, now {now}" if now else str(beside.version)
 
 
 def files(beside: Beside) -> str:
@@ -23,7 +22,7 @@ def files(beside: Beside) -> str:
         return ""
     count = len(beside.differing)
     if not count:
-        return f"; both sides imported the same, {beside.imported} file{'s' * (beside.imported != 1)}"
+        return f"; both sides imported the same, {text.several(beside.imported, 'file')}"
     named = ", ".join(beside.differing[:_FILES_NAMED]) + (", ..." if count > _FILES_NAMED else "")
     return f"; {count} of {beside.imported} imported files differ{'s' * (count == 1)}: {named}"
 

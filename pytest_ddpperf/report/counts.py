@@ -42,8 +42,9 @@ def count(outcomes: Sequence[Outcome], skipped: int, never_measured: int = 0) ->
     )
 
 
-def last_line(counts: Counts) -> str:
-    """ "ddpperf: 3 of 5 compared: 2 passed, 1 regressed; 1 without baseline, 1 not gated; 1 skipped"."""
+def last_line(counts: Counts, only_before: int = 0) -> str:
+    """ "ddpperf: 3 of 5 compared: 2 passed, 1 regressed; 1 without baseline, 1 not gated; 1 skipped". `only_before` are
+    measurements that what it was held against has and it has not."""
 
     def some(*named: tuple[int, str]) -> str:
         return ", ".join(f"{number} {name}" for number, name in named if number)
@@ -62,6 +63,7 @@ def last_line(counts: Counts) -> str:
             (counts.failed, "failed to measure"),
         ),
         some((counts.skipped, "skipped"), (counts.never_measured, "never measured")),
+        some((only_before, "only in the base")),
     ]
     head = f"ddpperf: {counts.compared} of {counts.measured} compared"
     rest = "; ".join(part for part in parts if part)

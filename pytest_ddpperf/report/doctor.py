@@ -19,7 +19,7 @@ def about(survey: Survey) -> Iterator[str]:
         ("torch", _torch(survey)),
         ("devices", _devices(survey)),
         ("cores", _cores(machine, str(facts.get("cpu_model") or ""))),
-        ("NUMA", ", ".join(f"node {node.number}: {_many(len(node.cores), 'core')}" for node in machine.nodes)),
+        ("NUMA", ", ".join(f"node {node.number}: {text.several(len(node.cores), 'core')}" for node in machine.nodes)),
         ("memory", _memory(machine)),
         ("cgroup", _cgroup(machine)),
         ("clocks", _clocks(machine)),
@@ -82,11 +82,12 @@ def _devices(survey: Survey) -> str:
 
 
 def _cores(machine: Machine, model: str) -> str:
-    told = [_many(len(machine.usable), "core")]
+    told = [text.several(len(machine.usable), "core")]
     if machine.online > len(machine.usable):
         told[0] += f" of {machine.online}"
     if machine.siblings and len(machine.siblings) < len(machine.usable):
-        told[0] = f"{_many(len(machine.usable), 'hardware thread')} of {_many(len(machine.siblings), 'core')}"
+        threads = text.several(len(machine.usable), "hardware thread")
+        told[0] = f"{threads} of {text.several(len(machine.siblings), 'core')}"
     if machine.packages is not None and machine.packages > 1:
         told.append(f"{machine.packages} packages")
     told += filter(None, [model, "virtual machine" if machine.virtual else ""])
@@ -122,7 +123,7 @@ def _now(load: Load) -> str:
 
 
 def _noise(noise: Noise, world_size: int) -> Iterator[str]:
-    ranks = _many(world_size, "rank")
+    ranks = text.several(world_size, "rank")
     yield (
         f"how steady it is: a small DDP step on {ranks}, {text.seconds(noise.step_seconds)}, {noise.steps} a launch; "
         f"{noise.seconds:.0f} s"
@@ -151,7 +152,3 @@ def _row(name: str, resolved: Resolved) -> tuple[str, str, str, str]:
 
 def _gigabytes(value: int | None) -> str:
     return f"{(value or 0) / _GB:.3g} GB"
-
-
-def _many(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"

@@ -36,9 +36,8 @@ def launch_failure(error: LaunchError, launch: int, launches: int) -> str:
 def _gate_failure(outcome: Outcome) -> Iterator[str]:
     verdict = outcome.verdict
     assert verdict is not None
-    missing = f"there is no baseline at {outcome.baseline_path}"
     told = {
-        Status.NO_BASELINE: beside.missing(outcome.beside) if outcome.beside is not None else missing,
+        Status.NO_BASELINE: terminal.missing(outcome),
         Status.INCOMPARABLE: terminal.incomparable(outcome),
         Status.NOT_GATED: terminal.not_gated(outcome),
     }.get(verdict.status)
@@ -122,8 +121,8 @@ def _evidence(outcome: Outcome, baseline: Baseline) -> str:
     how = "assumed" if sessions == 1 else "seen and assumed"
     drift = f"; sessions drift by {text.amount(max(drifts))} ({how})" if drifts else ""
     return (
-        f"evidence: {len(outcome.phases)} launches now, {before} in the baseline's {sessions} "
-        f"session{'s' * (sessions > 1)}{drift}"
+        f"evidence: {len(outcome.phases)} launches now, {before} in the baseline's "
+        f"{text.several(sessions, 'session')}{drift}"
     )
 
 

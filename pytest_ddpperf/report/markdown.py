@@ -14,9 +14,11 @@ from html import escape
 from itertools import chain
 from pathlib import Path
 
-from pytest_ddpperf.records import Outcome, Scalar, Status
+from pytest_ddpperf.records import Outcome, Run, Status
 from pytest_ddpperf.report import failure, terminal, text, worst
 from pytest_ddpperf.report.counts import Counts, last_line
+from pytest_ddpperf.report.reading import Gone
+from pytest_ddpperf.report.sides import ONLY_BEFORE
 from pytest_ddpperf.report.worst import Concern
 
 # By it a bot finds the comment again that it is to replace.
@@ -49,21 +51,23 @@ def report(
     *,
     problem: str = "",
     told: Sequence[str] = (),
-    facts: Mapping[str, Scalar] | None = None,
+    run: Run | None = None,
+    only_before: Sequence[Gone] = (),
     most: int = MOST_CHARACTERS,
 ) -> str:
     """The counts, what is to be looked at with its details, the worst first, then the rest. `problem`: why the run as a
-    whole is none. `told`: lines about it. `facts`: of the machine. What is left out where there are more than `most`
-    characters is the least important, and it is said how much that is."""
+    whole is none. `told`: lines about it. `run`: that all of it is of. `only_before`: what it was held against and
+    does not have. What is left out where there are more than
+    `most` characters is the least important, and it is said how much that is."""
     ordered = worst.first(outcomes)
     concerning = [outcome for outcome in ordered if worst.concern(outcome) is not Concern.NONE]
     quiet = ordered[len(concerning) :]
-    about = [line.removeprefix("ddpperf: ") for line in terminal.header(facts, verbose=False)] if facts else []
-    head = f"{MARKER}\n## {last_line(counts)}\n" + (f"\n{_code(problem)}\n" if problem else "")
+    about = list(_about(run)) if run is not None else []
+    head = f"{MARKER}\n## {last_line(counts, len(only_before))}\n" + (f"\n{_code(problem)}\n" if problem else "")
     frame = _assembled(dict.fromkeys(_NAMES, ("-",)), quiet, open_=True)
     room = most - len(head) - len(frame) - _CUT_CHARACTERS
     kept: dict[int, list[str]] = {}
-    pieces = list(_by_importance(concerning, quiet, [line for line in (*about, *told) if line]))
+    pieces = list(_by_importance(concerning, quiet, only_before, [line for line in (*about, *told) if line]))
     for place, (kind, piece) in enumerate(pieces):
         room -= len(piece) + len("\n\n")
         if room < 0:
@@ -75,6 +79,13 @@ def report(
     return head + _assembled(kept, quiet, open_=not concerning) + _cut(Counter(kind for kind, _ in pieces), most)
 
 
+def _about(run: Run) -> Iterator[str]:
+    if run.commit:
+        yield f"commit {text.commit(run.commit)}"
+    if run.facts:
+        yield from (line.removeprefix("ddpperf: ") for line in terminal.header(run.facts, verbose=False))
+
+
 def appends(path: Path) -> bool:
     """Whether it is the summary of a step of GitHub's, to which all that runs there adds its own."""
     summary = os.environ.get("GITHUB_STEP_SUMMARY", "")
@@ -82,7 +93,7 @@ def appends(path: Path) -> bool:
 
 
 def _by_importance(
-    concerning: Sequence[Outcome], quiet: Sequence[Outcome], told: Sequence[str]
+    concerning: Sequence[Outcome], quiet: Sequence[Outcome], only_before: Sequence[Gone], told: Sequence[str]
 ) -> Iterator[tuple[int, str]]:
     """Every piece of the report, with what it is."""
     detailed = [outcome for outcome in concerning if _has_details(outcome)]
@@ -90,6 +101,7 @@ def _by_importance(
     yield from ((_ROW, _row(outcome)) for outcome in first)
     yield from ((_DETAILS, _details(outcome)) for outcome in detailed[:_WORST])
     yield from ((_ROW, _row(outcome)) for outcome in others)
+    yield from ((_ROW, _gone(gone)) for gone in only_before)
     yield from ((_DETAILS, _details(outcome)) for outcome in detailed[_WORST:])
     yield from ((_TOLD, f"- {_code(line)}") for line in told)
     briefly = chain.from_iterable(terminal.told(outcome) for outcome in concerning if not _has_details(outcome))
@@ -130,6 +142,11 @@ def _row(outcome: Outcome) -> str:
     name, ranks, *figures, change, verdict = terminal.row(outcome, _PERCENTILES)
     verdict = f"**{verdict}**" if worst.concern(outcome) is Concern.FAILS else verdict
     return f"| {' | '.join([verdict, _code(name), _code(ranks), *figures, change])} |"
+
+
+def _gone(gone: Gone) -> str:
+    blank = ["-"] * (2 * len(_PERCENTILES) + 1)
+    return f"| {' | '.join([ONLY_BEFORE, _code(gone.name), _code(gone.ranks), *blank])} |"
 
 
 def _has_details(outcome: Outcome) -> bool:

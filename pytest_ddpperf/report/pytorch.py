@@ -10,11 +10,13 @@ step time.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pytest_ddpperf.baseline.naming import environment_name
 from pytest_ddpperf.records import Outcome, Plan, Scalar
 from pytest_ddpperf.records.errors import ReportError
 from pytest_ddpperf.report import text
@@ -98,8 +100,14 @@ def _is_duration(value: Any) -> bool:
     return type(value) in (int, float) and 0 < value < math.inf
 
 
-def ours(report: Report) -> Sweep:
-    """What a report of ours says, a benchmark a test and a row a world size."""
+def ours(base: Report, now: Report) -> tuple[Sweep, Sweep]:
+    """What reports of ours say, a benchmark a test and a row a world size. What one of them has of several machines, of
+    a fleet say, is a benchmark each."""
+    several = _of_several_machines(base) | _of_several_machines(now)
+    return _sweep(base, several), _sweep(now, several)
+
+
+def _sweep(report: Report, several: Container[tuple[str, str]]) -> Sweep:
     facts: dict[str, dict[str, None]] = {}
     benchmarks: dict[str, Benchmark] = {}
     told: list[str] = []
@@ -110,23 +118,32 @@ def ours(report: Report) -> Sweep:
             continue
         for fact, value in _facts(entry).items():
             facts.setdefault(fact, {})[str(value or "-")] = None
-        name, head = text.shortened(str(outcome.test)), _head(outcome.plan)
-        if outcome.batch_size is not None:
-            name += f" with batch size {outcome.batch_size}"
+        name, head = _named(outcome)
+        if (name, head) in several:
+            name += f" on {environment_name(outcome.measurement.environment)}"
         rows = benchmarks[name].rows if name in benchmarks else {}
-        if head in rows:
-            told.append(f"{name}: measured with {head[:-1]} on several machines: the last is shown")
         benchmarks[name] = Benchmark(batch_size=outcome.batch_size, rows={**rows, head: _seconds(outcome)})
     named = {fact: ", ".join(values) for fact, values in facts.items()}
     return Sweep(facts=named, benchmarks=benchmarks, told=tuple(told))
 
 
+def _of_several_machines(report: Report) -> set[tuple[str, str]]:
+    counts = Counter(_named(outcome) for outcome in report.outcomes if outcome.measurement is not None)
+    return {named for named, number in counts.items() if number > 1}
+
+
+def _named(outcome: Outcome) -> tuple[str, str]:
+    """The benchmark and the row."""
+    size = f" with batch size {outcome.batch_size}" if outcome.batch_size is not None else ""
+    return f"{text.shortened(str(outcome.test))}{size}", _head(outcome.plan)
+
+
 def _facts(entry: Entry) -> dict[str, Scalar]:
     """The configuration, by the names of the original where it has one."""
-    commit, dirty, _ = entry.run.commit.partition("-dirty")
     return {
-        "commit": commit[:12] + dirty,
+        "commit": text.commit(entry.run.commit),
         "cuda_version": entry.run.facts.get("cuda"),
+        "device": entry.run.facts.get("cpu_model" if entry.outcome.plan.device == "cpu" else "device_model"),
         "distributed_backend": entry.outcome.plan.backend,
         "nccl_version": entry.run.facts.get("nccl"),
         "pytorch_version": entry.run.facts.get("torch"),

@@ -4,13 +4,14 @@ job). Older reports are read, and newer ones as far as their fields are known he
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from pytest_ddpperf.baseline import nonsense
-from pytest_ddpperf.records import Limit, Outcome, Run, codec
+from pytest_ddpperf.records import Limit, Outcome, Run, Scalar, codec
 from pytest_ddpperf.records.errors import ReportError
 from pytest_ddpperf.report import text
 from pytest_ddpperf.report.json_report import SCHEMA
@@ -25,6 +26,14 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Gone:
+    """A measurement that only the run has which this one was held against."""
+
+    name: str
+    ranks: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """What one or several files say."""
 
@@ -32,6 +41,8 @@ class Report:
     runs: tuple[Run, ...]
     entries: tuple[Entry, ...]  # in the order of the files, each measurement once
     told: tuple[str, ...] = ()  # what became of those that were in several files
+    bases: tuple[Run, ...] = ()  # that `ddpperf diff` held them against
+    only_before: tuple[Gone, ...] = ()  # that those have, and no file here
 
     @property
     def outcomes(self) -> tuple[Outcome, ...]:
@@ -39,8 +50,11 @@ class Report:
 
     @property
     def run(self) -> Run:
-        """All runs as one: what the one that ended last was, and the counts of all."""
+        """All runs as one: what the one that ended last was, and the counts of all; of no commit, where they are not
+        of one."""
         last = max(self.runs, key=lambda run: run.created)
+        if len({run.commit for run in self.runs}) > 1:
+            last = replace(last, commit="", committed="")
         skipped, never_measured = (
             sum(getattr(run, name) for run in self.runs) for name in ("skipped", "never_measured")
         )
@@ -86,7 +100,25 @@ def report_of(path: Path, content: dict[str, Any]) -> Report:
         if problem := _problem(outcome):
             raise ReportError(path, f"measurements[{number}].{problem}")
         entries.append(Entry(outcome=outcome, run=run))
-    return Report(paths=(path,), runs=(run,), entries=tuple(entries))
+    bases, only_before = _held_against(path, content)
+    return Report(paths=(path,), runs=(run,), entries=tuple(entries), bases=bases, only_before=only_before)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _HeldAgainst:
+    """What `ddpperf diff --json` adds."""
+
+    base: Mapping[str, Scalar] | None = None
+    only_in_base: tuple[Gone, ...] = ()
+
+
+def _held_against(path: Path, content: dict[str, Any]) -> tuple[tuple[Run, ...], tuple[Gone, ...]]:
+    told = {name: content[name] for name in ("base", "only_in_base") if name in content}
+    try:
+        found = codec.decode(_HeldAgainst, told, of_another_version=True)
+    except codec.CodecError as error:
+        raise ReportError(path, str(error)) from error
+    return (_run(path, dict(found.base), "base."),) if found.base is not None else (), found.only_in_base
 
 
 # Of what all measurements share, by field: where the file has it.
@@ -102,7 +134,7 @@ _FIELDS = {
 }
 
 
-def _run(path: Path, content: dict[str, Any]) -> Run:
+def _run(path: Path, content: dict[str, Any], within: str = "") -> Run:
     summary = content.get("summary")
     flat = {**content, **{f"summary.{name}": n for name, n in (summary if isinstance(summary, dict) else {}).items()}}
     told = {field: flat[name] for field, name in _FIELDS.items() if name in flat}
@@ -110,7 +142,7 @@ def _run(path: Path, content: dict[str, Any]) -> Run:
         return codec.decode(Run, told, of_another_version=True)
     except codec.CodecError as error:
         field, dot, rest = error.path.partition(".")
-        raise ReportError(path, f"{_FIELDS[field]}{dot}{rest}: {error.problem}") from error
+        raise ReportError(path, f"{within}{_FIELDS[field]}{dot}{rest}: {error.problem}") from error
 
 
 def _problem(outcome: Outcome) -> str:
@@ -149,24 +181,70 @@ def _wrong_limit(limit: Limit) -> str:
 
 def merged(reports: Iterable[Report]) -> Report:
     """As if one run had measured it all. What several of them measured on one kind of machine, a rerun of a job say,
-    counts as the run that ended last has it, which is told."""
+    counts as the run that ended last has it, and so does a failure and what came of measuring again; it is told."""
     reports = list(reports)
-    found: dict[Hashable, Entry] = {}
-    told: dict[Hashable, str] = {}
-    for entry in (entry for report in reports for entry in report.entries):
-        key = identity(entry.outcome)
-        before = found.get(key)
-        found[key] = entry if before is None else max(before, entry, key=lambda each: each.run.created)
-        if before is not None:
-            told[key] = (
-                f"{text.name(entry.outcome)}: measured in several reports: that of {found[key].run.created} counts"
-            )
+    entries = [entry for report in reports for entry in report.entries]
+    left: dict[Hashable, list[int]] = {}  # places of what counts so far
+    again: set[int] = set()  # places of what counts instead of another
+    for place in sorted(range(len(entries)), key=lambda place: entries[place].run.created):
+        of_it = left.setdefault(_asked(entries[place]), [])
+        others = [other for other in of_it if not _again(entries[place], entries[other])]
+        if len(others) < len(of_it):
+            again.add(place)
+        of_it[:] = [*others, place]
+    kept = sorted(chain.from_iterable(left.values()))
+    told = (
+        f"{text.name(entries[place].outcome)}: measured in several reports: that of {entries[place].run.created} counts"
+        for place in kept
+        if place in again
+    )
     return Report(
         paths=tuple(path for report in reports for path in report.paths),
         runs=tuple(run for report in reports for run in report.runs),
-        entries=tuple(found.values()),
-        told=(*(line for report in reports for line in report.told), *told.values()),
+        entries=tuple(entries[place] for place in kept),
+        told=(*(line for report in reports for line in report.told), *_of_several_commits(reports), *told),
+        bases=tuple({str(base): base for report in reports for base in report.bases}.values()),
+        only_before=tuple(dict.fromkeys(_gone(reports))),
     )
+
+
+def _gone(reports: Sequence[Report]) -> Iterator[Gone]:
+    """Of what one shard has not, another may have a measurement."""
+    measured = [{gone_of(outcome) for outcome in report.outcomes} for report in reports]
+    for number, report in enumerate(reports):
+        others = set().union(*measured[:number], *measured[number + 1 :])
+        yield from (gone for gone in report.only_before if gone not in others)
+
+
+def gone_of(outcome: Outcome) -> Gone:
+    return Gone(name=text.name(outcome), ranks=text.ranks(outcome.plan))
+
+
+def _asked(entry: Entry) -> Hashable:
+    """What is known of a measurement even where it failed: test, group, and what the run says of the machine."""
+    plan, model = entry.outcome.plan, "cpu_model" if entry.outcome.plan.device == "cpu" else "device_model"
+    return (
+        entry.outcome.test, plan.world_size, plan.roles, plan.device, plan.backend, entry.run.facts.get(model)
+    )  # fmt: skip
+
+
+def _again(entry: Entry, before: Entry) -> bool:
+    """Whether of two of which the same was asked one is the other once more: by another run, and on the same machine as
+    far as anybody knows."""
+    one, other = entry.outcome, before.outcome
+    known = one.measurement is not None and other.measurement is not None
+    return entry.run is not before.run and (not known or identity(one) == identity(other))
+
+
+def _of_several_commits(reports: Sequence[Report]) -> Iterator[str]:
+    """Shards of a job are of one; else it is told which report is of which."""
+    of_it: dict[str, list[str]] = {}
+    for report in reports:
+        for path, run in zip(report.paths, report.runs, strict=True):
+            of_it.setdefault(text.commit(run.commit) or "no commit", []).append(path.name)
+    if len(of_it) > 1:
+        named = (f"{commit} ({', '.join(paths)})" for commit, paths in of_it.items())
+        yield f"these reports are not of one commit: {'; '.join(named)}"
 
 
 def identity(outcome: Outcome) -> Hashable:

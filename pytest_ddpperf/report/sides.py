@@ -5,28 +5,29 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from pytest_ddpperf.records import Outcome, Status
+from pytest_ddpperf.records import Outcome, Run, Status
 from pytest_ddpperf.report import terminal, text
 from pytest_ddpperf.report.counts import count, last_line
 from pytest_ddpperf.report.reading import Report
 
 _TITLES = ("", "ranks", "metric", "base", "now", "change [bounds]", "limit", "resolves", "verdict")
 _LONGEST_LINE = 1_000  # characters, of facts that a report's machine told
+ONLY_BEFORE = "only in the base"
 _BLANK = ("-",) * (len(_TITLES) - 3)
 
 
-def lines(base: Report, now: Report, only_before: Sequence[Outcome]) -> Iterator[str]:
-    """`now` has the verdicts of being held against `base`, `only_before` what it does not have."""
+def lines(base: Report, now: Report) -> Iterator[str]:
+    """`now` has the verdicts of being held against `base`."""
     yield from about(base, now)
     yield ""
     rows = [row for outcome in now.outcomes for row in _rows(outcome)]
-    rows += [(*_who(outcome), *_BLANK, "only in the base") for outcome in only_before]
+    rows += [(gone.name, gone.ranks, *_BLANK, ONLY_BEFORE) for gone in now.only_before]
     yield from text.aligned([_TITLES, *rows])
     yield ""
-    yield from told(base, now, only_before)
+    yield from told(base, now)
 
 
-def told(base: Report, now: Report, only_before: Sequence[Outcome]) -> Iterator[str]:
+def told(base: Report, now: Report) -> Iterator[str]:
     """What is to be told below the figures; the counts are the last line."""
     for outcome in now.outcomes:
         yield from terminal.told(outcome)
@@ -34,8 +35,7 @@ def told(base: Report, now: Report, only_before: Sequence[Outcome]) -> Iterator[
             yield f"{text.name(outcome)}: {terminal.sentence(outcome)}"
             yield from (f"  {line}" for line in outcome.evidence)
     yield from remarks(base, now)
-    counts = last_line(count(now.outcomes, 0))
-    yield f"{counts}; {len(only_before)} only in the base" if only_before else counts
+    yield last_line(count(now.outcomes, 0), len(now.only_before))
 
 
 def about(base: Report, now: Report) -> Iterator[str]:
@@ -53,22 +53,28 @@ def remarks(base: Report, now: Report) -> Iterator[str]:
 
 def _side(name: str, report: Report) -> Iterator[str]:
     for path, run in zip(report.paths, report.runs, strict=True):
-        commit, dirty, _ = run.commit.partition("-dirty")
-        facts = [
-            run.created,
-            f"commit {commit[:12]}{' with uncommitted changes' * bool(dirty)}" * bool(commit),
-            *(f"{fact} {run.facts[fact]}" for fact in ("torch", "device_model") if run.facts.get(fact)),
-        ]
-        yield f"{name + ':':<5} {path}: {text.shortened(', '.join(filter(None, facts)), _LONGEST_LINE)}"
+        yield f"{name + ':':<5} {path}: {_run(run)}"
 
 
-def _who(outcome: Outcome) -> tuple[str, str]:
-    return text.name(outcome), outcome.plan.roles or f"{outcome.plan.world_size} {outcome.plan.backend}"
+def bases(report: Report) -> Iterator[str]:
+    """A line a run that a report of `ddpperf diff` was held against."""
+    yield from (f"base: {_run(run)}" for run in report.bases)
+
+
+def _run(run: Run) -> str:
+    commit = text.commit(run.commit).replace("-dirty", " with uncommitted changes")
+    facts = [
+        run.created,
+        f"commit {commit}" * bool(commit),
+        *(f"{fact} {run.facts[fact]}" for fact in ("torch", "device_model") if run.facts.get(fact)),
+    ]
+    return text.shortened(", ".join(filter(None, facts)), _LONGEST_LINE)
 
 
 def _rows(outcome: Outcome) -> Iterator[tuple[str, ...]]:
     """A row a limit, and one where there is none."""
-    who, verdict, plan = _who(outcome), outcome.verdict, outcome.plan
+    who = text.name(outcome), text.ranks(outcome.plan)
+    verdict, plan = outcome.verdict, outcome.plan
     if verdict is None or not verdict.status.compared:
         yield (*who, *_BLANK, str(verdict) if verdict is not None else "not measured")
         return

@@ -47,7 +47,7 @@ def sentence(found: Found) -> str:
     return (
         f"{found.metric} {text.interval(found.change)}, {before} -> {after}; "
         f"at {run.commit[:12]} of {run.committed[:10]}, after {found.before.run.commit[:12]}; "
-        f"{found.points} point{'s' * (found.points != 1)} since"
+        f"{text.several(found.points, 'point')} since"
     )
 
 
@@ -69,20 +69,16 @@ def apart(judged: Judged) -> Iterator[str]:
         yield f"{text.shortened(environment)}, {text.shortened(facts)}: {number} series of {whose} own"
 
 
-def text_of_runs(number: int) -> str:
-    return f"{number} run{'s' * (number != 1)}"
-
-
 def summary(judged: Judged) -> str:
     """The last line."""
     entries = {id(mark.entry): mark.entry for track in judged.tracks for mark in track.marks}
     commits = len({entry.run.commit for entry in entries.values()})
-    runs = text_of_runs(len(entries))
+    runs = text.several(len(entries), "run")
     counts = [f"{number} {name}" for name, number in _counts(judged).items() if number]
     series = len(judged.tracks)
     short = f", {judged.short} too short to tell" if judged.short else ""
     return (
-        f"{', '.join(counts) or 'no step'} in {series} series of {runs} at {commits} commit{'s' * (commits != 1)}"
+        f"{', '.join(counts) or 'no step'} in {series} series of {runs} at {text.several(commits, 'commit')}"
         f" ({', '.join(judged.metrics)}){short}"
     )
 

@@ -21,7 +21,9 @@ def table(environment: str, baselines: Iterable[Baseline]) -> Iterator[str]:
     for baseline in baselines:
         last = baseline.sessions[-1]
         name = text.shortened(str(baseline.test))
-        rows.append((name, str(len(baseline.sessions)), _day(last), _commit(last) or "-", _resolves(last) or "-"))
+        rows.append(
+            (name, str(len(baseline.sessions)), _day(last), text.commit(last.commit) or "-", _resolves(last) or "-")
+        )
     yield environment
     yield from (f"  {line}" for line in text.aligned([_TITLES, *rows]))
 
@@ -75,11 +77,6 @@ def _facts(facts: Mapping[str, Scalar]) -> str:
 
 def _day(session: Recording) -> str:
     return session.created.partition("T")[0] or "unknown"
-
-
-def _commit(session: Recording) -> str:
-    commit, dirty, _ = session.commit.partition("-dirty")
-    return commit[:12] + dirty
 
 
 def _resolves(session: Recording) -> str:

@@ -114,7 +114,7 @@ def titles(q: int) -> tuple[str, str]:
 
 def row(outcome: Outcome, percentiles: Sequence[int] = _PERCENTILES) -> list[str]:
     """Name, ranks, step time and rate at each percentile, change, verdict."""
-    cells = [text.name(outcome), outcome.plan.roles or f"{outcome.plan.world_size} {outcome.plan.backend}"]
+    cells = [text.name(outcome), text.ranks(outcome.plan)]
     for q in percentiles:
         if outcome.measurement is None:
             cells += ["-", "-"]
@@ -228,21 +228,20 @@ def sentence(outcome: Outcome) -> str:
     if outcome.stored is not None and verdict.reason in _WHY_SETTLED:
         return f"INCONCLUSIVE: {settled(outcome)}"
     if verdict.status is Status.INCONCLUSIVE:
-        return f"INCONCLUSIVE: {_changes(outcome)}: beyond the limit, but {_WHY_INCONCLUSIVE[verdict.reason]}"
+        why = _WHY_INCONCLUSIVE.get(verdict.reason, verdict.reason)
+        return f"INCONCLUSIVE: {_changes(outcome)}: beyond the limit, but {why}"
     if verdict.status is Status.IMPROVED:
         accept = ": --ddp-save-baseline makes it the new baseline" if _stored(outcome) else ""
         return f"IMPROVED: {_changes(outcome)}{accept}"
-    if verdict.status is Status.NO_BASELINE and outcome.beside is not None:
-        return f"NO BASELINE: {beside.missing(outcome.beside)}"
     if verdict.status is Status.NO_BASELINE and not _stored(outcome):
-        return "NO BASELINE: there is nothing to compare it with"
+        return f"NO BASELINE: {missing(outcome)}"
     if verdict.status is Status.NO_BASELINE:
         return f"NO BASELINE at {outcome.baseline_path}: record one with --ddp-save-baseline"
     if verdict.status is Status.INCOMPARABLE:
         return f"INCOMPARABLE: {incomparable(outcome)}"
     if verdict.status is Status.NOT_GATED and outcome.saved:
         earlier = outcome.saved - 1
-        before = f", in addition to {earlier} earlier session{'s' * (earlier > 1)}" if earlier else ""
+        before = f", in addition to {text.several(earlier, 'earlier session')}" if earlier else ""
         return f"saved {outcome.baseline_path}, {len(outcome.phases)} launches{before}"
     if verdict.status is Status.NOT_GATED:
         return f"NOT GATED: {not_gated(outcome)}"
@@ -261,7 +260,7 @@ def settled(outcome: Outcome) -> str:
     reason = outcome.verdict.reason
     differs = f": {', '.join(outcome.verdict.differences)}" if reason == "environment-differs" else ""
     changes = ", ".join(text.change(c) for c in outcome.stored.comparisons)
-    return f"{changes} against the baseline, but {_WHY_SETTLED[reason]}{differs}"
+    return f"{changes} against the baseline, but {_WHY_SETTLED.get(reason, reason)}{differs}"
 
 
 def dropped(verdict: Verdict) -> Iterator[str]:
@@ -272,6 +271,14 @@ def dropped(verdict: Verdict) -> Iterator[str]:
         limits.setdefault(reason, []).append(limit)
     for reason, of_it in limits.items():
         yield f"dropped the default limit{'s' * (len(of_it) > 1)} {', '.join(of_it)}: {reason}"
+
+
+def missing(outcome: Outcome) -> str:
+    """Why there is nothing to compare with."""
+    if outcome.beside is not None:
+        return beside.missing(outcome.beside)
+    at = outcome.baseline_path
+    return f"there is no baseline at {at}" if at else "there is nothing to compare it with"
 
 
 def _changes(outcome: Outcome) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from pytest_ddpperf.records import Comparison, CounterChange, Interval, Outcome
+from pytest_ddpperf.records import Comparison, CounterChange, Interval, Outcome, Plan
 from pytest_ddpperf.records.asked import BANDWIDTH
 from pytest_ddpperf.records.collective import Collective
 
@@ -32,6 +32,22 @@ def printable(text: str) -> str:
     return "".join(
         each if each.isprintable() or each == "\n" else each.encode("unicode_escape").decode() for each in text
     )
+
+
+def commit(told: str) -> str:
+    """As `Recording.commit` has it, in twelve digits: "1a2b3c4d5e6f", "1a2b3c4d5e6f-dirty"."""
+    digits, dirty, _ = told.partition("-dirty")
+    return digits[:12] + dirty
+
+
+def ranks(plan: Plan) -> str:
+    """Who runs, as tables have it: "2 gloo", or the roles of RPC."""
+    return plan.roles or f"{plan.world_size} {plan.backend}"
+
+
+def several(number: int, what: str) -> str:
+    """ "1 run", "2 runs" of "run"."""
+    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def seconds(value: float) -> str:

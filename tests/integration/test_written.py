@@ -8,6 +8,7 @@ import subprocess
 import pytest
 
 from pytest_ddpperf.cli.main import main
+from pytest_ddpperf.measuring.session import Report
 from tests.integration.conftest import STEP, Run
 
 NOTHING = "def test_nothing(): pass"
@@ -21,6 +22,23 @@ def test_a_report_that_cannot_be_written_is_told_and_is_red(pytester: pytest.Pyt
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.fnmatch_lines([f"{option} {pytester.path}/file/out was not written: *"])
     assert run(f"{option}=file/out", "--collect-only").ret == 0
+
+
+def test_a_report_that_cannot_be_made_is_told_and_costs_no_other(
+    pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """matplotlib is there, and does not come up, say."""
+
+    def broken(report: Report) -> str:
+        raise ImportError("undefined symbol: _Zn")
+
+    monkeypatch.setattr(Report, "markdown", broken)
+    pytester.makepyfile(NOTHING)
+    result = run("--ddp-markdown=out.md", "--ddp-json=out.json")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    told = f"--ddp-markdown {pytester.path}/out.md was not written: ImportError: undefined symbol: _Zn"
+    result.stdout.fnmatch_lines([told, "ddpperf: 0 of 0 compared"])
+    assert json.loads((pytester.path / "out.json").read_text())["measurements"] == []
 
 
 def test_a_run_without_distributed_tests_writes_a_report_of_none(pytester: pytest.Pytester, run: Run) -> None:

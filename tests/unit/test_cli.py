@@ -13,7 +13,7 @@ import pytest
 
 from pytest_ddpperf import __version__
 from pytest_ddpperf.cli import console, diff, main
-from pytest_ddpperf.records import Status
+from pytest_ddpperf.records import Status, TestId
 from pytest_ddpperf.records.errors import SampleError
 from tests.unit.test_reading import written
 from tests.unit.test_report import outcome, verdict
@@ -30,7 +30,16 @@ def test_help_names_the_commands_and_the_exit_statuses(capsys: pytest.CaptureFix
         main.main(["--help"])
     told = capsys.readouterr().out
     assert ended.value.code == 0
-    for words in ("diff ", "hold one run against another", "4  a command that cannot be, or a file that cannot be"):
+    for words in (
+        "what pytest --ddp-json wrote",
+        "their history over",
+        "stored baselines",
+        "how well this machine can measure",
+        "diff ",
+        "hold one run against another",
+        "4    a command that cannot be, or a file that cannot be",
+        "130  it was interrupted",
+    ):
         assert words in told
 
 
@@ -106,6 +115,52 @@ def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
     process.stdout.close()
     _, errors = process.communicate()
     assert (process.returncode, errors) == (0, b"")
+
+
+FAILING = "import sys; from pytest_ddpperf.cli import diff, main; diff.run = None; sys.exit(main.main())"
+
+
+@pytest.mark.parametrize("closed", ["broken", "not there"])
+@pytest.mark.parametrize(
+    ("code", "arguments", "status"),
+    [
+        ("", ["diff", "{path}", "{other}"], 5),
+        ("", ["diff", "no-such.json", "b.json"], 4),
+        ("", ["dif"], 4),
+        (FAILING, ["diff", "a", "b"], 3),
+    ],
+    ids=["nothing in common", "no file", "no command", "ours"],
+)
+def test_where_nobody_reads_errors_the_status_stays(
+    code: str, arguments: Sequence[str], status: int, closed: str, tmp_path: Path
+) -> None:
+    there = written(tmp_path / "a.json", outcome(verdict(Status.PASS)))
+    other = written(tmp_path / "b.json", outcome(verdict(Status.PASS), test=TestId(module="m", name="other")))
+    given = [each.format(path=there, other=other) for each in arguments]
+    command = shlex.join([sys.executable, *(["-c", code] if code else ["-m", "pytest_ddpperf"]), *given])
+    process = subprocess.Popen(
+        command + (" 2>&-" if closed == "not there" else ""),
+        shell=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stderr.close()
+    told = process.stdout.read()
+    process.stdout.close()
+    assert process.wait() == status
+    assert "ddpperf: error" not in told
+    assert "usage" not in told
+    assert "Traceback" not in told
+
+
+def test_an_interrupt_ends_as_a_shell_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(arguments: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(diff, "run", interrupt)
+    assert main.main(["diff", "a", "b"]) == 130
+    page = (Path(__file__).parents[2] / "docs" / "command.md").read_text()
+    assert "| 130 | it was interrupted (Ctrl-C) |\n" in page
 
 
 @pytest.mark.parametrize("redirection", ["", ">&-"])

@@ -24,6 +24,7 @@ from pytest_ddpperf.records import (
     Outcome,
     Phases,
     Plan,
+    Replacement,
     Run,
     Samples,
     Status,
@@ -202,6 +203,33 @@ def test_a_suspicion_that_fresh_launches_do_not_show_is_not_confirmed(
     told = capsys.readouterr().out
     assert "INCONCLUSIVE: " in told
     assert "beyond the limit, but further launches did not confirm it" in told
+
+
+def test_figures_are_of_the_launches_that_decided(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its own run took further launches, which were slower, for a suspicion that there is none of here."""
+    first, fresh = measured(0.1, spread=0.0005).samples, measured(0.2, seed=2, spread=0.0005).samples
+    joined = Samples(
+        step_seconds=first.step_seconds + fresh.step_seconds, rank_seconds=first.rank_seconds + fresh.rank_seconds
+    )
+    now = outcome(0.1, recorded={"host": "a", "torch": "2.12.0"})
+    assert now.measurement is not None
+    replaced = tuple(Replacement(launch=launch, reason="compiled", samples=first) for launch in (3, 7))
+    now = replace(
+        now,
+        measurement=replace(now.measurement, samples=joined),
+        phases=(Phases(),) * 10,
+        recorded={"loss": (((0.5,), (0.5,)),) * 10},
+        replaced=replaced,
+    )
+    path = tmp_path / "diff.json"
+    assert diff(tmp_path, [outcome(0.1, spread=0.0005)], [now], "--json", str(path)) == 0
+    told = "test_step: the first 5 of 10 launches decide: the gate would have taken no more\n"
+    assert told in capsys.readouterr().out
+    (again,) = reading.read([path]).outcomes
+    assert again.measurement is not None
+    assert again.measurement.samples.launches == len(again.phases) == len(again.recorded["loss"]) == 5
+    assert [each.launch for each in again.replaced] == [3]
+    assert json.loads(path.read_text())["measurements"][0]["percentile_seconds"]["p50"] == pytest.approx(0.1, rel=0.05)
 
 
 def test_counters_are_compared_exactly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -399,16 +427,22 @@ def test_it_is_written_as_markdown(
     path = tmp_path / "new" / "diff.md"
     assert diff(tmp_path, base, now, "--markdown", str(path)) == 1
     told = path.read_text()
-    assert "## ddpperf: 1 of 1 compared: 1 regressed\n" in told
+    assert "## ddpperf: 1 of 1 compared: 1 regressed; 1 only in the base\n" in told
     assert "| **REGRESSED** | `tests/test_a.py::test_step` |" in told
     assert "\nevidence: 5 launches now, 5 in the baseline's 1 session; " in told
     assert f"- `base: {tmp_path}/base.json: 2026-01-02T03:04:05+00:00, commit c0ffeec0ffee, torch 2.12.0`\n" in told
-    assert "- `tests/test_a.py::gone: only in the base`\n" in told
+    assert "| only in the base | `tests/test_a.py::gone` | `2 gloo` | - | - | - | - | - |\n" in told
     diff(tmp_path, base, now, "--markdown", str(path))
     assert path.read_text() == told
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(path))
     diff(tmp_path, base, now, "--markdown", str(path))
     assert path.read_text() == told * 2
+
+
+def test_what_has_no_baseline_and_fails_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "diff.md"
+    assert diff(tmp_path, [outcome(0.1)], [outcome(0.1, "b")], "--fail-on", "no-baseline", "--markdown", str(path)) == 1
+    assert "\nNO BASELINE: there is nothing to compare it with\n" in path.read_text()
 
 
 def test_a_report_of_it_has_no_advice_for_stored_baselines(tmp_path: Path) -> None:
@@ -426,7 +460,63 @@ def test_it_is_written_as_a_page(tmp_path: Path) -> None:
     assert diff(tmp_path, [outcome(0.1), outcome(0.1, "gone")], [outcome(0.2)], "--html", str(path)) == 1
     told = path.read_text()
     assert "1 of 1 compared: 1 regressed" in told
-    assert "tests/test_a.py::gone: only in the base" in told
+    assert ROW_ON_A_PAGE in told.replace("<wbr>", "")
+
+
+ROW_ON_A_PAGE = (
+    '<tr><td><b class="badge">only in the base</b></td><th scope="row">tests/test_a.py::gone</th><td>2 gloo</td>'
+)
+
+
+def test_what_is_drawn_of_its_json_has_the_base_and_what_only_that_has(tmp_path: Path) -> None:
+    path, drawn = str(tmp_path / "diff.json"), tmp_path / "drawn"
+    diff(tmp_path, [outcome(0.1), outcome(0.1, "gone")], [outcome(0.1)], "--json", path)
+    assert main(["markdown", path, "-o", str(drawn)]) == 0
+    told = drawn.read_text()
+    assert "## ddpperf: 1 of 1 compared: 1 passed; 1 only in the base\n" in told
+    assert "| only in the base | `tests/test_a.py::gone` | `2 gloo` | - | - | - | - | - |\n" in told
+    assert "- `base: 2026-01-02T03:04:05+00:00, commit c0ffeec0ffee`\n" in told
+    pytest.importorskip("matplotlib", reason="pages are drawn by matplotlib")
+    assert main(["html", path, "-o", str(drawn)]) == 0
+    page = drawn.read_text().replace("<wbr>", "")
+    assert ROW_ON_A_PAGE in page
+    assert "<li>base: 2026-01-02T03:04:05+00:00, commit c0ffeec0ffee</li>" in page
+
+
+def test_what_one_shard_has_not_another_may_have(tmp_path: Path) -> None:
+    base = [outcome(0.1, name) for name in ("a", "b", "gone")]
+    for name in "ab":
+        diff(tmp_path, base, [outcome(0.1, name)], "--json", str(tmp_path / f"{name}.json"))
+    assert main(["markdown", *(str(tmp_path / f"{name}.json") for name in "ab"), "-o", str(tmp_path / "out.md")]) == 0
+    told = (tmp_path / "out.md").read_text()
+    assert "## ddpperf: 2 of 2 compared: 2 passed; 1 only in the base\n" in told
+    assert told.count("base: 2026-01-02") == 1
+
+
+def test_what_only_the_base_has_stays_where_there_is_no_room_for_remarks(tmp_path: Path) -> None:
+    base, now = [outcome(0.1), outcome(0.1, "gone")], [outcome(0.1, label="x" * 150 + str(n)) for n in range(120)]
+    path = tmp_path / "diff.md"
+    diff(tmp_path, base, now, "--markdown", str(path))
+    told = path.read_text()
+    assert "\nCut at 60,000 characters. " in told
+    assert "| only in the base | `tests/test_a.py::gone` |" in told
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "problem"),
+    [
+        (("base",), [], "base: expected "),
+        (("base", "commit"), 7, "base.commit: expected a string, found 7"),
+        (("only_in_base",), [{"ranks": "2 gloo"}], "only_in_base[0]: missing key 'name'"),
+    ],
+)
+def test_what_it_was_held_against_is_named_where_it_is_broken(
+    place: tuple[str, ...], value: Any, problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "diff.json"
+    diff(tmp_path, [outcome(0.1)], [outcome(0.1)], "--json", str(path))
+    assert main(["markdown", str(changed(path, *place, to=value)), "-o", str(tmp_path / "out.md")]) == 4
+    assert f"{path}: {problem}" in capsys.readouterr().err
 
 
 def test_shards_are_told_as_markdown(

@@ -16,6 +16,7 @@ PACKAGE = Path(__file__).parents[2] / "pytest_ddpperf"
 # From the ground up, a storey a room.
 STOREYS = (
     "records",
+    "files",
     "git",
     "wire",
     "baseline",

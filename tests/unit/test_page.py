@@ -15,12 +15,13 @@ import pytest
 from pytest_ddpperf.records import Interval, Limit, Outcome, Replacement, Run, Splits, Status, TestId, Verdict
 from pytest_ddpperf.records.errors import MissingExtraError
 from pytest_ddpperf.report import page, terminal
-from pytest_ddpperf.report.page import canvas, sides
+from pytest_ddpperf.report.page import canvas, figures, sides
 from pytest_ddpperf.report.page.canvas import Canvas
 from tests import reports
 from tests.reports import Drawn
 
 pytest.importorskip("matplotlib", reason="pages are drawn by matplotlib")
+from matplotlib.figure import Figure as Drawing
 
 HOSTILE = "</title><script>alert(1)</script>\"'&$x^2$\n\x1b[31mred\x07\u202e\ud800" + "x" * 10_000
 
@@ -445,3 +446,38 @@ def test_what_is_not_installed_is_named_with_the_extra_that_brings_it(monkeypatc
         page.html([], [])
     assert str(raised.value) == "a page needs matplotlib and Jinja2: pip install 'pytest-ddpperf[report]'"
     assert raised.value.missing == ("matplotlib", "Jinja2")
+
+
+class _Kept(figures.Sheet):
+    """Keeps how the last figure is drawn."""
+
+    def figure(self, draw: Any, title: str, told: str, **what: Any) -> figures.Figure:
+        self.draw = draw
+        return super().figure(draw, title, told, **what)
+
+
+@pytest.mark.parametrize(("widest", "cut"), [(0.05, 0), (5.0, 1)])
+def test_bounds_are_seen_where_nothing_changed_and_the_limit_is_zero(widest: float, cut: int) -> None:
+    """What is cut ends in an arrowhead at each end."""
+    limit = Limit(metric="p50", value=0.0, unit="%")
+    ends = (0.04, 0.05, widest)
+    found = [
+        sides.Shift(
+            metric=f"p{q}",
+            change=Interval(estimate=0.0, low=-end, high=end),
+            level=0.05,
+            limit=limit if q == 50 else None,
+            limit_share=0.0 if q == 50 else None,
+        )
+        for q, end in zip((10, 50, 90), ends, strict=True)
+    ]
+    sheet = _Kept()
+    with canvas.style():
+        figures.shifts(sheet, found, "the baseline")
+        axes = Drawing().subplots()
+        sheet.draw(axes)
+    low, high = axes.get_ylim()
+    assert low <= -0.05
+    assert high >= 0.05
+    arrowheads = [line.get_xdata() for line in axes.get_lines() if line.get_marker() in "^v"]
+    assert [len(places) for places in arrowheads] == ([1, 1] if cut else [0, 0])

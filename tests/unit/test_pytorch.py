@@ -177,7 +177,7 @@ def rows(text: str) -> Iterator[str]:
 
 
 def test_reports_of_ours_have_the_same_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    facts = {"torch": "2.13.0", "cuda": "12.8", "nccl": "2.27.3"}
+    facts = {"torch": "2.13.0", "cuda": "12.8", "nccl": "2.27.3", "device_model": "H100", "cpu_model": "EPYC"}
     base = written(
         tmp_path / "a.json", at(1, 0.1), at(8, 0.1001), FAILED, run=replace(RUN, facts=facts, commit="c0ffee" * 7)
     )
@@ -196,6 +196,7 @@ def test_reports_of_ours_have_the_same_form(tmp_path: Path, capsys: pytest.Captu
                      --------------------      --------------------
 commit:                      c0ffeec0ffee  vs    decadedecade-dirty
 cuda_version:                        12.8  vs                  12.8
+device:                              H100  vs            H100, EPYC
 distributed_backend:                 nccl  vs                  nccl
 nccl_version:                      2.27.3  vs                2.28.1
 pytorch_version:                   2.13.0  vs                2.13.0
@@ -228,15 +229,22 @@ def test_of_ours_short_steps_and_steps_without_examples_are_told_too(
     ]
 
 
-def test_of_ours_what_several_machines_measured_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    here = at(2, 0.1)
-    elsewhere = replace(at(2, 0.2).measurement.environment, key={"device_model": "H200"})
-    there = replace(here, measurement=replace(measurement(0.2), environment=elsewhere))
-    path = str(written(tmp_path / "a.json", here, there))
-    main(["diff", path, path, "--form", "pytorch"])
+def test_of_ours_what_several_machines_measured_is_a_benchmark_each(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def on(model: str, seconds: float) -> Any:
+        environment = replace(measurement().environment, key={"device_type": "cuda", "device_model": model})
+        return replace(at(2, seconds), measurement=replace(measurement(seconds), environment=environment))
+
+    base = str(written(tmp_path / "a.json", on("H200", 0.2), on("H100", 0.1)))
+    now = str(written(tmp_path / "b.json", on("H100", 0.1), on("H200", 0.2), on("A100", 0.4)))
+    assert main(["diff", base, now, "--form", "pytorch"]) == 0
     told = capsys.readouterr().out
-    assert (
-        "test: tests/test_a::test_step with batch size 32: measured with 2 GPUs on several machines: "
-        "the last is shown\n"
-    ) in told
-    assert len(list(rows(told))) == 1
+    assert [line for line in told.splitlines() if line.startswith(("Benchmark", "  only"))] == [
+        "Benchmark: tests/test_a::test_step with batch size 32 on cuda-h100",
+        "Benchmark: tests/test_a::test_step with batch size 32 on cuda-h200",
+        "Benchmark: tests/test_a::test_step with batch size 32 on cuda-a100",
+        "  only in test",
+    ]
+    assert [line.split()[3] for line in rows(told)] == ["0.100s", "0.200s"]
+    assert [line.split()[5] for line in rows(told)] == ["-0.0%", "-0.0%"]

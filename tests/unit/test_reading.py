@@ -179,6 +179,70 @@ def test_of_what_was_measured_again_the_run_that_ended_last_counts(tmp_path: Pat
     )
 
 
+NODEID = "tests/test_a.py::test_step"
+LATER = replace(RUN, id="7e2", created="2026-01-02T04:00:00+00:00")
+
+
+def failure() -> Outcome:
+    good = outcome(verdict(Status.PASS))
+    return replace(FAILED, nodeid=good.nodeid, test=good.test, plan=good.plan)
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+@pytest.mark.parametrize("last", [outcome(verdict(Status.PASS)), failure()], ids=["it passed", "it failed"])
+def test_a_rerun_counts_instead_of_what_failed_and_the_other_way_round(
+    last: Outcome, order: tuple[int, int], tmp_path: Path
+) -> None:
+    first = failure() if last.measurement is not None else outcome(verdict(Status.PASS))
+    paths = [written(tmp_path / "a.json", first), written(tmp_path / "b.json", last, run=LATER)]
+    report = reading.read([paths[place] for place in order])
+    assert report.outcomes == (last,)
+    assert report.told == (f"{NODEID}: measured in several reports: that of {LATER.created} counts",)
+
+
+def test_a_third_attempt_is_told_once(tmp_path: Path) -> None:
+    third = replace(RUN, created="2026-01-02T05:00:00+00:00")
+    attempts = (failure(), failure(), outcome(verdict(Status.PASS)))
+    paths = [
+        written(tmp_path / f"{number}.json", each, run=run)
+        for number, (each, run) in enumerate(zip(attempts, (RUN, LATER, third), strict=True))
+    ]
+    assert reading.read(paths).told == (f"{NODEID}: measured in several reports: that of {third.created} counts",)
+
+
+@pytest.mark.parametrize(
+    "changed_plan", [{"world_size": 4}, {"backend": "mpi"}, {"device": "xpu"}], ids=["ranks", "backend", "device"]
+)
+def test_what_failed_otherwise_stays(changed_plan: dict[str, Any], tmp_path: Path) -> None:
+    failed, good = failure(), outcome(verdict(Status.PASS))
+    failed = replace(failed, plan=replace(failed.plan, **changed_plan))
+    report = reading.read([written(tmp_path / "a.json", failed), written(tmp_path / "b.json", good, run=LATER)])
+    assert report.outcomes == (failed, good)
+    assert report.told == ()
+
+
+def test_what_failed_on_another_machine_of_a_fleet_stays(tmp_path: Path) -> None:
+    failed, good = failure(), outcome(verdict(Status.PASS))
+    of_a, of_b = (replace(run, facts={"cpu_model": name}) for run, name in ((RUN, "AMD"), (LATER, "Intel")))
+    report = reading.read(
+        [written(tmp_path / "a.json", failed, run=of_a), written(tmp_path / "b.json", good, run=of_b)]
+    )
+    assert report.outcomes == (failed, good)
+
+
+def test_reports_of_several_commits_are_told_and_are_of_none(tmp_path: Path) -> None:
+    other = outcome(verdict(Status.PASS), nodeid="m.py::b", test=TestId(module="m", name="b"))
+    third = outcome(verdict(Status.PASS), nodeid="m.py::c", test=TestId(module="m", name="c"))
+    runs = RUN, replace(LATER, commit=f"{'decade' * 6}-dirty"), replace(LATER, commit=RUN.commit)
+    measured = zip((outcome(verdict(Status.PASS)), other, third), runs, strict=True)
+    report = reading.read([written(tmp_path / f"{n}.json", each, run=run) for n, (each, run) in enumerate(measured)])
+    assert report.told == ("these reports are not of one commit: c0ffee (0.json, 2.json); decadedecade-dirty (1.json)",)
+    assert (report.run.commit, report.run.committed) == ("", "")
+    alike = reading.read([tmp_path / "0.json", tmp_path / "2.json"])
+    assert alike.told == ()
+    assert (alike.run.commit, alike.run.committed) == (RUN.commit, RUN.committed)
+
+
 def test_the_same_test_elsewhere_is_another_measurement(tmp_path: Path) -> None:
     here = outcome(verdict(Status.PASS))
     cores = {"backend": "gloo", "cores": 64}

@@ -13,13 +13,22 @@ from pytest_ddpperf.report.page.shell import check
 
 if TYPE_CHECKING:
     from pytest_ddpperf.history.judging import Judged
+    from pytest_ddpperf.report.reading import Gone
 
 __all__ = ["check", "history_html", "html"]
 
 
-def html(outcomes: Sequence[Outcome], runs: Sequence[Run], *, problem: str = "", told: Sequence[str] = ()) -> str:
+def html(
+    outcomes: Sequence[Outcome],
+    runs: Sequence[Run],
+    *,
+    problem: str = "",
+    told: Sequence[str] = (),
+    only_before: Sequence[Gone] = (),
+) -> str:
     """A page of the measurements of some runs, the worst first. `problem` is what made a run end otherwise than its
-    measurements say, `told` what else is about all of them. Raises MissingExtraError."""
+    measurements say, `told` what else is about all of them, `only_before` what
+    they were held against and do not have. Raises MissingExtraError."""
     check("a page")
     from pytest_ddpperf.report import worst
     from pytest_ddpperf.report.counts import count, last_line
@@ -31,9 +40,10 @@ def html(outcomes: Sequence[Outcome], runs: Sequence[Run], *, problem: str = "",
         cards = [content.card(outcome, sheet, number) for number, outcome in enumerate(worst.first(outcomes), 1)]
     return shell.rendered(
         "run.html",
-        title=last_line(counts),
+        title=last_line(counts, len(only_before)),
         counts=counts,
         cards=cards,
+        only_before=only_before,
         runs=[content.told_of(run) for run in runs],
         problem=problem,
         told=told,

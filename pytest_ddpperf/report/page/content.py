@@ -48,7 +48,7 @@ def card(outcome: Outcome, sheet: Sheet, number: int) -> Card:
         status=status,
         sentence=_sentence(outcome, status),
         change=terminal.change(verdict),
-        who=outcome.plan.roles or f"{outcome.plan.world_size} {outcome.plan.backend}",
+        who=text.ranks(outcome.plan),
         opened=worst.concern(outcome) <= Concern.DOUBTFUL,
         facts=tuple(_facts(outcome)),
         metrics=_metrics(outcome),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from pytest_ddpperf.records import LaunchRankSteps, Outcome, Samples
@@ -28,7 +29,7 @@ _CPU: Mapping[str, Any] = {"color": INK, "marker": "x", "markersize": 5, "linest
 _DASHED, _DOTTED = (0, (4, 2)), (0, (2, 3))
 _MARKED, _IN_TABLE = (10, 25, 50, 75, 90), (5, 10, 25, 50, 75, 90, 95)  # of a distribution
 # Bounds may be so wide that nothing else could be seen beside them: what is drawn ends at so many times the largest
-# change or limit, in an arrowhead. The table has them whole.
+# change or limit, in an arrowhead, but not before half of them are whole. The table has all whole.
 _MOST = 3.0
 _MANY, _SMALL = 60, 3.0  # launches whose marks would cover each other, and points across one then
 
@@ -36,7 +37,8 @@ _MANY, _SMALL = 60, 3.0  # launches whose marks would cover each other, and poin
 def shifts(sheet: Sheet, found: Sequence[Shift], name: str) -> Figure:
     """By how much each percentile changed, with its bounds and its limit."""
     shares = [shift.limit_share for shift in found if shift.limit_share is not None]
-    most = _MOST * max(abs(value) for value in (*(shift.change.estimate for shift in found), *shares))
+    usual = median(max(-shift.change.low, shift.change.high) for shift in found)
+    most = max(_MOST * max(abs(value) for value in (*(shift.change.estimate for shift in found), *shares)), usual)
     ends = [(max(shift.change.low, -most), min(shift.change.high, most)) for shift in found]
 
     def draw(axes: Axes) -> None:
@@ -184,7 +186,7 @@ def in_a_row(sheet: Sheet, now: Side, base: Side | None, q: int) -> Figure:
 
     keys = [Key(mark="now", text="now")]
     if base is not None:
-        keys.append(Key(mark="base", text=f"{base.name}, {len(before)} session{'s' * (len(before) > 1)}"))
+        keys.append(Key(mark="base", text=f"{base.name}, {text.several(len(before), 'session')}"))
     return sheet.figure(
         draw,
         f"Launches in the order they were taken, p{q}",

@@ -126,7 +126,7 @@ def _summary(own: Sequence[Step]) -> str:
 
 def _last_run(chain: _Chain, metrics: Sequence[str]) -> str:
     told = (f"{metric} {_last(chain, metric)}" for metric in metrics)
-    return f"{steps.text_of_runs(sum(len(track.marks) for track in chain))}; the last: {', '.join(told)}"
+    return f"{text.several(sum(len(track.marks) for track in chain), 'run')}; the last: {', '.join(told)}"
 
 
 def _last(chain: _Chain, metric: str) -> str:
@@ -141,7 +141,7 @@ def _facts(chain: _Chain, marks: Sequence[Mark]) -> Iterator[tuple[str, str]]:
     for number, track in enumerate(chain, 1):
         if track.told:
             name = f"series {number} of {len(chain)}" if len(chain) > 1 else "a series of its own"
-            yield name, f"{text.shortened(track.told)}: {steps.text_of_runs(len(track.marks))}"
+            yield name, f"{text.shortened(track.told)}: {text.several(len(track.marks), 'run')}"
 
 
 def _point(mark: Mark) -> str:

@@ -12,7 +12,7 @@ from pytest_ddpperf.history.curves import Curve
 from pytest_ddpperf.history.judging import Found
 from pytest_ddpperf.history.tracks import Mark
 from pytest_ddpperf.records import Status
-from pytest_ddpperf.report import steps, text
+from pytest_ddpperf.report import text
 from pytest_ddpperf.report.page import canvas
 from pytest_ddpperf.report.page.canvas import BAD, GOOD, INK, NOW, OPEN
 from pytest_ddpperf.report.page.parts import Figure, Key, Sheet
@@ -197,7 +197,7 @@ def _told(curves: Sequence[Curve], a_column: int) -> str:
     last = curves[-1]
     marks = [mark for curve in curves for mark in curve.track.marks]
     days = [mark.run.committed[:10] for mark in (marks[0], marks[-1])]
-    told = [f"{steps.text_of_runs(len(marks))} of commits of {' to '.join(dict.fromkeys(days))}"]
+    told = [f"{text.several(len(marks), 'run')} of commits of {' to '.join(dict.fromkeys(days))}"]
     told.append(f"the last took {text.seconds(last.seconds[-1])}")
     if last.levels:
         told[-1] += f", where the level is {text.seconds(last.levels[-1])}"

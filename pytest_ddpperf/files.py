@@ -1,0 +1,33 @@
+"""Files that are written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from uuid import uuid4
+
+
+def write(path: Path, text: str, *, append: bool = False) -> None:
+    """`text` as UTF-8 in place of what `path` held, or after it, in a folder that is made where there is none; raises
+    OSError, and then the file is as it was. A link stays one; what is no file, a pipe say, is written to as it is."""
+    data = text.encode()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if append or (path.exists() and not path.is_file()):
+        with open(path, "ab") as file:
+            file.write(data)
+    else:
+        _replace(Path(os.path.realpath(path)), data)
+
+
+def _replace(path: Path, data: bytes) -> None:
+    temporary = path.with_name(f".{uuid4().hex}.tmp")  # on the same file system
+    try:
+        with open(temporary, "xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        with suppress(OSError):  # gone after a replacement; else the first error counts
+            temporary.unlink()
