@@ -203,6 +203,7 @@ def _tracks(root: Path, matches: Any) -> list[Any]:
     try:
         found = tracks.tracks(folder.read(root))
     finally:
+        gc.freeze()  # nor shall any collection from now on look at them
         gc.enable()
     return [each for each in found if matches is None or matches(f"{each.test} {each.environment}")]
 
