@@ -48,7 +48,7 @@ html_static_path = ["site"]
 html_css_files = ["site.css"]
 
 # What the product's own commands make of what is kept in docs/sample/: a file of sample/ in the site, and its command.
-SAMPLES = {"page.html": ["html", "run.json", "-o"]}
+SAMPLES = {"page.html": ["html", "run.json", "-o"], "history.html": ["history", "history", "--html"]}
 
 
 class OutOfDocs(SphinxTransform):

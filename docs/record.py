@@ -1,11 +1,13 @@
-"""Record what the documentation shows of a run: a report, and pictures of it.
+"""Record what the documentation shows of runs: a report and pictures of it, and a history.
 
-    .venv/bin/python docs/record.py             # measure: about a minute on two cores, and draw
+    .venv/bin/python docs/record.py             # measure one run: about a minute on two cores, and draw
+    .venv/bin/python docs/record.py history     # measure commit after commit: some minutes
     .venv/bin/python docs/record.py pictures    # draw what was measured before
 
 A small project of its own is measured against its main branch, on which its last commit made training slower. What
-pytest printed and reported is kept in docs/sample/; docs/pictures/ is drawn from that. The extra `docs` is needed, and
-Chromium for the picture of the page.
+pytest printed and reported is kept in docs/sample/; docs/pictures/ is drawn from that. Of the same project's commits,
+one of which makes training slower, a history is kept there, too. The extra `docs` is needed, and Chromium for the
+picture of the page.
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ from pytest_ddpperf.git import git, outside_of_hooks
 DOCS = Path(__file__).resolve().parent
 REPORT = DOCS / "sample" / "run.json"
 OUTPUT = DOCS / "sample" / "output.txt"  # with its colours
+HISTORY = DOCS / "sample" / "history"
+COMMITS, SLOWER_FROM = 20, 14  # measured, a day apart; the first that trains slower
 RED_GATE = DOCS / "pictures" / "red-gate.svg"
 PAGE = DOCS / "pictures" / "page.png"
 COLUMNS = 118
@@ -161,6 +165,23 @@ def measure() -> None:
         OUTPUT.write_text(f"$ pytest {' '.join(arguments)}\n{printed}")
 
 
+def measure_history() -> None:
+    """Keep what runs of one commit after the other add to a history."""
+    shutil.rmtree(HISTORY, ignore_errors=True)
+    with tempfile.TemporaryDirectory() as folder:
+        project = Path(folder, "smallgpt")
+        project.mkdir()
+        in_git(project, "init", "--quiet", "--template=")
+        for number in range(COMMITS):
+            os.environ["GIT_COMMITTER_DATE"] = f"2026-11-{number + 1:02}T12:00:00+00:00"
+            files = PROJECT if number == 0 else {**(SLOWER if number == SLOWER_FROM else {}), "day.txt": f"{number}\n"}
+            commit(project, f"Commit {number + 1} of {COMMITS}", files)
+            tests = ["tests/perf/test_gpt.py::test_train_step", "tests/perf/test_gpt.py::test_forward"]
+            options = ["--ddp-baseline-missing=warn", f"--ddp-history={HISTORY}"]
+            command = [sys.executable, "-m", "pytest", "-q", *tests, *options]
+            subprocess.run(command, cwd=project, env=outside_of_hooks(), check=True)
+
+
 # --- pictures
 
 # Rich's, without the font that it would fetch.
@@ -215,6 +236,9 @@ def draw_page() -> None:
 def main() -> None:
     for folder in (REPORT.parent, PAGE.parent):
         folder.mkdir(exist_ok=True)
+    if sys.argv[1:] == ["history"]:
+        measure_history()
+        return
     if sys.argv[1:] != ["pictures"]:
         measure()
     draw_terminal()

@@ -9,6 +9,8 @@ from urllib.parse import unquote
 import pytest
 
 import pytest_ddpperf
+from pytest_ddpperf.history import folder, judging, tracks
+from pytest_ddpperf.records import Limit, Status
 from pytest_ddpperf.report import reading
 from pytest_ddpperf.report.counts import count, last_line
 
@@ -85,3 +87,11 @@ def test_the_sample_can_be_read_and_is_the_run_that_is_shown() -> None:
     kept = ROOT / "docs" / "sample"
     counts = count(reading.read([kept / "run.json"]).outcomes, skipped=0)
     assert f"\n{last_line(counts)}\n" in (kept / "output.txt").read_text()
+
+
+def test_the_history_that_is_shown_can_be_read_and_has_a_step() -> None:
+    found = judging.judge(
+        tracks.tracks(folder.read(ROOT / "docs" / "sample" / "history")), [Limit(metric="p10", value=0.0, unit="%")]
+    ).found
+    slower = [str(each.track.test) for each in found if each.status is Status.REGRESSED]
+    assert slower == ["tests/perf/test_gpt::test_train_step"]
