@@ -121,9 +121,7 @@ def _place(key: Mapping[str, object], sized: bool) -> list[str]:
     if not key.get("roles"):
         options["--ddp-world-size"] = "world_size"
     words = [f"{option}={key[name]}" for option, name in options.items() if name in key]
-    if (
-        sized
-    ):  # whether a marker or the command line had several: with another size, which is not measured, it has again
+    if sized:  # a marker or the command line had several sizes: with another one, which is not measured, it has again
         words[-1] += ",2" if key["world_size"] == 1 else ",1"
     return words
 

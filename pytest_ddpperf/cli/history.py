@@ -8,11 +8,16 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytest_ddpperf.cli import asked, console
 from pytest_ddpperf.records import Limit, Status, codec
 from pytest_ddpperf.records.errors import HistoryError
+
+if TYPE_CHECKING:
+    from pytest_ddpperf.cli.matching import Matches
+    from pytest_ddpperf.history.judging import Found, Judged
+    from pytest_ddpperf.history.tracks import Track
 
 _DESCRIPTION = """\
 Finds the steps in each series of a history, to which pytest --ddp-history and ddpperf history add add: where a test
@@ -183,20 +188,20 @@ def show(arguments: argparse.Namespace) -> int:
     return console.NAMED_VERDICT if fails else console.OK
 
 
-def _name(found: Any) -> str:
+def _name(found: Found) -> str:
     """By which --fail-on names it; "" for what is accepted, undone, the machine's or within its limit."""
     if found.status is Status.INCONCLUSIVE:
         return "suspected"
     return "" if found.status is Status.PASS else found.status.value.lower()
 
 
-def _judged(root: Path, limits: Sequence[Limit], matches: Any) -> Any:
+def _judged(root: Path, limits: Sequence[Limit], matches: Matches | None) -> Judged:
     from pytest_ddpperf.history import accepted, judging
 
     return judging.judge(_tracks(root, matches), limits, accepted.read(root), _progress)
 
 
-def _tracks(root: Path, matches: Any) -> list[Any]:
+def _tracks(root: Path, matches: Matches | None) -> list[Track]:
     from pytest_ddpperf.history import folder, tracks
 
     gc.disable()  # a hundred thousand small records, of which none is garbage: a third of the time
@@ -230,7 +235,7 @@ def add(arguments: argparse.Namespace) -> int:
     return console.OK
 
 
-def _steps_of(arguments: argparse.Namespace, commit: str) -> list[Any]:
+def _steps_of(arguments: argparse.Namespace, commit: str) -> list[Found]:
     """The steps of the test that a command names, at a commit if there is one, as `show` tells them; raises UsageError
     where there is none, or the commit may be several."""
     judged = _judged(arguments.folder, arguments.threshold, arguments.matches)

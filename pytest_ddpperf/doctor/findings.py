@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 
 from pytest_ddpperf.doctor import gpus
 from pytest_ddpperf.doctor.system import spelt
-from pytest_ddpperf.measuring.machine import counted
 from pytest_ddpperf.records.doctor import Cores, Finding, Load, Machine, Noise, Resolved, Survey, Trial
 from pytest_ddpperf.report import text
 
@@ -176,7 +175,7 @@ def _cores(survey: Survey, tried: dict[str, Trial]) -> Iterator[Finding]:
     elif survey.world_size > len(machine.usable):
         yield Finding(
             code="shared",
-            problem=f"{survey.world_size} ranks share {counted(len(machine.usable), 'core')}",
+            problem=f"{survey.world_size} ranks share {text.several(len(machine.usable), 'core')}",
             remedy="fewer ranks, or more cores",
         )
     shared = [group for group in machine.siblings if len(group) > 1]
@@ -220,8 +219,8 @@ def _gpus_without_torch(survey: Survey) -> Iterator[Finding]:
         yield Finding(
             code="gpu-unused",
             problem=f"there {'are' if len(survey.machine.gpus) > 1 else 'is'} "
-            f"{counted(len(survey.machine.gpus), 'NVIDIA GPU')}, which this torch ({survey.facts.get('torch')}) does "
-            "not see",
+            f"{text.several(len(survey.machine.gpus), 'NVIDIA GPU')}, which this torch ({survey.facts.get('torch')}) "
+            "does not see",
             remedy="a torch built for CUDA, and CUDA_VISIBLE_DEVICES that names them",
             gain=None,
         )

@@ -12,11 +12,12 @@ from pathlib import Path
 from pytest_ddpperf.doctor import bench, findings, gpus, load, noise, system
 from pytest_ddpperf.launch import Launcher, Observer, locks, topology
 from pytest_ddpperf.launch.cores import place as cores_of
-from pytest_ddpperf.measuring.machine import Place, counted, described, resolve
+from pytest_ddpperf.measuring.machine import Place, described, resolve
 from pytest_ddpperf.options import Settings, plan
 from pytest_ddpperf.records import Scalar
 from pytest_ddpperf.records.doctor import Diagnosis, Load, Noise, Survey
 from pytest_ddpperf.records.errors import DdpPerfError
+from pytest_ddpperf.report import text
 
 # All of it, which includes starting two servers of ranks. A launch that has begun may take a little longer.
 SECONDS = 110.0
@@ -70,7 +71,7 @@ class Visit:
             gpus=tuple(topology.visible(os.environ.get("CUDA_VISIBLE_DEVICES"), self._world_size))
             if self._place.device == "cuda"
             else (),
-            place=described(self._place, counted(self._world_size, "rank"), self._world_size, os.environ),
+            place=described(self._place, text.several(self._world_size, "rank"), self._world_size, os.environ),
             crowded=cores.threads,
             timing=tuple(_timing(self._place, facts, cores.used, self._world_size)),
             facts=facts,

@@ -10,6 +10,7 @@ from pytest_ddpperf.options import MARKER, MARKER_DEFAULTS, Settings, where
 from pytest_ddpperf.options.parse import near
 from pytest_ddpperf.records import Scalar
 from pytest_ddpperf.records.errors import MarkerError, OptionError
+from pytest_ddpperf.report import text
 
 # Backends that torch knows by name, whether or not this build has them: missing here is not a typo.
 _KNOWN = ("gloo", "nccl", "xccl", "ucc", "mpi")
@@ -66,16 +67,12 @@ def described(place: Place, who: str, processes: int, environ: Mapping[str, str]
         return f"{ranks}, a {place.device} device each"
     cores = cores_of(processes, environ)
     if cores.threads:
-        threads = f"{processes} x {counted(cores.threads, 'thread')} (OMP_NUM_THREADS)"
-        return f"{ranks}: {threads} share {counted(cores.cores, 'core')}, expect noise"
+        threads = f"{processes} x {text.several(cores.threads, 'thread')} (OMP_NUM_THREADS)"
+        return f"{ranks}: {threads} share {text.several(cores.cores, 'core')}, expect noise"
     if not cores.cores_per_rank:
-        return f"{ranks} share {counted(cores.cores, 'core')}: expect noise"
-    each = counted(cores.cores_per_rank, "core")
+        return f"{ranks} share {text.several(cores.cores, 'core')}: expect noise"
+    each = text.several(cores.cores_per_rank, "core")
     return f"{ranks}, each {'pinned to' if cores.pinned else 'with'} {each} of {cores.cores}"
-
-
-def counted(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def _choose(

@@ -19,12 +19,12 @@ from pytest_ddpperf.launch import Launcher, Observer
 from pytest_ddpperf.measuring import benchmark
 from pytest_ddpperf.measuring.benchmark import Job, Measured, Progress
 from pytest_ddpperf.measuring.confirming import Confirming, SideOf
-from pytest_ddpperf.measuring.machine import Place, counted, described, resolve
+from pytest_ddpperf.measuring.machine import Place, described, resolve
 from pytest_ddpperf.measuring.serving import Serving
 from pytest_ddpperf.options import Settings
 from pytest_ddpperf.records import Baseline, Outcome, Plan, Run, Scalar, codec
 from pytest_ddpperf.records.errors import GitError
-from pytest_ddpperf.report import json_report, markdown, page, terminal
+from pytest_ddpperf.report import json_report, markdown, page, terminal, text
 from pytest_ddpperf.report.counts import count
 from pytest_ddpperf.wire.trees import Trees, digests
 
@@ -80,14 +80,14 @@ class Session:
     def place(self, settings: Settings, world_size: int) -> Place:
         """Backend and device of a test; raises OptionError or Unavailable."""
         place = resolve(settings, world_size, self.facts())
-        self._describe(place, counted(world_size, "rank"), world_size)
+        self._describe(place, text.several(world_size, "rank"), world_size)
         return place
 
     def place_rpc(self, settings: Settings, trainers: int, parameter_servers: int, *, certain: bool = True) -> Place:
         """As `place`, for an RPC launch; what is not `certain`, a call may still change: only one trainer's place is
         then asked for."""
         place = resolve(settings, trainers if certain else 1, self.facts(), "trainers")
-        who = f"{counted(trainers, 'trainer')} and {counted(parameter_servers, 'parameter server')}"
+        who = f"{text.several(trainers, 'trainer')} and {text.several(parameter_servers, 'parameter server')}"
         who += "" if certain else ", where a call does not say otherwise,"
         self._describe(place, who, trainers + parameter_servers)
         return place
