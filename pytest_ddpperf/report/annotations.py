@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from pytest_ddpperf.records import Outcome
-from pytest_ddpperf.report import failure, terminal, text, worst
+from pytest_ddpperf.report import failure, sentences, text, worst
 from pytest_ddpperf.report.worst import Concern
 
 # GitHub shows ten of a kind and step, and drops the others without a word.
@@ -30,7 +30,7 @@ def annotated(outcomes: Sequence[Outcome], service: Literal["github", "none"]) -
 
 
 def _message(outcome: Outcome) -> Iterator[str]:
-    yield terminal.sentence(outcome)
+    yield sentences.sentence(outcome)
     yield from outcome.evidence
     if outcome.verdict is not None and outcome.verdict.status.compared:
         yield from failure.differences(outcome.verdict)
@@ -39,7 +39,7 @@ def _message(outcome: Outcome) -> Iterator[str]:
 
 def _command(outcome: Outcome, message: Sequence[str]) -> str:
     file, line = _place(outcome)
-    properties = {"title": f"{terminal.verdict_of(outcome)}: {text.name(outcome)}", "file": file}
+    properties = {"title": f"{sentences.verdict_of(outcome)}: {text.name(outcome)}", "file": file}
     if line:
         properties["line"] = str(line)
     told = "\n".join(text.shortened(part, _LONGEST_LINE) for part in "\n".join(message).split("\n"))

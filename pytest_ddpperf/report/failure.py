@@ -8,7 +8,7 @@ from dataclasses import replace
 from pytest_ddpperf.records import Baseline, Comparison, CounterChange, Outcome, Status, Verdict
 from pytest_ddpperf.records.collective import Collective
 from pytest_ddpperf.records.errors import LaunchError
-from pytest_ddpperf.report import beside, ranks, terminal, text
+from pytest_ddpperf.report import beside, ranks, sentences, text
 
 
 def explained(outcome: Outcome, *, baseline: Baseline | None, accept_command: str) -> Outcome:
@@ -37,9 +37,9 @@ def _gate_failure(outcome: Outcome) -> Iterator[str]:
     verdict = outcome.verdict
     assert verdict is not None
     told = {
-        Status.NO_BASELINE: terminal.missing(outcome),
-        Status.INCOMPARABLE: terminal.incomparable(outcome),
-        Status.NOT_GATED: terminal.not_gated(outcome),
+        Status.NO_BASELINE: sentences.missing(outcome),
+        Status.INCOMPARABLE: sentences.incomparable(outcome),
+        Status.NOT_GATED: sentences.not_gated(outcome),
     }.get(verdict.status)
     if told is not None:
         yield f"{verdict}: {told}"
@@ -52,7 +52,7 @@ def _gate_failure(outcome: Outcome) -> Iterator[str]:
     comparisons = [c for c in verdict.comparisons if c.status is verdict.status]
     if verdict.status is Status.INCONCLUSIVE and outcome.stored is not None:
         comparisons = list(verdict.comparisons)  # which do not suspect anything, and that is the point
-        yield terminal.settled(outcome)
+        yield sentences.settled(outcome)
         yield ""
     yield from _metrics(comparisons, counters, outcome.plan.collective)
     yield from outcome.evidence

@@ -15,7 +15,7 @@ from itertools import chain
 from pathlib import Path
 
 from pytest_ddpperf.records import Outcome, Run, Status
-from pytest_ddpperf.report import failure, terminal, text, worst
+from pytest_ddpperf.report import failure, sentences, terminal, text, worst
 from pytest_ddpperf.report.counts import Counts, last_line
 from pytest_ddpperf.report.reading import Gone
 from pytest_ddpperf.report.sides import ONLY_BEFORE
@@ -104,10 +104,10 @@ def _by_importance(
     yield from ((_ROW, _gone(gone)) for gone in only_before)
     yield from ((_DETAILS, _details(outcome)) for outcome in detailed[_WORST:])
     yield from ((_TOLD, f"- {_code(line)}") for line in told)
-    briefly = chain.from_iterable(terminal.told(outcome) for outcome in concerning if not _has_details(outcome))
+    briefly = chain.from_iterable(sentences.told(outcome) for outcome in concerning if not _has_details(outcome))
     yield from ((_TOLD, f"- {_code(line)}") for line in briefly)
     yield from ((_QUIET_ROW, _row(outcome)) for outcome in quiet)
-    yield from ((_QUIET_TOLD, f"- {_code(line)}") for outcome in quiet for line in terminal.told(outcome))
+    yield from ((_QUIET_TOLD, f"- {_code(line)}") for outcome in quiet for line in sentences.told(outcome))
 
 
 def _assembled(kept: Mapping[int, Sequence[str]], quiet: Sequence[Outcome], *, open_: bool) -> str:
@@ -157,11 +157,11 @@ def _has_details(outcome: Outcome) -> bool:
 def _details(outcome: Outcome) -> str:
     """What a failure tells, and why nothing could be concluded."""
     verdict = outcome.verdict
-    paragraphs = [failure.gate_failure(outcome)] if verdict is not None else [terminal.sentence(outcome)]
+    paragraphs = [failure.gate_failure(outcome)] if verdict is not None else [sentences.sentence(outcome)]
     if verdict is not None and verdict.status is Status.INCONCLUSIVE and outcome.stored is None:
-        paragraphs.insert(0, terminal.sentence(outcome))
+        paragraphs.insert(0, sentences.sentence(outcome))
     name = f"<code>{escape(text.name(outcome))}</code>"
-    return _folded(f"{terminal.verdict_of(outcome)}: {name}", _fenced("\n\n".join(paragraphs)))
+    return _folded(f"{sentences.verdict_of(outcome)}: {name}", _fenced("\n\n".join(paragraphs)))
 
 
 def _folded(summary: str, inner: str, *, open_: bool = False) -> str:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from pytest_ddpperf.records import Outcome, Run, Status
-from pytest_ddpperf.report import terminal, text
+from pytest_ddpperf.report import sentences, text
 from pytest_ddpperf.report.counts import count, last_line
 from pytest_ddpperf.report.reading import Report
 
@@ -30,9 +30,9 @@ def lines(base: Report, now: Report) -> Iterator[str]:
 def told(base: Report, now: Report) -> Iterator[str]:
     """What is to be told below the figures; the counts are the last line."""
     for outcome in now.outcomes:
-        yield from terminal.told(outcome)
+        yield from sentences.told(outcome)
         if outcome.verdict is not None and outcome.verdict.status is Status.REGRESSED:
-            yield f"{text.name(outcome)}: {terminal.sentence(outcome)}"
+            yield f"{text.name(outcome)}: {sentences.sentence(outcome)}"
             yield from (f"  {line}" for line in outcome.evidence)
     yield from remarks(base, now)
     yield last_line(count(now.outcomes, 0), len(now.only_before))

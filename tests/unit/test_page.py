@@ -14,7 +14,7 @@ import pytest
 
 from pytest_ddpperf.records import Interval, Limit, Outcome, Replacement, Run, Splits, Status, TestId, Verdict
 from pytest_ddpperf.records.errors import MissingExtraError
-from pytest_ddpperf.report import page, terminal
+from pytest_ddpperf.report import page, sentences
 from pytest_ddpperf.report.page import canvas, figures, sides
 from pytest_ddpperf.report.page.canvas import Canvas
 from tests import reports
@@ -154,7 +154,7 @@ def test_the_worst_is_first_and_what_needs_a_look_is_unfolded(each_kind: Read) -
 def test_a_measurement_has_the_sentence_the_limits_and_the_evidence_of_other_reports(slower: Outcome) -> None:
     read = drawn(slower)
     summary = next(text for text in read.within["summary"] if "REGRESSED" in text)
-    assert " ".join(terminal.sentence(slower).split()) in " ".join(summary.replace("REGRESSED", "REGRESSED:").split())
+    assert " ".join(sentences.sentence(slower).split()) in " ".join(summary.replace("REGRESSED", "REGRESSED:").split())
     assert "slowest rank: 1, its CPU time" in read.words
     assert "5 launches now, 15 in the baseline's 3 sessions" in read.words
     assert "What differs in the environment torch 2.13.0 -> 2.13.1" in read.words

@@ -30,7 +30,7 @@ from pytest_ddpperf.records import (
     codec,
 )
 from pytest_ddpperf.records.errors import LaunchError
-from pytest_ddpperf.report import counts, failure, json_report, junit, progress, terminal, text
+from pytest_ddpperf.report import counts, failure, json_report, junit, progress, sentences, terminal, text
 
 
 def measurement(
@@ -609,6 +609,6 @@ def test_waiting_names_what_is_waited_for() -> None:
 
 def test_a_reason_of_a_newer_version_is_told_as_it_stands() -> None:
     doubt = outcome(verdict(Status.INCONCLUSIVE, "of-tomorrow"))
-    assert terminal.sentence(doubt).endswith("beyond the limit, but of-tomorrow")
+    assert sentences.sentence(doubt).endswith("beyond the limit, but of-tomorrow")
     settled = replace(doubt, stored=verdict(Status.REGRESSED), fails=True)
     assert "against the baseline, but of-tomorrow\n" in failure.gate_failure(settled)

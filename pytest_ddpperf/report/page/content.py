@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from statistics import median
 
 from pytest_ddpperf.records import COUNTERS, Environment, Outcome, Phases, Run, Scalar, Status
-from pytest_ddpperf.report import beside, failure, terminal, text, worst
+from pytest_ddpperf.report import beside, failure, sentences, terminal, text, worst
 from pytest_ddpperf.report.page import figures, sides
 from pytest_ddpperf.report.page.parts import Figure, Sheet, Table
 from pytest_ddpperf.report.worst import Concern
@@ -40,7 +40,7 @@ class Card:
 
 def card(outcome: Outcome, sheet: Sheet, number: int) -> Card:
     verdict = outcome.verdict
-    status = terminal.verdict_of(outcome)
+    status = sentences.verdict_of(outcome)
     return Card(
         anchor=f"m{number}",
         name=text.name(outcome),
@@ -63,7 +63,7 @@ def card(outcome: Outcome, sheet: Sheet, number: int) -> Card:
 
 def _sentence(outcome: Outcome, status: str) -> str:
     """Without the status, which stands before it."""
-    told = terminal.sentence(outcome).removeprefix(status).removeprefix(":").strip()
+    told = sentences.sentence(outcome).removeprefix(status).removeprefix(":").strip()
     return "\n".join(text.shortened(line, _LONGEST) for line in told.split("\n"))
 
 
@@ -103,7 +103,7 @@ def _told(outcome: Outcome) -> Iterator[str]:
     if verdict is not None:
         if outcome.stored is not None:
             yield failure.suspected(outcome.stored)
-        yield from terminal.dropped(verdict)
+        yield from sentences.dropped(verdict)
         if not outcome.evidence or (outcome.beside is not None and outcome.beside.splits is not None):
             yield from beside.told(outcome)
     yield from outcome.notes

@@ -1,0 +1,141 @@
+"""A measurement in sentences: its verdict, what it is about, and why it is no other. The same in every report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pytest_ddpperf.records import Outcome, Status, Verdict
+from pytest_ddpperf.report import beside, text
+
+# A reason code in words, with the next step.
+_WHY_NOT_GATED = {
+    "saving": "its figures become the baseline",
+    "disabled": "--ddp-disable",
+    "gate-off": "gate=False",
+    "debugging-variable": "a debugging variable (CUDA_LAUNCH_BLOCKING, TORCH_DISTRIBUTED_DEBUG=DETAIL or "
+    "NCCL_DEBUG=TRACE) is set: unset it",
+    "no-supported-limit": "no limit has support: raise --ddp-steps or --ddp-launches",
+}
+
+_WHY_INCONCLUSIVE = {
+    "not-significant": "launches and sessions differ as much by themselves",
+    "not-confirmed": "further launches did not confirm it",
+}
+
+# What the baseline's own code showed, measured beside the code at hand.
+_WHY_SETTLED = {
+    "machine-drifted": "beside its own code it is within the limit, here and now: the machine is slower than when the "
+    "baseline was recorded, or something that nobody records is",
+    "other-machine": "beside its own code it is within the limit, here and now: this is not the machine that the "
+    "baseline was recorded on",
+    "environment-differs": "beside its own code it is within the limit, here and now, where something else differs",
+    "not-settled": "beside its own code it is slower by less than that, if at all; whether by more than the limit, "
+    "further launches would tell (--ddp-max-launches)",
+}
+
+
+def verdict_of(outcome: Outcome) -> str:
+    return str(outcome.verdict) if outcome.verdict is not None else "not measured"
+
+
+def told(outcome: Outcome) -> Iterator[str]:
+    """What is to be told of a measurement, below a table that has its verdict."""
+    name, verdict = text.name(outcome), outcome.verdict
+    if verdict is None or verdict.status not in (Status.PASS, Status.REGRESSED):  # which the table, a failure, say
+        yield f"{name}: {sentence(outcome)}"
+    if verdict is not None:
+        if outcome.stored is not None and verdict.status is Status.PASS:
+            changes = ", ".join(text.change(c) for c in outcome.stored.comparisons)
+            yield f"{name}: {changes} against the baseline, and settled by its own code:"
+        yield from (f"{name}: {line}" for line in (*dropped(verdict), *beside.told(outcome)))
+    yield from (f"{name}: {note}" for note in outcome.notes)
+
+
+def sentence(outcome: Outcome) -> str:
+    """The verdict, what it is about, and why it is no other where that is not plain."""
+    verdict = outcome.verdict
+    if verdict is None:
+        return f"not measured: {outcome.error}"
+    if outcome.stored is not None and verdict.reason in _WHY_SETTLED:
+        return f"INCONCLUSIVE: {settled(outcome)}"
+    if verdict.status is Status.INCONCLUSIVE:
+        why = _WHY_INCONCLUSIVE.get(verdict.reason, verdict.reason)
+        return f"INCONCLUSIVE: {_changes(outcome)}: beyond the limit, but {why}"
+    if verdict.status is Status.IMPROVED:
+        accept = ": --ddp-save-baseline makes it the new baseline" if _stored(outcome) else ""
+        return f"IMPROVED: {_changes(outcome)}{accept}"
+    if verdict.status is Status.NO_BASELINE and not _stored(outcome):
+        return f"NO BASELINE: {missing(outcome)}"
+    if verdict.status is Status.NO_BASELINE:
+        return f"NO BASELINE at {outcome.baseline_path}: record one with --ddp-save-baseline"
+    if verdict.status is Status.INCOMPARABLE:
+        return f"INCOMPARABLE: {incomparable(outcome)}"
+    if verdict.status is Status.NOT_GATED and outcome.saved:
+        earlier = outcome.saved - 1
+        before = f", in addition to {text.several(earlier, 'earlier session')}" if earlier else ""
+        return f"saved {outcome.baseline_path}, {len(outcome.phases)} launches{before}"
+    if verdict.status is Status.NOT_GATED:
+        return f"NOT GATED: {not_gated(outcome)}"
+    return f"{verdict}: {_changes(outcome)}"
+
+
+def _stored(outcome: Outcome) -> bool:
+    """Whether it was held against a stored baseline, and nothing beside it: one that can be saved anew."""
+    return outcome.beside is None and bool(outcome.baseline_path)
+
+
+def settled(outcome: Outcome) -> str:
+    """Why a suspicion is none of the code's, as far as is known."""
+    assert outcome.verdict is not None
+    assert outcome.stored is not None
+    reason = outcome.verdict.reason
+    differs = f": {', '.join(outcome.verdict.differences)}" if reason == "environment-differs" else ""
+    changes = ", ".join(text.change(c) for c in outcome.stored.comparisons)
+    return f"{changes} against the baseline, but {_WHY_SETTLED.get(reason, reason)}{differs}"
+
+
+def dropped(verdict: Verdict) -> Iterator[str]:
+    """The default limits without support, each reason once."""
+    limits: dict[str, list[str]] = {}
+    for line in verdict.dropped:
+        limit, _, reason = line.partition(": ")
+        limits.setdefault(reason, []).append(limit)
+    for reason, of_it in limits.items():
+        yield f"dropped the default limit{'s' * (len(of_it) > 1)} {', '.join(of_it)}: {reason}"
+
+
+def missing(outcome: Outcome) -> str:
+    """Why there is nothing to compare with."""
+    if outcome.beside is not None:
+        return beside.missing(outcome.beside)
+    at = outcome.baseline_path
+    return f"there is no baseline at {at}" if at else "there is nothing to compare it with"
+
+
+def _changes(outcome: Outcome) -> str:
+    assert outcome.verdict is not None
+    verdict = outcome.verdict
+    same = [f"{text.change(c)} (limit {c.limit})" for c in verdict.comparisons if c.status is verdict.status]
+    same += [f"{text.counted(c)} (limit {c.limit})" for c in verdict.counters if c.status is verdict.status]
+    return "; ".join(same)
+
+
+def incomparable(outcome: Outcome) -> str:
+    """Why the baseline does not fit, and what to do."""
+    assert outcome.verdict is not None
+    why = {
+        "no-cpu-time": "CPU time is limited, and the baseline has none",
+        "no-cpu-time-now": "CPU time is limited, and the ranks used none",
+        "baseline-support": f"the baseline has too few steps: {', '.join(outcome.verdict.differences)}",
+    }.get(outcome.verdict.reason, ", ".join(outcome.verdict.differences))
+    if not _stored(outcome):
+        return why
+    return f"{why}; record a new baseline with --ddp-save-baseline, or measure as it was recorded"
+
+
+def not_gated(outcome: Outcome) -> str:
+    """Why nothing was compared, in words."""
+    assert outcome.verdict is not None
+    if outcome.verdict.reason == "saving":
+        return f"not saved: {outcome.error or 'the test did not pass as a whole, or this is a rerun'}"
+    return _WHY_NOT_GATED.get(outcome.verdict.reason, outcome.verdict.reason)
