@@ -14,10 +14,6 @@ from pytest_ddpperf.records.asked import limits_for
 from pytest_ddpperf.report import failure, text
 from pytest_ddpperf.report.reading import Entry, Report, gone_of, identity
 
-_LAUNCHES_NEEDED = 2
-# What a run said of figures that say nothing about the code; it holds whatever they are compared with.
-_SAY_NOTHING = ("debugging-variable", "disabled")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
@@ -91,7 +87,10 @@ def _held_against(now: Outcome, other: Entry | None, terms: Terms, level: float)
         )
     before = Recording(measurement=other.outcome.measurement, created=other.run.created, commit=other.run.commit)
     launches = now.measurement.samples.launches
-    verdict, taken = _refused(now, other.outcome, before.measurement), launches
+    verdict, taken = (
+        verdicts.refused(now.measurement, before.measurement, now=now.verdict, then=other.outcome.verdict),
+        launches,
+    )
     if verdict is None:
         verdict, taken = _verdict(now.launches, now.measurement, before.measurement, limits, level)
     notes: tuple[str, ...] = ()
@@ -135,24 +134,6 @@ def _judged(outcome: Outcome, verdict: Verdict, terms: Terms, *notes: str) -> Ou
     notes = (*notes, *(f"nothing is held against {line}" for line in refused))
     fails = verdicts.fails(verdict, fail_on=terms.fail_on, baseline_missing="warn")
     return replace(outcome, verdict=verdict, fails=fails, notes=notes)
-
-
-def _refused(now: Outcome, other: Outcome, before: Measurement) -> Verdict | None:
-    """Why its samples are not to be compared; None where they are."""
-    assert now.measurement is not None
-    reasons = [each.verdict.reason for each in (now, other) if each.verdict is not None]
-    not_gated = next((reason for reason in reasons if reason in _SAY_NOTHING), None)
-    if not_gated is None and now.verdict is not None and now.verdict.reason == "gate-off":
-        not_gated = "gate-off"
-    if not_gated is not None:
-        return Verdict(status=Status.NOT_GATED, reason=not_gated)
-    machines = verdicts.differing(now.measurement.environment.key, before.environment.key)
-    if machines:  # to the plugin that is another baseline
-        return Verdict(status=Status.INCOMPARABLE, reason="must-match", differences=machines)
-    if before.samples.launches < _LAUNCHES_NEEDED:
-        few = (f"{before.samples.launches} launch, and a comparison needs {_LAUNCHES_NEEDED} a side",)
-        return Verdict(status=Status.INCOMPARABLE, reason="baseline-support", differences=few)
-    return None
 
 
 def _verdict(
