@@ -188,6 +188,10 @@ def test_trainers_have_their_names_and_what_they_waited_for(each_kind: Read) -> 
     assert "trainer0" in figure
     assert "blocked in RPC, p50" in figure
     assert "rpc.bytes 4,096 5,120" in each_kind.words
+    # Which rank is slow is the evidence's to say: ranks wait for each other, and the longest steps tell nothing.
+    own = [text for text in each_kind.within["desc"] if text.startswith("p50 is ")]
+    assert own
+    assert not any("rank" in text or "trainer" in text for text in own)
 
 
 def test_phases_counters_and_the_environment_are_tables(each_kind: Read) -> None:

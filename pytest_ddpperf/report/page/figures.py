@@ -236,7 +236,6 @@ def ranks(sheet: Sheet, outcome: Outcome) -> Figure:
             if values:
                 axes.plot([rank + aside for rank in range(len(names))], values, **{**_CPU, "marker": marker})
 
-    slowest = max(range(len(names)), key=lambda rank: now.own[rank][50])
     keys = [Key(mark="now", text="now: p50, p10 to p90")]
     if base is not None:
         keys.append(Key(mark="base", text="the other side"))
@@ -250,7 +249,7 @@ def ranks(sheet: Sheet, outcome: Outcome) -> Figure:
     return sheet.figure(
         draw,
         "Trainers' own steps" if outcome.plan.rpc else "Ranks' own steps",
-        f"p50 is {text.span([own[50] for own in now.own], text.seconds)}; the longest has {names[slowest]}",
+        f"p50 is {text.span([own[50] for own in now.own], text.seconds)}",
         keys=tuple(keys),
         head=("", *columns),
         rows=tuple(
