@@ -4,7 +4,6 @@ Knows git, processes and launches; nothing of pytest but how to call it, nothing
 """
 
 from pytest_ddpperf.against.invocation import Invocation
-from pytest_ddpperf.against.proof import Sources
 from pytest_ddpperf.against.side import BaseSide
 
-__all__ = ["BaseSide", "Invocation", "Sources"]
+__all__ = ["BaseSide", "Invocation"]

@@ -13,13 +13,13 @@ from pathlib import Path
 from pytest_ddpperf.against.folder import Folder
 from pytest_ddpperf.against.worktree import Worktree
 from pytest_ddpperf.git import changed_files, commit_named, commit_of, git, outside_of_hooks, run_whole, top_level
-from pytest_ddpperf.launch import describe_exit
+from pytest_ddpperf.launch import describe_end
 from pytest_ddpperf.options import Settings
 from pytest_ddpperf.records import Version
 from pytest_ddpperf.records.errors import AgainstError, GitError
 from pytest_ddpperf.wire.trees import Trees
 
-SHOWN = 4000  # characters of what another process wrote
+_SHOWN = 4000  # characters of what another process wrote
 
 
 class Checkout:
@@ -104,7 +104,7 @@ class Checkout:
             problem = f"{command!r} did not end within the {seconds:.0f} s that there were"
             raise AgainstError("--ddp-against-setup", problem) from None
         if ended.returncode:
-            written = (ended.stdout + ended.stderr).decode(errors="replace")[-SHOWN:].rstrip()
+            written = (ended.stdout + ended.stderr).decode(errors="replace")[-_SHOWN:].rstrip()
             problem = f"{command!r} {describe_end(ended.returncode)} in a worktree of {self.version}\n{written}"
             raise AgainstError("--ddp-against-setup", problem)
 
@@ -122,11 +122,6 @@ class Checkout:
         folder, self._folder = self._folder, None
         if folder is not None:
             folder.remove()
-
-
-def describe_end(status: int) -> str:
-    """How a process ended, in words."""
-    return describe_exit(status) if status < 0 else f"exited with status {status}"
 
 
 def _remedy(top: Path, ref: str) -> str:

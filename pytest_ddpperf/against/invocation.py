@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_ddpperf.against.arguments import of_base_side
+from pytest_ddpperf.led.arguments import of_led
 from pytest_ddpperf.wire.trees import Trees
 
 
@@ -28,7 +28,7 @@ class Invocation:
 
     def arguments_in(self, trees: Trees) -> list[str]:
         """For the other version's pytest: what names tests as here or, of a whole version, in its own tree."""
-        arguments = of_base_side(self.arguments, self.tests)
+        arguments = of_led(self.arguments, self.tests)
         if not self.only:
             return arguments
         named = {test.partition("::")[0] for test in self.tests}

@@ -7,6 +7,7 @@ History of the format ("schema" in every file; a reader stays for every version 
 2   schema, test, sessions = a list of (created, commit, measurement as before, resolution by metric), oldest first.
 3   a measurement has counters, its samples have blocked_seconds.
 4   a session has files and distributions: whose code it is.
+5   samples have node_seconds and clock_seconds. Those of one node have neither, and are written as 4: nothing is new.
 """
 
 from __future__ import annotations
@@ -20,13 +21,20 @@ from pytest_ddpperf.records import Baseline, Samples
 from pytest_ddpperf.records.codec import CodecError, decode, dumps, encode
 from pytest_ddpperf.records.errors import BaselineError
 
-SCHEMA = 4
+SCHEMA = 5
+_OF_NODES = ("node_seconds", "clock_seconds")
 AGAIN = "restore it with git checkout, or delete it and run with --ddp-save-baseline"
 
 
 def text(baseline: Baseline) -> str:
     """The file of a baseline; raises CodecError."""
-    return dumps({"schema": SCHEMA, **encode(baseline)})
+    content: dict[str, Any] = encode(baseline)
+    if any(measurement.samples.node_seconds is not None for measurement in baseline.measurements):
+        return dumps({"schema": SCHEMA, **content})
+    for session in content["sessions"]:
+        for name in _OF_NODES:
+            del session["measurement"]["samples"][name]
+    return dumps({"schema": SCHEMA - 1, **content})
 
 
 def parse(path: Path, data: bytes) -> Baseline:
@@ -72,6 +80,14 @@ def _from_schema_3(content: Mapping[str, Any]) -> dict[str, Any]:
     return _with_sessions(content, lambda old: {**old, "files": {}, "distributions": {}})
 
 
+def _from_schema_4(content: Mapping[str, Any]) -> dict[str, Any]:
+    def session(old: Any) -> Any:
+        samples = {**old["measurement"]["samples"], **dict.fromkeys(_OF_NODES)}
+        return {**old, "measurement": {**old["measurement"], "samples": samples}}
+
+    return _with_sessions(content, session)
+
+
 def _with_sessions(content: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
     """What is not as it should be is left to `decode`, which says where."""
 
@@ -85,7 +101,7 @@ def _with_sessions(content: Mapping[str, Any], change: Callable[[Any], Any]) -> 
     return {**content, "sessions": list(map(changed, sessions))} if isinstance(sessions, list) else dict(content)
 
 
-_TO_NEXT = {1: _from_schema_1, 2: _from_schema_2, 3: _from_schema_3}
+_TO_NEXT = {1: _from_schema_1, 2: _from_schema_2, 3: _from_schema_3, 4: _from_schema_4}
 
 
 def _problem(baseline: Baseline) -> str:
@@ -120,6 +136,10 @@ def nonsense(samples: Samples) -> str:
         if min(times) <= 0:
             place = f"step_seconds[{launch}][{times.index(min(times))}]"
             return f"{place}: {min(times)!r} is not a positive duration"
+    if samples.node_seconds is not None and [len(own) for own in samples.node_seconds] != [steps] * launches:
+        return f"node_seconds: not {steps} steps of {launches} launches, as in step_seconds"
+    if len(samples.clock_seconds or (0.0,) * launches) != launches:
+        return f"clock_seconds: not of {launches} launches, as in step_seconds"
     ranks = len(next(iter(samples.rank_seconds), ()))
     tables: dict[str, tuple[tuple[tuple[float, ...], ...], ...] | None] = {
         "rank_seconds": samples.rank_seconds,

@@ -1,7 +1,7 @@
 """Asking for N ranks: the rank server's handle, one launch with its deadline, code and results in between."""
 
-from pytest_ddpperf.launch.failure import describe_exit
+from pytest_ddpperf.launch.failure import describe_end
 from pytest_ddpperf.launch.launcher import Launcher
 from pytest_ddpperf.launch.observer import Nobody, Observer
 
-__all__ = ["Launcher", "Nobody", "Observer", "describe_exit"]
+__all__ = ["Launcher", "Nobody", "Observer", "describe_end"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
+from pytest_ddpperf.launch.clock import Clock
 from pytest_ddpperf.launch.run import Delivery
 from pytest_ddpperf.records import COUNTERS, LaunchSamples, Plan, RankFigures, Scalar, Window
 
@@ -16,8 +17,13 @@ def collected(
     cpu = [window.cpu_ns for window in windows if window.cpu_ns is not None]
     examples = [window.examples for window in windows if window.examples is not None]
     stretches = list(zip(*(window.marks_ns for window in windows), strict=True))  # stretch x rank x mark
+    clocks = delivery.clocks
+    on_one = [tuple(_on_our_clock(own, clocks.get(rank)) for rank, own in enumerate(marks)) for marks in stretches]
+    here = [rank for rank in range(len(windows)) if rank not in clocks]
     return LaunchSamples(
-        step_seconds=tuple(seconds for marks in stretches for seconds in _seconds(_completions_of(marks))),
+        step_seconds=_step_seconds(on_one),
+        node_seconds=_step_seconds([[marks[rank] for rank in here] for marks in stretches]) if clocks else None,
+        clock_seconds=max(clock.half_width_ns for clock in clocks.values()) / 1e9 if clocks else None,
         rank_seconds=tuple(
             _seconds([ns for marks in own for ns in _differences(marks)]) for own in zip(*stretches, strict=True)
         ),
@@ -35,6 +41,15 @@ def collected(
         unsettled=windows[0].unsettled,
         warmup=windows[0].warmup,
     )
+
+
+def _on_our_clock(marks: Sequence[int], clock: Clock | None) -> Sequence[float]:
+    return marks if clock is None else [clock.here(mark) for mark in marks]
+
+
+def _step_seconds(stretches: Sequence[Sequence[Sequence[float]]]) -> tuple[float, ...]:
+    """`stretches` is stretch x rank x mark."""
+    return tuple(seconds for marks in stretches for seconds in _seconds(_completions_of(marks)))
 
 
 def _completions_of(marks: Sequence[Sequence[float]]) -> tuple[float, ...]:

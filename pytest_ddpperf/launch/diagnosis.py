@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -43,11 +42,10 @@ class Diagnosis:
     def _late(self) -> str:
         return f"did not end within {self._plan.timeout_seconds:g} s (--ddp-timeout)"
 
-    def of_those_that_hang(self, ranks: Sequence[Peer], *, at_deadline: bool) -> None:
-        """Give an error to each of `ranks` that has not delivered and will not be waited for."""
+    def of_those_that_hang(self, ranks: Sequence[Peer], when: float, *, at_deadline: bool) -> None:
+        """Give an error to each of `ranks` that has not delivered and will not be waited for, since `when`."""
         places = {rank.number: self.place(rank) for rank in ranks}  # the signal may wake a rank from its sleep
         stacks.ask(self._dump, lambda: [len(self._raw_stacks(rank)) for rank in ranks])
-        when = time.monotonic()
         for rank in ranks:
             if rank.result is not None:
                 continue

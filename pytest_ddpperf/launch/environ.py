@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 
+from pytest_ddpperf.launch.elsewhere import Part
 from pytest_ddpperf.records import Scalar
 
 # What torchrun, Slurm, Open MPI and PMI tell a process about its place in another job than ours.
@@ -26,20 +27,26 @@ _RECORDED_NAMES = ("CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
-def for_ranks(environ: Mapping[str, str], world_size: int) -> dict[str, str]:
-    """torchrun's variables (RANK and LOCAL_RANK are each rank's to set), and loopback unless the user chose."""
-    inherited = {
+def inherited(environ: Mapping[str, str]) -> dict[str, str]:
+    """Less what an outer launcher said of another job than ours."""
+    return {
         name: value for name, value in environ.items() if name not in _OUTER and not name.startswith(_OUTER_PREFIXES)
     }
-    local = {f"{library}_SOCKET_IFNAME": LOOPBACK for library in ("GLOO", "TP", "NCCL")}
+
+
+def for_ranks(environ: Mapping[str, str], world_size: int, part: Part) -> dict[str, str]:
+    """torchrun's variables (RANK and LOCAL_RANK are each rank's to set); unless the user chose, loopback where all
+    ranks are here, and else the interface to the other nodes, but for NCCL, which may know better ways there."""
+    libraries = ("GLOO", "TP") if part.interface else ("GLOO", "TP", "NCCL")
+    local = {f"{library}_SOCKET_IFNAME": part.interface or LOOPBACK for library in libraries}
     return (
         local
-        | inherited
+        | inherited(environ)
         | {
             "WORLD_SIZE": str(world_size),
-            "LOCAL_WORLD_SIZE": str(world_size),
-            "NODE_RANK": "0",
-            "GROUP_RANK": "0",
+            "LOCAL_WORLD_SIZE": str(len(part.processes)),
+            "NODE_RANK": str(part.node),
+            "GROUP_RANK": str(part.node),
         }
     )
 

@@ -24,6 +24,11 @@ def describe_exit(status: int) -> str:
     return f"exited with status {status} without delivering a result"
 
 
+def describe_end(status: int) -> str:
+    """How another process ended, in words."""
+    return describe_exit(status) if status < 0 else f"exited with status {status}"
+
+
 def launch_error(errors: Iterable[RankError], output: tuple[RankOutput, ...]) -> LaunchError:
     """The earliest error that is not a lost connection first: connections are lost because a rank ended. Who merely
     was not at its end, at no time of its own, comes last."""

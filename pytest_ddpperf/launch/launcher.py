@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import socket
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -14,8 +15,10 @@ from typing import Any, TypeVar
 from pytest_ddpperf.launch import environ, locks, topology
 from pytest_ddpperf.launch.collect import collected
 from pytest_ddpperf.launch.cores import place
+from pytest_ddpperf.launch.elsewhere import Nodes, Part
 from pytest_ddpperf.launch.held import Held, HeldLaunch, until_left
 from pytest_ddpperf.launch.observer import Nobody, Observer
+from pytest_ddpperf.launch.part import Leader, PartLaunch
 from pytest_ddpperf.launch.run import Delivery, Launch
 from pytest_ddpperf.launch.server import RankServer
 from pytest_ddpperf.records import Imported, LaunchSamples, Plan, Scalar, Window, codec
@@ -35,7 +38,8 @@ class Launcher:
 
     `modules` yields the test modules and conftests as name -> file. `rpc` says that there will be RPC launches: what
     they import is imported from the first time on. `trees` are from where the ranks import the user's code: launches
-    say what they imported; None where it is not asked. `folder` goes if this process is killed.
+    say what they imported; None where it is not asked. `folder` goes if this process is killed. `nodes` are the others
+    that take part where a plan has several.
     """
 
     def __init__(
@@ -45,8 +49,10 @@ class Launcher:
         rpc: bool = False,
         trees: Trees | None = None,
         folder: str = "",
+        nodes: Nodes | None = None,
     ) -> None:
         self._modules = modules
+        self._nodes = nodes
         self._rpc = rpc
         self._trees = trees
         self._server = RankServer(trees if trees is not None and trees.base != trees.hand else None, folder)
@@ -72,9 +78,40 @@ class Launcher:
         `setup` is None where the plan has a collective. In an RPC launch it is the trainers', and `others` those of the
         master and of the parameter servers.
         """
-        data = payload.dumps("measure_rpc" if plan.rpc else "measure", setup, others)
+        data = _measuring(plan, setup, others)
         with self.alone(plan, observer):
             return self._samples(plan, self._launch(plan, data, observer))
+
+    def take_part(
+        self,
+        plan: Plan,
+        part: Part,
+        setup: Callable[..., Any] | None,
+        others: Sequence[Callable[..., Any] | None],
+        observer: Observer,
+        leader: Leader,
+    ) -> None:
+        """This node's part of a launch of `plan` that another leads; raises ServerError, SpaceError or
+        TransportError."""
+        self._take_part(plan, part, _measuring(plan, setup, others), observer, leader)
+
+    def take_part_in_call(
+        self,
+        plan: Plan,
+        part: Part,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        observer: Observer,
+        leader: Leader,
+    ) -> None:
+        """The same of a `call`."""
+        self._take_part(plan, part, payload.dumps("call", function, args), observer, leader)
+
+    def _take_part(self, plan: Plan, part: Part, data: bytes, observer: Observer, leader: Leader) -> None:
+        self._ensure(plan)
+        placement = place(len(part.processes), os.environ)
+        with PartLaunch(self._server, plan, data, self._modules(), placement, observer, self._trees, part) as launch:
+            launch.serve(leader)
 
     @contextmanager
     def hold(self, plan: Plan, setup: Callable[..., Any] | None, observer: Observer) -> Iterator[Held]:
@@ -88,7 +125,7 @@ class Launcher:
     def _samples(self, plan: Plan, delivery: Delivery) -> LaunchSamples:
         timed = delivery.results[: plan.world_size]
         windows = [codec.decode(Window, json.loads(result)) for result in timed]
-        placement = place(plan.processes, os.environ)
+        placement = place(len(plan.part(0)), os.environ)
         facts: Mapping[str, Scalar] = {
             **windows[0].facts,
             "interconnect": self._interconnect(plan),
@@ -96,6 +133,7 @@ class Launcher:
             "cores": placement.cores,
             "cores_per_rank": placement.cores_per_rank,
             "pinned": placement.pinned,
+            **(self._dealt(plan) if plan.nodes > 1 else {}),
         }
         # Empty from one that was killed while it served, because a trainer's clean-up did not end.
         served = filter(None, delivery.results[plan.world_size :])
@@ -109,19 +147,21 @@ class Launcher:
 
     def call(self, plan: Plan, function: Callable[..., Any], args: Sequence[Any], observer: Observer) -> list[Any]:
         """`function(ctx, *args)` on every rank of a fresh group: the results by rank."""
-        delivery = self._launch(replace(plan, warmup=0, steps=0), payload.dumps("call", function, args), observer)
-        values = []
-        for rank, result in enumerate(delivery.results):
-            try:
-                values.append(pickle.loads(result))
-            except Exception as error:
-                raise TransportError(
-                    f"the result of rank {rank}", f"it arrived, but {type(error).__name__}: {error}"
-                ) from None
-        return values
+        return unpickled(self.call_for_bytes(plan, function, args, observer))
+
+    def call_for_bytes(
+        self, plan: Plan, function: Callable[..., Any], args: Sequence[Any], observer: Observer
+    ) -> tuple[bytes, ...]:
+        """As `call`, the results as they came."""
+        asked = replace(plan, warmup=0, steps=0)
+        return self._launch(asked, payload.dumps("call", function, args), observer).results
 
     def _files(self, imported: Collection[str]) -> dict[str, str]:
         return digests(self._trees.base, sorted(imported)) if self._trees is not None else {}
+
+    def _dealt(self, plan: Plan) -> dict[str, Scalar]:
+        """Where there are several nodes."""
+        return {**self._beside.facts, "nodes": plan.nodes, "devices_per_node": plan.world_size // plan.nodes}
 
     def _interconnect(self, plan: Plan) -> str | None:
         if plan.device != "cuda":
@@ -136,10 +176,15 @@ class Launcher:
     def alone(self, plan: Plan, observer: Observer) -> Iterator[None]:
         """Nothing else is timed on the same cores or devices meanwhile."""
         self._ensure(plan)  # first, for it may take seconds
-        addresses = str((self._facts or {}).get("device_addresses") or "").split(",")[: plan.processes]
-        cores = place(plan.processes, os.environ).used
-        with locks.hold(locks.resources(cores, addresses if plan.device == "cuda" else ()), observer.waiting):
+        here = self.alone_here(plan, len(plan.part(0)), observer)
+        with here if plan.nodes == 1 else self._beside.alone(plan, here, observer):
             yield
+
+    def alone_here(self, plan: Plan, processes: int, observer: Observer) -> AbstractContextManager[None]:
+        """Nothing else is timed on those of this node, which has so many of the processes."""
+        addresses = str((self._facts or {}).get("device_addresses") or "").split(",")[:processes]
+        cores = place(processes, os.environ).used
+        return locks.hold(locks.resources(cores, addresses if plan.device == "cuda" else ()), observer.waiting)
 
     def _ensure(self, plan: Plan) -> None:
         self._rpc = self._rpc or plan.rpc
@@ -152,6 +197,40 @@ class Launcher:
     @contextmanager
     def _opened(self, kind: type[_L], plan: Plan, data: bytes, observer: Observer) -> Iterator[_L]:
         self._ensure(plan)
-        placement = place(plan.processes, os.environ)
-        with kind(self._server, plan, data, self._modules(), placement, observer, self._trees) as launch:
-            yield launch
+        placement = place(len(plan.part(0)), os.environ)
+        asked = self._server, plan, data, self._modules(), placement, observer, self._trees
+        if plan.nodes == 1:
+            with kind(*asked) as launch:
+                yield launch
+            return
+        nodes = self._beside
+        with socket.create_server((nodes.address, 0), family=_family(nodes.address)) as bound:
+            host, port = bound.getsockname()[:2]
+            part = Part(processes=plan.part(0), store=(host, port), interface=nodes.interface)
+            with kind(*asked, part, nodes.parts(plan, (host, port)), bound) as launch:
+                yield launch
+
+    @property
+    def _beside(self) -> Nodes:
+        assert self._nodes is not None, "a plan for several nodes, and there are none"
+        return self._nodes
+
+
+def unpickled(results: Sequence[bytes]) -> list[Any]:
+    """What ranks returned, by rank; raises TransportError."""
+    values = []
+    for rank, result in enumerate(results):
+        try:
+            values.append(pickle.loads(result))
+        except Exception as error:
+            problem = f"it arrived, but {type(error).__name__}: {error}"
+            raise TransportError(f"the result of rank {rank}", problem) from None
+    return values
+
+
+def _measuring(plan: Plan, setup: Callable[..., Any] | None, others: Sequence[Callable[..., Any] | None]) -> bytes:
+    return payload.dumps("measure_rpc" if plan.rpc else "measure", setup, others)
+
+
+def _family(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from pytest_ddpperf.records import RankOutput
@@ -10,7 +10,8 @@ from pytest_ddpperf.records import RankOutput
 _KEEP_BYTES = 32_000  # of each end: enough for a log's beginning and for the traceback at its end
 
 
-def read(folder: Path, names: Sequence[str]) -> tuple[RankOutput, ...]:
+def read(folder: Path, names: Mapping[int, str]) -> tuple[RankOutput, ...]:
+    """Of the ranks that have these names."""
     return tuple(
         RankOutput(
             rank=rank,
@@ -18,7 +19,7 @@ def read(folder: Path, names: Sequence[str]) -> tuple[RankOutput, ...]:
             stdout=_read_cut(folder / f"rank{rank}.out"),
             stderr=_read_cut(folder / f"rank{rank}.err"),
         )
-        for rank, name in enumerate(names)
+        for rank, name in names.items()
     )
 
 
@@ -39,11 +40,11 @@ def _read_cut(path: Path) -> str:
 class Stream:
     """Follows the ranks' files and passes on whole lines as they come."""
 
-    def __init__(self, folder: Path, names: Sequence[str], emit: Callable[[str, str, str], None]) -> None:
+    def __init__(self, folder: Path, names: Mapping[int, str], emit: Callable[[str, str, str], None]) -> None:
         self._emit = emit
         self._files = [
             (name, stream, folder / f"rank{rank}.{suffix}")
-            for rank, name in enumerate(names)
+            for rank, name in names.items()
             for stream, suffix in (("stdout", "out"), ("stderr", "err"))
         ]
         self._read = dict.fromkeys((path for _, _, path in self._files), 0)

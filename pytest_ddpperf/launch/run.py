@@ -12,14 +12,16 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pytest_ddpperf.launch import environ, output, temporary
+from pytest_ddpperf.launch.clock import Clock
 from pytest_ddpperf.launch.cores import Placement
 from pytest_ddpperf.launch.diagnosis import Diagnosis
+from pytest_ddpperf.launch.elsewhere import Elsewhere, Nowhere, Part
 from pytest_ddpperf.launch.failure import describe_exit, launch_error
 from pytest_ddpperf.launch.observer import Observer
 from pytest_ddpperf.launch.peer import Peer, wake
@@ -29,7 +31,7 @@ from pytest_ddpperf.records.errors import ServerError
 from pytest_ddpperf.wire.channels import Board, Phase, readable
 from pytest_ddpperf.wire.trees import Trees
 
-_TICK_SECONDS = 0.1
+TICK_SECONDS = 0.1
 # After a failure, without another: for the others to say what they saw (they lose their connections within
 # milliseconds, one after the other where many share few cores).
 _GRACE_SECONDS = 1.0
@@ -50,6 +52,7 @@ class Delivery:
     phases: Phases
     output: tuple[RankOutput, ...]
     notes: tuple[str, ...]
+    clocks: Mapping[int, Clock] = field(default_factory=dict)  # of ranks on other nodes
 
 
 _L = TypeVar("_L", bound="Launch")
@@ -69,10 +72,18 @@ class Launch:
         placement: Placement,
         observer: Observer,
         trees: Trees | None = None,
+        part: Part | None = None,
+        elsewhere: Elsewhere | None = None,
+        store: socket.socket | None = None,
     ) -> None:
+        """`part`: of the plan's processes, those that are started here, while others are `elsewhere`. `store`: a bound
+        socket where they shall meet."""
         self._server, self._plan, self._observer, self._trees = server, plan, observer, trees
         self._payload, self._modules, self._placement = payload, modules, placement
-        self._names = [plan.name(process) for process in range(plan.processes)]
+        self._part = part or Part(processes=plan.part(0))
+        self._elsewhere = elsewhere or Nowhere()
+        self._store = store
+        self._names = {process: plan.name(process) for process in self._part.processes}
         self._ranks: list[Peer] = []
         self._notes: list[str] = []
         self.over = False
@@ -104,6 +115,7 @@ class Launch:
             self._server.stop()
             raise
         finally:
+            self._elsewhere.stop(time.monotonic(), at_deadline=False)  # nothing, where it has ended
             for rank in self._ranks:
                 rank.channel.close()
             self._board.close()
@@ -118,6 +130,9 @@ class Launch:
         """Start the ranks."""
         self._requested = time.monotonic_ns()
         self._deadline = time.monotonic() + self._plan.timeout_seconds
+        if self._store is not None:
+            self._server.send({"op": "store"}, self._store.fileno())
+        self._elsewhere.begin()
         self._fork()
 
     def deliver(self) -> Delivery:
@@ -128,20 +143,32 @@ class Launch:
             self._stream.pump(last=True)
         self._release()
         self._end()
+        self._elsewhere.await_end()
+        results = {**{rank.number: rank.result or b"" for rank in self._ranks}, **self._elsewhere.results}
         return Delivery(
-            results=tuple(rank.result or b"" for rank in self._ranks),
+            results=tuple(results[process] for process in range(self._plan.processes)),
             phases=self._phases(time.monotonic_ns()),
-            output=output.read(self._folder, self._names),
-            notes=tuple(self._notes),
+            output=self._output(),
+            notes=(*self._notes, *self._elsewhere.notes),
+            clocks=self._elsewhere.clocks,
         )
+
+    def _output(self) -> tuple[RankOutput, ...]:
+        """Of all, by process, once they have ended."""
+        every = (*output.read(self._folder, self._names), *self._elsewhere.output)
+        return tuple(sorted(every, key=lambda one: one.rank))
 
     def _check(self) -> None:
         """End it and raise LaunchError if a rank failed."""
-        if any(rank.error is not None for rank in self._ranks):
+        if any(rank.error is not None for rank in self._ranks) or self._elsewhere.errors:
             if self._observer.streams:
                 self._stream.pump(last=True)
+            self._elsewhere.stop(time.monotonic(), at_deadline=False)
             self._end()
-            raise launch_error(self._diagnosis.failures(self._ranks), output.read(self._folder, self._names))
+            self._elsewhere.await_end()
+            failures = [*self._diagnosis.failures(self._ranks), *self._elsewhere.errors]
+            named = (replace(one, name=self._elsewhere.name(one.rank) or one.name) for one in failures)
+            raise launch_error(named, self._output())
 
     def _request(self) -> dict[str, Any]:
         """What the ranks are told, by a file."""
@@ -149,17 +176,20 @@ class Launch:
         return {
             "plan": codec.encode(plan),
             "held": self.held,
-            "environ": environ.for_ranks(os.environ, plan.processes),
+            "environ": environ.for_ranks(os.environ, plan.processes, self._part),
+            "node": self._part.node,
+            "processes": self._part.processes,
+            "store": self._part.store,
             "cwd": os.getcwd(),
             "sys_path": sys.path,
             "argv": sys.argv,
-            "cpus": self._placement.cpus if plan.device == "cpu" else ((),) * plan.processes,
+            "cpus": self._placement.cpus if plan.device == "cpu" else ((),) * len(self._part.processes),
             "modules": dict(self._modules),
             "trees": asdict(self._trees) if self._trees is not None else None,
         }
 
     def _fork(self) -> None:
-        for number in range(self._plan.processes):
+        for number in self._part.processes:
             ours, theirs = socket.socketpair()
             with theirs:
                 self._server.send({"op": "fork", "rank": number}, theirs.fileno())
@@ -169,44 +199,50 @@ class Launch:
     def _collect(self, there: Callable[[Peer], bool]) -> None:
         """Until every rank is `there` or has failed, or it is clear that one will not be."""
         give_up, failed = self._deadline, 0
-        while not all(there(rank) or rank.error for rank in self._ranks):
+        while not (all(there(rank) or rank.error for rank in self._ranks) and self._elsewhere.settled):
             now = time.monotonic()
             if now >= give_up:
                 self._give_up(there, at_deadline=give_up == self._deadline)
                 return
-            self._wait(min(_TICK_SECONDS, give_up - now))
+            self._wait(min(TICK_SECONDS, give_up - now))
             self._dismiss_servers()
-            errors = [rank.error for rank in self._ranks if rank.error is not None]
+            errors = [*(rank.error for rank in self._ranks if rank.error is not None), *self._elsewhere.errors]
             if len(errors) > failed:
                 failed = len(errors)
                 grace = _CAUSE_GRACE_SECONDS if all(e.lost_connection for e in errors) else _GRACE_SECONDS
                 give_up = min(self._deadline, time.monotonic() + grace)
 
+    @property
+    def _timed(self) -> list[Peer]:
+        """Not those that only serve."""
+        return [rank for rank in self._ranks if rank.number < self._plan.world_size]
+
     def _dismiss_servers(self) -> None:
         """Tell those who only serve when the ranks they serve have ended."""
-        servers = self._ranks[self._plan.world_size :]
-        if not self._dismissed and servers and all(rank.done for rank in self._ranks[: self._plan.world_size]):
+        servers = [rank for rank in self._ranks if rank.number >= self._plan.world_size]
+        if not self._dismissed and servers and all(rank.done for rank in self._timed) and self._elsewhere.settled:
             self._dismissed = True
             wake(servers)
 
     def _wait(self, seconds: float) -> None:
         """Take in whatever arrives, for at most `seconds`."""
         channels = {rank.channel: rank for rank in self._ranks if not rank.silent}
-        ready = readable([self._server.socket, *channels], seconds)
+        ready = readable([self._server.socket, *self._elsewhere.channels, *channels], seconds)
         for channel in ready:
             if channel in channels:
                 channels[channel].read()
         if self._server.socket in ready:
             self._hear()
+        self._elsewhere.hear()
         if self._observer.streams:
             self._stream.pump()
-        board = self._board
-        self._observer.progress(board.phase(0), board.step(0), board.steps(0), board.marks(0))
+        board, first = self._board, self._part.processes[0]
+        self._observer.progress(board.phase(first), board.step(first), board.steps(first), board.marks(first))
 
     def _hear(self) -> None:
         for message in self._server.receive():
             if message["event"] == "forked":
-                self._ranks[message["rank"]].pid = message["pid"]
+                next(rank for rank in self._ranks if rank.number == message["rank"]).pid = message["pid"]
             elif message["event"] == "paused":
                 self._paused = True
             elif message["event"] == "exit":
@@ -228,22 +264,27 @@ class Launch:
         while not self._paused:
             if time.monotonic() > until:
                 raise ServerError("does not answer", "")
-            self._wait(_TICK_SECONDS)
+            self._wait(TICK_SECONDS)
 
     def _give_up(self, there: Callable[[Peer], bool], *, at_deadline: bool) -> None:
         """Some ranks are not `there` and will not be waited for: find out where they are."""
         pending = [rank for rank in self._ranks if not (there(rank) or rank.error)]
-        timed = self._ranks[: self._plan.world_size]
-        if all(rank.result is not None for rank in timed) and not any(rank.error for rank in self._ranks):
+        when = time.monotonic()
+        self._elsewhere.stop(when, at_deadline=at_deadline)
+        if all(rank.result is not None and rank.error is None for rank in self._timed):
+            self._elsewhere.await_end()  # to see whether all that it was to deliver came from there, too
+        delivered = all(rank.result is not None for rank in self._timed) and self._elsewhere.settled
+        if delivered and not any(rank.error for rank in self._ranks) and not self._elsewhere.errors:
             # Every result is here; only clean-up hangs, and teardown is not what was asked to be judged.
             self._notes += self._diagnosis.clean_up_that_hangs(pending)
             for rank in pending:
                 rank.done = True
             return
-        self._diagnosis.of_those_that_hang(pending, at_deadline=at_deadline)
+        self._diagnosis.of_those_that_hang(pending, when, at_deadline=at_deadline)
 
     def _release(self) -> None:
         """Let the ranks end by themselves, for a moment."""
+        self._elsewhere.release()
         wake(self._ranks)
         until = time.monotonic() + _EXIT_SECONDS
         while not all(rank.exited for rank in self._ranks) and (left := until - time.monotonic()) > 0:
@@ -259,8 +300,9 @@ class Launch:
             pass
 
     def _phases(self, ended: int) -> Phases:
-        """Seconds by phase, from the last rank's entry into one to the last rank's entry into the next."""
-        timed = range(self._plan.world_size)
+        """Seconds by phase, from the last rank's entry into one to the last rank's entry into the next; of the ranks
+        that were started here."""
+        timed = [rank.number for rank in self._timed]
         last = {phase: max(self._board.entered(rank, phase) for rank in timed) for phase in Phase}
         entered = [self._requested]
         for phase in (Phase.GROUP, Phase.SETUP, Phase.WARMUP, Phase.STEPS, Phase.DELIVERY):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 
+from pytest_ddpperf import verdict as verdicts
 from pytest_ddpperf.records import (
     Counters,
     Environment,
@@ -97,6 +98,13 @@ class Launches:
         unfit = [launch.unfit for launch in self.kept if launch.unfit]
         if unfit:
             notes.append(f"{len(unfit)} of {len(self.kept)} launches stayed unfit: {unfit[0]}: raise --ddp-warmup")
+        every = samples(self.kept) if self.kept else None
+        if every is not None and every.clock_seconds is not None and not verdicts.on_one_clock(every):
+            apart = max(every.clock_seconds) * 1e6
+            notes.append(
+                f"the clocks of the nodes are known to {apart:.0f} us, which is more than 1 % of a step: the steps of "
+                "the first node's ranks are compared"
+            )
         unsettled = [(launch.unsettled, launch.warmup) for launch in self.kept if launch.unsettled]
         if unsettled:
             cause, steps = unsettled[0]
@@ -112,12 +120,16 @@ def samples(launches: Sequence[LaunchSamples]) -> Samples:
     cpu = [launch.cpu_seconds for launch in launches if launch.cpu_seconds is not None]
     examples = [launch.examples for launch in launches if launch.examples is not None]
     blocked = [launch.blocked_seconds for launch in launches if launch.blocked_seconds is not None]
+    of_node = [launch.node_seconds for launch in launches if launch.node_seconds is not None]
+    clocks = [launch.clock_seconds for launch in launches if launch.clock_seconds is not None]
     return Samples(
         step_seconds=tuple(launch.step_seconds for launch in launches),
         rank_seconds=tuple(launch.rank_seconds for launch in launches),
         cpu_seconds=tuple(cpu) if len(cpu) == len(launches) else None,
         examples=tuple(examples) if len(examples) == len(launches) else None,
         blocked_seconds=tuple(blocked) if len(blocked) == len(launches) else None,
+        node_seconds=tuple(of_node) if len(of_node) == len(launches) else None,
+        clock_seconds=tuple(clocks) if len(clocks) == len(launches) else None,
     )
 
 

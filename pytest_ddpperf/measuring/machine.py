@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pytest_ddpperf.launch.cores import place as cores_of
 from pytest_ddpperf.options import MARKER, MARKER_DEFAULTS, Settings, where
@@ -23,14 +23,34 @@ class Place:
     backend: str
     device: str
     why: str  # of the backend: "asked", "auto: no CUDA device", ...
+    nodes: int = 1
 
 
 class Unavailable(Exception):
     """A marker asks for what this machine lacks: the test is skipped, elsewhere it can run."""
 
 
-def resolve(settings: Settings, world_size: int, facts: Mapping[str, Scalar], field: str = "world_sizes") -> Place:
-    """The place for a test; `facts` are `rank.environment.probe`'s, `field` is the setting that gave `world_size`.
+def nodes_for(settings: Settings, of_run: Settings, world_size: int, nodes: int, field: str = "world_sizes") -> int:
+    """Over how many of the `nodes` the ranks of a test are dealt: over all, but those of a marker that asks for no more
+    than one node's share of the run stay on the first, unless it says otherwise. Raises as `resolve`."""
+    wanted = settings.nodes
+    if wanted is not None and wanted > nodes:
+        there = f"{nodes} there" if nodes > 1 else "torchrun started no other node"
+        raise Unavailable(f"{where(settings, 'nodes')}: {wanted}: {there}")
+    if wanted is None:
+        share = max(getattr(of_run, field), default=1) if field == "world_sizes" else of_run.trainers
+        wanted = 1 if _marked(settings, field) and world_size <= share // nodes else nodes
+    if world_size % wanted:
+        problem = f"divides evenly over the {wanted} nodes"
+        raise _wrong(settings, field, world_size, problem, "nodes")
+    return wanted
+
+
+def resolve(
+    settings: Settings, world_size: int, facts: Mapping[str, Scalar], nodes: int = 1, field: str = "world_sizes"
+) -> Place:
+    """The place for a test of so many ranks on each of the `nodes`; `facts` are `rank.environment.probe`'s, `field` is
+    the setting that gave `world_size`.
 
     Raises Unavailable where a marker asked for what is missing here, OptionError where the command line or the
     ini file did, and its kind MarkerError for what would be wrong on any machine where a marker has a part in it.
@@ -42,7 +62,7 @@ def resolve(settings: Settings, world_size: int, facts: Mapping[str, Scalar], fi
         if settings.backend in _KNOWN:
             _missing(settings, "backend", settings.backend, there, field)
         raise _wrong(settings, "backend", settings.backend, there)
-    place = _choose(settings, world_size, kind, count, backends, facts)
+    place = replace(_choose(settings, world_size, kind, count, backends, facts), nodes=nodes)
     if place.device != "cpu":
         devices = f"{count} {kind} device{'s' * (count != 1)} here" if count else "no accelerator here"
         if place.device not in (kind, *(types := _default_backends(facts))):
@@ -60,9 +80,9 @@ def resolve(settings: Settings, world_size: int, facts: Mapping[str, Scalar], fi
 
 
 def described(place: Place, who: str, processes: int, environ: Mapping[str, str]) -> str:
-    """Where ranks run, in words: "2 ranks over gloo (auto: no CUDA device), each pinned to 1 core of 2". `who` are the
-    `processes`."""
-    ranks = f"{who} over {place.backend} ({place.why})"
+    """Where ranks run, in words: "2 ranks over gloo (auto: no CUDA device), each pinned to 1 core of 2". `who` are all,
+    `processes` those of this node."""
+    ranks = f"{who}{f' on {place.nodes} nodes' * (place.nodes > 1)} over {place.backend} ({place.why})"
     if place.device != "cpu":
         return f"{ranks}, a {place.device} device each"
     cores = cores_of(processes, environ)

@@ -21,13 +21,13 @@ from pytest_ddpperf.measuring.benchmark import Job, Measured
 from pytest_ddpperf.measuring.launches import Launches
 from pytest_ddpperf.records import LaunchSamples, Plan, Status, Verdict, codec
 from pytest_ddpperf.records.errors import BaseSideError, DdpPerfError, LaunchError
-from pytest_ddpperf.wire.channels import Lines, Message, Phase
+from pytest_ddpperf.wire.channels import Lines, Message, Phase, readable
 from pytest_ddpperf.wire.trees import Trees
 
 # Often enough to be seen alive, rarely enough to leave the cores to the ranks.
 _RELAY_SECONDS = 0.5
 _SHOWN = 2000  # characters of what a rank wrote
-_OVER = "the test is over where it is led"
+OVER = "the test is over where it is led"
 
 
 class Serving:
@@ -38,7 +38,7 @@ class Serving:
         self._lines = Lines(socket.socket(fileno=descriptor))
         self._orders: list[Message] = []
         self.relay = _Relay(self)
-        self._over = False  # nothing more will be asked of the test that runs
+        self.over = False  # nothing more will be asked of the test that runs
         self.say("hello", version=__version__)  # first: another one may mean something else by what follows
         self.trees = codec.decode(Trees, start["trees"])
         self.folder: str = start["folder"]
@@ -48,6 +48,14 @@ class Serving:
             self._lines.send({"event": event, **fields})
         except OSError:
             raise KeyboardInterrupt from None
+
+    @property
+    def socket(self) -> socket.socket:
+        return self._lines.socket
+
+    def order_by_now(self) -> Message | None:
+        """The next order if there is one; raises as `order`."""
+        return self.order() if self._orders or readable([self.socket], 0) else None
 
     def order(self) -> Message:
         """The next order; raises KeyboardInterrupt when there is nobody left to give one."""
@@ -62,14 +70,13 @@ class Serving:
         return self._orders.pop(0)
 
     def begin_test(self) -> None:
-        self._over = False
+        self.over = False
 
     def carry_out(self, job: Job, launcher: Launcher, store: Store) -> Measured:
         """Launch as often as told; raises BaseSideError when the test is over where it is led."""
         if not job.gate:  # nothing is compared, so nothing is asked
             return benchmark.carry_out(job, launcher, store, self.relay)
-        if self._over:  # a plugin reruns it
-            raise BaseSideError(_OVER)
+        self.refuse_after_end()
         self.trees.refuse_strays()
         launches = benchmark.own_launches(job, launcher, self.relay, most_again=0)  # who leads asks again
         self.say(
@@ -91,19 +98,27 @@ class Serving:
                 elif not self._hold(job, launcher, launches):
                     continue
             except DdpPerfError as error:
-                self.say("failed", text=_with_output(error))
+                self.say("failed", text=with_output(error))
                 if order["op"] == "hold":  # who leads may want to see it alone
                     continue
-                self._over = True
+                self.over = True
                 raise
             self.say("launched", samples=codec.encode(replace(launches.kept[-1], output=())))
         if order["op"] != "done" or not launches.kept:
-            self._over = True
-            raise BaseSideError(_OVER)
+            self.over = True
+            raise BaseSideError(OVER)
         environment = store_room.environment({**launches.facts, **job.facts}, job.plan, batch_size=job.batch_size)
         verdict = Verdict(status=Status.NOT_GATED, reason="base-side")
-        found = benchmark.measured(job, launches, environment, verdict, shown=launches.kept)
-        return replace(found, outcome=replace(found.outcome, fails=False))  # who leads decides
+        return self.untold(benchmark.measured(job, launches, environment, verdict, shown=launches.kept))
+
+    def refuse_after_end(self) -> None:
+        """Raises BaseSideError where the test is over where it is led: a plugin reruns it."""
+        if self.over:
+            raise BaseSideError(OVER)
+
+    def untold(self, found: Measured) -> Measured:
+        """Who leads decides."""
+        return replace(found, outcome=replace(found.outcome, fails=False))
 
     def _hold(self, job: Job, launcher: Launcher, launches: Launches) -> bool:
         """A held launch, until it is to deliver or to be dropped; whether it was added to `launches`."""
@@ -122,7 +137,7 @@ class Serving:
         return False
 
 
-def _with_output(error: DdpPerfError) -> str:
+def with_output(error: DdpPerfError) -> str:
     """With what the ranks wrote to stderr: at hand it has sections of its own in the report."""
     written = [output for output in error.output if output.stderr] if isinstance(error, LaunchError) else []
     return "\n".join([str(error), *(f"stderr {output.name}:\n{output.stderr[-_SHOWN:]}" for output in written)])

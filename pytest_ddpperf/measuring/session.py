@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,19 +15,22 @@ from pytest_ddpperf import __version__
 from pytest_ddpperf.against import BaseSide
 from pytest_ddpperf.against.origin import never_at_hand
 from pytest_ddpperf.baseline import Store
-from pytest_ddpperf.git import commit_of, commit_time, top_level
+from pytest_ddpperf.git import commit_of, commit_time
 from pytest_ddpperf.launch import Launcher, Observer
+from pytest_ddpperf.launch.launcher import unpickled
+from pytest_ddpperf.led.sources import one_tree
 from pytest_ddpperf.measuring import benchmark
 from pytest_ddpperf.measuring.benchmark import Job, Measured, Progress
 from pytest_ddpperf.measuring.confirming import Confirming, SideOf
-from pytest_ddpperf.measuring.machine import Place, described, resolve
+from pytest_ddpperf.measuring.following import Following, asked_for
+from pytest_ddpperf.measuring.machine import Place, described, nodes_for, resolve
 from pytest_ddpperf.measuring.serving import Serving
+from pytest_ddpperf.nodes.fleet import Fleet
 from pytest_ddpperf.options import Settings
 from pytest_ddpperf.records import Baseline, Outcome, Plan, Run, Scalar, codec
-from pytest_ddpperf.records.errors import GitError
 from pytest_ddpperf.report import json_report, markdown, page, terminal, text
 from pytest_ddpperf.report.counts import count
-from pytest_ddpperf.wire.trees import Trees, digests
+from pytest_ddpperf.wire.trees import digests
 
 
 class Session:
@@ -42,18 +46,20 @@ class Session:
         base: BaseSide | None = None,
         serving: Serving | None = None,
         side_of: SideOf | str = "",
+        fleet: Fleet | None = None,
     ) -> None:
-        """`base`: what it is compared with instead of with baselines. `serving`: it is the base of another. `side_of`:
-        how the code of a baseline is measured beside the code at hand, or why it is not, "" where nobody asked."""
+        """`base`: what it is compared with instead of with baselines. `serving`: it is the base of another, or another
+        node's. `side_of`: how the code of a baseline is measured beside the code at hand, or why it is not, "" where
+        nobody asked. `fleet`: the other nodes."""
         self.settings = settings
         self._rootdir = rootdir
-        self._base, self._serving = base, serving
+        self._base, self._serving, self._fleet = base, serving, fleet
         side = base or serving
         own = settings.records or callable(side_of)
-        self._trees = side.trees if side is not None else _one_tree(rootdir) if own else None
+        self._trees = side.trees if side is not None else one_tree(rootdir) if own else None
         self._confirming = Confirming(settings.confirm_seconds, rootdir, side_of)
         self._launcher = Launcher(
-            modules, rpc=rpc, trees=self._trees, folder=serving.folder if serving is not None else ""
+            modules, rpc=rpc, trees=self._trees, folder=serving.folder if serving is not None else "", nodes=fleet
         )
         self._top: Path | None = None
         self._never: dict[str, None] = {}  # why code of baselines that were saved will not be at hand
@@ -65,7 +71,7 @@ class Session:
     def shown(self, file: Path) -> str:
         """A file from the top of the working tree, as reviewers see it; from rootdir where git knows none."""
         if self._top is None:
-            self._top = Path(_one_tree(self._rootdir).hand)
+            self._top = Path(one_tree(self._rootdir).hand)
         real = Path(os.path.realpath(file))
         return real.relative_to(self._top).as_posix() if real.is_relative_to(self._top) else str(file)
 
@@ -78,18 +84,20 @@ class Session:
         return self._launcher.probe(self.settings.preload, self.settings.timeout_seconds)
 
     def place(self, settings: Settings, world_size: int) -> Place:
-        """Backend and device of a test; raises OptionError or Unavailable."""
-        place = resolve(settings, world_size, self.facts())
-        self._describe(place, text.several(world_size, "rank"), world_size)
+        """Backend, device and nodes of a test; raises OptionError or Unavailable."""
+        nodes = nodes_for(settings, self.settings, world_size, self.nodes)
+        place = resolve(settings, world_size // nodes, self.facts(), nodes)
+        self._describe(place, text.several(world_size, "rank"), world_size // nodes)
         return place
 
     def place_rpc(self, settings: Settings, trainers: int, parameter_servers: int, *, certain: bool = True) -> Place:
         """As `place`, for an RPC launch; what is not `certain`, a call may still change: only one trainer's place is
         then asked for."""
-        place = resolve(settings, trainers if certain else 1, self.facts(), "trainers")
+        nodes = nodes_for(settings, self.settings, trainers, self.nodes, "trainers") if certain else 1
+        place = resolve(settings, trainers // nodes if certain else 1, self.facts(), nodes, "trainers")
         who = f"{text.several(trainers, 'trainer')} and {text.several(parameter_servers, 'parameter server')}"
         who += "" if certain else ", where a call does not say otherwise,"
-        self._describe(place, who, trainers + parameter_servers)
+        self._describe(place, who, trainers // nodes + parameter_servers)
         return place
 
     def _describe(self, place: Place, who: str, processes: int) -> None:
@@ -103,18 +111,41 @@ class Session:
     def machine(self) -> dict[str, Scalar]:
         """The facts, with the places that tests were given so far, in words."""
         against = {"against": str(self._base.version)} if self._base is not None else {}
-        return {**self.facts(), "places": "\n".join(self._places), **against}
+        machines = {"machines": str(self._fleet)} if self._fleet is not None else {}
+        return {**self.facts(), "places": "\n".join(self._places), **machines, **against}
 
-    def call(self, plan: Plan, function: Callable[..., Any], args: Sequence[Any], observer: Observer) -> list[Any]:
-        """`function(ctx, *args)` on every rank of a fresh group: the results by rank."""
-        return self._launcher.call(plan, function, args, self._serving.relay if self._serving is not None else observer)
+    @property
+    def nodes(self) -> int:
+        """How many there are, for tests that are asked to have more than one."""
+        if isinstance(self._serving, Following):
+            return self._serving.nodes
+        return len(self._fleet) if self._fleet is not None else 1
+
+    def call(
+        self, nodeid: str, plan: Plan, function: Callable[..., Any], args: Sequence[Any], observer: Observer
+    ) -> list[Any]:
+        """`function(ctx, *args)` on every rank of a fresh group, for a test: the results by rank."""
+        if self._serving is not None:
+            if isinstance(self._serving, Following) and plan.nodes > 1:
+                return self._serving.call(plan, function, args, self._launcher)
+            return self._launcher.call(plan, function, args, self._serving.relay)
+        if self._fleet is None or plan.nodes == 1:
+            return self._launcher.call(plan, function, args, observer)
+        self._fleet.begin(nodeid, asked_for(plan, None), plan.nodes)
+        results = self._launcher.call_for_bytes(plan, function, args, observer)
+        self._fleet.end({"results": [base64.b64encode(result).decode() for result in results]})
+        return unpickled(results)
 
     def carry_out(self, job: Job, progress: Progress) -> Measured:
         if self._serving is not None:
             return self._serving.carry_out(job, self._launcher, self._store)
+        if self._fleet is not None and job.plan.nodes > 1:
+            self._fleet.begin(job.nodeid, asked_for(job.plan, job.test.label), job.plan.nodes)
         measured = benchmark.carry_out(job, self._launcher, self._store, progress, self._base)
         if self._base is None:
             measured = self._confirming.settle(job, measured, self._launcher, self._store, progress)
+        if self._fleet is not None and job.plan.nodes > 1:
+            self._fleet.end({"samples": [codec.encode(replace(launch, output=())) for launch in measured.shown]})
         if not measured.outcome.baseline_path:
             return measured
         path = Path(measured.outcome.baseline_path)
@@ -148,21 +179,14 @@ class Session:
         """A test is over; so it is on the other side."""
         if self._base is not None:
             self._base.leave()
+        if self._fleet is not None:
+            self._fleet.leave()
 
     def close(self) -> None:
         try:
             self._confirming.close()
         finally:
             self._launcher.close()
-
-
-def _one_tree(rootdir: Path) -> Trees:
-    """The repository; where git knows none, the rootdir."""
-    try:
-        top = top_level(rootdir)
-    except GitError:
-        top = Path(os.path.realpath(rootdir))
-    return Trees(hand=str(top), base=str(top), kept=())
 
 
 def begin(rootdir: Path) -> Run:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 
-from pytest_ddpperf.against.proof import differing
 from pytest_ddpperf.against.side import BaseSide
 from pytest_ddpperf.baseline import environment
 from pytest_ddpperf.launch import Observer
+from pytest_ddpperf.led.sources import differing
 from pytest_ddpperf.measuring.judging import Before, View
 from pytest_ddpperf.measuring.launches import Launches, measurement
 from pytest_ddpperf.measuring.pairs import Held, in_turns

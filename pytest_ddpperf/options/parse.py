@@ -191,6 +191,7 @@ def arguments(value: object) -> tuple[str, ...]:
 # By field of Settings; what a flag is given is a bool.
 PARSERS: Mapping[str, Callable[[object], Any]] = {
     "world_sizes": world_sizes,
+    "nodes": partial(count, least=1),
     "trainers": partial(count, least=1),
     "parameter_servers": partial(count, least=1),
     "backend": partial(word, allowed="auto, gloo, nccl or any torch backend"),

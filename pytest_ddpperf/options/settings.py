@@ -27,6 +27,7 @@ class Settings:
     """What was asked of a run, or with its markers of one test."""
 
     world_sizes: tuple[int, ...]
+    nodes: int | None = None  # None: as many as there are, or one where that has ranks enough
     trainers: int  # of an RPC launch
     parameter_servers: int
     backend: str  # "auto" or a torch backend
@@ -168,7 +169,7 @@ def _parsed(row: Row, value: object, source: str) -> Any:
 
 def _written(config: pytest.Config, row: Row) -> tuple[object, str]:
     """A value as it was given, and the source it has it from."""
-    if (value := config.getoption(row.key)) is not None:
+    if row.of_run and (value := config.getoption(row.key)) is not None:
         return value, "command line"
     if row.ini is not None and (value := _from_ini(config, row.key)) is not None:
         return value, "ini"
@@ -283,6 +284,7 @@ def plan(
     world_size: int,
     backend: str,
     device: str,
+    nodes: int = 1,
     parameter_servers: int = 0,
     master: bool = False,
     warning_filters: tuple[str, ...] = (),
@@ -293,6 +295,7 @@ def plan(
         timing = "step" if device == "cpu" else "free"
     return Plan(
         world_size=world_size,
+        nodes=nodes,
         backend=backend,
         device=device,
         warmup=0 if settings.disable else settings.warmup,

@@ -28,6 +28,7 @@ class Row(NamedTuple):
     ini: Literal["int", "float", "string", "linelist"] | None = None  # pytest's name of the type
     marker: bool = False
     many: bool = False  # may be given more than once; its parser gets the list
+    of_run: bool = True  # whether it is an option at all; else a marker's argument alone
 
     @property
     def key(self) -> str:
@@ -51,6 +52,11 @@ ROWS = (
         option="--ddp-world-size", field="world_sizes", default="2",
         metavar="N[,N...]", ini="linelist", marker=True,
         help="ranks; with several sizes, each test runs once with each",
+    ),
+    Row(
+        option="--ddp-nodes", field="nodes", default=None, marker=True, of_run=False,
+        help="nodes that a test's ranks are dealt over, where torchrun started several; by default all, or the first "
+        "alone for a test whose marker asks for no more ranks than one of them has",
     ),
     Row(
         option="--ddp-trainers", field="trainers", default="2",
@@ -234,7 +240,7 @@ def given(config: pytest.Config) -> bool:
     """Whether any setting was given, on the command line or in the ini file; if none was, none need be read."""
     import pytest  # not above: the command line of reports reads settings without it
 
-    if any(config.getoption(row.key) is not None for row in ROWS):
+    if any(config.getoption(row.key) is not None for row in ROWS if row.of_run):
         return True
     try:
         return any(config.getini(row.key) is not None for row in ROWS if row.ini is not None)
@@ -245,7 +251,7 @@ def given(config: pytest.Config) -> bool:
 def add_options(parser: pytest.Parser) -> None:
     """Tell pytest of every option and ini key, without a default: `read` must see what was given, and where."""
     group = parser.getgroup("ddpperf", "distributed performance regression")
-    for row in ROWS:
+    for row in filter(lambda row: row.of_run, ROWS):
         text = row.help + (f" (default: {row.default})" if row.default else "")
         escaped = text.replace("%", "%%")  # argparse formats its help, addini does not
         if row.metavar:

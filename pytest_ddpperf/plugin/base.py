@@ -1,4 +1,4 @@
-"""The pytest of another version, which `against.side` starts and leads: it collects, then runs the tests it is told."""
+"""The pytest of another version or node, which is started and led: it collects, then runs the tests it is told."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import faulthandler
 import os
 import signal
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -14,12 +15,13 @@ import _pytest.pathlib
 import pytest
 from _pytest.assertion.rewrite import AssertionRewritingHook
 
-from pytest_ddpperf.against import Sources
+from pytest_ddpperf.led import Sources
+from pytest_ddpperf.measuring.following import Following
 from pytest_ddpperf.measuring.serving import Serving
 from pytest_ddpperf.plugin import state
 from pytest_ddpperf.plugin.items import is_distributed
 from pytest_ddpperf.rank.process import die_with_parent
-from pytest_ddpperf.records import codec
+from pytest_ddpperf.records import Scalar, codec
 from pytest_ddpperf.records.errors import DdpPerfError
 from pytest_ddpperf.wire.channels import Message
 from pytest_ddpperf.wire.trees import Trees, install
@@ -30,7 +32,7 @@ def main(descriptor: int, start: Message) -> NoReturn:
     os.set_inheritable(descriptor, False)
     # Where pytest's capture does not reach: the stacks of a side that does not answer.
     faulthandler.register(signal.SIGQUIT, os.fdopen(os.dup(2), "w"), all_threads=True)
-    serving = Serving(descriptor, start)
+    serving = (Following if "node" in start else Serving)(descriptor, start)
     die_with_parent(start["parent"], signal.SIGKILL)
     sys.argv[:] = start["argv"]
     if serving.trees.base != serving.trees.hand:
@@ -81,9 +83,10 @@ class _Led:
             sources=codec.encode(Sources.here(self._serving.trees)),
         )
         run = session.config.stash[state.RUN]
+        facts: Mapping[str, Scalar] = {}
         with suppress(DdpPerfError):  # each test will say it
-            run.session.facts()  # starts the rank server while the other pytest starts its own
-        self._serving.say("started")
+            facts = run.session.facts()  # starts the rank server while the other pytest starts its own
+        self._serving.say("started", facts=dict(facts))
         following: pytest.Item | None = None
         while True:
             order = self._serving.order()

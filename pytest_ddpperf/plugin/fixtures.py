@@ -42,7 +42,7 @@ class DdpRun(Distributed):
         plan = self._plan(self._world_size)
         watcher = self._watcher(plan)
         try:
-            return self._run.session.call(plan, fn, args, watcher)
+            return self._run.session.call(self._item.nodeid, plan, fn, args, watcher)
         except LaunchError as error:
             self._show((error.output,))
             raise plain_failure(str(error)) from None

@@ -97,6 +97,7 @@ class Distributed:
         return options.plan(
             self._settings,
             world_size=world_size,
+            nodes=place.nodes,
             backend=place.backend,
             device=place.device,
             warning_filters=warning_filters(self._item),

@@ -1,40 +1,49 @@
-"""pytest's hooks and fixtures: adapters. What they adapt is imported when a distributed test needs it."""
+"""pytest's hooks: adapters. What they adapt is imported when a distributed test needs it."""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Generator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from pytest_ddpperf import options
-from pytest_ddpperf.plugin import state
+from pytest_ddpperf.plugin import declared, state
 from pytest_ddpperf.plugin.items import BENCHMARKS, WORLD_SIZE, is_distributed, uses
 from pytest_ddpperf.plugin.state import RUN, Run
-
-if TYPE_CHECKING:
-    from pytest_ddpperf.plugin.fixtures import CollectiveBenchmark, DdpBenchmark, DdpRun, RpcBenchmark
-    from pytest_ddpperf.plugin.replay import Replay
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     options.add_options(parser)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> int | None:
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return None
+    from pytest_ddpperf.plugin import nodes
+
+    return nodes.main(config)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     for text in options.MARKERS_HELP:
         config.addinivalue_line("markers", text)
     run = config.stash[RUN] = Run(config)
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        from pytest_ddpperf.plugin import nodes
+
+        nodes.lead(run)
     if options.given(config):
         _check(config, run)
     if not run.worker:
         config.pluginmanager.register(_Reporter(run), "ddpperf-reporter")
-    with_benchmark = config.pluginmanager.hasplugin("benchmark")
-    config.pluginmanager.register(_BesideBenchmark() if with_benchmark else _Alone(), "ddpperf-fixtures")
+    declared.register(config.pluginmanager)
 
 
 def _check(config: pytest.Config, run: Run) -> None:
@@ -53,10 +62,18 @@ def _check(config: pytest.Config, run: Run) -> None:
         )
     if settings.suite_plots and _workers(config):
         raise pytest.UsageError("--ddp-suite-plots with xdist workers: figures are drawn by one process; add -n 0")
+    if run.fleet is not None and (_workers(config) or settings.beside):
+        option = settings.beside or "-n"
+        raise pytest.UsageError(f"{option} over several nodes: each node's pytest takes part in one test at a time")
     if settings.beside and _workers(config):
         raise pytest.UsageError(
             f"{settings.beside} with {_workers(config)} xdist workers: launches of both sides take turns; add -n 0"
         )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    session.config.stash[RUN].pytest_session = session
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -138,12 +155,14 @@ def _prepare(run: Run, items: list[pytest.Item]) -> None:
     from pytest_ddpperf.records.errors import DdpPerfError, MarkerError
 
     try:
+        run.start_nodes()
         run.start_base(items)
         for item in run.items:
             with suppress(Unavailable, MarkerError):  # the test will be skipped, or fail
                 run.place(item)
         run.report.facts = run.session.machine()
         run.await_base()
+        run.await_nodes()
     except DdpPerfError as error:
         raise pytest.UsageError(str(error)) from None
 
@@ -156,80 +175,6 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
 
 
 # --- tests
-
-
-@pytest.fixture
-def _ddp_world_size(request: pytest.FixtureRequest) -> int:
-    """The world size of this test, where it is not parametrised with several."""
-    settings = state.own_settings(request.node)
-    if len(settings.world_sizes) > 1:
-        sizes = ",".join(map(str, settings.world_sizes))
-        pytest.fail(
-            f"world sizes {sizes}: a unittest.TestCase cannot be parametrised; give it @pytest.mark.ddp(world_size=N)",
-            pytrace=False,
-        )
-    return settings.world_sizes[0]
-
-
-@pytest.fixture
-def ddp_run(request: pytest.FixtureRequest, _ddp_world_size: int) -> DdpRun:
-    """Call `ddp_run(fn, *args)`: `fn(ctx, *args)` on every rank of a fresh process group; the results by rank."""
-    from pytest_ddpperf.plugin.fixtures import DdpRun
-
-    return DdpRun(request, _ddp_world_size)
-
-
-@pytest.fixture
-def ddp_benchmark(request: pytest.FixtureRequest, _ddp_world_size: int, _ddp_replay: Replay | None) -> DdpBenchmark:
-    """Call `ddp_benchmark(setup, batch_size=...)`: time a distributed training step on real ranks and gate it."""
-    from pytest_ddpperf.plugin.fixtures import DdpBenchmark
-
-    return DdpBenchmark(request, _ddp_world_size, _ddp_replay)
-
-
-@pytest.fixture
-def rpc_benchmark(request: pytest.FixtureRequest, _ddp_replay: Replay | None) -> RpcBenchmark:
-    """Call `rpc_benchmark(trainer, master=..., parameter_server=...)`: time trainers that call others by RPC."""
-    from pytest_ddpperf.plugin.fixtures import RpcBenchmark
-
-    return RpcBenchmark(request, _ddp_replay)
-
-
-@pytest.fixture
-def collective_benchmark(
-    request: pytest.FixtureRequest, _ddp_world_size: int, _ddp_replay: Replay | None
-) -> CollectiveBenchmark:
-    """Call `collective_benchmark(op, sizes, dtype=...)`: time and check one collective over several sizes."""
-    from pytest_ddpperf.plugin.fixtures import CollectiveBenchmark
-
-    return CollectiveBenchmark(request, _ddp_world_size, _ddp_replay)
-
-
-class _Alone:
-    """Without pytest-benchmark."""
-
-    @pytest.fixture
-    def _ddp_replay(self) -> None:
-        return None
-
-
-class _BesideBenchmark:
-    """With pytest-benchmark: its fixture is among those of a test, so that --benchmark-only and -skip see the test."""
-
-    @pytest.fixture
-    def _ddp_replay(self, request: pytest.FixtureRequest, benchmark: Any) -> Replay:
-        from pytest_ddpperf.plugin.replay import Replay
-
-        return Replay(benchmark, request.node)
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        # Asked again: CodSpeed takes their plugin out, and its own reading of the marker knows no timer.
-        theirs = item.config.pluginmanager.hasplugin("benchmark")
-        if theirs and uses(item, BENCHMARKS):
-            from pytest_ddpperf.plugin.replay import mark_with_clock
-
-            mark_with_clock(item)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -43,7 +43,7 @@ def _invocation(run: Run, kept: tuple[str, ...], only: str = "") -> Invocation:
             *config.getini("addopts"),
             *shlex.split(os.environ.get("PYTEST_ADDOPTS", "")),
             *map(str, config.invocation_params.args),
-            *_seed(config),
+            *seed(config),
         ),
         caches=config.pluginmanager.hasplugin("cacheprovider"),
         tests=tuple(config.args) if named else (),
@@ -74,7 +74,7 @@ def _of_tests(folder: Path) -> bool:
     return all(package.name.startswith("test") for package in packages)
 
 
-def _seed(config: pytest.Config) -> list[str]:
+def seed(config: pytest.Config) -> list[str]:
     """pytest-randomly's, if it draws: both sides shall draw the same."""
     seed = config.getoption("randomly_seed", None)
     return [f"--randomly-seed={seed}"] if isinstance(seed, int) else []

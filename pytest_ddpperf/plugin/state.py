@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from pytest_ddpperf.measuring.confirming import Code, SideOf
     from pytest_ddpperf.measuring.serving import Serving
     from pytest_ddpperf.measuring.session import Report, Session
+    from pytest_ddpperf.nodes.fleet import Fleet
     from pytest_ddpperf.options import Settings
     from pytest_ddpperf.records import Baseline, Outcome
 
@@ -43,6 +45,8 @@ class Run:
         self._spent: dict[str, float] = {}  # seconds, of those that ended
         self.environ: dict[str, str] = {}  # before the first test
         self.sys_path: list[str] = []
+        self.fleet: Fleet | None = None  # the other nodes, where there are and this pytest leads
+        self.pytest_session: pytest.Session | None = None
         self._base: BaseSide | None = None
         self._session: Session | None = None
         self._report: Report | None = None
@@ -76,6 +80,7 @@ class Run:
                 base=self._base,
                 serving=self.serving,
                 side_of=self._confirms(),
+                fleet=self.fleet,
             )
         return self._session
 
@@ -84,6 +89,8 @@ class Run:
         settings = self.settings
         if not settings.confirm_seconds or settings.records or settings.beside or self.serving is not None:
             return ""
+        if self.fleet is not None:
+            return "not in a run over several nodes"
         return "not under xdist: add -n 0" if self.worker else self._side_of
 
     def start_base(self, items: Sequence[pytest.Item]) -> None:
@@ -95,6 +102,22 @@ class Run:
         self._base = sides.another_version(self, items)
         self._base.start()
 
+    def start_nodes(self) -> None:
+        """Wait for the other nodes, and let them collect, too; raises NodesError."""
+        if self.fleet is not None:
+            from pytest_ddpperf.plugin.sides import seed
+
+            self.fleet.start(seed(self.config))
+
+    def await_nodes(self) -> None:
+        """Until they have collected; raises NodesError where they have other code, or other machines."""
+        if self.fleet is not None:
+            from pytest_ddpperf.led import Sources
+            from pytest_ddpperf.led.sources import one_tree
+            from pytest_ddpperf.led.tests import START_SECONDS
+
+            self.fleet.collected(Sources.here(one_tree(self.config.rootpath)), self.session.facts(), START_SECONDS)
+
     def _side_of(self, code: Code, seconds: float) -> BaseSide:
         from pytest_ddpperf.plugin import sides
 
@@ -103,7 +126,7 @@ class Run:
     def await_base(self) -> None:
         """Until it has collected; raises AgainstError where nothing differs."""
         if self._base is not None:
-            from pytest_ddpperf.against import Sources
+            from pytest_ddpperf.led import Sources
 
             self._base.collect(Sources.here(self._base.trees))
             there = self._base.only_there({*self.deselected, *(item.nodeid for item in self.items)})
@@ -146,6 +169,8 @@ class Run:
         """No more tests will run."""
         if self._session is not None:
             self.report.told += self._session.told()
+        if self.fleet is not None:
+            self.report.told += self.fleet.told
         self.report.end()
 
     @property
@@ -199,12 +224,14 @@ class Run:
             self._session.leave()
 
     def close(self) -> None:
-        try:
-            if self._base is not None:
-                self._base.close()
-        finally:
+        with ExitStack() as closing:
+            if self.fleet is not None:
+                status = self.pytest_session.exitstatus if self.pytest_session is not None else None
+                closing.callback(self.fleet.close, int(status if status is not None else pytest.ExitCode.USAGE_ERROR))
             if self._session is not None:
-                self._session.close()
+                closing.callback(self._session.close)
+            if self._base is not None:
+                closing.callback(self._base.close)
 
     def modules(self) -> Mapping[str, str]:
         """Test modules, conftests and their packages, as name -> file."""

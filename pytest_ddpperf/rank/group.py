@@ -6,12 +6,14 @@ import os
 import random
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
+from pytest_ddpperf.rank import store
 from pytest_ddpperf.rank.context import Context
 from pytest_ddpperf.rank.environment import pci_address
 from pytest_ddpperf.records import Plan
@@ -20,17 +22,29 @@ from pytest_ddpperf.records import Plan
 GRACE = timedelta(seconds=60)
 
 
-def start(plan: Plan, rank: int, folder: Path, cpus: Sequence[int]) -> Context:
-    """Seed, choose the device, pin, and join the group over a FileStore in `folder`."""
-    device = prepare(plan, rank, cpus)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Of a process, in its launch."""
+
+    number: int  # of the plan's processes
+    index: int  # of those on its node
+    node: int
+    folder: Path  # of the launch, on this node
+    store: tuple[str, int] | None  # where ranks of several nodes meet
+    cpus: Sequence[int]
+
+
+def start(plan: Plan, place: Place) -> Context:
+    """Seed, choose the device, pin, and join the group."""
+    device = prepare(plan, place.index, place.cpus)
     if plan.backend:
-        join(plan, rank, plan.world_size, folder / "store", device)
+        join(plan, place.number, plan.world_size, place, "store", device)
     return Context(
-        rank=rank,
-        local_rank=rank,
+        rank=place.number,
+        local_rank=place.index,
         world_size=plan.world_size,
-        local_world_size=plan.world_size,
-        node_rank=0,
+        local_world_size=plan.world_size // plan.nodes,
+        node_rank=place.node,
         device=device,
         backend=plan.backend,
         seed=plan.seed,
@@ -50,18 +64,21 @@ def prepare(plan: Plan, index: int, cpus: Sequence[int]) -> torch.device:
     return device
 
 
-def join(plan: Plan, rank: int, world_size: int, store: Path, device: torch.device) -> None:
-    """Join the default process group over a FileStore at `store`."""
+def timeout_of(plan: Plan) -> timedelta:
+    """Of whatever waits for other ranks."""
+    return timedelta(seconds=plan.timeout_seconds) + GRACE
+
+
+def join(plan: Plan, rank: int, world_size: int, place: Place, name: str, device: torch.device) -> None:
+    """Join the default process group, over the store of that name."""
     # Bound to its device, NCCL connects at once (in this phase, not in the first step).
     bound = device if dist.get_default_backend_for_device(device) == plan.backend else None
     dist.init_process_group(
         plan.backend,
-        store=dist.FileStore(  # type: ignore[attr-defined]
-            str(store), world_size
-        ),
+        store=store.store_of(name, world_size, place.folder, place.store, timeout_of(plan)),
         rank=rank,
         world_size=world_size,
-        timeout=timedelta(seconds=plan.timeout_seconds) + GRACE,
+        timeout=timeout_of(plan),
         device_id=bound if device.type != "cpu" else None,
     )
 

@@ -10,7 +10,6 @@ import threading
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -19,7 +18,7 @@ import torch.distributed.nn
 import torch.distributed.optim
 import torch.distributed.rpc as rpc
 
-from pytest_ddpperf.rank import group, sampling, traffic
+from pytest_ddpperf.rank import group, sampling, store, traffic
 from pytest_ddpperf.rank.context import RpcContext
 from pytest_ddpperf.records import Plan
 
@@ -40,64 +39,67 @@ _ready = threading.Semaphore(0)
 _shared: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
 
-def start(plan: Plan, process: int, folder: Path, cpus: Sequence[int]) -> RpcContext:
+def start(plan: Plan, place: group.Place) -> RpcContext:
     """Seed, choose the device, pin, join the RPC world, and the process group of one's role."""
+    process, timeout = place.number, group.timeout_of(plan)
     meter.names = [plan.name(other) for other in range(plan.processes)]
-    place = _place(plan, process)
+    part = _part(plan, process)
     devices = 1 if plan.device == "cpu" else torch.accelerator.device_count()
-    device = group.prepare(plan, process % devices, cpus)
-    timeout = plan.timeout_seconds + group.GRACE.total_seconds()
-    options = rpc.TensorPipeRpcBackendOptions(init_method=(folder / "store-rpc").as_uri(), rpc_timeout=timeout)
+    device = group.prepare(plan, place.index % devices, place.cpus)
+    url = store.url_of("store-rpc", plan.processes, place.folder, place.store, timeout)
+    options = rpc.TensorPipeRpcBackendOptions(init_method=url, rpc_timeout=timeout.total_seconds())
     if plan.device != "cpu":
-        for other in range(plan.processes):
-            options.set_device_map(plan.name(other), {device: torch.device(plan.device, other % devices)})
+        for node in range(plan.nodes):
+            for index, other in enumerate(plan.part(node)):
+                options.set_device_map(plan.name(other), {device: torch.device(plan.device, index % devices)})
     with warnings.catch_warnings():
         # torch's own use of a process group as a backend, which is nothing a user can mend.
         warnings.filterwarnings("ignore", "You are using a Backend", UserWarning)
         rpc.init_rpc(  # type: ignore[no-untyped-call]
             plan.name(process), rank=process, world_size=plan.processes, rpc_backend_options=options
         )
-    if place.role != "master":
+    if part.role != "master":
         # Trainers have a device each; servers may share theirs, and NCCL takes one rank a device.
-        shared = place.role == "parameter_server" and place.size > devices
+        shared = part.role == "parameter_server" and part.size > devices
         joined = replace(plan, backend="gloo") if shared else plan
-        group.join(joined, place.index, place.size, folder / f"store-{place.role}", device)
+        group.join(joined, part.index, part.size, place, f"store-{part.role}", device)
+    trains = part.role == "trainer"
     return RpcContext(
-        rank=place.index,
-        local_rank=place.index,
-        world_size=place.size,
-        local_world_size=place.size,
-        node_rank=0,
+        rank=part.index,
+        local_rank=place.index if trains else part.index,
+        world_size=part.size,
+        local_world_size=part.size // plan.nodes if trains else part.size,
+        node_rank=place.node,
         device=device,
         backend=plan.backend,
         seed=plan.seed,
-        role=place.role,
+        role=part.role,
         name=plan.name(process),
         workers=_workers(plan),
     )
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """A process's part in the launch."""
+class _Part:
+    """What a process does in the launch."""
 
     role: Role
     index: int  # in it
     size: int  # how many have that role
 
 
-def _place(plan: Plan, process: int) -> _Place:
+def _part(plan: Plan, process: int) -> _Part:
     if process < plan.world_size:
-        return _Place("trainer", process, plan.world_size)
+        return _Part("trainer", process, plan.world_size)
     if process < plan.world_size + plan.parameter_servers:
-        return _Place("parameter_server", process - plan.world_size, plan.parameter_servers)
-    return _Place("master", 0, 1)
+        return _Part("parameter_server", process - plan.world_size, plan.parameter_servers)
+    return _Part("master", 0, 1)
 
 
 def _workers(plan: Plan) -> dict[str, tuple[str, ...]]:
     workers: dict[str, tuple[str, ...]] = {"trainer": (), "parameter_server": (), "master": ()}
     for process in range(plan.processes):
-        workers[_place(plan, process).role] += (plan.name(process),)
+        workers[_part(plan, process).role] += (plan.name(process),)
     return workers
 
 

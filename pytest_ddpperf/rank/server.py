@@ -8,6 +8,7 @@ pytest's own only if pytest went without a word.
 Asked                               Answers
 {"op": "launch", "dir": D}          (the folder of the ranks that follow, in which they find what to do)
 {"op": "fork", "rank": r} + channel {"event": "forked", "rank": r, "pid": p}
+{"op": "store"} + bound socket      (a process that holds the store where ranks of several nodes meet)
 {"op": "pause"}                     {"event": "paused"} when the ranks' process groups were sent SIGSTOP
 {"op": "resume"}                    (SIGCONT)
 {"op": "dump"}                      (the same, and SIGQUIT to every rank: faulthandler writes its stacks)
@@ -133,6 +134,8 @@ class _Server:
             self._dir = message["dir"]
         elif operation == "fork":
             self._fork(message)
+        elif operation == "store":
+            self._fork_store()
         elif operation == "pause":
             self._signal_groups(signal.SIGSTOP)
             self._control.send({"event": "paused"})
@@ -150,10 +153,7 @@ class _Server:
 
     def _fork(self, message: Message) -> None:
         channel = self._control.take_descriptor()
-        with warnings.catch_warnings():
-            # The import of NumPy may leave idle BLAS threads, which are safe to fork around.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            pid = os.fork()
+        pid = _forked()
         if pid == 0:
             self._become_rank(message["rank"], channel)
         os.close(channel)
@@ -162,18 +162,35 @@ class _Server:
 
     def _become_rank(self, rank: int, channel: int) -> NoReturn:
         try:
-            signal.set_wakeup_fd(-1)
-            for signum in (signal.SIGCHLD, signal.SIGTERM):
-                signal.signal(signum, signal.SIG_DFL)
+            self._let_go()
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            os.close(self._wake_read)
-            os.close(self._wake_write)
-            self._control.socket.close()
             from pytest_ddpperf.rank import worker
 
             worker.run(rank, self._dir, socket.socket(fileno=channel))
         finally:
             os._exit(70)  # EX_SOFTWARE: run does not return
+
+    def _fork_store(self) -> None:
+        """Ends with the launch, as all children of this process."""
+        descriptor = self._control.take_descriptor()
+        if _forked() == 0:
+            try:
+                self._let_go()
+                from pytest_ddpperf.rank import store
+
+                store.serve(descriptor)
+            finally:
+                os._exit(70)
+        os.close(descriptor)
+
+    def _let_go(self) -> None:
+        """In a child: of what is this process's own."""
+        signal.set_wakeup_fd(-1)
+        for signum in (signal.SIGCHLD, signal.SIGTERM):
+            signal.signal(signum, signal.SIG_DFL)
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+        self._control.socket.close()
 
     def _reap(self) -> None:
         """Report ended ranks. What a rank leaves in its process group ends with it, before its pid is free."""
@@ -215,6 +232,14 @@ class _Server:
                 shutil.rmtree(folder, ignore_errors=True)
         finally:
             os._exit(0)
+
+
+def _forked() -> int:
+    """os.fork."""
+    with warnings.catch_warnings():
+        # The import of NumPy may leave idle BLAS threads, which are safe to fork around.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
 
 
 def _signal_group(pid: int, signum: signal.Signals) -> None:

@@ -137,11 +137,13 @@ def _work(rank: Rank, folder: Path, request: Message) -> None:
     rank.enter(Phase.START)
     os.environ.clear()
     os.environ.update(request["environ"])
-    os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(rank.number)
+    here: list[int] = request["processes"]  # all that this node has
+    index = here.index(rank.number)
+    os.environ["RANK"], os.environ["LOCAL_RANK"] = str(rank.number), str(index)
     os.chdir(request["cwd"])
     sys.path[:] = request["sys_path"]
     sys.argv[:] = request["argv"]
-    cpus: list[int] = request["cpus"][rank.number]
+    cpus: list[int] = request["cpus"][index]
     if cpus:
         os.sched_setaffinity(0, cpus)
     payload.install(request["modules"])
@@ -149,7 +151,9 @@ def _work(rank: Rank, folder: Path, request: Message) -> None:
         _rpc().watch()
     task = payload.loads((folder / "payload").read_bytes())
     rank.enter(Phase.GROUP)
-    ctx = _start(rank, folder, cpus)
+    store = tuple(request["store"]) if request["store"] else None
+    place = group.Place(number=rank.number, index=index, node=request["node"], folder=folder, store=store, cpus=cpus)
+    ctx: Context = (_rpc() if rank.plan.rpc else group).start(rank.plan, place)
     rank.enter(Phase.SETUP)
     warned.install(rank.plan.warning_filters)
     clean_up = _TASKS[task.name](rank, ctx, task.function, *task.args)
@@ -158,11 +162,6 @@ def _work(rank: Rank, folder: Path, request: Message) -> None:
         clean_up()
     rank.enter(Phase.DONE)
     send_frame(rank.channel, Kind.DONE)
-
-
-def _start(rank: Rank, folder: Path, cpus: list[int]) -> Context:
-    ctx: Context = (_rpc() if rank.plan.rpc else group).start(rank.plan, rank.number, folder, cpus)
-    return ctx
 
 
 def _rpc() -> Any:

@@ -59,6 +59,7 @@ class Plan:
     """All that a launch needs to know; the same for every launch of a test but for the window: see `exactly`."""
 
     world_size: int  # of the process group whose steps are timed: all ranks, or an RPC launch's trainers
+    nodes: int = 1  # that these are dealt over, in equal parts
     backend: str  # a name torch knows, never "auto"; "" for no process group (the probe)
     device: str  # a device type: "cpu", "cuda", ...
     warmup: int = 0  # steps
@@ -82,6 +83,16 @@ class Plan:
     @property
     def processes(self) -> int:
         return self.world_size + self.parameter_servers + self.master
+
+    def part(self, node: int) -> tuple[int, ...]:
+        """The processes of a node: its share of those that are timed and, of the first node, all others."""
+        share = self.world_size // self.nodes
+        others = range(self.world_size, self.processes if node == 0 else self.world_size)
+        return (*range(node * share, (node + 1) * share), *others)
+
+    def node_of(self, process: int) -> int:
+        """The node that has a process."""
+        return process // (self.world_size // self.nodes) if process < self.world_size else 0
 
     @property
     def room(self) -> int:

@@ -145,6 +145,10 @@ class AgainstError(DdpPerfError):
         return "\n".join(filter(None, (f"{self.option}: {self.problem}", self.remedy)))
 
 
+class NodesError(DdpPerfError):
+    """Something about the nodes of a run that cannot be, in words."""
+
+
 class BaseSideError(DdpPerfError):
     """What the version to compare with could not do, in its own words."""
 

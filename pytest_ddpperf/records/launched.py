@@ -81,7 +81,7 @@ class Window:
 class LaunchSamples:
     """What one launch brought back."""
 
-    step_seconds: tuple[float, ...]
+    step_seconds: tuple[float, ...]  # of several nodes, on the first's clock
     rank_seconds: tuple[tuple[float, ...], ...]  # rank x step
     stretches: tuple[int, ...]  # of the steps, how many were taken in a row each time
     cpu_seconds: tuple[tuple[float, ...], ...] | None  # rank x step
@@ -96,5 +96,7 @@ class LaunchSamples:
     unfit: str = ""  # why it says little of steady training: "rank 0 recompiled at step 17"
     unsettled: str = ""  # what still changed when the warm-up ended at its cap: "compiling"
     warmup: int = 0  # steps it took
+    node_seconds: tuple[float, ...] | None = None  # of several nodes, the steps of the first node's ranks alone
+    clock_seconds: float | None = None  # by how much marks of several nodes may be apart
     files: Mapping[str, str] = field(default_factory=dict)  # `Imported.files` of any process: path -> digest
     others: tuple[str, ...] = ()  # `Imported.others` of any process

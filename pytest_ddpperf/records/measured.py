@@ -52,6 +52,8 @@ class Samples:
     cpu_seconds: LaunchRankSteps | None = None  # CPU time of each training thread; None off CPU
     examples: tuple[tuple[tuple[int, ...], ...], ...] | None = None  # launch x rank x step, if steps told
     blocked_seconds: LaunchRankSteps | None = None  # each trainer's wait for RPC; None where there is none
+    node_seconds: LaunchSteps | None = None  # of several nodes, the step times of the first node's ranks alone
+    clock_seconds: tuple[float, ...] | None = None  # by launch, how far the clocks of several nodes may be apart
 
     @property
     def launches(self) -> int:
@@ -64,16 +66,25 @@ class Samples:
 
     def first(self, steps: int) -> Samples:
         """With so many steps of each launch, those that came first."""
-        tables = {
+        tables: dict[str, Any] = {
             name: tuple(tuple(rank[:steps] for rank in launch) for launch in table)
             for name, table in self._by_rank().items()
         }
-        return replace(self, step_seconds=tuple(launch[:steps] for launch in self.step_seconds), **tables)
+        for name, of_group in self._of_groups().items():
+            tables[name] = tuple(launch[:steps] for launch in of_group)
+        return replace(self, **tables)
 
     def of_launches(self, start: int, stop: int) -> Samples:
         """Of launches start..stop, counted from 0, `stop` excluded."""
-        tables = {name: table[start:stop] for name, table in self._by_rank().items()}
-        return replace(self, step_seconds=self.step_seconds[start:stop], **tables)
+        tables: dict[str, Any] = {**self._of_groups(), **self._by_rank()}
+        if self.clock_seconds is not None:
+            tables["clock_seconds"] = self.clock_seconds
+        return replace(self, **{name: table[start:stop] for name, table in tables.items()})
+
+    def _of_groups(self) -> dict[str, LaunchSteps]:
+        """The tables of launch x step."""
+        own = {"node_seconds": self.node_seconds} if self.node_seconds is not None else {}
+        return {"step_seconds": self.step_seconds, **own}
 
     def _by_rank(self) -> dict[str, Any]:
         """The tables of launch x rank x step that there are."""

@@ -50,7 +50,7 @@ def _explained(outcome: Outcome, change: Comparison, sides: Sequence[Samples]) -
         rises["own step time"] = _rises([side.rank_seconds for side in sides], q)
     if outcome.plan.world_size > 1:
         main = {figure: by_rank for figure, by_rank in rises.items() if max(by_rank) >= rise * _MAIN_PART}
-        yield _slowest(outcome.plan, main, of_it)
+        yield _slowest([text.process(outcome, rank) for rank in range(outcome.plan.world_size)], main, of_it)
 
 
 def _waited(outcome: Outcome) -> str:
@@ -61,15 +61,16 @@ def _waited(outcome: Outcome) -> str:
     return f"{waited} or other load on the machine: measure again when it is quiet, or with --ddp-against"
 
 
-def _slowest(plan: Plan, main: dict[str, list[float]], of_it: str) -> str:
-    """The ranks whose figure rose by a main part of the change, and the others' by less than half as much."""
+def _slowest(names: Sequence[str], main: dict[str, list[float]], of_it: str) -> str:
+    """The ranks whose figure rose by a main part of the change, and the others' by less than half as much; `names` are
+    by rank."""
     for figure, by_rank in main.items():
         slow = [rank for rank, rise in enumerate(by_rank) if rise > max(by_rank) / 2]
         if len(slow) < len(by_rank):
-            names = ", ".join(plan.name(rank).removeprefix("rank ") for rank in slow)
+            told = ", ".join(names[rank].removeprefix("rank ") for rank in slow)
             theirs = text.span([by_rank[rank] for rank in slow], text.more)
             others = text.more(max(rise for rank, rise in enumerate(by_rank) if rank not in slow))
-            who = f"slowest rank: {names}, its" if len(slow) == 1 else f"slowest ranks: {names}, their"
+            who = f"slowest rank: {told}, its" if len(slow) == 1 else f"slowest ranks: {told}, their"
             return f"{who} {figure} {theirs} {of_it}; others {others} at most"
     if "CPU time" in main:
         everyone = text.span(main["CPU time"], text.more)

@@ -23,6 +23,8 @@ def header(facts: Mapping[str, Scalar], *, verbose: bool) -> Iterator[str]:
         parts.append(f"{facts['device_count']} x {facts.get('device_model')}")
     parts.append(str(facts.get("cpu_model")))
     yield "ddpperf: " + "; ".join(parts)
+    if facts.get("machines"):
+        yield f"ddpperf: {facts['machines']}"
     yield from (f"ddpperf: {place}" for place in str(facts.get("places") or "").splitlines())
     if facts.get("against"):
         yield f"ddpperf: against {facts['against']}"
@@ -158,7 +160,7 @@ def _ranks(outcome: Outcome) -> Iterator[str]:
     rows = []
     for rank in range(len(samples.rank_seconds[0])):
         own = tuple(launch[rank] for launch in samples.rank_seconds)
-        cells = [f"{outcome.plan.name(rank)}:"]
+        cells = [f"{text.process(outcome, rank)}:"]
         for q in _PERCENTILES:
             seconds = stats.geometric_mean(stats.launch_quantiles(own, q))
             cells += [f"p{q}: {text.seconds(seconds)}", _rate(outcome, q, rank)]

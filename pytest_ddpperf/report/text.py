@@ -45,6 +45,16 @@ def ranks(plan: Plan) -> str:
     return plan.roles or f"{plan.world_size} {plan.backend}"
 
 
+def process(outcome: Outcome, rank: int) -> str:
+    """A process of a measurement: "rank 3", and where there are several nodes, "rank 3 (node 1, host-b)"."""
+    plan, told = outcome.plan, outcome.plan.name(rank)
+    if plan.nodes == 1 or outcome.measurement is None:
+        return told
+    hosts = str(outcome.measurement.environment.recorded.get("hosts") or "").split(", ")
+    node = plan.node_of(rank)
+    return f"{told} (node {node}, {hosts[node]})" if node < len(hosts) and hosts[node] else f"{told} (node {node})"
+
+
 def several(number: int, what: str) -> str:
     """ "1 run", "2 runs" of "run"."""
     return f"{number} {what}{'s' * (number != 1)}"

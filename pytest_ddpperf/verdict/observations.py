@@ -76,9 +76,24 @@ def joined(sessions: Sequence[Sequence[float]], hosts: Sequence[Scalar]) -> list
     ]
 
 
-def measurements_of_one_length(sides: Sequence[Measurement]) -> list[Measurement]:
+def alike(sides: Sequence[Measurement]) -> list[Measurement]:
+    """With steps that can be compared: as many on all sides, and of all nodes or of the first one on all."""
     cut = of_one_length([side.samples for side in sides])
+    if not all(map(on_one_clock, cut)):
+        cut = [replace(side, step_seconds=side.node_seconds or side.step_seconds) for side in cut]
     return [replace(side, samples=samples) for side, samples in zip(sides, cut, strict=True)]
+
+
+# Of a step at p50, by how much the clocks of several nodes may be apart for the steps of all nodes to be told.
+CLOCKS_SHARE = 0.01
+
+
+def on_one_clock(samples: Samples) -> bool:
+    """Whether the clocks of all nodes are known well enough; on one node they are the same."""
+    if samples.clock_seconds is None:
+        return True
+    p50 = stats.geometric_mean(stats.launch_quantiles(samples.step_seconds, 50))
+    return max(samples.clock_seconds) <= CLOCKS_SHARE * p50
 
 
 def of_one_length(sides: Sequence[Samples]) -> list[Samples]:

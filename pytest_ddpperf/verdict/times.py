@@ -78,7 +78,7 @@ def judge_times(
     `interleaved`, k of one side beside k of the other, they are compared in pairs: there is no drift, and what else
     differs between the sides' environments may be just what is compared. Where their windows took turns, too, by launch
     in so long `stretches`, see `observations.in_stretches`. Of sides with windows of different lengths, as many steps
-    are compared: see `observations.of_one_length`.
+    are compared: see `observations.alike`.
 
     Raises SampleError for figures that are no measurement: a step time that is not a positive number, a single
     launch on a side that is to be compared, sides without as many launches that are `interleaved`.
@@ -101,7 +101,7 @@ def judge_times(
         return Verdict(status=Status.NOT_GATED, reason="no-supported-limit", dropped=dropped, differences=differences)
     if min(session.samples.launches for session in baseline) < LAUNCHES_NEEDED:
         raise SampleError(f"a baseline of a single launch: a comparison needs {LAUNCHES_NEEDED} a side")
-    current, *baseline = observations.measurements_of_one_length([current, *baseline])
+    current, *baseline = observations.alike([current, *baseline])
     thin = dict.fromkeys(line for side in (current, *baseline) for line in _supported(side, kept)[1])
     if thin:
         return Verdict(status=Status.INCOMPARABLE, reason="baseline-support", dropped=dropped, differences=tuple(thin))

@@ -20,14 +20,15 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpperf.against import Sources
 from pytest_ddpperf.against import folder as folder_module
-from pytest_ddpperf.against.arguments import of_base_side
-from pytest_ddpperf.against.checkout import SHOWN, Checkout, describe_end
+from pytest_ddpperf.against.checkout import _SHOWN, Checkout
 from pytest_ddpperf.against.folder import Folder
-from pytest_ddpperf.against.proof import differing, nothing_differs
+from pytest_ddpperf.against.proof import nothing_differs
 from pytest_ddpperf.against.worktree import Worktree
 from pytest_ddpperf.git import worktrees
+from pytest_ddpperf.led import Sources
+from pytest_ddpperf.led.arguments import of_led
+from pytest_ddpperf.led.sources import differing
 from pytest_ddpperf.measuring.splits import joined, split
 from pytest_ddpperf.records import Environment, Limit, Measurement, Samples, Splits
 from pytest_ddpperf.records.errors import AgainstError, GitError
@@ -49,7 +50,7 @@ from tests.unit.test_machine import settings
     ],
 )  # fmt: skip
 def test_a_flag_that_writes_selects_or_is_ours_is_dropped_by_itself(dropped: str) -> None:
-    assert of_base_side(["-v", dropped, "tests", dropped], ["tests"]) == ["-v", "tests"]
+    assert of_led(["-v", dropped, "tests", dropped], ["tests"]) == ["-v", "tests"]
 
 
 @pytest.mark.parametrize(
@@ -64,19 +65,19 @@ def test_a_flag_that_writes_selects_or_is_ours_is_dropped_by_itself(dropped: str
     ],
 )  # fmt: skip
 def test_an_option_that_writes_selects_or_is_ours_is_dropped_with_its_value(option: str) -> None:
-    assert of_base_side(["-v", option, "value", "tests"], ["tests"]) == ["-v", "tests"]
-    assert of_base_side(["-v", f"{option}=value", "tests"], ["tests"]) == ["-v", "tests"]
-    assert of_base_side(["-v", f"{option}=", "tests"], ["tests"]) == ["-v", "tests"]
-    assert of_base_side(["tests", option, "--bucket-mb 1"], ["tests"]) == ["tests"], "a value may look like an option"
-    assert of_base_side(["tests", option], ["tests"]) == ["tests"]
+    assert of_led(["-v", option, "value", "tests"], ["tests"]) == ["-v", "tests"]
+    assert of_led(["-v", f"{option}=value", "tests"], ["tests"]) == ["-v", "tests"]
+    assert of_led(["-v", f"{option}=", "tests"], ["tests"]) == ["-v", "tests"]
+    assert of_led(["tests", option, "--bucket-mb 1"], ["tests"]) == ["tests"], "a value may look like an option"
+    assert of_led(["tests", option], ["tests"]) == ["tests"]
 
 
 @pytest.mark.parametrize("option", ["--cov", "--benchmark-compare", "--benchmark-histogram"])
 def test_an_option_whose_value_may_be_left_out_takes_the_next_word_unless_that_is_an_option(option: str) -> None:
-    assert of_base_side([option, "value", "tests"], ["tests"]) == ["tests"]
-    assert of_base_side([f"{option}=value", "tests"], ["tests"]) == ["tests"]
-    assert of_base_side([option, "-v", "tests"], ["tests"]) == ["-v", "tests"]
-    assert of_base_side([option, option, "value", option], []) == []
+    assert of_led([option, "value", "tests"], ["tests"]) == ["tests"]
+    assert of_led([f"{option}=value", "tests"], ["tests"]) == ["tests"]
+    assert of_led([option, "-v", "tests"], ["tests"]) == ["-v", "tests"]
+    assert of_led([option, option, "value", option], []) == []
 
 
 @pytest.mark.parametrize(
@@ -95,7 +96,7 @@ def test_an_option_whose_value_may_be_left_out_takes_the_next_word_unless_that_i
     ],
 )
 def test_stopping_at_the_first_failure_is_taken_out_of_joined_flags(given: list[str], left: list[str]) -> None:
-    assert of_base_side([*given, "tests"], ["tests"]) == [*left, "tests"]
+    assert of_led([*given, "tests"], ["tests"]) == [*left, "tests"]
 
 
 def test_all_else_is_left_as_it_is() -> None:
@@ -103,13 +104,13 @@ def test_all_else_is_left_as_it_is() -> None:
         "-p", "no:randomly", "-o", "addopts=", "-c", "my ini", "--rootdir=x", "-k", "a and not b", "-m", "not slow",
         "--ddp-steps", "50", "--ddp-threshold=p50:5%", "--my-option=a=b", "--ddp-against-x", "-n0", "--timeout=3",
     ]  # fmt: skip
-    assert of_base_side(arguments, []) == arguments
+    assert of_led(arguments, []) == arguments
 
 
 def test_of_a_named_test_the_whole_file_is_collected() -> None:
     tests = ["tests/test_a.py::test_x[a::b=c]", "tests/test_b.py::TestB::test_y", "tests", "test_c.py"]
     other = ["--deselect", "tests/test_a.py::test_z", "--deselect=tests/test_a.py::test_w", "-k", "a::b"]
-    assert of_base_side([*other, *tests], tests) == [*other, "tests/test_a.py", "tests/test_b.py", "tests", "test_c.py"]
+    assert of_led([*other, *tests], tests) == [*other, "tests/test_a.py", "tests/test_b.py", "tests", "test_c.py"]
 
 
 # --- whether two sides are two
@@ -694,7 +695,7 @@ def test_of_a_long_output_the_end_is_shown(top: Path) -> None:
     command = "seq 10000; exit 1"
     _, problem, _ = refusal(top, against="v1", against_setup=command)
     assert problem.endswith("\n9999\n10000")
-    assert len(problem) < SHOWN + 200
+    assert len(problem) < _SHOWN + 200
 
 
 def test_a_set_up_that_takes_longer_than_there_is_ends(top: Path, temporary: Path) -> None:
@@ -724,12 +725,6 @@ def test_after_a_set_up_that_failed_nothing_is_left(top: Path, temporary: Path) 
             checkout.check_out()
         checkout.remove()
     assert list(temporary.iterdir()) == []
-
-
-def test_ends_have_names() -> None:
-    assert describe_end(0) == "exited with status 0"
-    assert describe_end(2) == "exited with status 2"
-    assert describe_end(-11) == "killed by SIGSEGV"
 
 
 # --- how far the same code differs from itself

@@ -545,9 +545,9 @@ def test_a_truncated_file_is_never_half_a_baseline(store):
 
 
 def test_a_newer_schema_asks_for_an_upgrade(store):
-    edit(store.write(BASELINE), "schema", to=5)
+    edit(store.write(BASELINE), "schema", to=6)
     error = refusal(store)
-    assert error.problem == "has schema 5; this version of pytest-ddpperf reads up to 4"
+    assert error.problem == "has schema 6; this version of pytest-ddpperf reads up to 5"
     assert error.remedy.startswith("upgrade pytest-ddpperf")
 
 

@@ -16,8 +16,10 @@ from typing import Any
 import pytest
 
 from pytest_ddpperf.launch import Nobody, cores, locks, run, stacks
+from pytest_ddpperf.launch.elsewhere import Part
 from pytest_ddpperf.launch.environ import for_ranks, read_at_import, recorded
 from pytest_ddpperf.launch.failure import (
+    describe_end,
     describe_exit,
     handles_a_call,
     launch_error,
@@ -237,12 +239,23 @@ def test_every_user_finds_a_queue_before_a_core_and_before_the_host() -> None:
 
 def test_what_an_outer_launcher_said_is_scrubbed_and_the_rest_stays() -> None:
     outer = {"RANK": "3", "MASTER_ADDR": "node1", "SLURM_PROCID": "3", "TORCHELASTIC_RUN_ID": "x", "PMI_RANK": "1"}
-    told = for_ranks({**outer, "HOME": "/root", "GLOO_SOCKET_IFNAME": "eth0", "SLURM_JOB_ID": "7"}, 4)
+    told = for_ranks(
+        {**outer, "HOME": "/root", "GLOO_SOCKET_IFNAME": "eth0", "SLURM_JOB_ID": "7"}, 4, Part(processes=(0, 1, 2, 3))
+    )
     assert told.keys().isdisjoint(outer)
     assert (told["HOME"], told["SLURM_JOB_ID"]) == ("/root", "7")
     assert (told["WORLD_SIZE"], told["LOCAL_WORLD_SIZE"], told["NODE_RANK"]) == ("4", "4", "0")
     assert told["GLOO_SOCKET_IFNAME"] == "eth0", "the user's choice"
     assert told["TP_SOCKET_IFNAME"] == told["NCCL_SOCKET_IFNAME"] == "lo"
+
+
+def test_ranks_of_one_of_several_nodes_are_told_so_and_meet_the_others_over_its_interface() -> None:
+    part = Part(processes=(2, 3), node=1, store=("10.0.0.1", 4000), interface="eth1")
+    told = for_ranks({"GROUP_RANK": "1", "HOME": "/root"}, 4, part)
+    assert (told["WORLD_SIZE"], told["LOCAL_WORLD_SIZE"]) == ("4", "2")
+    assert told["NODE_RANK"] == told["GROUP_RANK"] == "1"
+    assert told["GLOO_SOCKET_IFNAME"] == told["TP_SOCKET_IFNAME"] == "eth1"
+    assert "NCCL_SOCKET_IFNAME" not in told, "which may know of better ways"
 
 
 def test_only_an_allow_list_of_variables_is_recorded() -> None:
@@ -259,6 +272,9 @@ def test_ends_have_names() -> None:
     assert describe_exit(-11) == "killed by SIGSEGV"
     assert describe_exit(-9).startswith("killed by SIGKILL (the kernel's out-of-memory")
     assert describe_exit(-200) == "killed by signal 200"
+    assert describe_end(0) == "exited with status 0"
+    assert describe_end(2) == "exited with status 2"
+    assert describe_end(-11) == "killed by SIGSEGV"
 
 
 def error(rank: int, when: float, **kwargs: object) -> RankError:

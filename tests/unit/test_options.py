@@ -194,7 +194,7 @@ def test_every_option_is_taken_from_the_command_line(read: Callable[..., Setting
         sources=settings.sources,
     )
     assert {name for name, source in settings.sources.items() if source != "command line"} == {
-        "disable", "save_baseline", "extend_baseline", "suite_list",
+        "disable", "save_baseline", "extend_baseline", "suite_list", "nodes",
     }  # fmt: skip
 
 
@@ -392,7 +392,7 @@ def test_help_tells_every_option_and_ini_key(pytester: pytest.Pytester, monkeypa
     text = pytester.runpytest_inprocess("--help", plugins=[_Registers()]).stdout.str()
     assert "distributed performance regression:" in text
     for row in ROWS:
-        assert row.option in text
+        assert (row.option in text) is row.of_run
         assert row.ini is None or f"{row.key} ({row.ini}):" in text
     assert "metric:N% or metric:Nms" in text
     assert "%%" not in text
@@ -411,10 +411,11 @@ def test_a_recipe_asks_for_nothing_that_there_is_not(document: str) -> None:
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.key)
 def test_the_documents_table_has_every_setting_with_its_names_and_default(row: Row) -> None:
-    lines = [line for line in DOCUMENT.read_text().splitlines() if line.startswith(f"| `{row.option}")]
+    begins = f"| `{row.option}" if row.of_run else f"| a marker's alone | | `{row.argument}`"
+    lines = [line for line in DOCUMENT.read_text().splitlines() if line.startswith(begins)]
     _, option, key, argument, default, meaning, _ = lines[0].split("|")
     kind = {"int": " (int)", "float": " (float)", "linelist": " (list)"}.get(str(row.ini), "")
-    assert option.strip() == f"`{row.option} {row.metavar}".strip() + "`"
+    assert option.strip() == (f"`{row.option} {row.metavar}".strip() + "`" if row.of_run else "a marker's alone")
     assert key.strip() == (f"`{row.key}`{kind}" if row.ini else "")
     assert argument.strip() == (f"`{row.argument}`" if row.marker else "")
     assert row.default is None or default.strip() in (f"`{row.default}`", "off", "none")
@@ -743,7 +744,7 @@ def test_a_marker_wins_over_everything(read: Callable[..., Settings], pytester: 
             mark(
                 world_size=4, backend="gloo", threshold="p50:5%", steps=50, launches=6, warmup=4, timeout=120,
                 device="cpu", timing="free", turns="launches", max_launches=12, max_time=60, trainers=4,
-                parameter_servers=1, min_time=3,
+                parameter_servers=1, min_time=3, nodes=2,
             )
         ],
     )  # fmt: skip
@@ -809,16 +810,16 @@ def test_a_marker_may_list_its_limits(read: Callable[..., Settings]) -> None:
 def test_a_marker_takes_keywords_only(read: Callable[..., Settings]) -> None:
     assert marker_refusal(read(), 4) == (
         "@pytest.mark.ddp(...): 4: arguments are given by keyword: "
-        "world_size, trainers, parameter_servers, backend, device, warmup, steps, min_time, launches, max_launches, "
-        "max_time, threshold, timing, turns, timeout"
+        "world_size, nodes, trainers, parameter_servers, backend, device, warmup, steps, min_time, launches, "
+        "max_launches, max_time, threshold, timing, turns, timeout"
     )
 
 
 def test_a_misspelt_argument_is_told_the_nearest(read: Callable[..., Settings]) -> None:
     assert marker_refusal(read(), wrld_size=4) == (
         "@pytest.mark.ddp(wrld_size=...): 4: there is no such argument; there are "
-        "world_size, trainers, parameter_servers, backend, device, warmup, steps, min_time, launches, max_launches, "
-        "max_time, threshold, timing, turns, timeout; did you mean world_size?"
+        "world_size, nodes, trainers, parameter_servers, backend, device, warmup, steps, min_time, launches, "
+        "max_launches, max_time, threshold, timing, turns, timeout; did you mean world_size?"
     )
 
 
@@ -871,7 +872,7 @@ def test_the_support_of_a_limit_is_checked_again_for_each_test(read: Callable[..
 
 def test_the_markers_help_registers_them_with_all_arguments() -> None:
     arguments = (
-        "world_size, trainers, parameter_servers, backend, device, warmup, steps, min_time, launches, "
+        "world_size, nodes, trainers, parameter_servers, backend, device, warmup, steps, min_time, launches, "
         "max_launches, max_time, threshold, timing, turns, timeout"
     )
     ddp, defaults = options.MARKERS_HELP

@@ -1,4 +1,4 @@
-"""How the other version's pytest is called: as this one, less what writes reports, selects by history or is ours."""
+"""How a pytest that is led is called: as this one, less what writes reports, selects by history or is ours."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _WITH_VALUE = {
 _WITH_OPTIONAL_VALUE = {"--cov", "--benchmark-compare", "--benchmark-histogram", "--debug"}
 
 
-def of_base_side(arguments: Sequence[str], tests: Collection[str]) -> list[str]:
+def of_led(arguments: Sequence[str], tests: Collection[str]) -> list[str]:
     """`arguments` are all of this run's, those of the ini file and of PYTEST_ADDOPTS first; `tests` are those that
     name tests. Of a named test the whole file is collected: a parameter may exist on one side only."""
     kept, words = [], list(arguments)

@@ -1,0 +1,119 @@
+"""The parts of a launch that other nodes start, as the process sees them that leads."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from pytest_ddpperf.launch.clock import Clock
+from pytest_ddpperf.launch.observer import Observer
+from pytest_ddpperf.records import Plan, RankError, RankOutput, Scalar
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """The part of a launch that this process starts."""
+
+    processes: tuple[int, ...]  # of the plan
+    node: int = 0
+    store: tuple[str, int] | None = None  # address and port where the parts meet; None where there is one part
+    interface: str = ""  # over which this node reaches the others
+
+
+class Nodes(Protocol):
+    """The other nodes, for launches that this one leads."""
+
+    address: str  # by which they reach this one
+    interface: str
+
+    @property
+    def facts(self) -> Mapping[str, Scalar]:
+        """Of the nodes and of the network between them."""
+
+    def parts(self, plan: Plan, store: tuple[str, int]) -> Elsewhere:
+        """Those of a launch whose processes meet at `store`."""
+
+    def alone(self, plan: Plan, here: AbstractContextManager[None], observer: Observer) -> AbstractContextManager[None]:
+        """As `here` on this node, nothing else is timed on any node's cores or devices meanwhile; raises
+        BaseSideError."""
+
+
+class Elsewhere(Protocol):
+    """The other parts. What goes wrong there is in `errors`; nothing here raises."""
+
+    @property
+    def channels(self) -> Sequence[socket.socket]:
+        """Where something may arrive."""
+
+    @property
+    def errors(self) -> Sequence[RankError]:
+        """Of all of them, `when` by the clock of this node."""
+
+    @property
+    def settled(self) -> bool:
+        """Whether every part has delivered all that it was to deliver, or has failed."""
+
+    @property
+    def results(self) -> Mapping[int, bytes]:
+        """By process."""
+
+    @property
+    def clocks(self) -> Mapping[int, Clock]:
+        """By process, once all is settled."""
+
+    @property
+    def output(self) -> Sequence[RankOutput]: ...
+
+    @property
+    def notes(self) -> Sequence[str]: ...
+
+    def name(self, process: int) -> str:
+        """Of a process in errors; "" for the plan's."""
+
+    def begin(self) -> None:
+        """Let all parts be started."""
+
+    def hear(self) -> None:
+        """Take in what has arrived, without waiting."""
+
+    def release(self) -> None:
+        """Everybody has delivered: the processes may end."""
+
+    def stop(self, when: float, *, at_deadline: bool) -> None:
+        """The launch was given up at that time, by this node's clock: the processes end where they are."""
+
+    def await_end(self) -> None:
+        """Until all parts have ended, after `release` or `stop`."""
+
+
+class Nowhere:
+    """Where this process starts all of it."""
+
+    channels: Sequence[socket.socket] = ()
+    errors: Sequence[RankError] = ()
+    settled = True
+    results: Mapping[int, bytes] = {}
+    clocks: Mapping[int, Clock] = {}
+    output: Sequence[RankOutput] = ()
+    notes: Sequence[str] = ()
+
+    def name(self, process: int) -> str:
+        return ""
+
+    def begin(self) -> None:
+        pass
+
+    def hear(self) -> None:
+        pass
+
+    def release(self) -> None:
+        pass
+
+    def stop(self, when: float, *, at_deadline: bool) -> None:
+        pass
+
+    def await_end(self) -> None:
+        pass

@@ -1,0 +1,107 @@
+"""The other half of `nodes`, in the pytest of another node: takes part in launches when it is told to.
+
+Told                                    Answered
+{"op": "alone"}                         {"event": "alone"} when nothing else is timed on this node's cores or devices
+{"op": "shared"}                        (others may again)
+{"op": "part", ...}                     see `launch.part`; or {"event": "failed", "text": why}
+{"op": "done", "samples": [...]}        (the measurement is over, and this is what its launches brought)
+{"op": "done", "results": [...]}        (the same of a call, by rank)
+
+A "ready" here says what the test asks for, so that it can be seen whether all nodes ask for the same.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+from pytest_ddpperf import baseline as store_room
+from pytest_ddpperf.baseline import Store
+from pytest_ddpperf.launch import Launcher
+from pytest_ddpperf.launch.elsewhere import Part
+from pytest_ddpperf.launch.launcher import unpickled
+from pytest_ddpperf.measuring import benchmark
+from pytest_ddpperf.measuring.benchmark import Job, Measured
+from pytest_ddpperf.measuring.launches import Launches
+from pytest_ddpperf.measuring.serving import OVER, Serving, with_output
+from pytest_ddpperf.records import LaunchSamples, Plan, Status, Verdict, codec
+from pytest_ddpperf.records.errors import BaseSideError, DdpPerfError
+from pytest_ddpperf.wire.channels import Message
+
+
+def asked_for(plan: Plan, label: str | None) -> Message:
+    """What a test asks for: a measurement of that name, or a call. All nodes of a launch have to ask for the same."""
+    return {"what": "a call" if label is None else "a measurement", "label": label or "", "plan": codec.encode(plan)}
+
+
+class Following(Serving):
+    """The connection to the node that leads."""
+
+    def __init__(self, descriptor: int, start: Message) -> None:
+        """`start` has also this `node`, of how many `nodes`, and the `interface` to the others."""
+        super().__init__(descriptor, start)
+        self.node: int = start["node"]
+        self.nodes: int = start["nodes"]
+        self._interface: str = start["interface"]
+
+    def carry_out(self, job: Job, launcher: Launcher, store: Store) -> Measured:
+        """Take part as often as told; raises BaseSideError when the test is over where it is led."""
+        if job.plan.nodes == 1:  # the first node does it by itself
+            return super().carry_out(replace(job, gate=False), launcher, store)
+
+        def take(plan: Plan, part: Part) -> None:
+            launcher.take_part(plan, part, job.setup, job.others, self.relay, self)
+
+        told = self._take_part(launcher, job.plan, job.test.label, take)
+        launches = Launches(job.plan, _never, most_again=0)
+        for data in told["samples"]:
+            launches.add(codec.decode(LaunchSamples, data))
+        environment = store_room.environment({**launches.facts, **job.facts}, job.plan, batch_size=job.batch_size)
+        verdict = Verdict(status=Status.NOT_GATED, reason="follows")
+        return self.untold(benchmark.measured(job, launches, environment, verdict, shown=launches.kept))
+
+    def call(self, plan: Plan, function: Callable[..., Any], args: Sequence[Any], launcher: Launcher) -> list[Any]:
+        """The same of a call: the results by rank."""
+
+        def take(plan: Plan, part: Part) -> None:
+            launcher.take_part_in_call(plan, part, function, args, self.relay, self)
+
+        told = self._take_part(launcher, plan, None, take)
+        return unpickled([base64.b64decode(data) for data in told["results"]])
+
+    def _take_part(
+        self, launcher: Launcher, plan: Plan, label: str | None, take: Callable[[Plan, Part], None]
+    ) -> Message:
+        """Take part in the launches of what the test asks for; what is said at its end."""
+        self.refuse_after_end()
+        self.say("ready", **asked_for(plan, label))
+        processes = plan.part(self.node)
+        with ExitStack() as alone:
+            while (order := self.order())["op"] not in ("done", "leave"):
+                try:
+                    if order["op"] == "alone":
+                        alone.enter_context(launcher.alone_here(plan, len(processes), self.relay))
+                        self.say("alone")
+                    elif order["op"] == "shared":
+                        alone.close()
+                    elif order["op"] == "part":
+                        part = Part(
+                            processes=processes,
+                            node=self.node,
+                            store=(order["store"][0], order["store"][1]),
+                            interface=self._interface,
+                        )
+                        take(codec.decode(Plan, order["plan"]), part)
+                except DdpPerfError as error:
+                    self.say("failed", text=with_output(error))
+        if order["op"] == "leave":
+            self.over = True
+            raise BaseSideError(OVER)
+        return order
+
+
+def _never(launch: int, launches: int, steps: int | None) -> LaunchSamples:
+    raise AssertionError("launches are taken where they are led")

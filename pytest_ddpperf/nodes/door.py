@@ -1,0 +1,138 @@
+"""Where the pytest that leads listens for the other nodes, until all have come; and how those come in."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Callable, Collection
+
+from pytest_ddpperf.nodes import secret
+from pytest_ddpperf.nodes.line import keep_watch
+from pytest_ddpperf.records.errors import NodesError
+from pytest_ddpperf.wire.channels import Lines, Message, readable
+
+_PROOF_SECONDS = 10.0  # for one that has come to prove itself
+_MOST_STRANGERS = 64  # at once
+_TICK_SECONDS = 0.5
+
+
+def listening(address: str) -> socket.socket:
+    """On one interface, at a port that the kernel chooses; raises OSError."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    return socket.create_server((address, 0), family=family, backlog=_MOST_STRANGERS)
+
+
+class _Stranger:
+    """Somebody who has come and proved nothing yet. Never waits for him."""
+
+    def __init__(self, connected: socket.socket, who: str) -> None:
+        self.socket, self.who = connected, who
+        connected.setblocking(False)
+        self.until = time.monotonic() + _PROOF_SECONDS
+        self.nonce = secret.nonce()
+        self._buffer = b""
+        _say(connected, secret.challenge(self.nonce))
+
+    def line(self) -> bytes | None:
+        """What he said, once it is whole; raises NodesError or OSError."""
+        data = self.socket.recv(secret.LONGEST)
+        if not data:
+            raise NodesError("it left without a proof")
+        self._buffer += data
+        if b"\n" in self._buffer:
+            line, _, rest = self._buffer.partition(b"\n")
+            if rest:
+                raise NodesError("it does not speak as a pytest of ours")
+            return line
+        if len(self._buffer) > secret.LONGEST:
+            raise NodesError("it does not speak as a pytest of ours")
+        return None
+
+
+def admit(
+    door: socket.socket, key: bytes, nodes: Collection[int], until: float, dropped: Callable[[str], None]
+) -> dict[int, Lines]:
+    """The connections of `nodes`, once all have proved that they know the `key`; by `until`, those that have. Whoever
+    else comes is `dropped`, and told of in a line."""
+    came: dict[int, Lines] = {}
+    strangers: dict[socket.socket, _Stranger] = {}
+
+    def drop(stranger: _Stranger, why: object) -> None:
+        del strangers[stranger.socket]
+        stranger.socket.close()
+        dropped(f"a connection from {stranger.who} was dropped: {why}")
+
+    try:
+        while len(came) < len(nodes) and time.monotonic() < until:
+            ready = readable([door, *strangers], _TICK_SECONDS)
+            for stranger in list(strangers.values()):
+                try:
+                    if stranger.socket in ready and (line := stranger.line()) is not None:
+                        node = _let_in(stranger, line, key, set(nodes) - came.keys())
+                        del strangers[stranger.socket]
+                        stranger.socket.setblocking(True)
+                        keep_watch(stranger.socket)
+                        came[node] = Lines(stranger.socket)
+                    elif time.monotonic() > stranger.until:
+                        drop(stranger, f"it gave no proof within {_PROOF_SECONDS:g} s")
+                except (NodesError, OSError) as error:
+                    drop(stranger, error)
+            if door in ready:
+                connected, where = door.accept()
+                who = str(where[0])
+                if len(strangers) >= _MOST_STRANGERS:
+                    connected.close()
+                    dropped(f"a connection from {who} was dropped: {_MOST_STRANGERS} others had given no proof yet")
+                    continue
+                try:
+                    strangers[connected] = _Stranger(connected, who)
+                except OSError as error:
+                    connected.close()
+                    dropped(f"a connection from {who} was dropped: {error}")
+    finally:
+        for stranger in strangers.values():
+            stranger.socket.close()
+    return came
+
+
+def _let_in(stranger: _Stranger, line: bytes, key: bytes, wanted: Collection[int]) -> int:
+    node, proof = secret.verified(key, secret.parsed(line), stranger.nonce)
+    if node not in wanted:
+        raise NodesError(f"it says that it is node {node}")
+    _say(stranger.socket, proof)
+    return node
+
+
+def come_in(address: str, port: int, key: bytes, node: int) -> Lines:
+    """A connection to the pytest that leads; raises NodesError or OSError."""
+    connected = socket.create_connection((address, port), _PROOF_SECONDS)
+    try:
+        challenged = secret.parsed(_line(connected)).get("nonce")
+        if not isinstance(challenged, str):
+            raise NodesError("it does not speak as a pytest of ours")
+        ours = secret.nonce()
+        _say(connected, secret.answer(key, node, challenged, ours))
+        if not secret.is_leader(key, node, secret.parsed(_line(connected)), challenged, ours):
+            raise NodesError("its proof is wrong: is DDPPERF_SECRET the same on all nodes?")
+    except BaseException:
+        connected.close()
+        raise
+    connected.settimeout(None)
+    keep_watch(connected)
+    return Lines(connected)
+
+
+def _line(connected: socket.socket) -> bytes:
+    """What the other says next, byte for byte: what follows is not for here."""
+    line = b""
+    while not line.endswith(b"\n"):
+        byte = connected.recv(1)
+        if not byte or len(line) > secret.LONGEST:
+            raise NodesError("it let nobody in: is DDPPERF_SECRET the same on all nodes?" if not byte else "no end")
+        line += byte
+    return line
+
+
+def _say(connected: socket.socket, message: Message) -> None:
+    connected.sendall(json.dumps(message).encode() + b"\n")

@@ -1,0 +1,237 @@
+"""All other nodes, as the pytest that leads sees them: from the door that it opens to the status they exit with."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from pytest_ddpperf import __version__
+from pytest_ddpperf.launch.elsewhere import Elsewhere
+from pytest_ddpperf.launch.observer import Observer
+from pytest_ddpperf.led import Sources
+from pytest_ddpperf.nodes import door, rendezvous, secret
+from pytest_ddpperf.nodes.interface import interface_of, link_of
+from pytest_ddpperf.nodes.node import Node
+from pytest_ddpperf.nodes.parts import Parts
+from pytest_ddpperf.nodes.role import Role
+from pytest_ddpperf.records import Plan, Scalar
+from pytest_ddpperf.records.errors import BaseSideError, NodesError
+from pytest_ddpperf.wire.channels import Message
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_LAST_SECONDS = 30.0  # for nodes that have not come when all is over: they shall be told so
+
+
+def versions() -> dict[str, str]:
+    """Of what has to be the same on all nodes."""
+    pytest = sys.modules.get("pytest")
+    return {
+        "pytest-ddpperf": __version__,
+        "pytest": str(getattr(pytest, "__version__", "")),
+        "Python": platform.python_version(),
+    }
+
+
+def order_of_host() -> str:
+    """The place of a host's locks among those of all hosts: every leader takes them in this order."""
+    with suppress(OSError):
+        return f"{socket.gethostname()} {_BOOT_ID.read_text().strip()}"
+    return socket.gethostname()
+
+
+def about_itself() -> Message:
+    """What a node says of itself when it comes in."""
+    return {"event": "hello", "host": socket.gethostname(), "order": order_of_host(), "versions": versions()}
+
+
+class Fleet:
+    """Of one run. Raises NodesError where it cannot be; `close` ends it for all."""
+
+    def __init__(self, role: Role, timeout_seconds: float) -> None:
+        """Opens the door, and lets torchrun's store say where it is."""
+        self.role, self._timeout = role, timeout_seconds
+        self.nodes: list[Node] = []
+        self.told: list[str] = []  # what is to be said of it
+        self._closing = ExitStack()
+        given = os.environ.get(secret.VARIABLE)
+        told = secret.nonce() if not given else ""
+        self._key = (given or told).encode()
+        try:
+            self.address = _address_of(role.address)
+            self._door = self._closing.enter_context(door.listening(self.address))
+        except OSError as error:
+            raise NodesError(f"MASTER_ADDR {role.address}: it cannot be listened on here: {error}") from None
+        self.interface = interface_of(self.address)
+        found = {"address": self.address, "port": self._door.getsockname()[1], "secret": told}
+        self._notice = self._closing.enter_context(rendezvous.Notice(role, found))
+        self._until = time.monotonic() + timeout_seconds
+        self._begun = ""  # the test that all nodes are in
+        self._owed: Message | None = None  # what its measurement came to, for nodes whose test goes on
+
+    @property
+    def hosts(self) -> list[str]:
+        """By node."""
+        return [socket.gethostname(), *(node.host for node in self.nodes)]
+
+    @property
+    def facts(self) -> Mapping[str, Scalar]:
+        return {
+            "hosts": ", ".join(self.hosts),
+            "interface": self.interface,
+            "network": link_of(self.interface),
+            "topology_address": os.environ.get("SLURM_TOPOLOGY_ADDR"),
+        }
+
+    def __str__(self) -> str:
+        where = f"{self.interface} ({self.address})" if self.interface else self.address
+        return f"{self.role.nodes} nodes over {where}: {', '.join(self.hosts)}"
+
+    def __len__(self) -> int:
+        """How many nodes there are, this one included."""
+        return self.role.nodes
+
+    def start(self, arguments: Sequence[str]) -> None:
+        """Wait for all nodes, and let their pytests collect."""
+        self._admit(self._until)
+        missing = sorted(set(range(1, self.role.nodes)) - {node.number for node in self.nodes})
+        if missing:
+            which = ", ".join(map(str, missing))
+            problem = f"node{'s' * (len(missing) > 1)} {which} of {self.role.nodes} did not come"
+            raise NodesError(f"{problem} within {self._timeout:g} s (--ddp-timeout)")
+        for node in self.nodes:
+            node.check(versions())
+        with _as_nodes_error():
+            for node in self.nodes:
+                node.start(arguments)
+
+    def _admit(self, until: float) -> None:
+        self._notice.check()
+        wanted = set(range(1, self.role.nodes)) - {node.number for node in self.nodes}
+        came = door.admit(self._door, self._key, wanted, until, self.told.append)
+        with _as_nodes_error():
+            self.nodes += [Node(number, lines, self._timeout) for number, lines in sorted(came.items())]
+        if len(came) == len(wanted):
+            self._door.close()
+            self._notice.close()
+
+    def collected(self, here: Sources, facts: Mapping[str, Scalar], seconds: float) -> None:
+        """Wait until all have collected the same as `here`, on machines with as many devices as the `facts` tell."""
+        until = time.monotonic() + seconds
+        with _as_nodes_error():
+            for node in self.nodes:
+                node.collected(here, max(0.0, until - time.monotonic()))
+                for name in ("device_type", "device_count"):
+                    if node.facts and node.facts.get(name) != facts.get(name):
+                        had, has = facts.get(name), node.facts.get(name)
+                        raise NodesError(f"{node} has {name.replace('_', ' ')} {has}, the first node {had}")
+
+    # --- one test
+
+    def begin(self, nodeid: str, asked: Message, nodes: int) -> None:
+        """Let the test run on so many nodes up to what it asks for there; raises BaseSideError if that is not what is
+        `asked` here."""
+        taking_part = self._taking_part(nodes)
+        goes_on, owed = self._begun == nodeid, self._owed
+        self._begun, self._owed = nodeid, None
+        for node in taking_part:
+            with _named(node):
+                if goes_on and owed is not None:
+                    node.line.send(owed)
+                node.begin(nodeid)
+        for node in taking_part:
+            with _named(node):
+                node.asks(asked)
+
+    def end(self, came: Message) -> None:
+        """What the test asked for is there: that came of it, which nodes are told if the test goes on."""
+        self._owed = {"op": "done", **came}
+
+    def leave(self) -> None:
+        """The test is over here. Returns when it is over everywhere."""
+        self._begun, self._owed = "", None
+        for node in self.nodes:
+            node.tests.leave()
+
+    def _taking_part(self, nodes: int) -> list[Node]:
+        return [node for node in self.nodes if node.number < nodes]
+
+    # --- launches: see `launch.elsewhere.Nodes`
+
+    def parts(self, plan: Plan, store: tuple[str, int]) -> Elsewhere:
+        names = {
+            process: f"{plan.name(process)} (node {node}, {self.hosts[node]})"
+            for node in range(plan.nodes)
+            for process in plan.part(node)
+        }
+        return Parts(plan, store, self._taking_part(plan.nodes), names)
+
+    @contextmanager
+    def alone(self, plan: Plan, here: AbstractContextManager[None], observer: Observer) -> Iterator[None]:
+        """Raises BaseSideError."""
+        taking_part = self._taking_part(plan.nodes)
+        ours = order_of_host(), 0
+        with ExitStack() as held:
+            for place in sorted([ours, *((node.order, node.number) for node in taking_part)]):
+                if place == ours:
+                    held.enter_context(here)
+                else:
+                    held.enter_context(self._alone_on(self.nodes[place[1] - 1], observer))
+            yield
+
+    @contextmanager
+    def _alone_on(self, node: Node, observer: Observer) -> Iterator[None]:
+        node.line.send({"op": "alone"})
+        said = node.line.receive(observer, _FOR_EVER)
+        if said["event"] != "alone":
+            raise BaseSideError(f"{node}: {said.get('text', said)}")
+        try:
+            yield
+        finally:
+            with suppress(BaseSideError):
+                node.line.send({"op": "shared"})
+
+    # --- the end
+
+    def close(self, status: int) -> None:
+        """All is over: every node exits with this status, too."""
+        with self._closing:
+            if len(self.nodes) < self.role.nodes - 1:
+                with suppress(NodesError):
+                    self._admit(time.monotonic() + _LAST_SECONDS)
+            for node in self.nodes:
+                with suppress(BaseSideError):
+                    node.line.send({"op": "exit", "status": status})
+                node.line.close()
+
+
+_FOR_EVER = 1e9  # seconds: while others have the node, as on one's own
+
+
+@contextmanager
+def _named(node: Node) -> Iterator[None]:
+    """What goes wrong there is told with its name."""
+    try:
+        yield
+    except BaseSideError as error:
+        told = str(error)
+        raise BaseSideError(told if told.startswith(str(node)) else f"{node}: {told}") from None
+
+
+@contextmanager
+def _as_nodes_error() -> Iterator[None]:
+    try:
+        yield
+    except BaseSideError as error:
+        raise NodesError(str(error)) from None
+
+
+def _address_of(name: str) -> str:
+    """An address of this node by its name: one that others reach, if there is one. Raises OSError."""
+    found = [str(where[0]) for *_, where in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
+    return next((address for address in found if not address.startswith("127.") and address != "::1"), found[0])

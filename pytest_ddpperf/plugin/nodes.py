@@ -1,0 +1,116 @@
+"""What becomes of a pytest that torchrun started on one of several nodes."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from pytest_ddpperf import options
+from pytest_ddpperf.launch.environ import inherited
+from pytest_ddpperf.led import Led
+from pytest_ddpperf.led.arguments import of_led
+from pytest_ddpperf.led.sources import one_tree
+from pytest_ddpperf.nodes import door, rendezvous, secret
+from pytest_ddpperf.nodes.fleet import Fleet, about_itself
+from pytest_ddpperf.nodes.follower import Follower
+from pytest_ddpperf.nodes.interface import interface_of
+from pytest_ddpperf.nodes.role import Role, role
+from pytest_ddpperf.plugin.state import Run
+from pytest_ddpperf.rank.process import die_with_parent
+from pytest_ddpperf.records import codec
+from pytest_ddpperf.records.errors import DdpPerfError, NodesError
+
+# Options with which pytest runs no test, on whatever node: each says what it has to say.
+_SAYS_ONLY = ("help", "version", "markers", "showfixtures", "show_fixtures_per_test", "cacheshow")
+
+
+def main(config: pytest.Config) -> int | None:
+    """The status of a pytest that does not lead, when all is over; None for one that is to go on as ever."""
+    if any(config.getoption(name, None) for name in _SAYS_ONLY):
+        return None
+    try:
+        found = role(os.environ)
+        if found is None or found.leads:
+            return None
+        die_with_parent(os.getppid(), signal.SIGTERM)
+        if not found.follows:
+            return pytest.ExitCode.OK  # the first of its node is that node's pytest
+        return _follow(config, found)
+    except DdpPerfError as error:
+        print(f"pytest-ddpperf, node {os.environ.get('GROUP_RANK')}: {error}", file=sys.stderr)
+        return pytest.ExitCode.USAGE_ERROR
+
+
+def lead(run: Run) -> None:
+    """Open the door to the other nodes, where there are and this pytest leads them; raises pytest.UsageError."""
+    if run.serving is not None:
+        return
+    try:
+        found = role(os.environ)
+        if found is None or not found.leads:
+            return
+        die_with_parent(os.getppid(), signal.SIGTERM)
+        run.fleet = Fleet(found, run.settings.timeout_seconds)
+    except DdpPerfError as error:
+        raise pytest.UsageError(str(error)) from None
+
+
+def _follow(config: pytest.Config, found: Role) -> int:
+    settings = options.read(config)  # a mistake is the same on all nodes: nobody waits for anybody
+    told = rendezvous.found(found, settings.timeout_seconds)
+    key = (os.environ.get(secret.VARIABLE) or told["secret"]).encode()
+    where = f"{told['address']}, port {told['port']}"
+    try:
+        leader = door.come_in(told["address"], told["port"], key, found.node)
+    except (NodesError, OSError) as error:
+        raise NodesError(f"the pytest of node 0 at {where}: {error}") from None
+    with leader.socket, tempfile.TemporaryDirectory(prefix="ddpperf-") as folder:
+        leader.send(about_itself())
+        interface = interface_of(leader.socket.getsockname()[0])
+
+        def start(further: Sequence[str]) -> Led:
+            environ = inherited(os.environ)
+            environ.pop("PYTEST_ADDOPTS", None)  # they are among the arguments
+            led = Led(f"node {found.node}", sys.executable, environ, config.invocation_params.dir)
+            led.send(
+                {
+                    "sys_path": sys.path,
+                    "trees": codec.encode(one_tree(config.rootpath)),
+                    "arguments": [*_arguments(config), *further, *_apart(config, Path(folder))],
+                    "argv": sys.argv,
+                    "folder": "",
+                    "parent": os.getpid(),
+                    "node": found.node,
+                    "nodes": found.nodes,
+                    "interface": interface,
+                }
+            )
+            return led
+
+        status = Follower(leader, start).run()
+    if status is None:
+        print(f"pytest-ddpperf, node {found.node}: the pytest of node 0 is gone: it was at {where}", file=sys.stderr)
+        return pytest.ExitCode.TESTS_FAILED
+    return status
+
+
+def _arguments(config: pytest.Config) -> list[str]:
+    given = [
+        *config.getini("addopts"),
+        *shlex.split(os.environ.get("PYTEST_ADDOPTS", "")),
+        *map(str, config.invocation_params.args),
+    ]
+    return of_led(given, config.args if config.args_source is config.ArgsSource.ARGS else ())
+
+
+def _apart(config: pytest.Config, folder: Path) -> list[str]:
+    """What this node's pytest would write beside the first one's, where they share a disk."""
+    cache = ["-o", f"cache_dir={folder / 'cache'}"] if config.pluginmanager.hasplugin("cacheprovider") else []
+    return ["-o", "addopts=", *cache]

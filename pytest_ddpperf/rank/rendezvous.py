@@ -1,0 +1,43 @@
+"""torchrun's own store, asked by a process that has nothing else to do: see `nodes.rendezvous`, which starts it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+from datetime import timedelta
+from typing import NoReturn
+
+import torch.distributed as dist
+
+from pytest_ddpperf.rank import process
+from pytest_ddpperf.wire.channels import Lines, Message
+
+
+def main(descriptor: int, start: Message) -> NoReturn:
+    """Tell, or wait to be told; then stay until pytest closes the connection, for this process may hold the store."""
+    process.die_with_parent(start["parent"], signal.SIGKILL)
+    control = Lines(socket.socket(fileno=descriptor))
+    try:
+        store, answered = _asked(start)
+        control.send(answered)
+    except Exception as error:
+        control.send({"event": "failed", "text": f"{type(error).__name__}: {error}"})
+        store = None
+    while control.receive() is not None:
+        pass
+    del store
+    os._exit(0)
+
+
+def _asked(start: Message) -> tuple[object, Message]:
+    timeout = timedelta(seconds=start["seconds"])
+    store = dist.TCPStore(  # type: ignore[attr-defined]
+        start["address"], start["port"], is_master=start["hosts"], wait_for_workers=False, timeout=timeout
+    )
+    if start["tell"] is not None:
+        store.set(start["key"], json.dumps(start["tell"]))
+        return store, {"event": "told"}
+    store.wait([start["key"]], timeout)
+    return store, {"event": "found", "found": json.loads(store.get(start["key"]))}

@@ -1,0 +1,263 @@
+"""Whole runs over two nodes, started by real torchrun."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+
+import pytest
+
+from tests.nodes.conftest import Machines, Node
+
+STEP = """
+import time, pytest
+
+def who(ctx):
+    import torch, torch.distributed
+    total = torch.tensor([float(ctx.rank)])
+    torch.distributed.all_reduce(total)
+    return ctx.rank, ctx.local_rank, ctx.node_rank, ctx.local_world_size, int(total)
+
+def training(ctx, seconds=0.0):
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+    model = DistributedDataParallel(torch.nn.Linear(64, 64))
+    data = torch.randn(32, 64)
+    def step():
+        if ctx.rank == 1:
+            time.sleep(seconds)
+        model(data).sum().backward()
+    return step
+"""
+
+
+def test_a_run_over_two_nodes(machines: Machines) -> None:
+    """Saved, compared, a rank of node 1 slower: and one clock for both, though they are 1,000 s apart."""
+    (machines.folder / "test_step.py").write_text(
+        STEP
+        + """
+def test_who(ddp_run):
+    assert ddp_run(who) == [(0, 0, 0, 1, 1), (1, 0, 1, 1, 1)]
+    assert ddp_run(who)[0][4] == 1
+
+@pytest.mark.ddp(world_size=1)
+def test_alone(ddp_run):
+    assert ddp_run(who) == [(0, 0, 0, 1, 0)]
+
+def test_step(ddp_benchmark):
+    result = ddp_benchmark(training, batch_size=32)
+    assert len(result.samples[0]) == 2
+    again = ddp_benchmark(training, name="again")
+    assert result.p50 < 10 and again.p50 < 10
+"""
+    )
+    first, second = machines.both(machines.torchrun, "--ddp-save-baseline", "--ddp-json=all.json", "-v", "test_step.py")
+    print(first.output, second.output)
+    assert "3 passed" in first.output
+    assert "ddpperf: 2 nodes over dp" in first.output
+    assert re.search(r"rank 1 \(node 1, .+\):", first.output)
+    assert "test session starts" not in second.output
+    assert (first.process.returncode, second.process.returncode) == (0, 0)
+    report = json.loads((machines.folder / "all.json").read_text())
+    for outcome in report["measurements"]:
+        samples = outcome["measurement"]["samples"]
+        assert all(0 < apart < 1e-3 for apart in samples["clock_seconds"])
+        assert all(0 < step < 10 for launch in samples["step_seconds"] for step in launch)
+        assert outcome["measurement"]["environment"]["key"]["nodes"] == 2
+    (machines.folder / "test_step.py").write_text(
+        STEP
+        + """
+def test_step(ddp_benchmark):
+    ddp_benchmark(lambda ctx: training(ctx, 0.2), batch_size=32)
+"""
+    )
+    first, second = machines.both(machines.torchrun, "--ddp-threshold=p50:300%", "test_step.py")
+    print(first.output, second.output)
+    assert "REGRESSED" in first.output
+    assert "1 failed" in first.output
+    assert first.process.returncode == second.process.returncode == 1, "torchrun's own, for both"
+    assert machines.left() == []
+    assert list((machines.folder.parent / "temporary").glob("ddpperf-*")) == []
+
+
+FAILING = (
+    STEP
+    + """
+import os, sys
+
+def raises(ctx):
+    if ctx.rank == 1:
+        raise ValueError("bad shape")
+    who(ctx)
+
+def dies(ctx):
+    if ctx.rank == 1:
+        os.abort()
+    who(ctx)
+
+def hangs(ctx):
+    if ctx.rank == 1:
+        time.sleep(3600)
+    who(ctx)
+
+def test_raises(ddp_run):
+    ddp_run(raises)
+
+def test_dies(ddp_run):
+    ddp_run(dies)
+
+@pytest.mark.ddp(timeout=5)
+def test_hangs(ddp_run):
+    ddp_run(hangs)
+
+def test_differs(ddp_run, ddp_benchmark):
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        ddp_run(who)
+    else:
+        ddp_benchmark(training)
+
+def test_is_not_there(ddp_run):
+    ddp_run(who)
+
+if "TORCHELASTIC_RUN_ID" not in os.environ:
+    del test_is_not_there
+
+def test_of_one_process():
+    pass
+
+def test_who(ddp_run):
+    assert [found[2] for found in ddp_run(who)] == [0, 1]
+"""
+)
+
+
+@pytest.fixture
+def failing(machines: Machines) -> Machines:
+    (machines.folder / "test_failing.py").write_text(FAILING)
+    return machines
+
+
+def test_what_fails_on_another_node_is_told_with_its_place_and_the_next_test_runs(failing: Machines) -> None:
+    first, second = failing.both(failing.pytest, "test_failing.py")
+    output = first.output
+    print(output, second.output)
+    assert re.search(r"rank 1 \(node 1, .+\) failed in the function: ValueError: bad shape", output)
+    assert 'raise ValueError("bad shape")' in output
+    assert re.search(r"rank 1 \(node 1, .+\) failed in the function: killed by SIGABRT", output)
+    assert re.search(r"rank 1 \(node 1, .+\) failed in the function: did not end within 5 s", output)
+    assert "in hangs" in output
+    assert re.search(r"node 1 \(.+\): the test asks for a measurement there, and for a call on the first", output)
+    assert re.search(r"node 1 \(.+\): there is no such test: test_failing.py::test_is_not_there", output)
+    assert "5 failed, 2 passed" in output
+    assert (first.process.returncode, second.process.returncode) == (1, 1)
+    assert failing.left() == []
+
+
+WAITING = (
+    STEP
+    + """
+def waits(ctx):
+    open(f"rank{ctx.rank}", "w").close()
+    time.sleep(3600 if ctx.rank else 0)
+    who(ctx)
+
+def test_waits(ddp_run):
+    ddp_run(waits)
+
+def test_who(ddp_run):
+    ddp_run(who)
+
+def test_of_one_process():
+    pass
+"""
+)
+
+
+@pytest.fixture
+def waiting(machines: Machines) -> Machines:
+    """Two runs that are in a launch which lasts for an hour."""
+    (machines.folder / "test_waiting.py").write_text(WAITING)
+    return machines
+
+
+def begun(machines: Machines, *arguments: str) -> tuple[Node, Node]:
+    nodes = machines.pytest(0, *arguments, "test_waiting.py"), machines.pytest(1, *arguments, "test_waiting.py")
+    until = time.monotonic() + 60
+    while not (machines.folder / "rank1").exists():
+        assert time.monotonic() < until, nodes[0].output + nodes[1].output
+        time.sleep(0.05)
+    return nodes
+
+
+FOLLOWER, LED = "pytest --ddp", "plugin.base"  # of commands
+
+
+@pytest.mark.parametrize(
+    ("who", "signum", "said"),
+    [
+        (FOLLOWER, signal.SIGKILL, r"node 1 \(.+\) is gone: its connection ended"),
+        (FOLLOWER, signal.SIGSTOP, r"node 1 \(.+\) said nothing for 1\d s"),
+        (LED, signal.SIGKILL, r"pytest of node 1 died: killed by SIGKILL"),
+        (LED, signal.SIGSTOP, r"pytest of node 1 was stopped by a signal"),
+    ],
+)
+def test_a_node_that_is_gone_is_one_red_test_and_a_line_for_each_later_one(
+    waiting: Machines, who: str, signum: signal.Signals, said: str
+) -> None:
+    first, second = begun(waiting)
+    began = time.monotonic()
+    pid = waiting.find(1, who)
+    os.kill(pid, signum)
+    assert first.wait(60) == 1
+    took = time.monotonic() - began
+    if who == FOLLOWER and signum == signal.SIGSTOP:
+        os.kill(pid, signal.SIGCONT)
+    second.wait(30)
+    output = first.output
+    print(output, second.output)
+    assert re.search(rf"rank 1 \(node 1, .+\) failed in the launch: {said}", output)
+    assert "2 failed, 1 passed" in output
+    assert len(re.findall(said, output)) >= 2
+    assert took < 40
+    assert waiting.left() == []
+
+
+def test_followers_of_a_leader_that_is_gone_end(waiting: Machines) -> None:
+    first, second = begun(waiting)
+    os.kill(waiting.find(0, FOLLOWER), signal.SIGKILL)
+    assert second.wait(30) == 1
+    first.wait(10)
+    print(second.output)
+    assert "the pytest of node 0 is gone" in second.output
+    assert waiting.left() == []
+
+
+def test_ctrl_c_ends_all_nodes(waiting: Machines) -> None:
+    first, second = begun(waiting)
+    os.kill(waiting.find(0, FOLLOWER), signal.SIGINT)
+    assert (first.wait(30), second.wait(30)) == (2, 2)
+    print(first.output, second.output)
+    assert "KeyboardInterrupt" in first.output
+    assert waiting.left() == []
+
+
+def test_a_node_that_does_not_come_is_named(waiting: Machines) -> None:
+    first = waiting.pytest(0, "--ddp-timeout=3", "test_waiting.py")
+    assert first.wait(60) == 4
+    print(first.output)
+    assert "node 1 of 2 did not come within 3 s (--ddp-timeout)" in first.output
+    assert waiting.left() == []
+
+
+def test_who_does_not_know_the_secret_is_not_let_in(waiting: Machines) -> None:
+    first = waiting.pytest(0, "--ddp-timeout=15", "test_waiting.py", variables={"DDPPERF_SECRET": "one"})
+    second = waiting.pytest(1, "--ddp-timeout=15", "test_waiting.py", variables={"DDPPERF_SECRET": "another"})
+    assert second.wait(60) == 4
+    assert first.wait(60) == 4
+    print(first.output, second.output)
+    assert "is DDPPERF_SECRET the same on all nodes?" in second.output
+    assert "node 1 of 2 did not come" in first.output
+    assert waiting.left() == []
