@@ -25,6 +25,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from pytest_ddpperf import __version__
 from pytest_ddpperf.against.checkout import Checkout
@@ -38,7 +39,6 @@ from pytest_ddpperf.led.tests import START_SECONDS
 from pytest_ddpperf.options import Settings
 from pytest_ddpperf.records import LaunchSamples, Plan, Scalar, codec
 from pytest_ddpperf.records.errors import AgainstError, BaseSideError
-from pytest_ddpperf.wire.trees import Trees
 
 # Beyond what a launch may take: whoever hangs there says so before we say it of the whole side.
 _SILENCE_SECONDS = 10.0
@@ -64,21 +64,26 @@ class BaseSide:
         self._settings, self._invocation = settings, invocation
         self._checkout = Checkout(settings, invocation.rootdir, invocation.kept, offline=bool(invocation.only))
         self.version, self.trees = self._checkout.version, self._checkout.at_hand
+        self.more: Mapping[str, Any] = {}  # that its pytest is told when it starts
         self._closing = ExitStack()
         self._until = math.inf  # when it has to have collected, by the monotonic clock
 
     def start(self, seconds: float | None = None) -> None:
         """Check the version out and let its pytest collect, in the background; raises AgainstError. `seconds`: that
         there are for both, and for what `collect` waits for."""
+        self.prepare(seconds)
+        self._lead()
+
+    def prepare(self, seconds: float | None = None) -> None:
+        """Check the version out; raises AgainstError."""
         self._may_take(seconds)
         self._closing.callback(self._checkout.remove)
-        self._there = self._checkout.check_out(self._invocation.environ, self._until)
-        self._lead()
+        self.tree = self._checkout.check_out(self._invocation.environ, self._until)
 
     def again(self, only: str, seconds: float) -> None:
         """`start` and `collect`, for the tests of another file, in the same tree."""
         self._may_take(seconds)
-        self._led.close()
+        self.led.close()
         self._invocation = replace(self._invocation, only=only)
         self._lead()
         self.collect(None)
@@ -92,36 +97,51 @@ class BaseSide:
 
     def _lead(self) -> None:
         """A pytest of its own, that has nothing to do yet."""
-        trees = self._there
-        self._led = self._spawn(trees)
-        self._tests = Tests(self._led, self._settings.timeout_seconds + _SILENCE_SECONDS)
-        self._closing.callback(self._led.close)
-        arguments = self._invocation.arguments_in(trees)
+        self.led = self.spawn()
+        self.tests = Tests(self.led, self._settings.timeout_seconds + _SILENCE_SECONDS)
+        try:
+            self.tests.hello(self._to_start)
+        except BaseSideError as error:
+            raise self._unlike_ours(error) from None
+
+    def spawn(self) -> Led:
+        """Its pytest, in the tree that `prepare` brought; what it says is not heard yet. Raises AgainstError."""
+        led = self._process()
+        self._closing.callback(led.close)
         folder = self._checkout.folder
         cache = ["-o", f"cache_dir={folder / _CACHE}"] if self._invocation.caches else []
         start = {
             "sys_path": None if self.version.python else [*(self._invocation.sys_path or sys.path)],
-            "trees": codec.encode(trees),
-            "arguments": [*arguments, *self.version.option, "-o", "addopts=", *cache],
+            "trees": codec.encode(self.tree),
+            "arguments": [*self._invocation.arguments_in(self.tree), *self.version.option, "-o", "addopts=", *cache],
             "argv": sys.argv,
             "folder": str(folder),
             "parent": os.getpid(),
+            **self.more,
         }
         try:
-            self._led.send(start)
-            self._tests.hello(self._to_start)
+            led.send(start)
         except BaseSideError as error:
-            if self.version.python:
-                remedy = f"pytest-ddpperf {__version__} must be installed for that interpreter"
-                raise AgainstError("--ddp-against-python", str(error), remedy) from None
-            raise AgainstError(self._settings.beside, str(error)) from None
+            raise self._unlike_ours(error) from None
+        return led
+
+    def _unlike_ours(self, error: BaseSideError) -> AgainstError:
+        if self.version.python:
+            remedy = f"pytest-ddpperf {__version__} must be installed for that interpreter"
+            return AgainstError("--ddp-against-python", str(error), remedy)
+        return AgainstError(self.option, str(error))
+
+    @property
+    def option(self) -> str:
+        """That asked for it."""
+        return self._settings.beside
 
     @property
     def environ(self) -> dict[str, str]:
         """This process's variables, with those that are to be otherwise."""
         return self._checkout.environ(self._invocation.environ or os.environ)
 
-    def _spawn(self, trees: Trees) -> Led:
+    def _process(self) -> Led:
         python = sys.executable
         if self._settings.against_python is not None:
             python = os.path.abspath(shutil.which(self._settings.against_python) or "")
@@ -129,27 +149,27 @@ class BaseSide:
         environ.pop("PYTEST_ADDOPTS", None)  # they are among the arguments
         if "PYTHONPATH" in environ:
             folders = environ["PYTHONPATH"].split(os.pathsep)
-            environ["PYTHONPATH"] = os.pathsep.join(trees.followed(f) if f else f for f in folders)
+            environ["PYTHONPATH"] = os.pathsep.join(self.tree.followed(f) if f else f for f in folders)
         try:
-            return Led(str(self.version), python, environ, self._invocation.folder_in(trees))
+            return Led(str(self.version), python, environ, self._invocation.folder_in(self.tree))
         except OSError as error:
-            raise AgainstError(self._settings.beside, f"{python} cannot be started: {error}") from None
+            raise AgainstError(self.option, f"{python} cannot be started: {error}") from None
 
     def collect(self, here: Sources | None) -> None:
         """Wait until the other side has collected; raises AgainstError where nothing differs from `here`, unless that
         is not asked."""
         try:
-            message = self._tests.collect(self._to_start)
+            message = self.tests.collect(self._to_start)
         except BaseSideError as error:
             if _CONFTEST in str(error):
                 return  # which every test will be told: it lacks the code
-            raise AgainstError(self._settings.beside, str(error)) from None
+            raise AgainstError(self.option, str(error)) from None
         there = codec.decode(Sources, message["sources"])
         if self.version.ref == "self" or here is None:
             return
         differ = self._checkout.assignments, self.version.option, self._checkout.changed()
         if nothing_differs(here, there, *differ):
-            raise AgainstError(self._settings.beside, *self._the_same(here))
+            raise AgainstError(self.option, *self._the_same(here))
 
     def _the_same(self, here: Sources) -> tuple[str, str]:
         files = sorted(here.files)
@@ -165,7 +185,7 @@ class BaseSide:
 
     def why_missing(self, nodeid: str) -> str:
         """Why it has no such test; "" if it has."""
-        return self._tests.why_missing(nodeid)
+        return self.tests.why_missing(nodeid)
 
     def only_there(self, nodeids: Collection[str]) -> list[str]:
         """Tests that only the other side has, of the files that were collected here; none where tests were named, for
@@ -173,62 +193,62 @@ class BaseSide:
         if any("::" in test for test in self._invocation.tests):
             return []
         files = {nodeid.partition("::")[0] for nodeid in nodeids}
-        return sorted(test for test in self._tests.known.difference(nodeids) if test.partition("::")[0] in files)
+        return sorted(test for test in self.tests.known.difference(nodeids) if test.partition("::")[0] in files)
 
     # --- one test
 
     def begin(self, nodeid: str, label: str, plan: Plan) -> Ready:
         """Let a test run there up to its measurement of this name, which has the `plan` here; raises BaseSideError."""
-        with self._tests.last_words():
+        with self.tests.last_words():
             return self._begin(nodeid, label, plan)
 
     def _begin(self, nodeid: str, label: str, here: Plan) -> Ready:
-        self._tests.enter(nodeid)
+        self.tests.enter(nodeid)
         ended = f"the test ended there without measuring {label or 'anything'}"
-        message = self._tests.hear(Nobody(), ended)
+        message = self.tests.hear(Nobody(), ended)
         while self._invocation.only and message["label"] != label:  # here nobody doubted that one
-            self._led.send({"op": "launch", "steps": 1})
-            if self._tests.hear(Nobody(), ended)["event"] == "launched":
-                self._led.send({"op": "done"})
-            message = self._tests.hear(Nobody(), ended)
+            self.led.send({"op": "launch", "steps": 1})
+            if self.tests.hear(Nobody(), ended)["event"] == "launched":
+                self.led.send({"op": "done"})
+            message = self.tests.hear(Nobody(), ended)
         if message["label"] != label:
-            self._led.send({"op": "leave"})  # it would wait for ever
+            self.led.send({"op": "leave"})  # it would wait for ever
             raise BaseSideError(f"there the test measured {message['label']!r} where it measures {label!r} here")
         plan = codec.decode(Plan, message["plan"])
         if self._invocation.only:  # what its test asks for may have changed since, and is not the code
             plan = plan.measured_as(here)
-            self._led.send({"op": "like", "plan": codec.encode(plan)})
+            self.led.send({"op": "like", "plan": codec.encode(plan)})
         return Ready(plan=plan, batch_size=message["batch_size"], facts=message["facts"])
 
     def measure(self, observer: Observer, steps: int | None) -> LaunchSamples:
         """One launch of the measurement that `begin` led to, with a window of so many `steps`; None leaves that to the
         launch. Raises BaseSideError."""
-        return codec.decode(LaunchSamples, self._tests.ask(observer, {"op": "launch", "steps": steps})["samples"])
+        return codec.decode(LaunchSamples, self.tests.ask(observer, {"op": "launch", "steps": steps})["samples"])
 
     @contextmanager
     def hold(self, observer: Observer, steps: int | None) -> Iterator[HeldThere]:
         """As `measure`, a launch that has warmed up and rests; over, clean-up included, when the context is left."""
-        said = self._tests.ask(observer, {"op": "hold", "steps": steps})
-        with until_left(HeldThere(said, partial(self._tests.ask, observer))) as held:
+        said = self.tests.ask(observer, {"op": "hold", "steps": steps})
+        with until_left(HeldThere(said, partial(self.tests.ask, observer))) as held:
             yield held
 
     @property
     def dead(self) -> bool:
         """Whether its process has ended."""
-        return bool(self._led.dead)
+        return bool(self.led.dead)
 
     @property
     def gone(self) -> bool:
         """Whether it is in no test any more, of which something could be asked."""
-        return self._tests.gone
+        return self.tests.gone
 
     def done(self) -> None:
         """The measurement is over."""
-        self._tests.done()
+        self.tests.done()
 
     def leave(self) -> None:
         """The test is over here. Returns when it is over there."""
-        self._tests.leave()
+        self.tests.leave()
 
     def close(self) -> None:
         """End the process, and remove the worktree."""

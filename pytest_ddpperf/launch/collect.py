@@ -19,10 +19,10 @@ def collected(
     stretches = list(zip(*(window.marks_ns for window in windows), strict=True))  # stretch x rank x mark
     clocks = delivery.clocks
     on_one = [tuple(_on_our_clock(own, clocks.get(rank)) for rank, own in enumerate(marks)) for marks in stretches]
-    here = [rank for rank in range(len(windows)) if rank not in clocks]
+    first = [rank for rank in plan.part(0) if rank < plan.world_size]
     return LaunchSamples(
         step_seconds=_step_seconds(on_one),
-        node_seconds=_step_seconds([[marks[rank] for rank in here] for marks in stretches]) if clocks else None,
+        node_seconds=_step_seconds([[marks[rank] for rank in first] for marks in stretches]) if clocks else None,
         clock_seconds=max(clock.half_width_ns for clock in clocks.values()) / 1e9 if clocks else None,
         rank_seconds=tuple(
             _seconds([ns for marks in own for ns in _differences(marks)]) for own in zip(*stretches, strict=True)

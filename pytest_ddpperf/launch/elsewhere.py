@@ -36,9 +36,11 @@ class Nodes(Protocol):
     def parts(self, plan: Plan, store: tuple[str, int]) -> Elsewhere:
         """Those of a launch whose processes meet at `store`."""
 
-    def alone(self, plan: Plan, here: AbstractContextManager[None], observer: Observer) -> AbstractContextManager[None]:
-        """As `here` on this node, nothing else is timed on any node's cores or devices meanwhile; raises
-        BaseSideError."""
+    def alone(
+        self, plan: Plan, here: AbstractContextManager[None] | None, observer: Observer
+    ) -> AbstractContextManager[None]:
+        """As `here` on this node, if it starts anything itself, nothing else is timed on any node's cores or devices
+        meanwhile; raises BaseSideError."""
 
 
 class Elsewhere(Protocol):

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from pytest_ddpperf.records import RankError, RankOutput
-from pytest_ddpperf.records.errors import LaunchError
+from pytest_ddpperf.records.errors import DdpPerfError, LaunchError
 
 
 def describe_exit(status: int) -> str:
@@ -78,3 +78,12 @@ def _handlers(stacks: str) -> list[str]:
 def _waits(thread: str) -> bool:
     innermost = next((path for path in _FRAME.findall(thread) if not path.endswith(_LOCKS)), "")
     return "/torch/" in innermost or innermost.startswith(_OURS)
+
+
+_SHOWN = 2000  # characters of what a rank wrote
+
+
+def with_output(error: DdpPerfError) -> str:
+    """With what the ranks wrote to stderr: at hand it has sections of its own in the report."""
+    written = [output for output in error.output if output.stderr] if isinstance(error, LaunchError) else []
+    return "\n".join([str(error), *(f"stderr {output.name}:\n{output.stderr[-_SHOWN:]}" for output in written)])

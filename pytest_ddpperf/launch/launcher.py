@@ -82,6 +82,15 @@ class Launcher:
         with self.alone(plan, observer):
             return self._samples(plan, self._launch(plan, data, observer))
 
+    def lead(
+        self, plan: Plan, nodes: Nodes, observer: Observer, trees: Trees, variables: Mapping[str, str]
+    ) -> LaunchSamples:
+        """One launch of which other processes start all parts, with the code in `trees` under these `variables`; raises
+        as `measure`, and BaseSideError."""
+        self._ensure(plan)
+        with nodes.alone(plan, None, observer), self._parted(Launch, plan, b"", observer, nodes, ()) as launch:
+            return self._samples(plan, launch.run(), nodes, trees, variables)
+
     def take_part(
         self,
         plan: Plan,
@@ -122,18 +131,28 @@ class Launcher:
             with until_left(Held(launch, partial(self._samples, plan))) as held:
                 yield held
 
-    def _samples(self, plan: Plan, delivery: Delivery) -> LaunchSamples:
+    def _samples(
+        self,
+        plan: Plan,
+        delivery: Delivery,
+        nodes: Nodes | None = None,
+        trees: Trees | None = None,
+        variables: Mapping[str, str] | None = None,
+    ) -> LaunchSamples:
+        """Of this process's code, unless other `trees` and `variables` are told."""
+        nodes, trees = nodes or self._nodes, trees or self._trees
+        variables = os.environ if variables is None else variables
         timed = delivery.results[: plan.world_size]
         windows = [codec.decode(Window, json.loads(result)) for result in timed]
-        placement = place(len(plan.part(0)), os.environ)
+        placement = place(len(plan.part(0)), variables)
         facts: Mapping[str, Scalar] = {
             **windows[0].facts,
             "interconnect": self._interconnect(plan),
-            **environ.recorded(os.environ),
+            **environ.recorded(variables),
             "cores": placement.cores,
             "cores_per_rank": placement.cores_per_rank,
             "pinned": placement.pinned,
-            **(self._dealt(plan) if plan.nodes > 1 else {}),
+            **(_dealt(plan, nodes) if nodes is not None and plan.nodes > 1 else {}),
         }
         # Empty from one that was killed while it served, because a trainer's clean-up did not end.
         served = filter(None, delivery.results[plan.world_size :])
@@ -141,7 +160,7 @@ class Launcher:
         every += [codec.decode(Imported, json.loads(result)) for result in served]
         return replace(
             collected(plan, windows, delivery, facts=facts),
-            files=self._files({file for imported in every for file in imported.files}),
+            files=_files(trees, {file for imported in every for file in imported.files}),
             others=tuple(sorted({module for imported in every for module in imported.others})),
         )
 
@@ -155,13 +174,6 @@ class Launcher:
         """As `call`, the results as they came."""
         asked = replace(plan, warmup=0, steps=0)
         return self._launch(asked, payload.dumps("call", function, args), observer).results
-
-    def _files(self, imported: Collection[str]) -> dict[str, str]:
-        return digests(self._trees.base, sorted(imported)) if self._trees is not None else {}
-
-    def _dealt(self, plan: Plan) -> dict[str, Scalar]:
-        """Where there are several nodes."""
-        return {**self._beside.facts, "nodes": plan.nodes, "devices_per_node": plan.world_size // plan.nodes}
 
     def _interconnect(self, plan: Plan) -> str | None:
         if plan.device != "cuda":
@@ -197,17 +209,26 @@ class Launcher:
     @contextmanager
     def _opened(self, kind: type[_L], plan: Plan, data: bytes, observer: Observer) -> Iterator[_L]:
         self._ensure(plan)
-        placement = place(len(plan.part(0)), os.environ)
-        asked = self._server, plan, data, self._modules(), placement, observer, self._trees
         if plan.nodes == 1:
-            with kind(*asked) as launch:
+            placement = place(plan.processes, os.environ)
+            with kind(self._server, plan, data, self._modules(), placement, observer, self._trees) as launch:
                 yield launch
             return
-        nodes = self._beside
+        with self._parted(kind, plan, data, observer, self._beside, plan.part(0)) as launch:
+            yield launch
+
+    @contextmanager
+    def _parted(
+        self, kind: type[_L], plan: Plan, data: bytes, observer: Observer, nodes: Nodes, processes: tuple[int, ...]
+    ) -> Iterator[_L]:
+        """A launch of which these `processes` are started here, and the others on `nodes`."""
         with socket.create_server((nodes.address, 0), family=_family(nodes.address)) as bound:
             host, port = bound.getsockname()[:2]
-            part = Part(processes=plan.part(0), store=(host, port), interface=nodes.interface)
-            with kind(*asked, part, nodes.parts(plan, (host, port)), bound) as launch:
+            part = Part(processes=processes, store=(host, port), interface=nodes.interface)
+            placement = place(max(len(processes), 1), os.environ)
+            elsewhere = nodes.parts(plan, (host, port))
+            asked = self._server, plan, data, self._modules(), placement, observer, self._trees
+            with kind(*asked, part, elsewhere, bound) as launch:
                 yield launch
 
     @property
@@ -230,6 +251,15 @@ def unpickled(results: Sequence[bytes]) -> list[Any]:
 
 def _measuring(plan: Plan, setup: Callable[..., Any] | None, others: Sequence[Callable[..., Any] | None]) -> bytes:
     return payload.dumps("measure_rpc" if plan.rpc else "measure", setup, others)
+
+
+def _files(trees: Trees | None, imported: Collection[str]) -> dict[str, str]:
+    return digests(trees.base, sorted(imported)) if trees is not None else {}
+
+
+def _dealt(plan: Plan, nodes: Nodes) -> dict[str, Scalar]:
+    """Where there are several nodes."""
+    return {**nodes.facts, "nodes": plan.nodes, "devices_per_node": plan.world_size // plan.nodes}
 
 
 def _family(address: str) -> socket.AddressFamily:

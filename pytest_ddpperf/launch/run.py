@@ -86,7 +86,7 @@ class Launch:
         self._names = {process: plan.name(process) for process in self._part.processes}
         self._ranks: list[Peer] = []
         self._notes: list[str] = []
-        self.over = False
+        self.over = self._begun = False
         self._dismissed = False
         self._paused = False  # by signal
 
@@ -128,6 +128,7 @@ class Launch:
 
     def begin(self) -> None:
         """Start the ranks."""
+        self._begun = True
         self._requested = time.monotonic_ns()
         self._deadline = time.monotonic() + self._plan.timeout_seconds
         if self._store is not None:
@@ -236,8 +237,9 @@ class Launch:
         self._elsewhere.hear()
         if self._observer.streams:
             self._stream.pump()
-        board, first = self._board, self._part.processes[0]
-        self._observer.progress(board.phase(first), board.step(first), board.steps(first), board.marks(first))
+        board = self._board
+        for first in self._part.processes[:1]:
+            self._observer.progress(board.phase(first), board.step(first), board.steps(first), board.marks(first))
 
     def _hear(self) -> None:
         for message in self._server.receive():
@@ -292,7 +294,7 @@ class Launch:
 
     def _end(self) -> None:
         """No process of the launch is alive when this returns."""
-        if self.over or not self._ranks:
+        if self.over or not self._begun:
             return
         self.over = True
         self._server.send({"op": "end"})
@@ -303,7 +305,7 @@ class Launch:
         """Seconds by phase, from the last rank's entry into one to the last rank's entry into the next; of the ranks
         that were started here."""
         timed = [rank.number for rank in self._timed]
-        last = {phase: max(self._board.entered(rank, phase) for rank in timed) for phase in Phase}
+        last = {phase: max((self._board.entered(rank, phase) for rank in timed), default=0) for phase in Phase}
         entered = [self._requested]
         for phase in (Phase.GROUP, Phase.SETUP, Phase.WARMUP, Phase.STEPS, Phase.DELIVERY):
             entered.append(last[phase] or entered[-1])  # a task without that phase spent nothing there

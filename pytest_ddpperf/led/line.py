@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from typing import NoReturn
 
@@ -18,6 +19,17 @@ class Line:
         self._name, self._lines = name, lines
         self.dead = ""  # why nothing can be asked of it any more
         self._pending: list[Message] = []
+
+    @property
+    def socket(self) -> socket.socket:
+        return self._lines.socket
+
+    def arrived(self) -> list[Message]:
+        """What has arrived by now, progress included; raises BaseSideError."""
+        if not self._pending and readable([self.socket], 0):
+            self._take_in()
+        arrived, self._pending = self._pending, []
+        return arrived
 
     def send(self, message: Message) -> None:
         """Raises BaseSideError."""

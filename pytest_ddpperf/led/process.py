@@ -15,7 +15,7 @@ from typing import NoReturn
 from pytest_ddpperf.launch import describe_end, stacks
 from pytest_ddpperf.led.line import Line
 from pytest_ddpperf.wire import boot
-from pytest_ddpperf.wire.channels import Lines, Message
+from pytest_ddpperf.wire.channels import Lines
 
 # For a process that closed its connection to end, and for one that was told to leave to tear its fixtures down.
 _END_SECONDS = 30.0
@@ -44,16 +44,6 @@ class Led(Line):
                     start_new_session=True,  # Ctrl-C is this pytest's to handle
                 )
             failing.pop_all()
-
-    @property
-    def socket(self) -> socket.socket:
-        return self._lines.socket
-
-    def heard(self) -> list[Message]:
-        """All that has arrived, for who carries it further; waits where nothing has. Raises BaseSideError."""
-        self._take_in()
-        arrived, self._pending = self._pending, []
-        return arrived
 
     def refuse_stopped(self) -> None:
         """Raises BaseSideError if somebody stopped the process: it will not answer."""

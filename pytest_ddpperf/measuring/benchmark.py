@@ -117,12 +117,19 @@ def carry_out(
             plan=job.plan,
             alone=not job.settles,
             here=here if job.settings.in_stretches(job.plan) else None,
-            why_apart="an RPC launch has no stretches" if job.plan.rpc and job.settings.turns == "stretches" else "",
+            why_apart=_why_apart(job.plan) if job.settings.turns == "stretches" else "",
         )
     try:
         return _compared(job, own_launches(job, launcher, progress, most_again=job.most_again), reference)
     finally:
         reference.end()
+
+
+def _why_apart(plan: Plan) -> str:
+    """Why its launches take no turns in stretches; "" where nothing forbids it."""
+    if plan.nodes > 1:
+        return "a launch over several nodes has no stretches"
+    return "an RPC launch has no stretches" if plan.rpc else ""
 
 
 def _compared(job: Job, launches: Launches, reference: Stored | Turns) -> Measured:

@@ -22,14 +22,16 @@ from pytest_ddpperf import baseline as store_room
 from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.launch import Launcher
 from pytest_ddpperf.launch.elsewhere import Part
+from pytest_ddpperf.launch.failure import with_output
 from pytest_ddpperf.launch.launcher import unpickled
 from pytest_ddpperf.measuring import benchmark
 from pytest_ddpperf.measuring.benchmark import Job, Measured
 from pytest_ddpperf.measuring.launches import Launches
-from pytest_ddpperf.measuring.serving import OVER, Serving, with_output
+from pytest_ddpperf.measuring.serving import OVER, Serving
 from pytest_ddpperf.records import LaunchSamples, Plan, Status, Verdict, codec
 from pytest_ddpperf.records.errors import BaseSideError, DdpPerfError
 from pytest_ddpperf.wire.channels import Message
+from pytest_ddpperf.wire.trees import Trees
 
 
 def asked_for(plan: Plan, label: str | None) -> Message:
@@ -47,15 +49,21 @@ class Following(Serving):
         self.nodes: int = start["nodes"]
         self._interface: str = start["interface"]
 
+    @property
+    def sources_of(self) -> Trees:
+        """The code at hand with its tests: they have to be the same on all nodes."""
+        return self.trees if self.trees.base != self.trees.hand else replace(self.trees, kept=())
+
     def carry_out(self, job: Job, launcher: Launcher, store: Store) -> Measured:
         """Take part as often as told; raises BaseSideError when the test is over where it is led."""
         if job.plan.nodes == 1:  # the first node does it by itself
-            return super().carry_out(replace(job, gate=False), launcher, store)
+            return super().carry_out(job if self.node == 0 else replace(job, gate=False), launcher, store)
 
         def take(plan: Plan, part: Part) -> None:
             launcher.take_part(plan, part, job.setup, job.others, self.relay, self)
 
-        told = self._take_part(launcher, job.plan, job.test.label, take)
+        measured = {"batch_size": job.batch_size, "facts": codec.encode(job.facts)}
+        told = self._take_part(launcher, job.plan, job.test.label, take, **measured)
         launches = Launches(job.plan, _never, most_again=0)
         for data in told["samples"]:
             launches.add(codec.decode(LaunchSamples, data))
@@ -73,11 +81,12 @@ class Following(Serving):
         return unpickled([base64.b64decode(data) for data in told["results"]])
 
     def _take_part(
-        self, launcher: Launcher, plan: Plan, label: str | None, take: Callable[[Plan, Part], None]
+        self, launcher: Launcher, plan: Plan, label: str | None, take: Callable[[Plan, Part], None], **more: Any
     ) -> Message:
         """Take part in the launches of what the test asks for; what is said at its end."""
         self.refuse_after_end()
-        self.say("ready", **asked_for(plan, label))
+        self.trees.refuse_strays()
+        self.say("ready", **asked_for(plan, label), **more)
         processes = plan.part(self.node)
         with ExitStack() as alone:
             while (order := self.order())["op"] not in ("done", "leave"):

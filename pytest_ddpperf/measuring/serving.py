@@ -16,17 +16,17 @@ from pytest_ddpperf import __version__
 from pytest_ddpperf import baseline as store_room
 from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.launch import Launcher
+from pytest_ddpperf.launch.failure import with_output
 from pytest_ddpperf.measuring import benchmark
 from pytest_ddpperf.measuring.benchmark import Job, Measured
 from pytest_ddpperf.measuring.launches import Launches
 from pytest_ddpperf.records import LaunchSamples, Plan, Status, Verdict, codec
-from pytest_ddpperf.records.errors import BaseSideError, DdpPerfError, LaunchError
+from pytest_ddpperf.records.errors import BaseSideError, DdpPerfError
 from pytest_ddpperf.wire.channels import Lines, Message, Phase, readable
 from pytest_ddpperf.wire.trees import Trees
 
 # Often enough to be seen alive, rarely enough to leave the cores to the ranks.
 _RELAY_SECONDS = 0.5
-_SHOWN = 2000  # characters of what a rank wrote
 OVER = "the test is over where it is led"
 
 
@@ -48,6 +48,11 @@ class Serving:
             self._lines.send({"event": event, **fields})
         except OSError:
             raise KeyboardInterrupt from None
+
+    @property
+    def sources_of(self) -> Trees:
+        """What it says by digests."""
+        return self.trees
 
     @property
     def socket(self) -> socket.socket:
@@ -135,12 +140,6 @@ class Serving:
         else:
             self._orders.insert(0, order)
         return False
-
-
-def with_output(error: DdpPerfError) -> str:
-    """With what the ranks wrote to stderr: at hand it has sections of its own in the report."""
-    written = [output for output in error.output if output.stderr] if isinstance(error, LaunchError) else []
-    return "\n".join([str(error), *(f"stderr {output.name}:\n{output.stderr[-_SHOWN:]}" for output in written)])
 
 
 class _Relay:

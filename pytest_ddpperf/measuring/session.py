@@ -59,7 +59,11 @@ class Session:
         self._trees = side.trees if side is not None else one_tree(rootdir) if own else None
         self._confirming = Confirming(settings.confirm_seconds, rootdir, side_of)
         self._launcher = Launcher(
-            modules, rpc=rpc, trees=self._trees, folder=serving.folder if serving is not None else "", nodes=fleet
+            modules,
+            rpc=rpc,
+            trees=self._trees,
+            folder=serving.folder if serving is not None else "",
+            nodes=fleet.hand if fleet is not None else None,
         )
         self._top: Path | None = None
         self._never: dict[str, None] = {}  # why code of baselines that were saved will not be at hand

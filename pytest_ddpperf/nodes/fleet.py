@@ -8,19 +8,19 @@ import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
 
 from pytest_ddpperf import __version__
-from pytest_ddpperf.launch.elsewhere import Elsewhere
-from pytest_ddpperf.launch.observer import Observer
 from pytest_ddpperf.led import Sources
 from pytest_ddpperf.nodes import door, rendezvous, secret
 from pytest_ddpperf.nodes.interface import interface_of, link_of
+from pytest_ddpperf.nodes.member import Member
 from pytest_ddpperf.nodes.node import Node
-from pytest_ddpperf.nodes.parts import Parts
 from pytest_ddpperf.nodes.role import Role
-from pytest_ddpperf.records import Plan, Scalar
+from pytest_ddpperf.nodes.side import Side
+from pytest_ddpperf.records import Scalar
 from pytest_ddpperf.records.errors import BaseSideError, NodesError
 from pytest_ddpperf.wire.channels import Message
 
@@ -96,8 +96,23 @@ class Fleet:
         """How many nodes there are, this one included."""
         return self.role.nodes
 
-    def start(self, arguments: Sequence[str]) -> None:
-        """Wait for all nodes, and let their pytests collect."""
+    @cached_property
+    def hand(self) -> Side:
+        """The other nodes' pytests of the code at hand, once all have come."""
+        return self.side([node.hand for node in self.nodes])
+
+    def side(self, members: Sequence[Member]) -> Side:
+        return Side(
+            members,
+            address=self.address,
+            interface=self.interface,
+            hosts=self.hosts,
+            order=order_of_host(),
+            facts=self.facts,
+        )
+
+    def start(self, arguments: Sequence[str], kept: Sequence[str]) -> None:
+        """Wait for all nodes, and let their pytests collect: see `Node.start`."""
         self._admit(self._until)
         missing = sorted(set(range(1, self.role.nodes)) - {node.number for node in self.nodes})
         if missing:
@@ -108,7 +123,7 @@ class Fleet:
             node.check(versions())
         with _as_nodes_error():
             for node in self.nodes:
-                node.start(arguments)
+                node.start(arguments, kept)
 
     def _admit(self, until: float) -> None:
         self._notice.check()
@@ -136,17 +151,11 @@ class Fleet:
     def begin(self, nodeid: str, asked: Message, nodes: int) -> None:
         """Let the test run on so many nodes up to what it asks for there; raises BaseSideError if that is not what is
         `asked` here."""
-        taking_part = self._taking_part(nodes)
         goes_on, owed = self._begun == nodeid, self._owed
         self._begun, self._owed = nodeid, None
-        for node in taking_part:
-            with _named(node):
-                if goes_on and owed is not None:
-                    node.line.send(owed)
-                node.begin(nodeid)
-        for node in taking_part:
-            with _named(node):
-                node.asks(asked)
+        if goes_on and owed is not None:
+            self.hand.tell(owed, nodes)
+        self.hand.begin(nodeid, asked, nodes)
 
     def end(self, came: Message) -> None:
         """What the test asked for is there: that came of it, which nodes are told if the test goes on."""
@@ -155,46 +164,7 @@ class Fleet:
     def leave(self) -> None:
         """The test is over here. Returns when it is over everywhere."""
         self._begun, self._owed = "", None
-        for node in self.nodes:
-            node.tests.leave()
-
-    def _taking_part(self, nodes: int) -> list[Node]:
-        return [node for node in self.nodes if node.number < nodes]
-
-    # --- launches: see `launch.elsewhere.Nodes`
-
-    def parts(self, plan: Plan, store: tuple[str, int]) -> Elsewhere:
-        names = {
-            process: f"{plan.name(process)} (node {node}, {self.hosts[node]})"
-            for node in range(plan.nodes)
-            for process in plan.part(node)
-        }
-        return Parts(plan, store, self._taking_part(plan.nodes), names)
-
-    @contextmanager
-    def alone(self, plan: Plan, here: AbstractContextManager[None], observer: Observer) -> Iterator[None]:
-        """Raises BaseSideError."""
-        taking_part = self._taking_part(plan.nodes)
-        ours = order_of_host(), 0
-        with ExitStack() as held:
-            for place in sorted([ours, *((node.order, node.number) for node in taking_part)]):
-                if place == ours:
-                    held.enter_context(here)
-                else:
-                    held.enter_context(self._alone_on(self.nodes[place[1] - 1], observer))
-            yield
-
-    @contextmanager
-    def _alone_on(self, node: Node, observer: Observer) -> Iterator[None]:
-        node.line.send({"op": "alone"})
-        said = node.line.receive(observer, _FOR_EVER)
-        if said["event"] != "alone":
-            raise BaseSideError(f"{node}: {said.get('text', said)}")
-        try:
-            yield
-        finally:
-            with suppress(BaseSideError):
-                node.line.send({"op": "shared"})
+        self.hand.leave()
 
     # --- the end
 
@@ -206,21 +176,8 @@ class Fleet:
                     self._admit(time.monotonic() + _LAST_SECONDS)
             for node in self.nodes:
                 with suppress(BaseSideError):
-                    node.line.send({"op": "exit", "status": status})
-                node.line.close()
-
-
-_FOR_EVER = 1e9  # seconds: while others have the node, as on one's own
-
-
-@contextmanager
-def _named(node: Node) -> Iterator[None]:
-    """What goes wrong there is told with its name."""
-    try:
-        yield
-    except BaseSideError as error:
-        told = str(error)
-        raise BaseSideError(told if told.startswith(str(node)) else f"{node}: {told}") from None
+                    node.connection.send({"op": "exit", "status": status})
+                node.connection.close()
 
 
 @contextmanager

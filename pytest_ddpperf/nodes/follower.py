@@ -3,10 +3,13 @@ said between it and the pytest that leads, and ends with the status of that one.
 
 By itself it answers at once, whatever its pytest does. It is told, beside what is for its pytest (see `led.tests`):
 
-{"op": "start", "arguments": [...]}     (a pytest that is led: what it says follows)
+{"op": "start", "arguments": [...],     (a pytest that is led: what it says follows, with "side": "hand")
+ "kept": [...]}
+{"op": "start-base", "kept": [...]}     (the same of the version that is measured beside it, "side": "base")
 {"op": "ping"}                          {"event": "alive"}
 {"op": "clock", "exchanges": n}         {"event": "clock"}, then so many times the time, 8 bytes, for a byte
-{"op": "give-up", "seconds": s}         {"event": "died", "text": why} with its stacks; the same whenever it dies
+{"op": "give-up", "side": s, ...}       {"event": "died", "side": s, "text": why} with its stacks; the same whenever
+                                        it dies
 {"op": "exit", "status": s}             (all is over)
 """
 
@@ -17,29 +20,33 @@ import time
 from collections.abc import Callable, Sequence
 
 from pytest_ddpperf.led import Led
+from pytest_ddpperf.nodes.base import Base
 from pytest_ddpperf.nodes.line import CLOCK
-from pytest_ddpperf.records.errors import BaseSideError
+from pytest_ddpperf.nodes.node import BASE, HAND
+from pytest_ddpperf.records.errors import BaseSideError, DdpPerfError
 from pytest_ddpperf.wire.channels import Lines, Message, readable
 
 _TICK_SECONDS = 1.0
 
-Start = Callable[[Sequence[str]], Led]
+Start = Callable[[Sequence[str], Sequence[str]], Led]
 
 
 class Follower:
     """Of one run, until the pytest that leads says that it is over, or is gone."""
 
-    def __init__(self, leader: Lines, start: Start) -> None:
-        """`start` starts this node's pytest, with further arguments."""
-        self._leader, self._start = leader, start
-        self._led: Led | None = None
+    def __init__(self, leader: Lines, start: Start, base: Base) -> None:
+        """`start` starts this node's pytest, with further arguments, and what both versions have from the working tree,
+        from its top; `base` is the other version, if one is asked
+        for."""
+        self._leader, self._start, self._base = leader, start, base
+        self._led: dict[str, Led] = {}  # by side
 
     def run(self) -> int | None:
         """The status to exit with; None if the leader is gone."""
         try:
             while True:
-                led = self._led
-                ready = readable([self._leader.socket, *([led.socket] if led is not None else [])], _TICK_SECONDS)
+                sides = dict(self._led)
+                ready = readable([self._leader.socket, *(led.socket for led in sides.values())], _TICK_SECONDS)
                 if self._leader.socket in ready:
                     messages = self._leader.receive()
                     if messages is None:
@@ -48,13 +55,15 @@ class Follower:
                         if message["op"] == "exit":
                             return int(message["status"])
                         self._obey(message)
-                if led is not None:
-                    self._relay(led, said=led.socket in ready)
+                for side, led in sides.items():
+                    self._relay(side, led, said=led.socket in ready)
+                self._look_for_base()
         except OSError:
             return None
         finally:
-            if self._led is not None:
-                self._led.kill()  # and its ranks with it
+            for led in self._led.values():
+                led.kill()  # and its ranks with it
+            self._base.close()
 
     def _obey(self, message: Message) -> None:
         operation = message["op"]
@@ -63,28 +72,41 @@ class Follower:
         elif operation == "clock":
             self._tell_time(message["exchanges"])
         elif operation == "start":
-            self._led = self._start(message["arguments"])
-        elif self._led is not None:
+            self._led[HAND] = self._start(message["arguments"], message["kept"])
+        elif operation == "start-base":
+            self._base.prepare(message["kept"])
+        elif message["side"] in self._led:
+            side = message.pop("side")
             try:
                 if operation == "give-up":
-                    self._led.give_up(message["seconds"])
+                    self._led[side].give_up(message["seconds"])
                 else:
-                    self._led.send(message)
+                    self._led[side].send(message)
             except BaseSideError as error:
-                self._died(error)
+                self._died(side, error)
 
-    def _relay(self, led: Led, *, said: bool) -> None:
+    def _look_for_base(self) -> None:
+        """Start its pytest once its tree is there."""
+        if BASE in self._led:
+            return
+        try:
+            if (led := self._base.started()) is not None:
+                self._led[BASE] = led
+        except DdpPerfError as error:
+            self._leader.send({"event": "died", "side": BASE, "text": str(error)})
+
+    def _relay(self, side: str, led: Led, *, said: bool) -> None:
         """What this node's pytest said, and its end."""
         try:
             led.refuse_stopped()
-            for message in led.heard() if said else ():
-                self._leader.send(message)
+            for message in led.arrived() if said else ():
+                self._leader.send({**message, "side": side})
         except BaseSideError as error:
-            self._died(error)
+            self._died(side, error)
 
-    def _died(self, error: BaseSideError) -> None:
-        self._led = None
-        self._leader.send({"event": "died", "text": str(error)})
+    def _died(self, side: str, error: BaseSideError) -> None:
+        self._led.pop(side, None)
+        self._leader.send({"event": "died", "side": side, "text": str(error)})
 
     def _tell_time(self, exchanges: int) -> None:
         """Nothing else may happen in between: each answer takes as long as it is late."""

@@ -1,4 +1,4 @@
-"""The connection between the pytest that leads and another node."""
+"""The connection between the pytest that leads and another node, and what goes over it for each version there."""
 
 from __future__ import annotations
 
@@ -34,90 +34,152 @@ def keep_watch(connected: socket.socket) -> None:
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int((_IDLE + _BETWEEN * _PROBES) * 1000))
 
 
-class NodeLine(Line):
-    """To the pytest of another node, by way of the process that torchrun started there: see `nodes.follower`."""
+class Connection:
+    """To the process that torchrun started on another node: see `nodes.follower`. What it says of the pytests there is
+    for their lines."""
 
     def __init__(self, name: str, lines: Lines) -> None:
-        super().__init__(name, lines)
+        self.name, self.lines = name, lines
         lines.socket.settimeout(_GONE_SECONDS)
+        self.gone = ""  # why nothing can be asked of it any more
         self._heard = self._asked = self._watched = time.monotonic()
+        self._sides: dict[str, NodeLine] = {}
+        self._own: list[Message] = []  # what it said of itself
 
-    @property
-    def socket(self) -> socket.socket:
-        return self._lines.socket
+    def line(self, side: str) -> NodeLine:
+        """To its pytest of a version."""
+        return self._sides.setdefault(side, NodeLine(self, side))
 
-    def arrived(self) -> list[Message]:
-        """What has arrived by now, without waiting; raises BaseSideError."""
-        self._watch()
-        if not self._pending and readable([self.socket], 0):
-            self._take_in()
-        arrived, self._pending = self._pending, []
-        return arrived
+    def send(self, message: Message) -> None:
+        """Raises BaseSideError."""
+        try:
+            self.lines.send(message)
+        except OSError:
+            self.lost()
 
-    def _arrives(self, patience: float) -> bool:
-        until = time.monotonic() + patience
+    def answer(self, event: str) -> Message:
+        """What it says of itself next, by its name; raises BaseSideError."""
+        until = time.monotonic() + _GONE_SECONDS
+        while not (found := [message for message in self._own if message["event"] == event]):
+            if not self.arrives(until):
+                self.end(f"said nothing for {_GONE_SECONDS:g} s")
+            self.take_in()
+        self._own.remove(found[0])
+        return found[0]
+
+    def arrives(self, until: float) -> bool:
+        """Whether something is there to be taken in by then, its end included; raises BaseSideError if it is gone."""
         while (left := until - time.monotonic()) > 0:
-            if readable([self.socket], min(left, _TICK_SECONDS)):
+            if readable([self.lines.socket], min(left, _TICK_SECONDS)):
                 return True
-            self._watch()
+            self.watch()
         return False
 
-    def _watch(self) -> None:
-        """Ask for a sign of life where none came for a while."""
+    def watch(self) -> None:
+        """Ask for a sign of life where none came for a while; raises BaseSideError."""
         now = time.monotonic()
         if now - self._watched > _ASK_SECONDS:  # nobody looked: nothing was asked, either
             self._heard = now
         self._watched = now
         if now - self._heard > _GONE_SECONDS:
-            self._end(f"said nothing for {now - self._heard:.0f} s")
+            self.end(f"said nothing for {now - self._heard:.0f} s")
         if now - max(self._heard, self._asked) > _ASK_SECONDS:
             self._asked = now
             self.send({"op": "ping"})
 
-    def _take_in(self) -> None:
-        super()._take_in()
+    def take_in(self) -> None:
+        """All that has arrived; waits where nothing has. Raises BaseSideError."""
+        try:
+            arrived = self.lines.receive()
+        except OSError:
+            arrived = None
+        if arrived is None:
+            self.lost()
         self._heard = time.monotonic()
-        self._pending = [message for message in self._pending if message["event"] != "alive"]
-        for message in self._pending:
-            if message["event"] == "died":
-                self.dead = message["text"]
-                raise BaseSideError(self.dead)
-
-    def _lost(self) -> NoReturn:
-        self._end("is gone: its connection ended")
-
-    def _silent(self, patience: float) -> NoReturn:
-        self.send({"op": "give-up", "seconds": patience})
-        while self._arrives(_GONE_SECONDS):
-            self._take_in()  # raises, once it says how its pytest ended
-        self._end(f"did not answer for {patience:.3g} s")
-
-    def _end(self, problem: str) -> NoReturn:
-        self.dead = f"{self._name} {problem}"
-        self.socket.close()
-        raise BaseSideError(self.dead)
+        for message in arrived:
+            if "side" in message:
+                self.line(message.pop("side")).hear(message)
+            elif message["event"] != "alive":
+                self._own.append(message)
 
     def offset(self) -> Offset:
         """Of that node's clock; raises BaseSideError."""
         self.send({"op": "clock", "exchanges": EXCHANGES})
+        self.answer("clock")
         try:
-            while not any(message["event"] == "clock" for message in self._pending):
-                if not self._arrives(_GONE_SECONDS):
-                    self._end("did not tell the time")
-                self._take_in()
-            self._pending = [message for message in self._pending if message["event"] != "clock"]
             return offset([self._exchange() for _ in range(EXCHANGES)])
         except OSError:
-            self._lost()
+            self.lost()
 
     def _exchange(self) -> tuple[int, int, int]:
+        connected = self.lines.socket
         before = time.monotonic_ns()
-        self.socket.send(b"?")
-        told = self.socket.recv(CLOCK.size, socket.MSG_WAITALL)
+        connected.send(b"?")
+        told = connected.recv(CLOCK.size, socket.MSG_WAITALL)
         after = time.monotonic_ns()
         if len(told) < CLOCK.size:
             raise ConnectionError
         return before, int(CLOCK.unpack(told)[0]), after
 
+    def lost(self) -> NoReturn:
+        self.end("is gone: its connection ended")
+
+    def end(self, problem: str) -> NoReturn:
+        """Nothing will be asked of it any more; raises BaseSideError."""
+        self.gone = f"{self.name} {problem}"
+        self.lines.socket.close()
+        for line in self._sides.values():
+            line.dead = line.dead or self.gone
+        raise BaseSideError(self.gone)
+
     def close(self) -> None:
-        self.socket.close()
+        self.lines.socket.close()
+
+
+class NodeLine(Line):
+    """To the pytest of one version on another node."""
+
+    def __init__(self, connection: Connection, side: str) -> None:
+        super().__init__(connection.name, connection.lines)
+        self._connection, self._side = connection, side
+
+    def hear(self, message: Message) -> None:
+        """What came for this line."""
+        if message["event"] == "died":
+            self.dead = message["text"]
+        else:
+            self._pending.append(message)
+
+    def send(self, message: Message) -> None:
+        self._refuse_dead()
+        self._connection.send({**message, "side": self._side})
+
+    def arrived(self) -> list[Message]:
+        self._refuse_dead()
+        self._connection.watch()
+        return super().arrived()
+
+    def _arrives(self, patience: float) -> bool:
+        until = time.monotonic() + patience
+        return bool(self._pending) or self._connection.arrives(until)
+
+    def _take_in(self) -> None:
+        if not self._pending:
+            self._connection.take_in()
+        self._refuse_dead()
+
+    def _refuse_dead(self) -> None:
+        if self.dead or self._connection.gone:
+            self.dead = self.dead or self._connection.gone
+            raise BaseSideError(self.dead)
+
+    def _silent(self, patience: float) -> NoReturn:
+        self.send({"op": "give-up", "seconds": patience})
+        until = time.monotonic() + _GONE_SECONDS
+        while self._arrives(until - time.monotonic()):
+            self._take_in()  # raises, once it says how its pytest ended
+            self._pending.clear()
+        self._connection.end(f"did not answer for {patience:.3g} s")
+
+    def _lost(self) -> NoReturn:
+        self._connection.lost()

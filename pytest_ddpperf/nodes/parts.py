@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from pytest_ddpperf.launch.clock import Clock, Offset
-from pytest_ddpperf.nodes.node import Node
+from pytest_ddpperf.nodes.member import Member
 from pytest_ddpperf.records import Plan, RankError, RankOutput, codec
 from pytest_ddpperf.records.errors import BaseSideError
 from pytest_ddpperf.wire.channels import Message, readable
@@ -25,7 +25,7 @@ _TICK_SECONDS = 0.1
 class _Part:
     """What came of one node's."""
 
-    node: Node
+    member: Member
     before: Offset
     after: Offset | None = None
     settled: bool = False
@@ -37,9 +37,9 @@ class _Part:
 class Parts:
     """All but the part of the node that leads. Nothing here raises: what goes wrong is an error of a rank."""
 
-    def __init__(self, plan: Plan, store: tuple[str, int], nodes: Sequence[Node], names: Mapping[int, str]) -> None:
+    def __init__(self, plan: Plan, store: tuple[str, int], members: Sequence[Member], names: Mapping[int, str]) -> None:
         """`names` are those of all processes in errors."""
-        self._plan, self._store, self._nodes, self._names = plan, store, nodes, names
+        self._plan, self._store, self._members, self._names = plan, store, members, names
         self._parts: list[_Part] = []
         self._told = False  # that it is over, or given up
         self._given_up = math.inf  # when
@@ -50,7 +50,7 @@ class Parts:
 
     @property
     def channels(self) -> Sequence[socket.socket]:
-        return [part.node.line.socket for part in self._parts if not (part.over or part.node.line.dead)]
+        return [part.member.line.socket for part in self._parts if not (part.over or part.member.line.dead)]
 
     @property
     def settled(self) -> bool:
@@ -61,27 +61,27 @@ class Parts:
         return {
             process: Clock(first=part.before, last=part.after or part.before)
             for part in self._parts
-            for process in self._plan.part(part.node.number)
+            for process in self._plan.part(part.member.node)
         }
 
     def begin(self) -> None:
         order = {"op": "part", "plan": codec.encode(self._plan), "store": list(self._store)}
-        for node in self._nodes:
-            part = _Part(node, Offset(at_ns=0, ns=0, half_width_ns=math.inf))
+        for member in self._members:
+            part = _Part(member, Offset(at_ns=0, ns=0, half_width_ns=math.inf))
             self._parts.append(part)
             with self._watched(part):
-                part.before = node.line.offset()
+                part.before = member.offset()
         for part in self._parts:
             with self._watched(part):
                 if not part.over:
-                    part.node.line.send(order)
+                    part.member.line.send(order)
 
     def hear(self) -> None:
         for part in self._parts:
             if part.over:
                 continue
             with self._watched(part):
-                for message in part.node.line.arrived():
+                for message in part.member.line.arrived():
                     self._take(part, message)
         if self.settled and not self._told and not self.errors:
             self._tell_times()
@@ -103,7 +103,7 @@ class Parts:
             self.notes += message["notes"]
         elif event in ("failed", "ended"):
             if event == "ended":
-                part.node.tests.ended(message, "the test ended there during a launch")
+                part.member.tests.ended(message, "the test ended there during a launch")
             self._end(part, message["text"] or "the test ended there during a launch")
 
     def _failed(self, part: _Part, told: Sequence[Message], when: float = math.inf) -> None:
@@ -131,7 +131,7 @@ class Parts:
         for part in self._parts:
             if part.after is None and not part.over:
                 with self._watched(part):
-                    part.after = part.node.line.offset()
+                    part.after = part.member.offset()
 
     @contextmanager
     def _watched(self, part: _Part) -> Iterator[None]:
@@ -144,7 +144,7 @@ class Parts:
     def _end(self, part: _Part, problem: str) -> None:
         if not part.over:
             part.over = True
-            self.errors.append(part.node.lost(self._plan, problem))
+            self.errors.append(part.member.lost(self._plan, problem))
 
     def release(self) -> None:
         self._tell({"op": "release"})
@@ -161,7 +161,7 @@ class Parts:
         for part in self._parts:
             with self._watched(part):
                 if not part.over:
-                    part.node.line.send(order)
+                    part.member.line.send(order)
 
     def await_end(self) -> None:
         until = time.monotonic() + _END_SECONDS

@@ -76,7 +76,7 @@ class Settings:
     def in_stretches(self, plan: Plan) -> bool:
         """Whether launches of both sides take turns while both are alive."""
         wanted = plan.device == "cpu" if self.turns == "auto" else self.turns == "stretches"
-        return wanted and not (plan.rpc or self.disable)
+        return wanted and not (plan.rpc or self.disable or plan.nodes > 1)
 
     @property
     def beside(self) -> str:

@@ -80,7 +80,7 @@ class _Led:
             "collected",
             tests=list(items),
             errors=self._errors,
-            sources=codec.encode(Sources.here(self._serving.trees)),
+            sources=codec.encode(Sources.here(self._serving.sources_of)),
         )
         run = session.config.stash[state.RUN]
         facts: Mapping[str, Scalar] = {}

@@ -62,9 +62,8 @@ def _check(config: pytest.Config, run: Run) -> None:
         )
     if settings.suite_plots and _workers(config):
         raise pytest.UsageError("--ddp-suite-plots with xdist workers: figures are drawn by one process; add -n 0")
-    if run.fleet is not None and (_workers(config) or settings.beside):
-        option = settings.beside or "-n"
-        raise pytest.UsageError(f"{option} over several nodes: each node's pytest takes part in one test at a time")
+    if run.fleet is not None and _workers(config):
+        raise pytest.UsageError("-n over several nodes: each node's pytest takes part in one test at a time")
     if settings.beside and _workers(config):
         raise pytest.UsageError(
             f"{settings.beside} with {_workers(config)} xdist workers: launches of both sides take turns; add -n 0"
@@ -155,8 +154,7 @@ def _prepare(run: Run, items: list[pytest.Item]) -> None:
     from pytest_ddpperf.records.errors import DdpPerfError, MarkerError
 
     try:
-        run.start_nodes()
-        run.start_base(items)
+        run.start_others(items)
         for item in run.items:
             with suppress(Unavailable, MarkerError):  # the test will be skipped, or fail
                 run.place(item)

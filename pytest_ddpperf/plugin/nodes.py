@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import os
-import shlex
 import signal
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from pytest_ddpperf import options
+from pytest_ddpperf.against import BaseSide
 from pytest_ddpperf.launch.environ import inherited
 from pytest_ddpperf.led import Led
-from pytest_ddpperf.led.arguments import of_led
 from pytest_ddpperf.led.sources import one_tree
 from pytest_ddpperf.nodes import door, rendezvous, secret
+from pytest_ddpperf.nodes.base import Base
 from pytest_ddpperf.nodes.fleet import Fleet, about_itself
 from pytest_ddpperf.nodes.follower import Follower
 from pytest_ddpperf.nodes.interface import interface_of
 from pytest_ddpperf.nodes.role import Role, role
+from pytest_ddpperf.plugin.sides import PLUGIN, invocation
 from pytest_ddpperf.plugin.state import Run
 from pytest_ddpperf.rank.process import die_with_parent
 from pytest_ddpperf.records import codec
@@ -75,39 +77,40 @@ def _follow(config: pytest.Config, found: Role) -> int:
         leader.send(about_itself())
         interface = interface_of(leader.socket.getsockname()[0])
 
-        def start(further: Sequence[str]) -> Led:
+        place = {"node": found.node, "nodes": found.nodes, "interface": interface}
+        here = one_tree(config.rootpath)
+        asked = invocation(config, (), environ=inherited(os.environ), sys_path=sys.path)
+
+        def kept_here(kept: Sequence[str]) -> tuple[str, ...]:
+            return (*(os.path.join(here.hand, path) for path in kept), PLUGIN)
+
+        def start(further: Sequence[str], kept: Sequence[str]) -> Led:
             environ = inherited(os.environ)
             environ.pop("PYTEST_ADDOPTS", None)  # they are among the arguments
             led = Led(f"node {found.node}", sys.executable, environ, config.invocation_params.dir)
             led.send(
                 {
                     "sys_path": sys.path,
-                    "trees": codec.encode(one_tree(config.rootpath)),
-                    "arguments": [*_arguments(config), *further, *_apart(config, Path(folder))],
+                    "trees": codec.encode(replace(here, kept=kept_here(kept) if kept else ())),
+                    "arguments": [*asked.arguments_in(here), *further, *_apart(config, Path(folder))],
                     "argv": sys.argv,
                     "folder": "",
                     "parent": os.getpid(),
-                    "node": found.node,
-                    "nodes": found.nodes,
-                    "interface": interface,
+                    **place,
                 }
             )
             return led
 
-        status = Follower(leader, start).run()
+        def base(kept: Sequence[str]) -> BaseSide:
+            side = BaseSide(settings, replace(asked, kept=kept_here(kept)))
+            side.more = place
+            return side
+
+        status = Follower(leader, start, Base(base)).run()
     if status is None:
         print(f"pytest-ddpperf, node {found.node}: the pytest of node 0 is gone: it was at {where}", file=sys.stderr)
         return pytest.ExitCode.TESTS_FAILED
     return status
-
-
-def _arguments(config: pytest.Config) -> list[str]:
-    given = [
-        *config.getini("addopts"),
-        *shlex.split(os.environ.get("PYTEST_ADDOPTS", "")),
-        *map(str, config.invocation_params.args),
-    ]
-    return of_led(given, config.args if config.args_source is config.ArgsSource.ARGS else ())
 
 
 def _apart(config: pytest.Config, folder: Path) -> list[str]:

@@ -4,28 +4,34 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from pytest_ddpperf.against import BaseSide, Invocation
+from pytest_ddpperf.launch.environ import inherited
 from pytest_ddpperf.measuring.confirming import Code
 from pytest_ddpperf.plugin.state import Run
 
-_PLUGIN = os.path.realpath(Path(__file__).parents[1])  # which both sides have from here
+PLUGIN = os.path.realpath(Path(__file__).parents[1])  # which both sides have from here
 
 
 def another_version(run: Run, items: Sequence[pytest.Item]) -> BaseSide:
     """The one that was asked for, with the tests at hand; raises AgainstError."""
-    return BaseSide(run.settings, _invocation(run, _kept(run, items)))
+    asked = _of_run(run, _kept(run, items))
+    if run.fleet is None:
+        return BaseSide(run.settings, asked)
+    from pytest_ddpperf.nodes.base import BaseOfNodes
+
+    return BaseOfNodes(run.settings, asked, run.fleet, lambda: run.session.launcher)
 
 
 def of_commit(run: Run, code: Code, seconds: float) -> BaseSide:
     """A commit's own tests, ready to be measured beside those at hand within so many seconds; raises DdpPerfError."""
     asked = replace(run.settings, against=code.commit, against_env=code.assignments)
-    side = BaseSide(asked, _invocation(run, (_PLUGIN,), code.file))
+    side = BaseSide(asked, _of_run(run, (PLUGIN,), code.file))
     try:
         side.start(seconds)
         side.collect(None)
@@ -35,15 +41,21 @@ def of_commit(run: Run, code: Code, seconds: float) -> BaseSide:
     return side
 
 
-def _invocation(run: Run, kept: tuple[str, ...], only: str = "") -> Invocation:
-    config = run.config
+def invocation(
+    config: pytest.Config,
+    kept: tuple[str, ...],
+    only: str = "",
+    *,
+    environ: Mapping[str, str],
+    sys_path: Sequence[str],
+) -> Invocation:
+    """How this pytest was called; the rest as `Invocation` has it."""
     named = config.args_source is config.ArgsSource.ARGS
     return Invocation(
         arguments=(
             *config.getini("addopts"),
             *shlex.split(os.environ.get("PYTEST_ADDOPTS", "")),
             *map(str, config.invocation_params.args),
-            *seed(config),
         ),
         caches=config.pluginmanager.hasplugin("cacheprovider"),
         tests=tuple(config.args) if named else (),
@@ -51,9 +63,14 @@ def _invocation(run: Run, kept: tuple[str, ...], only: str = "") -> Invocation:
         rootdir=config.rootpath,
         kept=kept,
         only=only,
-        environ=run.environ,
-        sys_path=run.sys_path,
+        environ=environ,
+        sys_path=sys_path,
     )
+
+
+def _of_run(run: Run, kept: tuple[str, ...], only: str = "") -> Invocation:
+    found = invocation(run.config, kept, only, environ=inherited(run.environ), sys_path=run.sys_path)
+    return replace(found, arguments=(*found.arguments, *seed(run.config)))
 
 
 def _kept(run: Run, items: Sequence[pytest.Item]) -> tuple[str, ...]:
@@ -63,7 +80,7 @@ def _kept(run: Run, items: Sequence[pytest.Item]) -> tuple[str, ...]:
     root = Path(os.path.realpath(run.config.rootpath))
     folders = {path for path in map(os.path.dirname, tests | conftests) if _of_tests(Path(path))}
     folders -= {str(root), *map(str, root.parents)}
-    return (*sorted(tests | conftests | folders), _PLUGIN)
+    return (*sorted(tests | conftests | folders), PLUGIN)
 
 
 def _of_tests(folder: Path) -> bool:

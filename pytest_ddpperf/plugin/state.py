@@ -93,21 +93,23 @@ class Run:
             return "not in a run over several nodes"
         return "not under xdist: add -n 0" if self.worker else self._side_of
 
-    def start_base(self, items: Sequence[pytest.Item]) -> None:
-        """Let the other version collect beside this one, if there is one to compare with; raises DdpPerfError."""
-        if not self.settings.beside or not any(uses(item, BENCHMARKS) for item in self.items):
-            return
-        from pytest_ddpperf.plugin import sides
+    def start_others(self, items: Sequence[pytest.Item]) -> None:
+        """Let the other nodes, and the other version, collect beside this pytest, if there are any; raises
+        DdpPerfError."""
+        if self.settings.beside and any(uses(item, BENCHMARKS) for item in self.items):
+            from pytest_ddpperf.plugin import sides
 
-        self._base = sides.another_version(self, items)
-        self._base.start()
+            self._base = sides.another_version(self, items)
+        self._start_nodes()
+        if self._base is not None:
+            self._base.start()
 
-    def start_nodes(self) -> None:
-        """Wait for the other nodes, and let them collect, too; raises NodesError."""
+    def _start_nodes(self) -> None:
         if self.fleet is not None:
+            from pytest_ddpperf.nodes.base import from_top
             from pytest_ddpperf.plugin.sides import seed
 
-            self.fleet.start(seed(self.config))
+            self.fleet.start(seed(self.config), from_top(self._base.trees) if self._base is not None else ())
 
     def await_nodes(self) -> None:
         """Until they have collected; raises NodesError where they have other code, or other machines."""

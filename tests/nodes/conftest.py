@@ -72,18 +72,22 @@ class Machines:
                 _ip("-n", name, "link", "set", up, "up")
 
     def start(
-        self, node: int, command: Sequence[str], variables: Mapping[str, str] | None = None, *, one_clock: bool = False
+        self,
+        node: int,
+        command: Sequence[str],
+        variables: Mapping[str, str] | None = None,
+        folder: Path | None = None,
     ) -> Node:
         """Ends with the test. The processes of a node are its process group's and those of its namespace."""
         core = sorted(os.sched_getaffinity(0))[node]
-        ahead = ["--time", "--monotonic", str(AHEAD_SECONDS)] if node and not one_clock else []
+        ahead = ["--time", "--monotonic", str(AHEAD_SECONDS)] if node else []
         log = self._closing.enter_context((self.folder / f"node{node}.log").open("w+b"))
         process = subprocess.Popen(
             [
                 *("ip", "netns", "exec", self._names[node], "taskset", "--cpu-list", str(core)),
                 *("unshare", *ahead, "--fork", "--kill-child", "--", *command),
             ],
-            cwd=self.folder,
+            cwd=folder or self.folder,
             env={**os.environ, **(variables or {})},
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -93,19 +97,19 @@ class Machines:
         self._closing.callback(_end, process)
         return Node(process, log)
 
-    def torchrun(self, node: int, *arguments: str, processes: int = 1, **options: bool) -> Node:
-        return self.start(
-            node,
-            [
-                *(sys.executable, "-m", "torch.distributed.run", "--nnodes", "2"),
-                *("--nproc-per-node", str(processes), "--node-rank", str(node)),
-                *("--master-addr", ADDRESSES[0], "--master-port", str(_PORT)),
-                *("-m", "pytest", *SMALL, *arguments),
-            ],
-            **options,
-        )
+    def torchrun(self, node: int, *arguments: str, processes: int = 1, rendezvous: Sequence[str] = ()) -> Node:
+        static = ("--node-rank", str(node), "--master-addr", ADDRESSES[0], "--master-port", str(_PORT))
+        launcher = (sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", str(processes))
+        return self.start(node, [*launcher, *(rendezvous or static), "-m", "pytest", *SMALL, *arguments])
 
-    def pytest(self, node: int, *arguments: str, variables: Mapping[str, str] | None = None, nodes: int = 2) -> Node:
+    def pytest(
+        self,
+        node: int,
+        *arguments: str,
+        variables: Mapping[str, str] | None = None,
+        folder: Path | None = None,
+        nodes: int = 2,
+    ) -> Node:
         """As torchrun would start it that lets the first worker hold its store: some seconds sooner."""
         place = {
             "RANK": str(node),
@@ -120,7 +124,7 @@ class Machines:
             "TORCHELASTIC_USE_AGENT_STORE": "False",
         }
         command = [sys.executable, "-m", "pytest", *SMALL, *arguments]
-        return self.start(node, command, {**place, **(variables or {})})
+        return self.start(node, command, {**place, **(variables or {})}, folder)
 
     def both(self, start: Callable[..., Node], *arguments: str) -> tuple[Node, Node]:
         """On both nodes, until both have ended."""
@@ -136,6 +140,13 @@ class Machines:
             pids = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=True).stdout
             found += [_command(int(pid)) for pid in pids.split()]
         return [command for command in found if command]
+
+    def until_empty(self, seconds: float) -> None:
+        """Wait until no process is left in the namespaces."""
+        until = time.monotonic() + seconds
+        while left := self.left():
+            assert time.monotonic() < until, left
+            time.sleep(0.1)
 
     def find(self, node: int, part: str) -> int:
         """The pid of the process of a node whose command has that part; waits until there is one."""

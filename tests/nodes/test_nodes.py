@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
+import subprocess
 import time
 
 import pytest
 
-from tests.nodes.conftest import Machines, Node
+from tests.nodes.conftest import ADDRESSES, Machines, Node
 
 STEP = """
 import time, pytest
@@ -27,8 +29,9 @@ def training(ctx, seconds=0.0):
     model = DistributedDataParallel(torch.nn.Linear(64, 64))
     data = torch.randn(32, 64)
     def step():
-        if ctx.rank == 1:
-            time.sleep(seconds)
+        until = time.thread_time() + seconds * ctx.rank
+        while time.thread_time() < until:
+            pass
         model(data).sum().backward()
     return step
 """
@@ -77,6 +80,7 @@ def test_step(ddp_benchmark):
     first, second = machines.both(machines.torchrun, "--ddp-threshold=p50:300%", "test_step.py")
     print(first.output, second.output)
     assert "REGRESSED" in first.output
+    assert re.search(r"slowest rank: 1 \(node 1, .+\), its CPU time", first.output)
     assert "1 failed" in first.output
     assert first.process.returncode == second.process.returncode == 1, "torchrun's own, for both"
     assert machines.left() == []
@@ -183,13 +187,17 @@ def waiting(machines: Machines) -> Machines:
     return machines
 
 
-def begun(machines: Machines, *arguments: str) -> tuple[Node, Node]:
-    nodes = machines.pytest(0, *arguments, "test_waiting.py"), machines.pytest(1, *arguments, "test_waiting.py")
+def begun(machines: Machines) -> tuple[Node, Node]:
+    nodes = machines.pytest(0, "test_waiting.py"), machines.pytest(1, "test_waiting.py")
+    until_in_launch(machines, *nodes)
+    return nodes
+
+
+def until_in_launch(machines: Machines, first: Node, second: Node) -> None:
     until = time.monotonic() + 60
     while not (machines.folder / "rank1").exists():
-        assert time.monotonic() < until, nodes[0].output + nodes[1].output
+        assert time.monotonic() < until, first.output + second.output
         time.sleep(0.05)
-    return nodes
 
 
 FOLLOWER, LED = "pytest --ddp", "plugin.base"  # of commands
@@ -261,3 +269,140 @@ def test_who_does_not_know_the_secret_is_not_let_in(waiting: Machines) -> None:
     assert "is DDPPERF_SECRET the same on all nodes?" in second.output
     assert "node 1 of 2 did not come" in first.output
     assert waiting.left() == []
+
+
+def test_rpc_over_two_nodes(machines: Machines) -> None:
+    """Trainers in order over the nodes; parameter servers and the master on the first."""
+    (machines.folder / "test_rpc.py").write_text(
+        """
+import os, pytest
+
+def handled(tensor):
+    return tensor + 1
+
+def where(ctx):
+    return ctx.rank, ctx.local_rank, ctx.local_world_size, ctx.node_rank, int(os.environ["LOCAL_RANK"])
+
+def master(ctx):
+    assert ctx.node_rank == 0
+    return sorted(name for names in ctx.workers.values() for name in names)
+
+def trainer(ctx, shared):
+    import torch, torch.distributed.rpc as rpc
+    assert shared == ["master", "ps0", "trainer0", "trainer1"]
+    assert where(ctx) == (ctx.rank, 0, 1, ctx.rank, 0), where(ctx)
+    data = torch.ones(10)
+    def step():
+        assert rpc.rpc_sync("ps0", handled, (data,)).sum() == 20
+    return step
+
+def server(ctx):
+    assert (ctx.node_rank, ctx.rank, ctx.local_rank) == (0, 0, 0)
+
+@pytest.mark.ddp(nodes=2, warmup=3)
+def test_rpc(rpc_benchmark):
+    result = rpc_benchmark(trainer, master=master, parameter_server=server, trainers=2, parameter_servers=1)
+    assert result.counters["rpc.calls"] == 1
+
+@pytest.mark.ddp(nodes=3)
+def test_more_nodes_than_there_are(rpc_benchmark):
+    rpc_benchmark(lambda ctx: trainer(ctx, None))
+"""
+    )
+    first, second = machines.both(machines.pytest, "-rs", "test_rpc.py")
+    print(first.output, second.output)
+    assert "1 passed, 1 skipped" in first.output
+    assert "nodes=...): 3: 2 there" in first.output
+    assert (first.process.returncode, second.process.returncode) == (0, 0)
+
+
+def test_other_code_on_a_node_is_refused(machines: Machines) -> None:
+    (machines.folder / "test_step.py").write_text("def test_a(ddp_run):\n    ddp_run(print)\n")
+    other = machines.folder.parent / "other"
+    shutil.copytree(machines.folder, other)
+    (other / "test_step.py").write_text("def test_a(ddp_run):\n    ddp_run(repr)\n")
+    first, second = machines.pytest(0, "test_step.py"), machines.pytest(1, "test_step.py", folder=other)
+    assert (first.wait(), second.wait()) == (4, 4)
+    print(first.output, second.output)
+    assert re.search(r"node 1 \(.+\) has other files than the first node: test_step.py", first.output)
+    assert second.output == ""
+
+
+def test_several_processes_a_node_and_a_rendezvous_of_torchruns_own(machines: Machines) -> None:
+    """As a training job is started. The first process of each node is its pytest."""
+    (machines.folder / "test_step.py").write_text(
+        "def test_a(ddp_run):\n    assert len(ddp_run(print)) == 2\n\ndef test_fails():\n    assert False\n"
+    )
+    c10d = ["--rdzv-backend=c10d", f"--rdzv-endpoint={ADDRESSES[0]}:29501", "--rdzv-id=7"]
+    first, second = (
+        machines.torchrun(
+            node,
+            "test_step.py",
+            processes=2,
+            rendezvous=[*c10d, f"--rdzv-conf=is_host={'true' * (node == 0) or 'false'}", f"--local-addr={address}"],
+        )
+        for node, address in enumerate(ADDRESSES)
+    )
+    assert (first.wait(), second.wait()) == (1, 1)
+    print(first.output, second.output)
+    assert first.output.count("test session starts") == 1
+    assert "1 failed, 1 passed" in first.output
+    assert "test session starts" not in second.output
+    assert machines.left() == []
+
+
+def test_torchrun_that_is_killed_takes_all_along(waiting: Machines) -> None:
+    first, second = (waiting.torchrun(node, "test_waiting.py") for node in range(2))
+    until_in_launch(waiting, first, second)
+    os.kill(waiting.find(1, "torch.distributed.run"), signal.SIGKILL)
+    second.wait(30)
+    assert first.wait(60) == 1
+    print(first.output, second.output)
+    assert re.search(r"node 1 \(.+\) is gone: its connection ended", first.output)
+    waiting.until_empty(30)
+
+
+def test_another_commit_is_measured_beside_the_code_at_hand_on_every_node(machines: Machines) -> None:
+    def git(*arguments: str) -> None:
+        subprocess.run(["git", *arguments], cwd=machines.folder, check=True, capture_output=True)
+
+    package = machines.folder / "speed.py"
+    package.write_text("SECONDS = 0.01\n")
+    (machines.folder / "conftest.py").write_text("")
+    (machines.folder / "tests").mkdir()
+    (machines.folder / "tests/test_step.py").write_text(
+        STEP
+        + """
+import speed
+
+def test_step(ddp_benchmark):
+    ddp_benchmark(lambda ctx: training(ctx, speed.SECONDS), batch_size=32)
+
+def test_quick(ddp_benchmark):
+    result = ddp_benchmark(training)
+    ddp_benchmark(training, name="again")
+    assert result.p50 < 10
+"""
+    )
+    (machines.folder / ".gitignore").write_text("*.log\n__pycache__\n*.json\n")
+    git("init", "-q", "-b", "main")
+    git("config", "user.email", "a@example.org")
+    git("config", "user.name", "a")
+    git("add", ".")
+    git("commit", "-qm", "before")
+    package.write_text("SECONDS = 0.1\n")
+    asked = ["--ddp-against=HEAD", "--ddp-threshold=p50:200%", "--ddp-json=all.json", "-p", "no:cacheprovider", "tests"]
+    first, second = machines.both(machines.pytest, *asked)
+    print(first.output, second.output)
+    assert "1 failed, 1 passed" in first.output
+    assert re.search(r"slowest rank: 1 \(node 1, .+\), its CPU time", first.output)
+    assert (first.process.returncode, second.process.returncode) == (1, 1)
+    slow, quick, again = json.loads((machines.folder / "all.json").read_text())["measurements"]
+    assert slow["verdict"]["status"] == "REGRESSED"
+    assert slow["beside"]["differing"] == ["speed.py"]
+    assert quick["beside"]["error"] == again["beside"]["error"] == ""
+    assert sorted(slow["beside"]["order"][:2]) == ["b", "n"]
+    assert (
+        subprocess.run(["git", "worktree", "list"], cwd=machines.folder, capture_output=True).stdout.count(b"\n") == 1
+    )
+    assert machines.left() == []

@@ -1,0 +1,132 @@
+"""The version that is measured beside the code at hand, in runs over several nodes: on each, as `against` has it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from pytest_ddpperf.against import BaseSide, Invocation
+from pytest_ddpperf.against.side import Ready
+from pytest_ddpperf.launch import Launcher, Observer
+from pytest_ddpperf.launch.failure import with_output
+from pytest_ddpperf.led import Led, Sources
+from pytest_ddpperf.led.tests import START_SECONDS
+from pytest_ddpperf.nodes.fleet import Fleet, order_of_host
+from pytest_ddpperf.nodes.member import Member
+from pytest_ddpperf.options import Settings
+from pytest_ddpperf.records import LaunchSamples, Plan, codec
+from pytest_ddpperf.records.errors import AgainstError, BaseSideError, DdpPerfError
+from pytest_ddpperf.wire.trees import Trees
+
+
+def from_top(trees: Trees) -> list[str]:
+    """What it keeps, for another node's tree; what is outside of the tree is that node's own."""
+    return [within for path in trees.kept if (within := trees.within(path)) is not None]
+
+
+class BaseOfNodes(BaseSide):
+    """As the pytest sees it that leads. A launch of several nodes is led from here, and all of its parts are those of
+    that version's pytests: this node's, too."""
+
+    def __init__(
+        self, settings: Settings, invocation: Invocation, fleet: Fleet, launcher: Callable[[], Launcher]
+    ) -> None:
+        """Raises AgainstError."""
+        super().__init__(settings, invocation)
+        self._fleet, self._launcher = fleet, launcher
+        self._measured: list[LaunchSamples] = []  # of the measurement under way
+        self._plan: Plan | None = None  # of a measurement over several nodes
+        self.more = {"node": 0, "nodes": len(fleet), "interface": fleet.interface}
+
+    def start(self, seconds: float | None = None) -> None:
+        try:
+            self._others = [node.start_base(from_top(self.trees)) for node in self._fleet.nodes]
+        except BaseSideError as error:
+            raise AgainstError(self.option, str(error)) from None
+        super().start(seconds)
+
+    def collect(self, here: Sources | None) -> None:
+        super().collect(here)
+        for member in self._others:
+            try:
+                member.tests.hello(START_SECONDS)
+                member.tests.collect(START_SECONDS)
+            except BaseSideError as error:
+                raise AgainstError(self.option, f"{member}: {error}") from None
+        first = Member(0, f"node 0 ({self._fleet.hosts[0]})", order_of_host(), self.led, self.tests)
+        self._side = self._fleet.side([first, *self._others])
+
+    def begin(self, nodeid: str, label: str, plan: Plan) -> Ready:
+        self._measured, self._plan = [], None
+        if plan.nodes == 1:
+            return super().begin(nodeid, label, plan)
+        told = self._side.begin(nodeid, None, plan.nodes)[0]
+        if told["label"] != label:
+            self._side.leave()
+            raise BaseSideError(f"there the test measured {told['label']!r} where it measures {label!r} here")
+        self._plan = codec.decode(Plan, told["plan"])
+        return Ready(plan=self._plan, batch_size=told["batch_size"], facts=told["facts"])
+
+    def measure(self, observer: Observer, steps: int | None) -> LaunchSamples:
+        if self._plan is None:
+            return super().measure(observer, steps)
+        plan = self._plan if steps is None else self._plan.exactly(steps)
+        try:
+            taken = self._launcher().lead(plan, self._side, observer, self.tree, self.environ)
+        except DdpPerfError as error:
+            raise BaseSideError(with_output(error)) from None
+        self._measured.append(taken)
+        return taken
+
+    def done(self) -> None:
+        if self._plan is None:
+            super().done()
+            return
+        came = [codec.encode(taken) for taken in self._measured]
+        with suppress(BaseSideError):  # the next test will be told
+            self._side.tell({"op": "done", "samples": came}, self._plan.nodes)
+
+    def leave(self) -> None:
+        self._side.leave()
+
+
+class Base:
+    """As a node that follows has it."""
+
+    def __init__(self, make: Callable[[Sequence[str]], BaseSide]) -> None:
+        """`make` has what comes from the working tree on both sides, from the top."""
+        self._make = make
+        self._side: BaseSide | None = None
+        self._thread: threading.Thread | None = None
+        self._error: DdpPerfError | None = None
+
+    def prepare(self, kept: Sequence[str]) -> None:
+        """Bring its tree here, in the background: this process answers at once."""
+
+        def run() -> None:
+            try:
+                self._side = self._make(kept)
+                self._side.prepare()
+            except DdpPerfError as error:
+                self._error = error
+
+        self._thread = threading.Thread(target=run)
+        self._thread.start()
+
+    def started(self) -> Led | None:
+        """Its pytest, once the tree is there; None before, and where it was asked before. Raises DdpPerfError."""
+        if self._thread is None or self._thread.is_alive():
+            return None
+        self._thread = None
+        if self._error is not None:
+            raise self._error
+        assert self._side is not None
+        return self._side.spawn()
+
+    def close(self) -> None:
+        """Remove its tree."""
+        if self._thread is not None:
+            self._thread.join()
+        if self._side is not None:
+            self._side.close()
