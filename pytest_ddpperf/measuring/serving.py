@@ -33,6 +33,8 @@ OVER = "the test is over where it is led"
 class Serving:
     """The connection to the pytest that leads."""
 
+    nodes = 1  # that tests of this pytest may have ranks on
+
     def __init__(self, descriptor: int, start: Message) -> None:
         """`start` has the fields of the `trees` to import from, and the `folder` that goes with this side."""
         self._lines = Lines(socket.socket(fileno=descriptor))

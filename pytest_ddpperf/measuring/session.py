@@ -121,7 +121,7 @@ class Session:
     @property
     def nodes(self) -> int:
         """How many there are, for tests that are asked to have more than one."""
-        if isinstance(self._serving, Following):
+        if self._serving is not None:
             return self._serving.nodes
         return len(self._fleet) if self._fleet is not None else 1
 

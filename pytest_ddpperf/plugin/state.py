@@ -67,6 +67,13 @@ class Run:
             self._gating = [item for item in benchmarks if not keep_from_running(item)]
 
     @property
+    def nodes(self) -> int:
+        """How many there are, this one included."""
+        if self.fleet is not None:
+            return len(self.fleet)
+        return self.serving.nodes if self.serving is not None else 1
+
+    @property
     def session(self) -> Session:
         if self._session is None:
             from pytest_ddpperf.measuring.session import Session

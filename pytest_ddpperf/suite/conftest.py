@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pytest_ddpperf.suite.plots import drawable, save
-from pytest_ddpperf.suite.sizes import Size, asked, chosen, largest_world, on_cuda
+from pytest_ddpperf.suite.sizes import Size, SweepRow, asked, chosen, largest_world, nodes, on_cuda
 from pytest_ddpperf.suite.tables import Tables
 
 _HERE = Path(__file__).parent
@@ -25,11 +25,18 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Rows over ranks: one, two, four, ... up to those that were asked for; of the sweep, one without DDP before."""
     most = largest_world(metafunc.config)
     each = list(dict.fromkeys([*(1 << power for power in range(20) if 1 << power < most), most]))
-    if "sweep_ranks" in metafunc.fixturenames:
-        rows = [_row(0, "no-ddp"), *(_row(ranks, f"1m-{ranks}g") for ranks in each)]
-        metafunc.parametrize("sweep_ranks", rows)
+    if "sweep_row" in metafunc.fixturenames:
+        machines = nodes(metafunc.config)
+        rows = [SweepRow(1, 0), *(SweepRow(1, ranks) for ranks in each)]
+        rows += [SweepRow(machines, ranks) for ranks in each if machines > 1 and ranks % machines == 0]
+        metafunc.parametrize("sweep_row", [_of_sweep(row, machines) for row in rows])
     if "scaled_ranks" in metafunc.fixturenames:
         metafunc.parametrize("scaled_ranks", [_row(ranks, f"{ranks}-ranks") for ranks in each])
+
+
+def _of_sweep(row: SweepRow, machines: int) -> Any:
+    where = {"nodes": row.machines} if machines > 1 else {}
+    return pytest.param(row, id=row.name, marks=pytest.mark.ddp(world_size=row.ranks or 1, **where))
 
 
 def _row(ranks: int, name: str) -> Any:

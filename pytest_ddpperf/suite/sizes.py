@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
+
+from pytest_ddpperf.plugin.state import RUN
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +91,23 @@ def largest_world(config: pytest.Config) -> int:
     sizes = asked(config, "ddp_world_size", "2")
     parts = sizes if isinstance(sizes, (list, tuple)) else [sizes]
     return max(int(number) for part in parts for number in str(part).split(","))
+
+
+def nodes(config: pytest.Config) -> int:
+    """Over how many machines the run is."""
+    return config.stash[RUN].nodes
+
+
+class SweepRow(NamedTuple):
+    """Of PyTorch's DDP benchmark."""
+
+    machines: int
+    ranks: int  # of all of them; 0 for one without DDP
+
+    @property
+    def name(self) -> str:
+        """In ids."""
+        return f"{self.machines}m-{self.ranks // self.machines}g" if self.ranks else "no-ddp"
 
 
 def cores() -> int:

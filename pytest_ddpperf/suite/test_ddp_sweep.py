@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from pytest_ddpperf import Context, DdpBenchmark, Result
 from pytest_ddpperf.suite.latencies import Scaling
 from pytest_ddpperf.suite.resnet import MODELS
-from pytest_ddpperf.suite.sizes import Size
+from pytest_ddpperf.suite.sizes import Size, SweepRow
 from pytest_ddpperf.suite.tables import Table, Tables, about
 from pytest_ddpperf.suite.workloads import Step, no_buffers, training, workload
 
@@ -22,12 +22,12 @@ class Sweep(Table):
     """The original's table to the column, and how efficiently ranks are used."""
 
     def __init__(self) -> None:
-        self._rows: dict[str, dict[int, Result]] = {}  # by model and ranks, 0 of one without DDP
+        self._rows: dict[str, dict[SweepRow, Result]] = {}  # by model and row
         self._images = 0
         self._bucket_mb = 0.0
 
-    def add(self, model: str, ranks: int, result: Result, images: int, bucket_mb: float) -> None:
-        self._rows.setdefault(model, {})[ranks] = result
+    def add(self, model: str, row: SweepRow, result: Result, images: int, bucket_mb: float) -> None:
+        self._rows.setdefault(model, {})[row] = result
         self._images, self._bucket_mb = images, bucket_mb
 
     def lines(self) -> Iterator[str]:
@@ -38,40 +38,40 @@ class Sweep(Table):
         yield ""
         yield from about(result, f"* Maximum bucket size: {self._bucket_mb:g}MB")
         yield "--------------------------"
-        for model, by_ranks in sorted(self._rows.items(), key=lambda row: list(MODELS).index(row[0])):
+        for model, by_row in sorted(self._rows.items(), key=lambda row: list(MODELS).index(row[0])):
             yield ""
             yield f"Benchmark: {model} with batch size {self._images}"
             yield ""
             yield " " * 22 + f"{'sec/iter':>14}{'ex/sec':>10}" * len(PERCENTILES) + "  efficiency"
-            for ranks, row in sorted(by_ranks.items()):
-                yield self._row(ranks, row, by_ranks.get(1))
+            for row, result in sorted(by_row.items()):
+                yield self._row(row, result, by_row.get(SweepRow(1, 1)))
 
-    def _row(self, ranks: int, result: Result, alone: Result | None) -> str:
+    def _row(self, row: SweepRow, result: Result, alone: Result | None) -> str:
         kind = "GPUs" if result.environment.key.get("device_type") == "cuda" else "CPUs"
-        what = f"1M/{ranks}G" if ranks else "no ddp"
-        text = f"{max(ranks, 1):4d} {kind} -- {what:>8}:"
+        what = f"{row.machines}M/{row.ranks // row.machines}G" if row.ranks else "no ddp"
+        text = f"{max(row.ranks, 1):4d} {kind} -- {what:>8}:"
         for q in PERCENTILES:
             seconds = result.percentile(q)
             text += f"  p{q:02d}:  {seconds:1.3f}s  {self._images / seconds:6.0f}/s"
         alike = alone is not None and alone.backend == result.backend  # one rank may have found a device, and all not
-        return text + (f"  {alone.p50 / result.p50:9.0%}" if alone is not None and alike and ranks else "")
+        return text + (f"  {alone.p50 / result.p50:9.0%}" if alone is not None and alike and row.ranks else "")
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_ddp_sweep(
-    ddp_benchmark: DdpBenchmark, model: str, sweep_ranks: int, size: Size, bucket_mb: float, tables: Tables
+    ddp_benchmark: DdpBenchmark, model: str, sweep_row: SweepRow, size: Size, bucket_mb: float, tables: Tables
 ) -> None:
     """A training step of a ResNet over numbers of ranks, beside one without DDP (PyTorch's DDP benchmark)."""
 
     def setup(ctx: Context) -> Step:
         net, loss = workload(ctx, model, size)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.001, momentum=0.9, weight_decay=1e-4)
-        if not sweep_ranks:
+        if not sweep_row.ranks:
             return training(net, loss, optimizer)
         ddp = DistributedDataParallel(net, bucket_cap_mb=bucket_mb, **no_buffers())  # type: ignore[arg-type]
         return training(ddp, loss, optimizer)
 
     result = ddp_benchmark(setup, batch_size=size.images)
-    tables.of(Sweep).add(model, sweep_ranks, result, size.images, bucket_mb)
-    if sweep_ranks:
+    tables.of(Sweep).add(model, sweep_row, result, size.images, bucket_mb)
+    if sweep_row.ranks and sweep_row.machines == 1:
         tables.of(Scaling).add(model, result)

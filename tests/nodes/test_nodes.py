@@ -406,3 +406,12 @@ def test_quick(ddp_benchmark):
         subprocess.run(["git", "worktree", "list"], cwd=machines.folder, capture_output=True).stdout.count(b"\n") == 1
     )
     assert machines.left() == []
+
+
+def test_the_sweep_has_a_row_over_two_machines_beside_that_of_as_many_ranks_on_one(machines: Machines) -> None:
+    asked = ["--pyargs", "pytest_ddpperf.suite.test_ddp_sweep", "--ddp-suite-size=tiny", "--ddp-disable", "-k", "resnet50"]
+    first, second = machines.both(machines.pytest, *asked)
+    print(first.output, second.output)
+    rows = re.findall(r"^ +(\d) CPUs -- +(.+?):", first.output, re.MULTILINE)
+    assert rows == [("1", "no ddp"), ("1", "1M/1G"), ("2", "1M/2G"), ("2", "2M/1G")]
+    assert (first.process.returncode, second.process.returncode) == (0, 0)
