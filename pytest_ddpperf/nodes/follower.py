@@ -15,13 +15,12 @@ By itself it answers at once, whatever its pytest does. It is told, beside what 
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Callable, Sequence
 
 from pytest_ddpperf.led import Led
 from pytest_ddpperf.nodes.base import Base
-from pytest_ddpperf.nodes.line import CLOCK
+from pytest_ddpperf.nodes.line import CLOCK, spun
 from pytest_ddpperf.nodes.node import BASE, HAND
 from pytest_ddpperf.records.errors import BaseSideError, DdpPerfError
 from pytest_ddpperf.wire.channels import Lines, Message, readable
@@ -112,7 +111,8 @@ class Follower:
         """Nothing else may happen in between: each answer takes as long as it is late."""
         self._leader.send({"event": "clock"})
         leader = self._leader.socket
+        leader.setblocking(False)
         for _ in range(exchanges):
-            if not leader.recv(1, socket.MSG_WAITALL):
-                raise ConnectionError
+            spun(leader, 1)
             leader.send(CLOCK.pack(time.monotonic_ns()))
+        leader.setblocking(True)

@@ -45,6 +45,8 @@ def main(config: pytest.Config) -> int | None:
         if not found.follows:
             return pytest.ExitCode.OK  # the first of its node is that node's pytest
         return _follow(config, found)
+    except KeyboardInterrupt:
+        return pytest.ExitCode.INTERRUPTED
     except DdpPerfError as error:
         print(f"pytest-ddpperf, node {os.environ.get('GROUP_RANK')}: {error}", file=sys.stderr)
         return pytest.ExitCode.USAGE_ERROR

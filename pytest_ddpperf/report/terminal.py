@@ -143,6 +143,8 @@ def _details(outcome: Outcome) -> Iterator[str]:
     }  # of the finer ones few matter
     if known:
         yield f"  a step: {', '.join(f'{name} {count:,}' for name, count in known.items())}"
+    if outcome.measurement.samples.clock_seconds is not None:
+        yield f"  clocks of the nodes: within {text.seconds(max(outcome.measurement.samples.clock_seconds))}"
     if outcome.phases:
         costs = ", ".join(
             f"{field.name} {text.seconds(median(getattr(phases, field.name) for phases in outcome.phases))}"

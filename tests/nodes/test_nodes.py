@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from tests.nodes.conftest import ADDRESSES, Machines, Node
+from tests.nodes.machines import ADDRESSES, Machines, Node
 
 STEP = """
 import time, pytest
@@ -62,6 +62,7 @@ def test_step(ddp_benchmark):
     assert "3 passed" in first.output
     assert "ddpperf: 2 nodes over dp" in first.output
     assert re.search(r"rank 1 \(node 1, .+\):", first.output)
+    assert re.search(r"clocks of the nodes: within \d", first.output)
     assert "test session starts" not in second.output
     assert (first.process.returncode, second.process.returncode) == (0, 0)
     report = json.loads((machines.folder / "all.json").read_text())
@@ -252,6 +253,56 @@ def test_ctrl_c_ends_all_nodes(waiting: Machines) -> None:
     assert waiting.left() == []
 
 
+def test_ctrl_c_on_a_node_that_follows_is_the_end_of_that_node(waiting: Machines) -> None:
+    first, second = begun(waiting)
+    os.kill(waiting.find(1, FOLLOWER), signal.SIGINT)
+    assert second.wait(30) == 2
+    assert first.wait(60) == 1
+    print(first.output, second.output)
+    assert "Traceback" not in second.output
+    assert re.search(r"node 1 \(.+\) is gone: its connection ended", first.output)
+    assert waiting.left() == []
+
+
+def test_a_node_that_is_unplugged_is_noticed_at_both_ends(waiting: Machines) -> None:
+    first, second = begun(waiting)
+    began = time.monotonic()
+    waiting.unplug(1)
+    assert first.wait(60) == 1
+    assert second.wait(30) == 1
+    assert time.monotonic() - began < 45, "each of them within 15 s, and what the grace and the end of ranks take"
+    print(first.output, second.output)
+    assert re.search(r"node 1 \(.+\) (said nothing for 1\d s|is gone)", first.output)
+    assert "the pytest of node 0 is gone" in second.output
+    assert waiting.left() == []
+
+
+def test_a_pytest_that_hangs_before_it_measures_is_given_up_with_its_stacks(machines: Machines) -> None:
+    (machines.folder / "test_hangs.py").write_text(
+        """
+import os, time, pytest
+
+@pytest.fixture
+def hangs():
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        time.sleep(3600)
+
+def test_hangs(ddp_run, hangs):
+    ddp_run(print)
+
+def test_next(ddp_run):
+    ddp_run(print)
+"""
+    )
+    first, second = machines.both(machines.pytest, "--ddp-timeout=2", "test_hangs.py")
+    print(first.output, second.output)
+    assert re.search(r"pytest of node 1 did not answer for 12 s", first.output)
+    assert "in hangs" in first.output
+    assert "2 failed" in first.output
+    assert (first.process.returncode, second.process.returncode) == (1, 1)
+    assert machines.left() == []
+
+
 def test_a_node_that_does_not_come_is_named(waiting: Machines) -> None:
     first = waiting.pytest(0, "--ddp-timeout=3", "test_waiting.py")
     assert first.wait(60) == 4
@@ -409,7 +460,14 @@ def test_quick(ddp_benchmark):
 
 
 def test_the_sweep_has_a_row_over_two_machines_beside_that_of_as_many_ranks_on_one(machines: Machines) -> None:
-    asked = ["--pyargs", "pytest_ddpperf.suite.test_ddp_sweep", "--ddp-suite-size=tiny", "--ddp-disable", "-k", "resnet50"]
+    asked = [
+        "--pyargs",
+        "pytest_ddpperf.suite.test_ddp_sweep",
+        "--ddp-suite-size=tiny",
+        "--ddp-disable",
+        "-k",
+        "resnet50",
+    ]
     first, second = machines.both(machines.pytest, *asked)
     print(first.output, second.output)
     rows = re.findall(r"^ +(\d) CPUs -- +(.+?):", first.output, re.MULTILINE)
