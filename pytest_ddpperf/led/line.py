@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from pathlib import Path
 from typing import NoReturn
 
@@ -41,8 +42,10 @@ class Line:
     def receive(self, observer: Observer, patience: float) -> Message:
         """The next message that is not about progress; raises BaseSideError if the process died, or said nothing for
         `patience` seconds."""
+        until = time.monotonic() + patience
         while True:
             while self._pending:
+                until = time.monotonic() + patience
                 message = self._pending.pop(0)
                 if message["event"] == "progress":
                     observer.progress(Phase(message["phase"]), message["step"], message["steps"], ())
@@ -50,7 +53,7 @@ class Line:
                     observer.waiting(Path(message["resource"]))
                 else:
                     return message
-            if not self._arrives(patience):
+            if not self._arrives(max(0.0, until - time.monotonic())):
                 self._silent(patience)
             self._take_in()
 

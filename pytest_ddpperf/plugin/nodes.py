@@ -23,6 +23,7 @@ from pytest_ddpperf.nodes.fleet import Fleet, about_itself
 from pytest_ddpperf.nodes.follower import Follower
 from pytest_ddpperf.nodes.interface import interface_of
 from pytest_ddpperf.nodes.role import Role, role
+from pytest_ddpperf.options import Settings
 from pytest_ddpperf.plugin.sides import PLUGIN, invocation
 from pytest_ddpperf.plugin.state import Run
 from pytest_ddpperf.rank.process import die_with_parent
@@ -94,7 +95,7 @@ def _follow(config: pytest.Config, found: Role) -> int:
                 {
                     "sys_path": sys.path,
                     "trees": codec.encode(replace(here, kept=kept_here(kept) if kept else ())),
-                    "arguments": [*asked.arguments_in(here), *further, *_apart(config, Path(folder))],
+                    "arguments": [*asked.arguments_in(here), *further, *_apart(config, settings, Path(folder))],
                     "argv": sys.argv,
                     "folder": "",
                     "parent": os.getpid(),
@@ -115,7 +116,9 @@ def _follow(config: pytest.Config, found: Role) -> int:
     return status
 
 
-def _apart(config: pytest.Config, folder: Path) -> list[str]:
-    """What this node's pytest would write beside the first one's, where they share a disk."""
+def _apart(config: pytest.Config, settings: Settings, folder: Path) -> list[str]:
+    """What a pytest of the same version is asked beyond one that is led: to launch as the first node does, and not to
+    write beside it, where they share a disk."""
+    disabled = ["--ddp-disable"] if settings.disable else []
     cache = ["-o", f"cache_dir={folder / 'cache'}"] if config.pluginmanager.hasplugin("cacheprovider") else []
-    return ["-o", "addopts=", *cache]
+    return [*disabled, "-o", "addopts=", *cache]
