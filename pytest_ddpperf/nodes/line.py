@@ -174,8 +174,9 @@ class NodeLine(Line):
         self._connection.send({**message, "side": self._side})
 
     def arrived(self) -> list[Message]:
-        self._refuse_dead()
-        self._connection.watch()
+        if not self._pending:
+            self._refuse_dead()
+            self._connection.watch()
         return super().arrived()
 
     def _arrives(self, patience: float) -> bool:

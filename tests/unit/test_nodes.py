@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import hmac
 import json
+import math
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from pytest_ddpperf import __version__
+from pytest_ddpperf.launch import Nobody
 from pytest_ddpperf.launch.clock import Clock, Offset, offset
-from pytest_ddpperf.nodes import door, interface, secret
+from pytest_ddpperf.led import Sources
+from pytest_ddpperf.nodes import door, interface, line, secret
+from pytest_ddpperf.nodes import parts as parts_module
 from pytest_ddpperf.nodes import role as role_module
+from pytest_ddpperf.nodes.fleet import versions
+from pytest_ddpperf.nodes.node import Node
+from pytest_ddpperf.nodes.parts import Parts
 from pytest_ddpperf.nodes.role import Role, role
+from pytest_ddpperf.nodes.side import Side
 from pytest_ddpperf.records import Plan
-from pytest_ddpperf.records.errors import NodesError
+from pytest_ddpperf.records.errors import BaseSideError, NodesError
 from pytest_ddpperf.wire.channels import Lines
 
 # --- roles
@@ -300,3 +311,204 @@ def test_a_link_is_its_kind_and_its_rate(tmp_path: Path, monkeypatch: pytest.Mon
         (tmp_path / name / "speed").write_text(speed + "\n")
     told = [interface.link_of(name) for name in ("eth0", "ib0", "veth")]
     assert told == ["ethernet 25000 Mb/s", "infiniband 200000 Mb/s", "ethernet"]
+
+
+# --- what has to be the same on all nodes
+
+
+class Follows:
+    """The other end of a connection to a node: says what it is told to."""
+
+    def __init__(self, closing: ExitStack, **hello: object) -> None:
+        ours, theirs = socket.socketpair()
+        closing.enter_context(theirs)
+        closing.enter_context(ours)
+        self._lines = Lines(theirs)
+        self._lines.send({"event": "hello", "host": "b", "order": "b", "versions": versions(), **hello})
+        self.node = Node(1, Lines(ours), 5.0)
+
+    def say(self, event: str, side: str = "hand", **fields: object) -> None:
+        self._lines.send({"event": event, "side": side, **fields})
+
+    def collects(self, files: dict[str, str], **facts: object) -> None:
+        sources = {"python": "3", "prefix": "/", "files": files}
+        self.say("hello", version=__version__)
+        self.say("collected", tests=["test_a.py::test_a"], errors={}, sources=sources)
+        self.say("started", facts=facts)
+
+    def go(self) -> None:
+        self._lines.socket.close()
+
+    def heard(self) -> list[dict[str, Any]]:
+        return self._lines.receive() or []
+
+
+@pytest.fixture
+def closing() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+HERE = Sources(python="3", prefix="/", files={"a.py": "1", "b.py": "2", "only_here.py": "3"})
+
+
+def test_another_version_of_what_has_to_be_the_same_is_refused(closing: ExitStack) -> None:
+    follows = Follows(closing, versions={**versions(), "pytest": "8.0"})
+    with pytest.raises(NodesError, match=r"node 1 \(b\) has pytest 8.0, the first node \d"):
+        follows.node.check(versions())
+    Follows(closing).node.check(versions())
+
+
+def test_files_that_both_imported_have_to_be_the_same(closing: ExitStack) -> None:
+    follows = Follows(closing)
+    follows.collects({"a.py": "1", "b.py": "other", "only_there.py": "4"})
+    with pytest.raises(NodesError, match=r"node 1 \(b\) has other files than the first node: b.py$"):
+        follows.node.collected(HERE, 5.0)
+
+
+def test_the_same_files_are_enough(closing: ExitStack) -> None:
+    follows = Follows(closing)
+    follows.collects({"a.py": "1", "only_there.py": "4"}, device_type="cpu", device_count=0)
+    follows.node.collected(HERE, 5.0)
+    assert follows.node.facts == {"device_type": "cpu", "device_count": 0}
+    assert follows.node.hand.tests.known == {"test_a.py::test_a"}
+
+
+def test_what_is_said_of_each_version_is_for_its_own_line(closing: ExitStack) -> None:
+    follows = Follows(closing)
+    base = follows.node.start_base(["tests"])
+    follows.say("one", "base")
+    follows.say("two", "hand")
+    follows.say("died", "base", text="it died")
+    assert follows.node.hand.line.receive(Nobody(), 5.0)["event"] == "two"
+    assert [message["event"] for message in base.line.arrived()] == ["one"], "before its end"
+    with pytest.raises(BaseSideError, match="it died"):
+        base.line.receive(Nobody(), 5.0)
+    follows.node.hand.line.send({"op": "leave"})
+    assert [message["op"] for message in follows.heard()] == ["start-base", "leave"]
+
+
+def test_a_node_that_does_not_answer_is_asked_and_then_gone(
+    closing: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(line, "_ASK_SECONDS", 0.2)
+    monkeypatch.setattr(line, "_TICK_SECONDS", 0.05)
+    monkeypatch.setattr(line, "_GONE_SECONDS", 1.0)
+    follows = Follows(closing)
+    with pytest.raises(BaseSideError, match=r"node 1 \(b\) said nothing for \d s"):
+        follows.node.hand.line.receive(Nobody(), 60.0)
+    assert {"op": "ping"} in follows.heard()
+    with pytest.raises(BaseSideError, match="said nothing"):
+        follows.node.hand.line.send({"op": "test"})
+
+
+def test_locks_are_taken_node_by_node_in_the_order_of_their_hosts(closing: ExitStack) -> None:
+    """Whoever leads: two runs that lead from either end of the same nodes cannot wait for each other in a ring."""
+    follows = Follows(closing, order="host a")
+    side = Side([follows.node.hand], address="127.0.0.1", interface="", hosts=["z", "a"], order="host z", facts={})
+    plan = Plan(world_size=2, nodes=2, backend="gloo", device="cpu")
+    taken: list[str] = []
+
+    @contextmanager
+    def here() -> Iterator[None]:
+        assert [message["op"] for message in follows.heard()] == ["alone"]
+        taken.append("here")
+        yield
+
+    follows.say("alone")
+    with side.alone(plan, here(), Nobody()):
+        assert taken == ["here"], "after the other, whose host comes first"
+    assert [message["op"] for message in follows.heard()] == ["shared"]
+
+
+# --- parts of a launch
+
+
+class Parted:
+    """A launch of two ranks a node, of which those of node 1 are elsewhere."""
+
+    def __init__(self, closing: ExitStack) -> None:
+        self.follows = Follows(closing)
+        member = self.follows.node.hand
+        member._offset = lambda: Offset(at_ns=0.0, ns=1000e9, half_width_ns=1000.0)  # the clock is ahead by 1,000 s
+        plan = Plan(world_size=4, nodes=2, backend="gloo", device="cpu")
+        names = {rank: f"rank {rank} (node {rank // 2})" for rank in range(4)}
+        self.parts = Parts(plan, ("127.0.0.1", 1), [member], names)
+        self.parts.begin()
+        (order,) = self.follows.heard()
+        assert (order["op"], order["store"], order["side"]) == ("part", ["127.0.0.1", 1], "hand")
+
+    def hear(self, until: Callable[[], bool]) -> None:
+        end = time.monotonic() + 5
+        while not until():
+            assert time.monotonic() < end
+            self.parts.hear()
+
+
+@pytest.fixture
+def parted(closing: ExitStack) -> Parted:
+    return Parted(closing)
+
+
+def error(rank: int, when: float) -> dict[str, object]:
+    return {"rank": rank, "when": when, "phase": "setup", "summary": "ValueError: x", "name": f"rank {rank}"}
+
+
+OVER: dict[str, list[Any] | dict[str, str]] = {"errors": [], "idle": [], "output": [], "notes": [], "results": {}}
+
+
+def test_results_of_other_nodes_arrive_by_rank(parted: Parted) -> None:
+    results = {"2": base64.b64encode(b"two").decode(), "3": base64.b64encode(b"three").decode()}
+    assert not parted.parts.settled
+    parted.follows.say("settled", results=results)
+    parted.hear(lambda: parted.parts.settled)
+    assert parted.parts.results == {2: b"two", 3: b"three"}
+    assert parted.parts.clocks.keys() == {2, 3}
+    assert parted.parts.clocks[2].here(1003e9) == pytest.approx(3e9)
+    parted.parts.release()
+    parted.follows.say("over", **{**OVER, "notes": ["odd"]})
+    parted.parts.await_end()
+    assert [message["op"] for message in parted.follows.heard()] == ["release"]
+    assert (parted.parts.errors, parted.parts.notes) == ([], ["odd"])
+
+
+def test_an_error_is_in_order_by_the_clock_of_the_node_that_leads(parted: Parted) -> None:
+    parted.follows.say("failed-rank", error=error(3, 1007.0))
+    parted.hear(lambda: bool(parted.parts.errors))
+    (found,) = parted.parts.errors
+    assert found.when == pytest.approx(7.0)
+    assert parted.parts.name(found.rank) == "rank 3 (node 1)"
+
+
+def test_what_is_given_up_was_so_when_all_were(parted: Parted) -> None:
+    parted.parts.stop(9.0, at_deadline=True)
+    parted.follows.say("over", **{**OVER, "errors": [error(2, 1012.0)], "idle": [error(3, math.inf)]})
+    parted.parts.await_end()
+    assert [(found.rank, found.when) for found in parted.parts.errors] == [(2, 9.0), (3, math.inf)]
+    told = parted.follows.heard()
+    assert told == [{"op": "stop", "at_deadline": True, "side": "hand"}]
+
+
+@pytest.mark.parametrize("event", ["failed", "ended"])
+def test_a_part_that_cannot_be_is_an_error_of_its_first_rank(parted: Parted, event: str) -> None:
+    parted.follows.say(event, text="no space")
+    parted.hear(lambda: bool(parted.parts.errors))
+    (found,) = parted.parts.errors
+    assert (found.rank, found.summary) == (2, "no space")
+    assert parted.parts.settled
+
+
+def test_a_node_that_goes_is_an_error_and_not_a_wait(parted: Parted) -> None:
+    parted.follows.go()
+    parted.hear(lambda: bool(parted.parts.errors))
+    assert "node 1 (b) is gone" in parted.parts.errors[0].summary
+    parted.parts.stop(1.0, at_deadline=False)
+    parted.parts.await_end()
+    assert parted.parts.channels == []
+
+
+def test_a_node_that_does_not_end_its_ranks_is_not_waited_for(parted: Parted, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts_module, "_END_SECONDS", 0.2)
+    parted.parts.stop(1.0, at_deadline=False)
+    parted.parts.await_end()
+    assert "did not end its ranks" in parted.parts.errors[0].summary
