@@ -180,13 +180,14 @@ class NodeLine(Line):
         return super().arrived()
 
     def _arrives(self, patience: float) -> bool:
-        until = time.monotonic() + patience
-        return bool(self._pending) or self._connection.arrives(until)
+        known = self._pending or self.dead or self._connection.gone  # from what came for another line
+        return bool(known) or self._connection.arrives(time.monotonic() + patience)
 
     def _take_in(self) -> None:
-        if not self._pending:
+        if not (self._pending or self.dead or self._connection.gone):
             self._connection.take_in()
-        self._refuse_dead()
+        if not self._pending:
+            self._refuse_dead()
 
     def _refuse_dead(self) -> None:
         if self.dead or self._connection.gone:
