@@ -178,7 +178,8 @@ class Launcher:
     def _interconnect(self, plan: Plan) -> str | None:
         if plan.device != "cuda":
             return None
-        gpus = topology.visible(os.environ.get("CUDA_VISIBLE_DEVICES"), plan.world_size)
+        here = plan.world_size // plan.nodes
+        gpus = topology.visible(os.environ.get("CUDA_VISIBLE_DEVICES"), here)
         return topology.interconnect(str((self._facts or {}).get("topology") or ""), gpus)
 
     def close(self) -> None:

@@ -39,7 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
         from pytest_ddpperf.plugin import nodes
 
         nodes.lead(run)
-    if options.given(config):
+    if options.given(config) or run.fleet is not None:
         _check(config, run)
     if not run.worker:
         config.pluginmanager.register(_Reporter(run), "ddpperf-reporter")

@@ -303,6 +303,17 @@ def test_next(ddp_run):
     assert machines.left() == []
 
 
+@pytest.mark.parametrize(("asked", "status"), [(["--collect-only"], 0), (["-k", "nothing"], 5), (["-n", "2"], 4)])
+def test_a_run_in_which_nothing_is_measured_ends_all_nodes_alike(
+    waiting: Machines, asked: list[str], status: int
+) -> None:
+    first, second = waiting.both(waiting.pytest, *asked, "test_waiting.py")
+    print(first.output, second.output)
+    assert (first.process.returncode, second.process.returncode) == (status, status)
+    assert second.output == ""
+    assert waiting.left() == []
+
+
 def test_a_node_that_does_not_come_is_named(waiting: Machines) -> None:
     first = waiting.pytest(0, "--ddp-timeout=3", "test_waiting.py")
     assert first.wait(60) == 4
