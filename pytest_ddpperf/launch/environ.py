@@ -37,8 +37,9 @@ def inherited(environ: Mapping[str, str]) -> dict[str, str]:
 def for_ranks(environ: Mapping[str, str], world_size: int, part: Part) -> dict[str, str]:
     """torchrun's variables (RANK and LOCAL_RANK are each rank's to set); unless the user chose, loopback where all
     ranks are here, and else the interface to the other nodes, but for NCCL, which may know better ways there."""
-    libraries = ("GLOO", "TP") if part.interface else ("GLOO", "TP", "NCCL")
-    local = {f"{library}_SOCKET_IFNAME": part.interface or LOOPBACK for library in libraries}
+    local = {f"{library}_SOCKET_IFNAME": LOOPBACK for library in ("GLOO", "TP", "NCCL")}
+    if part.store is not None:
+        local = {f"{library}_SOCKET_IFNAME": part.interface for library in ("GLOO", "TP") if part.interface}
     return (
         local
         | inherited(environ)

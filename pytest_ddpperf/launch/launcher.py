@@ -199,6 +199,10 @@ class Launcher:
         cores = place(processes, os.environ).used
         return locks.hold(locks.resources(cores, addresses if plan.device == "cuda" else ()), observer.waiting)
 
+    def ready_for(self, plan: Plan) -> None:
+        """Have a rank server that can start its launches at once; raises ServerError or SpaceError."""
+        self._ensure(plan)
+
     def _ensure(self, plan: Plan) -> None:
         self._rpc = self._rpc or plan.rpc
         self._server.ensure(os.environ, (*plan.preload, *(_RPC_PRELOAD if self._rpc else ())))

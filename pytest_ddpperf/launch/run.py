@@ -104,7 +104,7 @@ class Launch:
         self._diagnosis = Diagnosis(self._folder, self._board, self._plan, lambda: self._server.send({"op": "dump"}))
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
             self._end()
         except ServerError:  # it took its ranks along, but what they had started may be stopped
@@ -116,6 +116,8 @@ class Launch:
             raise
         finally:
             self._elsewhere.stop(time.monotonic(), at_deadline=False)  # nothing, where it has ended
+            if kind is None or issubclass(kind, Exception):  # what interrupts pytest waits for nobody
+                self._elsewhere.await_end()
             for rank in self._ranks:
                 rank.channel.close()
             self._board.close()
@@ -145,6 +147,8 @@ class Launch:
         self._release()
         self._end()
         self._elsewhere.await_end()
+        if self._elsewhere.errors:  # a node that went before its ranks had ended
+            raise launch_error(self._elsewhere.errors, self._output())
         results = {**{rank.number: rank.result or b"" for rank in self._ranks}, **self._elsewhere.results}
         return Delivery(
             results=tuple(results[process] for process in range(self._plan.processes)),

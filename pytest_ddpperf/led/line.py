@@ -71,6 +71,12 @@ class Line:
             self._lost()
         self._pending += arrived
 
+    def end(self, problem: str) -> NoReturn:
+        """Close the connection: nothing of it is heard any more. Raises BaseSideError."""
+        self._lines.socket.close()
+        self.dead = problem
+        raise BaseSideError(problem)
+
     def _lost(self) -> NoReturn:
         """The connection has ended."""
         raise NotImplementedError

@@ -6,6 +6,7 @@ Told                                    Answered
 {"op": "part", ...}                     see `launch.part`; or {"event": "failed", "text": why}
 {"op": "done", "samples": [...]}        (the measurement is over, and this is what its launches brought)
 {"op": "done", "results": [...]}        (the same of a call, by rank)
+{"op": "done", "error": text}           (of either: that it failed)
 
 A "ready" here says what the test asks for, so that it can be seen whether all nodes ask for the same.
 """
@@ -20,7 +21,7 @@ from typing import Any
 
 from pytest_ddpperf import baseline as store_room
 from pytest_ddpperf.baseline import Store
-from pytest_ddpperf.launch import Launcher
+from pytest_ddpperf.launch import Launcher, Nobody
 from pytest_ddpperf.launch.elsewhere import Part
 from pytest_ddpperf.launch.failure import with_output
 from pytest_ddpperf.launch.launcher import unpickled
@@ -30,13 +31,19 @@ from pytest_ddpperf.measuring.launches import Launches
 from pytest_ddpperf.measuring.serving import OVER, Serving
 from pytest_ddpperf.records import LaunchSamples, Plan, Status, Verdict, codec
 from pytest_ddpperf.records.errors import BaseSideError, DdpPerfError
+from pytest_ddpperf.wire import calls
 from pytest_ddpperf.wire.channels import Message
 from pytest_ddpperf.wire.trees import Trees
 
 
-def asked_for(plan: Plan, label: str | None) -> Message:
-    """What a test asks for: a measurement of that name, or a call. All nodes of a launch have to ask for the same."""
-    return {"what": "a call" if label is None else "a measurement", "label": label or "", "plan": codec.encode(plan)}
+def measurement_of(plan: Plan, label: str) -> Message:
+    """What a test asks for: all nodes of a launch have to ask for the same."""
+    return {"what": "a measurement", "label": label, "plan": codec.encode(plan)}
+
+
+def call_of(plan: Plan, function: Callable[..., Any]) -> Message:
+    """The same of a call."""
+    return {"what": "a call", "label": calls.named(function), "plan": codec.encode(plan)}
 
 
 class Following(Serving):
@@ -60,11 +67,15 @@ class Following(Serving):
             return super().carry_out(job if self.node == 0 else replace(job, gate=False), launcher, store)
 
         def take(plan: Plan, part: Part) -> None:
-            launcher.take_part(plan, part, job.setup, job.others, self.relay, self)
+            launcher.take_part(plan, part, job.setup, job.others, Nobody(), self)
 
         measured = {"batch_size": job.batch_size, "facts": codec.encode(job.facts)}
-        told = self._take_part(launcher, job.plan, job.test.label, take, **measured)
+        asked = measurement_of(job.plan, job.test.label)
+        told = self._take_part(launcher, job.plan, {**asked, **measured}, take)
         launches = Launches(job.plan, _never, most_again=0)
+        if not told["samples"]:
+            self.over = True
+            raise BaseSideError(OVER)
         for data in told["samples"]:
             launches.add(codec.decode(LaunchSamples, data))
         environment = store_room.environment({**launches.facts, **job.facts}, job.plan, batch_size=job.batch_size)
@@ -75,18 +86,22 @@ class Following(Serving):
         """The same of a call: the results by rank."""
 
         def take(plan: Plan, part: Part) -> None:
-            launcher.take_part_in_call(plan, part, function, args, self.relay, self)
+            launcher.take_part_in_call(plan, part, function, args, Nobody(), self)
 
-        told = self._take_part(launcher, plan, None, take)
+        told = self._take_part(launcher, plan, call_of(plan, function), take)
         return unpickled([base64.b64decode(data) for data in told["results"]])
 
-    def _take_part(
-        self, launcher: Launcher, plan: Plan, label: str | None, take: Callable[[Plan, Part], None], **more: Any
-    ) -> Message:
+    def begin_test(self) -> None:
+        super().begin_test()
+        self._asked = 0
+
+    def _take_part(self, launcher: Launcher, plan: Plan, asked: Message, take: Callable[[Plan, Part], None]) -> Message:
         """Take part in the launches of what the test asks for; what is said at its end."""
         self.refuse_after_end()
         self.trees.refuse_strays()
-        self.say("ready", **asked_for(plan, label), **more)
+        launcher.ready_for(plan)  # which may take seconds, and no launch has begun
+        self._asked += 1  # a plugin may run the test again here, and not where it is led
+        self.say("ready", **asked, number=self._asked)
         processes = plan.part(self.node)
         with ExitStack() as alone:
             while (order := self.order())["op"] not in ("done", "leave"):
@@ -109,6 +124,8 @@ class Following(Serving):
         if order["op"] == "leave":
             self.over = True
             raise BaseSideError(OVER)
+        if "error" in order:  # as where it is led: the test may expect it
+            raise BaseSideError(order["error"])
         return order
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -22,12 +23,13 @@ from pytest_ddpperf.led.sources import one_tree
 from pytest_ddpperf.measuring import benchmark
 from pytest_ddpperf.measuring.benchmark import Job, Measured, Progress
 from pytest_ddpperf.measuring.confirming import Confirming, SideOf
-from pytest_ddpperf.measuring.following import Following, asked_for
+from pytest_ddpperf.measuring.following import Following, call_of, measurement_of
 from pytest_ddpperf.measuring.machine import Place, described, nodes_for, resolve
 from pytest_ddpperf.measuring.serving import Serving
 from pytest_ddpperf.nodes.fleet import Fleet
 from pytest_ddpperf.options import Settings
 from pytest_ddpperf.records import Baseline, Outcome, Plan, Run, Scalar, codec
+from pytest_ddpperf.records.errors import DdpPerfError
 from pytest_ddpperf.report import json_report, markdown, page, terminal, text
 from pytest_ddpperf.report.counts import count
 from pytest_ddpperf.wire.trees import digests
@@ -135,19 +137,31 @@ class Session:
             return self._launcher.call(plan, function, args, self._serving.relay)
         if self._fleet is None or plan.nodes == 1:
             return self._launcher.call(plan, function, args, observer)
-        self._fleet.begin(nodeid, asked_for(plan, None), plan.nodes)
-        results = self._launcher.call_for_bytes(plan, function, args, observer)
+        self._fleet.begin(nodeid, call_of(plan, function), plan.nodes)
+        with self._failing():
+            results = self._launcher.call_for_bytes(plan, function, args, observer)
         self._fleet.end({"results": [base64.b64encode(result).decode() for result in results]})
         return unpickled(results)
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """What goes wrong with what all nodes asked for is what went wrong there, too."""
+        try:
+            yield
+        except DdpPerfError as error:
+            if self._fleet is not None:
+                self._fleet.end({"error": str(error)})
+            raise
 
     def carry_out(self, job: Job, progress: Progress) -> Measured:
         if self._serving is not None:
             return self._serving.carry_out(job, self._launcher, self._store)
         if self._fleet is not None and job.plan.nodes > 1:
-            self._fleet.begin(job.nodeid, asked_for(job.plan, job.test.label), job.plan.nodes)
-        measured = benchmark.carry_out(job, self._launcher, self._store, progress, self._base)
-        if self._base is None:
-            measured = self._confirming.settle(job, measured, self._launcher, self._store, progress)
+            self._fleet.begin(job.nodeid, measurement_of(job.plan, job.test.label), job.plan.nodes)
+        with self._failing():
+            measured = benchmark.carry_out(job, self._launcher, self._store, progress, self._base)
+            if self._base is None:
+                measured = self._confirming.settle(job, measured, self._launcher, self._store, progress)
         if self._fleet is not None and job.plan.nodes > 1:
             self._fleet.end({"samples": [codec.encode(replace(launch, output=())) for launch in measured.shown]})
         if not measured.outcome.baseline_path:

@@ -61,7 +61,13 @@ class BaseOfNodes(BaseSide):
         self._measured, self._plan = [], None
         if plan.nodes == 1:
             return super().begin(nodeid, label, plan)
-        told = self._side.begin(nodeid, None, plan.nodes)[0]
+        if plan.rpc:
+            raise BaseSideError("an RPC launch over several nodes is not measured beside another version's")
+        try:
+            told = self._side.begin(nodeid, None, plan.nodes)[0]
+        except BaseSideError:
+            self._side.leave()
+            raise
         if told["label"] != label:
             self._side.leave()
             raise BaseSideError(f"there the test measured {told['label']!r} where it measures {label!r} here")

@@ -79,7 +79,11 @@ def admit(
                 except (NodesError, OSError) as error:
                     drop(stranger, error)
             if door in ready:
-                connected, where = door.accept()
+                try:
+                    connected, where = door.accept()
+                except OSError as error:
+                    dropped(f"a connection was dropped: {error}")
+                    continue
                 who = str(where[0])
                 if len(strangers) >= _MOST_STRANGERS:
                     connected.close()
@@ -108,7 +112,11 @@ def come_in(address: str, port: int, key: bytes, node: int) -> Lines:
     """A connection to the pytest that leads; raises NodesError or OSError."""
     connected = socket.create_connection((address, port), _PROOF_SECONDS)
     try:
-        challenged = secret.parsed(_line(connected)).get("nonce")
+        keep_watch(connected)
+        connected.settimeout(None)  # it lets others in when it has collected, or when all of its tests are over
+        challenge = _line(connected)
+        connected.settimeout(_PROOF_SECONDS)
+        challenged = secret.parsed(challenge).get("nonce")
         if not isinstance(challenged, str):
             raise NodesError("it does not speak as a pytest of ours")
         ours = secret.nonce()
@@ -119,7 +127,6 @@ def come_in(address: str, port: int, key: bytes, node: int) -> Lines:
         connected.close()
         raise
     connected.settimeout(None)
-    keep_watch(connected)
     return Lines(connected)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import platform
 import socket
@@ -70,8 +71,9 @@ class Fleet:
         self.interface = interface_of(self.address)
         found = {"address": self.address, "port": self._door.getsockname()[1], "secret": told}
         self._notice = self._closing.enter_context(rendezvous.Notice(role, found))
-        self._until = time.monotonic() + timeout_seconds
+        self._awaited = False
         self._begun = ""  # the test that all nodes are in
+        self._asked = 0  # how often it asked for something
         self._owed: Message | None = None  # what its measurement came to, for nodes whose test goes on
 
     @property
@@ -113,7 +115,8 @@ class Fleet:
 
     def start(self, arguments: Sequence[str], kept: Sequence[str]) -> None:
         """Wait for all nodes, and let their pytests collect: see `Node.start`."""
-        self._admit(self._until)
+        self._awaited = True
+        self._admit(time.monotonic() + self._timeout)
         missing = sorted(set(range(1, self.role.nodes)) - {node.number for node in self.nodes})
         if missing:
             which = ", ".join(map(str, missing))
@@ -153,12 +156,18 @@ class Fleet:
         `asked` here."""
         goes_on, owed = self._begun == nodeid, self._owed
         self._begun, self._owed = nodeid, None
-        if goes_on and owed is not None:
-            self.hand.tell(owed, nodes)
-        self.hand.begin(nodeid, asked, nodes)
+        self._asked = self._asked + 1 if goes_on else 1
+        try:
+            if goes_on and owed is not None:
+                self.hand.tell(owed, nodes)
+            self.hand.begin(nodeid, {**asked, "number": self._asked}, nodes)
+        except BaseSideError:
+            self.leave()  # else some would wait for what comes of it
+            raise
 
     def end(self, came: Message) -> None:
-        """What the test asked for is there: that came of it, which nodes are told if the test goes on."""
+        """What the test asked for is over: what came of it, samples, results or an error, which nodes are told if the
+        test goes on."""
         self._owed = {"op": "done", **came}
 
     def leave(self) -> None:
@@ -171,7 +180,7 @@ class Fleet:
     def close(self, status: int) -> None:
         """All is over: every node exits with this status, too."""
         with self._closing:
-            if len(self.nodes) < self.role.nodes - 1:
+            if not self._awaited:
                 with suppress(NodesError):
                     self._admit(time.monotonic() + _LAST_SECONDS)
             for node in self.nodes:
@@ -191,4 +200,11 @@ def _as_nodes_error() -> Iterator[None]:
 def _address_of(name: str) -> str:
     """An address of this node by its name: one that others reach, if there is one. Raises OSError."""
     found = [str(where[0]) for *_, where in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
-    return next((address for address in found if not address.startswith("127.") and address != "::1"), found[0])
+    abroad = [address for address in found if not ipaddress.ip_address(address.partition("%")[0]).is_loopback]
+    if abroad or name in (found[0], "localhost"):
+        return abroad[0] if abroad else found[0]
+    # A name that is this host's own for itself (Debian's 127.0.1.1): the address that it is known by outside.
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        asking.connect(("192.0.2.1", 9))  # nothing is sent; of a network that there is not (RFC 5737)
+        return str(asking.getsockname()[0])
+    return found[0]

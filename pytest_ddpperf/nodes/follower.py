@@ -52,6 +52,7 @@ class Follower:
                         return None
                     for message in messages:
                         if message["op"] == "exit":
+                            self._close()
                             return int(message["status"])
                         self._obey(message)
                 for side, led in sides.items():
@@ -63,6 +64,14 @@ class Follower:
             for led in self._led.values():
                 led.kill()  # and its ranks with it
             self._base.close()
+
+    def _close(self) -> None:
+        """Let the pytests tear their fixtures down."""
+        for led in self._led.values():
+            led.socket.close()
+        for led in self._led.values():
+            led.close()
+        self._led.clear()
 
     def _obey(self, message: Message) -> None:
         operation = message["op"]

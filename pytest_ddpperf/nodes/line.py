@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import struct
 import time
@@ -16,7 +17,8 @@ from pytest_ddpperf.wire.channels import Lines, Message, readable
 _ASK_SECONDS = 3.0
 _GONE_SECONDS = 12.0
 _TICK_SECONDS = 0.5
-# For the kernel to say that the other end is not there: idle, between probes, how many; and for what was sent.
+# For the kernel to say that the other end of an idle connection is not there: idle, between probes, how many. (With
+# TCP_USER_TIMEOUT probes would be of no account, and an end that is busy and does not read would be taken for gone.)
 _IDLE, _BETWEEN, _PROBES = 4, 2, 3
 # Bounds of a clock's offset come from the luckiest of so many.
 EXCHANGES = 200
@@ -30,8 +32,6 @@ def keep_watch(connected: socket.socket) -> None:
     for name, value in (("KEEPIDLE", _IDLE), ("KEEPINTVL", _BETWEEN), ("KEEPCNT", _PROBES)):
         if hasattr(socket, f"TCP_{name}"):  # Linux
             connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, f"TCP_{name}"), value)
-    if hasattr(socket, "TCP_USER_TIMEOUT"):
-        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int((_IDLE + _BETWEEN * _PROBES) * 1000))
 
 
 def spun(connected: socket.socket, size: int) -> bytes:
@@ -77,8 +77,10 @@ class Connection:
 
     def send(self, message: Message) -> None:
         """Raises BaseSideError."""
+        left = memoryview(json.dumps(message).encode() + b"\n")
         try:
-            self.lines.send(message)
+            while left:  # each piece has its time, for all of them may take longer
+                left = left[self.lines.socket.send(left) :]
         except OSError:
             self.lost()
 
@@ -178,6 +180,9 @@ class NodeLine(Line):
             self._refuse_dead()
             self._connection.watch()
         return super().arrived()
+
+    def end(self, problem: str) -> NoReturn:
+        self._connection.end(problem.removeprefix(f"{self._name} "))
 
     def _arrives(self, patience: float) -> bool:
         known = self._pending or self.dead or self._connection.gone  # from what came for another line

@@ -32,6 +32,10 @@ class Member:
             return self._offset()
         return Offset(at_ns=time.monotonic_ns(), ns=0.0, half_width_ns=0.0)
 
+    def give_up(self, problem: str) -> None:
+        """Nothing will be asked of it any more: what it says yet would be taken for an answer. Raises BaseSideError."""
+        self.line.end(f"{self.name} {problem}")
+
     def begin(self, nodeid: str) -> None:
         """Let it run a test up to what that asks for; raises BaseSideError."""
         with self.tests.last_words():
@@ -66,4 +70,4 @@ def _difference(here: Message, there: Message) -> str:
 
 
 def _in_words(asked: Message) -> str:
-    return f"{asked.get('what')} named {asked['label']!r}" if asked.get("label") else str(asked.get("what"))
+    return f"{asked.get('what')} ({asked['label']})" if asked.get("label") else str(asked.get("what"))

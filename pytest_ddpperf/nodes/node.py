@@ -67,6 +67,8 @@ class Node:
         message = tests.collect(max(0.0, until - time.monotonic()))
         there = codec.decode(Sources, message["sources"])
         both = here.files.keys() & there.files.keys()
+        if here.files and not both:
+            raise NodesError(f"{self} imported none of the first node's files: does git tell the same of both?")
         if others := differing(*({file: side.files[file] for file in both} for side in (here, there))):
             more = ", ..." if len(others) > _NAMED else ""
             raise NodesError(f"{self} has other files than the first node: {', '.join(others[:_NAMED])}{more}")

@@ -16,8 +16,9 @@ from pytest_ddpperf.records import Plan, RankError, RankOutput, codec
 from pytest_ddpperf.records.errors import BaseSideError
 from pytest_ddpperf.wire.channels import Message, readable
 
-# For a node to end its processes, and to say where they were, after it was told to.
-_END_SECONDS = 15.0
+# For a node to end its processes, and to say where they were, after it was told to: longer than `launch.run` gives the
+# rank server there.
+_END_SECONDS = 45.0
 _TICK_SECONDS = 0.1
 
 
@@ -83,8 +84,6 @@ class Parts:
             with self._watched(part):
                 for message in part.member.line.arrived():
                     self._take(part, message)
-        if self.settled and not self._told and not self.errors:
-            self._tell_times()
 
     def _take(self, part: _Part, message: Message) -> None:
         event = message["event"]
@@ -127,7 +126,7 @@ class Parts:
         self.results |= {int(rank): base64.b64decode(data) for rank, data in message["results"].items()}
 
     def _tell_times(self) -> None:
-        """The offsets after the window, once."""
+        """The offsets after the window."""
         for part in self._parts:
             if part.after is None and not part.over:
                 with self._watched(part):
@@ -147,6 +146,7 @@ class Parts:
             self.errors.append(part.member.lost(self._plan, problem))
 
     def release(self) -> None:
+        self._tell_times()
         self._tell({"op": "release"})
 
     def stop(self, when: float, *, at_deadline: bool) -> None:
@@ -168,10 +168,13 @@ class Parts:
         while not all(part.over for part in self._parts):
             if time.monotonic() > until:
                 for part in self._parts:
-                    self._end(part, f"did not end its ranks within {_END_SECONDS:g} s")
+                    if not part.over:
+                        with self._watched(part):
+                            part.member.give_up(f"did not end its ranks within {_END_SECONDS:g} s")
                 break
             readable(self.channels, _TICK_SECONDS)
             self.hear()
+        self._tell_times()
         if self.errors:
             self.errors += [error for part in self._parts for error in part.idle]
             for part in self._parts:

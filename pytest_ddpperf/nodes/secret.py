@@ -10,7 +10,7 @@ from __future__ import annotations
 import hmac
 import json
 import secrets
-from typing import Any
+from typing import Any, TypeGuard
 
 from pytest_ddpperf.records.errors import NodesError
 from pytest_ddpperf.wire.channels import Message
@@ -42,7 +42,7 @@ def answer(secret: bytes, node: int, theirs: str, ours: str) -> Message:
 def verified(secret: bytes, answered: Message, ours: str) -> tuple[int, Message]:
     """The node that answered our challenge, and what the leader says to prove itself; raises NodesError."""
     node, theirs, proof = (answered.get(name) for name in ("node", "nonce", "proof"))
-    if type(node) is not int or not isinstance(theirs, str) or not isinstance(proof, str):
+    if type(node) is not int or not (_is_text(theirs) and _is_text(proof)):
         raise NodesError("it gave no proof")
     if not hmac.compare_digest(_proof(secret, _FOLLOWER, node, ours, theirs).encode(), proof.encode()):
         raise NodesError("its proof is wrong: is DDPPERF_SECRET the same on all nodes?")
@@ -52,9 +52,12 @@ def verified(secret: bytes, answered: Message, ours: str) -> tuple[int, Message]
 def is_leader(secret: bytes, node: int, said: Message, theirs: str, ours: str) -> bool:
     """Whether it knows the secret, too."""
     proof = said.get("proof")
-    return isinstance(proof, str) and hmac.compare_digest(
-        _proof(secret, _LEADER, node, ours, theirs).encode(), proof.encode()
-    )
+    return _is_text(proof) and hmac.compare_digest(_proof(secret, _LEADER, node, ours, theirs).encode(), proof.encode())
+
+
+def _is_text(value: object) -> TypeGuard[str]:
+    """JSON may spell what no encoding has."""
+    return isinstance(value, str) and value.isascii()
 
 
 def parsed(line: bytes) -> dict[str, Any]:

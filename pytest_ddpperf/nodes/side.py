@@ -84,6 +84,8 @@ class Side:
     def _alone_on(self, member: Member, observer: Observer) -> Iterator[None]:
         member.line.send({"op": "alone"})
         said = member.line.receive(observer, _FOR_EVER)
+        if said["event"] == "ended":
+            member.tests.ended(said, "the test ended there before it measured")
         if said["event"] != "alone":
             raise BaseSideError(f"{member}: {said.get('text', said)}")
         try:

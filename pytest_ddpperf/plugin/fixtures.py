@@ -44,7 +44,7 @@ class DdpRun(Distributed):
         try:
             return self._run.session.call(self._item.nodeid, plan, fn, args, watcher)
         except LaunchError as error:
-            self._show((error.output,))
+            self._show(plan, (error.output,))
             raise plain_failure(str(error)) from None
         except DdpPerfError as error:
             raise plain_failure(str(error)) from None

@@ -104,11 +104,12 @@ class Distributed:
             **roles,
         )
 
-    def _show(self, launches: tuple[tuple[RankOutput, ...], ...]) -> None:
-        """The ranks' output as captured sections of the report; under -s it was streamed."""
-        if self._run.config.getoption("capture") == "no":
-            return
+    def _show(self, plan: Plan, launches: tuple[tuple[RankOutput, ...], ...]) -> None:
+        """The ranks' output as captured sections of the report; under -s that of this node was streamed."""
+        streamed = self._run.config.getoption("capture") == "no"
         for outputs in zip(*launches, strict=True):
+            if streamed and plan.node_of(outputs[0].rank) == 0:
+                continue
             for stream in ("stdout", "stderr"):
                 text = once(getattr(output, stream) for output in outputs)
                 if text:
@@ -237,7 +238,7 @@ class Benchmark(Distributed):
             measured = self._run.session.carry_out(job, watcher)
         except DdpPerfError as error:
             if isinstance(error, LaunchError):
-                self._show((error.output,))
+                self._show(job.plan, (error.output,))
                 text = failure.launch_failure(error, watcher.launch, watcher.launches)
             else:
                 text = str(error)
@@ -245,7 +246,7 @@ class Benchmark(Distributed):
             raise plain_failure(text) from None
         finally:
             watcher.erase()
-        self._show(measured.output)
+        self._show(job.plan, measured.output)
         return measured
 
     def _facts(self) -> dict[str, Any]:

@@ -68,6 +68,7 @@ def lead(run: Run) -> None:
 
 
 def _follow(config: pytest.Config, found: Role) -> int:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # torchrun's way to end it: nothing shall be left
     settings = options.read(config)  # a mistake is the same on all nodes: nobody waits for anybody
     told = rendezvous.found(found, settings.timeout_seconds)
     key = (os.environ.get(secret.VARIABLE) or told["secret"]).encode()

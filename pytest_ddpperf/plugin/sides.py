@@ -69,7 +69,8 @@ def invocation(
 
 
 def _of_run(run: Run, kept: tuple[str, ...], only: str = "") -> Invocation:
-    found = invocation(run.config, kept, only, environ=inherited(run.environ), sys_path=run.sys_path)
+    environ = run.environ if run.fleet is None else inherited(run.environ)  # which would lead, too
+    found = invocation(run.config, kept, only, environ=environ, sys_path=run.sys_path)
     return replace(found, arguments=(*found.arguments, *seed(run.config)))
 
 

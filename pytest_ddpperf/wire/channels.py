@@ -37,7 +37,7 @@ class Lines:
 
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
-        self._buffer = b""
+        self._begun: list[bytes] = []  # of a line whose end has not come, for one may be hundreds of megabytes
         self._descriptors: list[int] = []
 
     def send(self, message: Message, descriptor: int | None = None) -> None:
@@ -54,8 +54,13 @@ class Lines:
         if not data:
             return None
         self._descriptors += descriptors
-        *lines, self._buffer = (self._buffer + data).split(b"\n")
-        return [json.loads(line) for line in lines]
+        *ended, begun = data.split(b"\n")
+        if ended:
+            ended[0] = b"".join((*self._begun, ended[0]))
+            self._begun.clear()
+        if begun:
+            self._begun.append(begun)
+        return [json.loads(line) for line in ended]
 
     def take_descriptor(self) -> int:
         """The descriptor that came with the oldest message that had one and was not asked yet."""

@@ -208,6 +208,10 @@ ATTACKS: dict[str, tuple[Callable[[str], bytes], str]] = {
     "endless": (lambda nonce: b"x" * 100_000, "does not speak as a pytest of ours"),
     "silence": (lambda nonce: b"", "no proof within"),
     "no proof": (lambda nonce: b'{"node": 1}\n', "gave no proof"),
+    "what no encoding has": (
+        lambda nonce: b'{"node": 1, "nonce": "\\ud800", "proof": "x"}\n',
+        "gave no proof",
+    ),
     "the challenge sent back": (
         lambda nonce: json.dumps({"node": 1, "nonce": nonce, "proof": nonce}).encode() + b"\n",
         "its proof is wrong",
