@@ -1,7 +1,7 @@
 """pytest-ddpperf: distributed performance regression as ordinary red and green tests.
 
-The names below are for type hints and for `except`; they are imported when asked for, since pytest imports this
-package in every run.
+The names below are for type hints, for `except` and for conftests; they are imported when asked for, since pytest
+imports this package in every run.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pytest_ddpperf.plugin.fixtures import DdpRun as DdpRun
     from pytest_ddpperf.plugin.fixtures import RpcBenchmark as RpcBenchmark
     from pytest_ddpperf.plugin.gate import GateFailed as GateFailed
+    from pytest_ddpperf.plugin.state import node_count as node_count
     from pytest_ddpperf.rank.context import Context as Context
     from pytest_ddpperf.rank.context import RpcContext as RpcContext
 
@@ -32,6 +33,7 @@ _HOMES = {
     "Result": "measuring.result",
     "RpcBenchmark": "plugin.fixtures",
     "RpcContext": "rank.context",
+    "node_count": "plugin.state",
 }
 
 

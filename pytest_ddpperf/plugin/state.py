@@ -289,6 +289,12 @@ RUN = pytest.StashKey[Run]()
 TEST = pytest.StashKey[TestState]()
 
 
+def node_count(config: pytest.Config) -> int:
+    """Over how many nodes torchrun started the run, this one included: the same on all of them, so that a conftest may
+    make tests by it."""
+    return config.stash[RUN].nodes
+
+
 def of(item: pytest.Item) -> TestState:
     return item.stash.setdefault(TEST, TestState())
 

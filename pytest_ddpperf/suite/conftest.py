@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from pytest_ddpperf import node_count
 from pytest_ddpperf.suite.plots import drawable, save
-from pytest_ddpperf.suite.sizes import Size, SweepRow, asked, chosen, largest_world, nodes, on_cuda
+from pytest_ddpperf.suite.sizes import Size, SweepRow, asked, chosen, largest_world, on_cuda
 from pytest_ddpperf.suite.tables import Tables
 
 _HERE = Path(__file__).parent
@@ -26,7 +27,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     most = largest_world(metafunc.config)
     each = list(dict.fromkeys([*(1 << power for power in range(20) if 1 << power < most), most]))
     if "sweep_row" in metafunc.fixturenames:
-        machines = nodes(metafunc.config)
+        machines = node_count(metafunc.config)
         rows = [SweepRow(1, 0), *(SweepRow(1, ranks) for ranks in each)]
         rows += [SweepRow(machines, ranks) for ranks in each if machines > 1 and ranks % machines == 0]
         metafunc.parametrize("sweep_row", [_of_sweep(row, machines) for row in rows])

@@ -10,8 +10,6 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from pytest_ddpperf.plugin.state import RUN
-
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
@@ -91,11 +89,6 @@ def largest_world(config: pytest.Config) -> int:
     sizes = asked(config, "ddp_world_size", "2")
     parts = sizes if isinstance(sizes, (list, tuple)) else [sizes]
     return max(int(number) for part in parts for number in str(part).split(","))
-
-
-def nodes(config: pytest.Config) -> int:
-    """Over how many machines the run is."""
-    return config.stash[RUN].nodes
 
 
 class SweepRow(NamedTuple):
