@@ -98,7 +98,7 @@ def _follow(config: pytest.Config, found: Role) -> int:
                     "trees": codec.encode(replace(here, kept=kept_here(kept) if kept else ())),
                     "arguments": [*asked.arguments_in(here), *further, *_apart(config, settings, Path(folder))],
                     "argv": sys.argv,
-                    "folder": "",
+                    "folder": folder,  # which the rank server there removes, if this process cannot
                     "parent": os.getpid(),
                     **place,
                 }

@@ -185,7 +185,8 @@ class Run:
     @property
     def reported(self) -> bool:
         """Whether there is anything to report."""
-        return self._report is not None and not self._report.empty
+        strangers = self.fleet is not None and bool(self.fleet.told)
+        return self._report is not None and (strangers or not self._report.empty)
 
     @property
     def distributes(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -22,4 +23,9 @@ def machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machin
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     (tmp_path / "run/pytest.ini").write_text("[pytest]\n")
     with ExitStack() as closing:
-        yield Machines(tmp_path / "run", closing)
+        made = Machines(tmp_path / "run", closing)
+        yield made
+        until = time.monotonic() + 15
+        while left := [*made.left(), *(tmp_path / "temporary").glob("ddpperf-*")]:
+            assert time.monotonic() < until, left
+            time.sleep(0.1)

@@ -17,6 +17,7 @@ from typing import IO
 
 AHEAD_SECONDS = 1000
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
+_LISTENS = "0A"  # in /proc/net/tcp
 _PORT = 29500  # of namespaces that nothing else is in
 
 SMALL = ("--ddp-steps=10", "--ddp-min-time=0", "--ddp-launches=3", "--ddp-max-launches=6", "--ddp-warmup=2")
@@ -141,6 +142,20 @@ class Machines:
             pids = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=True).stdout
             found += [_command(int(pid)) for pid in pids.split()]
         return [command for command in found if command]
+
+    def port(self, node: int) -> int:
+        """Where a node's pytest listens for the others; waits until it does."""
+        until = time.monotonic() + 60
+        while time.monotonic() < until:
+            command = ["ip", "netns", "exec", self._names[node], "cat", "/proc/net/tcp"]
+            table = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+            rows = [line.split() for line in table.splitlines()[1:]]
+            ports = [int(row[1].partition(":")[2], 16) for row in rows if row[3] == _LISTENS]
+            found = [port for port in ports if port != _PORT]
+            if found:
+                return found[0]
+            time.sleep(0.05)
+        raise AssertionError(f"node {node} does not listen")
 
     def until_empty(self, seconds: float) -> None:
         """Wait until no process is left in the namespaces."""

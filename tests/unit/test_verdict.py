@@ -16,6 +16,7 @@ from pytest_ddpperf.verdict import (
     fails,
     judge,
     level_of,
+    observations,
     of_one_length,
     resolutions,
     shift,
@@ -734,3 +735,33 @@ def test_cpu_time_is_compared_as_a_whole() -> None:
     now, base = measurement(STEADY, cpu=times(1.2)), measurement(STEADY, cpu=STEADY)
     verdicts = [decide(now, base, limit, interleaved=True, stretches=every) for every in ((), STRETCHES)]
     assert verdicts[0] == verdicts[1]
+
+
+# --- several nodes
+
+
+def over_nodes(seconds: float, apart: float, *, own: float | None = None) -> Measurement:
+    steps = ((seconds, seconds * 1.01),) * 3
+    first = ((own or seconds, (own or seconds) * 1.01),) * 3
+    samples = Samples(
+        step_seconds=steps, rank_seconds=(steps[:1],) * 3, node_seconds=first, clock_seconds=(apart, apart, apart)
+    )
+    return Measurement(samples=samples)
+
+
+def test_steps_of_all_nodes_are_compared_where_their_clocks_are_known() -> None:
+    sides = [over_nodes(0.01, 4e-6, own=0.009), over_nodes(0.02, 4e-6, own=0.018)]
+    assert all(observations.on_one_clock(side.samples) for side in sides)
+    assert observations.alike(sides) == sides
+
+
+def test_else_those_of_the_first_node_on_both_sides() -> None:
+    known, unknown = over_nodes(0.01, 4e-6, own=0.009), over_nodes(0.02, 300e-6, own=0.018)
+    assert not observations.on_one_clock(unknown.samples)
+    alike = observations.alike([known, unknown])
+    assert [side.samples.step_seconds[0][0] for side in alike] == [0.009, 0.018]
+
+
+def test_one_node_has_one_clock() -> None:
+    steps = ((0.01, 0.02),) * 3
+    assert observations.on_one_clock(Samples(step_seconds=steps, rank_seconds=(steps[:1],) * 3))
