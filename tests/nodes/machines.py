@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -150,10 +151,10 @@ class Machines:
             command = ["ip", "netns", "exec", self._names[node], "cat", "/proc/net/tcp"]
             table = subprocess.run(command, capture_output=True, text=True, check=True).stdout
             rows = [line.split() for line in table.splitlines()[1:]]
-            ports = [int(row[1].partition(":")[2], 16) for row in rows if row[3] == _LISTENS]
-            found = [port for port in ports if port != _PORT]
+            own = socket.inet_aton(ADDRESSES[node])[::-1].hex().upper()
+            found = [row[1].partition(":")[2] for row in rows if row[3] == _LISTENS and row[1].startswith(own)]
             if found:
-                return found[0]
+                return int(found[0], 16)
             time.sleep(0.05)
         raise AssertionError(f"node {node} does not listen")
 
