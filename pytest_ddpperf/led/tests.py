@@ -5,7 +5,8 @@ Both halves speak `wire.Lines`, JSON only; the other half is `measuring.serving`
 Told                                    Answered
 {"sys_path": [...], ...}                {"event": "hello", "version": v} as soon as the plugin is imported there, then
                                         {"event": "collected", "tests": [...], "errors": {file: text}, "sources": {...}}
-                                        and {"event": "started", "facts": {...}} when it has a rank server
+                                        and {"event": "started"} when it has a rank server, another node's with the
+                                        "facts" that this found
 {"op": "test", "nodeid": id}            {"event": "ready", "label": l, "plan": {...}, "batch_size": n, "facts": {...}}
                                         when the test asks for a measurement, or, before that or any time later,
                                         {"event": "ended", "text": why, or ""}
@@ -70,11 +71,12 @@ class Tests:
         return errors[0] if errors else f"there is no such test: {nodeid}"
 
     def started(self) -> Mapping[str, Scalar]:
-        """Wait for its rank server; what that found there, the first time. Raises BaseSideError."""
+        """Wait for its rank server; what that found there, the first time another node's says it. Raises
+        BaseSideError."""
         if self._started or self._line.dead:
             return {}
         self._started = True
-        facts: Mapping[str, Scalar] = self._line.receive(Nobody(), START_SECONDS)["facts"]
+        facts: Mapping[str, Scalar] = self._line.receive(Nobody(), START_SECONDS).get("facts", {})
         return facts
 
     def enter(self, nodeid: str) -> None:

@@ -14,7 +14,7 @@ A "ready" here says what the test asks for, so that it can be seen whether all n
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -29,7 +29,7 @@ from pytest_ddpperf.measuring import benchmark
 from pytest_ddpperf.measuring.benchmark import Job, Measured
 from pytest_ddpperf.measuring.launches import Launches
 from pytest_ddpperf.measuring.serving import OVER, Serving
-from pytest_ddpperf.records import LaunchSamples, Plan, Status, Verdict, codec
+from pytest_ddpperf.records import LaunchSamples, Plan, Scalar, Status, Verdict, codec
 from pytest_ddpperf.records.errors import BaseSideError, DdpPerfError
 from pytest_ddpperf.wire import calls
 from pytest_ddpperf.wire.channels import Message
@@ -90,6 +90,9 @@ class Following(Serving):
 
         told = self._take_part(launcher, plan, call_of(plan, function), take)
         return unpickled([base64.b64decode(data) for data in told["results"]])
+
+    def started(self, facts: Mapping[str, Scalar]) -> None:
+        self.say("started", facts=codec.encode(facts))
 
     def begin_test(self) -> None:
         super().begin_test()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from pytest_ddpperf.launch.failure import with_output
 from pytest_ddpperf.measuring import benchmark
 from pytest_ddpperf.measuring.benchmark import Job, Measured
 from pytest_ddpperf.measuring.launches import Launches
-from pytest_ddpperf.records import LaunchSamples, Plan, Status, Verdict, codec
+from pytest_ddpperf.records import LaunchSamples, Plan, Scalar, Status, Verdict, codec
 from pytest_ddpperf.records.errors import BaseSideError, DdpPerfError
 from pytest_ddpperf.wire.channels import Lines, Message, Phase, readable
 from pytest_ddpperf.wire.trees import Trees
@@ -44,6 +44,10 @@ class Serving:
         self.say("hello", version=__version__)  # first: another one may mean something else by what follows
         self.trees = codec.decode(Trees, start["trees"])
         self.folder: str = start["folder"]
+
+    def started(self, facts: Mapping[str, Scalar]) -> None:
+        """Say that there is a rank server; `facts` are what that found here."""
+        self.say("started")
 
     def say(self, event: str, **fields: Any) -> None:
         try:

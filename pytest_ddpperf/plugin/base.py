@@ -86,7 +86,7 @@ class _Led:
         facts: Mapping[str, Scalar] = {}
         with suppress(DdpPerfError):  # each test will say it
             facts = run.session.facts()  # starts the rank server while the other pytest starts its own
-        self._serving.say("started", facts=dict(facts))
+        self._serving.started(facts)
         following: pytest.Item | None = None
         while True:
             order = self._serving.order()
