@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 
-from pytest_ddpperf import verdict as verdicts
 from pytest_ddpperf.records import (
     Counters,
     Environment,
@@ -98,13 +97,6 @@ class Launches:
         unfit = [launch.unfit for launch in self.kept if launch.unfit]
         if unfit:
             notes.append(f"{len(unfit)} of {len(self.kept)} launches stayed unfit: {unfit[0]}: raise --ddp-warmup")
-        every = samples(self.kept) if self.kept else None
-        if every is not None and every.clock_seconds is not None and not verdicts.on_one_clock(every):
-            apart = max(every.clock_seconds) * 1e6
-            notes.append(
-                f"the clocks of the nodes are known to {apart:.0f} us, which is more than 1 % of a step: the steps of "
-                "the first node's ranks are compared"
-            )
         unsettled = [(launch.unsettled, launch.warmup) for launch in self.kept if launch.unsettled]
         if unsettled:
             cause, steps = unsettled[0]

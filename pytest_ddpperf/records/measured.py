@@ -216,6 +216,7 @@ class Verdict:
     differences: tuple[str, ...] = ()  #: environment facts that differ: "torch 2.12 -> 2.13"
     counters: tuple[CounterChange, ...] = ()
     sessions: int = 0  #: of the baseline; with one, the drift between sessions was assumed, not measured
+    first_node: bool = False  #: the first node's steps alone were compared, for clocks of several were not known enough
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Verdict):

@@ -47,7 +47,7 @@ def told(outcome: Outcome) -> Iterator[str]:
         if outcome.stored is not None and verdict.status is Status.PASS:
             changes = ", ".join(text.change(c) for c in outcome.stored.comparisons)
             yield f"{name}: {changes} against the baseline, and settled by its own code:"
-        yield from (f"{name}: {line}" for line in (*dropped(verdict), *beside.told(outcome)))
+        yield from (f"{name}: {line}" for line in (*left_out(verdict), *beside.told(outcome)))
     yield from (f"{name}: {note}" for note in outcome.notes)
 
 
@@ -94,8 +94,10 @@ def settled(outcome: Outcome) -> str:
     return f"{changes} against the baseline, but {_WHY_SETTLED.get(reason, reason)}{differs}"
 
 
-def dropped(verdict: Verdict) -> Iterator[str]:
-    """The default limits without support, each reason once."""
+def left_out(verdict: Verdict) -> Iterator[str]:
+    """What was not compared: the default limits without support, each reason once, and the steps of other nodes."""
+    if verdict.first_node:
+        yield "the clocks of the nodes are not known closely enough for its steps: those of the first node are compared"
     limits: dict[str, list[str]] = {}
     for line in verdict.dropped:
         limit, _, reason = line.partition(": ")

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from pytest_ddpperf.records import Limit, Measurement, Status, Verdict
 from pytest_ddpperf.verdict.counters import with_counters
-from pytest_ddpperf.verdict.observations import in_percentiles, of_one_length, on_one_clock
+from pytest_ddpperf.verdict.observations import in_percentiles, of_one_length
 from pytest_ddpperf.verdict.refused import refused
 from pytest_ddpperf.verdict.settled import MACHINE_DRIFTED, Circumstances, not_slower, settled, suspected
 from pytest_ddpperf.verdict.times import (
@@ -40,7 +40,6 @@ __all__ = [
     "level_of",
     "not_slower",
     "of_one_length",
-    "on_one_clock",
     "refused",
     "resolutions",
     "settled",

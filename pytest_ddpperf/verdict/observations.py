@@ -76,10 +76,10 @@ def joined(sessions: Sequence[Sequence[float]], hosts: Sequence[Scalar]) -> list
     ]
 
 
-def alike(sides: Sequence[Measurement]) -> list[Measurement]:
-    """With steps that can be compared: as many on all sides, and of all nodes or of the first one on all."""
+def alike(sides: Sequence[Measurement], *, first_node: bool) -> list[Measurement]:
+    """With steps that can be compared: as many on all sides, and of the `first_node` alone or of all on all."""
     cut = of_one_length([side.samples for side in sides])
-    if not all(map(on_one_clock, cut)):
+    if first_node:
         cut = [replace(side, step_seconds=side.node_seconds or side.step_seconds) for side in cut]
     return [replace(side, samples=samples) for side, samples in zip(sides, cut, strict=True)]
 
@@ -88,12 +88,18 @@ def alike(sides: Sequence[Measurement]) -> list[Measurement]:
 CLOCKS_SHARE = 0.01
 
 
-def on_one_clock(samples: Samples) -> bool:
-    """Whether the clocks of all nodes are known well enough; on one node they are the same."""
+def clocks_apart(samples: Samples) -> float:
+    """By what share of a step at p50 the clocks of several nodes may be apart; on one node they are the same."""
     if samples.clock_seconds is None:
-        return True
+        return 0.0
     p50 = stats.geometric_mean(stats.launch_quantiles(samples.step_seconds, 50))
-    return max(samples.clock_seconds) <= CLOCKS_SHARE * p50
+    return max(samples.clock_seconds) / p50
+
+
+def on_one_clock(sides: Iterable[Samples]) -> bool:
+    """Whether the clocks of all nodes are known well enough, on all sides, for the steps of all nodes to be
+    compared."""
+    return all(clocks_apart(side) <= CLOCKS_SHARE for side in sides)
 
 
 def of_one_length(sides: Sequence[Samples]) -> list[Samples]:

@@ -101,7 +101,8 @@ def judge_times(
         return Verdict(status=Status.NOT_GATED, reason="no-supported-limit", dropped=dropped, differences=differences)
     if min(session.samples.launches for session in baseline) < LAUNCHES_NEEDED:
         raise SampleError(f"a baseline of a single launch: a comparison needs {LAUNCHES_NEEDED} a side")
-    current, *baseline = observations.alike([current, *baseline])
+    first_node = not observations.on_one_clock([side.samples for side in (current, *baseline)])
+    current, *baseline = observations.alike([current, *baseline], first_node=first_node)
     thin = dict.fromkeys(line for side in (current, *baseline) for line in _supported(side, kept)[1])
     if thin:
         return Verdict(status=Status.INCOMPARABLE, reason="baseline-support", dropped=dropped, differences=tuple(thin))
@@ -122,6 +123,7 @@ def judge_times(
         dropped=dropped,
         differences=differences,
         sessions=len(baseline),
+        first_node=first_node,
     )
 
 

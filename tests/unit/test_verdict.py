@@ -15,8 +15,8 @@ from pytest_ddpperf.verdict import (
     coarse,
     fails,
     judge,
+    judge_times,
     level_of,
-    observations,
     of_one_length,
     resolutions,
     shift,
@@ -749,19 +749,26 @@ def over_nodes(seconds: float, apart: float, *, own: float | None = None) -> Mea
     return Measurement(samples=samples)
 
 
+LIMIT = (Limit(metric="p50", value=0.1, unit="%"),)
+
+
 def test_steps_of_all_nodes_are_compared_where_their_clocks_are_known() -> None:
-    sides = [over_nodes(0.01, 4e-6, own=0.009), over_nodes(0.02, 4e-6, own=0.018)]
-    assert all(observations.on_one_clock(side.samples) for side in sides)
-    assert observations.alike(sides) == sides
+    now, before = over_nodes(0.01, 4e-6, own=0.02), over_nodes(0.01, 4e-6, own=0.01)
+    verdict = judge_times(now, [before], LIMIT)
+    assert (verdict.status, verdict.first_node) == (Status.PASS, False)
+    assert verdict.comparisons[0].now_seconds == pytest.approx(0.01, rel=0.02)
 
 
-def test_else_those_of_the_first_node_on_both_sides() -> None:
-    known, unknown = over_nodes(0.01, 4e-6, own=0.009), over_nodes(0.02, 300e-6, own=0.018)
-    assert not observations.on_one_clock(unknown.samples)
-    alike = observations.alike([known, unknown])
-    assert [side.samples.step_seconds[0][0] for side in alike] == [0.009, 0.018]
+@pytest.mark.parametrize("apart", [(4e-6, 300e-6), (300e-6, 4e-6)])
+def test_else_those_of_the_first_node_on_both_sides_and_it_is_said(apart: tuple[float, float]) -> None:
+    now, before = over_nodes(0.01, apart[0], own=0.018), over_nodes(0.01, apart[1], own=0.009)
+    verdict = judge_times(now, [before], LIMIT)
+    assert (verdict.status, verdict.first_node) == (Status.REGRESSED, True)
+    assert verdict.comparisons[0].now_seconds == pytest.approx(0.018, rel=0.02)
+    assert verdict.comparisons[0].baseline_seconds == pytest.approx(0.009, rel=0.02)
 
 
 def test_one_node_has_one_clock() -> None:
-    steps = ((0.01, 0.02),) * 3
-    assert observations.on_one_clock(Samples(step_seconds=steps, rank_seconds=(steps[:1],) * 3))
+    steps = ((0.01, 0.0101),) * 3
+    alone = Measurement(samples=Samples(step_seconds=steps, rank_seconds=(steps[:1],) * 3))
+    assert not judge_times(alone, [alone], LIMIT).first_node

@@ -103,7 +103,7 @@ def _told(outcome: Outcome) -> Iterator[str]:
     if verdict is not None:
         if outcome.stored is not None:
             yield failure.suspected(outcome.stored)
-        yield from sentences.dropped(verdict)
+        yield from sentences.left_out(verdict)
         if not outcome.evidence or (outcome.beside is not None and outcome.beside.splits is not None):
             yield from beside.told(outcome)
     yield from outcome.notes
