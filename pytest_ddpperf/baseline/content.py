@@ -136,8 +136,11 @@ def nonsense(samples: Samples) -> str:
         if min(times) <= 0:
             place = f"step_seconds[{launch}][{times.index(min(times))}]"
             return f"{place}: {min(times)!r} is not a positive duration"
-    if samples.node_seconds is not None and [len(own) for own in samples.node_seconds] != [steps] * launches:
+    own = samples.node_seconds
+    if own is not None and [len(times) for times in own] != [steps] * launches:
         return f"node_seconds: not {steps} steps of {launches} launches, as in step_seconds"
+    if own is not None and min(map(min, own)) <= 0:
+        return f"node_seconds: {min(map(min, own))!r} is not a positive duration"
     if len(samples.clock_seconds or (0.0,) * launches) != launches:
         return f"clock_seconds: not of {launches} launches, as in step_seconds"
     ranks = len(next(iter(samples.rank_seconds), ()))

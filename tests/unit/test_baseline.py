@@ -13,7 +13,7 @@ from pathlib import Path
 import filelock
 import pytest
 
-from pytest_ddpperf.baseline import Store, environment, environment_name, file_name
+from pytest_ddpperf.baseline import Store, content, environment, environment_name, file_name
 from pytest_ddpperf.baseline import store as store_module
 from pytest_ddpperf.records import (
     SESSIONS_KEPT,
@@ -233,6 +233,34 @@ def test_what_is_saved_is_read_back(store):
     path = store.write(BASELINE)
     assert path == store.path(CPU, TEST)
     assert store.read(CPU, TEST) == BASELINE
+
+
+OVER_NODES = replace(SAMPLES, node_seconds=SAMPLES.step_seconds, clock_seconds=(4e-6,) * len(SAMPLES.step_seconds))
+
+
+def test_what_is_saved_of_several_nodes_is_read_back(store):
+    saved = baseline(OVER_NODES)
+    assert '"schema": 5' in store.write(saved).read_text()
+    assert store.read(CPU, TEST) == saved
+
+
+def test_a_baseline_of_one_node_is_written_as_before(store):
+    text = store.write(BASELINE).read_text()
+    assert '"schema": 4' in text
+    assert "node_seconds" not in text
+    assert "clock_seconds" not in text
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"node_seconds": OVER_NODES.node_seconds[:1]}, "node_seconds: not"),
+        ({"clock_seconds": (4e-6,)}, "clock_seconds: not of"),
+        ({"node_seconds": tuple((-1.0,) * len(own) for own in OVER_NODES.node_seconds)}, "node_seconds: -1.0 is not"),
+    ],
+)
+def test_what_no_measurement_of_several_nodes_is_is_refused(wrong, said):
+    assert said in content.nonsense(replace(OVER_NODES, **wrong))
 
 
 def test_any_test_id_can_be_saved_and_read(store):
