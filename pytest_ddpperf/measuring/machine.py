@@ -71,7 +71,8 @@ def resolve(
             name = "device" if settings.device != "auto" else "backend"
             _missing(settings, name, getattr(settings, name), devices, field)
         if world_size > count:
-            _missing(settings, field, world_size, f"a rank needs a device of its own; {devices}", field)
+            each = "a rank needs a device of its own" + f", {world_size} a node" * (nodes > 1)
+            _missing(settings, field, world_size * nodes, f"{each}; {devices}", field)
         for limit in settings.limits:
             if limit.is_cpu_time:
                 problem = f"CPU time is measured on CPU only, not on {place.device}"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpperf.measuring.machine import Place, Unavailable, resolve
+from pytest_ddpperf.measuring.machine import Place, Unavailable, nodes_for, resolve
 from pytest_ddpperf.measuring.session import Session
 from pytest_ddpperf.options import Settings
 from pytest_ddpperf.records import Scalar
@@ -159,3 +159,44 @@ def test_a_file_is_shown_from_the_top_of_the_repository(tmp_path: Path) -> None:
     session = Session(settings(), rootdir, dict)
     assert session.shown(file) == "python/tests/test_a.py"
     assert session.shown(outside) == str(outside)
+
+
+# --- over several nodes
+
+
+@pytest.mark.parametrize(
+    ("source", "asked", "world_size", "nodes", "wanted"),
+    [
+        ("command line", {"world_sizes": (16,)}, 16, 2, 2),
+        ("command line", {"world_sizes": (16,)}, 16, 1, 1),
+        ("marker", {"world_sizes": (8,)}, 8, 2, 1),
+        ("marker", {"world_sizes": (10,)}, 10, 2, 2),
+        ("marker", {"world_sizes": (8,), "nodes": 2}, 8, 2, 2),
+        ("marker", {"world_sizes": (16,), "nodes": 1}, 16, 2, 1),
+        ("marker", {"world_sizes": (16,), "nodes": 2}, 16, 4, 2),
+    ],
+)
+def test_ranks_are_dealt_over_all_nodes_unless_a_marker_asks_for_few(
+    source: str, asked: dict[str, Any], world_size: int, nodes: int, wanted: int
+) -> None:
+    run = settings(world_sizes=(16,))
+    assert nodes_for(settings(source, **asked), run, world_size, nodes) == wanted
+
+
+def test_ranks_divide_evenly_over_nodes() -> None:
+    run = settings(world_sizes=(9,))
+    with pytest.raises(OptionError, match="--ddp-world-size: 9: divides evenly over the 2 nodes"):
+        nodes_for(run, run, 9, 2)
+    with pytest.raises(MarkerError, match="divides evenly"):
+        nodes_for(settings("marker", world_sizes=(3,), nodes=2), run, 3, 2)
+
+
+@pytest.mark.parametrize(("nodes", "there"), [(1, "torchrun started no other node"), (2, "2 there")])
+def test_a_test_that_wants_more_nodes_than_there_are_is_skipped(nodes: int, there: str) -> None:
+    with pytest.raises(Unavailable, match=there):
+        nodes_for(settings("marker", nodes=3), settings(), 6, nodes)
+
+
+def test_a_node_without_a_device_for_each_of_its_ranks_is_told_of_all() -> None:
+    with pytest.raises(OptionError, match="--ddp-world-size: 18: a rank needs a device of its own, 9 a node; 8 cuda"):
+        resolve(settings(world_sizes=(18,), device="cuda"), 9, GPUS, 2)
