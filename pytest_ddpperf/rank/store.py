@@ -29,12 +29,11 @@ def serve(descriptor: int) -> NoReturn:
     with socket.socket(fileno=descriptor) as bound:
         host, port = bound.getsockname()[:2]
         bound.detach()
-    held = dist.TCPStore(  # type: ignore[attr-defined]
+    _held = dist.TCPStore(  # type: ignore[attr-defined]
         host, port, is_master=True, wait_for_workers=False, master_listen_fd=descriptor
     )
-    while held is not None:
+    while True:
         signal.pause()
-    os._exit(0)
 
 
 def store_of(name: str, size: int, folder: Path, address: tuple[str, int] | None, timeout: timedelta) -> Any:
