@@ -89,11 +89,8 @@ class RankServer:
         """What the server said, waiting if it has not; raises ServerError if it is gone or says nothing."""
         lines = self._connected()
         lines.socket.settimeout(timeout)
-        try:
-            messages = lines.receive()
-            lines.socket.settimeout(None)
-        except OSError:
-            messages = None
+        messages = lines.receive()
+        lines.socket.settimeout(None)
         if messages is None:
             self._raise_dead()
         return messages or []

@@ -71,10 +71,7 @@ class Serving:
     def order(self) -> Message:
         """The next order; raises KeyboardInterrupt when there is nobody left to give one."""
         while not self._orders:
-            try:
-                arrived = self._lines.receive()
-            except OSError:
-                arrived = None
+            arrived = self._lines.receive()
             if arrived is None:
                 raise KeyboardInterrupt
             self._orders += arrived

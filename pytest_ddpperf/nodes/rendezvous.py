@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-from contextlib import suppress
 
 from pytest_ddpperf.launch.environ import inherited
 from pytest_ddpperf.nodes.role import Role
@@ -56,8 +55,7 @@ class _Asking:
         """Raises NodesError."""
         messages = None
         if readable([self._lines.socket], self._seconds + _LONGER_SECONDS):
-            with suppress(OSError):
-                messages = self._lines.receive()
+            messages = self._lines.receive()
         if not messages:
             self._log.seek(0)
             written = self._log.read().decode(errors="replace")[-_SHOWN:].rstrip()

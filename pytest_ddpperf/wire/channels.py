@@ -49,8 +49,12 @@ class Lines:
             self.socket.sendall(data[sent:])
 
     def receive(self) -> list[Message] | None:
-        """All messages that have arrived, waiting for bytes if there are none; None at the end of the stream."""
-        data, descriptors, _, _ = socket.recv_fds(self.socket, 1 << 16, 64)
+        """All messages that have arrived, waiting for bytes if there are none; None at the end of the stream, and where
+        it broke or, of a socket with a timeout, nothing came in time."""
+        try:
+            data, descriptors, _, _ = socket.recv_fds(self.socket, 1 << 16, 64)
+        except OSError:
+            return None
         if not data:
             return None
         self._descriptors += descriptors
