@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import NoReturn
 
@@ -12,7 +13,7 @@ from pytest_ddpperf.records.errors import BaseSideError
 from pytest_ddpperf.wire.channels import Lines, Message, Phase, readable
 
 
-class Line:
+class Line(ABC):
     """A connection to a pytest that is led. Who carries it says how it ends, and what is known then."""
 
     def __init__(self, name: str, lines: Lines) -> None:
@@ -63,10 +64,7 @@ class Line:
 
     def _take_in(self) -> None:
         """All that has arrived; waits where nothing has."""
-        try:
-            arrived = self._lines.receive()
-        except OSError:
-            arrived = None
+        arrived = self._lines.receive()
         if arrived is None:
             self._lost()
         self._pending += arrived
@@ -74,17 +72,13 @@ class Line:
     def end(self, problem: str) -> NoReturn:
         """Close the connection: nothing of it is heard any more. Raises BaseSideError."""
         self._lines.socket.close()
-        self.dead = problem
-        raise BaseSideError(problem)
-
-    def _lost(self) -> NoReturn:
-        """The connection has ended."""
-        raise NotImplementedError
-
-    def _silent(self, patience: float) -> NoReturn:
-        """Nothing was said for so many seconds."""
-        raise NotImplementedError
-
-    def _raise_dead(self, problem: str, output: str) -> NoReturn:
-        self.dead = f"pytest of {self._name} {problem}\n{output}".rstrip()
+        self.dead = f"{self._name} {problem}"
         raise BaseSideError(self.dead)
+
+    @abstractmethod
+    def _lost(self) -> NoReturn:
+        """The connection has ended: raises BaseSideError."""
+
+    @abstractmethod
+    def _silent(self, patience: float) -> NoReturn:
+        """Nothing was said for so many seconds: raises BaseSideError."""

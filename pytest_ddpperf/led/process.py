@@ -14,6 +14,7 @@ from typing import NoReturn
 
 from pytest_ddpperf.launch import describe_end, stacks
 from pytest_ddpperf.led.line import Line
+from pytest_ddpperf.records.errors import BaseSideError
 from pytest_ddpperf.wire import boot
 from pytest_ddpperf.wire.channels import Lines
 
@@ -66,7 +67,8 @@ class Led(Line):
         self._log.seek(0)
         output = self._log.read().decode(errors="replace").rstrip()[-_SHOWN:]
         self.kill()
-        self._raise_dead(problem, output)
+        self.dead = f"pytest of {self._name} {problem}\n{output}".rstrip()
+        raise BaseSideError(self.dead)
 
     def _exit(self) -> str:
         try:

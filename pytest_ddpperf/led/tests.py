@@ -13,8 +13,8 @@ Told                                    Answered
 {"op": "done"}                          (the measurement is over: the test goes on)
 {"op": "leave"}                         (the test is over here: at its next measurement it ends there, too)
 
-What is told between a measurement's "ready" and its "done" is for `against.side` and `nodes.node` to say. While
-something is launched there, {"event": "progress", "phase": p, "step": k, "steps": n} and {"event": "waiting",
+What is told between a measurement's "ready" and its "done" is for `against.side` and `measuring.following` to say.
+While something is launched there, {"event": "progress", "phase": p, "step": k, "steps": n} and {"event": "waiting",
 "resource": r} come in between. The end of the stream ends everything.
 """
 

@@ -116,10 +116,7 @@ class Connection:
 
     def take_in(self) -> None:
         """All that has arrived; waits where nothing has. Raises BaseSideError."""
-        try:
-            arrived = self.lines.receive()
-        except OSError:
-            arrived = None
+        arrived = self.lines.receive()
         if arrived is None:
             self.lost()
         self._heard = time.monotonic()
@@ -182,7 +179,7 @@ class NodeLine(Line):
         return super().arrived()
 
     def end(self, problem: str) -> NoReturn:
-        self._connection.end(problem.removeprefix(f"{self._name} "))
+        self._connection.end(problem)
 
     def _arrives(self, patience: float) -> bool:
         known = self._pending or self.dead or self._connection.gone  # from what came for another line

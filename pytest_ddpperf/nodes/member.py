@@ -34,7 +34,7 @@ class Member:
 
     def give_up(self, problem: str) -> None:
         """Nothing will be asked of it any more: what it says yet would be taken for an answer. Raises BaseSideError."""
-        self.line.end(f"{self.name} {problem}")
+        self.line.end(problem)
 
     def begin(self, nodeid: str) -> None:
         """Let it run a test up to what that asks for; raises BaseSideError."""
@@ -47,7 +47,6 @@ class Member:
         with self.tests.last_words():
             told = self.tests.hear(Nobody(), "the test ended there without asking for what it asks for here")
         if asked is not None and (difference := _difference(asked, told)):
-            self.tests.leave()
             raise BaseSideError(difference)
         return told
 
@@ -62,6 +61,9 @@ def _difference(here: Message, there: Message) -> str:
     for name in ("what", "label"):
         if there.get(name) != here[name]:
             return f"the test asks for {_in_words(there)} there, and for {_in_words(here)} on the first node"
+    if there.get("number") != here["number"]:
+        which = f"what it asks for as number {there.get('number')} there is number {here['number']} on the first node"
+        return f"{which}: does something run the test again there?"
     plan = there.get("plan", {})
     for name, value in here["plan"].items():
         if plan.get(name) != value:

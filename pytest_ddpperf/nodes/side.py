@@ -38,15 +38,20 @@ class Side:
 
     def begin(self, nodeid: str, asked: Message | None, nodes: int) -> list[Message]:
         """Let the test run on so many nodes up to what it asks for there: what that is. Raises BaseSideError if it is
-        not the same everywhere: as what is `asked` here or, where that is not known, on the first."""
+        not the same everywhere: as what is `asked` here or, where that is not known, on the first. The test is over
+        everywhere then."""
         taking_part = self.taking_part(nodes)
-        for member in taking_part:
-            with _named(member):
-                member.begin(nodeid)
         told: list[Message] = []
-        for member in taking_part:
-            with _named(member):
-                told.append(member.asks(asked if asked is not None or not told else told[0]))
+        try:
+            for member in taking_part:
+                with _named(member):
+                    member.begin(nodeid)
+            for member in taking_part:
+                with _named(member):
+                    told.append(member.asks(asked if asked is not None or not told else told[0]))
+        except BaseSideError:
+            self.leave()  # else some would wait for what comes of it
+            raise
         return told
 
     def tell(self, message: Message, nodes: int) -> None:
