@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 
 from pytest_ddpperf.against import BaseSide, Invocation
@@ -63,11 +63,7 @@ class BaseOfNodes(BaseSide):
             return super().begin(nodeid, label, plan)
         if plan.rpc:
             raise BaseSideError("an RPC launch over several nodes is not measured beside another version's")
-        try:
-            told = self._side.begin(nodeid, None, plan.nodes)[0]
-        except BaseSideError:
-            self._side.leave()
-            raise
+        told = self._side.begin(nodeid, None, plan.nodes)[0]
         if told["label"] != label:
             self._side.leave()
             raise BaseSideError(f"there the test measured {told['label']!r} where it measures {label!r} here")
@@ -104,35 +100,27 @@ class Base:
         """`make` has what comes from the working tree on both sides, from the top."""
         self._make = make
         self._side: BaseSide | None = None
-        self._thread: threading.Thread | None = None
-        self._error: DdpPerfError | None = None
+        self._thread = ThreadPoolExecutor(1)
+        self._prepared: Future[BaseSide] | None = None
 
     def prepare(self, kept: Sequence[str]) -> None:
         """Bring its tree here, in the background: this process answers at once."""
+        self._prepared = self._thread.submit(self._prepare, kept)
 
-        def run() -> None:
-            try:
-                self._side = self._make(kept)
-                self._side.prepare()
-            except DdpPerfError as error:
-                self._error = error
-
-        self._thread = threading.Thread(target=run)
-        self._thread.start()
+    def _prepare(self, kept: Sequence[str]) -> BaseSide:
+        self._side = side = self._make(kept)
+        side.prepare()
+        return side
 
     def started(self) -> Led | None:
-        """Its pytest, once the tree is there; None before, and where it was asked before. Raises DdpPerfError."""
-        if self._thread is None or self._thread.is_alive():
+        """Its pytest, once the tree is there; None before, and where it was asked before. Raises what went wrong."""
+        if self._prepared is None or not self._prepared.done():
             return None
-        self._thread = None
-        if self._error is not None:
-            raise self._error
-        assert self._side is not None
-        return self._side.spawn()
+        prepared, self._prepared = self._prepared, None
+        return prepared.result().spawn()
 
     def close(self) -> None:
         """Remove its tree."""
-        if self._thread is not None:
-            self._thread.join()
+        self._thread.shutdown()
         if self._side is not None:
             self._side.close()
