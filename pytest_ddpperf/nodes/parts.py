@@ -126,11 +126,15 @@ class Parts:
         self.results |= {int(rank): base64.b64decode(data) for rank, data in message["results"].items()}
 
     def _tell_times(self) -> None:
-        """The offsets after the window."""
-        for part in self._parts:
-            if part.after is None and not part.over:
-                with self._watched(part):
+        """The offsets after the window, where all is well. A node that cannot be asked any more is an error though it
+        has delivered: nobody knows how its clock went."""
+        for part in self._parts if not self.errors else ():
+            if part.after is None:
+                try:
                     part.after = part.member.offset()
+                except BaseSideError as error:
+                    part.over = True
+                    self.errors.append(part.member.lost(self._plan, str(error)))
 
     @contextmanager
     def _watched(self, part: _Part) -> Iterator[None]:
