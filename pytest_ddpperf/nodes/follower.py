@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from pytest_ddpperf.led import Led
 from pytest_ddpperf.nodes.base import Base
@@ -30,13 +31,16 @@ _TICK_SECONDS = 1.0
 Start = Callable[[Sequence[str], Sequence[str]], Led]
 
 
+class _Gone(Exception):
+    """The leader is."""
+
+
 class Follower:
     """Of one run, until the pytest that leads says that it is over, or is gone."""
 
     def __init__(self, leader: Lines, start: Start, base: Base) -> None:
         """`start` starts this node's pytest, with further arguments, and what both versions have from the working tree,
-        from its top; `base` is the other version, if one is asked
-        for."""
+        from its top; `base` is the other version, if one is asked for."""
         self._leader, self._start, self._base = leader, start, base
         self._led: dict[str, Led] = {}  # by side
 
@@ -47,10 +51,7 @@ class Follower:
                 sides = dict(self._led)
                 ready = readable([self._leader.socket, *(led.socket for led in sides.values())], _TICK_SECONDS)
                 if self._leader.socket in ready:
-                    messages = self._leader.receive()
-                    if messages is None:
-                        return None
-                    for message in messages:
+                    for message in self._orders():
                         if message["op"] == "exit":
                             self._close()
                             return int(message["status"])
@@ -58,12 +59,24 @@ class Follower:
                 for side, led in sides.items():
                     self._relay(side, led, said=led.socket in ready)
                 self._look_for_base()
-        except OSError:
+        except _Gone:
             return None
         finally:
             for led in self._led.values():
                 led.kill()  # and its ranks with it
             self._base.close()
+
+    def _orders(self) -> list[Message]:
+        messages = self._leader.receive()
+        if messages is None:
+            raise _Gone
+        return messages
+
+    def _say(self, event: str, **fields: Any) -> None:
+        try:
+            self._leader.send({"event": event, **fields})
+        except OSError:
+            raise _Gone from None
 
     def _close(self) -> None:
         """Let the pytests tear their fixtures down."""
@@ -76,11 +89,14 @@ class Follower:
     def _obey(self, message: Message) -> None:
         operation = message["op"]
         if operation == "ping":
-            self._leader.send({"event": "alive"})
+            self._say("alive")
         elif operation == "clock":
             self._tell_time(message["exchanges"])
         elif operation == "start":
-            self._led[HAND] = self._start(message["arguments"], message["kept"])
+            try:
+                self._led[HAND] = self._start(message["arguments"], message["kept"])
+            except (OSError, DdpPerfError) as error:
+                self._died(HAND, error)
         elif operation == "start-base":
             self._base.prepare(message["kept"])
         elif message["side"] in self._led:
@@ -101,27 +117,30 @@ class Follower:
             if (led := self._base.started()) is not None:
                 self._led[BASE] = led
         except DdpPerfError as error:
-            self._leader.send({"event": "died", "side": BASE, "text": str(error)})
+            self._died(BASE, error)
 
     def _relay(self, side: str, led: Led, *, said: bool) -> None:
         """What this node's pytest said, and its end."""
         try:
             led.refuse_stopped()
             for message in led.arrived() if said else ():
-                self._leader.send({**message, "side": side})
+                self._say(**message, side=side)
         except BaseSideError as error:
             self._died(side, error)
 
-    def _died(self, side: str, error: BaseSideError) -> None:
+    def _died(self, side: str, error: Exception) -> None:
         self._led.pop(side, None)
-        self._leader.send({"event": "died", "side": side, "text": str(error)})
+        self._say("died", side=side, text=str(error))
 
     def _tell_time(self, exchanges: int) -> None:
         """Nothing else may happen in between: each answer takes as long as it is late."""
-        self._leader.send({"event": "clock"})
+        self._say("clock")
         leader = self._leader.socket
-        leader.setblocking(False)
-        for _ in range(exchanges):
-            spun(leader, 1)
-            leader.send(CLOCK.pack(time.monotonic_ns()))
-        leader.setblocking(True)
+        try:
+            leader.setblocking(False)
+            for _ in range(exchanges):
+                spun(leader, 1)
+                leader.send(CLOCK.pack(time.monotonic_ns()))
+            leader.setblocking(True)
+        except OSError:
+            raise _Gone from None
