@@ -59,7 +59,7 @@ def admit(
     strangers: dict[socket.socket, _Stranger] = {}
 
     def drop(stranger: _Stranger, why: object) -> None:
-        del strangers[stranger.socket]
+        strangers.pop(stranger.socket, None)
         stranger.socket.close()
         dropped(f"a connection from {stranger.who} was dropped: {why}")
 
