@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -29,7 +28,6 @@ from pytest_ddpperf.measuring.serving import Serving
 from pytest_ddpperf.nodes.fleet import Fleet
 from pytest_ddpperf.options import Settings
 from pytest_ddpperf.records import Baseline, Outcome, Plan, Run, Scalar, codec
-from pytest_ddpperf.records.errors import DdpPerfError
 from pytest_ddpperf.report import json_report, markdown, page, terminal, text
 from pytest_ddpperf.report.counts import count
 from pytest_ddpperf.wire.trees import digests
@@ -49,13 +47,15 @@ class Session:
         serving: Serving | None = None,
         side_of: SideOf | str = "",
         fleet: Fleet | None = None,
+        nodes: int = 1,
     ) -> None:
         """`base`: what it is compared with instead of with baselines. `serving`: it is the base of another, or another
         node's. `side_of`: how the code of a baseline is measured beside the code at hand, or why it is not, "" where
-        nobody asked. `fleet`: the other nodes."""
+        nobody asked. `fleet`: the other nodes, where this one leads; `nodes`: how many there are."""
         self.settings = settings
         self._rootdir = rootdir
         self._base, self._serving, self._fleet = base, serving, fleet
+        self._nodes = nodes
         side = base or serving
         own = settings.records or callable(side_of)
         self._trees = side.trees if side is not None else one_tree(rootdir) if own else None
@@ -91,7 +91,7 @@ class Session:
 
     def place(self, settings: Settings, world_size: int) -> Place:
         """Backend, device and nodes of a test; raises OptionError or Unavailable."""
-        nodes = nodes_for(settings, self.settings, world_size, self.nodes)
+        nodes = nodes_for(settings, self.settings, world_size, self._nodes)
         place = resolve(settings, world_size // nodes, self.facts(), nodes)
         self._describe(place, text.several(world_size, "rank"), world_size // nodes)
         return place
@@ -99,7 +99,7 @@ class Session:
     def place_rpc(self, settings: Settings, trainers: int, parameter_servers: int, *, certain: bool = True) -> Place:
         """As `place`, for an RPC launch; what is not `certain`, a call may still change: only one trainer's place is
         then asked for."""
-        nodes = nodes_for(settings, self.settings, trainers, self.nodes, "trainers") if certain else 1
+        nodes = nodes_for(settings, self.settings, trainers, self._nodes, "trainers") if certain else 1
         place = resolve(settings, trainers // nodes if certain else 1, self.facts(), nodes, "trainers")
         who = f"{text.several(trainers, 'trainer')} and {text.several(parameter_servers, 'parameter server')}"
         who += "" if certain else ", where a call does not say otherwise,"
@@ -120,13 +120,6 @@ class Session:
         machines = {"machines": str(self._fleet)} if self._fleet is not None else {}
         return {**self.facts(), "places": "\n".join(self._places), **machines, **against}
 
-    @property
-    def nodes(self) -> int:
-        """How many there are, for tests that are asked to have more than one."""
-        if self._serving is not None:
-            return self._serving.nodes
-        return len(self._fleet) if self._fleet is not None else 1
-
     def call(
         self, nodeid: str, plan: Plan, function: Callable[..., Any], args: Sequence[Any], observer: Observer
     ) -> list[Any]:
@@ -137,38 +130,32 @@ class Session:
             return self._launcher.call(plan, function, args, self._serving.relay)
         if self._fleet is None or plan.nodes == 1:
             return self._launcher.call(plan, function, args, observer)
-        self._fleet.begin(nodeid, call_of(plan, function), plan.nodes)
-        with self._failing():
+        with self._fleet.together(nodeid, call_of(plan, function), plan.nodes) as came:
             results = self._launcher.call_for_bytes(plan, function, args, observer)
-        self._fleet.end({"results": [base64.b64encode(result).decode() for result in results]})
+            came({"results": [base64.b64encode(result).decode() for result in results]})
         return unpickled(results)
-
-    @contextmanager
-    def _failing(self) -> Iterator[None]:
-        """What goes wrong with what all nodes asked for is what went wrong there, too."""
-        try:
-            yield
-        except DdpPerfError as error:
-            if self._fleet is not None:
-                self._fleet.end({"error": str(error)})
-            raise
 
     def carry_out(self, job: Job, progress: Progress) -> Measured:
         if self._serving is not None:
             return self._serving.carry_out(job, self._launcher, self._store)
-        if self._fleet is not None and job.plan.nodes > 1:
-            self._fleet.begin(job.nodeid, measurement_of(job.plan, job.test.label), job.plan.nodes)
-        with self._failing():
-            measured = benchmark.carry_out(job, self._launcher, self._store, progress, self._base)
-            if self._base is None:
-                measured = self._confirming.settle(job, measured, self._launcher, self._store, progress)
-        if self._fleet is not None and job.plan.nodes > 1:
-            self._fleet.end({"samples": [codec.encode(replace(launch, output=())) for launch in measured.shown]})
+        if self._fleet is None or job.plan.nodes == 1:
+            measured = self._measured(job, progress)
+        else:
+            asked = measurement_of(job.plan, job.test.label)
+            with self._fleet.together(job.nodeid, asked, job.plan.nodes) as came:
+                measured = self._measured(job, progress)
+                came({"samples": [codec.encode(replace(launch, output=())) for launch in measured.shown]})
         if not measured.outcome.baseline_path:
             return measured
         path = Path(measured.outcome.baseline_path)
         shown = path.relative_to(self._rootdir) if path.is_relative_to(self._rootdir) else path
         return replace(measured, outcome=replace(measured.outcome, baseline_path=str(shown)))
+
+    def _measured(self, job: Job, progress: Progress) -> Measured:
+        measured = benchmark.carry_out(job, self._launcher, self._store, progress, self._base)
+        if self._base is not None:
+            return measured
+        return self._confirming.settle(job, measured, self._launcher, self._store, progress)
 
     def save(self, candidate: Baseline, tests: Iterable[str]) -> int:
         """Write a baseline, in place of the one before or in addition, and say how many sessions it now holds;

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import ipaddress
 import os
-import platform
 import socket
-import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 
-from pytest_ddpperf import __version__
 from pytest_ddpperf.led import Sources
 from pytest_ddpperf.nodes import door, rendezvous, secret
 from pytest_ddpperf.nodes.interface import interface_of, link_of
@@ -22,21 +20,12 @@ from pytest_ddpperf.nodes.node import Node
 from pytest_ddpperf.nodes.role import Role
 from pytest_ddpperf.nodes.side import Side
 from pytest_ddpperf.records import Scalar
-from pytest_ddpperf.records.errors import BaseSideError, NodesError
+from pytest_ddpperf.records.errors import BaseSideError, DdpPerfError, NodesError
 from pytest_ddpperf.wire.channels import Message
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_TOLD = 10  # lines of strangers
 _LAST_SECONDS = 30.0  # for nodes that have not come when all is over: they shall be told so
-
-
-def versions() -> dict[str, str]:
-    """Of what has to be the same on all nodes."""
-    pytest = sys.modules.get("pytest")
-    return {
-        "pytest-ddpperf": __version__,
-        "pytest": str(getattr(pytest, "__version__", "")),
-        "Python": platform.python_version(),
-    }
 
 
 def order_of_host() -> str:
@@ -46,19 +35,19 @@ def order_of_host() -> str:
     return socket.gethostname()
 
 
-def about_itself() -> Message:
-    """What a node says of itself when it comes in."""
-    return {"event": "hello", "host": socket.gethostname(), "order": order_of_host(), "versions": versions()}
+def about_itself(versions: Mapping[str, str]) -> Message:
+    """What a node says of itself when it comes in; `versions` are of what has to be the same on all nodes."""
+    return {"event": "hello", "host": socket.gethostname(), "order": order_of_host(), "versions": dict(versions)}
 
 
 class Fleet:
     """Of one run. Raises NodesError where it cannot be; `close` ends it for all."""
 
-    def __init__(self, role: Role, timeout_seconds: float) -> None:
-        """Opens the door, and lets torchrun's store say where it is."""
-        self.role, self._timeout = role, timeout_seconds
+    def __init__(self, role: Role, versions: Mapping[str, str], timeout_seconds: float) -> None:
+        """Opens the door, and lets torchrun's store say where it is; `versions` as `about_itself` has them."""
+        self.role, self._versions, self._timeout = role, versions, timeout_seconds
         self.nodes: list[Node] = []
-        self.told: list[str] = []  # what is to be said of it
+        self._dropped: Counter[str] = Counter()  # connections of strangers, in words
         self._closing = ExitStack()
         given = os.environ.get(secret.VARIABLE)
         told = secret.nonce() if not given else ""
@@ -94,6 +83,14 @@ class Fleet:
         where = f"{self.interface} ({self.address})" if self.interface else self.address
         return f"{self.role.nodes} nodes over {where}: {', '.join(self.hosts)}"
 
+    @property
+    def told(self) -> list[str]:
+        """What is to be said of it, a line for whatever happened many times: who it is of may go on for ever."""
+        most = self._dropped.most_common(_TOLD)
+        more = len(self._dropped) - len(most)
+        lines = [f"{told} ({times} times)" if times > 1 else told for told, times in most]
+        return [*lines, f"... and connections that were dropped in {more} other ways"] if more else lines
+
     def __len__(self) -> int:
         """How many nodes there are, this one included."""
         return self.role.nodes
@@ -123,7 +120,7 @@ class Fleet:
             problem = f"node{'s' * (len(missing) > 1)} {which} of {self.role.nodes} did not come"
             raise NodesError(f"{problem} within {self._timeout:g} s (--ddp-timeout)")
         for node in self.nodes:
-            node.check(versions())
+            node.check(self._versions)
         with _as_nodes_error():
             for node in self.nodes:
                 node.start(arguments, kept)
@@ -131,7 +128,7 @@ class Fleet:
     def _admit(self, until: float) -> None:
         self._notice.check()
         wanted = set(range(1, self.role.nodes)) - {node.number for node in self.nodes}
-        came = door.admit(self._door, self._key, wanted, until, self.told.append)
+        came = door.admit(self._door, self._key, wanted, until, lambda told: self._dropped.update([told]))
         with _as_nodes_error():
             self.nodes += [Node(number, lines, self._timeout) for number, lines in sorted(came.items())]
         if len(came) == len(wanted):
@@ -143,17 +140,15 @@ class Fleet:
         until = time.monotonic() + seconds
         with _as_nodes_error():
             for node in self.nodes:
-                node.collected(here, max(0.0, until - time.monotonic()))
-                for name in ("device_type", "device_count"):
-                    if node.facts and node.facts.get(name) != facts.get(name):
-                        had, has = facts.get(name), node.facts.get(name)
-                        raise NodesError(f"{node} has {name.replace('_', ' ')} {has}, the first node {had}")
+                node.collected(here, facts, max(0.0, until - time.monotonic()))
 
     # --- one test
 
-    def begin(self, nodeid: str, asked: Message, nodes: int) -> None:
-        """Let the test run on so many nodes up to what it asks for there; raises BaseSideError if that is not what is
-        `asked` here."""
+    @contextmanager
+    def together(self, nodeid: str, asked: Message, nodes: int) -> Iterator[Callable[[Message], None]]:
+        """The test is, on so many nodes, at what it asks for here, while the context lasts; raises BaseSideError if
+        they do not ask for the same. What is yielded is told what came of it, or else an error did: nodes are told so
+        if the test goes on."""
         goes_on, owed = self._begun == nodeid, self._owed
         self._begun, self._owed = nodeid, None
         self._asked = self._asked + 1 if goes_on else 1
@@ -162,12 +157,15 @@ class Fleet:
                 self.hand.tell(owed, nodes)
             self.hand.begin(nodeid, {**asked, "number": self._asked}, nodes)
         except BaseSideError:
-            self.leave()  # else some would wait for what comes of it
+            self.leave()
+            raise
+        try:
+            yield self._end
+        except DdpPerfError as error:
+            self._end({"error": str(error)})
             raise
 
-    def end(self, came: Message) -> None:
-        """What the test asked for is over: what came of it, samples, results or an error, which nodes are told if the
-        test goes on."""
+    def _end(self, came: Message) -> None:
         self._owed = {"op": "done", **came}
 
     def leave(self) -> None:

@@ -16,6 +16,7 @@ from pytest_ddpperf.wire.channels import Lines
 # Beyond what a test may take there: whoever hangs says so before we say it of the whole node.
 _SILENCE_SECONDS = 10.0
 _NAMED = 5  # files
+_MACHINE = ("device_type", "device_count")  # facts that have to be the same on all nodes
 
 HAND, BASE = "hand", "base"  # the code at hand, and the version that is measured beside it
 
@@ -33,7 +34,6 @@ class Node:
         self.versions: Mapping[str, str] = hello["versions"]
         self.connection.name = str(self)
         self.hand = self._member(HAND)
-        self.facts: Mapping[str, Scalar] = {}
 
     def __str__(self) -> str:
         return f"node {self.number} ({self.host})"
@@ -59,8 +59,9 @@ class Node:
         self.connection.send({"op": "start-base", "kept": list(kept)})
         return self._member(BASE)
 
-    def collected(self, here: Sources, seconds: float) -> None:
-        """Wait until it has; raises BaseSideError, and NodesError if it runs other code."""
+    def collected(self, here: Sources, facts: Mapping[str, Scalar], seconds: float) -> None:
+        """Wait until it has; raises BaseSideError, and NodesError if it runs other code than is `here`, or has other
+        devices than the `facts` of this node tell."""
         until = time.monotonic() + seconds
         tests = self.hand.tests
         tests.hello(seconds)
@@ -72,4 +73,6 @@ class Node:
         if others := differing(*({file: side.files[file] for file in both} for side in (here, there))):
             more = ", ..." if len(others) > _NAMED else ""
             raise NodesError(f"{self} has other files than the first node: {', '.join(others[:_NAMED])}{more}")
-        self.facts = tests.started()
+        for name, has in tests.started().items():
+            if name in _MACHINE and has != facts.get(name):
+                raise NodesError(f"{self} has {name.replace('_', ' ')} {has}, the first node {facts.get(name)}")

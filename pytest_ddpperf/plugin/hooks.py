@@ -159,8 +159,7 @@ def _prepare(run: Run, items: list[pytest.Item]) -> None:
             with suppress(Unavailable, MarkerError):  # the test will be skipped, or fail
                 run.place(item)
         run.report.facts = run.session.machine()
-        run.await_base()
-        run.await_nodes()
+        run.await_others()
     except DdpPerfError as error:
         raise pytest.UsageError(str(error)) from None
 

@@ -3,31 +3,33 @@
 from __future__ import annotations
 
 import os
+import platform
 import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from pytest_ddpperf import options
+from pytest_ddpperf import __version__, options
 from pytest_ddpperf.against import BaseSide
 from pytest_ddpperf.launch.environ import inherited
-from pytest_ddpperf.led import Led
+from pytest_ddpperf.led import Led, Sources
 from pytest_ddpperf.led.sources import one_tree
+from pytest_ddpperf.led.tests import START_SECONDS
 from pytest_ddpperf.nodes import door, rendezvous, secret
-from pytest_ddpperf.nodes.base import Base
+from pytest_ddpperf.nodes.base import Base, from_top
 from pytest_ddpperf.nodes.fleet import Fleet, about_itself
 from pytest_ddpperf.nodes.follower import Follower
 from pytest_ddpperf.nodes.interface import interface_of
 from pytest_ddpperf.nodes.role import Role, role
 from pytest_ddpperf.options import Settings
-from pytest_ddpperf.plugin.sides import PLUGIN, invocation
+from pytest_ddpperf.plugin.sides import PLUGIN, invocation, seed
 from pytest_ddpperf.plugin.state import Run
 from pytest_ddpperf.rank.process import die_with_parent
-from pytest_ddpperf.records import codec
+from pytest_ddpperf.records import Scalar, codec
 from pytest_ddpperf.records.errors import DdpPerfError, NodesError
 
 # Options with which pytest runs no test, on whatever node: each says what it has to say.
@@ -49,8 +51,7 @@ def main(config: pytest.Config) -> int | None:
     except KeyboardInterrupt:
         return pytest.ExitCode.INTERRUPTED
     except DdpPerfError as error:
-        print(f"pytest-ddpperf, node {os.environ.get('GROUP_RANK')}: {error}", file=sys.stderr)
-        return pytest.ExitCode.USAGE_ERROR
+        raise pytest.UsageError(f"pytest-ddpperf, node {os.environ.get('GROUP_RANK')}: {error}") from None
 
 
 def lead(run: Run) -> None:
@@ -62,9 +63,24 @@ def lead(run: Run) -> None:
         if found is None or not found.leads:
             return
         die_with_parent(os.getppid(), signal.SIGTERM)
-        run.fleet = Fleet(found, run.settings.timeout_seconds)
+        run.fleet = Fleet(found, _versions(), run.settings.timeout_seconds)
     except DdpPerfError as error:
         raise pytest.UsageError(str(error)) from None
+
+
+def _versions() -> dict[str, str]:
+    """Of what has to be the same on all nodes."""
+    return {"pytest-ddpperf": __version__, "pytest": pytest.__version__, "Python": platform.python_version()}
+
+
+def start(fleet: Fleet, config: pytest.Config, base: BaseSide | None) -> None:
+    """Wait for the other nodes, and let their pytests collect; raises NodesError."""
+    fleet.start(seed(config), from_top(base.trees) if base is not None else ())
+
+
+def collected(fleet: Fleet, config: pytest.Config, facts: Mapping[str, Scalar]) -> None:
+    """Wait until they have; raises NodesError where they have other code, or other machines than the `facts` tell."""
+    fleet.collected(Sources.here(one_tree(config.rootpath)), facts, START_SECONDS)
 
 
 def _follow(config: pytest.Config, found: Role) -> int:
@@ -78,7 +94,7 @@ def _follow(config: pytest.Config, found: Role) -> int:
     except (NodesError, OSError) as error:
         raise NodesError(f"the pytest of node 0 at {where}: {error}") from None
     with leader.socket, tempfile.TemporaryDirectory(prefix="ddpperf-") as folder:
-        leader.send(about_itself())
+        leader.send(about_itself(_versions()))
         interface = interface_of(leader.socket.getsockname()[0])
 
         place = {"node": found.node, "nodes": found.nodes, "interface": interface}

@@ -88,6 +88,7 @@ class Run:
                 serving=self.serving,
                 side_of=self._confirms(),
                 fleet=self.fleet,
+                nodes=self.nodes,
             )
         return self._session
 
@@ -107,39 +108,31 @@ class Run:
             from pytest_ddpperf.plugin import sides
 
             self._base = sides.another_version(self, items)
-        self._start_nodes()
+        if self.fleet is not None:
+            from pytest_ddpperf.plugin import nodes
+
+            nodes.start(self.fleet, self.config, self._base)
         if self._base is not None:
             self._base.start()
-
-    def _start_nodes(self) -> None:
-        if self.fleet is not None:
-            from pytest_ddpperf.nodes.base import from_top
-            from pytest_ddpperf.plugin.sides import seed
-
-            self.fleet.start(seed(self.config), from_top(self._base.trees) if self._base is not None else ())
-
-    def await_nodes(self) -> None:
-        """Until they have collected; raises NodesError where they have other code, or other machines."""
-        if self.fleet is not None:
-            from pytest_ddpperf.led import Sources
-            from pytest_ddpperf.led.sources import one_tree
-            from pytest_ddpperf.led.tests import START_SECONDS
-
-            self.fleet.collected(Sources.here(one_tree(self.config.rootpath)), self.session.facts(), START_SECONDS)
 
     def _side_of(self, code: Code, seconds: float) -> BaseSide:
         from pytest_ddpperf.plugin import sides
 
         return sides.of_commit(self, code, seconds)
 
-    def await_base(self) -> None:
-        """Until it has collected; raises AgainstError where nothing differs."""
+    def await_others(self) -> None:
+        """Until they have collected; raises AgainstError where nothing differs from the other version, and NodesError
+        where another node has other code, or another machine."""
         if self._base is not None:
             from pytest_ddpperf.led import Sources
 
             self._base.collect(Sources.here(self._base.trees))
             there = self._base.only_there({*self.deselected, *(item.nodeid for item in self.items)})
             self.report.told += [f"only {self._base.version} has {nodeid}" for nodeid in there]
+        if self.fleet is not None:
+            from pytest_ddpperf.plugin import nodes
+
+            nodes.collected(self.fleet, self.config, self.session.facts())
 
     @property
     def report(self) -> Report:

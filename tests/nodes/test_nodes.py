@@ -235,11 +235,9 @@ def test_a_node_that_is_gone_is_one_red_test_and_a_line_for_each_later_one(
     waiting: Machines, who: str, signum: signal.Signals, said: str
 ) -> None:
     first, second = begun(waiting)
-    began = time.monotonic()
     pid = waiting.find(1, who)
     os.kill(pid, signum)
-    assert first.wait(60) == 1
-    took = time.monotonic() - began
+    assert first.wait(40) == 1
     if who == FOLLOWER and signum == signal.SIGSTOP:
         os.kill(pid, signal.SIGCONT)
     second.wait(30)
@@ -248,7 +246,6 @@ def test_a_node_that_is_gone_is_one_red_test_and_a_line_for_each_later_one(
     assert re.search(rf"rank 1 \(node 1, .+\) failed in the launch: {said}", output)
     assert "2 failed, 1 passed" in output
     assert len(re.findall(said, output)) >= 2
-    assert took < 40
     assert waiting.left() == []
 
 
@@ -284,11 +281,10 @@ def test_ctrl_c_on_a_node_that_follows_is_the_end_of_that_node(waiting: Machines
 
 def test_a_node_that_is_unplugged_is_noticed_at_both_ends(waiting: Machines) -> None:
     first, second = begun(waiting)
-    began = time.monotonic()
+    until = time.monotonic() + 45  # each notices within 15 s, and then there are the grace and the end of ranks
     waiting.unplug(1)
-    assert first.wait(60) == 1
-    assert second.wait(30) == 1
-    assert time.monotonic() - began < 45, "each of them within 15 s, and what the grace and the end of ranks take"
+    assert first.wait(until - time.monotonic()) == 1
+    assert second.wait(until - time.monotonic()) == 1
     print(first.output, second.output)
     assert re.search(r"node 1 \(.+\) (said nothing for 1\d s|is gone)", first.output)
     assert "the pytest of node 0 is gone" in second.output
@@ -368,8 +364,8 @@ def test_strangers_are_dropped_and_told_of_and_do_no_harm(machines: Machines) ->
     print(first.output, second.output)
     assert statuses == (0, 0)
     assert "1 passed" in first.output
-    assert first.output.count("a connection from 10.77.0.2 was dropped") == len(attacks)
-    assert "it gave no proof within 10 s" in first.output
+    assert "a connection from 10.77.0.2 was dropped: it does not speak as a pytest of ours (2 times)" in first.output
+    assert "a connection from 10.77.0.2 was dropped: it gave no proof within 10 s\n" in first.output
 
 
 def test_who_does_not_know_the_secret_is_not_let_in(waiting: Machines) -> None:
@@ -443,12 +439,23 @@ def test_other_code_on_a_node_is_refused(machines: Machines) -> None:
 def test_several_processes_a_node_and_a_rendezvous_of_torchruns_own(machines: Machines) -> None:
     """As a training job is started. The first process of each node is its pytest."""
     (machines.folder / "test_step.py").write_text(
-        "def test_a(ddp_run):\n    assert len(ddp_run(print)) == 2\n\ndef test_fails():\n    assert False\n"
+        """
+def says(ctx):
+    print("said by", ctx.rank)
+    raise ValueError
+
+def test_a(ddp_run):
+    assert len(ddp_run(print)) == 2
+
+def test_fails(ddp_run):
+    ddp_run(says)
+"""
     )
     c10d = ["--rdzv-backend=c10d", f"--rdzv-endpoint={ADDRESSES[0]}:29501", "--rdzv-id=7"]
     first, second = (
         machines.torchrun(
             node,
+            "-s",
             "test_step.py",
             processes=2,
             rendezvous=[*c10d, f"--rdzv-conf=is_host={'true' * (node == 0) or 'false'}", f"--local-addr={address}"],
@@ -458,6 +465,8 @@ def test_several_processes_a_node_and_a_rendezvous_of_torchruns_own(machines: Ma
     assert (first.wait(), second.wait()) == (1, 1)
     print(first.output, second.output)
     assert first.output.count("test session starts") == 1
+    assert first.output.count("[rank 0] said by 0") == 1, "streamed"
+    assert first.output.count("said by 1") == 1, "shown, for those of other nodes are not streamed"
     assert "1 failed, 1 passed" in first.output
     assert "test session starts" not in second.output
     assert machines.left() == []

@@ -7,6 +7,7 @@ import hashlib
 import hmac
 import json
 import math
+import re
 import socket
 import threading
 import time
@@ -25,7 +26,6 @@ from pytest_ddpperf.led import Sources
 from pytest_ddpperf.nodes import door, interface, line, secret
 from pytest_ddpperf.nodes import parts as parts_module
 from pytest_ddpperf.nodes import role as role_module
-from pytest_ddpperf.nodes.fleet import versions
 from pytest_ddpperf.nodes.node import Node
 from pytest_ddpperf.nodes.parts import Parts
 from pytest_ddpperf.nodes.role import Role, role
@@ -266,8 +266,8 @@ def test_strangers_that_say_nothing_keep_nobody_out(at_the_door: Door, monkeypat
     monkeypatch.setattr(door, "_PROOF_SECONDS", 0.5)
     monkeypatch.setattr(door, "_MOST_STRANGERS", 4)
     at_the_door.admit([1])
-    strangers = [at_the_door.stranger() for _ in range(6)]
-    assert strangers
+    for _ in range(6):
+        at_the_door.stranger()
     until = time.monotonic() + 10
     while time.monotonic() < until:
         try:
@@ -320,6 +320,9 @@ def test_a_link_is_its_kind_and_its_rate(tmp_path: Path, monkeypatch: pytest.Mon
 # --- what has to be the same on all nodes
 
 
+VERSIONS = {"pytest-ddpperf": __version__, "pytest": "9.2"}
+
+
 class Follows:
     """The other end of a connection to a node: says what it is told to."""
 
@@ -328,7 +331,7 @@ class Follows:
         closing.enter_context(theirs)
         closing.enter_context(ours)
         self._lines = Lines(theirs)
-        self._lines.send({"event": "hello", "host": "b", "order": "b", "versions": versions(), **hello})
+        self._lines.send({"event": "hello", "host": "b", "order": "b", "versions": VERSIONS, **hello})
         self.node = Node(1, Lines(ours), 5.0)
 
     def say(self, event: str, side: str = "hand", **fields: object) -> None:
@@ -356,25 +359,41 @@ def closing() -> Iterator[ExitStack]:
 HERE = Sources(python="3", prefix="/", files={"a.py": "1", "b.py": "2", "only_here.py": "3"})
 
 
+MACHINE = {"device_type": "cpu", "device_count": 0}
+
+
+def test_another_number_of_devices_is_refused(closing: ExitStack) -> None:
+    follows = Follows(closing)
+    follows.collects(dict(HERE.files), device_type="cpu", device_count=4)
+    with pytest.raises(NodesError, match=r"node 1 \(b\) has device count 4, the first node 0"):
+        follows.node.collected(HERE, MACHINE, 5.0)
+
+
+def test_a_node_without_any_of_the_files_is_refused(closing: ExitStack) -> None:
+    follows = Follows(closing)
+    follows.collects({"src/a.py": "1"})
+    with pytest.raises(NodesError, match="imported none of the first node's files"):
+        follows.node.collected(HERE, MACHINE, 5.0)
+
+
 def test_another_version_of_what_has_to_be_the_same_is_refused(closing: ExitStack) -> None:
-    follows = Follows(closing, versions={**versions(), "pytest": "8.0"})
-    with pytest.raises(NodesError, match=r"node 1 \(b\) has pytest 8.0, the first node \d"):
-        follows.node.check(versions())
-    Follows(closing).node.check(versions())
+    follows = Follows(closing, versions={**VERSIONS, "pytest": "8.0"})
+    with pytest.raises(NodesError, match=r"node 1 \(b\) has pytest 8.0, the first node 9.2"):
+        follows.node.check(VERSIONS)
+    Follows(closing).node.check(VERSIONS)
 
 
 def test_files_that_both_imported_have_to_be_the_same(closing: ExitStack) -> None:
     follows = Follows(closing)
     follows.collects({"a.py": "1", "b.py": "other", "only_there.py": "4"})
     with pytest.raises(NodesError, match=r"node 1 \(b\) has other files than the first node: b.py$"):
-        follows.node.collected(HERE, 5.0)
+        follows.node.collected(HERE, MACHINE, 5.0)
 
 
 def test_the_same_files_are_enough(closing: ExitStack) -> None:
     follows = Follows(closing)
     follows.collects({"a.py": "1", "only_there.py": "4"}, device_type="cpu", device_count=0)
-    follows.node.collected(HERE, 5.0)
-    assert follows.node.facts == {"device_type": "cpu", "device_count": 0}
+    follows.node.collected(HERE, MACHINE, 5.0)
     assert follows.node.hand.tests.known == {"test_a.py::test_a"}
 
 
@@ -404,6 +423,27 @@ def test_a_node_that_does_not_answer_is_asked_and_then_gone(
     assert {"op": "ping"} in follows.heard()
     with pytest.raises(BaseSideError, match="said nothing"):
         follows.node.hand.line.send({"op": "test"})
+
+
+ASKED = {"what": "a call", "label": "f", "plan": {"steps": 3, "warmup": 2}, "number": 2}
+
+
+@pytest.mark.parametrize(
+    ("there", "said"),
+    [
+        ({**ASKED, "what": "a measurement", "label": ""}, "for a measurement there, and for a call (f) on the first"),
+        ({**ASKED, "label": "g"}, "for a call (g) there, and for a call (f) on the first node"),
+        ({**ASKED, "number": 1}, "as number 1 there is number 2 on the first node: does something run the test again"),
+        ({**ASKED, "plan": {"steps": 3, "warmup": 5}}, "for warmup 5 there, and for 2 on the first node"),
+    ],
+)
+def test_what_nodes_ask_for_has_to_be_the_same(closing: ExitStack, there: dict[str, Any], said: str) -> None:
+    follows = Follows(closing)
+    follows.say("ready", **there)
+    with pytest.raises(BaseSideError, match=re.escape(said)):
+        follows.node.hand.asks(ASKED)
+    follows.say("ready", **ASKED)
+    assert follows.node.hand.asks(ASKED)["label"] == "f"
 
 
 def test_locks_are_taken_node_by_node_in_the_order_of_their_hosts(closing: ExitStack) -> None:
@@ -491,6 +531,26 @@ def test_what_is_given_up_was_so_when_all_were(parted: Parted) -> None:
     assert [(found.rank, found.when) for found in parted.parts.errors] == [(2, 9.0), (3, math.inf)]
     told = parted.follows.heard()
     assert told == [{"op": "stop", "at_deadline": True, "side": "hand"}]
+
+
+def test_a_node_that_goes_after_it_delivered_is_an_error_for_its_clock_is_not_known(parted: Parted) -> None:
+    def gone() -> Offset:
+        raise BaseSideError("node 1 (b) is gone")
+
+    parted.follows.say("settled", results={})
+    parted.hear(lambda: parted.parts.settled)
+    parted.follows.node.hand._offset = gone
+    parted.parts.release()
+    assert "is gone" in parted.parts.errors[0].summary
+
+
+def test_clocks_are_asked_after_the_window_though_a_clean_up_hung(parted: Parted) -> None:
+    parted.follows.node.hand._offset = lambda: Offset(at_ns=10.0, ns=1001e9, half_width_ns=9.0)
+    parted.parts.stop(9.0, at_deadline=True)
+    parted.follows.say("over", **OVER)
+    parted.parts.await_end()
+    assert parted.parts.errors == []
+    assert parted.parts.clocks[2].last.ns == 1001e9
 
 
 @pytest.mark.parametrize("event", ["failed", "ended"])
