@@ -70,10 +70,12 @@ class RankServer:
                 "folder": self._folder,
             }
         )
-        answer = self.receive(_START_SECONDS)[0]
-        if answer["event"] != "ready":
+        answers: list[Message] = []
+        while not answers:  # a long traceback comes in parts
+            answers = self.receive(_START_SECONDS)
+        if answers[0]["event"] != "ready":
             self.stop()
-            raise ServerError("did not start", answer["traceback"])
+            raise ServerError("did not start", answers[0]["traceback"])
 
     @property
     def socket(self) -> socket.socket:

@@ -78,11 +78,14 @@ def _import(preload: list[str]) -> str | None:
     nvml = os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     for name in (*PRELOAD, *preload):
         try:
-            importlib.import_module(name)
+            __import__(name)  # not by importlib, whose frames tell nobody anything
         except BaseException as error:
             if name in _MAY_LACK and isinstance(error, ImportError):
                 continue
-            return f"importing {name}:\n{traceback.format_exc()}"
+            asked = "--ddp-preload: " if name in preload and name not in _MAY_LACK else ""
+            theirs = error.__traceback__ and error.__traceback__.tb_next
+            told = "".join(traceback.format_exception(error.with_traceback(theirs)))
+            return f"{asked}importing {name}:\n{told}"
     for name in PRELOAD_IF_THERE:
         with suppress(ImportError):
             importlib.import_module(name)

@@ -255,14 +255,17 @@ def test_a_share_of_the_temporary_folder_that_is_used_up_is_told_too(
             launcher.call(bench.plan(), lambda ctx: None, (), bench.recorder)
 
 
-def test_a_module_to_preload_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "broken_preload.py").write_text("raise ImportError('no such kernel')")
+@pytest.mark.parametrize("words", ["no such kernel", "no such kernel, " * 20_000])
+def test_a_module_to_preload_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str) -> None:
+    (tmp_path / "broken_preload.py").write_text(f"raise ImportError({words!r})")
     monkeypatch.syspath_prepend(str(tmp_path))
     launcher = Launcher(dict)
     with pytest.raises(ServerError) as caught:
         launcher.probe(("broken_preload",), 300.0)
-    assert "importing broken_preload" in str(caught.value)
-    assert "no such kernel" in str(caught.value)
+    told = caught.value.output
+    assert told.startswith("--ddp-preload: importing broken_preload:\nTraceback")
+    assert told.rstrip().endswith(words.rstrip())
+    assert told.count("File ") == 1, "theirs"
     launcher.close()
 
 
