@@ -185,6 +185,8 @@ def arguments(value: object) -> tuple[str, ...]:
         raise ValueError(f"options for pytest, as in a shell: {error}") from None
     if not words:
         raise ValueError("options for pytest, as in a shell: there are none")
+    if "--" in words:
+        raise ValueError("options for pytest, as in a shell: -- ends them")
     return words
 
 

@@ -151,6 +151,9 @@ def _check_beside(settings: Settings) -> None:
     if settings.against in (None, "self") and settings.sources["against_setup"] == "command line":
         allowed = "builds the code of a git ref: name it with --ddp-against"
         raise OptionError("--ddp-against-setup", settings.against_setup, allowed)
+    for word in settings.against_option or ():
+        if word.startswith("--ddp-against"):
+            raise OptionError("--ddp-against-option", word, "says what is compared, not how the other side runs")
     others = [name for name in _BESIDE[1:] if getattr(settings, name)]
     if settings.against == "self" and others:
         option = f"--ddp-{others[0].replace('_', '-')}"
@@ -170,10 +173,17 @@ def _parsed(row: Row, value: object, source: str) -> Any:
 def _written(config: pytest.Config, row: Row) -> tuple[object, str]:
     """A value as it was given, and the source it has it from."""
     if row.of_run and (value := config.getoption(row.key)) is not None:
-        return value, "command line"
+        return _as_written(value), "command line"
     if row.ini is not None and (value := _from_ini(config, row.key)) is not None:
         return value, "ini"
     return row.default, "default"
+
+
+def _as_written(value: object) -> object:
+    """Before Python 3.13 argparse leaves an empty list of `--option=--`."""
+    if isinstance(value, list):
+        return [_as_written(each) for each in value] or "--"
+    return value
 
 
 def _from_ini(config: pytest.Config, key: str) -> object:

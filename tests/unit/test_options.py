@@ -622,7 +622,7 @@ def test_an_interpreter_that_is_not_there_is_refused(refusal: Callable[..., str]
     assert refusal("--ddp-against=HEAD", f"--ddp-against-python={program}") == message
 
 
-@pytest.mark.parametrize("given", ["A", "=1", "", "1A=1", "A B=1", "Ä=1", "A.B=1"])
+@pytest.mark.parametrize("given", ["A", "=1", "", "--", "1A=1", "A B=1", "Ä=1", "A.B=1"])
 def test_a_variable_is_given_with_its_value(refusal: Callable[..., str], given: str) -> None:
     assert refusal("--ddp-against-env=B=2", f"--ddp-against-env={given}") == (
         f"--ddp-against-env: {given!r}: not NAME=VALUE"
@@ -635,9 +635,14 @@ def test_options_for_the_other_side_are_quoted_as_in_a_shell(refusal: Callable[.
     )
 
 
-@pytest.mark.parametrize("given", ["", " "])
-def test_an_option_for_the_other_side_that_says_nothing_is_refused(refusal: Callable[..., str], given: str) -> None:
+@pytest.mark.parametrize("given", ["", " ", "--", "-v --", "--ddp-against=HEAD", "-v --ddp-against-env=A=1"])
+def test_what_says_nothing_to_the_other_side_is_refused(refusal: Callable[..., str], given: str) -> None:
     assert refusal(f"--ddp-against-option={given}").startswith("--ddp-against-option: ")
+
+
+def test_two_dashes_are_a_value_like_others(refusal: Callable[..., str]) -> None:
+    """Of which argparse leaves nothing before Python 3.13."""
+    assert refusal("--ddp-steps=--").startswith("--ddp-steps: '--': ")
 
 
 def test_cpu_time_is_not_limited_on_another_device(refusal: Callable[..., str], read: Callable[..., Settings]) -> None:
