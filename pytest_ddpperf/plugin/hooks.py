@@ -208,7 +208,7 @@ def _save(item: pytest.Item) -> None:
             test.outcomes[index] = replace(test.outcomes[index], saved=sessions)
         except DdpPerfError as error:
             problems.append(str(error))
-            test.outcomes[index] = replace(test.outcomes[index], error=problems[-1].splitlines()[0])
+            test.outcomes[index] = replace(test.outcomes[index], fails=True, error=problems[-1].splitlines()[0])
     if problems:
         pytest.fail("\n".join(problems), pytrace=False)
 

@@ -116,8 +116,8 @@ class Outcome:
     launches: int  # asked, for the first look
     batch_size: int | None  # examples per rank and step
     verdict: Verdict | None  # None: the measurement itself failed
-    fails: bool  # whether the verdict (or the failed measurement) fails the test
-    error: str = ""  # why the measurement failed, one line
+    fails: bool  # its test: by the verdict, or because the measurement, or the saving of its baseline, failed
+    error: str = ""  # why these did, one line
     measurement: Measurement | None = None
     phases: tuple[Phases, ...] = ()  # one a launch
     recorded: Recorded = field(default_factory=dict)  # what steps recorded of themselves

@@ -21,7 +21,7 @@ class Concern(IntEnum):
 
 
 def concern(outcome: Outcome) -> Concern:
-    if outcome.fails or outcome.verdict is None or outcome.error:  # which a baseline that was not saved has
+    if outcome.fails or outcome.verdict is None:
         return Concern.FAILS
     status, reason = outcome.verdict.status, outcome.verdict.reason
     if status is Status.IMPROVED:

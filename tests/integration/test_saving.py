@@ -123,9 +123,12 @@ def test_a_store_that_cannot_be_written_is_red_and_named(
 ) -> None:
     pytester.makepyfile(test_store=STEP + "def test_a(ddp_benchmark): ddp_benchmark(lasting)")
     (pytester.path / "a_file").write_text("")
-    result = run("--ddp-save-baseline", "--ddp-baseline-dir=a_file")
+    result = run("--ddp-save-baseline", "--ddp-baseline-dir=a_file", "--ddp-json=told.json")
     result.assert_outcomes(passed=1, errors=1)
     result.stdout.fnmatch_lines(["baseline *a_file*: *"])
+    (measured,) = json.loads((pytester.path / "told.json").read_text())["measurements"]
+    assert measured["fails"]
+    assert "a_file" in measured["error"]
 
     def full(*args: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

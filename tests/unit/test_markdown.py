@@ -119,7 +119,7 @@ def test_a_run_tells_what_it_has_to_say_beyond_its_measurements() -> None:
 
 
 def test_a_baseline_that_could_not_be_saved_is_among_what_fails() -> None:
-    told = report(outcome(verdict(Status.NOT_GATED, "saving"), error="baseline x: no space left"))
+    told = report(outcome(verdict(Status.NOT_GATED, "saving"), fails=True, error="baseline x: no space left"))
     assert "\n| **NOT GATED** | " in told
     assert "```text\nNOT GATED: not saved: baseline x: no space left\n```" in told
 

@@ -19,7 +19,7 @@ from tests.unit.test_report import FAILED, comparison, outcome, risen, verdict
         (FAILED, Concern.FAILS),
         (outcome(verdict(Status.NO_BASELINE), fails=True), Concern.FAILS),
         (outcome(verdict(Status.IMPROVED), fails=True), Concern.FAILS),
-        (outcome(verdict(Status.NOT_GATED, "saving"), error="baseline x: no space left"), Concern.FAILS),
+        (outcome(verdict(Status.NOT_GATED, "saving"), fails=True, error="baseline x: no space left"), Concern.FAILS),
         (outcome(verdict(Status.REGRESSED), fails=False), Concern.DOUBTFUL),
         (outcome(verdict(Status.INCONCLUSIVE)), Concern.DOUBTFUL),
         (outcome(verdict(Status.NO_BASELINE)), Concern.DOUBTFUL),
