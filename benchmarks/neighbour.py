@@ -3,7 +3,8 @@
     python benchmarks/neighbour.py [--seed 0] [--seconds 600]           # by itself, for so long or until Ctrl-C
     python benchmarks/neighbour.py [--seed 0] -- make test              # beside a command, whose exit status it has
 
-The same seed gives the same bursts. The benchmarks that measure live have `--neighbour`.
+The same seed gives the same bursts. `against.py` has `--neighbour`; live.py, turns.py and
+confirming.py measure beside it and without.
 """
 
 from __future__ import annotations
