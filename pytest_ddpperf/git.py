@@ -150,7 +150,7 @@ def ignored_files(top: Path, files: Sequence[str]) -> list[str]:
 
 def last_change(top: Path, file: Path) -> str:
     """The last commit that changed a file, of those at hand; "" where there is none. Raises GitError."""
-    return git(top, "log", "-1", "--format=%H", "--", file, offline=True).strip()
+    return git(top, "log", "-1", "--no-show-signature", "--format=%H", "--", file, offline=True).strip()
 
 
 def changed_files(top: Path, commit: str) -> list[str]:

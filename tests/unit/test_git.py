@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pytest_ddpperf import git as git_module
-from pytest_ddpperf.git import changed_files, commit_named, commit_of, commit_time, top_level, worktrees
+from pytest_ddpperf.git import changed_files, commit_named, commit_of, commit_time, last_change, top_level, worktrees
 from pytest_ddpperf.records.errors import GitError
 
 
@@ -57,6 +57,20 @@ def test_the_time_of_a_commit_is_told_in_utc(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("GIT_COMMITTER_DATE", "2026-01-02T03:04:05+09:00")
     git(tmp_path, "commit", "--allow-empty", "-qm", "first")
     assert commit_time(tmp_path) == "2026-01-01T18:04:05+00:00"
+
+
+def test_the_last_change_of_a_file_is_told_by_its_commit_alone_where_that_is_signed(tmp_path: Path) -> None:
+    text = f"tree {git(tmp_path, 'rev-parse', commit(tmp_path, a='1') + '^{tree}')}\n"
+    text += "author a <a@b> 0 +0000\ncommitter a <a@b> 0 +0000\ngpgsig -----BEGIN PGP SIGNATURE-----\n \n a\n"
+    (tmp_path / "signed").write_text(text + " -----END PGP SIGNATURE-----\n\nsigned\n")
+    signed = git(tmp_path, "hash-object", "-t", "commit", "-w", tmp_path / "signed")
+    git(tmp_path, "reset", "--quiet", signed)
+    git(tmp_path, "config", "log.showSignature", "true")
+    (tmp_path / "gpg").write_text("#!/bin/sh\necho gpg: of nobody >&2\n")
+    (tmp_path / "gpg").chmod(0o755)
+    git(tmp_path, "config", "gpg.program", tmp_path / "gpg")
+    assert git(tmp_path, "log", "-1", "--format=%H") != signed, "git adds a word on the signature"
+    assert last_change(tmp_path, tmp_path / "a.py") == signed
 
 
 def test_without_git_the_commit_is_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
