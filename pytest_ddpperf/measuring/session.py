@@ -224,9 +224,9 @@ class Report:
 
     def end(self) -> None:
         """No more will come: if no test imported what differs, that is told; if none imported anything of the
-        repository, nothing was compared."""
+        repository, nothing was compared. Those of which the other side has nothing say nothing of it."""
         asked = (outcome.beside for outcome in self.outcomes if outcome.stored is None)
-        sides = [beside for beside in asked if beside is not None]
+        sides = [beside for beside in asked if beside is not None and not beside.error]
         if not sides or not all(beside.same for beside in sides):
             return
         told = f"no test imported a file that differs between {sides[0].version} and the code at hand"

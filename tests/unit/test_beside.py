@@ -56,31 +56,35 @@ def test_the_files_that_differ_are_named(differing: tuple[str, ...], imported: i
     assert report.files(replace(BESIDE, differing=differing, imported=imported)) == text
 
 
+SAME = replace(BESIDE, differing=())
+
+
 def test_nothing_differs_where_nothing_was_meant_to() -> None:
-    same = replace(BESIDE, differing=())
-    assert same.same
+    assert SAME.same
     assert not BESIDE.same
-    assert not replace(same, error="it died").same
+    assert not replace(SAME, error="it died").same
     for version in (replace(VERSION, ref="self"), replace(VERSION, environ=("A=1",)), replace(VERSION, python="p")):
-        assert not replace(same, version=version).same
+        assert not replace(SAME, version=version).same
 
 
 @pytest.mark.parametrize(
-    ("beside", "told", "usage_error"),
+    ("sides", "told", "usage_error"),
     [
-        (BESIDE, False, False),
-        (replace(BESIDE, differing=()), True, False),
-        (replace(BESIDE, differing=(), imported=0), False, True),
-        (replace(BESIDE, differing=(), imported=0, error="it died"), False, False),
+        ([BESIDE], False, False),
+        ([SAME], True, False),
+        ([replace(SAME, imported=0)], False, True),
+        ([replace(SAME, imported=0, error="it died")], False, False),
+        ([replace(SAME, imported=0), replace(SAME, imported=0, error="it died")], False, True),
+        ([SAME, BESIDE], False, False),
     ],
-    ids=["differs", "the same", "none imported", "not measured"],
+    ids=["differs", "the same", "none imported", "not measured", "one not measured", "one differs"],
 )
-def test_a_run_says_when_nothing_that_differs_was_imported(beside: Beside, told: bool, usage_error: bool) -> None:
+def test_a_run_says_when_nothing_that_differs_was_imported(sides: list[Beside], told: bool, usage_error: bool) -> None:
     plan = Plan(world_size=2, backend="gloo", device="cpu")
     test = TestId(module="m", name="t")
     outcome = Outcome(nodeid="m::t", test=test, plan=plan, launches=5, batch_size=None, verdict=None, fails=False)
     run = Report(Run())
-    run.take({"outcomes": [encode(replace(outcome, beside=beside))]})
+    run.take({"outcomes": [encode(replace(outcome, nodeid=f"m::t{n}", beside=s)) for n, s in enumerate(sides)]})
     run.end()
     said = "no test imported a file that differs between origin/main (1a2b3c4d5e6f) and the code at hand"
     assert run.told == [said] * told
