@@ -57,11 +57,13 @@ class Launcher:
         self._trees = trees
         self._server = RankServer(trees if trees is not None and trees.base != trees.hand else None, folder)
         self._facts: dict[str, Scalar] | None = None
+        self._visible: str | None = None  # of accelerators, by CUDA, when facts were asked for
 
     def probe(self, preload: Sequence[str], timeout: float) -> Mapping[str, Scalar]:
         """What the machine and its torch offer (see `rank.environment.probe`), asked once."""
         if self._facts is None:
             plan = Plan(world_size=1, backend="", device="cpu", preload=tuple(preload), timeout_seconds=timeout)
+            self._visible = os.environ.get("CUDA_VISIBLE_DEVICES")
             delivery = self._launch(plan, payload.dumps("probe", None, ()), Nobody())
             self._facts = json.loads(delivery.results[0])
         return self._facts
@@ -195,7 +197,9 @@ class Launcher:
 
     def alone_here(self, plan: Plan, processes: int, observer: Observer) -> AbstractContextManager[None]:
         """Nothing else is timed on those of this node, which has so many of the processes."""
-        addresses = str((self._facts or {}).get("device_addresses") or "").split(",")[:processes]
+        addresses = str((self._facts or {}).get("device_addresses") or "").split(",")
+        if os.environ.get("CUDA_VISIBLE_DEVICES") == self._visible:  # else a test has chosen among them: all
+            addresses = addresses[:processes]
         cores = place(processes, os.environ).used
         return locks.hold(locks.resources(cores, addresses if plan.device == "cuda" else ()), observer.waiting)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpperf.launch import Nobody, cores, locks, run, stacks
+from pytest_ddpperf.launch import Launcher, Nobody, cores, locks, run, stacks
 from pytest_ddpperf.launch.elsewhere import Part
 from pytest_ddpperf.launch.environ import for_ranks, read_at_import, recorded
 from pytest_ddpperf.launch.failure import (
@@ -225,6 +225,27 @@ def test_devices_are_held_where_there_are_some_else_cores(tmp_path: Path, monkey
     assert [path.name for path in locks.resources((2, 0))] == ["cpu0", "cpu2"]
     assert [path.name for path in locks.resources((2, 0), ["0000:17:00.0"])] == ["0000:17:00.0"]
     assert locks.resources((7,)) == (Path("/"),), "one lock for the whole host where sysfs tells nothing"
+
+
+@pytest.mark.parametrize(
+    ("visible", "held"), [(None, ["17"]), ("1", ["17", "65", "ca"])], ids=["as probed", "chosen by the test"]
+)
+def test_the_devices_that_a_launch_runs_on_are_held(
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, held: list[str]
+) -> None:
+    """All where a test chose among them since the probe: which they are by address is not known."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    launcher = Launcher(dict)
+    delivery = SimpleNamespace(results=['{"device_addresses": "17,65,ca"}'])
+    monkeypatch.setattr(launcher, "_launch", lambda *args: delivery)
+    launcher.probe((), 60.0)
+    asked: list[list[str]] = []
+    monkeypatch.setattr(locks, "resources", lambda cores, addresses: asked.append(addresses))
+    monkeypatch.setattr(locks, "hold", lambda *args: None)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    launcher.alone_here(Plan(world_size=1, backend="nccl", device="cuda"), 1, Nobody())
+    assert asked == [held]
 
 
 def test_every_user_finds_a_queue_before_a_core_and_before_the_host() -> None:
