@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_ddpperf.led.arguments import of_led
+from pytest_ddpperf.led.arguments import of_led, of_other_tests
 from pytest_ddpperf.wire.trees import Trees
 
 
@@ -28,12 +28,10 @@ class Invocation:
 
     def arguments_in(self, trees: Trees) -> list[str]:
         """For the other version's pytest: what names tests as here or, of a whole version, in its own tree."""
-        arguments = of_led(self.arguments, self.tests)
         if not self.only:
-            return arguments
-        named = {test.partition("::")[0] for test in self.tests}
+            return of_led(self.arguments, self.tests)
         root = _there(trees, self.rootdir)
-        return [*(word for word in arguments if word not in named), f"--rootdir={root}", str(root / self.only)]
+        return [*of_other_tests(self.arguments, self.tests), f"--rootdir={root}", str(root / self.only)]
 
     def folder_in(self, trees: Trees) -> Path:
         """Where the other version's pytest is called."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Sequence
 
 # By how much of the command line follows an option as its value. Both sides would write the same files.
@@ -31,19 +32,31 @@ _WITH_VALUE = {
     *("--benchmark-compare-fail", "--cov-report", "--cov-config", "--cov-fail-under", "--cov-context"),
 }
 _WITH_OPTIONAL_VALUE = {"--cov", "--benchmark-compare", "--benchmark-histogram", "--debug"}
+# pytest's and xdist's, whose value may be the same word as a test: `pytest perf -m perf`.
+_SHORT_WITH_VALUE = {"-k", "-m", "-p", "-c", "-o", "-W", "-r", "-n"}
 
 
 def of_led(arguments: Sequence[str], tests: Collection[str]) -> list[str]:
     """`arguments` are all of this run's, those of the ini file and of PYTEST_ADDOPTS first; `tests` are those that
     name tests. Of a named test the whole file is collected: a parameter may exist on one side only."""
-    kept, words = [], list(arguments)
+    return _kept(arguments, tests, _WITH_VALUE, named=True)
+
+
+def of_other_tests(arguments: Sequence[str], tests: Collection[str], less: Collection[str] = ()) -> list[str]:
+    """The same without what names tests, and without the options `less`, which take a value each."""
+    return _kept(arguments, tests, {*_WITH_VALUE, *less}, named=False)
+
+
+def _kept(arguments: Sequence[str], tests: Collection[str], with_value: Collection[str], *, named: bool) -> list[str]:
+    kept, words = [], list(enumerate(arguments))
+    places = _places(arguments, tests)
     while words:
-        word = words.pop(0)
+        place, word = words.pop(0)
         name, equals, _ = word.partition("=")
         if name in _FLAGS or word == "--":
             continue
-        if name in _WITH_VALUE | _WITH_OPTIONAL_VALUE:
-            value_follows = name in _WITH_VALUE or not (words and words[0].startswith("-"))
+        if name in with_value or name in _WITH_OPTIONAL_VALUE:
+            value_follows = name in with_value or not (words and words[0][1].startswith("-"))
             if not equals and words and value_follows:
                 words.pop(0)
             continue
@@ -51,5 +64,21 @@ def of_led(arguments: Sequence[str], tests: Collection[str]) -> list[str]:
             word = word.replace("x", "")
             if word == "-":
                 continue
-        kept.append(word.partition("::")[0] if word in tests else word)
+        if place in places:
+            word = word.partition("::")[0]
+        if named or place not in places:
+            kept.append(word)
     return kept
+
+
+def _places(arguments: Sequence[str], tests: Collection[str]) -> set[int]:
+    """Where tests are named, and not the same word is an option's value."""
+    places = set[int]()
+    for test, times in Counter(tests).items():
+        at = [place for place, word in enumerate(arguments) if word == test]
+        before = {place: arguments[place - 1] if place else "" for place in at}
+        at = [place for place in at if before[place] not in _SHORT_WITH_VALUE]
+        # Which long options take a value is not known: those before a word that is there too often.
+        at.sort(key=lambda place: before[place].startswith("--") and "=" not in before[place])
+        places.update(at[:times])
+    return places

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_ddpperf import options
+from pytest_ddpperf.led.arguments import of_other_tests
 from pytest_ddpperf.measuring import benchmark
 from pytest_ddpperf.measuring.benchmark import Job, Measured
 from pytest_ddpperf.measuring.machine import Place, Unavailable
@@ -35,19 +36,8 @@ else:
     Failed = pytest.fail.Exception  # the same class by its public name, which type checkers cannot follow
 
 
-# Options of a run that the command which accepts its figures does without.
-_NOT_REPEATED = (
-    "--ddp-json",
-    "--ddp-history",
-    "--ddp-markdown",
-    "--ddp-html",
-    "--ddp-annotate",
-    "--ddp-fail-on",
-    "--ddp-disable",
-    "--ddp-save-baseline",
-    "--ddp-extend-baseline",
-    "--ddp-suite-plots",
-)
+# Options of a run that the command which accepts its figures does without, beside those of a pytest that is led.
+_NOT_REPEATED = ("--ddp-fail-on", "-n", "--numprocesses", "--maxprocesses", "--dist", "--tx")
 
 
 class GateFailed(Failed):
@@ -254,15 +244,11 @@ class Benchmark(Distributed):
         return {"xdist_workers": workers} if workers else {}
 
     def _accept_command(self) -> str:
-        """The command of this run, for this test alone, that would store the new figures."""
+        """The command of this run, for this test alone, that would store the new figures: options of others too may say
+        what is measured."""
         config = self._run.config
-        words = iter([str(argument) for argument in config.invocation_params.args])
-        kept = []
-        for word in words:
-            if word.startswith("--ddp-") and not word.startswith(_NOT_REPEATED):
-                kept.append(word)
-                if "=" not in word:
-                    kept.append(next(words, ""))
+        kept = of_other_tests(list(map(str, config.invocation_params.args)), config.args, _NOT_REPEATED)
+        kept = [word for word in kept if not (word.startswith("-n") and word[2:])]  # -n2
         path = invocation_path(config, self._item)
         return shlex.join(["pytest", path, *kept, "--ddp-save-baseline"])
 

@@ -27,7 +27,7 @@ from pytest_ddpperf.against.proof import nothing_differs
 from pytest_ddpperf.against.worktree import Worktree
 from pytest_ddpperf.git import worktrees
 from pytest_ddpperf.led import Sources
-from pytest_ddpperf.led.arguments import of_led
+from pytest_ddpperf.led.arguments import of_led, of_other_tests
 from pytest_ddpperf.led.sources import differing
 from pytest_ddpperf.measuring.splits import joined, split
 from pytest_ddpperf.records import Environment, Limit, Measurement, Samples, Splits
@@ -111,6 +111,22 @@ def test_of_a_named_test_the_whole_file_is_collected() -> None:
     tests = ["tests/test_a.py::test_x[a::b=c]", "tests/test_b.py::TestB::test_y", "tests", "test_c.py"]
     other = ["--deselect", "tests/test_a.py::test_z", "--deselect=tests/test_a.py::test_w", "-k", "a::b"]
     assert of_led([*other, *tests], tests) == [*other, "tests/test_a.py", "tests/test_b.py", "tests", "test_c.py"]
+
+
+@pytest.mark.parametrize(
+    ("given", "tests", "left"),
+    [
+        (["perf", "-m", "perf"], ["perf"], ["-m", "perf"]),
+        (["-k", "perf", "-v", "perf"], ["perf"], ["-k", "perf", "-v"]),
+        (["--env", "perf", "--verbose", "x.py", "perf"], ["x.py", "perf"], ["--env", "perf", "--verbose"]),
+        (["--verbose", "perf"], ["perf"], ["--verbose"]),
+        (["--env=perf", "perf", "perf"], ["perf", "perf"], ["--env=perf"]),
+        (["x.py::test_a", "--fail-on", "x", "--size", "4"], ["x.py::test_a"], ["--size", "4"]),
+        (["--fail-on=x", "--size=4"], [], ["--size=4"]),
+    ],
+)
+def test_a_value_is_no_test_though_it_is_called_like_one(given: list[str], tests: list[str], left: list[str]) -> None:
+    assert of_other_tests(given, tests, ["--fail-on"]) == left
 
 
 # --- whether two sides are two
