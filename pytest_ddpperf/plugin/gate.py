@@ -60,6 +60,12 @@ class Distributed:
 
     def __init__(self, request: pytest.FixtureRequest) -> None:
         self._item: pytest.Item = request.node
+        if request.fixturename not in self._item.fixturenames:  # which tests do so is asked before any of them runs
+            name = request.fixturename
+            raise plain_failure(
+                f"{name}: request.getfixturevalue asks for it too late; ask for it as an argument, or with "
+                f"@pytest.mark.usefixtures({name!r}), and take its value then"
+            )
         self._run: Run = request.config.stash[state.RUN]
         self._state = state.of(self._item)
         self._settings: Settings = state.own_settings(self._item)

@@ -78,6 +78,7 @@ def test_save_pass_regress_accept(pytester: pytest.Pytester, run: Run, monkeypat
     command = shlex.split(line(result, "accept:").partition(":")[2])
     assert command[:2] == ["pytest", "test_gate.py::test_step"]
     assert command[-1] == "--ddp-save-baseline"
+    assert "no:randomly" in command, "what others are asked may say what is measured"
     assert run(*command[1:], small=False).ret == 0
     assert line(run(), "ddpperf:") == "ddpperf: 1 of 1 compared: 1 passed"
 
@@ -155,6 +156,24 @@ test_failure_carries_the_result = pytest.mark.ddp()(test_failure_carries_the_res
     result.assert_outcomes(passed=11, failed=1, deselected=1)
     result.stdout.fnmatch_lines(["E * ddp_benchmark: it was called before without a name in this test: give *"])
     assert "pytest_ddpperf/" not in result.stdout.str()
+
+
+def test_a_fixture_that_nobody_knew_of_before_the_test_ran_is_refused(pytester: pytest.Pytester, run: Run) -> None:
+    pytester.makepyfile(
+        test_late=STEP
+        + """
+def test_late(request):
+    request.getfixturevalue("ddp_benchmark")(lasting)
+
+@pytest.mark.usefixtures("ddp_benchmark")
+def test_told(request):
+    request.getfixturevalue("ddp_benchmark")(lasting)
+"""
+    )
+    result = run()
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["ddp_benchmark: request.getfixturevalue asks for it too late; ask for it as an *"])
+    assert line(result, "ddpperf:").startswith("ddpperf: 0 of 1 compared")
 
 
 def test_world_sizes_make_ids_and_share_baselines_with_bare_ids(pytester: pytest.Pytester, run: Run) -> None:
