@@ -77,7 +77,7 @@ def _of_run(run: Run, kept: tuple[str, ...], only: str = "") -> Invocation:
 def _kept(run: Run, items: Sequence[pytest.Item]) -> tuple[str, ...]:
     """What comes from the working tree on both sides: tests, conftests, and the folders of tests they are in."""
     tests = {os.path.realpath(item.path) for item in items if isinstance(item, pytest.Function)}
-    conftests = {os.path.realpath(file) for file in run.modules().values() if file.endswith("conftest.py")}
+    conftests = {os.path.realpath(str(module.__file__)) for module in run.conftests()}
     root = Path(os.path.realpath(run.config.rootpath))
     folders = {path for path in map(os.path.dirname, tests | conftests) if _of_tests(Path(path))}
     folders -= {str(root), *map(str, root.parents)}

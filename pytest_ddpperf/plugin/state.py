@@ -238,11 +238,14 @@ class Run:
 
     def modules(self) -> Mapping[str, str]:
         """Test modules, conftests and their packages, as name -> file."""
-        modules = [*(getattr(item, "module", None) for item in self.items), *self._conftests()]
-        files = {module.__name__: module.__file__ for module in modules if isinstance(module, ModuleType)}
-        return {name: file for name, file in files.items() if file}
+        of_tests = [getattr(item, "module", None) for item in self.items]
+        modules = [module for module in of_tests if isinstance(module, ModuleType)] + self.conftests()
+        # Outside packages all conftests have one name: by that the last of them is imported.
+        modules.sort(key=lambda module: sys.modules.get(module.__name__) is module)
+        return {module.__name__: module.__file__ for module in modules if module.__file__}
 
-    def _conftests(self) -> list[ModuleType]:
+    def conftests(self) -> list[ModuleType]:
+        """All of them, those by the same name too."""
         return [
             plugin
             for plugin in self.config.pluginmanager.get_plugins()
@@ -251,7 +254,7 @@ class Run:
 
     def files_of(self, item: pytest.Item) -> list[str]:
         """The test module, and the conftests that hold for it."""
-        conftests = [str(module.__file__) for module in self._conftests()]
+        conftests = [str(module.__file__) for module in self.conftests()]
         return [str(item.path), *(file for file in conftests if Path(file).parent in item.path.parents)]
 
 

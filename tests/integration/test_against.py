@@ -258,6 +258,29 @@ def test_a_slower_version_is_caught_and_named_and_what_the_other_lacks_has_no_ba
     assert by_launches["beside"]["stretches"] == []
 
 
+def test_conftests_by_the_same_name_are_those_at_hand(repository: Repository, run: Run) -> None:
+    """Neither the root's nor the tests' is in a package: pytest calls both `conftest`."""
+    for folder in ("", "tests/deep/"):
+        (repository.root / folder).mkdir(exist_ok=True)
+        repository.write(f"{folder}conftest.py", "raise RuntimeError('the old one')")
+    repository.commit()
+    for folder, name in (("", "outer"), ("tests/deep/", "inner")):
+        repository.write(f"{folder}conftest.py", f"import pytest\n@pytest.fixture\ndef {name}(): return {name!r}")
+    repository.write("src/speed/__init__.py", SECOND)
+    repository.write(
+        "tests/deep/test_step.py",
+        STEP,
+        """
+        def test_step(ddp_benchmark, outer, inner):
+            ddp_benchmark(lambda ctx: lasting(ctx, speed.MILLISECONDS))
+        """,
+    )
+    repository.commit()
+    result = run("--ddp-against=HEAD~1")
+    result.assert_outcomes(failed=1)
+    assert line(result, "ddpperf:") == "ddpperf: 1 of 1 compared: 1 regressed"
+
+
 def test_what_cannot_be_set_up_beside_the_other_side_takes_turns_launch_by_launch(
     repository: Repository, run: Run
 ) -> None:
