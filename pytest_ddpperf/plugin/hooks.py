@@ -181,6 +181,18 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         state.of(item).begin()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    if not is_distributed(item):
+        return (yield)
+    test = state.of(item)
+    test.calling = True
+    try:
+        return (yield)
+    finally:
+        test.calling = False
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object]:
     try:
@@ -226,8 +238,11 @@ def pytest_runtest_makereport(
 def _note(item: pytest.Item, report: pytest.TestReport) -> None:
     """Let the report of a test carry what we have to say of it: under xdist it crosses to the controller."""
     test = state.of(item)
+    if test.calling:
+        test.part_failed |= report.failed
+        return
     if report.when == "call":
-        test.passed = report.passed and not hasattr(report, "wasxfail")
+        test.passed = report.passed and not test.part_failed and not hasattr(report, "wasxfail")
     skipped = report.skipped and not hasattr(report, "wasxfail")
     if report.when == "teardown" or skipped:
         report.ddpperf = item.config.stash[RUN].telling(item, skipped=skipped)  # type: ignore[attr-defined]

@@ -270,7 +270,9 @@ class TestState:
         self._clear()
 
     def _clear(self) -> None:
-        self.passed = False  # the call phase of this attempt
+        self.calling = False  # its function runs: what is reported then is of a part of it, a subtest
+        self.part_failed = False  # in this attempt
+        self.passed = False  # the call phase of this attempt, all parts included
         self.labels: set[str] = set()  # measured in this attempt
         self.gates = 0  # of them, those that are held against a baseline
         self.outcomes: list[Outcome] = []

@@ -68,6 +68,31 @@ def test_only_a_test_that_passed_as_a_whole_is_saved(pytester: pytest.Pytester, 
     assert [file.name for file in pytester.path.iterdir() if file.name.startswith("ddpperf")] == []
 
 
+@pytest.mark.skipif(not hasattr(pytest, "Subtests"), reason="subtests are a fixture of pytest 9")
+def test_subtests_are_parts_of_the_whole(pytester: pytest.Pytester, run: Run) -> None:
+    pytester.makepyfile(
+        test_parts=STEP
+        + """
+def test_one_fails(ddp_benchmark, subtests):
+    ddp_benchmark(lasting)
+    with subtests.test():
+        assert False
+
+def test_one_skips(ddp_benchmark, subtests):
+    ddp_benchmark(lasting, name="first")
+    with subtests.test():
+        pytest.skip("not here")
+    ddp_benchmark(lasting, name="last")
+"""
+    )
+    result = run("--ddp-save-baseline", "--ddp-json=told.json")
+    assert stored(pytester.path) == ["test_one_skips+first.json", "test_one_skips+last.json"]
+    result.stdout.fnmatch_lines(["*test_one_fails: NOT GATED: not saved: the test did not pass as a whole*"])
+    told = json.loads((pytester.path / "told.json").read_text())
+    assert [each["test"]["label"] for each in told["measurements"]] == ["", "first", "last"]
+    assert told["summary"]["skipped"] == 0
+
+
 def test_a_session_says_whose_code_it_is(pytester: pytest.Pytester, run: Run) -> None:
     folder = pytester.mkdir("perf")
     (folder / "mylib").mkdir()
