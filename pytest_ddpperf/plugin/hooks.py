@@ -97,22 +97,19 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     from pytest_ddpperf.records.errors import MarkerError
 
-    try:
-        sizes = state.settings_of(metafunc.definition).world_sizes
-    except MarkerError:
-        return  # an error here would lose the whole file: the test will fail in its setup
-    if len(sizes) > 1 and not _sized_by_parameters(metafunc):
-        metafunc.parametrize(WORLD_SIZE, sizes, ids=[f"ws{size}" for size in sizes])
+    def sizes(marks: Sequence[pytest.Mark]) -> tuple[int, ...]:
+        try:
+            return state.settings_of(metafunc.definition, marks).world_sizes
+        except MarkerError:  # it would lose the whole file: the test will fail in its setup
+            return metafunc.config.stash[RUN].settings.world_sizes[:1]
 
-
-def _sized_by_parameters(metafunc: pytest.Metafunc) -> bool:
-    """Whether each of the test's parameters has a marker of its own that says the world size."""
-    calls = metafunc._calls  # pytest has no public word for them
-
-    def sized(mark: Any) -> bool:
-        return mark.name == options.MARKS[options.MARKER] and "world_size" in mark.kwargs
-
-    return bool(calls) and all(any(map(sized, getattr(call, "marks", ()))) for call in calls)
+    # Parameters may have a marker of their own. pytest has no public word for them.
+    asked = [sizes(call.marks) for call in metafunc._calls] or [sizes(())]
+    if all(len(of_call) == 1 for of_call in asked):
+        return
+    every = list(dict.fromkeys(size for of_call in asked for size in of_call))
+    metafunc.parametrize(WORLD_SIZE, every, ids=[f"ws{size}" for size in every])
+    metafunc._calls = [call for call in metafunc._calls if call.params[WORLD_SIZE] in sizes(call.marks)]
 
 
 @pytest.hookimpl(trylast=True)

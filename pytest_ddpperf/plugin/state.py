@@ -298,10 +298,18 @@ def of(item: pytest.Item) -> TestState:
     return item.stash.setdefault(TEST, TestState())
 
 
-def settings_of(item: pytest.Item) -> Settings:
-    """The settings of one test, its markers included; raises MarkerError."""
-    marks = (item.iter_markers(options.MARKS[source]) for source in (options.MARKER, options.MARKER_DEFAULTS))
-    return options.with_markers(item.config.stash[RUN].settings, *marks)
+def settings_of(item: pytest.Item, parameters: Sequence[pytest.Mark] | None = None) -> Settings:
+    """The settings of one test, its markers included, first of all those of its `parameters` (None: its own); raises
+    MarkerError."""
+    if parameters is None:
+        parameters = getattr(getattr(item, "callspec", None), "marks", ())
+
+    def of(source: str) -> list[pytest.Mark]:
+        name = options.MARKS[source]
+        return [*(mark for mark in parameters if mark.name == name), *item.iter_markers(name)]
+
+    run = item.config.stash[RUN]
+    return options.with_markers(run.settings, of(options.MARKER), of(options.MARKER_DEFAULTS))
 
 
 def own_settings(item: pytest.Item) -> Settings:

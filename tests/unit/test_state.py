@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -48,6 +50,47 @@ def test_tests_with_a_mistake_are_collected_under_bare_names(collect: Collect) -
     items = collect(MISTAKES, "--ddp-world-size=1,2", "--ddp-threshold=p90:5%")
     names = ["test_typo", "test_value[1]", "test_few_steps", "test_method", "test_sound[ws1]", "test_sound[ws2]"]
     assert [item.name for item in items] == names
+
+
+def test_parameters_may_each_have_world_sizes_of_their_own(collect: Collect) -> None:
+    items = collect(
+        """
+        import pytest
+        ddp, param = pytest.mark.ddp, pytest.param
+        @pytest.mark.parametrize("n", [param(1, marks=ddp(world_size=1)), 2, param(3, marks=ddp(world_size=(2, 8)))])
+        def test_some(ddp_run, n): ...
+        @pytest.mark.parametrize("n", [param(1, marks=ddp(world_size=1)), param(2, marks=ddp(world_size=2))])
+        @ddp(world_size=(4, 8))
+        def test_each(ddp_run, n): ...
+        @pytest.mark.parametrize("n", [param(1, marks=ddp(world_size=0)), 2])
+        def test_mistaken(ddp_run, n): ...
+        """,
+        "--ddp-world-size=2,4",
+    )
+    assert [item.name for item in items] == [
+        *("test_some[1-ws1]", "test_some[2-ws2]", "test_some[2-ws4]", "test_some[3-ws2]", "test_some[3-ws8]"),
+        *("test_each[1]", "test_each[2]"),
+        *("test_mistaken[1-ws2]", "test_mistaken[2-ws2]", "test_mistaken[2-ws4]"),
+    ]
+    each = [state.settings_of(item).world_sizes for item in items if item.name.startswith("test_each")]
+    assert each == [(1,), (2,)]
+
+
+def test_of_conftests_by_one_name_all_are_known_and_the_last_is_imported_by_it(
+    collect: Collect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("inner").mkdir()
+    for file in ("conftest.py", "inner/conftest.py"):
+        Path(file).write_text("")
+    Path("inner/test_inner.py").write_text("def test_a(ddp_run): ...")
+    (item,) = collect("")
+    run = item.config.stash[state.RUN]
+    outer, inner = sorted(run.conftests(), key=lambda module: len(str(module.__file__)))
+    assert [outer.__file__, inner.__file__] == [str(Path.cwd() / "conftest.py"), str(Path.cwd() / "inner/conftest.py")]
+    monkeypatch.setitem(sys.modules, "conftest", inner)  # as it was before the run, in this process, ended
+    for found in ([outer, inner], [inner, outer]):
+        monkeypatch.setattr(run, "conftests", lambda found=found: found)
+        assert run.modules()["conftest"] == inner.__file__
 
 
 @pytest.mark.parametrize(
