@@ -34,7 +34,7 @@ from typing import NoReturn
 
 from pytest_ddpperf.rank import process
 from pytest_ddpperf.wire.channels import Lines, Message, readable
-from pytest_ddpperf.wire.trees import Trees, install
+from pytest_ddpperf.wire.trees import Trees, install, know_loaded
 
 # Imported once for all ranks. DDP's constructor imports torch._dynamo lazily, one more second in every rank;
 # test modules import pytest, and their payload comes by cloudpickle.
@@ -66,6 +66,7 @@ def main(descriptor: int, start: Message) -> NoReturn:
     if failure is not None:
         control.send({"event": "failed", "traceback": failure})
         os._exit(1)
+    know_loaded()
     gc.collect()
     gc.freeze()  # a collection in a rank would otherwise copy every page of torch's objects
     server = _Server(control, start["folder"])

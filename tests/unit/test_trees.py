@@ -666,3 +666,12 @@ def test_a_file_that_changed_has_another_digest(tmp_path: Path) -> None:
     assert digests(str(tmp_path), ["a.py"]) != before
     file.write_text("1")
     assert digests(str(tmp_path), ["a.py"]) == before
+
+
+def test_links_of_what_is_loaded_are_followed_once_for_all_ranks() -> None:
+    trees_module.know_loaded()
+    before = trees_module._real.cache_info()
+    Trees(hand="/nowhere", base="/nowhere", kept=()).others()
+    after = trees_module._real.cache_info()
+    assert after.hits > before.hits
+    assert after.misses == before.misses
