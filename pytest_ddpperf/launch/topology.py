@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-_ESCAPES = re.compile(r"\x1b\[[0-9;]*m")  # nvidia-smi underlines its header, piped or not
-
 
 def interconnect(topology: str, gpus: list[int]) -> str | None:
     """The kinds of links between any two of `gpus` (nvidia-smi's numbers), as "NV18" or "NV2+SYS".
@@ -13,7 +11,7 @@ def interconnect(topology: str, gpus: list[int]) -> str | None:
     None where there is no pair, or where the matrix does not show them.
     """
     links: set[str] = set()
-    for line in _ESCAPES.sub("", topology).splitlines():
+    for line in topology.splitlines():
         name, *cells = line.split() or [""]
         if re.fullmatch(r"GPU\d+", name) and "X" in cells and int(name[3:]) in gpus:
             links |= {cells[other] for other in gpus if other != int(name[3:]) and other < len(cells)}

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import platform
+import re
 import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,10 +32,23 @@ def versions() -> dict[str, Scalar]:
 def state() -> dict[str, Scalar]:
     """Switches that the user's code may have set by now."""
     return {
-        "matmul_precision": torch.get_float32_matmul_precision(),
+        "matmul_precision": _matmul_precision(),
         "cudnn_benchmark": torch.backends.cudnn.benchmark,
         "deterministic": torch.are_deterministic_algorithms_enabled(),
     }
+
+
+# The words of torch.set_float32_matmul_precision, by what they come to in CUDA and in oneDNN.
+_PRECISIONS = {("ieee", "ieee"): "highest", ("tf32", "tf32"): "high", ("tf32", "bf16"): "medium"}
+
+
+def _matmul_precision() -> str:
+    """How products of float32 matrices round; each backend has a switch of its own since torch 2.9."""
+    switches: list[Any] = [torch.backends.cuda.matmul, torch.backends.mkldnn]
+    if not (hasattr(switches[0], "fp32_precision") and hasattr(switches[1], "matmul")):
+        return torch.get_float32_matmul_precision()
+    cuda, mkldnn = (str(each.fp32_precision).replace("none", "ieee") for each in (switches[0], switches[1].matmul))
+    return _PRECISIONS.get((cuda, mkldnn), f"cuda {cuda}, mkldnn {mkldnn}")
 
 
 def device(kind: str, index: int = 0) -> dict[str, Scalar]:
@@ -70,16 +86,25 @@ def parse_smi(line: str) -> dict[str, Scalar]:
     for name, text in zip(_SMI_FIELDS, (part.strip() for part in line.split(",")), strict=False):
         if not text or text.startswith("["):
             facts[name] = None
-        elif name == "driver":
-            facts[name] = text
         else:
-            facts[name] = float(text)
+            facts[name] = text if name == "driver" else _number(text)
     return facts
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
 
 
 def device_memory(device: str) -> tuple[int, int] | None:
     """Bytes of this rank's device that are free, and that it has; None where that is not known."""
     return torch.cuda.mem_get_info() if device == "cuda" else None
+
+
+_CPUINFO = Path("/proc/cpuinfo")
+_ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def probe() -> dict[str, Scalar]:
@@ -97,8 +122,13 @@ def probe() -> dict[str, Scalar]:
         facts |= device(kind)
     if kind == "cuda":
         facts["device_addresses"] = ",".join(map(pci_address, range(torch.cuda.device_count())))
-        facts["topology"] = _output("nvidia-smi", "topo", "-m") or None
+        facts["topology"] = topology() or None
     return facts
+
+
+def topology() -> str:
+    """nvidia-smi's matrix of what links GPUs, without the escapes that underline its header, piped or not."""
+    return _ESCAPES.sub("", _output("nvidia-smi", "topo", "-m")).expandtabs()
 
 
 def pci_address(index: int) -> str:
@@ -128,14 +158,19 @@ def _nccl_version() -> str | None:
 
 
 def _cpu_model() -> str:
+    if sys.platform == "darwin" and (brand := _output("sysctl", "-n", "machdep.cpu.brand_string").strip()):
+        return brand
+    fields: dict[str, str] = {}
     try:
-        with open("/proc/cpuinfo") as file:
-            for line in file:
-                if line.startswith("model name"):
-                    return line.partition(":")[2].strip()
+        for line in _CPUINFO.read_text().splitlines():
+            name, _, told = line.partition(":")
+            fields.setdefault(name.strip(), told.strip())
     except OSError:
         pass
-    return platform.processor() or platform.machine()
+    # Arm's Linux tells numbers of the core's maker, and no name.
+    arm = [fields[name] for name in ("CPU implementer", "CPU variant", "CPU part") if name in fields]
+    known = " ".join([platform.machine(), *arm]) if arm else platform.processor() or platform.machine()
+    return fields.get("model name") or known
 
 
 def _output(*command: str) -> str:

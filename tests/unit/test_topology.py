@@ -3,7 +3,7 @@ from __future__ import annotations
 from pytest_ddpperf.launch.topology import interconnect, visible
 
 TOPOLOGY = """\
-\t\x1b[4mGPU0\tGPU1\tGPU2\tmlx5_0\tCPU Affinity\x1b[0m
+	GPU0	GPU1	GPU2	mlx5_0	CPU Affinity
 GPU0\t X \tNV2\tSYS\tPIX\t0-19,40-59
 GPU1\tNV2\t X \tNV1\tPHB\t0-19,40-59
 GPU2\tSYS\tNV1\t X \tSYS\t20-39
