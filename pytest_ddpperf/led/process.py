@@ -48,6 +48,8 @@ class Led(Line):
 
     def refuse_stopped(self) -> None:
         """Raises BaseSideError if somebody stopped the process: it will not answer."""
+        if not hasattr(os, "waitid"):  # macOS before Python 3.13: its silence will say so
+            return
         with suppress(ChildProcessError):  # it has ended, and its connection will say so
             if os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None:
                 self._die("was stopped by a signal")

@@ -197,22 +197,33 @@ class _Server:
         self._control.socket.close()
 
     def _reap(self) -> None:
-        """Report ended ranks. What a rank leaves in its process group ends with it, before its pid is free."""
+        """Report ended ranks."""
         while True:
             try:
-                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                pid, status = self._ended()
             except ChildProcessError:
                 return
-            if ended is None:
+            if not pid:
                 return
-            when, pid = time.monotonic(), ended.si_pid
-            if pid in self._ranks:
-                _signal_group(pid, signal.SIGKILL)
-            _, status = os.waitpid(pid, 0)
             if pid in self._ranks:
                 self._ranks.remove(pid)
                 code = os.waitstatus_to_exitcode(status)
-                self._control.send({"event": "exit", "pid": pid, "status": code, "when": when})
+                self._control.send({"event": "exit", "pid": pid, "status": code, "when": time.monotonic()})
+
+    def _ended(self) -> tuple[int, int]:
+        """A child that has ended, and its status; 0 where there is none. What a rank leaves in its process group ends
+        with it, before its pid is free."""
+        if not hasattr(os, "waitid"):  # macOS before Python 3.13; there a group keeps its number while it has members
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid in self._ranks:
+                _signal_group(pid, signal.SIGKILL)
+            return pid, status
+        ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if ended is None:
+            return 0, 0
+        if ended.si_pid in self._ranks:
+            _signal_group(ended.si_pid, signal.SIGKILL)
+        return os.waitpid(ended.si_pid, 0)
 
     def _signal_groups(self, signum: signal.Signals) -> None:
         for pid in self._ranks:

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,34 @@ server = _Server(control, sys.argv[2])
 control.send({"event": "ready"})
 server.serve()
 """
+
+
+ENDED = """
+import os, signal, subprocess, sys
+from pytest_ddpperf.rank.server import _Server
+if sys.argv[1] == "without":
+    del os.waitid
+server = object.__new__(_Server)
+child = subprocess.Popen(["sh", "-c", "sleep 1000 & echo $!; exit 3"], start_new_session=True, stdout=subprocess.PIPE)
+left = int(child.stdout.readline())
+server._ranks = {child.pid}
+while not (told := server._ended())[0]:
+    pass
+assert told[0] == child.pid and os.waitstatus_to_exitcode(told[1]) == 3, told
+print(left)
+"""
+
+
+@pytest.mark.parametrize("waitid", ["with", "without"])
+def test_what_a_rank_leaves_in_its_group_ends_with_it(waitid: str) -> None:
+    """macOS has waitid from Python 3.13 on."""
+    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    told = subprocess.run(
+        [sys.executable, "-c", ENDED, waitid], env=environ, check=True, capture_output=True, text=True
+    )
+    until = time.monotonic() + 60
+    while Path(f"/proc/{told.stdout.strip()}").exists():
+        assert time.monotonic() < until
 
 
 @pytest.mark.parametrize("end", ["stopped", "left alone", "signalled"])
