@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -54,18 +55,14 @@ def _allocator_growth(device: torch.device) -> int:
     return int(told.get("segment.all.allocated", 0)) + int(told.get("num_alloc_retries", 0))
 
 
-class _Rebuilds(logging.Filter):
-    """Counts the rebuilds of DDP's buckets, which it tells its log only."""
+class _Rebuilds:
+    """Counts the rebuilds of DDP's buckets, which it tells its log only: whatever of that the user lets be shown."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.count = 0
         log = logging.getLogger("torch.nn.parallel.distributed")
-        self._level = log.level
-        self._shown_from = log.getEffectiveLevel()
-        log.setLevel(min(logging.INFO, self._shown_from))
-        log.addFilter(self)
+        log.info, self._info = self._counted, log.info  # type: ignore[method-assign, assignment]
 
-    def filter(self, record: logging.LogRecord) -> bool:
-        self.count += "buckets have been rebuilt" in str(record.msg)
-        return record.levelno >= self._shown_from
+    def _counted(self, message: object, *arguments: object, **options: Any) -> None:
+        self.count += "buckets have been rebuilt" in str(message)
+        self._info(message, *arguments, **{"stacklevel": 2, **options})

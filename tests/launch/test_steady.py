@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -72,8 +74,11 @@ def test_a_recompilation_in_the_window_is_told_with_its_step(bench: Bench) -> No
     assert samples.unfit == "rank 1 recompiled at step 3"
 
 
-def test_buckets_are_rebuilt_before_the_window(bench: Bench) -> None:
+@pytest.mark.parametrize("logged", [True, False])
+def test_buckets_are_rebuilt_before_the_window(bench: Bench, logged: bool) -> None:
     def setup(ctx: Any) -> Any:
+        if not logged:
+            logging.disable(logging.CRITICAL)
         model = DistributedDataParallel(nn.Linear(4, 4))
         calls = 0
 
