@@ -62,7 +62,7 @@ def _recorded() -> dict[tuple[str, int], Reduced | None] | None:
 
 
 def _reduced(entry: dict[str, Any]) -> Reduced | None:
-    if "all_reduce" not in entry["profiling_name"]:
+    if "all_reduce" not in entry["profiling_name"] or entry["profiling_name"].endswith("barrier"):  # NCCL's is one
         return None
     kind = entry["input_dtypes"][0].lower()
     return sum(map(math.prod, entry["input_sizes"])), getattr(torch, _OTHER_NAMES.get(kind, kind), None)
@@ -116,8 +116,8 @@ def _agreed(dispatched: list[Reduced], recorded: list[Reduced]) -> list[Reduced]
     left = list(dispatched)
     for module in _replicas():
         bitmap = (len(_synchronised(module)), torch.int32)
-        if module.find_unused_parameters and bitmap in left:
-            left.remove(bitmap)
+        if module.find_unused_parameters:  # one a backward
+            left = [each for each in left if each != bitmap]
     return left
 
 
