@@ -23,9 +23,11 @@ class Figures:
             raise ValueError(f"ctx.record({name!r}, ...): a figure's name is printable text")
         if isinstance(value, torch.Tensor) and value.numel() != 1:
             raise TypeError(f"ctx.record({name!r}, ...): a figure is a number, not a tensor of {tuple(value.shape)}")
+        if isinstance(value, torch.Tensor):
+            value = value.detach()  # torch warns of a number made of one that requires grad
         if isinstance(value, torch.Tensor) and value.device.type != "cpu":
             # To read it would wait for the device, so it is copied there: a step may record the same one each time.
-            self.said[name] = value.detach().clone()
+            self.said[name] = value.clone()
         elif hasattr(type(value), "__float__"):
             self.said[name] = float(value)
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import replace
 from itertools import count
 from typing import Any
@@ -49,6 +50,7 @@ def test_trainers_record_too(bench: Bench) -> None:
 def test_what_a_step_does_not_tell_is_none(bench: Bench) -> None:
     def setup(ctx: Any) -> Any:
         numbers = count()
+        warnings.simplefilter("error")
 
         def step() -> None:
             dist.all_reduce(torch.ones(1))
