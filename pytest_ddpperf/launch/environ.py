@@ -18,7 +18,7 @@ _OUTER = {
 _OUTER_PREFIXES = ("TORCHELASTIC_", "OMPI_COMM_WORLD_", "PMI_", "PMIX_")
 
 # Read when a library is imported, so a rank of a server that imported it earlier would not see a change.
-_READ_AT_IMPORT = ("OMP_", "MKL_", "KMP_", "OPENBLAS_", "TORCH", "PYTORCH", "LD_", "PYTHON")
+_READ_AT_IMPORT = ("OMP_", "MKL_", "KMP_", "OPENBLAS_", "TORCH", "PYTORCH", "LD_", "PYTHON", "MALLOC_", "GLIBC_")
 
 # Worth recording: what changes the figures and holds no secrets (the whole environment would end up in git).
 _RECORDED = ("NCCL_", "TORCH_", "PYTORCH_", "GLOO_", "OMP_", "MKL_", "KMP_", "MALLOC_")
