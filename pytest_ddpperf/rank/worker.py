@@ -61,7 +61,10 @@ def run(rank: int, directory: str, channel: socket.socket) -> NoReturn:
         this.await_word()  # that everybody's results are there: an early end would look like a lost connection
     except BaseException as error:
         status = 1
-        _report(error, this)
+        try:
+            _report(error, this)
+        except BaseException:  # an error that cannot be told as errors are: its log is what is left
+            traceback.print_exc()
         _flush()
     finally:
         del stacks
@@ -249,12 +252,17 @@ def _summary(error: BaseException) -> str:
         return str(error)
     if isinstance(error, SystemExit):
         return f"sys.exit({error.code!r}) was called"
-    return traceback.format_exception_only(error)[-1].strip().splitlines()[0]
+    told = traceback.TracebackException(type(error), error, None)
+    told.__notes__ = None  # type: ignore[attr-defined]  # since Python 3.11, which come last
+    *_, last = told.format_exception_only()
+    return next(iter(last.strip().splitlines()), type(error).__name__)
 
 
 def is_lost_connection(error: BaseException) -> bool:
     """Whether the error says that another rank went away, and so is hardly the first cause."""
-    return isinstance(error, RuntimeError | ConnectionError) and _LOST.search(str(error)) is not None
+    if not isinstance(error, RuntimeError | ConnectionError):
+        return False
+    return _LOST.search("".join(traceback.format_exception_only(error))) is not None  # its own __str__ may fail
 
 
 def _drop_our_frames(error: BaseException, seen: set[int]) -> None:

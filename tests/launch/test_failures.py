@@ -61,6 +61,32 @@ def test_a_step_that_raises_is_shown_with_its_place_and_its_own_traceback(bench:
     assert error.others[0].lost_connection
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="notes are of Python 3.11")
+@pytest.mark.parametrize("note", ["while loading shard 3", "check the shard\n", ""])
+def test_a_note_is_no_summary_of_an_error(bench: Bench, note: str) -> None:
+    def setup(ctx: Any) -> Any:
+        error = ValueError("no shard")
+        error.add_note(note)
+        raise error
+
+    cause = failure(bench, setup).cause
+    assert cause.summary == "ValueError: no shard"
+    assert note in cause.traceback
+
+
+def test_an_error_that_cannot_be_written_has_its_traceback_all_the_same(bench: Bench) -> None:
+    class Broken(RuntimeError):
+        def __str__(self) -> str:
+            raise KeyError("no words")
+
+    def setup(ctx: Any) -> Any:
+        raise Broken
+
+    cause = failure(bench, setup).cause
+    assert "Broken: <exception str() failed>" in cause.summary
+    assert "raise Broken" in cause.traceback
+
+
 def test_warm_up_that_raises_names_its_step(bench: Bench) -> None:
     assert failure(bench, in_step(raise_value_error, step=0)).cause.phase == "warm-up step 1 of 1"
 
