@@ -39,6 +39,7 @@ from pytest_ddpperf.led.tests import START_SECONDS
 from pytest_ddpperf.options import Settings
 from pytest_ddpperf.records import LaunchSamples, Plan, Scalar, codec
 from pytest_ddpperf.records.errors import AgainstError, BaseSideError
+from pytest_ddpperf.wire import boot
 
 # Beyond what a launch may take: whoever hangs there says so before we say it of the whole side.
 _SILENCE_SECONDS = 10.0
@@ -111,7 +112,7 @@ class BaseSide:
         folder = self._checkout.folder
         cache = ["-o", f"cache_dir={folder / _CACHE}"] if self._invocation.caches else []
         start = {
-            "sys_path": None if self.version.python else [*(self._invocation.sys_path or sys.path)],
+            "sys_path": None if self.version.python else boot.search_path(self._invocation.sys_path),
             "trees": codec.encode(self.tree),
             "arguments": [*self._invocation.arguments_in(self.tree), *self.version.option, "-o", "addopts=", *cache],
             "argv": sys.argv,

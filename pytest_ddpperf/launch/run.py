@@ -28,6 +28,7 @@ from pytest_ddpperf.launch.peer import Peer, wake
 from pytest_ddpperf.launch.server import RankServer
 from pytest_ddpperf.records import Phases, Plan, RankOutput, codec
 from pytest_ddpperf.records.errors import ServerError
+from pytest_ddpperf.wire import boot
 from pytest_ddpperf.wire.channels import Board, Phase, readable
 from pytest_ddpperf.wire.trees import Trees
 
@@ -186,7 +187,7 @@ class Launch:
             "processes": self._part.processes,
             "store": self._part.store,
             "cwd": os.getcwd(),
-            "sys_path": sys.path,
+            "sys_path": boot.search_path(),
             "argv": sys.argv,
             "cpus": self._placement.cpus if plan.device == "cpu" else ((),) * len(self._part.processes),
             "modules": dict(self._modules),

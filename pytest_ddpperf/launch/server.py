@@ -63,7 +63,7 @@ class RankServer:
         ours.settimeout(_START_SECONDS)
         self.send(
             {
-                "sys_path": sys.path,
+                "sys_path": boot.search_path(),
                 "parent": os.getpid(),
                 "preload": list(preload),
                 "trees": asdict(self._trees) if self._trees is not None else None,

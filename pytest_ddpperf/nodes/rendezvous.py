@@ -40,7 +40,7 @@ class _Asking:
         self._lines = Lines(ours)
         self._lines.send(
             {
-                "sys_path": sys.path,
+                "sys_path": boot.search_path(),
                 "parent": os.getpid(),
                 "address": role.address,
                 "port": role.port,

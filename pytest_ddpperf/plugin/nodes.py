@@ -31,6 +31,7 @@ from pytest_ddpperf.plugin.state import Run
 from pytest_ddpperf.rank.process import die_with_parent
 from pytest_ddpperf.records import Scalar, codec
 from pytest_ddpperf.records.errors import DdpPerfError, NodesError
+from pytest_ddpperf.wire import boot
 
 # Options with which pytest runs no test, on whatever node: each says what it has to say.
 _SAYS_ONLY = ("help", "version", "markers", "showfixtures", "show_fixtures_per_test", "cacheshow")
@@ -99,7 +100,7 @@ def _follow(config: pytest.Config, found: Role) -> int:
 
         place = {"node": found.node, "nodes": found.nodes, "interface": interface}
         here = one_tree(config.rootpath)
-        asked = invocation(config, (), environ=inherited(os.environ), sys_path=sys.path)
+        asked = invocation(config, (), environ=inherited(os.environ), sys_path=boot.search_path())
 
         def kept_here(kept: Sequence[str]) -> tuple[str, ...]:
             return (*(os.path.join(here.hand, path) for path in kept), PLUGIN)
@@ -110,7 +111,7 @@ def _follow(config: pytest.Config, found: Role) -> int:
             led = Led(f"node {found.node}", sys.executable, environ, config.invocation_params.dir)
             led.send(
                 {
-                    "sys_path": sys.path,
+                    "sys_path": boot.search_path(),
                     "trees": codec.encode(replace(here, kept=kept_here(kept) if kept else ())),
                     "arguments": [*asked.arguments_in(here), *further, *_apart(config, settings, Path(folder))],
                     "argv": sys.argv,

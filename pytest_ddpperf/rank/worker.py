@@ -45,6 +45,7 @@ def run(rank: int, directory: str, channel: socket.socket) -> NoReturn:
     """Be rank `rank` of the launch described in `directory`; results and errors go to `channel`."""
     server = os.getppid()
     os.setsid()
+    channel.setblocking(True)  # whatever socket.setdefaulttimeout says, here or in pytest
     process.die_with_parent(server, signal.SIGKILL)
     folder = Path(directory)
     stacks = _redirect(folder, rank)

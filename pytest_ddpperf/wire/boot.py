@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
+
 # Before sys.path is what it shall be nothing of ours can be imported.
 _BOOT = """
 import sys
@@ -14,6 +17,11 @@ with open(descriptor, "rb", closefd=False) as lines:
 sys.path[:] = start["sys_path"] or sys.path
 importlib.import_module(module).main(descriptor, start)
 """
+
+
+def search_path(entries: Sequence[str] | None = None) -> list[str]:
+    """sys.path as imports read it: what is no text in it (a Path) is passed over."""
+    return [entry for entry in (sys.path if entries is None else entries) if isinstance(entry, str)]
 
 
 def command(python: str, module: str, descriptor: int) -> list[str]:

@@ -37,6 +37,7 @@ class Lines:
 
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
+        sock.setblocking(True)  # whatever socket.setdefaulttimeout says: the flag goes with a descriptor
         self._begun: list[bytes] = []  # of a line whose end has not come, for one may be hundreds of megabytes
         self._descriptors: list[int] = []
 

@@ -7,6 +7,7 @@ import mmap
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -36,6 +37,23 @@ def test_changes_of_the_environment_are_seen_deletions_too(bench: Bench, monkeyp
     monkeypatch.setenv("OURS", "yes")
     monkeypatch.delenv("HOME", raising=False)
     assert bench.call(environment("OURS", "HOME")) == [["yes", None]] * 2
+
+
+def test_sockets_that_time_out_by_default_and_a_path_that_is_no_text_do_no_harm(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As conftests have them: sockets of the default are not blocking, and imports pass over what is no text."""
+    monkeypatch.setattr(sys, "path", [*sys.path, Path("/nowhere")])
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(30.0)
+    launcher = Launcher(dict)
+    try:
+        plan = Plan(world_size=2, backend="gloo", device="cpu", timeout_seconds=60.0)
+        large = launcher.call(plan, lambda ctx: bytes(1 << 22), (), Recorder())
+    finally:
+        socket.setdefaulttimeout(before)
+        launcher.close()
+    assert list(map(len, large)) == [1 << 22] * 2
 
 
 def test_ranks_have_torchruns_variables_and_none_of_an_outer_launcher(
