@@ -215,7 +215,7 @@ def _tracks(root: Path, matches: Matches | None) -> list[Track]:
 
 def _progress(done: int, of: int) -> None:
     """On a terminal, where there is so much to judge that one would wonder."""
-    if sys.stderr.isatty() and of > 50 and (done % 10 == 0 or done + 1 == of):
+    if sys.stderr is not None and sys.stderr.isatty() and of > 50 and (done % 10 == 0 or done + 1 == of):
         end = "\r\x1b[K" if done + 1 == of else ""
         print(f"\rjudged {done + 1} of {of} series", end=end, file=sys.stderr, flush=True)
 
@@ -227,7 +227,8 @@ def add(arguments: argparse.Namespace) -> int:
     told = []
     for path in arguments.reports:
         report = reading.read([path])
-        if why := entry.unfit(report.runs[0]):
+        why = "it was held against another run: add the report of the run itself" if report.bases else ""
+        if why := why or entry.unfit(report.runs[0]):
             raise HistoryError(path, f"has no place in a history: {why}")
         added = [folder.add(arguments.to, each) for each in entry.entries(report.outcomes, report.runs[0])]
         told += [f"{path} -> {each}" for each in added] or [f"{path}: nothing was measured of its commit alone"]
@@ -258,6 +259,11 @@ def _steps_of(arguments: argparse.Namespace, commit: str) -> list[Found]:
     return fitting
 
 
+def _place(found: Found) -> int:
+    """Among what may be meant: slower by evidence, slower to be feared, then the same for faster."""
+    return 2 * (found.change.estimate <= 0) + (found.status is Status.INCONCLUSIVE)
+
+
 def accept(arguments: argparse.Namespace) -> int:
     from pytest_ddpperf.history import accepted, judging
     from pytest_ddpperf.report import text
@@ -265,18 +271,17 @@ def accept(arguments: argparse.Namespace) -> int:
     if not arguments.commit:
         raise console.UsageError("COMMIT: name the one that the step is at")
     steps = _steps_of(arguments, arguments.commit)
-    told = []
-    for status in (Status.REGRESSED, Status.INCONCLUSIVE, Status.IMPROVED):
-        for found in steps:
-            if found.status is status:
-                path = accepted.write(arguments.folder, judging.acceptance(found, arguments.message))
-                step = f"{found.metric} {text.interval(found.change)} in {found.track.environment}"
-                told.append(f"{step}: accepted in {path}: commit it")
-        if told:
-            break
-    else:
+    failing = [found for found in steps if found.status is not Status.PASS]
+    if not failing:
         reasons = ", ".join(sorted({found.reason.replace("-", " ") for found in steps}))
         raise console.UsageError(f"{arguments.commit}: the step there fails nothing as it is: {reasons}")
+    first = min(map(_place, failing))  # who accepts what is slower does not mean what is faster in another series
+    told = []
+    for found in failing:
+        if _place(found) == first:
+            path = accepted.write(arguments.folder, judging.acceptance(found, arguments.message))
+            step = f"{found.metric} {text.interval(found.change)} in {found.track.environment}"
+            told.append(f"{step}: accepted in {path}: commit it")
     console.say(told)
     return console.OK
 
@@ -285,6 +290,6 @@ def confirm(arguments: argparse.Namespace) -> int:
     from pytest_ddpperf.cli import confirming
 
     steps = _steps_of(arguments, arguments.at)
-    slower = [found for found in steps if found.status in (Status.REGRESSED, Status.INCONCLUSIVE)]
+    slower = [found for found in steps if found.status is not Status.PASS and found.change.estimate > 0]
     latest = max(slower or steps, key=lambda found: (found.after.run.committed, abs(found.change.estimate)))
     return confirming.confirm(latest, arguments.option)

@@ -12,7 +12,6 @@ from pytest_ddpperf.history import steps
 from pytest_ddpperf.history.entry import order
 from pytest_ddpperf.history.judging import Found, Judged
 from pytest_ddpperf.history.tracks import Mark, Track, differing
-from pytest_ddpperf.records import Status
 
 _SIDES = 1.96  # standard errors: 95 %
 
@@ -30,8 +29,9 @@ class Curve:
 
     @property
     def breaks(self) -> tuple[int, ...]:
-        """The places of the first runs after its steps."""
-        return tuple(found.place for found in self.found if found.status is not Status.INCONCLUSIVE)
+        """The places of the first runs after its steps; a lone last run may be a step, or not."""
+        last = len(self.seconds) - 1
+        return tuple(found.place for found in self.found if found.place < last)
 
 
 def curve(judged: Judged, track: Track, metric: str) -> Curve:

@@ -87,7 +87,11 @@ def judge(
         found += _judged(track, limit, points, of_track, whys)
         if suspicion is not None:
             why = whys.get(suspicion.place, "")
-            status, reason = (Status.PASS, "accepted") if why else (Status.INCONCLUSIVE, "suspected")
+            status, reason = Status.INCONCLUSIVE, "suspected"
+            if _same_commit(track, suspicion.place):
+                status, reason = Status.PASS, "same-commit"
+            elif why:
+                status, reason = Status.PASS, "accepted"
             found.append(_found(track, limit, points, suspicion, len(points), status, reason, why))
     return Judged(
         tracks=tracks,
@@ -124,7 +128,7 @@ def _judged(
 ) -> Iterator[Found]:
     places = [*(step.place for step in of_track), len(points)]
     for number, step in enumerate(of_track):
-        later = sum(other.change for other in of_track[number + 1 :])
+        later = sum(other.change for other in of_track[number + 1 :] if not _same_commit(track, other.place))
         status = Status.REGRESSED if step.change > 0 else Status.IMPROVED
         reason = "step"
         why = whys.get(step.place, "")

@@ -220,6 +220,15 @@ def test_a_report_whose_commit_would_lead_elsewhere_is_refused(tmp_path: Path, s
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
 
 
+def test_a_report_that_was_held_against_another_is_refused(tmp_path: Path, say: Say) -> None:
+    """It has lost how it was measured."""
+    base, now = (written(tmp_path / f"{name}.json", measured(), run=run(day)) for day, name in enumerate("ab"))
+    assert main.main(["diff", str(base), str(now), "--json", str(tmp_path / "diff.json")]) in (0, 1)
+    status, _, err = say("add", tmp_path / "diff.json", "--to", tmp_path / "history")
+    assert status == 4
+    assert "has no place in a history: it was held against another run: add the report of the run itself" in err
+
+
 def test_a_report_of_nothing_that_counts_is_told(tmp_path: Path, say: Say) -> None:
     report = written(tmp_path / "a.json", outcome(verdict(Status.NOT_GATED, "disabled")), run=run())
     assert say("add", report, "--to", tmp_path)[1] == f"{report}: nothing was measured of its commit alone\n"
@@ -254,6 +263,15 @@ def test_every_step_of_the_test_at_a_commit_is_accepted_that_became_slower(tmp_p
     assert [line.split(" in ")[1].partition(":")[0] for line in say("accept", *arguments)[1].splitlines()] == [
         "cpu-gloo-ws4"
     ] * 2
+
+
+def test_what_is_faster_by_evidence_is_accepted_before_what_only_may_be(tmp_path: Path, say: Say) -> None:
+    kept(tmp_path, stepped((40, -9.0), points=60))
+    for each in history([*stepped(points=40), -15.0]):
+        folder.add(tmp_path, replace(each, environment="cpu-gloo-ws4"))
+    status, out, _ = say("accept", commit_of(40), "test_train", "-m", "why", "--in", tmp_path)
+    assert (status, len(out.splitlines())) == (0, 1)
+    assert "cpu-gloo-ws2" in out
 
 
 def test_of_a_commit_that_may_be_several_none_is_accepted(tmp_path: Path, say: Say) -> None:
@@ -439,6 +457,9 @@ def test_the_latest_step_that_is_slower_is_measured(
         commit = {24: earlier, 25: later}.get(day, each.run.commit)
         folder.add(tmp_path / "two", replace(each, run=replace(each.run, commit=commit)))
     confirmed(monkeypatch, Status.PASS)
+    assert f"measuring {later[:12]} beside {earlier[:12]}" in say("confirm", "test_train", "--in", tmp_path / "two")[1]
+    last = history([*stepped((25, 9.0), (40, -3.8)), -15.0])[-1]  # one that may be faster
+    folder.add(tmp_path / "two", last)
     assert f"measuring {later[:12]} beside {earlier[:12]}" in say("confirm", "test_train", "--in", tmp_path / "two")[1]
     assert (
         f"lacks commit {commit_of(39)[:12]}"

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpperf.history import accepted, entry, folder, judging, tracks
+from pytest_ddpperf.history import accepted, curves, entry, folder, judging, tracks
 from pytest_ddpperf.history.accepted import Accepted
 from pytest_ddpperf.history.entry import Entry, Kept
 from pytest_ddpperf.history.judging import Found, Judged
@@ -375,6 +375,7 @@ def test_a_step_at_a_commit_that_is_found_beside_it_is_not_the_machines() -> Non
         step.reason
         for seed in range(60)
         for step in judged(two_a_commit(jumping(gaussian(60, seed=seed), (40, 3.5)))).found
+        if step.points > 1
     ]
     assert len(reasons) > 40
     assert reasons.count("same-commit") <= 1
@@ -383,6 +384,27 @@ def test_a_step_at_a_commit_that_is_found_beside_it_is_not_the_machines() -> Non
 def test_a_large_step_between_runs_of_one_commit_stays_the_machines() -> None:
     assert found(two_a_commit(stepped((41, 9.0)))).reason == "same-commit"
     assert found(two_a_commit(stepped((40, 9.0)))).reason == "step"
+
+
+def test_a_machine_that_became_faster_undoes_no_step_of_the_code() -> None:
+    steps = judged(two_a_commit(stepped((20, 9.0), (41, -9.0)))).found
+    assert sorted((step.status.value, step.reason) for step in steps) == [
+        ("PASS", "same-commit"),
+        ("REGRESSED", "step"),
+    ]
+
+
+@pytest.mark.parametrize(("again", "told"), [(False, ("INCONCLUSIVE", "suspected")), (True, ("PASS", "same-commit"))])
+def test_a_lone_last_run_is_no_suspicion_where_its_commit_was_measured_before(
+    again: bool, told: tuple[str, str]
+) -> None:
+    series = history([*stepped(points=40), 15.0])
+    if again:
+        series[40] = replace(series[40], run=replace(series[40].run, commit=series[39].run.commit))
+    step = found(series)
+    assert (step.status.value, step.reason) == told
+    (curve,) = (curves.curve(judged(series), step.track, "p50"),)
+    assert curve.breaks == ()
 
 
 def test_a_step_that_was_undone_fails_nothing() -> None:
