@@ -86,6 +86,7 @@ class _Chosen:
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.store = Store(arguments.baseline_dir)
         self.status = console.OK
+        self.modules: set[str] = set()  # of all that were read, those that -k leaves out too
         self._matches, self._environment = arguments.matches, arguments.environment
 
     def __iter__(self) -> Iterator[_Found]:
@@ -104,6 +105,7 @@ class _Chosen:
                 console.complain(f"error: {error}")
                 self.status = console.USAGE_ERROR
                 continue
+            self.modules.add(baseline.test.module)
             if self._matches is None or self._matches(
                 f"{baseline.test.module}::{baseline.test.name} {baseline.test.label}"
             ):
@@ -134,7 +136,7 @@ def _prune(arguments: argparse.Namespace) -> int:
     why = _why_not_wanted if narrowed else _why_gone
     pruned = {each.path: words for each in found if (words := why(each, arguments))}
     if not narrowed:
-        _refuse_all(found, pruned, arguments)
+        _refuse_all(chosen.modules, pruned, arguments)
     for path, words in pruned.items():
         if arguments.yes:
             chosen.store.remove(path)
@@ -164,9 +166,8 @@ def _rootdir(arguments: argparse.Namespace) -> Path:
     return rootdir
 
 
-def _refuse_all(found: list[_Found], pruned: dict[Path, str], arguments: argparse.Namespace) -> None:
-    """Where not one test file is there it is not the tests that are gone."""
-    modules = {each.baseline.test.module for each in found}
+def _refuse_all(modules: set[str], pruned: dict[Path, str], arguments: argparse.Namespace) -> None:
+    """Where not one test file of all `modules` is there it is not the tests that are gone."""
     if pruned and not any((_rootdir(arguments) / f"{module}.py").is_file() for module in modules):
         raise console.UsageError(
             f"no test file of these baselines is below {_rootdir(arguments)}: name pytest's rootdir with --rootdir"
@@ -184,7 +185,7 @@ def _commits(arguments: argparse.Namespace) -> int:
         origin = origin_of(session, each.path.absolute(), chosen.store.root.absolute())
         if origin.commit:
             continue
-        if origin.fetch and not session.commit.endswith("-dirty"):
+        if origin.fetch.startswith("git fetch") and not session.commit.endswith("-dirty"):
             fetch[session.commit] = None
         else:
             why = f"{origin.why}: {origin.fetch} brings it" if origin.fetch else origin.why

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_ddpperf.against import origin
 from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.cli.main import main
 from pytest_ddpperf.records import Baseline, Measurement, Recording, TestId
@@ -207,6 +208,15 @@ def test_prune_does_not_take_a_wrong_rootdir_for_tests_that_are_gone(
     assert path.exists()
 
 
+def test_of_those_that_were_chosen_all_tests_may_be_gone(tmp_path: Path) -> None:
+    root = tmp_path / "baselines"
+    kept, gone = save(root), save(root, module="tests/perf/test_old")
+    (tmp_path / "tests/perf").mkdir(parents=True)
+    (tmp_path / "tests/perf/test_step.py").write_text("def test_train(): ...")
+    assert ddpperf(root, "prune", "--yes", "-k", "test_old") == 0
+    assert (kept.exists(), gone.exists()) == (True, False)
+
+
 def test_prune_by_age_and_environment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     now = datetime.now(timezone.utc)
     recent, old = (replace(SESSION, created=(now - timedelta(days=days)).isoformat()) for days in (9, 11))
@@ -285,6 +295,17 @@ def test_commits_are_those_that_a_shallow_clone_lacks(tmp_path: Path, capsys: py
     git(clone, "fetch", "--quiet", "--depth=1", "origin", recorded)
     assert ddpperf(clone / "baselines", "commits", "-k", "clean") == 0
     assert capsys.readouterr() == ("", "")
+
+
+def test_a_commit_whose_files_alone_are_lacking_is_not_to_be_fetched(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a partial clone, which git fills in by other commands."""
+    save(tmp_path)
+    fetch = "git diff --stat HEAD c0ffee"
+    monkeypatch.setattr(origin, "origin_of", lambda *args: origin.Origin(why="files are not here", fetch=fetch))
+    assert ddpperf(tmp_path, "commits") == 0
+    assert capsys.readouterr() == ("", f"ddpperf: 1 baseline: files are not here: {fetch} brings it\n")
 
 
 def test_commits_outside_git_are_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
