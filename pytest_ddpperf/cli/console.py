@@ -58,8 +58,10 @@ def _print(lines: Iterable[str], stream: TextIO | None) -> None:
     encoding = stream.encoding or "utf-8"
     try:
         print(told.encode(encoding, "backslashreplace").decode(encoding), end="", file=stream, flush=True)
-    except BrokenPipeError:
+    except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # so that Python can flush it at exit
+        if not isinstance(error, BrokenPipeError) and stream is sys.stdout:
+            raise FileError(Path("standard output"), f"cannot be written: {error.strerror}") from error
 
 
 def write(path: Path, content: str, *, append: bool = False) -> None:

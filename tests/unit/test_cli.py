@@ -13,8 +13,10 @@ import pytest
 
 from pytest_ddpperf import __version__
 from pytest_ddpperf.cli import console, diff, main
+from pytest_ddpperf.history import folder
 from pytest_ddpperf.records import Status, TestId
 from pytest_ddpperf.records.errors import SampleError
+from tests.unit.test_history import history, stepped
 from tests.unit.test_reading import written
 from tests.unit.test_report import outcome, verdict
 
@@ -193,3 +195,26 @@ def test_the_documentation_has_every_command() -> None:
     page = (Path(__file__).parents[2] / "docs" / "command.md").read_text()
     for module in main.COMMANDS:
         assert f"`ddpperf {module.__name__.rpartition('.')[2]} " in page
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_a_full_disk_is_no_error_of_ours(tmp_path: Path) -> None:
+    there = written(tmp_path / "a.json", outcome(verdict(Status.PASS)))
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "pytest_ddpperf", "diff", there, there],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    told = "ddpperf: error: standard output: cannot be written: No space left on device\n"
+    assert (ended.returncode, ended.stderr) == (4, told)
+
+
+def test_a_history_is_judged_where_nobody_reads_errors(tmp_path: Path) -> None:
+    for each in history(stepped(points=8)):
+        folder.add(tmp_path, each)
+    command = shlex.join([sys.executable, "-m", "pytest_ddpperf", "history", str(tmp_path)])
+    ended = subprocess.run(f"{command} 2>&-", shell=True, stdout=subprocess.PIPE, text=True)
+    assert ended.returncode == 0
+    assert "no step in 1 series" in ended.stdout
