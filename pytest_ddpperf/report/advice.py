@@ -25,7 +25,9 @@ def _resolution(outcomes: Sequence[Outcome]) -> Iterator[str]:
     """Limits that are finer than what measurements can see, with what would make them see those."""
     advised: dict[str, dict[str, list[Comparison]]] = {}  # by advice, and by the name of a measurement
     for outcome in outcomes:
-        coarse = [c for c in outcome.verdict.comparisons if text.resolution(c) > _bound(c)] if outcome.verdict else []
+        coarse = (
+            [c for c in outcome.verdict.comparisons if 0 < _bound(c) < text.resolution(c)] if outcome.verdict else []
+        )
         if coarse:
             advised.setdefault(_advice(outcome, coarse), {})[text.name(outcome)] = coarse
     for advice, found in advised.items():
@@ -52,11 +54,11 @@ def _advice(outcome: Outcome, coarse: Sequence[Comparison]) -> str:
     assert outcome.verdict is not None
     stored = outcome.beside is None
     needed = [c.launches_needed for c in coarse if c.launches_needed is not None]
-    if len(needed) < len(coarse) and outcome.verdict.sessions < SESSIONS_KEPT:
+    if stored and len(needed) < len(coarse) and outcome.verdict.sessions < SESSIONS_KEPT:
         return "the baseline allows no finer one: let --ddp-extend-baseline add sessions to it"
-    if len(needed) < len(coarse):
+    if stored and len(needed) < len(coarse):
         return "the baseline's sessions drift too far apart: raise the limit, or compare with --ddp-against"
-    if max(needed) <= _TIMES_LAUNCHES * max(_USUAL_LAUNCHES, len(outcome.phases)):
+    if needed and max(needed) <= _TIMES_LAUNCHES * max(_USUAL_LAUNCHES, len(outcome.phases)):
         return "raise --ddp-launches to about {launches}" + ("" if stored else ", or measure on a quieter machine")
     otherwise = ", compare with --ddp-against" if stored else ""
     return f"no sensible number of launches would do here: measure on a quieter machine{otherwise} or raise the limit"

@@ -374,6 +374,12 @@ def test_what_would_make_measurements_finer_is_told_once(outcomes: list[Outcome]
     assert list(terminal.summary(outcomes, skipped=0))[:-1] == lines
 
 
+def test_nothing_would_make_a_measurement_as_fine_as_a_limit_of_0() -> None:
+    exact = replace(comparison(Status.INCONCLUSIVE), limit=Limit(metric="p50", value=0.0, unit="%"))
+    told = outcome(verdict(Status.INCONCLUSIVE, comparisons=(exact,)))
+    assert "was asked" not in "\n".join(terminal.summary([told], skipped=0))
+
+
 def test_what_a_measurement_took_is_no_number_that_nobody_would_run() -> None:
     took = replace(coarse(p50=300), phases=(Phases(),) * 80)
     assert next(terminal.summary([took], skipped=0)).endswith(f"{MORE} 300")
