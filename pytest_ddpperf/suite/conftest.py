@@ -110,10 +110,11 @@ def bucket_mb(request: pytest.FixtureRequest) -> float:
 
 @pytest.fixture
 def roomy(request: pytest.FixtureRequest) -> Callable[..., None]:
-    """Call it with the bytes that each rank of a test needs: it skips one that needs more than there are."""
+    """Call it with the bytes that each rank of a test needs: it skips one that needs more than there are, by the number
+    of its ranks and whether each has a CUDA device where these are not the run's."""
 
-    def need(each: float, ranks: int | None = None) -> None:
-        if on_cuda(request.config):
+    def need(each: float, ranks: int | None = None, *, cuda: bool | None = None) -> None:
+        if on_cuda(request.config) if cuda is None else cuda:
             needed, free = each, float(torch.cuda.get_device_properties(0).total_memory)
         else:
             needed, free = each * (ranks or largest_world(request.config)), _free_bytes()

@@ -43,7 +43,8 @@ def test_collective(collective_benchmark: CollectiveBenchmark, ddp_run: DdpRun, 
     if op == "send_recv" and len(ddp_run(rank)) == 1:
         pytest.skip("from one rank to another, and there is one")
     results = collective_benchmark(op, sizes, dtype="float32")
-    assert [result.size for result in results] == sizes
+    for asked, result in zip(sizes, results, strict=True):  # which may not divide into a block a rank
+        assert 0 <= asked - result.size < 4 * result.world_size
 
 
 @pytest.mark.parametrize("megabytes", MEGABYTES, ids=lambda megabytes: f"{megabytes}mb")
@@ -73,6 +74,6 @@ def test_all_reduce_by_backend(
     asked = megabytes * 1_000_000
     if asked > size.most_bytes:
         pytest.skip(f"{megabytes} MB are not in --ddp-suite-size {size.name}")
-    roomy(asked * BUFFERS, ranks)
+    roomy(asked * BUFFERS, ranks, cuda=BACKENDS[backend][1] == "cuda")
     (result,) = collective_benchmark("all_reduce", [asked], dtype="float32")
     tables.of(ByBackend).add(backend, result)
