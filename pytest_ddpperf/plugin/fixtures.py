@@ -65,7 +65,7 @@ class _OnRanks(Benchmark):
         ignored = (
             self._settings.sources.get("world_sizes") == MARKER
             and self._run.settings.sources.get("world_sizes") in ("command line", "ini")
-            and self._run.config.getoption("verbose") > 0
+            and self._run.config.getoption("verbose", 0) > 0
         )
         asked = ",".join(map(str, self._run.settings.world_sizes))
         return (f"the marker's world_size={self._world_size} holds, not {asked}",) if ignored else ()

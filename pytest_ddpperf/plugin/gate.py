@@ -102,7 +102,7 @@ class Distributed:
 
     def _show(self, plan: Plan, launches: tuple[tuple[RankOutput, ...], ...]) -> None:
         """The ranks' output as captured sections of the report; under -s that of this node was streamed."""
-        streamed = self._run.config.getoption("capture") == "no"
+        streamed = self._run.config.getoption("capture", "no") == "no"
         for outputs in zip(*launches, strict=True):
             if streamed and plan.node_of(outputs[0].rank) == 0:
                 continue

@@ -21,7 +21,8 @@ class SampleClock:
         self._pending = list(reversed(samples))
 
     def advance(self) -> None:
-        self._now = self._pending.pop()
+        if self._pending:  # --benchmark-cprofile calls once more
+            self._now = self._pending.pop()
 
     def __call__(self) -> float:
         now, self._now = self._now, 0.0

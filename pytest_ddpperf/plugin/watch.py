@@ -29,7 +29,7 @@ class Watcher:
     reads what pytest writes that they wait for long."""
 
     def __init__(self, config: pytest.Config, *, warmup: int) -> None:
-        self.streams = config.getoption("capture") == "no" and not hasattr(config, "workerinput")
+        self.streams = config.getoption("capture", "no") == "no" and not hasattr(config, "workerinput")
         self._config = config
         self._reporter: Any = config.pluginmanager.get_plugin("terminalreporter")  # None in a worker of xdist's
         # Not under -s: the ranks' lines come then, and would tear the progress line.

@@ -53,6 +53,7 @@ def test_may_warn(ddp_run):
     assert step["extra_info"]["ddpperf"]["p50"] == pytest.approx(ours[0]["percentile_seconds"]["p50"], abs=1e-9)
     run("--benchmark-only", "-k", "step or plain", benchmark=True).assert_outcomes(passed=1, skipped=1, deselected=4)
     run("--benchmark-skip", "-k", "step or plain", benchmark=True).assert_outcomes(passed=1, skipped=1, deselected=4)
+    run("--benchmark-cprofile=cumtime", "-k", "step", benchmark=True).assert_outcomes(passed=1, deselected=5)
     result = run("--benchmark-disable", "-k", "step", benchmark=True)
     result.assert_outcomes(passed=1, deselected=5)
     assert line(result, "ddpperf:") == "ddpperf: 0 of 1 compared: 1 without baseline"
