@@ -183,6 +183,7 @@ class Comparison:
     settled: bool  #: whether further launches would hardly bring another status
     drift: float | None = None  #: the relative spread between sessions that was reckoned with; None: one occasion
     launches_needed: int | None = None  #: about, now, for `resolution` to reach the limit; None: it does, or none do
+    fastest: float | None = None  #: relative change from the fastest launches of sessions to now's; None: one occasion
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from pytest_ddpperf.verdict.times import bound
 
 MACHINE_DRIFTED = "machine-drifted"
 NOT_SETTLED = "not-settled"
-# Of the limit: a gated estimate beyond that is worth the seconds of turns. docs/statistics.md has what that suspects.
+# Of the limit: what may be beyond that is worth the seconds of turns. docs/statistics.md has what that suspects.
 SUSPICIOUS = 0.5
 
 
@@ -35,7 +35,12 @@ def suspected(verdict: Verdict, share: float = SUSPICIOUS) -> bool:
     """Whether the times of a verdict against a stored baseline are worth a second look. Counters have no noise."""
     if not verdict.status.compared or verdict.reason == "counter-rose":
         return False
-    return any(_change(each) > share * _bound(each) for each in verdict.comparisons)
+    if any(_change(each) > share * _bound(each) for each in verdict.comparisons):
+        return True
+    # Other work on a machine makes launches slower only, the fastest of them least, and their low percentiles least: a
+    # baseline of a busy hour hides slower code from all others.
+    lowest = min(verdict.comparisons, key=lambda each: each.limit.percentile, default=None)
+    return lowest is not None and math.log1p(lowest.fastest or 0.0) > share * _bound(lowest)
 
 
 def settled(stored: Verdict, turned: Verdict, found: Circumstances) -> Verdict:
@@ -56,6 +61,8 @@ def settled(stored: Verdict, turned: Verdict, found: Circumstances) -> Verdict:
     turned = replace(turned, differences=stored.differences, sessions=stored.sessions)
     if not not_slower(turned):
         return replace(turned, status=Status.INCONCLUSIVE, reason=NOT_SETTLED)
+    if stored.status is turned.status is Status.IMPROVED:
+        return turned
     if stored.status is not Status.REGRESSED and stored.status is not Status.INCONCLUSIVE:
         return replace(turned, status=Status.PASS, reason="within-limit")
     if found.environment:

@@ -202,9 +202,12 @@ def _compare(
         found = [_across(now, sessions, here, hosts, drift) for now, sessions in pairs]
     slower = stats.holm([difference.p_value() for difference in found], level)
     faster = stats.holm([difference.mirrored().p_value() for difference in found], level)
+    fastest = [_share(min(now) - fmean(map(min, sessions))) if drift is not None else None for now, sessions in pairs]
     return tuple(
-        _comparison(limit, fmean(now), difference, *evidence)
-        for limit, (now, _), difference, *evidence in zip(limits, pairs, found, slower, faster, strict=True)
+        replace(_comparison(limit, fmean(now), difference, *evidence), fastest=change)
+        for limit, (now, _), difference, change, *evidence in zip(
+            limits, pairs, found, fastest, slower, faster, strict=True
+        )
     )
 
 

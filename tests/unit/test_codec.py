@@ -56,6 +56,7 @@ VERDICT = Verdict(
             alarm_rate=0.001,
             settled=True,
             drift=0.05,
+            fastest=0.02,
             launches_needed=12,
         ),
     ),

@@ -55,6 +55,27 @@ def test_an_estimate_beyond_half_the_limit_is_suspected(
     assert suspected(verdict(status, estimate, limit=limit)) is expected
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [(0.02, 0.02, False), (0.06, -0.2, True), (-0.2, 0.06, False), (None, None, False)],
+    ids=["neither", "the lowest percentile", "another one", "one occasion"],
+)
+def test_the_fastest_launches_of_the_lowest_percentile_raise_a_suspicion(
+    low: float | None, high: float | None, expected: bool
+) -> None:
+    """Of a baseline that other work made slower: its mean hides slower code."""
+    (p50,) = verdict(Status.PASS, -0.1).comparisons
+    p10 = replace(p50, limit=replace(LIMIT, metric="p10"), fastest=low)
+    both = replace(verdict(Status.PASS, -0.1), comparisons=(replace(p50, fastest=high), p10))
+    assert suspected(both) is expected
+
+
+def test_what_improved_by_both_stays_so() -> None:
+    improved = verdict(Status.IMPROVED, -0.2)
+    assert settled(improved, improved, FOUND).status is Status.IMPROVED
+    assert settled(improved, NOT_SLOWER, FOUND).status is Status.PASS
+
+
 def test_counters_need_no_second_look() -> None:
     assert not suspected(replace(verdict(Status.REGRESSED, 0.3), reason="counter-rose"))
 

@@ -262,6 +262,15 @@ def test_across_sessions_a_change_of_the_size_of_drift_proves_nothing() -> None:
     assert decide(measurement(times(1.3)), base, assumed=drift) == "REGRESSED"
 
 
+def test_the_fastest_launches_are_compared_too_where_sides_are_of_other_occasions() -> None:
+    busy = measurement((1.0, 1.5, 1.6, 1.5, 1.4))
+    (found,) = judge(measurement(times(1.2)), [busy, measurement(STEADY)], (P50,)).comparisons
+    assert found.change.estimate < 0.05
+    assert found.fastest == pytest.approx(1.2 * 0.99 / (1.0 * 0.99) ** 0.5 - 1)
+    turned = judge(measurement(times(1.2)), [busy], (P50,), interleaved=True)
+    assert turned.comparisons[0].fastest is None
+
+
 def test_on_a_quiet_machine_less_drift_is_assumed_and_never_none() -> None:
     def drift(spread: float) -> float:
         side = measurement([1 + spread * k for k in (-1, 0, 1, 0, -1, 1)])
