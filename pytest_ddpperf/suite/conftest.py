@@ -114,7 +114,8 @@ def roomy(request: pytest.FixtureRequest) -> Callable[..., None]:
     of its ranks and whether each has a CUDA device where these are not the run's."""
 
     def need(each: float, ranks: int | None = None, *, cuda: bool | None = None) -> None:
-        if on_cuda(request.config) if cuda is None else cuda:
+        on_device = on_cuda(request.config) if cuda is None else cuda
+        if on_device and torch.cuda.is_available():  # else the test will say so itself
             needed, free = each, float(torch.cuda.get_device_properties(0).total_memory)
         else:
             needed, free = each * (ranks or largest_world(request.config)), _free_bytes()
