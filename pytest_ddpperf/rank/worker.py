@@ -253,17 +253,20 @@ def _summary(error: BaseException) -> str:
         return str(error)
     if isinstance(error, SystemExit):
         return f"sys.exit({error.code!r}) was called"
+    return next(iter(_words(error).splitlines()), type(error).__name__)
+
+
+def _words(error: BaseException) -> str:
+    """Its type and message, without notes; its own __str__ may fail."""
     told = traceback.TracebackException(type(error), error, None)
     told.__notes__ = None  # type: ignore[attr-defined]  # since Python 3.11, which come last
     *_, last = told.format_exception_only()
-    return next(iter(last.strip().splitlines()), type(error).__name__)
+    return last.strip()
 
 
 def is_lost_connection(error: BaseException) -> bool:
     """Whether the error says that another rank went away, and so is hardly the first cause."""
-    if not isinstance(error, RuntimeError | ConnectionError):
-        return False
-    return _LOST.search("".join(traceback.format_exception_only(error))) is not None  # its own __str__ may fail
+    return isinstance(error, RuntimeError | ConnectionError) and _LOST.search(_words(error)) is not None
 
 
 def _drop_our_frames(error: BaseException, seen: set[int]) -> None:
