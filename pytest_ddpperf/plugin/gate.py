@@ -19,7 +19,7 @@ from pytest_ddpperf.measuring.machine import Place, Unavailable
 from pytest_ddpperf.measuring.result import Result
 from pytest_ddpperf.options import Settings
 from pytest_ddpperf.plugin import state
-from pytest_ddpperf.plugin.items import invocation_path, module_of, name_of, with_place
+from pytest_ddpperf.plugin.items import invocation_path, module_of, name_of, named_tests, with_place
 from pytest_ddpperf.plugin.marks import warning_filters
 from pytest_ddpperf.plugin.state import Run
 from pytest_ddpperf.plugin.watch import Watcher
@@ -253,7 +253,7 @@ class Benchmark(Distributed):
         """The command of this run, for this test alone, that would store the new figures: options of others too may say
         what is measured."""
         config = self._run.config
-        kept = of_other_tests(list(map(str, config.invocation_params.args)), config.args, _NOT_REPEATED)
+        kept = of_other_tests(list(map(str, config.invocation_params.args)), named_tests(config), _NOT_REPEATED)
         kept = [word for word in kept if not (word.startswith("-n") and word[2:])]  # -n2
         path = invocation_path(config, self._item)
         return shlex.join(["pytest", path, *kept, "--ddp-save-baseline"])

@@ -41,6 +41,11 @@ def with_place(item: pytest.Item, error: MarkerError) -> str:
     return f"{place}: {name}: {error}"
 
 
+def named_tests(config: pytest.Config) -> tuple[str, ...]:
+    """The words of the command line that name tests; none where the ini file does, or nothing."""
+    return tuple(config.args) if config.args_source is config.ArgsSource.ARGS else ()
+
+
 def invocation_path(config: pytest.Config, item: pytest.Item) -> str:
     """The test as an argument for pytest, from where the user stands."""
     _, _, rest = item.nodeid.partition("::")

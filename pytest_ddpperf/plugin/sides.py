@@ -13,6 +13,7 @@ import pytest
 from pytest_ddpperf.against import BaseSide, Invocation
 from pytest_ddpperf.launch.environ import inherited
 from pytest_ddpperf.measuring.confirming import Code
+from pytest_ddpperf.plugin.items import named_tests
 from pytest_ddpperf.plugin.state import Run
 
 PLUGIN = os.path.realpath(Path(__file__).parents[1])  # which both sides have from here
@@ -50,7 +51,6 @@ def invocation(
     sys_path: Sequence[str],
 ) -> Invocation:
     """How this pytest was called; the rest as `Invocation` has it."""
-    named = config.args_source is config.ArgsSource.ARGS
     return Invocation(
         arguments=(
             *config.getini("addopts"),
@@ -58,7 +58,7 @@ def invocation(
             *map(str, config.invocation_params.args),
         ),
         caches=config.pluginmanager.hasplugin("cacheprovider"),
-        tests=tuple(config.args) if named else (),
+        tests=named_tests(config),
         folder=config.invocation_params.dir,
         rootdir=config.rootpath,
         kept=kept,

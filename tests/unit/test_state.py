@@ -10,7 +10,7 @@ import pytest
 
 from pytest_ddpperf.measuring.session import Session
 from pytest_ddpperf.plugin import state
-from pytest_ddpperf.plugin.items import with_place
+from pytest_ddpperf.plugin.items import named_tests, with_place
 from pytest_ddpperf.plugin.marks import warning_filters
 from pytest_ddpperf.records.errors import MarkerError
 from tests.unit.test_machine import GPUS
@@ -74,6 +74,14 @@ def test_parameters_may_each_have_world_sizes_of_their_own(collect: Collect) -> 
     ]
     each = [state.settings_of(item).world_sizes for item in items if item.name.startswith("test_each")]
     assert each == [(1,), (2,)]
+
+
+@pytest.mark.parametrize("asked", [(), ("-m", "not slow"), ("test_named.py",), ("test_named.py::test_a", "-v")])
+def test_tests_are_named_by_the_command_line_alone(pytester: pytest.Pytester, asked: tuple[str, ...]) -> None:
+    pytester.makeini("[pytest]\ntestpaths = .\n")
+    pytester.makepyfile(test_named="def test_a(ddp_run): ...")
+    (item,), _ = pytester.inline_genitems("-p", "no:randomly", *asked)
+    assert named_tests(item.config) == tuple(word for word in asked if word.startswith("test_named"))
 
 
 def test_of_conftests_by_one_name_all_are_known_and_the_last_is_imported_by_it(
