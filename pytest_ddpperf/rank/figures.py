@@ -21,9 +21,10 @@ class Figures:
         """Raises TypeError or ValueError for what is no name or no number."""
         if not isinstance(name, str) or not name.strip() or not name.isprintable():
             raise ValueError(f"ctx.record({name!r}, ...): a figure's name is printable text")
-        if isinstance(value, torch.Tensor) and value.numel() != 1:
-            raise TypeError(f"ctx.record({name!r}, ...): a figure is a number, not a tensor of {tuple(value.shape)}")
         if isinstance(value, torch.Tensor):
+            if value.numel() != 1:
+                told = f"a figure is a number, not a tensor of {tuple(value.shape)}"
+                raise TypeError(f"ctx.record({name!r}, ...): {told}")
             value = value.detach()  # torch warns of a number made of one that requires grad
         if isinstance(value, torch.Tensor) and value.device.type != "cpu":
             # To read it would wait for the device, so it is copied there: a step may record the same one each time.

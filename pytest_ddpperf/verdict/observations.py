@@ -88,18 +88,14 @@ def alike(sides: Sequence[Measurement], *, first_node: bool) -> list[Measurement
 CLOCKS_SHARE = 0.01
 
 
-def clocks_apart(samples: Samples) -> float:
-    """By what share of a step at p50 the clocks of several nodes may be apart; on one node they are the same."""
-    if samples.clock_seconds is None:
-        return 0.0
-    p50 = stats.geometric_mean(stats.launch_quantiles(samples.step_seconds, 50))
-    return max(samples.clock_seconds) / p50
-
-
 def on_one_clock(sides: Iterable[Samples]) -> bool:
-    """Whether the clocks of all nodes are known well enough, on all sides, for the steps of all nodes to be
-    compared."""
-    return all(clocks_apart(side) <= CLOCKS_SHARE for side in sides)
+    """Whether the clocks of all nodes are known well enough, on all sides, for the steps of all nodes to be compared;
+    on one node they are the same."""
+    return all(
+        max(side.clock_seconds) <= CLOCKS_SHARE * stats.geometric_mean(stats.launch_quantiles(side.step_seconds, 50))
+        for side in sides
+        if side.clock_seconds is not None
+    )
 
 
 def of_one_length(sides: Sequence[Samples]) -> list[Samples]:
