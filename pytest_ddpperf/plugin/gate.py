@@ -3,9 +3,10 @@ every failure as an ordinary one of pytest's, without a traceback of ours."""
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,17 @@ else:
 
 # Options of a run that the command which accepts its figures does without, beside those of a pytest that is led.
 _NOT_REPEATED = ("--ddp-fail-on", "-n", "--numprocesses", "--maxprocesses", "--dist", "--tx")
+
+
+# What such options of others are called, whose values no report may show.
+_SECRET = re.compile(r"-.*(token|secret|passw|api-?key|credential)", re.IGNORECASE)
+
+
+def repeated(words: Sequence[str], tests: Collection[str]) -> list[str]:
+    """Of the words of a command line that names `tests`, those that say how another test is measured."""
+    secrets = [word.partition("=")[0] for word in words if _SECRET.match(word.partition("=")[0])]
+    kept = of_other_tests(words, tests, (*_NOT_REPEATED, *secrets))
+    return [word for word in kept if not (word.startswith("-n") and word[2:])]  # -n2
 
 
 class GateFailed(Failed):
@@ -253,8 +265,7 @@ class Benchmark(Distributed):
         """The command of this run, for this test alone, that would store the new figures: options of others too may say
         what is measured."""
         config = self._run.config
-        kept = of_other_tests(list(map(str, config.invocation_params.args)), named_tests(config), _NOT_REPEATED)
-        kept = [word for word in kept if not (word.startswith("-n") and word[2:])]  # -n2
+        kept = repeated(list(map(str, config.invocation_params.args)), named_tests(config))
         path = invocation_path(config, self._item)
         return shlex.join(["pytest", path, *kept, "--ddp-save-baseline"])
 

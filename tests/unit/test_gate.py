@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_ddpperf.plugin.gate import once
+from pytest_ddpperf.plugin.gate import once, repeated
 
 
 @pytest.mark.parametrize(
@@ -20,3 +20,17 @@ from pytest_ddpperf.plugin.gate import once
 )
 def test_what_launches_wrote_the_same_is_shown_once(texts: list[str], told: str) -> None:
     assert once(texts) == told
+
+
+@pytest.mark.parametrize(
+    ("words", "kept"),
+    [
+        (["perf", "--hidden", "64", "--ddp-world-size=2"], ["--hidden", "64", "--ddp-world-size=2"]),
+        (["perf", "-x", "--ddp-json", "a.json", "--junitxml=b.xml", "-c", "my.ini"], ["-c", "my.ini"]),
+        (["perf", "-n", "2", "-n2", "-nauto", "--dist=load", "-v"], ["-v"]),
+        (["perf", "--ddp-fail-on", "improved", "--ddp-extend-baseline"], []),
+        (["perf", "--slack-token", "xoxb", "--rp-api-key=1", "--PASSWORD=2", "-q"], ["-q"]),
+    ],
+)
+def test_what_says_how_a_test_is_measured_is_repeated_and_no_secret(words: list[str], kept: list[str]) -> None:
+    assert repeated(words, ["perf"]) == kept
