@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 import torch.distributed as dist
@@ -15,11 +14,13 @@ from pytest_ddpperf.records.errors import SetupError, WrongResultError
 
 # Elements that are made and compared at a time: a gigabyte needs no second one.
 _CHUNK = 1 << 20
-# Values that are sent are 0 to that, less one; of summed ones so few that sums are exact, in int8 too.
+# Values that are moved are 0 to that, less one; sums are no larger than that, for int8 has no more.
 _VALUES = 101
 _LARGEST_SUM = 127
-# Of sums over more ranks than a narrow dtype can count: they are wrong by at least that, or not found to be.
-_ROUGH = 0.5
+# Values begin anew after so many places, so that sums over however many ranks are made once; a prime, for blocks whose
+# size it divides would be alike.
+_PERIOD = 4099
+_MASK = (1 << 32) - 1
 
 
 def setup(ctx: Context, asked: Collective) -> Iterator[Callable[[], object]]:
@@ -94,7 +95,9 @@ class _Buffers:
         wrong, first = 0, ""
         for start, chunk in _chunks(self.received):
             found, expected = chunk.to("cpu"), self._expected(torch.arange(start, start + len(chunk)))
-            off = self._off(found, expected)
+            # Byte by byte: there are dtypes that cannot be compared.
+            differ = found.view(torch.uint8) != expected.view(torch.uint8)
+            off = differ.reshape(len(found), -1).any(dim=1)
             if not first and off.any():
                 place = int(off.nonzero()[0])
                 first = f"element {start + place:,} is {found[place].item()} instead of {expected[place].item()}"
@@ -102,30 +105,42 @@ class _Buffers:
         if wrong:
             raise WrongResultError(f"{asked}: {wrong:,} of {len(self.received):,} elements are wrong: {first}")
 
-    def _off(self, found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
-        """Which elements differ."""
-        if self._summed and self._asked.ranks > self._exact:
-            wide = torch.complex128 if self._dtype.is_complex else torch.float64
-            return ~torch.isclose(found.to(wide), expected.to(wide), rtol=_ROUGH, atol=0.0)
-        # Byte by byte: there are dtypes that cannot be compared.
-        differ = found.view(torch.uint8) != expected.view(torch.uint8)
-        return differ.reshape(len(found), -1).any(dim=1)
-
     @property
-    def _summed(self) -> bool:
-        return self._asked.redop == "sum"
-
-    @property
-    def _exact(self) -> float:
-        """Up to there the dtype has every whole number, or wraps around."""
+    def _largest(self) -> int:
+        """Up to there the dtype has every whole number."""
+        if self._dtype == torch.bool:
+            return 1
         floating = self._dtype.is_floating_point or self._dtype.is_complex
-        return 2 / torch.finfo(self._dtype).eps if floating else math.inf
+        return min(_LARGEST_SUM, int(2 / torch.finfo(self._dtype).eps)) if floating else _LARGEST_SUM
 
     def _values(self, rank: torch.Tensor | int, places: torch.Tensor) -> torch.Tensor:
-        """What `rank` sends at these places, in an order that differs from rank to rank."""
-        largest = min(_LARGEST_SUM, self._exact)
-        values = max(2, int(largest // self._asked.ranks)) if self._summed else _VALUES
-        return ((places * 31 + rank * 17) % values).to(self._dtype)
+        """What `rank` sends at these places."""
+        return self._sent.flatten()[rank * _PERIOD + places % _PERIOD].to(self._dtype)
+
+    @cached_property
+    def _sent(self) -> torch.Tensor:
+        """Rank x place, a byte each: none is larger."""
+        values = self._summed if self._asked.redop == "sum" else self._moved
+        places = torch.arange(_PERIOD)
+        return torch.stack([values(rank, places).to(torch.uint8) for rank in range(self._asked.ranks)])
+
+    @cached_property
+    def _sums(self) -> torch.Tensor:
+        """Of all ranks, by place."""
+        return self._sent.sum(0).to(self._dtype)
+
+    def _moved(self, rank: int, places: torch.Tensor) -> torch.Tensor:
+        """As if by chance from place to place; at one place ranks have others in turn, so that no two blocks are alike,
+        however small."""
+        values = 2 if self._dtype == torch.bool else _VALUES
+        return (_chance(rank // values, places) + rank) % values
+
+    def _summed(self, rank: int, places: torch.Tensor) -> torch.Tensor:
+        """As if by chance, and so small that the sum over all ranks is exact in the dtype, in whatever order: at each
+        place only as many ranks send more than 0 as the dtype can count."""
+        apart = -(-self._asked.ranks // self._largest)
+        senders = -(-self._asked.ranks // apart)
+        return _chance(rank, places) % (self._largest // senders + 1) * ((rank + places) % apart == 0)
 
     def _expected(self, places: torch.Tensor) -> torch.Tensor:
         """What this rank shall have received at these places."""
@@ -140,10 +155,15 @@ class _Buffers:
             return self._values(places // block, places % block + rank * block)
         if asked.op == "reduce_scatter":
             places = places + rank * block
-        total = torch.zeros(len(places), dtype=torch.int64)
-        for sender in range(asked.ranks):
-            total += self._values(sender, places).real.to(torch.int64)
-        return total.to(self._dtype)
+        return self._sums[places % _PERIOD]
+
+
+def _chance(rank: int, places: torch.Tensor) -> torch.Tensor:
+    """32 bits that look random, alike wherever they are made: Thomas Mueller's integer hash."""
+    bits = places + rank * _PERIOD
+    for _ in range(2):
+        bits = ((bits >> 16) ^ bits) * 0x45D9F3B & _MASK  # below 2**59: nothing overflows
+    return (bits >> 16) ^ bits
 
 
 def _chunks(buffer: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:

@@ -126,5 +126,5 @@ def test_a_wrong_result_names_the_rank(
         bench.launch(replace(bench.plan(), collective=asked, preload=(f"spoils{after}",)), None)
     assert str(caught.value).startswith(
         f"rank 1 failed in {phase}: all_reduce of 1KiB float32: 1 of 256 elements are wrong: "
-        "element 0 is 5.0 instead of 17.0"
+        "element 0 is 5.0 instead of 31.0"
     )
