@@ -11,8 +11,9 @@ import torch
 
 from pytest_ddpperf import node_count
 from pytest_ddpperf.suite.plots import drawable, save
-from pytest_ddpperf.suite.sizes import Size, SweepRow, asked, chosen, largest_world, on_cuda
+from pytest_ddpperf.suite.sizes import Size, SweepRow, asked, chosen, largest_world, of_a_node, on_cuda
 from pytest_ddpperf.suite.tables import Tables
+from pytest_ddpperf.suite.workloads import tokens_of
 
 _HERE = Path(__file__).parent
 _TABLES = pytest.StashKey[Tables]()
@@ -23,25 +24,22 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Rows over ranks: one, two, four, ... up to those that were asked for; of the sweep, one without DDP before."""
-    most = largest_world(metafunc.config)
+    """Rows over ranks: one, two, four, ... up to those that were asked for; of the sweep, one without DDP before. What
+    does not divide over the machines is left out, unless one has room for it."""
+    most, machines = largest_world(metafunc.config), node_count(metafunc.config)
     each = list(dict.fromkeys([*(1 << power for power in range(20) if 1 << power < most), most]))
     if "sweep_row" in metafunc.fixturenames:
-        machines = node_count(metafunc.config)
         rows = [SweepRow(1, 0), *(SweepRow(1, ranks) for ranks in each)]
         rows += [SweepRow(machines, ranks) for ranks in each if machines > 1 and ranks % machines == 0]
-        metafunc.parametrize("sweep_row", [_of_sweep(row, machines) for row in rows])
+        metafunc.parametrize("sweep_row", [_row(row, row.name, row) for row in rows])
     if "scaled_ranks" in metafunc.fixturenames:
-        metafunc.parametrize("scaled_ranks", [_row(ranks, f"{ranks}-ranks") for ranks in each])
+        rows = [SweepRow(1 if ranks <= most // machines else machines, ranks) for ranks in each]
+        over = [row for row in rows if row.ranks % row.machines == 0]
+        metafunc.parametrize("scaled_ranks", [_row(row.ranks, f"{row.ranks}-ranks", row) for row in over])
 
 
-def _of_sweep(row: SweepRow, machines: int) -> Any:
-    where = {"nodes": row.machines} if machines > 1 else {}
-    return pytest.param(row, id=row.name, marks=pytest.mark.ddp(world_size=row.ranks or 1, **where))
-
-
-def _row(ranks: int, name: str) -> Any:
-    return pytest.param(ranks, id=name, marks=pytest.mark.ddp(world_size=ranks or 1))
+def _row(value: object, name: str, row: SweepRow) -> Any:
+    return pytest.param(value, id=name, marks=pytest.mark.ddp(world_size=row.ranks or 1, nodes=row.machines))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -109,16 +107,29 @@ def bucket_mb(request: pytest.FixtureRequest) -> float:
 
 
 @pytest.fixture
-def roomy(request: pytest.FixtureRequest) -> Callable[..., None]:
-    """Call it with the bytes that each rank of a test needs: it skips one that needs more than there are, by the number
-    of its ranks and whether each has a CUDA device where these are not the run's."""
+def ranks(_ddp_world_size: int) -> int:
+    """How many the test has; with several --ddp-world-size each is a test of its own."""
+    return _ddp_world_size
 
-    def need(each: float, ranks: int | None = None, *, cuda: bool | None = None) -> None:
-        on_device = on_cuda(request.config) if cuda is None else cuda
+
+@pytest.fixture
+def tokens(size: Size, ranks: int) -> int:
+    """The batch size of a GPT."""
+    return tokens_of(size, ranks)
+
+
+@pytest.fixture
+def roomy(request: pytest.FixtureRequest, ranks: int) -> Callable[..., None]:
+    """Call it with the bytes that each rank of a test needs: it skips one whose ranks on this machine need more than it
+    has. `cuda` says whether each has a CUDA device, where that is not the run's to say."""
+    here = of_a_node(request.node, ranks)
+
+    def need(each: float, *, cuda: bool | None = None) -> None:
+        on_device = on_cuda(request.config, here) if cuda is None else cuda
         if on_device and torch.cuda.is_available():  # else the test will say so itself
             needed, free = each, float(torch.cuda.get_device_properties(0).total_memory)
         else:
-            needed, free = each * (ranks or largest_world(request.config)), _free_bytes()
+            needed, free = each * here, _free_bytes()
         if needed > free:
             pytest.skip(f"needs about {needed / 1e9:.1f} GB of memory, {free / 1e9:.1f} GB are there")
 

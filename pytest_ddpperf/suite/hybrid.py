@@ -1,7 +1,7 @@
 """A model of two parts: sparse embeddings on parameter servers, dense layers replicated by DDP.
 
-The hybrid of PyTorch's "DDP and RPC" benchmark (pytorch/benchmarks/distributed/rpc and the tutorial "Combining
-Distributed DataParallel with Distributed RPC Framework"): the same tables, layers and varying batches.
+The hybrid of PyTorch's "DDP and RPC" benchmark (torch/distributed/benchmarks/benchmark_ddp_rpc.py, and the tutorial
+"Combining Distributed DataParallel with Distributed RPC Framework"): the same tables, layers and varying batches.
 """
 
 from __future__ import annotations

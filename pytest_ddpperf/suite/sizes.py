@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+from pytest_ddpperf import node_count
+
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
@@ -20,7 +22,7 @@ class Size:
     images: int  # of a rank and step
     pixels: int  # of an image's edge
     gpts: tuple[str, ...]  # by name
-    sequences: int  # of all ranks and a step
+    sequences: int  # of all ranks and a step, where their number divides it
     tokens: int  # of a sequence
     most_bytes: int  # of a collective's buffer
 
@@ -108,15 +110,22 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def on_cuda(config: pytest.Config) -> bool:
-    """Whether ranks have a CUDA device each, as the plugin chooses."""
+def on_cuda(config: pytest.Config, ranks: int) -> bool:
+    """Whether so many ranks of one machine have a CUDA device each, as the plugin chooses."""
     device, backend = (asked(config, f"ddp_{name}", "auto") for name in ("device", "backend"))
     if device != "auto" or backend != "auto":
         return bool(device == "cuda" or (device == "auto" and backend == "nccl"))
-    return torch.cuda.device_count() >= largest_world(config)
+    return torch.cuda.device_count() >= ranks
+
+
+def of_a_node(item: pytest.Item, ranks: int) -> int:
+    """Of the ranks of a test those on one machine."""
+    marked = (mark.kwargs["nodes"] for mark in item.iter_markers("ddp") if "nodes" in mark.kwargs)
+    return -(-ranks // next(marked, node_count(item.config)))
 
 
 def chosen(config: pytest.Config) -> Size:
     """That of the run."""
     name = asked(config, "ddp_suite_size", "auto")
-    return SIZES[("full" if on_cuda(config) else "small") if name == "auto" else name]
+    ranks = -(-largest_world(config) // node_count(config))
+    return SIZES[("full" if on_cuda(config, ranks) else "small") if name == "auto" else name]

@@ -109,12 +109,14 @@ def fitting(size: Size, roomy: Callable[..., None]) -> Callable[[str], None]:
 
 
 @pytest.fixture
-def measured(ddp_benchmark: DdpBenchmark, fitting: Callable[[str], None], size: Size, tables: Tables) -> Measured:
+def measured(
+    ddp_benchmark: DdpBenchmark, fitting: Callable[[str], None], size: Size, tokens: int, tables: Tables
+) -> Measured:
     """Call it with a model, the name of a column and a wrapper."""
 
     def measure(model: str, column: str, wrap: Callable[[nn.Module], Wrapper]) -> Result:
         fitting(model)
-        result = ddp_benchmark(lambda ctx: written_out(ctx, model, wrap, size))
+        result = ddp_benchmark(lambda ctx: written_out(ctx, model, wrap, size), batch_size=tokens)
         waited = [
             max(told for told in step if told is not None)
             for launch in result.recorded["comm_seconds"]
@@ -143,12 +145,14 @@ def test_bucket_size(measured: Measured, model: str, bucket: int) -> None:
 
 @pytest.mark.parametrize("model", GPTS)
 def test_torchs(
-    ddp_benchmark: DdpBenchmark, fitting: Callable[[str], None], model: str, size: Size, tables: Tables
+    ddp_benchmark: DdpBenchmark, fitting: Callable[[str], None], model: str, size: Size, tokens: int, tables: Tables
 ) -> None:
     """torch's DDP beside those written out; of launches of their own the profiler tells what steps wait."""
     fitting(model)
-    result = ddp_benchmark(lambda ctx: torchs(ctx, model, size))
-    told = ddp_benchmark(lambda ctx: torchs_profiled(ctx, model, size), name="profiled", gate=False).recorded
+    result = ddp_benchmark(lambda ctx: torchs(ctx, model, size), batch_size=tokens)
+    told = ddp_benchmark(
+        lambda ctx: torchs_profiled(ctx, model, size), batch_size=tokens, name="profiled", gate=False
+    ).recorded
     waits = [
         max(zip(seconds, waited, strict=True), key=lambda of_rank: of_rank[1])
         for durations, exposed in zip(told["seconds"], told["comm_seconds"], strict=True)

@@ -24,17 +24,15 @@ from pytest_ddpperf.suite.plots import Plot, Spread, Stacks
 from pytest_ddpperf.suite.sizes import Size
 from pytest_ddpperf.suite.tables import Table, Tables
 from pytest_ddpperf.suite.workloads import Step, no_buffers, training, workload
-from pytest_ddpperf.suite.wrappers import buckets, flatten, unflatten
+from pytest_ddpperf.suite.wrappers import ddps_buckets, flatten, unflatten
 
 # Megabytes; 0 is an all-reduce a gradient.
 BUCKETS_MB = (0, 1, 5, 25, 50)
-BUCKET_MB = 25  # DDP's
 SYNC_EVERY = (1, 2, 4, 8)
 GROUPS = (1, 3, 5)
 
 
 # --- latency
-
 
 PHASES = ("forward", "backward", "optimizer")
 
@@ -112,8 +110,9 @@ def _medians(result: Result, phase: str) -> list[float]:
 def phased(ctx: Context, model: str, size: Size, variant: str) -> Step:
     """A step that records its phases. Not overlapped: the backward pass ends before the first all-reduce begins."""
     net, loss = workload(ctx, model, size)
-    ddp = DistributedDataParallel(net, bucket_cap_mb=BUCKET_MB)
-    reduced_after = buckets(list(ddp.parameters()), BUCKET_MB * 1e6)
+    # Under no_sync buffers are not synchronised either: no variant does, so that forward passes are alike.
+    ddp = DistributedDataParallel(net, **no_buffers())  # type: ignore[arg-type]
+    reduced_after = ddps_buckets(list(ddp.parameters()))
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.001, momentum=0.9)
 
     def now() -> float:
@@ -132,7 +131,7 @@ def phased(ctx: Context, model: str, size: Size, variant: str) -> Step:
             if variant == "not overlapped":
                 for bucket in reduced_after:
                     gradients = [parameter.grad for parameter in bucket]
-                    flat = flatten(gradients)
+                    flat = flatten(gradients) / ctx.world_size
                     dist.all_reduce(flat)
                     unflatten(flat, gradients)
             marks.append(now())
@@ -147,13 +146,15 @@ def phased(ctx: Context, model: str, size: Size, variant: str) -> Step:
 @pytest.mark.parametrize("variant", [ALONE, "overlapped", "not overlapped"])
 def test_latency_breakdown(ddp_benchmark: DdpBenchmark, variant: str, size: Size, tables: Tables) -> None:
     """Forward, backward, communication that the backward pass does not hide, optimizer; with and without overlap."""
-    result = ddp_benchmark(lambda ctx: phased(ctx, "resnet50", size, variant))
+    result = ddp_benchmark(lambda ctx: phased(ctx, "resnet50", size, variant), batch_size=size.images)
     tables.of(Breakdown).add(variant, result)
 
 
 @pytest.mark.parametrize("bucket", BUCKETS_MB, ids=lambda megabytes: f"{megabytes}mb")
 @pytest.mark.parametrize("model", ["resnet50", "gpt"])
-def test_bucket_latency(ddp_benchmark: DdpBenchmark, model: str, bucket: int, size: Size, tables: Tables) -> None:
+def test_bucket_latency(
+    ddp_benchmark: DdpBenchmark, model: str, bucket: int, size: Size, tokens: int, tables: Tables
+) -> None:
     """The size of DDP's buckets against the latency of a step, from an all-reduce a gradient to a few for all."""
     of = size.gpts[0] if model == "gpt" else model
 
@@ -161,7 +162,7 @@ def test_bucket_latency(ddp_benchmark: DdpBenchmark, model: str, bucket: int, si
         net, loss = workload(ctx, of, size)
         return training(DistributedDataParallel(net, bucket_cap_mb=bucket or 1e-6), loss)
 
-    result = ddp_benchmark(setup)
+    result = ddp_benchmark(setup, batch_size=tokens if model == "gpt" else size.images)
     tables.of(Latencies).add(
         f"Bucket size, {model}", f"{bucket} MB", result, among=[f"{each} MB" for each in BUCKETS_MB]
     )
@@ -174,11 +175,11 @@ def test_scalability(ddp_benchmark: DdpBenchmark, scaled_ranks: int, size: Size,
         net, loss = workload(ctx, size.gpts[0], size, sequences=size.sequences)  # the same work for each
         return training(DistributedDataParallel(net), loss)
 
-    tables.of(Scaling).add(f"GPT {size.gpts[0]}", ddp_benchmark(setup))
+    tables.of(Scaling).add(f"GPT {size.gpts[0]}", ddp_benchmark(setup, batch_size=size.sequences * size.tokens))
 
 
 @pytest.mark.parametrize("every", SYNC_EVERY)
-def test_sync_every(ddp_benchmark: DdpBenchmark, every: int, size: Size, tables: Tables) -> None:
+def test_sync_every(ddp_benchmark: DdpBenchmark, every: int, size: Size, tokens: int, tables: Tables) -> None:
     """Gradients reduced every 1, 2, 4 and 8 iterations: what skipping synchronisation saves an iteration."""
     iterations = max(SYNC_EVERY)
 
@@ -198,7 +199,7 @@ def test_sync_every(ddp_benchmark: DdpBenchmark, every: int, size: Size, tables:
 
         return step
 
-    result = ddp_benchmark(setup)
+    result = ddp_benchmark(setup, batch_size=iterations * tokens)
     tables.of(Latencies).add(
         "Synchronisation every n iterations",
         f"every {every}",
@@ -240,7 +241,7 @@ HOOKS: dict[str, tuple[Hook | None, Callable[[], Any]]] = {
 
 
 @pytest.mark.parametrize("hook", HOOKS)
-def test_compression(ddp_benchmark: DdpBenchmark, hook: str, size: Size, tables: Tables) -> None:
+def test_compression(ddp_benchmark: DdpBenchmark, hook: str, size: Size, tokens: int, tables: Tables) -> None:
     """Gradients compressed by DDP's communication hooks: fp16, bf16, PowerSGD."""
     if hook == "PowerSGD":
         pytest.importorskip("numpy", reason="torch's PowerSGD needs NumPy")
@@ -255,7 +256,7 @@ def test_compression(ddp_benchmark: DdpBenchmark, hook: str, size: Size, tables:
             ddp.register_comm_hook(state(), lambda state, bucket: chosen(state, bucket))
         return training(ddp, loss)
 
-    tables.of(Latencies).add("Gradient compression", hook, ddp_benchmark(setup), among=HOOKS)
+    tables.of(Latencies).add("Gradient compression", hook, ddp_benchmark(setup, batch_size=tokens), among=HOOKS)
 
 
 OPTIONS: dict[str, Callable[[], dict[str, bool]]] = {
@@ -275,7 +276,7 @@ def test_option(ddp_benchmark: DdpBenchmark, option: str, size: Size, tables: Ta
         net, loss = workload(ctx, "resnet50", size)
         return training(DistributedDataParallel(net, **OPTIONS[option]()), loss)  # type: ignore[arg-type]
 
-    tables.of(Latencies).add("Options", option, ddp_benchmark(setup), among=OPTIONS)
+    tables.of(Latencies).add("Options", option, ddp_benchmark(setup, batch_size=size.images), among=OPTIONS)
 
 
 class LeftOut(nn.Module):
@@ -290,8 +291,8 @@ class LeftOut(nn.Module):
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5])
-def test_layer_dropping(ddp_benchmark: DdpBenchmark, share: float, size: Size, tables: Tables) -> None:
-    """Half of the blocks left out, the same on all ranks, so that their gradients are not reduced."""
+def test_layer_dropping(ddp_benchmark: DdpBenchmark, share: float, size: Size, tokens: int, tables: Tables) -> None:
+    """Half of the blocks left out, the same on all ranks: they are not computed, and zeros are reduced for them."""
 
     def setup(ctx: Context) -> Step:
         net, loss = workload(ctx, size.gpts[0], size)
@@ -300,11 +301,13 @@ def test_layer_dropping(ddp_benchmark: DdpBenchmark, share: float, size: Size, t
             setattr(blocks, number, LeftOut(block, int(number)))
         return training(DistributedDataParallel(net, find_unused_parameters=True), loss)
 
-    tables.of(Latencies).add("Layer dropping", f"{share:.0%}", ddp_benchmark(setup), among=("0%", "50%"))
+    tables.of(Latencies).add(
+        "Layer dropping", f"{share:.0%}", ddp_benchmark(setup, batch_size=tokens), among=("0%", "50%")
+    )
 
 
 @pytest.mark.parametrize("groups", GROUPS)
-def test_round_robin(ddp_benchmark: DdpBenchmark, groups: int, size: Size, tables: Tables) -> None:
+def test_round_robin(ddp_benchmark: DdpBenchmark, groups: int, size: Size, tokens: int, tables: Tables) -> None:
     """Buckets dealt to 1, 3 and 5 process groups in turn, which torch's own round-robin group once did."""
 
     def setup(ctx: Context) -> Step:
@@ -322,4 +325,6 @@ def test_round_robin(ddp_benchmark: DdpBenchmark, groups: int, size: Size, table
         ddp.register_comm_hook(None, lambda state, bucket: reduced(bucket))
         return training(ddp, loss)
 
-    tables.of(Latencies).add("Process groups in turn", str(groups), ddp_benchmark(setup), among=GROUPS)
+    tables.of(Latencies).add(
+        "Process groups in turn", str(groups), ddp_benchmark(setup, batch_size=tokens), among=GROUPS
+    )

@@ -1,5 +1,5 @@
-"""PyTorch's "DDP and RPC" benchmark (pytorch/benchmarks/distributed/rpc): sparse embeddings on parameter servers, dense
-layers under DDP, a master that hands out the tables."""
+"""PyTorch's "DDP and RPC" benchmark (torch/distributed/benchmarks/benchmark_ddp_rpc.py): sparse embeddings on parameter
+servers, dense layers under DDP, a master that hands out the tables."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ class Hybrid(Table):
 
 
 def _row(who: str, durations: Sequence[float], examples: float) -> str:
-    ordered = sorted(durations)
+    taken = torch.tensor(durations, dtype=torch.float64)
     text = f"{who:>12}:"
     for q in PERCENTILES:
-        seconds = ordered[round((len(ordered) - 1) * q / 100)]
+        seconds = float(taken.quantile(q / 100))  # interpolated linearly, as the original's
         text += f"  p{q:02d}:  {seconds:1.3f}s  {examples / seconds:6.0f}/s"
     return text
 

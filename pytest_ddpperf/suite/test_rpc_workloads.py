@@ -123,6 +123,7 @@ def observe(agent: str) -> int:
 
 
 @ON_CPU
+@pytest.mark.ddp(nodes=1)
 def test_agent_and_observers(rpc_benchmark: RpcBenchmark, pytestconfig: Any, tables: Tables) -> None:
     """One agent, many observers that ask it what to do: a round of all of them, and the actions a second."""
     observers = int(asked(pytestconfig, "ddp_parameter_servers", 2))

@@ -16,17 +16,20 @@ SHARDED = ("DDP", "FSDP2", "DDP, ZeroRedundancyOptimizer")
 
 
 @pytest.mark.parametrize("kind", SHARDED)
-def test_sharding(ddp_benchmark: DdpBenchmark, kind: str, size: Size, tables: Tables) -> None:
+def test_sharding(ddp_benchmark: DdpBenchmark, kind: str, size: Size, tokens: int, tables: Tables) -> None:
     """The same step under DDP, under FSDP2, and with an optimizer whose state is sharded."""
 
     def setup(ctx: Context) -> Step:
         net, loss = workload(ctx, size.gpts[0], size)
         if kind == "FSDP2":
+            from torch.distributed.device_mesh import init_device_mesh
             from torch.distributed.fsdp import fully_shard
 
+            # Without, it takes the machine's accelerator, whatever the device of the test.
+            mesh = init_device_mesh(ctx.device.type, (ctx.world_size,))
             for block in net.get_submodule("blocks").children():
-                fully_shard(block)
-            fully_shard(net)
+                fully_shard(block, mesh=mesh)
+            fully_shard(net, mesh=mesh)
             return training(net, loss)
         ddp = DistributedDataParallel(net)
         if kind == "DDP":
@@ -35,4 +38,4 @@ def test_sharding(ddp_benchmark: DdpBenchmark, kind: str, size: Size, tables: Ta
 
         return training(ddp, loss, ZeroRedundancyOptimizer(ddp.parameters(), torch.optim.SGD, lr=0.001, momentum=0.9))
 
-    tables.of(Latencies).add("Sharding", kind, ddp_benchmark(setup), among=SHARDED)
+    tables.of(Latencies).add("Sharding", kind, ddp_benchmark(setup, batch_size=tokens), among=SHARDED)

@@ -77,7 +77,7 @@ def run_second_part(values: Tensor, uses: int) -> Tensor:
     return torch.stack(outputs).sum(0)
 
 
-@pytest.mark.ddp(trainers=1, parameter_servers=1)
+@pytest.mark.ddp(trainers=1, parameter_servers=1, nodes=1)
 @pytest.mark.parametrize("uses", [1, 3])
 @pytest.mark.parametrize("batch", BATCHES)
 def test_rpc_traffic(rpc_benchmark: RpcBenchmark, batch: int, uses: int, tables: Tables) -> None:

@@ -38,8 +38,13 @@ def rank(ctx: Context) -> int:
 
 
 def share_of(size: Size, world_size: int) -> int:
-    """Sequences of a rank, where all ranks together have as many whatever their number."""
+    """Sequences of a rank: the size's dealt evenly, without what does not divide, and at least one."""
     return max(1, size.sequences // world_size)
+
+
+def tokens_of(size: Size, world_size: int) -> int:
+    """Of a rank's sequences: a GPT's batch size, as `Size.images` is a ResNet's. It tells sizes apart in a baseline."""
+    return share_of(size, world_size) * size.tokens
 
 
 def workload(ctx: Context, model: str, size: Size, *, sequences: int | None = None) -> tuple[nn.Module, Loss]:

@@ -138,6 +138,15 @@ def buckets(parameters: Sequence[Tensor], most: float) -> list[list[Tensor]]:
     return buckets
 
 
+def ddps_buckets(parameters: Sequence[Tensor]) -> list[list[Tensor]]:
+    """As DDP fills them by default, and by its own rule: closed once they have 25 MiB, the first once it has one; the
+    last parameters first."""
+    backwards = list(reversed(parameters))
+    closed_at = [dist._DEFAULT_FIRST_BUCKET_BYTES, 25 << 20]  # type: ignore[attr-defined]
+    filled, _ = dist._compute_bucket_assignment_by_size(backwards, closed_at)  # type: ignore[attr-defined]
+    return [[backwards[place] for place in bucket] for bucket in filled]
+
+
 def flatten(tensors: Sequence[Tensor | None]) -> Tensor:
     return torch.cat([tensor.flatten() for tensor in tensors if tensor is not None])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from pytest_ddpperf.suite.workloads import needed_bytes
 from tests.integration.conftest import Run
 
 SUITE = ("--pyargs", "pytest_ddpperf.suite", "--ddp-suite-size=tiny", "--ddp-confirm=never")
@@ -98,6 +99,32 @@ def test_rpc_workloads_have_the_numbers_that_are_asked(run: Run) -> None:
             "test_rpc_workloads.py::test_pipeline *3 trainers 3 ps *",
         ]
     )
+
+
+def test_a_baseline_of_another_size_is_not_comparable(run: Run) -> None:
+    asked = ("-k", "sync_every and 8 or static_graph", "--ddp-steps=3", "--ddp-launches=2", "--ddp-confirm=never")
+    suite = ("--pyargs", "pytest_ddpperf.suite", *asked)
+    saved = run(*suite, "--ddp-suite-size=tiny", "--ddp-save-baseline", small=False)
+    assert saved.parseoutcomes()["passed"] == 2
+    result = run(*suite, "--ddp-suite-size=small", "--ddp-baseline-missing=fail", small=False)
+    assert result.parseoutcomes()["failed"] == 2
+    result.stdout.fnmatch_lines_random(
+        [
+            "*INCOMPARABLE: batch_size 2 -> 4*",  # images of a rank
+            "*INCOMPARABLE: batch_size 512 -> 1024*",  # tokens of a rank, in eight iterations
+        ]
+    )
+
+
+def test_memory_is_asked_for_the_ranks_of_each_test(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pytest_ddpperf.suite.conftest._free_bytes", lambda: 1.5 * needed_bytes("mini"))
+    result = run(
+        *SUITE, "-k", "Naive-mini", "--ddp-disable", "--ddp-device=cpu", "--ddp-world-size=1,2", "-v", small=False
+    )
+    text = result.stdout.str()
+    assert "test_variant[Naive-mini-ws1] PASSED" in text
+    assert "test_variant[Naive-mini-ws2] SKIPPED" in text
+    result.stdout.fnmatch_lines(["skipped: test_variant[[]Naive-mini-ws2[]]: needs about * GB of memory, * are there"])
 
 
 def test_it_runs_disabled_and_rows_have_their_own_numbers_of_ranks(run: Run) -> None:

@@ -1,0 +1,169 @@
+"""What the shipped suite decides before it measures: rows, sizes, batch sizes, buckets; and how it tells a rank."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from pytest_ddpperf import options
+from pytest_ddpperf.measuring.machine import nodes_for
+from pytest_ddpperf.suite import conftest, sizes, test_data_parallel, test_ddp_latency, test_ddp_sweep, test_sharding
+from pytest_ddpperf.suite.sizes import SIZES, Size, SweepRow
+from pytest_ddpperf.suite.tables import Tables
+from pytest_ddpperf.suite.test_rpc import _row
+from pytest_ddpperf.suite.workloads import share_of, tokens_of
+from pytest_ddpperf.suite.wrappers import ddps_buckets
+
+TINY = SIZES["tiny"]
+
+
+def configured(monkeypatch: pytest.MonkeyPatch, *, nodes: int = 1, devices: int = 0, **asked: Any) -> Any:
+    """A run over so many machines with so many devices each."""
+    for module in (conftest, sizes):
+        monkeypatch.setattr(module, "node_count", lambda config: nodes)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: devices)
+    return SimpleNamespace(getoption=asked.get, getini=lambda name: None)
+
+
+# --- rows
+
+
+def rows(config: Any, fixture: str) -> list[Any]:
+    """Those that a test has which asks for the fixture."""
+    made: list[Any] = []
+    metafunc: Any = SimpleNamespace(
+        config=config, fixturenames=[fixture], parametrize=lambda name, each: made.extend(each)
+    )
+    conftest.pytest_generate_tests(metafunc)
+    return made
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 3, 4])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 6, 8, 12, 16])
+def test_every_row_has_its_place(monkeypatch: pytest.MonkeyPatch, nodes: int, ranks: int) -> None:
+    config = configured(monkeypatch, nodes=nodes, ddp_world_size=[str(ranks)])
+    of_run = options.without_pytest(world_sizes=str(ranks))
+    for row in rows(config, "scaled_ranks") + rows(config, "sweep_row"):
+        settings = options.with_markers(of_run, [mark.mark for mark in row.marks])
+        assert nodes_for(settings, of_run, settings.world_sizes[0], nodes) == settings.nodes  # or it raised
+
+
+@pytest.mark.parametrize(
+    ("nodes", "ranks", "expected"),
+    [
+        (1, "1,2,6", {1: 1, 2: 1, 4: 1, 6: 1}),
+        (2, "8", {1: 1, 2: 1, 4: 1, 8: 2}),
+        (3, "6", {1: 1, 2: 1, 6: 3}),
+        (4, "8", {1: 1, 2: 1, 4: 4, 8: 4}),
+    ],
+)
+def test_ranks_are_scaled_over_machines(
+    monkeypatch: pytest.MonkeyPatch, nodes: int, ranks: str, expected: dict[int, int]
+) -> None:
+    made = rows(configured(monkeypatch, nodes=nodes, ddp_world_size=ranks), "scaled_ranks")
+    assert {row.values[0]: row.marks[0].mark.kwargs["nodes"] for row in made} == expected
+    assert [row.id for row in made] == [f"{each}-ranks" for each in expected]
+
+
+# --- sizes
+
+
+@pytest.mark.parametrize(
+    ("nodes", "devices", "asked", "expected"),
+    [
+        (1, 0, {}, "small"),
+        (1, 4, {"ddp_world_size": "1,4"}, "full"),
+        (1, 4, {"ddp_world_size": "8"}, "small"),
+        (2, 4, {"ddp_world_size": "8"}, "full"),
+        (2, 3, {"ddp_world_size": "8"}, "small"),
+        (1, 4, {"ddp_backend": "gloo"}, "small"),
+        (1, 0, {"ddp_suite_size": "tiny"}, "tiny"),
+    ],
+)
+def test_the_size_follows_from_the_devices_of_a_machine(
+    monkeypatch: pytest.MonkeyPatch, nodes: int, devices: int, asked: dict[str, str], expected: str
+) -> None:
+    given = {"ddp_device": "auto", "ddp_backend": "auto", **asked}
+    assert sizes.chosen(configured(monkeypatch, nodes=nodes, devices=devices, **given)).name == expected
+
+
+@pytest.mark.parametrize(("marks", "expected"), [([], 4), ([{"world_size": 8}], 4), ([{"nodes": 1}], 8)])
+def test_of_a_tests_ranks_those_of_one_machine(
+    monkeypatch: pytest.MonkeyPatch, marks: list[dict[str, int]], expected: int
+) -> None:
+    found = [pytest.mark.ddp(**each).mark for each in marks]
+    item: Any = SimpleNamespace(config=configured(monkeypatch, nodes=2), iter_markers=lambda name: found)
+    assert sizes.of_a_node(item, 8) == expected
+
+
+@pytest.mark.parametrize(("ranks", "share"), [(1, 4), (2, 2), (3, 1), (4, 1), (5, 1), (8, 1)])
+def test_sequences_are_dealt_evenly_and_each_rank_has_one(ranks: int, share: int) -> None:
+    assert (share_of(TINY, ranks), tokens_of(TINY, ranks)) == (share, share * 32)
+
+
+# --- batch sizes
+
+# Of the parameters of tests one each, whichever.
+PARAMETERS: dict[str, Any] = {
+    "every": 8, "bucket": 25, "model": "mini", "hook": "none", "option": "none", "share": 0.5, "groups": 1,
+    "variant": "overlapped", "kind": "DDP", "scaled_ranks": 2, "sweep_row": SweepRow(1, 2), "bucket_mb": 25,
+    "fitting": lambda model: None,
+}  # fmt: skip
+BENCHMARKS = [
+    test
+    for module in (test_data_parallel, test_ddp_latency, test_ddp_sweep, test_sharding)
+    for name, test in inspect.getmembers(module, inspect.isfunction)
+    if name.startswith("test_") and "ddp_benchmark" in inspect.signature(test).parameters
+]
+
+
+class AskedError(Exception):
+    """With what a benchmark was called."""
+
+
+def batch_size(test: Callable[..., None], size: Size, **further: Any) -> int:
+    def asked(setup: object, **how: Any) -> None:
+        raise AskedError(how)
+
+    given = {**PARAMETERS, "ddp_benchmark": asked, "size": size, "tokens": tokens_of(size, 2), "tables": Tables()}
+    with pytest.raises(AskedError) as caught:
+        test(**{name: {**given, **further}[name] for name in inspect.signature(test).parameters})
+    return int(caught.value.args[0]["batch_size"])
+
+
+@pytest.mark.parametrize("test", BENCHMARKS, ids=lambda test: test.__name__)
+def test_a_baseline_of_another_size_has_another_batch_size(test: Callable[..., None]) -> None:
+    assert len({batch_size(test, size) for size in SIZES.values()}) == len(SIZES)
+
+
+def test_a_batch_is_what_a_rank_trains_on_in_a_step() -> None:
+    images, tokens = TINY.images, 2 * 32
+    assert batch_size(test_ddp_latency.test_option, TINY) == images
+    assert batch_size(test_ddp_latency.test_bucket_latency, TINY, model="resnet50") == images
+    assert batch_size(test_ddp_latency.test_bucket_latency, TINY, model="gpt") == tokens
+    assert batch_size(test_ddp_latency.test_scalability, TINY) == 4 * 32  # each rank has all of them
+    assert batch_size(test_ddp_latency.test_sync_every, TINY) == 8 * tokens  # of that many iterations a step
+    assert batch_size(test_sharding.test_sharding, TINY) == tokens
+
+
+# --- buckets, percentiles
+
+
+def test_buckets_are_closed_as_ddp_closes_them() -> None:
+    mib = 2**18  # elements
+    sizes_in_mib = (9.0, 30.0, 13.0, 12.0, 3.0, 0.5, 0.25)
+    parameters = [torch.nn.Parameter(torch.empty(int(each * mib))) for each in sizes_in_mib]
+    filled = [[len(parameter) / mib for parameter in bucket] for bucket in ddps_buckets(parameters)]
+    assert filled == [[0.25, 0.5, 3.0], [12.0, 13.0], [30.0], [9.0]]
+
+
+def test_percentiles_of_a_trainer_are_interpolated() -> None:
+    assert _row("Trainer0", [0.4, 0.1, 0.2, 0.3], 10.0) == (
+        "    Trainer0:  p50:  0.250s      40/s  p75:  0.325s      31/s  p90:  0.370s      27/s  p95:  0.385s      26/s"
+    )
+    assert "p95:  0.200s" in _row("All", [0.2], 1.0)
