@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import shutil
 import socket
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -119,8 +122,27 @@ def kept_servers() -> Iterator[KeptServers]:
     servers.stop()
 
 
+@pytest.fixture(scope="session")
+def short_folder() -> Iterator[Path]:
+    """Where sockets have room for their names, which the folder of a test leaves no room for."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
 @pytest.fixture
-def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, kept_servers: KeptServers) -> Run:
+def temporary(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where temporary files of a test are: after it none of ours is left."""
+    monkeypatch.setenv("TMPDIR", str(short_folder))
+    monkeypatch.setattr(tempfile, "tempdir", str(short_folder))
+    yield short_folder
+    left = list(short_folder.glob("ddpperf-*"))
+    for path in left:
+        shutil.rmtree(path, ignore_errors=True)  # it is no other test's
+    assert left == []
+
+
+@pytest.fixture
+def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, kept_servers: KeptServers, temporary: Path) -> Run:
     """Run pytest on the files of `pytester`: small measurements, no CI, no other plugin that reorders or measures."""
     monkeypatch.delenv("CI", raising=False)
     monkeypatch.delenv("GITHUB_ACTIONS", raising=False)
@@ -133,7 +155,7 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, kept_servers
         fixed += [] if benchmark else ["-p", "no:benchmark"]
         fixed += SMALL if small else []
         if own:
-            return pytester.runpytest_subprocess(*fixed, *args, timeout=180)
+            return pytester.runpytest_subprocess(*fixed, *args, timeout=600)
         with monkeypatch.context() as patch:
             patch.syspath_prepend(str(pytester.path))  # as `python -m pytest` has it
             patch.setattr(launcher, "RankServer", kept_servers.rank_server)

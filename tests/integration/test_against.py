@@ -18,9 +18,10 @@ from pathlib import Path
 import pytest
 
 from pytest_ddpperf.wire.channels import readable
+from tests.git import git
 from tests.integration.conftest import SMALL, Run, line
 from tests.integration.conftest import STEP as PLAIN_STEP
-from tests.launch.conftest import descendants, gone, until
+from tests.processes import descendants, ended, gone, until
 
 # What is under test, in its first commit; the second makes the step twelve times as long.
 PACKAGE = """
@@ -31,12 +32,6 @@ SIZES = (1, 2)
 SECOND = PACKAGE.replace("5", "60").replace("True", "False").replace("(1, 2)", "(2, 3)")
 
 STEP = PLAIN_STEP + "import signal, sys, speed\n"
-
-
-def git(folder: Path, *arguments: str) -> str:
-    identity = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
-    command = ["git", "-C", str(folder), *identity, *arguments]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
 class Repository:
@@ -86,11 +81,7 @@ def leftovers() -> list[str]:
 
 
 @pytest.fixture
-def repository(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Repository:
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
-    monkeypatch.setenv("TMPDIR", str(temporary))
-    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+def repository(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, temporary: Path) -> Repository:
     repository = Repository(pytester.path / "a repo")
     monkeypatch.chdir(repository.root)
     return repository
@@ -689,17 +680,18 @@ def test_nothing_is_left_of_a_run_that_is_stopped(repository: Repository, where:
     command = [sys.executable, "-m", "pytest", *plugins, *SMALL, "--ddp-against", "main"]
     with repository.untouched():
         for signum in (signal.SIGTERM, signal.SIGKILL, signal.SIGINT):
-            process = subprocess.Popen(
+            started = subprocess.Popen(
                 command,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
             )
-            until((repository.root / "out").exists)
-            (repository.root / "out").unlink()
-            below = descendants(process.pid)
-            assert below
-            process.send_signal(signum)
-            process.wait(120)
+            with ended(started) as process:
+                until((repository.root / "out").exists)
+                (repository.root / "out").unlink()
+                below = descendants(process.pid)
+                assert below
+                process.send_signal(signum)
+                process.wait(120)
             until(lambda pids=below: gone(pids))
             assert leftovers() == []

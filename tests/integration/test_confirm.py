@@ -16,7 +16,7 @@ import pytest
 
 from tests.integration.conftest import SMALL, Run, line
 from tests.integration.test_against import STEP, Repository, git, repository
-from tests.launch.conftest import descendants, gone, until
+from tests.processes import descendants, gone, until
 
 __all__ = ["repository"]
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-from pathlib import Path
 
 import pytest
 
 from pytest_ddpperf.cli.main import main
+from tests.git import git
 from tests.integration.conftest import STEP, Run
 
 STEPS = (
@@ -18,12 +17,6 @@ def test_step(ddp_benchmark):
     ddp_benchmark(lasting)
 """
 )
-
-
-def git(folder: Path, *arguments: str) -> str:
-    identity = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
-    command = ["git", "-C", str(folder), *identity, *arguments]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def test_a_run_of_a_commit_is_added_and_others_are_told(

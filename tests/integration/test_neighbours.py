@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.conftest import STEP, Run, line
-from tests.launch.conftest import gone, until
+from tests.processes import gone, until
 
 ONE = (
     STEP

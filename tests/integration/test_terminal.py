@@ -12,7 +12,7 @@ import sys
 import pytest
 
 from tests.integration.conftest import STEP, Run, line
-from tests.launch.conftest import descendants, gone, until
+from tests.processes import descendants, ended, gone, until
 
 TALKING = (
     STEP
@@ -127,7 +127,7 @@ def test_the_end_of_pytest_is_the_end_of_its_ranks(
     monkeypatch.delenv("CI", raising=False)
     pytester.makepyfile(test_hanging=HANGING)
     tmp = pytester.mkdir("tmp")
-    process = subprocess.Popen(
+    pytest_itself = subprocess.Popen(
         [sys.executable, "-m", "pytest", "-p", "no:randomly", "-p", "no:benchmark", "--ddp-steps=10"],
         env={**os.environ, "TMPDIR": str(tmp)},
         stdout=subprocess.PIPE,
@@ -136,12 +136,13 @@ def test_the_end_of_pytest_is_the_end_of_its_ranks(
         cwd=pytester.path,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
-    until(lambda: process.poll() is not None or len(list(pytester.path.glob("rank?"))) == 2)
-    assert process.poll() is None
-    started = descendants(process.pid)
-    assert len(started) == 3
-    process.send_signal(signum)
-    output, _ = process.communicate(timeout=120)
+    with ended(pytest_itself) as process:
+        until(lambda: process.poll() is not None or len(list(pytester.path.glob("rank?"))) == 2)
+        assert process.poll() is None
+        started = descendants(process.pid)
+        assert len(started) == 3
+        process.send_signal(signum)
+        output, _ = process.communicate(timeout=120)
     until(lambda: gone(started))
     assert list(tmp.glob("ddpperf-*")) == []
     if signum == signal.SIGINT:

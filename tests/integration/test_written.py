@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
 
 import pytest
 
 from pytest_ddpperf.cli.main import main
 from pytest_ddpperf.measuring.session import Report
+from tests.git import git
 from tests.integration.conftest import STEP, Run
 
 NOTHING = "def test_nothing(): pass"
@@ -90,10 +90,9 @@ def test_reports_say_of_which_commit_they_are_and_compare_as_the_gate_did(
     folder = pytester.mkdir("perf")
     (folder / "test_step.py").write_text(STEP + "\ndef test_step(ddp_benchmark):\n    ddp_benchmark(lasting)\n")
     monkeypatch.setenv("GIT_COMMITTER_DATE", "2026-01-02T03:04:05Z")
-    git = ["git", "-C", str(pytester.path), "-c", "user.name=a", "-c", "user.email=a@b.c"]
     for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "1"]):
-        subprocess.run([*git, *command], check=True)
-    commit = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+        git(pytester.path, *command)
+    commit = git(pytester.path, "rev-parse", "HEAD")
     asked = ["perf", "--rootdir=perf"]
     run(*asked, "--ddp-save-baseline", "--ddp-json=base.json").assert_outcomes(passed=1)
     monkeypatch.setenv("LASTS", "40")

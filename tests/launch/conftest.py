@@ -17,6 +17,7 @@ import pytest
 from pytest_ddpperf.launch import Launcher, run
 from pytest_ddpperf.launch.held import Held
 from pytest_ddpperf.records import LaunchSamples, Plan
+from tests.processes import descendants, gone, until  # noqa: F401  # two for test_confirm.py
 
 
 @dataclass
@@ -86,7 +87,7 @@ class Bench:
         if len(os.listdir(folder)) < arrived:
             return False
         alive = descendants(self.server)
-        return len(alive) <= left and not any(map(at_work, alive))
+        return len(alive) <= left and not any(map(at_work, [self.server, *alive]))
 
     @property
     def server(self) -> int:
@@ -150,41 +151,6 @@ def at_work(pid: int) -> bool:
         if fields.split()[0] in "RD" and not name.startswith(_POLLING):
             return True
     return False
-
-
-def descendants(pid: int) -> list[int]:
-    """All living processes below `pid`, from /proc."""
-    parents: dict[int, int] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            if fields[0] != "Z":
-                parents[int(entry.name)] = int(fields[1])
-    below = [child for child, parent in parents.items() if parent == pid]
-    return below + [grandchild for child in below for grandchild in descendants(child)]
-
-
-def until(condition: Callable[[], object], seconds: float = 120.0) -> None:
-    """Wait for what will be soon, even on a busy machine."""
-    given_up = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < given_up
-        time.sleep(0.05)
-
-
-def gone(pids: list[int]) -> bool:
-    """Whether all processes have ended (a zombie has)."""
-    return not any(map(alive, pids))
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def descriptors() -> int:

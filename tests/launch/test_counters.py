@@ -15,8 +15,9 @@ import torch.distributed.rpc as rpc
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from pytest_ddpperf.records import Counters
-from tests.launch.conftest import Bench
+from pytest_ddpperf.launch import Launcher
+from pytest_ddpperf.records import Counters, Plan
+from tests.launch.conftest import Bench, Recorder
 
 FLOAT = 4  # bytes
 GRADIENTS = (20 * 8 + 8 + 8 * 3 + 3) * FLOAT  # of `network`
@@ -126,6 +127,18 @@ def test_nothing_is_known_of_a_short_warm_up_and_of_no_model(bench: Bench) -> No
     assert (counters["all_reduce.count"], counters["all_reduce.bytes"]) == (1, 5 * FLOAT)
     assert counters["gradient_bytes"] is None
     assert counted(bench, lambda ctx: lambda: None)["all_reduce.count"] == 0
+
+
+def test_all_reduces_are_unknown_where_the_flight_recorder_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "0")
+    launcher = Launcher(dict)
+    try:
+        plan = Plan(world_size=2, backend="gloo", device="cpu", warmup=3, steps=3)
+        counters = launcher.measure(plan, training(4), Recorder()).counters
+    finally:
+        launcher.close()
+    assert (counters["all_reduce.count"], counters["all_reduce.bytes"]) == (None, None)
+    assert counters["gradient_bytes"] == GRADIENTS
 
 
 def test_counting_leaves_compilation_alone(bench: Bench) -> None:

@@ -18,7 +18,8 @@ import torch
 import torch.distributed as dist
 
 from pytest_ddpperf.records.errors import LaunchError, TransportError
-from tests.launch.conftest import Bench, gone, hang, until
+from tests.launch.conftest import Bench, hang
+from tests.processes import gone, until
 
 
 def all_reduce() -> None:
@@ -155,9 +156,9 @@ def test_a_crash_in_c_leaves_its_python_stack(bench: Bench) -> None:
 
 def test_an_allocation_beyond_the_limit_has_its_own_traceback(bench: Bench) -> None:
     def grow() -> None:
-        limit = 8 << 30
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-        bytearray(16 << 30)
+        has = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (has + (1 << 30), has + (1 << 30)))
+        bytearray(2 << 30)
 
     error = failure(bench, in_step(grow))
     assert error.cause.summary.startswith("MemoryError")

@@ -25,7 +25,7 @@ def machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machin
     with ExitStack() as closing:
         made = Machines(tmp_path / "run", closing)
         yield made
-        until = time.monotonic() + 15
+        until = time.monotonic() + 60
         while left := [*made.left(), *(tmp_path / "temporary").glob("ddpperf-*")]:
             assert time.monotonic() < until, left
             time.sleep(0.1)

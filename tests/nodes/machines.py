@@ -21,6 +21,8 @@ ADDRESSES = ("10.77.0.1", "10.77.0.2")
 _LISTENS = "0A"  # in /proc/net/tcp
 _PORT = 29500  # of namespaces that nothing else is in
 
+SOON_SECONDS = 600.0  # for what ends by itself, on a machine however slow
+
 SMALL = ("--ddp-steps=10", "--ddp-min-time=0", "--ddp-launches=3", "--ddp-max-launches=6", "--ddp-warmup=2")
 
 
@@ -44,8 +46,8 @@ class Node:
     process: subprocess.Popen[bytes]
     log: IO[bytes]
 
-    def wait(self, seconds: float = 120.0) -> int:
-        return self.process.wait(seconds)
+    def wait(self) -> int:
+        return self.process.wait(SOON_SECONDS)
 
     @property
     def output(self) -> str:
@@ -146,7 +148,7 @@ class Machines:
 
     def port(self, node: int) -> int:
         """Where a node's pytest listens for the others; waits until it does."""
-        until = time.monotonic() + 60
+        until = time.monotonic() + SOON_SECONDS
         while time.monotonic() < until:
             command = ["ip", "netns", "exec", self._names[node], "cat", "/proc/net/tcp"]
             table = subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -158,16 +160,16 @@ class Machines:
             time.sleep(0.05)
         raise AssertionError(f"node {node} does not listen")
 
-    def until_empty(self, seconds: float) -> None:
+    def until_empty(self) -> None:
         """Wait until no process is left in the namespaces."""
-        until = time.monotonic() + seconds
+        until = time.monotonic() + SOON_SECONDS
         while left := self.left():
             assert time.monotonic() < until, left
             time.sleep(0.1)
 
     def find(self, node: int, part: str) -> int:
         """The pid of the process of a node whose command has that part; waits until there is one."""
-        until = time.monotonic() + 60
+        until = time.monotonic() + SOON_SECONDS
         while time.monotonic() < until:
             name = self._names[node]
             pids = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=True).stdout

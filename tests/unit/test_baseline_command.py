@@ -15,8 +15,8 @@ from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.cli.main import main
 from pytest_ddpperf.records import Baseline, Measurement, Recording, TestId
 from pytest_ddpperf.wire.trees import digests
+from tests.git import git
 from tests.unit.test_codec import MEASUREMENT
-from tests.unit.test_git import git
 
 SESSION = Recording(
     measurement=MEASUREMENT,
@@ -192,6 +192,27 @@ def test_prune_tells_what_is_gone_and_removes_it_when_told(tmp_path: Path, capsy
     assert not gone[2].parent.exists(), "a folder that held nothing else"
     assert ddpperf(root, "prune") == 0
     assert capsys.readouterr().out == "0 of 5 baselines removed\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "kept"),
+    [
+        ("for size in SIZES:\n    globals()[f'test_{size}'] = made(size)\n", True),
+        ("vars ()['test_' + name] = made\n", True),
+        ("setattr(sys.modules[__name__], 'test_' + name, made)\n", True),
+        ("exec(source)\n", True),
+        ("sys.modules[__name__].__dict__.update(made)\n", True),
+        ("class TestStep(TestCase): ...\ninstantiate_device_type_tests(TestStep, globals())\n", True),
+        ("def test_a(monkeypatch):\n    monkeypatch.setattr(a, 'b', 1)\n    model.eval()\n    retrieval()\n", False),
+    ],
+)
+def test_prune_keeps_what_a_file_may_make_when_it_is_imported(tmp_path: Path, code: str, kept: bool) -> None:
+    root = tmp_path / "baselines"
+    path = save(root, "TestStepCPU::test_train")
+    (tmp_path / "tests/perf").mkdir(parents=True)
+    (tmp_path / "tests/perf/test_step.py").write_text(code)
+    assert ddpperf(root, "prune", "--yes") == 0
+    assert path.exists() == kept
 
 
 def test_prune_does_not_take_a_wrong_rootdir_for_tests_that_are_gone(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from pytest_ddpperf import options
 from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.measuring.benchmark import Job, Measured, carry_out
-from pytest_ddpperf.records import LaunchSamples, Limit, Plan, TestId
+from pytest_ddpperf.records import LaunchSamples, Limit, Phases, Plan, TestId
 from tests.unit.test_launches import LAUNCH, UNFIT
 from tests.unit.test_machine import settings
 
@@ -115,3 +116,43 @@ def test_what_is_not_compared_is_not_cut(tmp_path: Path) -> None:
     store.write(carried_out(lasting(0.02), store, save_baseline=True, steps=10, min_seconds=0.0).candidate)
     found = carried_out(lasting(0.02), store, warmup=3)
     assert (found.result.verdict, found.outcome.notes) == ("INCOMPARABLE", ())
+
+
+def scattered(step_seconds: float, scatter: float) -> Callable[[Plan], LaunchSamples]:
+    """Launches of 10 s, with steps of that length, more or less."""
+    lengths = cycle(step_seconds * (1 + scatter * place) for place in (0, 1, -1, 0.7, -0.7))
+    return lambda plan: replace(lasting(next(lengths))(plan), phases=Phases(steps=10.0))
+
+
+@pytest.mark.parametrize(("max_seconds", "launches"), [(600.0, 20), (200.0, 20), (199.0, 10), (1.0, 10)])
+def test_an_open_verdict_has_as_many_launches_as_there_is_time_for_but_those_that_confirm(
+    tmp_path: Path, max_seconds: float, launches: int
+) -> None:
+    store, limits = Store(tmp_path), (Limit(metric="p50", value=0.1, unit="%"),)
+    store.write(carried_out(scattered(0.02, 0.01), store, save_baseline=True).candidate)
+    found = carried_out(scattered(0.022, 0.08), store, limits=limits, max_seconds=max_seconds)
+    assert (len(found.result.step_seconds), found.result.verdict) == (launches, "PASS")
+
+
+@pytest.mark.parametrize("option", ["save_baseline", "extend_baseline"])
+@pytest.mark.parametrize(
+    ("scatter", "max_seconds", "launches"),
+    [(0.01, 600.0, 5), (0.1, 600.0, 10), (0.1, 99.0, 5), (0.2, 600.0, 20), (0.2, 199.0, 10)],
+)
+def test_saving_takes_launches_until_two_such_measurements_resolve_the_limits_or_the_time_is_over(
+    tmp_path: Path, scatter: float, max_seconds: float, launches: int, option: str
+) -> None:
+    asked: dict[str, Any] = {option: True, "limits": (Limit(metric="p50", value=0.1, unit="%"),)}
+    saved = carried_out(scattered(0.02, scatter), Store(tmp_path), max_seconds=max_seconds, **asked)
+    assert len(saved.result.step_seconds) == launches
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("CUDA_LAUNCH_BLOCKING", "1"), ("TORCH_DISTRIBUTED_DEBUG", "detail"), ("NCCL_DEBUG", "TRACE")],
+)
+def test_under_a_debugging_variable_nothing_is_compared(tmp_path: Path, variable: str, value: str) -> None:
+    store = Store(tmp_path)
+    for told, verdict in ((value, "debugging-variable"), ("INFO", "no-baseline")):
+        found = measure(replace(LAUNCH, facts={f"env:{variable}": told}), store).result.verdict
+        assert found.reason == verdict

@@ -20,6 +20,7 @@ from pytest_ddpperf.cli import confirming, main
 from pytest_ddpperf.history import folder
 from pytest_ddpperf.options import parse
 from pytest_ddpperf.records import Beside, Environment, Status, Version
+from tests.git import git
 from tests.unit.test_history import TEST, commit_of, history, measured, run, stepped
 from tests.unit.test_reading import written
 from tests.unit.test_report import measurement, outcome, verdict
@@ -328,12 +329,6 @@ def test_a_name_that_fits_several_tests_is_refused(tmp_path: Path, say: Say) -> 
 # --- confirm
 
 
-def git(top: Path, *arguments: str) -> str:
-    identity = ["-c", "user.name=n", "-c", "user.email=e@x"]
-    command = ["git", *identity, "-C", str(top), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
-
 def committed(top: Path, content: str) -> str:
     file = top / "tests" / "perf" / "test_step.py"
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -545,8 +540,6 @@ def test_the_recipe_for_ci_bears_a_push_meanwhile_and_a_job_that_is_run_again(
     command.chmod(0o755)
     monkeypatch.setenv("PATH", str(command.parent), prepend=os.pathsep)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
-    for name in ("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM"):
-        monkeypatch.setenv(name, os.devnull)  # nobody has said who commits
     origin, seed = tmp_path / "origin", tmp_path / "seed"
     git(tmp_path, "init", "-q", "--bare", "origin")
     git(tmp_path, "init", "-q", "seed")

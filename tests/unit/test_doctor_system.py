@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pytest_ddpperf.doctor import cgroups, gpus, load, system
-from pytest_ddpperf.doctor.cgroups import Limits
+from pytest_ddpperf.doctor import gpus, load, system
+from pytest_ddpperf.launch import cgroups
+from pytest_ddpperf.launch.cgroups import Limits
 from pytest_ddpperf.records.doctor import Machine, Node
 from tests import trees
 
@@ -155,6 +156,9 @@ def test_what_was_throttled_is_counted_in_both_versions(tmp_path: Path) -> None:
 # --- load
 
 
+FREE = 1 << 22  # Linux gives no process a number from here on
+
+
 def process(pid: int, name: str, ticks: int) -> dict[str, str]:
     return {f"proc/{pid}/stat": f"{pid} ({name}) R 1 1 1 0 -1 4194304 1 0 0 0 {ticks} 0 0 0 20 0 1 0 5"}
 
@@ -164,8 +168,8 @@ def test_load_is_what_was_done_in_between(tmp_path: Path) -> None:
     before = trees.written(
         tmp_path / "before",
         trees.V2,
-        process(12, "make (all) :", 0),
-        process(14, "sleep", 5),
+        process(FREE + 1, "make (all) :", 0),
+        process(FREE + 3, "sleep", 5),
         process(os.getpid(), "we", 0),
         {
             "proc/stat": trees.stat(50, 0, 0, total=1000),
@@ -176,9 +180,9 @@ def test_load_is_what_was_done_in_between(tmp_path: Path) -> None:
     after = trees.written(
         tmp_path / "after",
         trees.V2,
-        process(12, "make (all) :", 2 * tick),
-        process(13, "new", tick),
-        process(14, "sleep", 5),
+        process(FREE + 1, "make (all) :", 2 * tick),
+        process(FREE + 2, "new", tick),
+        process(FREE + 3, "sleep", 5),
         process(os.getpid(), "we", 4 * tick),
         {
             "proc/stat": trees.stat(140, 25, 0, total=1100, stolen=10),
@@ -190,7 +194,7 @@ def test_load_is_what_was_done_in_between(tmp_path: Path) -> None:
     took = second.when - first.when
     told = load.between(first, second, (0, 1, 5))  # of core 5 nothing is told
     assert [(core.core, core.busy, core.stolen) for core in told.cores] == [(0, 0.9, 0.1), (1, 0.25, 0.1)]
-    assert [(each.pid, each.name) for each in told.processes] == [(12, "make (all) :"), (13, "new")]
+    assert [(each.pid, each.name) for each in told.processes] == [(FREE + 1, "make (all) :"), (FREE + 2, "new")]
     assert told.processes[0].cores == pytest.approx(2 / took)
     assert (told.throttled, told.throttled_seconds, told.swapped_pages) == (2, 2.5, 7)
 
@@ -210,6 +214,13 @@ def test_gpus_are_what_nvidia_smi_says() -> None:
     assert (second.persistence, second.power_limit_watts, second.default_power_watts) == (False, 500.0, 700.0)
     assert (second.slowed_by, second.busy, second.clock_mhz) == (("power cap", "heat"), 0.93, 1200.0)
     assert (third.index, third.power_limit_watts, third.busy, third.slowed_by) == (2, None, None, ())
+
+
+def test_a_sentence_of_nvidia_smi_is_no_gpu() -> None:
+    lost = "Unable to determine the device handle for GPU2: 0000:3B:00.0: Unknown Error,,,,,,,,\n\n"
+    assert gpus.parse(f"{lost}3, NVIDIA H100\n{SMI}") == gpus.parse(SMI)
+    assert gpus.parse(SMI.replace("0x0000000000000001", "0xno"))[0].slowed_by == ()
+    assert gpus.read(lambda command: "No devices were found\n") == ()
 
 
 def test_an_older_driver_is_asked_by_its_own_words() -> None:

@@ -93,6 +93,11 @@ def test_what_is_no_report_is_named_with_what_is_wrong(tmp_path: Path, content: 
     assert str(failed.value).startswith(f"{path}: {problem}")
 
 
+def counted(metric: str) -> dict[str, Any]:
+    limit = {"metric": metric, "value": 0.0, "unit": "%", "default": False}
+    return {"limit": limit, "status": "REGRESSED", "baseline": 1, "now": 2}
+
+
 @pytest.mark.parametrize(
     ("place", "value", "problem"),
     [
@@ -130,6 +135,16 @@ def test_what_is_no_report_is_named_with_what_is_wrong(tmp_path: Path, content: 
             "verdict.comparisons[0]: its times are not positive",
         ),
         (("measurements", 1, "verdict", "status"), "FINE", "verdict.status: expected one of 'PASS'"),
+        (
+            ("measurements", 1, "verdict", "counters"),
+            [counted("p50"), counted("rpc.bytes"), counted("|@everyone")],
+            "verdict.counters[0].limit.metric: 'p50' is none",
+        ),
+        (
+            ("measurements", 1, "stored"),
+            codec.encode(verdict(Status.PASS)) | {"counters": [counted("rpc.bytes"), counted("|@everyone")]},
+            "stored.counters[1].limit.metric: '|@everyone' is none",
+        ),
     ],
 )
 def test_a_broken_field_is_named_with_its_place(

@@ -7,12 +7,12 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from pytest_ddpperf.wire.channels import Lines
+from tests.processes import gone, until
 
 SERVE = """
 import socket, sys
@@ -48,9 +48,7 @@ def test_what_a_rank_leaves_in_its_group_ends_with_it(waitid: str) -> None:
     told = subprocess.run(
         [sys.executable, "-c", ENDED, waitid], env=environ, check=True, capture_output=True, text=True
     )
-    until = time.monotonic() + 60
-    while Path(f"/proc/{told.stdout.strip()}").exists():
-        assert time.monotonic() < until
+    until(lambda: gone([int(told.stdout)]))
 
 
 @pytest.mark.parametrize("end", ["stopped", "left alone", "signalled"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -99,6 +100,40 @@ def test_of_conftests_by_one_name_all_are_known_and_the_last_is_imported_by_it(
     for found in ([outer, inner], [inner, outer]):
         monkeypatch.setattr(run, "conftests", lambda found=found: found)
         assert run.modules()["conftest"] == inner.__file__
+
+
+def test_a_plugin_without_a_file_is_no_conftest(collect: Collect) -> None:
+    (item,) = collect("def test_a(ddp_run): ...")
+    run = item.config.stash[state.RUN]
+    notebook = ModuleType("__main__")
+    assert not hasattr(notebook, "__file__")
+    item.config.pluginmanager.register(notebook, "a notebook's")
+    run.items = [SimpleNamespace(module=notebook)]
+    assert run.conftests() == []
+    assert run.modules() == {}
+
+
+@pytest.mark.parametrize("option", ["--setup-plan", "--setup-only", "--collect-only"])
+def test_what_only_shows_tests_asks_no_rank_and_writes_nothing(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    monkeypatch.setattr(Session, "facts", lambda self: pytest.fail("a rank was asked"))
+    pytester.makepyfile("def test_a(ddp_benchmark): ...")
+    result = pytester.runpytest_inprocess("-p", "no:randomly", "-p", "no:benchmark", "--ddp-json=a.json", option)
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["*test_a*"])
+    result.stdout.no_fnmatch_line("*ddpperf: *")
+    assert not Path("a.json").exists()
+
+
+@pytest.mark.parametrize("name", ["pytest_benchmark.plugin", "benchmark"])
+def test_pytest_benchmark_is_seen_by_either_name(collect: Collect, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    monkeypatch.delenv("PYTEST_PLUGINS", raising=False)
+    (item,) = collect("def test_a(ddp_benchmark): ...", "-p", "pytest_ddpperf.plugin.hooks", "-p", name)
+    assert "benchmark" in item.fixturenames  # type: ignore[attr-defined]
+    filters = [mark.args[0] for mark in item.iter_markers("filterwarnings")]
+    assert filters == ["ignore:Benchmark fixture was not used at all"]
 
 
 @pytest.mark.parametrize(

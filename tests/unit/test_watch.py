@@ -73,3 +73,40 @@ def test_a_terminal_shows_a_wait_while_it_lasts(pytester: pytest.Pytester) -> No
     assert "\x1b7 waiting for cpu0, held by pid 4321, 25 s\x1b[K\x1b8" in told
     assert "\x1b7 waiting for the host, held by another process, 1 s\x1b[K\x1b8" in told
     assert TOLD[0] not in told.splitlines()
+
+
+def test_a_line_that_the_output_has_no_letters_for_is_told_all_the_same(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytester.makepyfile(
+        test_a="""
+        from pytest_ddpperf.plugin import watch
+
+        def test_lines(request):
+            watcher = watch.Watcher(request.config, warmup=1)
+            assert watcher.streams
+            for stream in ("stdout", "stderr"):
+                watcher.output("rank 1", stream, "\\u00e9poque \\u2192 1 \\udcff")
+        """
+    )
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii:strict")
+    result = pytester.runpytest_subprocess(*ARGUMENTS, "-s")
+    result.assert_outcomes(passed=1)
+    for lines in (result.outlines, result.errlines):
+        assert any(line.endswith(r"[rank 1] \xe9poque \u2192 1 \udcff") for line in lines)
+
+
+def test_a_dumb_terminal_is_told_a_wait_in_lines(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytester.makepyfile(test_waits=WAITING)
+    monkeypatch.setenv("TERM", "dumb")
+    written = b""
+
+    def read(descriptor: int) -> bytes:
+        nonlocal written
+        data = os.read(descriptor, 65536)
+        written += data
+        return data
+
+    assert pty.spawn([sys.executable, "-m", "pytest", *ARGUMENTS], read) == 0
+    assert b"\x1b7" not in written
+    assert [line for line in written.decode().splitlines() if line.startswith("waiting")] == TOLD

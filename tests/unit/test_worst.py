@@ -21,6 +21,7 @@ from tests.unit.test_report import FAILED, comparison, outcome, risen, verdict
         (outcome(verdict(Status.IMPROVED), fails=True), Concern.FAILS),
         (outcome(verdict(Status.NOT_GATED, "saving"), fails=True, error="baseline x: no space left"), Concern.FAILS),
         (outcome(verdict(Status.REGRESSED), fails=False), Concern.DOUBTFUL),
+        (replace(FAILED, fails=False), Concern.DOUBTFUL),
         (outcome(verdict(Status.INCONCLUSIVE)), Concern.DOUBTFUL),
         (outcome(verdict(Status.NO_BASELINE)), Concern.DOUBTFUL),
         (outcome(verdict(Status.INCOMPARABLE)), Concern.DOUBTFUL),

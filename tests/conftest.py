@@ -1,0 +1,32 @@
+"""An environment like that of any machine, for the tests of the plugin: the suite and examples have the user's."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Iterator
+
+import pytest
+
+# By what they begin with: they say which repository git changes, and how torch and its libraries go about things.
+_OF_THE_USER = ("GIT_", "CUDA_LAUNCH_BLOCKING", "GLOO_", "KMP_", "MKL_", "NCCL_", "OMP_", "TORCH_")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_core_dumps() -> None:
+    """Of ranks that tests let crash."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+
+
+@pytest.fixture(autouse=True)
+def _as_anywhere(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Where ranks are, and what tests find, is the same whatever the machine has and its user has set. Tests of the
+    `gpu` marker need both; those of `ddp` run in the session of these, which asks once for devices."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not any(map(request.node.get_closest_marker, ("gpu", "ddp"))):
+            for name in [name for name in os.environ if name.startswith(_OF_THE_USER)]:
+                patch.delenv(name)
+            patch.setenv("CUDA_VISIBLE_DEVICES", "")
+            patch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
+            patch.setenv("GIT_CONFIG_SYSTEM", os.devnull)
+        yield

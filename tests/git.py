@@ -1,0 +1,12 @@
+"""Repositories of tests. That no variable and no settings of the user's have a part in them is conftest.py's."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+
+def git(folder: Path, *arguments: str | Path) -> str:
+    identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    command = ["git", "-C", str(folder), *identity, *map(str, arguments)]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
