@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
+import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
@@ -26,21 +28,37 @@ _OF_A_HOOK = (
 _OFFLINE = {"GIT_ALLOW_PROTOCOL": "none", "GIT_LFS_SKIP_SMUDGE": "1"}
 
 
-def git(path: Path, *arguments: str | Path, timeout: float | None = None, offline: bool = False) -> str:
+def git(
+    path: Path,
+    *arguments: str | Path,
+    timeout: float | None = None,
+    offline: bool = False,
+    index: Path | None = None,
+) -> str:
     """What a git command prints; raises GitError. Runs none of the user's hooks and asks nothing of a terminal;
-    `offline`: nor of another repository, which a partial clone does for the files that it lacks."""
-    return os.fsdecode(_git(path, *arguments, timeout=timeout, offline=offline))
+    `offline`: nor of another repository, which a partial clone does for the files that it lacks. `index`: another than
+    the repository's."""
+    return os.fsdecode(_git(path, *arguments, timeout=timeout, offline=offline, index=index))
 
 
 def _git(
-    path: Path, *arguments: str | Path, timeout: float | None = None, given: bytes = b"", offline: bool = False
+    path: Path,
+    *arguments: str | Path,
+    timeout: float | None = None,
+    given: bytes = b"",
+    offline: bool = False,
+    index: Path | None = None,
 ) -> bytes:
     command: list[Any] = ["git", "--no-optional-locks", "-c", f"core.hooksPath={os.devnull}", "-C", path, *arguments]
     environ = {**outside_of_hooks(), "LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0", **(_OFFLINE if offline else {})}
+    if index is not None:
+        environ["GIT_INDEX_FILE"] = str(index)
     try:
         ended = run_whole(command, environ, timeout=timeout, given=given)
     except FileNotFoundError:
         raise GitError("git is not installed, or not on PATH") from None
+    except subprocess.TimeoutExpired as error:
+        raise GitError(f"git did not answer within {error.timeout:g} s") from None
     except (OSError, subprocess.SubprocessError) as error:
         raise GitError(str(error)) from None
     if ended.returncode:
@@ -91,20 +109,42 @@ def run_whole(
 
 def commit_of(path: Path) -> str:
     """The commit checked out at `path`, with "-dirty" where tracked files differ; "" where git cannot say."""
-    arguments = ["describe", "--always", "--dirty", "--abbrev=64", "--exclude=*"]  # the whole hash, never a tag
     try:
-        return git(path, *arguments, timeout=_GIT_SECONDS).strip()
+        return _described(path)
     except GitError:
         return ""
+
+
+def _described(path: Path) -> str:
+    commit = git(path, "rev-parse", "--verify", "HEAD", timeout=_GIT_SECONDS).strip()
+    # `git describe --dirty` writes the index, whatever it is told of locks.
+    changed = git(path, "status", "--porcelain", "--untracked-files=no", "--no-renames", timeout=_GIT_SECONDS)
+    return f"{commit}-dirty" if changed else commit
 
 
 def commit_time(path: Path) -> str:
     """When what is checked out at `path` was committed, ISO 8601 in UTC; "" where git cannot say."""
     try:
-        seconds = git(path, "show", "--no-patch", "--no-show-signature", "--format=%ct", "HEAD", timeout=_GIT_SECONDS)
+        return _committed(path)
     except GitError:
         return ""
+
+
+def _committed(path: Path) -> str:
+    seconds = git(path, "show", "--no-patch", "--no-show-signature", "--format=%ct", "HEAD", timeout=_GIT_SECONDS)
     return datetime.fromtimestamp(int(seconds), timezone.utc).isoformat()
+
+
+def why_unknown(path: Path) -> str:
+    """Why `commit_of` or `commit_time` did not say anything before, on one line; "" outside a repository, where there
+    is no more to say."""
+    try:
+        _described(path)
+        _committed(path)
+    except GitError as error:
+        told = " ".join(str(error).split())
+        return "" if "not a git repository" in told else told
+    return "git could not say when the run began, and can now"
 
 
 def top_level(path: Path) -> Path:
@@ -157,7 +197,18 @@ def changed_files(top: Path, commit: str) -> list[str]:
     """Paths from `top` of all files that differ between a commit and the working tree, in more than the ends of their
     lines, untracked ones included but for those that git ignores; raises GitError."""
     # With --name-only git would not look at lines.
-    counted = git(top, "diff", "--numstat", "--ignore-cr-at-eol", "-z", "--no-ext-diff", "--no-renames", commit, "--")
+    command = ("diff", "--numstat", "--ignore-cr-at-eol", "-z", "--no-ext-diff", "--no-renames", commit, "--")
+    with (
+        tempfile.TemporaryDirectory() as folder
+    ):  # it writes what it finds into the index, whatever it is told of locks
+        index = Path(folder) / "index"
+        try:
+            shutil.copy(git(top, "rev-parse", "--path-format=absolute", "--git-path", "index").rstrip("\n"), index)
+        except FileNotFoundError:
+            pass  # nothing was ever added
+        except OSError as error:
+            raise GitError(str(error)) from None
+        counted = git(top, *command, index=index)
     differing = [line.split("\t", 2)[2] for line in counted.split("\0")[:-1]]
     untracked = git(top, "ls-files", "--others", "--exclude-standard", "-z")
     return sorted({*differing, *untracked.split("\0")[:-1]})

@@ -44,7 +44,7 @@ def write(run: Run) -> bool:
                 files.write(path, text(run.report), append=appends(path))
     if run.settings.history_dir is not None and run.reported:
         with _told(run.report, "--ddp-history"):
-            _remember(run.report, run.settings.history_dir)
+            _remember(run.report, run.settings.history_dir, run.config.rootpath)
     return not run.reported or not run.report.unwritten
 
 
@@ -62,14 +62,18 @@ def _told(report: Report, what: str) -> Iterator[None]:
         report.unwritten.append(f"{what}: {type(error).__name__}: {error}")
 
 
-def _remember(report: Report, root: Path) -> None:
-    """Add to the history what it has a place for, and tell what became of it; raises HistoryError."""
+def _remember(report: Report, root: Path, measured: Path) -> None:
+    """Add to the history what it has a place for, of the code in `measured`, and tell what became of it; raises
+    HistoryError."""
+    from pytest_ddpperf.git import why_unknown
     from pytest_ddpperf.history import entry, folder
 
     entries = entry.entries(report.outcomes, report.run)
     why = entry.unfit(report.run) if entries else "nothing was measured of this commit alone"
     if why:
-        report.told.append(f"--ddp-history: nothing was added: {why}")
+        unknown = entries and not (report.run.commit and report.run.committed)
+        reason = why_unknown(measured) if unknown else ""
+        report.told.append(f"--ddp-history: nothing was added: {why}{f': {reason}' * bool(reason)}")
         return
     for each in entries:
         path = folder.add(root, each)

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from pytest_ddpperf import git as git_module
-from pytest_ddpperf.git import changed_files, commit_named, commit_of, commit_time, last_change, top_level, worktrees
+from pytest_ddpperf.git import (
+    changed_files,
+    commit_named,
+    commit_of,
+    commit_time,
+    last_change,
+    top_level,
+    why_unknown,
+    worktrees,
+)
 from pytest_ddpperf.records.errors import GitError
-
-
-def git(folder: Path, *arguments: str | Path) -> str:
-    identity = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
-    command = ["git", "-C", str(folder), *identity, *map(str, arguments)]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+from tests.git import git
 
 
 def commit(folder: Path, **files: str) -> str:
@@ -89,6 +92,29 @@ def test_a_git_that_does_not_answer_is_left_waiting(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr(git_module, "_GIT_SECONDS", 0.05)
     assert commit_of(tmp_path) == ""
+
+
+def test_why_git_does_not_tell_a_commit_is_said_in_its_own_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert why_unknown(tmp_path) == "", "outside a repository there is no more to say"
+    git(tmp_path, "init", "-q")
+    assert why_unknown(tmp_path).startswith("fatal: ")
+    commit(tmp_path)
+    assert why_unknown(tmp_path) == "git could not say when the run began, and can now"
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+    told = why_unknown(tmp_path)
+    assert told.startswith(f"fatal: detected dubious ownership in repository at '{tmp_path}' To add an exception")
+    assert "\n" not in told
+    fake = tmp_path / "git"
+    fake.write_text("#!/bin/sh\nexec sleep 60\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(git_module, "_GIT_SECONDS", 0.05)
+    assert why_unknown(tmp_path) == "git did not answer within 0.05 s"
+    fake.unlink()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert why_unknown(tmp_path) == "git is not installed, or not on PATH"
 
 
 def test_what_git_refuses_it_says_itself(tmp_path: Path) -> None:
@@ -211,9 +237,9 @@ def test_what_git_tells_its_hooks_of_another_repository_has_no_effect(
 
 def test_neither_the_index_nor_a_file_is_touched(tmp_path: Path) -> None:
     head = commit(tmp_path, a="1")
-    (tmp_path / "a.py").touch()  # git status would now write what it found into the index
+    os.utime(tmp_path / "a.py", (0, 0))  # git status would now write what it found into the index, and so does describe
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    commit_of(tmp_path)
+    assert commit_of(tmp_path) == head
     changed_files(tmp_path, head)
     worktrees(tmp_path)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
