@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 
@@ -51,20 +52,21 @@ def read(run: Run = output) -> tuple[Gpu, ...]:
     """All of this machine's, visible to CUDA or not; none where nvidia-smi is not there."""
     for mask in (*_SLOWED, ""):
         names = (*_FIELDS, mask) if mask else _FIELDS
-        if said := run(["nvidia-smi", f"--query-gpu={','.join(names)}", "--format=csv,noheader,nounits"]):
-            return parse(said)
+        if found := parse(run(["nvidia-smi", f"--query-gpu={','.join(names)}", "--format=csv,noheader,nounits"])):
+            return found
     return ()
 
 
 def parse(said: str) -> tuple[Gpu, ...]:
-    """nvidia-smi's CSV; "[N/A]" and its kin are unknown."""
-    return tuple(_gpu([cell.strip() for cell in line.split(",")]) for line in said.splitlines() if line.strip())
+    """nvidia-smi's CSV; "[N/A]" and its kin are unknown. Of a GPU that fell off the bus it tells in a sentence."""
+    rows = ([cell.strip() for cell in line.split(",")] for line in said.splitlines())
+    return tuple(_gpu(cells) for cells in rows if len(cells) >= len(_FIELDS) and cells[0].isdecimal())
 
 
 def _gpu(cells: Sequence[str]) -> Gpu:
     index, name, persistence, power, default, clock, most, busy, mask = [*cells, ""][:9]
     share = _number(busy)
-    reasons = int(mask, 16) if mask.startswith("0x") else 0
+    reasons = int(mask, 16) if re.fullmatch("0x[0-9a-fA-F]+", mask) else 0
     return Gpu(
         index=int(index),
         name=name,

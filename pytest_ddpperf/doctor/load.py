@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pytest_ddpperf.doctor import cgroups
-from pytest_ddpperf.doctor.cgroups import Throttling
 from pytest_ddpperf.doctor.system import text
+from pytest_ddpperf.launch import cgroups
+from pytest_ddpperf.launch.cgroups import Throttling
 from pytest_ddpperf.records.doctor import Busy, CoreLoad, Cores, Load
 
 # Of a core: less is what any system does by itself.

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from pytest_ddpperf.doctor import cgroups
+from pytest_ddpperf.launch import cgroups
 from pytest_ddpperf.records.doctor import Cores, Machine, Node
 
 _CPU = Path("sys/devices/system/cpu")

@@ -12,8 +12,8 @@ from pytest_ddpperf.records import RankError, RankOutput
 from pytest_ddpperf.records.errors import DdpPerfError, LaunchError
 
 
-def describe_exit(status: int) -> str:
-    """A rank's end without a result, in words; `status` is negative for a signal."""
+def describe_exit(status: int, *, delivered: bool = False) -> str:
+    """A rank's end before it was due, its result `delivered` or not, in words; `status` is negative for a signal."""
     if status < 0:
         try:
             name = signal.Signals(-status).name
@@ -21,7 +21,7 @@ def describe_exit(status: int) -> str:
             name = f"signal {-status}"
         hint = " (the kernel's out-of-memory killer sends it too)" if name == "SIGKILL" else ""
         return f"killed by {name}{hint}"
-    return f"exited with status {status} without delivering a result"
+    return f"exited with status {status} {'in its clean-up' if delivered else 'without delivering a result'}"
 
 
 def describe_end(status: int) -> str:

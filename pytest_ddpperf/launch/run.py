@@ -190,6 +190,7 @@ class Launch:
             "sys_path": boot.search_path(),
             "argv": sys.argv,
             "cpus": self._placement.cpus if plan.device == "cpu" else ((),) * len(self._part.processes),
+            "threads": self._placement.own_threads if plan.device == "cpu" else 0,
             "modules": dict(self._modules),
             "trees": asdict(self._trees) if self._trees is not None else None,
         }
@@ -260,7 +261,7 @@ class Launch:
                     rank.error = self._diagnosis.error(
                         rank,
                         when=message["when"],
-                        summary=describe_exit(message["status"]),
+                        summary=describe_exit(message["status"], delivered=rank.result is not None),
                         traceback=self._diagnosis.stacks(rank),
                     )
 

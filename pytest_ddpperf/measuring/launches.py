@@ -137,9 +137,6 @@ def recorded(launches: Sequence[LaunchSamples]) -> Recorded:
 
 
 def _counters(launches: Sequence[LaunchSamples]) -> Counters:
-    """Of the launch that counted most; unknown where one does not know."""
-    found: dict[str, int | None] = {}
-    for name in launches[0].counters:
-        counts = [count for launch in launches if (count := launch.counters.get(name)) is not None]
-        found[name] = max(counts) if len(counts) == len(launches) else None
-    return found
+    """Unknown where one does not know, or where they differ: that has noise, and would be gated as if it had none."""
+    counted = {name: {launch.counters.get(name) for launch in launches} for name in launches[0].counters}
+    return {name: counts.pop() if len(counts) == 1 else None for name, counts in counted.items()}

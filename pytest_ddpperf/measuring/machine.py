@@ -32,14 +32,16 @@ class Unavailable(Exception):
 
 def nodes_for(settings: Settings, of_run: Settings, world_size: int, nodes: int, field: str = "world_sizes") -> int:
     """Over how many of the `nodes` the ranks of a test are dealt: over all, but those of a marker that asks for no more
-    than one node's share of the run stay on the first, unless it says otherwise. Raises as `resolve`."""
+    than one node's share of the run, or for fewer than there are nodes, stay on the first, unless it says otherwise.
+    Raises as `resolve`."""
     wanted = settings.nodes
     if wanted is not None and wanted > nodes:
         there = f"{nodes} there" if nodes > 1 else "torchrun started no other node"
         raise Unavailable(f"{where(settings, 'nodes')}: {wanted}: {there}")
     if wanted is None:
         share = max(getattr(of_run, field), default=1) if field == "world_sizes" else of_run.trainers
-        wanted = 1 if _marked(settings, field) and world_size <= share // nodes else nodes
+        few = max(share // nodes, nodes - 1)
+        wanted = 1 if _marked(settings, field) and world_size <= few else nodes
     if world_size % wanted:
         problem = f"divides evenly over the {wanted} nodes"
         raise _wrong(settings, field, world_size, problem, "nodes")
@@ -93,7 +95,8 @@ def described(place: Place, who: str, processes: int, environ: Mapping[str, str]
     if not cores.cores_per_rank:
         return f"{ranks} share {text.several(cores.cores, 'core')}: expect noise"
     each = text.several(cores.cores_per_rank, "core")
-    return f"{ranks}, each {'pinned to' if cores.pinned else 'with'} {each} of {cores.cores}"
+    quota = " by the cgroup's quota, expect noise" * cores.quota
+    return f"{ranks}, each {'pinned to' if cores.pinned else 'with'} {each} of {cores.cores}{quota}"
 
 
 def _choose(

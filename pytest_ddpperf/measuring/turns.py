@@ -28,6 +28,8 @@ from pytest_ddpperf.records import (
 )
 from pytest_ddpperf.records.errors import BaseSideError, DdpPerfError, LaunchError
 
+_APART = "some steps each: --ddp-turns launches measures one launch after the other"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Here:
@@ -144,11 +146,10 @@ class Turns:
                 in_turns((sides["n"], sides["b"]), self._random)
                 launched = sides["n"].deliver(), sides["b"].deliver()
             except LaunchError as error:
-                error.hint = (
-                    f"it took turns with {self._base.version}, some steps each: --ddp-turns launches measures one "
-                    "launch after the other"
-                )
+                error.hint = f"it took turns with {self._base.version}, {_APART}"
                 raise
+            except BaseSideError as error:
+                raise BaseSideError(f"{error}\nit took turns with the code at hand, {_APART}") from None
         here.launched(launched[0])
         return launched
 

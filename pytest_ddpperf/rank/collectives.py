@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 Count = int | None
 Reduced = tuple[int, torch.dtype | None]  # an all-reduce: of so many elements of a kind
 _ALL_REDUCE = {"c10d::allreduce_", "c10d::allreduce_coalesced_"}
+_ALL_REDUCE |= {f"_c10d_functional::all_reduce{kind}" for kind in ("", "_", "_coalesced", "_coalesced_")}
 _OTHER_NAMES = {"byte": "uint8", "char": "int8"}  # the recorder's, where they are not torch's in lower case
 
 
@@ -39,7 +40,8 @@ class _Dispatched(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.name() in _ALL_REDUCE:
-            self.reduced.append((sum(t.numel() for t in args[0]), args[0][0].dtype))
+            tensors = [args[0]] if isinstance(args[0], torch.Tensor) else args[0]
+            self.reduced.append((sum(t.numel() for t in tensors), tensors[0].dtype))
         return func(*args, **(kwargs or {}))
 
 
@@ -76,15 +78,18 @@ class Meter:
 
     def counters(self, step: Callable[[], Any]) -> dict[str, Count]:
         """Run a step of this process, as all do, and count its all-reduces."""
+        gc.collect()  # DDP modules that a set-up made and dropped live in cycles
         dist.barrier()  # so that the recorder holds something, if it is on
         before = _recorded()
         self.begin()
+        dist.barrier()  # what a step of another's asks of this process is counted here, too
         with _Dispatched() as dispatched:
             step()
         after = _recorded()
         self.end()
         dist.barrier()  # a later step of another's must not be counted in this one
         more = self.close()
+        dist.barrier()  # nor before this one was
         seen = None
         if before is not None and after is not None:
             new = [reduced for number, reduced in after.items() if number not in before]

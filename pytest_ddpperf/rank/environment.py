@@ -77,13 +77,16 @@ _SMI_FIELDS = {
 def _nvidia_smi(device: str) -> dict[str, Scalar]:
     query = f"--query-gpu={','.join(_SMI_FIELDS.values())}"
     lines = _output("nvidia-smi", query, "--format=csv,noheader,nounits", *(["-i", device] if device else []))
-    return parse_smi(lines.splitlines()[0]) if lines.strip() else {}
+    return parse_smi(lines)
 
 
-def parse_smi(line: str) -> dict[str, Scalar]:
-    """A line of nvidia-smi's CSV for `_SMI_FIELDS`; "[N/A]" and its kin are unknown, so None."""
+def parse_smi(said: str) -> dict[str, Scalar]:
+    """The first row of nvidia-smi's CSV for `_SMI_FIELDS`, which may stand below a warning; none where there is none.
+    "[N/A]" and its kin are unknown, so None."""
+    rows = ([part.strip() for part in line.split(",")] for line in said.splitlines())
+    row = next((row for row in rows if len(row) == len(_SMI_FIELDS)), [])
     facts: dict[str, Scalar] = {}
-    for name, text in zip(_SMI_FIELDS, (part.strip() for part in line.split(",")), strict=False):
+    for name, text in zip(_SMI_FIELDS, row, strict=False):
         if not text or text.startswith("["):
             facts[name] = None
         else:

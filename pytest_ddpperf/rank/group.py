@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -31,12 +30,12 @@ class Place:
     node: int
     folder: Path  # of the launch, on this node
     store: tuple[str, int] | None  # where ranks of several nodes meet
-    cpus: Sequence[int]
+    threads: int  # unless the environment asks for others; 0: torch's choice
 
 
 def start(plan: Plan, place: Place) -> Context:
     """Seed, choose the device, pin, and join the group."""
-    device = prepare(plan, place.index, place.cpus)
+    device = prepare(plan, place.index, place.threads)
     if plan.backend:
         join(plan, place.number, plan.world_size, place, "store", device)
     return Context(
@@ -51,12 +50,12 @@ def start(plan: Plan, place: Place) -> Context:
     )
 
 
-def prepare(plan: Plan, index: int, cpus: Sequence[int]) -> torch.device:
+def prepare(plan: Plan, index: int, threads: int) -> torch.device:
     """Seed, choose the device of that index, pin; the device."""
     _seed(plan.seed)
     if plan.device == "cpu":
-        if cpus and "OMP_NUM_THREADS" not in os.environ:
-            torch.set_num_threads(len(cpus))
+        if threads and "OMP_NUM_THREADS" not in os.environ:
+            torch.set_num_threads(threads)
         return torch.device("cpu")
     device = torch.device(plan.device, index)
     torch.accelerator.set_device_index(index)

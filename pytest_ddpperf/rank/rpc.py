@@ -45,7 +45,7 @@ def start(plan: Plan, place: group.Place) -> RpcContext:
     meter.names = [plan.name(other) for other in range(plan.processes)]
     part = _part(plan, process)
     devices = 1 if plan.device == "cpu" else torch.accelerator.device_count()
-    device = group.prepare(plan, place.index % devices, place.cpus)
+    device = group.prepare(plan, place.index % devices, place.threads)
     url = store.url_of("store-rpc", plan.processes, place.folder, place.store, timeout)
     options = rpc.TensorPipeRpcBackendOptions(init_method=url, rpc_timeout=timeout.total_seconds())
     if plan.device != "cpu":

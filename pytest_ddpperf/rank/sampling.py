@@ -147,6 +147,7 @@ class _Stretch:
                 cpu_ns[index + 1] = time.thread_time_ns()
             # Of the usual ones without a call.
             processed[index] = told if told is None or type(told) is int else returned.examples(told)
+            told = None  # a graph of a step's result, say, is not to live through the next step
             if figures.said:
                 recorded[index] = figures.take()
             graphs[index + 1] = steady.graphs()
@@ -159,12 +160,13 @@ def _differences(totals: Sequence[int]) -> list[int]:
 
 
 def _compiled_at(taken: Sequence[_Stretch], uncounted: int) -> int:
-    """The first counted step, from 1, until which something was handed to torch.compile; 0 for none."""
+    """The first counted step, from 1, in which something was handed to torch.compile; 0 for none."""
     counted = 0
     for stretch in taken:
-        for ended, graphs in enumerate(stretch.graphs):
-            if graphs != taken[0].graphs[0]:
-                return counted + max(ended - uncounted, 1)
+        before, *after = stretch.graphs[uncounted:]
+        for number, graphs in enumerate(after, 1):
+            if graphs != before:
+                return counted + number
         counted += stretch.length - uncounted
     return 0
 

@@ -104,6 +104,8 @@ class _Server:
         self._folder = folder  # of pytest's own, to be removed if it is killed; "" for none
         self._ranks: set[int] = set()  # pids; each leads a session and a process group of its own
         self._dir = ""  # of the last launch, to be removed if pytest cannot
+        self._spared = set(process.children())  # of modules that are preloaded: launches may need them
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())  # whoever started pytest may have blocked what wakes us
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
@@ -232,7 +234,7 @@ class _Server:
     def _end(self) -> None:
         """Kill what is left of the launch: ranks, their groups, and orphans that left their group."""
         self._signal_groups(signal.SIGKILL)
-        while pids := process.children() or list(self._ranks):
+        while pids := [pid for pid in process.children() if pid not in self._spared] or list(self._ranks):
             for pid in pids:
                 os.kill(pid, signal.SIGKILL)
             for pid in pids:
@@ -242,6 +244,7 @@ class _Server:
     def _leave(self) -> NoReturn:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         try:
+            self._spared.clear()
             self._end()
             for folder in filter(None, (self._dir, self._folder)):
                 shutil.rmtree(folder, ignore_errors=True)

@@ -156,7 +156,9 @@ def _work(rank: Rank, folder: Path, request: Message) -> None:
     task = payload.loads((folder / "payload").read_bytes())
     rank.enter(Phase.GROUP)
     store = tuple(request["store"]) if request["store"] else None
-    place = group.Place(number=rank.number, index=index, node=request["node"], folder=folder, store=store, cpus=cpus)
+    place = group.Place(
+        number=rank.number, index=index, node=request["node"], folder=folder, store=store, threads=request["threads"]
+    )
     ctx: Context = (_rpc() if rank.plan.rpc else group).start(rank.plan, place)
     rank.enter(Phase.SETUP)
     warned.install(rank.plan.warning_filters)

@@ -86,6 +86,21 @@ def test_ranks_with_more_threads_than_their_share_has_cores_share_all(
     assert placement.threads == threads
 
 
+@pytest.mark.parametrize(
+    ("quota", "count", "per_rank", "threads"),
+    [(4.0, 4, 2, 2), (2.9, 2, 1, 1), (0.5, 1, 0, 1)],
+)
+def test_under_a_quota_ranks_share_all_cores_and_have_threads_for_their_time(
+    quota: float, count: int, per_rank: int, threads: int
+) -> None:
+    usable = tuple(range(8))
+    placement = cores.place(2, {}, usable, quota)
+    assert placement.cpus == (usable, usable)
+    assert (placement.cores, placement.cores_per_rank, placement.pinned) == (count, per_rank, False)
+    assert (placement.own_threads, placement.quota) == (threads, True)
+    assert cores.place(2, {}, usable, 8.0) == cores.place(2, {}, usable), "which is no less than the cores"
+
+
 def test_one_rank_has_all_cores_however_many_threads() -> None:
     crowded, alone = (cores.place(1, {"OMP_NUM_THREADS": asked}, (0, 1)) for asked in ("3", "what?"))
     assert crowded == replace(alone, threads=3)
@@ -202,12 +217,13 @@ def test_who_takes_the_lock_again_and_again_lets_others_in(core: Path, tmp_path:
     turns = tmp_path / "turns"
     greedy = subprocess.Popen([sys.executable, "-c", GREEDY, core, turns])
     try:
-        while not (turn := turns.read_text() if turns.exists() else ""):
+        while not (turns.exists() and turns.read_text()):
             assert greedy.poll() is None
-        first = int(turn)
+        seen: list[int] = []
 
         def waiting(path: Path) -> None:
-            assert int(turns.read_text() or first) <= first + 10, "it comes again and again"
+            seen.extend(map(int, turns.read_text().split()))
+            assert seen[-1] <= seen[0] + 10, "it comes again and again"
 
         with locks.hold([core], waiting):
             pass
@@ -290,6 +306,7 @@ def test_only_an_allow_list_of_variables_is_recorded() -> None:
 
 def test_ends_have_names() -> None:
     assert describe_exit(3) == "exited with status 3 without delivering a result"
+    assert describe_exit(0, delivered=True) == "exited with status 0 in its clean-up"
     assert describe_exit(-11) == "killed by SIGSEGV"
     assert describe_exit(-9).startswith("killed by SIGKILL (the kernel's out-of-memory")
     assert describe_exit(-200) == "killed by signal 200"
