@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,11 +23,12 @@ class Origin:
     commit: str = ""
     why: str = ""
     fetch: str = ""  # the command that would bring it
+    built: tuple[str, ...] = ()  # of its files, those that git ignores and no commit has
 
 
-def origin_of(session: Recording, baseline: Path, rootdir: Path) -> Origin:
+def origin_of(session: Recording, baseline: Path, rootdir: Path, *, builds: bool = False) -> Origin:
     """The commit that was recorded, else the last that changed the file of the `baseline`, else HEAD: the first that
-    holds the session's files. Nothing is fetched."""
+    holds the session's files, but for those that git ignores where a set-up `builds` them. Nothing is fetched."""
     if not session.files:
         return Origin(why="the baseline does not say whose code it is: ranks imported nothing of the repository then")
     unknown = [file for file, held in session.files.items() if not held]
@@ -35,8 +36,10 @@ def origin_of(session: Recording, baseline: Path, rootdir: Path) -> Origin:
         return Origin(why=f"changed while the baseline was recorded, or could not be read: {_named(unknown)}")
     try:
         top = top_level(rootdir)
+        built = ignored_files(top, list(session.files)) if builds else []
     except GitError as error:
         return Origin(why=f"git has no code of another time: {error}")
+    files = {file: held for file, held in session.files.items() if file not in built}
     recorded = session.commit.partition("-dirty")[0]
     candidates = list(dict.fromkeys(_candidates(top, recorded, baseline)))
     if recorded and recorded not in candidates and _is_shallow(top):
@@ -51,7 +54,7 @@ def origin_of(session: Recording, baseline: Path, rootdir: Path) -> Origin:
     lacking: Origin | None = None
     for commit in candidates:
         try:
-            wrong = _otherwise(top, commit, session)
+            wrong = _otherwise(top, commit, files)
         except GitError as error:
             lacking = lacking or Origin(
                 why=f"this clone lacks files of commit {commit[:12]}: {str(error).rpartition(chr(10))[2]}",
@@ -59,7 +62,7 @@ def origin_of(session: Recording, baseline: Path, rootdir: Path) -> Origin:
             )
             continue
         if not wrong:
-            return Origin(commit=commit)
+            return Origin(commit=commit, built=tuple(built))
         missing[commit] = wrong
     if lacking is not None:
         return lacking
@@ -75,9 +78,9 @@ def origin_of(session: Recording, baseline: Path, rootdir: Path) -> Origin:
     return Origin(why=f"no commit at hand holds the baseline's code: in {commit[:12]}{dirty}, {_named(wrong)} differs")
 
 
-def never_at_hand(session: Recording, rootdir: Path) -> str:
+def never_at_hand(session: Recording, rootdir: Path, *, builds: bool = False) -> str:
     """Why no commit will ever hold the files of a session that is being stored; "" if one may, once they are committed
-    together with the baseline."""
+    together with the baseline, or where a set-up `builds` those that are not."""
     if not session.files:
         return "ranks imported nothing of a repository"
     if unknown := [file for file, held in session.files.items() if not held]:
@@ -86,7 +89,9 @@ def never_at_hand(session: Recording, rootdir: Path) -> str:
         ignored = ignored_files(top_level(rootdir), list(session.files))
     except GitError as error:
         return f"git has no code of another time: {error}"
-    return f"ignored by git: {_named(ignored)}" if ignored else ""
+    if not ignored or builds:
+        return ""
+    return f"ignored by git: {_named(ignored)}; --ddp-against-setup builds what a commit lacks"
 
 
 def _candidates(top: Path, recorded: str, baseline: Path) -> Iterator[str]:
@@ -99,11 +104,10 @@ def _candidates(top: Path, recorded: str, baseline: Path) -> Iterator[str]:
             yield commit_named(top, ref, offline=True)
 
 
-def _otherwise(top: Path, commit: str, session: Recording) -> list[str]:
+def _otherwise(top: Path, commit: str, files: Mapping[str, str]) -> list[str]:
     """The files that the commit lacks, or that held something else then; raises GitError."""
-    files = list(session.files)
-    pairs = zip(files, contents(top, commit, files), strict=True)
-    return [file for file, data in pairs if data is None or digest(data) != session.files[file]]
+    pairs = zip(files, contents(top, commit, list(files)), strict=True)
+    return [file for file, data in pairs if data is None or digest(data) != files[file]]
 
 
 def _is_shallow(top: Path) -> bool:

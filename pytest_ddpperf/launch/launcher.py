@@ -93,6 +93,13 @@ class Launcher:
         with nodes.alone(plan, None, observer), self._parted(Launch, plan, b"", observer, nodes, ()) as launch:
             return self._samples(plan, launch.run(), nodes, trees, variables)
 
+    def lead_call(self, plan: Plan, nodes: Nodes, observer: Observer) -> tuple[bytes, ...]:
+        """The same of a `call_for_bytes`."""
+        self._ensure(plan)
+        asked = replace(plan, warmup=0, steps=0)
+        with self._parted(Launch, asked, b"", observer, nodes, ()) as launch:
+            return launch.run().results
+
     def take_part(
         self,
         plan: Plan,

@@ -17,6 +17,7 @@ _PCI = Path("/sys/bus/pci/devices")
 # Where those stand who wait for a resource, from the back of the queue to its front: what sysfs has in the folder of
 # every device, and every system in "/".
 _PLACES = ("power", "uevent", "usr", "etc")
+_HELD: list[str] = []
 
 
 def resources(cpus: Sequence[int], addresses: Sequence[str] = ()) -> tuple[Path, ...]:
@@ -47,7 +48,14 @@ def hold(paths: Sequence[Path], waiting: Callable[[Path], None]) -> Iterator[Non
                     ahead.enter_context(_locked(place, partial(waiting, path)))
                 standing = ahead
             held.enter_context(standing)
+            _HELD.append(str(path))
+            held.callback(_HELD.remove, str(path))
         yield
+
+
+def held() -> list[str]:
+    """What this process holds."""
+    return list(_HELD)
 
 
 def _queue(path: Path) -> list[Path]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from pathlib import Path
 
 # By how much of the command line follows an option as its value. Both sides would write the same files.
 _FLAGS = {
@@ -21,7 +23,7 @@ _FLAGS = {
         "--self-contained-html",
         "--json-report",
     ),
-    *("--benchmark-autosave", "--benchmark-save-data", "--collect-only", "--co"),
+    *("--benchmark-autosave", "--benchmark-save-data", "--collect-only", "--co", "--fail-on-flaky"),
 }
 _WITH_VALUE = {
     *("--ddp-confirm", "--ddp-suite-plots", "--ddp-markdown", "--ddp-html", "--ddp-annotate", "--ddp-history"),
@@ -30,6 +32,9 @@ _WITH_VALUE = {
     *("--maxfail", "--lfnf", "--last-failed-no-failures", "--pastebin", "--log-file", "--report-log", "--html"),
     *("--csv", "--json-report-file", "--alluredir", "--benchmark-json", "--benchmark-save"),
     *("--benchmark-compare-fail", "--cov-report", "--cov-config", "--cov-fail-under", "--cov-context"),
+    # Who leads says how often a test is run again, and waits for no delay but its own.
+    *("--reruns", "--reruns-delay", "--reruns-delay-backoff-factor", "--reruns-mode", "--force-reruns"),
+    *("--max-suite-reruns", "--only-rerun", "--rerun-except", "--rerun-exclude-path"),
 }
 _WITH_OPTIONAL_VALUE = {"--cov", "--benchmark-compare", "--benchmark-histogram", "--debug"}
 # pytest's and xdist's, whose value may be the same word as a test: `pytest perf -m perf`.
@@ -39,15 +44,34 @@ _SHORT_WITH_VALUE = {"-k", "-m", "-p", "-c", "-o", "-W", "-r", "-n"}
 def of_led(arguments: Sequence[str], tests: Collection[str]) -> list[str]:
     """`arguments` are all of this run's, those of the ini file and of PYTEST_ADDOPTS first; `tests` are those that
     name tests. Of a named test the whole file is collected: a parameter may exist on one side only."""
-    return _kept(arguments, tests, _WITH_VALUE, named=True)
+    return _kept(arguments, tests, named=True)
 
 
-def of_other_tests(arguments: Sequence[str], tests: Collection[str], less: Collection[str] = ()) -> list[str]:
-    """The same without what names tests, and without the options `less`, which take a value each."""
-    return _kept(arguments, tests, {*_WITH_VALUE, *less}, named=False)
+def of_other_tests(
+    arguments: Sequence[str], tests: Collection[str], less: Collection[str] = (), perhaps: Collection[str] = ()
+) -> list[str]:
+    """The same without what names tests, and without the options `less`, which take a value each, and `perhaps`, of
+    which nobody knows."""
+    return _kept(arguments, tests, {*_WITH_VALUE, *less}, {*_WITH_OPTIONAL_VALUE, *perhaps}, named=False)
 
 
-def _kept(arguments: Sequence[str], tests: Collection[str], with_value: Collection[str], *, named: bool) -> list[str]:
+def spelt_out(words: Iterable[str], folder: Path) -> Iterator[str]:
+    """With the lines of a file in place of "@file", as pytest reads them from where it is called. A pipe was read."""
+    for word in words:
+        if not word.startswith("@"):
+            yield word
+        elif (file := folder / word[1:]).is_file():
+            yield from spelt_out(os.fsdecode(file.read_bytes()).splitlines(), folder)
+
+
+def _kept(
+    arguments: Sequence[str],
+    tests: Collection[str],
+    with_value: Collection[str] = _WITH_VALUE,
+    with_optional: Collection[str] = _WITH_OPTIONAL_VALUE,
+    *,
+    named: bool,
+) -> list[str]:
     kept, words = [], list(enumerate(arguments))
     places = _places(arguments, tests)
     while words:
@@ -55,7 +79,7 @@ def _kept(arguments: Sequence[str], tests: Collection[str], with_value: Collecti
         name, equals, _ = word.partition("=")
         if name in _FLAGS or word == "--":
             continue
-        if name in with_value or name in _WITH_OPTIONAL_VALUE:
+        if name in with_value or name in with_optional:
             value_follows = name in with_value or not (words and words[0][1].startswith("-"))
             if not equals and words and value_follows:
                 words.pop(0)

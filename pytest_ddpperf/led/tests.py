@@ -9,7 +9,8 @@ Told                                    Answered
                                         "facts" that this found
 {"op": "test", "nodeid": id}            {"event": "ready", "label": l, "plan": {...}, "batch_size": n, "facts": {...}}
                                         when the test asks for a measurement, or, before that or any time later,
-                                        {"event": "ended", "text": why, or ""}
+                                        {"event": "ended", "text": why, or "", "apart": what failed outside of the
+                                        test's own call, in its setup or its teardown, or ""}
 {"op": "done"}                          (the measurement is over: the test goes on)
 {"op": "leave"}                         (the test is over here: at its next measurement it ends there, too)
 
@@ -27,7 +28,8 @@ from pathlib import Path
 from pytest_ddpperf import __version__
 from pytest_ddpperf.launch import Nobody, Observer
 from pytest_ddpperf.led.line import Line
-from pytest_ddpperf.records import Scalar
+from pytest_ddpperf.led.sources import Sources
+from pytest_ddpperf.records import Scalar, codec
 from pytest_ddpperf.records.errors import BaseSideError
 from pytest_ddpperf.wire.channels import Message
 
@@ -42,6 +44,7 @@ class Tests:
         """`patience`: seconds without a word of a test, after which something is wrong with the whole process."""
         self._line, self._patience = line, patience
         self.known: frozenset[str] = frozenset()
+        self.sources: Sources | None = None  # what it runs, once it has collected
         self._errors: Mapping[str, str] = {}  # of collection, by file
         self._started = False  # whether it has a rank server
         self._test = ""  # that it is in
@@ -57,6 +60,7 @@ class Tests:
         """What it has collected; raises BaseSideError."""
         message = self._line.receive(Nobody(), seconds)
         self.known, self._errors = frozenset(message["tests"]), message["errors"]
+        self.sources = codec.decode(Sources, message["sources"])
         return message
 
     def why_missing(self, nodeid: str) -> str:
@@ -128,16 +132,29 @@ class Tests:
         with suppress(BaseSideError):  # the next test will be told
             self._line.send({"op": "done"})
 
-    def leave(self) -> None:
-        """The test is over here. Returns when it is over there."""
+    def leave(self) -> str:
+        """The test is over here. Returns when it is over there: what failed there outside of its call, or ""."""
+        return self.await_end() if self.let_go() else ""
+
+    def let_go(self) -> bool:
+        """Say that the test is over here: whether its end there is to be awaited."""
         self._ended.clear()
         if not self._test or self._line.dead:
-            return
+            return False
         self._test = ""
-        with suppress(BaseSideError):
+        try:
             self._line.send({"op": "leave"})
-            while self._line.receive(Nobody(), self._patience)["event"] != "ended":
+        except BaseSideError:  # the next test will be told
+            return False
+        return True
+
+    def await_end(self) -> str:
+        """As `leave`, after `let_go`."""
+        with suppress(BaseSideError):
+            while (message := self._line.receive(Nobody(), self._patience))["event"] != "ended":
                 pass
+            return str(message.get("apart", ""))
+        return ""
 
     @contextmanager
     def last_words(self) -> Iterator[None]:

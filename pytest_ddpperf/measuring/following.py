@@ -1,10 +1,12 @@
 """The other half of `nodes`, in the pytest of another node: takes part in launches when it is told to.
 
 Told                                    Answered
-{"op": "alone"}                         {"event": "alone"} when nothing else is timed on this node's cores or devices
+{"op": "alone"}                         {"event": "alone", "resources": [...]} when nothing else is timed on these, this
+                                        node's cores or devices
 {"op": "shared"}                        (others may again)
 {"op": "part", ...}                     see `launch.part`; or {"event": "failed", "text": why}
-{"op": "done", "samples": [...]}        (the measurement is over, and this is what its launches brought)
+{"op": "done", "samples": [...],        (the measurement is over, and this is what its launches brought and, where they
+ "verdict": {...}, "fails": b}          were held against something, what came of that)
 {"op": "done", "results": [...]}        (the same of a call, by rank)
 {"op": "done", "error": text}           (of either: that it failed)
 
@@ -21,7 +23,7 @@ from typing import Any
 
 from pytest_ddpperf import baseline as store_room
 from pytest_ddpperf.baseline import Store
-from pytest_ddpperf.launch import Launcher, Nobody
+from pytest_ddpperf.launch import Launcher, Nobody, locks
 from pytest_ddpperf.launch.elsewhere import Part
 from pytest_ddpperf.launch.failure import with_output
 from pytest_ddpperf.launch.launcher import unpickled
@@ -69,9 +71,9 @@ class Following(Serving):
         def take(plan: Plan, part: Part) -> None:
             launcher.take_part(plan, part, job.setup, job.others, Nobody(), self)
 
-        measured = {"batch_size": job.batch_size, "facts": codec.encode(job.facts)}
+        measured = {"batch_size": job.batch_size, "facts": codec.encode(job.facts), "gate": job.gate}
         asked = measurement_of(job.plan, job.test.label)
-        told = self._take_part(launcher, job.plan, {**asked, **measured}, take)
+        told = self._take_part(launcher, job.plan, {**asked, **measured, "launches": job.launches}, take)
         launches = Launches(job.plan, _never, most_again=0)
         if not told["samples"]:
             self.over = True
@@ -79,8 +81,8 @@ class Following(Serving):
         for data in told["samples"]:
             launches.add(codec.decode(LaunchSamples, data))
         environment = store_room.environment({**launches.facts, **job.facts}, job.plan, batch_size=job.batch_size)
-        verdict = Verdict(status=Status.NOT_GATED, reason="follows")
-        return self.untold(benchmark.measured(job, launches, environment, verdict, shown=launches.kept))
+        found = benchmark.measured(job, launches, environment, _verdict(told), shown=launches.kept)
+        return replace(found, outcome=replace(found.outcome, fails=told.get("fails", False)))
 
     def call(self, plan: Plan, function: Callable[..., Any], args: Sequence[Any], launcher: Launcher) -> list[Any]:
         """The same of a call: the results by rank."""
@@ -111,7 +113,7 @@ class Following(Serving):
                 try:
                     if order["op"] == "alone":
                         alone.enter_context(launcher.alone_here(plan, len(processes), self.relay))
-                        self.say("alone")
+                        self.say("alone", resources=locks.held())
                     elif order["op"] == "shared":
                         alone.close()
                     elif order["op"] == "part":
@@ -130,6 +132,13 @@ class Following(Serving):
         if "error" in order:  # as where it is led: the test may expect it
             raise BaseSideError(order["error"])
         return order
+
+
+def _verdict(told: Message) -> Verdict:
+    """The first node's: a test may go on by it. What that one is to save is not gated, and nobody else's to save."""
+    found = codec.decode(Verdict, told["verdict"]) if "verdict" in told else None
+    gated = found is not None and found.status is not Status.NOT_GATED
+    return found if found is not None and gated else Verdict(status=Status.NOT_GATED, reason="follows")
 
 
 def _never(launch: int, launches: int, steps: int | None) -> LaunchSamples:

@@ -144,7 +144,9 @@ class Session:
             asked = measurement_of(job.plan, job.test.label)
             with self._fleet.together(job.nodeid, asked, job.plan.nodes) as came:
                 measured = self._measured(job, progress)
-                came({"samples": [codec.encode(replace(launch, output=())) for launch in measured.shown]})
+                samples = [codec.encode(replace(launch, output=())) for launch in measured.shown]
+                verdict = codec.encode(measured.result.verdict)
+                came({"samples": samples, "verdict": verdict, "fails": measured.outcome.fails})
         if not measured.outcome.baseline_path:
             return measured
         path = Path(measured.outcome.baseline_path)
@@ -171,7 +173,8 @@ class Session:
         write = self._store.extend if self.settings.extend_baseline else self._store.write
         write(replace(candidate, sessions=sessions))
         stored = self._store.read(sessions[0].measurement.environment, candidate.test)
-        self._never.setdefault(never_at_hand(sessions[-1], self._rootdir))
+        builds = self.settings.against_setup is not None
+        self._never.setdefault(never_at_hand(sessions[-1], self._rootdir, builds=builds))
         return len(stored.sessions) if stored is not None else 0
 
     def told(self) -> Iterator[str]:

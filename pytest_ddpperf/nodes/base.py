@@ -2,27 +2,42 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
 
 from pytest_ddpperf.against import BaseSide, Invocation
 from pytest_ddpperf.against.side import Ready
-from pytest_ddpperf.launch import Launcher, Observer
+from pytest_ddpperf.git import commit_named
+from pytest_ddpperf.launch import Launcher, Nobody, Observer
 from pytest_ddpperf.launch.failure import with_output
 from pytest_ddpperf.led import Led, Sources
 from pytest_ddpperf.led.tests import START_SECONDS
 from pytest_ddpperf.nodes.fleet import Fleet, order_of_host
-from pytest_ddpperf.nodes.member import Member
+from pytest_ddpperf.nodes.member import Member, in_words
+from pytest_ddpperf.nodes.node import unlike
 from pytest_ddpperf.options import Settings
 from pytest_ddpperf.records import LaunchSamples, Plan, codec
-from pytest_ddpperf.records.errors import AgainstError, BaseSideError, DdpPerfError
+from pytest_ddpperf.records.errors import AgainstError, BaseSideError, DdpPerfError, GitError
+from pytest_ddpperf.wire.channels import Message
 from pytest_ddpperf.wire.trees import Trees
 
 
 def from_top(trees: Trees) -> list[str]:
     """What it keeps, for another node's tree; what is outside of the tree is that node's own."""
     return [within for path in trees.kept if (within := trees.within(path)) is not None]
+
+
+def refuse_lacking(top: Path, ref: str, commit: str) -> None:
+    """Raises AgainstError if this node's clone lacks the commit that a ref names on the first node."""
+    try:
+        commit_named(top, commit)
+    except GitError:
+        problem = f"{top} lacks {commit}, which {ref} is on the first node"
+        raise AgainstError("--ddp-against", problem, f"git fetch origin {commit} brings it") from None
 
 
 class BaseOfNodes(BaseSide):
@@ -40,22 +55,29 @@ class BaseOfNodes(BaseSide):
         self.more = {"node": 0, "nodes": len(fleet), "interface": fleet.interface}
 
     def start(self, seconds: float | None = None) -> None:
+        # Of one name each clone may have another commit.
+        commit = self.version.commit if self.version.ref not in ("", "self") else ""
         try:
-            self._others = [node.start_base(from_top(self.trees)) for node in self._fleet.nodes]
+            self._others = [node.start_base(from_top(self.trees), commit) for node in self._fleet.nodes]
         except BaseSideError as error:
             raise AgainstError(self.option, str(error)) from None
         super().start(seconds)
 
     def collect(self, here: Sources | None) -> None:
+        first = Member(0, f"node 0 ({self._fleet.hosts[0]})", order_of_host(), self.led, self.tests)
+        self._side = self._fleet.side([first, *self._others])
         super().collect(here)
+        if self.tests.sources is None:
+            return  # which every test will be told: it lacks the code, and does so on all nodes
         for member in self._others:
             try:
                 member.tests.hello(START_SECONDS)
                 member.tests.collect(START_SECONDS)
             except BaseSideError as error:
-                raise AgainstError(self.option, f"{member}: {error}") from None
-        first = Member(0, f"node 0 ({self._fleet.hosts[0]})", order_of_host(), self.led, self.tests)
-        self._side = self._fleet.side([first, *self._others])
+                said = str(error).removeprefix(f"{self.option}: ")
+                raise AgainstError(self.option, f"{member}: {said}") from None
+            if member.tests.sources is not None and (problem := unlike(self.tests.sources, member.tests.sources)):
+                raise AgainstError(self.option, f"{self.version}: {member} {problem}")
 
     def begin(self, nodeid: str, label: str, plan: Plan) -> Ready:
         self._measured, self._plan = [], None
@@ -63,23 +85,58 @@ class BaseOfNodes(BaseSide):
             return super().begin(nodeid, label, plan)
         if plan.rpc:
             raise BaseSideError("an RPC launch over several nodes is not measured beside another version's")
-        told = self._side.begin(nodeid, None, plan.nodes)[0]
+        try:
+            return self._begin_on_all(nodeid, label, plan.nodes)
+        except BaseSideError:
+            self._side.leave()  # it would wait for ever
+            raise
+
+    def _begin_on_all(self, nodeid: str, label: str, nodes: int) -> Ready:
+        while not (told := self._side.begin(nodeid, None, nodes)[0]).get("gate"):
+            self._carry_along(told, nodes)
         if told["label"] != label:
-            self._side.leave()
             raise BaseSideError(f"there the test measured {told['label']!r} where it measures {label!r} here")
         self._plan = codec.decode(Plan, told["plan"])
         return Ready(plan=self._plan, batch_size=told["batch_size"], facts=told["facts"])
+
+    def _carry_along(self, told: Message, nodes: int) -> None:
+        """What the test asks for there beside what is compared; raises BaseSideError."""
+        plan = codec.decode(Plan, told["plan"])
+        if plan.rpc or plan.nodes != nodes:
+            raise BaseSideError(f"there the test asks for {in_words(told)} first, which is not led there")
+        came: Message
+        try:
+            if "launches" in told:
+                came = {"samples": self._ungated(plan, told["launches"])}
+            else:
+                came = {"results": [base64.b64encode(result).decode() for result in self._called(plan)]}
+        except DdpPerfError as error:  # as the test may expect there
+            came = {"error": with_output(error)}
+        self._side.tell({"op": "done", **came}, nodes)
+
+    def _called(self, plan: Plan) -> tuple[bytes, ...]:
+        return self._launcher().lead_call(plan, self._side, Nobody())
+
+    def _ungated(self, plan: Plan, launches: int) -> list[Message]:
+        taken: list[LaunchSamples] = []
+        for _ in range(launches):
+            taken.append(replace(self._launch(plan, Nobody()), output=()))
+            plan = plan.exactly(len(taken[0].step_seconds))
+        return [codec.encode(launch) for launch in taken]
 
     def measure(self, observer: Observer, steps: int | None) -> LaunchSamples:
         if self._plan is None:
             return super().measure(observer, steps)
         plan = self._plan if steps is None else self._plan.exactly(steps)
         try:
-            taken = self._launcher().lead(plan, self._side, observer, self.tree, self.environ)
+            taken = self._launch(plan, observer)
         except DdpPerfError as error:
             raise BaseSideError(with_output(error)) from None
         self._measured.append(taken)
         return taken
+
+    def _launch(self, plan: Plan, observer: Observer) -> LaunchSamples:
+        return self._launcher().lead(plan, self._side, observer, self.tree, self.environ)
 
     def done(self) -> None:
         if self._plan is None:
@@ -96,19 +153,20 @@ class BaseOfNodes(BaseSide):
 class Base:
     """As a node that follows has it."""
 
-    def __init__(self, make: Callable[[Sequence[str]], BaseSide]) -> None:
-        """`make` has what comes from the working tree on both sides, from the top."""
+    def __init__(self, make: Callable[[Sequence[str], str], BaseSide]) -> None:
+        """`make` has what comes from the working tree on both sides, from the top, and the commit as the first node has
+        it, "" where no other one is asked for."""
         self._make = make
         self._side: BaseSide | None = None
         self._thread = ThreadPoolExecutor(1)
         self._prepared: Future[BaseSide] | None = None
 
-    def prepare(self, kept: Sequence[str]) -> None:
+    def prepare(self, kept: Sequence[str], commit: str) -> None:
         """Bring its tree here, in the background: this process answers at once."""
-        self._prepared = self._thread.submit(self._prepare, kept)
+        self._prepared = self._thread.submit(self._prepare, kept, commit)
 
-    def _prepare(self, kept: Sequence[str]) -> BaseSide:
-        self._side = side = self._make(kept)
+    def _prepare(self, kept: Sequence[str], commit: str) -> BaseSide:
+        self._side = side = self._make(kept, commit)
         side.prepare()
         return side
 

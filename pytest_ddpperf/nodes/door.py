@@ -13,14 +13,19 @@ from pytest_ddpperf.records.errors import NodesError
 from pytest_ddpperf.wire.channels import Lines, Message, readable
 
 _PROOF_SECONDS = 10.0  # for one that has come to prove itself
-_MOST_STRANGERS = 64  # at once
+_MOST_STRANGERS = 64  # at once, beside the nodes
 _TICK_SECONDS = 0.5
 
 
-def listening(address: str) -> socket.socket:
-    """On one interface, at a port that the kernel chooses; raises OSError."""
+def _room(nodes: int) -> int:
+    """For how many at once: all nodes may come in the same moment."""
+    return max(_MOST_STRANGERS, nodes) + _MOST_STRANGERS
+
+
+def listening(address: str, nodes: int) -> socket.socket:
+    """On one interface, at a port that the kernel chooses, for so many nodes; raises OSError."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    return socket.create_server((address, 0), family=family, backlog=_MOST_STRANGERS)
+    return socket.create_server((address, 0), family=family, backlog=_room(nodes))
 
 
 class _Stranger:
@@ -57,6 +62,7 @@ def admit(
     else comes is `dropped`, and told of in a line."""
     came: dict[int, Lines] = {}
     strangers: dict[socket.socket, _Stranger] = {}
+    room = _room(len(nodes))
 
     def drop(stranger: _Stranger, why: object) -> None:
         strangers.pop(stranger.socket, None)
@@ -85,9 +91,9 @@ def admit(
                     dropped(f"a connection was dropped: {error}")
                     continue
                 who = str(where[0])
-                if len(strangers) >= _MOST_STRANGERS:
+                if len(strangers) >= room:
                     connected.close()
-                    dropped(f"a connection from {who} was dropped: {_MOST_STRANGERS} others had given no proof yet")
+                    dropped(f"a connection from {who} was dropped: {room} others had given no proof yet")
                     continue
                 try:
                     strangers[connected] = _Stranger(connected, who)
@@ -108,20 +114,28 @@ def _let_in(stranger: _Stranger, line: bytes, key: bytes, wanted: Collection[int
     return node
 
 
-def come_in(address: str, port: int, key: bytes, node: int) -> Lines:
-    """A connection to the pytest that leads; raises NodesError or OSError."""
-    connected = socket.create_connection((address, port), _PROOF_SECONDS)
+def come_in(address: str, port: int, key: bytes, node: int, seconds: float = 0.0) -> Lines:
+    """A connection to the pytest that leads, tried for so many seconds while there is no room for it; raises NodesError
+    or OSError."""
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            connected, challenge = _challenged(address, port)
+            break
+        except (_Turned, TimeoutError):
+            if time.monotonic() > until:
+                raise
+            time.sleep(_TICK_SECONDS)
     try:
-        keep_watch(connected)
-        connected.settimeout(None)  # it lets others in when it has collected, or when all of its tests are over
-        challenge = _line(connected)
         connected.settimeout(_PROOF_SECONDS)
         challenged = secret.parsed(challenge).get("nonce")
         if not isinstance(challenged, str):
             raise NodesError("it does not speak as a pytest of ours")
         ours = secret.nonce()
         _say(connected, secret.answer(key, node, challenged, ours))
-        if not secret.is_leader(key, node, secret.parsed(_line(connected)), challenged, ours):
+        if not (said := _line(connected)):
+            raise NodesError("it let nobody in: is DDPPERF_SECRET the same on all nodes?")
+        if not secret.is_leader(key, node, secret.parsed(said), challenged, ours):
             raise NodesError("its proof is wrong: is DDPPERF_SECRET the same on all nodes?")
     except BaseException:
         connected.close()
@@ -130,13 +144,32 @@ def come_in(address: str, port: int, key: bytes, node: int) -> Lines:
     return Lines(connected)
 
 
+class _Turned(NodesError):
+    """Away at the door, before anything was asked."""
+
+
+def _challenged(address: str, port: int) -> tuple[socket.socket, bytes]:
+    connected = socket.create_connection((address, port), _PROOF_SECONDS)
+    try:
+        keep_watch(connected)
+        connected.settimeout(None)  # it lets others in when it has collected, or when all of its tests are over
+        if not (challenge := _line(connected)):
+            raise _Turned("it let nobody in: others were at its door")
+    except BaseException:
+        connected.close()
+        raise
+    return connected, challenge
+
+
 def _line(connected: socket.socket) -> bytes:
-    """What the other says next, byte for byte: what follows is not for here."""
+    """What the other says next, byte for byte: what follows is not for here. Nothing at the end of the stream."""
     line = b""
     while not line.endswith(b"\n"):
         byte = connected.recv(1)
-        if not byte or len(line) > secret.LONGEST:
-            raise NodesError("it let nobody in: is DDPPERF_SECRET the same on all nodes?" if not byte else "no end")
+        if not byte:
+            return b""
+        if len(line) > secret.LONGEST:
+            raise NodesError("it does not speak as a pytest of ours")
         line += byte
     return line
 

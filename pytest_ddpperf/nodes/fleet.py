@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 
 from pytest_ddpperf.led import Sources
+from pytest_ddpperf.led.tests import START_SECONDS
 from pytest_ddpperf.nodes import door, rendezvous, secret
 from pytest_ddpperf.nodes.interface import interface_of, link_of
 from pytest_ddpperf.nodes.member import Member
@@ -54,7 +55,7 @@ class Fleet:
         self._key = (given or told).encode()
         try:
             self.address = _address_of(role.address)
-            self._door = self._closing.enter_context(door.listening(self.address))
+            self._door = self._closing.enter_context(door.listening(self.address, role.nodes))
         except OSError as error:
             raise NodesError(f"MASTER_ADDR {role.address}: it cannot be listened on here: {error}") from None
         self.interface = interface_of(self.address)
@@ -64,6 +65,7 @@ class Fleet:
         self._begun = ""  # the test that all nodes are in
         self._asked = 0  # how often it asked for something
         self._owed: Message | None = None  # what its measurement came to, for nodes whose test goes on
+        self._failed: list[str] = []  # what did on other nodes as the test was left there
 
     @property
     def hosts(self) -> list[str]:
@@ -113,20 +115,23 @@ class Fleet:
     def start(self, arguments: Sequence[str], kept: Sequence[str]) -> None:
         """Wait for all nodes, and let their pytests collect: see `Node.start`."""
         self._awaited = True
-        self._admit(time.monotonic() + self._timeout)
+        seconds = max(START_SECONDS, self._timeout)
+        self._admit(seconds)
         missing = sorted(set(range(1, self.role.nodes)) - {node.number for node in self.nodes})
         if missing:
             which = ", ".join(map(str, missing))
             problem = f"node{'s' * (len(missing) > 1)} {which} of {self.role.nodes} did not come"
-            raise NodesError(f"{problem} within {self._timeout:g} s (--ddp-timeout)")
+            asked = " (--ddp-timeout)" * (seconds > START_SECONDS)
+            raise NodesError("\n".join((f"{problem} within {seconds:g} s{asked}", *self.told)))
         for node in self.nodes:
             node.check(self._versions)
         with _as_nodes_error():
             for node in self.nodes:
                 node.start(arguments, kept)
 
-    def _admit(self, until: float) -> None:
-        self._notice.check()
+    def _admit(self, seconds: float) -> None:
+        self._notice.check()  # first, for it may import torch meanwhile
+        until = time.monotonic() + seconds
         wanted = set(range(1, self.role.nodes)) - {node.number for node in self.nodes}
         came = door.admit(self._door, self._key, wanted, until, lambda told: self._dropped.update([told]))
         with _as_nodes_error():
@@ -171,7 +176,12 @@ class Fleet:
     def leave(self) -> None:
         """The test is over here. Returns when it is over everywhere."""
         self._begun, self._owed = "", None
-        self.hand.leave()
+        self._failed += self.hand.leave()
+
+    def failed(self) -> list[str]:
+        """What failed on other nodes outside of the calls of tests that were left, once."""
+        failed, self._failed = self._failed, []
+        return failed
 
     # --- the end
 
@@ -180,7 +190,7 @@ class Fleet:
         with self._closing:
             if not self._awaited:
                 with suppress(NodesError):
-                    self._admit(time.monotonic() + _LAST_SECONDS)
+                    self._admit(_LAST_SECONDS)
             for node in self.nodes:
                 with suppress(BaseSideError):
                     node.connection.send({"op": "exit", "status": status})

@@ -5,7 +5,8 @@ By itself it answers at once, whatever its pytest does. It is told, beside what 
 
 {"op": "start", "arguments": [...],     (a pytest that is led: what it says follows, with "side": "hand")
  "kept": [...]}
-{"op": "start-base", "kept": [...]}     (the same of the version that is measured beside it, "side": "base")
+{"op": "start-base", "kept": [...],     (the same of the version that is measured beside it, "side": "base")
+ "commit": c}
 {"op": "ping"}                          {"event": "alive"}
 {"op": "clock", "exchanges": n}         {"event": "clock"}, then so many times the time, 8 bytes, for a byte
 {"op": "give-up", "side": s, ...}       {"event": "died", "side": s, "text": why} with its stacks; the same whenever
@@ -98,7 +99,7 @@ class Follower:
             except (OSError, DdpPerfError) as error:
                 self._died(HAND, error)
         elif operation == "start-base":
-            self._base.prepare(message["kept"])
+            self._base.prepare(message["kept"], message["commit"])
         elif message["side"] in self._led:
             side = message.pop("side")
             try:

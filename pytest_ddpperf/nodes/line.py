@@ -6,6 +6,7 @@ import json
 import socket
 import struct
 import time
+from contextlib import suppress
 from typing import NoReturn
 
 from pytest_ddpperf.launch.clock import Offset, offset
@@ -138,6 +139,10 @@ class Connection:
             return found
         except OSError:
             self.lost()
+        except BaseException:  # Ctrl-C: what that node says next is the time
+            with suppress(BaseSideError):
+                self.end("was left while it told its time")
+            raise
 
     def lost(self) -> NoReturn:
         self.end("is gone: its connection ended")

@@ -60,7 +60,7 @@ def _difference(here: Message, there: Message) -> str:
     """What a test asks for there and not here, in words; "" where both ask for the same."""
     for name in ("what", "label"):
         if there.get(name) != here[name]:
-            return f"the test asks for {_in_words(there)} there, and for {_in_words(here)} on the first node"
+            return f"the test asks for {in_words(there)} there, and for {in_words(here)} on the first node"
     if there.get("number") != here["number"]:
         which = f"what it asks for as number {there.get('number')} there is number {here['number']} on the first node"
         return f"{which}: does something run the test again there?"
@@ -71,5 +71,6 @@ def _difference(here: Message, there: Message) -> str:
     return ""
 
 
-def _in_words(asked: Message) -> str:
+def in_words(asked: Message) -> str:
+    """What a test asks for: "a call (f)"."""
     return f"{asked.get('what')} ({asked['label']})" if asked.get("label") else str(asked.get("what"))

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 
 from pytest_ddpperf.led import Sources, Tests
 from pytest_ddpperf.led.sources import differing
+from pytest_ddpperf.led.tests import START_SECONDS
 from pytest_ddpperf.nodes.line import Connection
 from pytest_ddpperf.nodes.member import Member
-from pytest_ddpperf.records import Scalar, codec
+from pytest_ddpperf.records import Scalar
 from pytest_ddpperf.records.errors import NodesError
 from pytest_ddpperf.wire.channels import Lines
 
@@ -40,7 +41,8 @@ class Node:
 
     def _member(self, side: str) -> Member:
         line = self.connection.line(side)
-        tests = Tests(line, self._timeout + _SILENCE_SECONDS)
+        # Until it launches, what a test does there is the user's, whatever a launch may take: a fixture loads data.
+        tests = Tests(line, max(START_SECONDS, self._timeout) + _SILENCE_SECONDS)
         return Member(self.number, str(self), self._order, line, tests, self.connection.offset)
 
     def check(self, versions: Mapping[str, str]) -> None:
@@ -54,9 +56,10 @@ class Node:
         BaseSideError."""
         self.connection.send({"op": "start", "arguments": list(arguments), "kept": list(kept)})
 
-    def start_base(self, kept: Sequence[str]) -> Member:
-        """Let the pytest of the version that is measured beside it collect; raises BaseSideError."""
-        self.connection.send({"op": "start-base", "kept": list(kept)})
+    def start_base(self, kept: Sequence[str], commit: str) -> Member:
+        """Let the pytest of the version that is measured beside it collect, of this `commit` if that is another one's;
+        raises BaseSideError."""
+        self.connection.send({"op": "start-base", "kept": list(kept), "commit": commit})
         return self._member(BASE)
 
     def collected(self, here: Sources, facts: Mapping[str, Scalar], seconds: float) -> None:
@@ -65,14 +68,21 @@ class Node:
         until = time.monotonic() + seconds
         tests = self.hand.tests
         tests.hello(seconds)
-        message = tests.collect(max(0.0, until - time.monotonic()))
-        there = codec.decode(Sources, message["sources"])
-        both = here.files.keys() & there.files.keys()
-        if here.files and not both:
-            raise NodesError(f"{self} imported none of the first node's files: does git tell the same of both?")
-        if others := differing(*({file: side.files[file] for file in both} for side in (here, there))):
-            more = ", ..." if len(others) > _NAMED else ""
-            raise NodesError(f"{self} has other files than the first node: {', '.join(others[:_NAMED])}{more}")
+        tests.collect(max(0.0, until - time.monotonic()))
+        if tests.sources is not None and (problem := unlike(here, tests.sources)):
+            raise NodesError(f"{self} {problem}")
         for name, has in tests.started().items():
             if name in _MACHINE and has != facts.get(name):
                 raise NodesError(f"{self} has {name.replace('_', ' ')} {has}, the first node {facts.get(name)}")
+
+
+def unlike(here: Sources, there: Sources) -> str:
+    """What another node runs that the first does not, in words; "" where both run the same."""
+    if there.python != here.python:
+        return f"has Python {there.python}, the first node {here.python}"
+    both = here.files.keys() & there.files.keys()
+    if here.files and not both:
+        return "imported none of the first node's files: does git tell the same of both?"
+    others = differing(*({file: side.files[file] for file in both} for side in (here, there)))
+    more = ", ..." if len(others) > _NAMED else ""
+    return f"has other files than the first node: {', '.join(others[:_NAMED])}{more}" if others else ""

@@ -51,20 +51,25 @@ def role(environ: Mapping[str, str]) -> Role | None:
         raise NodesError(f"torchrun's variables are not whole: {type(error).__name__}: {error}") from None
     if environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0":
         raise NodesError("torchrun --max-restarts: a run that begins again says nothing: leave it out, or say 0")
-    if changing := _elastic():
+    if changing := _elastic(environ):
         raise NodesError(f"torchrun --nnodes {changing}: the number of nodes must be fixed: --nnodes {found.nodes}")
     return found
 
 
-def _elastic() -> str:
+def _elastic(environ: Mapping[str, str]) -> str:
     """The range of nodes that torchrun was asked for, if this can be seen and is one; else ""."""
+    least, colon, most = (_asked_of_torchrun() or environ.get("PET_NNODES", "")).partition(":")
+    return f"{least}:{most}" if colon and least != most else ""
+
+
+def _asked_of_torchrun() -> str:
+    """The number of nodes on its command line; "" if none is seen there."""
     try:
         words = Path(f"/proc/{os.getppid()}/cmdline").read_text().split("\0")
     except (OSError, UnicodeDecodeError):
         return ""
     for word, following in zip(words, [*words[1:], ""], strict=True):
         name, equals, value = word.partition("=")
-        if name == "--nnodes":
-            least, colon, most = (value if equals else following).partition(":")
-            return f"{least}:{most}" if colon and least != most else ""
+        if len(name) >= len("--nn") and "--nnodes".startswith(name):  # argparse takes what begins no other option
+            return value if equals else following
     return ""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from pathlib import Path
 
+from pytest_ddpperf.launch import Nobody, Observer, locks
 from pytest_ddpperf.launch.elsewhere import Elsewhere
-from pytest_ddpperf.launch.observer import Observer
 from pytest_ddpperf.nodes.member import Member
 from pytest_ddpperf.nodes.parts import Parts
 from pytest_ddpperf.records import Plan, Scalar
@@ -60,10 +61,11 @@ class Side:
             with _named(member):
                 member.line.send(message)
 
-    def leave(self) -> None:
-        """The test is over here. Returns when it is over everywhere."""
-        for member in self.members:
-            member.tests.leave()
+    def leave(self) -> list[str]:
+        """The test is over here. Returns when it is over everywhere: what failed there outside of its call."""
+        ending = [member for member in self.members if member.tests.let_go()]  # all at once
+        told = [(member, member.tests.await_end()) for member in ending]
+        return [f"{member}: {apart}" for member, apart in told if apart]
 
     def parts(self, plan: Plan, store: tuple[str, int]) -> Elsewhere:
         names = {
@@ -75,29 +77,79 @@ class Side:
 
     @contextmanager
     def alone(self, plan: Plan, here: AbstractContextManager[None] | None, observer: Observer) -> Iterator[None]:
-        holds: dict[tuple[str, int], AbstractContextManager[None]] = {
-            (member.order, member.node): self._alone_on(member, observer) for member in self.taking_part(plan.nodes)
+        places: dict[tuple[str, int], Member | AbstractContextManager[None]] = {
+            (member.order, member.node): member for member in self.taking_part(plan.nodes)
         }
         if here is not None:
-            holds[self._order, 0] = here
-        with ExitStack() as held:
-            for place in sorted(holds):
-                held.enter_context(holds[place])
+            places[self._order, 0] = here
+        taken: dict[tuple[str, str], str] = {}  # by host and resource, who has it
+        with ExitStack() as late, ExitStack() as held:
+            for order, node in sorted(places):
+                whose = places[order, node]
+                if isinstance(whose, Member):
+                    resources = held.enter_context(self._alone_on(whose, _There(whose, observer, taken), late))
+                else:
+                    held.enter_context(whose)
+                    resources = locks.held()
+                taken |= {(_boot(order), resource): f"node {node}" for resource in resources}
             yield
 
     @contextmanager
-    def _alone_on(self, member: Member, observer: Observer) -> Iterator[None]:
+    def _alone_on(self, member: Member, there: _There, late: ExitStack) -> Iterator[list[str]]:
         member.line.send({"op": "alone"})
-        said = member.line.receive(observer, _FOR_EVER)
-        if said["event"] == "ended":
-            member.tests.ended(said, "the test ended there before it measured")
-        if said["event"] != "alone":
-            raise BaseSideError(f"{member}: {said.get('text', said)}")
         try:
-            yield
+            resources = _when_alone(member, there)
+        except _SameMachine:
+            late.callback(_let_go, member, there)
+            raise
+        try:
+            yield resources
         finally:
             with suppress(BaseSideError):
                 member.line.send({"op": "shared"})
+
+
+def _when_alone(member: Member, observer: Observer) -> list[str]:
+    """Wait until it is: on what. Raises BaseSideError."""
+    said = member.line.receive(observer, _FOR_EVER)
+    if said["event"] == "ended":
+        member.tests.ended(said, "the test ended there before it measured")
+    if said["event"] != "alone":
+        raise BaseSideError(f"{member}: {said.get('text', said)}")
+    return list(said["resources"])
+
+
+def _let_go(member: Member, there: _There) -> None:
+    """What it waited for is free by now: it says so, and is to leave it to others."""
+    there.taken.clear()
+    with suppress(BaseSideError):
+        _when_alone(member, there)
+        member.line.send({"op": "shared"})
+
+
+class _SameMachine(BaseSideError):
+    """A node waits for what another node of the same launch has: for ever."""
+
+
+class _There(Nobody):
+    """Tells what a member waits for."""
+
+    def __init__(self, member: Member, observer: Observer, taken: Mapping[tuple[str, str], str]) -> None:
+        """`taken`: by host and resource, which node has it."""
+        self._member, self._observer, self.taken = member, observer, dict(taken)
+
+    def waiting(self, resource: object) -> None:
+        path = Path(str(resource))
+        if by := self.taken.get((_boot(self._member.order), str(path))):
+            problem = f"{self._member} is on the same machine and the same cores or devices as {by}"
+            raise _SameMachine(f"{problem}: give each node its own (taskset, CUDA_VISIBLE_DEVICES)")
+        # Of another node by a name that is no file here: who has it there, this machine does not know.
+        self._observer.waiting(Path(f"{path.name or 'all'} of {self._member}") if self._member.node else path)
+
+
+def _boot(order: str) -> str:
+    """The host behind its name: that of a container is its own."""
+    return order.rpartition(" ")[2]
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import faulthandler
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -20,6 +20,7 @@ from pytest_ddpperf.measuring.following import Following
 from pytest_ddpperf.measuring.serving import Serving
 from pytest_ddpperf.plugin import state
 from pytest_ddpperf.plugin.items import is_distributed
+from pytest_ddpperf.plugin.outset import set_options
 from pytest_ddpperf.rank.process import die_with_parent
 from pytest_ddpperf.records import Scalar, codec
 from pytest_ddpperf.records.errors import DdpPerfError
@@ -37,7 +38,7 @@ def main(descriptor: int, start: Message) -> NoReturn:
     sys.argv[:] = start["argv"]
     if serving.trees.base != serving.trees.hand:
         _import_from(serving.trees)
-    sys.exit(pytest.main(start["arguments"], plugins=[_Led(serving)]))
+    sys.exit(pytest.main(start["arguments"], plugins=[_Led(serving, start.get("options"))]))
 
 
 def _import_from(trees: Trees) -> None:
@@ -60,14 +61,16 @@ def _import_from(trees: Trees) -> None:
 class _Led:
     """pytest's part in it."""
 
-    def __init__(self, serving: Serving) -> None:
-        self._serving = serving
+    def __init__(self, serving: Serving, options: Mapping[str, str] | None) -> None:
+        """`options`: it is a baseline's code, whose options of the user's own are to be these; None: it is not."""
+        self._serving, self._options = serving, options
         self._errors: dict[str, str] = {}
         self._reports: list[pytest.TestReport] = []
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_configure(self, config: pytest.Config) -> None:
         config.stash[state.SERVING] = self._serving
+        set_options(config, self._options or {})
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
@@ -95,14 +98,28 @@ class _Led:
                 if item is not following:  # for which fixtures of wider scope were kept; pytest has no public way
                     with suppress(Exception, pytest.fail.Exception, pytest.skip.Exception):  # of another test
                         session._setupstate.teardown_exact(item)
-                following = _following(session.items, item)
+                # A baseline's code is asked for one test now and then: what its fixtures start is in nobody's way.
+                following = _following(session.items, item) if self._options is None else None
                 self._run(item, following)
 
     def _run(self, item: pytest.Item, following: pytest.Item | None) -> None:
         self._reports.clear()
         self._serving.begin_test()
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
-        self._serving.say("ended", text="\n".join(filter(None, map(_why, self._reports))))
+        apart = [report.longreprtext for report in self._reports if report.failed and report.when != "call"]
+        text = "\n".join(filter(None, map(_why, self._reports)))
+        self._serving.say("ended", text=text, apart="\n".join(apart))
+
+    @pytest.hookimpl(wrapper=True, trylast=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        if report.failed and report.when != "teardown" and self._serving.over:
+            # It is over where it is led: no failure, for which a plugin would run it again, after some delay.
+            report.longrepr = (str(item.path), 0, report.longreprtext)
+            report.outcome = "skipped"
+        return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._reports.append(report)

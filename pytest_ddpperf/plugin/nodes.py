@@ -20,7 +20,7 @@ from pytest_ddpperf.led import Led, Sources
 from pytest_ddpperf.led.sources import one_tree
 from pytest_ddpperf.led.tests import START_SECONDS
 from pytest_ddpperf.nodes import door, rendezvous, secret
-from pytest_ddpperf.nodes.base import Base, from_top
+from pytest_ddpperf.nodes.base import Base, from_top, refuse_lacking
 from pytest_ddpperf.nodes.fleet import Fleet, about_itself
 from pytest_ddpperf.nodes.follower import Follower
 from pytest_ddpperf.nodes.interface import interface_of
@@ -39,7 +39,7 @@ _SAYS_ONLY = ("help", "version", "markers", "showfixtures", "show_fixtures_per_t
 
 def main(config: pytest.Config) -> int | None:
     """The status of a pytest that does not lead, when all is over; None for one that is to go on as ever."""
-    if any(config.getoption(name, None) for name in _SAYS_ONLY):
+    if _only_says(config):
         return None
     try:
         found = role(os.environ)
@@ -55,9 +55,13 @@ def main(config: pytest.Config) -> int | None:
         raise pytest.UsageError(f"pytest-ddpperf, node {os.environ.get('GROUP_RANK')}: {error}") from None
 
 
+def _only_says(config: pytest.Config) -> bool:
+    return any(config.getoption(name, None) for name in _SAYS_ONLY)
+
+
 def lead(run: Run) -> None:
     """Open the door to the other nodes, where there are and this pytest leads them; raises pytest.UsageError."""
-    if run.serving is not None:
+    if run.serving is not None or _only_says(run.config):
         return
     try:
         found = role(os.environ)
@@ -87,11 +91,12 @@ def collected(fleet: Fleet, config: pytest.Config, facts: Mapping[str, Scalar]) 
 def _follow(config: pytest.Config, found: Role) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # torchrun's way to end it: nothing shall be left
     settings = options.read(config)  # a mistake is the same on all nodes: nobody waits for anybody
-    told = rendezvous.found(found, settings.timeout_seconds)
+    seconds = max(START_SECONDS, settings.timeout_seconds)  # the first node may begin as much later
+    told = rendezvous.found(found, seconds)
     key = (os.environ.get(secret.VARIABLE) or told["secret"]).encode()
     where = f"{told['address']}, port {told['port']}"
     try:
-        leader = door.come_in(told["address"], told["port"], key, found.node)
+        leader = door.come_in(told["address"], told["port"], key, found.node, seconds)
     except (NodesError, OSError) as error:
         raise NodesError(f"the pytest of node 0 at {where}: {error}") from None
     with leader.socket, tempfile.TemporaryDirectory(prefix="ddpperf-") as folder:
@@ -122,8 +127,11 @@ def _follow(config: pytest.Config, found: Role) -> int:
             )
             return led
 
-        def base(kept: Sequence[str]) -> BaseSide:
-            side = BaseSide(settings, replace(asked, kept=kept_here(kept)))
+        def base(kept: Sequence[str], commit: str) -> BaseSide:
+            if commit:
+                refuse_lacking(Path(here.hand), settings.against or "", commit)
+            of_first = replace(settings, against=commit) if commit else settings
+            side = BaseSide(of_first, replace(asked, kept=kept_here(kept)))
             side.more = place
             return side
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -32,8 +33,8 @@ class Watcher:
         self.streams = config.getoption("capture", "no") == "no" and not hasattr(config, "workerinput")
         self._config = config
         self._reporter: Any = config.pluginmanager.get_plugin("terminalreporter")  # None in a worker of xdist's
-        # Not under -s: the ranks' lines come then, and would tear the progress line.
-        live = getattr(self._reporter, "isatty", False) and not self.streams
+        # Not under -s: the ranks' lines come then, and would tear the progress line. A dumb terminal shows escapes.
+        live = getattr(self._reporter, "isatty", False) and not self.streams and os.environ.get("TERM") != "dumb"
         self._writer = config.get_terminal_writer() if live else None
         self._capture = config.pluginmanager.get_plugin("capturemanager")
         self._warmup = warmup
@@ -93,7 +94,9 @@ class Watcher:
         )
 
     def output(self, name: str, stream: str, line: str) -> None:
-        print(f"[{name}] {line}", file=sys.stderr if stream == "stderr" else sys.stdout, flush=True)
+        file = sys.stderr if stream == "stderr" else sys.stdout
+        encoding = getattr(file, "encoding", None) or "utf-8"
+        print(f"[{name}] {line}".encode(encoding, "backslashreplace").decode(encoding), file=file, flush=True)
 
     def erase(self) -> None:
         if self._drawn:

@@ -36,11 +36,23 @@ def main(descriptor: int, start: Message) -> NoReturn:
 
 def _asked(start: Message) -> tuple[Any, Message]:
     timeout = timedelta(seconds=start["seconds"])
-    store = dist.TCPStore(  # type: ignore[attr-defined]
-        start["address"], start["port"], is_master=start["hosts"], wait_for_workers=False, timeout=timeout
-    )
+    if start["hosts"]:
+        store = _held(start["tell"]["address"], start["port"], timeout)
+    else:
+        store = dist.TCPStore(  # type: ignore[attr-defined]
+            start["address"], start["port"], is_master=False, wait_for_workers=False, timeout=timeout
+        )
     if start["tell"] is not None:
         store.set(start["key"], json.dumps(start["tell"]))
         return store, {"event": "told"}
     store.wait([start["key"]], timeout)
     return store, {"event": "found", "found": json.loads(store.get(start["key"]))}
+
+
+def _held(address: str, port: int, timeout: timedelta) -> Any:
+    """The store itself, on one interface: torch by itself would listen on all of them."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    descriptor = socket.create_server((address, port), family=family).detach()
+    return dist.TCPStore(  # type: ignore[attr-defined]
+        address, port, is_master=True, wait_for_workers=False, timeout=timeout, master_listen_fd=descriptor
+    )

@@ -82,11 +82,13 @@ class Machines:
         command: Sequence[str],
         variables: Mapping[str, str] | None = None,
         folder: Path | None = None,
+        log: str = "",
     ) -> Node:
-        """Ends with the test. The processes of a node are its process group's and those of its namespace."""
+        """Ends with the test. The processes of a node are its process group's and those of its namespace. `log`: what
+        it writes has this name, the node's if nothing is said."""
         core = sorted(os.sched_getaffinity(0))[node]
         ahead = ["--time", "--monotonic", str(self._ahead)] if node else []
-        log = self._closing.enter_context((self.folder / f"node{node}.log").open("w+b"))
+        written = self._closing.enter_context((self.folder / f"{log or f'node{node}'}.log").open("w+b"))
         process = subprocess.Popen(
             [
                 *("ip", "netns", "exec", self._names[node], "taskset", "--cpu-list", str(core)),
@@ -95,12 +97,12 @@ class Machines:
             cwd=folder or self.folder,
             env={**os.environ, **(variables or {})},
             stdin=subprocess.DEVNULL,
-            stdout=log,
+            stdout=written,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
         self._closing.callback(_end, process)
-        return Node(process, log)
+        return Node(process, written)
 
     def torchrun(self, node: int, *arguments: str, processes: int = 1, rendezvous: Sequence[str] = ()) -> Node:
         static = ("--node-rank", str(node), "--master-addr", ADDRESSES[0], "--master-port", str(_PORT))
@@ -114,8 +116,10 @@ class Machines:
         variables: Mapping[str, str] | None = None,
         folder: Path | None = None,
         nodes: int = 2,
+        machine: int | None = None,
     ) -> Node:
-        """As torchrun would start it that lets the first worker hold its store: some seconds sooner."""
+        """As torchrun would start it that lets the first worker hold its store: some seconds sooner. `machine`: where,
+        if not on the node's own."""
         place = {
             "RANK": str(node),
             "LOCAL_RANK": "0",
@@ -129,7 +133,8 @@ class Machines:
             "TORCHELASTIC_USE_AGENT_STORE": "False",
         }
         command = [sys.executable, "-m", "pytest", *SMALL, *arguments]
-        return self.start(node, command, {**place, **(variables or {})}, folder)
+        where = node if machine is None else machine
+        return self.start(where, command, {**place, **(variables or {})}, folder, f"node{node}")
 
     def both(self, start: Callable[..., Node], *arguments: str) -> tuple[Node, Node]:
         """On both nodes, until both have ended."""
@@ -154,9 +159,9 @@ class Machines:
             table = subprocess.run(command, capture_output=True, text=True, check=True).stdout
             rows = [line.split() for line in table.splitlines()[1:]]
             own = socket.inet_aton(ADDRESSES[node])[::-1].hex().upper()
-            found = [row[1].partition(":")[2] for row in rows if row[3] == _LISTENS and row[1].startswith(own)]
-            if found:
-                return int(found[0], 16)
+            ports = [row[1].partition(":")[2] for row in rows if row[3] == _LISTENS and row[1].startswith(own)]
+            if found := [port for text in ports if (port := int(text, 16)) != _PORT]:  # which is the store's
+                return found[0]
             time.sleep(0.05)
         raise AssertionError(f"node {node} does not listen")
 

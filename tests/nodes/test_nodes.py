@@ -7,13 +7,13 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import time
 
 import pytest
 
-from tests.nodes.machines import ADDRESSES, Machines, Node
+from tests.git import git
+from tests.nodes.machines import ADDRESSES, SOON_SECONDS, Machines, Node
 
 STEP = """
 import time, pytest
@@ -92,6 +92,38 @@ def test_same(ddp_benchmark):
     assert "1 failed, 1 passed" in first.output
     assert first.process.returncode == second.process.returncode == 1, "torchrun's own, for both"
     assert machines.left() == []
+
+
+def test_a_verdict_is_the_same_on_all_nodes(machines: Machines) -> None:
+    """So a test may go on by it."""
+    (machines.folder / "test_step.py").write_text(
+        STEP
+        + """
+def test_step(ddp_run, ddp_benchmark):
+    assert ddp_benchmark(training).verdict in ("PASS", "NOT GATED")
+    assert len(ddp_run(who)) == 2
+
+def test_slow(ddp_run, ddp_benchmark):
+    import os
+    def slow(ctx):
+        return training(ctx, 0.2 if os.path.exists("slow") else 0.0)
+    try:
+        ddp_benchmark(slow)
+        failed = 0
+    except pytest.fail.Exception as error:
+        assert error.result.verdict == "REGRESSED"
+        failed = 1
+    seen = ddp_run(lambda ctx, failed: failed, failed)
+    assert seen == [failed, failed]
+    assert failed == os.path.exists("slow")
+"""
+    )
+    for asked in ("--ddp-save-baseline", "--ddp-threshold=p50:300%"):
+        first, second = machines.both(machines.pytest, asked, "test_step.py")
+        print(first.output, second.output)
+        assert "2 passed" in first.output
+        assert (first.process.returncode, second.process.returncode) == (0, 0)
+        (machines.folder / "slow").touch()
 
 
 FAILING = (
@@ -213,7 +245,7 @@ def begun(machines: Machines) -> tuple[Node, Node]:
 
 
 def until_in_launch(machines: Machines, first: Node, second: Node) -> None:
-    until = time.monotonic() + 60
+    until = time.monotonic() + SOON_SECONDS
     while not (machines.folder / "rank1").exists():
         assert time.monotonic() < until, first.output + second.output
         time.sleep(0.05)
@@ -237,10 +269,10 @@ def test_a_node_that_is_gone_is_one_red_test_and_a_line_for_each_later_one(
     first, second = begun(waiting)
     pid = waiting.find(1, who)
     os.kill(pid, signum)
-    assert first.wait(40) == 1
+    assert first.wait() == 1
     if who == FOLLOWER and signum == signal.SIGSTOP:
         os.kill(pid, signal.SIGCONT)
-    second.wait(30)
+    second.wait()
     output = first.output
     print(output, second.output)
     assert re.search(rf"rank 1 \(node 1, .+\) failed in the launch: {said}", output)
@@ -252,8 +284,8 @@ def test_a_node_that_is_gone_is_one_red_test_and_a_line_for_each_later_one(
 def test_followers_of_a_leader_that_is_gone_end(waiting: Machines) -> None:
     first, second = begun(waiting)
     os.kill(waiting.find(0, FOLLOWER), signal.SIGKILL)
-    assert second.wait(30) == 1
-    first.wait(10)
+    assert second.wait() == 1
+    first.wait()
     print(second.output)
     assert "the pytest of node 0 is gone" in second.output
     assert waiting.left() == []
@@ -262,7 +294,7 @@ def test_followers_of_a_leader_that_is_gone_end(waiting: Machines) -> None:
 def test_ctrl_c_ends_all_nodes(waiting: Machines) -> None:
     first, second = begun(waiting)
     os.kill(waiting.find(0, FOLLOWER), signal.SIGINT)
-    assert (first.wait(30), second.wait(30)) == (2, 2)
+    assert (first.wait(), second.wait()) == (2, 2)
     print(first.output, second.output)
     assert "KeyboardInterrupt" in first.output
     assert waiting.left() == []
@@ -271,8 +303,8 @@ def test_ctrl_c_ends_all_nodes(waiting: Machines) -> None:
 def test_ctrl_c_on_a_node_that_follows_is_the_end_of_that_node(waiting: Machines) -> None:
     first, second = begun(waiting)
     os.kill(waiting.find(1, FOLLOWER), signal.SIGINT)
-    assert second.wait(30) == 2
-    assert first.wait(60) == 1
+    assert second.wait() == 2
+    assert first.wait() == 1
     print(first.output, second.output)
     assert "Traceback" not in second.output
     assert re.search(r"node 1 \(.+\) is gone: its connection ended", first.output)
@@ -281,17 +313,22 @@ def test_ctrl_c_on_a_node_that_follows_is_the_end_of_that_node(waiting: Machines
 
 def test_a_node_that_is_unplugged_is_noticed_at_both_ends(waiting: Machines) -> None:
     first, second = begun(waiting)
-    until = time.monotonic() + 45  # each notices within 15 s, and then there are the grace and the end of ranks
     waiting.unplug(1)
-    assert first.wait(until - time.monotonic()) == 1
-    assert second.wait(until - time.monotonic()) == 1
+    assert (first.wait(), second.wait()) == (1, 1)
     print(first.output, second.output)
     assert re.search(r"node 1 \(.+\) (said nothing for 1\d s|is gone)", first.output)
     assert "the pytest of node 0 is gone" in second.output
     assert waiting.left() == []
 
 
+IMPATIENT = """
+from pytest_ddpperf.nodes import fleet, node
+fleet.START_SECONDS = node.START_SECONDS = 1.0  # so that --ddp-timeout says how long is waited
+"""
+
+
 def test_a_pytest_that_hangs_before_it_measures_is_given_up_with_its_stacks(machines: Machines) -> None:
+    (machines.folder / "conftest.py").write_text(IMPATIENT)
     (machines.folder / "test_hangs.py").write_text(
         """
 import os, time, pytest
@@ -308,9 +345,9 @@ def test_next(ddp_run):
     ddp_run(print)
 """
     )
-    first, second = machines.both(machines.pytest, "--ddp-timeout=2", "test_hangs.py")
+    first, second = machines.both(machines.pytest, "--ddp-timeout=30", "test_hangs.py")
     print(first.output, second.output)
-    assert re.search(r"pytest of node 1 did not answer for 12 s", first.output)
+    assert re.search(r"pytest of node 1 did not answer for 40 s", first.output)
     assert "in hangs" in first.output
     assert "2 failed" in first.output
     assert (first.process.returncode, second.process.returncode) == (1, 1)
@@ -328,9 +365,104 @@ def test_a_run_in_which_nothing_is_measured_ends_all_nodes_alike(
     assert waiting.left() == []
 
 
+def test_a_fixture_may_take_longer_than_a_launch(machines: Machines) -> None:
+    (machines.folder / "test_slow.py").write_text(
+        STEP
+        + """
+import os
+
+@pytest.fixture(scope="session")
+def slow():
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        time.sleep(45)
+
+def test_slow(ddp_run, slow):
+    assert len(ddp_run(who)) == 2
+"""
+    )
+    first, second = machines.both(machines.pytest, "--ddp-timeout=30", "test_slow.py")
+    print(first.output, second.output)
+    assert "1 passed" in first.output
+    assert (first.process.returncode, second.process.returncode) == (0, 0)
+
+
+def test_that_a_test_is_over_is_no_reason_to_run_it_again_on_another_node(machines: Machines) -> None:
+    (machines.folder / "test_reruns.py").write_text(
+        STEP
+        + """
+@pytest.mark.flaky(reruns=2, reruns_delay=3600)
+def test_marked(ddp_run):
+    assert len(ddp_run(who)) == 2
+
+def test_who(ddp_run):
+    assert len(ddp_run(who)) == 2
+"""
+    )
+    first, second = machines.both(machines.pytest, "--reruns=2", "--reruns-delay=3600", "test_reruns.py")
+    print(first.output, second.output)
+    assert "2 passed" in first.output
+    assert (first.process.returncode, second.process.returncode) == (0, 0)
+
+
+def test_what_is_torn_down_badly_on_another_node_is_an_error(machines: Machines) -> None:
+    (machines.folder / "test_torn.py").write_text(
+        STEP
+        + """
+import os
+
+@pytest.fixture
+def torn():
+    yield
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        raise RuntimeError("not removed")
+
+def test_torn(ddp_run, torn):
+    assert len(ddp_run(who)) == 2
+
+def test_who(ddp_run):
+    assert len(ddp_run(who)) == 2
+"""
+    )
+    first, second = machines.both(machines.pytest, "test_torn.py")
+    print(first.output, second.output)
+    assert "2 passed, 1 error" in first.output
+    told = first.output.partition("ERROR at teardown of test_torn")[2]
+    assert re.search(r"^node 1 \(.+\): ", told, re.MULTILINE)
+    assert "RuntimeError: not removed" in told
+    assert (first.process.returncode, second.process.returncode) == (1, 1)
+    assert machines.left() == []
+
+
+def test_two_nodes_on_the_same_cores_are_told_and_wait_for_nothing(machines: Machines) -> None:
+    (machines.folder / "test_step.py").write_text(
+        STEP
+        + """
+def test_step(ddp_benchmark):
+    ddp_benchmark(training)
+
+def test_again(ddp_benchmark):
+    with pytest.raises(pytest.fail.Exception, match="the same machine"):
+        ddp_benchmark(training)
+    with pytest.raises(pytest.fail.Exception, match="the same machine"):
+        ddp_benchmark(training, name="again")
+
+def test_who(ddp_run):
+    assert len(ddp_run(who)) == 2
+"""
+    )
+    first, second = (machines.pytest(node, "test_step.py", machine=0) for node in range(2))
+    assert (first.wait(), second.wait()) == (1, 1)
+    print(first.output, second.output)
+    said = r"node 1 \(.+\) is on the same machine and the same cores or devices as node 0: give each node its own"
+    assert re.search(said, first.output)
+    assert "1 failed, 2 passed" in first.output
+    assert machines.left() == []
+
+
 def test_a_node_that_does_not_come_is_named(waiting: Machines) -> None:
+    (waiting.folder / "conftest.py").write_text(IMPATIENT)
     first = waiting.pytest(0, "--ddp-timeout=3", "test_waiting.py")
-    assert first.wait(60) == 4
+    assert first.wait() == 4
     print(first.output)
     assert "node 1 of 2 did not come within 3 s (--ddp-timeout)" in first.output
     assert waiting.left() == []
@@ -358,7 +490,7 @@ def test_strangers_are_dropped_and_told_of_and_do_no_harm(machines: Machines) ->
     attacks = ("garbage", "endless", "silence")
     strangers = [machines.start(1, [sys.executable, "-c", STRANGER, str(port), sent]) for sent in attacks]
     for stranger in strangers:
-        assert stranger.wait(60) == 0, stranger.output
+        assert stranger.wait() == 0, stranger.output
     second = machines.pytest(1, "--ddp-timeout=60", "test_step.py")
     statuses = first.wait(), second.wait()
     print(first.output, second.output)
@@ -369,13 +501,15 @@ def test_strangers_are_dropped_and_told_of_and_do_no_harm(machines: Machines) ->
 
 
 def test_who_does_not_know_the_secret_is_not_let_in(waiting: Machines) -> None:
-    first = waiting.pytest(0, "--ddp-timeout=5", "test_waiting.py", variables={"DDPPERF_SECRET": "one"})
+    (waiting.folder / "conftest.py").write_text(IMPATIENT)
+    first = waiting.pytest(0, "--ddp-timeout=30", "test_waiting.py", variables={"DDPPERF_SECRET": "one"})
     second = waiting.pytest(1, "--ddp-timeout=30", "test_waiting.py", variables={"DDPPERF_SECRET": "another"})
-    assert second.wait(60) == 4
-    assert first.wait(60) == 4
+    assert second.wait() == 4
+    assert first.wait() == 4
     print(first.output, second.output)
     assert "is DDPPERF_SECRET the same on all nodes?" in second.output
-    assert "node 1 of 2 did not come" in first.output
+    assert "node 1 of 2 did not come within 30 s (--ddp-timeout)" in first.output
+    assert "a connection from 10.77.0.2 was dropped: its proof is wrong" in first.output
     assert waiting.left() == []
 
 
@@ -476,17 +610,14 @@ def test_torchrun_that_is_killed_takes_all_along(waiting: Machines) -> None:
     first, second = (waiting.torchrun(node, "test_waiting.py") for node in range(2))
     until_in_launch(waiting, first, second)
     os.kill(waiting.find(1, "torch.distributed.run"), signal.SIGKILL)
-    second.wait(30)
-    assert first.wait(60) == 1
+    second.wait()
+    assert first.wait() == 1
     print(first.output, second.output)
     assert re.search(r"node 1 \(.+\) is gone: its connection ended", first.output)
-    waiting.until_empty(30)
+    waiting.until_empty()
 
 
 def test_another_commit_is_measured_beside_the_code_at_hand_on_every_node(machines: Machines) -> None:
-    def git(*arguments: str) -> None:
-        subprocess.run(["git", *arguments], cwd=machines.folder, check=True, capture_output=True)
-
     package = machines.folder / "speed.py"
     package.write_text("SECONDS = 0.01\n")
     (machines.folder / "conftest.py").write_text("")
@@ -499,18 +630,20 @@ import speed
 def test_step(ddp_benchmark):
     ddp_benchmark(lambda ctx: training(ctx, speed.SECONDS), batch_size=32)
 
-def test_quick(ddp_benchmark):
+def test_quick(ddp_run, ddp_benchmark):
+    assert [found[2] for found in ddp_run(who)] == [0, 1]
+    before = ddp_benchmark(training, name="before", gate=False)
     result = ddp_benchmark(training)
+    with pytest.raises(pytest.fail.Exception, match="ZeroDivisionError"):
+        ddp_run(lambda ctx: 1 / 0)
+    ddp_benchmark(training, name="between", gate=False)
     ddp_benchmark(training, name="again")
-    assert result.p50 < 10
+    assert before.p50 < 10 and result.p50 < 10
 """
     )
     (machines.folder / ".gitignore").write_text("*.log\n__pycache__\n*.json\n")
-    git("init", "-q", "-b", "main")
-    git("config", "user.email", "a@example.org")
-    git("config", "user.name", "a")
-    git("add", ".")
-    git("commit", "-qm", "before")
+    for command in (["init", "-q", "-b", "main"], ["add", "."], ["commit", "-qm", "before"]):
+        git(machines.folder, *command)
     package.write_text("SECONDS = 0.1\n")
     asked = ["--ddp-against=HEAD", "--ddp-threshold=p50:200%", "--ddp-json=all.json", "-p", "no:cacheprovider", "tests"]
     first, second = machines.both(machines.pytest, *asked)
@@ -518,14 +651,51 @@ def test_quick(ddp_benchmark):
     assert "1 failed, 1 passed" in first.output
     assert re.search(r"slowest rank: 1 \(node 1, .+\), its CPU time", first.output)
     assert (first.process.returncode, second.process.returncode) == (1, 1)
-    slow, quick, again = json.loads((machines.folder / "all.json").read_text())["measurements"]
+    slow, _, quick, _, again = json.loads((machines.folder / "all.json").read_text())["measurements"]
     assert slow["verdict"]["status"] == "REGRESSED"
     assert slow["beside"]["differing"] == ["speed.py"]
     assert quick["beside"]["error"] == again["beside"]["error"] == ""
     assert sorted(slow["beside"]["order"][:2]) == ["b", "n"]
-    assert (
-        subprocess.run(["git", "worktree", "list"], cwd=machines.folder, capture_output=True).stdout.count(b"\n") == 1
+    assert len(git(machines.folder, "worktree", "list").splitlines()) == 1
+    assert machines.left() == []
+
+
+def test_a_ref_is_the_first_nodes_commit_on_every_node(machines: Machines) -> None:
+    """And refused by name where a clone lacks it."""
+    (machines.folder / "speed.py").write_text("SECONDS = 0.01\n")
+    (machines.folder / "tests").mkdir()
+    (machines.folder / "tests/test_step.py").write_text(
+        STEP
+        + """
+import speed
+
+def test_step(ddp_benchmark):
+    ddp_benchmark(lambda ctx: training(ctx, speed.SECONDS))
+"""
     )
+    (machines.folder / "conftest.py").write_text("")
+    (machines.folder / ".gitignore").write_text("*.log\n__pycache__\n*.json\n")
+    for command in (["init", "-q", "-b", "main"], ["add", "."], ["commit", "-qm", "one"], ["branch", "other"]):
+        git(machines.folder, *command)
+    (machines.folder / "speed.py").write_text("SECONDS = 0.011\n")
+    git(machines.folder, "commit", "-qam", "two")
+    clone, shallow = machines.folder.parent / "clone", machines.folder.parent / "shallow"
+    git(machines.folder, "clone", "-q", machines.folder, clone)
+    git(clone, "branch", "other", "HEAD")
+    git(machines.folder, "clone", "-q", "--depth=1", machines.folder.as_uri(), shallow)
+    asked = ["--ddp-against=other", "--ddp-threshold=p50:300%", "--ddp-json=all.json", "tests"]
+    first, second = machines.pytest(0, *asked), machines.pytest(1, *asked, folder=clone)
+    assert (first.wait(), second.wait()) == (0, 0), first.output + second.output
+    (step,) = json.loads((machines.folder / "all.json").read_text())["measurements"]
+    assert step["beside"]["error"] == ""
+    assert step["beside"]["differing"] == ["speed.py"]
+
+    first, second = machines.pytest(0, *asked), machines.pytest(1, *asked, folder=shallow)
+    assert (first.wait(), second.wait()) == (4, 4)
+    print(first.output, second.output)
+    commit = git(machines.folder, "rev-parse", "other")
+    assert re.search(rf"node 1 \(.+\): .+shallow lacks {commit}, which other is on the first node", first.output)
+    assert f"git fetch origin {commit} brings it" in first.output
     assert machines.left() == []
 
 

@@ -11,28 +11,46 @@ import re
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from pytest_ddpperf import __version__
-from pytest_ddpperf.launch import Nobody
+from pytest_ddpperf.against import BaseSide
+from pytest_ddpperf.launch import Nobody, Observer, locks
 from pytest_ddpperf.launch.clock import Clock, Offset, offset
 from pytest_ddpperf.led import Sources
+from pytest_ddpperf.led.arguments import of_led
+from pytest_ddpperf.measuring import following
+from pytest_ddpperf.measuring.machine import nodes_for
+from pytest_ddpperf.measuring.serving import OVER as OVER_TEXT
 from pytest_ddpperf.nodes import door, interface, line, secret
+from pytest_ddpperf.nodes import fleet as fleet_module
 from pytest_ddpperf.nodes import parts as parts_module
 from pytest_ddpperf.nodes import role as role_module
+from pytest_ddpperf.nodes.base import Base, BaseOfNodes, refuse_lacking
+from pytest_ddpperf.nodes.fleet import Fleet
+from pytest_ddpperf.nodes.follower import Follower
+from pytest_ddpperf.nodes.member import Member
 from pytest_ddpperf.nodes.node import Node
 from pytest_ddpperf.nodes.parts import Parts
 from pytest_ddpperf.nodes.role import Role, role
 from pytest_ddpperf.nodes.side import Side
-from pytest_ddpperf.records import Plan
-from pytest_ddpperf.records.errors import BaseSideError, NodesError
+from pytest_ddpperf.plugin import base as base_module
+from pytest_ddpperf.plugin import hooks
+from pytest_ddpperf.plugin import nodes as nodes_module
+from pytest_ddpperf.plugin.state import RUN
+from pytest_ddpperf.records import LaunchSamples, Plan, Status, Verdict, codec
+from pytest_ddpperf.records.errors import AgainstError, BaseSideError, NodesError, OptionError
 from pytest_ddpperf.wire.channels import Lines
+from tests.git import git
+from tests.unit.test_launches import LAUNCH
 
 # --- roles
 
@@ -50,7 +68,7 @@ TORCHRUN = {
 
 @pytest.fixture(autouse=True)
 def _no_torchrun_around(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(role_module, "_elastic", lambda: "")
+    monkeypatch.setattr(role_module, "_asked_of_torchrun", str)
 
 
 def test_a_role_is_torchruns() -> None:
@@ -79,19 +97,32 @@ def test_variables_that_are_not_whole_are_told(wrong: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "changing"),
+    ("words", "variable", "changing"),
     [
-        (["torchrun", "--nnodes", "1:4", "x.py"], "1:4"),
-        (["torchrun", "--nnodes=2:3"], "2:3"),
-        (["torchrun", "--nnodes", "2:2"], ""),
-        (["torchrun", "--nnodes=2"], ""),
-        (["python", "-m", "pytest"], ""),
+        (["torchrun", "--nnodes", "1:4", "x.py"], "", "1:4"),
+        (["torchrun", "--nnodes=2:3"], "", "2:3"),
+        (["torchrun", "--nnode=2:3"], "", "2:3"),
+        (["torchrun", "--nn", "2:3"], "", "2:3"),
+        (["torchrun", "--n", "2:3"], "", ""),  # torchrun refuses it: it may be --no-python
+        (["torchrun", "--nnodes", "2:2"], "", ""),
+        (["torchrun", "--nnodes=2"], "", ""),
+        (["torchrun", "-m", "pytest"], "1:4", "1:4"),
+        (["torchrun", "-m", "pytest"], "2", ""),
+        (["torchrun", "--nnodes=2"], "1:4", ""),
+        (["python", "-m", "pytest"], "", ""),
     ],
 )
-def test_a_range_of_nodes_is_seen(words: list[str], changing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_range_of_nodes_is_refused(
+    words: list[str], variable: str, changing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.undo()
     monkeypatch.setattr(Path, "read_text", lambda self: "\0".join(words) + "\0")
-    assert role_module._elastic() == changing
+    environ = {**TORCHRUN, "PET_NNODES": variable}
+    if changing:
+        with pytest.raises(NodesError, match=f"torchrun --nnodes {changing}: the number of nodes must be fixed"):
+            role(environ)
+    else:
+        assert role(environ) is not None
 
 
 # --- parts of a plan
@@ -130,6 +161,7 @@ def test_one_series_is_a_clock_that_does_not_drift() -> None:
 # --- who is let in
 
 KEY = b"a secret"
+SOON_SECONDS = 60.0  # for what needs no time but a busy machine's
 
 
 def proof(key: bytes, side: str, node: int, *nonces: str) -> str:
@@ -140,15 +172,15 @@ class Door:
     """A leader that lets nodes in, in the background."""
 
     def __init__(self, closing: ExitStack) -> None:
-        self.socket = closing.enter_context(door.listening("127.0.0.1"))
+        self.socket = closing.enter_context(door.listening("127.0.0.1", 3))
         self.port: int = self.socket.getsockname()[1]
         self.dropped: list[str] = []
         self.came: dict[int, Lines] = {}
         self._closing = closing
 
-    def admit(self, nodes: Sequence[int], seconds: float = 10.0) -> None:
+    def admit(self, nodes: Sequence[int]) -> None:
         def run() -> None:
-            self.came = door.admit(self.socket, KEY, nodes, time.monotonic() + seconds, self.dropped.append)
+            self.came = door.admit(self.socket, KEY, nodes, time.monotonic() + SOON_SECONDS, self.dropped.append)
 
         self._thread = threading.Thread(target=run)
         self._thread.start()
@@ -160,7 +192,7 @@ class Door:
             lines.socket.close()
 
     def stranger(self) -> socket.socket:
-        return self._closing.enter_context(socket.create_connection(("127.0.0.1", self.port), 5))
+        return self._closing.enter_context(socket.create_connection(("127.0.0.1", self.port), SOON_SECONDS))
 
 
 @pytest.fixture
@@ -192,11 +224,11 @@ def test_who_knows_the_secret_comes_in(at_the_door: Door) -> None:
 
 
 def test_a_wrong_secret_is_told_at_both_ends(at_the_door: Door) -> None:
-    at_the_door.admit([1], seconds=2)
+    at_the_door.admit([1])
     with pytest.raises(NodesError, match="is DDPPERF_SECRET the same on all nodes"):
         door.come_in("127.0.0.1", at_the_door.port, b"another", 1)
+    door.come_in("127.0.0.1", at_the_door.port, KEY, 1).socket.close()
     at_the_door.end()
-    assert at_the_door.came == {}
     (told,) = at_the_door.dropped
     assert told.startswith("a connection from 127.0.0.1 was dropped: its proof is wrong")
 
@@ -247,7 +279,7 @@ ATTACKS: dict[str, tuple[Callable[[str], bytes], str]] = {
 def test_who_proves_nothing_is_dropped_and_does_no_harm(
     at_the_door: Door, attack: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(door, "_PROOF_SECONDS", 1.0)
+    monkeypatch.setattr(door, "_PROOF_SECONDS", 1.0 if attack == "silence" else SOON_SECONDS)
     sends, said = ATTACKS[attack]
     at_the_door.admit([1])
     stranger = at_the_door.stranger()
@@ -255,6 +287,7 @@ def test_who_proves_nothing_is_dropped_and_does_no_harm(
     with suppress(ConnectionError):  # dropped while it went on
         stranger.sendall(told)
     assert ended(stranger)
+    monkeypatch.setattr(door, "_PROOF_SECONDS", SOON_SECONDS)
     door.come_in("127.0.0.1", at_the_door.port, KEY, 1).socket.close()
     at_the_door.end()
     assert at_the_door.came.keys() == {1}
@@ -263,21 +296,37 @@ def test_who_proves_nothing_is_dropped_and_does_no_harm(
 
 
 def test_strangers_that_say_nothing_keep_nobody_out(at_the_door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door, "_PROOF_SECONDS", 0.5)
-    monkeypatch.setattr(door, "_MOST_STRANGERS", 4)
+    monkeypatch.setattr(door, "_PROOF_SECONDS", 1.0)
+    monkeypatch.setattr(door, "_MOST_STRANGERS", 2)
     at_the_door.admit([1])
     for _ in range(6):
         at_the_door.stranger()
-    until = time.monotonic() + 10
-    while time.monotonic() < until:
-        try:
-            door.come_in("127.0.0.1", at_the_door.port, KEY, 1).socket.close()
-            break
-        except (NodesError, OSError):
-            time.sleep(0.1)
+    door.come_in("127.0.0.1", at_the_door.port, KEY, 1, SOON_SECONDS).socket.close()
     at_the_door.end()
     assert at_the_door.came.keys() == {1}
     assert any("4 others had given no proof yet" in told for told in at_the_door.dropped)
+
+
+def test_there_is_room_for_all_nodes_at_once_and_as_many_strangers(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(door.socket, "create_server", lambda *_, backlog, **__: asked.append(backlog))
+    for nodes in (2, 500):
+        door.listening("127.0.0.1", nodes)
+    assert asked == [128, 564]
+
+
+def test_who_is_turned_away_tells_it_when_there_is_no_time_left() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def turn_away() -> None:
+            connected, _ = listening.accept()
+            connected.close()
+
+        thread = threading.Thread(target=turn_away)
+        thread.start()
+        with pytest.raises(NodesError, match="it let nobody in: others were at its door"):
+            door.come_in("127.0.0.1", listening.getsockname()[1], KEY, 1)
+        thread.join()
 
 
 def test_one_that_only_says_that_it_leads_is_not_believed() -> None:
@@ -332,7 +381,7 @@ class Follows:
         closing.enter_context(ours)
         self._lines = Lines(theirs)
         self._lines.send({"event": "hello", "host": "b", "order": "b", "versions": VERSIONS, **hello})
-        self.node = Node(1, Lines(ours), 5.0)
+        self.node = Node(1, Lines(ours), SOON_SECONDS)
 
     def say(self, event: str, side: str = "hand", **fields: object) -> None:
         self._lines.send({"event": event, "side": side, **fields})
@@ -366,14 +415,14 @@ def test_another_number_of_devices_is_refused(closing: ExitStack) -> None:
     follows = Follows(closing)
     follows.collects(dict(HERE.files), device_type="cpu", device_count=4)
     with pytest.raises(NodesError, match=r"node 1 \(b\) has device count 4, the first node 0"):
-        follows.node.collected(HERE, MACHINE, 5.0)
+        follows.node.collected(HERE, MACHINE, SOON_SECONDS)
 
 
 def test_a_node_without_any_of_the_files_is_refused(closing: ExitStack) -> None:
     follows = Follows(closing)
     follows.collects({"src/a.py": "1"})
     with pytest.raises(NodesError, match="imported none of the first node's files"):
-        follows.node.collected(HERE, MACHINE, 5.0)
+        follows.node.collected(HERE, MACHINE, SOON_SECONDS)
 
 
 def test_another_version_of_what_has_to_be_the_same_is_refused(closing: ExitStack) -> None:
@@ -387,28 +436,320 @@ def test_files_that_both_imported_have_to_be_the_same(closing: ExitStack) -> Non
     follows = Follows(closing)
     follows.collects({"a.py": "1", "b.py": "other", "only_there.py": "4"})
     with pytest.raises(NodesError, match=r"node 1 \(b\) has other files than the first node: b.py$"):
-        follows.node.collected(HERE, MACHINE, 5.0)
+        follows.node.collected(HERE, MACHINE, SOON_SECONDS)
 
 
 def test_the_same_files_are_enough(closing: ExitStack) -> None:
     follows = Follows(closing)
     follows.collects({"a.py": "1", "only_there.py": "4"}, device_type="cpu", device_count=0)
-    follows.node.collected(HERE, MACHINE, 5.0)
+    follows.node.collected(HERE, MACHINE, SOON_SECONDS)
     assert follows.node.hand.tests.known == {"test_a.py::test_a"}
 
 
 def test_what_is_said_of_each_version_is_for_its_own_line(closing: ExitStack) -> None:
     follows = Follows(closing)
-    base = follows.node.start_base(["tests"])
+    base = follows.node.start_base(["tests"], "1a2b")
     follows.say("one", "base")
     follows.say("two", "hand")
     follows.say("died", "base", text="it died")
-    assert follows.node.hand.line.receive(Nobody(), 5.0)["event"] == "two"
+    assert follows.node.hand.line.receive(Nobody(), SOON_SECONDS)["event"] == "two"
     assert [message["event"] for message in base.line.arrived()] == ["one"], "before its end"
     with pytest.raises(BaseSideError, match="it died"):
-        base.line.receive(Nobody(), 5.0)
+        base.line.receive(Nobody(), SOON_SECONDS)
     follows.node.hand.line.send({"op": "leave"})
     assert [message["op"] for message in follows.heard()] == ["start-base", "leave"]
+
+
+# --- the version that is measured beside it
+
+
+def test_the_commit_of_the_first_node_is_every_nodes(closing: ExitStack) -> None:
+    follows = Follows(closing)
+    follows.node.start_base(["tests"], "1a2b")
+    assert follows.heard() == [{"op": "start-base", "kept": ["tests"], "commit": "1a2b"}]
+    asked: list[tuple[Sequence[str], str]] = []
+    base = Base(lambda kept, commit: asked.append((kept, commit)))  # type: ignore[func-returns-value, arg-type]
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        follower = Follower(Lines(ours), lambda *_: pytest.fail("of another side"), base)
+        follower._obey({"op": "start-base", "kept": ["tests"], "commit": "1a2b"})
+    base.close()
+    assert asked == [(["tests"], "1a2b")]
+
+
+def test_a_clone_without_that_commit_is_told_how_to_bring_it(tmp_path: Path) -> None:
+    for folder in ("one", "other"):
+        (tmp_path / folder).mkdir()
+        git(tmp_path / folder, "init", "-q")
+        git(tmp_path / folder, "commit", "--allow-empty", "-qm", folder)
+    commit = git(tmp_path / "one", "rev-parse", "HEAD")
+    refuse_lacking(tmp_path / "one", "main", commit)
+    with pytest.raises(AgainstError, match=f"other lacks {commit}, which main is on the first node\ngit fetch origin"):
+        refuse_lacking(tmp_path / "other", "main", commit)
+
+
+class OfNodes(BaseOfNodes):
+    """Without a tree and a pytest on this node; its launches are told apart by their number."""
+
+    option = "--ddp-against"
+    version = "main (1a2b)"  # type: ignore[assignment]
+
+    def __init__(self, follows: Follows, here: Sources | None) -> None:
+        self._others = [follows.node.start_base([], "")]
+        self.tests = SimpleNamespace(sources=here)  # type: ignore[assignment]
+        self.led = SimpleNamespace()  # type: ignore[assignment]
+        self._fleet = SimpleNamespace(hosts=["a", "b"], side=side_of)  # type: ignore[assignment]
+        self.launched: list[int | None] = []
+
+    def _launch(self, plan: Plan, observer: Observer) -> LaunchSamples:
+        self.launched.append(plan.steps)
+        return replace(LAUNCH, step_seconds=(0.1,) * 4)
+
+    def _called(self, plan: Plan) -> tuple[bytes, ...]:
+        return b"one", b"two"
+
+
+def side_of(members: Sequence[Member]) -> Side:
+    return Side(members, address="127.0.0.1", interface="", hosts=["a", "b"], order="a", facts={})
+
+
+@pytest.mark.parametrize(
+    ("there", "said"),
+    [
+        ({"files": {"a.py": "1"}}, ""),
+        (
+            {"files": {"a.py": "other"}},
+            r"--ddp-against: main \(1a2b\): node 1 \(b\) has other files than the first .*a.py",
+        ),
+        ({"files": {"a.py": "1"}, "python": "4"}, r"node 1 \(b\) has Python 4, the first node 3"),
+    ],
+)
+def test_what_is_measured_beside_has_to_be_the_same_on_all_nodes(
+    closing: ExitStack, monkeypatch: pytest.MonkeyPatch, there: dict[str, Any], said: str
+) -> None:
+    monkeypatch.setattr(BaseSide, "collect", lambda self, here: None)
+    follows = Follows(closing)
+    base = OfNodes(follows, HERE)
+    follows.say("hello", "base", version=__version__)
+    follows.say("collected", "base", tests=[], errors={}, sources={"python": "3", "prefix": "/", **there})
+    with pytest.raises(AgainstError, match=said) if said else nullcontext():
+        base.collect(HERE)
+
+
+def test_what_another_node_cannot_have_beside_it_is_told_with_its_name(
+    closing: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BaseSide, "collect", lambda self, here: None)
+    follows = Follows(closing)
+    base = OfNodes(follows, HERE)
+    follows.say(
+        "died", "base", text="--ddp-against: x lacks 1a2b, which main is on the first node\ngit fetch brings it"
+    )
+    with pytest.raises(AgainstError) as raised:
+        base.collect(HERE)
+    told = "--ddp-against: node 1 (b): x lacks 1a2b, which main is on the first node\ngit fetch brings it"
+    assert str(raised.value) == told
+
+
+def test_a_version_that_cannot_import_a_conftest_is_every_tests_to_tell(
+    closing: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BaseSide, "collect", lambda self, here: None)
+    follows = Follows(closing)
+    follows.say("died", "base", text="while loading conftest")
+    OfNodes(follows, None).collect(HERE)
+
+
+def test_what_is_called_or_measured_there_without_a_gate_is_led_before_what_has_one(
+    closing: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BaseSide, "collect", lambda self, here: None)
+    follows = Follows(closing)
+    base = OfNodes(follows, None)
+    base.collect(HERE)
+    base._side = side_of(base._others)
+    follows.heard()
+    (tests,) = (member.tests for member in base._others)
+    tests.known, tests._started = frozenset(["test_a"]), True
+    plan = Plan(world_size=2, nodes=2, backend="gloo", device="cpu", steps=3)
+    asked = {"what": "a measurement", "plan": codec.encode(plan), "batch_size": None, "facts": {}, "launches": 2}
+    follows.say("ready", "base", **asked, label="other", gate=False, number=1)
+    follows.say("ready", "base", **asked, label="", gate=True, number=2)
+    ready = base.begin("test_a", "", plan)
+    assert ready.plan == plan
+    assert base.launched == [3, 4], "the second has as many steps as the first had"
+    test, done = follows.heard()
+    assert (test["op"], done["op"], len(done["samples"])) == ("test", "done", 2)
+    follows.say("ready", "base", what="a call", label="f", plan=codec.encode(plan), number=3)
+    follows.say("ready", "base", **asked, label="again", gate=True, number=4)
+    base.begin("test_a", "again", plan)
+    results = [base64.b64encode(result).decode() for result in (b"one", b"two")]
+    assert follows.heard() == [{"op": "done", "results": results, "side": "base"}]
+    one = codec.encode(replace(plan, nodes=1))
+    follows.say("ready", "base", what="a call", label="f", plan=one, number=5)
+    follows.say("ended", "base", text="", apart="")
+    with pytest.raises(BaseSideError, match=re.escape("there the test asks for a call (f) first")):
+        base.begin("test_a", "more", plan)
+    assert [message["op"] for message in follows.heard()] == ["leave"]
+
+
+# --- what comes of a test
+
+
+def test_the_verdict_is_every_nodes_but_what_is_saved_is_the_first_nodes() -> None:
+    def told(status: Status, reason: str) -> Verdict:
+        return following._verdict({"verdict": codec.encode(Verdict(status=status, reason=reason))})
+
+    assert told(Status.PASS, "within-limits") == Verdict(status=Status.PASS, reason="within-limits")
+    assert told(Status.NO_BASELINE, "missing").status is Status.NO_BASELINE
+    follows = Verdict(status=Status.NOT_GATED, reason="follows")
+    assert told(Status.NOT_GATED, "saving") == following._verdict({}) == follows
+
+
+RERUNS = ("--reruns", "--reruns-delay", "--only-rerun", "--rerun-except", "--force-reruns", "--max-suite-reruns")
+
+
+@pytest.mark.parametrize("option", RERUNS)
+def test_a_pytest_that_is_led_runs_no_test_again_by_itself(option: str) -> None:
+    assert of_led([option, "2", "tests"], ["tests"]) == of_led([f"{option}=2", "tests"], ["tests"]) == ["tests"]
+    assert of_led(["--fail-on-flaky", "tests"], ["tests"]) == ["tests"]
+
+
+@pytest.mark.parametrize(
+    ("when", "over", "outcome"),
+    [("call", True, "skipped"), ("setup", True, "skipped"), ("teardown", True, "failed"), ("call", False, "failed")],
+)
+def test_that_a_test_is_over_where_it_is_led_is_no_failure(when: str, over: bool, outcome: str) -> None:
+    led = base_module._Led(SimpleNamespace(over=over), None)  # type: ignore[arg-type]
+    report = pytest.TestReport("test_a", ("test_a.py", 1, "test_a"), {}, "failed", OVER_TEXT, when)  # type: ignore[arg-type]
+    making = led.pytest_runtest_makereport(SimpleNamespace(path="test_a.py"), None)  # type: ignore[arg-type]
+    next(making)
+    with pytest.raises(StopIteration) as stopped:
+        making.send(report)
+    assert stopped.value.value.outcome == outcome
+    assert base_module._why(stopped.value.value) == OVER_TEXT
+
+
+def test_what_fails_on_another_node_as_its_test_is_left_is_told_and_all_are_left_at_once(closing: ExitStack) -> None:
+    several = [Follows(closing), Follows(closing)]
+    for number, follows in enumerate(several, 1):
+        follows.node.hand.name = f"node {number}"
+        follows.node.hand.tests._test = "test_a"
+    first, second = several
+
+    def answer() -> None:
+        assert second.heard() == [{"op": "leave", "side": "hand"}], "before the first has ended"
+        second.say("alone", resources=[])  # late, and for nobody
+        second.say("ended", text="", apart="Error: not removed")
+        first.say("ended", text="over", apart="")
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    assert side_of([follows.node.hand for follows in several]).leave() == ["node 2: Error: not removed"]
+    thread.join()
+    assert side_of([first.node.hand]).leave() == []
+
+
+@pytest.mark.parametrize("here", ["", "fails here"])
+def test_what_fails_on_another_node_is_an_error_of_the_tests_teardown(
+    monkeypatch: pytest.MonkeyPatch, here: str
+) -> None:
+    left: list[object] = []
+    fleet = SimpleNamespace(failed=lambda: ["node 1: Error: not removed"])
+    sections: list[tuple[str, ...]] = []
+    run = SimpleNamespace(leave=left.append, fleet=fleet)
+    item = SimpleNamespace(
+        config=SimpleNamespace(stash={RUN: run}), add_report_section=lambda *section: sections.append(section)
+    )
+    monkeypatch.setattr(hooks, "is_distributed", lambda item: True)
+    ending = hooks.pytest_runtest_teardown(item)  # type: ignore[arg-type]
+    next(ending)
+    if here:
+        with pytest.raises(ValueError, match=here):
+            ending.throw(ValueError(here))
+        assert sections == [("teardown", "of another node", "node 1: Error: not removed")]
+    else:
+        with pytest.raises(pytest.fail.Exception, match="node 1: Error: not removed"):
+            ending.send(None)
+    assert left == [item]
+
+
+# --- who comes
+
+
+class Stopwatch:
+    """Time as a fleet has it that waits for nodes."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize(("timeout", "said"), [(5.0, "within 300 s"), (900.0, "within 900 s (--ddp-timeout)")])
+def test_nodes_have_their_time_from_when_they_can_know_where_to_come(
+    monkeypatch: pytest.MonkeyPatch, timeout: float, said: str
+) -> None:
+    clock = Stopwatch()
+    untils: list[float] = []
+
+    def admit(
+        door: object, key: object, nodes: object, until: float, dropped: Callable[[str], None]
+    ) -> dict[int, Lines]:
+        untils.append(until)
+        dropped("a connection from 10.0.0.2 was dropped: its proof is wrong")
+        return {}
+
+    monkeypatch.setattr(fleet_module, "time", clock)
+    monkeypatch.setattr(fleet_module.door, "admit", admit)
+    fleet = Fleet.__new__(Fleet)
+    fleet.role, fleet._timeout, fleet.nodes, fleet._dropped = replace(role_of(0), nodes=3), timeout, [], Counter()
+    fleet._door = fleet._key = None  # type: ignore[assignment]
+    fleet._notice = SimpleNamespace(check=lambda: setattr(clock, "now", 70.0))  # type: ignore[assignment]
+    with pytest.raises(NodesError) as raised:
+        fleet.start([], [])
+    assert untils == [70.0 + max(timeout, 300.0)]
+    dropped = "a connection from 10.0.0.2 was dropped: its proof is wrong"
+    assert str(raised.value) == f"nodes 1, 2 of 3 did not come {said}\n{dropped}"
+
+
+def role_of(node: int) -> Role:
+    found = role({**TORCHRUN, "GROUP_RANK": str(node)})
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("option", ["help", "markers", "showfixtures"])
+def test_a_pytest_that_only_says_something_waits_for_nobody(monkeypatch: pytest.MonkeyPatch, option: str) -> None:
+    monkeypatch.setattr(nodes_module, "role", lambda environ: pytest.fail("it is to lead"))
+    config = SimpleNamespace(getoption=lambda name, default: name == option)
+    run = SimpleNamespace(serving=None, config=config, fleet=None)
+    nodes_module.lead(run)  # type: ignore[arg-type]
+    assert run.fleet is None
+    assert nodes_module.main(config) is None  # type: ignore[arg-type]
+
+
+def test_torchruns_store_listens_on_one_interface() -> None:
+    from pytest_ddpperf.rank import rendezvous  # which takes torch
+
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    start = {"address": "localhost", "port": port, "key": "where", "seconds": SOON_SECONDS}
+    held = rendezvous._asked({**start, "hosts": True, "tell": {"address": "127.0.0.1"}})
+    assert held[1] == {"event": "told"}
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", port), SOON_SECONDS)
+    found = rendezvous._asked({**start, "address": "127.0.0.1", "hosts": False, "tell": None})
+    assert found[1] == {"event": "found", "found": {"address": "127.0.0.1"}}
+
+
+@pytest.mark.parametrize(("world_size", "wanted"), [(1, 1), (2, 1), (3, 1), (4, 4)])
+def test_fewer_ranks_than_nodes_stay_on_the_first_where_a_marker_asks_for_them(world_size: int, wanted: int) -> None:
+    of_run = SimpleNamespace(world_sizes=(2,), nodes=None, sources={"world_sizes": "command line"})
+    marked = SimpleNamespace(world_sizes=(world_size,), nodes=None, sources={"world_sizes": "marker"})
+    assert nodes_for(marked, of_run, world_size, 4) == wanted  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="--ddp-world-size: 2: divides evenly over the 4 nodes"):
+        nodes_for(of_run, of_run, 2, 4)  # type: ignore[arg-type]
 
 
 def test_a_node_that_does_not_answer_is_asked_and_then_gone(
@@ -419,7 +760,7 @@ def test_a_node_that_does_not_answer_is_asked_and_then_gone(
     monkeypatch.setattr(line, "_GONE_SECONDS", 1.0)
     follows = Follows(closing)
     with pytest.raises(BaseSideError, match=r"node 1 \(b\) said nothing for \d s"):
-        follows.node.hand.line.receive(Nobody(), 60.0)
+        follows.node.hand.line.receive(Nobody(), SOON_SECONDS)
     assert {"op": "ping"} in follows.heard()
     with pytest.raises(BaseSideError, match="said nothing"):
         follows.node.hand.line.send({"op": "test"})
@@ -459,10 +800,63 @@ def test_locks_are_taken_node_by_node_in_the_order_of_their_hosts(closing: ExitS
         taken.append("here")
         yield
 
-    follows.say("alone")
+    follows.say("alone", resources=[])
     with side.alone(plan, here(), Nobody()):
         assert taken == ["here"], "after the other, whose host comes first"
     assert [message["op"] for message in follows.heard()] == ["shared"]
+
+
+TWO_NODES = Plan(world_size=2, nodes=2, backend="gloo", device="cpu")
+
+
+def test_a_wait_for_what_this_very_launch_has_is_an_error(closing: ExitStack, tmp_path: Path) -> None:
+    """Two nodes on one machine, perhaps in containers, whose cores are the same."""
+    follows = Follows(closing, order="pod-b boot")
+    side = Side([follows.node.hand], address="127.0.0.1", interface="", hosts=["a", "b"], order="pod-a boot", facts={})
+    here = locks.hold([tmp_path], lambda path: None)
+    follows.say("waiting", resource=str(tmp_path))
+    follows.say("waiting", resource=str(tmp_path))
+    follows.say("alone", resources=[str(tmp_path)])  # once it is free
+    told = r"^node 1 \(b\) is on the same machine and the same cores or devices as node 0: give each node its own"
+    with pytest.raises(BaseSideError, match=told), side.alone(TWO_NODES, here, Nobody()):
+        pass
+    assert [message["op"] for message in follows.heard()] == ["alone", "shared"]
+    assert locks.held() == []
+
+
+def test_a_wait_on_another_node_is_told_with_its_name(closing: ExitStack) -> None:
+    class Watches(Nobody):
+        def waiting(self, resource: object) -> None:
+            told.append(str(resource))
+
+    told: list[str] = []
+    follows = Follows(closing, order="b boot")
+    side = Side([follows.node.hand], address="127.0.0.1", interface="", hosts=["a", "b"], order="a other", facts={})
+    for resource in ("/sys/devices/system/cpu/cpu3", "/"):
+        follows.say("waiting", resource=resource)
+    follows.say("alone", resources=["/sys/devices/system/cpu/cpu3"])
+    with side.alone(TWO_NODES, nullcontext(), Watches()):
+        assert told == ["cpu3 of node 1 (b)", "all of node 1 (b)"]
+
+
+def test_who_is_interrupted_as_a_node_tells_its_time_hears_no_more_of_it(
+    closing: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(connected: socket.socket) -> tuple[int, int, int]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(line, "_exchange", interrupted)
+    follows = Follows(closing)
+    follows._lines.send({"event": "clock"})
+    with pytest.raises(KeyboardInterrupt):
+        follows.node.connection.offset()
+    with pytest.raises(BaseSideError, match=r"node 1 \(b\) was left while it told its time"):
+        follows.node.hand.line.send({"op": "leave"})
+
+
+def test_user_code_on_another_node_may_take_longer_than_a_launch(closing: ExitStack) -> None:
+    patience = Follows(closing).node.hand.tests._patience
+    assert patience == 310
 
 
 # --- parts of a launch
@@ -483,7 +877,7 @@ class Parted:
         assert (order["op"], order["store"], order["side"]) == ("part", ["127.0.0.1", 1], "hand")
 
     def hear(self, until: Callable[[], bool]) -> None:
-        end = time.monotonic() + 5
+        end = time.monotonic() + SOON_SECONDS
         while not until():
             assert time.monotonic() < end
             self.parts.hear()
