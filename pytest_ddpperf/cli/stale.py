@@ -8,13 +8,19 @@ from pathlib import Path
 
 from pytest_ddpperf.records import Baseline, TestId
 
+# What makes tests when a file is imported, under names that no line of it may have: `vars()[...] =`, `exec`, torch's
+# instantiate_device_type_tests. Not `monkeypatch.setattr` and `model.eval`.
+_MADE = re.compile(
+    r"(?<!\.)\b(globals|locals|vars|setattr|exec|eval)\s*\(|\b(__dict__|parameterized_class|instantiate_\w+_tests)\b"
+)
+
 
 def why_gone(test: TestId, rootdir: Path) -> str:
     """Why there is no such test below `rootdir`; "" where there may be one.
 
     Only what leaves no doubt counts: its file is not there, or does not have its name in it. A module that is known
     by its import name is outside rootdir, where nobody knows what there is. Methods may be inherited, so of those
-    only the class is looked for; so may what a file imports as a whole.
+    only the class is looked for; so may what a file imports as a whole, and what it makes when it is imported.
     """
     file = rootdir / f"{test.module}.py"
     if not file.is_file():
@@ -24,7 +30,7 @@ def why_gone(test: TestId, rootdir: Path) -> str:
     except OSError:
         return ""
     name = re.split(r"::|\[", test.name)[0]
-    if re.search(rf"\b{re.escape(name)}\b", code) or re.search(r"\bimport\s+\*", code):
+    if re.search(rf"\b{re.escape(name)}\b", code) or re.search(r"\bimport\s+\*", code) or _MADE.search(code):
         return ""
     return f"{test.module}.py has no {name}"
 

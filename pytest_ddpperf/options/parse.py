@@ -7,6 +7,7 @@ says what is allowed; whoever calls it adds the place and the value, or the item
 from __future__ import annotations
 
 import math
+import os
 import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -75,6 +76,11 @@ def word(value: object, *, allowed: str) -> str:
     if not isinstance(value, str) or not value.strip():
         raise ValueError(allowed)
     return value.strip()
+
+
+def path(value: object, *, allowed: str) -> str:
+    """A word, with the home folder that `~` stands for: a shell does not read `--option=~/x`, nor an ini file."""
+    return os.path.expanduser(word(value, allowed=allowed))
 
 
 def choice(value: object, *, names: Sequence[str]) -> str:
@@ -209,7 +215,7 @@ PARSERS: Mapping[str, Callable[[object], Any]] = {
     "turns": partial(choice, names=("auto", "stretches", "launches")),
     "timeout_seconds": seconds,
     "preload": modules,
-    "baseline_dir": partial(word, allowed="a folder"),
+    "baseline_dir": partial(path, allowed="a folder"),
     "baseline_missing": partial(choice, names=("auto", "warn", "fail")),
     "fail_on": fail_on,
     "confirm_seconds": confirming,
@@ -217,17 +223,17 @@ PARSERS: Mapping[str, Callable[[object], Any]] = {
     "extend_baseline": bool,
     "against": partial(word, allowed="a git ref, or self"),
     "against_setup": partial(word, allowed="a shell command"),
-    "against_python": partial(word, allowed="an interpreter"),
+    "against_python": partial(path, allowed="an interpreter"),
     "against_env": assignments,
     "against_option": arguments,
     "disable": bool,
     "suite_size": partial(choice, names=("auto", "tiny", "small", "full")),
     "suite_bucket_mb": megabytes,
     "suite_list": bool,
-    "suite_plots": partial(word, allowed="a folder"),
-    "json_path": partial(word, allowed="a file"),
-    "history_dir": partial(word, allowed="a folder"),
-    "markdown_path": partial(word, allowed="a file"),
-    "html_path": partial(word, allowed="a file"),
+    "suite_plots": partial(path, allowed="a folder"),
+    "json_path": partial(path, allowed="a file"),
+    "history_dir": partial(path, allowed="a folder"),
+    "markdown_path": partial(path, allowed="a file"),
+    "html_path": partial(path, allowed="a file"),
     "annotate": partial(choice, names=("auto", "github", "none")),
 }

@@ -100,11 +100,11 @@ def read(config: pytest.Config) -> Settings:
     for row in ROWS:
         if row.field in _FILES and values[row.field] is not None:
             values[row.field] = Path(os.path.abspath(here / values[row.field]))
-            if values[row.field].is_dir():
+            if os.path.isdir(values[row.field]):  # whatever is wrong with a path else, its report will tell
                 raise OptionError(row.option, str(values[row.field]), "is a folder: name the file to write")
     if values["suite_plots"] is not None:
         values["suite_plots"] = Path(os.path.abspath(here / values["suite_plots"]))
-        if values["suite_plots"].is_file():
+        if os.path.isfile(values["suite_plots"]):
             raise OptionError("--ddp-suite-plots", str(values["suite_plots"]), "is a file: name a folder for figures")
     settings = Settings(**values, sources=sources)
     if settings.save_baseline and settings.extend_baseline:

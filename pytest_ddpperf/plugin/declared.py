@@ -18,7 +18,12 @@ if TYPE_CHECKING:
 def register(plugins: pytest.PytestPluginManager) -> None:
     """Let pytest know of them."""
     plugins.register(sys.modules[__name__], "ddpperf-fixtures")
-    plugins.register(_BesideBenchmark() if plugins.hasplugin("benchmark") else _Alone(), "ddpperf-replay")
+    plugins.register(_BesideBenchmark() if has_benchmark(plugins) else _Alone(), "ddpperf-replay")
+
+
+def has_benchmark(plugins: pytest.PytestPluginManager) -> bool:
+    """Whether pytest-benchmark is there, by its entry point or by `-p pytest_benchmark.plugin`."""
+    return any(map(plugins.hasplugin, ("benchmark", "pytest_benchmark.plugin")))
 
 
 @pytest.fixture
@@ -88,8 +93,7 @@ class _BesideBenchmark:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         # Asked again: CodSpeed takes their plugin out, and its own reading of the marker knows no timer.
-        theirs = item.config.pluginmanager.hasplugin("benchmark")
-        if theirs and uses(item, BENCHMARKS):
+        if has_benchmark(item.config.pluginmanager) and uses(item, BENCHMARKS):
             from pytest_ddpperf.plugin.replay import mark_with_clock
 
             mark_with_clock(item)

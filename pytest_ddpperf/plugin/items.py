@@ -48,8 +48,18 @@ def named_tests(config: pytest.Config) -> tuple[str, ...]:
 
 def invocation_path(config: pytest.Config, item: pytest.Item) -> str:
     """The test as an argument for pytest, from where the user stands."""
-    _, _, rest = item.nodeid.partition("::")
-    return f"{os.path.relpath(item.path, config.invocation_params.dir)}::{rest}"
+    return f"{os.path.relpath(item.path, config.invocation_params.dir)}::{_within(item)}"
+
+
+def nodeid_of(item: pytest.Item) -> str:
+    """As it was collected: with --dist loadgroup xdist's workers add the group."""
+    return f"{item.nodeid.partition('::')[0]}::{_within(item)}"
+
+
+def _within(item: pytest.Item) -> str:
+    """The node id behind the module."""
+    above = (pytest.Session, pytest.Directory, pytest.File)
+    return "::".join(node.name for node in item.listchain() if not isinstance(node, above))
 
 
 def module_of(config: pytest.Config, item: pytest.Item) -> str:
@@ -62,7 +72,7 @@ def module_of(config: pytest.Config, item: pytest.Item) -> str:
 
 def name_of(item: pytest.Item, world_size: int) -> str:
     """`TestId.name`: the node id behind the module, less the world size, which has its place in the environment."""
-    _, _, name = item.nodeid.partition("::")
+    name = _within(item)
     callspec = getattr(item, "callspec", None)
     if callspec is None or WORLD_SIZE not in callspec.params:
         return name

@@ -6,6 +6,14 @@ from pytest_ddpperf.records import Outcome
 from pytest_ddpperf.report import text
 from pytest_ddpperf.verdict import stats
 
+_NAMES = ("verdict", "reason", "metric", "ratio", "interval", "resolution", "against", "against_commit", "p50")
+
+
+def names(label: str) -> tuple[str, ...]:
+    """All properties that a measurement may have."""
+    prefix = f"ddpperf.{label}." if label else "ddpperf."
+    return tuple(prefix + name for name in _NAMES)
+
 
 def properties(outcome: Outcome) -> list[tuple[str, str]]:
     """ddpperf.verdict, .reason, .p50 (seconds); with a comparison .metric, .ratio (now / baseline), .interval

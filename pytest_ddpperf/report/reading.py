@@ -164,6 +164,9 @@ def _problem(outcome: Outcome) -> str:
                 return f"{place}.comparisons[{number}].limit.{wrong}"
             if min(comparison.baseline_seconds, comparison.now_seconds) <= 0:
                 return f"{place}.comparisons[{number}]: its times are not positive"
+        for number, counter in enumerate(verdict.counters if verdict is not None else ()):
+            if not counter.limit.is_counter:
+                return f"{place}.counters[{number}].limit.metric: {counter.limit.metric!r} is none"
     return ""
 
 

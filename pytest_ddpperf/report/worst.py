@@ -21,8 +21,10 @@ class Concern(IntEnum):
 
 
 def concern(outcome: Outcome) -> Concern:
-    if outcome.fails or outcome.verdict is None:
+    if outcome.fails:
         return Concern.FAILS
+    if outcome.verdict is None:
+        return Concern.DOUBTFUL
     status, reason = outcome.verdict.status, outcome.verdict.reason
     if status is Status.IMPROVED:
         return Concern.IMPROVED

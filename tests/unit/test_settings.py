@@ -1,0 +1,60 @@
+"""Paths among what a user asks for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pytest_ddpperf import options
+from pytest_ddpperf.options import Settings
+from tests.unit.test_options import _Registers
+
+PATHS = {
+    "--ddp-json": "json_path",
+    "--ddp-markdown": "markdown_path",
+    "--ddp-html": "html_path",
+    "--ddp-history": "history_dir",
+    "--ddp-baseline-dir": "baseline_dir",
+    "--ddp-suite-plots": "suite_plots",
+}
+
+
+@pytest.fixture
+def read(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Settings]:
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
+    pytester.plugins = [_Registers()]
+    return lambda *arguments: options.read(pytester.parseconfig(*arguments))
+
+
+@pytest.mark.parametrize("option", PATHS)
+def test_a_path_may_begin_with_the_home_folder(
+    option: str, read: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert getattr(read(f"{option}=~/there"), PATHS[option]) == tmp_path / "there"
+
+
+def test_so_may_those_of_the_ini_file_and_an_interpreter(
+    read: Callable[..., Settings], pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "python").symlink_to("/bin/sh")
+    pytester.makeini("[pytest]\nddp_baseline_dir = ~/baselines\nddp_history = ~\n")
+    settings = read("--ddp-against-python=~/python")
+    assert (settings.baseline_dir, settings.history_dir) == (tmp_path / "baselines", tmp_path)
+    assert settings.against_python == str(tmp_path / "python")
+
+
+@pytest.mark.parametrize("option", ["--ddp-json", "--ddp-suite-plots"])
+def test_a_path_that_nobody_can_look_at_is_no_folder_and_no_file(
+    option: str, read: Callable[..., Settings], pytester: pytest.Pytester
+) -> None:
+    beyond = pytester.path / ("x" * 300)
+    with pytest.raises(OSError, match="too long"):
+        os.stat(beyond)
+    assert getattr(read(f"{option}={beyond}"), PATHS[option]) == beyond
+    assert getattr(read(f"{option}={beyond}/below"), PATHS[option]) == beyond / "below"
