@@ -16,7 +16,7 @@ from pytest_ddpperf.git import changed_files, commit_named, commit_of, git, outs
 from pytest_ddpperf.launch import describe_end
 from pytest_ddpperf.options import Settings
 from pytest_ddpperf.records import Version
-from pytest_ddpperf.records.errors import AgainstError, GitError
+from pytest_ddpperf.records.errors import AgainstError, CheckoutError, GitError
 from pytest_ddpperf.wire.trees import Trees
 
 _SHOWN = 4000  # characters of what another process wrote
@@ -72,9 +72,9 @@ class Checkout:
         """The version's tree beside the one at hand, set up under the variables `environ`, this process's if nothing is
         said, until then by the monotonic clock; raises AgainstError."""
         try:
-            self._folder = folder = self._add() if self._another else Folder()
+            self._folder = folder = self._add(until) if self._another else Folder()
         except (GitError, OSError) as error:
-            raise AgainstError(self._settings.beside, self._unavailable(error)) from None
+            raise CheckoutError(self._settings.beside, self._unavailable(error)) from None
         if not isinstance(folder, Worktree):
             return self.at_hand
         if self._settings.against_setup is not None:
@@ -87,8 +87,8 @@ class Checkout:
         assert self._folder is not None, "check_out comes first"
         return self._folder.path
 
-    def _add(self) -> Worktree:
-        return Worktree(self.top, self.version.commit, offline=self._offline)
+    def _add(self, until: float) -> Worktree:
+        return Worktree(self.top, self.version.commit, offline=self._offline, timeout=_left(until))
 
     def _unavailable(self, error: Exception) -> str:
         """Why there is no tree, in one line: git's last says what is wrong."""
@@ -97,16 +97,16 @@ class Checkout:
         return f"{self.version} cannot be checked out: {said}{brings}"
 
     def _set_up(self, command: str, folder: Path, environ: Mapping[str, str] | None, until: float) -> None:
-        seconds = None if until == math.inf else max(0.0, until - time.monotonic())
+        seconds = _left(until)
         try:
             ended = run_whole(command, self.environ(outside_of_hooks(environ)), folder=folder, timeout=seconds)
         except subprocess.TimeoutExpired:
             problem = f"{command!r} did not end within the {seconds:.0f} s that there were"
-            raise AgainstError("--ddp-against-setup", problem) from None
+            raise CheckoutError("--ddp-against-setup", problem) from None
         if ended.returncode:
             written = (ended.stdout + ended.stderr).decode(errors="replace")[-_SHOWN:].rstrip()
             problem = f"{command!r} {describe_end(ended.returncode)} in a worktree of {self.version}\n{written}"
-            raise AgainstError("--ddp-against-setup", problem)
+            raise CheckoutError("--ddp-against-setup", problem)
 
     def changed(self) -> list[str]:
         """Files other than tests that differ between the trees; raises AgainstError."""
@@ -122,6 +122,11 @@ class Checkout:
         folder, self._folder = self._folder, None
         if folder is not None:
             folder.remove()
+
+
+def _left(until: float) -> float | None:
+    """Seconds until then; None for ever."""
+    return None if until == math.inf else max(0.0, until - time.monotonic())
 
 
 def _remedy(top: Path, ref: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import shutil
 import tempfile
@@ -21,7 +22,7 @@ class Folder:
     def __init__(self) -> None:
         """Raises OSError."""
         _remove_leftovers()
-        self.path = Path(os.path.realpath(tempfile.mkdtemp(prefix=_PREFIX)))
+        self.path = Path(os.path.realpath(tempfile.mkdtemp(prefix=f"{_PREFIX}{_host()}-")))
         try:
             # It gets its name when it is locked: to other runs a lock that is there and free is a killed one's.
             unnamed = self.path / f"{_ALIVE}-soon"
@@ -42,9 +43,13 @@ class Folder:
         os.close(self._lock)
 
 
-def is_ours(folder: Path) -> bool:
-    """Whether a folder is one of these, by its name."""
-    return folder.name.startswith(_PREFIX)
+def is_of_this_host(folder: Path) -> bool:
+    """Whether a folder is one of these, by its name: to others that share a repository, a container's is not there."""
+    return folder.name.startswith(f"{_PREFIX}{_host()}-")
+
+
+def _host() -> str:
+    return hashlib.sha256(os.uname().nodename.encode()).hexdigest()[:6]
 
 
 def alive(folder: Path) -> bool:
@@ -69,7 +74,7 @@ def _remove_leftovers() -> None:
         for entry in entries:
             with suppress(OSError):  # another run removed it meanwhile
                 folder = Path(entry.path)
-                if is_ours(folder) and _is_own(entry) and (folder / _ALIVE).exists() and not alive(folder):
+                if is_of_this_host(folder) and _is_own(entry) and (folder / _ALIVE).exists() and not alive(folder):
                     shutil.rmtree(folder, ignore_errors=True)
 
 

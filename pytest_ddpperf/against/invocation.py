@@ -22,7 +22,7 @@ class Invocation:
     caches: bool  # whether pytest's cache is on
     kept: tuple[str, ...]  # files and folders that come from the tree at hand on both sides, absolute, links resolved
     only: str = ""  # a file, from rootdir: its tests alone are collected, the version's own, in the version's own tree
-    # As they were before the first test, which may have changed them by now; None: as they are.
+    # As they were before conftests and tests, which may have changed them by now; None: as they are.
     environ: Mapping[str, str] | None = None
     sys_path: Sequence[str] | None = None
 

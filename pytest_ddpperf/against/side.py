@@ -139,18 +139,21 @@ class BaseSide:
 
     @property
     def environ(self) -> dict[str, str]:
-        """This process's variables, with those that are to be otherwise."""
-        return self._checkout.environ(self._invocation.environ or os.environ)
+        """Those of its ranks, as far as conftests there set what they set here."""
+        return self._checkout.environ(os.environ)
 
     def _process(self) -> Led:
         python = sys.executable
         if self._settings.against_python is not None:
             python = os.path.abspath(shutil.which(self._settings.against_python) or "")
-        environ = self.environ
+        environ = self._checkout.environ(self._invocation.environ or os.environ)
         environ.pop("PYTEST_ADDOPTS", None)  # they are among the arguments
-        if "PYTHONPATH" in environ:
-            folders = environ["PYTHONPATH"].split(os.pathsep)
-            environ["PYTHONPATH"] = os.pathsep.join(self.tree.followed(f) if f else f for f in folders)
+        folders = [self.tree.followed(f) if f else f for f in environ.get("PYTHONPATH", "").split(os.pathsep)]
+        if not self.version.python:  # what an editable install put there, for interpreters that a step may start
+            entries = filter(os.path.isabs, boot.search_path(self._invocation.sys_path))
+            folders = [there for f in entries if (there := self.tree.followed(f)) != f] + folders
+        if any(folders):
+            environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, folders)))
         try:
             return Led(str(self.version), python, environ, self._invocation.folder_in(self.tree))
         except OSError as error:
@@ -168,7 +171,7 @@ class BaseSide:
         there = codec.decode(Sources, message["sources"])
         if self.version.ref == "self" or here is None:
             return
-        differ = self._checkout.assignments, self.version.option, self._checkout.changed()
+        differ = self._checkout.assignments, self.version.option, self.changed()
         if nothing_differs(here, there, *differ):
             raise AgainstError(self.option, *self._the_same(here))
 
@@ -183,6 +186,10 @@ class BaseSide:
             f"and the same in all files that Python imports, {len(files)} of them so far{named}{tests}",
             "--ddp-against self measures how far the same code differs from itself",
         )
+
+    def changed(self) -> list[str]:
+        """Files other than tests of the tree at hand that differ from it; raises AgainstError."""
+        return self._checkout.changed()
 
     def why_missing(self, nodeid: str) -> str:
         """Why it has no such test; "" if it has."""
@@ -216,7 +223,9 @@ class BaseSide:
             self.led.send({"op": "leave"})  # it would wait for ever
             raise BaseSideError(f"there the test measured {message['label']!r} where it measures {label!r} here")
         plan = codec.decode(Plan, message["plan"])
-        if self._invocation.only:  # what its test asks for may have changed since, and is not the code
+        if self._invocation.only:  # what its options ask for may have changed since, and is not the code
+            if (plan.rpc, plan.master) != (here.rpc, here.master):
+                raise BaseSideError(f"there the test has {plan.roles or 'ranks'}, here {here.roles or 'ranks'}")
             plan = plan.measured_as(here)
             self.led.send({"op": "like", "plan": codec.encode(plan)})
         return Ready(plan=plan, batch_size=message["batch_size"], facts=message["facts"])

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from pytest_ddpperf.against.folder import Folder, alive, is_ours
+from pytest_ddpperf.against.folder import Folder, alive, is_of_this_host
 from pytest_ddpperf.git import git, worktrees
 from pytest_ddpperf.records.errors import GitError
 
@@ -17,8 +17,9 @@ from pytest_ddpperf.records.errors import GitError
 class Worktree(Folder):
     """A folder with a worktree of one commit. Worktrees of runs that were killed go first."""
 
-    def __init__(self, top: Path, commit: str, *, offline: bool = False) -> None:
-        """`offline`: nothing is brought from elsewhere. Raises GitError or OSError, with nothing left."""
+    def __init__(self, top: Path, commit: str, *, offline: bool = False, timeout: float | None = None) -> None:
+        """`offline`: nothing is brought from elsewhere. `timeout`: seconds that git has. Raises GitError or OSError,
+        with nothing left."""
         super().__init__()
         self._top = top
         # Named by git after the repository; the folder around it is ours to recognise.
@@ -26,14 +27,15 @@ class Worktree(Folder):
         try:
             with _alone(top):
                 _remove_leftovers(top)
-                self._add(commit, offline)
+                self._add(commit, offline, timeout)
         except BaseException:
             super().remove()
             raise
 
-    def _add(self, commit: str, offline: bool) -> None:
+    def _add(self, commit: str, offline: bool, timeout: float | None) -> None:
+        command = ("worktree", "add", "--detach", "--quiet", self.tree, commit)
         try:
-            git(self._top, "worktree", "add", "--detach", "--quiet", self.tree, commit, offline=offline)
+            git(self._top, *command, offline=offline, timeout=timeout)
         except BaseException:
             _forget(self._top, self.tree)
             with suppress(GitError, OSError):  # where it is empty: git leaves that behind
@@ -63,7 +65,7 @@ def _alone(top: Path) -> Iterator[None]:
 
 def _remove_leftovers(top: Path) -> None:
     for tree in worktrees(top):
-        if is_ours(tree.parent) and not alive(tree.parent):
+        if is_of_this_host(tree.parent) and not alive(tree.parent):
             shutil.rmtree(tree.parent, ignore_errors=True)
             _forget(top, tree)
 

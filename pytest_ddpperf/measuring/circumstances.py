@@ -5,30 +5,58 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
 from pytest_ddpperf.measuring import provenance
 from pytest_ddpperf.measuring.benchmark import Measured
 from pytest_ddpperf.records import Baseline, Distribution, Recording, Scalar
 from pytest_ddpperf.verdict import Circumstances
 
+Facts = Mapping[str, Scalar]
+
 # What may make the same code slower, and is no property of the machine at hand.
 _ENVIRONMENT = ("python", "torch", "cuda", "hip", "nccl", "driver")
 _VARIABLE = "env:"
+_OPTION = "--"  # of the user's own
 
 
-def variables_then(measured: Measured, session: Recording) -> dict[str, str]:
-    """Where nothing of the environment differs but variables: those, as assignments that make them what they were, and
-    how they differ. Else both sides have those at hand."""
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What the baseline's code is to have otherwise than that at hand: what its session had."""
+
+    variables: tuple[str, ...] = ()  # "NAME=VALUE", or "NAME" of one to unset
+    options: tuple[tuple[str, str], ...] = ()  # name and value, as of `plugin.outset.own_options`
+    told: tuple[str, ...] = ()  # how they differ
+
+
+def held_then(measured: Measured, session: Recording) -> Held:
+    """Where nothing of the environment differs but variables and options: those. Else both sides have those at
+    hand."""
     now, then = measured.result.environment.recorded, session.measurement.environment.recorded
     brought = provenance.distributions(_imported(measured))
     if any(_differing(now, then, _is_version)) or any(_installed(brought, session.distributions, added=False)):
-        return {}
-    differ = [name for name in {*now, *then} if _is_variable(name) and now.get(name) != then.get(name)]
+        return Held()
+    differ = sorted(name for name in {*now, *then} if _is_asked(name, now, then) and now.get(name) != then.get(name))
     if any(map(_of_a_place, (fact for name in differ for fact in (now.get(name), then.get(name))))):
-        return {}
-    lines = _differing(now, then, _is_variable)
-    held = (name.removeprefix(_VARIABLE) + (f"={then[name]}" if name in then else "") for name in sorted(differ))
-    return dict(zip(held, lines, strict=True))
+        return Held()
+    variables = (name for name in differ if name.startswith(_VARIABLE))
+    return Held(
+        variables=tuple(
+            name.removeprefix(_VARIABLE) + (f"={then[name]}" if name in then else "") for name in variables
+        ),
+        options=tuple((name, str(then[name])) for name in differ if name.startswith(_OPTION)),
+        told=_differing(now, then, lambda name: _is_asked(name, now, then)),
+    )
+
+
+def had_neither(there: Facts, now: Facts, then: Facts) -> tuple[str, ...]:
+    """The variables that its code ran with, where those are neither what they were nor what they are."""
+    found = (name for name in sorted({*there, *now, *then}) if name.startswith(_VARIABLE))
+    return tuple(
+        f"{name.removeprefix(_VARIABLE)} {there.get(name, 'unset')}"
+        for name in found
+        if there.get(name) not in (now.get(name), then.get(name))
+    )
 
 
 def _of_a_place(value: Scalar) -> bool:
@@ -42,10 +70,10 @@ def _imported(measured: Measured) -> set[str]:
 
 
 def circumstances(
-    measured: Measured, baseline: Baseline, session: Recording, variables: Mapping[str, str], *, code_differs: bool
+    measured: Measured, baseline: Baseline, session: Recording, held: Held, *, code_differs: bool
 ) -> Circumstances:
-    """Of `measured`, held against the last `session` of its baseline. `variables`, as of `variables_then`: those that
-    the baseline's code ran with. `code_differs`: whether ranks of both sides imported files that differ."""
+    """Of `measured`, held against the last `session` of its baseline. `held`: what its code ran with.
+    `code_differs`: whether ranks of both sides imported files that differ."""
     now, then = measured.result.environment.recorded, session.measurement.environment.recorded
     hosts = {each.measurement.environment.recorded.get("host") for each in baseline.sessions}
     files = provenance.files([launch.files for launch in measured.shown])
@@ -55,12 +83,12 @@ def circumstances(
         another_host=now.get("host") not in hosts,
         environment=(
             *_differing(now, then, _is_version),
-            *(() if variables else _differing(now, then, _is_variable)),
+            *(() if held.told else _differing(now, then, lambda name: _is_asked(name, now, then))),
             *_installed(brought, session.distributions, added=not code_differs),
         ),
-        variables=tuple(variables.values()),
+        variables=held.told,
         code_differs=code_differs,
-        code_is_todays=all(session.files.get(file) == held for file, held in files.items() if file in session.files)
+        code_is_todays=all(session.files.get(file) == now for file, now in files.items() if file in session.files)
         and brought == session.distributions,
         unaccounted=provenance.unaccounted(others),
     )
@@ -81,11 +109,12 @@ def _is_version(name: str) -> bool:
     return name in _ENVIRONMENT
 
 
-def _is_variable(name: str) -> bool:
-    return name.startswith(_VARIABLE)
+def _is_asked(name: str, now: Facts, then: Facts) -> bool:
+    """Whether it is a variable, or an option that both have: one that conftests did not have yet is their code's."""
+    return name.startswith(_VARIABLE) or (name.startswith(_OPTION) and name in now and name in then)
 
 
-def _differing(now: Mapping[str, Scalar], then: Mapping[str, Scalar], chosen: Callable[[str], bool]) -> tuple[str, ...]:
+def _differing(now: Facts, then: Facts, chosen: Callable[[str], bool]) -> tuple[str, ...]:
     """A line each of the chosen facts that differ, by name."""
     return tuple(
         f"{name.removeprefix(_VARIABLE)} {then.get(name, 'unset')} -> {now.get(name, 'unset')}"

@@ -6,7 +6,8 @@ For a run there is one budget of seconds, and one other side alive at a time.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,11 +18,12 @@ from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.launch import Launcher
 from pytest_ddpperf.measuring import benchmark
 from pytest_ddpperf.measuring.benchmark import Job, Measured, Progress
-from pytest_ddpperf.measuring.circumstances import circumstances, variables_then
+from pytest_ddpperf.measuring.circumstances import circumstances, had_neither, held_then
 from pytest_ddpperf.records import Baseline, Outcome, Status, Verdict
-from pytest_ddpperf.records.errors import AgainstError, BaseSideError, DdpPerfError, LaunchError
+from pytest_ddpperf.records.errors import AgainstError, BaseSideError, CheckoutError, DdpPerfError, LaunchError
 from pytest_ddpperf.report import text
 from pytest_ddpperf.verdict import Circumstances
+from pytest_ddpperf.wire.trees import digests
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,8 +32,12 @@ class Code:
 
     commit: str
     file: str  # of its tests
-    assignments: tuple[str, ...] = ()  # "NAME=VALUE", or "NAME" of a variable to unset: what the baseline ran with
+    # What the baseline ran with: "NAME=VALUE", or "NAME" of a variable to unset; options of the user's own.
+    assignments: tuple[str, ...] = ()
+    options: tuple[tuple[str, str], ...] = ()
 
+
+_NAMED = 5
 
 SideOf = Callable[[Code, float], BaseSide]  # ready within so many seconds; raises the errors of one
 
@@ -83,13 +89,15 @@ class Confirming:
         needed = 4 * sum(launch.phases.total for launch in measured.shown[: job.launches])
         began = time.monotonic()
         self._afford(needed, self._left)
-        origin = origin_of(session, Path(measured.outcome.baseline_path), self._rootdir)
+        builds = job.settings.against_setup is not None
+        origin = origin_of(session, Path(measured.outcome.baseline_path), self._rootdir, builds=builds)
         if not origin.commit:
             if origin.fetch:
                 self._fetch[origin.fetch] = None
             raise _Unconfirmed(origin.why)
-        variables = variables_then(measured, session)
-        code = Code(commit=origin.commit, file=job.nodeid.partition("::")[0], assignments=tuple(variables))
+        held = held_then(measured, session)
+        file = job.nodeid.partition("::")[0]
+        code = Code(commit=origin.commit, file=file, assignments=held.variables, options=held.options)
         side = self._side_for(code)
         if missing := side.why_missing(job.nodeid):
             raise _Unconfirmed(_gist(missing))
@@ -99,7 +107,7 @@ class Confirming:
         settings = replace(job.settings, against=origin.commit, max_seconds=seconds)
         turning = replace(job, settings=settings, level=job.level * job.level_in_turns, settles=True)
         try:
-            turned = benchmark.carry_out(turning, launcher, store, progress, side)
+            turned = self._in_turns(turning, launcher, store, progress, side)
         except BaseSideError as error:
             raise _Unconfirmed(_gist(str(error))) from None
         except LaunchError:  # of the code at hand
@@ -111,9 +119,16 @@ class Confirming:
         assert beside is not None
         if beside.error:
             raise _Unconfirmed(_gist(beside.error))
+        assert beside.measurement is not None
+        sides = beside.measurement, measured.result, session.measurement
+        if strange := had_neither(*(side.environment.recorded for side in sides)):
+            raise _Unconfirmed(f"it ran with {', '.join(strange)}, which is neither what was recorded nor what is here")
         if not verdict.status.compared:
             raise _Unconfirmed(", ".join(verdict.differences) or verdict.reason)
-        found = circumstances(measured, baseline, session, variables, code_differs=bool(beside.differing))
+        found = circumstances(measured, baseline, session, held, code_differs=bool(beside.differing))
+        rebuilt = digests(side.tree.base, origin.built) if origin.built else {}
+        otherwise = tuple(file for file in origin.built if rebuilt[file] != session.files[file])
+        found = replace(found, unaccounted=found.unaccounted + otherwise)
         final = verdicts.settled(stored, verdict, found)
         told = f"beside the baseline's own code ({origin.commit[:12]}), in turns: {_changes(verdict)}"
         if final is stored:
@@ -135,8 +150,8 @@ class Confirming:
         )
         if found.variables:
             settled = _noted(settled, _of_variables(found))
-        if beside.differing and all(map(_of_tests, beside.differing)):
-            settled = _noted(settled, "no file but tests differs: it is the test that changed")
+        if final.status is Status.REGRESSED:
+            settled = _noted(settled, *_of_files(side, beside.differing))
         outcome = replace(
             _with(settled, final, job),
             baseline_path=measured.outcome.baseline_path,
@@ -145,6 +160,17 @@ class Confirming:
             sessions=measured.outcome.sessions,
         )
         return replace(settled, outcome=outcome)
+
+    def _in_turns(self, job: Job, launcher: Launcher, store: Store, progress: Progress, side: BaseSide) -> Measured:
+        """Raises the errors of a launch of the side at hand: of one that is alone, as it was before anybody doubted."""
+        try:
+            return benchmark.carry_out(job, launcher, store, progress, side)
+        except LaunchError:
+            if not job.settings.in_stretches(job.plan):
+                raise
+        side.leave()
+        apart = replace(job, settings=replace(job.settings, turns="launches"))
+        return benchmark.carry_out(apart, launcher, store, progress, side)
 
     def _afford(self, needed: float, left: float) -> None:
         """Raises _Unconfirmed where so many seconds are not left."""
@@ -156,13 +182,14 @@ class Confirming:
     def _side_for(self, code: Code) -> BaseSide:
         """The one that is there, or another in its place; of the same commit in the same tree, which may have taken
         long to set up."""
-        if code in self._failed:
-            raise _Unconfirmed(self._failed[code])
+        tree = replace(code, file="")
+        if why := self._failed.get(tree) or self._failed.get(code):
+            raise _Unconfirmed(why)
         if self._side is not None and self._of == code and not self._side.dead:
             return self._side
         try:
-            if self._side is not None and self._of is not None and replace(self._of, file=code.file) == code:
-                self._of = replace(code, file="")  # until it has that file's tests
+            if self._side is not None and self._of is not None and replace(self._of, file="") == tree:
+                self._of = tree  # until it has that file's tests
                 self._side.again(code.file, self._left)
             else:
                 self.close()
@@ -170,8 +197,9 @@ class Confirming:
                 self._side = self._side_of(code, self._left)
             self._of = code
         except DdpPerfError as error:
-            self._failed[code] = _gist(error.problem if isinstance(error, AgainstError) else str(error))
-            raise _Unconfirmed(self._failed[code]) from None
+            why = _gist(error.problem if isinstance(error, AgainstError) else str(error))
+            self._failed[tree if isinstance(error, CheckoutError) else code] = why
+            raise _Unconfirmed(why) from None
         return self._side
 
     def told(self) -> Iterator[str]:
@@ -215,11 +243,24 @@ def _changes(verdict: Verdict) -> str:
     return ", ".join(text.change(comparison) for comparison in verdict.comparisons)
 
 
-def _noted(measured: Measured, note: str) -> Measured:
-    return replace(measured, outcome=replace(measured.outcome, notes=(*measured.outcome.notes, note)))
+def _noted(measured: Measured, *notes: str) -> Measured:
+    return replace(measured, outcome=replace(measured.outcome, notes=(*measured.outcome.notes, *notes)))
+
+
+def _of_files(side: BaseSide, differing: Sequence[str]) -> Iterator[str]:
+    """What the files that ranks imported do not tell of slower code."""
+    if differing:
+        if all(map(_of_tests, differing)):
+            yield "no file but tests differs: it is the test that changed"
+        return
+    with suppress(AgainstError):
+        if files := side.changed():
+            more = ", ..." * (len(files) > _NAMED)
+            yield f"files that no rank imported and that differ: {', '.join(files[:_NAMED])}{more}"
 
 
 def _of_variables(found: Circumstances) -> str:
     differ = ", ".join(found.variables)
-    beside = f"the baseline's own code ran with the variables of the baseline: {differ}"
+    what = "variables and options" if any(each.startswith("--") for each in found.variables) else "variables"
+    beside = f"the baseline's own code ran with the {what} of the baseline: {differ}"
     return f"{beside}; files differ, too, and which of both it is was not measured" if found.code_differs else beside

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import sys
 from collections.abc import Collection, Iterable, Mapping
 from functools import cache
@@ -40,14 +41,18 @@ def unaccounted(modules: Collection[str]) -> tuple[str, ...]:
     brought = _by_module(tuple(sys.path))
 
     def known(module: str) -> bool:
-        return module in brought and all(_digest(each) and not _editable(each) for each in brought[module])
+        return module in brought and all(module in _brings(each) and not _editable(each) for each in brought[module])
 
     asked = (module for module in sorted(modules) if not module.startswith(_OF_THE_INSTALLATION))
     return tuple(module for module in asked if not known(module))
 
 
 def _editable(distribution: metadata.Distribution) -> bool:
-    return '"editable": true' in (distribution.read_text("direct_url.json") or "")
+    """Whatever installed it: uv writes JSON without spaces."""
+    try:
+        return bool(json.loads(distribution.read_text("direct_url.json") or "{}")["dir_info"]["editable"])
+    except (ValueError, KeyError, TypeError):
+        return False
 
 
 @cache
@@ -56,10 +61,14 @@ def _by_module(path: tuple[str, ...]) -> Mapping[str, list[metadata.Distribution
     without top_level.txt."""
     found: dict[str, list[metadata.Distribution]] = {}
     for distribution in metadata.distributions(path=list(path)):
-        said = (distribution.read_text("top_level.txt") or "").split()
-        for module in said or {line.split(",")[0].split("/")[0].split(".")[0] for line in _record(distribution)}:
+        for module in (distribution.read_text("top_level.txt") or "").split() or _brings(distribution):
             found.setdefault(module, []).append(distribution)
     return found
+
+
+def _brings(distribution: metadata.Distribution) -> set[str]:
+    """The top-level modules that its files are of: none of what an editable install merely leads to."""
+    return {line.split(",")[0].split("/")[0].split(".")[0] for line in _record(distribution)}
 
 
 def _digest(distribution: metadata.Distribution) -> str:

@@ -3,7 +3,6 @@ every failure as an ordinary one of pytest's, without a traceback of ours."""
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -13,15 +12,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_ddpperf import options
-from pytest_ddpperf.led.arguments import of_other_tests
+from pytest_ddpperf.led.arguments import of_other_tests, spelt_out
 from pytest_ddpperf.measuring import benchmark
 from pytest_ddpperf.measuring.benchmark import Job, Measured
 from pytest_ddpperf.measuring.machine import Place, Unavailable
 from pytest_ddpperf.measuring.result import Result
 from pytest_ddpperf.options import Settings
 from pytest_ddpperf.plugin import state
-from pytest_ddpperf.plugin.items import invocation_path, module_of, name_of, named_tests, with_place
+from pytest_ddpperf.plugin.items import invocation_path, module_of, name_of, named_tests, nodeid_of, with_place
 from pytest_ddpperf.plugin.marks import warning_filters
+from pytest_ddpperf.plugin.outset import holds_secret, own_options
 from pytest_ddpperf.plugin.state import Run
 from pytest_ddpperf.plugin.watch import Watcher
 from pytest_ddpperf.records import Plan, RankOutput, TestId
@@ -41,14 +41,11 @@ else:
 _NOT_REPEATED = ("--ddp-fail-on", "-n", "--numprocesses", "--maxprocesses", "--dist", "--tx")
 
 
-# What such options of others are called, whose values no report may show.
-_SECRET = re.compile(r"-.*(token|secret|passw|api-?key|credential)", re.IGNORECASE)
-
-
 def repeated(words: Sequence[str], tests: Collection[str]) -> list[str]:
-    """Of the words of a command line that names `tests`, those that say how another test is measured."""
-    secrets = [word.partition("=")[0] for word in words if _SECRET.match(word.partition("=")[0])]
-    kept = of_other_tests(words, tests, (*_NOT_REPEATED, *secrets))
+    """Of the words of a command line that names `tests`, those that say how another test is measured, and no secret:
+    reports show them."""
+    names = {word.partition("=")[0] for word in words if word.startswith("--")}
+    kept = of_other_tests(words, tests, _NOT_REPEATED, set(filter(holds_secret, names)))
     return [word for word in kept if not (word.startswith("-n") and word[2:])]  # -n2
 
 
@@ -169,7 +166,7 @@ class Benchmark(Distributed):
                 name=name_of(self._item, plan.world_size),
                 label=label,
             ),
-            nodeid=self._item.nodeid,
+            nodeid=nodeid_of(self._item),
             file=self._run.session.shown(Path(self._item.path)),
             line=0 if line is None else line + 1,
             setup=setup,
@@ -187,7 +184,9 @@ class Benchmark(Distributed):
         measured = self._measure(job)
         outcome = failure.explained(measured.outcome, baseline=measured.baseline, accept_command=self._accept_command())
         self._state.outcomes.append(outcome)
-        self._item.user_properties.extend(junit.properties(outcome))
+        before = junit.names(label)  # of an attempt that was rerun
+        kept = [each for each in self._item.user_properties if each[0] not in before]
+        self._item.user_properties[:] = [*kept, *junit.properties(outcome)]
         if outcome.fails:
             text = failure.gate_failure(outcome)
             self._state.failed_gates[label] = text, measured.result
@@ -259,13 +258,16 @@ class Benchmark(Distributed):
 
     def _facts(self) -> dict[str, Any]:
         workers = getattr(self._run.config, "workerinput", {}).get("workercount", 0)
-        return {"xdist_workers": workers} if workers else {}
+        return {**own_options(self._run.config), **({"xdist_workers": workers} if workers else {})}
 
     def _accept_command(self) -> str:
         """The command of this run, for this test alone, that would store the new figures: options of others too may say
         what is measured."""
         config = self._run.config
-        kept = repeated(list(map(str, config.invocation_params.args)), named_tests(config))
+        words = spelt_out(map(str, config.invocation_params.args), config.invocation_params.dir)
+        kept = repeated(list(words), named_tests(config))
+        if hasattr(config, "workerinput"):  # the ini file may ask for workers, and one process records
+            kept += ["-n", "0"]
         path = invocation_path(config, self._item)
         return shlex.join(["pytest", path, *kept, "--ddp-save-baseline"])
 

@@ -8,18 +8,28 @@ from collections.abc import Generator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_ddpperf import options
 from pytest_ddpperf.plugin import declared, state
 from pytest_ddpperf.plugin.items import BENCHMARKS, WORLD_SIZE, is_distributed, uses
+from pytest_ddpperf.plugin.outset import OUTSET, Outset
 from pytest_ddpperf.plugin.state import RUN, Run
+
+if TYPE_CHECKING:
+    from pytest_ddpperf.records import Outcome
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     options.add_options(parser)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None, None, None]:
+    early_config.stash[OUTSET] = Outset.of(early_config)
+    yield
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -114,7 +124,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    from_benchmark = config.pluginmanager.hasplugin("benchmark")
+    from_benchmark = declared.has_benchmark(config.pluginmanager)
     for item in items:
         if from_benchmark and uses(item, BENCHMARKS):
             # Theirs, when a launch fails before anything could be replayed: an error under -W error.
@@ -134,8 +144,13 @@ def pytest_collection_finish(session: pytest.Session) -> None:
             name = "--" + option.replace("_", "-")
             raise pytest.UsageError(f"{name}: the suite is not among the tests: add --pyargs pytest_ddpperf.suite")
     run.collected(session.items)
-    if run.items and not run.worker and not session.config.option.collectonly:
+    if run.items and not run.worker and not _calls_none(session.config):
         _prepare(run, session.items)
+
+
+def _calls_none(config: pytest.Config) -> bool:
+    """Whether tests are shown, or what they would have of fixtures (--setup-plan too), and none is called."""
+    return bool(config.option.collectonly or config.getoption("setuponly", False))
 
 
 def _suite_among(items: Sequence[pytest.Item]) -> bool:
@@ -163,7 +178,7 @@ def _prepare(run: Run, items: list[pytest.Item]) -> None:
 
 def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
     run = config.stash[RUN]
-    if not run.items or run.worker or config.option.collectonly:
+    if not run.items or run.worker or _calls_none(config):
         return []
     return list(run.report.header(config.getoption("verbose")))
 
@@ -194,12 +209,24 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object]:
     try:
         result = yield
-    finally:
-        if is_distributed(item):
-            item.config.stash[RUN].leave(item)
+    except BaseException:
+        for told in _leave(item):
+            item.add_report_section("teardown", "of another node", told)
+        raise
+    if elsewhere := _leave(item):
+        pytest.fail("\n\n".join(elsewhere), pytrace=False)
     if is_distributed(item):
         _save(item)
     return result
+
+
+def _leave(item: pytest.Item) -> list[str]:
+    """The test is over, on other nodes too: what failed there in its setup or teardown."""
+    if not is_distributed(item):
+        return []
+    run = item.config.stash[RUN]
+    run.leave(item)
+    return run.fleet.failed() if run.fleet is not None else []
 
 
 def _save(item: pytest.Item) -> None:
@@ -240,9 +267,17 @@ def _note(item: pytest.Item, report: pytest.TestReport) -> None:
         return
     if report.when == "call":
         test.passed = report.passed and not test.part_failed and not hasattr(report, "wasxfail")
+    expected = hasattr(report, "wasxfail") and report.when != "teardown" and not report.failed
+    if expected:
+        test.outcomes = [_expected(outcome) if outcome.fails else outcome for outcome in test.outcomes]
     skipped = report.skipped and not hasattr(report, "wasxfail")
     if report.when == "teardown" or skipped:
         report.ddpperf = item.config.stash[RUN].telling(item, skipped=skipped)  # type: ignore[attr-defined]
+
+
+def _expected(outcome: Outcome) -> Outcome:
+    """Of a test that was to fail, as it did."""
+    return replace(outcome, fails=False, notes=(*outcome.notes, "expected to fail"))
 
 
 class _Reporter:
@@ -263,7 +298,7 @@ class _Reporter:
             run.end()
         if run.reported and run.report.usage_error:
             session.exitstatus = pytest.ExitCode.USAGE_ERROR
-        if options.given(run.config) and not session.config.option.collectonly:
+        if options.given(run.config) and not _calls_none(session.config):
             from pytest_ddpperf.plugin import written
 
             if not written.write(run) and session.exitstatus == pytest.ExitCode.OK:

@@ -12,6 +12,7 @@ import pytest
 
 from pytest_ddpperf.against import BaseSide, Invocation
 from pytest_ddpperf.launch.environ import inherited
+from pytest_ddpperf.led.arguments import spelt_out
 from pytest_ddpperf.measuring.confirming import Code
 from pytest_ddpperf.plugin.items import named_tests
 from pytest_ddpperf.plugin.state import Run
@@ -33,6 +34,7 @@ def of_commit(run: Run, code: Code, seconds: float) -> BaseSide:
     """A commit's own tests, ready to be measured beside those at hand within so many seconds; raises DdpPerfError."""
     asked = replace(run.settings, against=code.commit, against_env=code.assignments)
     side = BaseSide(asked, _of_run(run, (PLUGIN,), code.file))
+    side.more = {"options": dict(code.options)}
     try:
         side.start(seconds)
         side.collect(None)
@@ -55,7 +57,7 @@ def invocation(
         arguments=(
             *config.getini("addopts"),
             *shlex.split(os.environ.get("PYTEST_ADDOPTS", "")),
-            *map(str, config.invocation_params.args),
+            *spelt_out(map(str, config.invocation_params.args), config.invocation_params.dir),
         ),
         caches=config.pluginmanager.hasplugin("cacheprovider"),
         tests=named_tests(config),
@@ -69,8 +71,9 @@ def invocation(
 
 
 def _of_run(run: Run, kept: tuple[str, ...], only: str = "") -> Invocation:
-    environ = run.environ if run.fleet is None else inherited(run.environ)  # which would lead, too
-    found = invocation(run.config, kept, only, environ=environ, sys_path=run.sys_path)
+    outset = run.outset
+    environ = outset.environ if run.fleet is None else inherited(outset.environ)  # which would lead, too
+    found = invocation(run.config, kept, only, environ=environ, sys_path=outset.sys_path)
     return replace(found, arguments=(*found.arguments, *seed(run.config)))
 
 

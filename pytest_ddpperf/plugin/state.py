@@ -16,6 +16,7 @@ import pytest
 
 from pytest_ddpperf import options
 from pytest_ddpperf.plugin.items import BENCHMARKS, RPC, WORLD_SIZE, is_distributed, uses, with_place, world_sizes
+from pytest_ddpperf.plugin.outset import OUTSET, Outset
 
 if TYPE_CHECKING:
     from pytest_ddpperf.against import BaseSide
@@ -43,8 +44,7 @@ class Run:
         self.deselected: set[str] = set()  # node ids
         self._entered: dict[str, float] = {}  # node ids of distributed tests, and when the last attempt began
         self._spent: dict[str, float] = {}  # seconds, of those that ended
-        self.environ: dict[str, str] = {}  # before the first test
-        self.sys_path: list[str] = []
+        self.outset = config.stash.get(OUTSET, None) or Outset.of(config)
         self.fleet: Fleet | None = None  # the other nodes, where there are and this pytest leads
         self.pytest_session: pytest.Session | None = None
         self._base: BaseSide | None = None
@@ -58,7 +58,6 @@ class Run:
 
     def collected(self, items: Sequence[pytest.Item]) -> None:
         """The tests of this run."""
-        self.environ, self.sys_path = dict(os.environ), list(sys.path)
         self.items = [item for item in items if is_distributed(item)]
         benchmarks = [item for item in self.items if uses(item, BENCHMARKS)]
         if benchmarks:
@@ -201,7 +200,8 @@ class Run:
             facts=facts,
             usage_error=test.usage_error,
         )
-        test.outcomes = []
+        if not test.failed_gates:  # else a rerun does not measure again, and tells them again
+            test.outcomes = []
         return message
 
     def enter(self, item: pytest.Item) -> None:
@@ -240,16 +240,17 @@ class Run:
         """Test modules, conftests and their packages, as name -> file."""
         of_tests = [getattr(item, "module", None) for item in self.items]
         modules = [module for module in of_tests if isinstance(module, ModuleType)] + self.conftests()
-        # Outside packages all conftests have one name: by that the last of them is imported.
+        # Outside packages all conftests have one name: by that the last of them is imported. A notebook has no file.
         modules.sort(key=lambda module: sys.modules.get(module.__name__) is module)
-        return {module.__name__: module.__file__ for module in modules if module.__file__}
+        return {module.__name__: file for module in modules if (file := getattr(module, "__file__", None))}
 
     def conftests(self) -> list[ModuleType]:
         """All of them, those by the same name too."""
         return [
             plugin
             for plugin in self.config.pluginmanager.get_plugins()
-            if isinstance(plugin, ModuleType) and os.path.basename(plugin.__file__ or "") == "conftest.py"
+            if isinstance(plugin, ModuleType)
+            and os.path.basename(getattr(plugin, "__file__", None) or "") == "conftest.py"
         ]
 
     def files_of(self, item: pytest.Item) -> list[str]:
@@ -267,6 +268,7 @@ class TestState:
         self.attempt = 0
         self.failed_gates: dict[str, tuple[str, Any]] = {}  # label -> text and result; kept over reruns
         self.usage_error = ""
+        self.outcomes: list[Outcome] = []  # of this attempt, behind those before
         self._clear()
 
     def _clear(self) -> None:
@@ -275,13 +277,14 @@ class TestState:
         self.passed = False  # the call phase of this attempt, all parts included
         self.labels: set[str] = set()  # measured in this attempt
         self.gates = 0  # of them, those that are held against a baseline
-        self.outcomes: list[Outcome] = []
         self.candidates: list[tuple[int, Baseline]] = []  # index in outcomes, what to save
 
     def begin(self) -> None:
         """A new attempt: the first, or a rerun."""
         self.attempt += 1
         self._clear()
+        # Told again: pytest-rerunfailures before 16.6.1 drops the report of a teardown that a rerun follows.
+        self.outcomes = list({outcome.test.label: outcome for outcome in self.outcomes}.values())
 
 
 RUN = pytest.StashKey[Run]()

@@ -109,9 +109,13 @@ class Plan:
         return replace(self, steps=steps, min_seconds=0.0)
 
     def measured_as(self, other: Plan) -> Plan:
-        """With the warm-up, the windows and the timing of another."""
+        """With the group, the warm-up, the windows and the timing of another."""
         return replace(
             self,
+            world_size=other.world_size,
+            backend=other.backend,
+            device=other.device,
+            parameter_servers=other.parameter_servers,
             warmup=other.warmup,
             steps=other.steps,
             min_seconds=other.min_seconds,

@@ -145,6 +145,10 @@ class AgainstError(DdpPerfError):
         return "\n".join(filter(None, (f"{self.option}: {self.problem}", self.remedy)))
 
 
+class CheckoutError(AgainstError):
+    """Its tree cannot be had, whatever of its tests is asked for."""
+
+
 class NodesError(DdpPerfError):
     """Something about the nodes of a run that cannot be, in words."""
 

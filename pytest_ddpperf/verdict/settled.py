@@ -50,6 +50,8 @@ def settled(stored: Verdict, turned: Verdict, found: Circumstances) -> Verdict:
         of_variables = found.variables and not found.code_differs
         reason = "environment" if of_variables else "confirmed"
         return replace(turned, reason=reason, differences=stored.differences)
+    if any(each.status is Status.REGRESSED for each in stored.counters):
+        return stored  # counts have no noise, and no machine makes them rise
     asked, told = ({each.limit.metric for each in verdict.comparisons} for verdict in (stored, turned))
     if found.unaccounted or not asked <= told or not (not_slower(turned) or _refuted(stored, turned)):
         return stored

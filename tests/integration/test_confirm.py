@@ -187,6 +187,57 @@ def test_a_recorded_variable_that_makes_nothing_slower_excuses_nothing(
     )
 
 
+def test_what_a_conftest_sets_is_the_codes_and_no_machines(
+    project: Repository, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LASTS", "1")  # which nobody records
+    project.write("tests/conftest.py", "import os\nos.environ['LASTS'] = '12'\n")
+    with project.untouched():
+        result = run(CONFIRM)
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(
+        [
+            "REGRESSED: tests/test_step::test_step on 2 gloo ranks",
+            "note: files that no rank imported and that differ: python code/tests/conftest.py",
+        ]
+    )
+
+
+def test_an_option_of_the_users_own_is_red_and_named(project: Repository, run: Run) -> None:
+    conftest = "def pytest_addoption(parser):\n    parser.addoption('--lasts', type=float, default=1)\n"
+    project.write("tests/conftest.py", conftest)
+    test = TEST.replace("(ddp_benchmark):", "(ddp_benchmark, request):\n    lasts = request.config.getoption('lasts')")
+    project.write("tests/test_step.py", PROJECT, test.replace('float(os.environ.get("LASTS", 1))', "lasts"))
+    assert run("--ddp-save-baseline", "tests").ret == 0
+    project.commit()
+    assert run(CONFIRM, "tests").ret == 0
+    project.write("pytest.ini", "[pytest]\npythonpath = src\naddopts = -p no:cacheprovider --lasts 12\n")
+    with project.untouched():
+        result = run(CONFIRM, "tests")
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(
+        [
+            "REGRESSED: tests/test_step::test_step on 2 gloo ranks",
+            "evidence: 6 launches a side, in turns, *; both sides imported the same, * files",
+            "note: the baseline's own code ran with the variables and options of the baseline: --lasts 1* -> 12.0",
+        ]
+    )
+
+
+def test_the_baselines_code_has_as_many_ranks_as_its_baseline(project: Repository, run: Run) -> None:
+    """Whatever its own ini file says."""
+    assert run("--ddp-save-baseline", "--ddp-world-size=1").ret == 0
+    project.commit()
+    ini = "[pytest]\npythonpath = src\naddopts = -p no:cacheprovider\nddp_world_size = 1\n"
+    project.write("pytest.ini", ini)
+    project.write("src/speed/__init__.py", "MILLISECONDS = 60\n")
+    result = run(CONFIRM, "--ddp-json=out/run.json")
+    assert result.ret == 1
+    (measured,) = json.loads((project.root / "out/run.json").read_text())["measurements"]
+    assert measured["verdict"]["reason"] == "confirmed"
+    assert measured["beside"]["measurement"]["environment"]["key"]["world_size"] == 1
+
+
 def test_another_version_of_a_package_that_the_step_imports_is_red_and_named(
     project: Repository, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -33,8 +33,11 @@ from pytest_ddpperf.measuring.splits import joined, split
 from pytest_ddpperf.records import Environment, Limit, Measurement, Samples, Splits
 from pytest_ddpperf.records.errors import AgainstError, GitError
 from pytest_ddpperf.wire.trees import Trees, digests
-from tests.unit.test_git import commit, git
+from tests.git import git
+from tests.unit.test_git import commit
 from tests.unit.test_machine import settings
+
+LEFT = f"{folder_module._PREFIX}{folder_module._host()}-left"  # by a run that was killed
 
 # --- arguments
 
@@ -362,7 +365,7 @@ def test_what_a_killed_run_left_is_removed_and_what_a_live_one_has_is_not(top: P
 def test_what_is_called_like_a_leftover_and_is_none_stays(
     top: Path, tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    left, elsewhere = temporary / "ddpperf-against-x", tmp_path / "elsewhere"
+    left, elsewhere = temporary / LEFT, tmp_path / "elsewhere"
     if "link" in what:
         left.symlink_to(elsewhere)
     if what == "file":
@@ -412,12 +415,12 @@ def test_a_leftover_that_another_run_removes_meanwhile_is_no_error(
     temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("_is_own", "alive"):
-        (temporary / "ddpperf-against-x").mkdir()
-        (temporary / "ddpperf-against-x/.alive").touch()
+        (temporary / LEFT).mkdir()
+        (temporary / LEFT / ".alive").touch()
         original = getattr(folder_module, name)
 
         def vanish(entry: Any, original: Any = original) -> Any:
-            shutil.rmtree(temporary / "ddpperf-against-x", ignore_errors=True)
+            shutil.rmtree(temporary / LEFT, ignore_errors=True)
             return original(entry)
 
         with monkeypatch.context() as patch:
@@ -480,7 +483,7 @@ def test_two_worktrees_of_one_run_live_side_by_side(top: Path) -> None:
 @pytest.mark.parametrize("left", ["all", "locked", "no lock", "no folder"])
 def test_what_was_left_is_removed_however_much_of_it_there_is(top: Path, temporary: Path, left: str) -> None:
     before = contents(top)
-    path = temporary / "ddpperf-against-old" / "a repo"
+    path = temporary / LEFT / "a repo"
     path.parent.mkdir()
     (path.parent / ".alive").touch()
     git(top, "worktree", "add", "--quiet", "--detach", path, "v1")
@@ -499,13 +502,15 @@ def test_what_was_left_is_removed_however_much_of_it_there_is(top: Path, tempora
 
 def test_worktrees_of_the_users_stay_those_that_are_gone_too(top: Path, tmp_path: Path, temporary: Path) -> None:
     mine, gone, here = tmp_path / "my own", tmp_path / "gone", temporary / "mine"
-    for path in (mine, gone, here):
+    containers = temporary / f"{folder_module._PREFIX}000000-alive" / "a repo"  # another's, with a folder of its own
+    for path in (mine, gone, here, containers):
         git(top, "worktree", "add", "--quiet", "--detach", path, "v1")
     shutil.rmtree(gone)
+    shutil.rmtree(containers.parent)
     (mine / "src/a.py").write_text("work of mine")
     with untouched(top), untouched(mine), untouched(here):
         Worktree(top, "v1").remove()
-    assert sorted(worktrees(top)) == sorted([top, mine, gone, here])
+    assert sorted(worktrees(top)) == sorted([top, mine, gone, here, containers])
 
 
 # --- the version

@@ -21,6 +21,7 @@ from tests.unit.test_benchmark import PROGRESS, carried_out, job, lasting
 from tests.unit.test_launches import LAUNCH
 
 Facts = dict[str, Scalar]
+Pairs = tuple[Any, ...]
 
 SLOWER = replace(LAUNCH, phases=Phases(start=0.0, group=0.0, setup=0.0, warmup=0.0, steps=0.35, end=0.0))
 BESIDE = Beside(version=Version(ref="1" * 40, commit="1" * 40, now="2" * 40), seed=1, order="bn", differing=("net.py",))
@@ -33,15 +34,17 @@ class Run:
         self.now = 0.0
         self.asked: list[tuple[Code, float]] = []  # sides, and the seconds that they were given
         self.left: list[str] = []  # what was ended, in its order
+        self.turned: list[str] = []  # how turns were asked for
         self.confirming = Confirming(seconds, folder, self.side_of)
         store = Store(folder)
         store.write(carried_out(lasting(0.02), store, save_baseline=True).candidate)
         limits = (Limit(metric="p50", value=0.1, unit="%"),)
         slower = carried_out(lambda plan: replace(lasting(0.04)(plan), phases=SLOWER.phases), store, limits=limits)
         self.suspected = slower
+        self.there = slower.result.environment  # of the launches of the baseline's code
         self.store = store
         monkeypatch.setattr(confirming, "time", SimpleNamespace(monotonic=lambda: self.now))
-        monkeypatch.setattr(confirming, "origin_of", lambda *_: Origin(commit="1" * 40))
+        monkeypatch.setattr(confirming, "origin_of", lambda *_, builds: Origin(commit="1" * 40))
         monkeypatch.setattr(confirming.benchmark, "carry_out", self.turns)
         self.failing: Callable[[], None] = lambda: None
 
@@ -58,9 +61,13 @@ class Run:
 
     def turns(self, asked: Job, *rest: Any) -> Measured:
         assert asked.settles
+        self.turned.append(asked.settings.turns)
         self.failing()
         self.now += 7
-        return replace(self.suspected, outcome=replace(self.suspected.outcome, beside=BESIDE))
+        there = replace(self.suspected.candidate.sessions[0].measurement, environment=self.there)
+        return replace(
+            self.suspected, outcome=replace(self.suspected.outcome, beside=replace(BESIDE, measurement=there))
+        )
 
     def settle(self, nodeid: str = "m.py::t") -> Measured:
         return self.confirming.settle(replace(job(), nodeid=nodeid), self.suspected, None, self.store, PROGRESS)  # type: ignore[arg-type]
@@ -148,19 +155,38 @@ def test_a_launch_of_the_code_at_hand_that_fails_is_red(tmp_path: Path, monkeypa
     run.failing = failed
     with pytest.raises(LaunchError, match="killed by SIGKILL"):
         run.settle()
+    assert run.turned == ["auto", "launches"], "beside the other it may fail for that alone"
+
+
+def test_what_fails_beside_the_other_alone_is_measured_launch_by_launch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(100.0, tmp_path, monkeypatch)
+
+    def failed() -> None:
+        if run.turned[-1] != "launches":
+            raise LaunchError(RankError(rank=0, phase="step 30", summary="StopIteration", when=0.0), (), ())
+
+    run.failing = failed
+    verdict = run.settle().outcome.verdict
+    assert verdict is not None
+    assert verdict.reason == "confirmed"
+    assert run.left == ["leave", "leave"]
 
 
 @pytest.mark.parametrize(
-    ("then", "now", "assignments"),
+    ("then", "now", "assignments", "options"),
     [
-        ({}, {"env:OMP_NUM_THREADS": "4"}, ("OMP_NUM_THREADS",)),
-        ({"env:OMP_NUM_THREADS": "1"}, {"env:OMP_NUM_THREADS": "4"}, ("OMP_NUM_THREADS=1",)),
-        ({"env:OMP_NUM_THREADS": "1", "torch": "2.12"}, {"torch": "2.13"}, ()),  # which is looked at first
-        ({"env:TORCH_HOME": "/home/a"}, {"env:TORCH_HOME": "/home/b"}, ()),  # which is not here any more
+        ({}, {"env:OMP_NUM_THREADS": "4"}, ("OMP_NUM_THREADS",), ()),
+        ({"env:OMP_NUM_THREADS": "1"}, {"env:OMP_NUM_THREADS": "4"}, ("OMP_NUM_THREADS=1",), ()),
+        ({"env:OMP_NUM_THREADS": "1", "torch": "2.12"}, {"torch": "2.13"}, (), ()),  # which is looked at first
+        ({"env:TORCH_HOME": "/home/a"}, {"env:TORCH_HOME": "/home/b"}, (), ()),  # which is not here any more
+        ({"--hidden": "1024"}, {"--hidden": "2048"}, (), (("--hidden", "1024"),)),
+        ({}, {"--hidden": "2048"}, (), ()),  # which its conftests did not know
     ],
 )
-def test_variables_are_those_of_the_baseline_where_they_can_be_and_nothing_else_differs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: Facts, now: Facts, assignments: tuple[str, ...]
+def test_variables_and_options_are_those_of_the_baseline_where_they_can_be_and_nothing_else_differs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: Facts, now: Facts, assignments: Pairs, options: Pairs
 ) -> None:
     run = Run(100.0, tmp_path, monkeypatch)
     baseline = run.suspected.baseline
@@ -174,5 +200,13 @@ def test_variables_are_those_of_the_baseline_where_they_can_be_and_nothing_else_
     result = replace(run.suspected.result, environment=with_facts(run.suspected.result.environment, now))
     session = replace(session, measurement=stored)
     run.suspected = replace(run.suspected, baseline=replace(baseline, sessions=(session,)), result=result)
+    run.there = stored.environment
     run.settle()
     assert [code.assignments for code, _ in run.asked] == [assignments]
+    assert [code.options for code, _ in run.asked] == [options]
+    run.there = with_facts(stored.environment, {"env:OMP_NUM_THREADS": "64"})
+    assert (
+        run.settle()
+        .outcome.notes[-1]
+        .endswith("it ran with OMP_NUM_THREADS 64, which is neither what was recorded nor what is here")
+    )

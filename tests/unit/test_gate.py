@@ -1,10 +1,30 @@
-"""What a test's report shows of its launches."""
+"""What a test's report shows of its launches, and what becomes of a verdict: of measurements that are drawn."""
 
 from __future__ import annotations
 
+import json
+import os
+import shlex
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
 import pytest
 
-from pytest_ddpperf.plugin.gate import once, repeated
+from pytest_ddpperf.led.arguments import spelt_out
+from pytest_ddpperf.measuring import benchmark
+from pytest_ddpperf.measuring.benchmark import Job, Measured
+from pytest_ddpperf.measuring.result import Result
+from pytest_ddpperf.measuring.session import Session
+from pytest_ddpperf.plugin import state
+from pytest_ddpperf.plugin.gate import Benchmark, once, repeated
+from pytest_ddpperf.plugin.items import invocation_path, name_of, nodeid_of
+from pytest_ddpperf.records import Baseline, Outcome, Recording, Status
+from pytest_ddpperf.records.errors import DdpPerfError
+from tests.unit.test_machine import CPU
+from tests.unit.test_report import measurement, outcome, verdict
 
 
 @pytest.mark.parametrize(
@@ -30,7 +50,206 @@ def test_what_launches_wrote_the_same_is_shown_once(texts: list[str], told: str)
         (["perf", "-n", "2", "-n2", "-nauto", "--dist=load", "-v"], ["-v"]),
         (["perf", "--ddp-fail-on", "improved", "--ddp-extend-baseline"], []),
         (["perf", "--slack-token", "xoxb", "--rp-api-key=1", "--PASSWORD=2", "-q"], ["-q"]),
+        (["--db-pass", "hunter2", "--auth", "x", "--pwd=1", "--my_api_key", "a", "--credentials=c", "perf"], []),
+        (
+            [
+                "perf",
+                "--max-tokens=4096",
+                "--tokenizer",
+                "gpt2",
+                "--ddp-steps",
+                "50",
+                "--bypass",
+                "--tokens-per-step=8",
+            ],
+            ["--max-tokens=4096", "--tokenizer", "gpt2", "--ddp-steps", "50", "--bypass", "--tokens-per-step=8"],
+        ),
+        (["--fast-tokenizer", "--ddp-steps", "50", "perf"], ["--fast-tokenizer", "--ddp-steps", "50"]),
+        (["--no-auth", "--ddp-steps", "50", "perf"], ["--ddp-steps", "50"]),
+        (["-ktoken_loss", "perf", "-mpass"], ["-ktoken_loss", "-mpass"]),
     ],
 )
 def test_what_says_how_a_test_is_measured_is_repeated_and_no_secret(words: list[str], kept: list[str]) -> None:
     assert repeated(words, ["perf"]) == kept
+
+
+# --- the command that accepts
+
+
+def accept_command(pytester: pytest.Pytester, *arguments: str, worker: bool = False) -> list[str]:
+    items, _ = pytester.inline_genitems("-p", "no:randomly", *arguments)
+    if worker:
+        items[0].config.workerinput = {}  # type: ignore[attr-defined]
+    fixture = Benchmark.__new__(Benchmark)
+    fixture._item, fixture._run = items[0], items[0].config.stash[state.RUN]
+    return shlex.split(fixture._accept_command())
+
+
+def test_under_xdist_one_process_accepts(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_a="def test_step(ddp_benchmark): ...")
+    path = "test_a.py::test_step"
+    assert accept_command(pytester, "--ddp-steps=50") == ["pytest", path, "-p", "no:randomly", "--ddp-steps=50", SAVE]
+    kept = ["-p", "no:randomly", "--ddp-steps=50", "-n", "0", SAVE]
+    assert accept_command(pytester, "--ddp-steps=50", "-n0", worker=True) == ["pytest", path, *kept]
+
+
+SAVE = "--ddp-save-baseline"
+
+
+def test_what_a_file_of_arguments_says_is_repeated_without_its_tests(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_a="def test_step(ddp_benchmark): ...\ndef test_other(ddp_benchmark): ...\n")
+    Path("asked.txt").write_text("test_a.py\n--ddp-steps=50\n@more.txt\n")
+    Path("more.txt").write_text("--ddp-json=a.json\n--ddp-warmup\n9\n--my-token\nx\n")
+    pytester.makeconftest("def pytest_addoption(parser): parser.addoption('--my-token')")
+    kept = ["-p", "no:randomly", "--ddp-steps=50", "--ddp-warmup", "9", SAVE]
+    assert accept_command(pytester, "@asked.txt") == ["pytest", "test_a.py::test_step", *kept]
+
+
+def test_a_file_of_arguments_that_cannot_be_read_again_says_nothing(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert list(spelt_out(["-v", "@pipe", "@gone", "a@b"], tmp_path)) == ["-v", "a@b"]
+
+
+@pytest.mark.parametrize("group", ["", "@gpu"])
+def test_a_group_of_xdists_is_no_part_of_a_tests_name(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, group: str
+) -> None:
+    pytester.makepyfile(
+        test_a="""
+        import pytest
+        class TestA:
+            class TestB:
+                @pytest.mark.parametrize("n", ["a::b", "c"])
+                def test_step(self, ddp_benchmark, n): ...
+        def test_sizes(ddp_benchmark): ...
+        """
+    )
+    items, _ = pytester.inline_genitems("-p", "no:randomly", "--ddp-world-size=2,4")
+    plain = [item.nodeid for item in items]
+    names = ["TestA::TestB::test_step[a::b]"] * 2 + ["TestA::TestB::test_step[c]"] * 2 + ["test_sizes"] * 2
+    as_collected: Any = pytest.Item.nodeid
+    named = property(lambda item: as_collected.__get__(item) + group * (item in items))
+    monkeypatch.setattr(pytest.Function, "nodeid", named)
+    assert [item.nodeid for item in items] == [nodeid + group for nodeid in plain]
+    assert [nodeid_of(item) for item in items] == plain
+    assert [invocation_path(item.config, item) for item in items] == plain
+    assert [name_of(item, (2, 4)[place % 2]) for place, item in enumerate(items)] == names
+
+
+# --- verdicts of measurements that are drawn
+
+TESTS = """
+import pytest
+def test_step(ddp_benchmark):
+    ddp_benchmark(lambda ctx: lambda: None, name="first")
+    ddp_benchmark(lambda ctx: lambda: None)
+"""
+# As pytest-rerunfailures before 16.6.1: the report of the teardown of what is run again is never logged.
+RERUNS = """
+from _pytest.runner import runtestprotocol
+def pytest_runtest_protocol(item, nextitem):
+    for attempt in range(2):
+        for report in runtestprotocol(item, nextitem=nextitem, log=False):
+            again = report.failed and not attempt
+            report.outcome = "rerun" if again else report.outcome
+            item.ihook.pytest_runtest_logreport(report=report)
+            if again:
+                break
+        else:
+            break
+    return True
+"""
+Run = Callable[..., "tuple[pytest.RunResult, list[Outcome], list[str]]"]
+
+
+@pytest.fixture
+def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """A run whose measurements come to these verdicts, None for a launch that failed: what pytest prints, outcomes by
+    the JSON, and labels in the order they were measured."""
+
+    def run(text: str, *statuses: Status | None, plugin: str = "") -> Any:
+        labels: list[str] = []
+
+        def carry_out(session: Session, job: Job, progress: object) -> Measured:
+            status = statuses[len(labels)]
+            labels.append(job.test.label)
+            if status is None:
+                raise DdpPerfError("rank 1 failed in setup: ValueError: bad")
+            return measured(job, status)
+
+        monkeypatch.setattr(Session, "facts", lambda session: CPU)
+        monkeypatch.setattr(Session, "carry_out", carry_out)
+        pytester.makepyfile(test_a=text)
+        pytester.makeconftest(plugin)
+        off = [f"-pno:{name}" for name in ("randomly", "benchmark", "rerunfailures", "cacheprovider")]
+        result = pytester.runpytest_inprocess(
+            *off, "--ddp-json=a.json", "--ddp-annotate=github", "--junitxml=a.xml", "--ddp-markdown=a.md"
+        )
+        told = json.loads(Path("a.json").read_text())["measurements"]
+        return result, told, labels
+
+    return run
+
+
+def measured(job: Job, status: Status) -> Measured:
+    figures = measurement()
+    told = replace(
+        outcome(verdict(status)),
+        **{name: getattr(benchmark.failed(job, ""), name) for name in ("nodeid", "test", "plan", "file", "line")},
+    )
+    result = Result(
+        step_seconds=figures.samples.step_seconds,
+        samples=figures.samples.rank_seconds,
+        world_size=2,
+        backend="gloo",
+        verdict=verdict(status),
+        environment=figures.environment,
+        counters={},
+        recorded={},
+    )
+    candidate = Baseline(test=job.test, sessions=(Recording(measurement=figures),))
+    return Measured(result=result, outcome=told, baseline=None, candidate=candidate, output=())
+
+
+def of(told: list[Any]) -> list[tuple[str, str, bool, list[str]]]:
+    return [(each["test"]["label"], each["verdict"]["status"], each["fails"], each["notes"]) for each in told]
+
+
+def test_a_gate_that_failed_is_reported_though_a_rerun_drops_the_report_of_its_attempt(run: Run) -> None:
+    result, told, labels = run(TESTS, Status.PASS, Status.REGRESSED, Status.IMPROVED, plugin=RERUNS)
+    assert labels == ["first", "", "first"], "a rerun does not measure again what was red"
+    assert of(told) == [("first", "IMPROVED", False, []), ("", "REGRESSED", True, [])]
+    result.stdout.fnmatch_lines(["*A rerun does not measure again*", "::error *", "ddpperf: 2 of 2 compared:*1 regre*"])
+
+
+def test_in_a_rerun_a_property_stands_once_and_those_of_others_stay(run: Run) -> None:
+    text = TESTS.replace("(ddp_benchmark)", "(ddp_benchmark, record_property)").rstrip() + (
+        "\n    record_property('ddpperf.mine', 1)\n    assert attempts.append(1) or len(attempts) > 1\nattempts = []\n"
+    )
+    run(text, *(Status.PASS, Status.PASS, Status.IMPROVED, Status.NO_BASELINE), plugin=RERUNS)
+    found = [each.attrib for each in ElementTree.parse("a.xml").iter("property")]
+    names = [each["name"] for each in found if each["name"] != "ddpperf.mine"]
+    assert len(names) == len(set(names))
+    values = {each["name"]: each["value"] for each in found}
+    assert (values["ddpperf.first.verdict"], values["ddpperf.verdict"]) == ("IMPROVED", "NO BASELINE")
+    assert "ddpperf.first.interval" in values
+    assert "ddpperf.interval" not in values, "the attempt before had one"
+    assert "ddpperf.mine" in values
+
+
+@pytest.mark.parametrize("status", [Status.REGRESSED, None])
+def test_what_is_expected_to_fail_is_reported_as_that(run: Run, status: Status | None) -> None:
+    text = TESTS.replace("def", "@pytest.mark.xfail\ndef")
+    result, told, _ = run(text, Status.PASS, status)
+    result.assert_outcomes(xfailed=1)
+    assert [(each["fails"], each["notes"]) for each in told] == [(False, []), (False, ["expected to fail"])]
+    assert "::error" not in result.stdout.str()
+    result.stdout.fnmatch_lines(["::warning *", "test_a.py::test_step: expected to fail"])
+    assert "**" not in Path("a.md").read_text()
+
+
+@pytest.mark.parametrize("mark", ["xfail(raises=OSError)", "xfail(False, reason='here')"])
+def test_what_fails_otherwise_than_expected_fails(run: Run, mark: str) -> None:
+    result, told, _ = run(TESTS.replace("def", f"@pytest.mark.{mark}\ndef"), Status.PASS, Status.REGRESSED)
+    result.assert_outcomes(failed=1)
+    assert of(told) == [("first", "PASS", False, []), ("", "REGRESSED", True, [])]

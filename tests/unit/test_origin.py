@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,13 +13,8 @@ from pytest_ddpperf.against.worktree import Worktree
 from pytest_ddpperf.records import Recording
 from pytest_ddpperf.records.errors import GitError
 from pytest_ddpperf.wire.trees import digests
+from tests.git import git
 from tests.unit.test_codec import MEASUREMENT
-
-
-def git(folder: Path, *arguments: str) -> str:
-    identity = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
-    command = ["git", "-C", str(folder), *identity, *arguments]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
 @dataclass
@@ -177,6 +171,17 @@ def test_code_that_was_never_committed_is_nowhere(stored: Stored) -> None:
     )
 
 
+def test_what_git_ignores_is_of_the_commit_where_a_set_up_builds_it(stored: Stored) -> None:
+    (stored.top / ".gitignore").write_text("_version.py\n")
+    (stored.top / "_version.py").write_text("1")
+    commit = stored.commit()
+    files = digests(str(stored.top), ["net.py", "_version.py"])
+    session = replace(stored.session(commit), files=files)
+    assert stored.origin(session).why.endswith("_version.py differs")
+    found = origin_of(session, stored.baseline, stored.top, builds=True)
+    assert found == Origin(commit=commit, built=("_version.py",))
+
+
 def test_what_cannot_be_known_is_told(stored: Stored, tmp_path: Path) -> None:
     session = stored.session("")
     assert stored.origin(session).why == "the repository has no commit"
@@ -189,7 +194,10 @@ def test_code_that_no_commit_will_ever_hold_is_told_when_it_is_stored(stored: St
     session = stored.session("")
     assert never_at_hand(session, stored.top) == ""
     (stored.top / ".gitignore").write_text("net.py\n")
-    assert never_at_hand(session, stored.top) == "ignored by git: net.py"
+    assert never_at_hand(session, stored.top) == (
+        "ignored by git: net.py; --ddp-against-setup builds what a commit lacks"
+    )
+    assert never_at_hand(session, stored.top, builds=True) == ""
     git(stored.top, "add", "--force", "net.py")
     assert never_at_hand(session, stored.top) == "", "what is tracked is committed whatever is ignored"
     assert never_at_hand(replace(session, files={}), stored.top) == "ranks imported nothing of a repository"

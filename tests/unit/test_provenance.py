@@ -114,5 +114,8 @@ def test_what_nobody_knows_the_contents_of_is_of_no_distribution_or_of_one_that_
     install(site, "listless", "1", None, top_level="listless\n")
     install(site, "edited", "1", "edited.py,sha256=abc,10\n")
     (site / "edited-1.dist-info" / "direct_url.json").write_text('{"dir_info": {"editable": true}, "url": "file:///x"}')
+    install(site, "by_uv", "1", "by_uv.py,sha256=abc,10\n")
+    (site / "by_uv-1.dist-info" / "direct_url.json").write_text('{"url":"file:///x","dir_info":{"editable":true}}')
+    install(site, "led_to", "1", "__editable__.led_to.pth,sha256=abc,10\n", top_level="led_to\n")
     modules = {"whole", "listless", "edited", "on_pythonpath", "__editable___mine_finder", "_sysconfigdata__linux"}
-    assert unaccounted(modules) == ("edited", "listless", "on_pythonpath")
+    assert unaccounted({*modules, "by_uv", "led_to"}) == ("by_uv", "edited", "led_to", "listless", "on_pythonpath")

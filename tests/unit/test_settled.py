@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_ddpperf.records import Comparison, Interval, Limit, Status, Verdict
+from pytest_ddpperf.records import Comparison, CounterChange, Interval, Limit, Status, Verdict
 from pytest_ddpperf.verdict import Circumstances, fails, settled, suspected
 
 LIMIT = Limit(metric="p50", value=0.1, unit="%")
@@ -78,6 +78,14 @@ def test_what_improved_by_both_stays_so() -> None:
 
 def test_counters_need_no_second_look() -> None:
     assert not suspected(replace(verdict(Status.REGRESSED, 0.3), reason="counter-rose"))
+
+
+def test_no_machine_makes_a_counter_rise() -> None:
+    limit = Limit(metric="all_reduce.bytes", value=0.0, unit="%")
+    risen = CounterChange(limit=limit, status=Status.REGRESSED, baseline=100, now=200)
+    stored = replace(SUSPECTED[0], counters=(risen,))
+    assert settled(stored, NOT_SLOWER, FOUND) is stored
+    assert settled(stored, verdict(Status.REGRESSED, 0.25), FOUND).reason == "confirmed"
 
 
 @pytest.mark.parametrize("stored", SUSPECTED)

@@ -1,0 +1,73 @@
+"""How a run began, and what the user's own conftests added to it."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+
+from pytest_ddpperf.plugin.outset import OUTSET, holds_secret, own_options, set_options
+from pytest_ddpperf.plugin.state import RUN
+
+CONFTEST = """
+import os, pathlib, sys
+os.environ["SET_BY_A_CONFTEST"] = "1"
+sys.path.insert(0, "/added/by/a/conftest")
+
+def pytest_addoption(parser):
+    parser.addoption("--hidden", type=int, default=1024)
+    parser.addoption("--layer-kind", default=None)
+    parser.addoption("--scales", type=float, nargs="+", default=[1.0, 2.0])
+    parser.addoption("--hub-token", default="hf_123")
+    parser.addoption("--max-tokens", type=int, default=64)
+    parser.addoption("--out", default="/tmp/out")
+    parser.addoption("--root", type=pathlib.Path, default=pathlib.Path("here"))
+    parser.addoption("--essay", default="x" * 300)
+    parser.addini("unrelated", "")
+"""
+
+
+@pytest.fixture
+def config(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Config:
+    monkeypatch.delenv("SET_BY_A_CONFTEST", raising=False)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    pytester.makeconftest(CONFTEST)
+    config = pytester.parseconfigure("--hidden=2048", "-q", "--ddp-steps=5")
+    os.environ.pop("SET_BY_A_CONFTEST")
+    return config
+
+
+def test_own_options_are_those_of_conftests_that_are_plain_and_no_secret(config: pytest.Config) -> None:
+    assert own_options(config) == {
+        "--hidden": "2048",
+        "--layer-kind": "None",
+        "--max-tokens": "64",
+        "--scales": "[1.0, 2.0]",
+    }
+
+
+def test_a_run_began_before_its_conftests(config: pytest.Config) -> None:
+    outset = config.stash[RUN].outset
+    assert outset is config.stash[OUTSET]
+    assert "SET_BY_A_CONFTEST" not in outset.environ
+    assert "/added/by/a/conftest" not in outset.sys_path
+
+
+def test_options_are_set_as_they_were_those_that_there_are(config: pytest.Config) -> None:
+    set_options(config, {"--hidden": "1024", "--layer-kind": "'dense'", "--not-there-yet": "1"})
+    assert (config.getoption("--hidden"), config.getoption("--layer-kind")) == (1024, "dense")
+    assert not hasattr(config.option, "not_there_yet")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["hub_token", "token", "--api-key", "apikey", "db_password", "auth", "db-pass", "secret_access_key", "accesstoken"],
+)
+def test_secrets_are_known_by_their_names(name: str) -> None:
+    assert holds_secret(name)
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "tokenizer", "--fast-tokenizer", "passes", "author", "bypass"])
+def test_what_only_sounds_alike_is_none(name: str) -> None:
+    assert not holds_secret(name)
