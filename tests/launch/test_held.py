@@ -292,14 +292,17 @@ def test_a_rank_server_that_is_killed_leaves_nobody_stopped(bench: Bench) -> Non
     until(lambda: gone(every))
 
 
-def test_a_recompilation_in_a_stretch_makes_a_launch_unfit(bench: Bench) -> None:
+@pytest.mark.parametrize(("number", "unfit"), [(4, ""), (5, "rank 0 recompiled at step 2")])
+def test_a_recompilation_in_a_counted_step_of_a_stretch_makes_a_launch_unfit(
+    bench: Bench, number: int, unfit: str
+) -> None:
     def setup(ctx: Any) -> Any:
         numbers = iter(range(1000))
         compiled = torch.compile(lambda x: x + 1, backend="eager", dynamic=False)
-        return lambda: compiled(torch.ones(1 + (next(numbers) >= 4)))
+        return lambda: compiled(torch.ones(1 + (next(numbers) >= number)))
 
-    # The warm-up is 0, then 1 2 | 3 4 5, of which 2, 4 and 5 count.
-    assert taken(bench, setup, 2, 3).unfit == "rank 0 recompiled at step 2"
+    # The warm-up is 0 and 1, for it goes on while something compiles; then 2 3 | 4 5 6, of which 3, 5 and 6 count.
+    assert taken(bench, setup, 2, 3).unfit == unfit
 
 
 def test_more_ranks_than_cores(bench: Bench) -> None:
