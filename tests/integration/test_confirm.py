@@ -481,6 +481,6 @@ def test_saving_says_when_the_code_will_never_be_at_hand(project: Repository, ru
     result.stdout.fnmatch_lines(
         [
             "tests that look slower than these baselines cannot be measured beside the baselines' code: ignored by "
-            "git: python code/src/speed/made.py"
+            "git: python code/src/speed/made.py; --ddp-against-setup builds what a commit lacks"
         ]
     )
