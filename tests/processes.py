@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import pty
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -53,3 +56,17 @@ def ended(process: subprocess.Popen[AnyStr]) -> Iterator[subprocess.Popen[AnyStr
             yield process
         finally:
             process.kill()
+
+
+def on_terminal(*arguments: str) -> tuple[int, str]:
+    """How a pytest ends that has a terminal, as TERM says which, and what it shows there."""
+    written = b""
+
+    def read(descriptor: int) -> bytes:
+        nonlocal written
+        data = os.read(descriptor, 65536)
+        written += data
+        return data
+
+    status = pty.spawn([sys.executable, "-m", "pytest", *arguments], read)
+    return os.waitstatus_to_exitcode(status), written.decode()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pty
 import re
 import signal
 import subprocess
@@ -12,7 +11,7 @@ import sys
 import pytest
 
 from tests.integration.conftest import STEP, Run, line
-from tests.processes import descendants, ended, gone, until
+from tests.processes import descendants, ended, gone, on_terminal, until
 
 TALKING = (
     STEP
@@ -86,20 +85,12 @@ import pytest
 def test_slow(ddp_benchmark, number): ddp_benchmark(lambda ctx: lambda: time.sleep(0.03))
 """
     )
-    written = b""
-
-    def read(descriptor: int) -> bytes:
-        nonlocal written
-        data = os.read(descriptor, 65536)
-        written += data
-        return data
-
     # More seconds than there is room for: 6,000 steps of 2 ranks in 80 launches.
     asked = "--ddp-launches=2", "--ddp-min-time=1000", "--ddp-max-launches=80"
     monkeypatch.setenv("COLUMNS", "120")
-    status = pty.spawn([sys.executable, "-m", "pytest", "-p", "no:randomly", "-p", "no:benchmark", *asked], read)
-    assert os.waitstatus_to_exitcode(status) == 0
-    told = written.decode()
+    monkeypatch.setenv("TERM", "xterm")
+    status, told = on_terminal("-p", "no:randomly", "-p", "no:benchmark", *asked)
+    assert status == 0
     assert re.search(r"test 1/2, launch 2/2, step \d+/37, p50 so far 0\.\d+s", told)
     # What is left may be over before the second launch where others hold the cores.
     assert re.search(r"test 2/2 \(\d+ \w+ left\), launch 1/2, step \d+/37", told)

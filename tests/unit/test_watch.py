@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import pty
-import sys
-
 import pytest
+
+from tests.processes import on_terminal
 
 # Waits for 25 seconds and, for another launch, for 11, by a clock of its own.
 WAITING = """
@@ -58,18 +56,11 @@ def test_in_a_worker_of_xdist_nothing_is_told(pytester: pytest.Pytester) -> None
     assert "waiting" not in result.stdout.str()
 
 
-def test_a_terminal_shows_a_wait_while_it_lasts(pytester: pytest.Pytester) -> None:
+def test_a_terminal_shows_a_wait_while_it_lasts(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     pytester.makepyfile(test_waits=WAITING)
-    written = b""
-
-    def read(descriptor: int) -> bytes:
-        nonlocal written
-        data = os.read(descriptor, 65536)
-        written += data
-        return data
-
-    assert pty.spawn([sys.executable, "-m", "pytest", *ARGUMENTS], read) == 0
-    told = written.decode()
+    monkeypatch.setenv("TERM", "xterm")
+    status, told = on_terminal(*ARGUMENTS)
+    assert status == 0
     assert "\x1b7 waiting for cpu0, held by pid 4321, 25 s\x1b[K\x1b8" in told
     assert "\x1b7 waiting for the host, held by another process, 1 s\x1b[K\x1b8" in told
     assert TOLD[0] not in told.splitlines()
@@ -99,14 +90,7 @@ def test_a_line_that_the_output_has_no_letters_for_is_told_all_the_same(
 def test_a_dumb_terminal_is_told_a_wait_in_lines(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     pytester.makepyfile(test_waits=WAITING)
     monkeypatch.setenv("TERM", "dumb")
-    written = b""
-
-    def read(descriptor: int) -> bytes:
-        nonlocal written
-        data = os.read(descriptor, 65536)
-        written += data
-        return data
-
-    assert pty.spawn([sys.executable, "-m", "pytest", *ARGUMENTS], read) == 0
-    assert b"\x1b7" not in written
-    assert [line for line in written.decode().splitlines() if line.startswith("waiting")] == TOLD
+    status, told = on_terminal(*ARGUMENTS)
+    assert status == 0
+    assert "\x1b7" not in told
+    assert [line for line in told.splitlines() if line.startswith("waiting")] == TOLD
