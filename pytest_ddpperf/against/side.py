@@ -148,12 +148,14 @@ class BaseSide:
             python = os.path.abspath(shutil.which(self._settings.against_python) or "")
         environ = self._checkout.environ(self._invocation.environ or os.environ)
         environ.pop("PYTEST_ADDOPTS", None)  # they are among the arguments
-        folders = [self.tree.followed(f) if f else f for f in environ.get("PYTHONPATH", "").split(os.pathsep)]
+        given = environ["PYTHONPATH"].split(os.pathsep) if "PYTHONPATH" in environ else []
+        folders = [self.tree.followed(folder) if folder else folder for folder in given]
         if not self.version.python:  # what an editable install put there, for interpreters that a step may start
             entries = filter(os.path.isabs, boot.search_path(self._invocation.sys_path))
-            folders = [there for f in entries if (there := self.tree.followed(f)) != f] + folders
-        if any(folders):
-            environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, folders)))
+            moved = [there for entry in entries if (there := self.tree.followed(entry)) != entry]
+            folders = [*moved, *folders]
+        if folders:
+            environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(folders))
         try:
             return Led(str(self.version), python, environ, self._invocation.folder_in(self.tree))
         except OSError as error:

@@ -6,6 +6,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from pytest_ddpperf.launch.clock import Clock
@@ -37,10 +38,10 @@ class Nodes(Protocol):
         """Those of a launch whose processes meet at `store`."""
 
     def alone(
-        self, plan: Plan, here: AbstractContextManager[None] | None, observer: Observer
+        self, plan: Plan, here: AbstractContextManager[Sequence[Path]] | None, observer: Observer
     ) -> AbstractContextManager[None]:
-        """As `here` on this node, if it starts anything itself, nothing else is timed on any node's cores or devices
-        meanwhile; raises BaseSideError."""
+        """As `here`, which yields what it holds, on this node, if it starts anything itself, nothing else is timed on
+        any node's cores or devices meanwhile; raises BaseSideError."""
 
 
 class Elsewhere(Protocol):

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from pytest_ddpperf.launch import environ, locks, topology
@@ -202,8 +203,8 @@ class Launcher:
         with here if plan.nodes == 1 else self._beside.alone(plan, here, observer):
             yield
 
-    def alone_here(self, plan: Plan, processes: int, observer: Observer) -> AbstractContextManager[None]:
-        """Nothing else is timed on those of this node, which has so many of the processes."""
+    def alone_here(self, plan: Plan, processes: int, observer: Observer) -> AbstractContextManager[Sequence[Path]]:
+        """Nothing else is timed on those of this node, which has so many of the processes: on which."""
         addresses = str((self._facts or {}).get("device_addresses") or "").split(",")
         if os.environ.get("CUDA_VISIBLE_DEVICES") == self._visible:  # else a test has chosen among them: all
             addresses = addresses[:processes]

@@ -17,7 +17,6 @@ _PCI = Path("/sys/bus/pci/devices")
 # Where those stand who wait for a resource, from the back of the queue to its front: what sysfs has in the folder of
 # every device, and every system in "/".
 _PLACES = ("power", "uevent", "usr", "etc")
-_HELD: list[str] = []
 
 
 def resources(cpus: Sequence[int], addresses: Sequence[str] = ()) -> tuple[Path, ...]:
@@ -32,8 +31,8 @@ def resources(cpus: Sequence[int], addresses: Sequence[str] = ()) -> tuple[Path,
 
 
 @contextmanager
-def hold(paths: Sequence[Path], waiting: Callable[[Path], None]) -> Iterator[None]:
-    """Hold all `paths` (in their order, so that two launches never wait for each other in a ring).
+def hold(paths: Sequence[Path], waiting: Callable[[Path], None]) -> Iterator[Sequence[Path]]:
+    """Hold all `paths`, which it yields (in their order, so that two launches never wait for each other in a ring).
 
     Who waits for one queues: a place is left when the next is taken, so nobody is overtaken, least of all by who
     releases and comes again. Those for whom the places do not suffice are let in by chance. `waiting(path)` is called
@@ -48,14 +47,7 @@ def hold(paths: Sequence[Path], waiting: Callable[[Path], None]) -> Iterator[Non
                     ahead.enter_context(_locked(place, partial(waiting, path)))
                 standing = ahead
             held.enter_context(standing)
-            _HELD.append(str(path))
-            held.callback(_HELD.remove, str(path))
-        yield
-
-
-def held() -> list[str]:
-    """What this process holds."""
-    return list(_HELD)
+        yield paths
 
 
 def _queue(path: Path) -> list[Path]:

@@ -107,13 +107,14 @@ class Confirming:
         settings = replace(job.settings, against=origin.commit, max_seconds=seconds)
         turning = replace(job, settings=settings, level=job.level * job.level_in_turns, settles=True)
         try:
-            turned = self._in_turns(turning, launcher, store, progress, side)
+            turned, failed = self._in_turns(turning, launcher, store, progress, side)
         except BaseSideError as error:
             raise _Unconfirmed(_gist(str(error))) from None
         except LaunchError:  # of the code at hand
             raise
         except DdpPerfError as error:
             raise _Unconfirmed(_gist(str(error)), failed=True) from None
+        measured, turned = _noted(measured, *failed), _noted(turned, *failed)
         verdict, beside = turned.outcome.verdict, turned.outcome.beside
         assert verdict is not None
         assert beside is not None
@@ -161,16 +162,24 @@ class Confirming:
         )
         return replace(settled, outcome=outcome)
 
-    def _in_turns(self, job: Job, launcher: Launcher, store: Store, progress: Progress, side: BaseSide) -> Measured:
-        """Raises the errors of a launch of the side at hand: of one that is alone, as it was before anybody doubted."""
+    def _in_turns(
+        self, job: Job, launcher: Launcher, store: Store, progress: Progress, side: BaseSide
+    ) -> tuple[Measured, tuple[str, ...]]:
+        """With what is to be told of launches that failed. Raises the errors of a launch of the side at hand: of one
+        that is alone, as it was before anybody doubted."""
         try:
-            return benchmark.carry_out(job, launcher, store, progress, side)
-        except LaunchError:
+            return benchmark.carry_out(job, launcher, store, progress, side), ()
+        except LaunchError as error:
             if not job.settings.in_stretches(job.plan):
                 raise
+            failed = str(error).partition("\n")[0]
         side.leave()
         apart = replace(job, settings=replace(job.settings, turns="launches"))
-        return benchmark.carry_out(apart, launcher, store, progress, side)
+        told = f"a launch failed that took turns with the baseline's own code, and none by itself: {failed}"
+        try:
+            return benchmark.carry_out(apart, launcher, store, progress, side), (told,)
+        except BaseSideError as error:
+            raise BaseSideError(f"{_gist(str(error))}; {told}") from None
 
     def _afford(self, needed: float, left: float) -> None:
         """Raises _Unconfirmed where so many seconds are not left."""

@@ -23,7 +23,7 @@ from typing import Any
 
 from pytest_ddpperf import baseline as store_room
 from pytest_ddpperf.baseline import Store
-from pytest_ddpperf.launch import Launcher, Nobody, locks
+from pytest_ddpperf.launch import Launcher, Nobody
 from pytest_ddpperf.launch.elsewhere import Part
 from pytest_ddpperf.launch.failure import with_output
 from pytest_ddpperf.launch.launcher import unpickled
@@ -112,8 +112,8 @@ class Following(Serving):
             while (order := self.order())["op"] not in ("done", "leave"):
                 try:
                     if order["op"] == "alone":
-                        alone.enter_context(launcher.alone_here(plan, len(processes), self.relay))
-                        self.say("alone", resources=locks.held())
+                        held = alone.enter_context(launcher.alone_here(plan, len(processes), self.relay))
+                        self.say("alone", resources=list(map(str, held)))
                     elif order["op"] == "shared":
                         alone.close()
                     elif order["op"] == "part":

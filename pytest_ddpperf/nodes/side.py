@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from pytest_ddpperf.launch import Nobody, Observer, locks
+from pytest_ddpperf.launch import Nobody, Observer
 from pytest_ddpperf.launch.elsewhere import Elsewhere
 from pytest_ddpperf.nodes.member import Member
 from pytest_ddpperf.nodes.parts import Parts
@@ -76,8 +76,10 @@ class Side:
         return Parts(plan, store, self.taking_part(plan.nodes), names)
 
     @contextmanager
-    def alone(self, plan: Plan, here: AbstractContextManager[None] | None, observer: Observer) -> Iterator[None]:
-        places: dict[tuple[str, int], Member | AbstractContextManager[None]] = {
+    def alone(
+        self, plan: Plan, here: AbstractContextManager[Sequence[Path]] | None, observer: Observer
+    ) -> Iterator[None]:
+        places: dict[tuple[str, int], Member | AbstractContextManager[Sequence[Path]]] = {
             (member.order, member.node): member for member in self.taking_part(plan.nodes)
         }
         if here is not None:
@@ -89,8 +91,7 @@ class Side:
                 if isinstance(whose, Member):
                     resources = held.enter_context(self._alone_on(whose, _There(whose, observer, taken), late))
                 else:
-                    held.enter_context(whose)
-                    resources = locks.held()
+                    resources = list(map(str, held.enter_context(whose)))
                 taken |= {(_boot(order), resource): f"node {node}" for resource in resources}
             yield
 

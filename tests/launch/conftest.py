@@ -17,7 +17,7 @@ import pytest
 from pytest_ddpperf.launch import Launcher, run
 from pytest_ddpperf.launch.held import Held
 from pytest_ddpperf.records import LaunchSamples, Plan
-from tests.processes import descendants, gone, until  # noqa: F401  # two for test_confirm.py
+from tests.processes import descendants
 
 
 @dataclass

@@ -168,10 +168,12 @@ def test_what_fails_beside_the_other_alone_is_measured_launch_by_launch(
             raise LaunchError(RankError(rank=0, phase="step 30", summary="StopIteration", when=0.0), (), ())
 
     run.failing = failed
-    verdict = run.settle().outcome.verdict
+    settled = run.settle().outcome
+    verdict = settled.verdict
     assert verdict is not None
     assert verdict.reason == "confirmed"
     assert run.left == ["leave", "leave"]
+    assert any("none by itself: rank 0 failed in step 30: StopIteration" in note for note in settled.notes)
 
 
 @pytest.mark.parametrize(

@@ -795,10 +795,10 @@ def test_locks_are_taken_node_by_node_in_the_order_of_their_hosts(closing: ExitS
     taken: list[str] = []
 
     @contextmanager
-    def here() -> Iterator[None]:
+    def here() -> Iterator[tuple[()]]:
         assert [message["op"] for message in follows.heard()] == ["alone"]
         taken.append("here")
-        yield
+        yield ()
 
     follows.say("alone", resources=[])
     with side.alone(plan, here(), Nobody()):
@@ -821,7 +821,8 @@ def test_a_wait_for_what_this_very_launch_has_is_an_error(closing: ExitStack, tm
     with pytest.raises(BaseSideError, match=told), side.alone(TWO_NODES, here, Nobody()):
         pass
     assert [message["op"] for message in follows.heard()] == ["alone", "shared"]
-    assert locks.held() == []
+    with locks.hold([tmp_path], lambda path: pytest.fail("it was not released")):
+        pass
 
 
 def test_a_wait_on_another_node_is_told_with_its_name(closing: ExitStack) -> None:
@@ -835,7 +836,7 @@ def test_a_wait_on_another_node_is_told_with_its_name(closing: ExitStack) -> Non
     for resource in ("/sys/devices/system/cpu/cpu3", "/"):
         follows.say("waiting", resource=resource)
     follows.say("alone", resources=["/sys/devices/system/cpu/cpu3"])
-    with side.alone(TWO_NODES, nullcontext(), Watches()):
+    with side.alone(TWO_NODES, nullcontext(()), Watches()):
         assert told == ["cpu3 of node 1 (b)", "all of node 1 (b)"]
 
 
