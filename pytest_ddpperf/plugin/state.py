@@ -21,8 +21,9 @@ from pytest_ddpperf.plugin.outset import OUTSET, Outset
 if TYPE_CHECKING:
     from pytest_ddpperf.against import BaseSide
     from pytest_ddpperf.measuring.confirming import Code, SideOf
+    from pytest_ddpperf.measuring.outcomes import Report
     from pytest_ddpperf.measuring.serving import Serving
-    from pytest_ddpperf.measuring.session import Report, Session
+    from pytest_ddpperf.measuring.session import Session
     from pytest_ddpperf.nodes.fleet import Fleet
     from pytest_ddpperf.options import Settings
     from pytest_ddpperf.records import Baseline, Outcome
@@ -136,7 +137,7 @@ class Run:
     @property
     def report(self) -> Report:
         if self._report is None:
-            from pytest_ddpperf.measuring.session import Report, begin
+            from pytest_ddpperf.measuring.outcomes import Report, begin
 
             self._report = Report(begin(self.config.rootpath))
         return self._report
@@ -187,7 +188,7 @@ class Run:
 
     def telling(self, item: pytest.Item, *, skipped: bool) -> dict[str, Any]:
         """What a test has to say to the report, once."""
-        from pytest_ddpperf.measuring.session import telling
+        from pytest_ddpperf.measuring.outcomes import telling
 
         test = of(item)
         never_measured = test.passed and not test.labels and uses(item, BENCHMARKS)

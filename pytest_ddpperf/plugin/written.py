@@ -11,7 +11,7 @@ from pytest_ddpperf import files
 from pytest_ddpperf.records.errors import DdpPerfError
 
 if TYPE_CHECKING:
-    from pytest_ddpperf.measuring.session import Report
+    from pytest_ddpperf.measuring.outcomes import Report
     from pytest_ddpperf.plugin.state import Run
 
 

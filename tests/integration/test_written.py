@@ -7,7 +7,7 @@ import json
 import pytest
 
 from pytest_ddpperf.cli.main import main
-from pytest_ddpperf.measuring.session import Report
+from pytest_ddpperf.measuring.outcomes import Report
 from tests.git import git
 from tests.integration.conftest import STEP, Run
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_ddpperf.measuring.session import Report
+from pytest_ddpperf.measuring.outcomes import Report
 from pytest_ddpperf.records import Beside, Interval, Outcome, Plan, Run, Splits, TestId, Version
 from pytest_ddpperf.records.codec import decode, encode
 from pytest_ddpperf.report import beside as report

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpperf.measuring.session import Report
+from pytest_ddpperf.measuring.outcomes import Report
 from pytest_ddpperf.records import Outcome, Run, Status, TestId, codec
 from pytest_ddpperf.report import failure, markdown
 from pytest_ddpperf.report.counts import count

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_ddpperf.measuring.session import Report
+from pytest_ddpperf.measuring.outcomes import Report
 from pytest_ddpperf.plugin import written
 from pytest_ddpperf.records import Run, Status, codec
 from tests.unit.test_git import commit
