@@ -317,6 +317,31 @@ def test_tests_of_several_files_share_a_tree_that_is_set_up_once(project: Reposi
     assert setups.read_text() == "set up\n"
 
 
+def test_the_baselines_fixtures_are_up_for_its_tests_only(
+    project: Repository, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a fixture of a whole session started there would be beside all that is measured later."""
+    log = project.top.parent / "fixtures"
+    fixture = f"""
+        @pytest.fixture(scope="session", autouse=True)
+        def service():
+            here = "there" if "ddpperf-against" in __file__ else "here"
+            for said in ("up", "down"):
+                with open({str(log)!r}, "a") as file:
+                    file.write(f"{{here}} {{said}}\\n")
+                if said == "up":
+                    yield
+        """
+    project.write("tests/test_step.py", PROJECT, fixture, TEST, TEST.replace("test_step", "test_other"))
+    assert run("--ddp-save-baseline").ret == 0
+    project.commit()
+    log.unlink()
+    monkeypatch.setenv("LASTS", "12")
+    result = run(CONFIRM)
+    result.stdout.fnmatch_lines(["ddpperf: 2 of 2 compared: 2 inconclusive"])
+    assert log.read_text().split("\n") == ["here up", *["there up", "there down"] * 2, "here down", ""]
+
+
 def test_a_test_that_changed_is_named_as_such(project: Repository, run: Run) -> None:
     project.write("tests/test_step.py", PROJECT, TEST.replace("MILLISECONDS *", "12 * MILLISECONDS *"))
     result = run(CONFIRM)

@@ -171,6 +171,25 @@ def test_higher_order_operators_run_in_the_step_that_is_counted(bench: Bench) ->
     assert counted(bench, setup)["all_reduce.count"] == 1
 
 
+def test_functional_collectives_are_counted_like_the_others(bench: Bench) -> None:
+    def setup(ctx: Any) -> Any:
+        from torch.distributed import _functional_collectives as functional
+
+        value = torch.ones(5)
+        return lambda: functional.wait_tensor(functional.all_reduce(value, "sum", dist.group.WORLD))
+
+    counters = counted(bench, setup)
+    assert (counters["all_reduce.count"], counters["all_reduce.bytes"]) == (1, 5 * FLOAT)
+
+
+def test_a_model_that_set_up_dropped_has_no_gradients(bench: Bench) -> None:
+    def setup(ctx: Any) -> Any:
+        DDP(network())  # as one does to find a batch size
+        return lambda: dist.all_reduce(torch.ones(5))
+
+    assert counted(bench, setup)["gradient_bytes"] is None
+
+
 def test_parameters_that_ddp_ignores_are_no_gradients_of_its(bench: Bench) -> None:
     def setup(ctx: Any) -> Any:
         model = network()

@@ -22,11 +22,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pytest_ddpperf.launch import Launcher
+from pytest_ddpperf.launch import Launcher, cgroups
 from pytest_ddpperf.records import Plan
 from pytest_ddpperf.records.errors import LaunchError, ServerError, SpaceError
 from pytest_ddpperf.wire.trees import Trees
 from tests.launch.conftest import Bench, Recorder
+from tests.processes import alive, gone, until
 
 
 def environment(*names: str) -> Any:
@@ -104,6 +105,20 @@ def warned(bench: Bench, *filters: str) -> list[str]:
     plan = replace(bench.plan(ranks=1), warning_filters=filters)
     (written,) = bench.launch(plan, setup).output
     return re.findall(r"(\w+Warning: .*)", written.stderr)
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core has no smaller share")
+def test_under_a_quota_ranks_are_on_all_cores_with_threads_for_their_share(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usable = os.sched_getaffinity(0)
+    limits = cgroups.Limits(quota_cores=len(usable) - 0.5)
+    monkeypatch.setattr(cgroups, "limits", lambda root: limits)
+
+    def function(ctx: Any) -> Any:
+        return os.sched_getaffinity(0), torch.get_num_threads()
+
+    assert bench.call(function, ranks=1) == [(usable, len(usable) - 1)]
 
 
 def test_the_users_code_runs_under_the_warning_filters_of_its_test(bench: Bench) -> None:
@@ -304,6 +319,27 @@ def test_what_is_preloaded_is_there_before_the_rank_begins_however_much_it_is(
 
     assert launcher.call(plan, function, (), Recorder()) == [(True, True)]
     launcher.close()
+
+
+def test_what_a_preloaded_module_starts_outlives_launches_and_ends_with_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "starting_preload.py").write_text(
+        "import subprocess; pid = subprocess.Popen(['sleep', 'infinity']).pid"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    preload = ("starting_preload",)
+    launcher = Launcher(dict)
+    try:
+        launcher.probe(preload, 300.0)
+        plan = Plan(world_size=2, backend="gloo", device="cpu", preload=preload)
+        told = [launcher.call(plan, lambda ctx: sys.modules["starting_preload"].pid, (), Recorder()) for _ in range(2)]
+        pid = told[0][0]
+        assert told == [[pid] * 2] * 2, "there is one server"
+        assert alive(pid)
+    finally:
+        launcher.close()
+    until(lambda: gone([pid]))
 
 
 def test_ctrl_c_leaves_nothing(bench: Bench) -> None:

@@ -4,6 +4,7 @@ shortens."""
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -71,6 +72,22 @@ def test_what_only_the_first_steps_do_is_not_what_a_step_takes(bench: Bench) -> 
 
     samples = bench.launcher.measure(plan(bench, warmup=5, min_seconds=3.5, most_steps=7), setup, bench.recorder)
     assert len(samples.step_seconds) == 7
+
+
+def test_what_a_step_returned_does_not_live_through_the_next(bench: Bench) -> None:
+    def setup(ctx: Any) -> Iterator[Any]:
+        made: list[weakref.ref[torch.Tensor]] = []
+
+        def step() -> torch.Tensor:
+            assert not any(each() is not None for each in made)
+            loss = torch.ones(3)
+            made.append(weakref.ref(loss))
+            return loss
+
+        yield step
+        assert len(made) > 3, "of warm-up and window"
+
+    bench.measure(setup)
 
 
 def test_a_failure_tells_the_step_of_as_many_as_there_are(bench: Bench) -> None:

@@ -20,9 +20,11 @@ from typing import Any
 
 import pytest
 
+from pytest_ddpperf.against import BaseSide, side
 from pytest_ddpperf.against import folder as folder_module
 from pytest_ddpperf.against.checkout import _SHOWN, Checkout
 from pytest_ddpperf.against.folder import Folder
+from pytest_ddpperf.against.invocation import Invocation
 from pytest_ddpperf.against.proof import nothing_differs
 from pytest_ddpperf.against.worktree import Worktree
 from pytest_ddpperf.git import worktrees
@@ -196,6 +198,30 @@ def test_the_sources_of_this_process_are_its_interpreter_and_the_files_of_a_tree
     assert "pytest_ddpperf/against/proof.py" in here.files
     assert all(here.files.values())
     assert not [file for file in here.files if file.startswith("tests/")]
+
+
+# --- its process
+
+
+def test_interpreters_that_a_step_starts_find_the_versions_own_code(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Folders of sys.path that an editable install put there are in nobody's PYTHONPATH."""
+    monkeypatch.chdir(top)  # which an empty entry means
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["/elsewhere", "", str(top / "tests")]))
+    given: list[dict[str, str]] = []
+    monkeypatch.setattr(side, "Led", lambda name, python, environ, folder: given.append(environ))
+    invocation = Invocation(
+        arguments=(), tests=(), folder=top, rootdir=top, caches=False, kept=(), sys_path=["", str(top / "src"), "/lib"]
+    )
+    base = BaseSide(settings(against="v1"), invocation)
+    try:
+        base.prepare()
+        base._process()
+        tree = base.tree.base
+    finally:
+        base.close()
+    assert [environ["PYTHONPATH"].split(os.pathsep) for environ in given] == [
+        [f"{tree}/src", "/elsewhere", "", f"{tree}/tests"]
+    ]
 
 
 # --- the worktree

@@ -25,6 +25,7 @@ Pairs = tuple[Any, ...]
 
 SLOWER = replace(LAUNCH, phases=Phases(start=0.0, group=0.0, setup=0.0, warmup=0.0, steps=0.35, end=0.0))
 BESIDE = Beside(version=Version(ref="1" * 40, commit="1" * 40, now="2" * 40), seed=1, order="bn", differing=("net.py",))
+LIMITS = (Limit(metric="p50", value=0.1, unit="%"),)
 
 
 class Run:
@@ -38,9 +39,9 @@ class Run:
         self.confirming = Confirming(seconds, folder, self.side_of)
         store = Store(folder)
         store.write(carried_out(lasting(0.02), store, save_baseline=True).candidate)
-        limits = (Limit(metric="p50", value=0.1, unit="%"),)
-        slower = carried_out(lambda plan: replace(lasting(0.04)(plan), phases=SLOWER.phases), store, limits=limits)
+        slower = carried_out(lambda plan: replace(lasting(0.04)(plan), phases=SLOWER.phases), store, limits=LIMITS)
         self.suspected = slower
+        self.in_turns = slower.outcome
         self.there = slower.result.environment  # of the launches of the baseline's code
         self.store = store
         monkeypatch.setattr(confirming, "time", SimpleNamespace(monotonic=lambda: self.now))
@@ -54,6 +55,7 @@ class Run:
         return SimpleNamespace(
             why_missing=lambda nodeid: "",
             again=lambda file, seconds: self.asked.append((Code(commit="again", file=file), seconds)),
+            tree=SimpleNamespace(base=""),
             dead=False,
             leave=lambda: self.left.append("leave"),
             close=lambda: self.left.append("close"),
@@ -65,9 +67,7 @@ class Run:
         self.failing()
         self.now += 7
         there = replace(self.suspected.candidate.sessions[0].measurement, environment=self.there)
-        return replace(
-            self.suspected, outcome=replace(self.suspected.outcome, beside=replace(BESIDE, measurement=there))
-        )
+        return replace(self.suspected, outcome=replace(self.in_turns, beside=replace(BESIDE, measurement=there)))
 
     def settle(self, nodeid: str = "m.py::t") -> Measured:
         return self.confirming.settle(replace(job(), nodeid=nodeid), self.suspected, None, self.store, PROGRESS)  # type: ignore[arg-type]
@@ -174,6 +174,32 @@ def test_what_fails_beside_the_other_alone_is_measured_launch_by_launch(
     assert verdict.reason == "confirmed"
     assert run.left == ["leave", "leave"]
     assert any("none by itself: rank 0 failed in step 30: StopIteration" in note for note in settled.notes)
+
+
+@pytest.mark.parametrize(
+    ("rebuilt", "status", "reason"),
+    [
+        ("1", "INCONCLUSIVE", "machine-drifted"),
+        ("2", "REGRESSED", "beyond-limit"),
+    ],
+)
+def test_what_is_built_anew_acquits_only_if_it_is_what_the_baseline_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rebuilt: str, status: str, reason: str
+) -> None:
+    run = Run(100.0, tmp_path, monkeypatch)
+    baseline = run.suspected.baseline
+    assert baseline is not None
+    (session,) = baseline.sessions
+    session = replace(session, files={"extension.so": "1"})
+    run.suspected = replace(run.suspected, baseline=replace(baseline, sessions=(session,)))
+    run.in_turns = carried_out(lasting(0.02), run.store, limits=LIMITS).outcome
+    monkeypatch.setattr(confirming, "origin_of", lambda *_, builds: Origin(commit="1" * 40, built=("extension.so",)))
+    monkeypatch.setattr(confirming, "digests", lambda top, files: dict.fromkeys(files, rebuilt))
+    outcome = run.settle().outcome
+    verdict = outcome.verdict
+    assert verdict is not None
+    assert (verdict.status.name, verdict.reason) == (status, reason)
+    assert any("nobody knows what extension.so held then" in note for note in outcome.notes) is (rebuilt == "2")
 
 
 @pytest.mark.parametrize(
