@@ -10,8 +10,7 @@ from typing import TypeVar
 
 from pytest_ddpperf.cli.matching import Matches, expression
 from pytest_ddpperf.options import parse
-from pytest_ddpperf.options.table import FAIL_ON_NAMES, ROWS
-from pytest_ddpperf.records import Limit
+from pytest_ddpperf.options.table import FAIL_ON_NAMES
 from pytest_ddpperf.report.reading import Report
 
 T = TypeVar("T")
@@ -43,12 +42,6 @@ def add_k(parser: argparse.ArgumentParser, what: str = "measurements") -> None:
         metavar="EXPRESSION",
         help=f"only {what} whose name fits: words joined by and, or, not, as pytest has it",
     )
-
-
-def usual_limits() -> tuple[Limit, ...]:
-    """The plugin's, where nobody asked for others."""
-    (row,) = (row for row in ROWS if row.field == "limits")
-    return tuple(replace(limit, default=True) for limit in parse.limits(row.default))
 
 
 def matching(report: Report, matches: Matches | None) -> Report:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pytest_ddpperf import verdict as verdicts
 from pytest_ddpperf.measuring.looks import follow, schedule
 from pytest_ddpperf.records import Baseline, Limit, Measurement, Outcome, Recording, Status, Verdict
-from pytest_ddpperf.records.asked import limits_for
+from pytest_ddpperf.records.asked import TIME_LIMITS, limits_for
 from pytest_ddpperf.report import failure, text
 from pytest_ddpperf.report.reading import Entry, Report, gone_of, identity
 
@@ -20,7 +20,6 @@ class Terms:
     """How it shall be judged."""
 
     limits: tuple[Limit, ...] | None  # None: those that each measurement was held against in its own run
-    usual: tuple[Limit, ...]  # for a report from before it told those
     fail_on: frozenset[str]
 
 
@@ -70,7 +69,7 @@ def _by_name(outcome: Outcome) -> Hashable:
 
 def _held_against(now: Outcome, other: Entry | None, terms: Terms, level: float) -> Outcome:
     """With that verdict, and nothing left of what its own run held it against."""
-    asked = terms.limits if terms.limits is not None else now.limits or _limits_of(now) or terms.usual
+    asked = terms.limits if terms.limits is not None else now.limits or _limits_of(now) or TIME_LIMITS
     limits = limits_for(now.plan, asked)
     fresh = replace(
         now, limits=limits, level=level, baseline_path="", beside=None, stored=None, saved=0,

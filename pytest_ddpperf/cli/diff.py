@@ -54,7 +54,6 @@ def run(arguments: argparse.Namespace) -> int:
     now = asked.matching(reading.merged(several), arguments.matches)
     terms = Terms(
         limits=arguments.threshold,
-        usual=asked.usual_limits(),
         fail_on=arguments.fail_on or frozenset({"regressed"}),
     )
     if arguments.html is not None:

@@ -50,6 +50,8 @@ class Limit:
         return f"{self.metric}:{self.value * scale:.10g}{self.unit}"
 
 
+# On time, unless the user names others.
+TIME_LIMITS = tuple(Limit(metric=metric, value=0.1, unit="%", default=True) for metric in ("p10", "p50"))
 # On counters, unless the user names another for the same one.
 COUNTER_LIMITS = (Limit(metric="rpc.bytes", value=0.0, unit="%", default=True),)
 
@@ -142,11 +144,15 @@ class Plan:
 
 
 def limits_for(plan: Plan, asked: Sequence[Limit]) -> tuple[Limit, ...]:
-    """Those asked for, with the default ones on counters; those on RPC and on bandwidth matter to what has it."""
+    """Those asked for that matter to it, for limits on RPC and on bandwidth do to what has it; where none does, the
+    default ones on time. With them the default ones on counters."""
+
+    def matters(limit: Limit) -> bool:
+        return (plan.rpc or not limit.metric.startswith("rpc.")) and (
+            plan.collective is not None or not limit.is_bandwidth
+        )
+
     named = {limit.metric for limit in asked}
-    every = (*asked, *(limit for limit in COUNTER_LIMITS if limit.metric not in named))
-    return tuple(
-        limit
-        for limit in every
-        if (plan.rpc or not limit.metric.startswith("rpc.")) and (plan.collective is not None or not limit.is_bandwidth)
-    )
+    ours = (limit for limit in COUNTER_LIMITS if limit.metric not in named)
+    chosen = tuple(filter(matters, asked)) or (TIME_LIMITS if asked else ())
+    return (*chosen, *filter(matters, ours))

@@ -1,12 +1,18 @@
-"""How many steps a window has."""
+"""What is asked of a measurement: how many steps a window has, which limits matter to it."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 
 from pytest_ddpperf import options
 from pytest_ddpperf.baseline import content
+from pytest_ddpperf.options import parse
+from pytest_ddpperf.options.table import ROWS
 from pytest_ddpperf.records import Baseline, Measurement, Plan, Recording, Samples, TestId
+from pytest_ddpperf.records.asked import TIME_LIMITS, limits_for
+from pytest_ddpperf.records.collective import collective
 from tests.unit.test_machine import settings
 
 PLAN = Plan(world_size=2, backend="gloo", device="cpu", steps=30, min_seconds=1.0, most_steps=150)
@@ -47,3 +53,43 @@ def test_a_session_of_the_longest_windows_is_small() -> None:
     session = Recording(measurement=Measurement(samples=samples))
     baseline = Baseline(test=TestId(module="m", name="t"), sessions=(session,))
     assert 180_000 < len(content.text(baseline)) < 200_000
+
+
+# --- limits
+
+
+PLANS = {
+    "ddp": PLAN,
+    "rpc": replace(PLAN, parameter_servers=1),
+    "collective": replace(PLAN, collective=collective("all_reduce", 1024, "float32", 2)),
+}
+
+
+@pytest.mark.parametrize(
+    ("asked", "of_ddp", "of_rpc", "of_collective"),
+    [
+        ("p95:5%", "p95:5%", "p95:5% rpc.bytes:0%", "p95:5%"),
+        ("busbw:5%", "p10:10% p50:10%", "p10:10% p50:10% rpc.bytes:0%", "busbw:5%"),
+        ("p95:5%,busbw:5%", "p95:5%", "p95:5% rpc.bytes:0%", "p95:5% busbw:5%"),
+        ("rpc.bytes:2%", "p10:10% p50:10%", "rpc.bytes:2%", "p10:10% p50:10%"),
+        (
+            "all_reduce.bytes:0%,rpc.bytes:2%",
+            "all_reduce.bytes:0%",
+            "all_reduce.bytes:0% rpc.bytes:2%",
+            "all_reduce.bytes:0%",
+        ),
+    ],
+)
+def test_limits_hold_for_what_they_matter_to_and_the_default_ones_where_none_does(
+    asked: str, of_ddp: str, of_rpc: str, of_collective: str
+) -> None:
+    found = {name: limits_for(plan, parse.limits(asked)) for name, plan in PLANS.items()}
+    told = {name: " ".join(map(str, limits)) for name, limits in found.items()}
+    assert told == {"ddp": of_ddp, "rpc": of_rpc, "collective": of_collective}
+    named = asked.split(",")
+    assert all(limit.default is (str(limit) not in named) for limits in found.values() for limit in limits)
+
+
+def test_the_default_limits_are_those_of_the_option() -> None:
+    (row,) = (row for row in ROWS if row.field == "limits")
+    assert parse.limits(row.default) == tuple(replace(limit, default=False) for limit in TIME_LIMITS)

@@ -19,7 +19,6 @@ from pytest_ddpperf.cli.main import main
 from pytest_ddpperf.options import parse
 from pytest_ddpperf.records import (
     Environment,
-    Limit,
     Measurement,
     Outcome,
     Phases,
@@ -569,12 +568,3 @@ def test_a_process_ends_as_the_verdict_says(now: float, status: int, tmp_path: P
     paths = written(tmp_path / "a.json", outcome(0.1)), written(tmp_path / "b.json", outcome(now))
     ended = subprocess.run([sys.executable, "-m", "pytest_ddpperf", "diff", *paths], capture_output=True, check=False)
     assert (ended.returncode, ended.stderr) == (status, b"")
-
-
-def test_default_limits_are_the_plugins() -> None:
-    from pytest_ddpperf.cli.asked import usual_limits
-
-    assert usual_limits() == (
-        Limit(metric="p10", value=0.1, unit="%", default=True),
-        Limit(metric="p50", value=0.1, unit="%", default=True),
-    )
