@@ -203,7 +203,8 @@ def changed_files(top: Path, commit: str) -> list[str]:
     ):  # it writes what it finds into the index, whatever it is told of locks
         index = Path(folder) / "index"
         try:
-            shutil.copy(git(top, "rev-parse", "--path-format=absolute", "--git-path", "index").rstrip("\n"), index)
+            # With its time: git reads again what may have changed since, which is by then no younger.
+            shutil.copy2(top / git(top, "rev-parse", "--git-path", "index").rstrip("\n"), index)
         except FileNotFoundError:
             pass  # nothing was ever added
         except OSError as error:

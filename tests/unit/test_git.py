@@ -211,6 +211,20 @@ def test_a_submodule_with_other_work_differs(tmp_path: Path) -> None:
     assert changed_files(top, first) == ["below"]
 
 
+def test_what_changed_within_the_tick_of_a_commit_differs(tmp_path: Path) -> None:
+    """git looks into what is as young as its index: a file may have been written again, as long as before."""
+    file = tmp_path / "a.py"
+    commit(tmp_path, a="1")
+    git(tmp_path, "config", "core.trustctime", "false")
+    os.utime(file, (10**9, 10**9))
+    git(tmp_path, "update-index", "--refresh")
+    head = git(tmp_path, "rev-parse", "HEAD")
+    file.write_text("2")
+    for path in (file, tmp_path / ".git/index"):
+        os.utime(path, (10**9, 10**9))
+    assert changed_files(tmp_path, head) == ["a.py"]
+
+
 def test_all_worktrees_are_listed_those_that_are_gone_too(tmp_path: Path) -> None:
     top, other = tmp_path / "a repo", tmp_path / "an other"
     commit(top)
