@@ -64,7 +64,7 @@ class Fleet:
         self._awaited = False
         self._begun = ""  # the test that all nodes are in
         self._asked = 0  # how often it asked for something
-        self._owed: Message | None = None  # what its measurement came to, for nodes whose test goes on
+        self._owed: tuple[Message, int] | None = None  # what it last asked for came to, and on how many nodes
         self._failed: list[str] = []  # what did on other nodes as the test was left there
 
     @property
@@ -153,29 +153,35 @@ class Fleet:
     def together(self, nodeid: str, asked: Message, nodes: int) -> Iterator[Callable[[Message], None]]:
         """The test is, on so many nodes, at what it asks for here, while the context lasts; raises BaseSideError if
         they do not ask for the same. What is yielded is told what came of it, or else an error did: nodes are told so
-        if the test goes on."""
-        goes_on, owed = self._begun == nodeid, self._owed
-        self._begun, self._owed = nodeid, None
-        self._asked = self._asked + 1 if goes_on else 1
+        when the test goes on, or ends."""
+        self._asked = self._asked + 1 if self._begun == nodeid else 1
+        self._begun = nodeid
         try:
-            if goes_on and owed is not None:
-                self.hand.tell(owed, nodes)
+            self._tell()
             self.hand.begin(nodeid, {**asked, "number": self._asked}, nodes)
         except BaseSideError:
             self.leave()
             raise
         try:
-            yield self._end
+            yield lambda came: self._owe(came, nodes)
         except DdpPerfError as error:
-            self._end({"error": str(error)})
+            self._owe({"error": str(error)}, nodes)
             raise
 
-    def _end(self, came: Message) -> None:
-        self._owed = {"op": "done", **came}
+    def _owe(self, came: Message, nodes: int) -> None:
+        self._owed = {"op": "done", **came}, nodes
+
+    def _tell(self) -> None:
+        owed, self._owed = self._owed, None
+        if owed is not None:
+            self.hand.tell(*owed)
 
     def leave(self) -> None:
-        """The test is over here. Returns when it is over everywhere."""
-        self._begun, self._owed = "", None
+        """The test is over here. Returns when it is over everywhere: it goes on there to its end, or to where it would
+        ask for more, for what is torn down may need what it did."""
+        self._begun = ""
+        with suppress(BaseSideError):  # the next test will be told
+            self._tell()
         self._failed += self.hand.leave()
 
     def failed(self) -> list[str]:

@@ -66,6 +66,7 @@ class _Led:
         self._serving, self._options = serving, options
         self._errors: dict[str, str] = {}
         self._reports: list[pytest.TestReport] = []
+        self._apart: list[str] = []  # what failed outside of the test's own call
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_configure(self, config: pytest.Config) -> None:
@@ -104,19 +105,21 @@ class _Led:
 
     def _run(self, item: pytest.Item, following: pytest.Item | None) -> None:
         self._reports.clear()
+        self._apart.clear()
         self._serving.begin_test()
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
-        apart = [report.longreprtext for report in self._reports if report.failed and report.when != "call"]
         text = "\n".join(filter(None, map(_why, self._reports)))
-        self._serving.say("ended", text=text, apart="\n".join(apart))
+        self._serving.say("ended", text=text, apart="\n".join(self._apart))
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
-        if report.failed and report.when != "teardown" and self._serving.over:
-            # It is over where it is led: no failure, for which a plugin would run it again, after some delay.
+        if report.failed and report.when != "call" and not self._serving.over:  # which may be why
+            self._apart.append(report.longreprtext)
+        if report.failed and report.when != "teardown":
+            # No failure here, for which a plugin would run it again, after some delay: that is for who leads.
             report.longrepr = (str(item.path), 0, report.longreprtext)
             report.outcome = "skipped"
         return report

@@ -26,6 +26,7 @@ from pytest_ddpperf.nodes.follower import Follower
 from pytest_ddpperf.nodes.interface import interface_of
 from pytest_ddpperf.nodes.role import Role, role
 from pytest_ddpperf.options import Settings
+from pytest_ddpperf.plugin.outset import outset_of
 from pytest_ddpperf.plugin.sides import PLUGIN, invocation, seed
 from pytest_ddpperf.plugin.state import Run
 from pytest_ddpperf.rank.process import die_with_parent
@@ -105,18 +106,19 @@ def _follow(config: pytest.Config, found: Role) -> int:
 
         place = {"node": found.node, "nodes": found.nodes, "interface": interface}
         here = one_tree(config.rootpath)
-        asked = invocation(config, (), environ=inherited(os.environ), sys_path=boot.search_path())
+        outset = outset_of(config)
+        environ = inherited(outset.environ)
+        asked = invocation(config, (), environ=environ, sys_path=outset.sys_path)
 
         def kept_here(kept: Sequence[str]) -> tuple[str, ...]:
             return (*(os.path.join(here.hand, path) for path in kept), PLUGIN)
 
         def start(further: Sequence[str], kept: Sequence[str]) -> Led:
-            environ = inherited(os.environ)
-            environ.pop("PYTEST_ADDOPTS", None)  # they are among the arguments
-            led = Led(f"node {found.node}", sys.executable, environ, config.invocation_params.dir)
+            of_led = {name: value for name, value in environ.items() if name != "PYTEST_ADDOPTS"}  # of the arguments
+            led = Led(f"node {found.node}", sys.executable, of_led, config.invocation_params.dir)
             led.send(
                 {
-                    "sys_path": boot.search_path(),
+                    "sys_path": boot.search_path(outset.sys_path),
                     "trees": codec.encode(replace(here, kept=kept_here(kept) if kept else ())),
                     "arguments": [*asked.arguments_in(here), *further, *_apart(config, settings, Path(folder))],
                     "argv": sys.argv,

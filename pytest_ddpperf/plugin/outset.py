@@ -13,7 +13,8 @@ import pytest
 
 _LONGEST = 200  # characters of a value that is worth a line of a baseline
 _SECRET = re.compile(
-    r"(token|secret|password|passwd|passphrase|(^|[-_])(pwd|pass|auth|credentials?)|(api|access|private)[-_]?key)$",
+    r"(token|(?<!max[-_])(?<!num[-_])tokens|(secret|password|passwd|passphrase|(api|access|private)[-_]?key)s?"
+    r"|(^|[-_])(pwd|pass|auth|credentials?))([-_](json|value|str|string|header|id|file))?$",
     re.IGNORECASE,
 )
 
@@ -33,6 +34,11 @@ class Outset:
 
 
 OUTSET = pytest.StashKey[Outset]()
+
+
+def outset_of(config: pytest.Config) -> Outset:
+    """How this process began or, where the plugin came in later (by a conftest's `pytest_plugins`), how it is now."""
+    return config.stash.get(OUTSET, None) or Outset.of(config)
 
 
 def own_options(config: pytest.Config) -> dict[str, str]:

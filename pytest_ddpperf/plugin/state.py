@@ -16,7 +16,7 @@ import pytest
 
 from pytest_ddpperf import options
 from pytest_ddpperf.plugin.items import BENCHMARKS, RPC, WORLD_SIZE, is_distributed, uses, with_place, world_sizes
-from pytest_ddpperf.plugin.outset import OUTSET, Outset
+from pytest_ddpperf.plugin.outset import outset_of
 
 if TYPE_CHECKING:
     from pytest_ddpperf.against import BaseSide
@@ -45,7 +45,7 @@ class Run:
         self.deselected: set[str] = set()  # node ids
         self._entered: dict[str, float] = {}  # node ids of distributed tests, and when the last attempt began
         self._spent: dict[str, float] = {}  # seconds, of those that ended
-        self.outset = config.stash.get(OUTSET, None) or Outset.of(config)
+        self.outset = outset_of(config)
         self.fleet: Fleet | None = None  # the other nodes, where there are and this pytest leads
         self.pytest_session: pytest.Session | None = None
         self._base: BaseSide | None = None

@@ -416,8 +416,17 @@ def torn():
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         raise RuntimeError("not removed")
 
+@pytest.fixture
+def kept():
+    found = []
+    yield found
+    found.pop()
+
 def test_torn(ddp_run, torn):
     assert len(ddp_run(who)) == 2
+
+def test_kept(ddp_run, kept):
+    kept.append(ddp_run(who))
 
 def test_who(ddp_run):
     assert len(ddp_run(who)) == 2
@@ -425,7 +434,7 @@ def test_who(ddp_run):
     )
     first, second = machines.both(machines.pytest, "test_torn.py")
     print(first.output, second.output)
-    assert "2 passed, 1 error" in first.output
+    assert "3 passed, 1 error" in first.output
     told = first.output.partition("ERROR at teardown of test_torn")[2]
     assert re.search(r"^node 1 \(.+\): ", told, re.MULTILINE)
     assert "RuntimeError: not removed" in told
@@ -661,8 +670,8 @@ def test_quick(ddp_run, ddp_benchmark):
 
 
 def test_a_ref_is_the_first_nodes_commit_on_every_node(machines: Machines) -> None:
-    """And refused by name where a clone lacks it."""
-    (machines.folder / "speed.py").write_text("SECONDS = 0.01\n")
+    """Without what the code at hand sets as conftests are imported; and refused by name where a clone lacks it."""
+    (machines.folder / "speed.py").write_text("import os\nassert 'SET' not in os.environ\nSECONDS = 0.01\n")
     (machines.folder / "tests").mkdir()
     (machines.folder / "tests/test_step.py").write_text(
         STEP
@@ -673,11 +682,11 @@ def test_step(ddp_benchmark):
     ddp_benchmark(lambda ctx: training(ctx, speed.SECONDS))
 """
     )
-    (machines.folder / "conftest.py").write_text("")
+    (machines.folder / "conftest.py").write_text("import speed\n")
     (machines.folder / ".gitignore").write_text("*.log\n__pycache__\n*.json\n")
     for command in (["init", "-q", "-b", "main"], ["add", "."], ["commit", "-qm", "one"], ["branch", "other"]):
         git(machines.folder, *command)
-    (machines.folder / "speed.py").write_text("SECONDS = 0.011\n")
+    (machines.folder / "speed.py").write_text("import os\nos.environ['SET'] = '1'\nSECONDS = 0.011\n")
     git(machines.folder, "commit", "-qam", "two")
     clone, shallow = machines.folder.parent / "clone", machines.folder.parent / "shallow"
     git(machines.folder, "clone", "-q", machines.folder, clone)

@@ -46,6 +46,7 @@ from pytest_ddpperf.plugin import base as base_module
 from pytest_ddpperf.plugin import hooks
 from pytest_ddpperf.plugin import nodes as nodes_module
 from pytest_ddpperf.plugin.state import RUN
+from pytest_ddpperf.rank import rendezvous
 from pytest_ddpperf.records import LaunchSamples, Plan, Status, Verdict, codec
 from pytest_ddpperf.records.errors import AgainstError, BaseSideError, NodesError, OptionError
 from pytest_ddpperf.wire.channels import Lines
@@ -617,9 +618,17 @@ def test_a_pytest_that_is_led_runs_no_test_again_by_itself(option: str) -> None:
 
 @pytest.mark.parametrize(
     ("when", "over", "outcome"),
-    [("call", True, "skipped"), ("setup", True, "skipped"), ("teardown", True, "failed"), ("call", False, "failed")],
+    [
+        ("call", True, "skipped"),
+        ("setup", True, "skipped"),
+        ("teardown", True, "failed"),
+        ("teardown", False, "failed"),
+        ("call", False, "skipped"),
+        ("setup", False, "skipped"),
+    ],
 )
-def test_that_a_test_is_over_where_it_is_led_is_no_failure(when: str, over: bool, outcome: str) -> None:
+def test_what_a_pytest_that_is_led_tells_of_a_test_is_no_failure_there(when: str, over: bool, outcome: str) -> None:
+    """Or a plugin would run it again by itself, after some delay."""
     led = base_module._Led(SimpleNamespace(over=over), None)  # type: ignore[arg-type]
     report = pytest.TestReport("test_a", ("test_a.py", 1, "test_a"), {}, "failed", OVER_TEXT, when)  # type: ignore[arg-type]
     making = led.pytest_runtest_makereport(SimpleNamespace(path="test_a.py"), None)  # type: ignore[arg-type]
@@ -628,6 +637,7 @@ def test_that_a_test_is_over_where_it_is_led_is_no_failure(when: str, over: bool
         making.send(report)
     assert stopped.value.value.outcome == outcome
     assert base_module._why(stopped.value.value) == OVER_TEXT
+    assert led._apart == [OVER_TEXT] * (when != "call" and not over)
 
 
 def test_what_fails_on_another_node_as_its_test_is_left_is_told_and_all_are_left_at_once(closing: ExitStack) -> None:
@@ -648,6 +658,33 @@ def test_what_fails_on_another_node_as_its_test_is_left_is_told_and_all_are_left
     assert side_of([follows.node.hand for follows in several]).leave() == ["node 2: Error: not removed"]
     thread.join()
     assert side_of([first.node.hand]).leave() == []
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_where_a_test_is_over_others_are_told_what_it_last_came_to(
+    closing: ExitStack, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """Its body goes on there to its end: what is torn down may need what it did."""
+    follows = Follows(closing)
+    side = side_of([follows.node.hand])
+    tests = follows.node.hand.tests
+    tests.known, tests._started = frozenset(["test_a"]), True
+    fleet = Fleet.__new__(Fleet)
+    fleet._begun, fleet._asked, fleet._owed, fleet._failed = "", 0, None, []
+    fleet.__dict__["hand"] = side
+    plan = Plan(world_size=2, nodes=2, backend="gloo", device="cpu")
+    asked = {"what": "a call", "label": "f", "plan": codec.encode(plan)}
+    follows.say("ready", **asked, number=1)
+    with suppress(NodesError), fleet.together("test_a", asked, 2) as came:
+        if fails:
+            raise NodesError("rank 1 failed")
+        came({"results": ["one"]})
+    follows.say("ended", text="", apart="not removed")
+    fleet.leave()
+    ops = follows.heard()
+    assert [message["op"] for message in ops] == ["test", "done", "leave"]
+    assert (ops[1].get("error"), ops[1].get("results")) == (("rank 1 failed", None) if fails else (None, ["one"]))
+    assert fleet.failed() == [f"{follows.node.hand}: not removed"]
 
 
 @pytest.mark.parametrize("here", ["", "fails here"])
@@ -730,8 +767,6 @@ def test_a_pytest_that_only_says_something_waits_for_nobody(monkeypatch: pytest.
 
 
 def test_torchruns_store_listens_on_one_interface() -> None:
-    from pytest_ddpperf.rank import rendezvous  # which takes torch
-
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     start = {"address": "localhost", "port": port, "key": "where", "seconds": SOON_SECONDS}

@@ -62,12 +62,29 @@ def test_options_are_set_as_they_were_those_that_there_are(config: pytest.Config
 
 @pytest.mark.parametrize(
     "name",
-    ["hub_token", "token", "--api-key", "apikey", "db_password", "auth", "db-pass", "secret_access_key", "accesstoken"],
+    [
+        "hub_token",
+        "token",
+        "--api-key",
+        "apikey",
+        "db_password",
+        "auth",
+        "db-pass",
+        "secret_access_key",
+        "accesstoken",
+        "--tokens",
+        "api-keys",
+        "--credentials-json",
+        "auth_header",
+        "token-value",
+    ],
 )
 def test_secrets_are_known_by_their_names(name: str) -> None:
     assert holds_secret(name)
 
 
-@pytest.mark.parametrize("name", ["max_tokens", "tokenizer", "--fast-tokenizer", "passes", "author", "bypass"])
+@pytest.mark.parametrize(
+    "name", ["max_tokens", "--num-tokens", "tokenizer", "--fast-tokenizer", "passes", "author", "bypass"]
+)
 def test_what_only_sounds_alike_is_none(name: str) -> None:
     assert not holds_secret(name)
