@@ -19,10 +19,11 @@ def nothing_differs(
         return False
     if any(os.environ.get(name) != value for name, value in environ.items()):
         return False
-    return not differing(hand.files, base.files) and all(map(_for_people, changed))
+    return not differing(hand.files, base.files) and all(map(for_people, changed))
 
 
-def _for_people(file: str) -> bool:
+def for_people(file: str) -> bool:
+    """Whether a file is mere text for them, which no step reads."""
     path = Path(file)
     hidden = any(part.startswith(".") for part in path.parts)  # of git, of CI, of editors
     return hidden or path.suffix in ("", ".md", ".rst", ".txt")

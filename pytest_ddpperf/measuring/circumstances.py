@@ -50,12 +50,17 @@ def held_then(measured: Measured, session: Recording) -> Held:
 
 
 def had_neither(there: Facts, now: Facts, then: Facts) -> tuple[str, ...]:
-    """The variables that its code ran with, where those are neither what they were nor what they are."""
-    found = (name for name in sorted({*there, *now, *then}) if name.startswith(_VARIABLE))
+    """The variables that its code ran with, where those are neither what they were nor what they are. Places apart: a
+    folder of the repository is another in its tree."""
+    found = {
+        name: (there.get(name), now.get(name), then.get(name))
+        for name in sorted({*there, *now, *then})
+        if name.startswith(_VARIABLE)
+    }
     return tuple(
         f"{name.removeprefix(_VARIABLE)} {there.get(name, 'unset')}"
-        for name in found
-        if there.get(name) not in (now.get(name), then.get(name))
+        for name, (value, *known) in found.items()
+        if value not in known and not any(map(_of_a_place, (value, *known)))
     )
 
 

@@ -5,6 +5,7 @@ For a run there is one budget of seconds, and one other side alive at a time.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -14,6 +15,7 @@ from pathlib import Path
 from pytest_ddpperf import verdict as verdicts
 from pytest_ddpperf.against import BaseSide
 from pytest_ddpperf.against.origin import origin_of
+from pytest_ddpperf.against.proof import for_people
 from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.launch import Launcher
 from pytest_ddpperf.measuring import benchmark
@@ -114,18 +116,22 @@ class Confirming:
             raise
         except DdpPerfError as error:
             raise _Unconfirmed(_gist(str(error)), failed=True) from None
+
+        def unconfirmed(why: str) -> _Unconfirmed:
+            return _Unconfirmed("; ".join((why, *failed)), failed=bool(failed))
+
         measured, turned = _noted(measured, *failed), _noted(turned, *failed)
         verdict, beside = turned.outcome.verdict, turned.outcome.beside
         assert verdict is not None
         assert beside is not None
         if beside.error:
-            raise _Unconfirmed(_gist(beside.error))
+            raise unconfirmed(_gist(beside.error))
         assert beside.measurement is not None
         sides = beside.measurement, measured.result, session.measurement
         if strange := had_neither(*(side.environment.recorded for side in sides)):
-            raise _Unconfirmed(f"it ran with {', '.join(strange)}, which is neither what was recorded nor what is here")
+            raise unconfirmed(f"it ran with {', '.join(strange)}, which is neither what was recorded nor what is here")
         if not verdict.status.compared:
-            raise _Unconfirmed(", ".join(verdict.differences) or verdict.reason)
+            raise unconfirmed(", ".join(verdict.differences) or verdict.reason)
         found = circumstances(measured, baseline, session, held, code_differs=bool(beside.differing))
         rebuilt = digests(side.tree.base, origin.built) if origin.built else {}
         otherwise = tuple(file for file in origin.built if rebuilt[file] != session.files[file])
@@ -152,7 +158,7 @@ class Confirming:
         if found.variables:
             settled = _noted(settled, _of_variables(found))
         if final.status is Status.REGRESSED:
-            settled = _noted(settled, *_of_files(side, beside.differing))
+            settled = _noted(settled, *_of_files(side, beside.differing, job.settings.baseline_dir))
         outcome = replace(
             _with(settled, final, job),
             baseline_path=measured.outcome.baseline_path,
@@ -167,6 +173,7 @@ class Confirming:
     ) -> tuple[Measured, tuple[str, ...]]:
         """With what is to be told of launches that failed. Raises the errors of a launch of the side at hand: of one
         that is alone, as it was before anybody doubted."""
+        until = time.monotonic() + job.settings.max_seconds
         try:
             return benchmark.carry_out(job, launcher, store, progress, side), ()
         except LaunchError as error:
@@ -174,7 +181,8 @@ class Confirming:
                 raise
             failed = str(error).partition("\n")[0]
         side.leave()
-        apart = replace(job, settings=replace(job.settings, turns="launches"))
+        left = max(0.0, until - time.monotonic())
+        apart = replace(job, settings=replace(job.settings, turns="launches", max_seconds=left))
         told = f"a launch failed that took turns with the baseline's own code, and none by itself: {failed}"
         try:
             return benchmark.carry_out(apart, launcher, store, progress, side), (told,)
@@ -256,14 +264,16 @@ def _noted(measured: Measured, *notes: str) -> Measured:
     return replace(measured, outcome=replace(measured.outcome, notes=(*measured.outcome.notes, *notes)))
 
 
-def _of_files(side: BaseSide, differing: Sequence[str]) -> Iterator[str]:
+def _of_files(side: BaseSide, differing: Sequence[str], baselines: Path) -> Iterator[str]:
     """What the files that ranks imported do not tell of slower code."""
     if differing:
         if all(map(_of_tests, differing)):
             yield "no file but tests differs: it is the test that changed"
         return
     with suppress(AgainstError):
-        if files := side.changed():
+        apart = Path(os.path.realpath(baselines))  # whose files are younger than their commit
+        top = Path(side.trees.hand)
+        if files := [file for file in side.changed() if not (for_people(file) or (top / file).is_relative_to(apart))]:
             more = ", ..." * (len(files) > _NAMED)
             yield f"files that no rank imported and that differ: {', '.join(files[:_NAMED])}{more}"
 

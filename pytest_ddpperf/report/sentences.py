@@ -130,6 +130,8 @@ def incomparable(outcome: Outcome) -> str:
         "no-cpu-time-now": "CPU time is limited, and the ranks used none",
         "baseline-support": f"the baseline has too few steps: {', '.join(outcome.verdict.differences)}",
     }.get(outcome.verdict.reason, ", ".join(outcome.verdict.differences))
+    if outcome.verdict.reason == "unknown-counter" and "unknown now" in why:
+        return f"{why}: launches differ in it, or cannot tell it, so it cannot be held to a limit"
     if not _stored(outcome):
         return why
     return f"{why}; record a new baseline with --ddp-save-baseline, or measure as it was recorded"

@@ -14,6 +14,7 @@ from pytest_ddpperf.against.origin import Origin
 from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.measuring import confirming
 from pytest_ddpperf.measuring.benchmark import Job, Measured
+from pytest_ddpperf.measuring.circumstances import had_neither
 from pytest_ddpperf.measuring.confirming import Code, Confirming
 from pytest_ddpperf.records import Beside, Environment, Limit, Phases, RankError, Scalar, Version
 from pytest_ddpperf.records.errors import AgainstError, BaseSideError, LaunchError
@@ -36,6 +37,7 @@ class Run:
         self.asked: list[tuple[Code, float]] = []  # sides, and the seconds that they were given
         self.left: list[str] = []  # what was ended, in its order
         self.turned: list[str] = []  # how turns were asked for
+        self.seconds: list[float] = []  # that they were given
         self.confirming = Confirming(seconds, folder, self.side_of)
         store = Store(folder)
         store.write(carried_out(lasting(0.02), store, save_baseline=True).candidate)
@@ -64,6 +66,7 @@ class Run:
     def turns(self, asked: Job, *rest: Any) -> Measured:
         assert asked.settles
         self.turned.append(asked.settings.turns)
+        self.seconds.append(asked.settings.max_seconds)
         self.failing()
         self.now += 7
         there = replace(self.suspected.candidate.sessions[0].measurement, environment=self.there)
@@ -200,6 +203,39 @@ def test_what_is_built_anew_acquits_only_if_it_is_what_the_baseline_had(
     assert verdict is not None
     assert (verdict.status.name, verdict.reason) == (status, reason)
     assert any("nobody knows what extension.so held then" in note for note in outcome.notes) is (rebuilt == "2")
+
+
+def test_a_launch_that_failed_beside_the_other_is_told_though_nothing_was_settled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(100.0, tmp_path, monkeypatch)
+    run.there = replace(run.there, recorded={**run.there.recorded, "env:OMP_NUM_THREADS": "64"})
+
+    def failed() -> None:
+        if run.turned[-1] != "launches":
+            run.now += 20
+            raise LaunchError(RankError(rank=0, phase="step 30", summary="StopIteration", when=0.0), (), ())
+
+    run.failing = failed
+    note = run.settle().outcome.notes[-1]
+    assert "not confirmed on the baseline's own code: it ran with OMP_NUM_THREADS 64" in note
+    assert "none by itself: rank 0 failed in step 30: StopIteration" in note
+    first, second = run.seconds
+    assert second == first - 20
+
+
+def test_a_place_below_a_worktree_is_no_other_setting() -> None:
+    then = now = {"env:TORCH_HOME": "/repo/.cache", "env:OMP_NUM_THREADS": "1"}
+    there = {"env:TORCH_HOME": "/tmp/ddpperf/tree/.cache", "env:OMP_NUM_THREADS": "2"}
+    assert had_neither(there, now, then) == ("OMP_NUM_THREADS 2",)
+
+
+def test_of_files_that_no_rank_imported_those_are_named_that_a_step_may_read(tmp_path: Path) -> None:
+    changed = ["README.md", ".ci/run", "baselines/a.json", "baselines/b/c.json", "net.yaml", "src/op.cu"]
+    side: Any = SimpleNamespace(changed=lambda: changed, trees=SimpleNamespace(hand=str(tmp_path)))
+    told = list(confirming._of_files(side, (), tmp_path / "baselines"))
+    assert told == ["files that no rank imported and that differ: net.yaml, src/op.cu"]
+    assert list(confirming._of_files(side, ("net.py",), tmp_path)) == []
 
 
 @pytest.mark.parametrize(

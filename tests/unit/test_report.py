@@ -434,7 +434,13 @@ def test_a_counter_that_fell_and_one_that_is_unknown_are_told() -> None:
     green = outcome(verdict(Status.IMPROVED, "counter-fell", comparisons=(), counters=(fell,)))
     assert "IMPROVED: rpc.bytes -50.0 % (limit rpc.bytes:0%)" in next(terminal.summary([green], skipped=0))
     unknown = outcome(verdict(Status.INCOMPARABLE, "unknown-counter", differences=("rpc.bytes is unknown now",)))
-    assert "INCOMPARABLE: rpc.bytes is unknown now; record" in next(terminal.summary([unknown], skipped=0))
+    assert "is unknown now: launches differ in it, or cannot tell it, so" in next(
+        terminal.summary([unknown], skipped=0)
+    )
+    before = replace(
+        unknown, verdict=verdict(Status.INCOMPARABLE, "unknown-counter", differences=("x is unknown in the baseline",))
+    )
+    assert "x is unknown in the baseline; record a new baseline" in next(terminal.summary([before], skipped=0))
 
 
 def test_a_failure_says_what_trainers_waited_for_rpc() -> None:
