@@ -64,7 +64,6 @@ class Fleet:
         self._awaited = False
         self._begun = ""  # the test that all nodes are in
         self._asked = 0  # how often it asked for something
-        self._owed: tuple[Message, int] | None = None  # what it last asked for came to, and on how many nodes
         self._failed: list[str] = []  # what did on other nodes as the test was left there
 
     @property
@@ -152,36 +151,29 @@ class Fleet:
     @contextmanager
     def together(self, nodeid: str, asked: Message, nodes: int) -> Iterator[Callable[[Message], None]]:
         """The test is, on so many nodes, at what it asks for here, while the context lasts; raises BaseSideError if
-        they do not ask for the same. What is yielded is told what came of it, or else an error did: nodes are told so
-        when the test goes on, or ends."""
+        they do not ask for the same. What is yielded is told what came of it, or else an error did: nodes are told so,
+        and go on to the end of the test, for what is torn down there may need what it did."""
         self._asked = self._asked + 1 if self._begun == nodeid else 1
         self._begun = nodeid
         try:
-            self._tell()
             self.hand.begin(nodeid, {**asked, "number": self._asked}, nodes)
         except BaseSideError:
             self.leave()
             raise
+
+        def tell(came: Message) -> None:
+            with suppress(BaseSideError):  # the next test will be told
+                self.hand.tell({"op": "done", **came}, nodes)
+
         try:
-            yield lambda came: self._owe(came, nodes)
+            yield tell
         except DdpPerfError as error:
-            self._owe({"error": str(error)}, nodes)
+            tell({"error": str(error)})
             raise
 
-    def _owe(self, came: Message, nodes: int) -> None:
-        self._owed = {"op": "done", **came}, nodes
-
-    def _tell(self) -> None:
-        owed, self._owed = self._owed, None
-        if owed is not None:
-            self.hand.tell(*owed)
-
     def leave(self) -> None:
-        """The test is over here. Returns when it is over everywhere: it goes on there to its end, or to where it would
-        ask for more, for what is torn down may need what it did."""
+        """The test is over here. Returns when it is over everywhere."""
         self._begun = ""
-        with suppress(BaseSideError):  # the next test will be told
-            self._tell()
         self._failed += self.hand.leave()
 
     def failed(self) -> list[str]:

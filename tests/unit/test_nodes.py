@@ -661,7 +661,7 @@ def test_what_fails_on_another_node_as_its_test_is_left_is_told_and_all_are_left
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_where_a_test_is_over_others_are_told_what_it_last_came_to(
+def test_what_a_test_asked_for_is_told_on_all_nodes_before_it_is_left(
     closing: ExitStack, monkeypatch: pytest.MonkeyPatch, fails: bool
 ) -> None:
     """Its body goes on there to its end: what is torn down may need what it did."""
@@ -670,7 +670,7 @@ def test_where_a_test_is_over_others_are_told_what_it_last_came_to(
     tests = follows.node.hand.tests
     tests.known, tests._started = frozenset(["test_a"]), True
     fleet = Fleet.__new__(Fleet)
-    fleet._begun, fleet._asked, fleet._owed, fleet._failed = "", 0, None, []
+    fleet._begun, fleet._asked, fleet._failed = "", 0, []
     fleet.__dict__["hand"] = side
     plan = Plan(world_size=2, nodes=2, backend="gloo", device="cpu")
     asked = {"what": "a call", "label": "f", "plan": codec.encode(plan)}
