@@ -149,12 +149,13 @@ class Tests:
         return True
 
     def await_end(self) -> str:
-        """As `leave`, after `let_go`."""
-        with suppress(BaseSideError):
+        """As `leave`, after `let_go`; what went wrong with the whole process, if that did."""
+        try:
             while (message := self._line.receive(Nobody(), self._patience))["event"] != "ended":
                 pass
-            return str(message.get("apart", ""))
-        return ""
+        except BaseSideError as error:
+            return str(error)
+        return str(message.get("apart", ""))
 
     @contextmanager
     def last_words(self) -> Iterator[None]:

@@ -11,6 +11,7 @@ from pytest_ddpperf.measuring import provenance
 from pytest_ddpperf.measuring.benchmark import Measured
 from pytest_ddpperf.records import Baseline, Distribution, Recording, Scalar
 from pytest_ddpperf.verdict import Circumstances
+from pytest_ddpperf.wire.trees import Trees
 
 Facts = Mapping[str, Scalar]
 
@@ -49,18 +50,18 @@ def held_then(measured: Measured, session: Recording) -> Held:
     )
 
 
-def had_neither(there: Facts, now: Facts, then: Facts) -> tuple[str, ...]:
-    """The variables that its code ran with, where those are neither what they were nor what they are. Places apart: a
-    folder of the repository is another in its tree."""
-    found = {
-        name: (there.get(name), now.get(name), then.get(name))
-        for name in sorted({*there, *now, *then})
-        if name.startswith(_VARIABLE)
-    }
+def had_neither(there: Facts, now: Facts, then: Facts, *, trees: Trees) -> tuple[str, ...]:
+    """The variables that its code ran with, where those are neither what they were nor what they are. A folder of the
+    repository is another in its tree."""
+
+    def at_hand(value: Scalar) -> Scalar:
+        return value.replace(trees.base, trees.hand) if isinstance(value, str) else value
+
+    found = (name for name in sorted({*there, *now, *then}) if name.startswith(_VARIABLE))
     return tuple(
         f"{name.removeprefix(_VARIABLE)} {there.get(name, 'unset')}"
-        for name, (value, *known) in found.items()
-        if value not in known and not any(map(_of_a_place, (value, *known)))
+        for name in found
+        if at_hand(there.get(name)) not in (now.get(name), then.get(name))
     )
 
 

@@ -128,7 +128,7 @@ class Confirming:
             raise unconfirmed(_gist(beside.error))
         assert beside.measurement is not None
         sides = beside.measurement, measured.result, session.measurement
-        if strange := had_neither(*(side.environment.recorded for side in sides)):
+        if strange := had_neither(*(measurement.environment.recorded for measurement in sides), trees=side.tree):
             raise unconfirmed(f"it ran with {', '.join(strange)}, which is neither what was recorded nor what is here")
         if not verdict.status.compared:
             raise unconfirmed(", ".join(verdict.differences) or verdict.reason)
@@ -186,8 +186,10 @@ class Confirming:
         told = f"a launch failed that took turns with the baseline's own code, and none by itself: {failed}"
         try:
             return benchmark.carry_out(apart, launcher, store, progress, side), (told,)
-        except BaseSideError as error:
-            raise BaseSideError(f"{_gist(str(error))}; {told}") from None
+        except LaunchError:  # of the code at hand
+            raise
+        except DdpPerfError as error:
+            raise _Unconfirmed(f"{_gist(str(error))}; {told}", failed=True) from None
 
     def _afford(self, needed: float, left: float) -> None:
         """Raises _Unconfirmed where so many seconds are not left."""
@@ -273,7 +275,8 @@ def _of_files(side: BaseSide, differing: Sequence[str], baselines: Path) -> Iter
     with suppress(AgainstError):
         apart = Path(os.path.realpath(baselines))  # whose files are younger than their commit
         top = Path(side.trees.hand)
-        if files := [file for file in side.changed() if not (for_people(file) or (top / file).is_relative_to(apart))]:
+        files = [file for file in side.changed() if not ((top / file).is_relative_to(apart) and file.endswith(".json"))]
+        if files := sorted(files, key=for_people):
             more = ", ..." * (len(files) > _NAMED)
             yield f"files that no rank imported and that differ: {', '.join(files[:_NAMED])}{more}"
 

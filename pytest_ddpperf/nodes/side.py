@@ -56,10 +56,16 @@ class Side:
         return told
 
     def tell(self, message: Message, nodes: int) -> None:
-        """Raises BaseSideError."""
+        """Raises BaseSideError, once all have been told that are there."""
+        gone = None
         for member in self.taking_part(nodes):
-            with _named(member):
-                member.line.send(message)
+            try:
+                with _named(member):
+                    member.line.send(message)
+            except BaseSideError as error:
+                gone = gone or error
+        if gone is not None:
+            raise gone
 
     def leave(self) -> list[str]:
         """The test is over here. Returns when it is over everywhere: what failed there outside of its call."""

@@ -66,7 +66,8 @@ class _Led:
         self._serving, self._options = serving, options
         self._errors: dict[str, str] = {}
         self._reports: list[pytest.TestReport] = []
-        self._apart: list[str] = []  # what failed outside of the test's own call
+        self._broken = False  # whether a fixture of the test failed
+        self._apart = False  # whether one did that is to be told
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_configure(self, config: pytest.Config) -> None:
@@ -102,24 +103,28 @@ class _Led:
                 # A baseline's code is asked for one test now and then: what its fixtures start is in nobody's way.
                 following = _following(session.items, item) if self._options is None else None
                 self._run(item, following)
+                if self._broken:  # what a fixture failed with is kept for all that follow, else
+                    with suppress(Exception, pytest.fail.Exception, pytest.skip.Exception):
+                        session._setupstate.teardown_exact(None)
 
     def _run(self, item: pytest.Item, following: pytest.Item | None) -> None:
         self._reports.clear()
-        self._apart.clear()
+        self._broken = self._apart = False
         self._serving.begin_test()
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
         text = "\n".join(filter(None, map(_why, self._reports)))
-        self._serving.say("ended", text=text, apart="\n".join(self._apart))
+        self._serving.say("ended", text=text, apart=text if self._apart else "")
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
-        if report.failed and report.when != "call" and not self._serving.over:  # which may be why
-            self._apart.append(report.longreprtext)
-        if report.failed and report.when != "teardown":
+        if report.failed:
             # No failure here, for which a plugin would run it again, after some delay: that is for who leads.
+            if report.when != "call":
+                self._broken = True
+                self._apart = self._apart or not self._serving.over  # which may be why
             report.longrepr = (str(item.path), 0, report.longreprtext)
             report.outcome = "skipped"
         return report
@@ -135,8 +140,6 @@ def _following(items: list[pytest.Item], item: pytest.Item) -> pytest.Item | Non
 
 
 def _why(report: pytest.TestReport) -> str:
-    if report.failed or hasattr(report, "wasxfail"):
-        return report.longreprtext
     if report.skipped and isinstance(report.longrepr, tuple):
         return str(report.longrepr[2])
-    return ""
+    return report.longreprtext if hasattr(report, "wasxfail") else ""

@@ -13,8 +13,9 @@ import pytest
 
 _LONGEST = 200  # characters of a value that is worth a line of a baseline
 _SECRET = re.compile(
-    r"(token|(?<!max[-_])(?<!num[-_])tokens|(secret|password|passwd|passphrase|(api|access|private)[-_]?key)s?"
-    r"|(^|[-_])(pwd|pass|auth|credentials?))([-_](json|value|str|string|header|id|file))?$",
+    r"(token|(api|access|auth|bearer|hf|hub|refresh)[-_]?tokens"  # as against --max-tokens
+    r"|(secret|password|passwd|passphrase|(api|access|private)[-_]?key)s?"
+    r"|(^|[-_])(pwd|pass|auth|credentials?))([-_](json|value|str|string|header|file))?$",
     re.IGNORECASE,
 )
 

@@ -18,6 +18,7 @@ from pytest_ddpperf.measuring.circumstances import had_neither
 from pytest_ddpperf.measuring.confirming import Code, Confirming
 from pytest_ddpperf.records import Beside, Environment, Limit, Phases, RankError, Scalar, Version
 from pytest_ddpperf.records.errors import AgainstError, BaseSideError, LaunchError
+from pytest_ddpperf.wire.trees import Trees
 from tests.unit.test_benchmark import PROGRESS, carried_out, job, lasting
 from tests.unit.test_launches import LAUNCH
 
@@ -57,7 +58,7 @@ class Run:
         return SimpleNamespace(
             why_missing=lambda nodeid: "",
             again=lambda file, seconds: self.asked.append((Code(commit="again", file=file), seconds)),
-            tree=SimpleNamespace(base=""),
+            tree=Trees(hand="/hand", base="/base", kept=()),
             dead=False,
             leave=lambda: self.left.append("leave"),
             close=lambda: self.left.append("close"),
@@ -225,16 +226,19 @@ def test_a_launch_that_failed_beside_the_other_is_told_though_nothing_was_settle
 
 
 def test_a_place_below_a_worktree_is_no_other_setting() -> None:
-    then = now = {"env:TORCH_HOME": "/repo/.cache", "env:OMP_NUM_THREADS": "1"}
+    then = now = {"env:TORCH_HOME": "/repo/.cache", "env:OMP_NUM_THREADS": "1", "env:LD_PRELOAD": "/lib/malloc.so"}
     there = {"env:TORCH_HOME": "/tmp/ddpperf/tree/.cache", "env:OMP_NUM_THREADS": "2"}
-    assert had_neither(there, now, then) == ("OMP_NUM_THREADS 2",)
+    strange = had_neither(there, now, then, trees=Trees(hand="/repo", base="/tmp/ddpperf/tree", kept=()))
+    assert strange == ("LD_PRELOAD unset", "OMP_NUM_THREADS 2")
 
 
 def test_of_files_that_no_rank_imported_those_are_named_that_a_step_may_read(tmp_path: Path) -> None:
-    changed = ["README.md", ".ci/run", "baselines/a.json", "baselines/b/c.json", "net.yaml", "src/op.cu"]
+    changed = [".ci/run", "README.md", "a.cu", "baselines/a.json", "baselines/b/c.json", "net.yaml", "vocab.txt"]
     side: Any = SimpleNamespace(changed=lambda: changed, trees=SimpleNamespace(hand=str(tmp_path)))
     told = list(confirming._of_files(side, (), tmp_path / "baselines"))
-    assert told == ["files that no rank imported and that differ: net.yaml, src/op.cu"]
+    assert told == ["files that no rank imported and that differ: a.cu, net.yaml, .ci/run, README.md, vocab.txt"]
+    side.changed = lambda: ["baselines/a.json"]
+    assert list(confirming._of_files(side, (), tmp_path / "baselines")) == []
     assert list(confirming._of_files(side, ("net.py",), tmp_path)) == []
 
 

@@ -72,7 +72,7 @@ def test_options_are_set_as_they_were_those_that_there_are(config: pytest.Config
         "db-pass",
         "secret_access_key",
         "accesstoken",
-        "--tokens",
+        "--hub-tokens",
         "api-keys",
         "--credentials-json",
         "auth_header",
@@ -84,7 +84,18 @@ def test_secrets_are_known_by_their_names(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["max_tokens", "--num-tokens", "tokenizer", "--fast-tokenizer", "passes", "author", "bypass"]
+    "name",
+    [
+        "max_tokens",
+        "--max-new-tokens",
+        "--tokens",
+        "--eos-token-id",
+        "tokenizer",
+        "--fast-tokenizer",
+        "passes",
+        "author",
+        "bypass",
+    ],
 )
 def test_what_only_sounds_alike_is_none(name: str) -> None:
     assert not holds_secret(name)
