@@ -386,13 +386,16 @@ def test_slow(ddp_run, slow):
     assert (first.process.returncode, second.process.returncode) == (0, 0)
 
 
-def test_that_a_test_is_over_is_no_reason_to_run_it_again_on_another_node(machines: Machines) -> None:
+def test_what_fails_on_another_node_alone_is_not_run_again_there(machines: Machines) -> None:
     (machines.folder / "test_reruns.py").write_text(
         STEP
         + """
+import os
+
 @pytest.mark.flaky(reruns=2, reruns_delay=3600)
 def test_marked(ddp_run):
     assert len(ddp_run(who)) == 2
+    assert "TORCHELASTIC_RUN_ID" in os.environ, "which only the first node has"
 
 def test_who(ddp_run):
     assert len(ddp_run(who)) == 2
