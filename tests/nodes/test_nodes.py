@@ -386,7 +386,7 @@ def test_slow(ddp_run, slow):
     assert (first.process.returncode, second.process.returncode) == (0, 0)
 
 
-def test_what_fails_on_another_node_alone_is_not_run_again_there(machines: Machines) -> None:
+def test_what_fails_on_another_node_alone_is_run_again_by_the_first(machines: Machines) -> None:
     (machines.folder / "test_reruns.py").write_text(
         STEP
         + """
@@ -397,13 +397,23 @@ def test_marked(ddp_run):
     assert len(ddp_run(who)) == 2
     assert "TORCHELASTIC_RUN_ID" in os.environ, "which only the first node has"
 
+@pytest.fixture(scope="session")
+def fetched():
+    if "TORCHELASTIC_RUN_ID" not in os.environ and not os.path.exists("fetched.log"):
+        open("fetched.log", "w").close()
+        raise OSError("at first")
+
+@pytest.mark.flaky(reruns=1, reruns_delay=0)
+def test_fetched(ddp_run, fetched):
+    assert len(ddp_run(who)) == 2
+
 def test_who(ddp_run):
     assert len(ddp_run(who)) == 2
 """
     )
     first, second = machines.both(machines.pytest, "--reruns=2", "--reruns-delay=3600", "test_reruns.py")
     print(first.output, second.output)
-    assert "2 passed" in first.output
+    assert "3 passed, 1 rerun" in first.output
     assert (first.process.returncode, second.process.returncode) == (0, 0)
 
 
