@@ -109,17 +109,21 @@ def prepared(ctx: RpcContext, trainer: Setup, master: Setup | None) -> sampling.
     return sampling.Prepared(trainer, ctx, *([_shared.get()] if master is not None else []))
 
 
-def serve(ctx: RpcContext, setup: Setup | None) -> sampling.Prepared | None:
-    """Set up a parameter server or the master, and let the others know; handlers run on threads of their own."""
+def served(ctx: RpcContext, setup: Setup | None) -> sampling.Prepared | None:
+    """What a parameter server or the master serves, set up."""
+    if ctx.role == "master":
+        _await_servers(ctx)
+    return sampling.Prepared(setup, ctx) if setup is not None else None
+
+
+def announce(ctx: RpcContext, prepared: sampling.Prepared | None) -> None:
+    """Let the others know that this process can be called, and what the master made; handlers run on threads of their
+    own, and the first call may come before the last of the others knows."""
     if ctx.role == "parameter_server":
-        made = sampling.Prepared(setup, ctx) if setup is not None else None
         _tell([*ctx.workers["master"], *ctx.workers["trainer"]], _take_ready)
     else:
-        _await_servers(ctx)
-        assert setup is not None, "there is no master without a set-up"
-        made = sampling.Prepared(setup, ctx)
-        _tell(ctx.workers["trainer"], _take_shared, made.made)
-    return made
+        assert prepared is not None, "there is no master without a set-up"
+        _tell(ctx.workers["trainer"], _take_shared, prepared.made)
 
 
 def _tell(names: Sequence[str], what: Callable[..., None], *args: Any) -> None:

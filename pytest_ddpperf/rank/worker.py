@@ -192,8 +192,9 @@ def _measure_rpc(rank: Rank, ctx: RpcContext, trainer: Any, master: Any, paramet
     if ctx.role == "trainer":
         return _timed(rank, ctx, rpc.prepared(ctx, trainer, master), rpc.meter)
     setup = master if ctx.role == "master" else parameter_server
-    made = rpc.serve(ctx, setup)
+    made = rpc.served(ctx, setup)
     rank.enter(Phase.SERVING)
+    rpc.announce(ctx, made)
     rank.await_word()  # that the trainers have ended
     rank.deliver(json.dumps(codec.encode(rank.imported())).encode())
     return made.clean_up if made is not None else None

@@ -157,8 +157,19 @@ def end():
     print("last words")
     os._exit(7)
 
+def slow_to_tell(ctx):
+    from pytest_ddpperf.rank import rpc as ours
+
+    tell = ours._tell
+
+    def tell_and_wait(*args):
+        tell(*args)
+        time.sleep(60)  # it is called before it knows that all have heard of it
+
+    ours._tell = tell_and_wait
+
 def test_dies(rpc_benchmark):
-    rpc_benchmark(lambda ctx: lambda: rpc.rpc_sync("ps1", end))
+    rpc_benchmark(lambda ctx: lambda: rpc.rpc_sync("ps1", end), parameter_server=slow_to_tell)
 
 def test_next(rpc_benchmark):
     rpc_benchmark(trainer, parameter_server=parameter_server)
