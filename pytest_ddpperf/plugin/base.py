@@ -103,9 +103,6 @@ class _Led:
                 # A baseline's code is asked for one test now and then: what its fixtures start is in nobody's way.
                 following = _following(session.items, item) if self._options is None else None
                 self._run(item, following)
-                if self._broken:  # what a fixture failed with is kept for all that follow, else
-                    with suppress(Exception, pytest.fail.Exception, pytest.skip.Exception):
-                        session._setupstate.teardown_exact(None)
 
     def _run(self, item: pytest.Item, following: pytest.Item | None) -> None:
         self._reports.clear()
@@ -113,6 +110,8 @@ class _Led:
         self._serving.begin_test()
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
         text = "\n".join(filter(None, map(_why, self._reports)))
+        if self._broken:  # what a fixture failed with is kept for all that follow, else
+            text = "\n".join(filter(None, (text, _torn_down(item))))
         self._serving.say("ended", text=text, apart=text if self._apart else "")
 
     @pytest.hookimpl(wrapper=True, trylast=True)
@@ -137,6 +136,13 @@ def _following(items: list[pytest.Item], item: pytest.Item) -> pytest.Item | Non
     """The next test that may be asked for: of fixtures that it needs, too, there is no need to be torn down."""
     later = items[items.index(item) + 1 :]
     return next((other for other in later if is_distributed(other)), None)
+
+
+def _torn_down(item: pytest.Item) -> str:
+    """End all fixtures, of wider scope too, for which pytest has no public way: what failed in it."""
+    end = item.session._setupstate.teardown_exact
+    call = pytest.CallInfo.from_call(lambda: end(None), "teardown", reraise=(KeyboardInterrupt, pytest.exit.Exception))
+    return pytest.TestReport.from_item_and_call(item, call).longreprtext if call.excinfo else ""
 
 
 def _why(report: pytest.TestReport) -> str:
