@@ -125,13 +125,15 @@ def _changes(outcome: Outcome) -> str:
 def incomparable(outcome: Outcome) -> str:
     """Why the baseline does not fit, and what to do."""
     assert outcome.verdict is not None
+    reason, differences = outcome.verdict.reason, ", ".join(outcome.verdict.differences)
+    if reason == "no-cpu-time-now":
+        return "CPU time is limited, and the ranks used none"
+    if reason == "unknown-counter-now":
+        return f"{differences}: launches differ in it, or cannot tell it, so it cannot be held to a limit"
     why = {
         "no-cpu-time": "CPU time is limited, and the baseline has none",
-        "no-cpu-time-now": "CPU time is limited, and the ranks used none",
-        "baseline-support": f"the baseline has too few steps: {', '.join(outcome.verdict.differences)}",
-    }.get(outcome.verdict.reason, ", ".join(outcome.verdict.differences))
-    if outcome.verdict.reason == "unknown-counter" and "unknown now" in why:
-        return f"{why}: launches differ in it, or cannot tell it, so it cannot be held to a limit"
+        "baseline-support": f"the baseline has too few steps: {differences}",
+    }.get(reason, differences)
     if not _stored(outcome):
         return why
     return f"{why}; record a new baseline with --ddp-save-baseline, or measure as it was recorded"

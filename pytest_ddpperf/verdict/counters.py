@@ -19,7 +19,7 @@ def with_counters(
     """
     if not (verdict.status.compared or verdict.reason == "no-supported-limit"):
         return verdict
-    changes, dropped, unknown = [], [], []
+    changes, dropped, unknown = [], [], list[tuple[str, str]]()
     for limit in limits:
         if not limit.is_counter:
             continue
@@ -31,7 +31,7 @@ def with_counters(
         if limit.default:
             dropped.append(f"{limit}: unknown {side}")
         else:
-            unknown.append(f"{limit.metric} is unknown {side}")
+            unknown.append((side, f"{limit.metric} is unknown {side}"))
     status, reason = verdict.status, verdict.reason
     if changes:
         counted = gravest(change.status for change in changes)
@@ -39,12 +39,14 @@ def with_counters(
             status, reason = counted, _COUNTED_REASONS[counted]
     if unknown and status is not Status.REGRESSED:
         status, reason = Status.INCOMPARABLE, "unknown-counter"
+        if any(side == "now" for side, _ in unknown):  # which no other baseline would help
+            reason = "unknown-counter-now"
     return replace(
         verdict,
         status=status,
         reason=reason,
         dropped=(*verdict.dropped, *dropped),
-        differences=(*unknown, *verdict.differences),
+        differences=(*(what for _, what in unknown), *verdict.differences),
         counters=tuple(changes),
     )
 

@@ -433,7 +433,7 @@ def test_a_counter_that_fell_and_one_that_is_unknown_are_told() -> None:
     fell = replace(risen(now=500), status=Status.IMPROVED)
     green = outcome(verdict(Status.IMPROVED, "counter-fell", comparisons=(), counters=(fell,)))
     assert "IMPROVED: rpc.bytes -50.0 % (limit rpc.bytes:0%)" in next(terminal.summary([green], skipped=0))
-    unknown = outcome(verdict(Status.INCOMPARABLE, "unknown-counter", differences=("rpc.bytes is unknown now",)))
+    unknown = outcome(verdict(Status.INCOMPARABLE, "unknown-counter-now", differences=("rpc.bytes is unknown now",)))
     assert "is unknown now: launches differ in it, or cannot tell it, so" in next(
         terminal.summary([unknown], skipped=0)
     )
