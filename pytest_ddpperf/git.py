@@ -198,12 +198,11 @@ def changed_files(top: Path, commit: str) -> list[str]:
     lines, untracked ones included but for those that git ignores; raises GitError."""
     # With --name-only git would not look at lines.
     command = ("diff", "--numstat", "--ignore-cr-at-eol", "-z", "--no-ext-diff", "--no-renames", commit, "--")
-    with (
-        tempfile.TemporaryDirectory() as folder
-    ):  # it writes what it finds into the index, whatever it is told of locks
+    # It writes what it finds into the index, whatever it is told of locks: into a copy.
+    with tempfile.TemporaryDirectory() as folder:
         index = Path(folder) / "index"
         try:
-            # With its time: git reads again what may have changed since, which is by then no younger.
+            # With its time: files that are not older than the index are those that git does not trust it about.
             shutil.copy2(top / git(top, "rev-parse", "--git-path", "index").rstrip("\n"), index)
         except FileNotFoundError:
             pass  # nothing was ever added
