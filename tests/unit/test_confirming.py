@@ -16,7 +16,7 @@ from pytest_ddpperf.measuring import confirming
 from pytest_ddpperf.measuring.benchmark import Job, Measured
 from pytest_ddpperf.measuring.circumstances import had_neither
 from pytest_ddpperf.measuring.confirming import Code, Confirming
-from pytest_ddpperf.records import Beside, Environment, Limit, Phases, RankError, Scalar, Version
+from pytest_ddpperf.records import Beside, Environment, Limit, Phases, RankError, Scalar, Status, Version
 from pytest_ddpperf.records.errors import AgainstError, BaseSideError, LaunchError
 from pytest_ddpperf.wire.trees import Trees
 from tests.unit.test_benchmark import PROGRESS, carried_out, job, lasting
@@ -223,6 +223,30 @@ def test_a_launch_that_failed_beside_the_other_is_told_though_nothing_was_settle
     assert "none by itself: rank 0 failed in step 30: StopIteration" in note
     first, second = run.seconds
     assert second == first - 20
+
+
+@pytest.mark.parametrize("status", ["INCONCLUSIVE", "PASS"])
+def test_both_sides_failures_are_told_where_one_fails_beside_the_other_and_the_other_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: str
+) -> None:
+    """Of a verdict, too, that nobody doubted but the run itself."""
+    run = Run(100.0, tmp_path, monkeypatch)
+    verdict = run.suspected.outcome.verdict
+    assert verdict is not None
+    doubted = replace(verdict, status=Status(status))
+    run.suspected = replace(run.suspected, outcome=replace(run.suspected.outcome, verdict=doubted))
+
+    def failed() -> None:
+        if run.turned[-1] == "launches":
+            raise BaseSideError("it died there\nand its traceback")
+        raise LaunchError(RankError(rank=0, phase="step 30", summary="StopIteration", when=0.0), (), ())
+
+    run.failing = failed
+    settled = run.settle().outcome
+    assert settled.verdict is doubted
+    note = settled.notes[-1]
+    assert "not confirmed on the baseline's own code: it died there" in note
+    assert "none by itself: rank 0 failed in step 30: StopIteration" in note
 
 
 def test_a_place_below_a_worktree_is_no_other_setting() -> None:

@@ -652,9 +652,7 @@ def test_what_fails_on_another_node_as_its_test_is_left_is_told_and_all_are_left
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_what_a_test_asked_for_is_told_on_all_nodes_before_it_is_left(
-    closing: ExitStack, monkeypatch: pytest.MonkeyPatch, fails: bool
-) -> None:
+def test_what_a_test_asked_for_is_told_on_all_nodes_before_it_is_left(closing: ExitStack, fails: bool) -> None:
     """Its body goes on there to its end: what is torn down may need what it did."""
     follows = Follows(closing)
     side = side_of([follows.node.hand])
@@ -676,6 +674,15 @@ def test_what_a_test_asked_for_is_told_on_all_nodes_before_it_is_left(
     assert [message["op"] for message in ops] == ["test", "done", "leave"]
     assert (ops[1].get("error"), ops[1].get("results")) == (("rank 1 failed", None) if fails else (None, ["one"]))
     assert fleet.failed() == [f"{follows.node.hand}: not removed"]
+
+
+def test_a_node_that_is_gone_keeps_nothing_from_the_others(closing: ExitStack) -> None:
+    gone, there = Follows(closing), Follows(closing)
+    gone.node.hand.name = "node 1"
+    gone.go()
+    with pytest.raises(BaseSideError, match="node 1"):
+        side_of([gone.node.hand, there.node.hand]).tell({"op": "done"}, nodes=3)
+    assert there.heard() == [{"op": "done", "side": "hand"}]
 
 
 @pytest.mark.parametrize("here", ["", "fails here"])
