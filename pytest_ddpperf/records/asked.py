@@ -52,6 +52,9 @@ class Limit:
 
 # On time, unless the user names others.
 TIME_LIMITS = tuple(Limit(metric=metric, value=0.1, unit="%", default=True) for metric in ("p10", "p50"))
+# Steps to which the windows of a pair in stretches may be lengthened. A pair of 100 steps spreads little more than one
+# of 150 and takes three quarters of its time: see "In turns" in docs/statistics.md.
+_MOST_IN_STRETCHES = 100
 # On counters, unless the user names another for the same one.
 COUNTER_LIMITS = (Limit(metric="rpc.bytes", value=0.0, unit="%", default=True),)
 
@@ -109,6 +112,11 @@ class Plan:
         """With a window of so many steps, however long they take: percentiles of few steps lie elsewhere than those
         of many (the p10 of 15 is 3 to 5 % above that of 60), so what is compared has as many."""
         return replace(self, steps=steps, min_seconds=0.0)
+
+    @property
+    def in_stretches(self) -> Plan:
+        """With the window of a launch that takes turns with another while both are alive."""
+        return replace(self, most_steps=min(self.most_steps, _MOST_IN_STRETCHES))
 
     def measured_as(self, other: Plan) -> Plan:
         """With the group, the warm-up, the windows and the timing of another."""
