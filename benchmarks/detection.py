@@ -100,7 +100,7 @@ def main() -> int:
             for w in read(options.traces)
             for launches in reversed(MOST_LAUNCHES)
             for scope in SCOPES
-            if scope not in PAIRED
+            if not is_paired(scope)
         ]
     rows: list[dict[str, Any]] = []
     with ProcessPoolExecutor(os.cpu_count()) as pool:
@@ -119,14 +119,21 @@ def main() -> int:
 
 
 def limits_of(scope: str) -> dict[str, float]:
-    return PAIRED_LIMITS if scope in PAIRED else LIMITS
+    return PAIRED_LIMITS if is_paired(scope) else LIMITS
+
+
+def is_paired(scope: str) -> bool:
+    """Whether it is pairs' way: "apart", or "stretches, 100 steps"."""
+    return scope.partition(", ")[0] in PAIRED
 
 
 def cells(workload: Any, scope: str, launches: int, rules: Rules, sessions: int | None) -> list[dict[str, Any]]:
     """All rules and limits on one workload, scope and number of launches."""
     rows = []
     for injected in sorted(workload.injected):
-        trials = list(SCOPES[scope](workload, injected, launches, random.Random(f"{SEED} {scope} {workload}")))
+        trials = list(
+            SCOPES[scope.partition(", ")[0]](workload, injected, launches, random.Random(f"{SEED} {scope} {workload}"))
+        )
         if sessions is not None and scope == "history":
             source = random.Random(SEED)
             trials = [Trial(trial.now, source.sample(trial.sessions, sessions)) for trial in trials]
@@ -239,7 +246,7 @@ def suspicion(trial: Trial, limit: float, scope: str, *, share: float) -> str:
 
 def judged(trial: Trial, limit: float, scope: str, metrics: Sequence[str], drift: Drift) -> Verdict:
     limits = [Limit(metric=metric, value=limit, unit="%") for metric in metrics]
-    interleaved = scope == "within" or scope in PAIRED
+    interleaved = scope == "within" or is_paired(scope)
     stored = [measurement(session) for session in trial.sessions]
 
     def verdict(start: int, stop: int, ease: float) -> Verdict:
@@ -247,7 +254,7 @@ def judged(trial: Trial, limit: float, scope: str, metrics: Sequence[str], drift
             measurement(trial.now[start:stop]),
             [measurement(trial.sessions[0][start:stop])] if interleaved else stored,
             limits,
-            level=level_of(1, in_stretches=scope == "stretches") * ease,
+            level=level_of(1, in_stretches=scope.startswith("stretches")) * ease,
             interleaved=interleaved,
             stretches=trial.stretches[start:stop],
             assumed=drift,

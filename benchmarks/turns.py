@@ -2,6 +2,7 @@
 
     python benchmarks/turns.py [--pairs 20] [--results turns.jsonl]           # unchanged code: how far do pairs spread?
     python benchmarks/turns.py --planted [--pairs 20] [--results planted.jsonl]    # is a slowdown seen as it is?
+    python benchmarks/turns.py --windows 150,100                              # what are longer windows worth?
 
 A pair is two launches of three small DDP models on two Gloo ranks, with windows of the default length. In stretches
 both are alive and take turns; apart, one follows the other. Ways, models and machines (quiet, and beside
@@ -13,6 +14,8 @@ pairs are needed for the same certainty.
 
 Planted: the same model, slower on one side, in several ways; the change that each estimator sees beside the one that
 launches apart see, with 95 % intervals.
+
+Windows: stretches only, of windows of exactly so many steps, which take turns.
 
 Each pair is a line of the results file; a run goes on where the last one ended, and tells all of it. Without
 --planted the file has pairs with slower code too, which benchmarks/detection.py replays.
@@ -46,7 +49,7 @@ from pytest_ddpperf.verdict.student import t_quantile
 
 MACHINES = {"quiet": None, "neighbour": 20261121}  # seeds
 KEY = ("machine", "plant", "amount", "model", "way", "number")
-WAYS = ("stretches", "apart")
+WAYS = ("apart", "stretches")
 AMOUNTS = (0.05, 0.10, 0.20)
 RECORDED = [("unchanged", 0.0), ("computing", 0.05), ("computing", 0.10)]
 PLANTED_MODEL = "transformer"
@@ -57,15 +60,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=20, help="of each kind")
     parser.add_argument("--planted", action="store_true")
+    parser.add_argument("--windows", type=lambda text: [f"stretches, {int(n)} steps" for n in text.split(",")])
     parser.add_argument("--results", type=Path, help="file to go on with")
     options = parser.parse_args()
     results = options.results or Path("planted.jsonl" if options.planted else "turns.jsonl")
     what = list(product(PLANTS, AMOUNTS)) if options.planted else RECORDED
-    models = [PLANTED_MODEL] if options.planted else MODELS
+    models, ways = [PLANTED_MODEL] if options.planted else MODELS, options.windows or WAYS
     rows = done(results)
     wanted: list[Row] = [
         dict(zip(KEY, (machine, *plant, model, way, number), strict=True))
-        for number, (machine, plant, model, way) in product(range(options.pairs), product(MACHINES, what, models, WAYS))
+        for number, (machine, plant, model, way) in product(range(options.pairs), product(MACHINES, what, models, ways))
     ]
     made = {key(row) for row in rows}
     launchers = [Launcher(lambda: {"_models": str(Path(__file__).with_name("_models.py"))}) for _ in range(2)]
@@ -84,7 +88,7 @@ def main() -> int:
     finally:
         for launcher in launchers:
             launcher.close()
-    (report_planted if options.planted else report)(rows)
+    (report_planted if options.planted else report)(rows, estimators(ways))
     return 0
 
 
@@ -103,15 +107,16 @@ class Pair:
         self._setups = [planted(plant, kind["model"], amount) for amount in (0.0, kind["amount"])]
 
     def taken(self) -> Row:
-        sides = self._stretches() if self._kind["way"] == "stretches" else self._apart()
+        way, _, window = self._kind["way"].partition(", ")
+        sides = self._apart() if way == "apart" else self._stretches(int(window.split()[0]) if window else None)
         return {
             "seconds": sum(side.phases.total for side in sides),
             "stretches": sides[0].stretches,
             "microseconds": [[round(step * 1e6) for step in side.step_seconds] for side in sides],  # base, now
         }
 
-    def _stretches(self) -> list[LaunchSamples]:
-        steps, held = None, {}
+    def _stretches(self, steps: int | None) -> list[LaunchSamples]:
+        held = {}
         with ExitStack() as alive:
             alive.enter_context(self._launchers[0].alone(self._plan, Nobody()))
             for side in self._source.sample((0, 1), 2):
@@ -143,28 +148,35 @@ def over_stretches(row: Row, q: float) -> float:
     return by_stretches(now, base, row["stretches"], q)
 
 
-ESTIMATORS: dict[str, tuple[str, Callable[[Row, float], float]]] = {
-    "apart, pooled": ("apart", pooled),
-    "stretches, pooled": ("stretches", pooled),
-    "stretches, median": ("stretches", over_stretches),
-}
+Estimators = dict[str, tuple[str, Callable[[Row, float], float]]]
 
 
-def report(rows: Sequence[Row]) -> None:
+def estimators(ways: Sequence[str]) -> Estimators:
+    """By name, which way's rows they are for; what the others are held against first."""
+    found: Estimators = {}
+    for way in ways:
+        found[f"{way}, pooled"] = way, pooled
+        if way != "apart":
+            found[f"{way}, median"] = way, over_stretches
+    return found
+
+
+def report(rows: Sequence[Row], of: Estimators) -> None:
+    first = next(iter(of))
     lines = [["machine", "model", "", "pairs", "steps", "seconds a pair", "p10", "p50", "pairs for one, p10", "p50"]]
     for machine, model in product(MACHINES, MODELS):
         spreads: dict[tuple[str, float], float] = {}
-        for name, (way, estimate) in ESTIMATORS.items():
+        for name, (way, estimate) in of.items():
             cell = machine, "unchanged", model, way
             chosen = [row for row in rows if tuple(row[name] for name in ("machine", "plant", "model", "way")) == cell]
             if len(chosen) < 2:
                 continue
             for q in (10, 50):
                 spreads[name, q] = statistics.stdev(estimate(row, q) for row in chosen)
-            if ("apart, pooled", 10) not in spreads:
+            if (first, 10) not in spreads:
                 continue
-            # How many pairs of this kind are worth one apart, and the reverse.
-            worth = [(spreads[name, q] / spreads["apart, pooled", q]) ** 2 for q in (10, 50)]
+            # How many pairs of this kind are worth one of the first.
+            worth = [(spreads[name, q] / spreads[first, q]) ** 2 for q in (10, 50)]
             seconds = statistics.median(row["seconds"] for row in chosen)
             steps = statistics.median(len(row["microseconds"][0]) for row in chosen)
             figures = [f"{spreads[name, q]:.3f}" for q in (10, 50)]
@@ -172,20 +184,20 @@ def report(rows: Sequence[Row]) -> None:
                 [machine, model, name, str(len(chosen)), f"{steps:g}", f"{seconds:.1f}", *figures]
                 + [f"{share:.2f}" for share in worth]
             )
-    print("\nstandard deviation of a pair's log-ratio; last, how many pairs it takes for one apart\n")
+    print(f"\nstandard deviation of a pair's log-ratio; last, how many pairs it takes for one by {first}\n")
     print(table(lines))
 
 
-def report_planted(rows: Sequence[Row]) -> None:
-    lines = [["machine", "plant", "slower by", "pairs", *(f"{name}, p{q}" for q in (10, 50) for name in ESTIMATORS)]]
+def report_planted(rows: Sequence[Row], of: Estimators) -> None:
+    lines = [["machine", "plant", "slower by", "pairs", *(f"{name}, p{q}" for q in (10, 50) for name in of)]]
     for machine, plant, amount in product(MACHINES, PLANTS, AMOUNTS):
         chosen = [row for row in rows if (row["machine"], row["plant"], row["amount"]) == (machine, plant, amount)]
         if not chosen:
             continue
         cells = []
-        for q, (way, estimate) in product((10, 50), ESTIMATORS.values()):
+        for q, (way, estimate) in product((10, 50), of.values()):
             cells.append(interval([estimate(row, q) for row in chosen if row["way"] == way]))
-        lines.append([machine, plant, f"{amount:.0%}", str(len(chosen) // len(WAYS)), *cells])
+        lines.append([machine, plant, f"{amount:.0%}", str(len({row["number"] for row in chosen})), *cells])
     print("\nthe change seen, with its 95 % interval\n")
     print(table(lines))
 
