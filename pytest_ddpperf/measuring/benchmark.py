@@ -13,7 +13,7 @@ from pytest_ddpperf import verdict as verdicts
 from pytest_ddpperf.against import BaseSide
 from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.launch import Launcher, Observer
-from pytest_ddpperf.measuring.judging import Judge, Terms
+from pytest_ddpperf.measuring.judging import Judge, Judged, Terms
 from pytest_ddpperf.measuring.launches import Launches, measurement, recorded
 from pytest_ddpperf.measuring.looks import schedule
 from pytest_ddpperf.measuring.pairs import Held
@@ -59,6 +59,7 @@ class Job:
     level: float  # this measurement's error rate
     level_in_turns: float = 1.0  # of that, where a suspicion is settled in turns
     settles: bool = False  # a suspicion, in turns: both sides or none, until it is slower or certainly not
+    steps: int | None = None  # of each window; None: as the first launch has it
     batch_size: int | None
     gate: bool
     facts: Mapping[str, Scalar]  # recorded with the measurement, beyond what the ranks tell
@@ -134,7 +135,7 @@ def _why_apart(plan: Plan) -> str:
 
 def _compared(job: Job, launches: Launches, reference: Stored | Turns) -> Measured:
     looks = schedule(job.launches, job.settings.max_launches)
-    reference.take(launches, looks[0])
+    reference.take(launches, looks[0], of=looks[0])
     facts = {**launches.facts, **job.facts}
     environment = store_room.environment(facts, job.plan, batch_size=job.batch_size)
     reason = _not_gated(job, facts)
@@ -150,20 +151,40 @@ def _compared(job: Job, launches: Launches, reference: Stored | Turns) -> Measur
     )
     judge = Judge(terms, launches, reference, environment)
     same_code = job.settings.against == "self"  # to see how far it differs from itself: all launches are wanted
-    for number, count in enumerate(looks, 1):
-        reference.take(launches, count)
-        further = looks[number] if number < len(looks) and judge.affords(looks[number]) else None
-        judged = judge(looks[:number], final=further is None)
-        if further is None or (judged.ended and not (same_code and reference.kept())):
-            break
+    judged, looks = _looked(judge, launches, reference, looks, all_wanted=same_code)
     result = measured(job, launches, environment, judged.verdict, shown=judged.view.now)
-    splits = judge.splits(looks[:number]) if same_code and reference.kept() else None
+    splits = judge.splits(looks) if same_code and reference.kept() else None
     return replace(
         result,
         outcome=reference.told(result.outcome, launches, judged.view, splits=splits),
         baseline=reference.baseline(judged.view.before),
         candidate=Baseline(test=job.test, sessions=(judge.recording(judged.view),)),
     )
+
+
+def _looked(
+    judge: Judge, launches: Launches, reference: Stored | Turns, looks: tuple[int, ...], *, all_wanted: bool
+) -> tuple[Judged, tuple[int, ...]]:
+    """Launch until a look or a glance ends it, or there is no time for the next look. Returns the looks it came to."""
+    for number, look in enumerate(looks, 1):
+        if judge.glances and not all_wanted and (glanced := _glanced(judge, launches, reference, look)) is not None:
+            return glanced, looks[: number - 1]
+        reference.take(launches, look, of=look)
+        further = looks[number] if number < len(looks) and judge.affords(looks[number]) else None
+        judged = judge(looks[:number], final=further is None)
+        if further is None or (judged.ended and not (all_wanted and reference.kept())):
+            break
+    return judged, looks[:number]
+
+
+def _glanced(judge: Judge, launches: Launches, reference: Stored | Turns, look: int) -> Judged | None:
+    """Launch until one is missing to the next look: what ended the measurement there, if anything did."""
+    for count in range(len(launches.kept) + 1, look):
+        reference.take(launches, count, of=look)
+        judged = judge.glance(count)
+        if judged.ended:
+            return judged
+    return None
 
 
 def own_launches(job: Job, launcher: Launcher, progress: Progress, *, most_again: int) -> Launches:
@@ -175,7 +196,7 @@ def own_launches(job: Job, launcher: Launcher, progress: Progress, *, most_again
         progress.launched(launched)
         return launched
 
-    return Launches(job.plan, launch, most_again=most_again)
+    return Launches(job.plan, launch, most_again=most_again, steps=job.steps)
 
 
 def held(job: Job, launcher: Launcher, observer: Observer, steps: int | None) -> AbstractContextManager[Held]:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
 from pytest_ddpperf import verdict as verdicts
+from pytest_ddpperf.measuring import looks as rules
 from pytest_ddpperf.measuring import provenance
 from pytest_ddpperf.measuring.launches import Launches, measurement
-from pytest_ddpperf.measuring.looks import decided, follow
 from pytest_ddpperf.measuring.splits import split
 from pytest_ddpperf.records import Environment, LaunchSamples, Limit, Measurement, Recording, Splits, Verdict
 
@@ -73,6 +73,9 @@ class Terms:
         return self.not_gated == "saving"
 
 
+_Rule = Callable[[rules.Judge], tuple[Verdict, bool]]  # one of `looks`
+
+
 class Judge:
     """Holds the launches of a measurement against its reference."""
 
@@ -84,23 +87,36 @@ class Judge:
         confirming = count <= self._terms.confirming and not self._terms.saving
         return confirming or self._reference.seconds(self._launches, count) <= self._terms.max_seconds
 
+    @property
+    def glances(self) -> bool:
+        """Whether a measurement may end between two looks. Not where it acquits, which is a claim of its own."""
+        return self._terms.interleaved and not self._terms.settles and self._terms.not_gated is None
+
+    def glance(self, launches: int) -> Judged:
+        """The verdict after so many launches of a side, between two looks."""
+        return self._judged(partial(rules.glance, launches), final=False)
+
     def __call__(self, looks: Sequence[int], *, final: bool) -> Judged:
-        """The verdict after `looks`; `final`: no further look will come.
+        """The verdict after `looks`; `final`: no further look will come."""
+        enough = verdicts.not_slower if self._terms.settles else rules.decided
+        return self._judged(partial(rules.follow, looks, final=final, enough=enough), final=final)
+
+    def _judged(self, rule: _Rule, *, final: bool) -> Judged:
+        """By both views of the launches.
 
         Whoever replaces launches might replace the slow ones. So they are judged as they were taken, too: a
         regression that those show is the verdict, and nothing ends before both have.
         """
-        kept = self._followed(View(now=self._launches.kept, before=self._reference.kept), looks, final=final)
+        kept = self._by(rule, View(now=self._launches.kept, before=self._reference.kept), final=final)
         if self._launches.kept == self._launches.as_taken and not self._reference.replaced:
             return kept
         view = View(now=self._launches.as_taken, before=self._reference.as_taken)
-        as_taken = self._followed(view, looks, final=final)
+        as_taken = self._by(rule, view, final=final)
         chosen = as_taken if as_taken.verdict == "REGRESSED" else kept
         return replace(chosen, ended=kept.ended and (as_taken.ended or self._terms.saving))
 
-    def _followed(self, view: View, looks: Sequence[int], *, final: bool) -> Judged:
-        enough = verdicts.not_slower if self._terms.settles else decided
-        verdict, ended = follow(looks, partial(self._verdict, view), final=final, enough=enough)
+    def _by(self, rule: _Rule, view: View, *, final: bool) -> Judged:
+        verdict, ended = rule(partial(self._verdict, view))
         current = self._measurement(view.now)
         verdict = verdicts.with_counters(verdict, current, view.before(), self._terms.limits)
         ended = ended or verdict.reason == "counter-rose"  # which no further launch would change

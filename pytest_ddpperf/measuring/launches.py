@@ -29,12 +29,20 @@ class Launches:
     """The launches of one side, unfit ones taken again: `most_again` times at most.
 
     What is unfit is told by what happened in a launch, never by its times. `launch` takes one; it is told its place,
-    from 0, how many there will be, and how many steps its window has: None leaves that to the launch, the first.
+    from 0, how many there will be, and how many steps its window has: `steps`, or as many as the first, to which None
+    leaves that.
     """
 
-    def __init__(self, plan: Plan, launch: Callable[[int, int, int | None], LaunchSamples], *, most_again: int) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        launch: Callable[[int, int, int | None], LaunchSamples],
+        *,
+        most_again: int,
+        steps: int | None = None,
+    ) -> None:
         self._plan, self._launch, self._most_again = plan, launch, most_again
-        self.steps: int | None = None  # of each launch
+        self.steps = steps  # of each launch
         self.kept: list[LaunchSamples] = []
         self.every: list[LaunchSamples] = []  # those that were taken again, too
         self._replaced: dict[int, LaunchSamples] = {}  # by place, what was taken first

@@ -10,6 +10,9 @@ verdict on all launches so far is asked for:
 
 So however often was looked, a regression is reported only where launches that had no part in raising the suspicion
 show it again, with evidence of their own.
+
+Between looks may be glanced at pairs: within the limit and settled ends the measurement there, too. Nothing is claimed
+by that, so no alarm is false for it.
 """
 
 from __future__ import annotations
@@ -58,6 +61,12 @@ def follow(looks: Sequence[int], judge: Judge, *, final: bool, enough: Enough = 
         elif verdict.status is Status.INCONCLUSIVE:
             suspected.setdefault(Status.REGRESSED, launches)
     return verdict, final
+
+
+def glance(launches: int, judge: Judge) -> tuple[Verdict, bool]:
+    """The verdict after so many launches, between two looks, and whether the measurement ends with it."""
+    verdict = judge(0, launches, 1.0)
+    return verdict, verdict.status is Status.PASS and decided(verdict)
 
 
 def _confirms(fresh: Verdict, verdict: Verdict) -> bool:

@@ -34,8 +34,9 @@ class Stored:
         self._begins = False  # there is none to which a session could be added
         self._baseline: Baseline | None = None
 
-    def take(self, now: Launches, count: int) -> None:
-        now.take(count)
+    def take(self, now: Launches, count: int, *, of: int) -> None:
+        """Launch until there are `count`, `of` so many that are asked for."""
+        now.take(count, of=of)
 
     def seconds(self, now: Launches, count: int) -> float:
         return now.seconds(count)

@@ -78,44 +78,45 @@ class Turns:
         self._theirs: Launches | None = None
         self.error = ""
 
-    def take(self, now: Launches, count: int) -> None:
-        """Launch until both sides have `count`, or the one at hand alone where the other cannot."""
+    def take(self, now: Launches, count: int, *, of: int) -> None:
+        """Launch until both sides have `count`, `of` so many that are asked for, or the one at hand alone where the
+        other cannot."""
         if self._theirs is None and not self.error:
-            self._begin_there()  # first, so that nothing works there while a launch here is timed
+            self._begin_there(now.steps)  # first, so that nothing works there while a launch here is timed
         while len(now.kept) < count:
             if self.error and not self._alone:
                 raise BaseSideError(self.error)
             order = "".join(self._random.sample("bn", 2))
             if self._here is None or self._theirs is None or self.error:
-                self._apart(order, now, count)
+                self._apart(order, now, of)
                 continue
             try:
-                self._pair(self._here, order, now, self._theirs, count)
+                self._pair(self._here, order, now, self._theirs, of)
             except _NotBeside as error:
                 self._here, self._why_apart = None, str(error)
             except BaseSideError as error:
                 self.error = str(error)
 
-    def _apart(self, order: str, now: Launches, count: int) -> None:
+    def _apart(self, order: str, now: Launches, of: int) -> None:
         """A launch of each side, one after the other."""
         place = len(now.kept)
         for side in order:
             if side == "n":
-                now.take(place + 1, of=count)
+                now.take(place + 1, of=of)
             elif self._theirs is not None and not self.error:
-                self._take(self._theirs, place + 1, count)
+                self._take(self._theirs, place + 1, of)
             if self._theirs is not None:  # whoever comes first says how long windows are
                 now.steps = self._theirs.steps = now.steps or self._theirs.steps
             self._order += side if side == "n" or not self.error else ""
 
-    def _pair(self, here: Here, order: str, now: Launches, theirs: Launches, count: int) -> None:
+    def _pair(self, here: Here, order: str, now: Launches, theirs: Launches, of: int) -> None:
         """A launch of each side, both alive, in stretches; both again if one was unfit. Raises BaseSideError,
         _NotBeside and the errors of a launch."""
-        pairs = [self._held(here, order, now, count)]
+        pairs = [self._held(here, order, now, of)]
         try:
             if any(launch.unfit for launch in pairs[0]) and now.may_replace:
                 now.steps = theirs.steps = len(pairs[0][0].step_seconds)
-                pairs.append(self._held(here, order, now, count))
+                pairs.append(self._held(here, order, now, of))
         finally:  # what was taken is judged, whatever becomes of the second
             for launches, taken in zip((now, theirs), zip(*pairs, strict=True), strict=True):
                 launches.add(*taken)
@@ -156,10 +157,10 @@ class Turns:
     def _hold_there(self, launch: int, launches: int, steps: int | None) -> AbstractContextManager[Held]:
         return self._base.hold(self._begin(launch, launches), steps)
 
-    def _begin_there(self) -> None:
+    def _begin_there(self, steps: int | None) -> None:
         try:
             self._ready = self._base.begin(self._nodeid, self._test.label, self._plan)
-            self._theirs = Launches(self._ready.plan, self._launch, most_again=self._most_again)
+            self._theirs = Launches(self._ready.plan, self._launch, most_again=self._most_again, steps=steps)
         except BaseSideError as error:
             self.error = str(error)
 

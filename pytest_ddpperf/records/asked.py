@@ -54,7 +54,7 @@ class Limit:
 TIME_LIMITS = tuple(Limit(metric=metric, value=0.1, unit="%", default=True) for metric in ("p10", "p50"))
 # Steps to which the windows of a pair in stretches may be lengthened. A pair of 100 steps spreads little more than one
 # of 150 and takes three quarters of its time: see "In turns" in docs/statistics.md.
-_MOST_IN_STRETCHES = 100
+_MOST_IN_STRETCHES = 125
 # On counters, unless the user names another for the same one.
 COUNTER_LIMITS = (Limit(metric="rpc.bytes", value=0.0, unit="%", default=True),)
 

@@ -47,7 +47,7 @@ def test_windows_are_bounded_by_what_a_baseline_would_keep_of_them(world_size: i
 
 @pytest.mark.parametrize(
     ("plan", "steps"),
-    [(PLAN, 100), (replace(PLAN, most_steps=75), 75), (replace(PLAN, steps=120), 120), (PLAN.exactly(150), 150)],
+    [(PLAN, 125), (replace(PLAN, most_steps=75), 75), (replace(PLAN, steps=130), 130), (PLAN.exactly(150), 150)],
 )
 def test_in_stretches_windows_are_shorter_but_as_long_as_they_were_asked_to_be(plan: Plan, steps: int) -> None:
     assert plan.in_stretches.steps_for(1e-9) == steps

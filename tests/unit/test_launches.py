@@ -137,8 +137,8 @@ PROGRESS: Any = None
 def test_of_two_sides_the_one_that_launches_first_says_it_for_both(run: int) -> None:
     here, there = Windows(7), Windows(9)
     now, reference = here.side(), turns(there)
-    reference.take(now, 2)
-    reference.take(now, 4)
+    reference.take(now, 2, of=2)
+    reference.take(now, 4, of=4)
     assert len(here.told) == len(there.told) == 4
     first, other = (here, there) if here.told[0] is None else (there, here)
     steps = 7 if first is here else 9
@@ -149,14 +149,14 @@ def test_of_two_sides_the_one_that_launches_first_says_it_for_both(run: int) -> 
 @pytest.mark.parametrize("run", range(3))
 def test_a_side_alone_says_it_for_itself(run: int) -> None:
     here = Windows(7)
-    turns(Windows(9), fails=True).take(here.side(), 3)
+    turns(Windows(9), fails=True).take(here.side(), 3, of=3)
     assert here.told == [None, 7, 7]
 
 
 def test_a_side_that_is_nothing_alone_stops_where_the_other_cannot_go_on() -> None:
     here = Windows(7)
     with pytest.raises(BaseSideError, match="gone"):
-        turns(Windows(9), fails=True, alone=False).take(here.side(), 3)
+        turns(Windows(9), fails=True, alone=False).take(here.side(), 3, of=3)
     assert len(here.told) <= 1
 
 
@@ -221,7 +221,7 @@ class Both:
             raise problem
 
     def take(self, count: int) -> None:
-        self.turns.take(self.now, count)
+        self.turns.take(self.now, count, of=count)
 
     def outcome(self) -> Outcome:
         bare: Any = SimpleNamespace(notes=())
