@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pytest_ddpperf.measuring.benchmark import _looked
 from pytest_ddpperf.measuring.judging import Judge, Terms
 from pytest_ddpperf.measuring.launches import measurement
 from pytest_ddpperf.records import Environment, LaunchSamples, Limit, Measurement, Verdict
@@ -37,27 +38,48 @@ class Beside:
 
     as_taken = kept
 
+    def take(self, here: Any, count: int, *, of: int) -> None:
+        here.asked.append(of)
+        here.kept = here.as_taken = here.every[:count]
+
+    def seconds(self, now: Any, count: int) -> float:
+        return 1.0 * count
+
+
+class Here:
+    """The side at hand."""
+
+    def __init__(self, every: list[LaunchSamples]) -> None:
+        self.every, self.kept, self.as_taken = every, list[LaunchSamples](), list[LaunchSamples]()
+        self.asked: list[int] = []  # of how many launches each was said to be
+
+
+TERMS = Terms(
+    limits=(Limit(metric="p50", value=0.1, unit="%"),),
+    level=0.015,
+    interleaved=True,
+    not_gated=None,
+    confirming=10,
+    max_seconds=1e9,
+    settles=False,
+)
+
+
+def looked(ratios: Sequence[float], terms: Terms = TERMS, *, asked: int = 0, all_wanted: bool = False) -> Any:
+    """What a measurement comes to, and the side at hand as it was left; by each of `ratios` that is slower. `asked` is
+    the other side's batch size."""
+    here: Any = Here(launches(*(0.01 * ratio for ratio in ratios)))
+    there: Any = Beside(launches(*(0.01,) * len(ratios)), asked)
+    there.take(here, LOOKS[0], of=LOOKS[0])
+    found, looks = _looked(Judge(terms, here, there, ENVIRONMENT), here, there, LOOKS, all_wanted=all_wanted)
+    return found, looks, here
+
 
 def judged(ratios: Sequence[float], *, settles: bool, asked: int = 0) -> tuple[int, Verdict]:
-    """How many launches were judged until the measurement ended, and what that came to; by each of `ratios` the side
-    at hand is slower. `asked` is the other side's batch size."""
-    terms = Terms(
-        limits=(Limit(metric="p50", value=0.1, unit="%"),),
-        level=0.015,
-        interleaved=True,
-        not_gated=None,
-        confirming=10,
-        max_seconds=1e9,
-        settles=settles,
-    )
-    now = launches(*(0.01 * ratio for ratio in ratios))
-    there: Any = Beside(launches(*(0.01,) * len(ratios)), asked)
-    for number, count in enumerate(LOOKS, 1):
-        here: Any = type("Here", (), {"kept": now[:count], "as_taken": now[:count]})
-        found = Judge(terms, here, there, ENVIRONMENT)(LOOKS[:number], final=count == LOOKS[-1])
-        if found.ended:
-            return count, found.verdict
-    raise AssertionError("the last look ends it")
+    """How many launches were taken until the measurement ended, and what that came to."""
+    found, _, here = looked(ratios, replace(TERMS, settles=settles), asked=asked)
+    assert found.ended
+    return len(here.kept), found.verdict
 
 
 STEADY = (1.0, 1.001, 0.999, 1.0005, 0.9995) * 4
@@ -89,3 +111,39 @@ def test_what_settles_a_suspicion_is_all_that_was_launched_for_it() -> None:
 def test_what_cannot_be_compared_needs_no_further_launches() -> None:
     count, verdict = judged(NOISY, settles=True, asked=4)
     assert (count, verdict.status) == (5, "INCOMPARABLE")
+
+
+OPEN = (1.0, 1.16, 1.0, 1.16, 1.0)  # within the limit, and not settled
+
+
+@pytest.mark.parametrize(
+    ("terms", "count", "looks"),
+    [
+        (TERMS, 7, (5,)),
+        (replace(TERMS, interleaved=False), 10, (5, 10)),
+        (replace(TERMS, settles=True), 10, (5, 10)),
+    ],
+    ids=["in turns", "stored", "a suspicion"],
+)
+def test_in_turns_what_is_settled_between_two_looks_ends_there(
+    terms: Terms, count: int, looks: tuple[int, ...]
+) -> None:
+    found, taken, here = looked((*OPEN, 0.98, *STEADY[:14]), terms)
+    assert (len(here.kept), taken, found.verdict.status) == (count, looks, "PASS")
+    assert here.asked[:2] == [5, 5]
+    assert set(here.asked[2:]) == {10}, "of which look it is one of"
+
+
+def test_a_red_waits_for_the_look() -> None:
+    found, looks, here = looked(SLOWER)
+    assert (len(here.kept), looks, found.verdict.status) == (10, (5, 10), "REGRESSED")
+
+
+def test_to_see_how_far_code_differs_from_itself_all_are_taken() -> None:
+    _, looks, here = looked(STEADY, all_wanted=True)
+    assert (len(here.kept), looks) == (20, LOOKS)
+
+
+def test_time_that_is_up_ends_it_at_a_look() -> None:
+    found, looks, here = looked((1.3, 1.0) * 10, replace(TERMS, max_seconds=12.0))
+    assert (len(here.kept), looks, found.verdict.status) == (10, (5, 10), "INCONCLUSIVE")

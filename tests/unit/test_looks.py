@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_ddpperf.measuring.looks import follow, schedule
+from pytest_ddpperf.measuring.looks import follow, glance, schedule
 from pytest_ddpperf.records import Comparison, Interval, Limit, Status, Verdict
 
 PASS, REGRESSED, INCONCLUSIVE, IMPROVED = Status.PASS, Status.REGRESSED, Status.INCONCLUSIVE, Status.IMPROVED
@@ -60,6 +60,13 @@ def test_a_settled_pass_ends_at_the_first_look() -> None:
 def test_an_open_pass_goes_on_and_the_last_look_ends_it() -> None:
     said = {(0, count): verdict(PASS) for count in (5, 10, 20)}
     assert course((5, 10, 20), said)[1] == 20
+
+
+@pytest.mark.parametrize("status", [PASS, REGRESSED, IMPROVED, INCONCLUSIVE])
+@pytest.mark.parametrize("settled", [False, True])
+def test_between_looks_nothing_ends_it_but_what_claims_nothing(status: Status, settled: bool) -> None:
+    said = verdict(status, settled=settled)
+    assert glance(7, lambda *asked: {(0, 7, 1.0): said}[asked]) == (said, status is PASS and settled)
 
 
 def test_what_was_not_compared_ends_at_once() -> None:
