@@ -28,7 +28,8 @@ class Origin:
 
 def origin_of(session: Recording, baseline: Path, rootdir: Path, *, builds: bool = False) -> Origin:
     """The commit that was recorded, else the last that changed the file of the `baseline`, else HEAD: the first that
-    holds the session's files, but for those that git ignores where a set-up `builds` them. Nothing is fetched."""
+    holds the session's files, but for those that git ignores where a set-up `builds` them. Nothing is fetched. One that
+    was recorded with uncommitted changes is none by itself: they may be in what a step reads and nobody imports."""
     if not session.files:
         return Origin(why="the baseline does not say whose code it is: ranks imported nothing of the repository then")
     unknown = [file for file, held in session.files.items() if not held]
@@ -40,15 +41,14 @@ def origin_of(session: Recording, baseline: Path, rootdir: Path, *, builds: bool
     except GitError as error:
         return Origin(why=f"git has no code of another time: {error}")
     files = {file: held for file, held in session.files.items() if file not in built}
-    recorded = session.commit.partition("-dirty")[0]
+    recorded, dirty, _ = session.commit.partition("-dirty")
     candidates = list(dict.fromkeys(_candidates(top, recorded, baseline)))
     if recorded and recorded not in candidates and _is_shallow(top):
         # What is here is the code at hand, and says nothing about files that are not imported.
         named = f"git fetch --depth=1 {_remote(top)} {recorded}"
-        later = session.commit.endswith("-dirty")  # a commit after it has the code
         return Origin(
             why=f"commit {recorded[:12]} of the baseline is not in this clone, which is shallow",
-            fetch="git fetch --unshallow" if later else named,
+            fetch="git fetch --unshallow" if dirty else named,  # a commit after it has the code
         )
     missing: dict[str, list[str]] = {}
     lacking: Origin | None = None
@@ -61,7 +61,7 @@ def origin_of(session: Recording, baseline: Path, rootdir: Path, *, builds: bool
                 fetch=f"git diff --stat HEAD {commit}",  # which, unlike a fetch, brings what a partial clone left out
             )
             continue
-        if not wrong:
+        if not wrong and not (dirty and commit == recorded):
             return Origin(commit=commit, built=tuple(built))
         missing[commit] = wrong
     if lacking is not None:
@@ -74,8 +74,10 @@ def origin_of(session: Recording, baseline: Path, rootdir: Path, *, builds: bool
     if not missing:
         return Origin(why="the repository has no commit")
     commit, wrong = next(iter(missing.items()))
-    dirty = ", which had uncommitted changes" if session.commit.endswith("-dirty") else ""
-    return Origin(why=f"no commit at hand holds the baseline's code: in {commit[:12]}{dirty}, {_named(wrong)} differs")
+    if not wrong:
+        return Origin(why=f"it was recorded with uncommitted changes to {commit[:12]}, and is not committed since")
+    had = ", which had uncommitted changes" if dirty else ""
+    return Origin(why=f"no commit at hand holds the baseline's code: in {commit[:12]}{had}, {_named(wrong)} differs")
 
 
 def never_at_hand(session: Recording, rootdir: Path, *, builds: bool = False) -> str:
@@ -98,7 +100,10 @@ def _candidates(top: Path, recorded: str, baseline: Path) -> Iterator[str]:
     """That are in the repository."""
     named = [recorded] * bool(re.fullmatch("[0-9a-f]{40,64}", recorded))
     with suppress(GitError):
-        named.append(last_change(top, baseline))
+        if not git(
+            top, "status", "--porcelain", "--no-renames", "--", baseline, offline=True
+        ):  # else that has another session
+            named.append(last_change(top, baseline))
     for ref in (*named, "HEAD"):
         with suppress(GitError):
             yield commit_named(top, ref, offline=True)

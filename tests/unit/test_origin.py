@@ -70,6 +70,20 @@ def test_of_a_dirty_tree_it_is_the_commit_that_has_the_baseline_and_its_code(sto
     assert stored.origin(session) == Origin(commit=together)
 
 
+def test_what_a_step_reads_and_nobody_imports_is_of_the_commit_that_has_the_baseline(stored: Stored) -> None:
+    (stored.top / "net.yaml").write_text("small")
+    before = stored.commit()
+    (stored.top / "net.yaml").write_text("large")
+    session = stored.session(f"{before}-dirty")
+    assert stored.origin(session).why == (
+        f"it was recorded with uncommitted changes to {before[:12]}, and is not committed since"
+    )
+    together = stored.commit()
+    assert stored.origin(session) == Origin(commit=together)
+    session = stored.session(f"{together}-dirty")
+    assert stored.origin(session).commit == "", "the last commit of the baseline's file has another session"
+
+
 def test_where_the_recorded_one_is_not_there_it_is_head_if_that_holds_the_same(stored: Stored) -> None:
     session = stored.session("1" * 40)
     head = stored.commit()
