@@ -50,18 +50,21 @@ def held_then(measured: Measured, session: Recording) -> Held:
     )
 
 
-def had_neither(there: Facts, now: Facts, then: Facts, *, trees: Trees) -> tuple[str, ...]:
-    """The variables that its code ran with, where those are neither what they were nor what they are. A folder of the
-    repository is another in its tree."""
+def had_others(there: Facts, now: Facts, then: Facts, *, held: Held, trees: Trees) -> tuple[str, ...]:
+    """The variables and options that its code ran with, where those are not what they were, to which they were `held`,
+    or, where nothing was, neither what they were nor what they are. A folder of the repository is another in its
+    tree."""
 
     def at_hand(value: Scalar) -> Scalar:
         return value.replace(trees.base, trees.hand) if isinstance(value, str) else value
 
-    found = (name for name in sorted({*there, *now, *then}) if name.startswith(_VARIABLE))
+    options = {name for name, _ in held.options}
+    found = (name for name in sorted({*there, *now, *then}) if name.startswith(_VARIABLE) or name in options)
+    sides = (then,) if held.told else (now, then)
     return tuple(
         f"{name.removeprefix(_VARIABLE)} {there.get(name, 'unset')}"
         for name in found
-        if at_hand(there.get(name)) not in (now.get(name), then.get(name))
+        if at_hand(there.get(name)) not in [side.get(name) for side in sides]
     )
 
 

@@ -20,7 +20,7 @@ from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.launch import Launcher
 from pytest_ddpperf.measuring import benchmark
 from pytest_ddpperf.measuring.benchmark import Job, Measured, Progress
-from pytest_ddpperf.measuring.circumstances import circumstances, had_neither, held_then
+from pytest_ddpperf.measuring.circumstances import circumstances, had_others, held_then
 from pytest_ddpperf.records import Baseline, Outcome, Status, Verdict
 from pytest_ddpperf.records.errors import AgainstError, BaseSideError, CheckoutError, DdpPerfError, LaunchError
 from pytest_ddpperf.report import text
@@ -130,8 +130,10 @@ class Confirming:
             raise unconfirmed(_gist(beside.error))
         assert beside.measurement is not None
         sides = beside.measurement, measured.result, session.measurement
-        if strange := had_neither(*(measurement.environment.recorded for measurement in sides), trees=side.tree):
-            raise unconfirmed(f"it ran with {', '.join(strange)}, which is neither what was recorded nor what is here")
+        facts = (measurement.environment.recorded for measurement in sides)
+        if others := had_others(*facts, held=held, trees=side.tree):
+            wanted = "not what was recorded" if held.told else "neither what was recorded nor what is here"
+            raise unconfirmed(f"it ran with {', '.join(others)}, which is {wanted}")
         if not verdict.status.compared:
             raise unconfirmed(", ".join(verdict.differences) or verdict.reason)
         found = circumstances(measured, baseline, session, held, code_differs=bool(beside.differing))

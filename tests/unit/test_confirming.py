@@ -14,7 +14,7 @@ from pytest_ddpperf.against.origin import Origin
 from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.measuring import confirming
 from pytest_ddpperf.measuring.benchmark import Job, Measured
-from pytest_ddpperf.measuring.circumstances import had_neither
+from pytest_ddpperf.measuring.circumstances import Held, had_others
 from pytest_ddpperf.measuring.confirming import Code, Confirming
 from pytest_ddpperf.records import Beside, Environment, Limit, Phases, RankError, Scalar, Status, Version
 from pytest_ddpperf.records.errors import AgainstError, BaseSideError, LaunchError
@@ -252,8 +252,18 @@ def test_both_sides_failures_are_told_where_one_fails_beside_the_other_and_the_o
 def test_a_place_below_a_worktree_is_no_other_setting() -> None:
     then = now = {"env:TORCH_HOME": "/repo/.cache", "env:OMP_NUM_THREADS": "1", "env:LD_PRELOAD": "/lib/malloc.so"}
     there = {"env:TORCH_HOME": "/tmp/ddpperf/tree/.cache", "env:OMP_NUM_THREADS": "2"}
-    strange = had_neither(there, now, then, trees=Trees(hand="/repo", base="/tmp/ddpperf/tree", kept=()))
-    assert strange == ("LD_PRELOAD unset", "OMP_NUM_THREADS 2")
+    trees = Trees(hand="/repo", base="/tmp/ddpperf/tree", kept=())
+    others = had_others(there, now, then, held=Held(), trees=trees)
+    assert others == ("LD_PRELOAD unset", "OMP_NUM_THREADS 2")
+
+
+def test_what_its_tests_set_back_is_not_what_it_was_held_to() -> None:
+    then, now = {"env:NCCL_ALGO": "Ring", "--hidden": "1024"}, {"env:NCCL_ALGO": "Tree", "--hidden": "2048"}
+    trees = Trees(hand="/repo", base="/tmp/ddpperf/tree", kept=())
+    held = Held(variables=("NCCL_ALGO=Ring",), options=(("--hidden", "1024"),), told=("NCCL_ALGO Ring -> Tree",))
+    assert had_others(then, now, then, held=held, trees=trees) == ()
+    assert had_others(now, now, then, held=held, trees=trees) == ("--hidden 2048", "NCCL_ALGO Tree")
+    assert had_others(now, now, then, held=Held(), trees=trees) == ()
 
 
 def test_of_files_that_no_rank_imported_those_are_named_that_a_step_may_read(tmp_path: Path) -> None:
@@ -297,8 +307,6 @@ def test_variables_and_options_are_those_of_the_baseline_where_they_can_be_and_n
     assert [code.assignments for code, _ in run.asked] == [assignments]
     assert [code.options for code, _ in run.asked] == [options]
     run.there = with_facts(stored.environment, {"env:OMP_NUM_THREADS": "64"})
-    assert (
-        run.settle()
-        .outcome.notes[-1]
-        .endswith("it ran with OMP_NUM_THREADS 64, which is neither what was recorded nor what is here")
-    )
+    held = bool(assignments or options)
+    wanted = "not what was recorded" if held else "neither what was recorded nor what is here"
+    assert run.settle().outcome.notes[-1].endswith(f"it ran with OMP_NUM_THREADS 64, which is {wanted}")
