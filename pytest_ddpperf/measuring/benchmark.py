@@ -267,8 +267,8 @@ def _not_gated(job: Job, facts: Mapping[str, Scalar]) -> str | None:
     """The reason code for a measurement that is not held against anything."""
     if job.settings.disable:
         return "disabled"
-    if any(str(facts.get(name)).upper() in values for name, values in _DEBUGGING.items()):
-        return "debugging-variable"
     if not job.gate:
         return "gate-off"
+    if any(str(facts.get(name)).upper() in values for name, values in _DEBUGGING.items()):
+        return "debugging-variable"
     return "saving" if job.settings.records else None

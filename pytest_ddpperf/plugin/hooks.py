@@ -230,23 +230,23 @@ def _leave(item: pytest.Item) -> list[str]:
 
 
 def _save(item: pytest.Item) -> None:
-    """Write the baselines of a test that has passed as a whole, in its first attempt."""
+    """Write the baselines of a test that has passed as a whole, in its first attempt. What could not be written fails
+    its reruns, too."""
     from pytest_ddpperf.records.errors import DdpPerfError
 
     test = state.of(item)
-    if not test.passed or test.attempt > 1:
-        return
     run = item.config.stash[RUN]
-    problems: list[str] = []
-    for index, candidate in test.candidates:
+    for index, candidate in test.candidates if test.passed and test.attempt == 1 else ():
+        outcome = test.outcomes[index]
         try:
-            sessions = run.session.save(candidate, run.files_of(item))
-            test.outcomes[index] = replace(test.outcomes[index], saved=sessions)
+            test.outcomes[index] = replace(outcome, saved=run.session.save(candidate, run.files_of(item)))
         except DdpPerfError as error:
-            problems.append(str(error))
-            test.outcomes[index] = replace(test.outcomes[index], fails=True, error=problems[-1].splitlines()[0])
-    if problems:
-        pytest.fail("\n".join(problems), pytrace=False)
+            test.unsaved[outcome.test.label] = str(error)
+    for index, outcome in enumerate(test.outcomes):
+        if problem := test.unsaved.get(outcome.test.label):
+            test.outcomes[index] = replace(outcome, fails=True, error=problem.splitlines()[0])
+    if test.unsaved:
+        pytest.fail("\n".join(test.unsaved.values()), pytrace=False)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -268,6 +268,7 @@ class TestState:
     def __init__(self) -> None:
         self.attempt = 0
         self.failed_gates: dict[str, tuple[str, Any]] = {}  # label -> text and result; kept over reruns
+        self.unsaved: dict[str, str] = {}  # label -> why its baseline could not be written; kept over reruns
         self.usage_error = ""
         self.outcomes: list[Outcome] = []  # of this attempt, behind those before
         self._clear()

@@ -141,13 +141,15 @@ def test_an_unreadable_baseline_is_red_and_stays_as_it_is(pytester: pytest.Pytes
     assert {name: file.read_text() for name, file in files.items() if file.is_file()} == before
 
 
+@pytest.mark.parametrize("reruns", [0, 1])
 def test_a_store_that_cannot_be_written_is_red_and_named(
-    pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch
+    pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch, reruns: int
 ) -> None:
     pytester.makepyfile(test_store=STEP + "def test_a(ddp_benchmark): ddp_benchmark(lasting)")
     (pytester.path / "a_file").write_text("")
-    result = run("--ddp-save-baseline", "--ddp-baseline-dir=a_file", "--ddp-json=told.json")
-    result.assert_outcomes(passed=1, errors=1)
+    result = run("--ddp-save-baseline", f"--reruns={reruns}", "--ddp-baseline-dir=a_file", "--ddp-json=told.json")
+    assert result.ret == 1
+    assert result.parseoutcomes().get("errors") == 1
     result.stdout.fnmatch_lines(["baseline *a_file*: *"])
     (measured,) = json.loads((pytester.path / "told.json").read_text())["measurements"]
     assert measured["fails"]

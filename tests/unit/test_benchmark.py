@@ -31,7 +31,7 @@ def carried_out(launch: Callable[[Plan], LaunchSamples], store: Store, **asked: 
     return carry_out(job(**asked), launcher, store, PROGRESS)
 
 
-def job(**asked: Any) -> Job:
+def job(*, gate: bool = True, **asked: Any) -> Job:
     of_test = settings(**asked)
     return Job(
         test=TestId(module="m", name="t"),
@@ -42,7 +42,7 @@ def job(**asked: Any) -> Job:
         launches=options.launches(of_test),
         level=0.05,
         batch_size=None,
-        gate=True,
+        gate=gate,
         facts={},
     )
 
@@ -154,5 +154,6 @@ def test_saving_takes_launches_until_two_such_measurements_resolve_the_limits_or
 def test_under_a_debugging_variable_nothing_is_compared(tmp_path: Path, variable: str, value: str) -> None:
     store = Store(tmp_path)
     for told, verdict in ((value, "debugging-variable"), ("INFO", "no-baseline")):
-        found = measure(replace(LAUNCH, facts={f"env:{variable}": told}), store).result.verdict
-        assert found.reason == verdict
+        launch = replace(LAUNCH, facts={f"env:{variable}": told})
+        assert measure(launch, store).result.verdict.reason == verdict
+        assert measure(launch, store, gate=False).result.verdict.reason == "gate-off"
