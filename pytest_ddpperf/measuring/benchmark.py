@@ -81,6 +81,7 @@ class Measured:
     candidate: Baseline  # what would be stored
     output: tuple[tuple[RankOutput, ...], ...]  # launch x rank
     shown: Sequence[LaunchSamples] = ()  # that the verdict is about
+    beside: Sequence[LaunchSamples] = ()  # of the other side, where both took turns
 
 
 class Progress(Observer, Protocol):
@@ -159,6 +160,7 @@ def _compared(job: Job, launches: Launches, reference: Stored | Turns) -> Measur
         outcome=reference.told(result.outcome, launches, judged.view, splits=splits),
         baseline=reference.baseline(judged.view.before),
         candidate=Baseline(test=job.test, sessions=(judge.recording(judged.view),)),
+        beside=reference.beside,
     )
 
 

@@ -4,12 +4,12 @@ is `verdict`'s to say."""
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from pytest_ddpperf.measuring import provenance
 from pytest_ddpperf.measuring.benchmark import Measured
-from pytest_ddpperf.records import Baseline, Distribution, Recording, Scalar
+from pytest_ddpperf.records import Baseline, Distribution, LaunchSamples, Recording, Scalar
 from pytest_ddpperf.verdict import Circumstances
 from pytest_ddpperf.wire.trees import Trees
 
@@ -34,8 +34,8 @@ def held_then(measured: Measured, session: Recording) -> Held:
     """Where nothing of the environment differs but variables and options: those. Else both sides have those at
     hand."""
     now, then = measured.result.environment.recorded, session.measurement.environment.recorded
-    brought = provenance.distributions(_imported(measured))
-    if any(_differing(now, then, _is_version)) or any(_installed(brought, session.distributions, added=False)):
+    brought = provenance.distributions(_imported(measured.shown))
+    if any(_differing(now, then, _is_version)) or any(_installed(brought, session.distributions)):
         return Held()
     differ = sorted(name for name in {*now, *then} if _is_asked(name, now, then) and now.get(name) != then.get(name))
     if any(map(_of_a_place, (fact for name in differ for fact in (now.get(name), then.get(name))))):
@@ -73,27 +73,33 @@ def _of_a_place(value: Scalar) -> bool:
     return os.sep in str(value)
 
 
-def _imported(measured: Measured) -> set[str]:
+def _imported(launches: Iterable[LaunchSamples]) -> set[str]:
     """Top-level modules from outside the repository."""
-    return {module for launch in measured.shown for module in launch.others}
+    return {module for launch in launches for module in launch.others}
 
 
 def circumstances(
-    measured: Measured, baseline: Baseline, session: Recording, held: Held, *, code_differs: bool
+    measured: Measured,
+    baseline: Baseline,
+    session: Recording,
+    held: Held,
+    *,
+    there: Iterable[LaunchSamples],
+    code_differs: bool,
 ) -> Circumstances:
-    """Of `measured`, held against the last `session` of its baseline. `held`: what its code ran with.
-    `code_differs`: whether ranks of both sides imported files that differ."""
+    """Of `measured`, held against the last `session` of its baseline. `there`: launches of its own code, which ran with
+    what it was `held` to. `code_differs`: whether ranks of both sides imported files that differ."""
     now, then = measured.result.environment.recorded, session.measurement.environment.recorded
     hosts = {each.measurement.environment.recorded.get("host") for each in baseline.sessions}
     files = provenance.files([launch.files for launch in measured.shown])
-    others = _imported(measured)
+    others = _imported(measured.shown)
     brought = provenance.distributions(others)
     return Circumstances(
         another_host=now.get("host") not in hosts,
         environment=(
             *_differing(now, then, _is_version),
             *(() if held.told else _differing(now, then, lambda name: _is_asked(name, now, then))),
-            *_installed(brought, session.distributions, added=not code_differs),
+            *_installed(brought, session.distributions, provenance.distributions(_imported(there))),
         ),
         variables=held.told,
         code_differs=code_differs,
@@ -103,14 +109,18 @@ def circumstances(
     )
 
 
-def _installed(now: Mapping[str, Distribution], then: Mapping[str, Distribution], *, added: bool) -> Iterator[str]:
-    """Distributions that are others; those that one side alone imports, too, where it is not its code that does."""
+_Distributions = Mapping[str, Distribution]  # by name
+
+
+def _installed(now: _Distributions, then: _Distributions, there: _Distributions | None = None) -> Iterator[str]:
+    """Distributions that are others; those that came or went, too, where that is not the doing of the code at hand:
+    `there` are those that the baseline's own code imports today."""
     for name in sorted({*now, *then}):
         before, after = then.get(name), now.get(name)
         if before is not None and after is not None and before != after:
             build = ", another build" * (before.version == after.version)
             yield f"{name} {before.version} -> {after.version}{build}"
-        elif added and (before is None or after is None):
+        elif there is not None and before != after and (name in there) is (after is not None):
             yield f"{name} {before.version if before else 'not there'} -> {after.version if after else 'not there'}"
 
 

@@ -136,7 +136,9 @@ class Confirming:
             raise unconfirmed(f"it ran with {', '.join(others)}, which is {wanted}")
         if not verdict.status.compared:
             raise unconfirmed(", ".join(verdict.differences) or verdict.reason)
-        found = circumstances(measured, baseline, session, held, code_differs=bool(beside.differing))
+        found = circumstances(
+            measured, baseline, session, held, there=turned.beside, code_differs=bool(beside.differing)
+        )
         rebuilt = digests(side.tree.base, origin.built) if origin.built else {}
         otherwise = tuple(file for file in origin.built if rebuilt[file] != session.files[file])
         found = replace(found, unaccounted=found.unaccounted + otherwise)

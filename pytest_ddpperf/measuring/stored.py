@@ -55,6 +55,7 @@ class Stored:
         return self._baseline.measurements if self._baseline is not None else ()
 
     as_taken = kept
+    beside = ()
 
     def baseline(self, before: Before) -> Baseline | None:
         return self._baseline

@@ -204,6 +204,11 @@ class Turns:
         """None where something went wrong there."""
         return () if self.error else (measurement(launches, self._environment),)
 
+    @property
+    def beside(self) -> Sequence[LaunchSamples]:
+        """The other side's launches."""
+        return self._theirs.kept if self._theirs is not None else ()
+
     def baseline(self, before: Before) -> Baseline | None:
         """The other side in one view as if it had been stored."""
         commit = self._base.version.commit
@@ -218,8 +223,7 @@ class Turns:
     def told(self, outcome: Outcome, now: Launches, view: View, *, splits: Splits | None) -> Outcome:
         """With the other side."""
         stretches = tuple(launch.stretches for launch in view.now)
-        theirs = self._theirs.kept if self._theirs is not None else []
-        files = [side[0].files if side else {} for side in (now.kept, theirs)]
+        files = [side[0].files if side else {} for side in (now.kept, self.beside)]
         beside = Beside(
             version=self._base.version,
             seed=self._seed,
@@ -228,7 +232,7 @@ class Turns:
             measurement=next(iter(view.before()), None),
             replaced=self._theirs.replacements() if self._theirs is not None else (),
             imported=len({*files[0], *files[1]}),
-            differing=differing(*files) if theirs else (),
+            differing=differing(*files) if self.beside else (),
             splits=splits,
             error=self.error,
         )

@@ -12,11 +12,11 @@ import pytest
 
 from pytest_ddpperf.against.origin import Origin
 from pytest_ddpperf.baseline import Store
-from pytest_ddpperf.measuring import confirming
+from pytest_ddpperf.measuring import circumstances, confirming
 from pytest_ddpperf.measuring.benchmark import Job, Measured
 from pytest_ddpperf.measuring.circumstances import Held, had_others
 from pytest_ddpperf.measuring.confirming import Code, Confirming
-from pytest_ddpperf.records import Beside, Environment, Limit, Phases, RankError, Scalar, Status, Version
+from pytest_ddpperf.records import Beside, Distribution, Environment, Limit, Phases, RankError, Scalar, Status, Version
 from pytest_ddpperf.records.errors import AgainstError, BaseSideError, LaunchError
 from pytest_ddpperf.wire.trees import Trees
 from tests.unit.test_benchmark import PROGRESS, carried_out, job, lasting
@@ -255,6 +255,26 @@ def test_a_place_below_a_worktree_is_no_other_setting() -> None:
     trees = Trees(hand="/repo", base="/tmp/ddpperf/tree", kept=())
     others = had_others(there, now, then, held=Held(), trees=trees)
     assert others == ("LD_PRELOAD unset", "OMP_NUM_THREADS 2")
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "there", "told"),
+    [
+        ("2.5", None, None, ["flash_attn 2.5 -> not there"]),
+        ("2.5", None, "2.5", []),  # the code at hand does without it
+        (None, "2.5", "2.5", ["flash_attn not there -> 2.5"]),
+        (None, "2.5", None, []),  # the code at hand began to use it
+        ("2.5", "2.6", "2.6", ["flash_attn 2.5 -> 2.6"]),
+        ("2.5", "2.5", None, []),
+    ],
+)
+def test_a_distribution_that_came_or_went_is_the_environments_where_the_baselines_code_misses_it_too(
+    then: str | None, now: str | None, there: str | None, told: list[str]
+) -> None:
+    def installed(version: str | None) -> dict[str, Distribution]:
+        return {"flash_attn": Distribution(version=version, digest=version)} if version is not None else {}
+
+    assert list(circumstances._installed(installed(now), installed(then), installed(there))) == told
 
 
 def test_what_its_tests_set_back_is_not_what_it_was_held_to() -> None:
