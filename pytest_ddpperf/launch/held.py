@@ -16,10 +16,12 @@ from typing import Protocol, TypeVar
 from pytest_ddpperf.launch.peer import Peer, wake
 from pytest_ddpperf.launch.run import Delivery, Launch
 from pytest_ddpperf.records import LaunchSamples, Phases
-from pytest_ddpperf.records.errors import DdpPerfError
+from pytest_ddpperf.records.errors import DdpPerfError, ServerError
 from pytest_ddpperf.wire.channels import Phase
 
 _GB = 1e9
+# For the server to send its signals.
+_PAUSE_SECONDS = 30.0
 
 
 def _rests(rank: Peer) -> bool:
@@ -78,7 +80,18 @@ class HeldLaunch(Launch):
         self._left = self._deadline - time.monotonic()
         self._check()
 
+    def _pause(self) -> None:
+        """Stop the ranks by signal, and all that they started."""
+        self._server.send({"op": "pause"})
+        until = time.monotonic() + _PAUSE_SECONDS
+        while not self._paused:
+            left = until - time.monotonic()
+            self._take_in(max(left, 0.0))
+            if left <= 0 and not self._paused:
+                raise ServerError("does not answer", "")
+
     def _resume(self, steps: int) -> None:
+        self._take_in()  # who ended at rest did so there, and in no step
         self._deadline = time.monotonic() + self._left
         if self._paused:
             self._paused = False

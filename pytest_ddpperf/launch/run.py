@@ -7,28 +7,27 @@ import os
 import shutil
 import signal
 import socket
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from pytest_ddpperf.launch import environ, output, temporary
+from pytest_ddpperf.launch import output, temporary
 from pytest_ddpperf.launch.clock import Clock
 from pytest_ddpperf.launch.cores import Placement
 from pytest_ddpperf.launch.diagnosis import Diagnosis
 from pytest_ddpperf.launch.elsewhere import Elsewhere, Nowhere, Part
-from pytest_ddpperf.launch.failure import describe_exit, launch_error
+from pytest_ddpperf.launch.failure import launch_error
 from pytest_ddpperf.launch.observer import Observer
 from pytest_ddpperf.launch.peer import Peer, wake
+from pytest_ddpperf.launch.request import request
 from pytest_ddpperf.launch.server import RankServer
-from pytest_ddpperf.records import Phases, Plan, RankOutput, codec
+from pytest_ddpperf.records import Phases, Plan, RankOutput
 from pytest_ddpperf.records.errors import ServerError
-from pytest_ddpperf.wire import boot
 from pytest_ddpperf.wire.channels import Board, Phase, readable
 from pytest_ddpperf.wire.trees import Trees
 
@@ -99,10 +98,13 @@ class Launch:
             self._board = Board(self._folder / "board", self._plan.processes, self._plan.room)
             failing.callback(self._board.close)
             (self._folder / "payload").write_bytes(self._payload)
-            (self._folder / "request.json").write_text(json.dumps(self._request()))
+            told = request(self._plan, self._part, self._placement, self._modules, self._trees, held=self.held)
+            (self._folder / "request.json").write_text(json.dumps(told))
             failing.pop_all()
         self._stream = output.Stream(self._folder, self._names, self._observer.output)
-        self._diagnosis = Diagnosis(self._folder, self._board, self._plan, lambda: self._server.send({"op": "dump"}))
+        self._diagnosis = Diagnosis(
+            self._folder, self._board, self._plan, lambda: self._server.send({"op": "dump"}), self._take_in
+        )
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -112,17 +114,16 @@ class Launch:
             for rank in filter(lambda rank: rank.pid, self._ranks if self.held else ()):
                 with suppress(ProcessLookupError, PermissionError):
                     os.killpg(rank.pid, signal.SIGCONT)
-        except BaseException:
-            self._server.stop()
-            raise
         finally:
-            self._elsewhere.stop(time.monotonic(), at_deadline=False)  # nothing, where it has ended
-            if kind is None or issubclass(kind, Exception):  # what interrupts pytest waits for nobody
-                self._elsewhere.await_end()
-            for rank in self._ranks:
-                rank.channel.close()
-            self._board.close()
-            shutil.rmtree(self._folder, ignore_errors=True)
+            try:
+                self._elsewhere.stop(time.monotonic(), at_deadline=False)  # nothing, where it has ended
+                if kind is None or issubclass(kind, Exception):  # what interrupts pytest waits for nobody
+                    self._elsewhere.await_end()
+                for rank in self._ranks:
+                    rank.channel.close()
+                self._board.close()
+            finally:
+                shutil.rmtree(self._folder, ignore_errors=True)
 
     def run(self) -> Delivery:
         """The whole of it; raises LaunchError with the first cause, or ServerError."""
@@ -176,25 +177,6 @@ class Launch:
             named = (replace(one, name=self._elsewhere.name(one.rank) or one.name) for one in failures)
             raise launch_error(named, self._output())
 
-    def _request(self) -> dict[str, Any]:
-        """What the ranks are told, by a file."""
-        plan = self._plan
-        return {
-            "plan": codec.encode(plan),
-            "held": self.held,
-            "environ": environ.for_ranks(os.environ, plan.processes, self._part),
-            "node": self._part.node,
-            "processes": self._part.processes,
-            "store": self._part.store,
-            "cwd": os.getcwd(),
-            "sys_path": boot.search_path(),
-            "argv": sys.argv,
-            "cpus": self._placement.cpus if plan.device == "cpu" else ((),) * len(self._part.processes),
-            "threads": self._placement.own_threads if plan.device == "cpu" else 0,
-            "modules": dict(self._modules),
-            "trees": asdict(self._trees) if self._trees is not None else None,
-        }
-
     def _fork(self) -> None:
         for number in self._part.processes:
             ours, theirs = socket.socketpair()
@@ -232,7 +214,16 @@ class Launch:
             wake(servers)
 
     def _wait(self, seconds: float) -> None:
-        """Take in whatever arrives, for at most `seconds`."""
+        """Take in whatever arrives, for at most `seconds`, and show it."""
+        self._take_in(seconds)
+        if self._observer.streams:
+            self._stream.pump()
+        board = self._board
+        for first in self._part.processes[:1]:
+            self._observer.progress(board.phase(first), board.step(first), board.steps(first), board.marks(first))
+
+    def _take_in(self, seconds: float = 0.0) -> None:
+        """Whatever has arrived, or else does so within `seconds`."""
         channels = {rank.channel: rank for rank in self._ranks if not rank.silent}
         ready = readable([self._server.socket, *self._elsewhere.channels, *channels], seconds)
         for channel in ready:
@@ -241,42 +232,27 @@ class Launch:
         if self._server.socket in ready:
             self._hear()
         self._elsewhere.hear()
-        if self._observer.streams:
-            self._stream.pump()
-        board = self._board
-        for first in self._part.processes[:1]:
-            self._observer.progress(board.phase(first), board.step(first), board.steps(first), board.marks(first))
 
     def _hear(self) -> None:
         for message in self._server.receive():
-            if message["event"] == "forked":
-                next(rank for rank in self._ranks if rank.number == message["rank"]).pid = message["pid"]
-            elif message["event"] == "paused":
+            event = message["event"]
+            if event == "paused":
                 self._paused = True
-            elif message["event"] == "exit":
-                rank = next(rank for rank in self._ranks if rank.pid == message["pid"])
-                rank.read()  # all it sent has arrived before the news of its end
-                rank.exited = True
-                if not rank.settled:
-                    rank.error = self._diagnosis.error(
-                        rank,
-                        when=message["when"],
-                        summary=describe_exit(message["status"], delivered=rank.result is not None),
-                        traceback=self._diagnosis.stacks(rank),
-                    )
-
-    def _pause(self) -> None:
-        """Stop the ranks by signal, and all that they started."""
-        self._server.send({"op": "pause"})
-        until = time.monotonic() + _END_SECONDS
-        while not self._paused:
-            if time.monotonic() > until:
-                raise ServerError("does not answer", "")
-            self._wait(TICK_SECONDS)
+            for rank in self._ranks:
+                if event == "forked" and rank.number == message["rank"]:
+                    rank.pid = message["pid"]
+                elif event == "exit" and rank.pid == message["pid"]:
+                    rank.read()  # all it sent has arrived before the news of its end
+                    rank.exited = True
+                    if not rank.settled:
+                        rank.error = self._diagnosis.of_the_end(rank, message["status"], message["when"])
 
     def _give_up(self, there: Callable[[Peer], bool], *, at_deadline: bool) -> None:
-        """Some ranks are not `there` and will not be waited for: find out where they are."""
+        """Nobody will be waited for any longer: find out where those are that are not `there`."""
+        self._take_in()  # pytest itself may have stood still (a blocked terminal, say) while they delivered
         pending = [rank for rank in self._ranks if not (there(rank) or rank.error)]
+        if not pending and self._elsewhere.settled:
+            return
         when = time.monotonic()
         self._elsewhere.stop(when, at_deadline=at_deadline)
         if all(rank.result is not None and rank.error is None for rank in self._timed):
@@ -302,10 +278,14 @@ class Launch:
         """No process of the launch is alive when this returns."""
         if self.over or not self._begun:
             return
+        try:
+            self._server.send({"op": "end"})
+            while not any(message["event"] == "ended" for message in self._server.receive(_END_SECONDS)):
+                pass
+        except BaseException:
+            self._server.stop()  # what it has yet to say would be taken for news of the next launch
+            raise
         self.over = True
-        self._server.send({"op": "end"})
-        while not any(message["event"] == "ended" for message in self._server.receive(_END_SECONDS)):
-            pass
 
     def _phases(self, ended: int) -> Phases:
         """Seconds by phase, from the last rank's entry into one to the last rank's entry into the next; of the ranks

@@ -59,7 +59,7 @@ class RankServer:
             start_new_session=True,  # Ctrl-C is pytest's to handle
         )
         theirs.close()
-        self._lines, self._made_for = Lines(ours), wanted
+        self._lines = Lines(ours)
         ours.settimeout(_START_SECONDS)
         self.send(
             {
@@ -76,6 +76,7 @@ class RankServer:
         if answers[0]["event"] != "ready":
             self.stop()
             raise ServerError("did not start", answers[0]["traceback"])
+        self._made_for = wanted
 
     @property
     def socket(self) -> socket.socket:
@@ -99,6 +100,7 @@ class RankServer:
 
     def stop(self) -> None:
         """End the server and, with it, whatever it still runs."""
+        self._made_for = ()  # first: one that is only half ended, or half started, is not to be used
         if self._process is None:
             return
         if self._lines is not None:

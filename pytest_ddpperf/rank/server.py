@@ -29,6 +29,7 @@ import sys
 import time
 import traceback
 import warnings
+from collections.abc import Callable
 from contextlib import suppress
 from typing import NoReturn
 
@@ -103,6 +104,7 @@ class _Server:
         self._control = control
         self._folder = folder  # of pytest's own, to be removed if it is killed; "" for none
         self._ranks: set[int] = set()  # pids; each leads a session and a process group of its own
+        self._stores: set[int] = set()  # pids of processes that hold one
         self._dir = ""  # of the last launch, to be removed if pytest cannot
         self._spared = set(process.children())  # of modules that are preloaded: launches may need them
         signal.pthread_sigmask(signal.SIG_SETMASK, ())  # whoever started pytest may have blocked what wakes us
@@ -113,12 +115,17 @@ class _Server:
         for signum in (signal.SIGCHLD, signal.SIGTERM):
             signal.signal(signum, lambda signum, frame: None)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGQUIT, signal.SIG_IGN)  # for ranks that are asked for stacks before they can write any
 
     def serve(self) -> NoReturn:
+        status = 1
         try:
             self._serve()
+            status = 0
+        except BaseException:
+            traceback.print_exc()  # to the log that pytest shows
         finally:
-            self._leave()  # pytest is gone, or we are broken: either way nothing may stay
+            self._leave(status)  # pytest is gone, or we are broken: either way nothing may stay
 
     def _serve(self) -> None:
         while True:
@@ -159,35 +166,38 @@ class _Server:
 
     def _fork(self, message: Message) -> None:
         channel = self._control.take_descriptor()
-        pid = _forked()
-        if pid == 0:
-            self._become_rank(message["rank"], channel)
+        pid = self._forked(lambda: self._become_rank(message["rank"], channel))
         os.close(channel)
         self._ranks.add(pid)
         self._control.send({"event": "forked", "rank": message["rank"], "pid": pid})
 
     def _become_rank(self, rank: int, channel: int) -> NoReturn:
-        try:
-            self._let_go()
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            from pytest_ddpperf.rank import worker
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        from pytest_ddpperf.rank import worker
 
-            worker.run(rank, self._dir, socket.socket(fileno=channel))
-        finally:
-            os._exit(70)  # EX_SOFTWARE: run does not return
+        worker.run(rank, self._dir, socket.socket(fileno=channel))
 
     def _fork_store(self) -> None:
         """Ends with the launch, as all children of this process."""
         descriptor = self._control.take_descriptor()
-        if _forked() == 0:
-            try:
-                self._let_go()
-                from pytest_ddpperf.rank import store
-
-                store.serve(descriptor)
-            finally:
-                os._exit(70)
+        self._stores.add(self._forked(lambda: _hold_store(descriptor)))
         os.close(descriptor)
+
+    def _forked(self, run: Callable[[], NoReturn]) -> int:
+        """The pid of a child that does nothing but `run`."""
+        with warnings.catch_warnings():
+            # The import of NumPy may leave idle BLAS threads, which are safe to fork around.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
+        if pid:
+            return pid
+        try:
+            self._let_go()
+            run()
+        except BaseException:
+            traceback.print_exc()  # to the rank's own log, if it has come that far
+        finally:
+            os._exit(70)  # EX_SOFTWARE
 
     def _let_go(self) -> None:
         """In a child: of what is this process's own."""
@@ -207,6 +217,7 @@ class _Server:
                 return
             if not pid:
                 return
+            self._stores.discard(pid)
             if pid in self._ranks:
                 self._ranks.remove(pid)
                 code = os.waitstatus_to_exitcode(status)
@@ -232,16 +243,17 @@ class _Server:
             _signal_group(pid, signum)
 
     def _end(self) -> None:
-        """Kill what is left of the launch: ranks, their groups, and orphans that left their group."""
+        """Kill what is left of the launch: ranks, their groups, its store, and orphans that left their group."""
         self._signal_groups(signal.SIGKILL)
-        while pids := [pid for pid in process.children() if pid not in self._spared] or list(self._ranks):
+        while pids := [pid for pid in process.children() if pid not in self._spared] or [*self._ranks, *self._stores]:
             for pid in pids:
                 os.kill(pid, signal.SIGKILL)
             for pid in pids:
                 os.waitpid(pid, 0)
                 self._ranks.discard(pid)
+                self._stores.discard(pid)
 
-    def _leave(self) -> NoReturn:
+    def _leave(self, status: int) -> NoReturn:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         try:
             self._spared.clear()
@@ -249,15 +261,13 @@ class _Server:
             for folder in filter(None, (self._dir, self._folder)):
                 shutil.rmtree(folder, ignore_errors=True)
         finally:
-            os._exit(0)
+            os._exit(status)
 
 
-def _forked() -> int:
-    """os.fork."""
-    with warnings.catch_warnings():
-        # The import of NumPy may leave idle BLAS threads, which are safe to fork around.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return os.fork()
+def _hold_store(descriptor: int) -> NoReturn:
+    from pytest_ddpperf.rank import store
+
+    store.serve(descriptor)
 
 
 def _signal_group(pid: int, signum: signal.Signals) -> None:

@@ -39,7 +39,9 @@ def serve(descriptor: int) -> NoReturn:
 def store_of(name: str, size: int, folder: Path, address: tuple[str, int] | None, timeout: timedelta) -> Any:
     """The store of a group of so many ranks in this launch: a file in `folder` or, of several nodes, at `address`."""
     if address is None:
-        return dist.FileStore(str(folder / name), size)  # type: ignore[attr-defined]
+        file = dist.FileStore(str(folder / name), size)  # type: ignore[attr-defined]
+        file.set_timeout(timeout)
+        return file
     client = dist.TCPStore(*address, is_master=False, wait_for_workers=False, timeout=timeout)  # type: ignore[attr-defined]
     return dist.PrefixStore(name, client)  # type: ignore[attr-defined]
 

@@ -194,7 +194,11 @@ def _measure_rpc(rank: Rank, ctx: RpcContext, trainer: Any, master: Any, paramet
     setup = master if ctx.role == "master" else parameter_server
     made = rpc.served(ctx, setup)
     rank.enter(Phase.SERVING)
-    rpc.announce(ctx, made)
+    try:
+        rpc.announce(ctx, made)
+    except BaseException:
+        rank.enter(Phase.SETUP)  # which made what cannot travel
+        raise
     rank.await_word()  # that the trainers have ended
     rank.deliver(json.dumps(codec.encode(rank.imported())).encode())
     return made.clean_up if made is not None else None

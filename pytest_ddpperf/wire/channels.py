@@ -14,6 +14,7 @@ import selectors
 import socket
 import struct
 from collections.abc import Iterable
+from contextlib import suppress
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
@@ -222,5 +223,7 @@ class Board:
         }.get(phase, "the end")
 
     def close(self) -> None:
-        self._cells.release()
-        self._map.close()
+        # The traceback of what interrupted may hold a view, and the memory goes with the last of them.
+        with suppress(BufferError):
+            self._cells.release()
+            self._map.close()

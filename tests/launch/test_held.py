@@ -24,8 +24,9 @@ from torch.utils.data import DataLoader
 from pytest_ddpperf.launch import held as held_module
 from pytest_ddpperf.launch import run
 from pytest_ddpperf.records.errors import LaunchError, ServerError
+from pytest_ddpperf.wire.channels import readable
 from tests.launch.conftest import Bench, arrive, hang
-from tests.processes import alive, descendants, ended, gone, until
+from tests.processes import descendants, ended, gone, until
 
 
 def all_reduce() -> None:
@@ -220,12 +221,12 @@ def test_a_rank_that_dies_in_a_stretch(bench: Bench, signum: int) -> None:
 
 def test_a_rank_that_is_killed_at_rest_is_named_when_it_is_missed(bench: Bench) -> None:
     def kill() -> None:
-        victim = ranks_of(bench)[0]
-        os.kill(victim, signal.SIGKILL)
-        until(lambda: not alive(victim))
+        os.kill(ranks_of(bench)[0], signal.SIGKILL)
+        until(lambda: readable([bench.launcher._server.socket], 0.0))  # the news of its end are there
 
     with pytest.raises(LaunchError) as caught:
         taken(bench, counting, 2, 2, between=kill)
+    assert caught.value.cause.phase == "rest"
     assert "killed by SIGKILL" in caught.value.cause.summary
 
 

@@ -260,8 +260,39 @@ def test_what_rpc_cannot_carry_is_said_of_the_master(bench: Bench) -> None:
         return lambda: None
 
     error = failure(bench, calling(nothing), master=master, left=4)
-    assert error.cause.who == "master"
+    assert (error.cause.who, error.cause.phase) == ("master", "setup")
     assert "pickle" in error.cause.summary
+
+
+class HangsInPickle:
+    def __reduce__(self) -> Any:
+        hang()
+
+
+def test_what_hangs_as_it_is_sent_is_the_cause_and_the_masters(bench: Bench) -> None:
+    error = failure(bench, calling(nothing), master=lambda ctx: HangsInPickle(), left=5)
+    assert error.cause.who == "master"
+    assert error.cause.summary == "did not end within 300 s (--ddp-timeout)"
+    assert "in __reduce__" in error.cause.traceback
+
+
+def test_a_master_that_is_called_before_all_have_heard_of_it_serves(bench: Bench) -> None:
+    def master(ctx: Any) -> None:
+        from pytest_ddpperf.rank import rpc as ours
+
+        tell = ours._tell
+
+        def tell_and_wait(*args: Any) -> None:
+            tell(*args)
+            time.sleep(3600)
+
+        ours._tell = tell_and_wait
+
+    def trainer(ctx: Any, shared: None) -> Any:
+        return lambda: rpc.rpc_sync("master", end, (7,))
+
+    error = failure(bench, trainer, master=master, left=2)
+    assert (error.cause.who, error.cause.phase) == ("master", "serving")
 
 
 def test_a_handler_that_raises_remotely_is_red_with_the_remote_traceback(bench: Bench) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+from pathlib import Path
+
 import pytest
 
 from pytest_ddpperf.rank.group import parse_cpulist
+from pytest_ddpperf.rank.store import store_of
 
 
 @pytest.mark.parametrize(
@@ -12,3 +16,7 @@ from pytest_ddpperf.rank.group import parse_cpulist
 )
 def test_the_cores_near_a_device_are_read_as_the_kernel_writes_them(written: str, cores: set[int]) -> None:
     assert parse_cpulist(written) == cores
+
+
+def test_ranks_wait_for_each_other_at_a_file_for_as_long_as_they_are_told(tmp_path: Path) -> None:
+    assert store_of("store", 2, tmp_path, None, timedelta(seconds=700)).timeout == timedelta(seconds=700)

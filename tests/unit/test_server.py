@@ -7,12 +7,14 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from pytest_ddpperf.wire.channels import Lines
-from tests.processes import gone, until
+from pytest_ddpperf.wire.channels import Lines, Message
+from tests.processes import descendants, ended, gone, until
 
 SERVE = """
 import socket, sys
@@ -24,6 +26,43 @@ control.send({"event": "ready"})
 server.serve()
 """
 
+
+RANK_THAT_RAISES = """
+import pytest_ddpperf.rank
+class worker:
+    def run(rank, directory, channel):
+        raise ValueError("before it has a log")
+pytest_ddpperf.rank.worker = worker
+"""
+
+RANK_THAT_ENDS_WHEN_TOLD = """
+import os
+import pytest_ddpperf.rank
+class worker:
+    def run(rank, directory, channel):
+        channel.send(b"here")
+        channel.recv(1)
+        os._exit(5)
+pytest_ddpperf.rank.worker = worker
+"""
+
+NO_FORK = """
+import os
+def fork():
+    raise BlockingIOError(11, "no process is left")
+os.fork = fork
+"""
+
+STORE_WHERE_NO_CHILDREN_ARE_TOLD = """
+import time
+import pytest_ddpperf.rank
+from pytest_ddpperf.rank import process
+process.children = list
+class store:
+    def serve(descriptor):
+        time.sleep(600)
+pytest_ddpperf.rank.store = store
+"""
 
 ENDED = """
 import os, signal, subprocess, sys
@@ -83,3 +122,78 @@ def test_a_server_takes_folders_along_and_pytests_own_only_if_that_was_killed(
     assert process.wait(60) == 0
     assert [path.name for path in tmp_path.iterdir() if path.name != "pytests"] == ["before"]
     assert folders[2].exists() == (end == "stopped")
+
+
+@contextmanager
+def serving(played: str) -> Iterator[tuple[Lines, subprocess.Popen[str]]]:
+    """A server in which some part is played, and the line to it."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-c", played + SERVE, str(theirs.fileno()), ""],
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+            pass_fds=[theirs.fileno()],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        theirs.close()
+        with ended(process):
+            lines = Lines(ours)
+            told(lines, "ready")
+            yield lines, process
+
+
+def told(lines: Lines, event: str) -> Message:
+    """What the server says of it, once it does."""
+    while (messages := lines.receive()) is not None:
+        for message in messages:
+            if message["event"] == event:
+                return message
+    pytest.fail(f"no news of {event}")
+
+
+def ask_for_rank(lines: Lines) -> socket.socket:
+    """Its channel."""
+    channel, its = socket.socketpair()
+    with its:
+        lines.send({"op": "fork", "rank": 0}, its.fileno())
+    return channel
+
+
+def test_an_error_of_the_servers_own_is_written_and_no_end_in_order() -> None:
+    with serving(NO_FORK) as (lines, process), open(os.devnull) as channel:
+        # In one piece, after which it may have ended.
+        socket.send_fds(lines.socket, [b'{"op": "fork", "rank": 0}\n'], [channel.fileno()])
+        _, written = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert written.endswith("BlockingIOError: [Errno 11] no process is left\n")
+
+
+def test_an_error_of_a_rank_that_has_no_log_yet_is_written() -> None:
+    with serving(RANK_THAT_RAISES) as (lines, process):
+        ask_for_rank(lines).close()
+        assert told(lines, "exit")["status"] == 70
+        lines.socket.close()
+        _, written = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert written.endswith("ValueError: before it has a log\n")
+
+
+def test_a_rank_that_has_nowhere_to_write_its_stacks_does_not_end_of_being_asked_for_them() -> None:
+    with serving(RANK_THAT_ENDS_WHEN_TOLD) as (lines, _), ask_for_rank(lines) as channel:
+        assert channel.recv(4) == b"here"
+        for operation in ("dump", "pause", "resume"):
+            lines.send({"op": operation})
+        told(lines, "paused")
+        channel.send(b"x")
+        assert told(lines, "exit")["status"] == 5
+
+
+def test_a_store_ends_with_its_launch_where_the_kernel_tells_no_children() -> None:
+    with serving(STORE_WHERE_NO_CHILDREN_ARE_TOLD) as (lines, process), socket.socket() as bound:
+        lines.send({"op": "store"}, bound.fileno())
+        until(lambda: descendants(process.pid))
+        store = descendants(process.pid)
+        lines.send({"op": "end"})
+        told(lines, "ended")
+        assert gone(store)

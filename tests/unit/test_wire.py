@@ -83,6 +83,14 @@ def test_the_board_tells_where_each_rank_is(tmp_path: Path) -> None:
         board.close()
 
 
+def test_a_board_is_closed_though_somebody_has_a_view_of_it(tmp_path: Path) -> None:
+    board = Board(tmp_path / "board", world_size=2, steps=3)
+    board.set_steps(1, 3)
+    marks = board.marks(1)
+    board.close()
+    assert list(marks) == [0] * 4
+
+
 @pytest.mark.parametrize("allocates", [True, False])
 def test_the_board_has_its_space_before_it_is_written_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, allocates: bool

@@ -1,0 +1,271 @@
+"""A launch whose ranks, and their server, are played by the test: what arrives when, and what is made of it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+import pytest
+
+from pytest_ddpperf.launch import Nobody, Observer, cores, held, run, stacks
+from pytest_ddpperf.launch import server as server_module
+from pytest_ddpperf.launch.server import RankServer
+from pytest_ddpperf.records import Plan
+from pytest_ddpperf.records.errors import LaunchError, ServerError
+from pytest_ddpperf.wire.channels import Board, Kind, Lines, Message, send_frame
+
+PLAN = Plan(world_size=2, backend="gloo", device="cpu")
+PID = 1 << 22  # of rank 0: beyond what Linux gives
+
+
+class Ranks:
+    """A rank server's handle, and what its ranks say."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        self._ours, self._theirs = Lines(ours), Lines(theirs)
+        self.channels: list[socket.socket] = []
+        self.asked_for_stacks: Callable[[], None] = lambda: None
+        self.stopped = False
+
+    @property
+    def socket(self) -> socket.socket:
+        return self._ours.socket
+
+    def send(self, message: Message, descriptor: int | None = None) -> None:
+        if self.stopped:
+            raise ServerError("is not running", "")
+        if message["op"] == "launch":
+            self.folder = Path(message["dir"])
+        elif message["op"] == "fork":
+            assert descriptor is not None
+            self.channels.append(socket.socket(fileno=os.dup(descriptor)))
+            self.tell(event="forked", rank=message["rank"], pid=PID + message["rank"])
+        elif message["op"] == "dump":
+            self.asked_for_stacks()
+        elif message["op"] == "end":
+            self.tell(event="ended")
+
+    def receive(self, timeout: float | None = None) -> list[Message]:
+        messages = self._ours.receive()
+        assert messages is not None
+        return messages
+
+    def stop(self) -> None:
+        self.stopped = True
+
+    def tell(self, **news: Any) -> None:
+        self._theirs.send(news)
+
+    def end(self, rank: int, status: int, *, when: float = 0.0) -> None:
+        self.tell(event="exit", pid=PID + rank, status=status, when=when)
+
+    def deliver(self) -> None:
+        """All of them."""
+        for rank, channel in enumerate(self.channels):
+            send_frame(channel, Kind.RESULT, b"%d" % rank)
+            send_frame(channel, Kind.DONE)
+            self.end(rank, 0)
+
+    def rest(self, *ranks: int) -> None:
+        for rank in ranks:
+            send_frame(self.channels[rank], Kind.RESTING, b'{"steps": 30, "step_ns": 1000, "memory": null}')
+
+    def close(self) -> None:
+        for channel in (self._ours.socket, self._theirs.socket, *self.channels):
+            channel.close()
+
+
+class Clock:
+    """In place of `time`."""
+
+    monotonic_ns = staticmethod(time.monotonic_ns)
+    ahead = 0.0
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.ahead
+
+
+@pytest.fixture
+def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
+    """After each test no folder of a launch is left."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(stacks, "ask", lambda send, sizes: send())
+    played = Ranks()
+    yield played
+    played.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(run, "time", clock)
+    monkeypatch.setattr(held, "time", clock)
+    return clock
+
+
+class Drawing(Nobody):
+    """Does something each time that progress is drawn."""
+
+    def __init__(self, act: Callable[[], object]) -> None:
+        self._act = act
+
+    def progress(self, phase: object, step: int, steps: int, marks_ns: Sequence[int]) -> None:
+        self._act()
+
+
+class StandingStill(Drawing):
+    """Draws until far beyond the deadline, while something happens once."""
+
+    def __init__(self, clock: Clock, meanwhile: Callable[[], None] = lambda: None) -> None:
+        super().__init__(self._stand_still)
+        self._clock, self._meanwhile = clock, [meanwhile]
+
+    def _stand_still(self) -> None:
+        self._clock.ahead += 10 * PLAN.timeout_seconds
+        while self._meanwhile:
+            self._meanwhile.pop()()
+
+
+_L = TypeVar("_L", bound=run.Launch)
+
+
+def launch_of(ranks: Ranks, observer: Observer, kind: type[_L] = run.Launch) -> _L:  # type: ignore[assignment]
+    return kind(ranks, PLAN, b"", {}, cores.place(2, {}), observer)  # type: ignore[arg-type]
+
+
+# --- what arrives late
+
+
+def test_what_arrived_while_pytest_stood_still_is_not_missed(ranks: Ranks, clock: Clock) -> None:
+    with launch_of(ranks, StandingStill(clock, ranks.deliver)) as launch:
+        delivery = launch.run()
+    assert (delivery.results, delivery.notes) == ((b"0", b"1"), ())
+
+
+def test_what_arrives_while_stacks_are_asked_for_is_not_missed(ranks: Ranks, clock: Clock) -> None:
+    ranks.asked_for_stacks = ranks.deliver
+    with launch_of(ranks, StandingStill(clock)) as launch:
+        assert launch.run().results == (b"0", b"1")
+
+
+def test_who_comes_to_rest_while_stacks_are_asked_for_rests(ranks: Ranks, clock: Clock) -> None:
+    ranks.asked_for_stacks = lambda: ranks.rest(0, 1)
+    with launch_of(ranks, StandingStill(clock), held.HeldLaunch) as launch:
+        launch.begin()
+        assert launch.steps == 30
+
+
+def test_a_cause_that_arrives_while_stacks_are_asked_for_comes_before_who_waits_for_it(
+    ranks: Ranks, clock: Clock
+) -> None:
+    def die() -> None:
+        (ranks.folder / "rank0.stacks").write_text(
+            'Current thread 0x1 (most recent call first):\n  File "/x/torch/distributed/c10d.py", line 5 in all_reduce'
+        )
+        ranks.end(1, -9, when=clock.monotonic() + 3)
+
+    ranks.asked_for_stacks = die
+    with pytest.raises(LaunchError) as caught, launch_of(ranks, StandingStill(clock)) as launch:
+        launch.run()
+    assert caught.value.cause.rank == 1
+    assert caught.value.cause.summary.startswith("killed by SIGKILL")
+    assert [other.summary for other in caught.value.others] == ["did not end within 300 s (--ddp-timeout)"]
+
+
+def test_a_rank_that_is_killed_at_rest_did_not_fail_in_a_step(ranks: Ranks) -> None:
+    due = [0, 1]
+
+    def rest() -> None:
+        ranks.rest(*due)
+        due.clear()
+
+    with launch_of(ranks, Drawing(rest), held.HeldLaunch) as launch:
+        launch.begin()
+        ranks.end(0, -9)
+        due.append(1)
+        with pytest.raises(LaunchError) as caught:
+            launch.stretch(2)
+    assert (caught.value.cause.rank, caught.value.cause.phase) == (0, "rest")
+
+
+def test_news_of_another_launch_do_no_harm(ranks: Ranks, clock: Clock) -> None:
+    ranks.end(7, -9)
+    ranks.tell(event="forked", rank=7, pid=PID + 7)
+    with launch_of(ranks, StandingStill(clock, ranks.deliver)) as launch:
+        assert launch.run().results == (b"0", b"1")
+
+
+# --- interruptions
+
+
+def interrupt(*_: object) -> Any:
+    raise KeyboardInterrupt
+
+
+def test_ctrl_c_while_progress_is_drawn_is_told_as_such(ranks: Ranks) -> None:
+    """The traceback holds a view of the board."""
+    with pytest.raises(KeyboardInterrupt), launch_of(ranks, Drawing(interrupt)) as launch:
+        launch.run()
+
+
+def test_whatever_goes_wrong_at_its_end_a_launch_leaves_no_folder(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    close = Board.close
+
+    def fail(board: Board) -> None:
+        close(board)
+        raise ValueError("not closed")
+
+    monkeypatch.setattr(Board, "close", fail)
+    with pytest.raises(ValueError, match="not closed"), launch_of(ranks, Nobody()):
+        pass
+
+
+def test_a_server_that_was_not_heard_to_the_end_of_a_launch_has_no_other(
+    ranks: Ranks, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receive = ranks.receive
+    monkeypatch.setattr(ranks, "receive", lambda timeout=None: receive() if timeout is None else interrupt())
+    with pytest.raises(KeyboardInterrupt), launch_of(ranks, StandingStill(clock, ranks.deliver)) as launch:
+        launch.run()
+    assert ranks.stopped
+
+
+def test_a_server_whose_start_was_interrupted_is_not_taken_for_one_that_is_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = []
+
+    class Process:
+        def __init__(self, command: object, *, pass_fds: Sequence[int], **_: object) -> None:
+            self._line = socket.socket(fileno=os.dup(pass_fds[0]))
+            started.append(self)
+
+        def poll(self) -> None:
+            pass
+
+        def wait(self, timeout: float) -> int:
+            self._line.close()
+            return 0
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(server_module, "subprocess", SimpleNamespace(Popen=Process, DEVNULL=subprocess.DEVNULL))
+    server = RankServer()
+    monkeypatch.setattr(server, "receive", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        server.ensure({}, ())
+    monkeypatch.setattr(server, "receive", lambda timeout: [{"event": "ready"}])
+    for _ in range(2):
+        server.ensure({}, ())
+    assert len(started) == 2
+    server.stop()
