@@ -3,25 +3,23 @@ every failure as an ordinary one of pytest's, without a traceback of ours."""
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_ddpperf import options
-from pytest_ddpperf.led.arguments import of_other_tests, spelt_out
 from pytest_ddpperf.measuring import benchmark
 from pytest_ddpperf.measuring.benchmark import Job, Measured
 from pytest_ddpperf.measuring.machine import Place, Unavailable
 from pytest_ddpperf.measuring.result import Result
 from pytest_ddpperf.options import Settings
-from pytest_ddpperf.plugin import state
-from pytest_ddpperf.plugin.items import invocation_path, module_of, name_of, named_tests, nodeid_of, with_place
+from pytest_ddpperf.plugin import accepting, state
+from pytest_ddpperf.plugin.items import module_of, name_of, nodeid_of, with_place
 from pytest_ddpperf.plugin.marks import warning_filters
-from pytest_ddpperf.plugin.outset import holds_secret, own_options
+from pytest_ddpperf.plugin.outset import own_options
 from pytest_ddpperf.plugin.state import Run
 from pytest_ddpperf.plugin.watch import Watcher
 from pytest_ddpperf.records import Plan, RankOutput, TestId
@@ -35,18 +33,6 @@ if TYPE_CHECKING:
     from _pytest.outcomes import Failed
 else:
     Failed = pytest.fail.Exception  # the same class by its public name, which type checkers cannot follow
-
-
-# Options of a run that the command which accepts its figures does without, beside those of a pytest that is led.
-_NOT_REPEATED = ("--ddp-fail-on", "-n", "--numprocesses", "--maxprocesses", "--dist", "--tx")
-
-
-def repeated(words: Sequence[str], tests: Collection[str]) -> list[str]:
-    """Of the words of a command line that names `tests`, those that say how another test is measured, and no secret:
-    reports show them."""
-    names = {word.partition("=")[0] for word in words if word.startswith("--")}
-    kept = of_other_tests(words, tests, _NOT_REPEATED, set(filter(holds_secret, names)))
-    return [word for word in kept if not (word.startswith("-n") and word[2:])]  # -n2
 
 
 class GateFailed(Failed):
@@ -182,7 +168,8 @@ class Benchmark(Distributed):
             notes=notes,
         )
         measured = self._measure(job)
-        outcome = failure.explained(measured.outcome, baseline=measured.baseline, accept_command=self._accept_command())
+        accept = accepting.command(self._item)
+        outcome = failure.explained(measured.outcome, baseline=measured.baseline, accept_command=accept)
         self._state.outcomes.append(outcome)
         before = junit.names(label)  # of an attempt that was rerun
         kept = [each for each in self._item.user_properties if each[0] not in before]
@@ -259,17 +246,6 @@ class Benchmark(Distributed):
     def _facts(self) -> dict[str, Any]:
         workers = getattr(self._run.config, "workerinput", {}).get("workercount", 0)
         return {**own_options(self._run.config), **({"xdist_workers": workers} if workers else {})}
-
-    def _accept_command(self) -> str:
-        """The command of this run, for this test alone, that would store the new figures: options of others too may say
-        what is measured."""
-        config = self._run.config
-        words = spelt_out(map(str, config.invocation_params.args), config.invocation_params.dir)
-        kept = repeated(list(words), named_tests(config))
-        if hasattr(config, "workerinput"):  # the ini file may ask for workers, and one process records
-            kept += ["-n", "0"]
-        path = invocation_path(config, self._item)
-        return shlex.join(["pytest", path, *kept, "--ddp-save-baseline"])
 
 
 _WHAT_SETUP_DOES = {

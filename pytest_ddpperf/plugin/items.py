@@ -17,6 +17,7 @@ WORLD_SIZE = "_ddp_world_size"
 RPC = "rpc_benchmark"
 BENCHMARKS = frozenset({"ddp_benchmark", "collective_benchmark", RPC})
 FIXTURES = BENCHMARKS | {"ddp_run"}
+_INSTALLED = frozenset({"site-packages", "dist-packages"})  # folders, wherever an environment is
 
 
 def uses(item: pytest.Item, fixtures: Collection[str]) -> bool:
@@ -63,10 +64,13 @@ def _within(item: pytest.Item) -> str:
 
 
 def module_of(config: pytest.Config, item: pytest.Item) -> str:
-    """`TestId.module`: the path from rootdir, or the import name outside it."""
+    """`TestId.module`: the path from rootdir, or the import name of what is outside it or installed, in an environment
+    below rootdir say: where that is depends on the machine and on Python's version."""
     path = Path(item.path)
     if path.is_relative_to(config.rootpath):
-        return path.relative_to(config.rootpath).with_suffix("").as_posix()
+        below = path.relative_to(config.rootpath)
+        if not _INSTALLED.intersection(below.parts):
+            return below.with_suffix("").as_posix()
     return str(getattr(getattr(item, "module", None), "__name__", path.stem))
 
 

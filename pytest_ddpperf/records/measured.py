@@ -116,7 +116,7 @@ class TestId:
 
     __test__ = False  # not a test class, whatever pytest thinks of its name
 
-    module: str  # path from rootdir with "/", without ".py"; the import name outside rootdir
+    module: str  # path from rootdir with "/", without ".py"; the import name outside rootdir, or installed
     name: str  # "TestClass::test_step[param]", world size excluded
     label: str = ""  # the `name` of a ddp_benchmark call, "" for the first
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,13 +11,11 @@ from xml.etree import ElementTree
 
 import pytest
 
-from pytest_ddpperf.led.arguments import spelt_out
 from pytest_ddpperf.measuring import benchmark
 from pytest_ddpperf.measuring.benchmark import Job, Measured
 from pytest_ddpperf.measuring.result import Result
 from pytest_ddpperf.measuring.session import Session
-from pytest_ddpperf.plugin import state
-from pytest_ddpperf.plugin.gate import Benchmark, once, repeated
+from pytest_ddpperf.plugin.gate import once
 from pytest_ddpperf.plugin.items import invocation_path, name_of, nodeid_of
 from pytest_ddpperf.records import Baseline, Outcome, Recording, Status
 from pytest_ddpperf.records.errors import DdpPerfError
@@ -40,74 +36,6 @@ from tests.unit.test_report import measurement, outcome, verdict
 )
 def test_what_launches_wrote_the_same_is_shown_once(texts: list[str], told: str) -> None:
     assert once(texts) == told
-
-
-@pytest.mark.parametrize(
-    ("words", "kept"),
-    [
-        (["perf", "--hidden", "64", "--ddp-world-size=2"], ["--hidden", "64", "--ddp-world-size=2"]),
-        (["perf", "-x", "--ddp-json", "a.json", "--junitxml=b.xml", "-c", "my.ini"], ["-c", "my.ini"]),
-        (["perf", "-n", "2", "-n2", "-nauto", "--dist=load", "-v"], ["-v"]),
-        (["perf", "--ddp-fail-on", "improved", "--ddp-extend-baseline"], []),
-        (["perf", "--slack-token", "xoxb", "--rp-api-key=1", "--PASSWORD=2", "-q"], ["-q"]),
-        (["--db-pass", "hunter2", "--auth", "x", "--pwd=1", "--my_api_key", "a", "--credentials=c", "perf"], []),
-        (
-            [
-                "perf",
-                "--max-tokens=4096",
-                "--tokenizer",
-                "gpt2",
-                "--ddp-steps",
-                "50",
-                "--bypass",
-                "--tokens-per-step=8",
-            ],
-            ["--max-tokens=4096", "--tokenizer", "gpt2", "--ddp-steps", "50", "--bypass", "--tokens-per-step=8"],
-        ),
-        (["--fast-tokenizer", "--ddp-steps", "50", "perf"], ["--fast-tokenizer", "--ddp-steps", "50"]),
-        (["--no-auth", "--ddp-steps", "50", "perf"], ["--ddp-steps", "50"]),
-        (["-ktoken_loss", "perf", "-mpass"], ["-ktoken_loss", "-mpass"]),
-    ],
-)
-def test_what_says_how_a_test_is_measured_is_repeated_and_no_secret(words: list[str], kept: list[str]) -> None:
-    assert repeated(words, ["perf"]) == kept
-
-
-# --- the command that accepts
-
-
-def accept_command(pytester: pytest.Pytester, *arguments: str, worker: bool = False) -> list[str]:
-    items, _ = pytester.inline_genitems("-p", "no:randomly", *arguments)
-    if worker:
-        items[0].config.workerinput = {}  # type: ignore[attr-defined]
-    fixture = Benchmark.__new__(Benchmark)
-    fixture._item, fixture._run = items[0], items[0].config.stash[state.RUN]
-    return shlex.split(fixture._accept_command())
-
-
-def test_under_xdist_one_process_accepts(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(test_a="def test_step(ddp_benchmark): ...")
-    path = "test_a.py::test_step"
-    assert accept_command(pytester, "--ddp-steps=50") == ["pytest", path, "-p", "no:randomly", "--ddp-steps=50", SAVE]
-    kept = ["-p", "no:randomly", "--ddp-steps=50", "-n", "0", SAVE]
-    assert accept_command(pytester, "--ddp-steps=50", "-n0", worker=True) == ["pytest", path, *kept]
-
-
-SAVE = "--ddp-save-baseline"
-
-
-def test_what_a_file_of_arguments_says_is_repeated_without_its_tests(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(test_a="def test_step(ddp_benchmark): ...\ndef test_other(ddp_benchmark): ...\n")
-    Path("asked.txt").write_text("test_a.py\n--ddp-steps=50\n@more.txt\n")
-    Path("more.txt").write_text("--ddp-json=a.json\n--ddp-warmup\n9\n--my-token\nx\n")
-    pytester.makeconftest("def pytest_addoption(parser): parser.addoption('--my-token')")
-    kept = ["-p", "no:randomly", "--ddp-steps=50", "--ddp-warmup", "9", SAVE]
-    assert accept_command(pytester, "@asked.txt") == ["pytest", "test_a.py::test_step", *kept]
-
-
-def test_a_file_of_arguments_that_cannot_be_read_again_says_nothing(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    assert list(spelt_out(["-v", "@pipe", "@gone", "a@b"], tmp_path)) == ["-v", "a@b"]
 
 
 @pytest.mark.parametrize("group", ["", "@gpu"])

@@ -1,0 +1,49 @@
+"""How a test is named in baselines, whatever rootdir and environment it is collected in."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from pytest_ddpperf.plugin.items import module_of
+
+TEST = "def test_step(ddp_benchmark): ..."
+
+
+def collected(pytester: pytest.Pytester, *arguments: str) -> pytest.Item:
+    (item,), _ = pytester.inline_genitems("-p", "no:randomly", *arguments)
+    return item
+
+
+def write(*files: Path) -> None:
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(TEST if file.stem.startswith("test") else "")
+
+
+@pytest.mark.parametrize("mode", ["prepend", "importlib"])
+@pytest.mark.parametrize("project", ["", "project"], ids=["in an environment below rootdir", "in one elsewhere"])
+@pytest.mark.parametrize("packages", [".venv/lib/python3.11/site-packages", "lib/python3/dist-packages"])
+def test_what_is_installed_has_its_import_name(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, packages: str, project: str, mode: str
+) -> None:
+    installed = pytester.path / packages
+    write(installed / "shipped/__init__.py", installed / "shipped/test_shipped.py", pytester.path / project / "tox.ini")
+    monkeypatch.syspath_prepend(installed)
+    monkeypatch.chdir(pytester.path / project)
+    item = collected(pytester, "--pyargs", "shipped", "--rootdir=.", f"--import-mode={mode}")
+    assert module_of(item.config, item) == "shipped.test_shipped"
+
+
+@pytest.mark.parametrize("above", ["", "opt/lib/python3.11/site-packages/project"])
+def test_a_projects_own_test_has_its_path_wherever_the_project_is(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, above: str
+) -> None:
+    project = pytester.path / above
+    write(project / "perf/test_step.py")
+    monkeypatch.setattr(sys, "prefix", str(pytester.path))
+    monkeypatch.chdir(project)
+    item = collected(pytester, "perf", "--rootdir=.")
+    assert module_of(item.config, item) == "perf/test_step"
