@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     if folder is not None and not session.config.option.collectonly:
         tables = session.config.stash[_TABLES]
         try:
-            tables.drawn = list(save(tables.plots(), session.config.invocation_params.dir / folder))
+            tables.drawn = list(save(tables.plots(), session.config.invocation_params.dir / os.path.expanduser(folder)))
             tables.problem = "" if tables.drawn else "--ddp-suite-plots: nothing was measured that has a figure"
         except Exception as error:  # what was measured is told all the same
             tables.problem = f"--ddp-suite-plots: {type(error).__name__}: {error}"

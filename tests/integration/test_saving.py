@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ def test_only_a_test_that_passed_as_a_whole_is_saved(pytester: pytest.Pytester, 
     assert session["files"] == digests(str(pytester.path), ["test_saving.py"])
     result.stdout.fnmatch_lines(["*test_rerun: NOT GATED: not saved: the test did not pass as a whole, or this is *"])
     result.stdout.fnmatch_lines(["*rank ? failed in warm-up step 1 of 2: exited with status 7*"])
-    assert line(result, "ddpperf:") == "ddpperf: 0 of 6 compared: 5 not gated, 1 failed to measure"
+    assert line(result, "ddpperf:") == "ddpperf: 0 of 6 compared: 5 not gated, 1 failed to measure; 2 other failures"
 
 
 @pytest.mark.skipif(not hasattr(pytest, "Subtests"), reason="subtests are a fixture of pytest 9")
@@ -199,3 +200,28 @@ def test_what_verdicts_without_figures_do(pytester: pytest.Pytester, run: Run, m
     before = stored(pytester.path)
     assert run("--ddp-save-baseline").ret == 0
     assert stored(pytester.path) == before
+
+
+def test_where_all_shall_be_compared_baselines_can_be_saved_and_tests_disabled(
+    pytester: pytest.Pytester, run: Run
+) -> None:
+    pytester.makeini("[pytest]\nddp_fail_on = regressed,not-gated\n")
+    pytester.makepyfile(test_all=STEP + "def test_step(ddp_benchmark): ddp_benchmark(lasting)\n")
+    run("--ddp-save-baseline").assert_outcomes(passed=1)
+    assert stored(pytester.path) == ["test_step.json"]
+    run("--ddp-disable").assert_outcomes(passed=1)
+    pytester.makepyfile(test_all=STEP + "def test_step(ddp_benchmark): ddp_benchmark(lasting, gate=False)\n")
+    run().assert_outcomes(failed=1)
+
+
+def test_what_records_a_test_alone_writes_where_its_run_had_looked(pytester: pytest.Pytester, run: Run) -> None:
+    pytester.makeini("[pytest]\n")
+    pytester.mkdir("a").joinpath("pytest.ini").write_text("[pytest]\nddp_baseline_dir = other\n")
+    Path("a/test_a.py").write_text(STEP + "def test_step(ddp_benchmark): ddp_benchmark(lasting)\n")
+    pytester.mkdir("b").joinpath("test_b.py").write_text("def test_plain(): pass")
+    result = run("a", "b", "--ddp-baseline-missing=fail")
+    result.assert_outcomes(passed=1, failed=1)
+    command = shlex.split(line(result, "record:").partition(":")[2])
+    run(*command[1:], small=False).assert_outcomes(passed=1)
+    assert stored(pytester.path) == ["test_step.json"]
+    run("a", "b", "--ddp-baseline-missing=fail").assert_outcomes(passed=2)

@@ -69,6 +69,12 @@ def test_links_that_lead_nowhere_are_seen(tmp_path: Path) -> None:
     assert broken(page) == ["none.png", "other.md#no-heading", "#d", "none/"]
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_example_asks_for_a_verdict_that_saving_does_not_have(page: Path) -> None:
+    examples = (found.group() for found in _FENCE.finditer(page.read_text(encoding="utf-8")))
+    assert [example for example in examples if re.search(r"assert .*\.verdict\b", example)] == []
+
+
 def test_the_site_has_every_page() -> None:
     index = (ROOT / "docs" / "index.md").read_text()
     trees = re.findall(r"^```{toctree}\n(.*?)^```", index, re.MULTILINE | re.DOTALL)
@@ -85,7 +91,7 @@ def test_the_reference_has_every_public_name() -> None:
 
 def test_the_sample_can_be_read_and_is_the_run_that_is_shown() -> None:
     kept = ROOT / "docs" / "sample"
-    counts = count(reading.read([kept / "run.json"]).outcomes, skipped=0)
+    counts = count(reading.read([kept / "run.json"]).outcomes)
     assert f"\n{last_line(counts)}\n" in (kept / "output.txt").read_text()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -68,6 +69,23 @@ def test_ranks_are_scaled_over_machines(
     made = rows(configured(monkeypatch, nodes=nodes, ddp_world_size=ranks), "scaled_ranks")
     assert {row.values[0]: row.marks[0].mark.kwargs["nodes"] for row in made} == expected
     assert [row.id for row in made] == [f"{each}-ranks" for each in expected]
+
+
+# --- figures
+
+
+def test_figures_go_below_the_home_folder_where_that_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    drawn: list[Path] = []
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(conftest, "save", lambda plots, folder: drawn.append(folder) or [folder])
+    config: Any = SimpleNamespace(
+        getoption={"ddp_suite_plots": "~/plots"}.get,
+        option=SimpleNamespace(collectonly=False),
+        stash={conftest._TABLES: Tables()},
+        invocation_params=SimpleNamespace(dir=tmp_path),
+    )
+    conftest.pytest_sessionfinish(SimpleNamespace(config=config), 0)  # type: ignore[arg-type]
+    assert drawn == [tmp_path / "home/plots"]
 
 
 # --- sizes
