@@ -76,7 +76,7 @@ def _held_against(now: Outcome, other: Entry | None, terms: Terms, level: float)
         sessions=(), evidence=(), accept="", notes=(),
     )  # fmt: skip
     if now.measurement is None:
-        return replace(fresh, verdict=None, fails=True)
+        return replace(fresh, verdict=None, notes=now.notes)  # it was held against nothing: whether it fails stays
     fresh = replace(fresh, error="")  # of what was not saved
     if other is None:
         return _judged(fresh, _nothing(), terms, "only in the later run")
@@ -131,7 +131,7 @@ def _judged(outcome: Outcome, verdict: Verdict, terms: Terms, *notes: str) -> Ou
     refused = [line for line in verdict.dropped if line.partition(": ")[0] not in ours]
     verdict = replace(verdict, dropped=tuple(line for line in verdict.dropped if line not in refused))
     notes = (*notes, *(f"nothing is held against {line}" for line in refused))
-    fails = verdicts.fails(verdict, fail_on=terms.fail_on, baseline_missing="warn")
+    fails = verdicts.fails(verdict, fail_on=terms.fail_on, baseline_missing="warn", reported=True)
     return replace(outcome, verdict=verdict, fails=fails, notes=notes)
 
 

@@ -19,6 +19,7 @@ from pytest_ddpperf.records.errors import GitError
 from pytest_ddpperf.report import reading, text
 
 _RED = 1  # pytest's exit status where tests failed
+_SAME = "--ddp-against: nothing differs between "  # as against/side.py has it, before anything is measured
 
 
 def confirm(found: Found, extra: Sequence[str]) -> int:
@@ -65,12 +66,22 @@ def _measured(found: Found, tree: Path, below: Path, top: Path, extra: Sequence[
     ]
     console.say([f"measuring {found.after.run.commit[:12]} beside {found.before.run.commit[:12]}"])
     status = _called(command, folder, _environ(tree, top))
-    if status not in (0, _RED) or not json.is_file():
+    report = reading.read([json]) if json.is_file() else None
+    if report is None or (status not in (0, _RED) and not _both_the_same(report)):
         console.complain(f"pytest ended with status {status}: nothing was measured")
         return console.USAGE_ERROR
-    outcomes = [outcome for outcome in reading.read([json]).outcomes if outcome.test == test]
+    outcomes = [outcome for outcome in report.outcomes if outcome.test == test]
     console.say(map(_sentence, outcomes))
+    if report.run.problem:
+        console.complain(report.run.problem)
+        return console.NOTHING_IN_COMMON
     return _ended(outcomes, found.track)
+
+
+def _both_the_same(report: reading.Report) -> bool:
+    """Whether that is why pytest refused: before anything was measured, or by what ranks had imported."""
+    problem = report.run.problem
+    return problem.startswith(_SAME) or bool(problem and report.outcomes)
 
 
 def _ended(outcomes: Sequence[Outcome], track: Track) -> int:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pytest_ddpperf.cli import asked, console
 from pytest_ddpperf.cli.comparing import Terms, compare
-from pytest_ddpperf.records import Outcome, Run, codec
+from pytest_ddpperf.records import Outcome, codec
 from pytest_ddpperf.report import json_report, markdown, page, pytorch, reading, sides
 from pytest_ddpperf.report.counts import count
 from pytest_ddpperf.report.reading import Report
@@ -72,9 +73,9 @@ def _write(arguments: argparse.Namespace, base: Report, now: Report) -> None:
     """The files that were asked for."""
     told = [*sides.about(base, now), *sides.remarks(base, now)]
     if arguments.json is not None:
-        console.write(arguments.json, codec.dumps(_data(base.run, now)))
+        console.write(arguments.json, codec.dumps(_data(base, now)))
     if arguments.markdown is not None:
-        content = markdown.report(now.outcomes, count(now.outcomes, 0), told=told, only_before=now.only_before)
+        content = markdown.report(now.outcomes, count(now.outcomes, *now.runs), told=told, only_before=now.only_before)
         console.write(arguments.markdown, content, append=markdown.appends(arguments.markdown))
     if arguments.html is not None:
         console.write(arguments.html, page.html(now.outcomes, now.runs, told=told, only_before=now.only_before))
@@ -106,11 +107,11 @@ def _theirs(arguments: argparse.Namespace, contents: Sequence[tuple[Path, dict[s
     return console.OK if pytorch.in_common(base, now) else _nothing()
 
 
-def _data(base: Run, now: Report) -> dict[str, Any]:
-    """NOW as a report, with what it was held against."""
-    before = {name: getattr(base, name) for name in ("created", "version", "commit", "committed")}
+def _data(base: Report, now: Report) -> dict[str, Any]:
+    """NOW as a report, with what it was held against and nothing of what its own run said of that."""
+    before = {name: getattr(base.run, name) for name in ("created", "version", "commit", "committed")}
     return {
-        **json_report.report(now.outcomes, now.run),
-        "base": {"run_id": base.id, **before},
+        **json_report.report(now.outcomes, replace(now.run, problem="", told=tuple(sides.remarks(base, now)))),
+        "base": {"run_id": base.run.id, **before},
         "only_in_base": codec.encode(now.only_before),
     }

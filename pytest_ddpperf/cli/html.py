@@ -28,6 +28,13 @@ def run(arguments: argparse.Namespace) -> int:
 
     page.check("ddpperf html")
     report = reading.read(arguments.reports)
-    told = [*sides.bases(report), *report.told, *terminal.remarks(report.outcomes)]
-    console.write(arguments.output, page.html(report.outcomes, report.runs, told=told, only_before=report.only_before))
+    whole = report.run
+    content = page.html(
+        report.outcomes,
+        report.runs,
+        problem=whole.problem,
+        told=[*sides.bases(report), *whole.told, *report.told, *terminal.remarks(report.outcomes)],
+        only_before=report.only_before,
+    )
+    console.write(arguments.output, content)
     return console.OK

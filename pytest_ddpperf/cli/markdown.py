@@ -37,8 +37,9 @@ def run(arguments: argparse.Namespace) -> int:
     whole = report.run
     content = markdown.report(
         report.outcomes,
-        count(report.outcomes, whole.skipped, whole.never_measured),
-        told=[*sides.bases(report), *report.told, *terminal.remarks(report.outcomes)],
+        count(report.outcomes, whole),
+        problem=whole.problem,
+        told=[*sides.bases(report), *whole.told, *report.told, *terminal.remarks(report.outcomes)],
         run=whole,
         only_before=report.only_before,
     )

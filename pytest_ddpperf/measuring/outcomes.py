@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -32,7 +32,9 @@ class Report:
     sharing: int = 0  # tests that may be compared
     facts: Mapping[str, Scalar] = field(default_factory=dict)
     told: list[str] = field(default_factory=list)  # of the run, beyond its outcomes
-    usage_error: str = ""  # found in a worker, where pytest cannot say it
+    usage_error: str = ""  # found in a worker, or at the end, where pytest cannot say it
+    refused: str = ""  # another one, for which pytest ran no test, and which it says itself
+    other_failures: int = 0  # as of `Run`
     unwritten: list[str] = field(default_factory=list)  # reports that could not be written, and why
     _ended: str = ""
 
@@ -44,9 +46,12 @@ class Report:
     def empty(self) -> bool:
         return not (self._outcomes or self.skipped or self.never_measured or self.usage_error or self.unwritten)
 
-    def end(self) -> None:
-        """No more will come: if no test imported what differs, that is told; if none imported anything of the
-        repository, nothing was compared. Those of which the other side has nothing say nothing of it."""
+    def end(self, failed: Collection[str] = (), refused: str = "") -> None:
+        """No more will come. `failed`: node ids of all that failed, measured or not. If no test imported what differs,
+        that is told; if none imported anything of the repository, nothing was compared. Those of which the other side
+        has nothing say nothing of it."""
+        self.refused = refused
+        self.other_failures = len({*failed} - {outcome.nodeid for outcome in self.outcomes if outcome.fails})
         asked = (outcome.beside for outcome in self.outcomes if outcome.stored is None)
         sides = [beside for beside in asked if beside is not None and not beside.error]
         if not sides or not all(beside.same for beside in sides):
@@ -78,9 +83,7 @@ class Report:
             yield from self.header(verbosity)
         yield from terminal.table(self.outcomes, verbosity=verbosity)
         yield from filter(None, (*self.told, *self.unwritten, self.usage_error))
-        yield from terminal.summary(
-            self.outcomes, skipped=self.skipped, never_measured=self.never_measured, sharing=self.sharing
-        )
+        yield from terminal.summary(self.outcomes, self.run, never_measured=self.never_measured, sharing=self.sharing)
 
     @property
     def run(self) -> Run:
@@ -92,21 +95,22 @@ class Report:
             facts=self.facts,
             skipped=self.skipped,
             never_measured=len(self.never_measured),
+            other_failures=self.other_failures,
+            problem=self.refused or self.usage_error,
+            told=(*self.told, *terminal.unmeasured(self.never_measured)),
         )
 
     def markdown(self) -> str:
         """For people, where they look at a change."""
+        run = self.run
         return markdown.report(
-            self.outcomes,
-            count(self.outcomes, self.skipped, len(self.never_measured)),
-            problem=self.usage_error,
-            told=self._remarks(),
-            run=self.run,
+            self.outcomes, count(self.outcomes, run), problem=run.problem, told=self._remarks(), run=run
         )
 
     def html(self) -> str:
         """A page; raises MissingExtraError."""
-        return page.html(self.outcomes, [self.run], problem=self.usage_error, told=self._remarks())
+        run = self.run
+        return page.html(self.outcomes, [run], problem=run.problem, told=self._remarks())
 
     def _remarks(self) -> list[str]:
         """Of the run as a whole."""

@@ -8,14 +8,15 @@ from collections.abc import Generator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from pytest_ddpperf import options
 from pytest_ddpperf.plugin import declared, state
 from pytest_ddpperf.plugin.items import BENCHMARKS, WORLD_SIZE, is_distributed, uses
-from pytest_ddpperf.plugin.outset import OUTSET, Outset
+from pytest_ddpperf.plugin.outset import OUTSET, Outset, traces_one_side
+from pytest_ddpperf.plugin.reporter import Reporter
 from pytest_ddpperf.plugin.state import RUN, Run
 
 if TYPE_CHECKING:
@@ -52,7 +53,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if options.given(config) or run.fleet is not None:
         _check(config, run)
     if not run.worker:
-        config.pluginmanager.register(_Reporter(run), "ddpperf-reporter")
+        writes = options.given(config) and not _calls_none(config)
+        config.pluginmanager.register(Reporter(run, writes=writes), "ddpperf-reporter")
     declared.register(config.pluginmanager)
 
 
@@ -78,6 +80,8 @@ def _check(config: pytest.Config, run: Run) -> None:
         raise pytest.UsageError(
             f"{settings.beside} with {_workers(config)} xdist workers: launches of both sides take turns; add -n 0"
         )
+    if settings.beside and traces_one_side(run.outset):
+        raise pytest.UsageError(f"{settings.beside} with --cov that traces ranks, of this side alone: add --no-cov")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -278,39 +282,3 @@ def _note(item: pytest.Item, report: pytest.TestReport) -> None:
 def _expected(outcome: Outcome) -> Outcome:
     """Of a test that was to fail, as it did."""
     return replace(outcome, fails=False, notes=(*outcome.notes, "expected to fail"))
-
-
-class _Reporter:
-    """The end of a run, in the process that reports: the only one, or xdist's controller."""
-
-    def __init__(self, run: Run) -> None:
-        self._run = run
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        message = getattr(report, "ddpperf", None)
-        if message is not None:
-            self._run.report.take(message)
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        run = self._run
-        if run.reported:
-            run.end()
-        if run.reported and run.report.usage_error:
-            session.exitstatus = pytest.ExitCode.USAGE_ERROR
-        if options.given(run.config) and not _calls_none(session.config):
-            from pytest_ddpperf.plugin import written
-
-            if not written.write(run) and session.exitstatus == pytest.ExitCode.OK:
-                session.exitstatus = pytest.ExitCode.TESTS_FAILED
-
-    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        run = self._run
-        if not run.reported:
-            return
-        from pytest_ddpperf.report.annotations import annotated
-
-        terminalreporter.section("distributed performance")
-        lines = run.report.lines(run.config.getoption("verbose"), header=run.distributes)
-        for line in (*annotated(run.report.outcomes, run.settings.annotate), *lines):
-            terminalreporter.write_line(line)

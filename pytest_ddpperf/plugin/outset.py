@@ -42,6 +42,16 @@ def outset_of(config: pytest.Config) -> Outset:
     return config.stash.get(OUTSET, None) or Outset.of(config)
 
 
+# With which coverage.py, or pytest-cov before 7, measures what this process starts.
+_TRACING = ("COVERAGE_PROCESS_CONFIG", "COV_CORE_DATAFILE")
+
+
+def traces_one_side(outset: Outset) -> bool:
+    """Whether coverage traces the ranks at hand, and not those of another version, whose pytest has no --cov: traced
+    code is slower."""
+    return any(os.environ.get(name) != outset.environ.get(name) for name in _TRACING)
+
+
 def own_options(config: pytest.Config) -> dict[str, str]:
     """The options that the user's conftests added, "--hidden": what they hold, as Python writes it. None that may be a
     secret, or a place, which means nothing on another day."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +16,7 @@ import pytest
 
 from pytest_ddpperf import options
 from pytest_ddpperf.plugin.items import BENCHMARKS, RPC, WORLD_SIZE, is_distributed, uses, with_place, world_sizes
-from pytest_ddpperf.plugin.outset import outset_of
+from pytest_ddpperf.plugin.outset import outset_of, traces_one_side
 
 if TYPE_CHECKING:
     from pytest_ddpperf.against import BaseSide
@@ -99,6 +99,8 @@ class Run:
             return ""
         if self.fleet is not None:
             return "not in a run over several nodes"
+        if traces_one_side(self.outset):
+            return "not with --cov that traces ranks: add --no-cov"
         return "not under xdist: add -n 0" if self.worker else self._side_of
 
     def start_others(self, items: Sequence[pytest.Item]) -> None:
@@ -167,24 +169,21 @@ class Run:
             return False
         return True
 
-    def end(self) -> None:
-        """No more tests will run."""
+    def end(self, failed: Collection[str], refused: str) -> None:
+        """No more tests will run: node ids of what `failed`, and why pytest `refused` to run any."""
+        if self._report is None:
+            return
         if self._session is not None:
             self.report.told += self._session.told()
         if self.fleet is not None:
             self.report.told += self.fleet.told
-        self.report.end()
+        self.report.end(failed, refused)
 
     @property
     def reported(self) -> bool:
         """Whether there is anything to report."""
         strangers = self.fleet is not None and bool(self.fleet.told)
         return self._report is not None and (strangers or not self._report.empty)
-
-    @property
-    def distributes(self) -> bool:
-        """Whether this is xdist's controller, which collects nothing and so has shown no header."""
-        return not self.worker and self.config.getoption("dist", "no") != "no"
 
     def telling(self, item: pytest.Item, *, skipped: bool) -> dict[str, Any]:
         """What a test has to say to the report, once."""

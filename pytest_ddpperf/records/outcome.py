@@ -104,6 +104,9 @@ class Run:
     facts: Mapping[str, Scalar] = field(default_factory=dict)  # the machine's, from a probe rank
     skipped: int = 0  # tests
     never_measured: int = 0  # tests that passed without a call of the fixture that they ask for
+    other_failures: int = 0  # tests that failed, and files that could not be collected, though no measurement fails
+    problem: str = ""  # why pytest ended with a usage error, before its tests or behind them
+    told: tuple[str, ...] = ()  # of it as a whole, a line each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

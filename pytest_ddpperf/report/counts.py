@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pytest_ddpperf.records import Outcome, Status
+from pytest_ddpperf.records import Outcome, Run, Status
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,9 +22,11 @@ class Counts:
     failed: int  # no figures: a rank failed, or a baseline could not be read
     skipped: int
     never_measured: int  # tests that passed without a call of the fixture that they ask for
+    other_failures: int  # of which no measurement tells
 
 
-def count(outcomes: Sequence[Outcome], skipped: int, never_measured: int = 0) -> Counts:
+def count(outcomes: Sequence[Outcome], *runs: Run) -> Counts:
+    """Of the outcomes of these runs, with what runs count themselves."""
     statuses = [outcome.verdict.status for outcome in outcomes if outcome.verdict is not None]
     return Counts(
         measured=len(outcomes),
@@ -37,8 +39,9 @@ def count(outcomes: Sequence[Outcome], skipped: int, never_measured: int = 0) ->
         incomparable=statuses.count(Status.INCOMPARABLE),
         not_gated=statuses.count(Status.NOT_GATED),
         failed=len(outcomes) - len(statuses),
-        skipped=skipped,
-        never_measured=never_measured,
+        skipped=sum(run.skipped for run in runs),
+        never_measured=sum(run.never_measured for run in runs),
+        other_failures=sum(run.other_failures for run in runs),
     )
 
 
@@ -62,6 +65,7 @@ def last_line(counts: Counts, only_before: int = 0) -> str:
             (counts.not_gated, "not gated"),
             (counts.failed, "failed to measure"),
         ),
+        some((counts.other_failures, "other failure" + "s" * (counts.other_failures > 1))),
         some((counts.skipped, "skipped"), (counts.never_measured, "never measured")),
         some((only_before, "only in the base")),
     ]

@@ -23,7 +23,9 @@ def report(outcomes: Sequence[Outcome], run: Run) -> dict[str, Any]:
         "commit": run.commit,
         "committed": run.committed,
         "machine": dict(run.facts),
-        "summary": asdict(count(outcomes, run.skipped, run.never_measured)),
+        "summary": asdict(count(outcomes, run)),
+        "problem": run.problem,
+        "told": list(run.told),
         "measurements": [_measurement(outcome) for outcome in outcomes],
     }
 

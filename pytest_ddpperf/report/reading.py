@@ -4,6 +4,7 @@ job). Older reports are read, and newer ones as far as their fields are known he
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -50,15 +51,19 @@ class Report:
 
     @property
     def run(self) -> Run:
-        """All runs as one: what the one that ended last was, and the counts of all; of no commit, where they are not
-        of one."""
+        """All runs as one: what the one that ended last was, and the counts, problems and remarks of all; of no commit,
+        where they are not of one."""
         last = max(self.runs, key=lambda run: run.created)
         if len({run.commit for run in self.runs}) > 1:
             last = replace(last, commit="", committed="")
-        skipped, never_measured = (
-            sum(getattr(run, name) for run in self.runs) for name in ("skipped", "never_measured")
+        return replace(
+            last,
+            skipped=sum(run.skipped for run in self.runs),
+            never_measured=sum(run.never_measured for run in self.runs),
+            other_failures=sum(run.other_failures for run in self.runs),
+            problem="; ".join(dict.fromkeys(run.problem for run in self.runs if run.problem)),
+            told=tuple(dict.fromkeys(line for run in self.runs for line in run.told)),
         )
-        return replace(last, skipped=skipped, never_measured=never_measured)
 
 
 def read(paths: Sequence[Path]) -> Report:
@@ -131,6 +136,9 @@ _FIELDS = {
     "facts": "machine",
     "skipped": "summary.skipped",
     "never_measured": "summary.never_measured",
+    "other_failures": "summary.other_failures",
+    "problem": "problem",
+    "told": "told",
 }
 
 
@@ -141,8 +149,8 @@ def _run(path: Path, content: dict[str, Any], within: str = "") -> Run:
     try:
         return codec.decode(Run, told, of_another_version=True)
     except codec.CodecError as error:
-        field, dot, rest = error.path.partition(".")
-        raise ReportError(path, f"{within}{_FIELDS[field]}{dot}{rest}: {error.problem}") from error
+        field = re.split(r"[.[]", error.path)[0]
+        raise ReportError(path, f"{within}{_FIELDS[field]}{error.path[len(field) :]}: {error.problem}") from error
 
 
 def _problem(outcome: Outcome) -> str:

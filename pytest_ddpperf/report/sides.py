@@ -35,7 +35,7 @@ def told(base: Report, now: Report) -> Iterator[str]:
             yield f"{text.name(outcome)}: {sentences.sentence(outcome)}"
             yield from (f"  {line}" for line in outcome.evidence)
     yield from remarks(base, now)
-    yield last_line(count(now.outcomes, 0), len(now.only_before))
+    yield last_line(count(now.outcomes, *now.runs), len(now.only_before))
 
 
 def about(base: Report, now: Report) -> Iterator[str]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from statistics import median
 
-from pytest_ddpperf.records import COUNTERS, Outcome, Phases, Scalar, Verdict
+from pytest_ddpperf.records import COUNTERS, Outcome, Phases, Run, Scalar, Verdict
 from pytest_ddpperf.report import advice, collectives, sentences, text
 from pytest_ddpperf.report.counts import count, last_line
 from pytest_ddpperf.verdict import level_of, stats
@@ -52,22 +52,27 @@ def table(outcomes: Sequence[Outcome], *, verbosity: int) -> Iterator[str]:
 
 
 def summary(
-    outcomes: Sequence[Outcome], *, skipped: int, never_measured: Sequence[str] = (), sharing: int = 1
+    outcomes: Sequence[Outcome], *runs: Run, never_measured: Sequence[str] = (), sharing: int = 1
 ) -> Iterator[str]:
-    """What is to be told, then the counts; the counts are the last line. `never_measured` are node ids; `sharing` is
-    how many tests may be compared."""
+    """What is to be told, then the counts, those of `runs` among them; the counts are the last line. `never_measured`
+    are node ids; `sharing` is how many tests may be compared."""
     for outcome in outcomes:
         yield from sentences.told(outcome)
     yield from remarks(outcomes, never_measured=never_measured, sharing=sharing)
-    yield last_line(count(outcomes, skipped, len(never_measured)))
+    yield last_line(count(outcomes, *runs))
 
 
 def remarks(outcomes: Sequence[Outcome], *, never_measured: Sequence[str] = (), sharing: int = 1) -> Iterator[str]:
     """What is to be told of a run beyond each of its measurements."""
-    yield from (f"{nodeid}: never measured: it does not call the fixture that it asks for" for nodeid in never_measured)
+    yield from unmeasured(never_measured)
     yield from advice.lines(outcomes)
     if sharing > 1:
         yield from _expected(outcomes, sharing)
+
+
+def unmeasured(nodeids: Sequence[str]) -> Iterator[str]:
+    """Of tests that passed and measured nothing."""
+    yield from (f"{nodeid}: never measured: it does not call the fixture that it asks for" for nodeid in nodeids)
 
 
 def _expected(outcomes: Sequence[Outcome], tests: int) -> Iterator[str]:

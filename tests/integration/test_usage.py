@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tests.integration.conftest import STEP, Run, line
@@ -112,9 +114,10 @@ def test_a_mistake_that_a_marker_has_a_part_in_is_its_tests_alone(
         test_mistaken=MISTAKEN,
         test_module="import pytest\npytestmark = pytest.mark.ddp(step=9)\ndef test_c(ddp_run): pass",
     )
-    result = run("--ddp-threshold=p90:300%", *xdist)
+    result = run("--ddp-threshold=p90:300%", "--ddp-json=told.json", *xdist)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.assert_outcomes(passed=2, failed=1, errors=5, skipped=1)
+    assert json.loads((pytester.path / "told.json").read_text())["summary"]["other_failures"] == 6
     text = result.stdout.str()
     for told in (
         "test_mistaken.py:2: test_typo: @pytest.mark.ddp(wrld_size=...): 2: there is no such argument; there are ",

@@ -92,6 +92,20 @@ def test_a_run_says_when_nothing_that_differs_was_imported(sides: list[Beside], 
     assert ("is the package installed, but not editable?" in run.usage_error) is usage_error
 
 
+def test_what_failed_otherwise_than_by_a_measurement_is_counted() -> None:
+    plan = Plan(world_size=2, backend="gloo", device="cpu")
+    run = Report(Run())
+    for name, fails in (("green", False), ("own", False), ("gate", True)):
+        measured = Outcome(
+            nodeid=f"m::{name}", test=TestId(module="m", name=name), plan=plan, launches=5, batch_size=None,
+            verdict=None, fails=fails,
+        )  # fmt: skip
+        run.take({"outcomes": [encode(measured)]})
+    run.end(["m::own", "m::gate", "m::typo", "test_broken.py"])
+    assert run.run.other_failures == 3
+    assert list(run.lines(0, header=False))[-1].endswith("; 3 other failures")
+
+
 def test_the_other_side_crosses_a_process() -> None:
     alarms = Interval(estimate=0.01, low=0.0, high=0.03)
     splits = Splits(number=500, alarms=alarms, inconclusive=0.1, resolution={"p50": 0.04})

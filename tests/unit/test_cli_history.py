@@ -12,16 +12,22 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from pytest_ddpperf.against import BaseSide, Invocation
 from pytest_ddpperf.cli import confirming, main
 from pytest_ddpperf.history import folder
+from pytest_ddpperf.led import Sources
+from pytest_ddpperf.measuring.outcomes import Report
 from pytest_ddpperf.options import parse
-from pytest_ddpperf.records import Beside, Environment, Status, Version
+from pytest_ddpperf.records import Beside, Environment, Run, Status, Version, codec
+from pytest_ddpperf.records.errors import AgainstError
 from tests.git import git
 from tests.unit.test_history import TEST, commit_of, history, measured, run, stepped
+from tests.unit.test_machine import settings
 from tests.unit.test_reading import written
 from tests.unit.test_report import measurement, outcome, verdict
 from tests.unit.test_steps import gaussian
@@ -352,8 +358,16 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, s
     return tmp_path / "history", earlier, later
 
 
-DIFFERING = Beside(version=Version(ref="a", commit="a", now="b"), seed=1, order="bn", differing=("speed.py",))
+DIFFERING = Beside(
+    version=Version(ref="a", commit="a", now="b"), seed=1, order="bn", imported=12, differing=("speed.py",)
+)
 SAME = replace(DIFFERING, differing=())
+INSTALLED = replace(SAME, imported=0)
+
+
+def json_of(command: Sequence[str]) -> Path:
+    (option,) = (word for word in command if word.startswith("--ddp-json="))
+    return Path(option.partition("=")[2])
 
 
 def confirmed(
@@ -368,9 +382,11 @@ def confirmed(
 
     def pytest_run(command: list[str], folder: Path, environ: dict[str, str]) -> int:
         called.append((command, folder, (folder / "tests/perf/test_step.py").read_text(), environ))
-        (json_option,) = (word for word in command if word.startswith("--ddp-json="))
-        written(Path(json_option.partition("=")[2]), told)
-        return int(status is Status.REGRESSED)
+        report = Report(Run())
+        report.take({"outcomes": [codec.encode(told)]})
+        report.end()
+        json_of(command).write_text(codec.dumps(report.data()))
+        return 4 if report.usage_error else int(status is Status.REGRESSED)
 
     monkeypatch.setattr(confirming, "_called", pytest_run)
     return called
@@ -384,6 +400,8 @@ def confirmed(
         (Status.PASS, DIFFERING, 0, ""),
         (Status.IMPROVED, DIFFERING, 0, ""),
         (Status.PASS, SAME, 5, "no file that ranks imported differs: the step is in none, or both sides ran the same"),
+        (Status.PASS, INSTALLED, 5, "no test imported a file that differs between a and the code at hand, nor"),
+        (Status.REGRESSED, INSTALLED, 5, "no test imported a file that differs between a and the code at hand, nor"),
         (Status.INCONCLUSIVE, DIFFERING, 5, "neither slower nor certainly not: more launches may tell, as by --option"),
         (Status.NO_BASELINE, DIFFERING, 5, "nothing was compared"),
     ],
@@ -486,12 +504,49 @@ def test_the_later_commit_is_measured_beside_the_earlier_one(
     assert not cwd.exists()
 
 
+def refused(monkeypatch: pytest.MonkeyPatch, status: int, problem: str) -> None:
+    """In place of pytest that measures nothing and says so in its report."""
+
+    def pytest_run(command: list[str], *_: Any) -> int:
+        written(json_of(command), run=Run(problem=problem))
+        return status
+
+    monkeypatch.setattr(confirming, "_called", pytest_run)
+
+
+@pytest.mark.parametrize(
+    ("ended", "problem"),
+    [(4, "file or directory not found: tests/perf/test_step.py::test_train"), (4, ""), (2, ""), (5, "")],
+)
 def test_pytest_that_measures_nothing_is_told(
+    repository: tuple[Path, str, str], say: Say, monkeypatch: pytest.MonkeyPatch, ended: int, problem: str
+) -> None:
+    refused(monkeypatch, ended, problem)
+    told = f"ddpperf: pytest ended with status {ended}: nothing was measured\n"
+    assert say("confirm", "test_train", "--in", repository[0])[::2] == (4, told)
+    monkeypatch.setattr(confirming, "_called", lambda *_: ended)
+    assert say("confirm", "test_train", "--in", repository[0])[::2] == (4, told)
+
+
+def test_a_step_where_nothing_but_tests_changed_is_not_in_the_code(
     repository: tuple[Path, str, str], say: Say, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(confirming, "_called", lambda *_: 4)
-    status, _, err = say("confirm", "test_train", "--in", repository[0])
-    assert (status, err) == (4, "ddpperf: pytest ended with status 4: nothing was measured\n")
+    root, earlier, _ = repository
+    top = Path.cwd()
+    kept = (str(top / "tests"),)
+    base = BaseSide(
+        settings(against=earlier),
+        Invocation(arguments=(), tests=(), folder=top, rootdir=top, caches=False, kept=kept, sys_path=()),
+    )
+    sources = Sources(python="3.11.7", prefix="/venv", files={})
+    answers = SimpleNamespace(collect=lambda seconds: {"sources": codec.encode(sources)})
+    monkeypatch.setattr(base, "tests", answers, raising=False)
+    with pytest.raises(AgainstError) as same:
+        base.collect(sources)
+    refused(monkeypatch, 4, str(same.value))
+    status, _, err = say("confirm", "test_train", "--in", root)
+    assert status == 5
+    assert err.startswith(f"ddpperf: --ddp-against: nothing differs between {earlier[:12]} and the code at hand: ")
 
 
 def test_ctrl_c_waits_for_pytest_which_has_a_worktree_to_remove(monkeypatch: pytest.MonkeyPatch) -> None:

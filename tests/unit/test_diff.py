@@ -362,9 +362,23 @@ def test_what_cannot_be_compared_says_why(
     assert f"tests/test_a.py::test_step: {told}" in capsys.readouterr().out
 
 
+def test_a_report_of_a_disabled_run_fails_where_all_shall_be_compared(tmp_path: Path) -> None:
+    disabled = slow(judged=Verdict(status=Status.NOT_GATED, reason="disabled"))
+    assert diff(tmp_path, [outcome(0.1)], [disabled], "--fail-on", "not-gated") == 1
+
+
 def test_a_measurement_that_failed_now_ends_with_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert diff(tmp_path, [outcome(0.1)], [replace(FAILED, test=outcome(0.1).test)]) == 1
     assert "test_step: not measured: launch 1 of 2: rank 1 failed in setup" in capsys.readouterr().out
+
+
+def test_a_measurement_that_was_to_fail_is_no_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    expected = replace(FAILED, test=outcome(0.1).test, fails=False, notes=("expected to fail",))
+    now = [outcome(0.1, "a"), expected]
+    assert diff(tmp_path, [outcome(0.1, "a"), outcome(0.1)], now, "--json", str(tmp_path / "diff.json")) == 0
+    assert f"{FAILED.nodeid}: expected to fail\n" in capsys.readouterr().out
+    again = reading.read([tmp_path / "diff.json"]).outcomes[1]
+    assert (again.fails, again.notes) == (False, ("expected to fail",))
 
 
 def test_what_differs_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -465,6 +479,36 @@ def test_it_is_written_as_a_page(tmp_path: Path) -> None:
 ROW_ON_A_PAGE = (
     '<tr><td><b class="badge">only in the base</b></td><th scope="row">tests/test_a.py::gone</th><td>2 gloo</td>'
 )
+
+
+def test_all_its_reports_count_alike(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib", reason="pages are drawn by matplotlib")
+    base = written(tmp_path / "base.json", outcome(0.1), run=replace(BASE, skipped=4, other_failures=4))
+    run = replace(NOW, skipped=1, never_measured=2, other_failures=3)
+    now = [written(tmp_path / f"{name}.json", outcome(0.1, name), run=run) for name in ("test_step", "b")]
+    files = {form: tmp_path / f"diff.{form}" for form in ("json", "markdown", "html")}
+    options = [word for form, path in files.items() for word in (f"--{form}", str(path))]
+    assert main(["diff", str(base), *map(str, now), *options]) == 0
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert line.endswith("1 passed; 1 without baseline; 6 other failures; 2 skipped, 4 never measured")
+    assert f"\n## {line}\n" in files["markdown"].read_text()
+    assert f"<h1>{line}</h1>" in files["html"].read_text()
+    summary = json.loads(files["json"].read_text())["summary"]
+    assert [summary[name] for name in ("other_failures", "skipped", "never_measured")] == [6, 2, 4]
+
+
+def test_its_json_tells_what_it_told_and_not_what_the_runs_own_reports_did(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = written(tmp_path / "base.json", outcome(0.1), run=replace(BASE, told=("not in this clone",)))
+    run = replace(NOW, problem="nothing differs", told=("only v1 has test_x",))
+    now = written(tmp_path / "now.json", outcome(0.1), run=run)
+    assert main(["diff", str(base), str(now), "--json", str(tmp_path / "diff.json")]) == 0
+    assert main(["markdown", str(tmp_path / "diff.json"), "-o", str(tmp_path / "diff.md")]) == 0
+    for told in (capsys.readouterr().out, (tmp_path / "diff.md").read_text()):
+        assert told.count("the base is one session, which cannot tell how far sessions drift apart") == 1
+        for words in ("nothing differs", "only v1 has", "not in this clone"):
+            assert words not in told
 
 
 def test_what_is_drawn_of_its_json_has_the_base_and_what_only_that_has(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from pytest_ddpperf.cli.main import main
 from pytest_ddpperf.measuring.outcomes import Report
 from pytest_ddpperf.records import Outcome, Run, Status, TestId, codec
 from pytest_ddpperf.report import failure, markdown
@@ -24,7 +25,7 @@ def explained(measured: Outcome) -> Outcome:
 
 
 def report(*outcomes: Outcome, **kwargs: Any) -> str:
-    return markdown.report(outcomes, count(outcomes, 0), **kwargs)
+    return markdown.report(outcomes, count(outcomes), **kwargs)
 
 
 RED = explained(outcome(verdict(Status.REGRESSED, differences=("torch 2.12 -> 2.13",))))
@@ -116,6 +117,21 @@ def test_a_run_tells_what_it_has_to_say_beyond_its_measurements() -> None:
         "5 tests, each called regressed by mistake in at most ",
     ):
         assert f"\n- `{line}" in told
+
+
+@pytest.mark.parametrize("form", ["markdown", "html"])
+def test_the_command_tells_a_run_as_the_run_itself_did(form: str, tmp_path: Path) -> None:
+    if form == "html":
+        pytest.importorskip("matplotlib", reason="pages are drawn by matplotlib")
+    run = Report(Run(commit="c0ffee" * 6), told=["only main has test_x"], facts={"torch": "2.13.0"}, skipped=1)
+    run.usage_error = "no test imported a file that differs"
+    run.take({"outcomes": [codec.encode(GREEN)], "never_measured": "test_a.py::test_b"})
+    run.end({GREEN.nodeid, "test_a.py::test_red"})
+    (tmp_path / "run.json").write_text(codec.dumps(run.data()))
+    assert main([form, str(tmp_path / "run.json"), "-o", str(tmp_path / "out")]) == 0
+    told = (tmp_path / "out").read_text()
+    assert "1 of 1 compared: 1 passed; 2 other failures; 1 skipped, 1 never measured" in told
+    assert told == (run.markdown() if form == "markdown" else run.html())
 
 
 def test_a_baseline_that_could_not_be_saved_is_among_what_fails() -> None:

@@ -54,6 +54,20 @@ def test_a_run_began_before_its_conftests(config: pytest.Config) -> None:
     assert "/added/by/a/conftest" not in outset.sys_path
 
 
+@pytest.mark.parametrize("variable", ["COVERAGE_PROCESS_CONFIG", "COV_CORE_DATAFILE"])
+def test_ranks_that_are_traced_are_not_compared_with_those_of_another_version(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    """As pytest-cov does, which a pytest that is led is not told of."""
+    monkeypatch.setenv(variable, "")
+    configured = pytester.parseconfigure().stash[RUN]
+    assert callable(configured._confirms())
+    pytester.makeconftest(f"import os; os.environ[{variable!r}] = 'traced'")
+    with pytest.raises(pytest.UsageError, match=r"--ddp-against with --cov that traces ranks, .*: add --no-cov"):
+        pytester.parseconfigure("--ddp-against=HEAD")
+    assert configured._confirms() == "not with --cov that traces ranks: add --no-cov"
+
+
 def test_options_are_set_as_they_were_those_that_there_are(config: pytest.Config) -> None:
     set_options(config, {"--hidden": "1024", "--layer-kind": "'dense'", "--not-there-yet": "1"})
     assert (config.getoption("--hidden"), config.getoption("--layer-kind")) == (1024, "dense")

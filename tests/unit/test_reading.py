@@ -15,6 +15,7 @@ from pytest_ddpperf.report import json_report, reading
 from tests.unit.test_report import FAILED, comparison, measurement, outcome, verdict
 
 RUN = Run(id="7e1", created="2026-01-02T03:04:05+00:00", version="0.1", commit="c0ffee", committed="then", skipped=2)
+TOLD = replace(RUN, other_failures=1, problem="nothing differs", told=("only main has a", "not in this clone: b"))
 
 
 def written(path: Path, *outcomes: Outcome, run: Run = RUN) -> Path:
@@ -38,10 +39,10 @@ def changed(path: Path, *place: str | int, to: Any = None, without: bool = False
 
 def test_a_report_comes_back_as_it_was(tmp_path: Path) -> None:
     outcomes = (outcome(verdict(Status.REGRESSED, comparisons=(comparison(),))), FAILED)
-    report = reading.read([written(tmp_path / "a.json", *outcomes)])
+    report = reading.read([written(tmp_path / "a.json", *outcomes, run=TOLD)])
     assert report.outcomes == outcomes
-    assert report.runs == (RUN,)
-    assert [entry.run for entry in report.entries] == [RUN, RUN]
+    assert report.runs == (TOLD,)
+    assert [entry.run for entry in report.entries] == [TOLD, TOLD]
     assert report.told == ()
 
 
@@ -58,11 +59,12 @@ def test_a_report_from_before_runs_had_ids_is_read() -> None:
 
 
 def test_a_report_of_another_version_lacks_fields_and_has_others(tmp_path: Path) -> None:
-    path = written(tmp_path / "a.json", outcome(verdict(Status.PASS)))
+    path = written(tmp_path / "a.json", outcome(verdict(Status.PASS)), run=TOLD)
     for name in ("file", "line", "limits", "level", "sessions"):
         changed(path, "measurements", 0, name, without=True)
-    for name in ("run_id", "commit", "committed"):
+    for name in ("run_id", "commit", "committed", "problem", "told"):
         changed(path, name, without=True)
+    changed(path, "summary", "other_failures", without=True)
     changed(path, "measurements", 0, "verdict", "comparisons", 0, "of_tomorrow", to=[1])
     (again,) = reading.read([path]).outcomes
     assert again == outcome(verdict(Status.PASS))
@@ -162,12 +164,14 @@ def test_a_broken_field_is_named_with_its_place(
         (("run_id",), 7, "run_id: expected a string, found 7"),
         (("machine", "torch"), [], "machine.torch: expected "),
         (("summary", "skipped"), "1", "summary.skipped: expected an integer, found '1'"),
+        (("problem",), ["x"], "problem: expected a string, found "),
+        (("told", 1), 7, "told[1]: expected a string, found 7"),
     ],
 )
 def test_a_broken_fact_of_the_run_is_named_as_the_file_has_it(
     tmp_path: Path, place: tuple[Any, ...], value: Any, problem: str
 ) -> None:
-    path = written(tmp_path / "a.json", run=replace(RUN, facts={"torch": "2.13"}))
+    path = written(tmp_path / "a.json", run=replace(TOLD, facts={"torch": "2.13"}))
     with pytest.raises(ReportError) as failed:
         reading.read([changed(path, *place, to=value)])
     assert str(failed.value).startswith(f"{path}: {problem}")
@@ -181,6 +185,14 @@ def test_shards_make_one_report(tmp_path: Path) -> None:
     assert [entry.run for entry in report.entries] == [RUN, of_other]
     assert report.paths == (tmp_path / "a.json", tmp_path / "b.json")
     assert report.told == ()
+
+
+def test_what_was_told_of_several_runs_is_told_of_all_once_each(tmp_path: Path) -> None:
+    runs = TOLD, RUN, replace(TOLD, told=("not in this clone: b", "c")), replace(RUN, problem="no such backend")
+    whole = reading.read([written(tmp_path / f"{number}.json", run=run) for number, run in enumerate(runs)]).run
+    assert whole.problem == "nothing differs; no such backend"
+    assert whole.told == ("only main has a", "not in this clone: b", "c")
+    assert (whole.skipped, whole.other_failures) == (8, 2)
 
 
 def test_of_what_was_measured_again_the_run_that_ended_last_counts(tmp_path: Path) -> None:

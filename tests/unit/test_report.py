@@ -234,7 +234,7 @@ def test_the_last_line_counts() -> None:
         outcome(verdict(Status.NO_BASELINE)),
         FAILED,
     ]
-    assert list(terminal.summary(outcomes, skipped=1))[-1] == (
+    assert list(terminal.summary(outcomes, Run(skipped=1)))[-1] == (
         "ddpperf: 2 of 4 compared: 1 passed, 1 regressed; 1 without baseline, 1 failed to measure; 1 skipped"
     )
 
@@ -244,25 +244,25 @@ def test_the_summary_says_the_error_rate_of_a_test_and_what_to_expect_of_the_run
     compared = outcome(
         verdict(Status.PASS, comparisons=(comparison(Status.PASS), comparison(Status.PASS, "p10", alarm_rate=0.0077)))
     )
-    (told,) = [line for line in terminal.summary([compared, missing], skipped=0, sharing=200) if "200 tests" in line]
+    (told,) = [line for line in terminal.summary([compared, missing], sharing=200) if "200 tests" in line]
     assert told == (
         "200 tests, each called regressed by mistake in at most 1.5 % of runs: of unchanged code expect at most 0.012 "
         "false reds a run, with the noise and the limits of this one"
     )
-    assert "in at most 2.5 % of runs" in "".join(terminal.summary([compared], skipped=0, sharing=2))
-    assert "by mistake" not in "".join(terminal.summary([missing, FAILED], skipped=0, sharing=3))
-    assert "by mistake" not in "".join(terminal.summary([compared], skipped=0, sharing=1))
+    assert "in at most 2.5 % of runs" in "".join(terminal.summary([compared], sharing=2))
+    assert "by mistake" not in "".join(terminal.summary([missing, FAILED], sharing=3))
+    assert "by mistake" not in "".join(terminal.summary([compared], sharing=1))
 
 
 def test_a_test_that_never_measured_is_named_and_counted() -> None:
-    assert list(terminal.summary([], skipped=0, never_measured=["test_a.py::test_b"])) == [
+    assert list(terminal.summary([], Run(never_measured=1), never_measured=["test_a.py::test_b"])) == [
         "test_a.py::test_b: never measured: it does not call the fixture that it asks for",
         "ddpperf: 0 of 0 compared: 1 never measured",
     ]
 
 
 def test_a_run_that_compared_nothing_says_so() -> None:
-    assert list(terminal.summary([outcome(verdict(Status.NO_BASELINE))] * 5, skipped=0))[-1] == (
+    assert list(terminal.summary([outcome(verdict(Status.NO_BASELINE))] * 5))[-1] == (
         "ddpperf: 0 of 5 compared: 5 without baseline"
     )
 
@@ -317,7 +317,7 @@ def test_a_run_that_compared_nothing_says_so() -> None:
     ],
 )
 def test_what_is_told_in_the_summary(told: Outcome, words: str) -> None:
-    lines = list(terminal.summary([told], skipped=0))[:-1]
+    lines = list(terminal.summary([told]))[:-1]
     assert len(lines) == 1
     assert lines[0].startswith("tests/test_a.py::test_step: ")
     assert words in lines[0]
@@ -325,7 +325,7 @@ def test_what_is_told_in_the_summary(told: Outcome, words: str) -> None:
 
 def test_a_named_measurement_is_told_by_its_name() -> None:
     named = outcome(verdict(Status.NO_BASELINE), test=TestId(module="m", name="t", label="forward"))
-    assert next(terminal.summary([named], skipped=0)).startswith("tests/test_a.py::test_step (forward): ")
+    assert next(terminal.summary([named])).startswith("tests/test_a.py::test_step (forward): ")
 
 
 def coarse(nodeid: str = "a", **needed: int | None) -> Outcome:
@@ -371,18 +371,18 @@ QUIETER = "no sensible number of launches would do here: measure on a quieter ma
     ids=["both metrics", "sessions are missing", "too many launches", "several tests"],
 )
 def test_what_would_make_measurements_finer_is_told_once(outcomes: list[Outcome], lines: list[str]) -> None:
-    assert list(terminal.summary(outcomes, skipped=0))[:-1] == lines
+    assert list(terminal.summary(outcomes))[:-1] == lines
 
 
 def test_nothing_would_make_a_measurement_as_fine_as_a_limit_of_0() -> None:
     exact = replace(comparison(Status.INCONCLUSIVE), limit=Limit(metric="p50", value=0.0, unit="%"))
     told = outcome(verdict(Status.INCONCLUSIVE, comparisons=(exact,)))
-    assert "was asked" not in "\n".join(terminal.summary([told], skipped=0))
+    assert "was asked" not in "\n".join(terminal.summary([told]))
 
 
 def test_what_a_measurement_took_is_no_number_that_nobody_would_run() -> None:
     took = replace(coarse(p50=300), phases=(Phases(),) * 80)
-    assert next(terminal.summary([took], skipped=0)).endswith(f"{MORE} 300")
+    assert next(terminal.summary([took])).endswith(f"{MORE} 300")
 
 
 def test_what_was_assumed_of_drift_is_told_once_for_all() -> None:
@@ -391,11 +391,11 @@ def test_what_was_assumed_of_drift_is_told_once_for_all() -> None:
         for drift in (0.041, 0.057)
     )
     known = outcome(verdict(Status.PASS, comparisons=(comparison(Status.PASS, drift=0.2),), sessions=2))
-    assert list(terminal.summary([one, two, known], skipped=0))[:-1] == [
+    assert list(terminal.summary([one, two, known]))[:-1] == [
         "2 baselines have one session, which cannot tell how far sessions drift apart: 4.1 % to 5.7 % was assumed; "
         "--ddp-extend-baseline on another occasion adds one"
     ]
-    assert "1 baseline has one session" in next(terminal.summary([one], skipped=0))
+    assert "1 baseline has one session" in next(terminal.summary([one]))
 
 
 # --- counters
@@ -432,15 +432,13 @@ def test_counts_are_shown_when_asked_and_known() -> None:
 def test_a_counter_that_fell_and_one_that_is_unknown_are_told() -> None:
     fell = replace(risen(now=500), status=Status.IMPROVED)
     green = outcome(verdict(Status.IMPROVED, "counter-fell", comparisons=(), counters=(fell,)))
-    assert "IMPROVED: rpc.bytes -50.0 % (limit rpc.bytes:0%)" in next(terminal.summary([green], skipped=0))
+    assert "IMPROVED: rpc.bytes -50.0 % (limit rpc.bytes:0%)" in next(terminal.summary([green]))
     unknown = outcome(verdict(Status.INCOMPARABLE, "unknown-counter-now", differences=("rpc.bytes is unknown now",)))
-    assert "is unknown now: launches differ in it, or cannot tell it, so" in next(
-        terminal.summary([unknown], skipped=0)
-    )
+    assert "is unknown now: launches differ in it, or cannot tell it, so" in next(terminal.summary([unknown]))
     before = replace(
         unknown, verdict=verdict(Status.INCOMPARABLE, "unknown-counter", differences=("x is unknown in the baseline",))
     )
-    assert "x is unknown in the baseline; record a new baseline" in next(terminal.summary([before], skipped=0))
+    assert "x is unknown in the baseline; record a new baseline" in next(terminal.summary([before]))
 
 
 def test_a_failure_says_what_trainers_waited_for_rpc() -> None:
@@ -579,7 +577,15 @@ def test_an_outcome_crosses_to_xdists_controller_and_back() -> None:
 
 
 def test_counts_of_nothing_are_nothing() -> None:
-    assert counts.last_line(counts.count([], 0)) == "ddpperf: 0 of 0 compared"
+    assert counts.last_line(counts.count([])) == "ddpperf: 0 of 0 compared"
+
+
+def test_failures_that_no_measurement_tells_are_counted_for_all_runs() -> None:
+    green = [outcome(verdict(Status.PASS))]
+    one = counts.count(green, Run(other_failures=1, skipped=2))
+    assert counts.last_line(one) == "ddpperf: 1 of 1 compared: 1 passed; 1 other failure; 2 skipped"
+    more = counts.count(green, Run(other_failures=1), Run(other_failures=2))
+    assert counts.last_line(more) == "ddpperf: 1 of 1 compared: 1 passed; 3 other failures"
 
 
 # --- progress

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pytest_ddpperf.measuring.outcomes import Report
-from pytest_ddpperf.plugin import written
+from pytest_ddpperf.plugin import state, written
 from pytest_ddpperf.records import Run, Status, codec
+from pytest_ddpperf.records.errors import AgainstError
 from tests.unit.test_git import commit
 from tests.unit.test_report import outcome, verdict
 
@@ -34,3 +37,60 @@ def test_why_git_told_no_commit_is_told(tmp_path: Path, monkeypatch: pytest.Monk
     assert told(known, tmp_path) == [
         "--ddp-history: nothing was added: the working tree differs from commit c0ffeec0ffee: commit what is measured"
     ]
+
+
+def of_a_pytest(pytester: pytest.Pytester, *arguments: str) -> tuple[pytest.RunResult, dict[str, Any], str]:
+    """How it ended, and its JSON and its Markdown behind the marker."""
+    fixed = ("-p", "no:randomly", "-p", "no:benchmark", "--ddp-json=out.json", "--ddp-markdown=out.md")
+    result = pytester.runpytest_inprocess(*fixed, *arguments)
+    return result, json.loads(Path("out.json").read_text()), Path("out.md").read_text().partition("\n")[2]
+
+
+@pytest.mark.parametrize(
+    ("argument", "problem"),
+    [
+        (".", "--ddp-against: nothing differs\n--ddp-against self measures"),
+        ("no_such.py", "file or directory not found: no_such.py"),
+    ],
+    ids=["ours", "pytest's"],
+)
+def test_reports_of_a_run_that_is_refused_say_why(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, argument: str, problem: str
+) -> None:
+    def refuse(run: state.Run, items: object) -> None:
+        raise AgainstError("--ddp-against", "nothing differs", "--ddp-against self measures")
+
+    monkeypatch.setattr(state.Run, "start_others", refuse)
+    pytester.makepyfile("def test_a(ddp_run): ...")
+    result, data, markdown = of_a_pytest(pytester, argument)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"ERROR: {problem.splitlines()[0]}"])
+    assert "ddpperf: " not in result.stdout.str(), "it is told once"
+    assert data["problem"] == problem
+    assert markdown == f"## ddpperf: 0 of 0 compared\n\n`{problem.replace(chr(10), ' ')}`\n"
+
+
+def test_reports_of_a_red_run_do_not_look_green(pytester: pytest.Pytester) -> None:
+    red = """
+        import pytest
+
+        @pytest.fixture
+        def broken():
+            yield
+            assert False
+
+        @pytest.fixture
+        def missing():
+            assert False
+
+        def test_own(broken): assert False
+        def test_no_fixture(missing): ...
+        def test_green(): ...
+        @pytest.mark.xfail
+        def test_expected(): assert False
+    """
+    pytester.makepyfile(test_red=red, test_none="import no_such_module")
+    result, data, markdown = of_a_pytest(pytester, "--continue-on-collection-errors")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    assert data["summary"]["other_failures"] == 3
+    assert markdown == "## ddpperf: 0 of 0 compared: 3 other failures\n"

@@ -34,7 +34,7 @@ def html(
     from pytest_ddpperf.report.counts import count, last_line
     from pytest_ddpperf.report.page import canvas, content, parts, shell
 
-    counts = count(outcomes, sum(run.skipped for run in runs), sum(run.never_measured for run in runs))
+    counts = count(outcomes, *runs)
     with canvas.style():
         sheet = parts.Sheet()
         cards = [content.card(outcome, sheet, number) for number, outcome in enumerate(worst.first(outcomes), 1)]
