@@ -83,7 +83,7 @@ class Serving:
     def carry_out(self, job: Job, launcher: Launcher, store: Store) -> Measured:
         """Launch as often as told; raises BaseSideError when the test is over where it is led."""
         if not job.gate:  # nothing is compared, so nothing is asked
-            return benchmark.carry_out(job, launcher, store, self.relay)
+            return self.untold(benchmark.carry_out(job, launcher, store, self.relay))
         self.refuse_after_end()
         self.trees.refuse_strays()
         launches = benchmark.own_launches(job, launcher, self.relay, most_again=0)  # who leads asks again

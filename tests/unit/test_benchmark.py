@@ -14,6 +14,7 @@ import pytest
 from pytest_ddpperf import options
 from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.measuring.benchmark import Job, Measured, carry_out
+from pytest_ddpperf.measuring.serving import Serving
 from pytest_ddpperf.records import LaunchSamples, Limit, Phases, Plan, TestId
 from tests.unit.test_launches import LAUNCH, UNFIT
 from tests.unit.test_machine import settings
@@ -157,3 +158,12 @@ def test_under_a_debugging_variable_nothing_is_compared(tmp_path: Path, variable
         launch = replace(LAUNCH, facts={f"env:{variable}": told})
         assert measure(launch, store).result.verdict.reason == verdict
         assert measure(launch, store, gate=False).result.verdict.reason == "gate-off"
+
+
+def test_what_another_version_measures_without_a_gate_fails_nothing_there(tmp_path: Path) -> None:
+    asked: dict[str, Any] = {"gate": False, "fail_on": frozenset({"not-gated"})}
+    assert measure(LAUNCH, Store(tmp_path), **asked).outcome.fails
+    there = Serving.__new__(Serving)
+    there.relay = PROGRESS
+    launcher: Any = SimpleNamespace(measure=lambda *_: LAUNCH)
+    assert not there.carry_out(job(**asked), launcher, Store(tmp_path)).outcome.fails
