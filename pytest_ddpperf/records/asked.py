@@ -52,8 +52,8 @@ class Limit:
 
 # On time, unless the user names others.
 TIME_LIMITS = tuple(Limit(metric=metric, value=0.1, unit="%", default=True) for metric in ("p10", "p50"))
-# Steps to which the windows of a pair in stretches may be lengthened. A pair of 100 steps spreads little more than one
-# of 150 and takes three quarters of its time: see "In turns" in docs/statistics.md.
+# Steps to which the windows of a pair in stretches may be lengthened: more would be worth less than more pairs. See
+# "Longer windows or more pairs" in docs/statistics.md.
 _MOST_IN_STRETCHES = 125
 # On counters, unless the user names another for the same one.
 COUNTER_LIMITS = (Limit(metric="rpc.bytes", value=0.0, unit="%", default=True),)
