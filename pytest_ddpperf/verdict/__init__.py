@@ -55,23 +55,13 @@ def judge(current: Measurement, baseline: Sequence[Measurement], limits: Sequenc
     return with_counters(judge_times(current, baseline, limits, **how), current, baseline, limits)
 
 
-# Why a run compares nothing, by its own options.
-_ASKED_FOR = frozenset({"saving", "disabled"})
-
-
-def fails(
-    verdict: Verdict,
-    *,
-    fail_on: frozenset[str] | None,
-    baseline_missing: Literal["warn", "fail"],
-    reported: bool = False,
-) -> bool:
-    """Whether a verdict fails its test; `fail_on`, when given, names exactly those that do, less what an option of the
-    run asked for. `reported`: the figures are of other runs, whose options nobody gives now."""
+def fails(verdict: Verdict, *, fail_on: frozenset[str] | None, baseline_missing: Literal["warn", "fail"]) -> bool:
+    """Whether a verdict fails its test; `fail_on`, when given, names exactly those that do. Never one that is saved: a
+    project whose ini file names what is not gated could not record a baseline."""
     if fail_on is not None:
         if verdict.reason == MACHINE_DRIFTED and "drifted" in fail_on:
             return True
-        if verdict.reason in _ASKED_FOR and not reported:
+        if verdict.reason == "saving":
             return False
         return verdict.status.value.lower().replace(" ", "-") in fail_on
     if verdict.status in (Status.NO_BASELINE, Status.INCOMPARABLE) or verdict.reason == "debugging-variable":

@@ -202,14 +202,12 @@ def test_what_verdicts_without_figures_do(pytester: pytest.Pytester, run: Run, m
     assert stored(pytester.path) == before
 
 
-def test_where_all_shall_be_compared_baselines_can_be_saved_and_tests_disabled(
-    pytester: pytest.Pytester, run: Run
-) -> None:
+def test_where_all_shall_be_compared_baselines_can_be_saved(pytester: pytest.Pytester, run: Run) -> None:
     pytester.makeini("[pytest]\nddp_fail_on = regressed,not-gated\n")
     pytester.makepyfile(test_all=STEP + "def test_step(ddp_benchmark): ddp_benchmark(lasting)\n")
     run("--ddp-save-baseline").assert_outcomes(passed=1)
     assert stored(pytester.path) == ["test_step.json"]
-    run("--ddp-disable").assert_outcomes(passed=1)
+    run("--ddp-disable").assert_outcomes(failed=1)
     pytester.makepyfile(test_all=STEP + "def test_step(ddp_benchmark): ddp_benchmark(lasting, gate=False)\n")
     run().assert_outcomes(failed=1)
 

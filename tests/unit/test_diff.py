@@ -362,11 +362,6 @@ def test_what_cannot_be_compared_says_why(
     assert f"tests/test_a.py::test_step: {told}" in capsys.readouterr().out
 
 
-def test_a_report_of_a_disabled_run_fails_where_all_shall_be_compared(tmp_path: Path) -> None:
-    disabled = slow(judged=Verdict(status=Status.NOT_GATED, reason="disabled"))
-    assert diff(tmp_path, [outcome(0.1)], [disabled], "--fail-on", "not-gated") == 1
-
-
 def test_a_measurement_that_failed_now_ends_with_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert diff(tmp_path, [outcome(0.1)], [replace(FAILED, test=outcome(0.1).test)]) == 1
     assert "test_step: not measured: launch 1 of 2: rank 1 failed in setup" in capsys.readouterr().out
