@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from pytest_ddpperf.launch import Launcher, Observer
-from pytest_ddpperf.measuring.pairs import Held, in_turns
+from pytest_ddpperf.measuring.pairs import in_turns
 from pytest_ddpperf.rank.doctor import setup
 from pytest_ddpperf.records import LaunchSamples, Plan
 from pytest_ddpperf.records.doctor import Cores
@@ -57,7 +57,7 @@ class Launching(Protocol):
 
 
 class Bench:
-    """Takes launches, those that are alone all with windows of as many steps, and those of pairs."""
+    """Takes launches, all with windows of as many steps."""
 
     def __init__(self, plan: Plan, here: Launcher, there: Launcher | None, watch: Observer, until: float) -> None:
         """`there`: launches the other side of pairs that take turns in stretches; None: one launch after the other.
@@ -65,13 +65,12 @@ class Bench:
         self._plan, self._here, self._there, self._until = plan, here, there, until
         self._observer = Within(watch, until)
         self._steps: int | None = None
-        self._steps_in_pairs: int | None = None
         self._random = random.Random()
 
     def alone(self, cores: Cores = ()) -> LaunchSamples:
         """A launch by itself, on those cores or on all. Raises the errors of a launch."""
         with confined(cores):
-            launched = self._here.measure(self._exactly(self._steps), setup, self._observer)
+            launched = self._here.measure(self._exactly, setup, self._observer)
         self._steps = len(launched.step_seconds)
         return launched
 
@@ -81,19 +80,18 @@ class Bench:
             return self.alone(), self.alone()
         with ExitStack() as alive:
             alive.enter_context(self._here.alone(self._plan, self._observer))
-            sides: list[Held] = []
-            for launcher in self._random.sample((self._here, self._there), 2):
-                exactly = self._exactly(self._steps_in_pairs)
-                sides.append(alive.enter_context(launcher.hold(exactly, setup, self._observer)))
-                self._steps_in_pairs = sides[-1].steps
-            one, other = sides
+            launchers = self._random.sample((self._here, self._there), 2)
+            one, other = (
+                alive.enter_context(launcher.hold(self._exactly, setup, self._observer)) for launcher in launchers
+            )
             in_turns((one, other), self._random)
             return one.deliver(), other.deliver()
 
-    def _exactly(self, steps: int | None) -> Plan:
+    @property
+    def _exactly(self) -> Plan:
         left = max(_LEAST_SECONDS, self._until - time.monotonic())
         plan = replace(self._plan, timeout_seconds=min(self._plan.timeout_seconds, left))
-        return plan if steps is None else plan.exactly(steps)
+        return plan if self._steps is None else plan.exactly(self._steps)
 
 
 @contextmanager

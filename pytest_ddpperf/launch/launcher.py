@@ -136,7 +136,6 @@ class Launcher:
     def hold(self, plan: Plan, setup: Callable[..., Any] | None, observer: Observer) -> Iterator[Held]:
         """A launch of `plan` that has warmed up and rests; over, clean-up included, when the context is left. Raises as
         `measure`. One at a time, while somebody holds the cores: see `alone`."""
-        plan = plan.in_stretches
         with self._opened(HeldLaunch, plan, payload.dumps("measure", setup, ()), observer) as launch:
             launch.begin()
             with until_left(Held(launch, partial(self._samples, plan))) as held:

@@ -52,9 +52,6 @@ class Limit:
 
 # On time, unless the user names others.
 TIME_LIMITS = tuple(Limit(metric=metric, value=0.1, unit="%", default=True) for metric in ("p10", "p50"))
-# Steps to which the windows of a pair in stretches may be lengthened: more would be worth less than more pairs. See
-# "Longer windows or more pairs" in docs/statistics.md.
-_MOST_IN_STRETCHES = 125
 # On counters, unless the user names another for the same one.
 COUNTER_LIMITS = (Limit(metric="rpc.bytes", value=0.0, unit="%", default=True),)
 
@@ -112,11 +109,6 @@ class Plan:
         """With a window of so many steps, however long they take: percentiles of few steps lie elsewhere than those
         of many (the p10 of 15 is 3 to 5 % above that of 60), so what is compared has as many."""
         return replace(self, steps=steps, min_seconds=0.0)
-
-    @property
-    def in_stretches(self) -> Plan:
-        """With the window of a launch that takes turns with another while both are alive."""
-        return replace(self, most_steps=min(self.most_steps, _MOST_IN_STRETCHES))
 
     def measured_as(self, other: Plan) -> Plan:
         """With the group, the warm-up, the windows and the timing of another."""

@@ -105,11 +105,6 @@ def test_a_failure_tells_the_step_of_as_many_as_there_are(bench: Bench) -> None:
     assert caught.value.cause.phase == "step 5 of 7"
 
 
-def test_a_held_window_has_fewer_steps(bench: Bench) -> None:
-    with bench.launcher.hold(plan(bench, min_seconds=LONG, most_steps=150), quick, bench.recorder) as held:
-        assert held.steps == 125
-
-
 def test_trainers_of_an_rpc_launch_have_the_same_number(bench: Bench) -> None:
     of_test = plan(bench, min_seconds=LONG, most_steps=7, parameter_servers=1)
     samples = bench.launcher.measure(of_test, quick, bench.recorder, (None, None))

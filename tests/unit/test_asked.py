@@ -45,14 +45,6 @@ def test_windows_are_bounded_by_what_a_baseline_would_keep_of_them(world_size: i
     assert plan.steps_for(1e-9) == steps
 
 
-@pytest.mark.parametrize(
-    ("plan", "steps"),
-    [(PLAN, 125), (replace(PLAN, most_steps=75), 75), (replace(PLAN, steps=130), 130), (PLAN.exactly(150), 150)],
-)
-def test_in_stretches_windows_are_shorter_but_as_long_as_they_were_asked_to_be(plan: Plan, steps: int) -> None:
-    assert plan.in_stretches.steps_for(1e-9) == steps
-
-
 def test_a_session_of_the_longest_windows_is_small() -> None:
     plan = options.plan(settings(), world_size=2, backend="gloo", device="cpu")
     launch = (0.012345678,) * plan.room
