@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from pytest_ddpperf import verdict as verdicts
 from pytest_ddpperf.measuring.looks import follow, schedule
-from pytest_ddpperf.records import Baseline, Limit, Measurement, Outcome, Recording, Status, Verdict
+from pytest_ddpperf.records import Baseline, Limit, Measurement, Outcome, Recording, Run, Status, Verdict
 from pytest_ddpperf.records.asked import TIME_LIMITS, limits_for
 from pytest_ddpperf.report import failure, text
 from pytest_ddpperf.report.reading import Entry, Report, gone_of, identity
@@ -42,9 +42,15 @@ def compare(base: Report, now: Report, terms: Terms) -> Report:
     return replace(
         now,
         entries=tuple(entries),
+        runs=tuple(map(_bare, now.runs)),
         bases=base.runs,
         only_before=tuple(gone_of(entry.outcome) for number, entry in enumerate(base.entries) if number not in taken),
     )
+
+
+def _bare(run: Run) -> Run:
+    """Without what it says of itself as a whole, which is not of the comparison: `-k` may have left a part."""
+    return replace(run, skipped=0, never_measured=0, other_failures=0, problem="", told=())
 
 
 def _partners(base: Report, now: Report) -> dict[int, int]:

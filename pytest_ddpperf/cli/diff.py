@@ -108,10 +108,10 @@ def _theirs(arguments: argparse.Namespace, contents: Sequence[tuple[Path, dict[s
 
 
 def _data(base: Report, now: Report) -> dict[str, Any]:
-    """NOW as a report, with what it was held against and nothing of what its own run said of that."""
+    """NOW as a report, with what it was held against."""
     before = {name: getattr(base.run, name) for name in ("created", "version", "commit", "committed")}
     return {
-        **json_report.report(now.outcomes, replace(now.run, problem="", told=tuple(sides.remarks(base, now)))),
+        **json_report.report(now.outcomes, replace(now.run, told=tuple(sides.remarks(base, now)))),
         "base": {"run_id": base.run.id, **before},
         "only_in_base": codec.encode(now.only_before),
     }
