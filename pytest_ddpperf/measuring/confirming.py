@@ -107,8 +107,9 @@ class Confirming:
         self._afford(needed, left)
         seconds = min(job.settings.max_seconds, left)
         settings = replace(job.settings, against=origin.commit, max_seconds=seconds)
-        # As long as those that raised it: what grows with every step is not acquitted by fewer.
-        steps = min(side.samples.steps for side in (measured.candidate.sessions[0].measurement, session.measurement))
+        # As long as those that raised it, however slow the machine is by now: what grows with every step is not
+        # acquitted by fewer.
+        steps = len(measured.shown[0].step_seconds)
         turning = replace(job, settings=settings, level=job.level * job.level_in_turns, settles=True, steps=steps)
         try:
             turned, failed = self._in_turns(turning, launcher, store, progress, side)

@@ -66,6 +66,7 @@ class Run:
 
     def turns(self, asked: Job, *rest: Any) -> Measured:
         assert asked.settles
+        assert asked.steps == len(self.suspected.shown[0].step_seconds), "what grows is not acquitted by fewer"
         self.turned.append(asked.settings.turns)
         self.seconds.append(asked.settings.max_seconds)
         self.failing()

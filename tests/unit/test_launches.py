@@ -147,6 +147,15 @@ def test_of_two_sides_the_one_that_launches_first_says_it_for_both(run: int) -> 
 
 
 @pytest.mark.parametrize("run", range(3))
+def test_where_it_was_said_before_the_first_launch_has_as_many_on_both_sides(run: int) -> None:
+    here, there = Windows(7), Windows(9)
+    now = here.side()
+    now.steps = 8
+    turns(there).take(now, 2, of=2)
+    assert here.told == there.told == [8, 8]
+
+
+@pytest.mark.parametrize("run", range(3))
 def test_a_side_alone_says_it_for_itself(run: int) -> None:
     here = Windows(7)
     turns(Windows(9), fails=True).take(here.side(), 3, of=3)
