@@ -100,9 +100,8 @@ def _candidates(top: Path, recorded: str, baseline: Path) -> Iterator[str]:
     """That are in the repository."""
     named = [recorded] * bool(re.fullmatch("[0-9a-f]{40,64}", recorded))
     with suppress(GitError):
-        if not git(
-            top, "status", "--porcelain", "--no-renames", "--", baseline, offline=True
-        ):  # else that has another session
+        changed = git(top, "status", "--porcelain", "--no-renames", "--", baseline, offline=True)
+        if not changed:  # else the last commit of it has another session
             named.append(last_change(top, baseline))
     for ref in (*named, "HEAD"):
         with suppress(GitError):

@@ -46,6 +46,8 @@ _SILENCE_SECONDS = 10.0
 _CACHE = ".pytest_cache"  # of that side's pytest
 # How pytest says that a conftest at the root of what is collected cannot be imported.
 _CONFTEST = "while loading conftest"
+# So begins what is told before anything is measured, and `ddpperf history confirm` reads.
+NOTHING_DIFFERS = "nothing differs between"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,7 +186,7 @@ class BaseSide:
         kept = [path.removeprefix(top) for path in self.trees.kept if path.startswith(top) and os.path.isdir(path)]
         tests = f"; tests are the same on both sides, with all in {', '.join(kept)}" if kept else ""
         return (
-            f"nothing differs between {self.version} and the code at hand: the same interpreter, the same environment, "
+            f"{NOTHING_DIFFERS} {self.version} and the code at hand: the same interpreter, the same environment, "
             f"and the same in all files that Python imports, {len(files)} of them so far{named}{tests}",
             "--ddp-against self measures how far the same code differs from itself",
         )

@@ -19,7 +19,6 @@ from pytest_ddpperf.records.errors import GitError
 from pytest_ddpperf.report import reading, text
 
 _RED = 1  # pytest's exit status where tests failed
-_SAME = "--ddp-against: nothing differs between "  # as against/side.py has it, before anything is measured
 
 
 def confirm(found: Found, extra: Sequence[str]) -> int:
@@ -80,8 +79,10 @@ def _measured(found: Found, tree: Path, below: Path, top: Path, extra: Sequence[
 
 def _both_the_same(report: reading.Report) -> bool:
     """Whether that is why pytest refused: before anything was measured, or by what ranks had imported."""
+    from pytest_ddpperf.against.side import NOTHING_DIFFERS
+
     problem = report.run.problem
-    return problem.startswith(_SAME) or bool(problem and report.outcomes)
+    return NOTHING_DIFFERS in problem or bool(problem and report.outcomes)
 
 
 def _ended(outcomes: Sequence[Outcome], track: Track) -> int:

@@ -11,8 +11,8 @@ verdict on all launches so far is asked for:
 So however often was looked, a regression is reported only where launches that had no part in raising the suspicion
 show it again, with evidence of their own.
 
-Between looks may be glanced at pairs: within the limit and settled ends the measurement there, too. Nothing is claimed
-by that, so no alarm is false for it.
+Between two looks a glance at the pairs so far ends the measurement where they are within the limit and settled. That
+claims nothing, so no alarm is false for it.
 """
 
 from __future__ import annotations

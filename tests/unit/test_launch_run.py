@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
@@ -135,11 +135,12 @@ class StandingStill(Drawing):
             self._meanwhile.pop()()
 
 
-_L = TypeVar("_L", bound=run.Launch)
+def launch_of(ranks: Ranks, observer: Observer) -> run.Launch:
+    return run.Launch(ranks, PLAN, b"", {}, cores.place(2, {}), observer)  # type: ignore[arg-type]
 
 
-def launch_of(ranks: Ranks, observer: Observer, kind: type[_L] = run.Launch) -> _L:  # type: ignore[assignment]
-    return kind(ranks, PLAN, b"", {}, cores.place(2, {}), observer)  # type: ignore[arg-type]
+def held_launch_of(ranks: Ranks, observer: Observer) -> held.HeldLaunch:
+    return held.HeldLaunch(ranks, PLAN, b"", {}, cores.place(2, {}), observer)  # type: ignore[arg-type]
 
 
 # --- what arrives late
@@ -159,7 +160,7 @@ def test_what_arrives_while_stacks_are_asked_for_is_not_missed(ranks: Ranks, clo
 
 def test_who_comes_to_rest_while_stacks_are_asked_for_rests(ranks: Ranks, clock: Clock) -> None:
     ranks.asked_for_stacks = lambda: ranks.rest(0, 1)
-    with launch_of(ranks, StandingStill(clock), held.HeldLaunch) as launch:
+    with held_launch_of(ranks, StandingStill(clock)) as launch:
         launch.begin()
         assert launch.steps == 30
 
@@ -188,7 +189,7 @@ def test_a_rank_that_is_killed_at_rest_did_not_fail_in_a_step(ranks: Ranks) -> N
         ranks.rest(*due)
         due.clear()
 
-    with launch_of(ranks, Drawing(rest), held.HeldLaunch) as launch:
+    with held_launch_of(ranks, Drawing(rest)) as launch:
         launch.begin()
         ranks.end(0, -9)
         due.append(1)
