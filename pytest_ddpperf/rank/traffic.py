@@ -60,7 +60,7 @@ class Traffic(collectives.Meter):
         self._depth = 0
         self._lock = threading.Lock()  # answers are counted on torch's threads
         self.counting = False
-        self._pending: list[Any] = []  # futures of requests under way
+        self._pending: list[threading.Event] = []  # of each request: its answer was counted
         self._calls: Counter[str] = Counter()  # by role
         self._bytes: Counter[str] = Counter()  # forward and backward; and once more by role
         self._known = True
@@ -76,11 +76,8 @@ class Traffic(collectives.Meter):
     def end(self) -> None:
         """Wait for the answers to the step's requests: nobody else need do so, and none may come."""
         until = time.monotonic() + _ANSWERS_SECONDS
-        while not all(future.done() for future in self._pending):
-            if time.monotonic() > until:
-                self._known = False
-                break
-            time.sleep(0.001)
+        if not all(counted.wait(max(0.0, until - time.monotonic())) for counted in self._pending):
+            self._known = False
 
     def close(self) -> dict[str, Count]:
         self.counting, self._pending = False, []
@@ -114,15 +111,17 @@ class Traffic(collectives.Meter):
 
     def answered(self, future: Any, name: str, *, in_python: bool) -> None:
         """Count what `future` will bring; the pickler sees what Python functions return."""
+        counted = threading.Event()  # later than that it is done, which torch says first
 
         def arrived(done: Any) -> None:
             tensors = self.found(done.value)
             self.carried(tensors, role_of(name))
             if not in_python:
                 self.carried(tensors, _FORWARD)
+            counted.set()
 
         if self.counting:
-            self._pending.append(future)
+            self._pending.append(counted)
             future.add_done_callback(arrived)
 
     def found(self, value: Callable[[], Any]) -> list[torch.Tensor]:

@@ -4,6 +4,7 @@ Parallel & RPC Model Parallel", and what the counters do not know."""
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from pytest_ddpperf.launch import Launcher
+from pytest_ddpperf.rank import traffic
 from pytest_ddpperf.records import Counters, Plan
 from tests.launch.conftest import Bench, Recorder
 
@@ -287,6 +289,18 @@ def test_builtin_operators_references_and_asynchronous_calls_are_seen(bench: Ben
     counters = counted_rpc(bench, trainer)
     assert (counters["rpc.calls"], counters["rpc.bytes"]) == (5, 6 * 2 * BOUNDARY)
     assert counters["rpc.bytes.parameter_server"] == counters["rpc.bytes.forward"] == counters["rpc.bytes"]
+
+
+def test_an_answer_is_counted_however_late_after_it_is_there(bench: Bench) -> None:
+    """Torch says that a future is done, and goes on with the step, before it tells who asked to be told."""
+
+    def trainer(ctx: Any) -> Any:
+        values, found = images(2), traffic.Traffic.found
+        traffic.Traffic.found = lambda self, value: time.sleep(0.2) or found(self, value)  # type: ignore[method-assign]
+        return lambda: rpc.rpc_sync("ps0", double, (values,))
+
+    counters = counted_rpc(bench, trainer)
+    assert counters["rpc.bytes.parameter_server"] == counters["rpc.bytes"] == 2 * 2 * BOUNDARY
 
 
 def test_a_backward_that_was_not_seen_leaves_the_bytes_unknown(bench: Bench) -> None:
