@@ -8,5 +8,6 @@ from pathlib import Path
 
 def git(folder: Path, *arguments: str | Path) -> str:
     identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
-    command = ["git", "-C", str(folder), *identity, *map(str, arguments)]
+    alone = ["-c", "gc.auto=0", "-c", "maintenance.auto=false"]  # else git goes on in the background and writes there
+    command = ["git", "-C", str(folder), *identity, *alone, *map(str, arguments)]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()

@@ -28,7 +28,7 @@ def descendants(pid: int) -> list[int]:
     return below + [grandchild for child in below for grandchild in descendants(child)]
 
 
-def until(condition: Callable[[], object], seconds: float = 120.0) -> None:
+def until(condition: Callable[[], object], seconds: float = 600.0) -> None:
     """Wait for what will be soon, even on a busy machine."""
     given_up = time.monotonic() + seconds
     while not condition():

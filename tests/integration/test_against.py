@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_ddpperf.launch.cores import place
 from pytest_ddpperf.wire.channels import readable
 from tests.git import git
 from tests.integration.conftest import SMALL, Run, line
@@ -374,7 +375,8 @@ def test_a_variable_an_option_and_what_must_be_built_may_be_all_that_differs(
     (repository.top / ".gitignore").write_text("__pycache__\nout\nbuilt.py\n")
     repository.write("src/speed/built.py", "MILLISECONDS = 60\n")
     monkeypatch.setenv("LASTS", "60")
-    first, cores = repository.first[:12], len(os.sched_getaffinity(0))
+    placed = place(2, {})
+    first, cores, pinned = repository.first[:12], placed.cores, "pinned False -> True*" * placed.pinned
     threads = f"OMP_NUM_THREADS={cores + 1}"  # so that ranks are not pinned there
     options = ["--ddp-against-env", "LASTS=5", "--ddp-against-env", threads]
     options += ["--ddp-against-option", "--my-milliseconds 5"]
@@ -397,7 +399,7 @@ def test_a_variable_an_option_and_what_must_be_built_may_be_all_that_differs(
             f"2 x {cores + 1} threads (OMP_NUM_THREADS) share {cores} core*, expect noise",
             "REGRESSED: tests/test_step::test_variable on 2 gloo ranks",
             "evidence: 6 launches a side, in turns*; 1 of 2 imported files differs: python code/src/speed/built.py",
-            f"differs from *: *pinned False -> True*OMP_NUM_THREADS {cores + 1} -> unset*",
+            f"differs from *: *{pinned}OMP_NUM_THREADS {cores + 1} -> unset*",
             f"against:  HEAD ({first}), LASTS=5, {threads}, --my-milliseconds 5, now {first} *",
             "REGRESSED: tests/test_step::test_option on 2 gloo ranks",
             "REGRESSED: tests/test_step::test_built on 2 gloo ranks",
@@ -692,6 +694,6 @@ def test_nothing_is_left_of_a_run_that_is_stopped(repository: Repository, where:
                 below = descendants(process.pid)
                 assert below
                 process.send_signal(signum)
-                process.wait(120)
+                process.wait(600)
             until(lambda pids=below: gone(pids))
             assert leftovers() == []

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from tests.integration.conftest import STEP, Run, line
+from tests.integration.conftest import SMALL, STEP, Run, line
 from tests.processes import descendants, ended, gone, on_terminal, until
 
 TALKING = (
@@ -92,8 +92,8 @@ def test_slow(ddp_benchmark, number): ddp_benchmark(lambda ctx: lambda: time.sle
     status, told = on_terminal("-p", "no:randomly", "-p", "no:benchmark", *asked)
     assert status == 0
     assert re.search(r"test 1/2, launch 2/2, step \d+/37, p50 so far 0\.\d+s", told)
-    # What is left may be over before the second launch where others hold the cores.
-    assert re.search(r"test 2/2 \(\d+ \w+ left\), launch 1/2, step \d+/37", told)
+    # What is left may be over at once where others hold the cores.
+    assert re.search(r"test 2/2( \(\d+ \w+ left\))?, launch 1/2, step \d+/37", told)
     assert re.search(r"test 2/2( \(\d+ \w+ left\))?, launch 2/2, step \d+/37, p50 so far 0\.\d+s", told)
 
 
@@ -119,7 +119,7 @@ def test_the_end_of_pytest_is_the_end_of_its_ranks(
     pytester.makepyfile(test_hanging=HANGING)
     tmp = pytester.mkdir("tmp")
     pytest_itself = subprocess.Popen(
-        [sys.executable, "-m", "pytest", "-p", "no:randomly", "-p", "no:benchmark", "--ddp-steps=10"],
+        [sys.executable, "-m", "pytest", "-p", "no:randomly", "-p", "no:benchmark", *SMALL],
         env={**os.environ, "TMPDIR": str(tmp)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -133,7 +133,7 @@ def test_the_end_of_pytest_is_the_end_of_its_ranks(
         started = descendants(process.pid)
         assert len(started) == 3
         process.send_signal(signum)
-        output, _ = process.communicate(timeout=120)
+        output, _ = process.communicate(timeout=600)
     until(lambda: gone(started))
     assert list(tmp.glob("ddpperf-*")) == []
     if signum == signal.SIGINT:

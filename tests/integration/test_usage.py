@@ -143,7 +143,7 @@ def test_devices(ddp_run):
 def test_backend(ddp_benchmark):
     ddp_benchmark(lasting)
 
-@pytest.mark.ddp(world_size=1, warmup=0, steps=5, launches=2, timeout=20)
+@pytest.mark.ddp(world_size=1, warmup=0, steps=5, launches=2, timeout=200)
 def test_marker_wins(ddp_benchmark):
     result = ddp_benchmark(lasting)
     assert (result.world_size, len(result.step_seconds), len(result.step_seconds[0])) == (1, 2, 5)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpperf.launch import Launcher, run
+from pytest_ddpperf.launch import Launcher, cgroups, run, server, stacks
 from pytest_ddpperf.launch.held import Held
 from pytest_ddpperf.records import LaunchSamples, Plan
 from tests.processes import descendants
@@ -84,7 +84,7 @@ class Bench:
             yield
 
     def _rests(self, folder: Path, arrived: int, left: int) -> bool:
-        if len(os.listdir(folder)) < arrived:
+        if len(arrivals(folder)) < arrived:
             return False
         alive = descendants(self.server)
         return len(alive) <= left and not any(map(at_work, [self.server, *alive]))
@@ -119,21 +119,26 @@ class Patience:
 
     def __init__(self, rests: Callable[[], bool]) -> None:
         self._rests = rests
-        self._since = 0.0
+        self._since, self._looks = 0.0, 0
         self._at_end = False
 
     def monotonic(self) -> float:
         now = time.monotonic()
         if not self._at_end:
-            self._since = (self._since or now) if self._rests() else 0.0
-            # Not at the first look: what was sent before it is read between two.
-            self._at_end = 0 < self._since <= now - _REST_SECONDS
+            self._since, self._looks = (self._since or now, self._looks + 1) if self._rests() else (0.0, 0)
+            # Not at the first looks: what was sent before them is read between two, and this process may stand still.
+            self._at_end = self._looks > 2 and self._since <= now - _REST_SECONDS
         return now + 1e6 * self._at_end
 
 
 def arrive() -> None:
     """Called in a rank, where a test wants it."""
     Path(os.environ[_ARRIVALS], str(threading.get_native_id())).touch()
+
+
+def arrivals(folder: Path | None = None) -> list[str]:
+    """Who has: in a rank, or as `folder` says."""
+    return os.listdir(folder or os.environ[_ARRIVALS])
 
 
 def hang() -> None:
@@ -157,6 +162,20 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _without_hurry() -> Iterator[None]:
+    """Whoever will say something is waited for; where nobody will, `over_once` ends the wait. And the machine has its
+    cores to itself, as far as a quota goes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run, "_GRACE_SECONDS", 60.0)
+        patch.setattr(run, "_CAUSE_GRACE_SECONDS", 60.0)
+        patch.setattr(server, "_END_SECONDS", 60.0)
+        patch.setattr(stacks, "_LOOK_SECONDS", 0.3)
+        patch.setattr(stacks, "_LONGEST_SECONDS", 30.0)
+        patch.setattr(cgroups, "limits", lambda root: cgroups.Limits())
+        yield
+
+
 @pytest.fixture(scope="session")
 def shared_bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     """One rank server for all: torch is imported once, and once more with what RPC needs."""
@@ -164,9 +183,6 @@ def shared_bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", str(tmp))
         patch.setattr(tempfile, "tempdir", str(tmp))
-        # Whoever will say something is waited for; where nobody will, `over_once` ends the wait.
-        patch.setattr(run, "_GRACE_SECONDS", 60.0)
-        patch.setattr(run, "_CAUSE_GRACE_SECONDS", 60.0)
         bench = Bench(tmp)
         bench.call(lambda ctx: None)
         yield bench

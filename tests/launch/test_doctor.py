@@ -16,6 +16,7 @@ from pytest_ddpperf.doctor import system
 from pytest_ddpperf.doctor.visit import Visit, diagnosis
 from pytest_ddpperf.launch import Nobody
 from tests import trees
+from tests.processes import until
 
 SMALL = {"min_seconds": "0", "steps": "20", "warmup": "1"}
 
@@ -86,7 +87,7 @@ def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
         assert process.stdout is not None
         while not process.stdout.readline().startswith("  a run"):  # what there is was told, the measurement begins
             assert process.poll() is None
-        while not list(tmp_path.glob("ddpperf-*")):
+        while not list(tmp_path.glob("ddpperf-*/rank0.out")):
             assert process.poll() is None
             time.sleep(0.01)
         process.send_signal(signal.SIGINT)
@@ -94,7 +95,7 @@ def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
     assert process.returncode == 130
     assert "Traceback" not in errors
     assert list(tmp_path.glob("ddpperf-*")) == []
-    assert _of(tmp_path) == []
+    until(lambda: _of(tmp_path) == [])
 
 
 def _of(folder: Path) -> list[str]:

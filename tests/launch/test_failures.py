@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from pytest_ddpperf.records.errors import LaunchError, TransportError
-from tests.launch.conftest import Bench, hang
+from tests.launch.conftest import Bench, arrivals, hang
 from tests.processes import gone, until
 
 
@@ -188,8 +188,13 @@ def whole(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("made", "name"), [(whole, "whole"), (torch.nn.Linear(2, 2), "Linear")], ids=["function", "model"]
 )
-def test_the_step_takes_no_arguments(bench: Bench, made: Any, name: str) -> None:
-    error = failure(bench, lambda ctx: made)
+def test_the_step_takes_no_arguments(bench: Bench, made: Any, name: str, tmp_path: Path) -> None:
+    def setup(ctx: Any) -> Any:
+        (tmp_path / str(ctx.rank)).touch()
+        until(lambda: len(list(tmp_path.iterdir())) == 2)  # else it is a lost connection of who is still on the way
+        return made
+
+    error = failure(bench, setup)
     assert error.cause.summary == (
         f"setup returned {name}, which needs arguments; it must return the step to time, a callable without arguments "
         "(or yield it, and clean up after)"
@@ -304,6 +309,7 @@ def test_a_sibling_that_goes_on_is_not_asked_to_end(bench: Bench, tmp_path: Path
 
         def step() -> None:
             if ctx.rank == 1:
+                until(arrivals)  # else it is a lost connection of who is still on the way
                 raise ValueError("bad")
             hang()
 

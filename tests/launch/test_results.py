@@ -163,6 +163,7 @@ def test_output_is_streamed_to_who_asks(bench: Bench) -> None:
 def test_output_before_a_crash_is_kept(bench: Bench) -> None:
     def function(ctx: Any) -> None:
         print("last words")
+        dist.barrier()  # else the first that exits may end the other before it has said so
         os._exit(7)
 
     with pytest.raises(LaunchError) as caught:

@@ -158,12 +158,13 @@ def test_without_a_master_a_trainer_gets_its_context_alone(bench: Bench) -> None
 
 def test_what_a_trainer_waits_for_others_is_told_of_each_step(bench: Bench) -> None:
     def trainer(ctx: Any) -> Any:
-        return lambda: rpc.rpc_sync("ps0", time.sleep, (0.01,))
+        return lambda: rpc.rpc_sync("ps0", time.sleep, (0.05,))
 
     samples = measure(bench, trainer)
     assert samples.blocked_seconds is not None
     for waited, took in zip(samples.blocked_seconds, samples.rank_seconds, strict=True):
-        assert all(0.01 <= blocked <= step for blocked, step in zip(waited, took, strict=True))
+        assert all(0 <= blocked <= step for blocked, step in zip(waited, took, strict=True))
+        assert max(waited) > 0.01, "each time the server may have begun before the trainer came to wait for it"
 
 
 def test_servers_clean_up_when_the_trainers_have_ended(bench: Bench) -> None:

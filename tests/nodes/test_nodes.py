@@ -72,7 +72,7 @@ def test_same(ddp_benchmark):
     report = json.loads((machines.folder / "all.json").read_text())
     for outcome in report["measurements"]:
         samples = outcome["measurement"]["samples"]
-        assert all(0 < apart < 1e-3 for apart in samples["clock_seconds"])
+        assert all(0 < apart < 0.1 for apart in samples["clock_seconds"])
         assert all(0 < step < 10 for launch in samples["step_seconds"] for step in launch)
         assert outcome["measurement"]["environment"]["key"]["nodes"] == 2
     (machines.folder / "test_step.py").write_text(
@@ -85,7 +85,7 @@ def test_same(ddp_benchmark):
     assert ddp_benchmark(training).verdict == "PASS"
 """
     )
-    first, second = machines.both(machines.torchrun, "--ddp-threshold=p50:300%", "test_step.py")
+    first, second = machines.both(machines.torchrun, "--ddp-threshold=cpu_p50:300%", "test_step.py")
     print(first.output, second.output)
     assert "REGRESSED" in first.output
     assert re.search(r"slowest rank: 1 \(node 1, .+\), its CPU time", first.output)
@@ -118,7 +118,7 @@ def test_slow(ddp_run, ddp_benchmark):
     assert failed == os.path.exists("slow")
 """
     )
-    for asked in ("--ddp-save-baseline", "--ddp-threshold=p50:300%"):
+    for asked in ("--ddp-save-baseline", "--ddp-threshold=cpu_p50:300%"):
         first, second = machines.both(machines.pytest, asked, "test_step.py")
         print(first.output, second.output)
         assert "2 passed" in first.output
@@ -155,7 +155,7 @@ def test_raises(ddp_run):
 def test_dies(ddp_run):
     ddp_run(dies)
 
-@pytest.mark.ddp(timeout=5)
+@pytest.mark.ddp(timeout=20)
 def test_hangs(ddp_run):
     ddp_run(hangs)
 
@@ -200,7 +200,7 @@ def test_what_fails_on_another_node_is_told_with_its_place_and_the_next_test_run
     assert re.search(r"rank 1 \(node 1, .+\) failed in the function: ValueError: bad shape", output)
     assert 'raise ValueError("bad shape")' in output
     assert re.search(r"rank 1 \(node 1, .+\) failed in the function: killed by SIGABRT", output)
-    assert re.search(r"rank 1 \(node 1, .+\) failed in the function: did not end within 5 s", output)
+    assert re.search(r"rank 1 \(node 1, .+\) failed in the function: did not end within 20 s", output)
     assert "in hangs" in output
     assert re.search(
         r"node 1 \(.+\): the test asks for a measurement there, and for a call \(who\) on the first", output
@@ -278,7 +278,7 @@ def test_a_node_that_is_gone_is_one_red_test_and_a_line_for_each_later_one(
     assert re.search(rf"rank 1 \(node 1, .+\) failed in the launch: {said}", output)
     assert "2 failed, 1 passed" in output
     assert len(re.findall(said, output)) >= 2
-    assert waiting.left() == []
+    waiting.until_empty()
 
 
 def test_followers_of_a_leader_that_is_gone_end(waiting: Machines) -> None:
@@ -288,7 +288,7 @@ def test_followers_of_a_leader_that_is_gone_end(waiting: Machines) -> None:
     first.wait()
     print(second.output)
     assert "the pytest of node 0 is gone" in second.output
-    assert waiting.left() == []
+    waiting.until_empty()
 
 
 def test_ctrl_c_ends_all_nodes(waiting: Machines) -> None:
@@ -308,7 +308,7 @@ def test_ctrl_c_on_a_node_that_follows_is_the_end_of_that_node(waiting: Machines
     print(first.output, second.output)
     assert "Traceback" not in second.output
     assert re.search(r"node 1 \(.+\) is gone: its connection ended", first.output)
-    assert waiting.left() == []
+    waiting.until_empty()
 
 
 def test_a_node_that_is_unplugged_is_noticed_at_both_ends(waiting: Machines) -> None:
@@ -318,7 +318,7 @@ def test_a_node_that_is_unplugged_is_noticed_at_both_ends(waiting: Machines) -> 
     print(first.output, second.output)
     assert re.search(r"node 1 \(.+\) (said nothing for 1\d s|is gone)", first.output)
     assert "the pytest of node 0 is gone" in second.output
-    assert waiting.left() == []
+    waiting.until_empty()
 
 
 IMPATIENT = """
@@ -493,7 +493,7 @@ def test_a_node_that_does_not_come_is_named(waiting: Machines) -> None:
 STRANGER = """
 import socket, sys
 port, sent = int(sys.argv[1]), sys.argv[2]
-with socket.create_connection(("10.77.0.1", port), 10) as leader:
+with socket.create_connection(("10.77.0.1", port), 600) as leader:
     leader.recv(1000)
     try:
         leader.sendall({"garbage": b"GET / HTTP/1.1\\r\\n\\r\\n", "endless": b"x" * 1_000_000, "silence": b""}[sent])
@@ -597,7 +597,9 @@ def test_several_processes_a_node_and_a_rendezvous_of_torchruns_own(machines: Ma
     (machines.folder / "test_step.py").write_text(
         """
 def says(ctx):
+    import torch.distributed
     print("said by", ctx.rank)
+    torch.distributed.barrier()  # else the first to raise may end another before it has said so
     raise ValueError
 
 def test_a(ddp_run):
@@ -667,7 +669,7 @@ def test_quick(ddp_run, ddp_benchmark):
     for command in (["init", "-q", "-b", "main"], ["add", "."], ["commit", "-qm", "before"]):
         git(machines.folder, *command)
     package.write_text("SECONDS = 0.1\n")
-    asked = ["--ddp-against=HEAD", "--ddp-threshold=p50:200%", "--ddp-json=all.json", "-p", "no:cacheprovider", "tests"]
+    asked = ["--ddp-against=HEAD", "--ddp-threshold=cpu_p50:200%", "--ddp-json=all.json", "tests"]
     first, second = machines.both(machines.pytest, *asked)
     print(first.output, second.output)
     assert "1 failed, 1 passed" in first.output
@@ -705,7 +707,7 @@ def test_step(ddp_benchmark):
     git(machines.folder, "clone", "-q", machines.folder, clone)
     git(clone, "branch", "other", "HEAD")
     git(machines.folder, "clone", "-q", "--depth=1", machines.folder.as_uri(), shallow)
-    asked = ["--ddp-against=other", "--ddp-threshold=p50:300%", "--ddp-json=all.json", "tests"]
+    asked = ["--ddp-against=other", "--ddp-threshold=cpu_p50:300%", "--ddp-json=all.json", "tests"]
     first, second = machines.pytest(0, *asked), machines.pytest(1, *asked, folder=clone)
     assert (first.wait(), second.wait()) == (0, 0), first.output + second.output
     (step,) = json.loads((machines.folder / "all.json").read_text())["measurements"]

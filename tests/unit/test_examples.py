@@ -289,6 +289,7 @@ def test_what_ends_the_demo_ends_its_pytest(signum: signal.Signals, tmp_path: Pa
         from pathlib import Path
         signal.signal({int(signum)}, signal.SIG_DFL)  # who starts tests in the background may ignore it
         demo.DEMO = Path({str(tmp_path)!r})
+        demo.PROGRESS_SECONDS = 600
         demo.play = lambda: demo.run([sys.executable, "-c", {waits!r}])
         demo.end_by_signals()
         demo.main()

@@ -297,7 +297,7 @@ def test_who_proves_nothing_is_dropped_and_does_no_harm(
 
 
 def test_strangers_that_say_nothing_keep_nobody_out(at_the_door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door, "_PROOF_SECONDS", 1.0)
+    monkeypatch.setattr(door, "_PROOF_SECONDS", 3.0)
     monkeypatch.setattr(door, "_MOST_STRANGERS", 2)
     at_the_door.admit([1])
     for _ in range(6):
