@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -16,6 +17,17 @@ _OF_THE_USER = ("GIT_", "CUDA_LAUNCH_BLOCKING", "GLOO_", "KMP_", "MKL_", "NCCL_"
 def _no_core_dumps() -> None:
     """Of ranks that tests let crash."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _ctrl_c_is_heard() -> Iterator[None]:
+    """Who starts tests in the background may ignore it, and whom they start would inherit that."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    if before is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(autouse=True)

@@ -682,12 +682,7 @@ def test_nothing_is_left_of_a_run_that_is_stopped(repository: Repository, where:
     command = [sys.executable, "-m", "pytest", *plugins, *SMALL, "--ddp-against", "main"]
     with repository.untouched():
         for signum in (signal.SIGTERM, signal.SIGKILL, signal.SIGINT):
-            started = subprocess.Popen(
-                command,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-            )
+            started = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             with ended(started) as process:
                 until((repository.root / "out").exists)
                 (repository.root / "out").unlink()

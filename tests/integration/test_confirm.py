@@ -468,12 +468,7 @@ def test_ctrl_c_while_a_suspicion_is_settled_leaves_nothing(project: Repository)
     faster_then(project)
     project.commit()
     with project.untouched():
-        process = subprocess.Popen(
-            command,
-            env=environ,
-            stdout=subprocess.DEVNULL,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-        )
+        process = subprocess.Popen(command, env=environ, stdout=subprocess.DEVNULL)
         try:
             until(marker.exists)
             below = descendants(process.pid)

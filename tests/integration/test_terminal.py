@@ -125,7 +125,6 @@ def test_the_end_of_pytest_is_the_end_of_its_ranks(
         stderr=subprocess.STDOUT,
         text=True,
         cwd=pytester.path,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     with ended(pytest_itself) as process:
         until(lambda: process.poll() is not None or len(list(pytester.path.glob("rank?"))) == 2)

@@ -341,10 +341,9 @@ def test_the_users_hooks_do_not_run(top: Path, tmp_path: Path) -> None:
 
 
 HOLDER = """
-import signal, sys
+import sys
 from pathlib import Path
 from pytest_ddpperf.against.worktree import Worktree
-signal.signal(signal.SIGINT, signal.default_int_handler)  # who runs in the background may ignore it
 worktree = Worktree(Path(sys.argv[1]), "v1")
 print(worktree.tree, flush=True)
 sys.stdin.read()
