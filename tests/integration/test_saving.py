@@ -6,11 +6,11 @@ import errno
 import json
 import os
 import shlex
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from pytest_ddpperf.wire.trees import digests
 from tests.git import git
@@ -112,7 +112,7 @@ def test_a_session_says_whose_code_it_is(pytester: pytest.Pytester, run: Run) ->
     assert session["commit"].endswith("-dirty")
     files = ["perf/conftest.py", "perf/mylib/helper.py", "perf/test_step.py"]
     assert session["files"] == digests(str(pytester.path), files)
-    assert session["distributions"]["torch"]["version"] == torch.__version__
+    assert session["distributions"]["torch"]["version"] == version("torch")
     assert "pytest-ddpperf" not in session["distributions"]
 
 
