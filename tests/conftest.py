@@ -42,4 +42,5 @@ def _as_anywhere(request: pytest.FixtureRequest) -> Iterator[None]:
             patch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
             patch.setenv("GIT_CONFIG_SYSTEM", os.devnull)
             patch.setattr("pytest_ddpperf.git._GIT_SECONDS", 600.0)
+        patch.setenv("DDPPERF_LOCKS", "off")  # tests need ranks, not quiet cores: so they may run in parallel
         yield
