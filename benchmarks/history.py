@@ -1,4 +1,5 @@
-"""How often is a step seen in a history where nothing changed, and how many are found, beside the rules of others?
+"""How often is a change point found in a history where nothing changed, and how many real ones are found? Compared
+with the rules of other tools.
 
 On points of five launches a day whose spread is 5 %: independent ones, a machine that walks at random, and recorded
 launches (--traces). The others are what their packages do, where they are installed: `pip install apache-otava asv`.
@@ -18,12 +19,7 @@ from typing import NamedTuple
 
 from _common import progress, table
 
-from pytest_ddpperf.history import steps
-from pytest_ddpperf.history.entry import Entry, Kept
-from pytest_ddpperf.history.judging import judge
-from pytest_ddpperf.history.steps import Point
-from pytest_ddpperf.history.tracks import tracks
-from pytest_ddpperf.records import Limit, Run, TestId
+from pytest_ddpperf.history.change_points import RunEstimate, find_change_points, weigh_runs
 from pytest_ddpperf.verdict.stats import binomial_interval, launch_quantiles, variance
 
 LAUNCHES = 5
@@ -32,7 +28,7 @@ NOISE = SPREAD / math.sqrt(LAUNCHES)  # of a point
 LEVEL = 0.01
 LOOKS = (1, 2, 3, 4)  # points after a step
 
-Series = list[Point]
+Series = list[RunEstimate]
 Rule = Callable[[Series], list[int]]  # the places of the steps that it tells
 Source = Callable[[random.Random, int, int, float], Series]  # points, place of a step, its size in logarithms
 
@@ -46,7 +42,7 @@ def simulated(walk: float, heavy: bool = False) -> Source:
             level += rng.gauss(0, walk * SPREAD)
             session = math.sqrt(rng.gammavariate(2.5, 0.4)) if heavy else 1.0
             launches = [level + size * (day >= at) + rng.gauss(0, SPREAD) / session for _ in range(LAUNCHES)]
-            found.append(Point(fmean(launches), launches=LAUNCHES, spread=variance(launches)))
+            found.append(RunEstimate(fmean(launches), launches=LAUNCHES, spread=variance(launches)))
         return found
 
     return series
@@ -72,14 +68,14 @@ def recorded(folder: Path, q: float, slower: float) -> Iterator[tuple[str, Sourc
             found = []
             for day in range(points):
                 launches = rng.sample(rng.choice(cells)[size > 0 and day >= at], LAUNCHES)
-                found.append(Point(fmean(launches), launches=LAUNCHES, spread=variance(launches)))
+                found.append(RunEstimate(fmean(launches), launches=LAUNCHES, spread=variance(launches)))
             return found
 
         yield str(workload), series
 
 
 def ours(points: Series) -> list[int]:
-    return [step.place for step in steps.steps(steps.series_of(points), LEVEL)]
+    return [point.index for point in find_change_points(weigh_runs(points), LEVEL)]
 
 
 def seconds(points: Series) -> list[float]:
@@ -163,7 +159,7 @@ def compared(cells: Sequence[Cell], series: int, seed: int) -> None:
 
 def calibrate(series: int, seed: int) -> None:
     """How often the largest step of unchanged points is significant at 1 %, by their number and the walk's share of the
-    noise: what the thresholds in `history/steps.py` were set by."""
+    noise: what the thresholds in `history/change_points.py` were set by."""
     shares = (0.0, 0.001, 0.01, 0.1, 0.25, 1.25, 10.0)
     rows = [["points", *(f"walk {share:g}" for share in shares)]]
     for points in (6, 12, 20, 40, 100, 300, 1000):
@@ -188,42 +184,6 @@ def daily(series: int, seed: int) -> None:
         print(f"on any of 300 days, {name}: {100 * hits / series:.1f} % ({100 * low:.1f} to {100 * high:.1f})")
 
 
-def commits(series: int, seed: int) -> None:
-    """Of steps in 60 runs, two of each commit: how many are told to be of the machine, beside how many would be by
-    their likeliest place alone."""
-    rows = [["step", "at a commit: the machine's", "by its place", "between its runs: the machine's", "by its place"]]
-    for size in (3.5, 5.0, 9.0):
-        row = [f"{size:g} sd"]
-        for at in (40, 41):
-            rng = random.Random(seed)
-            told: list[bool] = []
-            plain: list[bool] = []
-            for number in range(series):
-                (track,) = tracks(list(_twice(rng, at, size * NOISE)))
-                judged = judge([track], [Limit(metric="p10", value=0.0, unit="%")])
-                told += [found.reason == "same-commit" for found in judged.found if found.status.name != "INCONCLUSIVE"]
-                plain += [place % 2 == 1 for place in ours(track.points("p10"))]
-                progress(number + 1, series, row[0])
-            for each in (told, plain):
-                low, high = binomial_interval(sum(each), len(each))
-                row.append(f"{sum(each)} of {len(each)} ({100 * low:.1f} to {100 * high:.1f} %)")
-        rows.append(row)
-    print(table([list(column) for column in zip(*rows, strict=True)]))
-
-
-def _twice(rng: random.Random, at: int, size: float) -> Iterator[Entry]:
-    """60 days with a run each, of a commit every other day."""
-    test = TestId(module="m", name="t")
-    for day in range(60):
-        created, committed = (f"2026-01-01T00:{each:02}:00+00:00" for each in (day, day // 2 * 2))
-        seconds = [math.exp(size * (day >= at) + rng.gauss(0, SPREAD)) for _ in range(LAUNCHES)]
-        yield Entry(
-            run=Run(created=created, committed=committed, commit=f"{day // 2:040x}"),
-            key={},
-            measurements=(Kept(test=test, must_match={}, recorded={}, launch_seconds={"p10": seconds}, counters={}),),
-        )
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--series", type=int, default=1000, metavar="N", help="of a cell (default: 1000)")
@@ -232,11 +192,7 @@ def main() -> None:
     parser.add_argument("--percentile", type=float, default=10.0, metavar="Q", help="of recorded steps (default: 10)")
     parser.add_argument("--calibrate", action="store_true", help="only ours, by the number of points and the walk")
     parser.add_argument("--daily", action="store_true", help="only ours, looking every day")
-    parser.add_argument("--commits", action="store_true", help="only ours, with two runs of each commit")
     arguments = parser.parse_args()
-    if arguments.commits:
-        commits(arguments.series, arguments.seed)
-        return
     if arguments.calibrate:
         calibrate(arguments.series, arguments.seed)
         return
@@ -246,8 +202,8 @@ def main() -> None:
     if arguments.traces is None:
         cells = [
             Cell("independent", simulated(0.0), 300, 0.0),
-            Cell("walk, half the launches' spread a day", simulated(0.5), 300, 0.0),
-            Cell("walk, 0.045 of it", simulated(math.sqrt(0.01 / LAUNCHES)), 300, 0.0),
+            Cell("drift, half the launches' spread a day", simulated(0.5), 300, 0.0),
+            Cell("drift, 0.045 of it", simulated(math.sqrt(0.01 / LAUNCHES)), 300, 0.0),
             Cell("independent, heavy tails", simulated(0.0, heavy=True), 300, 0.0),
             Cell("3 sd after 296", simulated(0.0), 296, 3 * NOISE),
             Cell("3 sd after 100", simulated(0.0), 100, 3 * NOISE),

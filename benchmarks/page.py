@@ -104,24 +104,22 @@ def _fill(root: Path, series: int, points: int) -> None:
     levels = [0.01 * (1 + number) for number in range(series)]
     for day in range(points):
         when = (datetime(2023, 1, 1, tzinfo=timezone.utc) + timedelta(days=day)).isoformat()
-        run = replace(reports.RUN, id=f"{day:x}", created=when, committed=when, commit=f"{day:040x}")
-        rows: dict[int, list[Kept]] = {}
+        rows: list[HistoryMeasurement] = []
         for number in range(series):
             jump = 0.08 if number % 3 == 0 and day == points // 2 else 0.0
             levels[number] *= math.exp(jump + rng.gauss(0, 0.003) * (number % 2))
             now = levels[number] * math.exp(rng.gauss(0, 0.01))
             launches = [float(f"{now * math.exp(rng.gauss(0, 0.02)):.5g}") for _ in range(5)]
-            kept = Kept(
+            kept = HistoryMeasurement(
+                environment=f"cpu-gloo-ws{1 + number * 10 // series}",
                 test=TestId(module="tests/perf/test_step", name=f"test_train[{number}]"),
                 must_match={"batch_size": 32},
                 recorded={"torch": f"2.{day // 200}", "host": "node1"},
-                launch_seconds=dict.fromkeys(METRICS, launches),
+                launch_seconds=dict.fromkeys(METRICS, tuple(launches)),
                 counters={"all_reduce.count": 5},
             )
-            rows.setdefault(number * 10 // series, []).append(kept)
-        for number, own in rows.items():
-            key = {"device_type": "cpu", "backend": "gloo", "world_size": number + 1}
-            folder.add(root, Entry(run=run, key=key, measurements=tuple(own), environment=f"cpu-gloo-ws{number + 1}"))
+            rows.append(kept)
+        add_entry(root, HistoryEntry(commit=f"{day:040x}", committed=when, created=when, measurements=tuple(rows)))
 
 
 def _report(measurements: int, size: reports.Drawn) -> str:
@@ -140,8 +138,7 @@ def _report(measurements: int, size: reports.Drawn) -> str:
 
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
-    from pytest_ddpperf.history import folder
-    from pytest_ddpperf.history.entry import METRICS, Entry, Kept
+    from pytest_ddpperf.history.entries import METRICS, HistoryEntry, HistoryMeasurement, add_entry
     from pytest_ddpperf.records import TestId, codec
     from pytest_ddpperf.report import json_report
     from tests import reports

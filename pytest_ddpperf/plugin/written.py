@@ -66,18 +66,18 @@ def _remember(report: Report, root: Path, measured: Path) -> None:
     """Add to the history what it has a place for, of the code in `measured`, and tell what became of it; raises
     HistoryError."""
     from pytest_ddpperf.git import why_unknown
-    from pytest_ddpperf.history import entry, folder
+    from pytest_ddpperf.history import entries
+    from pytest_ddpperf.report.text import several
 
-    entries = entry.entries(report.outcomes, report.run)
-    why = entry.unfit(report.run) if entries else "nothing was measured of this commit alone"
+    entry = entries.make_entry(report.outcomes, report.run)
+    why = entries.why_unfit(report.run) if entry.measurements else "no measurement describes this commit alone"
     if why:
-        unknown = entries and not (report.run.commit and report.run.committed)
+        unknown = entry.measurements and not (report.run.commit and report.run.committed)
         reason = why_unknown(measured) if unknown else ""
         report.told.append(f"--ddp-history: nothing was added: {why}{f': {reason}' * bool(reason)}")
         return
-    for each in entries:
-        path = folder.add(root, each)
-        report.told.append(f"--ddp-history: {len(each.measurements)} added as {path}")
+    path = entries.add_entry(root, entry)
+    report.told.append(f"--ddp-history: {several(len(entry.measurements), 'measurement')} added as {path}")
 
 
 def _json(report: Report) -> str:

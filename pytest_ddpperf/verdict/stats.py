@@ -156,13 +156,13 @@ def difference(now: Sequence[float], sessions: Sequence[Sequence[float]], *, dri
     """
     means = [fmean(session) for session in sessions]
     spread_now = Part(variance(now), len(now) - 1)
-    spread_base = _pooled([Part(variance(session), len(session) - 1) for session in sessions])
+    spread_base = pooled([Part(variance(session), len(session) - 1) for session in sessions])
     of_a_mean = spread_base.variance * fmean(1 / len(session) for session in sessions)
     between = NOTHING
     if drift is not None:
-        assumed = drift.variance(_pooled([spread_now, spread_base]).variance)
+        assumed = drift.variance(pooled([spread_now, spread_base]).variance)
         seen = max(0.0, variance(means) - of_a_mean) if len(means) > 1 else 0.0
-        between = _pooled([Part(assumed, drift.freedom), Part(seen, len(means) - 1)])
+        between = pooled([Part(assumed, drift.freedom), Part(seen, len(means) - 1)])
     return Difference(
         estimate=fmean(now) - fmean(means),
         now=Part(spread_now.variance / len(now), spread_now.freedom),
@@ -208,7 +208,8 @@ def variance(values: Sequence[float]) -> float:
     return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
 
 
-def _pooled(parts: Sequence[Part]) -> Part:
+def pooled(parts: Sequence[Part]) -> Part:
+    """Return the mean of the variances, weighted by their degrees of freedom."""
     freedom = math.fsum(part.freedom for part in parts)
     return Part(math.fsum(part.variance * part.freedom for part in parts) / freedom, freedom)
 

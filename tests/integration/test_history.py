@@ -19,14 +19,14 @@ def test_step(ddp_benchmark):
 )
 
 
-def test_a_run_of_a_commit_is_added_and_others_are_told(
+def test_a_run_of_a_commit_is_added_and_others_are_not(
     pytester: pytest.Pytester, run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytester.makepyfile(test_step=STEPS)
     result = run("--ddp-history=kept")
     assert result.ret == 0
     result.stdout.fnmatch_lines(
-        ["--ddp-history: nothing was added: what was measured is no commit of a git repository"]
+        ["--ddp-history: nothing was added: what was measured is not a commit of a git repository"]
     )
     git(pytester.path, "init", "--quiet")
     git(pytester.path, "add", "test_step.py")
@@ -34,17 +34,17 @@ def test_a_run_of_a_commit_is_added_and_others_are_told(
     commit = git(pytester.path, "rev-parse", "HEAD")
 
     result = run("--ddp-history=kept", "--ddp-json=out.json")
-    (file,) = (pytester.path / "kept").glob("*/*.json")
+    (file,) = (pytester.path / "kept").glob("*.json")
     assert result.ret == 0
-    result.stdout.fnmatch_lines([f"--ddp-history: 1 added as {file}"])
+    result.stdout.fnmatch_lines([f"--ddp-history: 1 measurement added as {file}"])
     added = json.loads(file.read_text())
     (row,) = added["measurements"]
-    assert (added["run"]["commit"], row["test"]) == (commit, {"module": "test_step", "name": "test_step"})
+    assert (added["commit"], row["test"]["name"]) == (commit, "test_step")
     assert {name: len(each) for name, each in row["launch_seconds"].items()} == {"p10": 3, "p50": 3, "p90": 3}
 
     capsys.readouterr()
     assert main(["history", "add", str(pytester.path / "out.json"), "--to", str(pytester.path / "again")]) == 0
-    (again,) = (pytester.path / "again").glob("*/*.json")
+    (again,) = (pytester.path / "again").glob("*.json")
     assert again.read_text() == file.read_text()  # the option and the command add the same
 
     (pytester.path / "file").write_text("")
@@ -58,8 +58,8 @@ def test_a_run_of_a_commit_is_added_and_others_are_told(
         [f"--ddp-history: nothing was added: the working tree differs from commit {commit[:12]}*"]
     )
     result = run("--ddp-history=kept", "--ddp-disable")
-    result.stdout.fnmatch_lines(["--ddp-history: nothing was added: nothing was measured of this commit alone"])
-    assert list((pytester.path / "kept").glob("*/*.json")) == [file]
+    result.stdout.fnmatch_lines(["--ddp-history: nothing was added: no measurement describes this commit alone"])
+    assert list((pytester.path / "kept").glob("*.json")) == [file]
 
 
 def test_a_run_is_of_the_commit_it_began_with_though_a_worker_of_xdist_saves(
@@ -76,4 +76,4 @@ def test_a_run_is_of_the_commit_it_began_with_though_a_worker_of_xdist_saves(
     result = run("-n", "1", "--ddp-save-baseline", "--ddp-history=kept", "--ddp-json=out.json")
     assert git(pytester.path, "status", "--short", "baselines")
     assert json.loads((pytester.path / "out.json").read_text())["commit"] == commit
-    result.stdout.fnmatch_lines(["--ddp-history: 1 added as *"])
+    result.stdout.fnmatch_lines(["--ddp-history: 1 measurement added as *"])

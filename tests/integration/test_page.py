@@ -15,10 +15,11 @@ import pytest
 from pytest_ddpperf.cli import main
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.report import json_report, page
+from pytest_ddpperf.report.page.history import history_html
 from tests import reports
 from tests.integration.conftest import STEP, Run
-from tests.unit.test_history import judged, stepped
-from tests.unit.test_history_page import SEVERAL, entries
+from tests.unit.test_history import history, judged, stepped
+from tests.unit.test_history_page import SEVERAL, named
 
 MEASURES = (
     STEP
@@ -66,8 +67,8 @@ def of_a_run() -> str:
 
 def of_a_history() -> str:
     """Series of each kind, and one with such a name."""
-    long = entries(stepped((30, 5.0)), "test_x[" + "<b>wide" * 2000 + "]", environment="cpu-" + "wide" * 60)
-    return page.history_html(judged([each for some in (*SEVERAL, long) for each in some]))
+    long = history(stepped((30, 5.0)), test=named("test_x[" + "<b>wide" * 2000 + "]"), environment="cpu-" + "wide" * 60)
+    return history_html(judged([each for some in (*SEVERAL, long) for each in some]))
 
 
 @pytest.fixture(scope="module", params=[of_a_run, of_a_history], ids=["run", "history"])
@@ -85,6 +86,7 @@ def test_a_browser_has_nothing_to_complain_of_and_asks_for_nothing(shown: Path, 
 
 
 @in_a_browser
+@pytest.mark.parametrize("shown", [of_a_run], indirect=True)
 def test_a_link_to_a_folded_measurement_unfolds_it(shown: Path, tmp_path: Path) -> None:
     folded = '<details class="card">'
     document, _ = browse(shown, tmp_path)

@@ -13,7 +13,7 @@ import pytest
 
 from pytest_ddpperf import __version__
 from pytest_ddpperf.cli import console, diff, main
-from pytest_ddpperf.history import folder
+from pytest_ddpperf.history.entries import add_entry
 from pytest_ddpperf.records import Status, TestId
 from pytest_ddpperf.records.errors import SampleError
 from tests.unit.test_history import history, stepped
@@ -213,8 +213,8 @@ def test_a_full_disk_is_no_error_of_ours(tmp_path: Path) -> None:
 
 def test_a_history_is_judged_where_nobody_reads_errors(tmp_path: Path) -> None:
     for each in history(stepped(points=8)):
-        folder.add(tmp_path, each)
+        add_entry(tmp_path, each)
     command = shlex.join([sys.executable, "-m", "pytest_ddpperf", "history", str(tmp_path)])
     ended = subprocess.run(f"{command} 2>&-", shell=True, stdout=subprocess.PIPE, text=True)
     assert ended.returncode == 0
-    assert "no step in 1 series" in ended.stdout
+    assert "no change point in 1 series" in ended.stdout

@@ -9,8 +9,9 @@ from urllib.parse import unquote
 import pytest
 
 import pytest_ddpperf
-from pytest_ddpperf.history import folder, judging, tracks
-from pytest_ddpperf.records import Limit, Status
+from pytest_ddpperf.history.entries import read_entries
+from pytest_ddpperf.history.series import ChangeStatus, analyze, build_series
+from pytest_ddpperf.records import Limit
 from pytest_ddpperf.report import reading
 from pytest_ddpperf.report.counts import count, last_line
 
@@ -95,9 +96,8 @@ def test_the_sample_can_be_read_and_is_the_run_that_is_shown() -> None:
     assert f"\n{last_line(counts)}\n" in (kept / "output.txt").read_text()
 
 
-def test_the_history_that_is_shown_can_be_read_and_has_a_step() -> None:
-    found = judging.judge(
-        tracks.tracks(folder.read(ROOT / "docs" / "sample" / "history")), [Limit(metric="p10", value=0.0, unit="%")]
-    ).found
-    slower = [str(each.track.test) for each in found if each.status is Status.REGRESSED]
+def test_the_history_that_is_shown_can_be_read_and_has_a_change_point() -> None:
+    series = build_series(read_entries(ROOT / "docs" / "sample" / "history"))
+    changes = analyze(series, [Limit(metric="p10", value=0.0, unit="%")]).changes
+    slower = [str(change.series.test) for change in changes if change.status is ChangeStatus.REGRESSED]
     assert slower == ["tests/perf/test_gpt::test_train_step"]

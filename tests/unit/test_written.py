@@ -16,7 +16,7 @@ from pytest_ddpperf.records.errors import AgainstError
 from tests.unit.test_git import commit
 from tests.unit.test_report import outcome, verdict
 
-NO_COMMIT = "--ddp-history: nothing was added: what was measured is no commit of a git repository"
+NO_COMMIT = "--ddp-history: nothing was added: what was measured is not a commit of a git repository"
 
 
 def told(run: Run, measured: Path) -> list[str]:

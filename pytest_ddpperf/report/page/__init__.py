@@ -1,6 +1,6 @@
 """A run, or a history, as one HTML file: offline, without script, each figure with its numbers as a table.
 
-`html` and `history_html` are pure functions. `shell`, `canvas` and `parts` are what both are made of, and know neither.
+`html` and `history.history_html` are pure functions. `shell`, `canvas` and `parts` serve both.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from pytest_ddpperf.records import Outcome, Run
 from pytest_ddpperf.report.page.shell import check
 
 if TYPE_CHECKING:
-    from pytest_ddpperf.history.judging import Judged
     from pytest_ddpperf.report.reading import Gone
 
-__all__ = ["check", "history_html", "html"]
+__all__ = ["check", "html"]
 
 
 def html(
@@ -47,26 +46,4 @@ def html(
         runs=[content.told_of(run) for run in runs],
         problem=problem,
         told=told,
-    )
-
-
-def history_html(judged: Judged) -> str:
-    """A page of the series of a history, those with the worst steps first. Raises MissingExtraError, and HistoryError
-    for figures that are no durations."""
-    check("a page")
-    from pytest_ddpperf.history.steps import FEWEST_POINTS
-    from pytest_ddpperf.report import steps
-    from pytest_ddpperf.report.page import canvas, history, parts, shell
-
-    with canvas.style():
-        content = history.content(judged, parts.Sheet())
-    nothing = f"No series has the {FEWEST_POINTS} runs that it takes to tell a step: this page says nothing of whether "
-    return shell.rendered(
-        "history.html",
-        title=f"ddpperf history: {steps.summary(judged)}",
-        nothing=f"{nothing}anything became slower." if judged.short == len(judged.tracks) else "",
-        told=list(steps.apart(judged)),
-        cards=content.cards,
-        steps=content.steps,
-        further=content.further,
     )

@@ -1,184 +1,129 @@
-"""What the page of a history says of each series, in the words that the command has."""
+"""The page of a history: its series, those with the worst change points first, with figures."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean
+from typing import TYPE_CHECKING
 
-from pytest_ddpperf.history import curves
-from pytest_ddpperf.history.judging import Found, Judged
-from pytest_ddpperf.history.steps import FEWEST_POINTS
-from pytest_ddpperf.history.tracks import Mark, Track
-from pytest_ddpperf.records import Status
-from pytest_ddpperf.report import steps, text
-from pytest_ddpperf.report.page import series
-from pytest_ddpperf.report.page.parts import Figure, Sheet, Table
+from pytest_ddpperf.history.change_points import MIN_POINTS
+from pytest_ddpperf.history.series import ChangeStatus, HistoryAnalysis, HistoryChange, Series
+from pytest_ddpperf.report import history, text
+from pytest_ddpperf.report.page import canvas, parts, shell
 
-# What is drawn takes time and room; of larger histories the worst are.
-_MOST_FIGURES = 200
-_MOST_CHANGES = 30  # of an environment that changes with each run, a fleet's say
-_Chain = tuple[Track, ...]
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    anchor: str  # of its series
-    kind: str  # of its verdict, in the style sheet
-    status: str
-    name: str
-    environment: str
-    change: str
-    commit: str
-    when: str
-    sentence: str
-    told: tuple[str, ...]
+# Each figure takes a tenth of a second and 10 kB.
+_MAX_FIGURES = 200
+_LAST_RUNS = 10  # in the table of numbers, next to those around change points
+_MANY_RUNS = 60  # their marks would cover each other
+_COLOURS = {ChangeStatus.REGRESSED: canvas.BAD, ChangeStatus.IMPROVED: canvas.GOOD}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Card:
-    """A test in an environment."""
+class SeriesCard:
+    """A series with its change points and figures."""
 
     anchor: str
-    name: str
-    kind: str
+    kind: str  # of the worst change point, in the style sheet
     status: str
+    name: str
     sentence: str
     opened: bool
-    facts: tuple[tuple[str, str], ...]
-    steps: tuple[Step, ...]
-    figures: tuple[Figure, ...]
-    tables: tuple[Table, ...]
+    changes: tuple[str, ...]
+    figures: tuple[parts.Figure, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Content:
-    cards: tuple[Card, ...]
-    steps: tuple[Step, ...]  # of all series, the worst first
-    further: Table | None  # series that are not drawn
+def history_html(analysis: HistoryAnalysis) -> str:
+    """Return the page of a history. Raises MissingExtraError."""
+    shell.check("a page")
+    by_series: dict[int, list[HistoryChange]] = {}
+    for change in analysis.changes:
+        by_series.setdefault(id(change.series), []).append(change)
+    ranks = {key: rank for rank, key in enumerate(by_series)}
+    ordered = sorted(analysis.series, key=lambda series: ranks.get(id(series), len(ranks)))
+    drawn = ordered[: _MAX_FIGURES // len(analysis.metrics)]
+    with canvas.style():
+        sheet = parts.Sheet()
+        cards = [
+            _card(sheet, f"s{number}", series, by_series.get(id(series), []), analysis.metrics)
+            for number, series in enumerate(drawn, 1)
+        ]
+    notes = []
+    if analysis.short == len(analysis.series):
+        notes.append(f"Nothing was judged: no series has {MIN_POINTS} runs.")
+    if len(drawn) < len(ordered):
+        notes.append(f"{len(ordered) - len(drawn):,} further series are not shown.")
+    title = f"ddpperf history: {history.summary_line(analysis)}"
+    return shell.rendered("history.html", title=title, notes=notes, cards=cards)
 
 
-def content(judged: Judged, sheet: Sheet) -> Content:
-    found: dict[int, dict[int, Found]] = {}  # by series: by their place among all, the worst first
-    for place, each in enumerate(judged.found):
-        found.setdefault(id(each.track), {})[place] = each
-    none = {len(judged.found): None}
-    chains = sorted(
-        curves.chains(judged.tracks), key=lambda chain: min(min(found.get(id(track), none)) for track in chain)
-    )
-    drawn = _MOST_FIGURES // len(judged.metrics)
-    cards: list[Card] = []
-    told: dict[int, Step] = {}
-    for number, chain in enumerate(chains, 1):
-        anchor = f"s{number}" if number <= drawn else ""
-        own = {place: _step(each, anchor) for track in chain for place, each in found.get(id(track), {}).items()}
-        told.update(own)
-        if anchor:
-            cards.append(_card(judged, sheet, anchor, chain, tuple(own[place] for place in sorted(own))))
-    return Content(
-        cards=tuple(cards),
-        steps=tuple(told[place] for place in sorted(told)),
-        further=_further(chains[drawn:], judged.metrics),
-    )
-
-
-def _step(found: Found, anchor: str) -> Step:
-    return Step(
+def _card(
+    sheet: parts.Sheet, anchor: str, series: Series, changes: Sequence[HistoryChange], metrics: Sequence[str]
+) -> SeriesCard:
+    status = changes[0].status.value if changes else "no change point"
+    facts = (series.environment, series.distinction, text.several(len(series.runs), "run"))
+    return SeriesCard(
         anchor=anchor,
-        kind=found.status.lower(),
-        status=str(found.status),
-        name=text.shortened(str(found.track.test)),
-        environment=text.shortened(found.track.environment),
-        change=f"{found.metric} {text.interval(found.change)}",
-        commit=found.after.run.commit[:12],
-        when=found.after.run.committed[:10],
-        sentence=steps.sentence(found),
-        told=tuple(steps.told(found)),
-    )
-
-
-def _card(judged: Judged, sheet: Sheet, anchor: str, chain: _Chain, own: tuple[Step, ...]) -> Card:
-    marks = [mark for track in chain for mark in track.marks]
-    changed = curves.changes(marks)
-    short = all(len(track.marks) < FEWEST_POINTS for track in chain)
-    status = own[0].status if own else "too short" if short else "no step"
-    return Card(
-        anchor=anchor,
-        name=text.shortened(str(chain[-1].test)),
         kind=status.lower().replace(" ", "-"),
         status=status,
-        sentence=_summary(own) if own else _last_run(chain, judged.metrics),
-        opened=status in (Status.REGRESSED, Status.INCONCLUSIVE),
-        facts=tuple(_facts(chain, marks)),
-        steps=own,
+        name=text.shortened(str(series.test)),
+        sentence=", ".join(text.shortened(fact) for fact in facts if fact),
+        opened=status == ChangeStatus.REGRESSED.value,
+        changes=tuple(f"{change.status.value}: {'; '.join(history.change_lines(change))}" for change in changes),
         figures=tuple(
-            series.over_time(sheet, [curves.curve(judged, track, metric) for track in chain], sorted(changed))
-            for metric in judged.metrics
+            _figure(sheet, series, metric, [change for change in changes if change.metric == metric])
+            for metric in metrics
         ),
-        tables=tuple(_changes(marks, changed)),
+    )
+
+
+def _figure(sheet: parts.Sheet, series: Series, metric: str, changes: Sequence[HistoryChange]) -> parts.Figure:
+    """Draw one metric of a series. Runs are at equal distances, whatever the time between them."""
+    launches = [run.measurement.launch_seconds[metric] for run in series.runs]
+    logs = [estimate.value for estimate in series.estimates(metric)]
+    seconds = [math.exp(each) for each in logs]
+    dates = [run.entry.committed[:10] for run in series.runs]
+    stretches = list(pairwise([0, *sorted(change.index for change in changes), len(logs)]))
+
+    def draw(axes: Axes) -> None:
+        every = -(-len(dates) // 4)
+        canvas.along(axes, range(0, len(dates), every), dates[::every], ends=(-0.6, len(dates) - 0.4))
+        canvas.upwards(axes, seconds, canvas.durations)
+        bars = [(at, min(each), at, max(each)) for at, each in enumerate(launches)]
+        canvas.segments(axes, bars, color=canvas.NOW, linewidth=0.8, alpha=0.4)
+        size = 4.5 if len(dates) <= _MANY_RUNS else 2.0
+        axes.plot(range(len(dates)), seconds, color=canvas.NOW, marker="o", markersize=size, linestyle="none")
+        for start, end in stretches:
+            level = math.exp(fmean(logs[start:end]))
+            axes.plot([start - 0.5, end - 0.5], [level, level], color=canvas.INK, linewidth=1.6)
+        for change in changes:
+            axes.axvline(change.index - 0.5, color=_COLOURS.get(change.status, canvas.INK), linewidth=1)
+
+    return sheet.figure(
+        draw,
+        f"{metric} of each run",
+        f"{text.several(len(dates), 'run')}; the last took {text.seconds(seconds[-1])}",
+        keys=(
+            parts.Key(mark="now", text="a run; bar: its fastest to its slowest launch"),
+            parts.Key(mark="level", text="mean between change points"),
+        ),
+        head=("commit", "date", "change point", metric),
+        rows=tuple(_number_rows(series, seconds, changes)),
     )
 
 
-def _summary(own: Sequence[Step]) -> str:
-    """The worst step, which comes first."""
-    more = f", and {len(own) - 1} more" if len(own) > 1 else ""
-    return f"{own[0].change} at {own[0].commit} of {own[0].when}{more}"
-
-
-def _last_run(chain: _Chain, metrics: Sequence[str]) -> str:
-    told = (f"{metric} {_last(chain, metric)}" for metric in metrics)
-    return f"{text.several(sum(len(track.marks) for track in chain), 'run')}; the last: {', '.join(told)}"
-
-
-def _last(chain: _Chain, metric: str) -> str:
-    return text.seconds(chain[-1].last_seconds(metric))
-
-
-def _facts(chain: _Chain, marks: Sequence[Mark]) -> Iterator[tuple[str, str]]:
-    yield "environment", text.shortened(chain[-1].environment)
-    yield "runs", f"{len(marks):,}"
-    yield "from", _point(marks[0])
-    yield "to", _point(marks[-1])
-    for number, track in enumerate(chain, 1):
-        if track.told:
-            name = f"series {number} of {len(chain)}" if len(chain) > 1 else "a series of its own"
-            yield name, f"{text.shortened(track.told)}: {text.several(len(track.marks), 'run')}"
-
-
-def _point(mark: Mark) -> str:
-    return f"{mark.run.committed[:10]} {mark.run.commit[:12]}"
-
-
-def _changes(marks: Sequence[Mark], changed: Mapping[int, Sequence[str]]) -> Iterator[Table]:
-    if changed:
-        shown = sorted(changed)[-_MOST_CHANGES:]
-        which = "" if len(shown) == len(changed) else f": the last {len(shown)} of {len(changed)} times"
-        yield Table(
-            title=f"What changed in the environment{which}",
-            head=("first run with it", "of", "what"),
-            rows=tuple(
-                (
-                    marks[at].run.commit[:12],
-                    marks[at].run.committed[:10],
-                    ", ".join(map(text.shortened, changed[at])),
-                )
-                for at in shown
-            ),
-        )
-
-
-def _further(chains: Sequence[_Chain], metrics: Sequence[str]) -> Table | None:
-    if not chains:
-        return None
-    return Table(
-        title=f"{len(chains):,} further series, which are not drawn: the {_MOST_FIGURES} worst figures are",
-        head=("test", "environment", "runs", *(f"last {metric}" for metric in metrics)),
-        rows=tuple(
-            (
-                text.shortened(str(chain[-1].test)),
-                text.shortened(chain[-1].environment),
-                str(sum(len(track.marks) for track in chain)),
-                *(_last(chain, metric) for metric in metrics),
-            )
-            for chain in chains
-        ),
-    )
+def _number_rows(
+    series: Series, seconds: Sequence[float], changes: Sequence[HistoryChange]
+) -> Iterator[tuple[str, ...]]:
+    """Yield the runs around change points and the last ones."""
+    status = {change.index: change.status.value for change in changes}
+    shown = {index - offset for index in status for offset in (0, 1)}
+    shown |= set(range(max(0, len(seconds) - _LAST_RUNS), len(seconds)))
+    for index in sorted(shown):
+        entry = series.runs[index].entry
+        yield entry.commit[:12], entry.committed[:10], status.get(index, ""), text.seconds(seconds[index])

@@ -1,0 +1,222 @@
+"""Change points in one series of runs.
+
+A change point is told apart from a drift by the ratio of two likelihoods: the level jumps at one point and drifts as
+well, or it drifts only, both with the likeliest drift and noise. The values of that ratio where nothing jumps were
+simulated: docs/history.md has the method, `benchmarks/history.py` the error rates.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from statistics import fmean, median
+
+from pytest_ddpperf.history.local_level import (
+    FilteredLevel,
+    JumpEstimates,
+    Observations,
+    estimate_jumps,
+    filter_level,
+    measure_distances,
+)
+from pytest_ddpperf.verdict.stats import Part, pooled
+from pytest_ddpperf.verdict.student import t_quantile
+
+# With fewer points no jump could be distinguished from noise.
+MIN_POINTS = 6
+# On either side of a change point: a single point may be an outlier.
+_MIN_SIDE = 2
+# The variance of a move over that of the noise, from no drift to drift alone. The values are close enough for a
+# parabola through three.
+_SHARES = (0.0, *(10 ** (exponent / 2) for exponent in range(-10, 3)))
+# Larger shares are not tried where the deviance is above the least one by so much.
+_HOPELESS = 15.0
+# Points further away than this many standard errors get less weight, as Huber has it: their influence stays the same.
+_FAR = 3.0
+# A point so far away adds noise that may hide change points.
+_VERY_FAR = 6.0
+# The level of the simulated thresholds.
+_LEVEL = 0.01
+# Degrees of freedom of the spread of launches in other runs, as evidence about that in one run.
+_PRIOR_FREEDOM = 8.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunEstimate:
+    """One run: the mean over launches of the logarithms of their percentiles, and its uncertainty."""
+
+    value: float
+    launches: int = 1
+    spread: float = 0.0  # the variance between launches
+    moves: float = 1.0  # the time since the run before, in usual intervals
+
+
+@dataclass(frozen=True, slots=True)
+class ChangePoint:
+    """A jump of the level between two points."""
+
+    index: int  # of the first point after it
+    change: float  # of the logarithm
+    error: float  # the standard error of `change`
+    freedom: float
+    p_value: float  # the probability of so large a jump in this series where nothing changed
+
+    def bounds(self, level: float = 0.95) -> tuple[float, float]:
+        """Return the interval of the relative change: 0.05 is 5 % slower."""
+        reach = t_quantile((1 + level) / 2, self.freedom) * self.error
+        return math.expm1(self.change - reach), math.expm1(self.change + reach)
+
+
+def weigh_runs(runs: Sequence[RunEstimate]) -> Observations:
+    """Return the runs with their errors: the spread of their launches, and a drift between runs, alike for all.
+
+    The spread of few launches is uncertain. It is moderated by that of all runs: G. K. Smyth, "Linear models and
+    empirical Bayes methods for assessing differential expression", Statistical Applications in Genetics and Molecular
+    Biology 3 (2004).
+    """
+    values = [run.value for run in runs]
+    spreads = [Part(run.spread, run.launches - 1) for run in runs]
+    usual = pooled(spreads).variance if any(spread.freedom for spread in spreads) else 0.0
+    prior = Part(usual, _PRIOR_FREEDOM)
+    own = [pooled([prior, spread]).variance / run.launches for run, spread in zip(runs, spreads, strict=True)]
+    between = max(0.0, _noise_between(values) - fmean(own))
+    noise = [variance + between for variance in own]
+    scale = fmean(noise)
+    relative = [variance / scale for variance in noise] if scale > 0 else [1.0] * len(values)
+    return Observations(values, relative, [run.moves for run in runs])
+
+
+def _noise_between(values: Sequence[float]) -> float:
+    """Return the variance of the noise, with or without drift: a rise that follows a fall. It only sets weights."""
+    differences = [after - before for before, after in pairwise(values)]
+    if len(differences) < 2:
+        return 0.0
+    usual = 3 * 1.4826 * median(map(abs, differences))  # change points and outliers must not decide
+    clipped = [max(-usual, min(usual, difference)) for difference in differences]
+    return max(0.0, -fmean(before * after for before, after in pairwise(clipped)))
+
+
+def find_change_points(observations: Observations, level: float) -> list[ChangePoint]:
+    """Return the change points whose p-value is at most `level`, in order.
+
+    They are found one after another, the largest first, with the level reset at those already known. In the end each
+    must be found again next to all others.
+    """
+    found: list[ChangePoint] = []
+    while (point := find_largest(observations, {each.index for each in found})) is not None:
+        if point.p_value > level:
+            break
+        found.append(point)
+    for point in list(found) if len(found) > 1 else ():
+        others = [each for each in found if each is not point]
+        again = find_largest(observations, {each.index for each in others}, near=point.index)
+        found = others if again is None or again.p_value > level else [*others, again]
+    return sorted(found, key=lambda point: point.index)
+
+
+def find_largest(
+    observations: Observations, resets: Set[int] = frozenset(), near: int | None = None
+) -> ChangePoint | None:
+    """Return the change point that explains the most beyond drift and the resets that are known.
+
+    With `near` it is searched only between the two resets around that index. None: there are too few points.
+    """
+    if len(observations.values) - len(resets) < MIN_POINTS:
+        return None
+    point, distance, noise = _scan(observations, resets, near)
+    if point is not None and distance > _FAR and (point.p_value <= 10 * _LEVEL or distance > _VERY_FAR):
+        point, _, _ = _scan(replace(observations, noise=noise), resets, near)
+    return point
+
+
+def _scan(
+    observations: Observations, resets: Set[int], near: int | None
+) -> tuple[ChangePoint | None, float, Sequence[float]]:
+    """Return the likeliest change point; and how far the furthest point lies, with the noise that accounts for it."""
+    filtered = _filter_by_share(observations, resets)
+    without, best_share = _minimum([each.deviance() for each in filtered])
+    filtered = filtered[: best_share + 3]  # a jump leaves less for the drift to explain
+    jumps = [estimate_jumps(observations, each) for each in filtered]
+    stretches = [
+        (start, end)
+        for start, end in pairwise([0, *sorted(resets), len(observations.values)])
+        if end - start >= 2 * _MIN_SIDE and (near is None or start <= near < end)
+    ]
+    best: tuple[float, int, int] | None = None
+    for index, side in {_largest_jump(jump.sizes, start, end) for jump in jumps for start, end in stretches}:
+        deviances = [each.deviance(jump.sizes[index] ** 2) for each, jump in zip(filtered, jumps, strict=True)]
+        deviance, share = _minimum(deviances)
+        excess = without - deviance - _threshold(filtered[0].free + 1, _SHARES[share], side)
+        if best is None or excess > best[0]:
+            best = excess, index, share
+    if best is None:
+        return None, 0.0, observations.noise
+    excess, index, share = best
+    point = _change_point(filtered[share], jumps[share], index, _p_value(excess, filtered[share].free + 1))
+    return point, *_downweigh_far_points(observations, {*resets, index}, _SHARES[share])
+
+
+def _filter_by_share(observations: Observations, resets: Set[int]) -> list[FilteredLevel]:
+    found: list[FilteredLevel] = []
+    least = math.inf
+    for share in _SHARES:
+        found.append(filter_level(observations, resets, share))
+        deviance = found[-1].deviance()
+        least = min(least, deviance)
+        if deviance > least + _HOPELESS:
+            break
+    return found
+
+
+def _largest_jump(sizes: Sequence[float], start: int, end: int) -> tuple[int, int]:
+    """Return the index of the largest jump in a stretch, and the number of points on its shorter side."""
+    inner = list(map(abs, sizes[start + _MIN_SIDE : end - _MIN_SIDE + 1]))
+    before = inner.index(max(inner)) + _MIN_SIDE
+    return start + before, min(before, end - start - before)
+
+
+def _minimum(deviances: list[float]) -> tuple[float, int]:
+    """Return the least deviance over shares, by a parabola through the least and its neighbours, and its index."""
+    index = min(range(len(deviances)), key=deviances.__getitem__)
+    least = deviances[index]
+    if 1 < index < len(deviances) - 1:
+        before, after = deviances[index - 1] - least, deviances[index + 1] - least
+        if before + after > 0:
+            least -= (before - after) ** 2 / (8 * (before + after))
+    return least, index
+
+
+def _threshold(points: int, share: float, side: int) -> float:
+    """Return the ratio that the largest jump exceeds in 1 % of series where nothing changed, whatever the drift.
+
+    Simulated by `benchmarks/history.py --calibrate`. The first line holds where the level can hardly have moved within
+    the shorter side, given that so many points can exclude a drift only up to a share; else the second.
+    """
+    if (share + 10 / points**2) * side**2 <= 0.1:
+        return 9.0 + 0.75 * math.log(points)
+    return 10.6 + 1.35 * math.log(points)
+
+
+def _p_value(excess: float, points: int) -> float:
+    """Beyond the threshold the ratio has the tail of chi-squared, a longer one where the scale rests on few points."""
+    return min(1.0, _LEVEL * math.exp(-excess / 2 * (points - 3) / (points - 1)))
+
+
+def _change_point(filtered: FilteredLevel, jumps: JumpEstimates, index: int, p_value: float) -> ChangePoint:
+    freedom = filtered.free - 1
+    size, error = jumps.sizes[index], jumps.errors[index]
+    scale = math.sqrt(filtered.variance(size**2) * filtered.free / freedom)
+    return ChangePoint(index, size * error, scale * error, freedom, p_value)
+
+
+def _downweigh_far_points(observations: Observations, resets: Set[int], share: float) -> tuple[float, Sequence[float]]:
+    """Return the distance of the furthest point in standard errors, and the noise with Huber's weights."""
+    distances = [abs(distance) for distance in measure_distances(observations, resets, share)]
+    scale = 1.4826 * median(distances)
+    if scale <= 0 or max(distances) <= _FAR * scale:
+        return 0.0, observations.noise
+    rows = zip(observations.noise, distances, strict=True)
+    noise = [each * max(1.0, distance / (_FAR * scale)) ** 2 for each, distance in rows]
+    return max(distances) / scale, noise

@@ -1,0 +1,200 @@
+"""The files of a history: one for each run, and one for each change point that was accepted.
+
+A file is never rewritten and no two runs share a name, so branches that each add files merge without a conflict.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from pytest_ddpperf.baseline.naming import environment_name
+from pytest_ddpperf.files import write
+from pytest_ddpperf.records import Interval, Outcome, Run, Scalar, TestId, codec
+from pytest_ddpperf.records.errors import HistoryError
+from pytest_ddpperf.verdict.stats import launch_quantiles
+
+SCHEMA = 1
+METRICS = ("p10", "p50", "p90")
+MAX_LAUNCHES = 16  # more add little to the mean of a run, and the file stays small
+_DIGITS = 5  # significant ones: a tenth of what the quietest machine can distinguish
+_ACCEPTED = "accepted"  # the folder of accepted change points
+# Facts that may explain a change point. The rest is in the JSON report of the run.
+_RECORDED = ("python", "torch", "cuda", "hip", "nccl", "driver", "host")
+_VARIABLE = "env:"
+_COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryMeasurement:
+    """One measurement of a run, without its samples."""
+
+    test: TestId
+    environment: str  # the name of its folder below the baselines
+    must_match: Mapping[str, Scalar]  # with "steps": the number of steps behind each percentile
+    recorded: Mapping[str, Scalar]
+    counters: Mapping[str, int]
+    launch_seconds: Mapping[str, tuple[float, ...]]  # by METRICS, one value per launch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryEntry:
+    """One run of one commit."""
+
+    commit: str
+    committed: str  # ISO 8601, UTC
+    created: str  # when the run ended, ISO 8601, UTC
+    measurements: tuple[HistoryMeasurement, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AcceptedChange:
+    """A change point of one series that is meant to stay."""
+
+    commit: str  # the first one that was measured after it
+    test: TestId
+    environment: str
+    must_match: Mapping[str, Scalar]
+    metric: str
+    change: Interval  # relative, with its 95 % interval when it was accepted
+    why: str
+
+
+def make_entry(outcomes: Iterable[Outcome], run: Run) -> HistoryEntry:
+    """Return the measurements of a run that describe its commit alone."""
+    found = [_measurement_of(outcome) for outcome in outcomes if _describes_its_commit(outcome)]
+    ordered = sorted(found, key=lambda each: (each.environment, str(each.test)))
+    return HistoryEntry(commit=run.commit, committed=run.committed, created=run.created, measurements=tuple(ordered))
+
+
+def _describes_its_commit(outcome: Outcome) -> bool:
+    """Whether the launches were neither interleaved with another version nor slowed down or shortened on purpose."""
+    if outcome.measurement is None or (outcome.beside is not None and outcome.stored is None):
+        return False
+    return outcome.verdict is None or outcome.verdict.reason not in ("disabled", "debugging-variable")
+
+
+def _measurement_of(outcome: Outcome) -> HistoryMeasurement:
+    assert outcome.measurement is not None
+    environment, samples = outcome.measurement.environment, outcome.measurement.samples
+    # The asked number of steps only: percentiles depend on how many steps they are taken from, and the length of a
+    # window depends on the speed.
+    steps = min(outcome.plan.steps, samples.steps)
+    launches = [launch[:steps] for launch in samples.step_seconds[:MAX_LAUNCHES]]
+    seconds = {metric: launch_quantiles(launches, float(metric[1:])) for metric in METRICS}
+    return HistoryMeasurement(
+        test=outcome.test,
+        environment=environment_name(environment),
+        must_match={**environment.must_match, "steps": steps},
+        recorded={
+            name: value
+            for name, value in environment.recorded.items()
+            if name in _RECORDED or name.startswith(_VARIABLE)
+        },
+        counters={name: count for name, count in outcome.measurement.counters.items() if count is not None},
+        launch_seconds={
+            metric: tuple(float(f"{value:.{_DIGITS}g}") for value in values) for metric, values in seconds.items()
+        },
+    )
+
+
+def why_unfit(run: Run) -> str:
+    """Return why a run cannot be part of a history, or "". File names and the order of runs depend on these fields."""
+    if not run.commit or not run.committed:
+        return "what was measured is not a commit of a git repository"
+    if run.commit.endswith("-dirty"):
+        return f"the working tree differs from commit {run.commit[:12]}: commit what is measured"
+    return _invalid_field(run)
+
+
+def _invalid_field(run: Run | HistoryEntry) -> str:
+    if not _COMMIT.fullmatch(run.commit):
+        return f"commit: {run.commit!r:.80} is not the hash of a commit"
+    for name, value in (("committed", run.committed), ("created", run.created)):
+        try:
+            is_utc = datetime.fromisoformat(value).utcoffset() == timedelta(0)
+        except ValueError:
+            is_utc = False
+        if not is_utc:
+            return f"{name}: {value!r:.80} is not a time in UTC in ISO 8601"
+    return ""
+
+
+def add_entry(folder: Path, entry: HistoryEntry) -> Path:
+    """Write an entry and return its path; a file that exists already stays as it is. Raises HistoryError."""
+    committed = datetime.fromisoformat(entry.committed)
+    return _add(folder, f"{committed:%Y%m%dT%H%M%SZ}-{entry.commit[:12]}", entry)
+
+
+def add_accepted(folder: Path, accepted: AcceptedChange) -> Path:
+    """Write an accepted change point and return its path. Raises HistoryError."""
+    return _add(folder / _ACCEPTED, accepted.commit[:12], accepted)
+
+
+def _add(folder: Path, name: str, record: HistoryEntry | AcceptedChange) -> Path:
+    content = codec.dumps({"schema": SCHEMA, **codec.encode(record)})
+    path = folder / f"{name}-{hashlib.sha256(content.encode()).hexdigest()[:8]}.json"
+    try:
+        if not path.exists():
+            write(path, content)
+    except OSError as error:
+        raise HistoryError(path, f"cannot be written: {error.strerror}") from error
+    return path
+
+
+def read_entries(folder: Path) -> list[HistoryEntry]:
+    """Return all runs in the order of their commits, runs of one second in the order in which they were measured.
+
+    Raises HistoryError, which names the file.
+    """
+    entries = []
+    for path, content in _read_files(folder):
+        entry = _decode(HistoryEntry, path, content)
+        problem = _invalid_field(entry) or next(filter(None, map(_invalid_durations, entry.measurements)), "")
+        if problem:
+            raise HistoryError(path, problem)
+        entries.append(entry)
+    return sorted(entries, key=lambda entry: (entry.committed, entry.created, entry.commit))
+
+
+def _invalid_durations(measurement: HistoryMeasurement) -> str:
+    for metric in METRICS:
+        seconds = measurement.launch_seconds.get(metric, ())
+        if not seconds or min(seconds) <= 0:
+            return f"{measurement.test}: launch_seconds.{metric} are not durations: {list(seconds)}"
+    return ""
+
+
+def read_accepted(folder: Path) -> list[AcceptedChange]:
+    """Return all accepted change points; raises HistoryError, which names the file."""
+    accepted = folder / _ACCEPTED
+    files = _read_files(accepted) if accepted.exists() else ()
+    return [_decode(AcceptedChange, path, content) for path, content in files]
+
+
+def _read_files(folder: Path) -> Iterator[tuple[Path, bytes]]:
+    path = folder
+    try:
+        for name in sorted(os.listdir(folder)):
+            path = folder / name
+            if name.endswith(".json"):
+                yield path, path.read_bytes()
+    except OSError as error:
+        raise HistoryError(path, f"cannot be read: {error.strerror}") from error
+
+
+def _decode(kind: type[Any], path: Path, content: bytes) -> Any:
+    try:
+        data = json.loads(content)
+        if not isinstance(data, dict) or data.pop("schema", None) != SCHEMA:
+            raise HistoryError(path, f"is not a file of a history with schema {SCHEMA}")
+        return codec.decode(kind, data)
+    except (ValueError, RecursionError) as error:
+        raise HistoryError(path, f"is not a valid file of a history: {error}") from error

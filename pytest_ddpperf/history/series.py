@@ -1,0 +1,243 @@
+"""Series of runs that can be compared, and the change points in them that are evidence.
+
+A series has the runs of one test in one environment with the same must-match facts. `change_points` has the
+statistics; this module decides what a change point means.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from enum import Enum
+from itertools import pairwise
+from statistics import fmean, median
+from typing import NamedTuple
+
+from pytest_ddpperf.history.change_points import (
+    MIN_POINTS,
+    ChangePoint,
+    RunEstimate,
+    find_change_points,
+    find_largest,
+    weigh_runs,
+)
+from pytest_ddpperf.history.entries import AcceptedChange, HistoryEntry, HistoryMeasurement
+from pytest_ddpperf.records import Interval, Limit, Scalar, TestId
+from pytest_ddpperf.verdict.stats import holm, variance
+
+# The probability of any false change point in a history in which nothing changed.
+LEVEL = 0.01
+# The index of a change point errs by one or two, and moves as further runs come.
+_INDEX_ERROR = 2
+_RUNS_BEFORE = 5  # for the time before a change point
+
+
+class SeriesRun(NamedTuple):
+    """One run in a series."""
+
+    entry: HistoryEntry
+    measurement: HistoryMeasurement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    """Comparable runs in the order of their commits."""
+
+    test: TestId
+    environment: str
+    must_match: Mapping[str, Scalar]
+    runs: tuple[SeriesRun, ...]
+    distinction: str = ""  # the must-match facts that differ from other series of the same test and environment
+
+    def estimates(self, metric: str) -> list[RunEstimate]:
+        """Return the value of each run, with what is known of its error."""
+        times = [datetime.fromisoformat(run.entry.created).timestamp() for run in self.runs]
+        gaps = [abs(after - before) for before, after in pairwise(times)]
+        usual = median(gaps) if gaps else 0.0
+        # A machine drifts further in a longer time, and from run to run at least.
+        moves = [1.0, *(max(1.0, gap / usual) if usual > 0 else 1.0 for gap in gaps)]
+        estimates = []
+        for run, move in zip(self.runs, moves, strict=True):
+            logs = [math.log(seconds) for seconds in run.measurement.launch_seconds[metric]]
+            spread = variance(logs) if len(logs) > 1 else 0.0
+            estimates.append(RunEstimate(fmean(logs), len(logs), spread, move))
+        return estimates
+
+
+class ChangeStatus(Enum):
+    """The meaning of a change point, the worst first."""
+
+    REGRESSED = "REGRESSED"
+    IMPROVED = "IMPROVED"
+    ACCEPTED = "ACCEPTED"
+    UNDONE = "UNDONE"  # slower, and later change points took back at least half of it
+    WITHIN_LIMIT = "WITHIN LIMIT"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryChange:
+    """A change point with its meaning."""
+
+    series: Series
+    metric: str
+    status: ChangeStatus
+    index: int  # of the first run after it
+    change: Interval  # relative, with its 95 % interval
+    seconds: tuple[float, float]  # before and after
+    runs_since: int  # up to the next change point or the end
+    why: str = ""  # it was accepted
+
+    @property
+    def before(self) -> SeriesRun:
+        """The last run before it."""
+        return self.series.runs[self.index - 1]
+
+    @property
+    def after(self) -> SeriesRun:
+        """The first run after it."""
+        return self.series.runs[self.index]
+
+    def differences(self) -> Iterator[str]:
+        """Yield what else changed there: "torch 2.12 -> 2.13", "all_reduce.count 5 -> 6"."""
+        before, after = self.before.measurement, self.after.measurement
+        for old, new in ((before.recorded, after.recorded), (before.counters, after.counters)):
+            for name in sorted({*old, *new}):
+                if old.get(name) != new.get(name):
+                    yield f"{name.removeprefix('env:')} {old.get(name, 'unset')} -> {new.get(name, 'unset')}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryAnalysis:
+    """The series of a history and their change points."""
+
+    series: Sequence[Series]
+    metrics: Sequence[str]
+    changes: Sequence[HistoryChange]  # the worst first
+
+    @property
+    def short(self) -> int:
+        """The number of series that are too short for a change point."""
+        return sum(len(series.runs) < MIN_POINTS for series in self.series)
+
+
+def build_series(entries: Sequence[HistoryEntry]) -> list[Series]:
+    """Return all series by test and environment."""
+    groups: dict[tuple[TestId, str], dict[frozenset[tuple[str, Scalar]], list[SeriesRun]]] = {}
+    for entry in entries:
+        for measurement in entry.measurements:
+            by_facts = groups.setdefault((measurement.test, measurement.environment), {})
+            facts = frozenset(measurement.must_match.items())
+            by_facts.setdefault(facts, []).append(SeriesRun(entry, measurement))
+    found = []
+    for _, by_facts in sorted(groups.items(), key=lambda item: (str(item[0][0]), item[0][1])):
+        common = frozenset.intersection(*by_facts)
+        for facts, runs in by_facts.items():
+            last = runs[-1].measurement
+            found.append(
+                Series(
+                    test=last.test,
+                    environment=last.environment,
+                    must_match=last.must_match,
+                    runs=tuple(runs),
+                    distinction=", ".join(f"{name} {value}" for name, value in sorted(facts - common, key=str)),
+                )
+            )
+    return found
+
+
+def analyze(
+    series: Sequence[Series], limits: Sequence[Limit], accepted: Sequence[AcceptedChange] = ()
+) -> HistoryAnalysis:
+    """Find the change points of all series in the metrics of `limits`.
+
+    Holm's procedure bounds the error rate over all series and metrics. Further change points of a series must pass the
+    level that its largest one had to pass.
+    """
+    candidates = [(each, limit) for each in series for limit in limits if len(each.runs) >= MIN_POINTS]
+    observations = [weigh_runs(each.estimates(limit.metric)) for each, limit in candidates]
+    largest = [find_largest(each) for each in observations]
+    evidence = holm([point.p_value if point is not None else 1.0 for point in largest], LEVEL)
+    changes: list[HistoryChange] = []
+    for (each, limit), observed, enough in zip(candidates, observations, evidence, strict=True):
+        if enough.enough:
+            points = find_change_points(observed, enough.level)
+            changes += _judge_points(each, limit, observed.values, points, accepted)
+    order = list(ChangeStatus)
+    changes.sort(key=lambda change: (order.index(change.status), -abs(change.change.estimate)))
+    return HistoryAnalysis(series=series, metrics=[limit.metric for limit in limits], changes=changes)
+
+
+def _judge_points(
+    series: Series,
+    limit: Limit,
+    values: Sequence[float],
+    points: Sequence[ChangePoint],
+    accepted: Sequence[AcceptedChange],
+) -> Iterator[HistoryChange]:
+    whys = _match_accepted(series, limit.metric, points, accepted)
+    ends = [*(point.index for point in points[1:]), len(values)]
+    for number, (point, end) in enumerate(zip(points, ends, strict=True)):
+        low, high = point.bounds()
+        before = math.exp(fmean(values[max(point.index - _RUNS_BEFORE, 0) : point.index]))
+        change = HistoryChange(
+            series=series,
+            metric=limit.metric,
+            status=ChangeStatus.REGRESSED if point.change > 0 else ChangeStatus.IMPROVED,
+            index=point.index,
+            change=Interval(estimate=math.expm1(point.change), low=low, high=high),
+            seconds=(before, before * math.exp(point.change)),
+            runs_since=end - point.index,
+            why=whys.get(point.index, ""),
+        )
+        allowed = math.log1p(limit.value if limit.unit == "%" else limit.value / before)
+        later = sum(each.change for each in points[number + 1 :])
+        if change.why:
+            change = replace(change, status=ChangeStatus.ACCEPTED)
+        elif abs(point.change) <= allowed:
+            change = replace(change, status=ChangeStatus.WITHIN_LIMIT)
+        elif point.change > 0 and later <= -point.change / 2:
+            change = replace(change, status=ChangeStatus.UNDONE)
+        yield change
+
+
+def _match_accepted(
+    series: Series, metric: str, points: Sequence[ChangePoint], accepted: Sequence[AcceptedChange]
+) -> dict[int, str]:
+    """Return by index why change points were accepted. A file accepts one change point: the nearest one that fits."""
+    whys: dict[int, str] = {}
+    key = (series.environment, series.test, series.must_match, metric)
+    for each in accepted:
+        if (each.environment, each.test, each.must_match, each.metric) != key:
+            continue
+        indexes = [index for index, run in enumerate(series.runs) if run.entry.commit == each.commit]
+        fitting = []
+        for point in points:
+            distance = min((abs(point.index - index) for index in indexes), default=math.inf)
+            if distance <= _INDEX_ERROR and _is_no_larger(point, each.change):
+                fitting.append((distance, point.index))
+        if fitting:
+            whys[min(fitting)[1]] = each.why
+    return whys
+
+
+def _is_no_larger(point: ChangePoint, accepted: Interval) -> bool:
+    """Whether it has the same direction as the accepted one, and is not evidently larger: their intervals overlap."""
+    low, high = point.bounds()
+    if accepted.estimate > 0:
+        return point.change > 0 and low <= accepted.high
+    return point.change < 0 and high >= accepted.low
+
+
+def make_acceptance(change: HistoryChange, why: str) -> AcceptedChange:
+    """Return the record that accepts this change point."""
+    return AcceptedChange(
+        commit=change.after.entry.commit,
+        test=change.series.test,
+        environment=change.series.environment,
+        must_match=change.series.must_match,
+        metric=change.metric,
+        change=change.change,
+        why=why,
+    )
