@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from pytest_ddpperf.launch.cores import place as cores_of
-from pytest_ddpperf.options import MARKER, MARKER_DEFAULTS, Settings, where
+from pytest_ddpperf.options import MARKER, Settings, where
 from pytest_ddpperf.options.parse import near
 from pytest_ddpperf.records import Scalar
 from pytest_ddpperf.records.errors import MarkerError, OptionError
@@ -127,7 +127,7 @@ def _wrong(settings: Settings, name: str, value: object, problem: str, *beside: 
 
 
 def _marked(settings: Settings, *names: str) -> bool:
-    return any(settings.sources.get(name) in (MARKER, MARKER_DEFAULTS) for name in names)
+    return any(settings.sources.get(name) == MARKER for name in names)
 
 
 def _missing(settings: Settings, name: str, value: object, problem: str, field: str) -> None:

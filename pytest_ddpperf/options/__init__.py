@@ -8,9 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pytest_ddpperf.options.table import MARKER as MARKER
-from pytest_ddpperf.options.table import MARKER_DEFAULTS as MARKER_DEFAULTS
-from pytest_ddpperf.options.table import MARKERS_HELP as MARKERS_HELP
-from pytest_ddpperf.options.table import MARKS as MARKS
+from pytest_ddpperf.options.table import MARKER_HELP as MARKER_HELP
 from pytest_ddpperf.options.table import add_options as add_options
 from pytest_ddpperf.options.table import given as given
 

@@ -102,16 +102,6 @@ def seconds(value: object, *, least: float = math.ulp(0.0)) -> float:
     return number
 
 
-def megabytes(value: object) -> float:
-    try:
-        number = float(cast("int | float | str", value))
-    except (TypeError, ValueError):
-        number = math.nan
-    if isinstance(value, bool) or not 0 < number < math.inf:
-        raise ValueError("megabytes, a number above 0")
-    return number
-
-
 def _limit(item: object) -> Limit:
     counter = _COUNTER.fullmatch(item) if isinstance(item, str) else None
     if counter is not None:
@@ -228,8 +218,6 @@ PARSERS: Mapping[str, Callable[[object], Any]] = {
     "against_option": arguments,
     "disable": bool,
     "suite_size": partial(choice, names=("auto", "tiny", "small", "full")),
-    "suite_bucket_mb": megabytes,
-    "suite_list": bool,
     "suite_plots": partial(path, allowed="a folder"),
     "json_path": partial(path, allowed="a file"),
     "history_dir": partial(path, allowed="a folder"),

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pytest_ddpperf.options.parse import PARSERS, Refused, near
-from pytest_ddpperf.options.table import BY_ARGUMENT, MARKER, MARKER_DEFAULTS, MARKS, ROWS, Row
+from pytest_ddpperf.options.table import BY_ARGUMENT, MARKER, ROWS, Row
 from pytest_ddpperf.records.asked import Limit, Plan
 from pytest_ddpperf.records.errors import MarkerError, OptionError
 
@@ -56,8 +56,6 @@ class Settings:
     against_option: tuple[str, ...] | None
     disable: bool
     suite_size: Literal["auto", "tiny", "small", "full"] = "auto"  # the suite's own, which reads it by pytest's words
-    suite_bucket_mb: float = 25.0
-    suite_list: bool = False
     suite_plots: Path | None = None  # absolute
     json_path: Path | None  # absolute
     history_dir: Path | None = None  # absolute
@@ -202,35 +200,29 @@ def _from_ini(config: pytest.Config, key: str) -> object:
         return getattr(written, "value", written)  # pytest 9.0 wraps what the file says
 
 
-def with_markers(settings: Settings, markers: Iterable[pytest.Mark], defaults: Iterable[pytest.Mark] = ()) -> Settings:
-    """The settings of one test: its `ddp` markers over those of the run, and where the run says nothing its
-    `ddp_defaults` markers, closest first. Raises MarkerError."""
+def with_markers(settings: Settings, markers: Iterable[pytest.Mark]) -> Settings:
+    """Return the settings of one test: its `ddp` markers, closest first, over those of the run. Raises MarkerError."""
     try:
-        of_test = _marked(_marked(settings, MARKER_DEFAULTS, defaults), MARKER, markers)
+        of_test = _marked(settings, markers)
         return settings if of_test is settings else _checked(of_test)
     except OptionError as error:
         raise MarkerError(error.where, error.value, error.allowed) from None
 
 
-def _marked(settings: Settings, source: str, marks: Iterable[pytest.Mark]) -> Settings:
-    marker = f"@pytest.mark.{MARKS[source]}"
+def _marked(settings: Settings, marks: Iterable[pytest.Mark]) -> Settings:
     given: dict[str, Any] = {}
     for mark in marks:
         if mark.args:
             names = ", ".join(BY_ARGUMENT)
-            raise OptionError(f"{marker}(...)", mark.args[0], f"arguments are given by keyword: {names}")
+            raise OptionError("@pytest.mark.ddp(...)", mark.args[0], f"arguments are given by keyword: {names}")
         for name, value in mark.kwargs.items():
             if name not in BY_ARGUMENT:
                 allowed = f"there is no such argument; there are {near(name, BY_ARGUMENT)}"
-                raise OptionError(f"{marker}({name}=...)", value, allowed)
+                raise OptionError(f"@pytest.mark.ddp({name}=...)", value, allowed)
             given.setdefault(name, value)
     rows = [BY_ARGUMENT[name] for name in given]
-    values = {row.field: _parsed(row, given[row.argument], source) for row in rows}
-    if source == MARKER_DEFAULTS:
-        values = {field: value for field, value in values.items() if settings.sources[field] == "default"}
-        if "limits" in values:
-            values["limits"] = _by_default(values["limits"])
-    sources = {**settings.sources, **dict.fromkeys(values, source)}
+    values = {row.field: _parsed(row, given[row.argument], MARKER) for row in rows}
+    sources = {**settings.sources, **dict.fromkeys(values, MARKER)}
     return replace(settings, **values, sources=sources) if values else settings
 
 
@@ -242,7 +234,7 @@ def _by_default(limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
 def _checked(settings: Settings) -> Settings:
     """Refuse what does not go together: launches, and limits of the user's that what was asked cannot support."""
     if settings.max_launches < 2 * settings.launches:
-        if settings.sources["max_launches"] not in ("default", MARKER_DEFAULTS):
+        if settings.sources["max_launches"] != "default":
             allowed = (
                 f"at least twice {where(settings, 'launches')}, which is {settings.launches}: "
                 "a suspicion is confirmed by as many launches as raised it"

@@ -12,9 +12,8 @@ if TYPE_CHECKING:
 FAIL_ON_NAMES = ("regressed", "improved", "inconclusive", "drifted", "no-baseline", "incomparable", "not-gated")
 
 
-# The markers, as sources of settings.
-MARKER, MARKER_DEFAULTS = "marker", "marker's default"
-MARKS = {MARKER: "ddp", MARKER_DEFAULTS: "ddp_defaults"}
+# The source of settings that a test's marker gives.
+MARKER = "marker"
 
 
 class Row(NamedTuple):
@@ -42,8 +41,8 @@ class Row(NamedTuple):
 
     def where(self, source: str) -> str:
         """The setting by the name it has at its source."""
-        if source in MARKS:
-            return f"@pytest.mark.{MARKS[source]}({self.argument}=...)"
+        if source == MARKER:
+            return f"@pytest.mark.ddp({self.argument}=...)"
         return f"ini key {self.key}" if source == "ini" else self.option
 
 
@@ -192,14 +191,6 @@ ROWS = (
         "auto: full where ranks have a CUDA device each, else small",
     ),
     Row(
-        option="--ddp-suite-bucket-mb", field="suite_bucket_mb", default="25", metavar="MB", ini="float",
-        help="the size of DDP's buckets in the suite's sweep",
-    ),
-    Row(
-        option="--ddp-suite-list", field="suite_list", default="",
-        help="say what the tests of the suite measure, a line each, and run none",
-    ),
-    Row(
         option="--ddp-suite-plots", field="suite_plots", default=None, metavar="DIR",
         help="draw the suite's results as figures there, by matplotlib: pip install 'pytest-ddpperf[plots]'",
     ),
@@ -230,10 +221,7 @@ ROWS = (
 BY_ARGUMENT = {row.argument: row for row in ROWS if row.marker}
 
 _ARGUMENTS = ", ".join(BY_ARGUMENT)
-MARKERS_HELP = (
-    f"{MARKS[MARKER]}({_ARGUMENTS}): settings of a distributed test, by keyword, over --ddp-* and ini keys",
-    f"{MARKS[MARKER_DEFAULTS]}({_ARGUMENTS}): the same, where neither --ddp-* nor an ini key says otherwise",
-)
+MARKER_HELP = f"ddp({_ARGUMENTS}): settings of a distributed test, by keyword, over --ddp-* and ini keys"
 
 
 def given(config: pytest.Config) -> bool:

@@ -43,8 +43,7 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    for text in options.MARKERS_HELP:
-        config.addinivalue_line("markers", text)
+    config.addinivalue_line("markers", options.MARKER_HELP)
     run = config.stash[RUN] = Run(config)
     if "TORCHELASTIC_RUN_ID" in os.environ:
         from pytest_ddpperf.plugin import nodes
@@ -143,10 +142,8 @@ def pytest_deselected(items: Sequence[pytest.Item]) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
     run = session.config.stash[RUN]
-    for option in ("ddp_suite_list", "ddp_suite_plots"):
-        if session.items and session.config.getoption(option) and not _suite_among(session.items):
-            name = "--" + option.replace("_", "-")
-            raise pytest.UsageError(f"{name}: the suite is not among the tests: add --pyargs pytest_ddpperf.suite")
+    if session.items and session.config.getoption("ddp_suite_plots") and not _suite_among(session.items):
+        raise pytest.UsageError("--ddp-suite-plots: the suite is not among the tests: --pyargs pytest_ddpperf.suite")
     run.collected(session.items)
     if run.items and not run.worker and not _calls_none(session.config):
         _prepare(run, session.items)

@@ -308,12 +308,8 @@ def settings_of(item: pytest.Item, parameters: Sequence[pytest.Mark] | None = No
     if parameters is None:
         parameters = getattr(getattr(item, "callspec", None), "marks", ())
 
-    def of(source: str) -> list[pytest.Mark]:
-        name = options.MARKS[source]
-        return [*(mark for mark in parameters if mark.name == name), *item.iter_markers(name)]
-
-    run = item.config.stash[RUN]
-    return options.with_markers(run.settings, of(options.MARKER), of(options.MARKER_DEFAULTS))
+    marks = [*(mark for mark in parameters if mark.name == "ddp"), *item.iter_markers("ddp")]
+    return options.with_markers(item.config.stash[RUN].settings, marks)
 
 
 def own_settings(item: pytest.Item) -> Settings:

@@ -48,18 +48,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         raise pytest.UsageError("--ddp-suite-plots needs matplotlib 3.9: pip install 'pytest-ddpperf[plots]'")
     ours = [item for item in items if Path(item.path).is_relative_to(_HERE)]
     for item in ours:
-        item.add_marker(pytest.mark.ddp_defaults(**chosen(config).settings))
-    if config.getoption("ddp_suite_list"):
-        for item in sorted(ours, key=lambda item: item.name):
-            told = getattr(getattr(item, "obj", None), "__doc__", None) or ""
-            config.stash[_TABLES].listed[item.name.partition("[")[0]] = " ".join(told.split())
-        config.hook.pytest_deselected(items=list(items))
-        items.clear()
+        item.add_marker(pytest.mark.ddp(**_open_settings(config)))
+
+
+def _open_settings(config: pytest.Config) -> dict[str, Any]:
+    """Return the settings of the size that the run leaves open. The limits suit only its own launches and steps."""
+    settings = {
+        name: value for name, value in chosen(config).settings.items() if asked(config, f"ddp_{name}", None) is None
+    }
+    if "launches" not in settings:
+        settings.pop("max_launches", None)
+    if not {"launches", "steps"} <= settings.keys():
+        settings.pop("threshold", None)
+    return settings
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    if session.config.getoption("ddp_suite_list") and exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
-        session.exitstatus = pytest.ExitCode.OK
     folder = session.config.getoption("ddp_suite_plots")
     if folder is not None and not session.config.option.collectonly:
         tables = session.config.stash[_TABLES]
@@ -100,11 +104,6 @@ def size(request: pytest.FixtureRequest) -> Size:
 def tables(request: pytest.FixtureRequest) -> Tables:
     """Where results go, to be told together at the end."""
     return request.config.stash[_TABLES]
-
-
-@pytest.fixture
-def bucket_mb(request: pytest.FixtureRequest) -> float:
-    return float(asked(request.config, "ddp_suite_bucket_mb", 25))
 
 
 @pytest.fixture

@@ -31,7 +31,6 @@ class Tables:
     """Those of a run, and what was skipped."""
 
     def __init__(self) -> None:
-        self.listed: dict[str, str] = {}  # by experiment, what it is for, where only that is asked
         self.skipped: list[tuple[str, str]] = []  # name of a test, and the reason
         self.drawn: list[Path] = []
         self.problem = ""  # with drawing
@@ -44,8 +43,6 @@ class Tables:
         return table
 
     def lines(self) -> Iterator[str]:
-        width = max(map(len, self.listed), default=0)
-        yield from (f"{name:{width}}  {purpose}" for name, purpose in self.listed.items())
         for table in self._tables.values():
             yield from table.lines()
             yield ""

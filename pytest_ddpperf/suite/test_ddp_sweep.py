@@ -16,6 +16,7 @@ from pytest_ddpperf.suite.tables import Table, Tables, about
 from pytest_ddpperf.suite.workloads import Step, no_buffers, training, workload
 
 PERCENTILES = (50, 75, 90, 95)
+BUCKET_MB = 25
 
 
 class Sweep(Table):
@@ -24,11 +25,10 @@ class Sweep(Table):
     def __init__(self) -> None:
         self._rows: dict[str, dict[SweepRow, Result]] = {}  # by model and row
         self._images = 0
-        self._bucket_mb = 0.0
 
-    def add(self, model: str, row: SweepRow, result: Result, images: int, bucket_mb: float) -> None:
+    def add(self, model: str, row: SweepRow, result: Result, images: int) -> None:
         self._rows.setdefault(model, {})[row] = result
-        self._images, self._bucket_mb = images, bucket_mb
+        self._images = images
 
     def lines(self) -> Iterator[str]:
         result = next(iter(next(iter(self._rows.values())).values()))
@@ -36,7 +36,7 @@ class Sweep(Table):
         yield "PyTorch distributed benchmark suite"
         yield "-----------------------------------"
         yield ""
-        yield from about(result, f"* Maximum bucket size: {self._bucket_mb:g}MB")
+        yield from about(result, f"* Maximum bucket size: {BUCKET_MB}MB")
         yield "--------------------------"
         for model, by_row in sorted(self._rows.items(), key=lambda row: list(MODELS).index(row[0])):
             yield ""
@@ -58,9 +58,7 @@ class Sweep(Table):
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_ddp_sweep(
-    ddp_benchmark: DdpBenchmark, model: str, sweep_row: SweepRow, size: Size, bucket_mb: float, tables: Tables
-) -> None:
+def test_ddp_sweep(ddp_benchmark: DdpBenchmark, model: str, sweep_row: SweepRow, size: Size, tables: Tables) -> None:
     """A training step of a ResNet over numbers of ranks, beside one without DDP (PyTorch's DDP benchmark)."""
 
     def setup(ctx: Context) -> Step:
@@ -68,10 +66,10 @@ def test_ddp_sweep(
         optimizer = torch.optim.SGD(net.parameters(), lr=0.001, momentum=0.9, weight_decay=1e-4)
         if not sweep_row.ranks:
             return training(net, loss, optimizer)
-        ddp = DistributedDataParallel(net, bucket_cap_mb=bucket_mb, **no_buffers())  # type: ignore[arg-type]
+        ddp = DistributedDataParallel(net, bucket_cap_mb=BUCKET_MB, **no_buffers())  # type: ignore[arg-type]
         return training(ddp, loss, optimizer)
 
     result = ddp_benchmark(setup, batch_size=size.images)
-    tables.of(Sweep).add(model, sweep_row, result, size.images, bucket_mb)
+    tables.of(Sweep).add(model, sweep_row, result, size.images)
     if sweep_row.ranks and sweep_row.machines == 1:
         tables.of(Scaling).add(model, result)

@@ -10,24 +10,15 @@ from tests.integration.conftest import Run
 SUITE = ("--pyargs", "pytest_ddpperf.suite", "--ddp-suite-size=tiny", "--ddp-confirm=never")
 
 
-def test_it_is_listed_with_what_each_experiment_is_for(run: Run) -> None:
-    result = run(*SUITE, "--ddp-suite-list", small=False)
-    assert result.ret == 0
-    result.stdout.fnmatch_lines(
-        ["test_ddp_sweep * A training step of a ResNet over numbers of ranks, *", "* deselected*"]
-    )
-    assert result.stdout.str().count("test_ddp_sweep ") == 1
-
-
 def test_the_sweep_is_told_as_pytorchs_benchmark_tells_it(pytester: pytest.Pytester, run: Run) -> None:
-    result = run(*SUITE, "--ddp-save-baseline", "--ddp-suite-bucket-mb=1", "-k", "sweep and resnet50", small=False)
+    result = run(*SUITE, "--ddp-save-baseline", "-k", "sweep and resnet50", small=False)
     assert result.parseoutcomes()["passed"] == 3
     numbers = "p50:  *.???s *[0-9]/s  p75:  *.???s *[0-9]/s  p90:  *.???s *[0-9]/s  p95:  *.???s *[0-9]/s"
     result.stdout.fnmatch_lines(
         [
             "PyTorch distributed benchmark suite",
             "[*] Distributed backend: gloo",
-            "[*] Maximum bucket size: 1MB",
+            "[*] Maximum bucket size: 25MB",
             "Benchmark: resnet50 with batch size 2",
             f"   1 CPUs --   no ddp:  {numbers}",
             f"   1 CPUs --    1M/1G:  {numbers}       100%",
@@ -185,10 +176,8 @@ def test_figures_that_cannot_be_written_are_red(pytester: pytest.Pytester, run: 
     result.stdout.fnmatch_lines(["--ddp-suite-plots: *Not a directory: *"])
 
 
-def test_the_list_of_a_suite_that_is_not_there_is_a_usage_error(pytester: pytest.Pytester, run: Run) -> None:
+def test_figures_of_a_suite_that_is_not_there_are_a_usage_error(pytester: pytest.Pytester, run: Run) -> None:
     pytester.makepyfile("def test_plain(): pass")
-    for option in ("--ddp-suite-list", "--ddp-suite-plots=here"):
-        result = run(option, small=False)
-        assert result.ret == pytest.ExitCode.USAGE_ERROR
-        name = option.partition("=")[0]
-        result.stderr.fnmatch_lines([f"*{name}: the suite is not among the tests: add --pyargs pytest_ddpperf.suite"])
+    result = run("--ddp-suite-plots=here", small=False)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*--ddp-suite-plots: the suite is not among the tests: --pyargs pytest_ddpperf.suite"])

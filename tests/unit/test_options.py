@@ -100,8 +100,6 @@ def test_without_being_asked_the_settings_are_the_documented_defaults(
         against_option=None,
         disable=False,
         suite_size="auto",
-        suite_bucket_mb=25.0,
-        suite_list=False,
         suite_plots=None,
         json_path=None,
         markdown_path=None,
@@ -141,7 +139,6 @@ def test_every_option_is_taken_from_the_command_line(read: Callable[..., Setting
         "--ddp-against-env=OMP_NUM_THREADS=2",
         "--ddp-against-option=--my-bucket-mb 1",
         "--ddp-suite-size=tiny",
-        "--ddp-suite-bucket-mb=0.5",
         "--ddp-suite-plots=figures/here",
         "--ddp-json=out/all.json",
         "--ddp-history=out/history",
@@ -183,8 +180,6 @@ def test_every_option_is_taken_from_the_command_line(read: Callable[..., Setting
         against_option=("--my-bucket-mb", "1"),
         disable=False,
         suite_size="tiny",
-        suite_bucket_mb=0.5,
-        suite_list=False,
         suite_plots=pytester.path / "figures/here",
         json_path=pytester.path / "out/all.json",
         history_dir=pytester.path / "out/history",
@@ -194,7 +189,7 @@ def test_every_option_is_taken_from_the_command_line(read: Callable[..., Setting
         sources=settings.sources,
     )
     assert {name for name, source in settings.sources.items() if source != "command line"} == {
-        "disable", "save_baseline", "extend_baseline", "suite_list", "nodes",
+        "disable", "save_baseline", "extend_baseline", "nodes",
     }  # fmt: skip
 
 
@@ -221,7 +216,6 @@ INI_WORDS = {
     "ddp_confirm": "60",
     "ddp_against_setup": "make build",
     "ddp_suite_size": "small",
-    "ddp_suite_bucket_mb": "1",
     "ddp_history": "kept",
     "ddp_annotate": "github",
 }
@@ -243,7 +237,7 @@ def check_ini_words(settings: Settings, root: Path) -> None:
     assert settings.confirm_seconds == 60.0
     from_ini = {name for name, source in settings.sources.items() if source == "ini"}
     assert settings.against_setup == "make build"
-    assert (settings.suite_size, settings.suite_bucket_mb) == ("small", 1.0)
+    assert settings.suite_size == "small"
     assert settings.annotate == "github"
     assert settings.history_dir == root / "kept"
     assert from_ini == {row.field for row in ROWS if row.ini}
@@ -783,31 +777,6 @@ def test_a_marker_may_name_several_world_sizes(read: Callable[..., Settings], si
     assert options.with_markers(read(), [mark(world_size=sizes)]).world_sizes == (1, 2)
 
 
-def test_a_default_of_a_marker_holds_where_nothing_else_is_said(
-    read: Callable[..., Settings], pytester: pytest.Pytester
-) -> None:
-    pytester.makeini("[pytest]\nddp_steps = 60\n")
-    defaults = [mark(steps=7, launches=3, warmup=2, threshold="p99:50%", max_launches=6)]
-    settings = options.with_markers(read("--ddp-launches=4"), [mark(warmup=9)], defaults)
-    assert (settings.steps, settings.launches, settings.warmup) == (60, 4, 9)
-    assert settings.max_launches == 8, "twice the launches, as with any default"
-    (limit,) = settings.limits
-    assert (limit.metric, limit.default) == ("p99", True), "dropped where it has no support, as any default"
-    assert settings.sources["limits"] == "marker's default"
-    assert options.with_markers(read("--ddp-threshold=p50:5%"), [], defaults).sources["limits"] == "command line"
-
-
-def test_a_default_of_a_marker_that_cannot_be_names_the_marker(read: Callable[..., Settings]) -> None:
-    for wrong, told in (
-        (mark(steps=0), "@pytest.mark.ddp_defaults(steps=...): 0: a whole number from 1"),
-        (mark(step=0), "@pytest.mark.ddp_defaults(step=...): 0: there is no such argument"),
-        (mark(3), "@pytest.mark.ddp_defaults(...): 3: arguments are given by keyword"),
-    ):
-        with pytest.raises(MarkerError) as caught:
-            options.with_markers(read(), [], [wrong])
-        assert str(caught.value).startswith(told)
-
-
 def test_a_marker_may_list_its_limits(read: Callable[..., Settings]) -> None:
     assert metrics(options.with_markers(read(), [mark(threshold=["p50:5%", "p75:2ms"])])) == ["p50:5%", "p75:2ms"]
 
@@ -875,14 +844,13 @@ def test_the_support_of_a_limit_is_checked_again_for_each_test(read: Callable[..
     assert metrics(lenient) == ["p50:5%"]
 
 
-def test_the_markers_help_registers_them_with_all_arguments() -> None:
+def test_the_help_of_the_marker_has_all_arguments() -> None:
     arguments = (
         "world_size, nodes, trainers, parameter_servers, backend, device, warmup, steps, min_time, launches, "
         "max_launches, max_time, threshold, timing, turns, timeout"
     )
-    ddp, defaults = options.MARKERS_HELP
-    assert ddp == f"ddp({arguments}): settings of a distributed test, by keyword, over --ddp-* and ini keys"
-    assert defaults == f"ddp_defaults({arguments}): the same, where neither --ddp-* nor an ini key says otherwise"
+    words = f"ddp({arguments}): settings of a distributed test, by keyword, over --ddp-* and ini keys"
+    assert words == options.MARKER_HELP
 
 
 # --- plans

@@ -110,6 +110,24 @@ def test_the_size_follows_from_the_devices_of_a_machine(
     assert sizes.chosen(configured(monkeypatch, nodes=nodes, devices=devices, **given)).name == expected
 
 
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ({}, {"launches", "max_launches", "warmup", "steps", "min_time", "threshold"}),
+        ({"ddp_steps": 3}, {"launches", "max_launches", "warmup", "min_time"}),
+        ({"ddp_launches": 9}, {"warmup", "steps", "min_time"}),
+    ],
+)
+def test_a_size_sets_what_the_run_leaves_open(
+    monkeypatch: pytest.MonkeyPatch, asked: dict[str, int], expected: set[str]
+) -> None:
+    config = configured(monkeypatch, ddp_suite_size="tiny", **asked)
+    settings = conftest._open_settings(config)
+    assert settings.keys() == expected
+    of_run = options.without_pytest(**{name.removeprefix("ddp_"): str(value) for name, value in asked.items()})
+    options.with_markers(of_run, [pytest.mark.ddp(**settings).mark])  # or it raised
+
+
 @pytest.mark.parametrize(("marks", "expected"), [([], 4), ([{"world_size": 8}], 4), ([{"nodes": 1}], 8)])
 def test_of_a_tests_ranks_those_of_one_machine(
     monkeypatch: pytest.MonkeyPatch, marks: list[dict[str, int]], expected: int
@@ -129,7 +147,7 @@ def test_sequences_are_dealt_evenly_and_each_rank_has_one(ranks: int, share: int
 # Of the parameters of tests one each, whichever.
 PARAMETERS: dict[str, Any] = {
     "every": 8, "bucket": 25, "model": "mini", "hook": "none", "option": "none", "share": 0.5, "groups": 1,
-    "variant": "overlapped", "kind": "DDP", "scaled_ranks": 2, "sweep_row": SweepRow(1, 2), "bucket_mb": 25,
+    "variant": "overlapped", "kind": "DDP", "scaled_ranks": 2, "sweep_row": SweepRow(1, 2),
     "fitting": lambda model: None,
 }  # fmt: skip
 BENCHMARKS = [
