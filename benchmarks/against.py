@@ -17,10 +17,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from _common import progress, quartiles, table
+from _common import binomial_interval, progress, quartiles, table
 from neighbour import add_option, neighbour
-
-from pytest_ddpperf.verdict.stats import binomial_interval
 
 STEP = """
 import torch

@@ -28,11 +28,9 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from _common import done, progress, quartiles, table
+from _common import binomial_interval, done, progress, quartiles, table
 from _models import MODELS
 from neighbour import neighbour
-
-from pytest_ddpperf.verdict.stats import binomial_interval
 
 LOADS = {"quiet": None, "neighbour": 20261122}  # seeds; the second's moves on from cycle to cycle
 OTHER = {"quiet": "neighbour", "neighbour": "quiet"}

@@ -41,7 +41,7 @@ from _traces import Launch, Pairs, Workload, measurement, read, read_pairs
 from pytest_ddpperf.measuring.looks import follow, schedule
 from pytest_ddpperf.records import Verdict
 from pytest_ddpperf.records.asked import Limit
-from pytest_ddpperf.verdict import ASSUMED_DRIFT, judge, level_of, observations, suspected
+from pytest_ddpperf.verdict import ASSUMED_DRIFT, TEST_LEVEL, judge, observations, suspected
 from pytest_ddpperf.verdict.stats import Drift
 
 LEAST_TRIALS = 200
@@ -254,7 +254,7 @@ def judged(trial: Trial, limit: float, scope: str, metrics: Sequence[str], drift
             measurement(trial.now[start:stop]),
             [measurement(trial.sessions[0][start:stop])] if interleaved else stored,
             limits,
-            level=level_of(1, in_stretches=scope.startswith("stretches")) * ease,
+            level=TEST_LEVEL * ease,
             interleaved=interleaved,
             stretches=trial.stretches[start:stop],
             assumed=drift,

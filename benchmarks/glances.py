@@ -25,7 +25,7 @@ from live import MODES, limits
 
 from pytest_ddpperf.measuring.looks import follow, glance, schedule
 from pytest_ddpperf.records import Verdict
-from pytest_ddpperf.verdict import judge, level_of
+from pytest_ddpperf.verdict import TEST_LEVEL, judge
 
 FIRST_LOOK = 5  # the default of --ddp-launches
 Row = dict[str, Any]  # of the results file
@@ -74,7 +74,7 @@ def ended(row: Row, *, glances: bool) -> tuple[str, int]:
             measurement(both[0]),
             [measurement(both[1])],
             limits(row["mode"]),
-            level=level_of(1, in_stretches=True) * ease,
+            level=TEST_LEVEL * ease,
             interleaved=True,
             stretches=[(sum(STEPS),) * 2] * (stop - start),
         )

@@ -17,10 +17,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
-from _common import progress, table
+from _common import binomial_interval, progress, table
 
 from pytest_ddpperf.history.change_points import RunEstimate, find_change_points, weigh_runs
-from pytest_ddpperf.verdict.stats import binomial_interval, launch_quantiles, variance
+from pytest_ddpperf.verdict.stats import launch_quantiles, variance
 
 LAUNCHES = 5
 SPREAD = 0.05  # between launches, of the logarithm

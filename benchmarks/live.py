@@ -34,7 +34,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from _common import done, progress, quartiles, table
+from _common import binomial_interval, done, progress, quartiles, table
 from _models import MODELS, training
 from neighbour import neighbour
 
@@ -48,8 +48,8 @@ from pytest_ddpperf.measuring.looks import follow, schedule
 from pytest_ddpperf.measuring.pairs import Held
 from pytest_ddpperf.options import plan
 from pytest_ddpperf.records import LaunchSamples, Limit, Measurement, Outcome, Plan, Samples, TestId, Verdict, Version
-from pytest_ddpperf.verdict import ASSUMED_DRIFT, RUN_LEVEL, coarse, judge_times, level_of, observations
-from pytest_ddpperf.verdict.stats import Drift, binomial_interval
+from pytest_ddpperf.verdict import ASSUMED_DRIFT, TEST_LEVEL, coarse, judge_times, observations
+from pytest_ddpperf.verdict.stats import Drift
 
 MACHINES = {"quiet": None, "neighbour": 20261121}  # seeds; the second's moves on from cycle to cycle
 KINDS = ("unchanged", "slower")
@@ -184,10 +184,10 @@ class Live:
     def _stored(self, model: str, kind: str, before: Sequence[Steps]) -> Row:
         """As many launches as the rule that wants most, and as a baseline of this code takes."""
         setup = training(model, MODES[STORED].slower if kind == "slower" else 0.0)
-        launches = Launches(self._plan, lambda *of: self._launch(setup, of[2]), most_again=0)
+        launches = Launches(self._plan, lambda *of: self._launch(setup, of[2]))
         for number, many in enumerate(LOOKS, 1):
             launches.take(many)
-            steps = [launch.step_seconds for launch in launches.kept]
+            steps = [launch.step_seconds for launch in launches.taken]
             ended = [
                 judged(steps, before[-held:], rule, LOOKS[:number])[1]
                 for rule in RULES.values()
@@ -201,8 +201,8 @@ class Live:
         return {
             "mode": STORED,
             "ended": time.time(),
-            "seconds": [round(launch.phases.total, 3) for launch in launches.kept],
-            "step_microseconds": [[round(step * 1e6) for step in launch.step_seconds] for launch in launches.kept],
+            "seconds": [round(launch.phases.total, 3) for launch in launches.taken],
+            "step_microseconds": [[round(step * 1e6) for step in launch.step_seconds] for launch in launches.taken],
         }
 
     def _launch(self, setup: Any, steps: int | None) -> LaunchSamples:
@@ -218,7 +218,7 @@ class Live:
             settings=replace(self._settings, limits=limits(mode), max_launches=MODES[mode].launches),
             plan=self._plan,
             launches=self._settings.launches,
-            level=level_of(1, in_stretches=self._settings.in_stretches(self._plan)),
+            level=TEST_LEVEL,
             batch_size=None,
             gate=True,
             facts={},
@@ -290,7 +290,7 @@ def judged(now: Steps, before: Sequence[Steps], rule: Rule, looks: Sequence[int]
             measurement(cut(now[start:stop], rule.steps)),
             stored,
             limits(STORED),
-            level=RUN_LEVEL * ease,
+            level=TEST_LEVEL * ease,
             assumed=rule.drift,
         )
 

@@ -15,7 +15,6 @@ class HeldThere:
         """`said` when it came to rest; `ask` sends an order and returns the answer, or raises BaseSideError."""
         self.steps: int = said["steps"]
         self.step_seconds: float = said["step_seconds"]
-        self.fills: str = said["fills"]
         self._ask = ask
         self.over = False
 

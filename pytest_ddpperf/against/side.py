@@ -6,7 +6,7 @@ Told                                    Answered
 {"op": "like", "plan": {...}}           (launches of the measurement are to be so)
 {"op": "launch", "steps": n or null}    {"event": "launched", "samples": {...}} or, and then the test ends there,
                                         {"event": "failed", "text": why}
-{"op": "hold", "steps": n or null}      {"event": "held", "steps": n, "step_seconds": s, "fills": why, or ""} when a
+{"op": "hold", "steps": n or null}      {"event": "held", "steps": n, "step_seconds": s} when a
                                         launch has warmed up and rests; or, here and for the following,
                                         {"event": "failed", "text": why}: the launch has ended, the test goes on
 {"op": "stretch", "steps": n}           {"event": "rested"}

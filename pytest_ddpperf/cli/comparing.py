@@ -26,15 +26,13 @@ class Terms:
 def compare(base: Report, now: Report, terms: Terms) -> Report:
     """Each measurement of `now` with the verdict of being held against that of the same test in `base`."""
     partners = _partners(base, now)
-    tests = {now.entries[number].outcome.nodeid for number in partners}
-    level = verdicts.level_of(max(1, len(tests)))
     measured: Counter[str] = Counter()
     entries = []
     for number, entry in enumerate(now.entries):
         nodeid = entry.outcome.nodeid
         measured[nodeid] += 1
         # As the plugin shares the error rate of a test among what it measures.
-        of_it = level / max(1, measured[nodeid] * (measured[nodeid] - 1))
+        of_it = verdicts.TEST_LEVEL / max(1, measured[nodeid] * (measured[nodeid] - 1))
         own = entry.outcome.level if entry.outcome.level is not None else of_it
         partner = base.entries[partners[number]] if number in partners else None
         entries.append(replace(entry, outcome=_held_against(entry.outcome, partner, terms, own)))
@@ -115,7 +113,6 @@ def _of_first(outcome: Outcome, measured: Measurement, launches: int) -> Outcome
         measurement=replace(measured, samples=measured.samples.of_launches(0, launches)),
         phases=outcome.phases[:launches],
         recorded={name: of_all[:launches] for name, of_all in outcome.recorded.items()},
-        replaced=tuple(each for each in outcome.replaced if each.launch < launches),
     )
 
 

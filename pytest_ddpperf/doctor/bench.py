@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from pytest_ddpperf.launch import Launcher, Observer
-from pytest_ddpperf.measuring.pairs import in_turns
+from pytest_ddpperf.measuring.pairs import interleave
 from pytest_ddpperf.rank.doctor import setup
 from pytest_ddpperf.records import LaunchSamples, Plan
 from pytest_ddpperf.records.doctor import Cores
@@ -84,7 +84,7 @@ class Bench:
             one, other = (
                 alive.enter_context(launcher.hold(self._exactly, setup, self._observer)) for launcher in launchers
             )
-            in_turns((one, other), self._random)
+            interleave((one, other), self._random)
             return one.deliver(), other.deliver()
 
     @property

@@ -10,7 +10,7 @@ from pytest_ddpperf.doctor.bench import Taken
 from pytest_ddpperf.measuring.launches import measurement
 from pytest_ddpperf.records import Environment, LaunchSamples, Limit, Verdict
 from pytest_ddpperf.records.doctor import Cores, Load, Noise, Resolved, Trial
-from pytest_ddpperf.verdict import judge_times, level_of, observations, stats
+from pytest_ddpperf.verdict import TEST_LEVEL, judge_times, observations, stats
 from pytest_ddpperf.verdict.times import LAUNCHES_NEEDED
 
 # As many as a gate takes before it looks first.
@@ -71,7 +71,7 @@ def stored(launches: Launched, limits: Sequence[Limit]) -> Resolved:
 
 def _against_itself(launches: Launched, limits: Sequence[Limit]) -> Verdict:
     now = measurement(launches, Environment())
-    return judge_times(now, [now], limits, level=level_of(1))
+    return judge_times(now, [now], limits, level=TEST_LEVEL)
 
 
 def _drift(launches: Launched, limits: Sequence[Limit]) -> float:
@@ -96,7 +96,7 @@ def turns(
         now,
         [base],
         limits,
-        level=level_of(1, in_stretches=in_stretches),
+        level=TEST_LEVEL,
         interleaved=True,
         stretches=stretches if in_stretches else (),
     )

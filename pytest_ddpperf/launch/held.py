@@ -19,7 +19,6 @@ from pytest_ddpperf.records import LaunchSamples, Phases
 from pytest_ddpperf.records.errors import DdpPerfError, ServerError
 from pytest_ddpperf.wire.channels import Phase
 
-_GB = 1e9
 # For the server to send its signals.
 _PAUSE_SECONDS = 30.0
 
@@ -50,15 +49,6 @@ class HeldLaunch(Launch):
     def step_seconds(self) -> float:
         """What one takes, about; 0 where there was no warm-up to tell."""
         return float(self._said[0]["step_ns"] / 1e9)
-
-    @property
-    def fills(self) -> str:
-        """The device on which no launch that needs as much can be beside it, in words; "" where there is none."""
-        for rank, said in enumerate(self._said):
-            free, of = said["memory"] or (0, 0)
-            if free < of - free:
-                return f"{self._names[rank]}'s device has {free / _GB:.1f} GB left of {of / _GB:.1f} GB"
-        return ""
 
     def stretch(self, steps: int) -> None:
         """Run so many, the first of them uncounted; returns when all ranks rest. Raises as `begin`."""
@@ -112,7 +102,7 @@ class Held:
     """A held launch as it is used: stretches, then its samples."""
 
     def __init__(self, launch: HeldLaunch, samples: Callable[[Delivery], LaunchSamples]) -> None:
-        self.steps, self.step_seconds, self.fills = launch.steps, launch.step_seconds, launch.fills
+        self.steps, self.step_seconds = launch.steps, launch.step_seconds
         self.stretch = launch.stretch
         self._launch, self._samples = launch, samples
 

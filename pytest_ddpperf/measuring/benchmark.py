@@ -13,13 +13,13 @@ from pytest_ddpperf import verdict as verdicts
 from pytest_ddpperf.against import BaseSide
 from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.launch import Launcher, Observer
-from pytest_ddpperf.measuring.judging import Judge, Judged, Terms
+from pytest_ddpperf.measuring.interleaved import Here, Interleaved
+from pytest_ddpperf.measuring.judging import Judge, Terms
 from pytest_ddpperf.measuring.launches import Launches, measurement, recorded
 from pytest_ddpperf.measuring.looks import schedule
 from pytest_ddpperf.measuring.pairs import Held
 from pytest_ddpperf.measuring.result import CollectiveResult, Result
 from pytest_ddpperf.measuring.stored import Stored
-from pytest_ddpperf.measuring.turns import Here, Turns
 from pytest_ddpperf.options import Settings
 from pytest_ddpperf.records import (
     Baseline,
@@ -57,18 +57,12 @@ class Job:
     plan: Plan
     launches: int  # before the first look
     level: float  # this measurement's error rate
-    level_in_turns: float = 1.0  # of that, where a suspicion is settled in turns
     settles: bool = False  # a suspicion, in turns: both sides or none, until it is slower or certainly not
     steps: int | None = None  # of each window; None: as the first launch has it
     batch_size: int | None
     gate: bool
     facts: Mapping[str, Scalar]  # recorded with the measurement, beyond what the ranks tell
     notes: tuple[str, ...] = ()
-
-    @property
-    def most_again(self) -> int:
-        """How many unfit launches of a side may be taken again."""
-        return 0 if self.settings.disable else self.launches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +96,7 @@ def carry_out(
     """Launch, judge, and go on where the verdict is open: against the store or, with `base`, against launches there
     that take turns with these. Raises LaunchError and the other errors of a launch, BaselineError and, from a job that
     settles a suspicion, BaseSideError."""
-    reference: Stored | Turns = Stored(store, job.test, to_extend=job.settings.extend_baseline)
+    reference: Stored | Interleaved = Stored(store, job.test, to_extend=job.settings.extend_baseline)
     if base is not None and job.gate:
         here = Here(
             hold=lambda number, of, steps: held(job, launcher, _begun(progress, number, of), steps),
@@ -110,11 +104,10 @@ def carry_out(
             launched=progress.launched,
         )
         begin = partial(_begun, progress)
-        reference = Turns(
+        reference = Interleaved(
             base,
             job.nodeid,
             job.test,
-            most_again=job.most_again,
             begin=begin,
             plan=job.plan,
             alone=not job.settles,
@@ -122,7 +115,7 @@ def carry_out(
             why_apart=_why_apart(job.plan) if job.settings.turns == "stretches" else "",
         )
     try:
-        return _compared(job, own_launches(job, launcher, progress, most_again=job.most_again), reference)
+        return _compared(job, own_launches(job, launcher, progress), reference)
     finally:
         reference.end()
 
@@ -134,9 +127,9 @@ def _why_apart(plan: Plan) -> str:
     return "an RPC launch has no stretches" if plan.rpc else ""
 
 
-def _compared(job: Job, launches: Launches, reference: Stored | Turns) -> Measured:
+def _compared(job: Job, launches: Launches, reference: Stored | Interleaved) -> Measured:
     looks = schedule(job.launches, job.settings.max_launches)
-    reference.take(launches, looks[0], of=looks[0])
+    reference.take(launches, looks[0], planned=looks[0])
     facts = {**launches.facts, **job.facts}
     environment = store_room.environment(facts, job.plan, batch_size=job.batch_size)
     reason = _not_gated(job, facts)
@@ -151,45 +144,41 @@ def _compared(job: Job, launches: Launches, reference: Stored | Turns) -> Measur
         settles=job.settles,
     )
     judge = Judge(terms, launches, reference, environment)
-    same_code = job.settings.against == "self"  # to see how far it differs from itself: all launches are wanted
-    judged, looks = _looked(judge, launches, reference, looks, all_wanted=same_code)
-    result = measured(job, launches, environment, judged.verdict, shown=judged.view.now)
-    splits = judge.splits(looks) if same_code and reference.kept() else None
+    verdict = _looked(judge, launches, reference, looks)
+    result = measured(job, launches, environment, verdict)
     return replace(
         result,
-        outcome=reference.told(result.outcome, launches, judged.view, splits=splits),
-        baseline=reference.baseline(judged.view.before),
-        candidate=Baseline(test=job.test, sessions=(judge.recording(judged.view),)),
-        beside=reference.beside,
+        outcome=reference.described(result.outcome, launches),
+        baseline=reference.baseline(),
+        candidate=Baseline(test=job.test, sessions=(judge.recording(),)),
+        beside=reference.launches,
     )
 
 
-def _looked(
-    judge: Judge, launches: Launches, reference: Stored | Turns, looks: tuple[int, ...], *, all_wanted: bool
-) -> tuple[Judged, tuple[int, ...]]:
-    """Launch until a look or a glance ends it, or there is no time for the next look. Returns the looks it came to."""
+def _looked(judge: Judge, launches: Launches, reference: Stored | Interleaved, looks: Sequence[int]) -> Verdict:
+    """Launch until a look or an early stop ends it, or until there is no time for the next look."""
     for number, look in enumerate(looks, 1):
-        if judge.glances and not all_wanted and (glanced := _glanced(judge, launches, reference, look)) is not None:
-            return glanced, looks[: number - 1]
-        reference.take(launches, look, of=look)
-        further = looks[number] if number < len(looks) and judge.affords(looks[number]) else None
-        judged = judge(looks[:number], final=further is None)
-        if further is None or (judged.ended and not (all_wanted and reference.kept())):
+        if judge.stops_early and (early := _stopped_early(judge, launches, reference, look)) is not None:
+            return early
+        reference.take(launches, look, planned=look)
+        further = number < len(looks) and judge.affords(looks[number])
+        verdict, ended = judge(looks[:number], final=not further)
+        if ended or not further:
             break
-    return judged, looks[:number]
+    return verdict
 
 
-def _glanced(judge: Judge, launches: Launches, reference: Stored | Turns, look: int) -> Judged | None:
-    """Launch until one is missing to the next look: what ended the measurement there, if anything did."""
-    for count in range(len(launches.kept) + 1, look):
-        reference.take(launches, count, of=look)
-        judged = judge.glance(count)
-        if judged.ended:
-            return judged
+def _stopped_early(judge: Judge, launches: Launches, reference: Stored | Interleaved, look: int) -> Verdict | None:
+    """Launch until one is missing to the next look; return the verdict that ended the measurement there, if any."""
+    for count in range(len(launches.taken) + 1, look):
+        reference.take(launches, count, planned=look)
+        verdict, ended = judge.early(count)
+        if ended:
+            return verdict
     return None
 
 
-def own_launches(job: Job, launcher: Launcher, progress: Progress, *, most_again: int) -> Launches:
+def own_launches(job: Job, launcher: Launcher, progress: Progress) -> Launches:
     """Launches of this process's own ranks."""
 
     def launch(number: int, of: int, steps: int | None) -> LaunchSamples:
@@ -198,7 +187,7 @@ def own_launches(job: Job, launcher: Launcher, progress: Progress, *, most_again
         progress.launched(launched)
         return launched
 
-    return Launches(job.plan, launch, most_again=most_again, steps=job.steps)
+    return Launches(job.plan, launch, steps=job.steps)
 
 
 def held(job: Job, launcher: Launcher, observer: Observer, steps: int | None) -> AbstractContextManager[Held]:
@@ -211,10 +200,9 @@ def _begun(progress: Progress, launch: int, launches: int) -> Progress:
     return progress
 
 
-def measured(
-    job: Job, launches: Launches, environment: Environment, verdict: Verdict, *, shown: Sequence[LaunchSamples]
-) -> Measured:
-    """What the launches of this side came to; `shown` are those that the verdict is about."""
+def measured(job: Job, launches: Launches, environment: Environment, verdict: Verdict) -> Measured:
+    """What the launches of this side came to."""
+    shown = launches.taken
     current = measurement(shown, environment)
     settings, collective = job.settings, job.plan.collective
     kind: Callable[..., Result] = Result if collective is None else partial(CollectiveResult, collective=collective)
@@ -236,12 +224,11 @@ def measured(
             measurement=current,
             phases=tuple(launch.phases for launch in shown),
             recorded=recorded(shown),
-            replaced=launches.replacements(),
             notes=job.notes + launches.notes(advise=not settings.disable),
         ),
         baseline=None,
         candidate=Baseline(test=job.test, sessions=(Recording(measurement=current),)),
-        output=tuple(launch.output for launch in launches.every),
+        output=tuple(launch.output for launch in shown),
         shown=shown,
     )
 

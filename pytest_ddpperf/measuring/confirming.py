@@ -110,7 +110,7 @@ class Confirming:
         # As long as those that raised it, however slow the machine is by now: what grows with every step is not
         # acquitted by fewer.
         steps = len(measured.shown[0].step_seconds)
-        turning = replace(job, settings=settings, level=job.level * job.level_in_turns, settles=True, steps=steps)
+        turning = replace(job, settings=settings, settles=True, steps=steps)
         try:
             turned, failed = self._in_turns(turning, launcher, store, progress, side)
         except BaseSideError as error:

@@ -74,14 +74,14 @@ class Following(Serving):
         measured = {"batch_size": job.batch_size, "facts": codec.encode(job.facts), "gate": job.gate}
         asked = measurement_of(job.plan, job.test.label)
         told = self._take_part(launcher, job.plan, {**asked, **measured, "launches": job.launches}, take)
-        launches = Launches(job.plan, _never, most_again=0)
+        launches = Launches(job.plan, _never)
         if not told["samples"]:
             self.over = True
             raise BaseSideError(OVER)
         for data in told["samples"]:
             launches.add(codec.decode(LaunchSamples, data))
         environment = store_room.environment({**launches.facts, **job.facts}, job.plan, batch_size=job.batch_size)
-        found = benchmark.measured(job, launches, environment, _verdict(told), shown=launches.kept)
+        found = benchmark.measured(job, launches, environment, _verdict(told))
         return replace(found, outcome=replace(found.outcome, fails=told.get("fails", False)))
 
     def call(self, plan: Plan, function: Callable[..., Any], args: Sequence[Any], launcher: Launcher) -> list[Any]:

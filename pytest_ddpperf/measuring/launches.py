@@ -16,21 +16,16 @@ from pytest_ddpperf.records import (
     Plan,
     RankFigures,
     Recorded,
-    Replacement,
     Samples,
     Scalar,
 )
 
-# Of a launch that took turns with one of the other side.
-_BESIDE_UNFIT = "the launch beside it was unfit"
-
 
 class Launches:
-    """The launches of one side, unfit ones taken again: `most_again` times at most.
+    """The launches of one side.
 
-    What is unfit is told by what happened in a launch, never by its times. `launch` takes one; it is told its place,
-    from 0, how many there will be, and how many steps its window has: `steps`, or as many as the first, to which None
-    leaves that.
+    `launch(place, launches, steps)` takes one: `place` counts from 0, `launches` is how many are planned, and `steps`
+    is the length of the window. With None the first launch decides how many steps each window has.
     """
 
     def __init__(
@@ -38,74 +33,45 @@ class Launches:
         plan: Plan,
         launch: Callable[[int, int, int | None], LaunchSamples],
         *,
-        most_again: int,
         steps: int | None = None,
     ) -> None:
-        self._plan, self._launch, self._most_again = plan, launch, most_again
+        self._plan, self._launch = plan, launch
         self.steps = steps  # of each launch
-        self.kept: list[LaunchSamples] = []
-        self.every: list[LaunchSamples] = []  # those that were taken again, too
-        self._replaced: dict[int, LaunchSamples] = {}  # by place, what was taken first
+        self.taken: list[LaunchSamples] = []
 
     @property
     def facts(self) -> Mapping[str, Scalar]:
-        return self.kept[-1].facts
+        return self.taken[-1].facts
 
-    @property
-    def as_taken(self) -> list[LaunchSamples]:
-        """With the replaced ones in their places."""
-        return [self._replaced.get(place, launch) for place, launch in enumerate(self.kept)]
+    def take(self, count: int, *, planned: int | None = None) -> None:
+        """Launch until there are `count` launches; progress shows `planned` as their number."""
+        while len(self.taken) < count:
+            self.add(self._launch(len(self.taken), planned or count, self.steps))
 
-    def take(self, count: int, *, of: int | None = None) -> None:
-        """Launch until there are `count`, `of` so many that are asked for."""
-        while len(self.kept) < count:
-            taken = [self._one(of or count)]
-            if taken[0].unfit and self.may_replace:
-                taken.append(self._one(of or count))
-            self.add(*taken)
-
-    def _one(self, of: int) -> LaunchSamples:
-        launch = self._launch(len(self.kept), of, self.steps)
+    def add(self, launch: LaunchSamples) -> None:
+        """Add the next launch, which was taken by the caller."""
+        self.taken.append(launch)
         self.steps = len(launch.step_seconds)
-        return launch
-
-    @property
-    def may_replace(self) -> bool:
-        """Whether a launch may still be taken again."""
-        return len(self._replaced) < self._most_again
-
-    def add(self, *taken: LaunchSamples) -> None:
-        """The next launch; where it was taken again, after the one in whose place it is."""
-        if len(taken) > 1:
-            self._replaced[len(self.kept)] = taken[0]
-        self.every += taken
-        self.kept.append(taken[-1])
-        self.steps = len(taken[-1].step_seconds)
 
     def seconds(self, count: int) -> float:
-        """What `count` launches come to, by those so far."""
-        seconds = [launch.phases.total for launch in self.every]
-        return sum(seconds) + (count - len(self.kept)) * fmean(seconds)
+        """Return how long `count` launches take, estimated from those so far."""
+        seconds = [launch.phases.total for launch in self.taken]
+        return sum(seconds) + (count - len(self.taken)) * fmean(seconds)
 
-    def replacements(self) -> tuple[Replacement, ...]:
-        return tuple(
-            Replacement(launch=place, reason=launch.unfit or _BESIDE_UNFIT, samples=samples([launch]))
-            for place, launch in sorted(self._replaced.items())
-        )
+    @property
+    def mostly_recompiled(self) -> bool:
+        """Whether more than half of the launches recompiled within their window."""
+        return sum(bool(launch.unfit) for launch in self.taken) > len(self.taken) / 2
 
     def notes(self, *, advise: bool = True) -> tuple[str, ...]:
-        """What the user should know of the launches; what would make better figures of them only to `advise`."""
-        notes = [note for launch in self.every for note in launch.notes]
+        """Return the notes on the launches; with `advise` also what would make their figures better."""
+        notes = [note for launch in self.taken for note in launch.notes]
         if not advise:
             return tuple(notes)
-        if self._replaced:
-            reasons = "; ".join(dict.fromkeys(launch.unfit or _BESIDE_UNFIT for launch in self._replaced.values()))
-            count = len(self._replaced)
-            notes.append(f"{count} unfit launch{'es' * (count > 1)} measured again: {reasons}")
-        unfit = [launch.unfit for launch in self.kept if launch.unfit]
+        unfit = [launch.unfit for launch in self.taken if launch.unfit]
         if unfit:
-            notes.append(f"{len(unfit)} of {len(self.kept)} launches stayed unfit: {unfit[0]}: raise --ddp-warmup")
-        unsettled = [(launch.unsettled, launch.warmup) for launch in self.kept if launch.unsettled]
+            notes.append(f"{len(unfit)} of {len(self.taken)} launches: {unfit[0]}: raise --ddp-warmup")
+        unsettled = [(launch.unsettled, launch.warmup) for launch in self.taken if launch.unsettled]
         if unsettled:
             cause, steps = unsettled[0]
             notes.append(f"after {steps} warm-up steps ({self._plan.warmup} asked) ranks were still {cause}")

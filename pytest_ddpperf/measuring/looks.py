@@ -11,8 +11,8 @@ verdict on all launches so far is asked for:
 So however often was looked, a regression is reported only where launches that had no part in raising the suspicion
 show it again, with evidence of their own.
 
-Between two looks a glance at the pairs so far ends the measurement where they are within the limit and settled. That
-claims nothing, so no alarm is false for it.
+Between two looks the pairs so far end the measurement early if they are within the limit and settled. That claims
+nothing, so it causes no false alarm.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def follow(looks: Sequence[int], judge: Judge, *, final: bool, enough: Enough = 
     return verdict, final
 
 
-def glance(launches: int, judge: Judge) -> tuple[Verdict, bool]:
-    """The verdict after so many launches, between two looks, and whether the measurement ends with it."""
+def early_stop(launches: int, judge: Judge) -> tuple[Verdict, bool]:
+    """Return the verdict after `launches`, between two looks, and whether the measurement ends with it."""
     verdict = judge(0, launches, 1.0)
     return verdict, verdict.status is Status.PASS and decided(verdict)
 

@@ -29,7 +29,6 @@ class Report:
     _outcomes: dict[tuple[str, str], Outcome] = field(default_factory=dict)  # by node id and label
     skipped: int = 0
     never_measured: list[str] = field(default_factory=list)  # node ids
-    sharing: int = 0  # tests that may be compared
     facts: Mapping[str, Scalar] = field(default_factory=dict)
     told: list[str] = field(default_factory=list)  # of the run, beyond its outcomes
     usage_error: str = ""  # found in a worker, or at the end, where pytest cannot say it
@@ -68,7 +67,6 @@ class Report:
             outcome = codec.decode(Outcome, data)
             self._outcomes[outcome.nodeid, outcome.test.label] = outcome  # of reruns, the last counts
         self.skipped += bool(message.get("skipped"))
-        self.sharing = message.get("sharing") or self.sharing
         self.never_measured += filter(None, [message.get("never_measured")])
         self.facts = message.get("facts") or self.facts
         self.usage_error = message.get("usage_error") or self.usage_error
@@ -83,7 +81,9 @@ class Report:
             yield from self.header(verbosity)
         yield from terminal.table(self.outcomes, verbosity=verbosity)
         yield from filter(None, (*self.told, *self.unwritten, self.usage_error))
-        yield from terminal.summary(self.outcomes, self.run, never_measured=self.never_measured, sharing=self.sharing)
+        if verbosity > 0:
+            yield from terminal.expected_false_alarms(self.outcomes)
+        yield from terminal.summary(self.outcomes, self.run, never_measured=self.never_measured)
 
     @property
     def run(self) -> Run:
@@ -114,7 +114,7 @@ class Report:
 
     def _remarks(self) -> list[str]:
         """Of the run as a whole."""
-        remarks = terminal.remarks(self.outcomes, never_measured=self.never_measured, sharing=self.sharing)
+        remarks = terminal.remarks(self.outcomes, never_measured=self.never_measured)
         return [*self.told, *remarks]
 
     def data(self) -> dict[str, Any]:
@@ -125,7 +125,6 @@ class Report:
 def telling(
     outcomes: list[Outcome],
     *,
-    sharing: int,
     skipped: bool,
     never_measured: str,
     facts: Mapping[str, Scalar],
@@ -134,7 +133,6 @@ def telling(
     """What one test has to say to the report, in plain values that may cross a process."""
     return {
         "outcomes": [codec.encode(outcome) for outcome in outcomes],
-        "sharing": sharing,
         "skipped": skipped,
         "never_measured": never_measured,
         "facts": dict(facts),

@@ -1,4 +1,4 @@
-"""Two held launches, one a side, in turns: stretch by stretch, in random order."""
+"""Two paused launches, one a side, interleaved stretch by stretch in random order."""
 
 from __future__ import annotations
 
@@ -29,10 +29,6 @@ class Held(Protocol):
     def step_seconds(self) -> float:
         """What one takes, about; 0 where that is not known."""
 
-    @property
-    def fills(self) -> str:
-        """Why no launch that needs as much can be beside it, in words; "" where one can."""
-
     def stretch(self, steps: int) -> None:
         """Run so many, of which the first is not counted."""
 
@@ -43,7 +39,7 @@ class Held(Protocol):
 _H = TypeVar("_H", bound=Held)
 
 
-def in_turns(sides: tuple[_H, _H], source: random.Random) -> None:
+def interleave(sides: tuple[_H, _H], source: random.Random) -> None:
     """Run the windows of both sides, which have the same number of steps, to their ends."""
     for side in source.sample(sides, 2):
         side.stretch(1)  # which counts nothing

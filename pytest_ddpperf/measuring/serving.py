@@ -86,7 +86,7 @@ class Serving:
             return self.untold(benchmark.carry_out(job, launcher, store, self.relay))
         self.refuse_after_end()
         self.trees.refuse_strays()
-        launches = benchmark.own_launches(job, launcher, self.relay, most_again=0)  # who leads asks again
+        launches = benchmark.own_launches(job, launcher, self.relay)
         self.say(
             "ready",
             label=job.test.label,
@@ -97,12 +97,12 @@ class Serving:
         while (order := self.order())["op"] in ("like", "launch", "hold"):
             if order["op"] == "like":
                 job = replace(job, plan=codec.decode(Plan, order["plan"]))
-                launches = benchmark.own_launches(job, launcher, self.relay, most_again=0)
+                launches = benchmark.own_launches(job, launcher, self.relay)
                 continue
             launches.steps = order["steps"]
             try:
                 if order["op"] == "launch":
-                    launches.take(len(launches.kept) + 1)
+                    launches.take(len(launches.taken) + 1)
                 elif not self._hold(job, launcher, launches):
                     continue
             except DdpPerfError as error:
@@ -111,13 +111,13 @@ class Serving:
                     continue
                 self.over = True
                 raise
-            self.say("launched", samples=codec.encode(replace(launches.kept[-1], output=())))
-        if order["op"] != "done" or not launches.kept:
+            self.say("launched", samples=codec.encode(replace(launches.taken[-1], output=())))
+        if order["op"] != "done" or not launches.taken:
             self.over = True
             raise BaseSideError(OVER)
         environment = store_room.environment({**launches.facts, **job.facts}, job.plan, batch_size=job.batch_size)
         verdict = Verdict(status=Status.NOT_GATED, reason="base-side")
-        return self.untold(benchmark.measured(job, launches, environment, verdict, shown=launches.kept))
+        return self.untold(benchmark.measured(job, launches, environment, verdict))
 
     def refuse_after_end(self) -> None:
         """Raises BaseSideError where the test is over where it is led: a plugin reruns it."""
@@ -131,7 +131,7 @@ class Serving:
     def _hold(self, job: Job, launcher: Launcher, launches: Launches) -> bool:
         """A held launch, until it is to deliver or to be dropped; whether it was added to `launches`."""
         with benchmark.held(job, launcher, self.relay, launches.steps) as launch:
-            self.say("held", steps=launch.steps, step_seconds=launch.step_seconds, fills=launch.fills)
+            self.say("held", steps=launch.steps, step_seconds=launch.step_seconds)
             while (order := self.order())["op"] == "stretch":
                 launch.stretch(order["steps"])
                 self.say("rested")

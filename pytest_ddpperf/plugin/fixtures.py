@@ -122,7 +122,7 @@ class CollectiveBenchmark(_OnRanks):
         asked = self._asked(op, tuple(sizes), dtype)
         check_name(name)
         plan = self._plan(self._world_size)
-        level = self._level(gate, plan) / len(asked)
+        level = self._level(gate) / len(asked)
         labels = {words: "-".join(filter(None, (name, words.lower()))) for words in asked}
         self._check_labels(labels)
         results: list[CollectiveResult] = []

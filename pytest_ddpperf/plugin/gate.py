@@ -25,7 +25,7 @@ from pytest_ddpperf.plugin.watch import Watcher
 from pytest_ddpperf.records import Plan, RankOutput, TestId
 from pytest_ddpperf.records.errors import DdpPerfError, LaunchError, MarkerError, OptionError
 from pytest_ddpperf.report import failure, junit
-from pytest_ddpperf.verdict import level_of
+from pytest_ddpperf.verdict import TEST_LEVEL
 from pytest_ddpperf.wire import calls
 from pytest_ddpperf.wire.payload import StaysInPytest
 
@@ -160,8 +160,7 @@ class Benchmark(Distributed):
             settings=self._settings,
             plan=plan,
             launches=options.launches(self._settings),
-            level=self._level(gate, plan) if level is None else level,
-            level_in_turns=self._rate(plan, beside=True) / self._rate(plan, beside=bool(self._settings.beside)),
+            level=self._level(gate) if level is None else level,
             batch_size=batch_size,
             gate=gate,
             facts=self._facts(),
@@ -215,16 +214,12 @@ class Benchmark(Distributed):
                 f"{self._name}({name}): {role} is called with {given}, which {name} does not take; {guess}{does}"
             )
 
-    def _level(self, gate: bool, plan: Plan) -> float:
-        """This measurement's error rate: a test's, and from its second gate on a half, a sixth, a twelfth of it, which
-        add up to once more."""
+    def _level(self, gate: bool) -> float:
+        """Return this measurement's error rate: a test's, and from its second gate on a half, a sixth, a twelfth of it,
+        which add up to once more."""
         self._state.gates += gate
         further = max(self._state.gates, 1)
-        return self._rate(plan, beside=bool(self._settings.beside)) / max(1, further * (further - 1))
-
-    def _rate(self, plan: Plan, *, beside: bool) -> float:
-        """A test's error rate, with another version measured `beside` it or not."""
-        return level_of(self._run.gates, in_stretches=beside and self._settings.in_stretches(plan))
+        return TEST_LEVEL / max(1, further * (further - 1))
 
     def _measure(self, job: Job) -> Measured:
         watcher = self._watcher(job.plan)

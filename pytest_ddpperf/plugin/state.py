@@ -60,11 +60,6 @@ class Run:
     def collected(self, items: Sequence[pytest.Item]) -> None:
         """The tests of this run."""
         self.items = [item for item in items if is_distributed(item)]
-        benchmarks = [item for item in self.items if uses(item, BENCHMARKS)]
-        if benchmarks:
-            from pytest_ddpperf.plugin.marks import keep_from_running
-
-            self._gating = [item for item in benchmarks if not keep_from_running(item)]
 
     @property
     def nodes(self) -> int:
@@ -153,22 +148,6 @@ class Run:
         for world_size in world_sizes(item, settings) if uses(item, {WORLD_SIZE}) else ():
             self.session.place(settings, world_size)
 
-    @cached_property
-    def gates(self) -> int:
-        """How many tests of this run may hold a measurement against a baseline: the error rate of each follows. By what
-        is known before any of them runs, so all workers of xdist find the same number."""
-        return max(1, sum(map(self._has_place, self._gating)))
-
-    def _has_place(self, item: pytest.Item) -> bool:
-        from pytest_ddpperf.measuring.machine import Unavailable
-        from pytest_ddpperf.records.errors import OptionError
-
-        try:
-            self.place(item)
-        except (Unavailable, OptionError):
-            return False
-        return True
-
     def end(self, failed: Collection[str], refused: str) -> None:
         """No more tests will run: node ids of what `failed`, and why pytest `refused` to run any."""
         if self._report is None:
@@ -195,7 +174,6 @@ class Run:
         message = telling(
             test.outcomes,
             skipped=skipped,
-            sharing=self.gates if test.outcomes else 0,
             never_measured=item.nodeid if never_measured else "",
             facts=facts,
             usage_error=test.usage_error,

@@ -101,11 +101,6 @@ def _number(text: str) -> float | None:
         return None
 
 
-def device_memory(device: str) -> tuple[int, int] | None:
-    """Bytes of this rank's device that are free, and that it has; None where that is not known."""
-    return torch.cuda.mem_get_info() if device == "cuda" else None
-
-
 _CPUINFO = Path("/proc/cpuinfo")
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 

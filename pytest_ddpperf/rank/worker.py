@@ -126,8 +126,7 @@ class Rank:
         if not self.held:
             yield steps
             return
-        memory = environment.device_memory(self.plan.device)
-        said = json.dumps({"steps": steps, "step_ns": step_ns, "memory": memory}).encode()
+        said = json.dumps({"steps": steps, "step_ns": step_ns}).encode()
         send_frame(self.channel, Kind.RESTING, said)
         while stretch := self.await_word():
             yield stretch

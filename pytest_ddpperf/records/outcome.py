@@ -8,25 +8,14 @@ from dataclasses import dataclass, field
 
 from pytest_ddpperf.records.launched import Phases
 from pytest_ddpperf.records.measured import (
-    Interval,
     Limit,
     Measurement,
     Plan,
     Recorded,
-    Samples,
     Scalar,
     TestId,
     Verdict,
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Replacement:
-    """A launch that was unfit and measured again."""
-
-    launch: int  # its place, from 0
-    reason: str
-    samples: Samples  # of it alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,16 +38,6 @@ class Version:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Splits:
-    """How the same code differs from itself: verdicts on many ways to split its launches into two sides."""
-
-    number: int
-    alarms: Interval  # the share that was REGRESSED, with a 95 % interval
-    inconclusive: float  # a share, too
-    resolution: Mapping[str, float]  # by metric, of the launches as they were taken
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Beside:
     """The other side of a measurement whose launches took turns with it."""
 
@@ -67,10 +46,8 @@ class Beside:
     order: str  # of the launches: "b" for the version's, "n" for now's
     stretches: tuple[tuple[int, ...], ...] = ()  # of each pair, in which both sides took turns; empty where by launches
     measurement: Measurement | None = None  # None: there is none, for the reason in `error`
-    replaced: tuple[Replacement, ...] = ()
     imported: int = 0  # files of the user's package, by the ranks of either side
     differing: tuple[str, ...] = ()  # of them, those that are not the same on both sides
-    splits: Splits | None = None  # of an A/A check
     error: str = ""
 
     @property
@@ -128,7 +105,6 @@ class Outcome:
     beside: Beside | None = None  # what it was compared with instead or, after the baseline, to settle a suspicion
     stored: Verdict | None = None  # what the baseline by itself said, where `beside` settled it
     saved: int = 0  # sessions that its baseline now holds; 0: nothing was written
-    replaced: tuple[Replacement, ...] = ()
     file: str = ""  # of the test, from the top of the git working tree, or from rootdir outside git
     line: int = 0  # in it, from 1; 0 where nobody knows
     limits: tuple[Limit, ...] = ()  # that it was held against, or would have been

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pytest_ddpperf.records import Beside, Outcome, Splits
+from pytest_ddpperf.records import Beside, Outcome
 from pytest_ddpperf.report import text
 
 _FILES_NAMED = 5
@@ -48,17 +48,3 @@ def told(outcome: Outcome) -> Iterator[str]:
     parts = [f"{text.change(c)}, resolves {text.amount(text.resolution(c))}" for c in verdict.comparisons]
     parts.append(f"{len(outcome.phases)} launches a side{files(beside)}")
     yield f"against {beside.version}: {'; '.join(parts)}"
-    if beside.splits is not None:
-        yield from _splits(beside.splits)
-
-
-def _splits(splits: Splits) -> Iterator[str]:
-    alarms = splits.alarms
-    resolves = ", ".join(
-        f"{text.amount(text.resolved(metric, time))} at {metric}" for metric, time in splits.resolution.items()
-    )
-    yield (
-        f"of {splits.number} ways to split these launches, {text.amount(alarms.estimate)} were false alarms "
-        f"(95 % interval {text.amount(alarms.low)} to {text.amount(alarms.high)}), "
-        f"{text.amount(splits.inconclusive)} inconclusive; resolves {resolves}"
-    )

@@ -9,7 +9,7 @@ from statistics import median
 from pytest_ddpperf.records import COUNTERS, Outcome, Phases, Run, Scalar, Verdict
 from pytest_ddpperf.report import advice, collectives, sentences, text
 from pytest_ddpperf.report.counts import count, last_line
-from pytest_ddpperf.verdict import level_of, stats
+from pytest_ddpperf.verdict import TEST_LEVEL, stats
 
 _PERCENTILES = (50, 75, 90, 95)
 
@@ -51,23 +51,19 @@ def table(outcomes: Sequence[Outcome], *, verbosity: int) -> Iterator[str]:
     yield from collectives.table(outcomes)
 
 
-def summary(
-    outcomes: Sequence[Outcome], *runs: Run, never_measured: Sequence[str] = (), sharing: int = 1
-) -> Iterator[str]:
+def summary(outcomes: Sequence[Outcome], *runs: Run, never_measured: Sequence[str] = ()) -> Iterator[str]:
     """What is to be told, then the counts, those of `runs` among them; the counts are the last line. `never_measured`
-    are node ids; `sharing` is how many tests may be compared."""
+    are node ids."""
     for outcome in outcomes:
         yield from sentences.told(outcome)
-    yield from remarks(outcomes, never_measured=never_measured, sharing=sharing)
+    yield from remarks(outcomes, never_measured=never_measured)
     yield last_line(count(outcomes, *runs))
 
 
-def remarks(outcomes: Sequence[Outcome], *, never_measured: Sequence[str] = (), sharing: int = 1) -> Iterator[str]:
+def remarks(outcomes: Sequence[Outcome], *, never_measured: Sequence[str] = ()) -> Iterator[str]:
     """What is to be told of a run beyond each of its measurements."""
     yield from unmeasured(never_measured)
     yield from advice.lines(outcomes)
-    if sharing > 1:
-        yield from _expected(outcomes, sharing)
 
 
 def unmeasured(nodeids: Sequence[str]) -> Iterator[str]:
@@ -75,16 +71,14 @@ def unmeasured(nodeids: Sequence[str]) -> Iterator[str]:
     yield from (f"{nodeid}: never measured: it does not call the fixture that it asks for" for nodeid in nodeids)
 
 
-def _expected(outcomes: Sequence[Outcome], tests: int) -> Iterator[str]:
-    """The false-alarm rate of a test, and what that comes to in a run, by its noise and limits."""
-    compared = [(o.verdict, o.beside) for o in outcomes if o.verdict is not None and o.verdict.status.compared]
-    if compared:
-        expected = sum(comparison.alarm_rate for verdict, _ in compared for comparison in verdict.comparisons)
-        in_stretches = all(beside is not None and bool(beside.stretches) for _, beside in compared)
-        most = text.amount(level_of(tests, in_stretches=in_stretches))
+def expected_false_alarms(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    """Say how many false alarms a run of several tests has on average, by its noise and limits."""
+    compared = [o.verdict for o in outcomes if o.verdict is not None and o.verdict.status.compared]
+    if len(compared) > 1:
+        expected = sum(comparison.alarm_rate for verdict in compared for comparison in verdict.comparisons)
         yield (
-            f"{tests} tests, each called regressed by mistake in at most {most} of runs: of unchanged code expect "
-            f"at most {expected:.2g} false reds a run, with the noise and the limits of this one"
+            f"expected false alarms in a run like this: {expected:.2g} "
+            f"(at most {text.amount(TEST_LEVEL)} in each of {len(compared)} tests)"
         )
 
 

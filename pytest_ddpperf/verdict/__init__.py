@@ -7,6 +7,7 @@ made here, with the figures they rest on, are in docs/statistics.md.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from pytest_ddpperf.records import Limit, Measurement, Status, Verdict
@@ -16,11 +17,10 @@ from pytest_ddpperf.verdict.refused import refused
 from pytest_ddpperf.verdict.settled import MACHINE_DRIFTED, Circumstances, not_slower, settled, suspected
 from pytest_ddpperf.verdict.times import (
     ASSUMED_DRIFT,
-    RUN_LEVEL,
+    TEST_LEVEL,
     coarse,
     differing,
     judge_times,
-    level_of,
     resolutions,
     shift,
     unsupported,
@@ -29,7 +29,7 @@ from pytest_ddpperf.verdict.times import (
 __all__ = [
     "ASSUMED_DRIFT",
     "MACHINE_DRIFTED",
-    "RUN_LEVEL",
+    "TEST_LEVEL",
     "Circumstances",
     "coarse",
     "differing",
@@ -37,7 +37,6 @@ __all__ = [
     "in_percentiles",
     "judge",
     "judge_times",
-    "level_of",
     "not_slower",
     "of_one_length",
     "refused",
@@ -47,12 +46,21 @@ __all__ = [
     "suspected",
     "unsupported",
     "with_counters",
+    "without_steady_windows",
 ]
 
 
 def judge(current: Measurement, baseline: Sequence[Measurement], limits: Sequence[Limit], **how: Any) -> Verdict:
     """Hold `current` against the sessions of a baseline: its times, as `judge_times`, and its counters."""
     return with_counters(judge_times(current, baseline, limits, **how), current, baseline, limits)
+
+
+def without_steady_windows(verdict: Verdict) -> Verdict:
+    """Return the verdict on launches of which most recompiled within their window: they say little of steady training,
+    so nothing is claimed to be within a limit. A slowdown stays one: recompiling takes time, too."""
+    if verdict.status in (Status.PASS, Status.IMPROVED):
+        return replace(verdict, status=Status.INCONCLUSIVE, reason="recompiled")
+    return verdict
 
 
 def fails(verdict: Verdict, *, fail_on: frozenset[str] | None, baseline_missing: Literal["warn", "fail"]) -> bool:

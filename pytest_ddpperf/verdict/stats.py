@@ -238,29 +238,6 @@ def holm(p_values: Sequence[float], level: float) -> tuple[Evidence, ...]:
     return tuple(found[index] for index in range(len(order)))
 
 
-def binomial_interval(count: int, of: int) -> tuple[float, float]:
-    """The 95 % interval of a share that was seen `count` times `of` so many.
-
-    C. J. Clopper and E. S. Pearson, "The use of confidence or fiducial limits illustrated in the case of the
-    binomial", Biometrika 26 (1934); by bisection of the binomial distribution.
-    """
-
-    def at_most(most: int, share: float) -> float:
-        inside, outside = math.log(share), math.log1p(-share)
-        # By logarithms: the number of ways is beyond a float for a thousand trials.
-        ways = (math.lgamma(of + 1) - math.lgamma(k + 1) - math.lgamma(of - k + 1) for k in range(most + 1))
-        return math.fsum(math.exp(way + k * inside + (of - k) * outside) for k, way in enumerate(ways))
-
-    def solved(most: int, target: float) -> float:
-        low, high = 0.0, 1.0
-        for _ in range(60):
-            middle = (low + high) / 2
-            low, high = (middle, high) if at_most(most, middle) > target else (low, middle)
-        return low
-
-    return (0.0 if count == 0 else solved(count - 1, 0.975)), (1.0 if count == of else solved(count, 0.025))
-
-
 def steps_needed(q: float) -> int:
     """The least number of steps that supports the q-th percentile (between 0 and 100, the ends excluded): with
     fewer, no step need lie beyond it, and its distribution-free 95 % bound does not exist (59 for p95, 299 for p99).

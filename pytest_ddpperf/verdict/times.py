@@ -21,10 +21,8 @@ from pytest_ddpperf.records.errors import SampleError
 from pytest_ddpperf.verdict import observations, stats
 from pytest_ddpperf.verdict.stats import Difference, Drift, Evidence
 
-# How likely a run of few tests may be to call unchanged code regressed, over all its tests and limits; and a test of
-# many, where an equal share of that would blind each of them, or one whose evidence is cheap. docs/statistics.md has
-# the figures of other rates.
-RUN_LEVEL = 0.05
+# How likely a test may be to call unchanged code regressed, over all its limits, however many tests a run has.
+# docs/statistics.md has the figures of other rates.
 TEST_LEVEL = 0.015
 # What is assumed of the drift between sessions of one host before any was seen. Another host, which may be another
 # device of the same model, differs by more, however quiet both are.
@@ -36,12 +34,6 @@ _SETTLED_LEVEL = 0.05
 _ASKED = ("batch_size ", "warmup ", "timing ", "collective ")
 # Between launches there must be something to compare.
 LAUNCHES_NEEDED = 2
-
-
-def level_of(tests: int, *, in_stretches: bool = False) -> float:
-    """The error rate of each of so many tests of a run; the lower one for pairs in stretches however few tests there
-    are: each costs a second or two, so certainty is bought with more of them."""
-    return TEST_LEVEL if in_stretches else max(RUN_LEVEL / tests, TEST_LEVEL)
 
 
 def unsupported(limit: Limit, *, steps: int, launches: int) -> str | None:
@@ -63,7 +55,7 @@ def judge_times(
     limits: Sequence[Limit],
     *,
     not_gated: str | None = None,
-    level: float = RUN_LEVEL,
+    level: float = TEST_LEVEL,
     interleaved: bool = False,
     stretches: Sequence[Sequence[int]] = (),
     assumed: Drift = ASSUMED_DRIFT,
@@ -135,12 +127,12 @@ def _on_times(limits: Iterable[Limit]) -> list[Limit]:
     return [limit for limit in limits if not limit.is_counter]
 
 
-def resolutions(current: Measurement, limits: Iterable[Limit], *, level: float = RUN_LEVEL) -> dict[str, float]:
+def resolutions(current: Measurement, limits: Iterable[Limit], *, level: float = TEST_LEVEL) -> dict[str, float]:
     """By metric, the relative slowdown that two measurements like this one, taken on one occasion, would resolve."""
     return {own.limit.metric: _share(own.resolution) for own in _with_itself(current, limits, level)}
 
 
-def coarse(current: Measurement, limits: Iterable[Limit], *, level: float = RUN_LEVEL) -> bool:
+def coarse(current: Measurement, limits: Iterable[Limit], *, level: float = TEST_LEVEL) -> bool:
     """Whether there is a limit that two measurements like this one, taken on one occasion, would not resolve."""
     return any(own.resolution > bound(own.limit, own.mean) for own in _with_itself(current, limits, level))
 

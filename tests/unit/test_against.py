@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import random
 import re
 import shutil
 import signal
@@ -12,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -31,8 +30,6 @@ from pytest_ddpperf.git import worktrees
 from pytest_ddpperf.led import Sources
 from pytest_ddpperf.led.arguments import of_led, of_other_tests
 from pytest_ddpperf.led.sources import differing
-from pytest_ddpperf.measuring.splits import joined, split
-from pytest_ddpperf.records import Environment, Limit, Measurement, Samples, Splits
 from pytest_ddpperf.records.errors import AgainstError, GitError
 from pytest_ddpperf.wire.trees import Trees, digests
 from tests.git import git
@@ -775,99 +772,3 @@ def test_after_a_set_up_that_failed_nothing_is_left(top: Path, temporary: Path) 
             checkout.check_out()
         checkout.remove()
     assert list(temporary.iterdir()) == []
-
-
-# --- how far the same code differs from itself
-
-P50 = Limit(metric="p50", value=0.10, unit="%")
-
-
-def launch(level: float, *, cpu: bool = True) -> Measurement:
-    """Of one launch: its steps are that long, in seconds."""
-    steps = (level,) * 10
-    return Measurement(
-        samples=Samples(
-            step_seconds=(steps,), rank_seconds=((steps, steps),), cpu_seconds=((steps,),) if cpu else None
-        ),
-        environment=Environment(must_match={"batch_size": 4}),
-        counters={"collectives": 3},
-    )
-
-
-def launches(levels: Sequence[float]) -> list[Measurement]:
-    return [launch(level) for level in levels]
-
-
-def noise(seed: int, width: float, number: int = 10) -> list[Measurement]:
-    source = random.Random(seed)
-    return launches([1 + source.uniform(-width, width) for _ in range(number)])
-
-
-def splits(
-    hand: Sequence[Measurement],
-    base: Sequence[Measurement],
-    *,
-    limits: Sequence[Limit] = (P50,),
-    looks: Sequence[int] = (5, 10),
-) -> Splits:
-    return split(hand, base, [()] * len(hand), limits, looks, level=0.05)
-
-
-def test_launches_that_are_the_same_raise_no_alarm() -> None:
-    steady = launches([1.0] * 10)
-    found = splits(steady, steady)
-    assert (found.alarms.estimate, found.alarms.low, found.inconclusive) == (0, 0, 0)
-    assert found.alarms.high == pytest.approx(0.0073, abs=1e-4), "Clopper and Pearson's, of so many splits"
-    assert found.resolution == {"p50": 0}
-    assert found.number == 500
-
-
-def test_what_drifts_from_block_to_block_raises_no_alarm() -> None:
-    drifting = launches([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0])
-    found = splits(drifting, drifting)
-    assert (found.alarms.estimate, found.inconclusive) == (0, 0)
-
-
-def test_the_same_launches_are_split_the_same_way() -> None:
-    hand, base = noise(1, 0.3), noise(2, 0.3)
-    state = random.getstate()
-    assert splits(hand, base) == splits(hand, base)
-    assert random.getstate() == state, "the random numbers of tests are theirs"
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_the_interval_contains_the_rate_however_wide_the_noise(seed: int) -> None:
-    found = splits(noise(seed, 0.5), noise(seed + 10, 0.5))
-    assert 0 <= found.alarms.low <= found.alarms.estimate <= found.alarms.high <= 1
-    assert found.alarms.high > 0
-    assert found.inconclusive > 0
-    assert found.resolution["p50"] > 0.1
-
-
-def test_the_sides_of_a_block_are_swapped_by_chance() -> None:
-    slow, fast = launches([2.0] * 10), launches([1.0] * 10)
-    rates = [splits(*sides).alarms.estimate for sides in ((slow, fast), (fast, slow))]
-    assert max(rates) < 0.1, "without a swap all splits would be regressions of one of the two"
-
-
-def test_launches_of_two_are_enough() -> None:
-    found = splits(noise(1, 0.1, 2), noise(2, 0.1, 2), looks=(2,))
-    assert 0 <= found.alarms.low <= found.alarms.estimate <= found.alarms.high <= 1
-
-
-def test_a_metric_each_has_its_resolution() -> None:
-    limits = [P50, Limit(metric="cpu_p10", value=0.1, unit="%")]
-    assert splits(noise(1, 0.1), noise(2, 0.1), limits=limits).resolution.keys() == {"p50", "cpu_p10"}
-
-
-def test_measurements_of_a_launch_each_are_joined_in_their_order() -> None:
-    first, second = launch(1.0), launch(2.0)
-    both = joined([first, second])
-    assert both.samples == Samples(
-        step_seconds=((1.0,) * 10, (2.0,) * 10),
-        rank_seconds=(((1.0,) * 10, (1.0,) * 10), ((2.0,) * 10, (2.0,) * 10)),
-        cpu_seconds=(((1.0,) * 10,), ((2.0,) * 10,)),
-    )
-    assert (both.environment, both.counters) == (first.environment, first.counters)
-    assert joined([first]) == first
-    assert joined([first, launch(2.0, cpu=False)]).samples.cpu_seconds is None

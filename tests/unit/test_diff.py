@@ -23,7 +23,6 @@ from pytest_ddpperf.records import (
     Outcome,
     Phases,
     Plan,
-    Replacement,
     Run,
     Samples,
     Status,
@@ -212,13 +211,11 @@ def test_figures_are_of_the_launches_that_decided(tmp_path: Path, capsys: pytest
     )
     now = outcome(0.1, recorded={"host": "a", "torch": "2.12.0"})
     assert now.measurement is not None
-    replaced = tuple(Replacement(launch=launch, reason="compiled", samples=first) for launch in (3, 7))
     now = replace(
         now,
         measurement=replace(now.measurement, samples=joined),
         phases=(Phases(),) * 10,
         recorded={"loss": (((0.5,), (0.5,)),) * 10},
-        replaced=replaced,
     )
     path = tmp_path / "diff.json"
     assert diff(tmp_path, [outcome(0.1, spread=0.0005)], [now], "--json", str(path)) == 0
@@ -227,7 +224,6 @@ def test_figures_are_of_the_launches_that_decided(tmp_path: Path, capsys: pytest
     (again,) = reading.read([path]).outcomes
     assert again.measurement is not None
     assert again.measurement.samples.launches == len(again.phases) == len(again.recorded["loss"]) == 5
-    assert [each.launch for each in again.replaced] == [3]
     assert json.loads(path.read_text())["measurements"][0]["percentile_seconds"]["p50"] == pytest.approx(0.1, rel=0.05)
 
 

@@ -30,17 +30,15 @@ class Beside:
 
     theirs: Sequence[LaunchSamples]
     batch_size: int = 0
-    replaced = False
+    mostly_recompiled = False
 
-    def kept(self, start: int = 0, stop: int | None = None) -> tuple[Measurement, ...]:
+    def measurements(self, start: int = 0, stop: int | None = None) -> tuple[Measurement, ...]:
         environment = replace(ENVIRONMENT, must_match={"batch_size": self.batch_size})
         return (measurement(self.theirs[start:stop], environment),)
 
-    as_taken = kept
-
-    def take(self, here: Any, count: int, *, of: int) -> None:
-        here.asked.append(of)
-        here.kept = here.as_taken = here.every[:count]
+    def take(self, here: Any, count: int, *, planned: int) -> None:
+        here.asked.append(planned)
+        here.taken = here.every[:count]
 
     def seconds(self, now: Any, count: int) -> float:
         return 1.0 * count
@@ -50,7 +48,7 @@ class Here:
     """The side at hand."""
 
     def __init__(self, every: list[LaunchSamples]) -> None:
-        self.every, self.kept, self.as_taken = every, list[LaunchSamples](), list[LaunchSamples]()
+        self.every, self.taken, self.mostly_recompiled = every, list[LaunchSamples](), False
         self.asked: list[int] = []  # of how many launches each was said to be
 
 
@@ -65,21 +63,22 @@ TERMS = Terms(
 )
 
 
-def looked(ratios: Sequence[float], terms: Terms = TERMS, *, asked: int = 0, all_wanted: bool = False) -> Any:
+def looked(
+    ratios: Sequence[float], terms: Terms = TERMS, *, asked: int = 0, recompiled: bool = False
+) -> tuple[Verdict, Any]:
     """What a measurement comes to, and the side at hand as it was left; by each of `ratios` that is slower. `asked` is
     the other side's batch size."""
     here: Any = Here(launches(*(0.01 * ratio for ratio in ratios)))
+    here.mostly_recompiled = recompiled
     there: Any = Beside(launches(*(0.01,) * len(ratios)), asked)
-    there.take(here, LOOKS[0], of=LOOKS[0])
-    found, looks = _looked(Judge(terms, here, there, ENVIRONMENT), here, there, LOOKS, all_wanted=all_wanted)
-    return found, looks, here
+    there.take(here, LOOKS[0], planned=LOOKS[0])
+    return _looked(Judge(terms, here, there, ENVIRONMENT), here, there, LOOKS), here
 
 
 def judged(ratios: Sequence[float], *, settles: bool, asked: int = 0) -> tuple[int, Verdict]:
     """How many launches were taken until the measurement ended, and what that came to."""
-    found, _, here = looked(ratios, replace(TERMS, settles=settles), asked=asked)
-    assert found.ended
-    return len(here.kept), found.verdict
+    verdict, here = looked(ratios, replace(TERMS, settles=settles), asked=asked)
+    return len(here.taken), verdict
 
 
 STEADY = (1.0, 1.001, 0.999, 1.0005, 0.9995) * 4
@@ -117,33 +116,32 @@ OPEN = (1.0, 1.16, 1.0, 1.16, 1.0)  # within the limit, and not settled
 
 
 @pytest.mark.parametrize(
-    ("terms", "count", "looks"),
-    [
-        (TERMS, 7, (5,)),
-        (replace(TERMS, interleaved=False), 10, (5, 10)),
-        (replace(TERMS, settles=True), 10, (5, 10)),
-    ],
+    ("terms", "count"),
+    [(TERMS, 7), (replace(TERMS, interleaved=False), 10), (replace(TERMS, settles=True), 10)],
     ids=["in turns", "stored", "a suspicion"],
 )
-def test_in_turns_what_is_settled_between_two_looks_ends_there(
-    terms: Terms, count: int, looks: tuple[int, ...]
-) -> None:
-    found, taken, here = looked((*OPEN, 0.98, *STEADY[:14]), terms)
-    assert (len(here.kept), taken, found.verdict.status) == (count, looks, "PASS")
+def test_interleaved_launches_may_end_between_two_looks(terms: Terms, count: int) -> None:
+    verdict, here = looked((*OPEN, 0.98, *STEADY[:14]), terms)
+    assert (len(here.taken), verdict.status) == (count, "PASS")
     assert here.asked[:2] == [5, 5]
     assert set(here.asked[2:]) == {10}, "of which look it is one of"
 
 
 def test_a_red_waits_for_the_look() -> None:
-    found, looks, here = looked(SLOWER)
-    assert (len(here.kept), looks, found.verdict.status) == (10, (5, 10), "REGRESSED")
+    verdict, here = looked(SLOWER)
+    assert (len(here.taken), verdict.status) == (10, "REGRESSED")
 
 
-def test_to_see_how_far_code_differs_from_itself_all_are_taken() -> None:
-    _, looks, here = looked(STEADY, all_wanted=True)
-    assert (len(here.kept), looks) == (20, LOOKS)
+@pytest.mark.parametrize(
+    ("ratios", "status", "reason"),
+    [(STEADY, "INCONCLUSIVE", "recompiled"), (SLOWER, "REGRESSED", "beyond-limit")],
+    ids=["within the limit", "slower"],
+)
+def test_launches_that_mostly_recompiled_are_within_no_limit(ratios: Sequence[float], status: str, reason: str) -> None:
+    verdict, _ = looked(ratios, recompiled=True)
+    assert (verdict.status, verdict.reason) == (status, reason)
 
 
 def test_time_that_is_up_ends_it_at_a_look() -> None:
-    found, looks, here = looked((1.3, 1.0) * 10, replace(TERMS, max_seconds=12.0))
-    assert (len(here.kept), looks, found.verdict.status) == (10, (5, 10), "INCONCLUSIVE")
+    verdict, here = looked((1.3, 1.0) * 10, replace(TERMS, max_seconds=12.0))
+    assert (len(here.taken), verdict.status) == (10, "INCONCLUSIVE")

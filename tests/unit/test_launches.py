@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -11,10 +12,9 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpperf.measuring.judging import View
+from pytest_ddpperf.measuring.interleaved import Here, Interleaved
 from pytest_ddpperf.measuring.launches import Launches, measurement
-from pytest_ddpperf.measuring.turns import Here, Turns
-from pytest_ddpperf.records import Counters, Environment, LaunchSamples, Outcome, Phases, Plan, RankError, TestId
+from pytest_ddpperf.records import Counters, Environment, LaunchSamples, Phases, Plan, RankError, TestId
 from pytest_ddpperf.records.errors import BaseSideError, LaunchError
 
 LAUNCH = LaunchSamples(
@@ -33,40 +33,38 @@ UNFIT = replace(LAUNCH, unfit="rank 0 recompiled at step 1", notes=("rank 0's cl
 UNSETTLED = replace(LAUNCH, unsettled="compiling", warmup=25)
 
 
-def launches(*taken: LaunchSamples, most_again: int) -> Launches:
-    """As many as `taken` allows, in their order."""
+def launches(*taken: LaunchSamples) -> Launches:
+    """The launches of one side, in their order."""
     left = iter(taken)
-    every = Launches(
-        Plan(world_size=1, backend="gloo", device="cpu", warmup=5), lambda *_: next(left), most_again=most_again
-    )
-    every.take(len(taken) - most_again)
+    every = Launches(Plan(world_size=1, backend="gloo", device="cpu", warmup=5), lambda *_: next(left))
+    every.take(len(taken))
     return every
 
 
 @pytest.mark.parametrize(
-    ("taken", "most_again", "told"),
+    ("taken", "notes", "mostly"),
     [
-        ((LAUNCH,), 0, ()),
-        ((replace(UNFIT, notes=()), LAUNCH), 1, ("1 unfit launch measured again: rank 0 recompiled at step 1",)),
-        (
-            (replace(UNFIT, notes=()), LAUNCH, replace(UNFIT, notes=()), LAUNCH),
-            2,
-            ("2 unfit launches measured again: rank 0 recompiled at step 1",),
-        ),
+        ((LAUNCH,), (), False),
         (
             (UNFIT, LAUNCH),
-            0,
             (
                 "rank 0's clean-up did not end",
-                "1 of 2 launches stayed unfit: rank 0 recompiled at step 1: raise --ddp-warmup",
+                "1 of 2 launches: rank 0 recompiled at step 1: raise --ddp-warmup",
             ),
+            False,
         ),
-        ((UNSETTLED,), 0, ("after 25 warm-up steps (5 asked) ranks were still compiling",)),
+        (
+            (replace(UNFIT, notes=()), LAUNCH, replace(UNFIT, notes=())),
+            ("2 of 3 launches: rank 0 recompiled at step 1: raise --ddp-warmup",),
+            True,
+        ),
+        ((UNSETTLED,), ("after 25 warm-up steps (5 asked) ranks were still compiling",), False),
     ],
-    ids=["fit", "one again", "two again", "unfit", "unsettled"],
+    ids=["fit", "one unfit", "most unfit", "unsettled"],
 )
-def test_what_is_told_of_launches(taken: tuple[LaunchSamples, ...], most_again: int, told: tuple[str, ...]) -> None:
-    assert launches(*taken, most_again=most_again).notes() == told
+def test_notes_on_launches(taken: tuple[LaunchSamples, ...], notes: tuple[str, ...], mostly: bool) -> None:
+    every = launches(*taken)
+    assert (every.notes(), every.mostly_recompiled) == (notes, mostly)
 
 
 def test_a_counter_that_launches_do_not_agree_on_is_unknown() -> None:
@@ -79,7 +77,7 @@ def test_a_counter_that_launches_do_not_agree_on_is_unknown() -> None:
 
 
 def test_who_compares_nothing_is_not_advised_how_to_measure() -> None:
-    assert launches(UNFIT, UNSETTLED, most_again=0).notes(advise=False) == ("rank 0's clean-up did not end",)
+    assert launches(UNFIT, UNSETTLED).notes(advise=False) == ("rank 0's clean-up did not end",)
 
 
 # --- how long windows are
@@ -91,34 +89,32 @@ PLAN = Plan(world_size=1, backend="gloo", device="cpu", warmup=5)
 class Windows:
     """Launches of one side: a window of its own length where none was said."""
 
-    def __init__(self, own: int, *, unfit: int = 0) -> None:
+    def __init__(self, own: int) -> None:
         self.told: list[int | None] = []
-        self._own, self._unfit = own, unfit
+        self._own = own
 
     def __call__(self, steps: int | None) -> LaunchSamples:
         self.told.append(steps)
-        unfit = "rank 0 recompiled at step 1" * (len(self.told) <= self._unfit)
-        return replace(LAUNCH, step_seconds=(0.1,) * (steps or self._own), unfit=unfit)
+        return replace(LAUNCH, step_seconds=(0.1,) * (steps or self._own))
 
     def side(self) -> Launches:
-        return Launches(PLAN, lambda launch, of, steps: self(steps), most_again=1)
+        return Launches(PLAN, lambda launch, planned, steps: self(steps))
 
 
-@pytest.mark.parametrize("unfit", [0, 1])
-def test_the_first_launch_says_how_many_steps_all_have(unfit: int) -> None:
-    windows = Windows(7, unfit=unfit)
+def test_the_first_launch_decides_how_many_steps_all_have() -> None:
+    windows = Windows(7)
     every = windows.side()
     every.take(2)
     every.take(3)
-    assert windows.told == [None, *(7,) * (2 + unfit)]
-    assert [len(launch.step_seconds) for launch in every.kept] == [7] * 3
+    assert windows.told == [None, 7, 7]
+    assert [len(launch.step_seconds) for launch in every.taken] == [7] * 3
 
 
 def watched(launch: int, of: int) -> Any:
     return PROGRESS
 
 
-def turns(theirs: Windows, *, fails: bool = False, alone: bool = True) -> Turns:
+def interleaved(theirs: Windows, *, fails: bool = False, alone: bool = True) -> Interleaved:
     def measure(observer: object, steps: int | None) -> LaunchSamples:
         if fails:
             raise BaseSideError("gone")
@@ -127,7 +123,7 @@ def turns(theirs: Windows, *, fails: bool = False, alone: bool = True) -> Turns:
     ready = SimpleNamespace(plan=PLAN, batch_size=None, facts={})
     base: Any = SimpleNamespace(begin=lambda nodeid, label, plan: ready, measure=measure)
     test = TestId(module="m", name="t")
-    return Turns(base, "m.py::t", test, most_again=1, begin=watched, plan=PLAN, here=None, alone=alone)
+    return Interleaved(base, "m.py::t", test, begin=watched, plan=PLAN, here=None, alone=alone)
 
 
 PROGRESS: Any = None
@@ -136,9 +132,9 @@ PROGRESS: Any = None
 @pytest.mark.parametrize("run", range(5))
 def test_of_two_sides_the_one_that_launches_first_says_it_for_both(run: int) -> None:
     here, there = Windows(7), Windows(9)
-    now, reference = here.side(), turns(there)
-    reference.take(now, 2, of=2)
-    reference.take(now, 4, of=4)
+    now, reference = here.side(), interleaved(there)
+    reference.take(now, 2, planned=2)
+    reference.take(now, 4, planned=4)
     assert len(here.told) == len(there.told) == 4
     first, other = (here, there) if here.told[0] is None else (there, here)
     steps = 7 if first is here else 9
@@ -151,21 +147,21 @@ def test_where_it_was_said_before_the_first_launch_has_as_many_on_both_sides(run
     here, there = Windows(7), Windows(9)
     now = here.side()
     now.steps = 8
-    turns(there).take(now, 2, of=2)
+    interleaved(there).take(now, 2, planned=2)
     assert here.told == there.told == [8, 8]
 
 
 @pytest.mark.parametrize("run", range(3))
 def test_a_side_alone_says_it_for_itself(run: int) -> None:
     here = Windows(7)
-    turns(Windows(9), fails=True).take(here.side(), 3, of=3)
+    interleaved(Windows(9), fails=True).take(here.side(), 3, planned=3)
     assert here.told == [None, 7, 7]
 
 
 def test_a_side_that_is_nothing_alone_stops_where_the_other_cannot_go_on() -> None:
     here = Windows(7)
     with pytest.raises(BaseSideError, match="gone"):
-        turns(Windows(9), fails=True, alone=False).take(here.side(), 3, of=3)
+        interleaved(Windows(9), fails=True, alone=False).take(here.side(), 3, planned=3)
     assert len(here.told) <= 1
 
 
@@ -179,8 +175,6 @@ class Both:
         """`fails(side, what, alive)` is what happens to an order while so many launches are alive."""
         self.told: list[str] = []
         self.alive = 0
-        self.fills = ""
-        self.unfit: set[int] = set()  # of the launches at hand, by their number
         self._fails = fails
         ready = SimpleNamespace(plan=PLAN, batch_size=None, facts={})
         hold = partial(self.hold, "b")
@@ -195,8 +189,8 @@ class Both:
             hold=lambda launch, of, steps: self.hold("n", steps), alone=nullcontext, launched=lambda launched: None
         )
         test = TestId(module="m", name="t")
-        self.now = Launches(PLAN, lambda launch, of, steps: self.launch("n", steps), most_again=1)
-        self.turns = Turns(base, "m.py::t", test, most_again=1, begin=watched, plan=PLAN, here=here)
+        self.now = Launches(PLAN, lambda launch, of, steps: self.launch("n", steps))
+        self.interleaved = Interleaved(base, "m.py::t", test, begin=watched, plan=PLAN, here=here)
 
     @contextmanager
     def hold(self, side: str, steps: int | None) -> Iterator[Any]:
@@ -210,11 +204,9 @@ class Both:
 
         def deliver() -> LaunchSamples:
             self._note(side, "deliver")
-            number = sum(told == "n deliver" for told in self.told) - 1
-            unfit = "rank 0 recompiled" if side == "n" and number in self.unfit else ""
-            return replace(LAUNCH, step_seconds=(0.1,) * (steps or 7), stretches=tuple(taken), unfit=unfit)
+            return replace(LAUNCH, step_seconds=(0.1,) * (steps or 7), stretches=tuple(taken))
 
-        held = {"steps": steps or 7, "step_seconds": 0.01, "fills": self.fills}
+        held = {"steps": steps or 7, "step_seconds": 0.01}
         try:
             yield SimpleNamespace(**held, stretch=stretch, deliver=deliver)
         finally:
@@ -230,14 +222,7 @@ class Both:
             raise problem
 
     def take(self, count: int) -> None:
-        self.turns.take(self.now, count, of=count)
-
-    def outcome(self) -> Outcome:
-        bare: Any = SimpleNamespace(notes=())
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("pytest_ddpperf.measuring.turns.replace", lambda outcome, **fields: SimpleNamespace(**fields))
-            view = View(now=self.now.kept, before=self.turns.kept)
-            return self.turns.told(bare, self.now, view, splits=None)
+        self.interleaved.take(self.now, count, planned=count)
 
 
 @pytest.mark.parametrize("run", range(5))
@@ -247,68 +232,31 @@ def test_both_sides_of_a_pair_are_alive_and_run_the_same_stretches(run: int) -> 
     orders = [told for told in both.told if "hold" in told]
     assert sorted(orders[:2]) in (["b hold", "n hold 7"], ["b hold 7", "n hold"]), "whoever comes first says how long"
     assert sorted(orders[2:]) == ["b hold 7", "n hold 7"]
-    (now, _), theirs = both.now.kept, both.turns._theirs
+    (now, _), theirs = both.now.taken, both.interleaved._theirs
     assert theirs is not None
-    assert now.stretches == theirs.kept[0].stretches
+    assert now.stretches == theirs.taken[0].stretches
     assert now.stretches[0] == 1, "nothing of the first counts"
     assert sum(now.stretches) - len(now.stretches) == 7
     assert both.alive == 0
     assert not any("launch" in told for told in both.told)
 
 
-def test_an_unfit_launch_is_taken_again_with_the_one_beside_it() -> None:
-    both = Both()
-    both.unfit = {0, 2}
-    both.take(3)
-    theirs = both.turns._theirs
-    assert theirs is not None
-    assert [launch.unfit for launch in both.now.kept] == ["", "rank 0 recompiled", ""], "as often as may be"
-    assert [launch.unfit for launch in both.now.as_taken] == ["rank 0 recompiled"] * 2 + [""]
-    assert len(theirs.kept) == 3
-    assert [(again.launch, again.reason) for again in both.now.replacements()] == [(0, "rank 0 recompiled")]
-    assert [(again.launch, again.reason) for again in theirs.replacements()] == [(0, "the launch beside it was unfit")]
-
-
-def test_an_unfit_pair_is_kept_where_it_cannot_be_taken_again() -> None:
-    both = Both(lambda who, what, alive: BaseSideError("gone") if holds(both) > 2 and what != "deliver" else None)
-    both.unfit = {0}
-    both.take(1)
-    assert both.turns.error.partition("\n")[0] == "gone"
-    assert [launch.unfit for launch in both.now.kept] == ["rank 0 recompiled"]
-
-
-def holds(both: Both) -> int:
-    return sum("hold" in told for told in both.told)
-
-
 @pytest.mark.parametrize("side", ["n", "b"])
-def test_what_cannot_be_set_up_beside_the_other_but_can_alone_takes_turns_launch_by_launch(side: str) -> None:
+def test_what_can_be_set_up_only_alone_says_how_to_measure_it(side: str) -> None:
     problem = LaunchError(RankError(rank=1, when=0.0, phase="setup", summary="OSError: address in use"), (), ())
     gone = BaseSideError(str(problem))
-    both = Both(lambda who, what, alive: (problem if who == "n" else gone) if what == "hold" and alive else None)
-    both.take(3)
-    held = [told for told in both.told if "hold" in told]
-    assert len(held) == 2, "it is tried once"
-    assert sorted(told[0] for told in both.told if "launch" in told) == ["b"] * 3 + ["n"] * 3
-    assert len(both.now.kept) == 3
-    assert both.turns.error == ""
-    who = "the side at hand" if held[1].startswith("n") else "HEAD~1"
-    assert both.outcome().notes == (
-        f"launches took turns one after the other: {who} could be set up alone, but not beside the other: "
-        "rank 1 failed in setup: OSError: address in use",
-    )
 
+    def fails(who: str, what: str, alive: int) -> Exception | None:
+        return (problem if who == "n" else gone) if what == "hold" and alive and who == side else None
 
-def test_a_device_that_one_launch_fills_is_foreseen() -> None:
-    both = Both()
-    both.fills = "rank 0's device has 10.0 GB left of 80.0 GB"
-    both.take(2)
-    assert len([told for told in both.told if "hold" in told]) == 1
-    assert sorted(told[0] for told in both.told if "launch" in told) == ["b"] * 2 + ["n"] * 2
-    assert both.outcome().notes == (
-        "launches took turns one after the other: no launch that needs as much can be beside the other: "
-        "rank 0's device has 10.0 GB left of 80.0 GB",
-    )
+    both = Both(fails)
+    hint = r"address in use[\s\S]*it was interleaved with .*: --ddp-turns launches measures one launch after the other"
+    if side == "n":
+        with pytest.raises(LaunchError, match=hint):
+            both.take(20)
+    else:
+        both.take(20)
+        assert re.search(hint, both.interleaved.error)
 
 
 def test_a_side_at_hand_that_cannot_be_set_up_at_all_is_red() -> None:
@@ -322,7 +270,7 @@ def test_a_side_at_hand_that_cannot_be_set_up_at_all_is_red() -> None:
 def test_what_fails_once_in_a_stretch_at_hand_is_red_though_it_might_not_fail_alone(what: str) -> None:
     problem = LaunchError(RankError(rank=1, when=0.0, phase="step 2 of 7", summary="killed by SIGSEGV"), (), ())
     both = Both(lambda who, order, alive: problem if who == "n" and order == what else None)
-    with pytest.raises(LaunchError, match=r"killed by SIGSEGV\n\nit took turns with HEAD~1, .*--ddp-turns launches"):
+    with pytest.raises(LaunchError, match=r"killed by SIGSEGV\n\nit was interleaved with HEAD~1: --ddp-turns launches"):
         both.take(1)
     assert both.alive == 0
 
@@ -331,7 +279,7 @@ def test_what_fails_once_in_a_stretch_at_hand_is_red_though_it_might_not_fail_al
 def test_what_fails_once_in_a_stretch_there_leaves_the_side_at_hand_alone(what: str) -> None:
     both = Both(lambda who, order, alive: BaseSideError("gone") if who == "b" and order == what else None)
     both.take(2)
-    assert both.turns.error.partition("\n")[0] == "gone"
-    assert len(both.now.kept) == 2
-    assert both.turns.kept() == ()
+    assert both.interleaved.error.partition("\n")[0] == "gone"
+    assert len(both.now.taken) == 2
+    assert both.interleaved.measurements() == ()
     assert not any(told.startswith("b launch") for told in both.told), "it is not tried once more"

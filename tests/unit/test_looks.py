@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_ddpperf.measuring.looks import follow, glance, schedule
+from pytest_ddpperf.measuring.looks import early_stop, follow, schedule
 from pytest_ddpperf.records import Comparison, Interval, Limit, Status, Verdict
 
 PASS, REGRESSED, INCONCLUSIVE, IMPROVED = Status.PASS, Status.REGRESSED, Status.INCONCLUSIVE, Status.IMPROVED
@@ -66,7 +66,7 @@ def test_an_open_pass_goes_on_and_the_last_look_ends_it() -> None:
 @pytest.mark.parametrize("settled", [False, True])
 def test_between_looks_nothing_ends_it_but_what_claims_nothing(status: Status, settled: bool) -> None:
     said = verdict(status, settled=settled)
-    assert glance(7, lambda *asked: {(0, 7, 1.0): said}[asked]) == (said, status is PASS and settled)
+    assert early_stop(7, lambda *asked: {(0, 7, 1.0): said}[asked]) == (said, status is PASS and settled)
 
 
 def test_what_was_not_compared_ends_at_once() -> None:

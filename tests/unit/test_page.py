@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpperf.records import Interval, Limit, Outcome, Replacement, Run, Splits, Status, TestId, Verdict
+from pytest_ddpperf.records import Interval, Limit, Outcome, Run, Status, TestId, Verdict
 from pytest_ddpperf.records.errors import MissingExtraError
 from pytest_ddpperf.report import page, sentences
 from pytest_ddpperf.report.page import canvas, figures, sides
@@ -200,16 +200,9 @@ def test_phases_counters_and_the_environment_are_tables(each_kind: Read) -> None
         assert row in each_kind.words
 
 
-def test_what_steps_recorded_and_what_was_measured_again_is_told(slower: Outcome) -> None:
-    samples = slower.measurement.samples  # type: ignore[union-attr]
-    told = replace(
-        slower,
-        recorded={"loss": (((1.0, 3.0), (2.0, None)),)},
-        replaced=(Replacement(launch=1, reason="rank 0 recompiled at step 17", samples=samples),),
-    )
-    read = drawn(told)
+def test_what_steps_recorded_is_shown(slower: Outcome) -> None:
+    read = drawn(replace(slower, recorded={"loss": (((1.0, 3.0), (2.0, None)),)}))
     assert "loss 1 2 3" in read.words
-    assert "launch 2: rank 0 recompiled at step 17" in read.words
 
 
 @pytest.mark.parametrize(
@@ -429,15 +422,6 @@ def test_a_version_that_could_not_be_measured_has_no_side() -> None:
     assert "origin/main (1a2b3c4d5e6f) was not measured: no such test" in read.words
     assert len(read.all("svg")) == 3
     assert "Launches in the order they were taken, p50" in read.words
-
-
-def test_what_a_check_of_the_same_code_found_is_told_whatever_the_verdict_is() -> None:
-    turned = reports.in_turns("test_x", Drawn(seed=5, step=0.023), Drawn(seed=500))
-    assert turned.beside is not None
-    alarms = Interval(estimate=0.02, low=0.01, high=0.04)
-    splits = Splits(number=50, alarms=alarms, inconclusive=0.1, resolution={"p50": 0.03})
-    read = drawn(replace(turned, beside=replace(turned.beside, splits=splits)))
-    assert "of 50 ways to split these launches, 2 % were false alarms" in read.words
 
 
 # --- what it needs

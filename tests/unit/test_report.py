@@ -239,19 +239,15 @@ def test_the_last_line_counts() -> None:
     )
 
 
-def test_the_summary_says_the_error_rate_of_a_test_and_what_to_expect_of_the_run() -> None:
+def test_several_tests_have_an_expected_number_of_false_alarms() -> None:
     missing = outcome(verdict(Status.NO_BASELINE))
     compared = outcome(
         verdict(Status.PASS, comparisons=(comparison(Status.PASS), comparison(Status.PASS, "p10", alarm_rate=0.0077)))
     )
-    (told,) = [line for line in terminal.summary([compared, missing], sharing=200) if "200 tests" in line]
-    assert told == (
-        "200 tests, each called regressed by mistake in at most 1.5 % of runs: of unchanged code expect at most 0.012 "
-        "false reds a run, with the noise and the limits of this one"
-    )
-    assert "in at most 2.5 % of runs" in "".join(terminal.summary([compared], sharing=2))
-    assert "by mistake" not in "".join(terminal.summary([missing, FAILED], sharing=3))
-    assert "by mistake" not in "".join(terminal.summary([compared], sharing=1))
+    assert list(terminal.expected_false_alarms([compared, missing, compared])) == [
+        "expected false alarms in a run like this: 0.023 (at most 1.5 % in each of 2 tests)"
+    ]
+    assert list(terminal.expected_false_alarms([compared, missing, FAILED])) == []
 
 
 def test_a_test_that_never_measured_is_named_and_counted() -> None:

@@ -14,7 +14,6 @@ from pytest_ddpperf.plugin import state
 from pytest_ddpperf.plugin.items import named_tests, with_place
 from pytest_ddpperf.plugin.marks import warning_filters
 from pytest_ddpperf.records.errors import MarkerError
-from tests.unit.test_machine import GPUS
 
 Collect = Callable[..., list[pytest.Item]]
 
@@ -150,57 +149,6 @@ def test_a_mistake_is_told_with_its_test_and_place(collect: Collect, number: int
     with pytest.raises(MarkerError) as refused:
         state.settings_of(item)
     assert with_place(item, refused.value).startswith(f"{item.path.name}{told}")
-
-
-SHARING = """
-import pytest
-def test_a(ddp_benchmark): ...
-@pytest.mark.parametrize("n", [1, pytest.param(2, marks=pytest.mark.skip)])
-def test_b(rpc_benchmark, n): ...
-@pytest.mark.skip
-def test_skipped(ddp_benchmark): ...
-@pytest.mark.skipif("os.name", "sys.platform == 'nowhere'", reason="here")
-def test_skipped_here(ddp_benchmark): ...
-@pytest.mark.skipif(False, reason="elsewhere")
-def test_not_skipped_here(ddp_benchmark): ...
-@pytest.mark.skipif("no such thing")
-def test_who_knows(ddp_benchmark): ...
-@pytest.mark.xfail(run=False)
-def test_not_run(ddp_benchmark): ...
-@pytest.mark.xfail
-def test_expected_to_fail(ddp_benchmark): ...
-@pytest.mark.ddp(world_size=(2, 64), device="cuda")
-def test_too_many_devices(ddp_benchmark): ...
-@pytest.mark.ddp(wrold_size=2)
-def test_mistaken(ddp_benchmark): ...
-@pytest.mark.skip
-class TestSkipped:
-    def test_method(self, ddp_benchmark): ...
-def test_no_gate(ddp_run): ...
-def test_deselected(ddp_benchmark): ...
-"""
-
-
-@pytest.mark.parametrize(
-    ("arguments", "gates"),
-    [
-        (["--ddp-world-size=2"], 6),
-        (["--ddp-world-size=1,2"], 10),
-        (["--runxfail"], 7),
-        (["-p", "no:skipping"], 11),
-        (["-k", "not_skipped_here"], 1),
-        (["-k", "no_gate"], 1),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_who_cannot_gate_has_no_share_of_the_error_rate(
-    collect: Collect, monkeypatch: pytest.MonkeyPatch, arguments: list[str], gates: int
-) -> None:
-    monkeypatch.setattr(Session, "facts", lambda self: {**GPUS, "device_count": 4})
-    items = collect(
-        SHARING, "--deselect", "test_who_cannot_gate_has_no_share_of_the_error_rate.py::test_deselected", *arguments
-    )
-    assert items[0].config.stash[state.RUN].gates == gates
 
 
 WARNED = """

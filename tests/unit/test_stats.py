@@ -228,34 +228,6 @@ def test_of_pairs_of_which_some_differ_much_it_holds_its_five_percent_and_errs_l
 # --- shares
 
 
-@pytest.mark.parametrize(
-    ("count", "of", "low", "high"),  # scipy.stats.binomtest(count, of).proportion_ci()
-    [
-        (0, 60, 0.0, 0.0596),
-        (60, 60, 1 - 0.0596, 1.0),
-        (5, 10, 0.1871, 0.8129),
-        (1, 10, 0.0025, 0.4450),
-        (0, 1, 0.0, 0.975),
-        (1, 1, 0.025, 1.0),
-    ],
-)
-def test_the_interval_of_a_share_is_clopper_and_pearsons(count: int, of: int, low: float, high: float) -> None:
-    assert stats.binomial_interval(count, of) == pytest.approx((low, high), abs=5e-5)
-
-
-@pytest.mark.parametrize("count", [0, 1, 25, 250, 499, 500])
-def test_the_interval_of_a_share_contains_it_and_mirrors(count: int) -> None:
-    low, high = stats.binomial_interval(count, 500)
-    assert 0 <= low <= count / 500 <= high <= 1
-    assert high - low < 0.1
-    assert stats.binomial_interval(500 - count, 500) == pytest.approx((1 - high, 1 - low))
-
-
-def test_a_share_of_thousands_has_an_interval() -> None:
-    low, high = stats.binomial_interval(2850, 3000)
-    assert (low, high) == (pytest.approx(0.9416, abs=5e-4), pytest.approx(0.9575, abs=5e-4))
-
-
 # --- several p-values
 
 

@@ -81,8 +81,6 @@ def _facts(outcome: Outcome) -> Iterator[tuple[str, str]]:
         if plan.collective is not None:
             yield "busbw", f"{plan.collective.busbw(seconds):.3g} GB/s"
         yield "launches", f"{measured.samples.launches} of {measured.samples.steps} steps, timing {plan.timing}"
-    if outcome.replaced:
-        yield "measured again", "; ".join(f"launch {each.launch + 1}: {each.reason}" for each in outcome.replaced)
     if outcome.beside is not None:
         yield "against", beside.commits(outcome.beside)
     if outcome.baseline_path:
@@ -104,7 +102,7 @@ def _told(outcome: Outcome) -> Iterator[str]:
         if outcome.stored is not None:
             yield failure.suspected(outcome.stored)
         yield from sentences.left_out(verdict)
-        if not outcome.evidence or (outcome.beside is not None and outcome.beside.splits is not None):
+        if not outcome.evidence:
             yield from beside.told(outcome)
     yield from outcome.notes
 
