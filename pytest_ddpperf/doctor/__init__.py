@@ -1,1 +1,1 @@
-"""How steady a machine is, and what keeps it from being steadier: facts and a measurement in, findings out."""
+"""Checks of a machine: facts that decide how steady its measurements are, and advice."""

@@ -1,14 +1,12 @@
-"""NVIDIA GPUs as nvidia-smi tells of them, and what hinders them."""
+"""NVIDIA GPUs, as nvidia-smi reports them."""
 
 from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
-from pytest_ddpperf.doctor.system import spelt
-from pytest_ddpperf.records.doctor import Finding, Gpu
-from pytest_ddpperf.report import text
+from pytest_ddpperf.launch.cores import kernel_list
 
 _FIELDS = (
     "index",
@@ -19,10 +17,11 @@ _FIELDS = (
     "clocks.sm",
     "clocks.max.sm",
     "utilization.gpu",
+    "mig.mode.current",
 )
-# A mask of what holds the clocks down. Drivers from 535 on call it by the first name, and nvidia-smi answers nothing
-# at all where it is asked for a name that it does not know.
-_SLOWED = "clocks_event_reasons.active", "clocks_throttle_reasons.active"
+# The mask of what lowers the clocks. Drivers from 535 on use the first name; nvidia-smi answers nothing at all if it is
+# asked for a name that it does not know.
+_REASON_MASKS = "clocks_event_reasons.active", "clocks_throttle_reasons.active"
 # Bits of the mask that are not the user's own wish (idle, a setting of clocks), from NVML's documentation.
 _REASONS = {
     0x4: "power cap",
@@ -31,96 +30,69 @@ _REASONS = {
     0x40: "heat (hardware)",
     0x80: "power brake",
 }
-
-# Of the last moment: what others use beyond that is told.
-_BUSY = 0.1
-# Of the usual power limit.
-_POWER = 0.99
-
-Run = Callable[[Sequence[str]], str]
+_BUSY_PERCENT = 10.0
+_POWER = 0.99  # of the usual limit
 
 
-def output(command: Sequence[str]) -> str:
-    """What a tool prints; "" where there is none, or where it does not answer."""
+def check_gpus() -> Iterator[tuple[str, str, str]]:
+    """Yield the name, the fact and the advice of each check; nothing if nvidia-smi is missing."""
+    rows = _query()
+    for row in rows:
+        parts = [row["name"], f"{row['enforced.power.limit']} W", f"{row['clocks.sm']} of {row['clocks.max.sm']} MHz"]
+        if row["mig.mode.current"] == "Enabled":
+            parts.append("MIG enabled")
+        yield f"GPU {row['index']}", ", ".join(parts), ""
+    busy = [row for row in rows if (_number(row["utilization.gpu"]) or 0.0) >= _BUSY_PERCENT]
+    if busy:
+        yield "GPU load", f"{_names(busy)} in use by other processes", "run nothing else while tests are timed"
+    slowed = {row["index"]: _reasons(row["mask"]) for row in rows}
+    if any(slowed.values()):
+        reasons = dict.fromkeys(reason for found in slowed.values() for reason in found)
+        low = [row for row in rows if slowed[row["index"]]]
+        advice = "improve cooling or power, or lock lower clocks: nvidia-smi -lgc"
+        yield "GPU clocks", f"{_names(low)} below full clocks: {', '.join(reasons)}", advice
+    pairs = [(row, _number(row["enforced.power.limit"]), _number(row["power.default_limit"])) for row in rows]
+    if limited := [row for row, own, usual in pairs if own and usual and own < _POWER * usual]:
+        yield "GPU power", f"{_names(limited)} below the default power limit", "use the same limit on all machines"
+    if off := [row for row in rows if row["persistence_mode"] == "Disabled"]:
+        fact = f"off for {_names(off)}: the driver starts anew for each launch"
+        yield "persistence", fact, "nvidia-smi -pm 1, or nvidia-persistenced"
+    if len(rows) > 1:
+        yield from (("topology", line.strip(), "") for line in _output("nvidia-smi", "topo", "-m").splitlines() if line)
+
+
+def _query() -> list[dict[str, str]]:
+    for mask in (*_REASON_MASKS, ""):
+        names = (*_FIELDS, mask) if mask else _FIELDS
+        said = _output("nvidia-smi", f"--query-gpu={','.join(names)}", "--format=csv,noheader,nounits")
+        # For a GPU that fell off the bus nvidia-smi prints a sentence instead of a row.
+        rows = ([cell.strip() for cell in line.split(",")] for line in said.splitlines())
+        found = [dict(zip((*_FIELDS, "mask"), [*row, ""], strict=False)) for row in rows if len(row) >= len(_FIELDS)]
+        if found:
+            return found
+    return []
+
+
+def _output(*command: str) -> str:
+    """Return what a tool prints; "" if it is missing or does not answer."""
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return ""
 
 
-def read(run: Run = output) -> tuple[Gpu, ...]:
-    """All of this machine's, visible to CUDA or not; none where nvidia-smi is not there."""
-    for mask in (*_SLOWED, ""):
-        names = (*_FIELDS, mask) if mask else _FIELDS
-        if found := parse(run(["nvidia-smi", f"--query-gpu={','.join(names)}", "--format=csv,noheader,nounits"])):
-            return found
-    return ()
-
-
-def parse(said: str) -> tuple[Gpu, ...]:
-    """nvidia-smi's CSV; "[N/A]" and its kin are unknown. Of a GPU that fell off the bus it tells in a sentence."""
-    rows = ([cell.strip() for cell in line.split(",")] for line in said.splitlines())
-    return tuple(_gpu(cells) for cells in rows if len(cells) >= len(_FIELDS) and cells[0].isdecimal())
-
-
-def _gpu(cells: Sequence[str]) -> Gpu:
-    index, name, persistence, power, default, clock, most, busy, mask = [*cells, ""][:9]
-    share = _number(busy)
-    reasons = int(mask, 16) if re.fullmatch("0x[0-9a-fA-F]+", mask) else 0
-    return Gpu(
-        index=int(index),
-        name=name,
-        persistence={"Enabled": True, "Disabled": False}.get(persistence),
-        power_limit_watts=_number(power),
-        default_power_watts=_number(default),
-        clock_mhz=_number(clock),
-        most_clock_mhz=_number(most),
-        slowed_by=tuple(words for bit, words in _REASONS.items() if reasons & bit),
-        busy=None if share is None else share / 100,
-    )
+def _reasons(mask: str) -> list[str]:
+    bits = int(mask, 16) if re.fullmatch("0x[0-9a-fA-F]+", mask) else 0
+    return [words for bit, words in _REASONS.items() if bits & bit]
 
 
 def _number(cell: str) -> float | None:
     try:
         return float(cell)
-    except ValueError:
+    except ValueError:  # "[N/A]" and the like
         return None
 
 
-def findings(gpus: Sequence[Gpu]) -> Iterator[Finding]:
-    """What hinders those that ranks run on."""
-    if busy := [gpu for gpu in gpus if gpu.busy is not None and gpu.busy >= _BUSY]:
-        shares = text.span([gpu.busy or 0.0 for gpu in busy])
-        yield Finding(
-            code="gpu-load",
-            problem=f"others use {_those(busy)}: busy for {shares} of the last moment",
-            remedy="let nothing else run meanwhile: `nvidia-smi` tells who does",
-        )
-    if slowed := [gpu for gpu in gpus if gpu.slowed_by]:
-        reasons = dict.fromkeys(reason for gpu in slowed for reason in gpu.slowed_by)
-        yield Finding(
-            code="gpu-slowed",
-            problem=f"held below its clocks now: {_those(slowed)}, by {', '.join(reasons)}",
-            remedy="cooling or power that lasts for the run, or clocks that need less: `nvidia-smi -lgc`",
-        )
-    limits = [(gpu, gpu.power_limit_watts, gpu.default_power_watts) for gpu in gpus]
-    if low := [(gpu, own, usual) for gpu, own, usual in limits if own and usual and own < _POWER * usual]:
-        watts = text.span([own for _, own, _ in low], "{:g} W".format)
-        yield Finding(
-            code="gpu-power",
-            problem=f"{_those([gpu for gpu, _, _ in low])} may use {watts} of the usual {low[0][2]:g} W",
-            remedy="the same limit on all machines whose figures are compared: the gate refuses others",
-            gain=None,
-        )
-    if off := [gpu for gpu in gpus if gpu.persistence is False]:
-        yield Finding(
-            code="gpu-persistence",
-            problem=f"the driver's state goes when nobody uses {_those(off)} (persistence mode is off): each launch "
-            "begins anew",
-            remedy="`nvidia-smi -pm 1`, or nvidia-persistenced",
-        )
-
-
-def _those(gpus: Sequence[Gpu]) -> str:
-    """ "GPU 0-3,6"."""
-    return f"GPU {spelt([gpu.index for gpu in gpus])}"
+def _names(rows: Sequence[dict[str, str]]) -> str:
+    """Return "GPU 0-3,6"."""
+    return f"GPU {kernel_list([int(row['index']) for row in rows])}"

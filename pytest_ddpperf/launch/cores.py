@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-
-from pytest_ddpperf.launch import cgroups
+from pathlib import Path, PurePosixPath
 
 _SYSFS = Path("/sys/devices/system/cpu")
 
@@ -35,7 +34,7 @@ def place(
     world_size: int,
     environ: Mapping[str, str],
     usable: tuple[int, ...] | None = None,
-    quota_cores: float | None = None,
+    quota: float | None = None,
 ) -> Placement:
     """Disjoint, equal shares of the usable cores; with more ranks than cores, rank r gets core r mod n.
 
@@ -45,15 +44,15 @@ def place(
     """
     if usable is None:
         usable = tuple(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else ()
-        quota_cores = cgroups.limits(Path("/")).quota_cores
+        quota = quota_cores(Path("/"))
     ordered = sorted(usable, key=_physical)
     there = len(ordered) or os.cpu_count() or 1
-    cores = min(there, max(int(quota_cores), 1)) if quota_cores is not None else there
+    cores = min(there, max(int(quota), 1)) if quota is not None else there
     share, threads = cores // world_size, _threads(environ)
-    crowded, quota = threads > max(share, 1), cores < there
+    crowded, limited = threads > max(share, 1), cores < there
     shared = crowded and world_size > 1
     cpus: tuple[tuple[int, ...], ...] = ((),) * world_size
-    if shared or quota:
+    if shared or limited:
         cpus = (tuple(sorted(ordered)),) * world_size
     elif share == 0 and ordered:
         cpus = tuple((ordered[rank % cores],) for rank in range(world_size))
@@ -63,9 +62,9 @@ def place(
         cpus=cpus,
         cores=cores,
         cores_per_rank=0 if shared else share,
-        pinned=bool(ordered) and not (shared or quota),
-        own_threads=max(share, 1) if quota else len(cpus[0]),
-        quota=quota,
+        pinned=bool(ordered) and not (shared or limited),
+        own_threads=max(share, 1) if limited else len(cpus[0]),
+        quota=limited,
         threads=threads if crowded else 0,
     )
 
@@ -85,3 +84,53 @@ def _physical(cpu: int) -> tuple[int, int, int]:
     except (OSError, ValueError):
         return 0, cpu, cpu
     return package, core, cpu
+
+
+def quota_cores(root: Path) -> float | None:
+    """Return the cores whose time the cgroups of this process allow (version 2); None if there is no limit."""
+    quotas = [_quota(folder) for folder in _cgroups(root)]
+    return None if math.isinf(least := min(quotas, default=math.inf)) else least
+
+
+def _cgroups(root: Path) -> Iterator[Path]:
+    """Yield the folders of this process's cgroup and of those above it. A container often sees the uppermost alone."""
+    mounts = (line.split() for line in _lines(root / "proc/self/mounts"))
+    inside = [line[3:] for line in _lines(root / "proc/self/cgroup") if line.startswith("0::")]
+    own = PurePosixPath(inside[0] if inside else "/")
+    for mount in (fields[1] for fields in mounts if len(fields) > 2 and fields[2] == "cgroup2"):
+        for each in (own, *own.parents):
+            folder = root / mount.lstrip("/") / str(each).lstrip("/")
+            if folder.is_dir():
+                yield folder
+
+
+def _quota(folder: Path) -> float:
+    quota, period = [*" ".join(_lines(folder / "cpu.max")).split(), "", ""][:2]
+    return int(quota) / int(period) if quota.isdecimal() and period.isdecimal() and int(period) else math.inf
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(errors="replace").splitlines()
+    except OSError:
+        return []
+
+
+def kernel_numbers(written: str) -> tuple[int, ...]:
+    """Return the numbers of a list as the kernel writes it: "0-3,8"."""
+    found: list[int] = []
+    for part in written.split(","):
+        if match := re.fullmatch(r"(\d+)(?:-(\d+))?", part.strip()):
+            found += range(int(match[1]), int(match[2] or match[1]) + 1)
+    return tuple(found)
+
+
+def kernel_list(numbers: Sequence[int]) -> str:
+    """Write numbers as the kernel and taskset do: "0-3,8"."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)

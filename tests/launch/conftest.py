@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpperf.launch import Launcher, cgroups, run, server, stacks
+from pytest_ddpperf.launch import Launcher, cores, run, server, stacks
 from pytest_ddpperf.launch.held import Held
 from pytest_ddpperf.records import LaunchSamples, Plan
 from tests.processes import descendants
@@ -172,7 +172,7 @@ def _without_hurry() -> Iterator[None]:
         patch.setattr(server, "_END_SECONDS", 60.0)
         patch.setattr(stacks, "_LOOK_SECONDS", 0.3)
         patch.setattr(stacks, "_LONGEST_SECONDS", 30.0)
-        patch.setattr(cgroups, "limits", lambda root: cgroups.Limits())
+        patch.setattr(cores, "quota_cores", lambda root: None)
         yield
 
 
