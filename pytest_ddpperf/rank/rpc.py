@@ -18,20 +18,20 @@ import torch.distributed.nn
 import torch.distributed.optim
 import torch.distributed.rpc as rpc
 
-from pytest_ddpperf.rank import group, sampling, store, traffic
+from pytest_ddpperf.rank import group, rpc_counters, sampling, store
 from pytest_ddpperf.rank.context import RpcContext
 from pytest_ddpperf.records import Plan
 
 Role = Literal["trainer", "parameter_server", "master"]
 Setup = Callable[..., Any]
 
-meter = traffic.Traffic()
+meter = rpc_counters.RpcMeter()
 
 
 def watch() -> None:
     """Put the meter in place: before the user's code is imported and this process joins the RPC world, so that
     nothing escapes it."""
-    traffic.watch(meter)
+    rpc_counters.install(meter)
 
 
 # What the others told this process, by RPC: that a parameter server is ready; what the master's set-up returned.
@@ -42,7 +42,6 @@ _shared: queue.SimpleQueue[Any] = queue.SimpleQueue()
 def start(plan: Plan, place: group.Place) -> RpcContext:
     """Seed, choose the device, pin, join the RPC world, and the process group of one's role."""
     process, timeout = place.number, group.timeout_of(plan)
-    meter.names = [plan.name(other) for other in range(plan.processes)]
     part = _part(plan, process)
     devices = 1 if plan.device == "cpu" else torch.accelerator.device_count()
     device = group.prepare(plan, place.index % devices, place.threads)

@@ -24,7 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
-from pytest_ddpperf.rank import collectives, environment, frames, group, operation, process, results, sampling, warned
+from pytest_ddpperf.rank import counters, environment, frames, group, operation, process, results, sampling, warned
 from pytest_ddpperf.rank.context import Context, RpcContext
 from pytest_ddpperf.records import Imported, Plan, codec
 from pytest_ddpperf.records.errors import DdpPerfError, SetupError
@@ -183,7 +183,7 @@ def _rpc() -> Any:
 def _measure(rank: Rank, ctx: Context, setup: Any) -> CleanUp:
     asked = rank.plan.collective
     made = sampling.Prepared(setup, ctx) if asked is None else sampling.Prepared(operation.setup, ctx, asked)
-    return _timed(rank, ctx, made, collectives.Meter())
+    return _timed(rank, ctx, made, counters.Meter())
 
 
 def _measure_rpc(rank: Rank, ctx: RpcContext, trainer: Any, master: Any, parameter_server: Any) -> CleanUp | None:

@@ -1,0 +1,321 @@
+"""Counters of a trainer's RPC traffic, and its time blocked in RPC, seen in the Python layer of torch.distributed.rpc.
+
+`install` wraps these functions of torch, in this process, once:
+
+- `rpc.api._to_worker_info`: called once for every request (rpc_sync, rpc_async, remote): `rpc.calls`.
+- `rpc.api._invoke_rpc_python_udf`: returns the future of an answer, which is waited for before bytes are reported.
+- The RPC pickler's `serialize` and `deserialize`: every tensor that Python functions send and receive.
+- `rpc.internal._run_function`: this process is called by another one.
+- `distributed.autograd.backward` and `context`: hooks see the gradients that leave and arrive.
+- `Future.wait`, `RRef.to_here`: the main thread's time blocked in RPC. `Work.get_future` marks the futures of
+  collectives, which do not count.
+
+Anything else leaves the bytes unknown: builtin and TorchScript functions and modules, a backward that did not go
+through `torch.distributed.autograd.backward`, another process's backward through functions that ran here, outputs
+without a gradient, sparse tensors, answers that failed or did not come. Only tensors are counted: the size of pickled
+objects varies with the ids that torch gives out.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from functools import wraps
+from typing import Any
+from weakref import WeakSet
+
+import torch
+import torch.distributed.autograd
+import torch.distributed.rpc
+from torch.distributed.rpc import api, internal
+
+from pytest_ddpperf.rank.counters import Count, Meter
+
+# Typed as Any because torch's type hints leave out what is used here.
+dist_autograd: Any = torch.distributed.autograd
+PyRRef: Any = torch.distributed.rpc.PyRRef  # type: ignore[attr-defined]
+Future: Any = torch._C.Future
+Work: Any = torch._C._distributed_c10d.Work
+_api: Any = api
+_internal: Any = internal
+
+ROLES = ("trainer", "parameter_server", "master")
+
+# For the answers to requests of the counted step that it did not wait for; then the bytes are unknown.
+_ANSWERS_SECONDS = 5.0
+
+
+class RpcMeter(Meter):
+    """The meter of a trainer: calls and bytes of one step, blocked time of all steps."""
+
+    def __init__(self) -> None:
+        self._blocked_ns = 0
+        self._waits = 0  # nested waits of the main thread
+        self._lock = threading.Lock()  # answers are counted on torch's threads
+        self._counting = False
+        self._reset()
+        self._seen_backwards: set[int] = set()  # ids of autograd contexts
+        self._unpickled = threading.local()  # whether this thread has unpickled the value of a reference
+
+    def _reset(self) -> None:
+        self._answers: list[Any] = []  # futures
+        self._calls: Counter[str] = Counter()  # by role of the process that is called
+        self._requests = self._pickled_requests = 0
+        self._forward_bytes = self._backward_bytes = 0
+        self._bytes_known = True
+
+    def blocked_ns(self) -> int:
+        return self._blocked_ns
+
+    def begin(self) -> None:
+        self._reset()
+        self._counting = True
+
+    def end(self) -> None:
+        """Wait for the answers to the step's requests: the step itself need not, and an answer may never come."""
+        until = time.monotonic() + _ANSWERS_SECONDS
+        for answer in self._answers:
+            while not answer.done() and time.monotonic() < until:
+                time.sleep(0.001)
+            if not answer.done() or not _succeeded(answer):
+                self._bytes_known = False
+
+    def close(self) -> dict[str, Count]:
+        self._counting = False
+        # Calls of builtin and TorchScript functions do not pass the pickler.
+        known = self._bytes_known and self._pickled_requests == self._requests
+        forward, backward = self._forward_bytes, self._backward_bytes
+        return {
+            "rpc.calls": sum(self._calls.values()),
+            **{f"rpc.calls.{role}": self._calls[role] for role in ROLES},
+            "rpc.bytes": forward + backward if known else None,
+            "rpc.bytes.forward": forward if known else None,
+            "rpc.bytes.backward": backward if known else None,
+        }
+
+    def requested(self, name: str) -> None:
+        """Count a request to the process of that name."""
+        if self._counting:
+            with self._lock:
+                self._requests += 1
+                self._calls[role_of(name)] += 1
+
+    def await_answer(self, answer: Any) -> None:
+        if self._counting:
+            self._answers.append(answer)
+
+    def serialized(self, value: Any, tensors: Iterable[Any]) -> None:
+        """Count what leaves: a request of this process, or its answer to another's."""
+        if self._counting:
+            self._carry_forward(tensors)
+            with self._lock:
+                self._pickled_requests += isinstance(value, internal.PythonUDF)
+
+    def deserialized(self, value: Any, tensors: Iterable[Any]) -> None:
+        """Count what arrives."""
+        self._unpickled.last = True
+        if self._counting:
+            self._carry_forward(tensors)
+            if isinstance(value, torch.jit.ScriptModule):  # its tensors are part of its pickle
+                self._bytes_known = False
+
+    def _carry_forward(self, tensors: Iterable[Any]) -> None:
+        size = self._size(tensors)
+        with self._lock:
+            self._forward_bytes += size
+
+    def _size(self, tensors: Iterable[Any]) -> int:
+        size = 0
+        for tensor in tensors:
+            if tensor is None or tensor.layout is not torch.strided:
+                self._bytes_known = False
+            else:
+                size += tensor.numel() * tensor.element_size()
+        return size
+
+    def called(self) -> None:
+        """Another process calls this one; gradients that pass through here in its backward are not seen."""
+        if self._counting:
+            with suppress(RuntimeError):  # there is no autograd context, most often
+                dist_autograd._current_context()
+                self._bytes_known = False
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Count the time of a wait, on the main thread only."""
+        if threading.current_thread() is not threading.main_thread() or self._waits:
+            yield
+            return
+        self._waits += 1
+        began = time.monotonic_ns()
+        try:
+            yield
+        finally:
+            self._blocked_ns += time.monotonic_ns() - began
+            self._waits -= 1
+
+    def fetch(self, to_here: Callable[..., Any], reference: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call `to_here` of a reference; if another process owns it, count a call and the time."""
+        if reference.is_owner():
+            return to_here(reference, *args, **kwargs)
+        self._unpickled.last = False
+        with self.waiting():
+            value = to_here(reference, *args, **kwargs)
+        if self._counting:
+            self._calls[role_of(reference.owner_name())] += 1
+            self._bytes_known &= self._unpickled.last  # else a builtin or TorchScript function made the value
+        return value
+
+    def backward(self, backward: Callable[..., None], context: int, *args: Any, **kwargs: Any) -> None:
+        """Run a distributed backward.
+
+        It counts as blocked from when a gradient has left until one comes back or the backward ends.
+        """
+        functions = dist_autograd._retrieve_context(context)
+        last_left = 0
+
+        def count(gradients: Any) -> None:
+            if self._counting:
+                size = self._size(gradients)
+                with self._lock:
+                    self._backward_bytes += size
+
+        def leaves(_: Any, gradients: Any) -> None:
+            nonlocal last_left
+            last_left = time.monotonic_ns()
+            count(gradients)
+
+        def arrives(gradients: Any, _: Any) -> None:
+            come_back()
+            count(gradients)
+
+        def come_back() -> None:
+            nonlocal last_left
+            if last_left:
+                self._blocked_ns += time.monotonic_ns() - last_left
+                last_left = 0
+
+        self._seen_backwards.add(context)
+        hooks = [function.register_hook(leaves) for function in functions._recv_functions().values()]
+        hooks += [function.register_hook(arrives) for function in functions._send_functions().values()]
+        self._waits += 1  # waits inside are part of this one
+        try:
+            backward(context, *args, **kwargs)
+        finally:
+            self._waits -= 1
+            come_back()
+            for hook in hooks:
+                hook.remove()
+
+    def end_context(self, context: int) -> None:
+        """Take note that a distributed autograd context ends."""
+        seen = context in self._seen_backwards
+        self._seen_backwards.discard(context)
+        if self._counting and not seen and dist_autograd._retrieve_context(context)._recv_functions():
+            self._bytes_known = False
+
+
+def install(meter: RpcMeter) -> None:
+    """Wrap torch's functions, in this process."""
+    _count_requests(meter)
+    _count_tensors(meter)
+    _count_backwards(meter)
+    _time_waits(meter)
+
+
+def _count_requests(meter: RpcMeter) -> None:
+    to_worker_info, invoke, run = _api._to_worker_info, _api._invoke_rpc_python_udf, _internal._run_function
+
+    @wraps(to_worker_info)
+    def request(to: Any) -> Any:
+        worker = to_worker_info(to)
+        meter.requested(worker.name)
+        return worker
+
+    @wraps(invoke)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        answer = invoke(*args, **kwargs)
+        meter.await_answer(answer)
+        return answer
+
+    @wraps(run)
+    def serve(function: Any) -> Any:
+        meter.called()
+        return run(function)
+
+    _api._to_worker_info, _api._invoke_rpc_python_udf, _internal._run_function = request, call, serve
+
+
+def _count_tensors(meter: RpcMeter) -> None:
+    pickler = _internal._internal_rpc_pickler
+    serialize, deserialize = pickler.serialize, pickler.deserialize
+
+    @wraps(serialize)
+    def leave(value: Any) -> Any:
+        made = serialize(value)
+        meter.serialized(value, made[1])
+        return made
+
+    @wraps(deserialize)
+    def arrive(data: Any, tensors: Any) -> Any:
+        value = deserialize(data, tensors)
+        meter.deserialized(value, tensors)
+        return value
+
+    pickler.serialize, pickler.deserialize = leave, arrive
+
+
+def _count_backwards(meter: RpcMeter) -> None:
+    backward, exit_context = dist_autograd.backward, dist_autograd.context.__exit__
+
+    @wraps(backward)
+    def run(context: int, *args: Any, **kwargs: Any) -> None:
+        meter.backward(backward, context, *args, **kwargs)
+
+    @wraps(exit_context)
+    def end(context: Any, *error: Any) -> Any:
+        meter.end_context(context.autograd_context._context_id())
+        return exit_context(context, *error)
+
+    dist_autograd.backward, dist_autograd.context.__exit__ = run, end
+
+
+def _time_waits(meter: RpcMeter) -> None:
+    wait, to_here, get_future = Future.wait, PyRRef.to_here, Work.get_future
+    of_collectives: WeakSet[Any] = WeakSet()
+
+    @wraps(get_future)
+    def collective_future(work: Any) -> Any:
+        future = get_future(work)
+        of_collectives.add(future)
+        return future
+
+    @wraps(wait)
+    def await_future(future: Any) -> Any:
+        if future in of_collectives:
+            return wait(future)
+        with meter.waiting():
+            return wait(future)
+
+    @wraps(to_here)
+    def fetch(reference: Any, *args: Any, **kwargs: Any) -> Any:
+        return meter.fetch(to_here, reference, *args, **kwargs)
+
+    Future.wait, PyRRef.to_here, Work.get_future = await_future, fetch, collective_future
+
+
+def _succeeded(answer: Any) -> bool:
+    try:
+        answer.value()
+    except Exception:  # whoever waits for it sees it
+        return False
+    return True
+
+
+def role_of(name: str) -> str:
+    """Return the role of a process by its name: see `Plan.name`."""
+    stem = name.rstrip("0123456789")
+    return "parameter_server" if stem == "ps" else stem
