@@ -5,15 +5,15 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from fnmatch import fnmatchcase
 from typing import TypeVar
 
-from pytest_ddpperf.cli.matching import Matches, expression
 from pytest_ddpperf.options import parse
 from pytest_ddpperf.options.table import FAIL_ON_NAMES
 from pytest_ddpperf.report.reading import Report
 
 T = TypeVar("T")
+Matches = Callable[[str], bool]
 
 
 def add_threshold(parser: argparse.ArgumentParser) -> None:
@@ -37,11 +37,16 @@ def add_fail_on(parser: argparse.ArgumentParser) -> None:
 def add_k(parser: argparse.ArgumentParser, what: str = "measurements") -> None:
     parser.add_argument(
         "-k",
-        type=read_as(expression),
+        type=_name_filter,
         dest="matches",
-        metavar="EXPRESSION",
-        help=f"only {what} whose name fits: words joined by and, or, not, as pytest has it",
+        metavar="NAME",
+        help=f"only {what} with NAME in their name, in any case; * and ? as in a shell",
     )
+
+
+def _name_filter(pattern: str) -> Matches:
+    glob = f"*{pattern.lower()}*"
+    return lambda name: pattern.lower() in name.lower() or fnmatchcase(name.lower(), glob)
 
 
 def matching(report: Report, matches: Matches | None) -> Report:
@@ -50,10 +55,6 @@ def matching(report: Report, matches: Matches | None) -> Report:
         return report
     fits = (entry for entry in report.entries if matches(f"{entry.outcome.nodeid} {entry.outcome.test.label}"))
     return replace(report, entries=tuple(fits))
-
-
-def positive(value: str) -> int:
-    return read_as(partial(parse.count, least=1))(value)
 
 
 def read_as(parser: Callable[[str], T]) -> Callable[[str], T]:
