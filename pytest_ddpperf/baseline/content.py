@@ -1,44 +1,28 @@
-"""What a baseline's file holds: text to records and back, whole and sane or not at all. Reads and writes no files.
+"""The file format of a baseline: text to records and back. Reads and writes no files.
 
-History of the format ("schema" in every file; a reader stays for every version that was ever released):
-
-1   schema, test, created, commit, measurement = environment (key, must_match, recorded) and samples
-    (step_seconds, rank_seconds, cpu_seconds, examples), as in `records`.
-2   schema, test, sessions = a list of (created, commit, measurement as before, resolution by metric), oldest first.
-3   a measurement has counters, its samples have blocked_seconds.
-4   a session has files and distributions: whose code it is.
-5   samples have node_seconds and clock_seconds. Those of one node have neither, and are written as 4: nothing is new.
+A file has "schema", the version of the format, and the fields of `records.Baseline`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from pytest_ddpperf.records import Baseline, Samples
 from pytest_ddpperf.records.codec import CodecError, decode, dumps, encode
 from pytest_ddpperf.records.errors import BaselineError
 
-SCHEMA = 5
-_OF_NODES = ("node_seconds", "clock_seconds")
+SCHEMA = 1
 AGAIN = "restore it with git checkout, or delete it and run with --ddp-save-baseline"
 
 
 def text(baseline: Baseline) -> str:
-    """The file of a baseline; raises CodecError."""
-    content: dict[str, Any] = encode(baseline)
-    if any(measurement.samples.node_seconds is not None for measurement in baseline.measurements):
-        return dumps({"schema": SCHEMA, **content})
-    for session in content["sessions"]:
-        for name in _OF_NODES:
-            del session["measurement"]["samples"][name]
-    return dumps({"schema": SCHEMA - 1, **content})
+    """Return the file of a baseline; raises CodecError."""
+    return dumps({"schema": SCHEMA, **encode(baseline)})
 
 
 def parse(path: Path, data: bytes) -> Baseline:
-    """The baseline in a file; raises BaselineError, which names `path` and the place in the file."""
+    """Return the baseline in a file; raises BaselineError, which names `path` and the place in the file."""
     if not data.strip():
         raise BaselineError(path, "the file is empty", AGAIN)
     try:
@@ -49,11 +33,9 @@ def parse(path: Path, data: bytes) -> Baseline:
     if type(schema) is not int or schema < 1:
         raise BaselineError(path, f"is not a baseline: its schema is {schema!r}, not a version number", AGAIN)
     if schema > SCHEMA:
-        problem = f"has schema {schema}; this version of pytest-ddpperf reads up to {SCHEMA}"
+        problem = f"has schema {schema}; this version of pytest-ddpperf reads schema {SCHEMA}"
         raise BaselineError(path, problem, "upgrade pytest-ddpperf, or " + AGAIN)
     try:
-        for version in range(schema, SCHEMA):
-            content = _TO_NEXT[version](content)
         baseline = decode(Baseline, content)
     except CodecError as error:
         raise BaselineError(path, str(error), AGAIN) from error
@@ -62,50 +44,8 @@ def parse(path: Path, data: bytes) -> Baseline:
     return baseline
 
 
-def _from_schema_1(content: Mapping[str, Any]) -> dict[str, Any]:
-    session = {name: value for name, value in content.items() if name != "test"}
-    rest = {name: value for name, value in content.items() if name == "test"}
-    return {**rest, "sessions": [{**session, "resolution": {}}]}
-
-
-def _from_schema_2(content: Mapping[str, Any]) -> dict[str, Any]:
-    def session(old: Any) -> Any:
-        samples = {**old["measurement"]["samples"], "blocked_seconds": None}
-        return {**old, "measurement": {**old["measurement"], "samples": samples, "counters": {}}}
-
-    return _with_sessions(content, session)
-
-
-def _from_schema_3(content: Mapping[str, Any]) -> dict[str, Any]:
-    return _with_sessions(content, lambda old: {**old, "files": {}, "distributions": {}})
-
-
-def _from_schema_4(content: Mapping[str, Any]) -> dict[str, Any]:
-    def session(old: Any) -> Any:
-        samples = {**old["measurement"]["samples"], **dict.fromkeys(_OF_NODES)}
-        return {**old, "measurement": {**old["measurement"], "samples": samples}}
-
-    return _with_sessions(content, session)
-
-
-def _with_sessions(content: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
-    """What is not as it should be is left to `decode`, which says where."""
-
-    def changed(old: Any) -> Any:
-        try:
-            return change(old)
-        except (KeyError, TypeError):
-            return old
-
-    sessions = content.get("sessions")
-    return {**content, "sessions": list(map(changed, sessions))} if isinstance(sessions, list) else dict(content)
-
-
-_TO_NEXT = {1: _from_schema_1, 2: _from_schema_2, 3: _from_schema_3, 4: _from_schema_4}
-
-
 def _problem(baseline: Baseline) -> str:
-    """What makes no sense, with its place; "" where all is well."""
+    """Return what is wrong, with its place; "" if nothing is."""
     if not baseline.sessions:
         return "sessions: none"
     first = baseline.measurements[0].environment
@@ -122,7 +62,7 @@ def _problem(baseline: Baseline) -> str:
 
 
 def nonsense(samples: Samples) -> str:
-    """What no measurement can have brought forth, with its place; "" where all is well.
+    """Return what no measurement can have produced, with its place; "" if nothing is wrong.
 
     Only the group's step times must be positive. A rank's own may be 0 where it had nothing to do within the
     resolution of an accelerator's events, and so may the CPU time of one that waited.

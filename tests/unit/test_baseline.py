@@ -240,15 +240,8 @@ OVER_NODES = replace(SAMPLES, node_seconds=SAMPLES.step_seconds, clock_seconds=(
 
 def test_what_is_saved_of_several_nodes_is_read_back(store):
     saved = baseline(OVER_NODES)
-    assert '"schema": 5' in store.write(saved).read_text()
+    store.write(saved)
     assert store.read(CPU, TEST) == saved
-
-
-def test_a_baseline_of_one_node_is_written_as_before(store):
-    text = store.write(BASELINE).read_text()
-    assert '"schema": 4' in text
-    assert "node_seconds" not in text
-    assert "clock_seconds" not in text
 
 
 @pytest.mark.parametrize(
@@ -287,7 +280,7 @@ def test_the_file_is_made_for_review(store):
         text
         == """\
 {
-  "schema": 4,
+  "schema": 1,
   "sessions": [
     {
       "commit": "0000000000000000000000000000000000000000",
@@ -311,6 +304,7 @@ def test_the_file_is_made_for_review(store):
         },
         "samples": {
           "blocked_seconds": null,
+          "clock_seconds": null,
           "cpu_seconds": [
             [
               [0.2, 0.3],
@@ -322,6 +316,7 @@ def test_the_file_is_made_for_review(store):
             ]
           ],
           "examples": null,
+          "node_seconds": null,
           "rank_seconds": [
             [
               [0.25, 0.5],
@@ -548,14 +543,10 @@ RECORD_AGAIN = "restore it with git checkout, or delete it and run with --ddp-sa
         (b'{"schema": "1"}', "is not a baseline: its schema is '1', not a version number"),
         (b'{"schema": true}', "is not a baseline: its schema is True, not a version number"),
         (b'{"schema": 0}', "is not a baseline: its schema is 0, not a version number"),
-        (b'{"schema": 1}', "missing key 'test'"),
-        (b'{"schema": 2}', "missing key 'sessions', 'test'"),
-        (b'{"schema": 2, "test": {}, "sessions": [1]}', "test: missing key 'label', 'module', 'name'"),
-        (b'{"schema": 3}', "missing key 'sessions', 'test'"),
-        (b'{"schema": 3, "test": {}, "sessions": [1]}', "test: missing key 'label', 'module', 'name'"),
-        (b'{"schema": 4}', "missing key 'sessions', 'test'"),
+        (b'{"schema": 1}', "missing key 'sessions', 'test'"),
+        (b'{"schema": 1, "test": {}, "sessions": [1]}', "test: missing key 'label', 'module', 'name'"),
     ],
-    ids=range(18),
+    ids=range(14),
 )
 def test_a_file_that_is_no_baseline_is_an_error_that_names_it(store, content, problem):
     store.write(BASELINE).write_bytes(content)
@@ -573,9 +564,9 @@ def test_a_truncated_file_is_never_half_a_baseline(store):
 
 
 def test_a_newer_schema_asks_for_an_upgrade(store):
-    edit(store.write(BASELINE), "schema", to=6)
+    edit(store.write(BASELINE), "schema", to=2)
     error = refusal(store)
-    assert error.problem == "has schema 6; this version of pytest-ddpperf reads up to 5"
+    assert error.problem == "has schema 2; this version of pytest-ddpperf reads schema 1"
     assert error.remedy.startswith("upgrade pytest-ddpperf")
 
 
@@ -789,25 +780,6 @@ def test_what_cannot_be_read_is_not_extended(store):
     assert path.read_text() == "{"
     store.write(OTHER)  # the lock is free again
     assert store.read(CPU, TEST) == OTHER
-
-
-@pytest.mark.parametrize("schema", [1, 2, 3])
-def test_files_of_older_schemas_are_read(store, schema):
-    text = (Path(__file__).parent / "data" / f"baseline-schema-{schema}.json").read_text()
-    old = json.loads(text)
-    session_before = old if schema == 1 else old["sessions"][0]
-    environment = Environment(**session_before["measurement"]["environment"])
-    test = TestId(**old["test"])
-    path = store.path(environment, test)
-    path.parent.mkdir(parents=True)
-    path.write_text(text)
-    (session,) = store.read(environment, test).sessions
-    assert (session.commit, session.created) == (session_before["commit"], session_before["created"])
-    samples = session.measurement.samples
-    assert samples.step_seconds[0][0] == session_before["measurement"]["samples"]["step_seconds"][0][0]
-    assert samples.blocked_seconds is None
-    assert session.measurement.counters == session_before["measurement"].get("counters", {})
-    assert (session.files, session.distributions) == ({}, {})
 
 
 # --- near misses
