@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from pytest_ddpperf.rank.process import die_with_parent
+from pytest_ddpperf.wire.boot import die_with_parent
 
 # Bursts and the pauses between them, in seconds: as long as the mean of both is one second, half of the time is theirs.
 _SHORTEST, _LONGEST = 0.3, 1.7

@@ -33,7 +33,7 @@ from pytest_ddpperf.measuring.launches import Launches
 from pytest_ddpperf.measuring.serving import OVER, Serving
 from pytest_ddpperf.records import LaunchSamples, Plan, Scalar, Status, Verdict, codec
 from pytest_ddpperf.records.errors import BaseSideError, DdpPerfError
-from pytest_ddpperf.wire import calls
+from pytest_ddpperf.wire import payload
 from pytest_ddpperf.wire.channels import Message
 from pytest_ddpperf.wire.trees import Trees
 
@@ -45,7 +45,7 @@ def measurement_of(plan: Plan, label: str) -> Message:
 
 def call_of(plan: Plan, function: Callable[..., Any]) -> Message:
     """The same of a call."""
-    return {"what": "a call", "label": calls.named(function), "plan": codec.encode(plan)}
+    return {"what": "a call", "label": payload.name_of(function), "plan": codec.encode(plan)}
 
 
 class Following(Serving):

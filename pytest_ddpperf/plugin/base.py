@@ -21,9 +21,9 @@ from pytest_ddpperf.measuring.serving import Serving
 from pytest_ddpperf.plugin import state
 from pytest_ddpperf.plugin.items import is_distributed
 from pytest_ddpperf.plugin.outset import set_options
-from pytest_ddpperf.rank.process import die_with_parent
 from pytest_ddpperf.records import Scalar, codec
 from pytest_ddpperf.records.errors import DdpPerfError
+from pytest_ddpperf.wire.boot import die_with_parent
 from pytest_ddpperf.wire.channels import Message
 from pytest_ddpperf.wire.trees import Trees, install
 

@@ -15,7 +15,7 @@ from pytest_ddpperf.options import MARKER
 from pytest_ddpperf.plugin.gate import Benchmark, Distributed, GateFailed, check_name, check_number, plain_failure
 from pytest_ddpperf.records.collective import Collective, collective, in_words
 from pytest_ddpperf.records.errors import DdpPerfError, LaunchError
-from pytest_ddpperf.wire import calls
+from pytest_ddpperf.wire import payload
 from pytest_ddpperf.wire.payload import StaysInPytest
 
 
@@ -36,9 +36,9 @@ class DdpRun(Distributed):
         the test with its own traceback.
         """
         __tracebackhide__ = True
-        if not calls.takes(fn, 1 + len(args)):
+        if not payload.accepts(fn, 1 + len(args)):
             given = f"ctx and {len(args)} more" if args else "ctx"
-            raise TypeError(f"ddp_run: {calls.named(fn)} is called with {given}, which it does not take")
+            raise TypeError(f"ddp_run: {payload.name_of(fn)} is called with {given}, which it does not take")
         plan = self._plan(self._world_size)
         watcher = self._watcher(plan)
         try:

@@ -26,7 +26,7 @@ from pytest_ddpperf.records import Plan, RankOutput, TestId
 from pytest_ddpperf.records.errors import DdpPerfError, LaunchError, MarkerError, OptionError
 from pytest_ddpperf.report import failure, junit
 from pytest_ddpperf.verdict import TEST_LEVEL
-from pytest_ddpperf.wire import calls
+from pytest_ddpperf.wire import payload
 from pytest_ddpperf.wire.payload import StaysInPytest
 
 if TYPE_CHECKING:
@@ -205,10 +205,10 @@ class Benchmark(Distributed):
 
     def _check_call(self, role: str, setup: Any, *arguments: str) -> None:
         __tracebackhide__ = True
-        name, given, does = calls.named(setup), " and ".join(arguments), _WHAT_SETUP_DOES[role]
-        if calls.is_model(setup):
+        name, given, does = payload.name_of(setup), " and ".join(arguments), _WHAT_SETUP_DOES[role]
+        if payload.is_model(setup):
             raise TypeError(f"{self._name}({name}): {role} is called with {given}, and not a model: {does}")
-        if not calls.takes(setup, len(arguments)):
+        if not payload.accepts(setup, len(arguments)):
             guess = "was the step passed? " if role in ("setup", "trainer") else ""
             raise TypeError(
                 f"{self._name}({name}): {role} is called with {given}, which {name} does not take; {guess}{does}"

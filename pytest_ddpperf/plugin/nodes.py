@@ -29,10 +29,10 @@ from pytest_ddpperf.options import Settings
 from pytest_ddpperf.plugin.outset import outset_of
 from pytest_ddpperf.plugin.sides import PLUGIN, invocation, seed
 from pytest_ddpperf.plugin.state import Run
-from pytest_ddpperf.rank.process import die_with_parent
 from pytest_ddpperf.records import Scalar, codec
 from pytest_ddpperf.records.errors import DdpPerfError, NodesError
 from pytest_ddpperf.wire import boot
+from pytest_ddpperf.wire.boot import die_with_parent
 
 # Options with which pytest runs no test, on whatever node: each says what it has to say.
 _SAYS_ONLY = ("help", "version", "markers", "showfixtures", "show_fixtures_per_test", "cacheshow")

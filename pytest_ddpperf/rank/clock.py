@@ -84,7 +84,7 @@ def place_events(marks: Marks, elapsed_milliseconds: list[float]) -> None:
         marks[step + 1] = start + round(span * elapsed / total) if total > 0 else start
 
 
-def make(timing: Literal["free", "step"], device: torch.device, marks: Marks) -> Clock:
+def make_clock(timing: Literal["free", "step"], device: torch.device, marks: Marks) -> Clock:
     """The clock for a mode and a device. A CPU has no queue: a step has ended when it returns, in both modes."""
     if device.type == "cpu":
         return HostClock(marks)

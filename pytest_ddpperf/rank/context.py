@@ -1,14 +1,67 @@
-"""What a rank tells the user's code about itself."""
+"""The `ctx` that user code gets in a rank, and the values that it records or returns."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+import io
+import math
+import operator
+import pickle
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from types import FrameType
+from typing import Any, Literal, TypeVar
 
+import cloudpickle
 import torch
 
-from pytest_ddpperf.rank.figures import Figures
+from pytest_ddpperf.records.errors import SetupError, TransportError
+
+
+class Figures:
+    """Those of the step under way. The timed loop takes them after each step, and drops what came before the first."""
+
+    __slots__ = ("values",)
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {}
+
+    def record(self, name: str, value: Any) -> None:
+        """Raises TypeError or ValueError for what is no name or no number."""
+        if not isinstance(name, str) or not name.strip() or not name.isprintable():
+            raise ValueError(f"ctx.record({name!r}, ...): a figure's name is printable text")
+        if isinstance(value, torch.Tensor):
+            if value.numel() != 1:
+                told = f"a figure is a number, not a tensor of {tuple(value.shape)}"
+                raise TypeError(f"ctx.record({name!r}, ...): {told}")
+            value = value.detach()  # torch warns of a number made of one that requires grad
+        if isinstance(value, torch.Tensor) and value.device.type != "cpu":
+            # To read it would wait for the device, so it is copied there: a step may record the same one each time.
+            self.values[name] = value.clone()
+        elif hasattr(type(value), "__float__"):
+            self.values[name] = float(value)
+        else:
+            raise TypeError(f"ctx.record({name!r}, {value!r}): a figure is a number")
+
+    def take(self) -> dict[str, Any]:
+        """What was said since."""
+        values, self.values = self.values, {}
+        return values
+
+
+def figures_by_name(steps: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float | None, ...]]:
+    """Each figure by step: None where the step recorded none, or one that is not finite."""
+    names = dict.fromkeys(name for said in steps for name in said)
+    return {name: tuple(_finite(said.get(name)) for said in steps) for name in names}
+
+
+def _finite(value: Any) -> float | None:
+    if value is None:
+        return None
+    number = float(value)
+    return number if math.isfinite(number) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,3 +97,102 @@ class RpcContext(Context):
     role: Literal["trainer", "parameter_server", "master"]
     name: str  #: for torch.distributed.rpc: "trainer0", "ps0", "master"
     workers: Mapping[str, tuple[str, ...]]  #: names by role
+
+
+_INTEGERS = (
+    *(torch.int64, torch.int32, torch.int16, torch.int8),
+    *(torch.uint64, torch.uint32, torch.uint16, torch.uint8),
+)
+
+
+def describe_not_run(value: object) -> str:
+    """What a call of a function with `yield` or `async` returns, by its kind: its code has not begun. "" otherwise."""
+    if inspect.isgenerator(value):
+        return "a generator"
+    if inspect.isasyncgen(value):
+        return "an async generator"
+    if inspect.iscoroutine(value):
+        value.close()  # or Python warns that nobody awaited it
+        return "a coroutine"
+    return f"an awaitable {type(value).__name__}" if inspect.isawaitable(value) else ""
+
+
+def read_examples(returned: Any) -> Any:
+    """What a step returned if it is a whole number, to be read by `counts`; else None, and nothing is kept: a loss's
+    graph would live as long. Raises SetupError where nothing has run.
+
+    To read an accelerator's tensor would wait for the device, so it is copied there: a step may return the same one
+    each time.
+    """
+    if isinstance(returned, torch.Tensor):
+        if returned.numel() != 1 or returned.dtype not in _INTEGERS:
+            return None
+        return operator.index(returned) if returned.device.type == "cpu" else returned.clone()
+    if isinstance(returned, bool):
+        return None
+    if hasattr(type(returned), "__index__"):
+        with suppress(TypeError):  # NumPy's arrays of other numbers, or of several
+            return operator.index(returned)
+    if kind := describe_not_run(returned):
+        raise SetupError(
+            f"the step returned {kind}, of which nothing has run: a step does its work when it is called, "
+            "without yield or async"
+        )
+    return None
+
+
+def count_examples(examples: Sequence[Any]) -> tuple[int, ...] | None:
+    """The numbers of examples by step, if every step told; raises SetupError."""
+    if any(number is None for number in examples):
+        return None
+    numbers = tuple(map(operator.index, examples))
+    if min(numbers, default=0) < 0:
+        raise SetupError(
+            f"the step returned {min(numbers)}: a whole number that a step returns is how many examples it processed"
+        )
+    return numbers
+
+
+class _ResultPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no type hints
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, torch.Tensor) and obj.layout is torch.strided:
+            # DDP's gradients are views of whole buckets: each would carry its bucket along.
+            shared = obj.untyped_storage().nbytes() > obj.nbytes
+            if shared or obj.device.type != "cpu":
+                own = obj.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+                own.requires_grad_(obj.requires_grad)
+                return own.__reduce_ex__(pickle.HIGHEST_PROTOCOL)  # type: ignore[no-untyped-call]
+        return super().reducer_override(obj)
+
+
+def dump_result(value: Any) -> bytes:
+    """The pickled value; raises TransportError."""
+    buffer = io.BytesIO()
+    try:
+        _ResultPickler(buffer).dump(value)
+    except Exception as error:
+        raise TransportError("the result", f"{type(error).__name__}: {error}") from None
+    return buffer.getvalue()
+
+
+T = TypeVar("T")
+_kept: list[FrameType] = []
+
+
+def call_keeping_locals(function: Callable[..., T], *args: Any) -> T:
+    """`function(*args)`, whose locals live as long as this process: a frame that is referred to keeps them.
+
+    The profiler's hook sees the first call and is put back then, so the function itself runs at full speed.
+    """
+    before = sys.getprofile()
+
+    def keep(frame: FrameType, event: str, argument: object) -> None:
+        if event == "call":
+            _kept.append(frame)
+            sys.setprofile(before)
+
+    sys.setprofile(keep)
+    try:
+        return function(*args)
+    finally:
+        sys.setprofile(before)

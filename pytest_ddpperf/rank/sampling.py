@@ -1,9 +1,11 @@
-"""The timed loop of one rank: set-up, warm-up, the window."""
+"""The timed loop of one rank: set-up, warm-up until nothing changes any more, the timed window."""
 
 from __future__ import annotations
 
 import gc
 import inspect
+import logging
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,11 +15,11 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from pytest_ddpperf.rank import clock, figures, frames, returned, steady
+from pytest_ddpperf.rank import clock, context
 from pytest_ddpperf.rank.context import Context
 from pytest_ddpperf.records import Plan, Window
 from pytest_ddpperf.records.errors import SetupError
-from pytest_ddpperf.wire import calls
+from pytest_ddpperf.wire import payload
 from pytest_ddpperf.wire.channels import Board, Phase
 
 Step = Callable[[], Any]
@@ -27,12 +29,12 @@ class Prepared:
     """What a set-up function of the user's made, and its clean-up if it was a generator."""
 
     def __init__(self, setup: Callable[..., Any], *args: Any) -> None:
-        self.made: Any = frames.calling(setup, *args)
+        self.made: Any = context.call_keeping_locals(setup, *args)
         self._generator: Iterator[object] | None = None
         if inspect.isgenerator(self.made):
             self._generator = self.made
             self.made = next(self._generator, None)
-        elif kind := returned.not_run(self.made):
+        elif kind := context.describe_not_run(self.made):
             raise SetupError(
                 f"setup returned {kind}, of which nothing has run: it must be a plain function that returns the step, "
                 "or a generator that yields it"
@@ -40,8 +42,8 @@ class Prepared:
 
     @property
     def step(self) -> Step:
-        if not (callable(self.made) and calls.takes(self.made, 0)):
-            what = f"{calls.named(self.made)}, which needs arguments" if callable(self.made) else repr(self.made)
+        if not (callable(self.made) and payload.accepts(self.made, 0)):
+            what = f"{payload.name_of(self.made)}, which needs arguments" if callable(self.made) else repr(self.made)
             raise SetupError(
                 f"setup returned {what}; it must return the step to time, a callable without arguments "
                 "(or yield it, and clean up after)"
@@ -101,10 +103,10 @@ def measure(
     return Window(
         marks_ns=tuple(tuple(stretch.marks_ns[uncounted:]) for stretch in taken if stretch.length > uncounted),
         cpu_ns=tuple(cpu) if ctx.device.type == "cpu" else None,
-        examples=returned.counts([told for stretch in taken for told in stretch.returned[uncounted:]]),
+        examples=context.count_examples([told for stretch in taken for told in stretch.returned[uncounted:]]),
         blocked_ns=tuple(blocked),
         counters=warmed.counters,
-        recorded=figures.by_name([told for stretch in taken for told in stretch.recorded[uncounted:]]),
+        recorded=context.figures_by_name([told for stretch in taken for told in stretch.recorded[uncounted:]]),
         compiled_at=_compiled_at(taken, uncounted),
         unsettled=warmed.unsettled,
         warmup=warmed.steps,
@@ -119,13 +121,13 @@ class _Stretch:
         self._device, self._rank, self._figures, self.length = ctx.device, ctx.rank, ctx.figures, length
         if self._device.type != "cpu":
             torch.accelerator.synchronize()
-        self._timer = clock.make(plan.timing, self._device, marks_ns)
+        self._timer = clock.make_clock(plan.timing, self._device, marks_ns)
         self.marks_ns = marks_ns
         self.returned: list[Any] = [None] * length
         self.recorded: list[Mapping[str, Any]] = [{}] * length
         self.cpu_ns = [0] * (length + 1)  # of the training thread; zeros off CPU
         self.blocked_ns = [0] * (length + 1)
-        self.graphs = [steady.graphs()] * (length + 1)
+        self.graphs = [count_compilations()] * (length + 1)
 
     def take(self, step: Step, board: Board, meter: Meter, counted: int) -> None:
         """Time `step`, of which so many were `counted` before."""
@@ -146,11 +148,11 @@ class _Stretch:
             if on_cpu:
                 cpu_ns[index + 1] = time.thread_time_ns()
             # Of the usual ones without a call.
-            processed[index] = told if told is None or type(told) is int else returned.examples(told)
+            processed[index] = told if told is None or type(told) is int else context.read_examples(told)
             told = None  # a graph of a step's result, say, is not to live through the next step
-            if figures.said:
+            if figures.values:
                 recorded[index] = figures.take()
-            graphs[index + 1] = steady.graphs()
+            graphs[index + 1] = count_compilations()
             blocked_ns[index + 1] = meter.blocked_ns()
         timer.finish()
 
@@ -194,9 +196,9 @@ def _warm_up(step: Step, plan: Plan, ctx: Context, board: Board, meter: Meter) -
     counters: Mapping[str, int | None] = {}
     if plan.warmup == 0:
         return _WarmUp(steps=0, unsettled="", counters=counters)
-    watch = steady.Steadiness(ctx.device)
+    watch = Steadiness(ctx.device)
     step_ns = []
-    for index in range(plan.warmup + steady.WARMUP_BEYOND):
+    for index in range(plan.warmup + WARMUP_BEYOND):
         if index >= plan.warmup - 1:
             watch.changed()
         row[cell] = index
@@ -204,7 +206,7 @@ def _warm_up(step: Step, plan: Plan, ctx: Context, board: Board, meter: Meter) -
         if index == plan.warmup - 2 and plan.warmup >= _COUNTED_FROM:
             counters = meter.counters(step)
         else:
-            returned.examples(step())
+            context.read_examples(step())
         if ctx.device.type != "cpu":
             torch.accelerator.synchronize()
         step_ns.append(time.monotonic_ns() - began)
@@ -222,3 +224,59 @@ def _window_steps(warmed: _WarmUp, plan: Plan, ctx: Context) -> int:
     longest = torch.tensor(warmed.step_ns, device=ctx.device)
     dist.all_reduce(longest, dist.ReduceOp.MAX)
     return plan.steps_for(max(int(longest), 1) / 1e9)
+
+
+# How many steps the warm-up may go on beyond those asked, until nothing changes any more.
+WARMUP_BEYOND = 20
+_CAUSES = ("compiling", "allocating device memory", "rebuilding gradient buckets")
+
+
+class Steadiness:
+    """One rank's view of whether its last step changed anything that later steps find done."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._rebuilds = _Rebuilds()
+        self._before = self._counts()
+
+    def _counts(self) -> tuple[int, ...]:
+        return count_compilations(), _allocator_growth(self._device), self._rebuilds.count
+
+    def changed(self) -> list[bool]:
+        """Since it was asked last, by cause."""
+        now, before = self._counts(), self._before
+        self._before = now
+        return [after != earlier for after, earlier in zip(now, before, strict=True)]
+
+    def unsettled(self) -> str:
+        """What the last step changed in any rank, in words; all ranks ask together."""
+        changes = torch.tensor(self.changed(), dtype=torch.uint8, device=self._device)
+        dist.all_reduce(changes, dist.ReduceOp.MAX)
+        return ", ".join(cause for cause, any_rank in zip(_CAUSES, changes.tolist(), strict=True) if any_rank)
+
+
+def count_compilations() -> int:
+    """How many frames were handed to torch.compile so far, recompilations included."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return int(dynamo.counters["frames"]["total"]) if dynamo is not None else 0
+
+
+def _allocator_growth(device: torch.device) -> int:
+    """Segments that the caching allocator asked of the device, and retries after it was told there is no more."""
+    if device.type == "cpu":
+        return 0
+    told = torch.accelerator.memory_stats(device)
+    return int(told.get("segment.all.allocated", 0)) + int(told.get("num_alloc_retries", 0))
+
+
+class _Rebuilds:
+    """Counts the rebuilds of DDP's buckets, which it tells its log only: whatever of that the user lets be shown."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        log = logging.getLogger("torch.nn.parallel.distributed")
+        log.info, self._info = self._counted, log.info  # type: ignore[method-assign, assignment]
+
+    def _counted(self, message: object, *arguments: object, **options: Any) -> None:
+        self.count += "buckets have been rebuilt" in str(message)
+        self._info(message, *arguments, **{"stacklevel": 2, **options})

@@ -33,7 +33,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NoReturn
 
-from pytest_ddpperf.rank import process
+from pytest_ddpperf.wire import boot
 from pytest_ddpperf.wire.channels import Lines, Message, readable
 from pytest_ddpperf.wire.trees import Trees, install, know_loaded
 
@@ -60,8 +60,8 @@ def main(descriptor: int, start: Message) -> NoReturn:
     `preload`, the fields of `Trees`, or None where there is one, and `folder`, which pytest leaves if it is killed."""
     if start["trees"] is not None:
         install(Trees(**start["trees"]))
-    process.die_with_parent(start["parent"], signal.SIGTERM)
-    process.adopt_orphans()
+    boot.die_with_parent(start["parent"], signal.SIGTERM)
+    boot.adopt_orphans()
     control = Lines(socket.socket(fileno=descriptor))
     failure = _import(start["preload"])
     if failure is not None:
@@ -106,7 +106,7 @@ class _Server:
         self._ranks: set[int] = set()  # pids; each leads a session and a process group of its own
         self._stores: set[int] = set()  # pids of processes that hold one
         self._dir = ""  # of the last launch, to be removed if pytest cannot
-        self._spared = set(process.children())  # of modules that are preloaded: launches may need them
+        self._spared = set(boot.children())  # of modules that are preloaded: launches may need them
         signal.pthread_sigmask(signal.SIG_SETMASK, ())  # whoever started pytest may have blocked what wakes us
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
@@ -178,7 +178,7 @@ class _Server:
         worker.run(rank, self._dir, socket.socket(fileno=channel))
 
     def _fork_store(self) -> None:
-        """Ends with the launch, as all children of this process."""
+        """Ends with the launch, as all children of this boot."""
         descriptor = self._control.take_descriptor()
         self._stores.add(self._forked(lambda: _hold_store(descriptor)))
         os.close(descriptor)
@@ -245,7 +245,7 @@ class _Server:
     def _end(self) -> None:
         """Kill what is left of the launch: ranks, their groups, its store, and orphans that left their group."""
         self._signal_groups(signal.SIGKILL)
-        while pids := [pid for pid in process.children() if pid not in self._spared] or [*self._ranks, *self._stores]:
+        while pids := [pid for pid in boot.children() if pid not in self._spared] or [*self._ranks, *self._stores]:
             for pid in pids:
                 os.kill(pid, signal.SIGKILL)
             for pid in pids:

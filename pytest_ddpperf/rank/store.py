@@ -1,22 +1,26 @@
-"""Where the ranks of a launch meet: a file where all are on one node, else a process of the launch that holds a store.
+"""The stores in which ranks and nodes meet.
 
-The socket was bound before, to one interface and a port that the kernel chose: torch by itself would listen on all of
-them, on a port that somebody else may take meanwhile.
+The ranks of a launch meet in a file or, on several nodes, in a process of the launch that holds a store on a socket
+which was bound before: torch by itself would listen on all interfaces, on a port that another process may take. The
+pytest processes of several nodes meet in torchrun's own store, which `main` asks (see `nodes.rendezvous`).
 """
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch.distributed as dist
 
-from pytest_ddpperf.rank import process
+from pytest_ddpperf.wire import boot
+from pytest_ddpperf.wire.channels import Lines, Message
 
 _SCHEME = "ddpperf"
 
@@ -25,7 +29,7 @@ def serve(descriptor: int) -> NoReturn:
     """Hold the store of a launch on a bound socket, until the rank server ends it."""
     server = os.getppid()
     os.setsid()
-    process.die_with_parent(server, signal.SIGKILL)
+    boot.die_with_parent(server, signal.SIGKILL)
     with socket.socket(fileno=descriptor) as bound:
         host, port = bound.getsockname()[:2]
         bound.detach()
@@ -56,3 +60,45 @@ def url_of(name: str, size: int, folder: Path, address: tuple[str, int] | None, 
 
     dist.register_rendezvous_handler(_SCHEME, rendezvous)  # type: ignore[attr-defined, no-untyped-call]
     return f"{_SCHEME}://{name}"
+
+
+def main(descriptor: int, start: Message) -> NoReturn:
+    """Tell, or wait to be told; then stay until pytest closes the connection, for this process may hold the store."""
+    boot.die_with_parent(start["parent"], signal.SIGKILL)
+    control = Lines(socket.socket(fileno=descriptor))
+    try:
+        store, answered = _asked(start)
+        control.send(answered)
+    except Exception as error:
+        control.send({"event": "failed", "text": f"{type(error).__name__}: {error}"})
+        store = None
+    while control.receive() is not None:
+        pass
+    if start["tell"] is not None and store is not None:
+        with suppress(Exception):  # it may be gone, and nobody asks
+            store.delete_key(start["key"])  # a second pytest of the same run would find the first one
+    os._exit(0)
+
+
+def _asked(start: Message) -> tuple[Any, Message]:
+    timeout = timedelta(seconds=start["seconds"])
+    if start["hosts"]:
+        store = _held(start["tell"]["address"], start["port"], timeout)
+    else:
+        store = dist.TCPStore(  # type: ignore[attr-defined]
+            start["address"], start["port"], is_master=False, wait_for_workers=False, timeout=timeout
+        )
+    if start["tell"] is not None:
+        store.set(start["key"], json.dumps(start["tell"]))
+        return store, {"event": "told"}
+    store.wait([start["key"]], timeout)
+    return store, {"event": "found", "found": json.loads(store.get(start["key"]))}
+
+
+def _held(address: str, port: int, timeout: timedelta) -> Any:
+    """The store itself, on one interface: torch by itself would listen on all of them."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    descriptor = socket.create_server((address, port), family=family).detach()
+    return dist.TCPStore(  # type: ignore[attr-defined]
+        address, port, is_master=True, wait_for_workers=False, timeout=timeout, master_listen_fd=descriptor
+    )

@@ -11,24 +11,26 @@ import faulthandler
 import json
 import multiprocessing
 import os
+import pkgutil
 import re
 import signal
 import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
-from pytest_ddpperf.rank import counters, environment, frames, group, operation, process, results, sampling, warned
+from pytest_ddpperf.rank import context, counters, environment, group, operation, sampling
 from pytest_ddpperf.rank.context import Context, RpcContext
 from pytest_ddpperf.records import Imported, Plan, codec
 from pytest_ddpperf.records.errors import DdpPerfError, SetupError
-from pytest_ddpperf.wire import payload
+from pytest_ddpperf.wire import boot, payload
 from pytest_ddpperf.wire.channels import Board, Kind, Message, Phase, receive_word, send_frame
 from pytest_ddpperf.wire.trees import Trees
 
@@ -46,7 +48,7 @@ def run(rank: int, directory: str, channel: socket.socket) -> NoReturn:
     server = os.getppid()
     os.setsid()
     channel.setblocking(True)  # whatever socket.setdefaulttimeout says, here or in pytest
-    process.die_with_parent(server, signal.SIGKILL)
+    boot.die_with_parent(server, signal.SIGKILL)
     folder = Path(directory)
     stacks = _redirect(folder, rank)
     request: Message = json.loads((folder / "request.json").read_text())
@@ -160,7 +162,7 @@ def _work(rank: Rank, folder: Path, request: Message) -> None:
     )
     ctx: Context = (_rpc() if rank.plan.rpc else group).start(rank.plan, place)
     rank.enter(Phase.SETUP)
-    warned.install(rank.plan.warning_filters)
+    _apply_warning_filters(rank.plan.warning_filters)
     clean_up = _TASKS[task.name](rank, ctx, task.function, *task.args)
     rank.enter(Phase.CLEANUP)
     if clean_up is not None:
@@ -206,7 +208,7 @@ def _measure_rpc(rank: Rank, ctx: RpcContext, trainer: Any, master: Any, paramet
 def _timed(rank: Rank, ctx: Context, prepared: sampling.Prepared, meter: sampling.Meter) -> CleanUp:
     window = sampling.measure(prepared.step, rank.plan, ctx, rank.board, meter, rank.stretches, held=rank.held)
     if ctx.rank == 0:
-        with warned.unheard():
+        with _without_warnings():
             facts = environment.versions() | environment.state() | environment.device(ctx.device.type)
         window = replace(window, facts=facts)
     if rank.plan.collective is not None:  # its closing check is part of the result
@@ -219,9 +221,9 @@ def _timed(rank: Rank, ctx: Context, prepared: sampling.Prepared, meter: samplin
 
 def _call(rank: Rank, ctx: Context, function: Any, *args: Any) -> None:
     rank.enter(Phase.STEPS)
-    made = frames.calling(function, ctx, *args)
-    with warned.unheard():
-        result = results.dumps(made)
+    made = context.call_keeping_locals(function, ctx, *args)
+    with _without_warnings():
+        result = context.dump_result(made)
     rank.deliver(result)
 
 
@@ -292,3 +294,22 @@ def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):  # closed by the user's code, or no space for the log
             stream.flush()
+
+
+def _apply_warning_filters(filters: Sequence[str]) -> None:
+    """Apply `Plan.warning_filters`, from here to the end of this process: what the user's code adds comes before."""
+    for text in filters:
+        action, message, category, module, line = text.split(":")
+        try:
+            kind = pkgutil.resolve_name(category)
+        except (ImportError, AttributeError) as error:
+            raise SetupError(f"pytest's warning filter {text} does not work in a rank: {error}") from None
+        warnings.filterwarnings(action, message, kind, module, int(line))  # type: ignore[arg-type]
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Around what is ours: a filter that makes errors is meant for the user's code."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

@@ -1,8 +1,14 @@
-"""How a process of ours begins: it is told over its socket what it needs, for an argument of a command has a limit (of
-128 KiB, on Linux) that a sys.path or the files of many tests exceed. Standard library only."""
+"""How a process of ours begins: what it is told over its socket, and what it asks of the kernel.
+
+Start-up data goes over a socket because an argument of a command is limited (to 128 KiB on Linux), which a sys.path
+or the files of many tests exceed. Standard library only; the kernel's part works on Linux and does nothing on macOS.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -28,3 +34,33 @@ def command(python: str, module: str, descriptor: int) -> list[str]:
     """Calls `main(descriptor, start)` of a module: `start` is the first message that came over the socket `descriptor`,
     as `Lines` sends it, and none may follow before it is answered. Its `sys_path` is None for the interpreter's own."""
     return [python, "-c", _BOOT, module, str(descriptor)]
+
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def die_with_parent(parent: int, signum: signal.Signals) -> None:
+    """Ask for `signum` when the parent's thread that made us ends; ends at once if `parent` is gone already."""
+    _prctl(_PR_SET_PDEATHSIG, signum)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signum)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose own parent ended, so that none outlives a launch."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def children() -> list[int]:
+    """The pids of this process's children, zombies included."""
+    try:
+        with open(f"/proc/self/task/{os.getpid()}/children") as file:
+            return [int(pid) for pid in file.read().split()]
+    except OSError:
+        return []
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux" and ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl({option})")

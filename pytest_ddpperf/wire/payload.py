@@ -1,14 +1,15 @@
-"""How the user's code travels to the ranks; both halves, so that they are read together.
+"""How the user's code travels to the ranks (both halves, so that they are read together), and how it can be called.
 
 Functions and classes of importable modules, test modules and conftests go by name: a rank imports them under the
 names and from the files that pytest used, whatever its import mode. Closures go by value, but their globals are
 those of the rank's own import of their module: so a closure may use a global that cannot be pickled (a lock, a
-logger), while a global that was monkeypatched in pytest is not seen. Knows nothing of torch.
+logger), while a global that was monkeypatched in pytest is not seen. Does not import torch.
 """
 
 from __future__ import annotations
 
 import importlib
+import inspect
 import io
 import pickle
 import sys
@@ -187,3 +188,38 @@ def _new_instance(cls: type, state: dict[str, Any]) -> object:
     instance: object = object.__new__(cls)
     vars(instance).update(state)
     return instance
+
+
+_MODULE = "torch.nn.modules.module.Module"
+_DDP = "torch.nn.parallel.distributed.DistributedDataParallel"
+
+
+def accepts(function: Any, count: int) -> bool:
+    """Whether `function` may be called with so many arguments; what has no signature may."""
+    while _is(function, _DDP):
+        function = function.module
+    if is_model(function):
+        function = function.forward  # a call of a module takes anything
+    try:
+        # A decorated function by what its wrapper takes, not by what that may pass on.
+        signature = inspect.signature(function, follow_wrapped=False)
+    except (TypeError, ValueError):
+        return True
+    try:
+        signature.bind(*[None] * count)
+    except TypeError:
+        return False
+    return True
+
+
+def is_model(thing: object) -> bool:
+    return _is(thing, _MODULE)
+
+
+def _is(thing: object, name: str) -> bool:
+    return any(f"{base.__module__}.{base.__qualname__}" == name for base in type(thing).__mro__)
+
+
+def name_of(function: object) -> str:
+    """A function for a message; an object by its type, for models are long."""
+    return str(getattr(function, "__name__", type(function).__name__))

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from pytest_ddpperf.rank.steady import WARMUP_BEYOND
+from pytest_ddpperf.rank.sampling import WARMUP_BEYOND
 from tests.launch.conftest import Bench
 
 

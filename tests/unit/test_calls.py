@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from pytest_ddpperf.wire import calls
+from pytest_ddpperf.wire import payload
 
 
 def none() -> None: ...
@@ -70,13 +70,13 @@ def replica(module: nn.Module) -> DistributedDataParallel:
     ],
 )
 def test_how_many_arguments_a_function_takes(function: Any, counts: list[int]) -> None:
-    assert [count for count in range(3) if calls.takes(function, count)] == counts
+    assert [count for count in range(3) if payload.accepts(function, count)] == counts
 
 
 def test_a_model_is_known_by_its_base() -> None:
-    assert calls.is_model(replica(Net()))
-    assert not any(map(calls.is_model, (Net, none, Net().forward, 3)))
+    assert payload.is_model(replica(Net()))
+    assert not any(map(payload.is_model, (Net, none, Net().forward, 3)))
 
 
 def test_a_function_is_named_by_itself_and_an_object_by_its_type() -> None:
-    assert [calls.named(thing) for thing in (none, Net, Net(), partial(one))] == ["none", "Net", "Net", "partial"]
+    assert [payload.name_of(thing) for thing in (none, Net, Net(), partial(one))] == ["none", "Net", "Net", "partial"]

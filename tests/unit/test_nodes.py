@@ -46,7 +46,7 @@ from pytest_ddpperf.plugin import base as base_module
 from pytest_ddpperf.plugin import hooks
 from pytest_ddpperf.plugin import nodes as nodes_module
 from pytest_ddpperf.plugin.state import RUN
-from pytest_ddpperf.rank import rendezvous
+from pytest_ddpperf.rank import store as rendezvous
 from pytest_ddpperf.records import LaunchSamples, Plan, Status, Verdict, codec
 from pytest_ddpperf.records.errors import AgainstError, BaseSideError, NodesError, OptionError
 from pytest_ddpperf.wire.channels import Lines

@@ -56,8 +56,8 @@ os.fork = fork
 STORE_WHERE_NO_CHILDREN_ARE_TOLD = """
 import time
 import pytest_ddpperf.rank
-from pytest_ddpperf.rank import process
-process.children = list
+from pytest_ddpperf.wire import boot
+boot.children = list
 class store:
     def serve(descriptor):
         time.sleep(600)
