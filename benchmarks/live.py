@@ -322,12 +322,12 @@ def steps_of(row: Row) -> Steps:
 def differences(limit: Limit, outcome: Outcome) -> list[float]:
     """The log-ratio of each pair, as the rule has it."""
     assert outcome.measurement is not None
-    assert outcome.beside is not None
-    assert outcome.beside.measurement is not None
-    sides = outcome.measurement, outcome.beside.measurement
+    assert outcome.baseline_side is not None
+    assert outcome.baseline_side.measurement is not None
+    sides = outcome.measurement, outcome.baseline_side.measurement
     now, base = (observations.logs(limit, side) for side in sides)
     if observations.is_middle(limit):
-        base = observations.in_stretches(limit, now, base, *sides, outcome.beside.stretches)
+        base = observations.in_stretches(limit, now, base, *sides, outcome.baseline_side.stretches)
     return [round(after - before, 4) for after, before in zip(now, base, strict=True)]
 
 

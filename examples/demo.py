@@ -249,7 +249,7 @@ def planted() -> None:
     commit("Use smaller gradient buckets to lower memory", PLANTED)
     measurement, status = measure(3, "--ddp-against=HEAD~1", CLOSER_LIMIT)
     expect(measurement, status, "REGRESSED")
-    differing = measurement["beside"]["differing"]
+    differing = measurement["baseline_side"]["differing"]
     if differing != [CONFIGURED]:
         raise Surprise(f"the report was to name {CONFIGURED} as what differs, but names {', '.join(differing)}")
     say(f"Red, REGRESSED: {change(measurement)}. The line 'evidence' names what differs: {CONFIGURED}.")
@@ -271,7 +271,7 @@ def stored() -> None:
     (comparison,) = measurement["verdict"]["comparisons"]
     say(f"Not red here, {verdict}: {change(measurement)}.")
     say(
-        f"Beside a baseline of one session this machine, as it is now, can tell slowdowns of "
+        f"BaselineSide a baseline of one session this machine, as it is now, can tell slowdowns of "
         f"{comparison['resolution']:.0%} and more, no smaller ones. In act 3 what drifts was in both sides."
     )
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from pytest_ddpperf.records import (
     Baseline,
-    Beside,
+    BaselineSide,
     Counters,
     Environment,
     Limit,
@@ -19,7 +19,7 @@ from pytest_ddpperf.records import (
     Phases,
     Plan,
     Recording,
-    Run,
+    RunInfo,
     Samples,
     Scalar,
     TestId,
@@ -31,7 +31,7 @@ from pytest_ddpperf.verdict import fails, in_percentiles, judge
 
 LIMITS = (Limit(metric="p10", value=0.1, unit="%"), Limit(metric="p50", value=0.1, unit="%"))
 FACTS: Mapping[str, Scalar] = {"torch": "2.13.0", "python": "3.11.7", "cpu_model": "AMD EPYC 9654", "places": ""}
-RUN = Run(
+RUN = RunInfo(
     id="3f2b8c1d",
     created="2026-03-04T05:06:07+00:00",
     version="0.1",
@@ -141,7 +141,7 @@ def in_turns(name: str, now: Drawn, base: Drawn, *, stretches: bool = True, **kw
     measured, other = measurement(now), measurement(base)
     lengths = ((now.steps // 5,) * 5,) * now.launches if stretches else ()
     verdict = judge(measured, [other], LIMITS, interleaved=True, stretches=lengths)
-    beside = Beside(
+    beside = BaselineSide(
         version=_VERSION,
         seed=now.seed,
         order="".join("".join(source.sample("bn", 2)) for _ in range(now.launches)),
@@ -150,7 +150,7 @@ def in_turns(name: str, now: Drawn, base: Drawn, *, stretches: bool = True, **kw
         imported=12,
         differing=("src/net.py",),
     )
-    told = outcome(name, now, verdict, measured, beside=beside, **kwargs)
+    told = outcome(name, now, verdict, measured, baseline_side=beside, **kwargs)
     baseline = Baseline(test=told.test, sessions=(Recording(measurement=other, commit=_VERSION.commit),))
     return failure.explained(told, baseline=baseline, accept_command="pytest --ddp-save-baseline")
 

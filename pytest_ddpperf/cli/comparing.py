@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from pytest_ddpperf import verdict as verdicts
 from pytest_ddpperf.measuring.looks import follow, schedule
-from pytest_ddpperf.records import Baseline, Limit, Measurement, Outcome, Recording, Run, Status, Verdict
+from pytest_ddpperf.records import Baseline, Limit, Measurement, Outcome, Recording, RunInfo, Status, Verdict
 from pytest_ddpperf.records.asked import TIME_LIMITS, limits_for
 from pytest_ddpperf.report import failure, text
 from pytest_ddpperf.report.reading import Entry, Report, gone_of, identity
@@ -46,9 +46,9 @@ def compare(base: Report, now: Report, terms: Terms) -> Report:
     )
 
 
-def _bare(run: Run) -> Run:
+def _bare(run: RunInfo) -> RunInfo:
     """Without what it says of itself as a whole, which is not of the comparison: `-k` may have left a part."""
-    return replace(run, skipped=0, never_measured=0, other_failures=0, problem="", told=())
+    return replace(run, skipped=0, never_measured=0, other_failures=0, problem="", messages=())
 
 
 def _partners(base: Report, now: Report) -> dict[int, int]:
@@ -76,7 +76,7 @@ def _held_against(now: Outcome, other: Entry | None, terms: Terms, level: float)
     asked = terms.limits if terms.limits is not None else now.limits or _limits_of(now) or TIME_LIMITS
     limits = limits_for(now.plan, asked)
     fresh = replace(
-        now, limits=limits, level=level, baseline_path="", beside=None, stored=None, saved=0,
+        now, limits=limits, level=level, baseline_path="", baseline_side=None, stored_verdict=None, saved=0,
         sessions=(), evidence=(), accept="", notes=(),
     )  # fmt: skip
     if now.measurement is None:

@@ -111,7 +111,7 @@ def _data(base: Report, now: Report) -> dict[str, Any]:
     """NOW as a report, with what it was held against."""
     before = {name: getattr(base.run, name) for name in ("created", "version", "commit", "committed")}
     return {
-        **json_report.report(now.outcomes, replace(now.run, told=tuple(sides.remarks(base, now)))),
+        **json_report.report(now.outcomes, replace(now.run, messages=tuple(sides.remarks(base, now)))),
         "base": {"run_id": base.run.id, **before},
         "only_in_base": codec.encode(now.only_before),
     }

@@ -17,7 +17,7 @@ from typing import Any
 
 from pytest_ddpperf.baseline.naming import environment_name
 from pytest_ddpperf.files import write
-from pytest_ddpperf.records import Interval, Outcome, Run, Scalar, TestId, codec
+from pytest_ddpperf.records import Interval, Outcome, RunInfo, Scalar, TestId, codec
 from pytest_ddpperf.records.errors import HistoryError
 from pytest_ddpperf.verdict.stats import launch_quantiles
 
@@ -67,7 +67,7 @@ class AcceptedChange:
     why: str
 
 
-def make_entry(outcomes: Iterable[Outcome], run: Run) -> HistoryEntry:
+def make_entry(outcomes: Iterable[Outcome], run: RunInfo) -> HistoryEntry:
     """Return the measurements of a run that describe its commit alone."""
     found = [_measurement_of(outcome) for outcome in outcomes if _describes_its_commit(outcome)]
     ordered = sorted(found, key=lambda each: (each.environment, str(each.test)))
@@ -76,7 +76,7 @@ def make_entry(outcomes: Iterable[Outcome], run: Run) -> HistoryEntry:
 
 def _describes_its_commit(outcome: Outcome) -> bool:
     """Whether the launches were neither interleaved with another version nor slowed down or shortened on purpose."""
-    if outcome.measurement is None or (outcome.beside is not None and outcome.stored is None):
+    if outcome.measurement is None or (outcome.baseline_side is not None and outcome.stored_verdict is None):
         return False
     return outcome.verdict is None or outcome.verdict.reason not in ("disabled", "debugging-variable")
 
@@ -105,7 +105,7 @@ def _measurement_of(outcome: Outcome) -> HistoryMeasurement:
     )
 
 
-def why_unfit(run: Run) -> str:
+def why_unfit(run: RunInfo) -> str:
     """Return why a run cannot be part of a history, or "". File names and the order of runs depend on these fields."""
     if not run.commit or not run.committed:
         return "what was measured is not a commit of a git repository"
@@ -114,7 +114,7 @@ def why_unfit(run: Run) -> str:
     return _invalid_field(run)
 
 
-def _invalid_field(run: Run | HistoryEntry) -> str:
+def _invalid_field(run: RunInfo | HistoryEntry) -> str:
     if not _COMMIT.fullmatch(run.commit):
         return f"commit: {run.commit!r:.80} is not the hash of a commit"
     for name, value in (("committed", run.committed), ("created", run.created)):

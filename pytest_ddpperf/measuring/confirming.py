@@ -124,7 +124,7 @@ class Confirming:
             return _Unconfirmed("; ".join((why, *failed)), failed=bool(failed))
 
         measured, turned = _noted(measured, *failed), _noted(turned, *failed)
-        verdict, beside = turned.outcome.verdict, turned.outcome.beside
+        verdict, beside = turned.outcome.verdict, turned.outcome.baseline_side
         assert verdict is not None
         assert beside is not None
         if beside.error:
@@ -169,7 +169,7 @@ class Confirming:
         outcome = replace(
             _with(settled, final, job),
             baseline_path=measured.outcome.baseline_path,
-            stored=stored,
+            stored_verdict=stored,
             level=job.level,
             sessions=measured.outcome.sessions,
         )

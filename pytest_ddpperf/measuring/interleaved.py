@@ -15,7 +15,7 @@ from pytest_ddpperf.measuring.launches import Launches, measurement
 from pytest_ddpperf.measuring.pairs import Held, interleave
 from pytest_ddpperf.records import (
     Baseline,
-    Beside,
+    BaselineSide,
     Environment,
     LaunchSamples,
     Measurement,
@@ -192,7 +192,7 @@ class Interleaved:
         """Return the outcome with the other side in it."""
         stretches = tuple(launch.stretches for launch in current.taken)
         files = [side[0].files if side else {} for side in (current.taken, self.launches)]
-        beside = Beside(
+        beside = BaselineSide(
             version=self._base.version,
             seed=self._seed,
             order=self._order,
@@ -206,4 +206,4 @@ class Interleaved:
         notes = tuple(f"{self._base.version}: {note}" for note in notes)
         if self._why_apart and not self.error:
             notes += (f"launches were measured one after the other: {self._why_apart}",)
-        return replace(outcome, beside=beside, notes=outcome.notes + notes)
+        return replace(outcome, baseline_side=beside, notes=outcome.notes + notes)

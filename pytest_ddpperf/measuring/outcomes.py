@@ -11,21 +11,21 @@ from uuid import uuid4
 
 from pytest_ddpperf import __version__
 from pytest_ddpperf.git import commit_of, commit_time
-from pytest_ddpperf.records import Outcome, Run, Scalar, codec
+from pytest_ddpperf.records import Outcome, RunInfo, Scalar, codec
 from pytest_ddpperf.report import json_report, markdown, page, terminal
 from pytest_ddpperf.report.counts import count
 
 
-def begin(rootdir: Path) -> Run:
+def begin(rootdir: Path) -> RunInfo:
     """A run of the code in `rootdir`: once, since what it saves makes the working tree another."""
-    return Run(id=uuid4().hex, version=__version__, commit=commit_of(rootdir), committed=commit_time(rootdir))
+    return RunInfo(id=uuid4().hex, version=__version__, commit=commit_of(rootdir), committed=commit_time(rootdir))
 
 
 @dataclass(slots=True)
 class Report:
     """All outcomes of a run, wherever they were measured: under xdist they come from the workers."""
 
-    begun: Run  # what is known of the run before its first test
+    begun: RunInfo  # what is known of the run before its first test
     _outcomes: dict[tuple[str, str], Outcome] = field(default_factory=dict)  # by node id and label
     skipped: int = 0
     never_measured: list[str] = field(default_factory=list)  # node ids
@@ -33,7 +33,7 @@ class Report:
     told: list[str] = field(default_factory=list)  # of the run, beyond its outcomes
     usage_error: str = ""  # found in a worker, or at the end, where pytest cannot say it
     refused: str = ""  # another one, for which pytest ran no test, and which it says itself
-    other_failures: int = 0  # as of `Run`
+    other_failures: int = 0  # as in `RunInfo`
     unwritten: list[str] = field(default_factory=list)  # reports that could not be written, and why
     _ended: str = ""
 
@@ -51,7 +51,7 @@ class Report:
         has nothing say nothing of it."""
         self.refused = refused
         self.other_failures = len({*failed} - {outcome.nodeid for outcome in self.outcomes if outcome.fails})
-        asked = (outcome.beside for outcome in self.outcomes if outcome.stored is None)
+        asked = (outcome.baseline_side for outcome in self.outcomes if outcome.stored_verdict is None)
         sides = [beside for beside in asked if beside is not None and not beside.error]
         if not sides or not all(beside.same for beside in sides):
             return
@@ -86,7 +86,7 @@ class Report:
         yield from terminal.summary(self.outcomes, self.run, never_measured=self.never_measured)
 
     @property
-    def run(self) -> Run:
+    def run(self) -> RunInfo:
         """What all outcomes share; the run ends when that is asked for first, for all reports alike."""
         self._ended = self._ended or datetime.now(timezone.utc).isoformat(timespec="seconds")
         return replace(
@@ -97,7 +97,7 @@ class Report:
             never_measured=len(self.never_measured),
             other_failures=self.other_failures,
             problem=self.refused or self.usage_error,
-            told=(*self.told, *terminal.unmeasured(self.never_measured)),
+            messages=(*self.told, *terminal.unmeasured(self.never_measured)),
         )
 
     def markdown(self) -> str:

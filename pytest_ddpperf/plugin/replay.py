@@ -63,7 +63,7 @@ class Replay:
             "backend": result.backend,
             **{f"p{q}": result.percentile(q) for q in (10, 50, 75, 90, 95)},
         }
-        beside = measured.outcome.beside
+        beside = measured.outcome.baseline_side
         if beside is not None:
             self._benchmark.extra_info["ddpperf"] |= {
                 "against": str(beside.version),

@@ -42,15 +42,15 @@ if TYPE_CHECKING:
     from pytest_ddpperf.records.measured import Status as Status
     from pytest_ddpperf.records.measured import TestId as TestId
     from pytest_ddpperf.records.measured import Verdict as Verdict
-    from pytest_ddpperf.records.outcome import Beside as Beside
+    from pytest_ddpperf.records.outcome import BaselineSide as BaselineSide
     from pytest_ddpperf.records.outcome import Outcome as Outcome
-    from pytest_ddpperf.records.outcome import Run as Run
+    from pytest_ddpperf.records.outcome import RunInfo as RunInfo
     from pytest_ddpperf.records.outcome import StoredSession as StoredSession
     from pytest_ddpperf.records.outcome import Version as Version
 
 _SUBMODULES = ("asked", "codec", "errors", "launched", "measured", "outcome")
 _HOMES = {
-    **dict.fromkeys(("Beside", "Outcome", "Run", "StoredSession", "Version"), "outcome"),
+    **dict.fromkeys(("BaselineSide", "Outcome", "RunInfo", "StoredSession", "Version"), "outcome"),
     **dict.fromkeys(("Imported", "LaunchSamples", "Phases", "RankError", "RankOutput", "Window"), "launched"),
 }
 

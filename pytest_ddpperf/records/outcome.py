@@ -38,7 +38,7 @@ class Version:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beside:
+class BaselineSide:
     """The other side of a measurement whose launches took turns with it."""
 
     version: Version
@@ -70,7 +70,7 @@ class StoredSession:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class RunInfo:
     """What all measurements of a run share."""
 
     id: str = ""  # another for each run; "" in a report from before there were any
@@ -83,7 +83,7 @@ class Run:
     never_measured: int = 0  # tests that passed without a call of the fixture that they ask for
     other_failures: int = 0  # tests that failed, and files that could not be collected, though no measurement fails
     problem: str = ""  # why pytest ended with a usage error, before its tests or behind them
-    told: tuple[str, ...] = ()  # of it as a whole, a line each
+    messages: tuple[str, ...] = ()  # of it as a whole, a line each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,8 +102,10 @@ class Outcome:
     phases: tuple[Phases, ...] = ()  # one a launch
     recorded: Recorded = field(default_factory=dict)  # what steps recorded of themselves
     baseline_path: str = ""  # relative to rootdir where it is below it; "" where nothing stored was asked for
-    beside: Beside | None = None  # what it was compared with instead or, after the baseline, to settle a suspicion
-    stored: Verdict | None = None  # what the baseline by itself said, where `beside` settled it
+    baseline_side: BaselineSide | None = (
+        None  # what it was compared with instead or, after the baseline, to settle a suspicion
+    )
+    stored_verdict: Verdict | None = None  # of the baseline alone, where `baseline_side` confirmed or refuted it
     saved: int = 0  # sessions that its baseline now holds; 0: nothing was written
     file: str = ""  # of the test, from the top of the git working tree, or from rootdir outside git
     line: int = 0  # in it, from 1; 0 where nobody knows

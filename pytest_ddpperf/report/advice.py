@@ -16,7 +16,7 @@ _TIMES_LAUNCHES, _USUAL_LAUNCHES = 4, 20
 def lines(outcomes: Sequence[Outcome]) -> Iterator[str]:
     """For the summary of a run."""
     # Two reports that were held against each other have both sides behind them: no option would tell more.
-    outcomes = [outcome for outcome in outcomes if outcome.baseline_path or outcome.beside is not None]
+    outcomes = [outcome for outcome in outcomes if outcome.baseline_path or outcome.baseline_side is not None]
     yield from _resolution(outcomes)
     yield from _drift(outcomes)
 
@@ -52,7 +52,7 @@ def _bound(comparison: Comparison) -> float:
 def _advice(outcome: Outcome, coarse: Sequence[Comparison]) -> str:
     """What would make a measurement see changes as small as its limits; it may have a place for `launches`."""
     assert outcome.verdict is not None
-    stored = outcome.beside is None
+    stored = outcome.baseline_side is None
     needed = [c.launches_needed for c in coarse if c.launches_needed is not None]
     if stored and len(needed) < len(coarse) and outcome.verdict.sessions < SESSIONS_KEPT:
         return "the baseline allows no finer one: let --ddp-extend-baseline add sessions to it"

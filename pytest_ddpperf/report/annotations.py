@@ -52,8 +52,8 @@ def _command(outcome: Outcome, message: Sequence[str]) -> str:
 def _place(outcome: Outcome) -> tuple[str, int]:
     """Where it is shown: at code that differs, which a reviewer sees, where that is known; else at the test. From the
     top of the repository; the line is 0 where it is all of the file."""
-    if outcome.beside is not None and outcome.beside.differing:
-        return outcome.beside.differing[0], 0
+    if outcome.baseline_side is not None and outcome.baseline_side.differing:
+        return outcome.baseline_side.differing[0], 0
     return outcome.file or outcome.nodeid.partition("::")[0], outcome.line
 
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pytest_ddpperf.records import Beside, Outcome
+from pytest_ddpperf.records import BaselineSide, Outcome
 from pytest_ddpperf.report import text
 
 _FILES_NAMED = 5
 
 
-def commits(beside: Beside) -> str:
+def commits(beside: BaselineSide) -> str:
     """ "HEAD~1 (1a2b3c4d5e6f), now 5d6e7f8a9b0c with uncommitted changes"."""
     now = text.commit(beside.version.now).replace("-dirty", " with uncommitted changes")
     return f"{beside.version}, now {now}" if now else str(beside.version)
 
 
-def files(beside: Beside) -> str:
+def files(beside: BaselineSide) -> str:
     """ "; 1 of 12 imported files differs: src/net.py"; "" where none was imported."""
     if beside.error or not beside.imported:
         return ""
@@ -29,20 +29,20 @@ def files(beside: Beside) -> str:
 
 def evidence(outcome: Outcome) -> str:
     """What both sides are made of."""
-    assert outcome.beside is not None
-    ways = "in turns, stretch by stretch" if outcome.beside.stretches else "in turns"
+    assert outcome.baseline_side is not None
+    ways = "in turns, stretch by stretch" if outcome.baseline_side.stretches else "in turns"
     launches = f"{len(outcome.phases)} launches a side, {ways}"
-    return f"evidence: {launches} (order by seed {outcome.beside.seed}){files(outcome.beside)}"
+    return f"evidence: {launches} (order by seed {outcome.baseline_side.seed}){files(outcome.baseline_side)}"
 
 
-def missing(beside: Beside) -> str:
+def missing(beside: BaselineSide) -> str:
     """Why there is nothing to compare with, in the other side's words."""
     return f"{beside.version} was not measured:\n{beside.error}"
 
 
 def told(outcome: Outcome) -> Iterator[str]:
     """How far both sides differ and what would have been seen, for the summary of a run."""
-    beside, verdict = outcome.beside, outcome.verdict
+    beside, verdict = outcome.baseline_side, outcome.verdict
     if beside is None or verdict is None or not verdict.status.compared:
         return
     parts = [f"{text.change(c)}, resolves {text.amount(text.resolution(c))}" for c in verdict.comparisons]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pytest_ddpperf.records import Outcome, Run, Status
+from pytest_ddpperf.records import Outcome, RunInfo, Status
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +25,7 @@ class Counts:
     other_failures: int  # of which no measurement tells
 
 
-def count(outcomes: Sequence[Outcome], *runs: Run) -> Counts:
+def count(outcomes: Sequence[Outcome], *runs: RunInfo) -> Counts:
     """Of the outcomes of these runs, with what runs count themselves."""
     statuses = [outcome.verdict.status for outcome in outcomes if outcome.verdict is not None]
     return Counts(

@@ -17,9 +17,11 @@ def explained(outcome: Outcome, *, baseline: Baseline | None, accept_command: st
     assert verdict is not None
     evidence: Sequence[str] = ()
     if baseline is not None and verdict.status.compared and verdict.status is not Status.PASS:
-        made_of = beside.evidence(outcome) if outcome.beside is not None else _evidence(outcome, baseline)
+        made_of = beside.evidence(outcome) if outcome.baseline_side is not None else _evidence(outcome, baseline)
         evidence = [made_of, *ranks.told(outcome, baseline)]
-    accepts = verdict.status is not Status.NOT_GATED and (outcome.beside is None or outcome.stored is not None)
+    accepts = verdict.status is not Status.NOT_GATED and (
+        outcome.baseline_side is None or outcome.stored_verdict is not None
+    )
     return replace(outcome, evidence=tuple(evidence), accept=accept_command if accepts else "")
 
 
@@ -50,7 +52,7 @@ def _gate_failure(outcome: Outcome) -> Iterator[str]:
     yield ""
     counters = [c for c in verdict.counters if c.status is verdict.status]
     comparisons = [c for c in verdict.comparisons if c.status is verdict.status]
-    if verdict.status is Status.INCONCLUSIVE and outcome.stored is not None:
+    if verdict.status is Status.INCONCLUSIVE and outcome.stored_verdict is not None:
         comparisons = list(verdict.comparisons)  # which do not suspect anything, and that is the point
         yield sentences.settled(outcome)
         yield ""
@@ -58,10 +60,10 @@ def _gate_failure(outcome: Outcome) -> Iterator[str]:
     yield from outcome.evidence
     yield from differences(verdict)
     yield from (f"note: {note}" for note in outcome.notes)
-    if outcome.beside is not None:
-        yield f"against:  {beside.commits(outcome.beside)}"
-    if outcome.stored is not None:
-        yield suspected(outcome.stored)
+    if outcome.baseline_side is not None:
+        yield f"against:  {beside.commits(outcome.baseline_side)}"
+    if outcome.stored_verdict is not None:
+        yield suspected(outcome.stored_verdict)
     if outcome.accept:
         yield f"baseline: {outcome.baseline_path}"
     yield from remedy(outcome)

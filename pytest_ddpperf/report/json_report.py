@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from pytest_ddpperf.records import Outcome, Run, codec
+from pytest_ddpperf.records import Outcome, RunInfo, codec
 from pytest_ddpperf.report.counts import count
 from pytest_ddpperf.verdict import stats
 
 SCHEMA = 1
 
 
-def report(outcomes: Sequence[Outcome], run: Run) -> dict[str, Any]:
+def report(outcomes: Sequence[Outcome], run: RunInfo) -> dict[str, Any]:
     """Raw samples included; never NaN."""
     return {
         "schema": SCHEMA,
@@ -25,7 +25,7 @@ def report(outcomes: Sequence[Outcome], run: Run) -> dict[str, Any]:
         "machine": dict(run.facts),
         "summary": asdict(count(outcomes, run)),
         "problem": run.problem,
-        "told": list(run.told),
+        "messages": list(run.messages),
         "measurements": [_measurement(outcome) for outcome in outcomes],
     }
 

@@ -36,8 +36,11 @@ def properties(outcome: Outcome) -> list[tuple[str, str]]:
             values["ratio"] = f"{1 + change.estimate:.4f}"
             values["interval"] = f"{1 + change.low:.4f}..{1 + change.high:.4f}"
             values["resolution"] = f"{text.resolution(worst):.4f}"
-    if outcome.beside is not None:
-        values |= {"against": str(outcome.beside.version), "against_commit": outcome.beside.version.commit}
+    if outcome.baseline_side is not None:
+        values |= {
+            "against": str(outcome.baseline_side.version),
+            "against_commit": outcome.baseline_side.version.commit,
+        }
     if outcome.measurement is not None:
         p50 = stats.geometric_mean(stats.launch_quantiles(outcome.measurement.samples.step_seconds, 50))
         values["p50"] = f"{p50:.9f}"

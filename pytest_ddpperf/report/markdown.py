@@ -14,7 +14,7 @@ from html import escape
 from itertools import chain
 from pathlib import Path
 
-from pytest_ddpperf.records import Outcome, Run, Status
+from pytest_ddpperf.records import Outcome, RunInfo, Status
 from pytest_ddpperf.report import failure, sentences, terminal, text, worst
 from pytest_ddpperf.report.counts import Counts, last_line
 from pytest_ddpperf.report.reading import Gone
@@ -51,7 +51,7 @@ def report(
     *,
     problem: str = "",
     told: Sequence[str] = (),
-    run: Run | None = None,
+    run: RunInfo | None = None,
     only_before: Sequence[Gone] = (),
     most: int = MOST_CHARACTERS,
 ) -> str:
@@ -79,7 +79,7 @@ def report(
     return head + _assembled(kept, quiet, open_=not concerning) + _cut(Counter(kind for kind, _ in pieces), most)
 
 
-def _about(run: Run) -> Iterator[str]:
+def _about(run: RunInfo) -> Iterator[str]:
     if run.commit:
         yield f"commit {text.commit(run.commit)}"
     if run.facts:
@@ -158,7 +158,7 @@ def _details(outcome: Outcome) -> str:
     """What a failure tells, and why nothing could be concluded."""
     verdict = outcome.verdict
     paragraphs = [failure.gate_failure(outcome)] if verdict is not None else [sentences.sentence(outcome)]
-    if verdict is not None and verdict.status is Status.INCONCLUSIVE and outcome.stored is None:
+    if verdict is not None and verdict.status is Status.INCONCLUSIVE and outcome.stored_verdict is None:
         paragraphs.insert(0, sentences.sentence(outcome))
     name = f"<code>{escape(text.name(outcome))}</code>"
     return _folded(f"{sentences.verdict_of(outcome)}: {name}", _fenced("\n\n".join(paragraphs)))

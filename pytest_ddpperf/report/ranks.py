@@ -56,7 +56,7 @@ def _explained(outcome: Outcome, change: Comparison, sides: Sequence[Samples]) -
 def _waited(outcome: Outcome) -> str:
     """What a change is that CPU time does not explain. It may be real, so it acquits nobody."""
     waited = "the rest is waiting (sleep, I/O, communication)"
-    if outcome.beside is not None:
+    if outcome.baseline_side is not None:
         return f"{waited}; other load would be on both sides"
     return f"{waited} or other load on the machine: measure again when it is quiet, or with --ddp-against"
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_ddpperf.baseline import nonsense
-from pytest_ddpperf.records import Limit, Outcome, Run, Scalar, codec
+from pytest_ddpperf.records import Limit, Outcome, RunInfo, Scalar, codec
 from pytest_ddpperf.records.errors import ReportError
 from pytest_ddpperf.report import text
 from pytest_ddpperf.report.json_report import SCHEMA
@@ -23,7 +23,7 @@ class Entry:
     """A measurement, with the run that it is of."""
 
     outcome: Outcome
-    run: Run
+    run: RunInfo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,10 +39,10 @@ class Report:
     """What one or several files say."""
 
     paths: tuple[Path, ...]
-    runs: tuple[Run, ...]
+    runs: tuple[RunInfo, ...]
     entries: tuple[Entry, ...]  # in the order of the files, each measurement once
     told: tuple[str, ...] = ()  # what became of those that were in several files
-    bases: tuple[Run, ...] = ()  # that `ddpperf diff` held them against
+    bases: tuple[RunInfo, ...] = ()  # that `ddpperf diff` held them against
     only_before: tuple[Gone, ...] = ()  # that those have, and no file here
 
     @property
@@ -50,7 +50,7 @@ class Report:
         return tuple(entry.outcome for entry in self.entries)
 
     @property
-    def run(self) -> Run:
+    def run(self) -> RunInfo:
         """All runs as one: what the one that ended last was, and the counts, problems and remarks of all; of no commit,
         where they are not of one."""
         last = max(self.runs, key=lambda run: run.created)
@@ -62,7 +62,7 @@ class Report:
             never_measured=sum(run.never_measured for run in self.runs),
             other_failures=sum(run.other_failures for run in self.runs),
             problem="; ".join(dict.fromkeys(run.problem for run in self.runs if run.problem)),
-            told=tuple(dict.fromkeys(line for run in self.runs for line in run.told)),
+            messages=tuple(dict.fromkeys(line for run in self.runs for line in run.messages)),
         )
 
 
@@ -117,7 +117,7 @@ class _HeldAgainst:
     only_in_base: tuple[Gone, ...] = ()
 
 
-def _held_against(path: Path, content: dict[str, Any]) -> tuple[tuple[Run, ...], tuple[Gone, ...]]:
+def _held_against(path: Path, content: dict[str, Any]) -> tuple[tuple[RunInfo, ...], tuple[Gone, ...]]:
     told = {name: content[name] for name in ("base", "only_in_base") if name in content}
     try:
         found = codec.decode(_HeldAgainst, told, of_another_version=True)
@@ -138,16 +138,16 @@ _FIELDS = {
     "never_measured": "summary.never_measured",
     "other_failures": "summary.other_failures",
     "problem": "problem",
-    "told": "told",
+    "messages": "messages",
 }
 
 
-def _run(path: Path, content: dict[str, Any], within: str = "") -> Run:
+def _run(path: Path, content: dict[str, Any], within: str = "") -> RunInfo:
     summary = content.get("summary")
     flat = {**content, **{f"summary.{name}": n for name, n in (summary if isinstance(summary, dict) else {}).items()}}
     told = {field: flat[name] for field, name in _FIELDS.items() if name in flat}
     try:
-        return codec.decode(Run, told, of_another_version=True)
+        return codec.decode(RunInfo, told, of_another_version=True)
     except codec.CodecError as error:
         field = re.split(r"[.[]", error.path)[0]
         raise ReportError(path, f"{within}{_FIELDS[field]}{error.path[len(field) :]}: {error.problem}") from error
@@ -159,14 +159,14 @@ def _problem(outcome: Outcome) -> str:
         return f"launches: {outcome.launches} is not a number of launches"
     if outcome.level is not None and not 0 < outcome.level <= 1:
         return f"level: {outcome.level:g} is not an error rate"
-    there = outcome.beside.measurement if outcome.beside is not None else None
-    for place, measurement in (("measurement", outcome.measurement), ("beside.measurement", there)):
+    there = outcome.baseline_side.measurement if outcome.baseline_side is not None else None
+    for place, measurement in (("measurement", outcome.measurement), ("baseline_side.measurement", there)):
         if measurement is not None and (wrong := nonsense(measurement.samples)):
             return f"{place}.samples.{wrong}"
     for number, limit in enumerate(outcome.limits):
         if wrong := _wrong_limit(limit):
             return f"limits[{number}].{wrong}"
-    for place, verdict in (("verdict", outcome.verdict), ("stored", outcome.stored)):
+    for place, verdict in (("verdict", outcome.verdict), ("stored_verdict", outcome.stored_verdict)):
         for number, comparison in enumerate(verdict.comparisons if verdict is not None else ()):
             if wrong := _wrong_limit(comparison.limit):
                 return f"{place}.comparisons[{number}].limit.{wrong}"

@@ -44,8 +44,8 @@ def told(outcome: Outcome) -> Iterator[str]:
     if verdict is None or verdict.status not in (Status.PASS, Status.REGRESSED):  # which the table, a failure, say
         yield f"{name}: {sentence(outcome)}"
     if verdict is not None:
-        if outcome.stored is not None and verdict.status is Status.PASS:
-            changes = ", ".join(text.change(c) for c in outcome.stored.comparisons)
+        if outcome.stored_verdict is not None and verdict.status is Status.PASS:
+            changes = ", ".join(text.change(c) for c in outcome.stored_verdict.comparisons)
             yield f"{name}: {changes} against the baseline, and settled by its own code:"
         yield from (f"{name}: {line}" for line in (*left_out(verdict), *beside.told(outcome)))
     yield from (f"{name}: {note}" for note in outcome.notes)
@@ -56,7 +56,7 @@ def sentence(outcome: Outcome) -> str:
     verdict = outcome.verdict
     if verdict is None:
         return f"not measured: {outcome.error}"
-    if outcome.stored is not None and verdict.reason in _WHY_SETTLED:
+    if outcome.stored_verdict is not None and verdict.reason in _WHY_SETTLED:
         return f"INCONCLUSIVE: {settled(outcome)}"
     if verdict.status is Status.INCONCLUSIVE:
         why = _WHY_INCONCLUSIVE.get(verdict.reason, verdict.reason)
@@ -81,16 +81,16 @@ def sentence(outcome: Outcome) -> str:
 
 def _stored(outcome: Outcome) -> bool:
     """Whether it was held against a stored baseline, and nothing beside it: one that can be saved anew."""
-    return outcome.beside is None and bool(outcome.baseline_path)
+    return outcome.baseline_side is None and bool(outcome.baseline_path)
 
 
 def settled(outcome: Outcome) -> str:
     """Why a suspicion is none of the code's, as far as is known."""
     assert outcome.verdict is not None
-    assert outcome.stored is not None
+    assert outcome.stored_verdict is not None
     reason = outcome.verdict.reason
     differs = f": {', '.join(outcome.verdict.differences)}" if reason == "environment-differs" else ""
-    changes = ", ".join(text.change(c) for c in outcome.stored.comparisons)
+    changes = ", ".join(text.change(c) for c in outcome.stored_verdict.comparisons)
     return f"{changes} against the baseline, but {_WHY_SETTLED.get(reason, reason)}{differs}"
 
 
@@ -108,8 +108,8 @@ def left_out(verdict: Verdict) -> Iterator[str]:
 
 def missing(outcome: Outcome) -> str:
     """Why there is nothing to compare with."""
-    if outcome.beside is not None:
-        return beside.missing(outcome.beside)
+    if outcome.baseline_side is not None:
+        return beside.missing(outcome.baseline_side)
     at = outcome.baseline_path
     return f"there is no baseline at {at}" if at else "there is nothing to compare it with"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from pytest_ddpperf.records import Outcome, Run, Status
+from pytest_ddpperf.records import Outcome, RunInfo, Status
 from pytest_ddpperf.report import sentences, text
 from pytest_ddpperf.report.counts import count, last_line
 from pytest_ddpperf.report.reading import Report
@@ -61,7 +61,7 @@ def bases(report: Report) -> Iterator[str]:
     yield from (f"base: {_run(run)}" for run in report.bases)
 
 
-def _run(run: Run) -> str:
+def _run(run: RunInfo) -> str:
     commit = text.commit(run.commit).replace("-dirty", " with uncommitted changes")
     facts = [
         run.created,

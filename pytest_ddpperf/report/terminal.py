@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from statistics import median
 
-from pytest_ddpperf.records import COUNTERS, Outcome, Phases, Run, Scalar, Verdict
+from pytest_ddpperf.records import COUNTERS, Outcome, Phases, RunInfo, Scalar, Verdict
 from pytest_ddpperf.report import advice, collectives, sentences, text
 from pytest_ddpperf.report.counts import count, last_line
 from pytest_ddpperf.verdict import TEST_LEVEL, stats
@@ -51,7 +51,7 @@ def table(outcomes: Sequence[Outcome], *, verbosity: int) -> Iterator[str]:
     yield from collectives.table(outcomes)
 
 
-def summary(outcomes: Sequence[Outcome], *runs: Run, never_measured: Sequence[str] = ()) -> Iterator[str]:
+def summary(outcomes: Sequence[Outcome], *runs: RunInfo, never_measured: Sequence[str] = ()) -> Iterator[str]:
     """What is to be told, then the counts, those of `runs` among them; the counts are the last line. `never_measured`
     are node ids."""
     for outcome in outcomes:

@@ -237,7 +237,7 @@ def test_a_slower_version_is_caught_and_named_and_what_the_other_lacks_has_no_ba
     assert f'<property name="ddpperf.against_commit" value="{repository.first}"' in junit
     report = json.loads((repository.root / "out/run.json").read_text())
     slower = next(m for m in report["measurements"] if m["nodeid"].endswith("test_slower"))
-    beside = slower["beside"]
+    beside = slower["baseline_side"]
     assert beside["version"]["commit"] == repository.first
     assert beside["version"]["now"] == f"{second}-dirty"
     assert len(beside["measurement"]["samples"]["step_seconds"]) == 6
@@ -247,7 +247,7 @@ def test_a_slower_version_is_caught_and_named_and_what_the_other_lacks_has_no_ba
     steps = slower["measurement"]["samples"]["step_seconds"]
     assert [sum(pair) for pair in beside["stretches"]] == list(map(len, steps))
     by_launches = next(m for m in report["measurements"] if m["nodeid"].endswith("test_size[2]"))
-    assert by_launches["beside"]["stretches"] == []
+    assert by_launches["baseline_side"]["stretches"] == []
 
 
 def test_conftests_by_the_same_name_are_those_at_hand(repository: Repository, run: Run) -> None:
@@ -381,7 +381,11 @@ def test_a_variable_an_option_and_what_must_be_built_may_be_all_that_differs(
     assert result.ret == 1
     measured = json.loads((tmp_path / "report.json").read_text())["measurements"]
     windows = [
-        {len(launch) for side in (both, both["beside"]) for launch in side["measurement"]["samples"]["step_seconds"]}
+        {
+            len(launch)
+            for side in (both, both["baseline_side"])
+            for launch in side["measurement"]["samples"]["step_seconds"]
+        }
         for both in measured
     ]
     assert windows == [{12}, {10}, {10}]

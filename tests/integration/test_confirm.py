@@ -57,8 +57,10 @@ def test_slower_code_is_red_by_what_turns_show_and_named(project: Repository, ru
         ]
     )
     (measured,) = json.loads((project.root / "out/run.json").read_text())["measurements"]
-    assert (measured["verdict"]["reason"], measured["stored"]["status"]) == ("confirmed", "REGRESSED")
-    assert measured["beside"]["version"]["commit"] == git(project.top, "rev-parse", "HEAD"), "it has the baseline"
+    assert (measured["verdict"]["reason"], measured["stored_verdict"]["status"]) == ("confirmed", "REGRESSED")
+    assert measured["baseline_side"]["version"]["commit"] == git(project.top, "rev-parse", "HEAD"), (
+        "it has the baseline"
+    )
     assert [len(session["launch_seconds"]["p50"]) for session in measured["sessions"]] == [3], "of the baseline"
     assert (measured["file"], measured["level"]) == ("python code/tests/test_step.py", 0.05)
 
@@ -162,7 +164,7 @@ def test_a_recorded_variable_is_red_and_named_for_the_baselines_code_ran_with_it
         ]
     )
     (measured,) = json.loads((project.root / "out/run.json").read_text())["measurements"]
-    assert (measured["verdict"]["reason"], measured["stored"]["status"]) == ("environment", "REGRESSED")
+    assert (measured["verdict"]["reason"], measured["stored_verdict"]["status"]) == ("environment", "REGRESSED")
 
 
 def test_a_recorded_variable_that_makes_nothing_slower_excuses_nothing(
@@ -236,7 +238,7 @@ def test_the_baselines_code_has_as_many_ranks_as_its_baseline(project: Repositor
     assert result.ret == 1
     (measured,) = json.loads((project.root / "out/run.json").read_text())["measurements"]
     assert measured["verdict"]["reason"] == "confirmed"
-    assert measured["beside"]["measurement"]["environment"]["key"]["world_size"] == 1
+    assert measured["baseline_side"]["measurement"]["environment"]["key"]["world_size"] == 1
 
 
 def test_another_version_of_a_package_that_the_step_imports_is_red_and_named(
@@ -301,7 +303,7 @@ def test_what_a_test_asks_for_now_holds_on_both_sides(project: Repository, run: 
     assert result.ret == 1
     (measured,) = json.loads((project.root / "out/run.json").read_text())["measurements"]
     assert measured["verdict"]["reason"] == "confirmed"
-    steps = measured["beside"]["measurement"]["samples"]["step_seconds"]
+    steps = measured["baseline_side"]["measurement"]["samples"]["step_seconds"]
     assert {len(launch) for launch in steps} == {12}
 
 

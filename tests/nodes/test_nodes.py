@@ -677,9 +677,9 @@ def test_quick(ddp_run, ddp_benchmark):
     assert (first.process.returncode, second.process.returncode) == (1, 1)
     slow, _, quick, _, again = json.loads((machines.folder / "all.json").read_text())["measurements"]
     assert slow["verdict"]["status"] == "REGRESSED"
-    assert slow["beside"]["differing"] == ["speed.py"]
-    assert quick["beside"]["error"] == again["beside"]["error"] == ""
-    assert sorted(slow["beside"]["order"][:2]) == ["b", "n"]
+    assert slow["baseline_side"]["differing"] == ["speed.py"]
+    assert quick["baseline_side"]["error"] == again["baseline_side"]["error"] == ""
+    assert sorted(slow["baseline_side"]["order"][:2]) == ["b", "n"]
     assert len(git(machines.folder, "worktree", "list").splitlines()) == 1
     assert machines.left() == []
 
@@ -711,8 +711,8 @@ def test_step(ddp_benchmark):
     first, second = machines.pytest(0, *asked), machines.pytest(1, *asked, folder=clone)
     assert (first.wait(), second.wait()) == (0, 0), first.output + second.output
     (step,) = json.loads((machines.folder / "all.json").read_text())["measurements"]
-    assert step["beside"]["error"] == ""
-    assert step["beside"]["differing"] == ["speed.py"]
+    assert step["baseline_side"]["error"] == ""
+    assert step["baseline_side"]["differing"] == ["speed.py"]
 
     first, second = machines.pytest(0, *asked), machines.pytest(1, *asked, folder=shallow)
     assert (first.wait(), second.wait()) == (4, 4)

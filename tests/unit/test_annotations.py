@@ -70,10 +70,10 @@ def test_what_fails_is_an_error_at_its_test() -> None:
 
 
 def test_beside_another_version_it_is_at_the_first_file_that_differs() -> None:
-    (shown,) = commands(replace(RED, beside=BESIDE))
+    (shown,) = commands(replace(RED, baseline_side=BESIDE))
     assert shown.properties["file"] == "src/net.py"
     assert "line" not in shown.properties
-    (shown,) = commands(replace(RED, beside=replace(BESIDE, differing=())))
+    (shown,) = commands(replace(RED, baseline_side=replace(BESIDE, differing=())))
     assert (shown.properties["file"], shown.properties["line"]) == ("project/tests/test_a.py", "12")
 
 

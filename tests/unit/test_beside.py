@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 from pytest_ddpperf.measuring.outcomes import Report
-from pytest_ddpperf.records import Beside, Outcome, Plan, Run, TestId, Version
+from pytest_ddpperf.records import BaselineSide, Outcome, Plan, RunInfo, TestId, Version
 from pytest_ddpperf.records.codec import decode, encode
 from pytest_ddpperf.report import beside as report
 
 COMMIT = "1a2b3c4d5e6f" + "0" * 28
 VERSION = Version(ref="origin/main", commit=COMMIT, now="5d6e7f8a9b0c" + "0" * 28)
-BESIDE = Beside(version=VERSION, seed=7, order="bnnb", imported=12, differing=("src/net.py",))
+BESIDE = BaselineSide(version=VERSION, seed=7, order="bnnb", imported=12, differing=("src/net.py",))
 
 
 @pytest.mark.parametrize(
@@ -79,12 +79,14 @@ def test_nothing_differs_where_nothing_was_meant_to() -> None:
     ],
     ids=["differs", "the same", "none imported", "not measured", "one not measured", "one differs"],
 )
-def test_a_run_says_when_nothing_that_differs_was_imported(sides: list[Beside], told: bool, usage_error: bool) -> None:
+def test_a_run_says_when_nothing_that_differs_was_imported(
+    sides: list[BaselineSide], told: bool, usage_error: bool
+) -> None:
     plan = Plan(world_size=2, backend="gloo", device="cpu")
     test = TestId(module="m", name="t")
     outcome = Outcome(nodeid="m::t", test=test, plan=plan, launches=5, batch_size=None, verdict=None, fails=False)
-    run = Report(Run())
-    run.take({"outcomes": [encode(replace(outcome, nodeid=f"m::t{n}", beside=s)) for n, s in enumerate(sides)]})
+    run = Report(RunInfo())
+    run.take({"outcomes": [encode(replace(outcome, nodeid=f"m::t{n}", baseline_side=s)) for n, s in enumerate(sides)]})
     run.end()
     said = "no test imported a file that differs between origin/main (1a2b3c4d5e6f) and the code at hand"
     assert run.told == [said] * told
@@ -94,7 +96,7 @@ def test_a_run_says_when_nothing_that_differs_was_imported(sides: list[Beside], 
 
 def test_what_failed_otherwise_than_by_a_measurement_is_counted() -> None:
     plan = Plan(world_size=2, backend="gloo", device="cpu")
-    run = Report(Run())
+    run = Report(RunInfo())
     for name, fails in (("green", False), ("own", False), ("gate", True)):
         measured = Outcome(
             nodeid=f"m::{name}", test=TestId(module="m", name=name), plan=plan, launches=5, batch_size=None,
@@ -107,4 +109,4 @@ def test_what_failed_otherwise_than_by_a_measurement_is_counted() -> None:
 
 
 def test_the_other_side_crosses_a_process() -> None:
-    assert decode(Beside, encode(BESIDE)) == BESIDE
+    assert decode(BaselineSide, encode(BESIDE)) == BESIDE

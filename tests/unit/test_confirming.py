@@ -16,7 +16,17 @@ from pytest_ddpperf.measuring import circumstances, confirming
 from pytest_ddpperf.measuring.benchmark import Job, Measured
 from pytest_ddpperf.measuring.circumstances import Held, had_others
 from pytest_ddpperf.measuring.confirming import Code, Confirming
-from pytest_ddpperf.records import Beside, Distribution, Environment, Limit, Phases, RankError, Scalar, Status, Version
+from pytest_ddpperf.records import (
+    BaselineSide,
+    Distribution,
+    Environment,
+    Limit,
+    Phases,
+    RankError,
+    Scalar,
+    Status,
+    Version,
+)
 from pytest_ddpperf.records.errors import AgainstError, BaseSideError, LaunchError
 from pytest_ddpperf.wire.trees import Trees
 from tests.unit.test_benchmark import PROGRESS, carried_out, job, lasting
@@ -26,7 +36,9 @@ Facts = dict[str, Scalar]
 Pairs = tuple[Any, ...]
 
 SLOWER = replace(LAUNCH, phases=Phases(start=0.0, group=0.0, setup=0.0, warmup=0.0, steps=0.35, end=0.0))
-BESIDE = Beside(version=Version(ref="1" * 40, commit="1" * 40, now="2" * 40), seed=1, order="bn", differing=("net.py",))
+BESIDE = BaselineSide(
+    version=Version(ref="1" * 40, commit="1" * 40, now="2" * 40), seed=1, order="bn", differing=("net.py",)
+)
 LIMITS = (Limit(metric="p50", value=0.1, unit="%"),)
 
 
@@ -72,7 +84,7 @@ class Run:
         self.failing()
         self.now += 7
         there = replace(self.suspected.candidate.sessions[0].measurement, environment=self.there)
-        return replace(self.suspected, outcome=replace(self.in_turns, beside=replace(BESIDE, measurement=there)))
+        return replace(self.suspected, outcome=replace(self.in_turns, baseline_side=replace(BESIDE, measurement=there)))
 
     def settle(self, nodeid: str = "m.py::t") -> Measured:
         return self.confirming.settle(replace(job(), nodeid=nodeid), self.suspected, None, self.store, PROGRESS)  # type: ignore[arg-type]

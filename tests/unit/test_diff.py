@@ -23,7 +23,7 @@ from pytest_ddpperf.records import (
     Outcome,
     Phases,
     Plan,
-    Run,
+    RunInfo,
     Samples,
     Status,
     TestId,
@@ -35,7 +35,7 @@ from tests.unit.test_launches import LAUNCH
 from tests.unit.test_reading import changed, written
 from tests.unit.test_report import FAILED
 
-BASE = Run(
+BASE = RunInfo(
     id="base", created="2026-01-02T03:04:05+00:00", version="0.1", commit="c0ffee" * 7, facts={"torch": "2.12.0"}
 )
 NOW = replace(BASE, id="now", created="2026-02-02T03:04:05+00:00", commit="decade" * 7 + "-dirty")
@@ -487,8 +487,8 @@ def test_all_its_reports_count_alike(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_its_json_tells_what_it_told_and_not_what_the_runs_own_reports_did(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    base = written(tmp_path / "base.json", outcome(0.1), run=replace(BASE, told=("not in this clone",)))
-    run = replace(NOW, problem="nothing differs", told=("only v1 has test_x",))
+    base = written(tmp_path / "base.json", outcome(0.1), run=replace(BASE, messages=("not in this clone",)))
+    run = replace(NOW, problem="nothing differs", messages=("only v1 has test_x",))
     now = written(tmp_path / "now.json", outcome(0.1), run=run)
     assert main(["diff", str(base), str(now), "--json", str(tmp_path / "diff.json")]) == 0
     assert main(["markdown", str(tmp_path / "diff.json"), "-o", str(tmp_path / "diff.md")]) == 0

@@ -147,7 +147,7 @@ def measured(
         {
             "saved": saved,
             "verdict": {"status": status, "reason": "a-reason", "comparisons": [comparison]},
-            "beside": {"differing": list(differing)},
+            "baseline_side": {"differing": list(differing)},
         }
     ]
 

@@ -33,13 +33,13 @@ from pytest_ddpperf.history.series import (
     make_acceptance,
 )
 from pytest_ddpperf.records import (
-    Beside,
+    BaselineSide,
     Environment,
     Limit,
     Measurement,
     Outcome,
     Plan,
-    Run,
+    RunInfo,
     Samples,
     Status,
     TestId,
@@ -59,10 +59,10 @@ def commit_of(day: int) -> str:
     return f"{day:08x}" * 5
 
 
-def run(day: int = 0, **kwargs: Any) -> Run:
+def run(day: int = 0, **kwargs: Any) -> RunInfo:
     when = (FIRST + timedelta(days=day)).isoformat()
     usual = {"id": f"{day:x}", "created": when, "version": "0.1", "commit": commit_of(day), "committed": when}
-    return Run(**{**usual, **kwargs})
+    return RunInfo(**{**usual, **kwargs})
 
 
 def kept(level: float = 0.01, test: TestId = TEST, **kwargs: Any) -> HistoryMeasurement:
@@ -142,7 +142,7 @@ def test_percentiles_are_of_the_asked_number_of_steps() -> None:
     assert [(len(each.runs), each.distinction) for each in build_series(entries)] == [(2, "steps 50"), (1, "steps 100")]
 
 
-BESIDE = Beside(version=Version(ref="main", commit="a", now="b"), seed=1, order="bn")
+BESIDE = BaselineSide(version=Version(ref="main", commit="a", now="b"), seed=1, order="bn")
 
 
 @pytest.mark.parametrize(
@@ -152,8 +152,8 @@ BESIDE = Beside(version=Version(ref="main", commit="a", now="b"), seed=1, order=
         (outcome(None, measurement=None), 0),
         (outcome(verdict(Status.NOT_GATED, "disabled")), 0),
         (outcome(verdict(Status.NOT_GATED, "debugging-variable")), 0),
-        (outcome(verdict(Status.PASS), beside=BESIDE), 0),
-        (outcome(verdict(Status.REGRESSED), beside=BESIDE, stored=verdict(Status.REGRESSED)), 1),
+        (outcome(verdict(Status.PASS), baseline_side=BESIDE), 0),
+        (outcome(verdict(Status.REGRESSED), baseline_side=BESIDE, stored_verdict=verdict(Status.REGRESSED)), 1),
     ],
     ids=["failed", "not measured", "disabled", "debugging", "another version", "confirmed suspicion"],
 )

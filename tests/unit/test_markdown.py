@@ -13,7 +13,7 @@ import pytest
 
 from pytest_ddpperf.cli.main import main
 from pytest_ddpperf.measuring.outcomes import Report
-from pytest_ddpperf.records import Outcome, Run, Status, TestId, codec
+from pytest_ddpperf.records import Outcome, RunInfo, Status, TestId, codec
 from pytest_ddpperf.report import failure, markdown
 from pytest_ddpperf.report.counts import count
 from tests.unit.test_beside import BESIDE
@@ -44,7 +44,7 @@ CHANGE = "p50 +12.3 % [+8.1 %, +16.7 %]"
 
 
 def test_it_reads_from_the_counts_over_what_is_wrong_to_what_is_well() -> None:
-    told = report(GREEN, NEW, RED, FREE, told=["2 tests, of which one is odd"], run=Run(facts={"torch": "2.13.0"}))
+    told = report(GREEN, NEW, RED, FREE, told=["2 tests, of which one is odd"], run=RunInfo(facts={"torch": "2.13.0"}))
     assert (
         told
         == f"""\
@@ -100,12 +100,12 @@ def test_why_a_run_is_none_stands_below_the_counts() -> None:
 
 
 def test_the_commit_is_told() -> None:
-    assert f"- `commit {'c0ffee' * 2}-dirty`\n" in report(GREEN, run=Run(commit=f"{'c0ffee' * 6}-dirty"))
-    assert "commit" not in report(GREEN, run=Run())
+    assert f"- `commit {'c0ffee' * 2}-dirty`\n" in report(GREEN, run=RunInfo(commit=f"{'c0ffee' * 6}-dirty"))
+    assert "commit" not in report(GREEN, run=RunInfo())
 
 
 def test_a_run_tells_what_it_has_to_say_beyond_its_measurements() -> None:
-    run = Report(Run(), told=["not in this clone: code of baselines"], facts={"torch": "2.13.0"}, skipped=1)
+    run = Report(RunInfo(), told=["not in this clone: code of baselines"], facts={"torch": "2.13.0"}, skipped=1)
     run.usage_error = "no test imported a file that differs"
     run.take({"outcomes": [codec.encode(GREEN)], "never_measured": "test_a.py::test_b"})
     told = run.markdown()
@@ -122,7 +122,7 @@ def test_a_run_tells_what_it_has_to_say_beyond_its_measurements() -> None:
 def test_the_command_tells_a_run_as_the_run_itself_did(form: str, tmp_path: Path) -> None:
     if form == "html":
         pytest.importorskip("matplotlib", reason="pages are drawn by matplotlib")
-    run = Report(Run(commit="c0ffee" * 6), told=["only main has test_x"], facts={"torch": "2.13.0"}, skipped=1)
+    run = Report(RunInfo(commit="c0ffee" * 6), told=["only main has test_x"], facts={"torch": "2.13.0"}, skipped=1)
     run.usage_error = "no test imported a file that differs"
     run.take({"outcomes": [codec.encode(GREEN)], "never_measured": "test_a.py::test_b"})
     run.end({GREEN.nodeid, "test_a.py::test_red"})
@@ -153,8 +153,8 @@ def test_what_could_not_be_measured_says_why() -> None:
 
 
 def test_a_version_measured_beside_is_named_with_the_files_that_differ() -> None:
-    red = explained(replace(outcome(verdict(Status.REGRESSED)), beside=BESIDE, baseline_path=""))
-    told = report(red, run=Run(facts={"against": "origin/main (1a2b3c4d5e6f)"}))
+    red = explained(replace(outcome(verdict(Status.REGRESSED)), baseline_side=BESIDE, baseline_path=""))
+    told = report(red, run=RunInfo(facts={"against": "origin/main (1a2b3c4d5e6f)"}))
     assert "1 of 12 imported files differs: src/net.py\n" in told
     assert "\nagainst:  origin/main (1a2b3c4d5e6f), now 5d6e7f8a9b0c\n```" in told
     assert "accept" not in told
@@ -188,7 +188,7 @@ def rows(told: str, status: str) -> int:
 
 @pytest.mark.parametrize("measured", [RED, DOUBT, NEW, GREEN, FAILED], ids=lambda measured: str(measured.verdict))
 def test_a_thousand_measurements_fit_and_what_is_left_out_is_counted(measured: Outcome) -> None:
-    told = report(*many(measured), told=["of the run"], run=Run(facts={"torch": "2.13.0"}))
+    told = report(*many(measured), told=["of the run"], run=RunInfo(facts={"torch": "2.13.0"}))
     assert 50_000 < len(told) <= 60_000
     left = {name: int(number) for name, number in re.findall(r"([a-z ]+) \((\d+)\)", told.rpartition("Left out:")[2])}
     status = str(measured.verdict) if measured.verdict is not None else "not measured"
@@ -286,13 +286,13 @@ def with_name(name: str) -> list[Outcome]:
 
 @pytest.mark.parametrize("name", HOSTILE, ids=range(len(HOSTILE)))
 def test_a_hostile_name_stays_in_code(name: str) -> None:
-    run = Run(commit=name, facts={"torch": name, "cpu_model": name, "places": name})
+    run = RunInfo(commit=name, facts={"torch": name, "cpu_model": name, "places": name})
     told = report(*with_name(name), problem=name, told=[name], run=run)
     plain = report(
         *with_name("plain"),
         problem="plain",
         told=["plain"],
-        run=Run(commit="plain", facts={"torch": "plain", "cpu_model": "plain", "places": "p"}),
+        run=RunInfo(commit="plain", facts={"torch": "plain", "cpu_model": "plain", "places": "p"}),
     )
     assert len(told) <= 60_000
     assert all(character.isprintable() or character == "\n" for character in told)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpperf.records import Interval, Limit, Outcome, Run, Status, TestId, Verdict
+from pytest_ddpperf.records import Interval, Limit, Outcome, RunInfo, Status, TestId, Verdict
 from pytest_ddpperf.records.errors import MissingExtraError
 from pytest_ddpperf.report import page, sentences
 from pytest_ddpperf.report.page import canvas, figures, sides
@@ -177,7 +177,7 @@ def test_launches_in_turns_are_told_pair_by_pair() -> None:
     turned = reports.in_turns("test_x", Drawn(seed=5, step=0.023), Drawn(seed=500))
     read = drawn(turned)
     (table,) = [text for text in read.within["table"] if "Launches in turns" in text]
-    assert table.count("origin/main") == 1 + turned.beside.order[::2].count("b")  # type: ignore[union-attr]
+    assert table.count("origin/main") == 1 + turned.baseline_side.order[::2].count("b")  # type: ignore[union-attr]
     assert "now was slower in 5 of 5 pairs" in read.words
     assert "1 of 12 imported files differs: src/net.py" in read.words
     assert "origin/main (1a2b3c4d5e6f), now 9a825c73dcb8" in read.words
@@ -218,7 +218,7 @@ def test_a_run_that_compared_nothing_says_so(outcomes: tuple[Outcome, ...], told
 
 
 def test_what_ended_a_run_is_said_beside_its_measurements(slower: Outcome) -> None:
-    read = Read(page.html([slower], [Run()], problem="no test imported a file that differs"))
+    read = Read(page.html([slower], [RunInfo()], problem="no test imported a file that differs"))
     assert "loud" in [attributes.get("class") for attributes in read.all("p")]
     assert "no test imported a file that differs" in read.words
 
@@ -241,7 +241,7 @@ def test_several_runs_are_told_each(slower: Outcome) -> None:
 
 def test_of_an_older_report_what_it_does_not_have_is_left_out(slower: Outcome) -> None:
     older = replace(slower, sessions=(), evidence=(), accept="", file="", line=0)
-    read = Read(page.html([older], [Run()]))
+    read = Read(page.html([older], [RunInfo()]))
     assert "Change against the baseline" in read.words
     (table,) = [text for text in read.within["table"] if "Change against" in text]
     assert re.findall(r"\bp\d+\b", table) == ["p10", "p50"]  # those of the verdict itself
@@ -259,7 +259,7 @@ def test_a_failed_measurement_says_why_and_has_no_figures() -> None:
 
 def test_a_hostile_name_harms_nothing(slower: Outcome) -> None:
     turned = reports.in_turns("test_x", Drawn(seed=5), Drawn(seed=500))
-    assert turned.beside is not None
+    assert turned.baseline_side is not None
     named: dict[str, Any] = {
         "nodeid": f"tests/test_a.py::test[{HOSTILE}]",
         "test": TestId(module="tests/test_a", name=HOSTILE, label=HOSTILE),
@@ -270,10 +270,10 @@ def test_a_hostile_name_harms_nothing(slower: Outcome) -> None:
         "baseline_path": HOSTILE,
         "recorded": {HOSTILE: (((1.0,),),)},
     }
-    version = replace(turned.beside.version, ref=HOSTILE, option=(HOSTILE,))
+    version = replace(turned.baseline_side.version, ref=HOSTILE, option=(HOSTILE,))
     outcomes = [
         replace(slower, **named, verdict=replace(slower.verdict, differences=(HOSTILE,))),  # type: ignore[type-var]
-        replace(turned, **named, beside=replace(turned.beside, version=version, differing=(HOSTILE,))),
+        replace(turned, **named, baseline_side=replace(turned.baseline_side, version=version, differing=(HOSTILE,))),
         replace(reports.failed("test_x"), **{**named, "error": HOSTILE}),
     ]
     run = replace(reports.RUN, commit=HOSTILE, facts={"torch": HOSTILE, "places": HOSTILE, "against": HOSTILE})
@@ -414,10 +414,12 @@ def test_one_launch_of_one_step_is_drawn() -> None:
 
 def test_a_version_that_could_not_be_measured_has_no_side() -> None:
     turned = reports.in_turns("test_x", Drawn(), Drawn(seed=9))
-    assert turned.beside is not None
+    assert turned.baseline_side is not None
     missing = Verdict(status=Status.NO_BASELINE, reason="no-baseline")
     read = drawn(
-        replace(turned, verdict=missing, beside=replace(turned.beside, measurement=None, error="no such test"))
+        replace(
+            turned, verdict=missing, baseline_side=replace(turned.baseline_side, measurement=None, error="no such test")
+        )
     )
     assert "origin/main (1a2b3c4d5e6f) was not measured: no such test" in read.words
     assert len(read.all("svg")) == 3

@@ -9,7 +9,7 @@ import pytest
 
 from pytest_ddpperf.records import (
     Baseline,
-    Beside,
+    BaselineSide,
     Comparison,
     Interval,
     Limit,
@@ -50,7 +50,7 @@ def told(
     *base: Measurement,
     metric: str = "p50",
     status: Status = Status.REGRESSED,
-    beside: Beside | None = None,
+    baseline_side: BaselineSide | None = None,
 ) -> list[str]:
     """Lines about ranks, of a verdict on `metric` between the first session and now."""
     before, after = (side.samples.step_seconds[0][0] for side in (base[0], now))
@@ -77,7 +77,7 @@ def told(
         verdict=Verdict(status=status, reason="x", comparisons=(change,)),
         fails=True,
         measurement=now,
-        beside=beside,
+        baseline_side=baseline_side,
     )
     sessions = tuple(Recording(measurement=side) for side in base)
     return list(ranks.told(outcome, Baseline(test=test, sessions=sessions)))
@@ -121,7 +121,7 @@ def test_half_of_the_change_is_its_main_part(risen: float, named: bool) -> None:
 
 
 def test_other_load_is_on_both_sides_where_they_take_turns() -> None:
-    assert told(side(31, cpu=(10, 10)), side(11, cpu=(10, 10)), beside=BESIDE) == [
+    assert told(side(31, cpu=(10, 10)), side(11, cpu=(10, 10)), baseline_side=BESIDE) == [
         f"CPU time: +0s at most of +20.0ms at p50: {WAITED}; other load would be on both sides",
         NOT_TOLD,
     ]

@@ -9,16 +9,18 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpperf.records import Outcome, Run, Status, TestId, codec
+from pytest_ddpperf.records import Outcome, RunInfo, Status, TestId, codec
 from pytest_ddpperf.records.errors import ReportError
 from pytest_ddpperf.report import json_report, reading
 from tests.unit.test_report import FAILED, comparison, measurement, outcome, verdict
 
-RUN = Run(id="7e1", created="2026-01-02T03:04:05+00:00", version="0.1", commit="c0ffee", committed="then", skipped=2)
-TOLD = replace(RUN, other_failures=1, problem="nothing differs", told=("only main has a", "not in this clone: b"))
+RUN = RunInfo(
+    id="7e1", created="2026-01-02T03:04:05+00:00", version="0.1", commit="c0ffee", committed="then", skipped=2
+)
+TOLD = replace(RUN, other_failures=1, problem="nothing differs", messages=("only main has a", "not in this clone: b"))
 
 
-def written(path: Path, *outcomes: Outcome, run: Run = RUN) -> Path:
+def written(path: Path, *outcomes: Outcome, run: RunInfo = RUN) -> Path:
     path.write_text(codec.dumps(json_report.report(outcomes, run)))
     return path
 
@@ -55,14 +57,14 @@ def test_a_report_from_before_runs_had_ids_is_read() -> None:
     assert second.error.endswith("ValueError: bad")
     facts = {"torch": "2.13.0", "device_count": 0}
     created = "2026-01-02T03:04:05+00:00"
-    assert report.runs == (Run(created=created, version="0.1.0", facts=facts, skipped=1, never_measured=2),)
+    assert report.runs == (RunInfo(created=created, version="0.1.0", facts=facts, skipped=1, never_measured=2),)
 
 
 def test_a_report_of_another_version_lacks_fields_and_has_others(tmp_path: Path) -> None:
     path = written(tmp_path / "a.json", outcome(verdict(Status.PASS)), run=TOLD)
     for name in ("file", "line", "limits", "level", "sessions"):
         changed(path, "measurements", 0, name, without=True)
-    for name in ("run_id", "commit", "committed", "problem", "told"):
+    for name in ("run_id", "commit", "committed", "problem", "messages"):
         changed(path, name, without=True)
     changed(path, "summary", "other_failures", without=True)
     changed(path, "measurements", 0, "verdict", "comparisons", 0, "of_tomorrow", to=[1])
@@ -143,9 +145,9 @@ def counted(metric: str) -> dict[str, Any]:
             "verdict.counters[0].limit.metric: 'p50' is none",
         ),
         (
-            ("measurements", 1, "stored"),
+            ("measurements", 1, "stored_verdict"),
             codec.encode(verdict(Status.PASS)) | {"counters": [counted("rpc.bytes"), counted("|@everyone")]},
-            "stored.counters[1].limit.metric: '|@everyone' is none",
+            "stored_verdict.counters[1].limit.metric: '|@everyone' is none",
         ),
     ],
 )
@@ -165,7 +167,7 @@ def test_a_broken_field_is_named_with_its_place(
         (("machine", "torch"), [], "machine.torch: expected "),
         (("summary", "skipped"), "1", "summary.skipped: expected an integer, found '1'"),
         (("problem",), ["x"], "problem: expected a string, found "),
-        (("told", 1), 7, "told[1]: expected a string, found 7"),
+        (("messages", 1), 7, "messages[1]: expected a string, found 7"),
     ],
 )
 def test_a_broken_fact_of_the_run_is_named_as_the_file_has_it(
@@ -188,10 +190,10 @@ def test_shards_make_one_report(tmp_path: Path) -> None:
 
 
 def test_what_was_told_of_several_runs_is_told_of_all_once_each(tmp_path: Path) -> None:
-    runs = TOLD, RUN, replace(TOLD, told=("not in this clone: b", "c")), replace(RUN, problem="no such backend")
+    runs = TOLD, RUN, replace(TOLD, messages=("not in this clone: b", "c")), replace(RUN, problem="no such backend")
     whole = reading.read([written(tmp_path / f"{number}.json", run=run) for number, run in enumerate(runs)]).run
     assert whole.problem == "nothing differs; no such backend"
-    assert whole.told == ("only main has a", "not in this clone: b", "c")
+    assert whole.messages == ("only main has a", "not in this clone: b", "c")
     assert (whole.skipped, whole.other_failures) == (8, 2)
 
 

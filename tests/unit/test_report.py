@@ -22,7 +22,7 @@ from pytest_ddpperf.records import (
     Plan,
     RankError,
     Recording,
-    Run,
+    RunInfo,
     Samples,
     Status,
     TestId,
@@ -234,7 +234,7 @@ def test_the_last_line_counts() -> None:
         outcome(verdict(Status.NO_BASELINE)),
         FAILED,
     ]
-    assert list(terminal.summary(outcomes, Run(skipped=1)))[-1] == (
+    assert list(terminal.summary(outcomes, RunInfo(skipped=1)))[-1] == (
         "ddpperf: 2 of 4 compared: 1 passed, 1 regressed; 1 without baseline, 1 failed to measure; 1 skipped"
     )
 
@@ -251,7 +251,7 @@ def test_several_tests_have_an_expected_number_of_false_alarms() -> None:
 
 
 def test_a_test_that_never_measured_is_named_and_counted() -> None:
-    assert list(terminal.summary([], Run(never_measured=1), never_measured=["test_a.py::test_b"])) == [
+    assert list(terminal.summary([], RunInfo(never_measured=1), never_measured=["test_a.py::test_b"])) == [
         "test_a.py::test_b: never measured: it does not call the fixture that it asks for",
         "ddpperf: 0 of 0 compared: 1 never measured",
     ]
@@ -552,7 +552,7 @@ def test_junit_properties_of_a_named_measurement_carry_the_name() -> None:
 
 def test_the_json_has_everything_and_the_same_counts() -> None:
     outcomes = [outcome(verdict(Status.REGRESSED)), FAILED]
-    run = Run(id="7e1", created="now", commit="c0ffee", committed="then", facts={"torch": "2.13.0"}, skipped=1)
+    run = RunInfo(id="7e1", created="now", commit="c0ffee", committed="then", facts={"torch": "2.13.0"}, skipped=1)
     data = json_report.report(outcomes, run)
     again = json.loads(codec.dumps(data))
     assert again["schema"] == 1
@@ -578,9 +578,9 @@ def test_counts_of_nothing_are_nothing() -> None:
 
 def test_failures_that_no_measurement_tells_are_counted_for_all_runs() -> None:
     green = [outcome(verdict(Status.PASS))]
-    one = counts.count(green, Run(other_failures=1, skipped=2))
+    one = counts.count(green, RunInfo(other_failures=1, skipped=2))
     assert counts.last_line(one) == "ddpperf: 1 of 1 compared: 1 passed; 1 other failure; 2 skipped"
-    more = counts.count(green, Run(other_failures=1), Run(other_failures=2))
+    more = counts.count(green, RunInfo(other_failures=1), RunInfo(other_failures=2))
     assert counts.last_line(more) == "ddpperf: 1 of 1 compared: 1 passed; 3 other failures"
 
 
@@ -624,5 +624,5 @@ def test_waiting_names_what_is_waited_for() -> None:
 def test_a_reason_of_a_newer_version_is_told_as_it_stands() -> None:
     doubt = outcome(verdict(Status.INCONCLUSIVE, "of-tomorrow"))
     assert sentences.sentence(doubt).endswith("beyond the limit, but of-tomorrow")
-    settled = replace(doubt, stored=verdict(Status.REGRESSED), fails=True)
+    settled = replace(doubt, stored_verdict=verdict(Status.REGRESSED), fails=True)
     assert "against the baseline, but of-tomorrow\n" in failure.gate_failure(settled)

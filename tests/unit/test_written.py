@@ -11,7 +11,7 @@ import pytest
 
 from pytest_ddpperf.measuring.outcomes import Report
 from pytest_ddpperf.plugin import state, written
-from pytest_ddpperf.records import Run, Status, codec
+from pytest_ddpperf.records import RunInfo, Status, codec
 from pytest_ddpperf.records.errors import AgainstError
 from tests.unit.test_git import commit
 from tests.unit.test_report import outcome, verdict
@@ -19,7 +19,7 @@ from tests.unit.test_report import outcome, verdict
 NO_COMMIT = "--ddp-history: nothing was added: what was measured is not a commit of a git repository"
 
 
-def told(run: Run, measured: Path) -> list[str]:
+def told(run: RunInfo, measured: Path) -> list[str]:
     """Of adding a measurement to the history in a folder of its own."""
     report = Report(run)
     report.take({"outcomes": [codec.encode(outcome(verdict(Status.PASS)))]})
@@ -28,12 +28,12 @@ def told(run: Run, measured: Path) -> list[str]:
 
 
 def test_why_git_told_no_commit_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert told(Run(), tmp_path) == [NO_COMMIT]
+    assert told(RunInfo(), tmp_path) == [NO_COMMIT]
     commit(tmp_path)
-    assert told(Run(), tmp_path) == [f"{NO_COMMIT}: git could not say when the run began, and can now"]
-    known = replace(Run(), commit="c0ffee" * 6 + "c0ff-dirty", committed="2026-01-02T03:04:05+00:00")
+    assert told(RunInfo(), tmp_path) == [f"{NO_COMMIT}: git could not say when the run began, and can now"]
+    known = replace(RunInfo(), commit="c0ffee" * 6 + "c0ff-dirty", committed="2026-01-02T03:04:05+00:00")
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert told(Run(), tmp_path) == [f"{NO_COMMIT}: git is not installed, or not on PATH"]
+    assert told(RunInfo(), tmp_path) == [f"{NO_COMMIT}: git is not installed, or not on PATH"]
     assert told(known, tmp_path) == [
         "--ddp-history: nothing was added: the working tree differs from commit c0ffeec0ffee: commit what is measured"
     ]

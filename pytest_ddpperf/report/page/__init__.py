@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pytest_ddpperf.records import Outcome, Run
+from pytest_ddpperf.records import Outcome, RunInfo
 from pytest_ddpperf.report.page.shell import check
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ __all__ = ["check", "html"]
 
 def html(
     outcomes: Sequence[Outcome],
-    runs: Sequence[Run],
+    runs: Sequence[RunInfo],
     *,
     problem: str = "",
     told: Sequence[str] = (),

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from statistics import median
 
-from pytest_ddpperf.records import COUNTERS, Environment, Outcome, Phases, Run, Scalar, Status
+from pytest_ddpperf.records import COUNTERS, Environment, Outcome, Phases, RunInfo, Scalar, Status
 from pytest_ddpperf.report import beside, failure, sentences, terminal, text, worst
 from pytest_ddpperf.report.page import figures, sides
 from pytest_ddpperf.report.page.parts import Figure, Sheet, Table
@@ -81,8 +81,8 @@ def _facts(outcome: Outcome) -> Iterator[tuple[str, str]]:
         if plan.collective is not None:
             yield "busbw", f"{plan.collective.busbw(seconds):.3g} GB/s"
         yield "launches", f"{measured.samples.launches} of {measured.samples.steps} steps, timing {plan.timing}"
-    if outcome.beside is not None:
-        yield "against", beside.commits(outcome.beside)
+    if outcome.baseline_side is not None:
+        yield "against", beside.commits(outcome.baseline_side)
     if outcome.baseline_path:
         yield "baseline", outcome.baseline_path
 
@@ -99,8 +99,8 @@ def _told(outcome: Outcome) -> Iterator[str]:
     verdict = outcome.verdict
     yield from outcome.evidence
     if verdict is not None:
-        if outcome.stored is not None:
-            yield failure.suspected(outcome.stored)
+        if outcome.stored_verdict is not None:
+            yield failure.suspected(outcome.stored_verdict)
         yield from sentences.left_out(verdict)
         if not outcome.evidence:
             yield from beside.told(outcome)
@@ -117,7 +117,7 @@ def _figures(outcome: Outcome, sheet: Sheet) -> Iterator[Figure]:
         yield figures.shifts(sheet, found, base.name if base is not None else "the baseline")
     yield figures.distributions(sheet, now, base)
     q = _shown(outcome)
-    if outcome.beside is not None and base is not None and base.launches == now.launches:
+    if outcome.baseline_side is not None and base is not None and base.launches == now.launches:
         yield figures.in_turns(sheet, outcome, now, base, q)
     else:
         yield figures.in_a_row(sheet, now, base, q)
@@ -157,9 +157,9 @@ def _counters(outcome: Outcome) -> tuple[tuple[str, ...], ...]:
     """Those that anything was counted of; of the finer ones few matter, so only those that are not 0."""
     assert outcome.measurement is not None
     now = outcome.measurement.counters
-    other = outcome.beside.measurement if outcome.beside is not None else None
+    other = outcome.baseline_side.measurement if outcome.baseline_side is not None else None
     before: dict[str, int | None] = dict(other.counters) if other is not None else {}
-    if outcome.verdict is not None and outcome.beside is None:
+    if outcome.verdict is not None and outcome.baseline_side is None:
         before = {changed.limit.metric: changed.baseline for changed in outcome.verdict.counters}
     shown = [name for name in {**now, **before} if now.get(name) or before.get(name) or name in COUNTERS]
     return tuple((name, *(_count(side.get(name)) for side in (before, now))) for name in shown)
@@ -180,7 +180,7 @@ def _recorded(outcome: Outcome) -> Iterator[tuple[str, ...]]:
 def _environment(outcome: Outcome) -> Table:
     """Of both sides, as far as the other's is known; what differs first."""
     assert outcome.measurement is not None
-    other = outcome.beside.measurement if outcome.beside is not None else None
+    other = outcome.baseline_side.measurement if outcome.baseline_side is not None else None
     now = _all_facts(outcome.measurement.environment)
     if other is None:
         return Table(title="Environment", head=("fact", "now"), rows=tuple((name, _fact(now[name])) for name in now))
@@ -210,7 +210,7 @@ class RunTold:
     facts: tuple[tuple[str, str], ...]
 
 
-def told_of(run: Run) -> RunTold:
+def told_of(run: RunInfo) -> RunTold:
     named = (
         ("ended", run.created),
         ("commit", run.commit),

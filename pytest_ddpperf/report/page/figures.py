@@ -117,9 +117,9 @@ def distributions(sheet: Sheet, now: Side, base: Side | None) -> Figure:
 
 def in_turns(sheet: Sheet, outcome: Outcome, now: Side, base: Side, q: int) -> Figure:
     """A percentile of each launch of both sides, joined in pairs, in the order in which they were taken."""
-    assert outcome.beside is not None
+    assert outcome.baseline_side is not None
     pairs = list(zip(base.at(q), now.at(q), strict=True))
-    places = _places(outcome.beside.order, len(pairs), at_once=bool(outcome.beside.stretches))
+    places = _places(outcome.baseline_side.order, len(pairs), at_once=bool(outcome.baseline_side.stretches))
 
     def draw(axes: Axes) -> None:
         middles = [sum(pair) / 2 for pair in places]
@@ -142,7 +142,7 @@ def in_turns(sheet: Sheet, outcome: Outcome, now: Side, base: Side, q: int) -> F
         rows=tuple(
             (
                 str(number + 1),
-                _first(outcome.beside.order[2 * number :], base.name),
+                _first(outcome.baseline_side.order[2 * number :], base.name),
                 text.seconds(before),
                 text.seconds(after),
                 text.share(after / before - 1),
@@ -213,7 +213,7 @@ def _spans(now: Side, base: Side | None, q: int) -> str:
 def ranks(sheet: Sheet, outcome: Outcome) -> Figure:
     """Each rank's own step times, CPU time and wait for RPC, of both sides as far as they are known."""
     assert outcome.measurement is not None
-    other = outcome.beside.measurement if outcome.beside is not None else None
+    other = outcome.baseline_side.measurement if outcome.baseline_side is not None else None
     now, base = _Ranks.of(outcome.measurement.samples), _Ranks.of(other.samples) if other is not None else None
     if base is not None and len(base.own) != len(now.own):
         base = None

@@ -60,11 +60,11 @@ def of(outcome: Outcome) -> Sides | None:
     if outcome.measurement is None:
         return None
     own = outcome.measurement.samples
-    if outcome.beside is not None and outcome.beside.measurement is not None:
-        own, other = of_one_length([own, outcome.beside.measurement.samples])
-        name = text.shortened(str(outcome.beside.version), 60)
+    if outcome.baseline_side is not None and outcome.baseline_side.measurement is not None:
+        own, other = of_one_length([own, outcome.baseline_side.measurement.samples])
+        name = text.shortened(str(outcome.baseline_side.version), 60)
         return Sides(now=_measured("now", own), base=_measured(name, other))
-    if outcome.beside is not None or not outcome.sessions:
+    if outcome.baseline_side is not None or not outcome.sessions:
         return Sides(now=_measured("now", own), base=None)
     own = own.first(min(session.steps for session in outcome.sessions))
     return Sides(now=_measured("now", own), base=_stored(outcome.sessions))
@@ -126,17 +126,17 @@ def _change(outcome: Outcome, q: int, level: float) -> Interval | None:
     """None where launches are too few or too short for that percentile, or the other side's are not told."""
     assert outcome.measurement is not None
     limit = Limit(metric=f"p{q}", value=0.1, unit="%", default=True)
-    if outcome.beside is None:
+    if outcome.baseline_side is None:
         return _since(outcome.sessions, outcome.measurement, limit, level)
-    if outcome.beside.measurement is None:
+    if outcome.baseline_side.measurement is None:
         return None
     verdict = judge_times(
         outcome.measurement,
-        [outcome.beside.measurement],
+        [outcome.baseline_side.measurement],
         [limit],
         level=level,
         interleaved=True,
-        stretches=outcome.beside.stretches,
+        stretches=outcome.baseline_side.stretches,
     )
     return verdict.comparisons[0].change if verdict.comparisons else None
 
