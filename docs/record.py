@@ -60,7 +60,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from smallgpt.gpt import GPT, GPTConfig
+from smallgpt.models import GPT, GPTConfig
 
 CONFIG = GPTConfig(vocabulary=512, context=32, layers=3, width=64)
 BATCH_SIZE = 2  # sequences a rank
@@ -90,7 +90,7 @@ def training_step(device):
 
 TESTS = """\
 import torch
-from smallgpt.gpt import GPT
+from smallgpt.models import GPT
 from smallgpt.train import BATCH_SIZE, CONFIG, forward, training_step
 
 
@@ -115,7 +115,7 @@ PROJECT = {
     ".gitignore": "__pycache__/\n",
     "pytest.ini": PYTEST_INI,
     "smallgpt/__init__.py": "",
-    "smallgpt/gpt.py": Path(suite.__file__).with_name("gpt.py").read_text(),
+    "smallgpt/models.py": Path(suite.__file__).with_name("models.py").read_text(),
     TRAINED: TRAIN,
     "tests/perf/test_gpt.py": TESTS,
 }

@@ -55,7 +55,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from smallgpt.gpt import GPT, GPTConfig
+from smallgpt.models import GPT, GPTConfig
 
 CONFIG = GPTConfig(vocabulary=256, context=32, layers=2, width=32)
 BATCH_SIZE = 1  # sequences a rank
@@ -95,7 +95,7 @@ PROJECT = {
     ".gitignore": "__pycache__/\n/act*.json\n",
     "pytest.ini": PYTEST_INI,
     "smallgpt/__init__.py": "",
-    "smallgpt/gpt.py": Path(suite.__file__).with_name("gpt.py").read_text(),
+    "smallgpt/models.py": Path(suite.__file__).with_name("models.py").read_text(),
     CONFIGURED: TRAIN,
     "tests/perf/test_train_step.py": TEST,
 }

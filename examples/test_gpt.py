@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from pytest_ddpperf.suite.gpt import GPT, GPTConfig
+from pytest_ddpperf.suite.models import GPT, GPTConfig
 
 # A regression to try: DDP_BUCKET_CAP_MB=0.001 gives every gradient a bucket of its own.
 BUCKET_CAP_MB = float(os.environ["DDP_BUCKET_CAP_MB"]) if "DDP_BUCKET_CAP_MB" in os.environ else None

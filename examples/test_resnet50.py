@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from pytest_ddpperf.suite.resnet import MODELS
+from pytest_ddpperf.suite.models import RESNETS
 
 # A regression to try: DDP_BUCKET_CAP_MB=0.001 gives every gradient a bucket of its own.
 BUCKET_CAP_MB = float(os.environ["DDP_BUCKET_CAP_MB"]) if "DDP_BUCKET_CAP_MB" in os.environ else None
@@ -24,7 +24,7 @@ def test_resnet50_training_step(ddp_benchmark):
         torch.manual_seed(ctx.seed + ctx.rank)  # each rank draws data of its own; DDP copies rank 0's weights
         images = torch.randn(batch_size, 3, 32, 32, device=ctx.device)
         labels = torch.randint(1000, (batch_size,), device=ctx.device)
-        model = DDP(MODELS["resnet50"]().to(ctx.device), bucket_cap_mb=BUCKET_CAP_MB)
+        model = DDP(RESNETS["resnet50"]().to(ctx.device), bucket_cap_mb=BUCKET_CAP_MB)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 
         def step():  # what is timed

@@ -1,4 +1,4 @@
-"""What the experiments share: how large they are, the tables that they fill, what is listed."""
+"""Fixtures and tables that the experiments share."""
 
 from __future__ import annotations
 
@@ -12,9 +12,17 @@ import torch
 
 from pytest_ddpperf import node_count
 from pytest_ddpperf.suite.plots import drawable, save
-from pytest_ddpperf.suite.sizes import Size, SweepRow, asked, chosen, largest_world, of_a_node, on_cuda
 from pytest_ddpperf.suite.tables import Tables
-from pytest_ddpperf.suite.workloads import tokens_of
+from pytest_ddpperf.suite.workloads import (
+    Size,
+    SweepRow,
+    chosen_size,
+    largest_world,
+    ranks_per_machine,
+    read_option,
+    tokens_of,
+    uses_cuda,
+)
 
 _HERE = Path(__file__).parent
 _TABLES = pytest.StashKey[Tables]()
@@ -25,8 +33,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Rows over ranks: one, two, four, ... up to those that were asked for; of the sweep, one without DDP before. What
-    does not divide over the machines is left out, unless one has room for it."""
+    """Make rows over ranks: one, two, four, ... up to those that were asked for; the sweep also has one without DDP.
+
+    A number that does not divide over the machines is left out, unless one machine has room for it.
+    """
     most, machines = largest_world(metafunc.config), node_count(metafunc.config)
     each = list(dict.fromkeys([*(1 << power for power in range(20) if 1 << power < most), most]))
     if "sweep_row" in metafunc.fixturenames:
@@ -46,21 +56,20 @@ def _row(value: object, name: str, row: SweepRow) -> Any:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("ddp_suite_plots") is not None and not drawable():
         raise pytest.UsageError("--ddp-suite-plots needs matplotlib 3.9: pip install 'pytest-ddpperf[plots]'")
-    ours = [item for item in items if Path(item.path).is_relative_to(_HERE)]
-    for item in ours:
-        item.add_marker(pytest.mark.ddp(**_open_settings(config)))
+    for item in items:
+        if Path(item.path).is_relative_to(_HERE):
+            item.add_marker(pytest.mark.ddp(**_open_settings(config)))
 
 
 def _open_settings(config: pytest.Config) -> dict[str, Any]:
     """Return the settings of the size that the run leaves open. The limits suit only its own launches and steps."""
-    settings = {
-        name: value for name, value in chosen(config).settings.items() if asked(config, f"ddp_{name}", None) is None
-    }
-    if "launches" not in settings:
-        settings.pop("max_launches", None)
-    if not {"launches", "steps"} <= settings.keys():
-        settings.pop("threshold", None)
-    return settings
+    settings = dict(chosen_size(config).settings)
+    given = {name for name in settings if read_option(config, f"ddp_{name}", None) is not None}
+    if "launches" in given:
+        given.add("max_launches")
+    if given & {"launches", "steps"}:
+        given.add("threshold")
+    return {name: value for name, value in settings.items() if name not in given}
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
@@ -68,9 +77,10 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     if folder is not None and not session.config.option.collectonly:
         tables = session.config.stash[_TABLES]
         try:
-            tables.drawn = list(save(tables.plots(), session.config.invocation_params.dir / os.path.expanduser(folder)))
+            place = session.config.invocation_params.dir / os.path.expanduser(folder)
+            tables.drawn = list(save(tables.all_plots(), place))
             tables.problem = "" if tables.drawn else "--ddp-suite-plots: nothing was measured that has a figure"
-        except Exception as error:  # what was measured is told all the same
+        except Exception as error:  # the tables are shown all the same
             tables.problem = f"--ddp-suite-plots: {type(error).__name__}: {error}"
             session.exitstatus = max(exitstatus, pytest.ExitCode.TESTS_FAILED)
 
@@ -86,8 +96,7 @@ def pytest_runtest_makereport(
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    tables = config.stash[_TABLES]
-    lines = list(tables.lines())
+    lines = list(config.stash[_TABLES].lines())
     if lines:
         terminalreporter.section("pytest_ddpperf.suite")
         for line in lines:
@@ -97,18 +106,18 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 @pytest.fixture
 def size(request: pytest.FixtureRequest) -> Size:
     """How much is measured."""
-    return chosen(request.config)
+    return chosen_size(request.config)
 
 
 @pytest.fixture
 def tables(request: pytest.FixtureRequest) -> Tables:
-    """Where results go, to be told together at the end."""
+    """The results, shown together at the end of the run."""
     return request.config.stash[_TABLES]
 
 
 @pytest.fixture
 def ranks(_ddp_world_size: int) -> int:
-    """How many the test has; with several --ddp-world-size each is a test of its own."""
+    """The number of ranks; with several --ddp-world-size each has a test of its own."""
     return _ddp_world_size
 
 
@@ -119,21 +128,23 @@ def tokens(size: Size, ranks: int) -> int:
 
 
 @pytest.fixture
-def roomy(request: pytest.FixtureRequest, ranks: int) -> Callable[..., None]:
-    """Call it with the bytes that each rank of a test needs: it skips one whose ranks on this machine need more than it
-    has. `cuda` says whether each has a CUDA device, where that is not the run's to say."""
-    here = of_a_node(request.node, ranks)
+def require_memory(request: pytest.FixtureRequest, ranks: int) -> Callable[..., None]:
+    """Call it with the bytes that each rank needs: it skips a test whose ranks on this machine need more than there is.
 
-    def need(each: float, *, cuda: bool | None = None) -> None:
-        on_device = on_cuda(request.config, here) if cuda is None else cuda
-        if on_device and torch.cuda.is_available():  # else the test will say so itself
+    `cuda` says whether each rank has a CUDA device, where the run does not decide that.
+    """
+    here = ranks_per_machine(request.node, ranks)
+
+    def require(each: float, *, cuda: bool | None = None) -> None:
+        on_device = uses_cuda(request.config, here) if cuda is None else cuda
+        if on_device and torch.cuda.is_available():  # without, the test itself is skipped
             needed, free = each, float(torch.cuda.get_device_properties(0).total_memory)
         else:
             needed, free = each * here, _free_bytes()
         if needed > free:
             pytest.skip(f"needs about {needed / 1e9:.1f} GB of memory, {free / 1e9:.1f} GB are there")
 
-    return need
+    return require
 
 
 def _free_bytes() -> float:

@@ -1,4 +1,4 @@
-"""What the experiments of a run came to, to be told at its end."""
+"""The results of the experiments of a run, shown at its end."""
 
 from __future__ import annotations
 
@@ -6,45 +6,66 @@ import shutil
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean, median
 from typing import Any, TypeVar
 
 from pytest_ddpperf import Result
-from pytest_ddpperf.suite.plots import Plot
+from pytest_ddpperf.suite.plots import Plot, Spread, boxes, lines, stacks
+
+PHASES = ("forward", "backward", "optimizer")
+ALONE = "without communication"
 
 
-class Table:
-    """One experiment's; made empty."""
-
-    def lines(self) -> Iterator[str]:
-        """In the form in which its users know it."""
-        raise NotImplementedError
-
-    def plots(self) -> Iterable[Plot]:
-        """None unless an experiment says otherwise."""
-        return ()
-
-
-_T = TypeVar("_T", bound=Table)
+T = TypeVar("T")
 
 
 class Tables:
-    """Those of a run, and what was skipped."""
+    """The tables of a run, and what was skipped."""
 
     def __init__(self) -> None:
         self.skipped: list[tuple[str, str]] = []  # name of a test, and the reason
         self.drawn: list[Path] = []
         self.problem = ""  # with drawing
-        self._tables: dict[type[Any], Table] = {}
+        self.plots: list[Plot] = []  # of single tests
+        self._tables: dict[type[Any], Any] = {}
+        self._rows: dict[str, list[Mapping[str, object]]] = {}  # by title
+        self._columns: dict[str, dict[str, Mapping[str, object]]] = {}  # by title and column
+        self._texts: list[Iterable[str]] = []
 
-    def of(self, kind: type[_T]) -> _T:
-        """The table of that kind."""
-        table = self._tables.setdefault(kind, kind())
-        assert isinstance(table, kind)
+    def get(self, kind: type[T]) -> T:
+        """Return the table of that kind, made empty: it has `lines()` as its users know them, and `plots()`."""
+        table: T = self._tables.setdefault(kind, kind())
         return table
 
+    def add(self, title: str, **cells: object) -> None:
+        """Add a row to the plain table of that title; underscores in column names become spaces."""
+        self._rows.setdefault(title, []).append({name.replace("_", " "): cell for name, cell in cells.items()})
+
+    def add_column(self, title: str, name: str, cells: Mapping[str, object]) -> None:
+        """Add a column to the table of that title, with a cell for each row."""
+        self._columns.setdefault(title, {})[name] = cells
+
+    def add_text(self, text: Iterable[str]) -> None:
+        """Add a table that is text already."""
+        self._texts.append(text)
+
     def lines(self) -> Iterator[str]:
+        """Yield all tables, then what was skipped and drawn."""
+        for text in self._texts:
+            yield from text
+            yield ""
         for table in self._tables.values():
             yield from table.lines()
+            yield ""
+        for title, rows in self._rows.items():
+            yield title
+            yield from markdown([list(rows[0]), *([str(cell) for cell in row.values()] for row in rows)])
+            yield ""
+        for title, columns in self._columns.items():
+            yield title
+            names = next(iter(columns.values()))
+            by_row = [[name, *(str(cells[name]) for cells in columns.values())] for name in names]
+            yield from markdown([["", *columns], *by_row])
             yield ""
         yield from self._not_measured()
         yield from (f"drawn: {path}" for path in self.drawn)
@@ -52,7 +73,7 @@ class Tables:
             yield self.problem
 
     def _not_measured(self) -> Iterator[str]:
-        """A line a test and reason, with all parameters that it has: a size or a machine leaves out many alike."""
+        """Yield a line per test and reason, with all parameters that have it."""
         alike: dict[tuple[str, str], list[str]] = {}
         for name, reason in sorted(self.skipped):
             test, _, parameters = name.partition("[")
@@ -60,28 +81,22 @@ class Tables:
         for (test, reason), each in alike.items():
             yield f"skipped: {test}" + f"[{', '.join(each)}]" * any(each) + f": {reason}"
 
-    def plots(self) -> Iterator[Plot]:
+    def all_plots(self) -> Iterator[Plot]:
+        """Yield the figures of all tables."""
         for table in self._tables.values():
             yield from table.plots()
-
-
-def columns(cells: Mapping[str, Mapping[str, object]]) -> Iterator[str]:
-    """A Markdown table of a column a variant, a row a figure; `cells` by column, then by row."""
-    names = list(cells)
-    yield from markdown(
-        [["", *names], *([row, *(str(cells[name].get(row, "-")) for name in names)] for row in cells[names[0]])]
-    )
+        yield from self.plots
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """The first row has the titles."""
+    """Yield a Markdown table; the first row has the titles."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in (rows[0], [":" + "-" * (width - 1) for width in widths], *rows[1:]):
         yield "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |"
 
 
-def about(result: Result, *further: str) -> Iterator[str]:
-    """Versions, backend and topology, as PyTorch's benchmarks have them."""
+def describe(result: Result, *further: str) -> Iterator[str]:
+    """Yield versions, backend and topology, in the form of PyTorch's benchmarks."""
     facts = result.environment.recorded
     yield f"* PyTorch version: {facts.get('torch')}"
     yield f"* CUDA version: {facts.get('cuda')}"
@@ -93,5 +108,149 @@ def about(result: Result, *further: str) -> Iterator[str]:
     if shutil.which("nvidia-smi") is None:
         yield "(there is no nvidia-smi)"
         return
-    asked = subprocess.run(["nvidia-smi", "topo", "-m"], capture_output=True, text=True, check=False)
-    yield from (asked.stdout or asked.stderr).splitlines()
+    called = subprocess.run(["nvidia-smi", "topo", "-m"], capture_output=True, text=True, check=False)
+    yield from (called.stdout or called.stderr).splitlines()
+
+
+def slowest_ranks(launches: Iterable[Sequence[Sequence[float | None]]]) -> list[list[float]]:
+    """Return launch x step: the value of the rank that recorded the most."""
+    return [
+        [max(value for value in step if value is not None) for step in zip(*launch, strict=True)] for launch in launches
+    ]
+
+
+def spread_of(result: Result, iterations: int = 1) -> Spread:
+    """Return p50 of an iteration, of all launches, the fastest and the slowest; a step may have several."""
+    each = [median(launch) / iterations for launch in result.step_seconds]
+    return Spread(result.p50 / iterations, min(each), max(each))
+
+
+class Latencies:
+    """Step times by experiment and variant, compared with the first variant."""
+
+    def __init__(self) -> None:
+        # By experiment, ranks and variant: the result, and how many iterations a step has.
+        self._results: dict[str, dict[int, dict[str, tuple[Result, int]]]] = {}
+        self._variants: dict[str, list[str]] = {}
+
+    def add(
+        self, experiment: str, variant: str, result: Result, *, among: Iterable[object], iterations: int = 1
+    ) -> None:
+        """Add a variant. `among` are all variants in order; others are compared with the first that was measured."""
+        experiment = f"{experiment}, {result.backend}"  # fewer ranks may have found devices
+        self._variants[experiment] = list(map(str, among))
+        by_ranks = self._results.setdefault(experiment, {})
+        by_ranks.setdefault(result.world_size, {})[variant] = result, iterations
+
+    def _tables(self) -> Iterator[tuple[str, int, dict[str, tuple[Result, int]]]]:
+        """Yield experiment, ranks, and the variants that were measured, in their order."""
+        for experiment, by_ranks in self._results.items():
+            for ranks, taken in sorted(by_ranks.items()):
+                order = self._variants[experiment]
+                yield experiment, ranks, {variant: taken[variant] for variant in order if variant in taken}
+
+    def lines(self) -> Iterator[str]:
+        for experiment, ranks, taken in self._tables():
+            yield f"{experiment}, {ranks} ranks (p50 of an iteration; from the fastest launch to the slowest)"
+            each = {variant: spread_of(*measured) for variant, measured in taken.items()}
+            first, fastest = next(iter(each.values())).middle, min(spread.middle for spread in each.values())
+            for variant, spread in each.items():
+                best = "  fastest" * (spread.middle == fastest and len(each) > 1)
+                yield f"  {variant:>28}:  {spread}  {spread.middle / first - 1:+7.1%}{best}"
+
+    def plots(self) -> Iterator[Plot]:
+        for experiment, ranks, taken in self._tables():
+            seconds = {
+                variant: [step / iterations for launch in result.step_seconds for step in launch]
+                for variant, (result, iterations) in taken.items()
+            }
+            yield boxes(f"{experiment}, {ranks} ranks", experiment, seconds)
+        for experiment, by_ranks in self._results.items():
+            over_ranks: dict[str, dict[int, Spread]] = {variant: {} for variant in self._variants[experiment]}
+            for ranks, taken in by_ranks.items():
+                for variant, measured in taken.items():
+                    over_ranks[variant][ranks] = spread_of(*measured)
+            if len(by_ranks) > 1:
+                yield _plot_over_ranks(f"{experiment} over ranks", over_ranks)
+
+
+class Scaling:
+    """Step times by model over numbers of ranks, each rank with the same work."""
+
+    def __init__(self) -> None:
+        self._spreads: dict[str, dict[int, Spread]] = {}
+
+    def add(self, model: str, result: Result) -> None:
+        self._spreads.setdefault(f"{model}, {result.backend}", {})[result.world_size] = spread_of(result)
+
+    def lines(self) -> Iterator[str]:
+        yield "Latency over ranks (p50; from the fastest launch to the slowest; efficiency: compared with the fewest)"
+        for model, by_ranks in self._spreads.items():
+            first = by_ranks[min(by_ranks)].middle
+            for ranks, spread in sorted(by_ranks.items()):
+                yield f"  {model:>20} {ranks:>4} ranks:  {spread}  {first / spread.middle:7.0%}"
+
+    def plots(self) -> Iterator[Plot]:
+        yield _plot_over_ranks("Latency over ranks", self._spreads)
+
+
+def _plot_over_ranks(title: str, spreads: Mapping[str, Mapping[int, Spread]]) -> Plot:
+    sorted_spreads = {
+        name: {float(ranks): points[ranks] for ranks in sorted(points)} for name, points in spreads.items() if points
+    }
+    return lines(title, "ranks", "seconds an iteration", sorted_spreads)
+
+
+class Breakdown:
+    """Step times by phase: medians over steps, of the slowest rank."""
+
+    def __init__(self) -> None:
+        self._taken: dict[int, dict[str, list[dict[str, float]]]] = {}  # by ranks and variant: a launch's phases
+
+    def add(self, variant: str, result: Result) -> None:
+        by_phase = {phase: list(map(median, slowest_ranks(result.recorded[phase]))) for phase in PHASES}
+        launches = [dict(zip(by_phase, launch, strict=True)) for launch in zip(*by_phase.values(), strict=True)]
+        self._taken.setdefault(result.world_size, {})[variant] = launches
+
+    def _parts(self) -> Iterator[tuple[int, dict[str, dict[str, float]]]]:
+        """Yield, by ranks, the phases of each variant over launches, with communication separated."""
+        for ranks, by_variant in self._taken.items():
+            means = {
+                variant: {phase: fmean(launch[phase] for launch in launches) for phase in PHASES}
+                for variant, launches in by_variant.items()
+            }
+            alone = means.get(ALONE, {}).get("backward")
+            yield ranks, {variant: _separate(phases, alone) for variant, phases in means.items()}
+
+    def lines(self) -> Iterator[str]:
+        for ranks, parts in self._parts():
+            yield (
+                f"Latency breakdown, {ranks} ranks (p50 of each phase; communication is what the backward pass is "
+                "longer by than without)"
+            )
+            yield f"  {'':>24} {'forward':>11} {'backward':>11} {'communication':>14} {'optimizer':>11}"
+            for variant, each in parts.items():
+                apart = f"{each['communication']:13.6f}s" if "communication" in each else f"{'-':>14}"
+                cells = f"{each['forward']:10.6f}s {each['backward']:10.6f}s {apart} {each['optimizer']:10.6f}s"
+                yield f"  {variant:>24} {cells}"
+
+    def plots(self) -> Iterator[Plot]:
+        for ranks, parts in self._parts():
+            wholes = {}
+            for variant, launches in self._taken[ranks].items():
+                each = [sum(launch.values()) for launch in launches]
+                wholes[variant] = Spread(fmean(each), min(each), max(each))
+            yield stacks(f"Latency breakdown, {ranks} ranks", parts, wholes)
+
+
+def _separate(phases: Mapping[str, float], alone: float | None) -> dict[str, float]:
+    """Divide the backward pass into the time it takes alone, if that is known, and what communication adds."""
+    if alone is None:
+        return dict(phases)
+    computed = min(phases["backward"], alone)
+    return {
+        "forward": phases["forward"],
+        "backward": computed,
+        "communication": phases["backward"] - computed,
+        "optimizer": phases["optimizer"],
+    }

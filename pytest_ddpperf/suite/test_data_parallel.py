@@ -1,63 +1,139 @@
-"""Data parallelism written out (the assignment of Stanford's CS336): what naive, flat, overlapped and bucketed gradient
-averaging cost on GPTs, and how much of a step is spent waiting for communication."""
+"""Data parallelism written out (the assignment of Stanford's CS336): the cost of naive, flat, overlapped and bucketed
+gradient averaging on GPTs, and the part of a step that waits for communication."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from statistics import fmean, stdev
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import ProfilerActivity, profile, record_function
 
 from pytest_ddpperf import Context, DdpBenchmark, Result
-from pytest_ddpperf.suite.exposed import profiled
-from pytest_ddpperf.suite.sizes import Size
-from pytest_ddpperf.suite.tables import Table, Tables, columns
-from pytest_ddpperf.suite.workloads import GPTS, Step, needed_bytes, share_of, training, workload
-from pytest_ddpperf.suite.wrappers import Bucketed, Flat, Naive, Overlapped, Wrapper
+from pytest_ddpperf.suite.tables import Tables, slowest_ranks
+from pytest_ddpperf.suite.workloads import GPTS, Size, Step, needed_bytes, share_of, training, workload
+from pytest_ddpperf.suite.wrappers import Blocking, Bucketed, Overlapped, Wrapper
 
 VARIANTS: dict[str, Callable[[nn.Module], Wrapper]] = {
-    "Naive": Naive,
-    "Flat": Flat,
+    "Naive": partial(Blocking, flat=False),
+    "Flat": partial(Blocking, flat=True),
     "Overlap": Overlapped,
 }
 BUCKETS_MB = (1, 10, 100, 1000)
-TORCHS = "torch's DDP"
-COLUMNS = (*VARIANTS, *(f"{megabytes} MB" for megabytes in BUCKETS_MB), TORCHS)
 
 
-class Costs(Table):
-    """The notebook's tables: variants, then bucket sizes, a column each."""
-
-    def __init__(self) -> None:
-        self._columns: dict[str, dict[str, dict[str, object]]] = {}  # by model, then column, then figure
-
-    def add(self, model: str, column: str, result: Result, size: Size, waits: Sequence[tuple[float, float]]) -> None:
-        """`waits` are of steps: seconds, and those of them that the rank that waited longest did."""
-        steps = [seconds for launch in result.step_seconds for seconds in launch]
-        self._columns.setdefault(f"{model} on {result.world_size} ranks", {})[column] = {
-            "model": model,
-            "backend": result.backend,
-            "world_size": result.world_size,
-            "global_batch_size": share_of(size, result.world_size) * result.world_size,
-            "warmup_steps": result.environment.must_match.get("warmup"),
-            "benchmark_steps": len(steps),
-            **_spread("step_time", steps, "_s"),
-            **_spread("comm_time", [waited for _, waited in waits], "_s"),
-            **_spread("comm_frac", [waited / seconds for seconds, waited in waits], ""),
-        }
-
-    def lines(self) -> Iterator[str]:
-        for model, taken in sorted(self._columns.items(), key=lambda column: list(GPTS).index(column[0].split()[0])):
-            yield f"Data parallel training of GPT {model}"
-            yield from columns({name: taken[name] for name in COLUMNS if name in taken})
+def _add_costs(
+    tables: Tables, model: str, variant: str, result: Result, size: Size, waits: Sequence[tuple[float, float]]
+) -> None:
+    """Add a column to the table of the notebook. `waits` has the seconds of each step, and of the wait in it."""
+    steps = [seconds for launch in result.step_seconds for seconds in launch]
+    cells = {
+        "model": model,
+        "backend": result.backend,
+        "world_size": result.world_size,
+        "global_batch_size": share_of(size, result.world_size) * result.world_size,
+        "warmup_steps": result.environment.must_match.get("warmup"),
+        "benchmark_steps": len(steps),
+        **_spread("step_time", steps, "_s"),
+        **_spread("comm_time", [waited for _, waited in waits], "_s"),
+        **_spread("comm_frac", [waited / seconds for seconds, waited in waits], ""),
+    }
+    tables.add_column(f"Data parallel training of GPT {model} on {result.world_size} ranks", variant, cells)
 
 
 def _spread(name: str, values: list[float], unit: str) -> dict[str, object]:
     deviation = stdev(values) if len(values) > 1 else 0.0
     return {f"{name}_avg{unit}": f"{fmean(values):.6g}", f"{name}_std{unit}": f"{deviation:.3g}"}
+
+
+# --- communication that is not hidden, by torch's profiler
+
+_STEP = "ddpperf step"
+
+Interval = tuple[float, float]
+
+
+def profiled(ctx: Context, step: Callable[[], object], steps: int) -> list[tuple[float, float]]:
+    """Return the seconds of each step, and of the communication in it during which nothing is computed."""
+    on_cpu = ctx.device.type == "cpu"
+    activities = [ProfilerActivity.CPU] if on_cpu else [ProfilerActivity.CPU, ProfilerActivity.CUDA]
+    with profile(activities=activities) as taken:
+        for _ in range(steps):
+            with record_function(_STEP):
+                step()
+                if not on_cpu:
+                    torch.accelerator.synchronize()
+    events = list(taken.events() or ())
+    computed = _computed if on_cpu else _computed_on_device
+    communicated = _communicated_on_device if ctx.backend == "nccl" else _communicated
+    (thread,) = {event.thread for event in events if _is_step(event)}
+    computation = [_interval(event) for event in events if computed(event, thread)]
+    communication = [_interval(event) for event in events if communicated(event)]
+    return [
+        ((ended - began) / 1e6, exposed(communication, computation, (began, ended)) / 1e6)
+        for began, ended in (_interval(event) for event in events if _is_step(event))
+    ]
+
+
+def exposed(communication: Iterable[Interval], computation: Iterable[Interval], within: Interval) -> float:
+    """Return how long something was communicated and nothing computed."""
+    computation = list(computation)
+    return max(0.0, _covered([*communication, *computation], within) - _covered(computation, within))
+
+
+def _covered(intervals: Iterable[Interval], within: Interval) -> float:
+    """Return the length of the union of the intervals."""
+    reached, covered = within[0], 0.0
+    for began, ended in sorted(intervals):
+        began, ended = max(began, reached), min(ended, within[1])
+        if ended > began:
+            covered += ended - began
+            reached = ended
+    return covered
+
+
+# Events are torch's FunctionEvents, in microseconds.
+
+
+def _interval(event: Any) -> Interval:
+    return event.time_range.start, event.time_range.end
+
+
+def _is_step(event: Any) -> bool:
+    return bool(event.name == _STEP and event.device_type.name == "CPU")
+
+
+def _communicated(event: Any) -> bool:
+    """Whether Gloo did it, on its own threads."""
+    return bool(event.is_async and event.name.startswith("gloo:"))
+
+
+def _computed(event: Any, thread: int) -> bool:
+    """Whether the training thread did it: while it waits for Gloo it is in no event but the step."""
+    return bool(event.thread == thread and not event.is_async and not _is_step(event))
+
+
+def _communicated_on_device(event: Any) -> bool:
+    return _is_kernel(event) and "nccl" in event.name.lower()
+
+
+def _computed_on_device(event: Any, thread: int) -> bool:
+    return _is_kernel(event) and "nccl" not in event.name.lower()
+
+
+def _is_kernel(event: Any) -> bool:
+    """Whether it is a kernel or a copy that ran on the accelerator, not an annotation."""
+    return bool(
+        event.device_type.name == "CUDA" and not getattr(event, "is_user_annotation", False) and event.name != _STEP
+    )
+
+
+# --- experiments
 
 
 def written_out(ctx: Context, model: str, wrap: Callable[[nn.Module], Wrapper], size: Size) -> Step:
@@ -82,7 +158,7 @@ def torchs(ctx: Context, model: str, size: Size) -> Step:
 
 
 def torchs_profiled(ctx: Context, model: str, size: Size) -> Step:
-    """A step that records what it waits for communication; profiled, so that it takes longer itself."""
+    """Return a step that records how long it waits for communication. The profiler makes it slower."""
     step = torchs(ctx, model, size)
 
     def observed() -> None:
@@ -97,13 +173,13 @@ Measured = Callable[[str, str, Callable[[nn.Module], Wrapper]], Result]
 
 
 @pytest.fixture
-def fitting(size: Size, roomy: Callable[..., None]) -> Callable[[str], None]:
-    """Call it with a model: it skips one that is too large for the size or for memory."""
+def fitting(size: Size, require_memory: Callable[..., None]) -> Callable[[str], None]:
+    """Call it with a model: it skips a model that is too large for the size or for memory."""
 
     def check(model: str) -> None:
         if model not in size.gpts:
             pytest.skip(f"GPT {model} is not in --ddp-suite-size {size.name}")
-        roomy(needed_bytes(model))
+        require_memory(needed_bytes(model))
 
     return check
 
@@ -112,18 +188,14 @@ def fitting(size: Size, roomy: Callable[..., None]) -> Callable[[str], None]:
 def measured(
     ddp_benchmark: DdpBenchmark, fitting: Callable[[str], None], size: Size, tokens: int, tables: Tables
 ) -> Measured:
-    """Call it with a model, the name of a column and a wrapper."""
+    """Call it with a model, the name of a variant and its wrapper."""
 
-    def measure(model: str, column: str, wrap: Callable[[nn.Module], Wrapper]) -> Result:
+    def measure(model: str, variant: str, wrap: Callable[[nn.Module], Wrapper]) -> Result:
         fitting(model)
         result = ddp_benchmark(lambda ctx: written_out(ctx, model, wrap, size), batch_size=tokens)
-        waited = [
-            max(told for told in step if told is not None)
-            for launch in result.recorded["comm_seconds"]
-            for step in zip(*launch, strict=True)
-        ]
+        waited = [seconds for launch in slowest_ranks(result.recorded["comm_seconds"]) for seconds in launch]
         steps = [seconds for launch in result.step_seconds for seconds in launch]
-        tables.of(Costs).add(model, column, result, size, list(zip(steps, waited, strict=True)))
+        _add_costs(tables, model, variant, result, size, list(zip(steps, waited, strict=True)))
         return result
 
     return measure
@@ -147,16 +219,16 @@ def test_bucket_size(measured: Measured, model: str, bucket: int) -> None:
 def test_torchs(
     ddp_benchmark: DdpBenchmark, fitting: Callable[[str], None], model: str, size: Size, tokens: int, tables: Tables
 ) -> None:
-    """torch's DDP beside those written out; of launches of their own the profiler tells what steps wait."""
+    """torch's DDP, compared with those written out; the profiler measures in other launches how long steps wait."""
     fitting(model)
     result = ddp_benchmark(lambda ctx: torchs(ctx, model, size), batch_size=tokens)
-    told = ddp_benchmark(
+    recorded = ddp_benchmark(
         lambda ctx: torchs_profiled(ctx, model, size), batch_size=tokens, name="profiled", gate=False
     ).recorded
     waits = [
         max(zip(seconds, waited, strict=True), key=lambda of_rank: of_rank[1])
-        for durations, exposed in zip(told["seconds"], told["comm_seconds"], strict=True)
+        for durations, exposed in zip(recorded["seconds"], recorded["comm_seconds"], strict=True)
         for seconds, waited in zip(zip(*durations, strict=True), zip(*exposed, strict=True), strict=True)
     ]
     assert all(0 <= waited <= seconds for seconds, waited in waits)
-    tables.of(Costs).add(model, TORCHS, result, size, waits)
+    _add_costs(tables, model, "torch's DDP", result, size, waits)

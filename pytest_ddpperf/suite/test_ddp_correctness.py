@@ -1,8 +1,8 @@
-"""What the DDP paper says beside latency: what synchronising less often costs in learning, and the two ways to hang."""
+"""The DDP paper apart from latency: what synchronising less often costs in learning, and the two ways to hang."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from statistics import fmean
@@ -16,52 +16,17 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from pytest_ddpperf import Context, DdpRun
-from pytest_ddpperf.suite.plots import Lines, Plot, Spread
-from pytest_ddpperf.suite.sizes import Size
-from pytest_ddpperf.suite.tables import Table, Tables
-from pytest_ddpperf.suite.workloads import rank, workload
+from pytest_ddpperf.suite.plots import Spread, lines
+from pytest_ddpperf.suite.tables import Tables
+from pytest_ddpperf.suite.workloads import Size, return_rank, workload
 
 SYNC_EVERY = (1, 2, 4, 8)
 SEEDS = 3
 
 
-class Losses(Table):
-    """How training goes on the same samples, by how often it is synchronised; over seeds."""
-
-    def __init__(self) -> None:
-        self._curves: dict[int, dict[int, list[list[float]]]] = {}  # by ranks and interval, then seed x iteration
-
-    def add(self, ranks: int, every: int, curves: list[list[float]]) -> None:
-        self._curves.setdefault(ranks, {})[every] = curves
-
-    def lines(self) -> Iterator[str]:
-        for ranks, by_interval in self._curves.items():
-            iterations = len(next(iter(by_interval.values()))[0]) - 1
-            seeds = f"mean, and from the least to the most of {SEEDS} seeds"
-            yield f"Loss after {iterations} iterations, {ranks} ranks ({seeds})"
-            for every, curves in by_interval.items():
-                last = [curve[-1] for curve in curves]
-                yield f"  synchronised every {every}: {fmean(last):.4f} ({min(last):.4f} to {max(last):.4f})"
-
-    def plots(self) -> Iterator[Plot]:
-        for ranks, by_interval in self._curves.items():
-            yield Lines(
-                title=f"Loss against samples, {ranks} ranks",
-                across="iterations, each of as many samples",
-                upwards="loss",
-                lines={
-                    f"synchronised every {every}": {
-                        iteration: Spread(fmean(losses), min(losses), max(losses))
-                        for iteration, losses in enumerate(zip(*curves, strict=True))
-                    }
-                    for every, curves in by_interval.items()
-                },
-            )
-
-
 def losses(ctx: Context, size: Size, every: int, iterations: int) -> list[list[float]]:
-    """Seed x iteration: the mean loss over ranks on the same batches before each of so many iterations and after the
-    last, synchronised `every` of them."""
+    """Return seed x iteration: the mean loss over ranks on the same batches, before each iteration and after the last,
+    synchronised `every` so many iterations."""
     curves = []
     for seed in range(SEEDS):
         net, loss = workload(replace(ctx, seed=ctx.seed + 1000 * seed), size.gpts[0], size)
@@ -89,31 +54,48 @@ def _mean(ctx: Context, value: Tensor) -> float:
 
 def test_convergence(ddp_run: DdpRun, size: Size, tables: Tables) -> None:
     """The loss over the same samples, synchronised every 1, 2, 4 and 8 iterations: what latency alone hides."""
-    curves = {}
-    for every in SYNC_EVERY:
-        told = ddp_run(losses, size, every, 48)
-        curves[every] = told[0]
-        tables.of(Losses).add(len(told), every, told[0])
+    iterations = 48
+    results = {every: ddp_run(losses, size, every, iterations) for every in SYNC_EVERY}
+    curves = {every: by_rank[0] for every, by_rank in results.items()}
+    ranks = len(results[SYNC_EVERY[0]])
+    for every, by_seed in curves.items():
+        last = [curve[-1] for curve in by_seed]
+        tables.add(
+            f"Loss after {iterations} iterations, {ranks} ranks ({SEEDS} seeds)",
+            synchronised=f"every {every}",
+            mean=f"{fmean(last):.4f}",
+            least=f"{min(last):.4f}",
+            most=f"{max(last):.4f}",
+        )
+    spreads = {
+        f"synchronised every {every}": {
+            float(iteration): Spread(fmean(each), min(each), max(each))
+            for iteration, each in enumerate(zip(*by_seed, strict=True))
+        }
+        for every, by_seed in curves.items()
+    }
+    title = f"Loss against samples, {ranks} ranks"
+    tables.plots.append(lines(title, "iterations, each of as many samples", "loss", spreads))
     learned, seldom = ([curve[-1] for curve in curves[every]] for every in (SYNC_EVERY[0], SYNC_EVERY[-1]))
     assert max(learned) < min(seldom), "more updates on the same samples learn more here"
 
 
-class Crossed(nn.Module):
-    """Uses its layers in another order than it made them in."""
+class Layers(nn.Module):
+    """Linear layers that are used in any order, some of them perhaps not at all."""
 
-    def __init__(self) -> None:
+    def __init__(self, count: int, width: int) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(16, 16, bias=False) for _ in range(6))
+        self.layers = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(count))
 
-    def forward(self, values: Tensor) -> Tensor:
-        for number in (3, 0, 5, 1, 4, 2):
+    def forward(self, values: Tensor, order: Sequence[int]) -> Tensor:
+        for number in order:
             values = self.layers[number](values)
         return values
 
 
 def order_of_buckets(ctx: Context) -> list[list[int]]:
-    """Of parameters by number, in the second iteration: in the buckets, and as their gradients were ready."""
-    net = Crossed().to(ctx.device)
+    """Return the order of parameters in the second iteration: in the buckets, and as their gradients were ready."""
+    net = Layers(6, 16).to(ctx.device)
     numbers = {parameter.data_ptr(): number for number, parameter in enumerate(net.parameters())}
     in_buckets: list[int] = []
     ready: list[int] = []
@@ -133,7 +115,7 @@ def order_of_buckets(ctx: Context) -> list[list[int]]:
     for _ in range(2):
         in_buckets.clear()
         ready.clear()
-        ddp(torch.ones(1, 16, device=ctx.device)).sum().backward()
+        ddp(torch.ones(1, 16, device=ctx.device), (3, 0, 5, 1, 4, 2)).sum().backward()
     return [in_buckets, ready]
 
 
@@ -144,7 +126,7 @@ def test_order_of_buckets(ddp_run: DdpRun) -> None:
 
 
 def reduce_in_another_order(ctx: Context) -> None:
-    """Each rank waits for a reduction that the others begin only after the one that waits for it."""
+    """Start two reductions in another order on rank 0: each rank waits for one that others start later."""
     gradient = torch.ones(4, device=ctx.device)
     groups = [dist.new_group(), dist.new_group()]
     for group in groups if ctx.rank == 0 else reversed(groups):
@@ -153,36 +135,25 @@ def reduce_in_another_order(ctx: Context) -> None:
             torch.accelerator.synchronize()
 
 
-class TwoLayers(nn.Module):
-    """Of which the second may be left out."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
-
-    def forward(self, values: Tensor, both: bool) -> Tensor:
-        values = self.first(values)
-        return torch.as_tensor(self.second(values)) if both else values
-
-
 def leave_out_a_parameter(ctx: Context) -> None:
-    """Rank 0 never has a gradient of the second layer, and DDP was not told: its bucket is never ready."""
-    net = DistributedDataParallel(TwoLayers().to(ctx.device))
+    """Leave out the second layer on rank 0 without DDP's find_unused_parameters: its bucket is never ready."""
+    net = DistributedDataParallel(Layers(2, 4).to(ctx.device))
+    order = (0, 1) if ctx.rank > 0 else (0,)
     for _ in range(2):
-        net(torch.ones(1, 4, device=ctx.device), ctx.rank > 0).sum().backward()
+        net(torch.ones(1, 4, device=ctx.device), order).sum().backward()
 
 
 @pytest.mark.ddp(timeout=30)
 def test_hang_of_another_reduction_order(ddp_run: DdpRun) -> None:
     """The paper's first way to hang, reductions in another order, is red with the line in which each rank waits."""
-    if len(ddp_run(rank)) == 1:
-        pytest.skip("one rank waits for nobody")
+    if len(ddp_run(return_rank)) == 1:
+        pytest.skip("a single rank waits for no other")
     with pytest.raises(pytest.fail.Exception) as caught:
         ddp_run(reduce_in_another_order)
-    told = str(caught.value)
-    assert "did not end within 30 s" in told
-    assert "in reduce_in_another_order" in told
-    assert "other ranks:" in told
+    message = str(caught.value)
+    assert "did not end within 30 s" in message
+    assert "in reduce_in_another_order" in message
+    assert "other ranks:" in message
 
 
 @pytest.mark.ddp(timeout=30)
@@ -190,7 +161,7 @@ def test_hang_of_a_parameter_that_is_never_ready(ddp_run: DdpRun) -> None:
     """The paper's second way to hang, a parameter that is never ready, is red with DDP's own words."""
     with pytest.raises(pytest.fail.Exception) as caught:
         ddp_run(leave_out_a_parameter)
-    told = str(caught.value)
-    assert told.startswith("rank 0 failed")
-    assert "Expected to have finished reduction in the prior iteration" in told
-    assert "leave_out_a_parameter" in told
+    message = str(caught.value)
+    assert message.startswith("rank 0 failed")
+    assert "Expected to have finished reduction in the prior iteration" in message
+    assert "leave_out_a_parameter" in message

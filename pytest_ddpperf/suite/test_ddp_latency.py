@@ -1,6 +1,6 @@
 """The evaluation of "PyTorch Distributed: Experiences on Accelerating Data Parallel Training" (Li et al., VLDB 2020):
-what overlap, bucket size, synchronising less often, compression, options and process groups do to the latency of a
-step."""
+the effect of overlap, bucket size, synchronising less often, compression, options and process groups on the latency of
+a step. And the same step under DDP, FSDP2 and a sharded optimizer."""
 
 from __future__ import annotations
 
@@ -18,11 +18,8 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn.parallel import DistributedDataParallel
 
 from pytest_ddpperf import Context, DdpBenchmark
-from pytest_ddpperf.suite.breakdown import ALONE, PHASES, Breakdown
-from pytest_ddpperf.suite.latencies import Latencies, Scaling
-from pytest_ddpperf.suite.sizes import Size
-from pytest_ddpperf.suite.tables import Tables
-from pytest_ddpperf.suite.workloads import Step, no_buffers, training, workload
+from pytest_ddpperf.suite.tables import ALONE, PHASES, Breakdown, Latencies, Scaling, Tables
+from pytest_ddpperf.suite.workloads import Size, Step, no_buffers, training, workload
 from pytest_ddpperf.suite.wrappers import ddps_buckets, flatten, unflatten
 
 # Megabytes; 0 is an all-reduce a gradient.
@@ -35,7 +32,7 @@ GROUPS = (1, 3, 5)
 
 
 def phased(ctx: Context, model: str, size: Size, variant: str) -> Step:
-    """A step that records its phases. Not overlapped: the backward pass ends before the first all-reduce begins."""
+    """Return a step that records its phases. Not overlapped: the first all-reduce follows the backward pass."""
     net, loss = workload(ctx, model, size)
     # Under no_sync buffers are not synchronised either: no variant does, so that forward passes are alike.
     ddp = DistributedDataParallel(net, **no_buffers())  # type: ignore[arg-type]
@@ -74,7 +71,7 @@ def phased(ctx: Context, model: str, size: Size, variant: str) -> Step:
 def test_latency_breakdown(ddp_benchmark: DdpBenchmark, variant: str, size: Size, tables: Tables) -> None:
     """Forward, backward, communication that the backward pass does not hide, optimizer; with and without overlap."""
     result = ddp_benchmark(lambda ctx: phased(ctx, "resnet50", size, variant), batch_size=size.images)
-    tables.of(Breakdown).add(variant, result)
+    tables.get(Breakdown).add(variant, result)
 
 
 @pytest.mark.parametrize("bucket", BUCKETS_MB, ids=lambda megabytes: f"{megabytes}mb")
@@ -90,7 +87,7 @@ def test_bucket_latency(
         return training(DistributedDataParallel(net, bucket_cap_mb=bucket or 1e-6), loss)
 
     result = ddp_benchmark(setup, batch_size=tokens if model == "gpt" else size.images)
-    tables.of(Latencies).add(
+    tables.get(Latencies).add(
         f"Bucket size, {model}", f"{bucket} MB", result, among=[f"{each} MB" for each in BUCKETS_MB]
     )
 
@@ -102,7 +99,7 @@ def test_scalability(ddp_benchmark: DdpBenchmark, scaled_ranks: int, size: Size,
         net, loss = workload(ctx, size.gpts[0], size, sequences=size.sequences)  # the same work for each
         return training(DistributedDataParallel(net), loss)
 
-    tables.of(Scaling).add(f"GPT {size.gpts[0]}", ddp_benchmark(setup, batch_size=size.sequences * size.tokens))
+    tables.get(Scaling).add(f"GPT {size.gpts[0]}", ddp_benchmark(setup, batch_size=size.sequences * size.tokens))
 
 
 @pytest.mark.parametrize("every", SYNC_EVERY)
@@ -127,7 +124,7 @@ def test_sync_every(ddp_benchmark: DdpBenchmark, every: int, size: Size, tokens:
         return step
 
     result = ddp_benchmark(setup, batch_size=iterations * tokens)
-    tables.of(Latencies).add(
+    tables.get(Latencies).add(
         "Synchronisation every n iterations",
         f"every {every}",
         result,
@@ -142,7 +139,7 @@ Hook = Callable[[Any, Any], torch.futures.Future[Tensor]]
 
 
 def bf16(state: object, bucket: Any) -> torch.futures.Future[Tensor]:
-    """As torch's own hook, which is for NCCL alone."""
+    """Compress as torch's own hook does, which is only for NCCL."""
     gradients: Tensor = bucket.buffer()
     work = dist.all_reduce(gradients.to(torch.bfloat16) / dist.get_world_size(), async_op=True)
     assert work is not None
@@ -183,7 +180,7 @@ def test_compression(ddp_benchmark: DdpBenchmark, hook: str, size: Size, tokens:
             ddp.register_comm_hook(state(), lambda state, bucket: chosen(state, bucket))
         return training(ddp, loss)
 
-    tables.of(Latencies).add("Gradient compression", hook, ddp_benchmark(setup, batch_size=tokens), among=HOOKS)
+    tables.get(Latencies).add("Gradient compression", hook, ddp_benchmark(setup, batch_size=tokens), among=HOOKS)
 
 
 OPTIONS: dict[str, Callable[[], dict[str, bool]]] = {
@@ -203,11 +200,11 @@ def test_option(ddp_benchmark: DdpBenchmark, option: str, size: Size, tables: Ta
         net, loss = workload(ctx, "resnet50", size)
         return training(DistributedDataParallel(net, **OPTIONS[option]()), loss)  # type: ignore[arg-type]
 
-    tables.of(Latencies).add("Options", option, ddp_benchmark(setup, batch_size=size.images), among=OPTIONS)
+    tables.get(Latencies).add("Options", option, ddp_benchmark(setup, batch_size=size.images), among=OPTIONS)
 
 
 class LeftOut(nn.Module):
-    """A block that is left out every second time: of a row of them each half in turn, on all ranks the same."""
+    """A block that is left out every second time, the same ones on all ranks: of several, every other one at a time."""
 
     def __init__(self, block: nn.Module, place: int) -> None:
         super().__init__()
@@ -228,7 +225,7 @@ def test_layer_dropping(ddp_benchmark: DdpBenchmark, share: float, size: Size, t
             setattr(blocks, number, LeftOut(block, int(number)))
         return training(DistributedDataParallel(net, find_unused_parameters=True), loss)
 
-    tables.of(Latencies).add(
+    tables.get(Latencies).add(
         "Layer dropping", f"{share:.0%}", ddp_benchmark(setup, batch_size=tokens), among=("0%", "50%")
     )
 
@@ -252,6 +249,37 @@ def test_round_robin(ddp_benchmark: DdpBenchmark, groups: int, size: Size, token
         ddp.register_comm_hook(None, lambda state, bucket: reduced(bucket))
         return training(ddp, loss)
 
-    tables.of(Latencies).add(
+    tables.get(Latencies).add(
         "Process groups in turn", str(groups), ddp_benchmark(setup, batch_size=tokens), among=GROUPS
     )
+
+
+# --- sharding
+
+SHARDED = ("DDP", "FSDP2", "DDP, ZeroRedundancyOptimizer")
+
+
+@pytest.mark.parametrize("kind", SHARDED)
+def test_sharding(ddp_benchmark: DdpBenchmark, kind: str, size: Size, tokens: int, tables: Tables) -> None:
+    """The same step under DDP, under FSDP2, and with an optimizer whose state is sharded."""
+
+    def setup(ctx: Context) -> Step:
+        net, loss = workload(ctx, size.gpts[0], size)
+        if kind == "FSDP2":
+            from torch.distributed.device_mesh import init_device_mesh
+            from torch.distributed.fsdp import fully_shard
+
+            # Without it, FSDP takes the machine's accelerator, whatever the device of the test.
+            mesh = init_device_mesh(ctx.device.type, (ctx.world_size,))
+            for block in net.get_submodule("blocks").children():
+                fully_shard(block, mesh=mesh)
+            fully_shard(net, mesh=mesh)
+            return training(net, loss)
+        ddp = DistributedDataParallel(net)
+        if kind == "DDP":
+            return training(ddp, loss)
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
+        return training(ddp, loss, ZeroRedundancyOptimizer(ddp.parameters(), torch.optim.SGD, lr=0.001, momentum=0.9))
+
+    tables.get(Latencies).add("Sharding", kind, ddp_benchmark(setup, batch_size=tokens), among=SHARDED)

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from pytest_ddpperf import Context, DdpBenchmark, Result
-from pytest_ddpperf.suite.latencies import Scaling
-from pytest_ddpperf.suite.resnet import MODELS
-from pytest_ddpperf.suite.sizes import Size, SweepRow
-from pytest_ddpperf.suite.tables import Table, Tables, about
-from pytest_ddpperf.suite.workloads import Step, no_buffers, training, workload
+from pytest_ddpperf.suite.models import RESNETS
+from pytest_ddpperf.suite.plots import Plot
+from pytest_ddpperf.suite.tables import Scaling, Tables, describe
+from pytest_ddpperf.suite.workloads import Size, Step, SweepRow, no_buffers, training, workload
 
 PERCENTILES = (50, 75, 90, 95)
 BUCKET_MB = 25
 
 
-class Sweep(Table):
-    """The original's table to the column, and how efficiently ranks are used."""
+class Sweep:
+    """The table of the original with the same columns, and the efficiency of the ranks."""
 
     def __init__(self) -> None:
         self._rows: dict[str, dict[SweepRow, Result]] = {}  # by model and row
@@ -36,15 +35,18 @@ class Sweep(Table):
         yield "PyTorch distributed benchmark suite"
         yield "-----------------------------------"
         yield ""
-        yield from about(result, f"* Maximum bucket size: {BUCKET_MB}MB")
+        yield from describe(result, f"* Maximum bucket size: {BUCKET_MB}MB")
         yield "--------------------------"
-        for model, by_row in sorted(self._rows.items(), key=lambda row: list(MODELS).index(row[0])):
+        for model, by_row in sorted(self._rows.items(), key=lambda row: list(RESNETS).index(row[0])):
             yield ""
             yield f"Benchmark: {model} with batch size {self._images}"
             yield ""
             yield " " * 22 + f"{'sec/iter':>14}{'ex/sec':>10}" * len(PERCENTILES) + "  efficiency"
             for row, result in sorted(by_row.items()):
                 yield self._row(row, result, by_row.get(SweepRow(1, 1)))
+
+    def plots(self) -> Iterable[Plot]:
+        return ()
 
     def _row(self, row: SweepRow, result: Result, alone: Result | None) -> str:
         kind = "GPUs" if result.environment.key.get("device_type") == "cuda" else "CPUs"
@@ -53,13 +55,15 @@ class Sweep(Table):
         for q in PERCENTILES:
             seconds = result.percentile(q)
             text += f"  p{q:02d}:  {seconds:1.3f}s  {self._images / seconds:6.0f}/s"
-        alike = alone is not None and alone.backend == result.backend  # one rank may have found a device, and all not
+        alike = (
+            alone is not None and alone.backend == result.backend
+        )  # a single rank may have a device that many have not
         return text + (f"  {alone.p50 / result.p50:9.0%}" if alone is not None and alike and row.ranks else "")
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", RESNETS)
 def test_ddp_sweep(ddp_benchmark: DdpBenchmark, model: str, sweep_row: SweepRow, size: Size, tables: Tables) -> None:
-    """A training step of a ResNet over numbers of ranks, beside one without DDP (PyTorch's DDP benchmark)."""
+    """A training step of a ResNet over numbers of ranks, and one without DDP (PyTorch's DDP benchmark)."""
 
     def setup(ctx: Context) -> Step:
         net, loss = workload(ctx, model, size)
@@ -70,6 +74,6 @@ def test_ddp_sweep(ddp_benchmark: DdpBenchmark, model: str, sweep_row: SweepRow,
         return training(ddp, loss, optimizer)
 
     result = ddp_benchmark(setup, batch_size=size.images)
-    tables.of(Sweep).add(model, sweep_row, result, size.images)
+    tables.get(Sweep).add(model, sweep_row, result, size.images)
     if sweep_row.ranks and sweep_row.machines == 1:
-        tables.of(Scaling).add(model, result)
+        tables.get(Scaling).add(model, result)

@@ -1,67 +1,128 @@
-"""PyTorch's "DDP and RPC" benchmark (torch/distributed/benchmarks/benchmark_ddp_rpc.py): sparse embeddings on parameter
-servers, dense layers under DDP, a master that hands out the tables."""
+"""Training over RPC: PyTorch's "DDP and RPC" benchmark, a parameter server that is pulled from and pushed to, an agent
+with many observers (reinforcement learning), a pipeline of two stages that are replicated each.
+
+The hybrid is of torch/distributed/benchmarks/benchmark_ddp_rpc.py and of the tutorial "Combining Distributed
+DataParallel with Distributed RPC Framework": the same tables, layers and varying batches, and a master that makes the
+tables.
+"""
 
 from __future__ import annotations
 
+import os
 import random
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean
 from typing import Any
 
+import pytest
 import torch
+import torch.distributed.autograd as dist_autograd
 import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed import rpc
+from torch.distributed.rpc import RRef
+from torch.nn.parallel import DistributedDataParallel
 
 from pytest_ddpperf import Result, RpcBenchmark, RpcContext
-from pytest_ddpperf.suite.hybrid import EMBEDDINGS, HybridModel, columns_on, epoch_of_batches
-from pytest_ddpperf.suite.sizes import asked, cores
-from pytest_ddpperf.suite.tables import Table, Tables, about
+from pytest_ddpperf.suite.tables import Tables, describe, spread_of
+from pytest_ddpperf.suite.workloads import Step, read_option
 
+# --- DDP and RPC
+
+EMBEDDINGS = 300  # rows of each table
+FEATURES = 512  # of an example, over all tables together
+CLASSES = 8
+BATCHES = 10  # of an epoch
 PERCENTILES = (50, 75, 90, 95)
 ORIGINALS = 8  # trainers, and parameter servers
 
+Batch = tuple[Tensor, Tensor, Tensor]  # indices, offsets of the bags, a target for each bag
 
-class Hybrid(Table):
-    """The original's table: a row a trainer, and one for all; its "epoch/sec" are examples a second."""
 
-    def __init__(self) -> None:
-        self._result: Result | None = None
+class HybridModel(nn.Module):
+    """Sparse embeddings on parameter servers, then dense layers under DDP."""
 
-    def add(self, result: Result) -> None:
-        self._result = result
-
-    def lines(self) -> Iterator[str]:
-        assert self._result is not None
-        yield "---------- Info ---------"
-        yield ""
-        yield from about(self._result)
-        yield ""
-        yield "------------------  PyTorch Distributed Benchmark (DDP and RPC) ---------------------"
-        yield ""
-        yield (" " * 18 + "  sec/epoch  epoch/sec  " * len(PERCENTILES)).rstrip()
-        trainers = range(len(self._result.samples[0]))
-        examples = [
-            fmean(told or 0.0 for launch in self._result.recorded["examples"] for told in launch[trainer])
-            for trainer in trainers
+    def __init__(self, tables: Sequence[Any], device: torch.device) -> None:
+        super().__init__()
+        self.tables = tables  # RRefs of EmbeddingBags
+        self._device = device
+        # As in the original, with a single ReLU.
+        layers = [
+            *(nn.Linear(FEATURES, 256), nn.Linear(256, 128), nn.ReLU()),
+            *(nn.Linear(128, 64), nn.Linear(64, 32), nn.Linear(32, CLASSES)),
         ]
-        durations = [[step for launch in self._result.samples for step in launch[trainer]] for trainer in trainers]
-        for trainer in trainers:
-            yield _row(f"Trainer{trainer}", durations[trainer], examples[trainer])
-        yield _row("All", [step for own in durations for step in own], sum(examples))
+        self.dense: nn.Module = DistributedDataParallel(nn.Sequential(*layers).to(device))
+
+    def forward(self, indices: Tensor, offsets: Tensor) -> Tensor:
+        """Return the scores: bags x CLASSES."""
+        lookups = [table.rpc_sync().forward(indices, offsets) for table in self.tables]  # one after another
+        scores: Tensor = self.dense(torch.cat(lookups, dim=1).to(self._device))
+        return scores
+
+    def parameter_references(self) -> list[RRef[Any]]:
+        """Return references to all parameters, local and remote, for a DistributedOptimizer."""
+        references = [RRef(parameter) for parameter in self.dense.parameters()]
+        for table in self.tables:
+            references += rpc.rpc_sync(table.owner(), parameters_of, (table,))
+        return references
+
+
+def parameters_of(table: RRef[Any]) -> list[RRef[Any]]:
+    """Return references to its parameters. Called on its parameter server."""
+    return [RRef(parameter) for parameter in table.local_value().parameters()]
+
+
+def columns_on(server: int, servers: int) -> int:
+    """Return the columns of the table of a parameter server: its share of the features."""
+    return FEATURES // servers + (server < FEATURES % servers)
+
+
+def epoch_of_batches(source: random.Random) -> list[Batch]:
+    """Return batches of 20 to 50 indices in bags of 1 to 10."""
+    batches = []
+    for _ in range(BATCHES):
+        count = source.randint(20, 50)
+        offsets = [0]
+        while (start := offsets[-1] + source.randint(1, 10)) < count:
+            offsets.append(start)
+        indices = torch.tensor([source.randrange(EMBEDDINGS) for _ in range(count)])
+        targets = torch.tensor([source.randrange(CLASSES) for _ in offsets])
+        batches.append((indices, torch.tensor(offsets), targets))
+    return batches
+
+
+def hybrid_lines(result: Result) -> Iterator[str]:
+    """Yield the table of the original: a row per trainer and one for all; its "epoch/sec" are examples per second."""
+    yield "---------- Info ---------"
+    yield ""
+    yield from describe(result)
+    yield ""
+    yield "------------------  PyTorch Distributed Benchmark (DDP and RPC) ---------------------"
+    yield ""
+    yield (" " * 18 + "  sec/epoch  epoch/sec  " * len(PERCENTILES)).rstrip()
+    trainers = range(len(result.samples[0]))
+    examples = [
+        fmean(count or 0.0 for launch in result.recorded["examples"] for count in launch[trainer])
+        for trainer in trainers
+    ]
+    durations = [[step for launch in result.samples for step in launch[trainer]] for trainer in trainers]
+    for trainer in trainers:
+        yield _row(f"Trainer{trainer}", durations[trainer], examples[trainer])
+    yield _row("All", [step for own in durations for step in own], sum(examples))
 
 
 def _row(who: str, durations: Sequence[float], examples: float) -> str:
     taken = torch.tensor(durations, dtype=torch.float64)
     text = f"{who:>12}:"
     for q in PERCENTILES:
-        seconds = float(taken.quantile(q / 100))  # interpolated linearly, as the original's
+        seconds = float(taken.quantile(q / 100))  # interpolated linearly, as in the original
         text += f"  p{q:02d}:  {seconds:1.3f}s  {examples / seconds:6.0f}/s"
     return text
 
 
 def master(ctx: RpcContext) -> list[Any]:
-    """A table on each parameter server, as many columns of the embeddings as it has a share of."""
-    from torch.distributed import rpc
-
+    """Make a table on each parameter server, with its share of the columns of the embeddings."""
     servers = ctx.workers["parameter_server"]
     return [
         rpc.remote(server, torch.nn.EmbeddingBag, (EMBEDDINGS, columns_on(number, len(servers))), {"mode": "sum"})
@@ -70,9 +131,8 @@ def master(ctx: RpcContext) -> list[Any]:
 
 
 def trainer(ctx: RpcContext, tables: Sequence[Any]) -> Callable[[], int]:
-    """An epoch of ten batches of its own."""
-    import torch.distributed.autograd as dist_autograd
-    from torch.distributed.optim import DistributedOptimizer
+    """Return an epoch of ten batches of this trainer."""
+    from torch.distributed.optim import DistributedOptimizer  # its import warns of a deprecation in torch itself
 
     torch.manual_seed(ctx.seed)
     model = HybridModel(tables, ctx.device)
@@ -97,10 +157,168 @@ def trainer(ctx: RpcContext, tables: Sequence[Any]) -> Callable[[], int]:
 
 def test_hybrid(rpc_benchmark: RpcBenchmark, pytestconfig: Any, tables: Tables) -> None:
     """Embeddings on parameter servers by RPC, dense layers under DDP: an epoch's time (PyTorch's DDP+RPC benchmark)."""
-    # As many as the original has where the machine carries them, a core each.
-    carried = ORIGINALS if cores() > 2 * ORIGINALS else 2
+    # As many as in the original if there is a core for each.
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    carried = ORIGINALS if cores > 2 * ORIGINALS else 2
     trainers, servers = (
-        None if asked(pytestconfig, option, None) else carried for option in ("ddp_trainers", "ddp_parameter_servers")
+        None if read_option(pytestconfig, option, None) else carried
+        for option in ("ddp_trainers", "ddp_parameter_servers")
     )
     result = rpc_benchmark(trainer, master=master, trainers=trainers, parameter_servers=servers)
-    tables.of(Hybrid).add(result)
+    tables.add_text(hybrid_lines(result))
+
+
+# --- others
+
+WIDTH = 256
+BATCH = 32  # examples of a trainer
+LEARNING_RATE = 0.01
+ON_CPU = pytest.mark.ddp(device="cpu", backend="gloo")  # what goes over RPC is on the CPU
+
+
+def _add_round(tables: Tables, workload: str, result: Result, count: int, unit: str) -> None:
+    """Show latency and throughput; `count` is the work of all trainers in a step."""
+    title = "Over RPC (p50 of a step; from the fastest launch to the slowest)"
+    tables.add(title, workload=workload, step=spread_of(result), rate=f"{count / result.p50:,.0f} {unit}/s")
+
+
+# --- a parameter server
+
+layers_here: dict[int, Tensor] = {}  # the share of a parameter server, by number
+lock = threading.Lock()  # calls are handled on several threads
+
+
+def pull() -> dict[int, Tensor]:
+    """Return the parameters of this server."""
+    with lock:
+        return {number: layer.clone() for number, layer in layers_here.items()}
+
+
+def push(gradients: dict[int, Tensor]) -> None:
+    """Take a step with a trainer's gradients."""
+    with lock:
+        for number, gradient in gradients.items():
+            layers_here[number] -= LEARNING_RATE * gradient
+
+
+@ON_CPU
+def test_parameter_server(rpc_benchmark: RpcBenchmark, tables: Tables) -> None:
+    """Parameters are pulled from parameter servers, gradients pushed: a step of all trainers."""
+    layers = 4
+
+    def parameter_server(ctx: RpcContext) -> None:
+        torch.manual_seed(ctx.seed)
+        for number in range(ctx.rank, layers, ctx.world_size):
+            layers_here[number] = torch.randn(WIDTH, WIDTH) / WIDTH**0.5
+
+    def trainer(ctx: RpcContext) -> Step:
+        torch.manual_seed(ctx.seed + ctx.rank)
+        servers = ctx.workers["parameter_server"]
+        inputs, targets = torch.randn(BATCH, WIDTH), torch.randn(BATCH, WIDTH)
+
+        def step() -> None:
+            pulled = [rpc.rpc_async(server, pull) for server in servers]
+            shares = [future.wait() for future in pulled]
+            parameters = {number: layer.requires_grad_() for share in shares for number, layer in share.items()}
+            values = inputs
+            for number in range(layers):
+                values = torch.tanh(values @ parameters[number])
+            F.mse_loss(values, targets).backward()  # type: ignore[no-untyped-call]
+            pushed = [
+                rpc.rpc_async(server, push, ({number: parameters[number].grad for number in share},))
+                for server, share in zip(servers, shares, strict=True)
+            ]
+            for future in pushed:
+                future.wait()
+
+        return step
+
+    result = rpc_benchmark(trainer, parameter_server=parameter_server, batch_size=BATCH)
+    _add_round(tables, "parameter server", result, BATCH * len(result.samples[0]), "examples")
+
+
+# --- an agent and its observers
+
+STATE, ACTIONS = 64, 8
+ACTIONS_A_ROUND = 5  # of each observer
+
+policy = nn.Sequential(nn.Linear(STATE, 128), nn.ReLU(), nn.Linear(128, ACTIONS))  # in the agent
+
+
+def select_action(state: Tensor) -> int:
+    """Return the agent's action. Called by the observers."""
+    with torch.no_grad():
+        return int(policy(state).argmax())
+
+
+def observe(agent: str) -> int:
+    """Make a few steps in the world of an observer. Called by the agent."""
+    state = torch.zeros(STATE)
+    for _ in range(ACTIONS_A_ROUND):
+        state[rpc.rpc_sync(agent, select_action, (state,))] += 1
+    return int(state.sum())
+
+
+@ON_CPU
+@pytest.mark.ddp(nodes=1)
+def test_agent_and_observers(rpc_benchmark: RpcBenchmark, pytestconfig: Any, tables: Tables) -> None:
+    """One agent, many observers that ask it what to do: a round of all of them, and the actions a second."""
+    observers = int(read_option(pytestconfig, "ddp_parameter_servers", 2))
+
+    def agent(ctx: RpcContext) -> Step:
+        def round_of_all() -> None:
+            rounds = [rpc.rpc_async(observer, observe, (ctx.name,)) for observer in ctx.workers["parameter_server"]]
+            assert sum(each.wait() for each in rounds) == ACTIONS_A_ROUND * len(rounds)
+
+        return round_of_all
+
+    result = rpc_benchmark(agent, trainers=1, parameter_servers=observers)
+    _add_round(tables, f"agent, {observers} observers", result, ACTIONS_A_ROUND * observers, "actions")
+
+
+# --- a pipeline
+
+second_stage: list[DistributedDataParallel] = []  # of a parameter server
+
+
+def run_second_stage(values: Tensor) -> Tensor:
+    return torch.as_tensor(second_stage[0](values))
+
+
+def second_stage_parameters() -> list[Any]:
+    return [rpc.RRef(parameter) for parameter in second_stage[0].parameters()]
+
+
+@ON_CPU
+def test_pipeline(rpc_benchmark: RpcBenchmark, pytestconfig: Any, tables: Tables) -> None:
+    """Two stages, trainers and as many parameter servers, each stage replicated by DDP: a step of the whole."""
+    pipelines = int(read_option(pytestconfig, "ddp_trainers", 2))
+
+    def parameter_server(ctx: RpcContext) -> None:
+        torch.manual_seed(ctx.seed)
+        stage = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 10))
+        second_stage.append(DistributedDataParallel(stage))  # over the parameter servers, who have a group too
+
+    def trainer(ctx: RpcContext) -> Step:
+        from torch.distributed.optim import DistributedOptimizer
+
+        torch.manual_seed(ctx.seed)
+        next_stage = ctx.workers["parameter_server"][ctx.rank]
+        first_stage = DistributedDataParallel(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU()))
+        parameters = rpc.rpc_sync(next_stage, second_stage_parameters)
+        parameters += [rpc.RRef(parameter) for parameter in first_stage.parameters()]
+        optimizer: Any = DistributedOptimizer(torch.optim.SGD, parameters, lr=0.05)  # type: ignore[no-untyped-call]
+        inputs, targets = torch.randn(BATCH, WIDTH), torch.randint(10, (BATCH,))
+
+        def step() -> None:
+            with dist_autograd.context() as context:
+                scores = rpc.rpc_sync(next_stage, run_second_stage, (first_stage(inputs),))
+                dist_autograd.backward(context, [F.cross_entropy(scores, targets)])  # type: ignore[attr-defined]
+                optimizer.step(context)
+
+        return step
+
+    result = rpc_benchmark(
+        trainer, parameter_server=parameter_server, trainers=pipelines, parameter_servers=pipelines, batch_size=BATCH
+    )
+    _add_round(tables, "pipeline of two stages", result, BATCH * pipelines, "examples")

@@ -1,17 +1,32 @@
 """The forum thread "Node-to-node communication traffic in Distributed Data Parallel & RPC Model Parallel": which bytes
-depend on the batch size, as equalities."""
+depend on the batch size, as equalities; and the bytes that each algorithm sends over the network."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
 
 import pytest
 import torch
+import torch.distributed as dist
+import torch.distributed.autograd as dist_autograd
 from torch import Tensor, nn
+from torch.distributed import rpc
 from torch.nn.parallel import DistributedDataParallel
 
-from pytest_ddpperf import Context, DdpBenchmark, Result, RpcBenchmark, RpcContext
-from pytest_ddpperf.suite.tables import Table, Tables
+from pytest_ddpperf import (
+    CollectiveBenchmark,
+    Context,
+    DdpBenchmark,
+    DdpRun,
+    Result,
+    RpcBenchmark,
+    RpcContext,
+    node_count,
+)
+from pytest_ddpperf.suite.tables import Tables
+from pytest_ddpperf.suite.workloads import Size
 
 BATCHES = (1, 4, 16)
 CHANNELS, PIXELS = 8, 12  # of what goes over the boundary
@@ -24,23 +39,13 @@ OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
 second_part: list[nn.Module] = []  # on a parameter server
 
 
-class Traffic(Table):
-    """Bytes of a step by what is trained and batch size."""
-
-    def __init__(self) -> None:
-        self._rows: dict[tuple[str, int, str], int] = {}  # by what, batch size and way
-
-    def add(self, what: str, batch: int, way: str, count: int) -> None:
-        self._rows[what, batch, way] = count
-
-    def lines(self) -> Iterator[str]:
-        yield "Bytes of tensors that a step sends, by batch size"
-        for (what, batch, way), sent in sorted(self._rows.items()):
-            yield f"  {what:<24} batch {batch:>4}  {way:<10} {sent:>12,}"
+def _add_traffic(tables: Tables, trained: str, batch: int, way: str, count: int) -> None:
+    title = "Bytes of tensors that a step sends, by batch size"
+    tables.add(title, trained=trained, batch=batch, way=way, bytes=f"{count:,}")
 
 
 def counted(result: Result, counter: str) -> int:
-    """A counter; skips the test where it is unknown, as without warm-up."""
+    """Return a counter; skip the test if it is unknown, as without warm-up."""
     count = result.counters.get(counter)
     if count is None:
         pytest.skip(f"{counter} could not be counted")
@@ -68,11 +73,11 @@ def test_ddp_traffic(ddp_benchmark: DdpBenchmark, batch: int, optimizer: str, ta
     gradients = (64 * 64 + 64 + 64 * 8 + 8) * FLOAT
     sent = counted(result, "all_reduce.bytes")
     assert sent == result.counters["gradient_bytes"] == gradients
-    tables.of(Traffic).add(f"DDP, {optimizer}", batch, "all-reduce", sent)
+    _add_traffic(tables, f"DDP, {optimizer}", batch, "all-reduce", sent)
 
 
 def run_second_part(values: Tensor, uses: int) -> Tensor:
-    """Called by a trainer: what it sent is used so often."""
+    """Use the values so often. Called by a trainer."""
     outputs = [torch.as_tensor(second_part[0](values)) for _ in range(uses)]
     return torch.stack(outputs).sum(0)
 
@@ -87,9 +92,6 @@ def test_rpc_traffic(rpc_benchmark: RpcBenchmark, batch: int, uses: int, tables:
         second_part.append(nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1))
 
     def trainer(ctx: RpcContext) -> Callable[[], None]:
-        import torch.distributed.autograd as dist_autograd
-        from torch.distributed import rpc
-
         first_part = nn.Conv2d(3, CHANNELS, 3, padding=1)
         images = torch.randn(batch, 3, PIXELS, PIXELS)
         (server,) = ctx.workers["parameter_server"]
@@ -103,7 +105,101 @@ def test_rpc_traffic(rpc_benchmark: RpcBenchmark, batch: int, uses: int, tables:
 
     result = rpc_benchmark(trainer, parameter_server=parameter_server)
     boundary = batch * CHANNELS * PIXELS * PIXELS * FLOAT
-    for way in ("forward", "backward"):  # there and back each, however often it is used there
+    for way in ("forward", "backward"):  # once in each direction, however often it is used
         sent = counted(result, f"rpc.bytes.{way}")
         assert sent == 2 * boundary
-        tables.of(Traffic).add("RPC" if uses == 1 else f"RPC, used {uses} times", batch, way, sent)
+        _add_traffic(tables, "RPC" if uses == 1 else f"RPC, used {uses} times", batch, way, sent)
+
+
+# --- on the wire
+
+# The least that all ranks together send, as multiples of the buffer.
+RINGS: dict[str, Callable[[int], float]] = {
+    "all_reduce": lambda ranks: 2.0 * (ranks - 1),
+    "all_gather": lambda ranks: ranks - 1.0,
+    "reduce_scatter": lambda ranks: ranks - 1.0,
+    "broadcast": lambda ranks: ranks - 1.0,
+}
+
+
+def bytes_sent() -> int | None:
+    """Return the bytes that all processes of this network namespace have sent over loopback; None if unknown."""
+    try:
+        lines = Path("/proc/net/dev").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.partition(":")[2].split()[8]) for line in lines if line.strip().startswith("lo:")), None)
+
+
+def on_the_wire(ctx: Context, op: str) -> tuple[int, float] | str:
+    """Return the bytes of a buffer and those that all ranks together send for the collective (the median of five), or
+    why they are unknown."""
+    if ctx.device.type != "cpu":
+        return "devices of one machine exchange by their links or by shared memory, which are not counted"
+    payload = ctx.world_size * 1_000_000
+    whole = torch.zeros(payload // 4)
+    parts = list(whole.chunk(ctx.world_size))
+    call: Callable[[], object] = {
+        "all_reduce": lambda: dist.all_reduce(whole),
+        "all_gather": lambda: dist.all_gather(parts, parts[ctx.rank].clone()),
+        "reduce_scatter": lambda: dist.reduce_scatter(parts[ctx.rank].clone(), parts),
+        "broadcast": lambda: dist.broadcast(whole, 0),
+    }[op]
+    taken = []
+    for _ in range(5):
+        dist.barrier()
+        before = bytes_sent()
+        dist.barrier()
+        call()
+        dist.barrier()
+        after = bytes_sent()
+        if before is None or after is None:
+            return "there is no /proc/net/dev with the loopback interface"
+        taken.append(after - before)
+    return payload, median(taken)
+
+
+@pytest.mark.parametrize("op", RINGS)
+def test_wire(ddp_run: DdpRun, op: str, tables: Tables, pytestconfig: pytest.Config) -> None:
+    """The bytes that a collective sends over the network, by algorithm and as the system counts them."""
+    if node_count(pytestconfig) > 1:
+        pytest.skip("what ranks of other nodes send is counted there")
+    counts = ddp_run(on_the_wire, op)
+    if isinstance(counts[0], str):
+        pytest.skip(counts[0])
+    ranks, (payload, sent) = len(counts), counts[0]
+    least = RINGS[op](ranks) * payload
+    tables.add(
+        "Bytes on the wire, of all ranks: the least of a ring, and the loopback interface's count",
+        collective=op,
+        ranks=ranks,
+        payload=f"{payload:,}",
+        ring=f"{least:,.0f}",
+        counted=f"{sent:,.0f}",
+        share=f"{sent / payload:.2f} x payload",
+    )
+    assert sent >= least
+
+
+@pytest.mark.ddp(backend="nccl")
+@pytest.mark.parametrize("algorithm", ["Ring", "Tree"])
+def test_nccl_algorithm(
+    collective_benchmark: CollectiveBenchmark,
+    algorithm: str,
+    size: Size,
+    tables: Tables,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An all-reduce by NCCL's rings and by its trees: as many bytes, in more steps or fewer."""
+    monkeypatch.setenv("NCCL_ALGO", algorithm)
+    sizes = [1 << power for power in (10, 20, 25) if 1 << power <= size.most_bytes]
+    for result in collective_benchmark("all_reduce", sizes, dtype="float32"):
+        wire = RINGS["all_reduce"](result.world_size) * result.size
+        tables.add(
+            "All-reduce by NCCL's algorithm (p50; on the wire: of all ranks, by arithmetic)",
+            algorithm=algorithm,
+            bytes=f"{result.size:,}",
+            on_the_wire=f"{wire:,.0f}",
+            step=f"{result.p50:.6f}s",
+            busbw=f"{result.busbw:.2f} GB/s",
+        )

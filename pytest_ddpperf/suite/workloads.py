@@ -1,19 +1,20 @@
-"""What the experiments train: a ResNet on images or a GPT on text, both random."""
+"""How much the experiments measure, and what they train: a ResNet on images or a GPT on text, both random."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from pytest_ddpperf import Context
-from pytest_ddpperf.suite.gpt import GPT, GPTConfig
-from pytest_ddpperf.suite.resnet import MODELS as RESNETS
-from pytest_ddpperf.suite.sizes import Size
+from pytest_ddpperf import Context, node_count
+from pytest_ddpperf.suite.models import GPT, RESNETS, GPTConfig
 
 # Width, layers, heads.
 GPTS = {
@@ -25,33 +26,136 @@ GPTS = {
     "2.7B": (2560, 32, 32),
 }
 VOCABULARY = 10_000
-# What a parameter takes on each rank: itself, its gradient, a bucket's copy, momentum; float32.
+# A parameter on each rank: itself, its gradient, a copy in a bucket, momentum; float32.
 BYTES = 4 * 4
 
 Loss = Callable[[nn.Module], Tensor]
 Step = Callable[[], None]
 
 
-def rank(ctx: Context) -> int:
-    """For `ddp_run`: one result a rank tells how many there are."""
+# --- sizes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """One of --ddp-suite-size."""
+
+    name: str
+    settings: Mapping[str, Any]  # of every test, where the run gives none
+    images: int  # per rank and step
+    pixels: int  # of an image's edge
+    gpts: tuple[str, ...]  # by name
+    tokens: int  # of a sequence
+    most_bytes: int  # of a collective's buffer
+    sequences: int = 4  # per step, over all ranks
+
+
+_TINY = {"launches": 2, "max_launches": 4, "warmup": 3, "steps": 5, "min_time": 0}
+_SMALL = {"launches": 3, "max_launches": 6, "warmup": 3, "steps": 10, "min_time": 0}
+SIZES = {
+    "tiny": Size(
+        name="tiny",
+        settings={**_TINY, "threshold": "p50:300%"},  # five steps support no other percentile
+        images=2,
+        pixels=32,
+        gpts=("mini",),
+        tokens=32,
+        most_bytes=10_000_000,
+    ),
+    "small": Size(
+        name="small",
+        settings={**_SMALL, "threshold": "p10:40%,p50:50%"},
+        images=4,
+        pixels=32,
+        gpts=("mini", "small"),
+        tokens=64,
+        most_bytes=1_000_000_000,
+    ),
+    "full": Size(
+        name="full",
+        settings={},
+        images=32,
+        pixels=224,
+        gpts=("small", "medium", "large", "xl", "2.7B"),
+        tokens=256,
+        most_bytes=1_000_000_000,
+    ),
+}
+
+
+def read_option(config: pytest.Config, name: str, default: Any) -> Any:
+    """Return an option of the plugin from the command line, else from the ini file."""
+    given = config.getoption(name)
+    if given is None:
+        given = config.getini(name)
+    return default if given is None else given
+
+
+def largest_world(config: pytest.Config) -> int:
+    """Return the most ranks that --ddp-world-size asks for."""
+    sizes = read_option(config, "ddp_world_size", "2")
+    parts = sizes if isinstance(sizes, (list, tuple)) else [sizes]
+    return max(int(number) for part in parts for number in str(part).split(","))
+
+
+class SweepRow(NamedTuple):
+    """A row of PyTorch's DDP benchmark."""
+
+    machines: int
+    ranks: int  # on all machines; 0 for one without DDP
+
+    @property
+    def name(self) -> str:
+        """The row's name in test ids."""
+        return f"{self.machines}m-{self.ranks // self.machines}g" if self.ranks else "no-ddp"
+
+
+def uses_cuda(config: pytest.Config, ranks: int) -> bool:
+    """Whether so many ranks of one machine have a CUDA device each, as the plugin chooses."""
+    device, backend = (read_option(config, f"ddp_{name}", "auto") for name in ("device", "backend"))
+    if device != "auto" or backend != "auto":
+        return bool(device == "cuda" or (device == "auto" and backend == "nccl"))
+    return torch.cuda.device_count() >= ranks
+
+
+def ranks_per_machine(item: pytest.Item, ranks: int) -> int:
+    """Return how many of the ranks of a test run on one machine."""
+    marked = (mark.kwargs["nodes"] for mark in item.iter_markers("ddp") if "nodes" in mark.kwargs)
+    return -(-ranks // next(marked, node_count(item.config)))
+
+
+def chosen_size(config: pytest.Config) -> Size:
+    """Return the size of the run."""
+    name = read_option(config, "ddp_suite_size", "auto")
+    ranks = -(-largest_world(config) // node_count(config))
+    return SIZES[("full" if uses_cuda(config, ranks) else "small") if name == "auto" else name]
+
+
+# --- training
+
+
+def return_rank(ctx: Context) -> int:
+    """For `ddp_run`, whose results show how many ranks there are."""
     return ctx.rank
 
 
 def share_of(size: Size, world_size: int) -> int:
-    """Sequences of a rank: the size's dealt evenly, without what does not divide, and at least one."""
+    """Return the sequences of a rank: the size's in equal parts, at least one."""
     return max(1, size.sequences // world_size)
 
 
 def tokens_of(size: Size, world_size: int) -> int:
-    """Of a rank's sequences: a GPT's batch size, as `Size.images` is a ResNet's. It tells sizes apart in a baseline."""
+    """Return the batch size of a GPT in tokens, as `Size.images` is a ResNet's. It differs from size to size."""
     return share_of(size, world_size) * size.tokens
 
 
 def workload(ctx: Context, model: str, size: Size, *, sequences: int | None = None) -> tuple[nn.Module, Loss]:
-    """The model, alike on all ranks, and its loss on data of this rank's own, whatever it is wrapped in. A GPT has so
-    many `sequences` a rank, else its share of the size's."""
+    """Return a model, the same on all ranks, and its loss on this rank's own data, whatever the model is wrapped in.
+
+    A GPT has so many `sequences` per rank, or its share of the size's.
+    """
     torch.manual_seed(ctx.seed)
-    net = _net(model, size).to(ctx.device)
+    net = _make_net(model, size).to(ctx.device)
     torch.manual_seed(ctx.seed + 1 + ctx.rank)
     if model in GPTS:
         share = sequences or share_of(size, ctx.world_size)
@@ -62,7 +166,7 @@ def workload(ctx: Context, model: str, size: Size, *, sequences: int | None = No
     return net, lambda wrapped: F.cross_entropy(wrapped(images), labels)
 
 
-def _net(model: str, size: Size) -> nn.Module:
+def _make_net(model: str, size: Size) -> nn.Module:
     if model not in GPTS:
         return RESNETS[model]()
     width, layers, heads = GPTS[model]
@@ -70,7 +174,7 @@ def _net(model: str, size: Size) -> nn.Module:
 
 
 def training(net: nn.Module, loss: Loss, optimizer: torch.optim.Optimizer | None = None) -> Step:
-    """A step of a net in whatever wrapper, with SGD if nothing else is said."""
+    """Return a training step of a net in any wrapper, by default with SGD."""
     optimizer = optimizer or torch.optim.SGD(net.parameters(), lr=0.001, momentum=0.9)
 
     def step() -> None:
@@ -82,12 +186,12 @@ def training(net: nn.Module, loss: Loss, optimizer: torch.optim.Optimizer | None
 
 
 def needed_bytes(gpt: str) -> float:
-    """Of each rank, in training, about."""
+    """Return about how much memory each rank needs for training."""
     width, layers, _ = GPTS[gpt]
     return (12.0 * width**2 * layers + VOCABULARY * width) * BYTES
 
 
 def no_buffers() -> dict[str, bool]:
-    """DDP's argument for not synchronising buffers, by the name that this torch has for it."""
+    """Return DDP's argument for not synchronising buffers, by its name in this torch."""
     names = inspect.signature(DistributedDataParallel.__init__).parameters
     return {"forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers": False}

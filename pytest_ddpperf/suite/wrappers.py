@@ -1,8 +1,8 @@
-"""Data parallelism written out, from one all-reduce a gradient to buckets that overlap with the backward pass: what
-`DistributedDataParallel` does, in the steps of the paper and of Stanford's CS336.
+"""Data parallelism written out, as in the DDP paper and Stanford's CS336: from one all-reduce per gradient to buckets
+that overlap with the backward pass, which is what `DistributedDataParallel` does.
 
-Each wrapper broadcasts rank 0's parameters, averages gradients over ranks in `finish`, and times what it waits for
-communication itself: in calls that block, and in waits for those that do not.
+Each wrapper broadcasts rank 0's parameters, averages gradients over ranks in `finish`, and measures how long it waits
+for communication.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 
 class Wrapper(nn.Module):
-    """A module with the same parameters on every rank. Call `finish` between backward pass and optimizer."""
+    """A module with the same parameters on every rank. Call `finish` between the backward pass and the optimizer."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -32,7 +33,7 @@ class Wrapper(nn.Module):
         return output
 
     def finish(self) -> None:
-        """Return with averaged gradients."""
+        """Average the gradients over ranks."""
         with self._waiting():
             self._communicate()
         for parameter in self.trained:
@@ -44,89 +45,88 @@ class Wrapper(nn.Module):
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
-        _synchronize(self.trained[0])  # computation is not waited for here
+        _synchronize(self.trained[0])  # the time that computation takes is not counted
         began = time.perf_counter()
         yield
         _synchronize(self.trained[0])
         self.seconds_waited += time.perf_counter() - began
 
 
-class Naive(Wrapper):
-    """One all-reduce a gradient, after the backward pass."""
+class Blocking(Wrapper):
+    """One all-reduce per gradient (naive), or one of all gradients (flat), after the backward pass."""
 
-    def _communicate(self) -> None:
-        for parameter in self.trained:
-            dist.all_reduce(parameter.grad)
-
-
-class Flat(Wrapper):
-    """One all-reduce of all gradients, after the backward pass."""
+    def __init__(self, module: nn.Module, *, flat: bool) -> None:
+        super().__init__(module)
+        self._flat = flat
 
     def _communicate(self) -> None:
         gradients = [parameter.grad for parameter in self.trained]
-        flat = flatten(gradients)
-        dist.all_reduce(flat)
-        unflatten(flat, gradients)
+        if self._flat:
+            flat = flatten(gradients)
+            dist.all_reduce(flat)
+            unflatten(flat, gradients)
+            return
+        for gradient in gradients:
+            dist.all_reduce(gradient)
 
 
 class Overlapped(Wrapper):
-    """One all-reduce a gradient, begun as soon as the backward pass has it."""
+    """One all-reduce per gradient, started as soon as the backward pass has it."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__(module)
-        self._begun: list[dist.Work] = []
+        self._started: list[dist.Work] = []
         for parameter in self.trained:
-            parameter.register_post_accumulate_grad_hook(self._begin)  # type: ignore[no-untyped-call]
+            parameter.register_post_accumulate_grad_hook(self._start)  # type: ignore[no-untyped-call]
 
-    def _begin(self, parameter: Tensor) -> None:
+    def _start(self, parameter: Tensor) -> None:
         work = dist.all_reduce(parameter.grad, async_op=True)
         assert work is not None
-        self._begun.append(work)
+        self._started.append(work)
 
     def _communicate(self) -> None:
-        for work in self._begun:
+        for work in self._started:
             work.wait()
-        self._begun.clear()
+        self._started.clear()
 
 
 class Bucketed(Wrapper):
-    """One all-reduce a bucket of gradients, begun as soon as the backward pass has all of them; buckets of at most
-    `bucket_mb` megabytes are filled in the order in which gradients are expected, the reverse of the parameters'."""
+    """One all-reduce per bucket of gradients, started as soon as the backward pass has all of them.
+
+    Buckets of at most `bucket_mb` megabytes are filled in the order in which gradients are expected: the reverse of the
+    parameters'.
+    """
 
     def __init__(self, module: nn.Module, bucket_mb: float) -> None:
         super().__init__(module)
-        self._begun: list[tuple[dist.Work, Tensor, list[Tensor]]] = []
+        self._started: list[tuple[dist.Work, Tensor, list[Tensor]]] = []
         for bucket in buckets(self.trained, bucket_mb * 1e6):
-            waits = _Bucket(bucket, self._begun)
+            missing = {id(parameter) for parameter in bucket}
+            hook = partial(self._count_down, bucket, missing)
             for parameter in bucket:
-                parameter.register_post_accumulate_grad_hook(waits.ready)  # type: ignore[no-untyped-call]
+                parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
-    def _communicate(self) -> None:
-        for work, flat, gradients in self._begun:
-            work.wait()
-            unflatten(flat, gradients)
-        self._begun.clear()
-
-
-class _Bucket:
-    def __init__(self, parameters: Sequence[Tensor], begun: list[tuple[dist.Work, Tensor, list[Tensor]]]) -> None:
-        self._parameters, self._begun, self._missing = parameters, begun, len(parameters)
-
-    def ready(self, parameter: Tensor) -> None:
-        """One more gradient is; of the last one the bucket goes."""
-        self._missing -= 1
-        if self._missing:
+    def _count_down(self, bucket: Sequence[Tensor], missing: set[int], parameter: Tensor) -> None:
+        """Start the all-reduce of a bucket when its last gradient is ready."""
+        missing.discard(id(parameter))
+        if missing:
             return
-        self._missing = len(self._parameters)
-        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+        missing.update(map(id, bucket))
+        gradients = [each.grad for each in bucket if each.grad is not None]
         flat = flatten(gradients)
         work = dist.all_reduce(flat, async_op=True)
         assert work is not None
-        self._begun.append((work, flat, gradients))
+        self._started.append((work, flat, gradients))
+
+    def _communicate(self) -> None:
+        for work, flat, gradients in self._started:
+            work.wait()
+            unflatten(flat, gradients)
+        self._started.clear()
 
 
 def buckets(parameters: Sequence[Tensor], most: float) -> list[list[Tensor]]:
-    """Of at most so many bytes, or of a single larger parameter; the last parameters first."""
+    """Return buckets of at most so many bytes, or of a single larger parameter; the last parameters first."""
     buckets: list[list[Tensor]] = [[]]
     size = 0
     for parameter in reversed(parameters):
@@ -139,8 +139,8 @@ def buckets(parameters: Sequence[Tensor], most: float) -> list[list[Tensor]]:
 
 
 def ddps_buckets(parameters: Sequence[Tensor]) -> list[list[Tensor]]:
-    """As DDP fills them by default, and by its own rule: closed once they have 25 MiB, the first once it has one; the
-    last parameters first."""
+    """Return the buckets that DDP fills by default, by its own rule: a bucket is closed once it has 25 MiB, the first
+    once it has one; the last parameters first."""
     backwards = list(reversed(parameters))
     closed_at = [dist._DEFAULT_FIRST_BUCKET_BYTES, 25 << 20]  # type: ignore[attr-defined]
     filled, _ = dist._compute_bucket_assignment_by_size(backwards, closed_at)  # type: ignore[attr-defined]
@@ -162,4 +162,4 @@ def unflatten(flat: Tensor, tensors: Sequence[Tensor | None]) -> None:
 
 def _synchronize(tensor: Tensor) -> None:
     if tensor.device.type != "cpu":
-        torch.accelerator.current_stream(tensor.device).synchronize()  # what others still reduce is not waited for
+        torch.accelerator.current_stream(tensor.device).synchronize()  # other streams may still reduce

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,12 +11,12 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from pytest_ddpperf.suite.wrappers import Bucketed, Flat, Naive, Overlapped, Wrapper, buckets
+from pytest_ddpperf.suite.wrappers import Blocking, Bucketed, Overlapped, Wrapper, buckets
 from tests.launch.conftest import Bench
 
 WRAPPERS: dict[str, Callable[[nn.Module], Wrapper]] = {
-    "naive": Naive,
-    "flat": Flat,
+    "naive": partial(Blocking, flat=False),
+    "flat": partial(Blocking, flat=True),
     "overlapped": Overlapped,
     "a bucket a gradient": lambda module: Bucketed(module, 1e-6),
     "buckets": lambda module: Bucketed(module, 0.0005),

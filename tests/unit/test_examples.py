@@ -17,8 +17,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from pytest_ddpperf.suite.gpt import GPT, GPTConfig
-from pytest_ddpperf.suite.resnet import MODELS, ResNet
+from pytest_ddpperf.suite.models import GPT, RESNETS, GPTConfig, ResNet
 
 
 def parameter_count(model: torch.nn.Module) -> int:
@@ -28,7 +27,7 @@ def parameter_count(model: torch.nn.Module) -> int:
 @pytest.fixture(scope="module")
 def resnet50() -> ResNet:
     torch.manual_seed(0)
-    return MODELS["resnet50"]()
+    return RESNETS["resnet50"]()
 
 
 @pytest.mark.parametrize(
@@ -42,7 +41,7 @@ def resnet50() -> ResNet:
 )
 def test_a_resnet_has_the_published_number_of_parameters(name: str, published: int) -> None:
     with torch.device("meta"):
-        assert parameter_count(MODELS[name]()) == published
+        assert parameter_count(RESNETS[name]()) == published
 
 
 def test_resnet50_has_the_published_layers(resnet50: ResNet) -> None:

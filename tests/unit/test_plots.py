@@ -10,8 +10,8 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from pytest_ddpperf.suite.latencies import Latencies, Scaling, over_launches
-from pytest_ddpperf.suite.plots import Boxes, Lines, Plot, Spread, Stacks, drawable, save
+from pytest_ddpperf.suite.plots import Plot, Spread, boxes, drawable, lines, save, stacks
+from pytest_ddpperf.suite.tables import Latencies, Scaling, spread_of
 
 
 def drawn(plot: Plot) -> Axes:
@@ -29,22 +29,22 @@ def legend(axes: Axes) -> list[str]:
 
 
 def test_a_box_a_variant() -> None:
-    axes = drawn(Boxes(title="Buckets", across="MB", seconds={"1": [1.0, 2.0, 3.0], "25": [2.0, 4.0, 6.0]}))
+    axes = drawn(boxes("Buckets", "MB", {"1": [1.0, 2.0, 3.0], "25": [2.0, 4.0, 6.0]}))
     assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "25"]
-    lines = [tuple(line.get_ydata()) for line in axes.get_lines()]
-    assert {(2.0, 2.0), (4.0, 4.0)} <= set(lines)  # the medians
+    drawn_lines = {tuple(line.get_ydata()) for line in axes.get_lines()}
+    assert {(2.0, 2.0), (4.0, 4.0)} <= drawn_lines  # the medians
 
 
 def test_a_line_a_variant_with_its_spread_as_bars_or_as_a_band() -> None:
     few = {1.0: Spread(1.0, 0.5, 2.0), 2.0: Spread(3.0, 2.0, 3.5)}
-    axes = drawn(Lines(title="L", across="ranks", upwards="s", lines={"a": few}, doubling=True))
+    axes = drawn(lines("L", "ranks", "s", {"a": few}))
     (container,) = axes.containers
     assert [list(segment[:, 1]) for segment in container[2][0].get_segments()] == [[0.5, 2.0], [2.0, 3.5]]
     assert (axes.get_xscale(), [label.get_text() for label in axes.get_xticklabels()]) == ("log", ["1", "2"])
     assert legend(axes) == ["a"]
 
     many = {float(place): Spread(1.0, 0.5, 2.0) for place in range(11)}
-    axes = drawn(Lines(title="L", across="iterations", upwards="loss", lines={"a": many, "b": many}))
+    axes = drawn(lines("L", "iterations", "loss", {"a": many, "b": many}))
     assert len(axes.collections) == 2
     assert legend(axes) == ["a", "b"]
 
@@ -52,7 +52,7 @@ def test_a_line_a_variant_with_its_spread_as_bars_or_as_a_band() -> None:
 def test_parts_are_stacked_and_the_whole_has_its_spread() -> None:
     parts = {"overlapped": {"forward": 1.0, "backward": 2.0}, "not": {"forward": 1.0, "backward": 5.0}}
     wholes = {"overlapped": Spread(3.0, 2.5, 3.5), "not": Spread(6.0, 6.0, 7.0)}
-    axes = drawn(Stacks(title="S", parts=parts, wholes=wholes))
+    axes = drawn(stacks("S", parts, wholes))
     bars = [(patch.get_y(), patch.get_height()) for patch in axes.patches]  # type: ignore[attr-defined]
     assert bars == [(0, 1), (0, 1), (1, 2), (1, 5)]
     assert legend(axes) == ["forward", "backward"]
@@ -61,7 +61,7 @@ def test_parts_are_stacked_and_the_whole_has_its_spread() -> None:
 def test_a_part_that_only_some_have_is_drawn_of_those() -> None:
     parts = {"overlapped": {"backward": 2.0}, "not": {"backward": 1.0, "communication": 5.0}}
     wholes = {"overlapped": Spread(2.0, 2.0, 2.0), "not": Spread(6.0, 6.0, 6.0)}
-    axes = drawn(Stacks(title="S", parts=parts, wholes=wholes))
+    axes = drawn(stacks("S", parts, wholes))
     heights = [patch.get_height() for patch in axes.patches]  # type: ignore[attr-defined]
     assert heights == [2, 1, 0, 5]
 
@@ -77,13 +77,13 @@ def test_a_matplotlib_that_is_too_old_draws_nothing(
 
 
 def test_figures_are_files_named_as_they_are(tmp_path: Path) -> None:
-    plot = Boxes(title="Bucket size, GPT mini, 2 ranks", across="MB", seconds={"1": [1.0]})
+    plot = boxes("Bucket size, GPT mini, 2 ranks", "MB", {"1": [1.0]})
     (path,) = save([plot], tmp_path / "made" / "here")
     assert path == tmp_path / "made" / "here" / "bucket-size-gpt-mini-2-ranks.png"
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
-def test_variants_are_told_beside_the_first_and_drawn_over_ranks() -> None:
+def test_variants_are_compared_with_the_first_and_drawn_over_ranks() -> None:
     table = Latencies()
     for ranks in (4, 2):
         table.add("Buckets", "25 MB", result(ranks, [1.0, 2.0, 9.0], [3.0, 3.0, 3.0]), among=("0 MB", "25 MB"))
@@ -93,18 +93,18 @@ def test_variants_are_told_beside_the_first_and_drawn_over_ranks() -> None:
     assert none.split() == ["0", "MB:", "4.000000s", "(4.000000", "to", "4.000000)", "+0.0%"]
     assert other.split()[2:] == ["2.000000s", "(2.000000", "to", "3.000000)", "-50.0%", "fastest"]
 
-    two, four, lines = table.plots()
-    assert isinstance(two, Boxes)
-    assert (two.title, two.seconds["0 MB"]) == ("Buckets, gloo, 2 ranks", [2.0, 4.0, 4.0])
-    assert four.title == "Buckets, gloo, 4 ranks"
-    assert isinstance(lines, Lines)
-    assert {name: list(points) for name, points in lines.lines.items()} == {"0 MB": [2.0, 4.0], "25 MB": [2.0, 4.0]}
+    two, four, over_ranks = table.plots()
+    assert (two.title, four.title) == ("Buckets, gloo, 2 ranks", "Buckets, gloo, 4 ranks")
+    assert (4.0, 4.0) in {tuple(line.get_ydata()) for line in drawn(two).get_lines()}
+    axes = drawn(over_ranks)
+    assert legend(axes) == ["0 MB", "25 MB"]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["2", "4"]
 
 
-def test_efficiency_over_ranks_is_beside_the_fewest() -> None:
+def test_efficiency_over_ranks_is_compared_with_the_fewest() -> None:
     table = Scaling()
     table.add("GPT", result(2, [4.0, 4.0]))
     table.add("GPT", result(1, [2.0, 2.0]))
     _, one, two = table.lines()
     assert (one.split()[-1], two.split()[-1]) == ("100%", "50%")
-    assert over_launches(result(1, [1.0, 2.0], [6.0, 6.0]), 2) == pytest.approx((1.0, 0.75, 3.0))
+    assert spread_of(result(1, [1.0, 2.0], [6.0, 6.0]), 2) == pytest.approx((1.0, 0.75, 3.0))

@@ -1,4 +1,4 @@
-"""What the shipped suite decides before it measures: rows, sizes, batch sizes, buckets; and how it tells a rank."""
+"""The shipped suite without ranks: rows, sizes, batch sizes, buckets, tables, and communication that is not hidden."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import torch
 
 from pytest_ddpperf import options
 from pytest_ddpperf.measuring.machine import nodes_for
-from pytest_ddpperf.suite import conftest, sizes, test_data_parallel, test_ddp_latency, test_ddp_sweep, test_sharding
-from pytest_ddpperf.suite.sizes import SIZES, Size, SweepRow
+from pytest_ddpperf.suite import conftest, test_data_parallel, test_ddp_latency, test_ddp_sweep, workloads
 from pytest_ddpperf.suite.tables import Tables
+from pytest_ddpperf.suite.test_data_parallel import exposed
 from pytest_ddpperf.suite.test_rpc import _row
-from pytest_ddpperf.suite.workloads import share_of, tokens_of
+from pytest_ddpperf.suite.workloads import SIZES, Size, SweepRow, share_of, tokens_of
 from pytest_ddpperf.suite.wrappers import ddps_buckets
 
 TINY = SIZES["tiny"]
@@ -25,7 +25,7 @@ TINY = SIZES["tiny"]
 
 def configured(monkeypatch: pytest.MonkeyPatch, *, nodes: int = 1, devices: int = 0, **asked: Any) -> Any:
     """A run over so many machines with so many devices each."""
-    for module in (conftest, sizes):
+    for module in (conftest, workloads):
         monkeypatch.setattr(module, "node_count", lambda config: nodes)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: devices)
     return SimpleNamespace(getoption=asked.get, getini=lambda name: None)
@@ -107,7 +107,7 @@ def test_the_size_follows_from_the_devices_of_a_machine(
     monkeypatch: pytest.MonkeyPatch, nodes: int, devices: int, asked: dict[str, str], expected: str
 ) -> None:
     given = {"ddp_device": "auto", "ddp_backend": "auto", **asked}
-    assert sizes.chosen(configured(monkeypatch, nodes=nodes, devices=devices, **given)).name == expected
+    assert workloads.chosen_size(configured(monkeypatch, nodes=nodes, devices=devices, **given)).name == expected
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_of_a_tests_ranks_those_of_one_machine(
 ) -> None:
     found = [pytest.mark.ddp(**each).mark for each in marks]
     item: Any = SimpleNamespace(config=configured(monkeypatch, nodes=2), iter_markers=lambda name: found)
-    assert sizes.of_a_node(item, 8) == expected
+    assert workloads.ranks_per_machine(item, 8) == expected
 
 
 @pytest.mark.parametrize(("ranks", "share"), [(1, 4), (2, 2), (3, 1), (4, 1), (5, 1), (8, 1)])
@@ -152,7 +152,7 @@ PARAMETERS: dict[str, Any] = {
 }  # fmt: skip
 BENCHMARKS = [
     test
-    for module in (test_data_parallel, test_ddp_latency, test_ddp_sweep, test_sharding)
+    for module in (test_data_parallel, test_ddp_latency, test_ddp_sweep)
     for name, test in inspect.getmembers(module, inspect.isfunction)
     if name.startswith("test_") and "ddp_benchmark" in inspect.signature(test).parameters
 ]
@@ -184,7 +184,7 @@ def test_a_batch_is_what_a_rank_trains_on_in_a_step() -> None:
     assert batch_size(test_ddp_latency.test_bucket_latency, TINY, model="gpt") == tokens
     assert batch_size(test_ddp_latency.test_scalability, TINY) == 4 * 32  # each rank has all of them
     assert batch_size(test_ddp_latency.test_sync_every, TINY) == 8 * tokens  # of that many iterations a step
-    assert batch_size(test_sharding.test_sharding, TINY) == tokens
+    assert batch_size(test_ddp_latency.test_sharding, TINY) == tokens
 
 
 # --- buckets, percentiles
@@ -203,3 +203,118 @@ def test_percentiles_of_a_trainer_are_interpolated() -> None:
         "    Trainer0:  p50:  0.250s      40/s  p75:  0.325s      31/s  p90:  0.370s      27/s  p95:  0.385s      26/s"
     )
     assert "p95:  0.200s" in _row("All", [0.2], 1.0)
+
+
+# --- communication that is not hidden
+
+# Communication, computation, and the time of the first without the second between 0 and 10.
+CASES: list[tuple[list[tuple[float, float]], list[tuple[float, float]], float]] = [
+    ([], [(0, 10)], 0),
+    ([(2, 4)], [], 2),
+    ([(2, 4)], [(1, 5)], 0),
+    ([(2, 6)], [(0, 3), (5, 9)], 2),
+    ([(2, 6), (3, 8)], [(4, 5)], 5),  # two at once count once
+    ([(2, 6)], [(3, 5), (3, 4)], 2),
+    ([(-5, 2), (9, 20)], [(1, 1.5)], 2.5),  # what lies outside the step does not count
+    ([(-5, -1), (11, 12)], [(20, 30)], 0),
+]
+
+
+@pytest.mark.parametrize(("communication", "computation", "expected"), CASES)
+def test_communication_counts_where_nothing_is_computed(
+    communication: list[tuple[float, float]], computation: list[tuple[float, float]], expected: float
+) -> None:
+    assert exposed(communication, computation, (0, 10)) == pytest.approx(expected)
+
+
+def event(name: str, start: float, end: float, **further: Any) -> Any:
+    facts = {"thread": 1, "is_async": False, "device_type": SimpleNamespace(name="CPU")} | further
+    return SimpleNamespace(name=name, time_range=SimpleNamespace(start=start, end=end), **facts)
+
+
+def profiled(
+    monkeypatch: pytest.MonkeyPatch, device: str, backend: str, events: list[Any]
+) -> list[tuple[float, float]]:
+    class Taken:
+        def __init__(self, activities: list[Any]) -> None:
+            assert [activity.name for activity in activities] == (["CPU"] if device == "cpu" else ["CPU", "CUDA"])
+
+        def __enter__(self) -> Taken:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def events(self) -> list[Any]:
+            return events
+
+    monkeypatch.setattr(test_data_parallel, "profile", Taken)
+    ctx: Any = SimpleNamespace(device=SimpleNamespace(type=device), backend=backend)
+    return test_data_parallel.profiled(ctx, lambda: None, 0)
+
+
+def test_gloo_communicates_while_the_training_thread_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    events = [
+        event("ddpperf step", 0, 1e6),
+        event("aten::mm", 0, 4e5),
+        event("gloo:all_reduce", 3e5, 6e5, thread=2, is_async=True),
+        event("aten::add_", 3e5, 6e5, thread=3),  # Gloo's own: not the training thread's
+        event("aten::copy_", 5e5, 1e6),
+        event("ddpperf step", 1e6, 3e6),
+        event("gloo:all_reduce", 2e6, 3e6, thread=2, is_async=True),
+    ]
+    assert profiled(monkeypatch, "cpu", "gloo", events) == [pytest.approx((1, 0.1)), pytest.approx((2, 1))]
+
+
+def test_nccls_kernels_run_while_no_others_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_device = {"device_type": SimpleNamespace(name="CUDA"), "thread": 7}
+    events = [
+        event("ddpperf step", 0, 1e6),
+        event("cudaDeviceSynchronize", 2e5, 1e6),
+        event("gemm", 0, 4e5, **on_device),
+        event("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 3e5, 9e5, **on_device),
+        event("nccl:all_reduce", 3e5, 1e6, **on_device, is_user_annotation=True),
+        event("ddpperf step", 0, 1e6, **on_device, is_user_annotation=True),
+        event("Memcpy DtoD", 5e5, 6e5, **on_device),
+    ]
+    assert profiled(monkeypatch, "cuda", "nccl", events) == [pytest.approx((1, 0.4))]
+
+
+def test_gloo_on_cuda_devices_is_compared_with_their_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_device = {"device_type": SimpleNamespace(name="CUDA"), "thread": 7}
+    events = [
+        event("ddpperf step", 0, 1e6),
+        event("aten::mm", 0, 1e6),  # the CPU only says what there is to do
+        event("gemm", 0, 4e5, **on_device),
+        event("gloo:all_reduce", 3e5, 6e5, thread=2, is_async=True),
+    ]
+    assert profiled(monkeypatch, "cuda", "gloo", events) == [pytest.approx((1, 0.2))]
+
+
+# --- tables
+
+
+def test_rows_and_columns_become_tables_and_skips_are_listed_together() -> None:
+    tables = Tables()
+    tables.add("Loss", synchronised="every 1", mean=4.2)
+    tables.add("Loss", synchronised="every 2", mean=6.7)
+    tables.add_column("Costs", "Naive", {"step": 3})
+    tables.add_column("Costs", "Flat", {"step": 4})
+    tables.add_text(["a text"])
+    tables.skipped += [("test_a[x]", "too large"), ("test_a[y]", "too large"), ("test_b", "no device")]
+    assert list(tables.lines()) == [
+        "a text",
+        "",
+        "Loss",
+        "| synchronised | mean |",
+        "| :----------- | :--- |",
+        "| every 1      | 4.2  |",
+        "| every 2      | 6.7  |",
+        "",
+        "Costs",
+        "|      | Naive | Flat |",
+        "| :--- | :---- | :--- |",
+        "| step | 3     | 4    |",
+        "",
+        "skipped: test_a[x, y]: too large",
+        "skipped: test_b: no device",
+    ]
