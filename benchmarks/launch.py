@@ -96,7 +96,7 @@ def rpc_seconds(launcher: Any, rounds: int) -> tuple[list[float], list[float]]:
     from _common import progress
     from _workload import RPC_NAMES, spawned_rpc
 
-    from pytest_ddpperf.launch.observer import Nobody
+    from pytest_ddpperf.launch import Nobody
     from pytest_ddpperf.records import Plan
 
     plan = Plan(world_size=2, backend="gloo", device="cpu", steps=3, parameter_servers=2, master=True)

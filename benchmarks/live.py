@@ -40,8 +40,7 @@ from neighbour import neighbour
 
 from pytest_ddpperf.against.side import Ready
 from pytest_ddpperf.baseline import Store
-from pytest_ddpperf.launch import Launcher
-from pytest_ddpperf.launch.observer import Nobody
+from pytest_ddpperf.launch import Launcher, Nobody
 from pytest_ddpperf.measuring import benchmark
 from pytest_ddpperf.measuring.launches import Launches
 from pytest_ddpperf.measuring.looks import follow, schedule

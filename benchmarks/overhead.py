@@ -14,8 +14,7 @@ from typing import Any
 
 from _common import progress, quartiles, spread, table, verdict
 
-from pytest_ddpperf.launch import Launcher
-from pytest_ddpperf.launch.observer import Nobody
+from pytest_ddpperf.launch import Launcher, Nobody
 from pytest_ddpperf.records import Plan
 
 

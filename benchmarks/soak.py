@@ -22,8 +22,7 @@ from typing import Any
 import torch
 from _common import progress, spread, verdict
 
-from pytest_ddpperf.launch import Launcher
-from pytest_ddpperf.launch.observer import Nobody
+from pytest_ddpperf.launch import Launcher, Nobody
 from pytest_ddpperf.records import Plan
 from pytest_ddpperf.records.errors import DdpPerfError
 

@@ -39,8 +39,7 @@ from _common import done, progress, table
 from _models import MODELS, PLANTS, planted
 from neighbour import neighbour
 
-from pytest_ddpperf.launch import Launcher
-from pytest_ddpperf.launch.observer import Nobody
+from pytest_ddpperf.launch import Launcher, Nobody
 from pytest_ddpperf.measuring.pairs import in_turns
 from pytest_ddpperf.options import plan
 from pytest_ddpperf.records import LaunchSamples

@@ -1,4 +1,4 @@
-"""A held launch of the other side (see `launch.held`), as it is led from here."""
+"""A held launch of the other side (see `launch.paused`), as it is led from here."""
 
 from __future__ import annotations
 

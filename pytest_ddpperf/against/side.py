@@ -33,7 +33,7 @@ from pytest_ddpperf.against.held import HeldThere
 from pytest_ddpperf.against.invocation import Invocation
 from pytest_ddpperf.against.proof import nothing_differs
 from pytest_ddpperf.launch import Nobody, Observer
-from pytest_ddpperf.launch.held import until_left
+from pytest_ddpperf.launch.paused import dropping
 from pytest_ddpperf.led import Led, Sources, Tests
 from pytest_ddpperf.led.tests import START_SECONDS
 from pytest_ddpperf.options import Settings
@@ -243,7 +243,7 @@ class BaseSide:
     def hold(self, observer: Observer, steps: int | None) -> Iterator[HeldThere]:
         """As `measure`, a launch that has warmed up and rests; over, clean-up included, when the context is left."""
         said = self.tests.ask(observer, {"op": "hold", "steps": steps})
-        with until_left(HeldThere(said, partial(self.tests.ask, observer))) as held:
+        with dropping(HeldThere(said, partial(self.tests.ask, observer))) as held:
             yield held
 
     @property

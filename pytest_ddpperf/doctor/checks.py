@@ -17,7 +17,7 @@ from pathlib import Path
 
 from pytest_ddpperf.doctor import gpus
 from pytest_ddpperf.launch import locks
-from pytest_ddpperf.launch.cores import kernel_list, kernel_numbers, quota_cores
+from pytest_ddpperf.launch.placement import kernel_list, kernel_numbers, quota_cores
 from pytest_ddpperf.report import text
 
 _CPU = Path("sys/devices/system/cpu")

@@ -6,7 +6,7 @@ import re
 import subprocess
 from collections.abc import Iterator, Sequence
 
-from pytest_ddpperf.launch.cores import kernel_list
+from pytest_ddpperf.launch.placement import kernel_list
 
 _FIELDS = (
     "index",

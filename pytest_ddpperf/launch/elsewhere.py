@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from pytest_ddpperf.launch.clock import Clock
-from pytest_ddpperf.launch.observer import Observer
+from pytest_ddpperf.launch.output import Observer
 from pytest_ddpperf.records import Plan, RankError, RankOutput, Scalar
 
 

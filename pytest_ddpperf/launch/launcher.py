@@ -13,13 +13,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pytest_ddpperf.launch import environ, locks, topology
+from pytest_ddpperf.launch import locks, request
 from pytest_ddpperf.launch.collect import collected
-from pytest_ddpperf.launch.cores import place
 from pytest_ddpperf.launch.elsewhere import Nodes, Part
-from pytest_ddpperf.launch.held import Held, HeldLaunch, until_left
-from pytest_ddpperf.launch.observer import Nobody, Observer
+from pytest_ddpperf.launch.output import Nobody, Observer
 from pytest_ddpperf.launch.part import Leader, PartLaunch
+from pytest_ddpperf.launch.paused import PausableLaunch, PausedLaunch, dropping
+from pytest_ddpperf.launch.placement import interconnect, place, visible_gpus
 from pytest_ddpperf.launch.run import Delivery, Launch
 from pytest_ddpperf.launch.server import RankServer
 from pytest_ddpperf.records import Imported, LaunchSamples, Plan, Scalar, Window, codec
@@ -133,13 +133,13 @@ class Launcher:
             launch.serve(leader)
 
     @contextmanager
-    def hold(self, plan: Plan, setup: Callable[..., Any] | None, observer: Observer) -> Iterator[Held]:
+    def hold(self, plan: Plan, setup: Callable[..., Any] | None, observer: Observer) -> Iterator[PausedLaunch]:
         """A launch of `plan` that has warmed up and rests; over, clean-up included, when the context is left. Raises as
         `measure`. One at a time, while somebody holds the cores: see `alone`."""
-        with self._opened(HeldLaunch, plan, payload.dumps("measure", setup, ()), observer) as launch:
+        with self._opened(PausableLaunch, plan, payload.dumps("measure", setup, ()), observer) as launch:
             launch.begin()
-            with until_left(Held(launch, partial(self._samples, plan))) as held:
-                yield held
+            with dropping(PausedLaunch(launch, partial(self._samples, plan))) as paused:
+                yield paused
 
     def _samples(
         self,
@@ -158,7 +158,7 @@ class Launcher:
         facts: Mapping[str, Scalar] = {
             **windows[0].facts,
             "interconnect": self._interconnect(plan),
-            **environ.recorded(variables),
+            **request.recorded(variables),
             "cores": placement.cores,
             "cores_per_rank": placement.cores_per_rank,
             "pinned": placement.pinned,
@@ -189,8 +189,8 @@ class Launcher:
         if plan.device != "cuda":
             return None
         here = plan.world_size // plan.nodes
-        gpus = topology.visible(os.environ.get("CUDA_VISIBLE_DEVICES"), here)
-        return topology.interconnect(str((self._facts or {}).get("topology") or ""), gpus)
+        gpus = visible_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"), here)
+        return interconnect(str((self._facts or {}).get("topology") or ""), gpus)
 
     def close(self) -> None:
         self._server.stop()

@@ -1,4 +1,7 @@
-"""What the ranks of a launch are told, by a file in its folder."""
+"""The request that ranks read from a file in the folder of their launch, with their environment variables.
+
+The variables are pytest's, without those of an outer launcher, plus those that keep a launch local.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,66 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from pytest_ddpperf.launch import environ
-from pytest_ddpperf.launch.cores import Placement
 from pytest_ddpperf.launch.elsewhere import Part
-from pytest_ddpperf.records import Plan, codec
+from pytest_ddpperf.launch.placement import Placement
+from pytest_ddpperf.records import Plan, Scalar, codec
 from pytest_ddpperf.wire import boot
 from pytest_ddpperf.wire.trees import Trees
+
+# What torchrun, Slurm, Open MPI and PMI tell a process about its place in another job than ours.
+_OUTER = {
+    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"),
+    *("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE"),
+    *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NNODES"),
+    *("SLURM_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS"),
+}
+_OUTER_PREFIXES = ("TORCHELASTIC_", "OMPI_COMM_WORLD_", "PMI_", "PMIX_")
+
+# Read when a library is imported, so a rank of a server that imported it earlier would not see a change.
+_READ_AT_IMPORT = ("OMP_", "MKL_", "KMP_", "OPENBLAS_", "TORCH", "PYTORCH", "LD_", "PYTHON", "MALLOC_", "GLIBC_")
+
+# Worth recording: what changes the figures and holds no secrets (the whole environment would end up in git).
+_RECORDED = ("NCCL_", "TORCH_", "PYTORCH_", "GLOO_", "OMP_", "MKL_", "KMP_", "MALLOC_")
+_RECORDED_NAMES = ("CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_MODULE_LOADING", "LD_PRELOAD")
+
+LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+
+
+def inherited(environ: Mapping[str, str]) -> dict[str, str]:
+    """Less what an outer launcher said of another job than ours."""
+    return {
+        name: value for name, value in environ.items() if name not in _OUTER and not name.startswith(_OUTER_PREFIXES)
+    }
+
+
+def for_ranks(environ: Mapping[str, str], world_size: int, part: Part) -> dict[str, str]:
+    """torchrun's variables (RANK and LOCAL_RANK are each rank's to set); unless the user chose, loopback where all
+    ranks are here, and else the interface to the other nodes, but for NCCL, which may know better ways there."""
+    local = {f"{library}_SOCKET_IFNAME": LOOPBACK for library in ("GLOO", "TP", "NCCL")}
+    if part.store is not None:
+        local = {f"{library}_SOCKET_IFNAME": part.interface for library in ("GLOO", "TP") if part.interface}
+    return (
+        local
+        | inherited(environ)
+        | {
+            "WORLD_SIZE": str(world_size),
+            "LOCAL_WORLD_SIZE": str(len(part.processes)),
+            "NODE_RANK": str(part.node),
+            "GROUP_RANK": str(part.node),
+        }
+    )
+
+
+def read_at_import(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables whose change needs a new rank server."""
+    return {name: value for name, value in environ.items() if name.startswith(_READ_AT_IMPORT)}
+
+
+def recorded(environ: Mapping[str, str]) -> dict[str, Scalar]:
+    """The user's variables that belong to a measurement, as "env:NAME"."""
+    return {
+        f"env:{name}": value for name, value in environ.items() if name in _RECORDED_NAMES or name.startswith(_RECORDED)
+    }
 
 
 def request(
@@ -23,7 +80,7 @@ def request(
     return {
         "plan": codec.encode(plan),
         "held": held,
-        "environ": environ.for_ranks(os.environ, plan.processes, part),
+        "environ": for_ranks(os.environ, plan.processes, part),
         "node": part.node,
         "processes": part.processes,
         "store": part.store,

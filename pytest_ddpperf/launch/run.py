@@ -9,27 +9,75 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from pytest_ddpperf.launch import output, temporary
+from pytest_ddpperf.launch import output
 from pytest_ddpperf.launch.clock import Clock
-from pytest_ddpperf.launch.cores import Placement
-from pytest_ddpperf.launch.diagnosis import Diagnosis
 from pytest_ddpperf.launch.elsewhere import Elsewhere, Nowhere, Part
-from pytest_ddpperf.launch.failure import launch_error
-from pytest_ddpperf.launch.observer import Observer
-from pytest_ddpperf.launch.peer import Peer, wake
+from pytest_ddpperf.launch.failure import Diagnosis, launch_error
+from pytest_ddpperf.launch.output import Observer
+from pytest_ddpperf.launch.placement import Placement
 from pytest_ddpperf.launch.request import request
-from pytest_ddpperf.launch.server import RankServer
-from pytest_ddpperf.records import Phases, Plan, RankOutput
+from pytest_ddpperf.launch.server import RankServer, writing_temporary_files
+from pytest_ddpperf.records import Phases, Plan, RankError, RankOutput
 from pytest_ddpperf.records.errors import ServerError
-from pytest_ddpperf.wire.channels import Board, Phase, readable
+from pytest_ddpperf.wire.channels import Board, FrameReader, Kind, Phase, readable, send_word
 from pytest_ddpperf.wire.trees import Trees
+
+
+class Peer:
+    def __init__(self, number: int, channel: socket.socket) -> None:
+        """`channel` does not block."""
+        self.number = number
+        self.channel = channel
+        self.pid = 0
+        self.result: bytes | None = None
+        self.resting: dict[str, Any] | None = None  # what it said when it came to rest
+        self.done = False
+        self.silent = False  # its channel has ended
+        self.exited = False
+        self.error: RankError | None = None
+        self._reader = FrameReader()
+
+    @property
+    def settled(self) -> bool:
+        return self.done or self.error is not None
+
+    def read(self) -> None:
+        """Take in all that has arrived."""
+        while True:
+            try:
+                data = self.channel.recv(1 << 20)
+            except BlockingIOError:
+                return
+            except ConnectionError:
+                data = b""
+            if not data:
+                self.silent = True
+                return
+            for kind, content in self._reader.feed(data):
+                if kind is Kind.RESULT:
+                    self.result = content
+                elif kind is Kind.DONE:
+                    self.done = True
+                elif kind is Kind.RESTING:
+                    self.resting = json.loads(content)
+                else:
+                    self.error = RankError(**json.loads(content))
+
+
+def wake(ranks: Sequence[Peer], number: int = 0) -> None:
+    """The word that a rank awaits."""
+    for rank in ranks:
+        rank.resting = None
+        with suppress(OSError):  # it is gone already: after delivering green, at rest the rank server tells
+            send_word(rank.channel, number)
+
 
 TICK_SECONDS = 0.1
 # After a failure, without another: for the others to say what they saw (they lose their connections within
@@ -91,7 +139,7 @@ class Launch:
         self._paused = False  # by signal
 
     def __enter__(self: _L) -> _L:
-        with temporary.writing(), ExitStack() as failing:
+        with writing_temporary_files(), ExitStack() as failing:
             self._folder = Path(tempfile.mkdtemp(prefix="ddpperf-"))
             failing.callback(shutil.rmtree, self._folder, ignore_errors=True)
             self._server.send({"op": "launch", "dir": str(self._folder)})  # from here on it does not outlive us

@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from pathlib import Path
 from typing import IO
 
-from pytest_ddpperf.launch import environ, temporary
-from pytest_ddpperf.records.errors import ServerError
+from pytest_ddpperf.launch.request import read_at_import
+from pytest_ddpperf.records.errors import ServerError, SpaceError
 from pytest_ddpperf.wire import boot
 from pytest_ddpperf.wire.channels import Lines, Message
 from pytest_ddpperf.wire.trees import Trees
+
+
+@contextmanager
+def writing_temporary_files() -> Iterator[None]:
+    """While files are made there; raises SpaceError where it, or this user's share of it, is full."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise SpaceError(Path(tempfile.gettempdir())) from None
+
 
 # For importing torch and the preloaded modules, from a cold network disk too. No launch has begun, so it is not of
 # the time that --ddp-timeout gives one.
@@ -42,11 +56,11 @@ class RankServer:
 
         Importing torch takes seconds, once; variables that libraries read at import need a new server.
         """
-        wanted = (environ.read_at_import(variables), tuple(preload))
+        wanted = (read_at_import(variables), tuple(preload))
         if self._process is not None and self._process.poll() is None and wanted == self._made_for:
             return
         self.stop()
-        with temporary.writing():
+        with writing_temporary_files():
             self._log = tempfile.TemporaryFile()  # noqa: SIM115  # closed by stop()
         ours, theirs = socket.socketpair()
         self._process = subprocess.Popen(

@@ -12,7 +12,8 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import NoReturn
 
-from pytest_ddpperf.launch import describe_end, stacks
+from pytest_ddpperf.launch import describe_end
+from pytest_ddpperf.launch.failure import await_stacks
 from pytest_ddpperf.led.line import Line
 from pytest_ddpperf.records.errors import BaseSideError
 from pytest_ddpperf.wire import boot
@@ -62,7 +63,7 @@ class Led(Line):
 
     def give_up(self, patience: float) -> NoReturn:
         """End it, for it did not answer for so many seconds; raises BaseSideError with its stacks."""
-        stacks.ask(lambda: self._process.send_signal(signal.SIGQUIT), lambda: [os.fstat(self._log.fileno()).st_size])
+        await_stacks(lambda: self._process.send_signal(signal.SIGQUIT), lambda: [os.fstat(self._log.fileno()).st_size])
         self._die(f"did not answer for {patience:.3g} s")
 
     def _die(self, problem: str) -> NoReturn:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from pytest_ddpperf.launch.cores import place as cores_of
+from pytest_ddpperf.launch.placement import place as cores_of
 from pytest_ddpperf.options import MARKER, Settings, where
 from pytest_ddpperf.options.parse import near
 from pytest_ddpperf.records import Scalar

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from pytest_ddpperf.launch import Nobody
 from pytest_ddpperf.launch.clock import Offset
-from pytest_ddpperf.launch.observer import Nobody
 from pytest_ddpperf.led import Line, Tests
 from pytest_ddpperf.records import Plan, RankError
 from pytest_ddpperf.records.errors import BaseSideError

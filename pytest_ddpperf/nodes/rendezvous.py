@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 
-from pytest_ddpperf.launch.environ import inherited
+from pytest_ddpperf.launch.request import inherited
 from pytest_ddpperf.nodes.role import Role
 from pytest_ddpperf.records.errors import NodesError
 from pytest_ddpperf.wire import boot

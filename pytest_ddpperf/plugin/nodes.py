@@ -15,7 +15,7 @@ import pytest
 
 from pytest_ddpperf import __version__, options
 from pytest_ddpperf.against import BaseSide
-from pytest_ddpperf.launch.environ import inherited
+from pytest_ddpperf.launch.request import inherited
 from pytest_ddpperf.led import Led, Sources
 from pytest_ddpperf.led.sources import one_tree
 from pytest_ddpperf.led.tests import START_SECONDS

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pytest_ddpperf.against import BaseSide, Invocation
-from pytest_ddpperf.launch.environ import inherited
+from pytest_ddpperf.launch.request import inherited
 from pytest_ddpperf.led.arguments import spelt_out
 from pytest_ddpperf.measuring.confirming import Code
 from pytest_ddpperf.plugin.items import named_tests

@@ -79,7 +79,7 @@ class Kind(IntEnum):
     RESULT = 1  # the pickled result; the launch needs one from every rank
     ERROR = 2  # JSON: the fields of a RankError
     DONE = 3  # clean-up has ended, nothing more will come
-    RESTING = 4  # JSON: what a held launch may be asked for (`launch.held`); a word says what comes next
+    RESTING = 4  # JSON: what a held launch may be asked for (`launch.paused`); a word says what comes next
 
 
 _HEADER = struct.Struct(">BQ")

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_ddpperf.launch.cores import place
+from pytest_ddpperf.launch.placement import place
 from pytest_ddpperf.wire.channels import readable
 from tests.git import git
 from tests.integration.conftest import SMALL, Run, line

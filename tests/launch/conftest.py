@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpperf.launch import Launcher, cores, run, server, stacks
-from pytest_ddpperf.launch.held import Held
+from pytest_ddpperf.launch import Launcher, failure, placement, run, server
+from pytest_ddpperf.launch.paused import PausedLaunch
 from pytest_ddpperf.records import LaunchSamples, Plan
 from tests.processes import descendants
 
@@ -58,7 +58,7 @@ class Bench:
             return self.launcher.measure(plan, setup, self.recorder, others)
 
     @contextmanager
-    def held(self, setup: Any, **plan: Any) -> Iterator[Held]:
+    def held(self, setup: Any, **plan: Any) -> Iterator[PausedLaunch]:
         with self._noting(), self.launcher.hold(self.plan(**plan), setup, self.recorder) as held:
             yield held
 
@@ -170,9 +170,9 @@ def _without_hurry() -> Iterator[None]:
         patch.setattr(run, "_GRACE_SECONDS", 60.0)
         patch.setattr(run, "_CAUSE_GRACE_SECONDS", 60.0)
         patch.setattr(server, "_END_SECONDS", 60.0)
-        patch.setattr(stacks, "_LOOK_SECONDS", 0.3)
-        patch.setattr(stacks, "_LONGEST_SECONDS", 30.0)
-        patch.setattr(cores, "quota_cores", lambda root: None)
+        patch.setattr(failure, "_STACKS_LOOK_SECONDS", 0.3)
+        patch.setattr(failure, "_STACKS_LONGEST_SECONDS", 30.0)
+        patch.setattr(placement, "quota_cores", lambda root: None)
         yield
 
 

@@ -21,8 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader
 
-from pytest_ddpperf.launch import held as held_module
-from pytest_ddpperf.launch import run
+from pytest_ddpperf.launch import paused, run
 from pytest_ddpperf.records.errors import LaunchError, ServerError
 from pytest_ddpperf.wire.channels import readable
 from tests.launch.conftest import Bench, arrive, hang
@@ -171,7 +170,7 @@ def test_time_at_rest_is_none_of_the_launchs(bench: Bench, monkeypatch: pytest.M
         monotonic=lambda: time.monotonic() + ahead, monotonic_ns=time.monotonic_ns, sleep=time.sleep
     )
     monkeypatch.setattr(run, "time", clock)
-    monkeypatch.setattr(held_module, "time", clock)
+    monkeypatch.setattr(paused, "time", clock)
     with bench.held(counting) as held:
         for _ in range(3):
             ahead += 1000.0  # three times its deadline

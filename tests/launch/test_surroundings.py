@@ -22,7 +22,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pytest_ddpperf.launch import Launcher, cores
+from pytest_ddpperf.launch import Launcher, placement
 from pytest_ddpperf.records import Plan
 from pytest_ddpperf.records.errors import LaunchError, ServerError, SpaceError
 from pytest_ddpperf.wire.trees import Trees
@@ -112,7 +112,7 @@ def test_under_a_quota_ranks_are_on_all_cores_with_threads_for_their_share(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usable = os.sched_getaffinity(0)
-    monkeypatch.setattr(cores, "quota_cores", lambda root: len(usable) - 0.5)
+    monkeypatch.setattr(placement, "quota_cores", lambda root: len(usable) - 0.5)
 
     def function(ctx: Any) -> Any:
         return os.sched_getaffinity(0), torch.get_num_threads()

@@ -12,7 +12,7 @@ from pytest_ddpperf.cli.main import main
 from pytest_ddpperf.doctor import checks, gpus
 from pytest_ddpperf.doctor.checks import Check, run_checks
 from pytest_ddpperf.launch import locks
-from pytest_ddpperf.launch.cores import kernel_list, kernel_numbers, quota_cores
+from pytest_ddpperf.launch.placement import kernel_list, kernel_numbers, quota_cores
 
 CPU = "sys/devices/system/cpu"
 CGROUP = {

@@ -88,8 +88,8 @@ def test_the_suite_uses_nothing_that_users_could_not(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_a_room_beyond_three_hundred_lines_is_asked_to_split(path: Path) -> None:
-    assert len(path.read_text().splitlines()) <= 330
+def test_a_module_has_at_most_450_lines(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= 450
 
 
 def test_the_check_sees_an_import_upwards(tmp_path: Path) -> None:

@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpperf.launch import Launcher, Nobody, cores, locks, run, stacks
+from pytest_ddpperf.launch import Launcher, Nobody, failure, locks, placement, run
 from pytest_ddpperf.launch.elsewhere import Part
-from pytest_ddpperf.launch.environ import for_ranks, read_at_import, recorded
 from pytest_ddpperf.launch.failure import (
     describe_end,
     describe_exit,
@@ -24,7 +23,8 @@ from pytest_ddpperf.launch.failure import (
     waits_for_others,
     without_our_frames,
 )
-from pytest_ddpperf.launch.peer import Peer
+from pytest_ddpperf.launch.request import for_ranks, read_at_import, recorded
+from pytest_ddpperf.launch.run import Peer
 from pytest_ddpperf.records import Plan, RankError
 
 # --- cores
@@ -33,7 +33,7 @@ from pytest_ddpperf.records import Plan, RankError
 @pytest.fixture
 def flat(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that tells nothing of packages and hardware threads."""
-    monkeypatch.setattr(cores, "_SYSFS", Path("/nowhere"))
+    monkeypatch.setattr(placement, "_SYSFS", Path("/nowhere"))
 
 
 @pytest.mark.usefixtures("flat")
@@ -51,12 +51,12 @@ def flat(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ranks_get_disjoint_equal_shares_or_take_turns(
     world_size: int, usable: tuple[int, ...], cpus: tuple[tuple[int, ...], ...], per_rank: int
 ) -> None:
-    placement = cores.place(world_size, {"OMP_NUM_THREADS": str(max(per_rank, 1))}, usable)
-    assert placement == cores.place(world_size, {}, usable)
-    assert placement.threads == 0
-    assert (placement.cpus, placement.cores_per_rank, placement.cores) == (cpus, per_rank, len(usable))
-    assert placement.pinned
-    assert placement.used == tuple(sorted({cpu for rank in cpus for cpu in rank}))
+    placed = placement.place(world_size, {"OMP_NUM_THREADS": str(max(per_rank, 1))}, usable)
+    assert placed == placement.place(world_size, {}, usable)
+    assert placed.threads == 0
+    assert (placed.cpus, placed.cores_per_rank, placed.cores) == (cpus, per_rank, len(usable))
+    assert placed.pinned
+    assert placed.used == tuple(sorted({cpu for rank in cpus for cpu in rank}))
 
 
 def test_hardware_threads_of_a_core_stay_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,9 +65,9 @@ def test_hardware_threads_of_a_core_stay_together(tmp_path: Path, monkeypatch: p
         folder.mkdir(parents=True)
         (folder / "physical_package_id").write_text("0\n")
         (folder / "core_id").write_text(f"{cpu % 2}\n")
-    monkeypatch.setattr(cores, "_SYSFS", tmp_path)
-    assert cores.place(2, {}, (0, 1, 2, 3)).cpus == ((0, 2), (1, 3))
-    assert cores.place(2, {"OMP_NUM_THREADS": "3"}, (0, 1, 2, 3)).cpus == ((0, 1, 2, 3),) * 2
+    monkeypatch.setattr(placement, "_SYSFS", tmp_path)
+    assert placement.place(2, {}, (0, 1, 2, 3)).cpus == ((0, 2), (1, 3))
+    assert placement.place(2, {"OMP_NUM_THREADS": "3"}, (0, 1, 2, 3)).cpus == ((0, 1, 2, 3),) * 2
 
 
 @pytest.mark.usefixtures("flat")
@@ -78,10 +78,10 @@ def test_hardware_threads_of_a_core_stay_together(tmp_path: Path, monkeypatch: p
 def test_ranks_with_more_threads_than_their_share_has_cores_share_all(
     world_size: int, usable: tuple[int, ...], asked: str, threads: int
 ) -> None:
-    placement = cores.place(world_size, {"OMP_NUM_THREADS": asked}, usable)
-    assert placement.cpus == (usable,) * world_size
-    assert (placement.cores, placement.cores_per_rank, placement.pinned) == (len(usable), 0, False)
-    assert placement.threads == threads
+    placed = placement.place(world_size, {"OMP_NUM_THREADS": asked}, usable)
+    assert placed.cpus == (usable,) * world_size
+    assert (placed.cores, placed.cores_per_rank, placed.pinned) == (len(usable), 0, False)
+    assert placed.threads == threads
 
 
 @pytest.mark.parametrize(
@@ -92,15 +92,15 @@ def test_under_a_quota_ranks_share_all_cores_and_have_threads_for_their_time(
     quota: float, count: int, per_rank: int, threads: int
 ) -> None:
     usable = tuple(range(8))
-    placement = cores.place(2, {}, usable, quota)
-    assert placement.cpus == (usable, usable)
-    assert (placement.cores, placement.cores_per_rank, placement.pinned) == (count, per_rank, False)
-    assert (placement.own_threads, placement.quota) == (threads, True)
-    assert cores.place(2, {}, usable, 8.0) == cores.place(2, {}, usable), "which is no less than the cores"
+    placed = placement.place(2, {}, usable, quota)
+    assert placed.cpus == (usable, usable)
+    assert (placed.cores, placed.cores_per_rank, placed.pinned) == (count, per_rank, False)
+    assert (placed.own_threads, placed.quota) == (threads, True)
+    assert placement.place(2, {}, usable, 8.0) == placement.place(2, {}, usable), "which is no less than the cores"
 
 
 def test_one_rank_has_all_cores_however_many_threads() -> None:
-    crowded, alone = (cores.place(1, {"OMP_NUM_THREADS": asked}, (0, 1)) for asked in ("3", "what?"))
+    crowded, alone = (placement.place(1, {"OMP_NUM_THREADS": asked}, (0, 1)) for asked in ("3", "what?"))
     assert crowded == replace(alone, threads=3)
     assert (alone.cores_per_rank, alone.pinned, alone.threads) == (2, True, 0)
 
@@ -108,8 +108,8 @@ def test_one_rank_has_all_cores_however_many_threads() -> None:
 def test_without_affinity_nobody_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "sched_getaffinity")
     for environ in ({}, {"OMP_NUM_THREADS": "1000"}):
-        placement = cores.place(2, environ)
-        assert (placement.cpus, placement.pinned, placement.used) == (((), ()), False, ())
+        placed = placement.place(2, environ)
+        assert (placed.cpus, placed.pinned, placed.used) == (((), ()), False, ())
 
 
 # --- locks
@@ -246,7 +246,7 @@ def test_the_earliest_that_is_no_lost_connection_comes_first() -> None:
 def test_each_failure_gives_the_others_time_anew_to_say_what_they_saw(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many ranks on few cores lose their connections one after the other."""
     plan, now = Plan(world_size=5, backend="gloo", device="cpu"), 0.0
-    launch: Any = run.Launch(None, plan, b"", {}, cores.place(5, {}), Nobody())  # type: ignore[arg-type]
+    launch: Any = run.Launch(None, plan, b"", {}, placement.place(5, {}), Nobody())  # type: ignore[arg-type]
     launch._deadline, launch._ranks = 100.0, [Peer(number, None) for number in range(5)]  # type: ignore[arg-type]
     failing = iter(launch._ranks)
 
@@ -278,10 +278,10 @@ def test_stacks_are_waited_for_until_all_are_whole(
     def sleep(seconds: float) -> None:
         nonlocal now
         assert asked
-        now += stacks._LONGEST_SECONDS / len(looks)
+        now += failure._STACKS_LONGEST_SECONDS / len(looks)
 
-    monkeypatch.setattr(stacks, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
-    stacks.ask(lambda: asked.append("now"), lambda: next(sizes))
+    monkeypatch.setattr(failure, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
+    failure.await_stacks(lambda: asked.append("now"), lambda: next(sizes))
     assert list(sizes) == []
 
 
@@ -291,7 +291,7 @@ STACKS = """Thread 0x1 (most recent call first):
 Current thread 0x2 (most recent call first):
   File "{innermost}", line 5 in f
   File "test_a.py", line 9 in step"""
-OURS = str(Path(cores.__file__).parents[1] / "rank" / "rpc.py")
+OURS = str(Path(placement.__file__).parents[1] / "rank" / "rpc.py")
 
 
 @pytest.mark.parametrize(
@@ -338,7 +338,7 @@ def test_the_processes_of_a_launch_have_names() -> None:
 
 
 def test_our_own_frames_are_dropped_from_stacks() -> None:
-    ours = str(Path(cores.__file__).parents[1] / "rank" / "worker.py")
+    ours = str(Path(placement.__file__).parents[1] / "rank" / "worker.py")
     assert without_our_frames(f'  File "a.py", line 1\n  File "{ours}", line 2\n  File "<string>", line 1') == (
         '  File "a.py", line 1'
     )

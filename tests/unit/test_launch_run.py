@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpperf.launch import Nobody, Observer, cores, held, run, stacks
+from pytest_ddpperf.launch import Nobody, Observer, failure, paused, placement, run
 from pytest_ddpperf.launch import server as server_module
 from pytest_ddpperf.launch.server import RankServer
 from pytest_ddpperf.records import Plan
@@ -97,7 +97,7 @@ class Clock:
 def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
     """After each test no folder of a launch is left."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(stacks, "ask", lambda send, sizes: send())
+    monkeypatch.setattr(failure, "await_stacks", lambda send, sizes: send())
     played = Ranks()
     yield played
     played.close()
@@ -108,7 +108,7 @@ def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(run, "time", clock)
-    monkeypatch.setattr(held, "time", clock)
+    monkeypatch.setattr(paused, "time", clock)
     return clock
 
 
@@ -136,11 +136,11 @@ class StandingStill(Drawing):
 
 
 def launch_of(ranks: Ranks, observer: Observer) -> run.Launch:
-    return run.Launch(ranks, PLAN, b"", {}, cores.place(2, {}), observer)  # type: ignore[arg-type]
+    return run.Launch(ranks, PLAN, b"", {}, placement.place(2, {}), observer)  # type: ignore[arg-type]
 
 
-def held_launch_of(ranks: Ranks, observer: Observer) -> held.HeldLaunch:
-    return held.HeldLaunch(ranks, PLAN, b"", {}, cores.place(2, {}), observer)  # type: ignore[arg-type]
+def held_launch_of(ranks: Ranks, observer: Observer) -> paused.PausableLaunch:
+    return paused.PausableLaunch(ranks, PLAN, b"", {}, placement.place(2, {}), observer)  # type: ignore[arg-type]
 
 
 # --- what arrives late

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpperf.launch import cores
+from pytest_ddpperf.launch import placement
 from pytest_ddpperf.measuring.machine import Place, Unavailable, nodes_for, resolve
 from pytest_ddpperf.measuring.session import Session
 from pytest_ddpperf.options import Settings
@@ -143,7 +143,7 @@ def test_who_shares_cores_is_told_before_anything_is_measured(
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
-    monkeypatch.setattr(cores, "quota_cores", lambda root: None)
+    monkeypatch.setattr(placement, "quota_cores", lambda root: None)
     monkeypatch.setattr(Session, "facts", lambda session: CPU)
     session = Session(settings(), tmp_path, dict, base=base and base())
     session.place(settings(), 2)

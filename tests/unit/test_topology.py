@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from pytest_ddpperf.launch.topology import interconnect, visible
+from pytest_ddpperf.launch.placement import interconnect, visible_gpus
 
 TOPOLOGY = """\
 	GPU0	GPU1	GPU2	mlx5_0	CPU Affinity
@@ -30,6 +30,6 @@ def test_one_gpu_has_no_link_and_an_unknown_matrix_none() -> None:
 
 
 def test_visible_devices_are_taken_by_number() -> None:
-    assert visible(None, 2) == [0, 1]
-    assert visible("3, 1,0", 2) == [3, 1]
-    assert visible("GPU-8932f937", 1) == [0]
+    assert visible_gpus(None, 2) == [0, 1]
+    assert visible_gpus("3, 1,0", 2) == [3, 1]
+    assert visible_gpus("GPU-8932f937", 1) == [0]

@@ -13,8 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Protocol, TypeVar
 
-from pytest_ddpperf.launch.peer import Peer, wake
-from pytest_ddpperf.launch.run import Delivery, Launch
+from pytest_ddpperf.launch.run import Delivery, Launch, Peer, wake
 from pytest_ddpperf.records import LaunchSamples, Phases
 from pytest_ddpperf.records.errors import DdpPerfError, ServerError
 from pytest_ddpperf.wire.channels import Phase
@@ -27,7 +26,7 @@ def _rests(rank: Peer) -> bool:
     return rank.resting is not None
 
 
-class HeldLaunch(Launch):
+class PausableLaunch(Launch):
     """As a Launch, whose deadline counts only while it is not at rest."""
 
     held = True
@@ -98,10 +97,10 @@ class HeldLaunch(Launch):
         )
 
 
-class Held:
+class PausedLaunch:
     """A held launch as it is used: stretches, then its samples."""
 
-    def __init__(self, launch: HeldLaunch, samples: Callable[[Delivery], LaunchSamples]) -> None:
+    def __init__(self, launch: PausableLaunch, samples: Callable[[Delivery], LaunchSamples]) -> None:
         self.steps, self.step_seconds = launch.steps, launch.step_seconds
         self.stretch = launch.stretch
         self._launch, self._samples = launch, samples
@@ -125,7 +124,7 @@ _D = TypeVar("_D", bound=_Droppable)
 
 
 @contextmanager
-def until_left(held: _D) -> Iterator[_D]:
+def dropping(held: _D) -> Iterator[_D]:
     """Drop what is held when the context is left."""
     try:
         yield held

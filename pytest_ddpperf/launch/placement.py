@@ -1,4 +1,4 @@
-"""Which cores each CPU rank is pinned to, so that a measurement says which share of the machine it had."""
+"""Which cores each CPU rank is pinned to, the share of the machine that this is, and the links between GPUs."""
 
 from __future__ import annotations
 
@@ -134,3 +134,27 @@ def kernel_list(numbers: Sequence[int]) -> str:
         else:
             runs.append([number])
     return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+
+
+def interconnect(topology: str, gpus: list[int]) -> str | None:
+    """The kinds of links between any two of `gpus` (nvidia-smi's numbers), as "NV18" or "NV2+SYS".
+
+    None where there is no pair, or where the matrix does not show them.
+    """
+    links: set[str] = set()
+    for line in topology.splitlines():
+        name, *cells = line.split() or [""]
+        if re.fullmatch(r"GPU\d+", name) and "X" in cells and int(name[3:]) in gpus:
+            links |= {cells[other] for other in gpus if other != int(name[3:]) and other < len(cells)}
+    return "+".join(sorted(links)) or None
+
+
+def visible_gpus(devices: str | None, count: int) -> list[int]:
+    """nvidia-smi's numbers of the first `count` devices under CUDA_VISIBLE_DEVICES (None: unset).
+
+    Devices named by UUID are taken for the first ones: their numbers are not told.
+    """
+    names = [name.strip() for name in (devices or "").split(",")]
+    if all(name.isdigit() for name in names):
+        return [int(name) for name in names[:count]]
+    return list(range(count))
