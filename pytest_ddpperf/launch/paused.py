@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Protocol, TypeVar
 
 from pytest_ddpperf.launch.run import Delivery, Launch, Peer, wake
-from pytest_ddpperf.records import LaunchSamples, Phases
+from pytest_ddpperf.records import LaunchSamples, Phases, messages
 from pytest_ddpperf.records.errors import DdpPerfError, ServerError
 from pytest_ddpperf.wire.channels import Phase
 
@@ -71,7 +71,7 @@ class PausableLaunch(Launch):
 
     def _pause(self) -> None:
         """Stop the ranks by signal, and all that they started."""
-        self._server.send({"op": "pause"})
+        self._server.send(messages.PauseRanks())
         until = time.monotonic() + _PAUSE_SECONDS
         while not self._paused:
             left = until - time.monotonic()
@@ -84,7 +84,7 @@ class PausableLaunch(Launch):
         self._deadline = time.monotonic() + self._left
         if self._paused:
             self._paused = False
-            self._server.send({"op": "resume"})
+            self._server.send(messages.ResumeRanks())
         wake(self._ranks, steps)
 
     def _phases(self, ended: int) -> Phases:

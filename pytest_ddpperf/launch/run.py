@@ -24,7 +24,7 @@ from pytest_ddpperf.launch.output import Observer
 from pytest_ddpperf.launch.placement import Placement
 from pytest_ddpperf.launch.request import request
 from pytest_ddpperf.launch.server import RankServer, writing_temporary_files
-from pytest_ddpperf.records import Phases, Plan, RankError, RankOutput
+from pytest_ddpperf.records import Phases, Plan, RankError, RankOutput, messages
 from pytest_ddpperf.records.errors import ServerError
 from pytest_ddpperf.wire.channels import Board, FrameReader, Kind, Phase, readable, send_word
 from pytest_ddpperf.wire.trees import Trees
@@ -142,7 +142,7 @@ class Launch:
         with writing_temporary_files(), ExitStack() as failing:
             self._folder = Path(tempfile.mkdtemp(prefix="ddpperf-"))
             failing.callback(shutil.rmtree, self._folder, ignore_errors=True)
-            self._server.send({"op": "launch", "dir": str(self._folder)})  # from here on it does not outlive us
+            self._server.send(messages.BeginLaunch(str(self._folder)))  # from here on it does not outlive us
             self._board = Board(self._folder / "board", self._plan.processes, self._plan.room)
             failing.callback(self._board.close)
             (self._folder / "payload").write_bytes(self._payload)
@@ -151,7 +151,7 @@ class Launch:
             failing.pop_all()
         self._stream = output.Stream(self._folder, self._names, self._observer.output)
         self._diagnosis = Diagnosis(
-            self._folder, self._board, self._plan, lambda: self._server.send({"op": "dump"}), self._take_in
+            self._folder, self._board, self._plan, lambda: self._server.send(messages.DumpStacks()), self._take_in
         )
         return self
 
@@ -184,7 +184,7 @@ class Launch:
         self._requested = time.monotonic_ns()
         self._deadline = time.monotonic() + self._plan.timeout_seconds
         if self._store is not None:
-            self._server.send({"op": "store"}, self._store.fileno())
+            self._server.send(messages.HoldStore(), self._store.fileno())
         self._elsewhere.begin()
         self._fork()
 
@@ -229,7 +229,7 @@ class Launch:
         for number in self._part.processes:
             ours, theirs = socket.socketpair()
             with theirs:
-                self._server.send({"op": "fork", "rank": number}, theirs.fileno())
+                self._server.send(messages.ForkRank(number), theirs.fileno())
             ours.setblocking(False)
             self._ranks.append(Peer(number, ours))
 
@@ -278,22 +278,21 @@ class Launch:
             if channel in channels:
                 channels[channel].read()
         if self._server.socket in ready:
-            self._hear()
+            self._read_server()
         self._elsewhere.hear()
 
-    def _hear(self) -> None:
-        for message in self._server.receive():
-            event = message["event"]
-            if event == "paused":
+    def _read_server(self) -> None:
+        for answer in self._server.receive():
+            if isinstance(answer, messages.RanksPaused):
                 self._paused = True
             for rank in self._ranks:
-                if event == "forked" and rank.number == message["rank"]:
-                    rank.pid = message["pid"]
-                elif event == "exit" and rank.pid == message["pid"]:
+                if isinstance(answer, messages.RankForked) and rank.number == answer.rank:
+                    rank.pid = answer.pid
+                elif isinstance(answer, messages.RankEnded) and rank.pid == answer.pid:
                     rank.read()  # all it sent has arrived before the news of its end
                     rank.exited = True
                     if not rank.settled:
-                        rank.error = self._diagnosis.of_the_end(rank, message["status"], message["when"])
+                        rank.error = self._diagnosis.of_the_end(rank, answer.status, answer.when)
 
     def _give_up(self, there: Callable[[Peer], bool], *, at_deadline: bool) -> None:
         """Nobody will be waited for any longer: find out where those are that are not `there`."""
@@ -327,8 +326,8 @@ class Launch:
         if self.over or not self._begun:
             return
         try:
-            self._server.send({"op": "end"})
-            while not any(message["event"] == "ended" for message in self._server.receive(_END_SECONDS)):
+            self._server.send(messages.EndLaunch())
+            while not any(isinstance(answer, messages.LaunchEnded) for answer in self._server.receive(_END_SECONDS)):
                 pass
         except BaseException:
             self._server.stop()  # what it has yet to say would be taken for news of the next launch

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from pytest_ddpperf.launch.request import read_at_import
+from pytest_ddpperf.records import messages
 from pytest_ddpperf.records.errors import ServerError, SpaceError
 from pytest_ddpperf.wire import boot
 from pytest_ddpperf.wire.channels import Lines, Message
@@ -75,42 +76,45 @@ class RankServer:
         theirs.close()
         self._lines = Lines(ours)
         ours.settimeout(_START_SECONDS)
-        self.send(
-            {
-                "sys_path": boot.search_path(),
-                "parent": os.getpid(),
-                "preload": list(preload),
-                "trees": asdict(self._trees) if self._trees is not None else None,
-                "folder": self._folder,
-            }
+        start = messages.StartServer(
+            sys_path=boot.search_path(),
+            parent=os.getpid(),
+            preload=list(preload),
+            trees=asdict(self._trees) if self._trees is not None else None,
+            folder=self._folder,
         )
-        answers: list[Message] = []
+        self._send_fields(asdict(start))
+        answers: list[messages.ServerAnswer] = []
         while not answers:  # a long traceback comes in parts
             answers = self.receive(_START_SECONDS)
-        if answers[0]["event"] != "ready":
+        if isinstance(answers[0], messages.ServerFailed):
             self.stop()
-            raise ServerError("did not start", answers[0]["traceback"])
+            raise ServerError("did not start", answers[0].traceback)
         self._made_for = wanted
 
     @property
     def socket(self) -> socket.socket:
         return self._connected().socket
 
-    def send(self, message: Message, descriptor: int | None = None) -> None:
+    def send(self, request: messages.ServerRequest, descriptor: int | None = None) -> None:
+        """Send a request, with a file descriptor if it needs one; raises ServerError if the server is gone."""
+        self._send_fields(messages.encode(request), descriptor)
+
+    def _send_fields(self, fields: Message, descriptor: int | None = None) -> None:
         try:
-            self._connected().send(message, descriptor)
+            self._connected().send(fields, descriptor)
         except OSError:
             self._raise_dead()
 
-    def receive(self, timeout: float | None = None) -> list[Message]:
-        """What the server said, waiting if it has not; raises ServerError if it is gone or says nothing."""
+    def receive(self, timeout: float | None = None) -> list[messages.ServerAnswer]:
+        """Return what has arrived, or wait for it; raises ServerError if the server is gone or does not answer."""
         lines = self._connected()
         lines.socket.settimeout(timeout)
-        messages = lines.receive()
+        received = lines.receive()
         lines.socket.settimeout(None)
-        if messages is None:
+        if received is None:
             self._raise_dead()
-        return messages or []
+        return [messages.decode(fields) for fields in received or ()]
 
     def stop(self) -> None:
         """End the server and, with it, whatever it still runs."""
@@ -119,7 +123,7 @@ class RankServer:
             return
         if self._lines is not None:
             with suppress(OSError):
-                self._lines.send({"op": "stop"})
+                self._lines.send(messages.encode(messages.StopServer()))
             self._lines.socket.close()  # it ends at the end of its stream
         try:
             self._process.wait(_END_SECONDS)

@@ -5,16 +5,7 @@ It never touches an accelerator (a CUDA context does not survive a fork), runs n
 imports of --ddp-preload, and dies with pytest, taking along its ranks, what they started, and their folder; a folder of
 pytest's own only if pytest went without a word.
 
-Asked                               Answers
-{"op": "launch", "dir": D}          (the folder of the ranks that follow, in which they find what to do)
-{"op": "fork", "rank": r} + channel {"event": "forked", "rank": r, "pid": p}
-{"op": "store"} + bound socket      (a process that holds the store where ranks of several nodes meet)
-{"op": "pause"}                     {"event": "paused"} when the ranks' process groups were sent SIGSTOP
-{"op": "resume"}                    (SIGCONT)
-{"op": "dump"}                      (the same, and SIGQUIT to every rank: faulthandler writes its stacks)
-{"op": "end"}                       {"event": "ended"} when no process of the launch is left
-{"op": "stop"}                      (nothing more will come: pytest ends this server, or itself, in order)
-                                    {"event": "exit", "pid": p, "status": s, "when": seconds}
+Its requests and answers are in `records.messages`.
 """
 
 from __future__ import annotations
@@ -33,6 +24,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NoReturn
 
+from pytest_ddpperf.records import messages
 from pytest_ddpperf.wire import boot
 from pytest_ddpperf.wire.channels import Lines, Message, readable
 from pytest_ddpperf.wire.trees import Trees, install, know_loaded
@@ -56,22 +48,22 @@ _MAY_LACK = ("pytest_ddpperf.rank.rpc",)
 
 
 def main(descriptor: int, start: Message) -> NoReturn:
-    """Serve until pytest goes. `start` has, beside sys.path, `parent`, which is pytest's pid, the user's modules to
-    `preload`, the fields of `Trees`, or None where there is one, and `folder`, which pytest leaves if it is killed."""
-    if start["trees"] is not None:
-        install(Trees(**start["trees"]))
-    boot.die_with_parent(start["parent"], signal.SIGTERM)
+    """Serve until pytest goes. `start` has the fields of StartServer."""
+    begin = messages.StartServer(**start)
+    if begin.trees is not None:
+        install(Trees(**begin.trees))
+    boot.die_with_parent(begin.parent, signal.SIGTERM)
     boot.adopt_orphans()
     control = Lines(socket.socket(fileno=descriptor))
-    failure = _import(start["preload"])
+    failure = _import(begin.preload)
     if failure is not None:
-        control.send({"event": "failed", "traceback": failure})
+        control.send(messages.encode(messages.ServerFailed(failure)))
         os._exit(1)
     know_loaded()
     gc.collect()
     gc.freeze()  # a collection in a rank would otherwise copy every page of torch's objects
-    server = _Server(control, start["folder"])
-    control.send({"event": "ready"})
+    server = _Server(control, begin.folder)
+    control.send(messages.encode(messages.ServerReady()))
     server.serve()
 
 
@@ -125,7 +117,7 @@ class _Server:
         except BaseException:
             traceback.print_exc()  # to the log that pytest shows
         finally:
-            self._leave(status)  # pytest is gone, or we are broken: either way nothing may stay
+            self._exit(status)  # pytest is gone, or we are broken: either way nothing may stay
 
     def _serve(self) -> None:
         while True:
@@ -133,43 +125,45 @@ class _Server:
             signals = os.read(self._wake_read, 4096) if self._wake_read in ready else b""
             self._reap()
             if self._control.socket in ready:
-                messages = self._control.receive()
-                if messages is None:
+                received = self._control.receive()
+                if received is None:
                     return
-                for message in messages:
-                    self._obey(message)
+                for fields in received:
+                    self._carry_out(messages.decode(fields))
             if signal.SIGTERM in signals:  # after what pytest had said before it ended
                 return
 
-    def _obey(self, message: Message) -> None:
-        operation = message["op"]
-        if operation == "launch":
-            self._dir = message["dir"]
-        elif operation == "fork":
-            self._fork(message)
-        elif operation == "store":
+    def _carry_out(self, request: messages.ServerRequest) -> None:
+        if isinstance(request, messages.BeginLaunch):
+            self._dir = request.folder
+        elif isinstance(request, messages.ForkRank):
+            self._fork(request.rank)
+        elif isinstance(request, messages.HoldStore):
             self._fork_store()
-        elif operation == "pause":
+        elif isinstance(request, messages.PauseRanks):
             self._signal_groups(signal.SIGSTOP)
-            self._control.send({"event": "paused"})
-        elif operation == "resume":
+            self._answer(messages.RanksPaused())
+        elif isinstance(request, messages.ResumeRanks):
             self._signal_groups(signal.SIGCONT)
-        elif operation == "dump":
+        elif isinstance(request, messages.DumpStacks):
             self._signal_groups(signal.SIGCONT)
             for pid in self._ranks:
                 os.kill(pid, signal.SIGQUIT)  # not reaped yet, so still ours
-        elif operation == "end":
+        elif isinstance(request, messages.EndLaunch):
             self._end()
-            self._control.send({"event": "ended"})
-        elif operation == "stop":
+            self._answer(messages.LaunchEnded())
+        else:
             self._folder = ""
 
-    def _fork(self, message: Message) -> None:
+    def _answer(self, answer: messages.ServerAnswer) -> None:
+        self._control.send(messages.encode(answer))
+
+    def _fork(self, rank: int) -> None:
         channel = self._control.take_descriptor()
-        pid = self._forked(lambda: self._become_rank(message["rank"], channel))
+        pid = self._forked(lambda: self._become_rank(rank, channel))
         os.close(channel)
         self._ranks.add(pid)
-        self._control.send({"event": "forked", "rank": message["rank"], "pid": pid})
+        self._answer(messages.RankForked(rank, pid))
 
     def _become_rank(self, rank: int, channel: int) -> NoReturn:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -192,15 +186,15 @@ class _Server:
         if pid:
             return pid
         try:
-            self._let_go()
+            self._close_own_resources()
             run()
         except BaseException:
             traceback.print_exc()  # to the rank's own log, if it has come that far
         finally:
             os._exit(70)  # EX_SOFTWARE
 
-    def _let_go(self) -> None:
-        """In a child: of what is this process's own."""
+    def _close_own_resources(self) -> None:
+        """Close, in a child, what belongs to this process alone."""
         signal.set_wakeup_fd(-1)
         for signum in (signal.SIGCHLD, signal.SIGTERM):
             signal.signal(signum, signal.SIG_DFL)
@@ -221,7 +215,7 @@ class _Server:
             if pid in self._ranks:
                 self._ranks.remove(pid)
                 code = os.waitstatus_to_exitcode(status)
-                self._control.send({"event": "exit", "pid": pid, "status": code, "when": time.monotonic()})
+                self._answer(messages.RankEnded(pid, code, time.monotonic()))
 
     def _ended(self) -> tuple[int, int]:
         """A child that has ended, and its status; 0 where there is none. What a rank leaves in its process group ends
@@ -253,7 +247,7 @@ class _Server:
                 self._ranks.discard(pid)
                 self._stores.discard(pid)
 
-    def _leave(self, status: int) -> NoReturn:
+    def _exit(self, status: int) -> NoReturn:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         try:
             self._spared.clear()

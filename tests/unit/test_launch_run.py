@@ -17,9 +17,9 @@ import pytest
 from pytest_ddpperf.launch import Nobody, Observer, failure, paused, placement, run
 from pytest_ddpperf.launch import server as server_module
 from pytest_ddpperf.launch.server import RankServer
-from pytest_ddpperf.records import Plan
+from pytest_ddpperf.records import Plan, messages
 from pytest_ddpperf.records.errors import LaunchError, ServerError
-from pytest_ddpperf.wire.channels import Board, Kind, Lines, Message, send_frame
+from pytest_ddpperf.wire.channels import Board, Kind, Lines, send_frame
 
 PLAN = Plan(world_size=2, backend="gloo", device="cpu")
 PID = 1 << 22  # of rank 0: beyond what Linux gives
@@ -39,33 +39,31 @@ class Ranks:
     def socket(self) -> socket.socket:
         return self._ours.socket
 
-    def send(self, message: Message, descriptor: int | None = None) -> None:
+    def send(self, request: messages.ServerRequest, descriptor: int | None = None) -> None:
         if self.stopped:
             raise ServerError("is not running", "")
-        if message["op"] == "launch":
-            self.folder = Path(message["dir"])
-        elif message["op"] == "fork":
+        if isinstance(request, messages.BeginLaunch):
+            self.folder = Path(request.folder)
+        elif isinstance(request, messages.ForkRank):
             assert descriptor is not None
             self.channels.append(socket.socket(fileno=os.dup(descriptor)))
-            self.tell(event="forked", rank=message["rank"], pid=PID + message["rank"])
-        elif message["op"] == "dump":
+            self.answer(messages.RankForked(request.rank, PID + request.rank))
+        elif isinstance(request, messages.DumpStacks):
             self.asked_for_stacks()
-        elif message["op"] == "end":
-            self.tell(event="ended")
+        elif isinstance(request, messages.EndLaunch):
+            self.answer(messages.LaunchEnded())
 
-    def receive(self, timeout: float | None = None) -> list[Message]:
-        messages = self._ours.receive()
-        assert messages is not None
-        return messages
+    def receive(self, timeout: float | None = None) -> list[messages.ServerAnswer]:
+        return [messages.decode(fields) for fields in self._ours.receive() or ()]
 
     def stop(self) -> None:
         self.stopped = True
 
-    def tell(self, **news: Any) -> None:
-        self._theirs.send(news)
+    def answer(self, answer: messages.ServerAnswer) -> None:
+        self._theirs.send(messages.encode(answer))
 
     def end(self, rank: int, status: int, *, when: float = 0.0) -> None:
-        self.tell(event="exit", pid=PID + rank, status=status, when=when)
+        self.answer(messages.RankEnded(PID + rank, status, when))
 
     def deliver(self) -> None:
         """All of them."""
@@ -200,7 +198,7 @@ def test_a_rank_that_is_killed_at_rest_did_not_fail_in_a_step(ranks: Ranks) -> N
 
 def test_news_of_another_launch_do_no_harm(ranks: Ranks, clock: Clock) -> None:
     ranks.end(7, -9)
-    ranks.tell(event="forked", rank=7, pid=PID + 7)
+    ranks.answer(messages.RankForked(7, PID + 7))
     with launch_of(ranks, StandingStill(clock, ranks.deliver)) as launch:
         assert launch.run().results == (b"0", b"1")
 
@@ -265,7 +263,7 @@ def test_a_server_whose_start_was_interrupted_is_not_taken_for_one_that_is_ready
     monkeypatch.setattr(server, "receive", interrupt)
     with pytest.raises(KeyboardInterrupt):
         server.ensure({}, ())
-    monkeypatch.setattr(server, "receive", lambda timeout: [{"event": "ready"}])
+    monkeypatch.setattr(server, "receive", lambda timeout: [messages.ServerReady()])
     for _ in range(2):
         server.ensure({}, ())
     assert len(started) == 2

@@ -10,19 +10,22 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from pytest_ddpperf.wire.channels import Lines, Message
+from pytest_ddpperf.records import messages
+from pytest_ddpperf.wire.channels import Lines
 from tests.processes import descendants, ended, gone, until
 
 SERVE = """
 import socket, sys
+from pytest_ddpperf.records import messages
 from pytest_ddpperf.rank.server import _Server
 from pytest_ddpperf.wire.channels import Lines
 control = Lines(socket.socket(fileno=int(sys.argv[1])))
 server = _Server(control, sys.argv[2])
-control.send({"event": "ready"})
+control.send(messages.encode(messages.ServerReady()))
 server.serve()
 """
 
@@ -107,15 +110,15 @@ def test_a_server_takes_folders_along_and_pytests_own_only_if_that_was_killed(
                 pass_fds=[theirs.fileno()],
             )
         lines = Lines(ours)
-        assert lines.receive() == [{"event": "ready"}]
+        assert lines.receive() == [messages.encode(messages.ServerReady())]
         for folder in folders[:2]:
-            lines.send({"op": "launch", "dir": str(folder)})
+            send(lines, messages.BeginLaunch(str(folder)))
             if folder != folders[1] or launch == "over":
-                lines.send({"op": "end"})
-                assert lines.receive() == [{"event": "ended"}]
+                send(lines, messages.EndLaunch())
+                assert lines.receive() == [messages.encode(messages.LaunchEnded())]
         assert all(folder.exists() for folder in folders), "pytest reads it after the end"
         if end == "stopped":
-            lines.send({"op": "stop"})
+            send(lines, messages.StopServer())
         if end == "signalled":
             process.send_signal(signal.SIGTERM)
             process.wait(60)
@@ -139,31 +142,35 @@ def serving(played: str) -> Iterator[tuple[Lines, subprocess.Popen[str]]]:
         theirs.close()
         with ended(process):
             lines = Lines(ours)
-            told(lines, "ready")
+            await_answer(lines, messages.ServerReady)
             yield lines, process
 
 
-def told(lines: Lines, event: str) -> Message:
-    """What the server says of it, once it does."""
-    while (messages := lines.receive()) is not None:
-        for message in messages:
-            if message["event"] == event:
-                return message
-    pytest.fail(f"no news of {event}")
+def send(lines: Lines, request: messages.ServerRequest, descriptor: int | None = None) -> None:
+    lines.send(messages.encode(request), descriptor)
+
+
+def await_answer(lines: Lines, kind: type) -> Any:
+    """Wait for the server's next answer of a kind."""
+    while (received := lines.receive()) is not None:
+        for answer in map(messages.decode, received):
+            if isinstance(answer, kind):
+                return answer
+    pytest.fail(f"no {kind.__name__}")
 
 
 def ask_for_rank(lines: Lines) -> socket.socket:
     """Its channel."""
     channel, its = socket.socketpair()
     with its:
-        lines.send({"op": "fork", "rank": 0}, its.fileno())
+        send(lines, messages.ForkRank(0), its.fileno())
     return channel
 
 
 def test_an_error_of_the_servers_own_is_written_and_no_end_in_order() -> None:
     with serving(NO_FORK) as (lines, process), open(os.devnull) as channel:
         # In one piece, after which it may have ended.
-        socket.send_fds(lines.socket, [b'{"op": "fork", "rank": 0}\n'], [channel.fileno()])
+        socket.send_fds(lines.socket, [b'{"message": "ForkRank", "rank": 0}\n'], [channel.fileno()])
         _, written = process.communicate(timeout=60)
     assert process.returncode == 1
     assert written.endswith("BlockingIOError: [Errno 11] no process is left\n")
@@ -172,7 +179,7 @@ def test_an_error_of_the_servers_own_is_written_and_no_end_in_order() -> None:
 def test_an_error_of_a_rank_that_has_no_log_yet_is_written() -> None:
     with serving(RANK_THAT_RAISES) as (lines, process):
         ask_for_rank(lines).close()
-        assert told(lines, "exit")["status"] == 70
+        assert await_answer(lines, messages.RankEnded).status == 70
         lines.socket.close()
         _, written = process.communicate(timeout=60)
     assert process.returncode == 0
@@ -182,18 +189,18 @@ def test_an_error_of_a_rank_that_has_no_log_yet_is_written() -> None:
 def test_a_rank_that_has_nowhere_to_write_its_stacks_does_not_end_of_being_asked_for_them() -> None:
     with serving(RANK_THAT_ENDS_WHEN_TOLD) as (lines, _), ask_for_rank(lines) as channel:
         assert channel.recv(4) == b"here"
-        for operation in ("dump", "pause", "resume"):
-            lines.send({"op": operation})
-        told(lines, "paused")
+        for request in (messages.DumpStacks(), messages.PauseRanks(), messages.ResumeRanks()):
+            send(lines, request)
+        await_answer(lines, messages.RanksPaused)
         channel.send(b"x")
-        assert told(lines, "exit")["status"] == 5
+        assert await_answer(lines, messages.RankEnded).status == 5
 
 
 def test_a_store_ends_with_its_launch_where_the_kernel_tells_no_children() -> None:
     with serving(STORE_WHERE_NO_CHILDREN_ARE_TOLD) as (lines, process), socket.socket() as bound:
-        lines.send({"op": "store"}, bound.fileno())
+        send(lines, messages.HoldStore(), bound.fileno())
         until(lambda: descendants(process.pid))
         store = descendants(process.pid)
-        lines.send({"op": "end"})
-        told(lines, "ended")
+        send(lines, messages.EndLaunch())
+        await_answer(lines, messages.LaunchEnded)
         assert gone(store)
