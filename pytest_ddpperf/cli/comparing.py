@@ -3,7 +3,6 @@ words, on samples that are there."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
 
@@ -26,16 +25,11 @@ class Terms:
 def compare(base: Report, now: Report, terms: Terms) -> Report:
     """Each measurement of `now` with the verdict of being held against that of the same test in `base`."""
     partners = _partners(base, now)
-    measured: Counter[str] = Counter()
     entries = []
     for number, entry in enumerate(now.entries):
-        nodeid = entry.outcome.nodeid
-        measured[nodeid] += 1
-        # As the plugin shares the error rate of a test among what it measures.
-        of_it = verdicts.TEST_LEVEL / max(1, measured[nodeid] * (measured[nodeid] - 1))
-        own = entry.outcome.level if entry.outcome.level is not None else of_it
+        level = entry.outcome.level if entry.outcome.level is not None else verdicts.TEST_LEVEL
         partner = base.entries[partners[number]] if number in partners else None
-        entries.append(replace(entry, outcome=_held_against(entry.outcome, partner, terms, own)))
+        entries.append(replace(entry, outcome=_held_against(entry.outcome, partner, terms, level)))
     taken = set(partners.values())
     return replace(
         now,
@@ -73,7 +67,7 @@ def _by_name(outcome: Outcome) -> Hashable:
 
 def _held_against(now: Outcome, other: Entry | None, terms: Terms, level: float) -> Outcome:
     """With that verdict, and nothing left of what its own run held it against."""
-    asked = terms.limits if terms.limits is not None else now.limits or _limits_of(now) or TIME_LIMITS
+    asked = terms.limits if terms.limits is not None else now.limits or TIME_LIMITS
     limits = limits_for(now.plan, asked)
     fresh = replace(
         now, limits=limits, level=level, baseline_path="", baseline_side=None, stored_verdict=None, saved=0,
@@ -114,14 +108,6 @@ def _of_first(outcome: Outcome, measured: Measurement, launches: int) -> Outcome
         phases=outcome.phases[:launches],
         recorded={name: of_all[:launches] for name, of_all in outcome.recorded.items()},
     )
-
-
-def _limits_of(outcome: Outcome) -> tuple[Limit, ...]:
-    """Of a verdict in a report from before limits were told by themselves."""
-    verdict = outcome.verdict
-    if verdict is None:
-        return ()
-    return (*(each.limit for each in verdict.comparisons), *(each.limit for each in verdict.counters))
 
 
 def _nothing() -> Verdict:

@@ -71,14 +71,16 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _write(arguments: argparse.Namespace, base: Report, now: Report) -> None:
     """The files that were asked for."""
-    told = [*sides.about(base, now), *sides.remarks(base, now)]
+    messages = [*sides.about(base, now), *sides.remarks(base, now)]
     if arguments.json is not None:
         console.write(arguments.json, codec.dumps(_data(base, now)))
     if arguments.markdown is not None:
-        content = markdown.report(now.outcomes, count(now.outcomes, *now.runs), told=told, only_before=now.only_before)
+        content = markdown.report(
+            now.outcomes, count(now.outcomes, *now.runs), messages=messages, only_before=now.only_before
+        )
         console.write(arguments.markdown, content, append=markdown.appends(arguments.markdown))
     if arguments.html is not None:
-        console.write(arguments.html, page.html(now.outcomes, now.runs, told=told, only_before=now.only_before))
+        console.write(arguments.html, page.html(now.outcomes, now.runs, messages=messages, only_before=now.only_before))
 
 
 def _status(outcomes: Sequence[Outcome]) -> int:

@@ -33,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
         report.outcomes,
         report.runs,
         problem=whole.problem,
-        told=[*sides.bases(report), *whole.messages, *report.told, *terminal.remarks(report.outcomes)],
+        messages=[*sides.bases(report), *whole.messages, *report.told, *terminal.remarks(report.outcomes)],
         only_before=report.only_before,
     )
     console.write(arguments.output, content)

@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
         report.outcomes,
         count(report.outcomes, whole),
         problem=whole.problem,
-        told=[*sides.bases(report), *whole.messages, *report.told, *terminal.remarks(report.outcomes)],
+        messages=[*sides.bases(report), *whole.messages, *report.told, *terminal.remarks(report.outcomes)],
         run=whole,
         only_before=report.only_before,
     )

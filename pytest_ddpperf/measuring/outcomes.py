@@ -104,13 +104,13 @@ class Report:
         """For people, where they look at a change."""
         run = self.run
         return markdown.report(
-            self.outcomes, count(self.outcomes, run), problem=run.problem, told=self._remarks(), run=run
+            self.outcomes, count(self.outcomes, run), problem=run.problem, messages=self._remarks(), run=run
         )
 
     def html(self) -> str:
         """A page; raises MissingExtraError."""
         run = self.run
-        return page.html(self.outcomes, [run], problem=run.problem, told=self._remarks())
+        return page.html(self.outcomes, [run], problem=run.problem, messages=self._remarks())
 
     def _remarks(self) -> list[str]:
         """Of the run as a whole."""

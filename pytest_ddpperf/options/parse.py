@@ -223,5 +223,4 @@ PARSERS: Mapping[str, Callable[[object], Any]] = {
     "history_dir": partial(path, allowed="a folder"),
     "markdown_path": partial(path, allowed="a file"),
     "html_path": partial(path, allowed="a file"),
-    "annotate": partial(choice, names=("auto", "github", "none")),
 }

@@ -61,7 +61,6 @@ class Settings:
     history_dir: Path | None = None  # absolute
     markdown_path: Path | None = None  # absolute
     html_path: Path | None = None  # absolute
-    annotate: Literal["github", "none"] = "none"
     sources: Mapping[str, str]  # name of a field -> a marker's, "command line", "ini" or "default"
 
     @property
@@ -136,8 +135,6 @@ def _values(written: Callable[[Row], tuple[object, str]]) -> tuple[dict[str, Any
         values["limits"] = _by_default(values["limits"])
     if values["baseline_missing"] == "auto":
         values["baseline_missing"] = "fail" if os.environ.get("CI") else "warn"
-    if values["annotate"] == "auto":
-        values["annotate"] = "github" if os.environ.get("GITHUB_ACTIONS") == "true" else "none"
     return values, sources
 
 

@@ -212,11 +212,6 @@ ROWS = (
         help="write a page with figures, one file that needs no network; by matplotlib and Jinja2: "
         "pip install 'pytest-ddpperf[report]'",
     ),
-    Row(
-        option="--ddp-annotate", field="annotate", default="auto", metavar="HOW", ini="string",
-        help="tell the worst ten measurements as annotations of a CI service: github, none, "
-        "auto (github where GITHUB_ACTIONS is true, else none)",
-    ),
 )  # fmt: skip
 BY_ARGUMENT = {row.argument: row for row in ROWS if row.marker}
 

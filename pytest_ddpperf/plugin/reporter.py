@@ -3,6 +3,7 @@ something to report."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator
 from typing import Any
 
@@ -59,5 +60,7 @@ class Reporter:
         terminalreporter.section("distributed performance")
         collects = run.config.getoption("dist", "no") == "no"  # else xdist's workers do, and no header was shown
         lines = run.report.lines(run.config.getoption("verbose"), header=not collects)
-        for line in (*annotated(run.report.outcomes, run.settings.annotate), *lines):
+        github = os.environ.get("GITHUB_ACTIONS") == "true"
+        annotations = annotated(run.report.outcomes) if github else ()
+        for line in (*annotations, *lines):
             terminalreporter.write_line(line)

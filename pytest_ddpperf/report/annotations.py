@@ -4,7 +4,6 @@ workflow commands. Writes nothing, and calls nobody."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Literal
 
 from pytest_ddpperf.records import Outcome
 from pytest_ddpperf.report import failure, sentences, text, worst
@@ -18,10 +17,8 @@ _COMMANDS = {Concern.FAILS: "error", Concern.DOUBTFUL: "warning", Concern.IMPROV
 _LONGEST_LINE = 1_000  # characters
 
 
-def annotated(outcomes: Sequence[Outcome], service: Literal["github", "none"]) -> Iterator[str]:
-    """A line each for the worst ten; the last of them says how many more there are."""
-    if service == "none":
-        return
+def annotated(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    """Yield a workflow command for each of the worst ten; the last one says how many more there are."""
     concerning = [outcome for outcome in worst.first(outcomes) if worst.concern(outcome) is not Concern.NONE]
     shown, more = concerning[:_SHOWN], len(concerning) - _SHOWN
     for place, outcome in enumerate(shown, 1):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from html import escape
 from itertools import chain
 from pathlib import Path
@@ -21,28 +21,18 @@ from pytest_ddpperf.report.reading import Gone
 from pytest_ddpperf.report.sides import ONLY_BEFORE
 from pytest_ddpperf.report.worst import Concern
 
-# By it a bot finds the comment again that it is to replace.
+# A bot finds the comment that it should replace by this marker.
 MARKER = "<!-- pytest-ddpperf -->"
 
-# GitHub refuses comments of more than 65,536 characters, and whoever posts one may add some.
-MOST_CHARACTERS = 60_000
-
-_WORST = 10  # whose details come before the rows of others, where there is no room for all
-_LONGEST_LINE = 1_000  # characters; commands and lists of variables are long, and only what is hostile is longer
-_LONGEST_DETAILS = 6_000
-_CUT_CHARACTERS = 300  # what may have to be said of what was cut
+# GitHub refuses comments of more than 65,536 characters. These bounds together stay below 60,000.
+_MOST_ROWS = 50
+_MOST_GONE = 10  # measurements of the baseline run that this run lacks
+_MOST_DETAILS = 10
+_MOST_REMARKS = 20
+_LONGEST_REMARK = 250  # characters
+_LONGEST_DETAILS = 2_000
 
 _PERCENTILES = (50, 95)
-
-# What there is to say, in the order in which it stands.
-_ROW, _DETAILS, _TOLD, _QUIET_ROW, _QUIET_TOLD = range(5)
-_NAMES = {
-    _ROW: "rows",
-    _DETAILS: "details",
-    _TOLD: "remarks",
-    _QUIET_ROW: "rows of those that need no look",
-    _QUIET_TOLD: "remarks on them",
-}
 
 
 def report(
@@ -50,33 +40,52 @@ def report(
     counts: Counts,
     *,
     problem: str = "",
-    told: Sequence[str] = (),
+    messages: Sequence[str] = (),
     run: RunInfo | None = None,
     only_before: Sequence[Gone] = (),
-    most: int = MOST_CHARACTERS,
 ) -> str:
-    """The counts, what is to be looked at with its details, the worst first, then the rest. `problem`: why the run as a
-    whole is none. `told`: lines about it. `run`: that all of it is of. `only_before`: what it was held against and
-    does not have. What is left out where there are more than
-    `most` characters is the least important, and it is said how much that is."""
+    """Return the counts, then the worst measurements with their details, then the others.
+
+    `problem` says why the whole run is invalid, `messages` are lines about it. `only_before` are measurements of the
+    baseline run that this run lacks. Longer lists end with "and N more"."""
     ordered = worst.first(outcomes)
     concerning = [outcome for outcome in ordered if worst.concern(outcome) is not Concern.NONE]
     quiet = ordered[len(concerning) :]
-    about = list(_about(run)) if run is not None else []
-    head = f"{MARKER}\n## {last_line(counts, len(only_before))}\n" + (f"\n{_code(problem)}\n" if problem else "")
-    frame = _assembled(dict.fromkeys(_NAMES, ("-",)), quiet, open_=True)
-    room = most - len(head) - len(frame) - _CUT_CHARACTERS
-    kept: dict[int, list[str]] = {}
-    pieces = list(_by_importance(concerning, quiet, only_before, [line for line in (*about, *told) if line]))
-    for place, (kind, piece) in enumerate(pieces):
-        room -= len(piece) + len("\n\n")
-        if room < 0:
-            pieces = pieces[place:]
-            break
-        kept.setdefault(kind, []).append(piece)
-    else:
-        pieces = []
-    return head + _assembled(kept, quiet, open_=not concerning) + _cut(Counter(kind for kind, _ in pieces), most)
+    rows, gone = list(map(_row, concerning)), list(map(_gone, only_before))
+    detailed = [outcome for outcome in concerning if _has_details(outcome)]
+    brief = [outcome for outcome in concerning if not _has_details(outcome)]
+    remarks = list(filter(None, (*(_about(run) if run is not None else ()), *messages)))
+    remarks += chain.from_iterable(map(sentences.told, brief))
+    parts = [
+        f"{MARKER}\n## {last_line(counts, len(only_before))}",
+        _code(problem) if problem else "",
+        _table([*rows[:_MOST_ROWS], *gone[:_MOST_GONE]]),
+        *map(_details, detailed[:_MOST_DETAILS]),
+        _quiet(quiet, max(0, _MOST_ROWS - len(rows)), open_=not concerning),
+        _list(remarks),
+        _more(max(0, len(rows) - _MOST_ROWS) + max(0, len(gone) - _MOST_GONE), "row"),
+    ]
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def _quiet(outcomes: Sequence[Outcome], most: int, *, open_: bool) -> str:
+    """Return a folded section of at most `most` measurements that need no attention."""
+    if not outcomes:
+        return ""
+    statuses = Counter(str(outcome.verdict) for outcome in outcomes)
+    summary = ", ".join(f"{number} {status}" for status, number in statuses.items())
+    remarks = list(chain.from_iterable(map(sentences.told, outcomes[:most])))
+    parts = (_table(list(map(_row, outcomes[:most]))), _list(remarks), _more(len(outcomes) - most, "row"))
+    return _folded(summary, "\n\n".join(filter(None, parts)), open_=open_)
+
+
+def _list(lines: Sequence[str]) -> str:
+    shown = [f"- {_code(line)}" for line in lines[:_MOST_REMARKS]]
+    return "\n".join(filter(None, (*shown, _more(len(lines) - _MOST_REMARKS, "remark"))))
+
+
+def _more(number: int, what: str) -> str:
+    return f"And {text.several(number, f'more {what}')}: see the JSON report." if number > 0 else ""
 
 
 def _about(run: RunInfo) -> Iterator[str]:
@@ -87,46 +96,9 @@ def _about(run: RunInfo) -> Iterator[str]:
 
 
 def appends(path: Path) -> bool:
-    """Whether it is the summary of a step of GitHub's, to which all that runs there adds its own."""
+    """Whether `path` is the summary of a GitHub step, to which all commands of the step append."""
     summary = os.environ.get("GITHUB_STEP_SUMMARY", "")
     return summary != "" and os.path.realpath(summary) == os.path.realpath(path)
-
-
-def _by_importance(
-    concerning: Sequence[Outcome], quiet: Sequence[Outcome], only_before: Sequence[Gone], told: Sequence[str]
-) -> Iterator[tuple[int, str]]:
-    """Every piece of the report, with what it is."""
-    detailed = [outcome for outcome in concerning if _has_details(outcome)]
-    first, others = concerning[:_WORST], concerning[_WORST:]
-    yield from ((_ROW, _row(outcome)) for outcome in first)
-    yield from ((_DETAILS, _details(outcome)) for outcome in detailed[:_WORST])
-    yield from ((_ROW, _row(outcome)) for outcome in others)
-    yield from ((_ROW, _gone(gone)) for gone in only_before)
-    yield from ((_DETAILS, _details(outcome)) for outcome in detailed[_WORST:])
-    yield from ((_TOLD, f"- {_code(line)}") for line in told)
-    briefly = chain.from_iterable(sentences.told(outcome) for outcome in concerning if not _has_details(outcome))
-    yield from ((_TOLD, f"- {_code(line)}") for line in briefly)
-    yield from ((_QUIET_ROW, _row(outcome)) for outcome in quiet)
-    yield from ((_QUIET_TOLD, f"- {_code(line)}") for outcome in quiet for line in sentences.told(outcome))
-
-
-def _assembled(kept: Mapping[int, Sequence[str]], quiet: Sequence[Outcome], *, open_: bool) -> str:
-    parts = [_table(kept.get(_ROW, ())), "\n\n".join(kept.get(_DETAILS, ()))]
-    if quiet:
-        statuses = Counter(str(outcome.verdict) for outcome in quiet)
-        summary = ", ".join(f"{number} {status}" for status, number in statuses.items())
-        inner = (_table(kept.get(_QUIET_ROW, ())), "\n".join(kept.get(_QUIET_TOLD, ())))
-        parts.append(_folded(summary, "\n\n".join(filter(None, inner)), open_=open_))
-    parts.append("\n".join(kept.get(_TOLD, ())))
-    return "".join(f"\n{part}\n" for part in parts if part)
-
-
-def _cut(left: Mapping[int, int], most: int) -> str:
-    """What is not there."""
-    if not left:
-        return ""
-    what = ", ".join(f"{_NAMES[kind]} ({number})" for kind, number in sorted(left.items()))
-    return f"\nCut at {most:,} characters. Left out: {what}. The JSON report has all of it.\n"
 
 
 def _table(rows: Sequence[str]) -> str:
@@ -155,7 +127,7 @@ def _has_details(outcome: Outcome) -> bool:
 
 
 def _details(outcome: Outcome) -> str:
-    """What a failure tells, and why nothing could be concluded."""
+    """Return the text of a failure, or why a comparison was inconclusive."""
     verdict = outcome.verdict
     paragraphs = [failure.gate_failure(outcome)] if verdict is not None else [sentences.sentence(outcome)]
     if verdict is not None and verdict.status is Status.INCONCLUSIVE and outcome.stored_verdict is None:
@@ -169,10 +141,9 @@ def _folded(summary: str, inner: str, *, open_: bool = False) -> str:
     return f"<details{' open' * open_}><summary>{summary}</summary>\n\n{inner}\n\n</details>"
 
 
-def _fenced(told: str) -> str:
-    lines = [text.shortened(line, _LONGEST_LINE) for line in told.split("\n")]
-    body = "\n".join(lines)
-    if len(body) > _LONGEST_DETAILS:  # how it begins and how it ends tell most
+def _fenced(inner: str) -> str:
+    body = text.printable(inner)
+    if len(body) > _LONGEST_DETAILS:  # the beginning and the end say most
         half = _LONGEST_DETAILS // 2
         body = f"{body[:half]}\n...\n{body[-half:]}"
     fence = "`" * max(3, *(len(run) + 1 for run in re.findall("`+", body)), 0)
@@ -180,7 +151,7 @@ def _fenced(told: str) -> str:
 
 
 def _code(line: str) -> str:
-    """Text of a user's as a code span that may stand in a table. Backticks and pipes would end the one or the other,
-    and readers of Markdown differ in how they are quoted."""
-    shown = text.shortened(line.replace("\n", " "), _LONGEST_LINE)
-    return "`" + shown.replace("`", r"\x60").replace("|", r"\x7c") + "`"
+    """Return a user's text as a code span that may stand in a table. Backticks and pipes would end the one or the
+    other, and readers of Markdown differ in how they are quoted."""
+    shown = text.printable(line.replace("\n", " ")).replace("`", r"\x60").replace("|", r"\x7c")
+    return f"`{text.shortened(shown, _LONGEST_REMARK)}`"

@@ -1,5 +1,4 @@
-"""From the JSON of `--ddp-json` back to records: of one report, or of several that belong together (the shards of a CI
-job). Older reports are read, and newer ones as far as their fields are known here. Writes nothing."""
+"""Read the JSON of `--ddp-json`: one report, or several that belong together (the shards of a CI job)."""
 
 from __future__ import annotations
 
@@ -154,40 +153,25 @@ def _run(path: Path, content: dict[str, Any], within: str = "") -> RunInfo:
 
 
 def _problem(outcome: Outcome) -> str:
-    """What makes no sense, with its place; "" where all is well."""
-    if outcome.launches < 1:
-        return f"launches: {outcome.launches} is not a number of launches"
-    if outcome.level is not None and not 0 < outcome.level <= 1:
-        return f"level: {outcome.level:g} is not an error rate"
-    there = outcome.baseline_side.measurement if outcome.baseline_side is not None else None
-    for place, measurement in (("measurement", outcome.measurement), ("baseline_side.measurement", there)):
+    """Return what is invalid and why, or ""."""
+    other = outcome.baseline_side.measurement if outcome.baseline_side is not None else None
+    for place, measurement in (("measurement", outcome.measurement), ("baseline_side.measurement", other)):
         if measurement is not None and (wrong := nonsense(measurement.samples)):
             return f"{place}.samples.{wrong}"
-    for number, limit in enumerate(outcome.limits):
-        if wrong := _wrong_limit(limit):
-            return f"limits[{number}].{wrong}"
-    for place, verdict in (("verdict", outcome.verdict), ("stored_verdict", outcome.stored_verdict)):
-        for number, comparison in enumerate(verdict.comparisons if verdict is not None else ()):
-            if wrong := _wrong_limit(comparison.limit):
-                return f"{place}.comparisons[{number}].limit.{wrong}"
-            if min(comparison.baseline_seconds, comparison.now_seconds) <= 0:
-                return f"{place}.comparisons[{number}]: its times are not positive"
-        for number, counter in enumerate(verdict.counters if verdict is not None else ()):
-            if not counter.limit.is_counter:
-                return f"{place}.counters[{number}].limit.metric: {counter.limit.metric!r} is none"
-    return ""
+    verdicts = filter(None, (outcome.verdict, outcome.stored_verdict))
+    limits = list(outcome.limits)
+    for verdict in verdicts:
+        limits += [each.limit for each in verdict.comparisons]
+        limits += [each.limit for each in verdict.counters]
+    unknown = [limit.metric for limit in limits if not _is_metric(limit)]
+    return f"limits: {unknown[0]!r} is not a metric" if unknown else ""
 
 
-def _wrong_limit(limit: Limit) -> str:
+def _is_metric(limit: Limit) -> bool:
     try:
-        is_metric = limit.is_counter or 0 < limit.percentile < 100
+        return limit.is_counter or 0 < limit.percentile < 100
     except ValueError:
-        is_metric = False
-    if not is_metric:
-        return f"metric: {limit.metric!r} is none"
-    if limit.value < 0 or (limit.is_bandwidth and limit.value >= 1):
-        return f"value: {limit.value:g} limits nothing"
-    return ""
+        return False
 
 
 def merged(reports: Iterable[Report]) -> Report:

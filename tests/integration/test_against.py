@@ -89,7 +89,7 @@ def repository(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, tempo
 
 
 def test_a_slower_version_is_caught_and_named_and_what_the_other_lacks_has_no_baseline(
-    repository: Repository, run: Run
+    repository: Repository, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is found by a link from outside the repository."""
     linked = repository.top.parent / "linked"
@@ -185,7 +185,8 @@ def test_a_slower_version_is_caught_and_named_and_what_the_other_lacks_has_no_ba
     # Uncommitted work is of the side at hand, tests are on both.
     repository.write("src/speed/__init__.py", SECOND + "# more\n")
     with repository.untouched():
-        reports = "--ddp-json=out/run.json", "--junitxml=out/junit.xml", "--ddp-annotate=github"
+        reports = "--ddp-json=out/run.json", "--junitxml=out/junit.xml"
+        monkeypatch.setenv("GITHUB_ACTIONS", "true")
         result = run("tests", "--ddp-against", "HEAD~1", *reports)
     assert result.ret == 1
     against = f"HEAD~1 ({repository.first[:12]})"

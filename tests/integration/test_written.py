@@ -77,7 +77,7 @@ def test_step(ddp_benchmark, name):
     assert f",file=test_step.py,line={line}::NO BASELINE at baselines/" in commands[0]
     assert summary.read_text().startswith("the summary of what ran before\n<!-- pytest-ddpperf -->\n" + HEADING)
 
-    assert run("test_nothing.py", "--ddp-markdown=summary.md", "--ddp-annotate=none").ret == 0
+    assert run("test_nothing.py", "--ddp-markdown=summary.md").ret == 0
     assert summary.read_text().endswith("\n<!-- pytest-ddpperf -->\n## ddpperf: 0 of 0 compared\n")
     assert HEADING in summary.read_text()
     assert run("test_nothing.py", "--ddp-markdown=out/other.md").ret == 0

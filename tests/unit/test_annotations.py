@@ -44,7 +44,7 @@ def command(line: str) -> Command:
 
 
 def commands(*outcomes: Outcome) -> list[Command]:
-    return [command(line) for line in annotated(outcomes, "github")]
+    return [command(line) for line in annotated(outcomes)]
 
 
 def explained(measured: Outcome) -> Outcome:
@@ -100,9 +100,8 @@ def test_the_rest_are_by_what_they_do_to_the_test(measured: Outcome, name: str, 
     assert words in shown.message
 
 
-def test_what_is_well_is_not_annotated_and_nothing_is_where_nobody_asked() -> None:
+def test_what_is_well_is_not_annotated() -> None:
     assert commands(outcome(verdict(Status.PASS)), outcome(verdict(Status.NOT_GATED, "gate-off"))) == []
-    assert list(annotated([RED], "none")) == []
 
 
 def test_the_worst_ten_are_shown_and_the_last_says_how_many_more() -> None:

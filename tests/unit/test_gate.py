@@ -109,10 +109,9 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
         monkeypatch.setattr(Session, "carry_out", carry_out)
         pytester.makepyfile(test_a=text)
         pytester.makeconftest(plugin)
+        monkeypatch.setenv("GITHUB_ACTIONS", "true")
         off = [f"-pno:{name}" for name in ("randomly", "benchmark", "rerunfailures", "cacheprovider")]
-        result = pytester.runpytest_inprocess(
-            *off, "--ddp-json=a.json", "--ddp-annotate=github", "--junitxml=a.xml", "--ddp-markdown=a.md"
-        )
+        result = pytester.runpytest_inprocess(*off, "--ddp-json=a.json", "--junitxml=a.xml", "--ddp-markdown=a.md")
         told = json.loads(Path("a.json").read_text())["measurements"]
         return result, told, labels
 

@@ -104,7 +104,6 @@ def test_without_being_asked_the_settings_are_the_documented_defaults(
         json_path=None,
         markdown_path=None,
         html_path=None,
-        annotate="none",
         sources=settings.sources,
     )
     assert set(settings.sources.values()) == {"default"}
@@ -144,7 +143,6 @@ def test_every_option_is_taken_from_the_command_line(read: Callable[..., Setting
         "--ddp-history=out/history",
         "--ddp-markdown=out/all.md",
         "--ddp-html=out/all.html",
-        "--ddp-annotate=github",
     )
     assert settings == Settings(
         world_sizes=(1, 2, 4),
@@ -185,7 +183,6 @@ def test_every_option_is_taken_from_the_command_line(read: Callable[..., Setting
         history_dir=pytester.path / "out/history",
         markdown_path=pytester.path / "out/all.md",
         html_path=pytester.path / "out/all.html",
-        annotate="github",
         sources=settings.sources,
     )
     assert {name for name, source in settings.sources.items() if source != "command line"} == {
@@ -217,7 +214,6 @@ INI_WORDS = {
     "ddp_against_setup": "make build",
     "ddp_suite_size": "small",
     "ddp_history": "kept",
-    "ddp_annotate": "github",
 }
 
 
@@ -238,7 +234,6 @@ def check_ini_words(settings: Settings, root: Path) -> None:
     from_ini = {name for name, source in settings.sources.items() if source == "ini"}
     assert settings.against_setup == "make build"
     assert settings.suite_size == "small"
-    assert settings.annotate == "github"
     assert settings.history_dir == root / "kept"
     assert from_ini == {row.field for row in ROWS if row.ini}
 
@@ -319,16 +314,6 @@ def test_a_missing_baseline_fails_by_default_where_ci_is_set(
         monkeypatch.setenv("CI", ci)
     assert read().baseline_missing == resolved
     assert read("--ddp-baseline-missing=warn").baseline_missing == "warn"
-
-
-@pytest.mark.parametrize(("actions", "resolved"), [("true", "github"), ("false", "none"), (None, "none")])
-def test_annotations_are_githubs_by_default_where_its_actions_run(
-    read: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch, actions: str | None, resolved: str
-) -> None:
-    if actions is not None:
-        monkeypatch.setenv("GITHUB_ACTIONS", actions)
-    assert read().annotate == read("--ddp-annotate=auto").annotate == resolved
-    assert read("--ddp-annotate=none").annotate == "none"
 
 
 def test_what_is_compared_with_may_differ_in_several_ways(read: Callable[..., Settings]) -> None:
@@ -532,7 +517,6 @@ def test_a_metric_has_one_limit(refusal: Callable[..., str], given: str) -> None
         ("--ddp-json=", "--ddp-json: '': a file"),
         ("--ddp-markdown=", "--ddp-markdown: '': a file"),
         ("--ddp-html=", "--ddp-html: '': a file"),
-        ("--ddp-annotate=gitlab", "--ddp-annotate: 'gitlab': one of auto, github, none; did you mean github?"),
         ("--ddp-against=", "--ddp-against: '': a git ref, or self"),
         ("--ddp-against-setup=", "--ddp-against-setup: '': a shell command"),
         ("--ddp-against-python=", "--ddp-against-python: '': an interpreter"),

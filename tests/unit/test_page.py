@@ -70,7 +70,7 @@ class Read(HTMLParser):
 
 
 def drawn(*outcomes: Outcome, told: tuple[str, ...] = ()) -> Read:
-    return Read(page.html(outcomes, [reports.RUN], told=told))
+    return Read(page.html(outcomes, [reports.RUN], messages=told))
 
 
 @pytest.fixture(scope="module")
@@ -233,7 +233,7 @@ def test_a_run_that_compared_something_does_not_say_so(each_kind: Read) -> None:
 
 def test_several_runs_are_told_each(slower: Outcome) -> None:
     another = replace(reports.RUN, id="other", commit="fe1d", facts={})
-    read = Read(page.html([slower], [reports.RUN, another], told=("test_x: measured in several reports",)))
+    read = Read(page.html([slower], [reports.RUN, another], messages=("test_x: measured in several reports",)))
     assert "3f2b8c1d" in read.words
     assert "fe1d" in read.words
     assert "test_x: measured in several reports" in read.words
@@ -277,7 +277,7 @@ def test_a_hostile_name_harms_nothing(slower: Outcome) -> None:
         replace(reports.failed("test_x"), **{**named, "error": HOSTILE}),
     ]
     run = replace(reports.RUN, commit=HOSTILE, facts={"torch": HOSTILE, "places": HOSTILE, "against": HOSTILE})
-    html = page.html(outcomes, [run], told=[HOSTILE])
+    html = page.html(outcomes, [run], messages=[HOSTILE])
     html.encode()  # no surrogate is left
     read = Read(html)
     assert not read.open

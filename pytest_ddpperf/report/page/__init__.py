@@ -22,12 +22,12 @@ def html(
     runs: Sequence[RunInfo],
     *,
     problem: str = "",
-    told: Sequence[str] = (),
+    messages: Sequence[str] = (),
     only_before: Sequence[Gone] = (),
 ) -> str:
-    """A page of the measurements of some runs, the worst first. `problem` is what made a run end otherwise than its
-    measurements say, `told` what else is about all of them, `only_before` what
-    they were held against and do not have. Raises MissingExtraError."""
+    """Return a page of the measurements of some runs, the worst first. `problem` says why a run is invalid, `messages`
+    are lines about it. `only_before` are measurements of the baseline run that this run lacks. Raises
+    MissingExtraError."""
     check("a page")
     from pytest_ddpperf.report import worst
     from pytest_ddpperf.report.counts import count, last_line
@@ -45,5 +45,5 @@ def html(
         only_before=only_before,
         runs=[content.told_of(run) for run in runs],
         problem=problem,
-        told=told,
+        messages=messages,
     )
