@@ -29,7 +29,7 @@ LEVEL = 0.01
 LOOKS = (1, 2, 3, 4)  # points after a step
 
 Series = list[RunEstimate]
-Rule = Callable[[Series], list[int]]  # the places of the steps that it tells
+Rule = Callable[[Series], list[int]]  # the indexes of the change points that it finds
 Source = Callable[[random.Random, int, int, float], Series]  # points, place of a step, its size in logarithms
 
 
@@ -173,7 +173,7 @@ def calibrate(series: int, seed: int) -> None:
 
 
 def daily(series: int, seed: int) -> None:
-    """How often a step is told on any of 300 days, looking every day, where nothing changed."""
+    """How often a change point is found on any of 300 days, looking every day, where nothing changed."""
     for name, walk in (("independent", 0.0), ("walk of half the launches' spread", 0.5)):
         rng, hits = random.Random(seed), 0
         for done in range(series):

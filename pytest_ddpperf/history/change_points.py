@@ -1,6 +1,6 @@
 """Change points in one series of runs.
 
-A change point is told apart from a drift by the ratio of two likelihoods: the level jumps at one point and drifts as
+A change point is distinguished from a drift by the ratio of two likelihoods: the level jumps at one point and drifts as
 well, or it drifts only, both with the likeliest drift and noise. The values of that ratio where nothing jumps were
 simulated: docs/history.md has the method, `benchmarks/history.py` the error rates.
 """

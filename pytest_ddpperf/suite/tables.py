@@ -126,50 +126,37 @@ def spread_of(result: Result, iterations: int = 1) -> Spread:
 
 
 class Latencies:
-    """Step times by experiment and variant, compared with the first variant."""
+    """Step times by experiment and variant, compared with the variant that was measured first."""
 
     def __init__(self) -> None:
         # By experiment, ranks and variant: the result, and how many iterations a step has.
         self._results: dict[str, dict[int, dict[str, tuple[Result, int]]]] = {}
-        self._variants: dict[str, list[str]] = {}
 
-    def add(
-        self, experiment: str, variant: str, result: Result, *, among: Iterable[object], iterations: int = 1
-    ) -> None:
-        """Add a variant. `among` are all variants in order; others are compared with the first that was measured."""
-        experiment = f"{experiment}, {result.backend}"  # fewer ranks may have found devices
-        self._variants[experiment] = list(map(str, among))
-        by_ranks = self._results.setdefault(experiment, {})
+    def add(self, experiment: str, variant: str, result: Result, iterations: int = 1) -> None:
+        """Add a variant, whose step may have several iterations."""
+        by_ranks = self._results.setdefault(f"{experiment}, {result.backend}", {})  # fewer ranks may have found devices
         by_ranks.setdefault(result.world_size, {})[variant] = result, iterations
 
-    def _tables(self) -> Iterator[tuple[str, int, dict[str, tuple[Result, int]]]]:
-        """Yield experiment, ranks, and the variants that were measured, in their order."""
+    def lines(self) -> Iterator[str]:
         for experiment, by_ranks in self._results.items():
             for ranks, taken in sorted(by_ranks.items()):
-                order = self._variants[experiment]
-                yield experiment, ranks, {variant: taken[variant] for variant in order if variant in taken}
-
-    def lines(self) -> Iterator[str]:
-        for experiment, ranks, taken in self._tables():
-            yield f"{experiment}, {ranks} ranks (p50 of an iteration; from the fastest launch to the slowest)"
-            each = {variant: spread_of(*measured) for variant, measured in taken.items()}
-            first, fastest = next(iter(each.values())).middle, min(spread.middle for spread in each.values())
-            for variant, spread in each.items():
-                best = "  fastest" * (spread.middle == fastest and len(each) > 1)
-                yield f"  {variant:>28}:  {spread}  {spread.middle / first - 1:+7.1%}{best}"
+                yield f"{experiment}, {ranks} ranks (p50 of an iteration; from the fastest launch to the slowest)"
+                spreads = {variant: spread_of(*measured) for variant, measured in taken.items()}
+                first = next(iter(spreads.values())).middle
+                fastest = min(spread.middle for spread in spreads.values())
+                for variant, spread in spreads.items():
+                    best = "  fastest" * (spread.middle == fastest and len(spreads) > 1)
+                    yield f"  {variant:>28}:  {spread}  {spread.middle / first - 1:+7.1%}{best}"
 
     def plots(self) -> Iterator[Plot]:
-        for experiment, ranks, taken in self._tables():
-            seconds = {
-                variant: [step / iterations for launch in result.step_seconds for step in launch]
-                for variant, (result, iterations) in taken.items()
-            }
-            yield boxes(f"{experiment}, {ranks} ranks", experiment, seconds)
         for experiment, by_ranks in self._results.items():
-            over_ranks: dict[str, dict[int, Spread]] = {variant: {} for variant in self._variants[experiment]}
-            for ranks, taken in by_ranks.items():
-                for variant, measured in taken.items():
-                    over_ranks[variant][ranks] = spread_of(*measured)
+            over_ranks: dict[str, dict[int, Spread]] = {}
+            for ranks, taken in sorted(by_ranks.items()):
+                seconds = {}
+                for variant, (result, iterations) in taken.items():
+                    seconds[variant] = [step / iterations for launch in result.step_seconds for step in launch]
+                    over_ranks.setdefault(variant, {})[ranks] = spread_of(result, iterations)
+                yield boxes(f"{experiment}, {ranks} ranks", experiment, seconds)
             if len(by_ranks) > 1:
                 yield _plot_over_ranks(f"{experiment} over ranks", over_ranks)
 
@@ -196,7 +183,7 @@ class Scaling:
 
 def _plot_over_ranks(title: str, spreads: Mapping[str, Mapping[int, Spread]]) -> Plot:
     sorted_spreads = {
-        name: {float(ranks): points[ranks] for ranks in sorted(points)} for name, points in spreads.items() if points
+        name: {float(ranks): points[ranks] for ranks in sorted(points)} for name, points in spreads.items()
     }
     return lines(title, "ranks", "seconds an iteration", sorted_spreads)
 

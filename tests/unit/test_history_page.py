@@ -64,6 +64,8 @@ def test_every_figure_has_its_numbers(several: Read) -> None:
     (table,) = [words for words in several.within["table"] if commit_of(400)[:12] in words]
     assert [commit_of(day)[:12] in table for day in (398, 399, 489, 490, 499)] == [False, True, False, True, True]
     assert "REGRESSED" in table
+    figures = several.within["figure"]
+    assert sum("bar: its fastest to its slowest launch" in words for words in figures) == len(SEVERAL) - 1
     limits = [Limit(metric=metric, value=0.0, unit="%") for metric in ("p10", "p90")]
     assert drawn(SEVERAL[2], limits=limits).within["title"][1:] == ["p10 of each run", "p90 of each run"]
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # Each figure takes a tenth of a second and 10 kB.
 _MAX_FIGURES = 200
 _LAST_RUNS = 10  # in the table of numbers, next to those around change points
-_MANY_RUNS = 60  # their marks would cover each other
+_MANY_RUNS = 100  # more are drawn as a line: their marks would cover each other
 _COLOURS = {ChangeStatus.REGRESSED: canvas.BAD, ChangeStatus.IMPROVED: canvas.GOOD}
 
 
@@ -88,16 +88,19 @@ def _figure(sheet: parts.Sheet, series: Series, metric: str, changes: Sequence[H
     logs = [estimate.value for estimate in series.estimates(metric)]
     seconds = [math.exp(each) for each in logs]
     dates = [run.entry.committed[:10] for run in series.runs]
+    are_many = len(dates) > _MANY_RUNS
     stretches = list(pairwise([0, *sorted(change.index for change in changes), len(logs)]))
 
     def draw(axes: Axes) -> None:
         every = -(-len(dates) // 4)
         canvas.along(axes, range(0, len(dates), every), dates[::every], ends=(-0.6, len(dates) - 0.4))
         canvas.upwards(axes, seconds, canvas.durations)
-        bars = [(at, min(each), at, max(each)) for at, each in enumerate(launches)]
-        canvas.segments(axes, bars, color=canvas.NOW, linewidth=0.8, alpha=0.4)
-        size = 4.5 if len(dates) <= _MANY_RUNS else 2.0
-        axes.plot(range(len(dates)), seconds, color=canvas.NOW, marker="o", markersize=size, linestyle="none")
+        if are_many:
+            axes.plot(range(len(dates)), seconds, color=canvas.NOW, linewidth=0.8)
+        else:
+            bars = [(at, min(each), at, max(each)) for at, each in enumerate(launches)]
+            canvas.segments(axes, bars, color=canvas.NOW, linewidth=0.8, alpha=0.4)
+            axes.plot(range(len(dates)), seconds, color=canvas.NOW, marker="o", markersize=4.5, linestyle="none")
         for start, end in stretches:
             level = math.exp(fmean(logs[start:end]))
             axes.plot([start - 0.5, end - 0.5], [level, level], color=canvas.INK, linewidth=1.6)
@@ -109,7 +112,7 @@ def _figure(sheet: parts.Sheet, series: Series, metric: str, changes: Sequence[H
         f"{metric} of each run",
         f"{text.several(len(dates), 'run')}; the last took {text.seconds(seconds[-1])}",
         keys=(
-            parts.Key(mark="now", text="a run; bar: its fastest to its slowest launch"),
+            parts.Key(mark="now", text="runs" if are_many else "a run; bar: its fastest to its slowest launch"),
             parts.Key(mark="level", text="mean between change points"),
         ),
         head=("commit", "date", "change point", metric),
