@@ -17,6 +17,7 @@ import pytest
 
 import pytest_ddpperf
 from pytest_ddpperf.launch import launcher
+from pytest_ddpperf.launch.request import read_at_import
 from pytest_ddpperf.launch.server import RankServer
 from pytest_ddpperf.wire.trees import Trees
 
@@ -76,7 +77,7 @@ class KeptServers:
         return RankServer(trees, folder) if trees is not None or folder else Kept(self)
 
     def server(self, variables: Mapping[str, str], preload: Sequence[str]) -> RankServer:
-        wanted = (*launcher.environ.read_at_import(variables).items(), *preload)
+        wanted = (*read_at_import(variables).items(), *preload)
         server = self._servers.setdefault(wanted, RankServer())
         server.ensure(variables, preload)
         return server
