@@ -18,7 +18,7 @@ PERCENTILES = (50, 75, 90, 95)
 BUCKET_MB = 25
 
 
-class Sweep:
+class SweepTable:
     """The table of the original with the same columns, and the efficiency of the ranks."""
 
     def __init__(self) -> None:
@@ -74,6 +74,6 @@ def test_ddp_sweep(ddp_benchmark: DdpBenchmark, model: str, sweep_row: SweepRow,
         return training(ddp, loss, optimizer)
 
     result = ddp_benchmark(setup, batch_size=size.images)
-    tables.get(Sweep).add(model, sweep_row, result, size.images)
+    tables.get(SweepTable).add(model, sweep_row, result, size.images)
     if sweep_row.ranks and sweep_row.machines == 1:
         tables.get(Scaling).add(model, result)
