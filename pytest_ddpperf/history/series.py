@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
 from itertools import pairwise
@@ -181,25 +181,28 @@ def _judge_points(
     for number, (point, end) in enumerate(zip(points, ends, strict=True)):
         low, high = point.bounds()
         before = math.exp(fmean(values[max(point.index - _RUNS_BEFORE, 0) : point.index]))
-        change = HistoryChange(
+        allowed = math.log1p(limit.value if limit.unit == "%" else limit.value / before)
+        later = sum(each.change for each in points[number + 1 :])
+        why = whys.get(point.index, "")
+        yield HistoryChange(
             series=series,
             metric=limit.metric,
-            status=ChangeStatus.REGRESSED if point.change > 0 else ChangeStatus.IMPROVED,
+            status=ChangeStatus.ACCEPTED if why else _status_of(point.change, later, allowed),
             index=point.index,
             change=Interval(estimate=math.expm1(point.change), low=low, high=high),
             seconds=(before, before * math.exp(point.change)),
             runs_since=end - point.index,
-            why=whys.get(point.index, ""),
+            why=why,
         )
-        allowed = math.log1p(limit.value if limit.unit == "%" else limit.value / before)
-        later = sum(each.change for each in points[number + 1 :])
-        if change.why:
-            change = replace(change, status=ChangeStatus.ACCEPTED)
-        elif abs(point.change) <= allowed:
-            change = replace(change, status=ChangeStatus.WITHIN_LIMIT)
-        elif point.change > 0 and later <= -point.change / 2:
-            change = replace(change, status=ChangeStatus.UNDONE)
-        yield change
+
+
+def _status_of(change: float, later: float, allowed: float) -> ChangeStatus:
+    """Decide by the change, the sum of later changes, and the change that is allowed, all as logarithms."""
+    if abs(change) <= allowed:
+        return ChangeStatus.WITHIN_LIMIT
+    if change < 0:
+        return ChangeStatus.IMPROVED
+    return ChangeStatus.UNDONE if later <= -change / 2 else ChangeStatus.REGRESSED
 
 
 def _match_accepted(
