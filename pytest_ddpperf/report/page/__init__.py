@@ -1,6 +1,6 @@
 """A run, or a history, as one HTML file: offline, without script, each figure with its numbers as a table.
 
-`html` and `history.history_html` are pure functions. `shell`, `canvas` and `parts` serve both.
+`html` and `history.history_html` are pure functions. `shell` and `drawing` serve both.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ def html(
     check("a page")
     from pytest_ddpperf.report import worst
     from pytest_ddpperf.report.counts import count, last_line
-    from pytest_ddpperf.report.page import canvas, content, parts, shell
+    from pytest_ddpperf.report.page import content, drawing, shell
 
     counts = count(outcomes, *runs)
-    with canvas.style():
-        sheet = parts.Sheet()
+    with drawing.style():
+        sheet = drawing.Sheet()
         cards = [content.card(outcome, sheet, number) for number, outcome in enumerate(worst.first(outcomes), 1)]
     return shell.rendered(
         "run.html",
@@ -43,7 +43,7 @@ def html(
         counts=counts,
         cards=cards,
         only_before=only_before,
-        runs=[content.told_of(run) for run in runs],
+        runs=[content.run_card(run) for run in runs],
         problem=problem,
         messages=messages,
     )

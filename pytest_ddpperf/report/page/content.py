@@ -1,4 +1,4 @@
-"""What a page says of each measurement, in the words that terminal and failure have, and which figures it shows."""
+"""The card of each measurement: its texts, the same as in other reports, and its figures."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from statistics import median
 from pytest_ddpperf.records import COUNTERS, Environment, Outcome, Phases, RunInfo, Scalar, Status
 from pytest_ddpperf.report import beside, failure, sentences, terminal, text, worst
 from pytest_ddpperf.report.page import figures, sides
-from pytest_ddpperf.report.page.parts import Figure, Sheet, Table
+from pytest_ddpperf.report.page.drawing import Figure, Sheet, Table
 from pytest_ddpperf.report.worst import Concern
 from pytest_ddpperf.verdict import stats
 
@@ -30,7 +30,7 @@ class Card:
     opened: bool  # whether it is shown whole at first
     facts: tuple[tuple[str, str], ...]  # what and which
     metrics: Table | None
-    told: tuple[str, ...]
+    remarks: tuple[str, ...]
     differences: tuple[str, ...]
     figures: tuple[Figure, ...]
     tables: tuple[Table, ...]  # of numbers that no figure shows
@@ -52,7 +52,7 @@ def card(outcome: Outcome, sheet: Sheet, number: int) -> Card:
         opened=worst.concern(outcome) <= Concern.DOUBTFUL,
         facts=tuple(_facts(outcome)),
         metrics=_metrics(outcome),
-        told=tuple(_told(outcome)),
+        remarks=tuple(_remarks(outcome)),
         differences=verdict.differences if verdict is not None else (),
         figures=tuple(_figures(outcome, sheet)),
         tables=tuple(_tables(outcome)),
@@ -62,9 +62,9 @@ def card(outcome: Outcome, sheet: Sheet, number: int) -> Card:
 
 
 def _sentence(outcome: Outcome, status: str) -> str:
-    """Without the status, which stands before it."""
-    told = sentences.sentence(outcome).removeprefix(status).removeprefix(":").strip()
-    return "\n".join(text.shortened(line, _LONGEST) for line in told.split("\n"))
+    """Return the sentence without the status, which stands before it."""
+    sentence = sentences.sentence(outcome).removeprefix(status).removeprefix(":").strip()
+    return "\n".join(text.shortened(line, _LONGEST) for line in sentence.split("\n"))
 
 
 def _facts(outcome: Outcome) -> Iterator[tuple[str, str]]:
@@ -95,7 +95,7 @@ def _metrics(outcome: Outcome) -> Table | None:
     return Table(title="Limits", head=head, rows=tuple(rows))
 
 
-def _told(outcome: Outcome) -> Iterator[str]:
+def _remarks(outcome: Outcome) -> Iterator[str]:
     verdict = outcome.verdict
     yield from outcome.evidence
     if verdict is not None:
@@ -108,7 +108,7 @@ def _told(outcome: Outcome) -> Iterator[str]:
 
 
 def _figures(outcome: Outcome, sheet: Sheet) -> Iterator[Figure]:
-    both = sides.of(outcome)
+    both = sides.sides_of(outcome)
     if both is None:
         return
     now, base = both.now, both.base
@@ -118,14 +118,13 @@ def _figures(outcome: Outcome, sheet: Sheet) -> Iterator[Figure]:
     yield figures.distributions(sheet, now, base)
     q = _shown(outcome)
     if outcome.baseline_side is not None and base is not None and base.launches == now.launches:
-        yield figures.in_turns(sheet, outcome, now, base, q)
+        yield figures.pairs(sheet, outcome.baseline_side.order, now, base, q)
     else:
-        yield figures.in_a_row(sheet, now, base, q)
-    yield figures.ranks(sheet, outcome)
+        yield figures.launches(sheet, now, base, q)
 
 
 def _shown(outcome: Outcome) -> int:
-    """The percentile that the verdict is about, if it is one that there is of each launch, else p50."""
+    """Return the percentile that decided, or p50 if reports do not have that one for each launch."""
     worst = outcome.verdict.worst if outcome.verdict is not None else None
     found = worst.limit.percentile if worst is not None and not worst.limit.is_cpu_time else 50.0
     return int(found) if found in sides.PERCENTILES else 50
@@ -136,6 +135,7 @@ def _tables(outcome: Outcome) -> Iterator[Table]:
         yield _phases(outcome.phases)
     if outcome.measurement is None:
         return
+    yield figures.ranks(outcome)
     if counters := _counters(outcome):
         yield Table(title="What a step sends", head=("counter", "baseline", "now"), rows=counters)
     if outcome.recorded:
@@ -154,7 +154,7 @@ def _phases(phases: Sequence[Phases]) -> Table:
 
 
 def _counters(outcome: Outcome) -> tuple[tuple[str, ...], ...]:
-    """Those that anything was counted of; of the finer ones few matter, so only those that are not 0."""
+    """Return the counters that were measured; detailed ones only if they are not 0."""
     assert outcome.measurement is not None
     now = outcome.measurement.counters
     other = outcome.baseline_side.measurement if outcome.baseline_side is not None else None
@@ -171,14 +171,14 @@ def _count(value: int | None) -> str:
 
 def _recorded(outcome: Outcome) -> Iterator[tuple[str, ...]]:
     for name, launches in outcome.recorded.items():
-        told = [value for launch in launches for rank in launch for value in rank if value is not None]
-        if told:
-            figures_ = (min(told), stats.quantile(told, 50), max(told))
+        values = [value for launch in launches for rank in launch for value in rank if value is not None]
+        if values:
+            figures_ = (min(values), stats.quantile(values, 50), max(values))
             yield text.shortened(name), *(f"{value:.4g}" for value in figures_)
 
 
 def _environment(outcome: Outcome) -> Table:
-    """Of both sides, as far as the other's is known; what differs first."""
+    """Return the environment of both sides if both are known; facts that differ come first."""
     assert outcome.measurement is not None
     other = outcome.baseline_side.measurement if outcome.baseline_side is not None else None
     now = _all_facts(outcome.measurement.environment)
@@ -188,7 +188,7 @@ def _environment(outcome: Outcome) -> Table:
     names = sorted({**then, **now}, key=lambda name: then.get(name) == now.get(name))
     return Table(
         title="Environment",
-        head=("fact", "other side", "now"),
+        head=("fact", "baseline side", "now"),
         rows=tuple((name, _fact(then.get(name)), _fact(now.get(name))) for name in names),
     )
 
@@ -203,14 +203,14 @@ def _fact(value: Scalar) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunTold:
-    """A run."""
+class RunCard:
+    """A run with its machine and commit."""
 
     lines: tuple[str, ...]  # of the machine
     facts: tuple[tuple[str, str], ...]
 
 
-def told_of(run: RunInfo) -> RunTold:
+def run_card(run: RunInfo) -> RunCard:
     named = (
         ("ended", run.created),
         ("commit", run.commit),
@@ -219,7 +219,7 @@ def told_of(run: RunInfo) -> RunTold:
         ("run", run.id),
     )
     header = terminal.header(run.facts, verbose=False) if run.facts else ()
-    return RunTold(
+    return RunCard(
         lines=tuple(line.removeprefix("ddpperf: ") for line in header),
         facts=tuple((name, value) for name, value in named if value),
     )

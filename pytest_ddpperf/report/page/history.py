@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from pytest_ddpperf.history.change_points import MIN_POINTS
 from pytest_ddpperf.history.series import ChangeStatus, HistoryAnalysis, HistoryChange, Series
 from pytest_ddpperf.report import history, text
-from pytest_ddpperf.report.page import canvas, parts, shell
+from pytest_ddpperf.report.page import drawing, shell
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _MAX_FIGURES = 200
 _LAST_RUNS = 10  # in the table of numbers, next to those around change points
 _MANY_RUNS = 100  # more are drawn as a line: their marks would cover each other
-_COLOURS = {ChangeStatus.REGRESSED: canvas.BAD, ChangeStatus.IMPROVED: canvas.GOOD}
+_COLOURS = {ChangeStatus.REGRESSED: drawing.BAD, ChangeStatus.IMPROVED: drawing.GOOD}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class SeriesCard:
     sentence: str
     opened: bool
     changes: tuple[str, ...]
-    figures: tuple[parts.Figure, ...]
+    figures: tuple[drawing.Figure, ...]
 
 
 def history_html(analysis: HistoryAnalysis) -> str:
@@ -47,8 +47,8 @@ def history_html(analysis: HistoryAnalysis) -> str:
     ranks = {key: rank for rank, key in enumerate(by_series)}
     ordered = sorted(analysis.series, key=lambda series: ranks.get(id(series), len(ranks)))
     drawn = ordered[: _MAX_FIGURES // len(analysis.metrics)]
-    with canvas.style():
-        sheet = parts.Sheet()
+    with drawing.style():
+        sheet = drawing.Sheet()
         cards = [
             _card(sheet, f"s{number}", series, by_series.get(id(series), []), analysis.metrics)
             for number, series in enumerate(drawn, 1)
@@ -63,7 +63,7 @@ def history_html(analysis: HistoryAnalysis) -> str:
 
 
 def _card(
-    sheet: parts.Sheet, anchor: str, series: Series, changes: Sequence[HistoryChange], metrics: Sequence[str]
+    sheet: drawing.Sheet, anchor: str, series: Series, changes: Sequence[HistoryChange], metrics: Sequence[str]
 ) -> SeriesCard:
     status = changes[0].status.value if changes else "no change point"
     facts = (series.environment, series.distinction, text.several(len(series.runs), "run"))
@@ -82,7 +82,7 @@ def _card(
     )
 
 
-def _figure(sheet: parts.Sheet, series: Series, metric: str, changes: Sequence[HistoryChange]) -> parts.Figure:
+def _figure(sheet: drawing.Sheet, series: Series, metric: str, changes: Sequence[HistoryChange]) -> drawing.Figure:
     """Draw one metric of a series. Runs are at equal distances, whatever the time between them."""
     launches = [run.measurement.launch_seconds[metric] for run in series.runs]
     logs = [estimate.value for estimate in series.estimates(metric)]
@@ -93,27 +93,27 @@ def _figure(sheet: parts.Sheet, series: Series, metric: str, changes: Sequence[H
 
     def draw(axes: Axes) -> None:
         every = -(-len(dates) // 4)
-        canvas.along(axes, range(0, len(dates), every), dates[::every], ends=(-0.6, len(dates) - 0.4))
-        canvas.upwards(axes, seconds, canvas.durations)
+        axes.set_xticks(range(0, len(dates), every), dates[::every])
+        drawing.show_seconds(axes.yaxis)
         if are_many:
-            axes.plot(range(len(dates)), seconds, color=canvas.NOW, linewidth=0.8)
+            axes.plot(range(len(dates)), seconds, color=drawing.CURRENT, linewidth=0.8)
         else:
-            bars = [(at, min(each), at, max(each)) for at, each in enumerate(launches)]
-            canvas.segments(axes, bars, color=canvas.NOW, linewidth=0.8, alpha=0.4)
-            axes.plot(range(len(dates)), seconds, color=canvas.NOW, marker="o", markersize=4.5, linestyle="none")
+            fastest, slowest = [min(each) for each in launches], [max(each) for each in launches]
+            axes.vlines(range(len(dates)), fastest, slowest, drawing.CURRENT, linewidth=0.8, alpha=0.4)
+            axes.plot(range(len(dates)), seconds, color=drawing.CURRENT, marker="o", markersize=4.5, linestyle="none")
         for start, end in stretches:
             level = math.exp(fmean(logs[start:end]))
-            axes.plot([start - 0.5, end - 0.5], [level, level], color=canvas.INK, linewidth=1.6)
+            axes.plot([start - 0.5, end - 0.5], [level, level], color=drawing.INK, linewidth=1.6)
         for change in changes:
-            axes.axvline(change.index - 0.5, color=_COLOURS.get(change.status, canvas.INK), linewidth=1)
+            axes.axvline(change.index - 0.5, color=_COLOURS.get(change.status, drawing.INK), linewidth=1)
 
     return sheet.figure(
         draw,
         f"{metric} of each run",
         f"{text.several(len(dates), 'run')}; the last took {text.seconds(seconds[-1])}",
         keys=(
-            parts.Key(mark="now", text="runs" if are_many else "a run; bar: its fastest to its slowest launch"),
-            parts.Key(mark="level", text="mean between change points"),
+            drawing.Key(mark="now", text="runs" if are_many else "a run; bar: its fastest to its slowest launch"),
+            drawing.Key(mark="level", text="mean between change points"),
         ),
         head=("commit", "date", "change point", metric),
         rows=tuple(_number_rows(series, seconds, changes)),

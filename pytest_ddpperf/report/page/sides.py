@@ -1,4 +1,4 @@
-"""Both sides of a comparison by the percentiles of their launches, which is all that a page draws of step times."""
+"""Both sides of a comparison, by the percentiles of their launches: all that a page draws of step times."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ SHIFTED = (10, 25, 50, 75, 90, 95)
 
 @dataclass(frozen=True, kw_only=True)
 class Side:
-    """One side: of a stored baseline session by session, else in one."""
+    """One side of a comparison: the sessions of a stored baseline, or one session."""
 
     name: str
     sessions: tuple[Mapping[int, Sequence[float]], ...]  # by percentile, seconds, a launch each
-    told: tuple[str, ...] = ("",)  # of each session, when and of what it was
+    descriptions: tuple[str, ...] = ("",)  # of each session: date, commit, host
 
     @cached_property
     def launches(self) -> int:
         return sum(len(session[50]) for session in self.sessions)
 
     def at(self, q: int) -> list[float]:
-        """Of each launch, in seconds."""
+        """Return the percentile of each launch, in seconds."""
         return [seconds for session in self.sessions for seconds in session[q]]
 
     def middle(self, q: int) -> float:
-        """Over launches and then over sessions, as the verdict has it."""
+        """Return the mean over launches, then over sessions, as the verdict computes it."""
         return stats.geometric_mean([stats.geometric_mean(session[q]) for session in self.sessions])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shift:
-    """By how much one metric changed."""
+    """The change of one metric."""
 
     metric: str
     change: Interval
@@ -49,14 +49,14 @@ class Shift:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sides:
-    """What is compared: of each launch as many steps as the side with the fewest has."""
+    """What is compared: the first steps of each launch, as many as the side with the fewest has."""
 
     now: Side
-    base: Side | None  # None: nothing, or a report from before the percentiles of baselines were kept
+    base: Side | None  # None: nothing was compared
 
 
-def of(outcome: Outcome) -> Sides | None:
-    """None where nothing was measured."""
+def sides_of(outcome: Outcome) -> Sides | None:
+    """Return both sides, or None if nothing was measured."""
     if outcome.measurement is None:
         return None
     own = outcome.measurement.samples
@@ -74,7 +74,7 @@ def _stored(sessions: Sequence[StoredSession]) -> Side:
     return Side(
         name="baseline",
         sessions=tuple({q: session.launch_seconds[f"p{q}"] for q in PERCENTILES} for session in sessions),
-        told=tuple(f"{session.created} {session.commit[:12]} {session.host}".strip() for session in sessions),
+        descriptions=tuple(f"{session.created} {session.commit[:12]} {session.host}".strip() for session in sessions),
     )
 
 
@@ -85,22 +85,22 @@ def _measured(name: str, samples: Samples) -> Side:
 def launch_quantiles(
     launches: Iterable[Sequence[float]], percentiles: Sequence[int] = PERCENTILES
 ) -> dict[int, list[float]]:
-    """By percentile, of each launch."""
+    """Return the percentiles of each launch, by percentile."""
     ordered = [sorted(launch) for launch in launches]  # once, for sorting again costs next to nothing
     return {q: [stats.quantile(launch, q) for launch in ordered] for q in percentiles}
 
 
 def shifts(outcome: Outcome) -> list[Shift]:
-    """The change at each percentile: where there is a limit as the verdict has it, else as the same judge would have
-    it, at the same level. Empty where nothing was compared."""
+    """Return the change at each percentile: the verdict's own where there is a limit, else computed by the same rule at
+    the same level. Empty if nothing was compared."""
     verdict = outcome.verdict
     if verdict is None or not verdict.comparisons:
         return []
     gated = {c.limit.metric: _gated(c) for c in verdict.comparisons}
     level = min(c.level for c in verdict.comparisons)
     others = {f"p{q}": change for q in SHIFTED if f"p{q}" not in gated and (change := _change(outcome, q, level))}
-    told = {metric: Shift(metric=metric, change=change, level=level) for metric, change in others.items()}
-    return sorted((gated | told).values(), key=lambda shift: _place(shift.metric))
+    free = {metric: Shift(metric=metric, change=change, level=level) for metric, change in others.items()}
+    return sorted((gated | free).values(), key=lambda shift: _place(shift.metric))
 
 
 def _gated(comparison: Comparison) -> Shift:
@@ -116,14 +116,14 @@ def _gated(comparison: Comparison) -> Shift:
 
 
 def _place(metric: str) -> tuple[bool, float]:
-    """Percentiles of step times first, in their order."""
+    """Sort percentiles of step times first."""
     others = Limit(metric=metric, value=0.0, unit="%")
     plain = metric.startswith("p") and metric[1:2].isdigit()
     return not plain, others.percentile
 
 
 def _change(outcome: Outcome, q: int, level: float) -> Interval | None:
-    """None where launches are too few or too short for that percentile, or the other side's are not told."""
+    """Return the change, or None if launches are too few or too short for that percentile."""
     assert outcome.measurement is not None
     limit = Limit(metric=f"p{q}", value=0.1, unit="%", default=True)
     if outcome.baseline_side is None:
@@ -142,7 +142,7 @@ def _change(outcome: Outcome, q: int, level: float) -> Interval | None:
 
 
 def _since(sessions: Sequence[StoredSession], current: Measurement, limit: Limit, level: float) -> Interval | None:
-    """Of the first steps of each launch, as many as the sessions were compared by."""
+    """Return the change since stored sessions, over the first steps that the verdict compared."""
     if not sessions or any(limit.metric not in session.launch_seconds for session in sessions):
         return None
     steps = min(current.samples.steps, *(session.steps for session in sessions))
