@@ -58,7 +58,7 @@ def _completions_of(marks: Sequence[Sequence[float]]) -> tuple[float, ...]:
 
 
 def completions(starts: Sequence[float], ends: Sequence[Sequence[float]]) -> tuple[float, ...]:
-    """The group's step times, between successive completions of the whole group, the first from the common start.
+    """Return the group's step times: between completions of the whole group, the first from the common start.
 
     `starts` is by rank, `ends` rank x step, all on one clock and in one unit, which is the result's. They add up to
     the wall time of the window.
@@ -74,7 +74,7 @@ def _unfit(plan: Plan, windows: Sequence[Window]) -> str:
 
 
 def _counters(windows: Sequence[Window]) -> dict[str, int | None]:
-    """The largest over ranks; unknown where one rank does not know."""
+    """Return the largest counts over ranks; unknown if one rank does not know."""
     found: dict[str, int | None] = {}
     for name in {**dict.fromkeys(COUNTERS), **windows[0].counters}:
         known = [count for window in windows if (count := window.counters.get(name)) is not None]
@@ -83,7 +83,7 @@ def _counters(windows: Sequence[Window]) -> dict[str, int | None]:
 
 
 def _recorded(windows: Sequence[Window]) -> dict[str, RankFigures]:
-    """What any rank recorded, of all."""
+    """Return the figures that any rank recorded, of all ranks."""
     names = dict.fromkeys(name for window in windows for name in window.recorded)
     nothing = (None,) * len(windows[0].blocked_ns)
     return {name: tuple(window.recorded.get(name, nothing) for window in windows) for name in names}

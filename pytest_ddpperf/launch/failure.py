@@ -1,4 +1,4 @@
-"""Failed ranks: which one was the first cause, where each was, its stacks, and what all that is called."""
+"""Failed ranks: which one was the first cause, where each one was, and its stacks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def describe_exit(status: int, *, delivered: bool = False) -> str:
-    """A rank's end before it was due, its result `delivered` or not, in words; `status` is negative for a signal."""
+    """Describe the early end of a rank, with its result `delivered` or not; `status` is negative for a signal."""
     if status < 0:
         try:
             name = signal.Signals(-status).name
@@ -32,13 +32,14 @@ def describe_exit(status: int, *, delivered: bool = False) -> str:
 
 
 def describe_end(status: int) -> str:
-    """How another process ended, in words."""
+    """Describe the end of another process."""
     return describe_exit(status) if status < 0 else f"exited with status {status}"
 
 
 def launch_error(errors: Iterable[RankError], output: tuple[RankOutput, ...]) -> LaunchError:
-    """The earliest error that is not a lost connection first: connections are lost because a rank ended. Who merely
-    was not at its end, at no time of its own, comes last."""
+    """Return the error of a launch, with the first cause first: the earliest one that is not a lost connection.
+
+    Connections are lost because a rank ended. Ranks that merely had not finished come last."""
 
     def order(error: RankError) -> tuple[bool, bool, float, bool]:
         return error.when == math.inf, error.lost_connection, error.when, error.waits
@@ -65,8 +66,9 @@ _HANDLER = "/torch/distributed/rpc/internal.py"
 
 
 def waits_for_others(phase: str, stacks: str) -> bool:
-    """Whether a rank that hung most likely waits for the one at fault, by its stacks with our frames in them: its
-    main thread is in torch or in what is ours or, of one that only serves, all its handlers are in torch."""
+    """Judge by its stacks whether a rank that hung most likely waits for the one at fault.
+
+    Its main thread is in torch or in this package or, if it only serves, all its handlers are in torch."""
     if phase == SERVING:
         return all(map(_waits, _handlers(stacks)))
     threads = stacks.split("\n\n")
@@ -74,7 +76,7 @@ def waits_for_others(phase: str, stacks: str) -> bool:
 
 
 def handles_a_call(stacks: str) -> bool:
-    """Whether a process is at work for another, by its threads' stacks."""
+    """Judge by its stacks whether a process runs a call for another one."""
     return bool(_handlers(stacks))
 
 
@@ -90,14 +92,14 @@ def _waits(thread: str) -> bool:
 _SHOWN = 2000  # characters of what a rank wrote
 
 
-def with_output(error: DdpPerfError) -> str:
-    """With what the ranks wrote to stderr: at hand it has sections of its own in the report."""
+def text_with_output(error: DdpPerfError) -> str:
+    """Return the text of an error of a remote launch, with the stderr of its ranks."""
     written = [output for output in error.output if output.stderr] if isinstance(error, LaunchError) else []
     return "\n".join([str(error), *(f"stderr {output.name}:\n{output.stderr[-_SHOWN:]}" for output in written)])
 
 
 class Diagnosis:
-    """Of the ranks of one launch."""
+    """Finds out what happened to the ranks of one launch."""
 
     def __init__(
         self, folder: Path, board: Board, plan: Plan, dump: Callable[[], None], take_in: Callable[[], None]
@@ -106,30 +108,29 @@ class Diagnosis:
         self._folder, self._board, self._plan, self._dump, self._take_in = folder, board, plan, dump, take_in
 
     def place(self, rank: Peer) -> str:
-        """In words."""
+        """Describe where a rank is."""
         if rank.resting is not None:
             return "rest"
         return self._board.describe(rank.number, warmup=self._plan.warmup)
 
     def stacks(self, rank: Peer) -> str:
-        """As far as it wrote any."""
+        """Return the stacks that a rank has written, without our frames."""
         return without_our_frames(self._raw_stacks(rank))
 
     def _raw_stacks(self, rank: Peer) -> str:
         path = self._folder / f"rank{rank.number}.stacks"
         return path.read_text(errors="replace") if path.exists() else ""
 
-    def clean_up_that_hangs(self, ranks: Sequence[Peer]) -> list[str]:
-        """Of ranks whose results are all there, what is to be told of those that have not ended."""
+    def notes_on_clean_up(self, ranks: Sequence[Peer]) -> list[str]:
+        """Return notes on ranks that delivered their results and whose clean-up does not end."""
         timed = [rank for rank in ranks if self._board.phase(rank.number) is not Phase.SERVING]
         return [f"{self._plan.name(rank.number)}'s clean-up {self._late()}; it was killed" for rank in timed]
 
     def _late(self) -> str:
         return f"did not end within {self._plan.timeout_seconds:g} s (--ddp-timeout)"
 
-    def of_those_that_hang(self, ranks: Sequence[Peer], when: float, *, at_deadline: bool) -> None:
-        """Give an error to each of `ranks` that has not delivered and will not be waited for, since `when`, unless it
-        has one by then."""
+    def add_hanging(self, ranks: Sequence[Peer], when: float, *, at_deadline: bool) -> None:
+        """Give an error to each of `ranks` that has neither delivered nor failed when the launch is given up."""
         places = {rank.number: self.place(rank) for rank in ranks}  # the signal may wake a rank from its sleep
         await_stacks(self._dump, lambda: [len(self._raw_stacks(rank)) for rank in ranks])
         self._take_in()  # asking takes up to seconds, in which the cause may have come, or what was waited for
@@ -138,9 +139,9 @@ class Diagnosis:
                 rank.error = replace(rank.error, when=min(rank.error.when, when))
             elif rank.result is None and rank.resting is None:
                 late = self._late() if at_deadline else "was still running when the launch was given up"
-                rank.error = self._of_one_that_hangs(rank, places[rank.number], when, late)
+                rank.error = self._error_of_hanging(rank, places[rank.number], when, late)
 
-    def _of_one_that_hangs(self, rank: Peer, phase: str, when: float, late: str) -> RankError:
+    def _error_of_hanging(self, rank: Peer, phase: str, when: float, late: str) -> RankError:
         written = self._raw_stacks(rank)
         if phase == SERVING and not handles_a_call(written):
             return self.error(rank, when=math.inf, phase=phase, summary="was waiting for calls")
@@ -153,13 +154,13 @@ class Diagnosis:
             waits=waits_for_others(phase, written),
         )
 
-    def of_the_end(self, rank: Peer, status: int, when: float) -> RankError:
-        """Of a rank that ended before it was due."""
+    def error_of_end(self, rank: Peer, status: int, when: float) -> RankError:
+        """Return the error of a rank that ended too early."""
         summary = describe_exit(status, delivered=rank.result is not None)
         return self.error(rank, when=when, summary=summary, traceback=self.stacks(rank))
 
     def failures(self, ranks: Sequence[Peer]) -> list[RankError]:
-        """Errors, and for the others the little there is to say."""
+        """Return the errors, and entries for the ranks without one."""
 
         def idle(rank: Peer) -> str:
             return "rested" if rank.resting is not None else "had delivered its result and waited for the others"
@@ -187,14 +188,14 @@ class Diagnosis:
         )
 
 
-# Who has written nothing more from one look to the next has written all.
+# A process that wrote nothing more from one look to the next has finished.
 _STACKS_LOOK_SECONDS = 0.1
-# Who has written nothing by then is stuck in the kernel, or has ended.
+# A process that has written nothing by then is stuck in the kernel, or has ended.
 _STACKS_LONGEST_SECONDS = 5.0
 
 
 def await_stacks(send: Callable[[], None], sizes: Callable[[], Sequence[int]]) -> None:
-    """Ask for stacks, and wait until each process has written its own: `sizes` are those of what they write to."""
+    """Ask for stacks with `send`, and wait until each process has written its own, by the `sizes` of their files."""
     before = seen = sizes()
     send()
     until = time.monotonic() + _STACKS_LONGEST_SECONDS

@@ -1,4 +1,4 @@
-"""The face of this room: what can be asked of ranks, in plain values. Knows neither limits nor baselines."""
+"""The public face of `launch`: run a plan on fresh ranks. It knows neither limits nor baselines."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from pytest_ddpperf.launch.output import Nobody, Observer
 from pytest_ddpperf.launch.part import Leader, PartLaunch
 from pytest_ddpperf.launch.paused import PausableLaunch, PausedLaunch, dropping
 from pytest_ddpperf.launch.placement import interconnect, place, visible_gpus
+from pytest_ddpperf.launch.request import LaunchRequest
 from pytest_ddpperf.launch.run import Delivery, Launch
 from pytest_ddpperf.launch.server import RankServer
 from pytest_ddpperf.records import Imported, LaunchSamples, Plan, Scalar, Window, codec
@@ -27,7 +28,7 @@ from pytest_ddpperf.records.errors import TransportError
 from pytest_ddpperf.wire import payload
 from pytest_ddpperf.wire.trees import Trees, digests
 
-# What an RPC launch imports beyond others: half a second, which only runs that use RPC pay.
+# Imported for RPC launches only: it takes half a second.
 _RPC_PRELOAD = ("pytest_ddpperf.rank.rpc",)
 
 
@@ -37,10 +38,9 @@ _L = TypeVar("_L", bound=Launch)
 class Launcher:
     """Launches of one pytest session, one after the other, over one rank server.
 
-    `modules` yields the test modules and conftests as name -> file. `rpc` says that there will be RPC launches: what
-    they import is imported from the first time on. `trees` are from where the ranks import the user's code: launches
-    say what they imported; None where it is not asked. `folder` goes if this process is killed. `nodes` are the others
-    that take part where a plan has several.
+    `modules` yields the test modules and conftests as name -> file. `rpc`: there will be RPC launches, so their imports
+    are preloaded. `trees`: where the ranks import the user's code from; samples then list what they imported. `folder`
+    is removed if this process is killed. `nodes`: the other nodes, for plans that have several.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Launcher:
         self._visible: str | None = None  # of accelerators, by CUDA, when facts were asked for
 
     def probe(self, preload: Sequence[str], timeout: float) -> Mapping[str, Scalar]:
-        """What the machine and its torch offer (see `rank.environment.probe`), asked once."""
+        """Return what the machine and its torch offer (see `rank.environment.probe`), from one launch."""
         if self._facts is None:
             plan = Plan(world_size=1, backend="", device="cpu", preload=tuple(preload), timeout_seconds=timeout)
             self._visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -76,12 +76,12 @@ class Launcher:
         observer: Observer,
         others: Sequence[Callable[..., Any] | None] = (),
     ) -> LaunchSamples:
-        """One launch of `plan` on fresh ranks; raises LaunchError, ServerError, SpaceError or TransportError.
+        """Run one launch of `plan` on fresh ranks; raises LaunchError, ServerError, SpaceError or TransportError.
 
         `setup` is None where the plan has a collective. In an RPC launch it is the trainers', and `others` those of the
         master and of the parameter servers.
         """
-        data = _measuring(plan, setup, others)
+        data = _pickle_measurement(plan, setup, others)
         with self.alone(plan, observer):
             return self._samples(plan, self._launch(plan, data, observer))
 
@@ -95,7 +95,7 @@ class Launcher:
             return self._samples(plan, launch.run(), nodes, trees, variables)
 
     def lead_call(self, plan: Plan, nodes: Nodes, observer: Observer) -> tuple[bytes, ...]:
-        """The same of a `call_for_bytes`."""
+        """Run a `call_for_bytes` all of whose parts other processes start."""
         self._ensure(plan)
         asked = replace(plan, warmup=0, steps=0)
         with self._parted(Launch, asked, b"", observer, nodes, ()) as launch:
@@ -112,7 +112,7 @@ class Launcher:
     ) -> None:
         """This node's part of a launch of `plan` that another leads; raises ServerError, SpaceError or
         TransportError."""
-        self._take_part(plan, part, _measuring(plan, setup, others), observer, leader)
+        self._take_part(plan, part, _pickle_measurement(plan, setup, others), observer, leader)
 
     def take_part_in_call(
         self,
@@ -123,19 +123,19 @@ class Launcher:
         observer: Observer,
         leader: Leader,
     ) -> None:
-        """The same of a `call`."""
+        """Start this node's part of a `call` that another node leads."""
         self._take_part(plan, part, payload.dumps("call", function, args), observer, leader)
 
     def _take_part(self, plan: Plan, part: Part, data: bytes, observer: Observer, leader: Leader) -> None:
         self._ensure(plan)
-        placement = place(len(part.processes), os.environ)
-        with PartLaunch(self._server, plan, data, self._modules(), placement, observer, self._trees, part) as launch:
+        with PartLaunch(self._server, self._request(plan, part, data), observer) as launch:
             launch.serve(leader)
 
     @contextmanager
     def hold(self, plan: Plan, setup: Callable[..., Any] | None, observer: Observer) -> Iterator[PausedLaunch]:
-        """A launch of `plan` that has warmed up and rests; over, clean-up included, when the context is left. Raises as
-        `measure`. One at a time, while somebody holds the cores: see `alone`."""
+        """Yield a launch of `plan` that has warmed up and is paused; it is over, clean-up included, on exit.
+
+        One at a time, while the caller holds the cores (see `alone`); raises as `measure`."""
         with self._opened(PausableLaunch, plan, payload.dumps("measure", setup, ()), observer) as launch:
             launch.begin()
             with dropping(PausedLaunch(launch, partial(self._samples, plan))) as paused:
@@ -149,7 +149,7 @@ class Launcher:
         trees: Trees | None = None,
         variables: Mapping[str, str] | None = None,
     ) -> LaunchSamples:
-        """Of this process's code, unless other `trees` and `variables` are told."""
+        """Return the samples, of this process's code unless other `trees` and `variables` are given."""
         nodes, trees = nodes or self._nodes, trees or self._trees
         variables = os.environ if variables is None else variables
         timed = delivery.results[: plan.world_size]
@@ -162,9 +162,9 @@ class Launcher:
             "cores": placement.cores,
             "cores_per_rank": placement.cores_per_rank,
             "pinned": placement.pinned,
-            **(_dealt(plan, nodes) if nodes is not None and plan.nodes > 1 else {}),
+            **(_facts_of_nodes(plan, nodes) if nodes is not None and plan.nodes > 1 else {}),
         }
-        # Empty from one that was killed while it served, because a trainer's clean-up did not end.
+        # Empty if the process was killed while serving, because a trainer's clean-up did not end.
         served = filter(None, delivery.results[plan.world_size :])
         every = [window.imported for window in windows]
         every += [codec.decode(Imported, json.loads(result)) for result in served]
@@ -176,12 +176,12 @@ class Launcher:
 
     def call(self, plan: Plan, function: Callable[..., Any], args: Sequence[Any], observer: Observer) -> list[Any]:
         """`function(ctx, *args)` on every rank of a fresh group: the results by rank."""
-        return unpickled(self.call_for_bytes(plan, function, args, observer))
+        return unpickle(self.call_for_bytes(plan, function, args, observer))
 
     def call_for_bytes(
         self, plan: Plan, function: Callable[..., Any], args: Sequence[Any], observer: Observer
     ) -> tuple[bytes, ...]:
-        """As `call`, the results as they came."""
+        """Run a `call` and return the pickled results."""
         asked = replace(plan, warmup=0, steps=0)
         return self._launch(asked, payload.dumps("call", function, args), observer).results
 
@@ -197,22 +197,22 @@ class Launcher:
 
     @contextmanager
     def alone(self, plan: Plan, observer: Observer) -> Iterator[None]:
-        """Nothing else is timed on the same cores or devices meanwhile."""
+        """Hold the locks of the cores or devices, on all nodes: nothing else is timed there meanwhile."""
         self._ensure(plan)  # first, for it may take seconds
         here = self.alone_here(plan, len(plan.part(0)), observer)
-        with here if plan.nodes == 1 else self._beside.alone(plan, here, observer):
+        with here if plan.nodes == 1 else self._other_nodes.alone(plan, here, observer):
             yield
 
     def alone_here(self, plan: Plan, processes: int, observer: Observer) -> AbstractContextManager[Sequence[Path]]:
-        """Nothing else is timed on those of this node, which has so many of the processes: on which."""
+        """Hold the locks of this node, which starts so many of the processes; yields their paths."""
         addresses = str((self._facts or {}).get("device_addresses") or "").split(",")
-        if os.environ.get("CUDA_VISIBLE_DEVICES") == self._visible:  # else a test has chosen among them: all
+        if os.environ.get("CUDA_VISIBLE_DEVICES") == self._visible:  # else a test has chosen devices: lock all
             addresses = addresses[:processes]
         cores = place(processes, os.environ).used
         return locks.hold(locks.resources(cores, addresses if plan.device == "cuda" else ()), observer.waiting)
 
     def ready_for(self, plan: Plan) -> None:
-        """Have a rank server that can start its launches at once; raises ServerError or SpaceError."""
+        """Start a rank server for these launches, unless there is one; raises ServerError or SpaceError."""
         self._ensure(plan)
 
     def _ensure(self, plan: Plan) -> None:
@@ -227,35 +227,43 @@ class Launcher:
     def _opened(self, kind: type[_L], plan: Plan, data: bytes, observer: Observer) -> Iterator[_L]:
         self._ensure(plan)
         if plan.nodes == 1:
-            placement = place(plan.processes, os.environ)
-            with kind(self._server, plan, data, self._modules(), placement, observer, self._trees) as launch:
+            wanted = self._request(plan, Part(processes=plan.part(0)), data)
+            with kind(self._server, wanted, observer) as launch:
                 yield launch
             return
-        with self._parted(kind, plan, data, observer, self._beside, plan.part(0)) as launch:
+        with self._parted(kind, plan, data, observer, self._other_nodes, plan.part(0)) as launch:
             yield launch
 
     @contextmanager
     def _parted(
         self, kind: type[_L], plan: Plan, data: bytes, observer: Observer, nodes: Nodes, processes: tuple[int, ...]
     ) -> Iterator[_L]:
-        """A launch of which these `processes` are started here, and the others on `nodes`."""
+        """Open a launch that starts these `processes` here and the others on `nodes`."""
         with socket.create_server((nodes.address, 0), family=_family(nodes.address)) as bound:
             host, port = bound.getsockname()[:2]
             part = Part(processes=processes, store=(host, port), interface=nodes.interface)
-            placement = place(max(len(processes), 1), os.environ)
-            elsewhere = nodes.parts(plan, (host, port))
-            asked = self._server, plan, data, self._modules(), placement, observer, self._trees
-            with kind(*asked, part, elsewhere, bound) as launch:
+            wanted = self._request(plan, part, data)
+            with kind(self._server, wanted, observer, nodes.parts(plan, (host, port)), bound) as launch:
                 yield launch
 
+    def _request(self, plan: Plan, part: Part, data: bytes) -> LaunchRequest:
+        return LaunchRequest(
+            plan=plan,
+            payload=data,
+            modules=self._modules(),
+            placement=place(max(len(part.processes), 1), os.environ),
+            part=part,
+            trees=self._trees,
+        )
+
     @property
-    def _beside(self) -> Nodes:
+    def _other_nodes(self) -> Nodes:
         assert self._nodes is not None, "a plan for several nodes, and there are none"
         return self._nodes
 
 
-def unpickled(results: Sequence[bytes]) -> list[Any]:
-    """What ranks returned, by rank; raises TransportError."""
+def unpickle(results: Sequence[bytes]) -> list[Any]:
+    """Unpickle the results of ranks, by rank; raises TransportError."""
     values = []
     for rank, result in enumerate(results):
         try:
@@ -266,7 +274,9 @@ def unpickled(results: Sequence[bytes]) -> list[Any]:
     return values
 
 
-def _measuring(plan: Plan, setup: Callable[..., Any] | None, others: Sequence[Callable[..., Any] | None]) -> bytes:
+def _pickle_measurement(
+    plan: Plan, setup: Callable[..., Any] | None, others: Sequence[Callable[..., Any] | None]
+) -> bytes:
     return payload.dumps("measure_rpc" if plan.rpc else "measure", setup, others)
 
 
@@ -274,8 +284,8 @@ def _files(trees: Trees | None, imported: Collection[str]) -> dict[str, str]:
     return digests(trees.base, sorted(imported)) if trees is not None else {}
 
 
-def _dealt(plan: Plan, nodes: Nodes) -> dict[str, Scalar]:
-    """Where there are several nodes."""
+def _facts_of_nodes(plan: Plan, nodes: Nodes) -> dict[str, Scalar]:
+    """Return the facts of a launch on several nodes."""
     return {**nodes.facts, "nodes": plan.nodes, "devices_per_node": plan.world_size // plan.nodes}
 
 

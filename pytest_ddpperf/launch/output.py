@@ -1,4 +1,4 @@
-"""What ranks write, and who watches a launch."""
+"""The output of ranks, read at the end (and cut in the middle if it is long) or streamed, and the observer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pytest_ddpperf.wire.channels import Phase
 
 
 class Observer(Protocol):
-    """Who watches a launch: a terminal, or nobody."""
+    """Watches a launch: a terminal, or nothing."""
 
     @property
     def streams(self) -> bool:
@@ -25,7 +25,7 @@ class Observer(Protocol):
         window, 0 until that is known."""
 
     def output(self, name: str, stream: str, line: str) -> None:
-        """A line that a process wrote; `name` is `Plan.name`."""
+        """Called with each line of a process; `name` is `Plan.name`."""
 
 
 class Nobody:
@@ -47,7 +47,7 @@ _KEEP_BYTES = 32_000  # of each end: enough for a log's beginning and for the tr
 
 
 def read(folder: Path, names: Mapping[int, str]) -> tuple[RankOutput, ...]:
-    """Of the ranks that have these names."""
+    """Return the output of the ranks that have these names."""
     return tuple(
         RankOutput(
             rank=rank,
@@ -86,7 +86,7 @@ class Stream:
         self._read = dict.fromkeys((path for _, _, path in self._files), 0)
 
     def pump(self, *, last: bool = False) -> None:
-        """Pass on what is new; a line without its end is kept until it has one, or until the `last` call."""
+        """Pass on new lines; an unfinished line waits for its end or for the `last` call."""
         for name, stream, path in self._files:
             if not path.exists():
                 continue

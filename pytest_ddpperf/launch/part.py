@@ -44,7 +44,7 @@ class PartLaunch(Launch):
 
     def serve(self, leader: Leader) -> None:
         """All of it; raises ServerError."""
-        self._elsewhere = _Channel(leader)
+        self._remote = _Channel(leader)
         self.begin()
         failed: set[int] = set()
         settled = False

@@ -1,8 +1,8 @@
-"""A launch whose window comes in stretches, each when it is asked for: between them it uses no core.
+"""A launch that pauses between stretches of its window, each of which runs on request: meanwhile it uses no core.
 
-Both sides of a comparison can so be alive at once and take turns: what disturbs the machine for longer than a stretch
-disturbs both. Ranks that rest are stopped by signal, with all that they started, for threads may spin and workers of a
-loader run on.
+So both sides of a comparison can be alive at once and be interleaved: what disturbs the machine for longer than a
+stretch disturbs both. Paused ranks are stopped by signal, with all that they started, because threads may spin and
+workers of a loader run on.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ def _rests(rank: Peer) -> bool:
 
 
 class PausableLaunch(Launch):
-    """As a Launch, whose deadline counts only while it is not at rest."""
+    """A Launch that can pause; its deadline does not count meanwhile."""
 
-    held = True
+    in_stretches = True
 
     def begin(self) -> None:
         """Start the ranks; returns when all have warmed up and rest. Raises LaunchError or ServerError."""
@@ -37,29 +37,29 @@ class PausableLaunch(Launch):
         self._stretches_ns = 0
         self._rest()
         self._warm_ns = time.monotonic_ns()
-        self._said = [rank.resting or {} for rank in self._ranks]
+        self._paused_at = [rank.resting or {} for rank in self._ranks]
 
     @property
     def steps(self) -> int:
-        """Of the window."""
-        return int(self._said[0]["steps"])
+        """The steps of the window."""
+        return int(self._paused_at[0]["steps"])
 
     @property
     def step_seconds(self) -> float:
-        """What one takes, about; 0 where there was no warm-up to tell."""
-        return float(self._said[0]["step_ns"] / 1e9)
+        """The approximate time of a step; 0 without a warm-up."""
+        return float(self._paused_at[0]["step_ns"] / 1e9)
 
     def stretch(self, steps: int) -> None:
         """Run so many, the first of them uncounted; returns when all ranks rest. Raises as `begin`."""
         began = time.monotonic_ns()
         self._resume(steps)
         self._rest()
-        # Not before the first stretch: what set-up and warm-up began in the background must come to its end.
+        # Not before the first stretch: what set-up and warm-up began in the background must finish.
         self._pause()
         self._stretches_ns += time.monotonic_ns() - began
 
     def deliver(self) -> Delivery:
-        """As Launch's, of all stretches."""
+        """Return the results of all stretches; raises as `Launch.deliver`."""
         self._asked_ns = time.monotonic_ns()
         self._resume(0)
         return super().deliver()
@@ -80,7 +80,7 @@ class PausableLaunch(Launch):
                 raise ServerError("does not answer", "")
 
     def _resume(self, steps: int) -> None:
-        self._take_in()  # who ended at rest did so there, and in no step
+        self._take_in()  # a rank that ended while paused did not end in a step
         self._deadline = time.monotonic() + self._left
         if self._paused:
             self._paused = False
@@ -98,7 +98,7 @@ class PausableLaunch(Launch):
 
 
 class PausedLaunch:
-    """A held launch as it is used: stretches, then its samples."""
+    """A paused launch as its users see it: stretches, then samples."""
 
     def __init__(self, launch: PausableLaunch, samples: Callable[[Delivery], LaunchSamples]) -> None:
         self.steps, self.step_seconds = launch.steps, launch.step_seconds
@@ -124,11 +124,11 @@ _D = TypeVar("_D", bound=_Droppable)
 
 
 @contextmanager
-def dropping(held: _D) -> Iterator[_D]:
-    """Drop what is held when the context is left."""
+def dropping(launch: _D) -> Iterator[_D]:
+    """Drop a launch when the context is left."""
     try:
-        yield held
-    except Exception:  # not what interrupts pytest: that waits for nobody
-        held.drop()
+        yield launch
+    except Exception:  # an interrupt of pytest does not wait
+        launch.drop()
         raise
-    held.drop()
+    launch.drop()

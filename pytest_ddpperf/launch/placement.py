@@ -1,4 +1,4 @@
-"""Which cores each CPU rank is pinned to, the share of the machine that this is, and the links between GPUs."""
+"""The place of ranks on the machine: the cores that CPU ranks are pinned to, and the links between GPUs."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def place(
 
 
 def _threads(environ: Mapping[str, str]) -> int:
-    """Of OMP_NUM_THREADS, which may be a list by depth; 0 where it asks for none."""
+    """Return the first number of OMP_NUM_THREADS, which may be a list by depth; 0 if there is none."""
     match = re.match(r"\s*\d+", environ.get("OMP_NUM_THREADS", ""))
     return int(match[0]) if match else 0
 
@@ -137,7 +137,7 @@ def kernel_list(numbers: Sequence[int]) -> str:
 
 
 def interconnect(topology: str, gpus: list[int]) -> str | None:
-    """The kinds of links between any two of `gpus` (nvidia-smi's numbers), as "NV18" or "NV2+SYS".
+    """Return the kinds of links between any two of `gpus` (nvidia-smi's numbers), as "NV18" or "NV2+SYS".
 
     None where there is no pair, or where the matrix does not show them.
     """
@@ -152,7 +152,7 @@ def interconnect(topology: str, gpus: list[int]) -> str | None:
 def visible_gpus(devices: str | None, count: int) -> list[int]:
     """nvidia-smi's numbers of the first `count` devices under CUDA_VISIBLE_DEVICES (None: unset).
 
-    Devices named by UUID are taken for the first ones: their numbers are not told.
+    Devices named by UUID are taken for the first ones: their numbers are unknown.
     """
     names = [name.strip() for name in (devices or "").split(",")]
     if all(name.isdigit() for name in names):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from pytest_ddpperf.launch.elsewhere import Part
@@ -17,7 +17,7 @@ from pytest_ddpperf.records import Plan, Scalar, codec
 from pytest_ddpperf.wire import boot
 from pytest_ddpperf.wire.trees import Trees
 
-# What torchrun, Slurm, Open MPI and PMI tell a process about its place in another job than ours.
+# The place of a process in another job than ours, by torchrun, Slurm, Open MPI and PMI.
 _OUTER = {
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"),
     *("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE"),
@@ -37,15 +37,17 @@ LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
 def inherited(environ: Mapping[str, str]) -> dict[str, str]:
-    """Less what an outer launcher said of another job than ours."""
+    """Return `environ` without what an outer launcher set for another job than ours."""
     return {
         name: value for name, value in environ.items() if name not in _OUTER and not name.startswith(_OUTER_PREFIXES)
     }
 
 
 def for_ranks(environ: Mapping[str, str], world_size: int, part: Part) -> dict[str, str]:
-    """torchrun's variables (RANK and LOCAL_RANK are each rank's to set); unless the user chose, loopback where all
-    ranks are here, and else the interface to the other nodes, but for NCCL, which may know better ways there."""
+    """Return the variables of all ranks of this node: torchrun's, without RANK and LOCAL_RANK, and the interface.
+
+    Unless the user chose one, that is loopback on a single node, else the interface to the other nodes (but not for
+    NCCL, which may have a better one)."""
     local = {f"{library}_SOCKET_IFNAME": LOOPBACK for library in ("GLOO", "TP", "NCCL")}
     if part.store is not None:
         local = {f"{library}_SOCKET_IFNAME": part.interface for library in ("GLOO", "TP") if part.interface}
@@ -62,33 +64,43 @@ def for_ranks(environ: Mapping[str, str], world_size: int, part: Part) -> dict[s
 
 
 def read_at_import(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables whose change needs a new rank server."""
+    """Return the variables whose change needs a new rank server."""
     return {name: value for name, value in environ.items() if name.startswith(_READ_AT_IMPORT)}
 
 
 def recorded(environ: Mapping[str, str]) -> dict[str, Scalar]:
-    """The user's variables that belong to a measurement, as "env:NAME"."""
+    """Return the user's variables that belong to a measurement, as "env:NAME"."""
     return {
         f"env:{name}": value for name, value in environ.items() if name in _RECORDED_NAMES or name.startswith(_RECORDED)
     }
 
 
-def request(
-    plan: Plan, part: Part, placement: Placement, modules: Mapping[str, str], trees: Trees | None, *, held: bool
-) -> dict[str, Any]:
-    """As `rank.worker` reads it; with this process's environment, folder and search path as they are now."""
-    return {
-        "plan": codec.encode(plan),
-        "held": held,
-        "environ": for_ranks(os.environ, plan.processes, part),
-        "node": part.node,
-        "processes": part.processes,
-        "store": part.store,
-        "cwd": os.getcwd(),
-        "sys_path": boot.search_path(),
-        "argv": sys.argv,
-        "cpus": placement.cpus if plan.device == "cpu" else ((),) * len(part.processes),
-        "threads": placement.own_threads if plan.device == "cpu" else 0,
-        "modules": dict(modules),
-        "trees": asdict(trees) if trees is not None else None,
-    }
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchRequest:
+    """A launch of `plan`: the pickled task, the modules that pytest collected, and the part that this node starts."""
+
+    plan: Plan
+    payload: bytes
+    modules: Mapping[str, str]  # name -> file
+    placement: Placement
+    part: Part
+    trees: Trees | None = None  # the ranks report what they imported from there
+
+    def fields(self, *, in_stretches: bool) -> dict[str, Any]:
+        """Return the file that `rank.worker` reads, with this process's environment, folder and search path."""
+        plan, part, on_cpu = self.plan, self.part, self.plan.device == "cpu"
+        return {
+            "plan": codec.encode(plan),
+            "in_stretches": in_stretches,
+            "environ": for_ranks(os.environ, plan.processes, part),
+            "node": part.node,
+            "processes": part.processes,
+            "store": part.store,
+            "cwd": os.getcwd(),
+            "sys_path": boot.search_path(),
+            "argv": sys.argv,
+            "cpus": self.placement.cpus if on_cpu else ((),) * len(part.processes),
+            "threads": self.placement.own_threads if on_cpu else 0,
+            "modules": dict(self.modules),
+            "trees": asdict(self.trees) if self.trees is not None else None,
+        }

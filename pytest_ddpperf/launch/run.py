@@ -18,16 +18,14 @@ from typing import Any, TypeVar
 
 from pytest_ddpperf.launch import output
 from pytest_ddpperf.launch.clock import Clock
-from pytest_ddpperf.launch.elsewhere import Elsewhere, Nowhere, Part
+from pytest_ddpperf.launch.elsewhere import Elsewhere, Nowhere
 from pytest_ddpperf.launch.failure import Diagnosis, launch_error
 from pytest_ddpperf.launch.output import Observer
-from pytest_ddpperf.launch.placement import Placement
-from pytest_ddpperf.launch.request import request
+from pytest_ddpperf.launch.request import LaunchRequest
 from pytest_ddpperf.launch.server import RankServer, writing_temporary_files
-from pytest_ddpperf.records import Phases, Plan, RankError, RankOutput, messages
+from pytest_ddpperf.records import Phases, RankError, RankOutput, messages
 from pytest_ddpperf.records.errors import ServerError
 from pytest_ddpperf.wire.channels import Board, FrameReader, Kind, Phase, readable, send_word
-from pytest_ddpperf.wire.trees import Trees
 
 
 class Peer:
@@ -72,10 +70,12 @@ class Peer:
 
 
 def wake(ranks: Sequence[Peer], number: int = 0) -> None:
-    """The word that a rank awaits."""
+    """Send the word that these ranks wait for."""
     for rank in ranks:
         rank.resting = None
-        with suppress(OSError):  # it is gone already: after delivering green, at rest the rank server tells
+        with suppress(
+            OSError
+        ):  # it is gone already: after its delivery that is fine, at rest the rank server reports it
             send_word(rank.channel, number)
 
 
@@ -94,7 +94,7 @@ _END_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
-    """What a launch brought back, still in bytes."""
+    """The results of a launch, still in bytes."""
 
     results: tuple[bytes, ...]  # by rank
     phases: Phases
@@ -107,30 +107,24 @@ _L = TypeVar("_L", bound="Launch")
 
 
 class Launch:
-    """The processes of one launch. Use as a context manager: whatever happens, nothing of it is left."""
+    """The processes of one launch. A context manager: whatever happens, nothing of it is left behind."""
 
-    held = False  # whether its window comes in stretches
+    in_stretches = False  # whether the ranks pause between stretches of their window
 
     def __init__(
         self,
         server: RankServer,
-        plan: Plan,
-        payload: bytes,
-        modules: Mapping[str, str],
-        placement: Placement,
+        request: LaunchRequest,
         observer: Observer,
-        trees: Trees | None = None,
-        part: Part | None = None,
-        elsewhere: Elsewhere | None = None,
+        remote: Elsewhere | None = None,
         store: socket.socket | None = None,
     ) -> None:
-        """`part`: of the plan's processes, those that are started here, while others are `elsewhere`. `store`: a bound
-        socket where they shall meet."""
-        self._server, self._plan, self._observer, self._trees = server, plan, observer, trees
-        self._payload, self._modules, self._placement = payload, modules, placement
-        self._part = part or Part(processes=plan.part(0))
-        self._elsewhere = elsewhere or Nowhere()
+        """`remote`: the ranks that other nodes start. `store`: a bound socket where all ranks will meet."""
+        self._server, self._request, self._observer = server, request, observer
+        self._plan, self._part = request.plan, request.part
+        self._remote = remote or Nowhere()
         self._store = store
+        plan = request.plan
         self._names = {process: plan.name(process) for process in self._part.processes}
         self._ranks: list[Peer] = []
         self._notes: list[str] = []
@@ -145,9 +139,9 @@ class Launch:
             self._server.send(messages.BeginLaunch(str(self._folder)))  # from here on it does not outlive us
             self._board = Board(self._folder / "board", self._plan.processes, self._plan.room)
             failing.callback(self._board.close)
-            (self._folder / "payload").write_bytes(self._payload)
-            told = request(self._plan, self._part, self._placement, self._modules, self._trees, held=self.held)
-            (self._folder / "request.json").write_text(json.dumps(told))
+            (self._folder / "payload").write_bytes(self._request.payload)
+            fields = self._request.fields(in_stretches=self.in_stretches)
+            (self._folder / "request.json").write_text(json.dumps(fields))
             failing.pop_all()
         self._stream = output.Stream(self._folder, self._names, self._observer.output)
         self._diagnosis = Diagnosis(
@@ -159,14 +153,14 @@ class Launch:
         try:
             self._end()
         except ServerError:  # it took its ranks along, but what they had started may be stopped
-            for rank in filter(lambda rank: rank.pid, self._ranks if self.held else ()):
+            for rank in filter(lambda rank: rank.pid, self._ranks if self.in_stretches else ()):
                 with suppress(ProcessLookupError, PermissionError):
                     os.killpg(rank.pid, signal.SIGCONT)
         finally:
             try:
-                self._elsewhere.stop(time.monotonic(), at_deadline=False)  # nothing, where it has ended
+                self._remote.stop(time.monotonic(), at_deadline=False)  # nothing, where it has ended
                 if kind is None or issubclass(kind, Exception):  # what interrupts pytest waits for nobody
-                    self._elsewhere.await_end()
+                    self._remote.await_end()
                 for rank in self._ranks:
                     rank.channel.close()
                 self._board.close()
@@ -174,7 +168,7 @@ class Launch:
                 shutil.rmtree(self._folder, ignore_errors=True)
 
     def run(self) -> Delivery:
-        """The whole of it; raises LaunchError with the first cause, or ServerError."""
+        """Run the whole launch; raises LaunchError with the first cause, or ServerError."""
         self.begin()
         return self.deliver()
 
@@ -185,7 +179,7 @@ class Launch:
         self._deadline = time.monotonic() + self._plan.timeout_seconds
         if self._store is not None:
             self._server.send(messages.HoldStore(), self._store.fileno())
-        self._elsewhere.begin()
+        self._remote.begin()
         self._fork()
 
     def deliver(self) -> Delivery:
@@ -196,33 +190,33 @@ class Launch:
             self._stream.pump(last=True)
         self._release()
         self._end()
-        self._elsewhere.await_end()
-        if self._elsewhere.errors:  # a node that went before its ranks had ended
-            raise launch_error(self._elsewhere.errors, self._output())
-        results = {**{rank.number: rank.result or b"" for rank in self._ranks}, **self._elsewhere.results}
+        self._remote.await_end()
+        if self._remote.errors:  # a node that went before its ranks had ended
+            raise launch_error(self._remote.errors, self._output())
+        results = {**{rank.number: rank.result or b"" for rank in self._ranks}, **self._remote.results}
         return Delivery(
             results=tuple(results[process] for process in range(self._plan.processes)),
             phases=self._phases(time.monotonic_ns()),
             output=self._output(),
-            notes=(*self._notes, *self._elsewhere.notes),
-            clocks=self._elsewhere.clocks,
+            notes=(*self._notes, *self._remote.notes),
+            clocks=self._remote.clocks,
         )
 
     def _output(self) -> tuple[RankOutput, ...]:
-        """Of all, by process, once they have ended."""
-        every = (*output.read(self._folder, self._names), *self._elsewhere.output)
+        """Return the output of all processes, once they have ended."""
+        every = (*output.read(self._folder, self._names), *self._remote.output)
         return tuple(sorted(every, key=lambda one: one.rank))
 
     def _check(self) -> None:
         """End it and raise LaunchError if a rank failed."""
-        if any(rank.error is not None for rank in self._ranks) or self._elsewhere.errors:
+        if any(rank.error is not None for rank in self._ranks) or self._remote.errors:
             if self._observer.streams:
                 self._stream.pump(last=True)
-            self._elsewhere.stop(time.monotonic(), at_deadline=False)
+            self._remote.stop(time.monotonic(), at_deadline=False)
             self._end()
-            self._elsewhere.await_end()
-            failures = [*self._diagnosis.failures(self._ranks), *self._elsewhere.errors]
-            named = (replace(one, name=self._elsewhere.name(one.rank) or one.name) for one in failures)
+            self._remote.await_end()
+            failures = [*self._diagnosis.failures(self._ranks), *self._remote.errors]
+            named = (replace(one, name=self._remote.name(one.rank) or one.name) for one in failures)
             raise launch_error(named, self._output())
 
     def _fork(self) -> None:
@@ -233,17 +227,17 @@ class Launch:
             ours.setblocking(False)
             self._ranks.append(Peer(number, ours))
 
-    def _collect(self, there: Callable[[Peer], bool]) -> None:
-        """Until every rank is `there` or has failed, or it is clear that one will not be."""
+    def _collect(self, has_arrived: Callable[[Peer], bool]) -> None:
+        """Wait until every rank `has_arrived` or failed, or until it is clear that one will do neither."""
         give_up, failed = self._deadline, 0
-        while not (all(there(rank) or rank.error for rank in self._ranks) and self._elsewhere.settled):
+        while not (all(has_arrived(rank) or rank.error for rank in self._ranks) and self._remote.settled):
             now = time.monotonic()
             if now >= give_up:
-                self._give_up(there, at_deadline=give_up == self._deadline)
+                self._give_up(has_arrived, at_deadline=give_up == self._deadline)
                 return
             self._wait(min(TICK_SECONDS, give_up - now))
             self._dismiss_servers()
-            errors = [*(rank.error for rank in self._ranks if rank.error is not None), *self._elsewhere.errors]
+            errors = [*(rank.error for rank in self._ranks if rank.error is not None), *self._remote.errors]
             if len(errors) > failed:
                 failed = len(errors)
                 grace = _CAUSE_GRACE_SECONDS if all(e.lost_connection for e in errors) else _GRACE_SECONDS
@@ -251,13 +245,13 @@ class Launch:
 
     @property
     def _timed(self) -> list[Peer]:
-        """Not those that only serve."""
+        """The ranks that are timed: in an RPC launch, the trainers."""
         return [rank for rank in self._ranks if rank.number < self._plan.world_size]
 
     def _dismiss_servers(self) -> None:
-        """Tell those who only serve when the ranks they serve have ended."""
+        """Let the processes that only serve end when the ranks that they serve have ended."""
         servers = [rank for rank in self._ranks if rank.number >= self._plan.world_size]
-        if not self._dismissed and servers and all(rank.done for rank in self._timed) and self._elsewhere.settled:
+        if not self._dismissed and servers and all(rank.done for rank in self._timed) and self._remote.settled:
             self._dismissed = True
             wake(servers)
 
@@ -271,15 +265,15 @@ class Launch:
             self._observer.progress(board.phase(first), board.step(first), board.steps(first), board.marks(first))
 
     def _take_in(self, seconds: float = 0.0) -> None:
-        """Whatever has arrived, or else does so within `seconds`."""
+        """Take in what has arrived, or what arrives within `seconds`."""
         channels = {rank.channel: rank for rank in self._ranks if not rank.silent}
-        ready = readable([self._server.socket, *self._elsewhere.channels, *channels], seconds)
+        ready = readable([self._server.socket, *self._remote.channels, *channels], seconds)
         for channel in ready:
             if channel in channels:
                 channels[channel].read()
         if self._server.socket in ready:
             self._read_server()
-        self._elsewhere.hear()
+        self._remote.hear()
 
     def _read_server(self) -> None:
         for answer in self._server.receive():
@@ -292,30 +286,30 @@ class Launch:
                     rank.read()  # all it sent has arrived before the news of its end
                     rank.exited = True
                     if not rank.settled:
-                        rank.error = self._diagnosis.of_the_end(rank, answer.status, answer.when)
+                        rank.error = self._diagnosis.error_of_end(rank, answer.status, answer.when)
 
-    def _give_up(self, there: Callable[[Peer], bool], *, at_deadline: bool) -> None:
-        """Nobody will be waited for any longer: find out where those are that are not `there`."""
+    def _give_up(self, has_arrived: Callable[[Peer], bool], *, at_deadline: bool) -> None:
+        """Stop waiting: find out where the ranks are that have not arrived."""
         self._take_in()  # pytest itself may have stood still (a blocked terminal, say) while they delivered
-        pending = [rank for rank in self._ranks if not (there(rank) or rank.error)]
-        if not pending and self._elsewhere.settled:
+        pending = [rank for rank in self._ranks if not (has_arrived(rank) or rank.error)]
+        if not pending and self._remote.settled:
             return
         when = time.monotonic()
-        self._elsewhere.stop(when, at_deadline=at_deadline)
+        self._remote.stop(when, at_deadline=at_deadline)
         if all(rank.result is not None and rank.error is None for rank in self._timed):
-            self._elsewhere.await_end()  # to see whether all that it was to deliver came from there, too
-        delivered = all(rank.result is not None for rank in self._timed) and self._elsewhere.settled
-        if delivered and not any(rank.error for rank in self._ranks) and not self._elsewhere.errors:
+            self._remote.await_end()  # their results may be complete, too
+        delivered = all(rank.result is not None for rank in self._timed) and self._remote.settled
+        if delivered and not any(rank.error for rank in self._ranks) and not self._remote.errors:
             # Every result is here; only clean-up hangs, and teardown is not what was asked to be judged.
-            self._notes += self._diagnosis.clean_up_that_hangs(pending)
+            self._notes += self._diagnosis.notes_on_clean_up(pending)
             for rank in pending:
                 rank.done = True
             return
-        self._diagnosis.of_those_that_hang(pending, when, at_deadline=at_deadline)
+        self._diagnosis.add_hanging(pending, when, at_deadline=at_deadline)
 
     def _release(self) -> None:
         """Let the ranks end by themselves, for a moment."""
-        self._elsewhere.release()
+        self._remote.release()
         wake(self._ranks)
         until = time.monotonic() + _EXIT_SECONDS
         while not all(rank.exited for rank in self._ranks) and (left := until - time.monotonic()) > 0:
@@ -330,7 +324,7 @@ class Launch:
             while not any(isinstance(answer, messages.LaunchEnded) for answer in self._server.receive(_END_SECONDS)):
                 pass
         except BaseException:
-            self._server.stop()  # what it has yet to say would be taken for news of the next launch
+            self._server.stop()  # its late answers would be taken for those of the next launch
             raise
         self.over = True
 

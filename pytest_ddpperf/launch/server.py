@@ -24,7 +24,7 @@ from pytest_ddpperf.wire.trees import Trees
 
 @contextmanager
 def writing_temporary_files() -> Iterator[None]:
-    """While files are made there; raises SpaceError where it, or this user's share of it, is full."""
+    """Raise SpaceError if the temporary folder, or the quota of this user there, is full."""
     try:
         yield
     except OSError as error:
@@ -36,7 +36,7 @@ def writing_temporary_files() -> Iterator[None]:
 # For importing torch and the preloaded modules, from a cold network disk too. No launch has begun, so it is not of
 # the time that --ddp-timeout gives one.
 _START_SECONDS = 300.0
-# For one that closed its connection, or was told to stop, to end.
+# For a server to end after it closed its connection or was stopped.
 _END_SECONDS = 5.0
 
 
@@ -44,8 +44,7 @@ class RankServer:
     """One server process at a time. Not for threads: start it from the main one, for it dies with its thread."""
 
     def __init__(self, trees: Trees | None = None, folder: str = "") -> None:
-        """`trees`: from which to import, where there are two. `folder`: removed by the server if it is not stopped, but
-        left alone."""
+        """`trees`: where to import from, if there are two. `folder`: removed by the server if pytest is killed."""
         self._trees, self._folder = trees, folder
         self._process: subprocess.Popen[bytes] | None = None
         self._lines: Lines | None = None
@@ -53,9 +52,10 @@ class RankServer:
         self._made_for: tuple[object, ...] = ()
 
     def ensure(self, variables: Mapping[str, str], preload: Sequence[str]) -> None:
-        """Have a server that imported its modules under these variables; raises ServerError or SpaceError.
+        """Start a server that has imported its modules under these variables, unless there is one.
 
-        Importing torch takes seconds, once; variables that libraries read at import need a new server.
+        Importing torch takes seconds, once; variables that libraries read at import need a new server. Raises
+        ServerError or SpaceError.
         """
         wanted = (read_at_import(variables), tuple(preload))
         if self._process is not None and self._process.poll() is None and wanted == self._made_for:

@@ -25,8 +25,8 @@ from pytest_ddpperf import baseline as store_room
 from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.launch import Launcher, Nobody
 from pytest_ddpperf.launch.elsewhere import Part
-from pytest_ddpperf.launch.failure import with_output
-from pytest_ddpperf.launch.launcher import unpickled
+from pytest_ddpperf.launch.failure import text_with_output
+from pytest_ddpperf.launch.launcher import unpickle
 from pytest_ddpperf.measuring import benchmark
 from pytest_ddpperf.measuring.benchmark import Job, Measured
 from pytest_ddpperf.measuring.launches import Launches
@@ -91,7 +91,7 @@ class Following(Serving):
             launcher.take_part_in_call(plan, part, function, args, Nobody(), self)
 
         told = self._take_part(launcher, plan, call_of(plan, function), take)
-        return unpickled([base64.b64decode(data) for data in told["results"]])
+        return unpickle([base64.b64decode(data) for data in told["results"]])
 
     def started(self, facts: Mapping[str, Scalar]) -> None:
         self.say("started", facts=codec.encode(facts))
@@ -125,7 +125,7 @@ class Following(Serving):
                         )
                         take(codec.decode(Plan, order["plan"]), part)
                 except DdpPerfError as error:
-                    self.say("failed", text=with_output(error))
+                    self.say("failed", text=text_with_output(error))
         if order["op"] == "leave":
             self.over = True
             raise BaseSideError(OVER)

@@ -16,7 +16,7 @@ from pytest_ddpperf import __version__
 from pytest_ddpperf import baseline as store_room
 from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.launch import Launcher
-from pytest_ddpperf.launch.failure import with_output
+from pytest_ddpperf.launch.failure import text_with_output
 from pytest_ddpperf.measuring import benchmark
 from pytest_ddpperf.measuring.benchmark import Job, Measured
 from pytest_ddpperf.measuring.launches import Launches
@@ -106,7 +106,7 @@ class Serving:
                 elif not self._hold(job, launcher, launches):
                     continue
             except DdpPerfError as error:
-                self.say("failed", text=with_output(error))
+                self.say("failed", text=text_with_output(error))
                 if order["op"] == "hold":  # who leads may want to see it alone
                     continue
                 self.over = True

@@ -15,7 +15,7 @@ from pytest_ddpperf.against.origin import never_at_hand
 from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.git import commit_of
 from pytest_ddpperf.launch import Launcher, Observer
-from pytest_ddpperf.launch.launcher import unpickled
+from pytest_ddpperf.launch.launcher import unpickle
 from pytest_ddpperf.led.sources import one_tree
 from pytest_ddpperf.measuring import benchmark
 from pytest_ddpperf.measuring.benchmark import Job, Measured, Progress
@@ -130,7 +130,7 @@ class Session:
         with self._fleet.together(nodeid, call_of(plan, function), plan.nodes) as came:
             results = self._launcher.call_for_bytes(plan, function, args, observer)
             came({"results": [base64.b64encode(result).decode() for result in results]})
-        return unpickled(results)
+        return unpickle(results)
 
     def carry_out(self, job: Job, progress: Progress) -> Measured:
         if self._serving is not None:

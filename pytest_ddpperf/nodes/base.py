@@ -13,7 +13,7 @@ from pytest_ddpperf.against import BaseSide, Invocation
 from pytest_ddpperf.against.side import Ready
 from pytest_ddpperf.git import commit_named
 from pytest_ddpperf.launch import Launcher, Nobody, Observer
-from pytest_ddpperf.launch.failure import with_output
+from pytest_ddpperf.launch.failure import text_with_output
 from pytest_ddpperf.led import Led, Sources
 from pytest_ddpperf.led.tests import START_SECONDS
 from pytest_ddpperf.nodes.fleet import Fleet, order_of_host
@@ -111,7 +111,7 @@ class BaseOfNodes(BaseSide):
             else:
                 came = {"results": [base64.b64encode(result).decode() for result in self._called(plan)]}
         except DdpPerfError as error:  # as the test may expect there
-            came = {"error": with_output(error)}
+            came = {"error": text_with_output(error)}
         self._side.tell({"op": "done", **came}, nodes)
 
     def _called(self, plan: Plan) -> tuple[bytes, ...]:
@@ -131,7 +131,7 @@ class BaseOfNodes(BaseSide):
         try:
             taken = self._launch(plan, observer)
         except DdpPerfError as error:
-            raise BaseSideError(with_output(error)) from None
+            raise BaseSideError(text_with_output(error)) from None
         self._measured.append(taken)
         return taken
 

@@ -21,7 +21,7 @@ from pytest_ddpperf.records.errors import SetupError, TransportError
 
 
 class Figures:
-    """Those of the step under way. The timed loop takes them after each step, and drops what came before the first."""
+    """The figures of the current step. The timed loop takes them after each step and drops those of the warm-up."""
 
     __slots__ = ("values",)
 
@@ -34,8 +34,8 @@ class Figures:
             raise ValueError(f"ctx.record({name!r}, ...): a figure's name is printable text")
         if isinstance(value, torch.Tensor):
             if value.numel() != 1:
-                told = f"a figure is a number, not a tensor of {tuple(value.shape)}"
-                raise TypeError(f"ctx.record({name!r}, ...): {told}")
+                problem = f"a figure is a number, not a tensor of {tuple(value.shape)}"
+                raise TypeError(f"ctx.record({name!r}, ...): {problem}")
             value = value.detach()  # torch warns of a number made of one that requires grad
         if isinstance(value, torch.Tensor) and value.device.type != "cpu":
             # To read it would wait for the device, so it is copied there: a step may record the same one each time.
@@ -46,13 +46,13 @@ class Figures:
             raise TypeError(f"ctx.record({name!r}, {value!r}): a figure is a number")
 
     def take(self) -> dict[str, Any]:
-        """What was said since."""
+        """Return the figures since the last call."""
         values, self.values = self.values, {}
         return values
 
 
 def figures_by_name(steps: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float | None, ...]]:
-    """Each figure by step: None where the step recorded none, or one that is not finite."""
+    """Return each figure by step: None where the step recorded none, or one that is not finite."""
     names = dict.fromkeys(name for said in steps for name in said)
     return {name: tuple(_finite(said.get(name)) for said in steps) for name in names}
 
@@ -106,7 +106,7 @@ _INTEGERS = (
 
 
 def describe_not_run(value: object) -> str:
-    """What a call of a function with `yield` or `async` returns, by its kind: its code has not begun. "" otherwise."""
+    """Name the kind of value that a function with `yield` or `async` returns before its code runs; "" for others."""
     if inspect.isgenerator(value):
         return "a generator"
     if inspect.isasyncgen(value):
@@ -118,8 +118,8 @@ def describe_not_run(value: object) -> str:
 
 
 def read_examples(returned: Any) -> Any:
-    """What a step returned if it is a whole number, to be read by `counts`; else None, and nothing is kept: a loss's
-    graph would live as long. Raises SetupError where nothing has run.
+    """Return what a step returned if it is a whole number, for `count_examples`; else None, because keeping a loss
+    would keep its graph. Raises SetupError if the step has not run.
 
     To read an accelerator's tensor would wait for the device, so it is copied there: a step may return the same one
     each time.
@@ -142,7 +142,7 @@ def read_examples(returned: Any) -> Any:
 
 
 def count_examples(examples: Sequence[Any]) -> tuple[int, ...] | None:
-    """The numbers of examples by step, if every step told; raises SetupError."""
+    """Return the number of examples of each step, if every step returned one; raises SetupError."""
     if any(number is None for number in examples):
         return None
     numbers = tuple(map(operator.index, examples))
@@ -166,7 +166,7 @@ class _ResultPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
 
 
 def dump_result(value: Any) -> bytes:
-    """The pickled value; raises TransportError."""
+    """Pickle a result, with tensors on the CPU and without the rest of larger storages; raises TransportError."""
     buffer = io.BytesIO()
     try:
         _ResultPickler(buffer).dump(value)

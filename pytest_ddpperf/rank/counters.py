@@ -26,7 +26,7 @@ _OTHER_NAMES = {"byte": "uint8", "char": "int8"}  # the recorder's, where they a
 
 
 class _Dispatched(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """What the dispatcher sees."""
+    """Records the all-reduces that the dispatcher sees."""
 
     supports_higher_order_operators = True  # else flex attention and its kin would fail under it
 
@@ -50,8 +50,9 @@ _RECORDERS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
 
 
 def _recorded() -> dict[tuple[str, int], Reduced | None] | None:
-    """What the flight recorders hold, by recorder and number; None for what is no all-reduce, or altogether where
-    they are off or write what is not understood."""
+    """Return the entries of the flight recorders by recorder and number, None for other operations than all-reduces.
+
+    None if they are off or write an unknown format."""
     found: dict[tuple[str, int], Reduced | None] = {}
     for recorder in _RECORDERS:
         dump = getattr(torch._C._distributed_c10d, recorder, None)
@@ -104,18 +105,18 @@ class Meter:
         }
 
     def begin(self) -> None:
-        """Everybody is about to take the step that is counted."""
+        """All ranks are about to take the step that is counted."""
 
     def end(self) -> None:
         """This process has taken it."""
 
     def close(self) -> dict[str, Count]:
-        """Everybody has: further counters."""
+        """All ranks have taken it: return further counters."""
         return {}
 
 
 def _agreed(dispatched: list[Reduced], recorded: list[Reduced]) -> list[Reduced] | None:
-    """What both sources saw, but for the bitmaps of used parameters that DDP reduces beside the gradients."""
+    """Return what both sources saw, without the bitmaps of used parameters that DDP reduces besides gradients."""
     if sorted(map(str, dispatched)) != sorted(map(str, recorded)):
         return None
     left = list(dispatched)
@@ -127,7 +128,7 @@ def _agreed(dispatched: list[Reduced], recorded: list[Reduced]) -> list[Reduced]
 
 
 def _replicas() -> list[DistributedDataParallel]:
-    """The DDP modules of this process."""
+    """Return the DDP modules of this process."""
     return [thing for thing in gc.get_objects() if issubclass(type(thing), DistributedDataParallel)]
 
 

@@ -43,7 +43,7 @@ _PRECISIONS = {("ieee", "ieee"): "highest", ("tf32", "tf32"): "high", ("tf32", "
 
 
 def _matmul_precision() -> str:
-    """How products of float32 matrices round; each backend has a switch of its own since torch 2.9."""
+    """Return how products of float32 matrices are rounded; each backend has a switch of its own since torch 2.9."""
     switches: list[Any] = [torch.backends.cuda.matmul, torch.backends.mkldnn]
     if not (hasattr(switches[0], "fp32_precision") and hasattr(switches[1], "matmul")):
         return torch.get_float32_matmul_precision()
@@ -52,7 +52,7 @@ def _matmul_precision() -> str:
 
 
 def device(kind: str, index: int = 0) -> dict[str, Scalar]:
-    """The accelerator as it is now: model, memory, and what nvidia-smi tells of limits, clocks and heat."""
+    """Return the state of the accelerator: model, memory, and limits, clocks and temperature by nvidia-smi."""
     if kind != "cuda":
         return {"device_model": None if kind == "cpu" else kind}
     properties = torch.cuda.get_device_properties(index)
@@ -106,7 +106,7 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def probe() -> dict[str, Scalar]:
-    """What this machine and this torch offer; run in a rank without a process group."""
+    """Return what this machine and this torch offer; run in a rank without a process group."""
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     kind = accelerator.type if accelerator is not None else "cpu"
     facts = versions() | {
@@ -161,18 +161,18 @@ def _cpu_model() -> str:
     fields: dict[str, str] = {}
     try:
         for line in _CPUINFO.read_text().splitlines():
-            name, _, told = line.partition(":")
-            fields.setdefault(name.strip(), told.strip())
+            name, _, value = line.partition(":")
+            fields.setdefault(name.strip(), value.strip())
     except OSError:
         pass
-    # Arm's Linux tells numbers of the core's maker, and no name.
+    # Linux on Arm has numbers of the core's maker, and no name.
     arm = [fields[name] for name in ("CPU implementer", "CPU variant", "CPU part") if name in fields]
     known = " ".join([platform.machine(), *arm]) if arm else platform.processor() or platform.machine()
     return fields.get("model name") or known
 
 
 def _output(*command: str) -> str:
-    """What a tool prints; "" where there is none, or where it does not answer."""
+    """Return what a tool prints; "" if it is missing or does not answer."""
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
     except (OSError, subprocess.SubprocessError):

@@ -23,7 +23,7 @@ GRACE = timedelta(seconds=60)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Of a process, in its launch."""
+    """The place of a process in its launch."""
 
     number: int  # of the plan's processes
     index: int  # of those on its node
@@ -64,7 +64,7 @@ def prepare(plan: Plan, index: int, threads: int) -> torch.device:
 
 
 def timeout_of(plan: Plan) -> timedelta:
-    """Of whatever waits for other ranks."""
+    """Return the timeout of operations that wait for other ranks."""
     return timedelta(seconds=plan.timeout_seconds) + GRACE
 
 
@@ -97,7 +97,7 @@ def _pin_near(device: torch.device) -> None:
     try:
         text = Path(f"/sys/bus/pci/devices/{pci_address(device.index)}/local_cpulist").read_text()
     except OSError:
-        return  # a virtual machine may not tell
+        return  # a virtual machine may not have it
     near = parse_cpulist(text) & os.sched_getaffinity(0)
     if near:
         os.sched_setaffinity(0, near)

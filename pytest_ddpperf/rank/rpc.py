@@ -29,12 +29,11 @@ meter = rpc_counters.RpcMeter()
 
 
 def watch() -> None:
-    """Put the meter in place: before the user's code is imported and this process joins the RPC world, so that
-    nothing escapes it."""
+    """Install the meter: before the user's code is imported and this process joins the RPC world."""
     rpc_counters.install(meter)
 
 
-# What the others told this process, by RPC: that a parameter server is ready; what the master's set-up returned.
+# Received by RPC: that a parameter server is ready; what the master's set-up returned.
 _ready = threading.Semaphore(0)
 _shared: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
@@ -80,7 +79,7 @@ def start(plan: Plan, place: group.Place) -> RpcContext:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What a process does in the launch."""
+    """The role of a process in the launch."""
 
     role: Role
     index: int  # in it
@@ -103,13 +102,13 @@ def _workers(plan: Plan) -> dict[str, tuple[str, ...]]:
 
 
 def prepared(ctx: RpcContext, trainer: Setup, master: Setup | None) -> sampling.Prepared:
-    """A trainer's step, once everybody whom it may call is there."""
+    """Return a trainer's step, once all processes that it may call are ready."""
     _await_servers(ctx)
     return sampling.Prepared(trainer, ctx, *([_shared.get()] if master is not None else []))
 
 
 def served(ctx: RpcContext, setup: Setup | None) -> sampling.Prepared | None:
-    """What a parameter server or the master serves, set up."""
+    """Set up what a parameter server or the master serves."""
     if ctx.role == "master":
         _await_servers(ctx)
     return sampling.Prepared(setup, ctx) if setup is not None else None
@@ -119,13 +118,13 @@ def announce(ctx: RpcContext, prepared: sampling.Prepared | None) -> None:
     """Let the others know that this process can be called, and what the master made; handlers run on threads of their
     own, and the first call may come before the last of the others knows."""
     if ctx.role == "parameter_server":
-        _tell([*ctx.workers["master"], *ctx.workers["trainer"]], _take_ready)
+        _call_all([*ctx.workers["master"], *ctx.workers["trainer"]], _take_ready)
     else:
         assert prepared is not None, "there is no master without a set-up"
-        _tell(ctx.workers["trainer"], _take_shared, prepared.made)
+        _call_all(ctx.workers["trainer"], _take_shared, prepared.made)
 
 
-def _tell(names: Sequence[str], what: Callable[..., None], *args: Any) -> None:
+def _call_all(names: Sequence[str], what: Callable[..., None], *args: Any) -> None:
     for future in [rpc.rpc_async(name, what, args) for name in names]:
         future.wait()
 

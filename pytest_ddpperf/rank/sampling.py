@@ -26,7 +26,7 @@ Step = Callable[[], Any]
 
 
 class Prepared:
-    """What a set-up function of the user's made, and its clean-up if it was a generator."""
+    """The value that the user's set-up function made, and its clean-up if it was a generator."""
 
     def __init__(self, setup: Callable[..., Any], *args: Any) -> None:
         self.made: Any = context.call_keeping_locals(setup, *args)
@@ -59,13 +59,13 @@ class Prepared:
 
 
 class Meter(Protocol):
-    """What tells more of a step than its time."""
+    """Measures more of a step than its time."""
 
     def blocked_ns(self) -> int:
-        """How long this process has waited for others so far."""
+        """Return how long this process has waited for others so far."""
 
     def counters(self, step: Step) -> Mapping[str, int | None]:
-        """Run a step and say what it did."""
+        """Run a step and return its counters."""
 
 
 # How many steps each stretch of a window of so many steps has, one after the other; a step lasts so many nanoseconds.
@@ -73,40 +73,40 @@ Stretches = Callable[[int, int], Iterable[int]]
 
 
 def measure(
-    step: Step, plan: Plan, ctx: Context, board: Board, meter: Meter, stretches: Stretches, *, held: bool
+    step: Step, plan: Plan, ctx: Context, board: Board, meter: Meter, stretches: Stretches, *, in_stretches: bool
 ) -> Window:
     """Warm up, then time the steps of the window, each stretch of them from a common start.
 
-    Of one that is `held`, others use the cores between stretches: the first step of each, which finds cold caches, is
-    not counted. Garbage is collected before the window only: who collected before a stretch would give loaders time to
-    get ahead.
+    Between several stretches other processes use the cores, so the first step of each, with cold caches, is not
+    counted. Garbage is collected before the window only: collecting before each stretch would give loaders time to get
+    ahead.
     """
     warmed = _warm_up(step, plan, ctx, board, meter)
     steps = _window_steps(warmed, plan, ctx)
     board.set_steps(ctx.rank, steps)
-    uncounted = 1 if held else 0
+    uncounted = 1 if in_stretches else 0
     taken: list[_Stretch] = []
     counted = 0
     gc.collect()
     gc.disable()
     try:
         for length in stretches(steps, warmed.step_ns):
-            marks = memoryview(bytearray(8 * (length + 1))).cast("q") if held else board.marks(ctx.rank)
+            marks = memoryview(bytearray(8 * (length + 1))).cast("q") if in_stretches else board.marks(ctx.rank)
             stretch = _Stretch(length, marks, plan, ctx)
             stretch.take(step, board, meter, counted)
             taken.append(stretch)
             counted += length - uncounted
     finally:
         gc.enable()
-    blocked = [told for stretch in taken for told in _differences(stretch.blocked_ns[uncounted:])]
-    cpu = [told for stretch in taken for told in _differences(stretch.cpu_ns[uncounted:])]
+    blocked = [ns for stretch in taken for ns in _differences(stretch.blocked_ns[uncounted:])]
+    cpu = [ns for stretch in taken for ns in _differences(stretch.cpu_ns[uncounted:])]
     return Window(
         marks_ns=tuple(tuple(stretch.marks_ns[uncounted:]) for stretch in taken if stretch.length > uncounted),
         cpu_ns=tuple(cpu) if ctx.device.type == "cpu" else None,
-        examples=context.count_examples([told for stretch in taken for told in stretch.returned[uncounted:]]),
+        examples=context.count_examples([value for stretch in taken for value in stretch.returned[uncounted:]]),
         blocked_ns=tuple(blocked),
         counters=warmed.counters,
-        recorded=context.figures_by_name([told for stretch in taken for told in stretch.recorded[uncounted:]]),
+        recorded=context.figures_by_name([figures for stretch in taken for figures in stretch.recorded[uncounted:]]),
         compiled_at=_compiled_at(taken, uncounted),
         unsettled=warmed.unsettled,
         warmup=warmed.steps,
@@ -114,8 +114,7 @@ def measure(
 
 
 class _Stretch:
-    """Steps in a row, and what is told of each; of figures that add up, what they had come to before the first and
-    after each step."""
+    """Steps in a row and their figures; cumulative ones have a value before the first step and after each."""
 
     def __init__(self, length: int, marks_ns: memoryview, plan: Plan, ctx: Context) -> None:
         self._device, self._rank, self._figures, self.length = ctx.device, ctx.rank, ctx.figures, length
@@ -143,13 +142,13 @@ class _Stretch:
         cpu_ns[0] = time.thread_time_ns()
         for index in range(self.length):
             row[cell] = counted + index
-            told = step()
+            value = step()
             timer.mark(index)
             if on_cpu:
                 cpu_ns[index + 1] = time.thread_time_ns()
             # Of the usual ones without a call.
-            processed[index] = told if told is None or type(told) is int else context.read_examples(told)
-            told = None  # a graph of a step's result, say, is not to live through the next step
+            processed[index] = value if value is None or type(value) is int else context.read_examples(value)
+            value = None  # the graph of a step's result must not live through the next step
             if figures.values:
                 recorded[index] = figures.take()
             graphs[index + 1] = count_compilations()
@@ -162,7 +161,7 @@ def _differences(totals: Sequence[int]) -> list[int]:
 
 
 def _compiled_at(taken: Sequence[_Stretch], uncounted: int) -> int:
-    """The first counted step, from 1, in which something was handed to torch.compile; 0 for none."""
+    """Return the first counted step, from 1, in which torch.compile compiled something; 0 for none."""
     counted = 0
     for stretch in taken:
         before, *after = stretch.graphs[uncounted:]
@@ -190,7 +189,7 @@ _COUNTED_FROM = 3
 
 
 def _warm_up(step: Step, plan: Plan, ctx: Context, board: Board, meter: Meter) -> _WarmUp:
-    """The asked steps, and more until no rank's last one changed anything, up to a cap."""
+    """Take the asked steps, and more until no rank's last one changed anything, up to a cap."""
     row, cell = board.row(ctx.rank), Board.STEP_CELL
     board.enter(ctx.rank, Phase.WARMUP, time.monotonic_ns())
     counters: Mapping[str, int | None] = {}
@@ -218,7 +217,7 @@ def _warm_up(step: Step, plan: Plan, ctx: Context, board: Board, meter: Meter) -
 
 
 def _window_steps(warmed: _WarmUp, plan: Plan, ctx: Context) -> int:
-    """How many steps all ranks time: by the one that took longest, since none ends before it."""
+    """Return how many steps all ranks time, by the slowest rank, since none ends before it."""
     if not warmed.steps:
         return plan.steps
     longest = torch.tensor(warmed.step_ns, device=ctx.device)
@@ -243,34 +242,34 @@ class Steadiness:
         return count_compilations(), _allocator_growth(self._device), self._rebuilds.count
 
     def changed(self) -> list[bool]:
-        """Since it was asked last, by cause."""
+        """Return whether anything changed since the last call, by cause."""
         now, before = self._counts(), self._before
         self._before = now
         return [after != earlier for after, earlier in zip(now, before, strict=True)]
 
     def unsettled(self) -> str:
-        """What the last step changed in any rank, in words; all ranks ask together."""
+        """Describe what the last step changed in any rank; all ranks call it together."""
         changes = torch.tensor(self.changed(), dtype=torch.uint8, device=self._device)
         dist.all_reduce(changes, dist.ReduceOp.MAX)
         return ", ".join(cause for cause, any_rank in zip(_CAUSES, changes.tolist(), strict=True) if any_rank)
 
 
 def count_compilations() -> int:
-    """How many frames were handed to torch.compile so far, recompilations included."""
+    """Return how many frames torch.compile has compiled so far, recompilations included."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     return int(dynamo.counters["frames"]["total"]) if dynamo is not None else 0
 
 
 def _allocator_growth(device: torch.device) -> int:
-    """Segments that the caching allocator asked of the device, and retries after it was told there is no more."""
+    """Segments that the caching allocator asked of the device, and retries when there was no more."""
     if device.type == "cpu":
         return 0
-    told = torch.accelerator.memory_stats(device)
-    return int(told.get("segment.all.allocated", 0)) + int(told.get("num_alloc_retries", 0))
+    stats = torch.accelerator.memory_stats(device)
+    return int(stats.get("segment.all.allocated", 0)) + int(stats.get("num_alloc_retries", 0))
 
 
 class _Rebuilds:
-    """Counts the rebuilds of DDP's buckets, which it tells its log only: whatever of that the user lets be shown."""
+    """Counts the rebuilds of DDP's buckets, which DDP reports to its log only, whatever log level the user set."""
 
     def __init__(self) -> None:
         self.count = 0

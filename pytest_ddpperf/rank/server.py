@@ -72,14 +72,14 @@ def _import(preload: list[str]) -> str | None:
     nvml = os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     for name in (*PRELOAD, *preload):
         try:
-            __import__(name)  # not by importlib, whose frames tell nobody anything
+            __import__(name)  # not by importlib, whose frames would only be noise
         except BaseException as error:
             if name in _MAY_LACK and isinstance(error, ImportError):
                 continue
             asked = "--ddp-preload: " if name in preload and name not in _MAY_LACK else ""
             theirs = error.__traceback__ and error.__traceback__.tb_next
-            told = "".join(traceback.format_exception(error.with_traceback(theirs)))
-            return f"{asked}importing {name}:\n{told}"
+            text = "".join(traceback.format_exception(error.with_traceback(theirs)))
+            return f"{asked}importing {name}:\n{text}"
     for name in PRELOAD_IF_THERE:
         with suppress(ImportError):
             importlib.import_module(name)
@@ -172,13 +172,13 @@ class _Server:
         worker.run(rank, self._dir, socket.socket(fileno=channel))
 
     def _fork_store(self) -> None:
-        """Ends with the launch, as all children of this boot."""
+        """Fork the process that holds a store; it ends with the launch, as all children of this process."""
         descriptor = self._control.take_descriptor()
         self._stores.add(self._forked(lambda: _hold_store(descriptor)))
         os.close(descriptor)
 
     def _forked(self, run: Callable[[], NoReturn]) -> int:
-        """The pid of a child that does nothing but `run`."""
+        """Fork a child that does nothing but `run`; returns its pid."""
         with warnings.catch_warnings():
             # The import of NumPy may leave idle BLAS threads, which are safe to fork around.
             warnings.simplefilter("ignore", DeprecationWarning)
@@ -218,8 +218,9 @@ class _Server:
                 self._answer(messages.RankEnded(pid, code, time.monotonic()))
 
     def _ended(self) -> tuple[int, int]:
-        """A child that has ended, and its status; 0 where there is none. What a rank leaves in its process group ends
-        with it, before its pid is free."""
+        """Return the pid and status of a child that has ended; 0 if there is none.
+
+        The rest of a rank's process group is killed before its pid is free."""
         if not hasattr(os, "waitid"):  # macOS before Python 3.13; there a group keeps its number while it has members
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid in self._ranks:

@@ -33,7 +33,7 @@ def serve(descriptor: int) -> NoReturn:
     with socket.socket(fileno=descriptor) as bound:
         host, port = bound.getsockname()[:2]
         bound.detach()
-    _held = dist.TCPStore(  # type: ignore[attr-defined]
+    _owned = dist.TCPStore(  # type: ignore[attr-defined]
         host, port, is_master=True, wait_for_workers=False, master_listen_fd=descriptor
     )
     while True:
@@ -41,7 +41,7 @@ def serve(descriptor: int) -> NoReturn:
 
 
 def store_of(name: str, size: int, folder: Path, address: tuple[str, int] | None, timeout: timedelta) -> Any:
-    """The store of a group of so many ranks in this launch: a file in `folder` or, of several nodes, at `address`."""
+    """Return the store of a group of so many ranks: a file in `folder` or, on several nodes, at `address`."""
     if address is None:
         file = dist.FileStore(str(folder / name), size)  # type: ignore[attr-defined]
         file.set_timeout(timeout)
@@ -51,7 +51,7 @@ def store_of(name: str, size: int, folder: Path, address: tuple[str, int] | None
 
 
 def url_of(name: str, size: int, folder: Path, address: tuple[str, int] | None, timeout: timedelta) -> str:
-    """The same for what takes no store but an `init_method` only."""
+    """Return the URL of such a store, for what takes an `init_method` only."""
     if address is None:
         return (folder / name).as_uri()
 
@@ -63,7 +63,7 @@ def url_of(name: str, size: int, folder: Path, address: tuple[str, int] | None, 
 
 
 def main(descriptor: int, start: Message) -> NoReturn:
-    """Tell, or wait to be told; then stay until pytest closes the connection, for this process may hold the store."""
+    """Publish a value or wait for it; then stay until pytest closes the connection: this process may own the store."""
     boot.die_with_parent(start["parent"], signal.SIGKILL)
     control = Lines(socket.socket(fileno=descriptor))
     try:
@@ -83,7 +83,7 @@ def main(descriptor: int, start: Message) -> NoReturn:
 def _asked(start: Message) -> tuple[Any, Message]:
     timeout = timedelta(seconds=start["seconds"])
     if start["hosts"]:
-        store = _held(start["tell"]["address"], start["port"], timeout)
+        store = _own_store(start["tell"]["address"], start["port"], timeout)
     else:
         store = dist.TCPStore(  # type: ignore[attr-defined]
             start["address"], start["port"], is_master=False, wait_for_workers=False, timeout=timeout
@@ -95,8 +95,8 @@ def _asked(start: Message) -> tuple[Any, Message]:
     return store, {"event": "found", "found": json.loads(store.get(start["key"]))}
 
 
-def _held(address: str, port: int, timeout: timedelta) -> Any:
-    """The store itself, on one interface: torch by itself would listen on all of them."""
+def _own_store(address: str, port: int, timeout: timedelta) -> Any:
+    """Own the store, on one interface: torch by itself would listen on all of them."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     descriptor = socket.create_server((address, port), family=family).detach()
     return dist.TCPStore(  # type: ignore[attr-defined]

@@ -56,7 +56,7 @@ def run(rank: int, directory: str, channel: socket.socket) -> NoReturn:
     multiprocessing.current_process()._config["tempdir"] = directory  # type: ignore[attr-defined]
     plan = codec.decode(Plan, request["plan"])
     trees = Trees(**request["trees"]) if request["trees"] else None
-    this = Rank(rank, plan, Board(folder / "board", plan.processes, plan.room), channel, trees, request["held"])
+    this = Rank(rank, plan, Board(folder / "board", plan.processes, plan.room), channel, trees, request["in_stretches"])
     status = 0
     try:
         _work(this, folder, request)
@@ -66,7 +66,7 @@ def run(rank: int, directory: str, channel: socket.socket) -> NoReturn:
         status = 1
         try:
             _report(error, this)
-        except BaseException:  # an error that cannot be told as errors are: its log is what is left
+        except BaseException:  # an error that cannot be reported: its log is what is left
             traceback.print_exc()
         _flush()
     finally:
@@ -94,14 +94,14 @@ def _redirect(folder: Path, rank: int) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """This process in its launch, and its line to pytest."""
+    """This process in its launch, and its connection to pytest."""
 
     number: int
     plan: Plan
     board: Board
     channel: socket.socket
-    trees: Trees | None  # from which it shall say what it imported
-    held: bool  # whether its window comes in stretches, each when pytest asks for it
+    trees: Trees | None  # it reports what it imported from there
+    in_stretches: bool  # whether it pauses between stretches of its window
 
     def enter(self, phase: Phase) -> None:
         self.board.enter(self.number, phase, time.monotonic_ns())
@@ -119,13 +119,14 @@ class Rank:
         return Imported(files=tuple(self.trees.imported()), others=tuple(self.trees.others()))
 
     def await_word(self) -> int:
-        """Until pytest says what comes next, or is gone."""
+        """Wait until pytest says what comes next, or is gone; returns the number that it sends."""
         return receive_word(self.channel)
 
     def stretches(self, steps: int, step_ns: int) -> Iterator[int]:
-        """How many steps each stretch of a window of so many `steps` has: one has all, unless pytest asks for them
-        one after the other. A step lasts about `step_ns`."""
-        if not self.held:
+        """Yield the number of steps of each stretch of a window of `steps`, each of which takes about `step_ns`.
+
+        There is one stretch, unless pytest asks for several, one after the other."""
+        if not self.in_stretches:
             yield steps
             return
         said = json.dumps({"steps": steps, "step_ns": step_ns}).encode()
@@ -172,7 +173,7 @@ def _work(rank: Rank, folder: Path, request: Message) -> None:
 
 
 def _rpc() -> Any:
-    """The part that only RPC launches import."""
+    """Import the module for RPC launches."""
     import torch.distributed.rpc
 
     if not torch.distributed.rpc.is_available():
@@ -206,7 +207,9 @@ def _measure_rpc(rank: Rank, ctx: RpcContext, trainer: Any, master: Any, paramet
 
 
 def _timed(rank: Rank, ctx: Context, prepared: sampling.Prepared, meter: sampling.Meter) -> CleanUp:
-    window = sampling.measure(prepared.step, rank.plan, ctx, rank.board, meter, rank.stretches, held=rank.held)
+    window = sampling.measure(
+        prepared.step, rank.plan, ctx, rank.board, meter, rank.stretches, in_stretches=rank.in_stretches
+    )
     if ctx.rank == 0:
         with _without_warnings():
             facts = environment.versions() | environment.state() | environment.device(ctx.device.type)
@@ -265,15 +268,15 @@ def _summary(error: BaseException) -> str:
 
 
 def _words(error: BaseException) -> str:
-    """Its type and message, without notes; its own __str__ may fail."""
-    told = traceback.TracebackException(type(error), error, None)
-    told.__notes__ = None  # type: ignore[attr-defined]  # since Python 3.11, which come last
-    *_, last = told.format_exception_only()
+    """Return the type and message of an error, without notes; its own __str__ may fail."""
+    formatted = traceback.TracebackException(type(error), error, None)
+    formatted.__notes__ = None  # type: ignore[attr-defined]  # since Python 3.11, which come last
+    *_, last = formatted.format_exception_only()
     return last.strip()
 
 
 def is_lost_connection(error: BaseException) -> bool:
-    """Whether the error says that another rank went away, and so is hardly the first cause."""
+    """Judge whether the error says that another rank went away: then it is hardly the first cause."""
     return isinstance(error, RuntimeError | ConnectionError) and _LOST.search(_words(error)) is not None
 
 
@@ -309,7 +312,7 @@ def _apply_warning_filters(filters: Sequence[str]) -> None:
 
 @contextmanager
 def _without_warnings() -> Iterator[None]:
-    """Around what is ours: a filter that makes errors is meant for the user's code."""
+    """Ignore warnings in code of ours: a filter that makes errors is meant for the user's."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

@@ -1,4 +1,4 @@
-"""How a process of ours begins: what it is told over its socket, and what it asks of the kernel.
+"""How a process of ours begins: what it receives over its socket, and what it asks of the kernel.
 
 Start-up data goes over a socket because an argument of a command is limited (to 128 KiB on Linux), which a sys.path
 or the files of many tests exceed. Standard library only; the kernel's part works on Linux and does nothing on macOS.

@@ -1,4 +1,4 @@
-"""What pytest, the rank server and the ranks say to each other, and how.
+"""Channels between pytest, the rank server and the ranks.
 
 Three channels, all of one machine: JSON lines with file descriptors between pytest and the rank server; frames
 from a rank to pytest; the board, memory that every rank writes and pytest reads, so that a rank's phase and step
@@ -23,7 +23,7 @@ Message = dict[str, Any]
 
 
 def readable(channels: Iterable[socket.socket | int], seconds: float | None = None) -> list[Any]:
-    """Those of `channels` that have something to read or have ended, once there is one, or after so many `seconds`.
+    """Return the `channels` that have something to read or have ended, once there is one or after so many `seconds`.
 
     Not `select.select`, which takes no descriptor from 1,024 on.
     """
@@ -69,7 +69,7 @@ class Lines:
         return [json.loads(line) for line in ended]
 
     def take_descriptor(self) -> int:
-        """The descriptor that came with the oldest message that had one and was not asked yet."""
+        """Return the oldest descriptor that has arrived with a message and was not taken yet."""
         return self._descriptors.pop(0)
 
 
@@ -79,7 +79,7 @@ class Kind(IntEnum):
     RESULT = 1  # the pickled result; the launch needs one from every rank
     ERROR = 2  # JSON: the fields of a RankError
     DONE = 3  # clean-up has ended, nothing more will come
-    RESTING = 4  # JSON: what a held launch may be asked for (`launch.paused`); a word says what comes next
+    RESTING = 4  # JSON: steps and step_ns of a paused launch (`launch.paused`); a word says what comes next
 
 
 _HEADER = struct.Struct(">BQ")
@@ -94,12 +94,12 @@ _WORD = struct.Struct(">I")
 
 
 def send_word(sock: socket.socket, number: int = 0) -> None:
-    """What pytest says to a rank that awaits it: that it may go on or, to one that rests, with how many steps."""
+    """Let a waiting rank go on or, if it is paused, run that many steps."""
     sock.sendall(_WORD.pack(number))
 
 
 def receive_word(sock: socket.socket) -> int:
-    """0, too, where nobody is left to say anything."""
+    """Wait for the number that pytest sends; 0, too, if pytest is gone."""
     data = sock.recv(_WORD.size, socket.MSG_WAITALL)
     return int(_WORD.unpack(data)[0]) if len(data) == _WORD.size else 0
 
@@ -124,7 +124,7 @@ class FrameReader:
 
 
 class Phase(IntEnum):
-    """Where a rank is, in the order in time but for the last."""
+    """The phases of a rank, in order of time except for the last."""
 
     START = 0
     GROUP = 1
@@ -138,7 +138,7 @@ class Phase(IntEnum):
 
 
 def _allocate(descriptor: int, size: int) -> None:
-    """Make a file of zeros, for which there is space: who writes to memory without any dies of SIGBUS."""
+    """Make a file of zeros, for which there is space: a process that writes to memory without any dies of SIGBUS."""
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(descriptor, 0, size)
     else:  # macOS
@@ -159,7 +159,7 @@ class Board:
     _MARKS = _ENTERED + len(Phase)
 
     def __init__(self, path: Path, world_size: int, steps: int) -> None:
-        """With room for so many `steps` a window. Whoever comes first makes the file; raises OSError."""
+        """Make the file, or open it if another process has; with room for so many `steps` a window. Raises OSError."""
         self._row = self._MARKS + steps + 1
         size = world_size * self._row * 8
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -188,7 +188,7 @@ class Board:
         self._cells[rank * self._row + self._STEPS] = steps
 
     def steps(self, rank: int) -> int:
-        """Of the rank's window; 0 until that is known, and where there is none."""
+        """Return the number of steps of the rank's window; 0 until it is known, or without a window."""
         return self._cells[rank * self._row + self._STEPS]
 
     def marks(self, rank: int) -> memoryview:
@@ -203,7 +203,7 @@ class Board:
         return self._cells[rank * self._row + self._STEP]
 
     def entered(self, rank: int, phase: Phase) -> int:
-        """When, in nanoseconds; 0 if it has not yet."""
+        """Return when the rank entered a phase, in nanoseconds; 0 if it has not yet."""
         return self._cells[rank * self._row + self._ENTERED + phase]
 
     def describe(self, rank: int, *, warmup: int) -> str:

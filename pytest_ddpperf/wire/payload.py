@@ -29,7 +29,7 @@ from pytest_ddpperf.records.errors import TransportError
 
 
 def dumps(task: str, function: Any, args: Sequence[Any]) -> bytes:
-    """What a rank shall do; raises TransportError that names the variable at fault."""
+    """Pickle a task for ranks; raises TransportError that names the variable at fault."""
     try:
         return _dump((task, function, tuple(args)))
     except Exception as error:
@@ -56,7 +56,7 @@ def _dump(value: Any) -> bytes:
 
 
 def _home(function: FunctionType) -> str | None:
-    """The importable module whose globals a closure uses; None for one that goes by name or wholly by value."""
+    """Return the importable module whose globals a closure uses; None for one that goes by name or wholly by value."""
     name = function.__globals__.get("__name__", "__main__")
     module = sys.modules.get(name)
     if name == "__main__" or module is None or vars(module) is not function.__globals__:
@@ -113,7 +113,7 @@ def _picklable(value: Any) -> bool:
 
 
 class StaysInPytest:
-    """What a fixture's callable becomes on its way to a rank: a test's `self` may hold it, no rank may call it."""
+    """Replaces a fixture's callable on its way to a rank: a test's `self` may refer to it, no rank may call it."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -132,7 +132,7 @@ def install(files: Mapping[str, str]) -> None:
 
 
 class Task(NamedTuple):
-    """What a rank shall do."""
+    """A task of a rank."""
 
     name: str
     function: Any
@@ -140,7 +140,7 @@ class Task(NamedTuple):
 
 
 def loads(data: bytes) -> Task:
-    """What `dumps` made `data` from."""
+    """Unpickle a task."""
     return Task(*pickle.loads(data))
 
 
@@ -175,9 +175,9 @@ def _new_function(module: str, code: CodeType) -> FunctionType:
 
 def _fill_function(function: FunctionType, state: dict[str, Any]) -> None:
     """Second half of `_new_function`: a closure may refer to itself, so its cells are filled once it exists."""
-    for cell, held in zip(function.__closure__ or (), state.pop("cells"), strict=True):
-        if held:
-            cell.cell_contents = held[0]
+    for cell, content in zip(function.__closure__ or (), state.pop("cells"), strict=True):
+        if content:
+            cell.cell_contents = content[0]
     vars(function).update(state.pop("dict"))
     function.__globals__.update(state.pop("globals"))
     for name, value in state.items():
@@ -195,7 +195,9 @@ _DDP = "torch.nn.parallel.distributed.DistributedDataParallel"
 
 
 def accepts(function: Any, count: int) -> bool:
-    """Whether `function` may be called with so many arguments; what has no signature may."""
+    """Judge by its signature whether `function` takes so many arguments; without a signature it may.
+
+    Asked in pytest before anything is launched, so modules of torch are recognised by name."""
     while _is(function, _DDP):
         function = function.module
     if is_model(function):
@@ -221,5 +223,5 @@ def _is(thing: object, name: str) -> bool:
 
 
 def name_of(function: object) -> str:
-    """A function for a message; an object by its type, for models are long."""
+    """Return the name of a function for a message; of an object its type, because the repr of a model is long."""
     return str(getattr(function, "__name__", type(function).__name__))

@@ -159,13 +159,13 @@ def end():
 def slow_to_tell(ctx):
     from pytest_ddpperf.rank import rpc as ours
 
-    tell = ours._tell
+    call_all = ours._call_all
 
     def tell_and_wait(*args):
-        tell(*args)
+        call_all(*args)
         time.sleep(60)  # it is called before it knows that all have heard of it
 
-    ours._tell = tell_and_wait
+    ours._call_all = tell_and_wait
 
 def test_dies(rpc_benchmark):
     rpc_benchmark(lambda ctx: lambda: rpc.rpc_sync("ps1", end), parameter_server=slow_to_tell)

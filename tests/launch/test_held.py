@@ -361,8 +361,10 @@ finally:
 """
 
 
-def holding(*arguments: str) -> AbstractContextManager[subprocess.Popen[str]]:
-    return ended(subprocess.Popen([sys.executable, "-c", HOLDS, *arguments], stdout=subprocess.PIPE, text=True))
+def holding(*arguments: str, locks: str = "off") -> AbstractContextManager[subprocess.Popen[str]]:
+    environ = {**os.environ, "DDPPERF_LOCKS": locks}
+    command = [sys.executable, "-c", HOLDS, *arguments]
+    return ended(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ))
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
@@ -378,7 +380,7 @@ def test_nobody_stays_stopped_when_pytest_ends(signum: int) -> None:
 
 
 def test_two_runs_on_one_machine_take_turns_pair_by_pair() -> None:
-    with holding("3") as one, holding("3") as other:
+    with holding("3", locks="on") as one, holding("3", locks="on") as other:
         told = [line.split() for run in (one, other) for line in run.communicate()[0].splitlines()]
     assert len(told) == 6
     pairs = sorted((float(began), float(ended)) for began, ended in told)

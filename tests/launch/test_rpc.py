@@ -281,13 +281,13 @@ def test_a_master_that_is_called_before_all_have_heard_of_it_serves(bench: Bench
     def master(ctx: Any) -> None:
         from pytest_ddpperf.rank import rpc as ours
 
-        tell = ours._tell
+        call_all = ours._call_all
 
         def tell_and_wait(*args: Any) -> None:
-            tell(*args)
+            call_all(*args)
             time.sleep(3600)
 
-        ours._tell = tell_and_wait
+        ours._call_all = tell_and_wait
 
     def trainer(ctx: Any, shared: None) -> Any:
         return lambda: rpc.rpc_sync("master", end, (7,))

@@ -23,7 +23,7 @@ from pytest_ddpperf.launch.failure import (
     waits_for_others,
     without_our_frames,
 )
-from pytest_ddpperf.launch.request import for_ranks, read_at_import, recorded
+from pytest_ddpperf.launch.request import LaunchRequest, for_ranks, read_at_import, recorded
 from pytest_ddpperf.launch.run import Peer
 from pytest_ddpperf.records import Plan, RankError
 
@@ -246,7 +246,10 @@ def test_the_earliest_that_is_no_lost_connection_comes_first() -> None:
 def test_each_failure_gives_the_others_time_anew_to_say_what_they_saw(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many ranks on few cores lose their connections one after the other."""
     plan, now = Plan(world_size=5, backend="gloo", device="cpu"), 0.0
-    launch: Any = run.Launch(None, plan, b"", {}, placement.place(5, {}), Nobody())  # type: ignore[arg-type]
+    request = LaunchRequest(
+        plan=plan, payload=b"", modules={}, placement=placement.place(5, {}), part=Part(processes=plan.part(0))
+    )
+    launch: Any = run.Launch(None, request, Nobody())  # type: ignore[arg-type]
     launch._deadline, launch._ranks = 100.0, [Peer(number, None) for number in range(5)]  # type: ignore[arg-type]
     failing = iter(launch._ranks)
 

@@ -16,6 +16,8 @@ import pytest
 
 from pytest_ddpperf.launch import Nobody, Observer, failure, paused, placement, run
 from pytest_ddpperf.launch import server as server_module
+from pytest_ddpperf.launch.elsewhere import Part
+from pytest_ddpperf.launch.request import LaunchRequest
 from pytest_ddpperf.launch.server import RankServer
 from pytest_ddpperf.records import Plan, messages
 from pytest_ddpperf.records.errors import LaunchError, ServerError
@@ -133,12 +135,17 @@ class StandingStill(Drawing):
             self._meanwhile.pop()()
 
 
+def request() -> LaunchRequest:
+    part = Part(processes=PLAN.part(0))
+    return LaunchRequest(plan=PLAN, payload=b"", modules={}, placement=placement.place(2, {}), part=part)
+
+
 def launch_of(ranks: Ranks, observer: Observer) -> run.Launch:
-    return run.Launch(ranks, PLAN, b"", {}, placement.place(2, {}), observer)  # type: ignore[arg-type]
+    return run.Launch(ranks, request(), observer)  # type: ignore[arg-type]
 
 
 def held_launch_of(ranks: Ranks, observer: Observer) -> paused.PausableLaunch:
-    return paused.PausableLaunch(ranks, PLAN, b"", {}, placement.place(2, {}), observer)  # type: ignore[arg-type]
+    return paused.PausableLaunch(ranks, request(), observer)  # type: ignore[arg-type]
 
 
 # --- what arrives late
