@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from pytest_ddpperf.options import parse
 from pytest_ddpperf.options.table import FAIL_ON_NAMES
-from pytest_ddpperf.report.reading import Report
+from pytest_ddpperf.report.json_report import StoredReport
 
 T = TypeVar("T")
 Matches = Callable[[str], bool]
@@ -49,7 +49,7 @@ def _name_filter(pattern: str) -> Matches:
     return lambda name: pattern.lower() in name.lower() or fnmatchcase(name.lower(), glob)
 
 
-def matching(report: Report, matches: Matches | None) -> Report:
+def matching(report: StoredReport, matches: Matches | None) -> StoredReport:
     """The measurements whose node id, or the name of whose call, fits."""
     if matches is None:
         return report

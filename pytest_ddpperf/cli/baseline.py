@@ -12,7 +12,7 @@ from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.cli import asked, console
 from pytest_ddpperf.records import Baseline
 from pytest_ddpperf.records.errors import BaselineError
-from pytest_ddpperf.report import stored, text
+from pytest_ddpperf.report import terminal, text
 
 
 def add_parser(subparsers: Any) -> None:
@@ -64,7 +64,7 @@ def _list(arguments: argparse.Namespace) -> int:
         there = ", ".join(environments) or "none"
         raise console.UsageError(f"--environment {arguments.environment}: not found; there are {there}")
     for name, baselines in chosen.items():
-        console.say((*stored.table(name, baselines), ""))
+        console.say((*terminal.baseline_table(name, baselines), ""))
     count = sum(map(len, chosen.values()))
     console.say([f"{text.several(count, 'baseline')} in {text.several(len(chosen), 'environment')}"])
     return status

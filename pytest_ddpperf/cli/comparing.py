@@ -11,7 +11,7 @@ from pytest_ddpperf.measuring.looks import follow, schedule
 from pytest_ddpperf.records import Baseline, Limit, Measurement, Outcome, Recording, RunInfo, Status, Verdict
 from pytest_ddpperf.records.asked import TIME_LIMITS, limits_for
 from pytest_ddpperf.report import failure, text
-from pytest_ddpperf.report.reading import Entry, Report, gone_of, identity
+from pytest_ddpperf.report.json_report import Entry, StoredReport, gone_of, identity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +22,7 @@ class Terms:
     fail_on: frozenset[str]
 
 
-def compare(base: Report, now: Report, terms: Terms) -> Report:
+def compare(base: StoredReport, now: StoredReport, terms: Terms) -> StoredReport:
     """Each measurement of `now` with the verdict of being held against that of the same test in `base`."""
     partners = _partners(base, now)
     entries = []
@@ -45,7 +45,7 @@ def _bare(run: RunInfo) -> RunInfo:
     return replace(run, skipped=0, never_measured=0, other_failures=0, problem="", messages=())
 
 
-def _partners(base: Report, now: Report) -> dict[int, int]:
+def _partners(base: StoredReport, now: StoredReport) -> dict[int, int]:
     """By the place of a measurement in `now`, the place in `base` of that of the same test with as many ranks; where
     there are several, of that on the same kind of machine."""
     found: dict[int, int] = {}

@@ -11,9 +11,9 @@ from typing import Any
 from pytest_ddpperf.cli import asked, console
 from pytest_ddpperf.cli.comparing import Terms, compare
 from pytest_ddpperf.records import Outcome, codec
-from pytest_ddpperf.report import json_report, markdown, page, pytorch, reading, sides
-from pytest_ddpperf.report.counts import count
-from pytest_ddpperf.report.reading import Report
+from pytest_ddpperf.report import json_report, markdown, page, pytorch, side_by_side
+from pytest_ddpperf.report.json_report import StoredReport
+from pytest_ddpperf.report.summary import count
 
 _DESCRIPTION = """\
 Holds reports of pytest --ddp-json against another, test by test, with the plugin's judge: BASE counts as a stored
@@ -44,15 +44,15 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    contents = [(path, reading.load(path)) for path in (arguments.base, *arguments.now)]
+    contents = [(path, json_report.load(path)) for path in (arguments.base, *arguments.now)]
     theirs = [path for path, content in contents if pytorch.is_theirs(content)]
     if len(theirs) == len(contents):
         return _theirs(arguments, contents)
     if theirs:
         raise console.UsageError(f"{theirs[0]} is of PyTorch's benchmark, and cannot be held against a report of ours")
-    base, *several = (reading.report_of(path, content) for path, content in contents)
+    base, *several = (json_report.report_of(path, content) for path, content in contents)
     base = asked.matching(base, arguments.matches)
-    now = asked.matching(reading.merged(several), arguments.matches)
+    now = asked.matching(json_report.merged(several), arguments.matches)
     terms = Terms(
         limits=arguments.threshold,
         fail_on=arguments.fail_on or frozenset({"regressed"}),
@@ -63,15 +63,15 @@ def run(arguments: argparse.Namespace) -> int:
     _write(arguments, base, compared)
     if arguments.form == "pytorch":
         console.say(pytorch.side_by_side(*pytorch.ours(base, now)))
-        console.say(sides.told(base, compared))
+        console.say(side_by_side.told(base, compared))
     else:
-        console.say(sides.lines(base, compared))
+        console.say(side_by_side.lines(base, compared))
     return _status(compared.outcomes)
 
 
-def _write(arguments: argparse.Namespace, base: Report, now: Report) -> None:
+def _write(arguments: argparse.Namespace, base: StoredReport, now: StoredReport) -> None:
     """The files that were asked for."""
-    messages = [*sides.about(base, now), *sides.remarks(base, now)]
+    messages = [*side_by_side.about(base, now), *side_by_side.remarks(base, now)]
     if arguments.json is not None:
         console.write(arguments.json, codec.dumps(_data(base, now)))
     if arguments.markdown is not None:
@@ -109,11 +109,11 @@ def _theirs(arguments: argparse.Namespace, contents: Sequence[tuple[Path, dict[s
     return console.OK if pytorch.in_common(base, now) else _nothing()
 
 
-def _data(base: Report, now: Report) -> dict[str, Any]:
+def _data(base: StoredReport, now: StoredReport) -> dict[str, Any]:
     """NOW as a report, with what it was held against."""
     before = {name: getattr(base.run, name) for name in ("created", "version", "commit", "committed")}
     return {
-        **json_report.report(now.outcomes, replace(now.run, messages=tuple(sides.remarks(base, now)))),
+        **json_report.report(now.outcomes, replace(now.run, messages=tuple(side_by_side.remarks(base, now)))),
         "base": {"run_id": base.run.id, **before},
         "only_in_base": codec.encode(now.only_before),
     }

@@ -138,11 +138,11 @@ def _analyze(arguments: argparse.Namespace) -> HistoryAnalysis:
 def add(arguments: argparse.Namespace) -> int:
     """Add the runs of reports to a history."""
     from pytest_ddpperf.history.entries import add_entry, make_entry, why_unfit
-    from pytest_ddpperf.report import reading
+    from pytest_ddpperf.report import json_report
 
     lines = []
     for path in arguments.reports:
-        report = reading.read([path])
+        report = json_report.read([path])
         why = "it compares two runs: add the report of the run itself" if report.bases else ""
         if why := why or why_unfit(report.runs[0]):
             raise HistoryError(path, f"cannot be added: {why}")

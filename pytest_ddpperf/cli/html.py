@@ -24,16 +24,16 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from pytest_ddpperf.report import page, reading, sides, terminal
+    from pytest_ddpperf.report import json_report, page, side_by_side, terminal
 
     page.check("ddpperf html")
-    report = reading.read(arguments.reports)
+    report = json_report.read(arguments.reports)
     whole = report.run
     content = page.html(
         report.outcomes,
         report.runs,
         problem=whole.problem,
-        messages=[*sides.bases(report), *whole.messages, *report.told, *terminal.remarks(report.outcomes)],
+        messages=[*side_by_side.bases(report), *whole.messages, *report.told, *terminal.remarks(report.outcomes)],
         only_before=report.only_before,
     )
     console.write(arguments.output, content)

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from pytest_ddpperf.cli import console
-from pytest_ddpperf.report import markdown, reading, sides, terminal
-from pytest_ddpperf.report.counts import count
+from pytest_ddpperf.report import json_report, markdown, side_by_side, terminal
+from pytest_ddpperf.report.summary import count
 
 
 def add_parser(subparsers: Any) -> None:
@@ -33,13 +33,13 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    report = reading.read(arguments.reports)
+    report = json_report.read(arguments.reports)
     whole = report.run
     content = markdown.report(
         report.outcomes,
         count(report.outcomes, whole),
         problem=whole.problem,
-        messages=[*sides.bases(report), *whole.messages, *report.told, *terminal.remarks(report.outcomes)],
+        messages=[*side_by_side.bases(report), *whole.messages, *report.told, *terminal.remarks(report.outcomes)],
         run=whole,
         only_before=report.only_before,
     )

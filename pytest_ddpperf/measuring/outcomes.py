@@ -13,7 +13,7 @@ from pytest_ddpperf import __version__
 from pytest_ddpperf.git import commit_of, commit_time
 from pytest_ddpperf.records import Outcome, RunInfo, Scalar, codec
 from pytest_ddpperf.report import json_report, markdown, page, terminal
-from pytest_ddpperf.report.counts import count
+from pytest_ddpperf.report.summary import count
 
 
 def begin(rootdir: Path) -> RunInfo:

@@ -24,7 +24,7 @@ from pytest_ddpperf.plugin.state import Run
 from pytest_ddpperf.plugin.watch import Watcher
 from pytest_ddpperf.records import Plan, RankOutput, TestId
 from pytest_ddpperf.records.errors import DdpPerfError, LaunchError, MarkerError, OptionError
-from pytest_ddpperf.report import failure, junit
+from pytest_ddpperf.report import ci, failure
 from pytest_ddpperf.verdict import TEST_LEVEL
 from pytest_ddpperf.wire import payload
 from pytest_ddpperf.wire.payload import StaysInPytest
@@ -170,9 +170,9 @@ class Benchmark(Distributed):
         accept = accepting.command(self._item)
         outcome = failure.explained(measured.outcome, baseline=measured.baseline, accept_command=accept)
         self._state.outcomes.append(outcome)
-        before = junit.names(label)  # of an attempt that was rerun
+        before = ci.junit_names(label)  # of an attempt that was rerun
         kept = [each for each in self._item.user_properties if each[0] not in before]
-        self._item.user_properties[:] = [*kept, *junit.properties(outcome)]
+        self._item.user_properties[:] = [*kept, *ci.junit_properties(outcome)]
         if outcome.fails:
             text = failure.gate_failure(outcome)
             self._state.failed_gates[label] = text, measured.result

@@ -55,7 +55,7 @@ class Reporter:
         run = self._run
         if not run.reported:
             return
-        from pytest_ddpperf.report.annotations import annotated
+        from pytest_ddpperf.report.ci import annotated
 
         terminalreporter.section("distributed performance")
         collects = run.config.getoption("dist", "no") == "no"  # else xdist's workers do, and no header was shown

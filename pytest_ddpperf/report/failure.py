@@ -1,14 +1,29 @@
-"""The text of a failed gate and of a failed launch, as the user reads it in place of a traceback."""
+"""The text of a failed gate and of a failed launch, which replaces a traceback; and which rank was slower.
+
+Ranks wait for each other in collectives, so a late rank makes the steps of all ranks longer. CPU time, which waiting
+does not use, shows which rank worked more; nothing shows sleep and I/O.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from pytest_ddpperf.records import Baseline, Comparison, CounterChange, Outcome, Status, Verdict
+from pytest_ddpperf.records import (
+    Baseline,
+    Comparison,
+    CounterChange,
+    LaunchRankSteps,
+    Outcome,
+    Plan,
+    Samples,
+    Status,
+    Verdict,
+)
 from pytest_ddpperf.records.collective import Collective
 from pytest_ddpperf.records.errors import LaunchError
-from pytest_ddpperf.report import beside, ranks, sentences, text
+from pytest_ddpperf.report import sentences, text
+from pytest_ddpperf.verdict import of_one_length, stats
 
 
 def explained(outcome: Outcome, *, baseline: Baseline | None, accept_command: str) -> Outcome:
@@ -17,8 +32,12 @@ def explained(outcome: Outcome, *, baseline: Baseline | None, accept_command: st
     assert verdict is not None
     evidence: Sequence[str] = ()
     if baseline is not None and verdict.status.compared and verdict.status is not Status.PASS:
-        made_of = beside.evidence(outcome) if outcome.baseline_side is not None else _evidence(outcome, baseline)
-        evidence = [made_of, *ranks.told(outcome, baseline)]
+        made_of = (
+            sentences.interleaved_evidence(outcome)
+            if outcome.baseline_side is not None
+            else _evidence(outcome, baseline)
+        )
+        evidence = [made_of, *rank_lines(outcome, baseline)]
     accepts = verdict.status is not Status.NOT_GATED and (
         outcome.baseline_side is None or outcome.stored_verdict is not None
     )
@@ -61,7 +80,7 @@ def _gate_failure(outcome: Outcome) -> Iterator[str]:
     yield from differences(verdict)
     yield from (f"note: {note}" for note in outcome.notes)
     if outcome.baseline_side is not None:
-        yield f"against:  {beside.commits(outcome.baseline_side)}"
+        yield f"against:  {sentences.compared_commits(outcome.baseline_side)}"
     if outcome.stored_verdict is not None:
         yield suspected(outcome.stored_verdict)
     if outcome.accept:
@@ -130,3 +149,102 @@ def _evidence(outcome: Outcome, baseline: Baseline) -> str:
 
 def _who(outcome: Outcome) -> str:
     return outcome.plan.roles or f"{outcome.plan.world_size} {outcome.plan.backend} ranks"
+
+
+# What makes up half of a change is its main cause; where it is less, more comes from something else.
+_MAIN_PART = 0.5
+
+
+def rank_lines(outcome: Outcome, baseline: Baseline) -> Iterator[str]:
+    """What the ranks' own figures say of the times that got worse, if any did."""
+    assert outcome.verdict is not None
+    assert outcome.measurement is not None
+    sides = [outcome.measurement.samples, *(session.samples for session in baseline.measurements)]
+    if len({len(side.rank_seconds[0]) for side in sides}) > 1:
+        return
+    change = _worst_change(outcome.verdict)
+    sides = of_one_length(sides)
+    if change is not None:
+        yield from _cause_lines(outcome, change, sides)
+    yield from _blocked(outcome.plan, now=sides[0], base=sides[-1])
+
+
+def _worst_change(verdict: Verdict) -> Comparison | None:
+    """The largest change for the worse that the verdict rests on: of wall time, if there is one."""
+    worse = [c for c in verdict.comparisons if c.status is verdict.status and c.change.estimate > 0]
+    return max(worse, key=lambda c: (not c.limit.is_cpu_time, c.change.estimate), default=None)
+
+
+def _cause_lines(outcome: Outcome, change: Comparison, sides: Sequence[Samples]) -> Iterator[str]:
+    q = change.limit.percentile
+    rise = change.now_seconds - change.baseline_seconds
+    of_it = f"of {text.more(rise)} at p{q:g}"
+    rises = {}  # by figure: by how much each rank's rose, in seconds
+    cpu = [side.cpu_seconds for side in sides if side.cpu_seconds is not None]
+    if len(cpu) == len(sides):
+        rises["CPU time"] = _rises(cpu, q)
+        if (most := max(rises["CPU time"])) < rise * _MAIN_PART:
+            yield f"CPU time: {text.more(most)} at most {of_it}: {_waiting(outcome)}"
+    if not change.limit.is_cpu_time:
+        rises["own step time"] = _rises([side.rank_seconds for side in sides], q)
+    if outcome.plan.world_size > 1:
+        main = {figure: by_rank for figure, by_rank in rises.items() if max(by_rank) >= rise * _MAIN_PART}
+        yield _slowest([text.process(outcome, rank) for rank in range(outcome.plan.world_size)], main, of_it)
+
+
+def _waiting(outcome: Outcome) -> str:
+    """What a change is that CPU time does not explain. It may be real, so it acquits nobody."""
+    waited = "the rest is waiting (sleep, I/O, communication)"
+    if outcome.baseline_side is not None:
+        return f"{waited}; other load would be on both sides"
+    return f"{waited} or other load on the machine: measure again when it is quiet, or with --ddp-against"
+
+
+def _slowest(names: Sequence[str], main: dict[str, list[float]], of_it: str) -> str:
+    """The ranks whose figure rose by a main part of the change, and the others' by less than half as much; `names` are
+    by rank."""
+    for figure, by_rank in main.items():
+        slow = [rank for rank, rise in enumerate(by_rank) if rise > max(by_rank) / 2]
+        if len(slow) < len(by_rank):
+            rank_lines = ", ".join(names[rank].removeprefix("rank ") for rank in slow)
+            theirs = text.span([by_rank[rank] for rank in slow], text.more)
+            others = text.more(max(rise for rank, rise in enumerate(by_rank) if rank not in slow))
+            who = f"slowest rank: {rank_lines}, its" if len(slow) == 1 else f"slowest ranks: {rank_lines}, their"
+            return f"{who} {figure} {theirs} {of_it}; others {others} at most"
+    if "CPU time" in main:
+        everyone = text.span(main["CPU time"], text.more)
+        return f"slowest rank: none; every rank's CPU time rose, {everyone} {of_it}"
+    return "slowest rank: unknown (ranks wait for each other in collectives)"
+
+
+def _rises(sides: Sequence[LaunchRankSteps], q: float) -> list[float]:
+    """By how many seconds each rank's q-th percentile rose, from the mean over sessions to the first side."""
+    now, *before = (_by_rank(side, q) for side in sides)
+    return [after - stats.geometric_mean(earlier) for after, *earlier in zip(now, *before, strict=True)]
+
+
+def _by_rank(durations: LaunchRankSteps, q: float) -> list[float]:
+    """Each rank's q-th percentile over launches, in seconds."""
+    return [
+        stats.geometric_mean(stats.launch_quantiles(tuple(launch[rank] for launch in durations), q))
+        for rank in range(len(durations[0]))
+    ]
+
+
+def _blocked(plan: Plan, *, now: Samples, base: Samples) -> Iterator[str]:
+    """How much of a step each trainer waited for RPC, and how much of the change that is."""
+    if now.blocked_seconds is None or base.blocked_seconds is None:
+        return
+    waited, waits = _medians(base.blocked_seconds), _medians(now.blocked_seconds)
+    took, takes = _medians(base.rank_seconds), _medians(now.rank_seconds)
+    yield "blocked in RPC, at p50:"
+    for rank, (before, after) in enumerate(zip(waited, waits, strict=True)):
+        more = f"{text.more(after - before)} of the step's {text.more(takes[rank] - took[rank])}"
+        yield f"  {plan.name(rank)}  {text.seconds(before)} -> {text.seconds(after)}  {more}"
+
+
+def _medians(durations: LaunchRankSteps) -> list[float]:
+    """Each rank's median over all steps of all launches, in seconds: there may be steps without any wait."""
+    return [
+        stats.quantile([step for launch in durations for step in launch[rank]], 50) for rank in range(len(durations[0]))
+    ]

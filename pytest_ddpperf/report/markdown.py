@@ -15,11 +15,10 @@ from itertools import chain
 from pathlib import Path
 
 from pytest_ddpperf.records import Outcome, RunInfo, Status
-from pytest_ddpperf.report import failure, sentences, terminal, text, worst
-from pytest_ddpperf.report.counts import Counts, last_line
-from pytest_ddpperf.report.reading import Gone
-from pytest_ddpperf.report.sides import ONLY_BEFORE
-from pytest_ddpperf.report.worst import Concern
+from pytest_ddpperf.report import failure, sentences, summary, terminal, text
+from pytest_ddpperf.report.json_report import Gone
+from pytest_ddpperf.report.side_by_side import ONLY_BEFORE
+from pytest_ddpperf.report.summary import Concern, Counts, last_line
 
 # A bot finds the comment that it should replace by this marker.
 MARKER = "<!-- pytest-ddpperf -->"
@@ -48,14 +47,14 @@ def report(
 
     `problem` says why the whole run is invalid, `messages` are lines about it. `only_before` are measurements of the
     baseline run that this run lacks. Longer lists end with "and N more"."""
-    ordered = worst.first(outcomes)
-    concerning = [outcome for outcome in ordered if worst.concern(outcome) is not Concern.NONE]
+    ordered = summary.worst_first(outcomes)
+    concerning = [outcome for outcome in ordered if summary.concern(outcome) is not Concern.NONE]
     quiet = ordered[len(concerning) :]
     rows, gone = list(map(_row, concerning)), list(map(_gone, only_before))
     detailed = [outcome for outcome in concerning if _has_details(outcome)]
     brief = [outcome for outcome in concerning if not _has_details(outcome)]
     remarks = list(filter(None, (*(_about(run) if run is not None else ()), *messages)))
-    remarks += chain.from_iterable(map(sentences.told, brief))
+    remarks += chain.from_iterable(map(sentences.summary_lines, brief))
     parts = [
         f"{MARKER}\n## {last_line(counts, len(only_before))}",
         _code(problem) if problem else "",
@@ -74,7 +73,7 @@ def _quiet(outcomes: Sequence[Outcome], most: int, *, open_: bool) -> str:
         return ""
     statuses = Counter(str(outcome.verdict) for outcome in outcomes)
     summary = ", ".join(f"{number} {status}" for status, number in statuses.items())
-    remarks = list(chain.from_iterable(map(sentences.told, outcomes[:most])))
+    remarks = list(chain.from_iterable(map(sentences.summary_lines, outcomes[:most])))
     parts = (_table(list(map(_row, outcomes[:most]))), _list(remarks), _more(len(outcomes) - most, "row"))
     return _folded(summary, "\n\n".join(filter(None, parts)), open_=open_)
 
@@ -112,7 +111,7 @@ def _table(rows: Sequence[str]) -> str:
 
 def _row(outcome: Outcome) -> str:
     name, ranks, *figures, change, verdict = terminal.row(outcome, _PERCENTILES)
-    verdict = f"**{verdict}**" if worst.concern(outcome) is Concern.FAILS else verdict
+    verdict = f"**{verdict}**" if summary.concern(outcome) is Concern.FAILS else verdict
     return f"| {' | '.join([verdict, _code(name), _code(ranks), *figures, change])} |"
 
 
@@ -123,7 +122,7 @@ def _gone(gone: Gone) -> str:
 
 def _has_details(outcome: Outcome) -> bool:
     verdict = outcome.verdict
-    return worst.concern(outcome) is Concern.FAILS or (verdict is not None and verdict.status is Status.INCONCLUSIVE)
+    return summary.concern(outcome) is Concern.FAILS or (verdict is not None and verdict.status is Status.INCONCLUSIVE)
 
 
 def _details(outcome: Outcome) -> str:

@@ -20,7 +20,7 @@ from pytest_ddpperf.baseline.naming import environment_name
 from pytest_ddpperf.records import Outcome, Plan, Scalar
 from pytest_ddpperf.records.errors import ReportError
 from pytest_ddpperf.report import text
-from pytest_ddpperf.report.reading import Entry, Report
+from pytest_ddpperf.report.json_report import Entry, StoredReport
 from pytest_ddpperf.verdict import stats
 
 _PERCENTILES = (75, 95)
@@ -100,14 +100,14 @@ def _is_duration(value: Any) -> bool:
     return type(value) in (int, float) and 0 < value < math.inf
 
 
-def ours(base: Report, now: Report) -> tuple[Sweep, Sweep]:
+def ours(base: StoredReport, now: StoredReport) -> tuple[Sweep, Sweep]:
     """What reports of ours say, a benchmark a test and a row a world size. What one of them has of several machines, of
     a fleet say, is a benchmark each."""
     several = _of_several_machines(base) | _of_several_machines(now)
     return _sweep(base, several), _sweep(now, several)
 
 
-def _sweep(report: Report, several: Container[tuple[str, str]]) -> Sweep:
+def _sweep(report: StoredReport, several: Container[tuple[str, str]]) -> Sweep:
     facts: dict[str, dict[str, None]] = {}
     benchmarks: dict[str, Benchmark] = {}
     told: list[str] = []
@@ -127,7 +127,7 @@ def _sweep(report: Report, several: Container[tuple[str, str]]) -> Sweep:
     return Sweep(facts=named, benchmarks=benchmarks, told=tuple(told))
 
 
-def _of_several_machines(report: Report) -> set[tuple[str, str]]:
+def _of_several_machines(report: StoredReport) -> set[tuple[str, str]]:
     counts = Counter(_named(outcome) for outcome in report.outcomes if outcome.measurement is not None)
     return {named for named, number in counts.items() if number > 1}
 

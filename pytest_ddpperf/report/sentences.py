@@ -1,11 +1,11 @@
-"""A measurement in sentences: its verdict, what it is about, and why it is no other. The same in every report."""
+"""Sentences about a measurement: its verdict, what it was compared with, and the reason. The same in every report."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pytest_ddpperf.records import Outcome, Status, Verdict
-from pytest_ddpperf.report import beside, text
+from pytest_ddpperf.records import BaselineSide, Outcome, Status, Verdict
+from pytest_ddpperf.report import text
 
 # A reason code in words, with the next step.
 _WHY_NOT_GATED = {
@@ -22,15 +22,15 @@ _WHY_INCONCLUSIVE = {
     "not-confirmed": "further launches did not confirm it",
 }
 
-# What the baseline's own code showed, measured beside the code at hand.
+# What a comparison with the baseline's own code showed.
 _WHY_SETTLED = {
-    "machine-drifted": "beside its own code it is within the limit, here and now: the machine is slower than when the "
-    "baseline was recorded, or something that nobody records is",
-    "other-machine": "beside its own code it is within the limit, here and now: this is not the machine that the "
+    "machine-drifted": "next to its own code it is within the limit, here and now: the machine is slower than when the "
+    "baseline was recorded, or something that is not recorded changed",
+    "other-machine": "next to its own code it is within the limit, here and now: this is not the machine that the "
     "baseline was recorded on",
-    "environment-differs": "beside its own code it is within the limit, here and now, where something else differs",
-    "not-settled": "beside its own code it is slower by less than that, if at all; whether by more than the limit, "
-    "further launches would tell (--ddp-max-launches)",
+    "environment-differs": "next to its own code it is within the limit, here and now, where something else differs",
+    "not-settled": "next to its own code it is slower by less than that, if at all; whether by more than the limit, "
+    "use more launches (--ddp-max-launches)",
 }
 
 
@@ -38,21 +38,21 @@ def verdict_of(outcome: Outcome) -> str:
     return str(outcome.verdict) if outcome.verdict is not None else "not measured"
 
 
-def told(outcome: Outcome) -> Iterator[str]:
-    """What is to be told of a measurement, below a table that has its verdict."""
+def summary_lines(outcome: Outcome) -> Iterator[str]:
+    """Yield the lines about a measurement that stand below the table."""
     name, verdict = text.name(outcome), outcome.verdict
     if verdict is None or verdict.status not in (Status.PASS, Status.REGRESSED):  # which the table, a failure, say
         yield f"{name}: {sentence(outcome)}"
     if verdict is not None:
         if outcome.stored_verdict is not None and verdict.status is Status.PASS:
             changes = ", ".join(text.change(c) for c in outcome.stored_verdict.comparisons)
-            yield f"{name}: {changes} against the baseline, and settled by its own code:"
-        yield from (f"{name}: {line}" for line in (*left_out(verdict), *beside.told(outcome)))
+            yield f"{name}: {changes} against the baseline, and re-measured next to its own code:"
+        yield from (f"{name}: {line}" for line in (*left_out(verdict), *comparison_lines(outcome)))
     yield from (f"{name}: {note}" for note in outcome.notes)
 
 
 def sentence(outcome: Outcome) -> str:
-    """The verdict, what it is about, and why it is no other where that is not plain."""
+    """Return the verdict, the change that decided, and the reason if it is not obvious."""
     verdict = outcome.verdict
     if verdict is None:
         return f"not measured: {outcome.error}"
@@ -80,12 +80,12 @@ def sentence(outcome: Outcome) -> str:
 
 
 def _stored(outcome: Outcome) -> bool:
-    """Whether it was held against a stored baseline, and nothing beside it: one that can be saved anew."""
+    """Return whether it was compared with a stored baseline alone, which can be saved again."""
     return outcome.baseline_side is None and bool(outcome.baseline_path)
 
 
 def settled(outcome: Outcome) -> str:
-    """Why a suspicion is none of the code's, as far as is known."""
+    """Return why a suspected regression was not confirmed."""
     assert outcome.verdict is not None
     assert outcome.stored_verdict is not None
     reason = outcome.verdict.reason
@@ -95,7 +95,7 @@ def settled(outcome: Outcome) -> str:
 
 
 def left_out(verdict: Verdict) -> Iterator[str]:
-    """What was not compared: the default limits without support, each reason once, and the steps of other nodes."""
+    """Yield what was not compared: default limits without support, each reason once, and the steps of other nodes."""
     if verdict.first_node:
         yield "the clocks of the nodes are not known closely enough for its steps: those of the first node are compared"
     limits: dict[str, list[str]] = {}
@@ -107,9 +107,9 @@ def left_out(verdict: Verdict) -> Iterator[str]:
 
 
 def missing(outcome: Outcome) -> str:
-    """Why there is nothing to compare with."""
+    """Return why there is nothing to compare with."""
     if outcome.baseline_side is not None:
-        return beside.missing(outcome.baseline_side)
+        return not_measured(outcome.baseline_side)
     at = outcome.baseline_path
     return f"there is no baseline at {at}" if at else "there is nothing to compare it with"
 
@@ -123,13 +123,13 @@ def _changes(outcome: Outcome) -> str:
 
 
 def incomparable(outcome: Outcome) -> str:
-    """Why the baseline does not fit, and what to do."""
+    """Return why the baseline cannot be compared, and what to do."""
     assert outcome.verdict is not None
     reason, differences = outcome.verdict.reason, ", ".join(outcome.verdict.differences)
     if reason == "no-cpu-time-now":
         return "CPU time is limited, and the ranks used none"
     if reason == "unknown-counter-now":
-        return f"{differences}: launches differ in it, or cannot tell it, so it cannot be held to a limit"
+        return f"{differences}: launches differ, or do not report it, so no limit can apply"
     why = {
         "no-cpu-time": "CPU time is limited, and the baseline has none",
         "baseline-support": f"the baseline has too few steps: {differences}",
@@ -140,8 +140,48 @@ def incomparable(outcome: Outcome) -> str:
 
 
 def not_gated(outcome: Outcome) -> str:
-    """Why nothing was compared, in words."""
+    """Return why nothing was compared."""
     assert outcome.verdict is not None
     if outcome.verdict.reason == "saving":
         return f"not saved: {outcome.error or 'the test did not pass as a whole, or this is a rerun'}"
     return _WHY_NOT_GATED.get(outcome.verdict.reason, outcome.verdict.reason)
+
+
+def compared_commits(side: BaselineSide) -> str:
+    """ "HEAD~1 (1a2b3c4d5e6f), now 5d6e7f8a9b0c with uncommitted changes"."""
+    now = text.commit(side.version.now).replace("-dirty", " with uncommitted changes")
+    return f"{side.version}, now {now}" if now else str(side.version)
+
+
+def imported_files(side: BaselineSide) -> str:
+    """ "; 1 of 12 imported files differs: src/net.py"; "" if none was imported."""
+    if side.error or not side.imported:
+        return ""
+    count = len(side.differing)
+    if not count:
+        return f"; both sides imported the same, {text.several(side.imported, 'file')}"
+    return f"; {count} of {side.imported} imported files differ{'s' * (count == 1)}: {text.some(side.differing)}"
+
+
+def interleaved_evidence(outcome: Outcome) -> str:
+    """Return what both sides were measured with."""
+    assert outcome.baseline_side is not None
+    side = outcome.baseline_side
+    how = "interleaved step by step" if side.stretches else "interleaved launch by launch"
+    launches = f"{len(outcome.phases)} launches a side, {how}"
+    return f"evidence: {launches} (order by seed {side.seed}){imported_files(side)}"
+
+
+def not_measured(side: BaselineSide) -> str:
+    """Return why the baseline side has no measurement: its own error."""
+    return f"{side.version} was not measured:\n{side.error}"
+
+
+def comparison_lines(outcome: Outcome) -> Iterator[str]:
+    """Yield the changes, the smallest detectable changes and the files that differ, for the end of a run."""
+    side, verdict = outcome.baseline_side, outcome.verdict
+    if side is None or verdict is None or not verdict.status.compared:
+        return
+    parts = [f"{text.change(c)}, resolves {text.amount(text.resolution(c))}" for c in verdict.comparisons]
+    parts.append(f"{len(outcome.phases)} launches a side{imported_files(side)}")
+    yield f"against {side.version}: {'; '.join(parts)}"

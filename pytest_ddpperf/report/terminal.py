@@ -1,14 +1,14 @@
-"""The header, the table and the summary of a run, as lines for a terminal."""
+"""The tables and lines at the end of a run, of collectives, and of stored baselines."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from statistics import median
 
-from pytest_ddpperf.records import COUNTERS, Outcome, Phases, RunInfo, Scalar, Verdict
-from pytest_ddpperf.report import advice, collectives, sentences, text
-from pytest_ddpperf.report.counts import count, last_line
+from pytest_ddpperf.records import COUNTERS, Baseline, Outcome, Phases, Recording, RunInfo, Scalar, Verdict
+from pytest_ddpperf.report import sentences, text
+from pytest_ddpperf.report.summary import advice, count, last_line
 from pytest_ddpperf.verdict import TEST_LEVEL, stats
 
 _PERCENTILES = (50, 75, 90, 95)
@@ -48,14 +48,14 @@ def table(outcomes: Sequence[Outcome], *, verbosity: int) -> Iterator[str]:
             yield from _details(outcome)
         elif outcome.plan.rpc:
             yield from (f"  {line}" for line in _ranks(outcome))
-    yield from collectives.table(outcomes)
+    yield from collective_table(outcomes)
 
 
 def summary(outcomes: Sequence[Outcome], *runs: RunInfo, never_measured: Sequence[str] = ()) -> Iterator[str]:
     """What is to be told, then the counts, those of `runs` among them; the counts are the last line. `never_measured`
     are node ids."""
     for outcome in outcomes:
-        yield from sentences.told(outcome)
+        yield from sentences.summary_lines(outcome)
     yield from remarks(outcomes, never_measured=never_measured)
     yield last_line(count(outcomes, *runs))
 
@@ -63,7 +63,7 @@ def summary(outcomes: Sequence[Outcome], *runs: RunInfo, never_measured: Sequenc
 def remarks(outcomes: Sequence[Outcome], *, never_measured: Sequence[str] = ()) -> Iterator[str]:
     """What is to be told of a run beyond each of its measurements."""
     yield from unmeasured(never_measured)
-    yield from advice.lines(outcomes)
+    yield from advice(outcomes)
 
 
 def unmeasured(nodeids: Sequence[str]) -> Iterator[str]:
@@ -178,3 +178,61 @@ def _ranks(outcome: Outcome) -> Iterator[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for cells in rows:
         yield "  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
+
+
+_COLLECTIVE_TITLES = ("", "op", "size", "count", "type", "redop", "root", "time", "algbw", "busbw", "#wrong")
+_COLLECTIVE_UNITS = ("", "", "(B)", "(elements)", "", "", "", "(us)", "(GB/s)", "(GB/s)", "")
+
+
+def collective_table(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    """A row a size, at p50; nothing where no collective was measured."""
+    rows = [_collective_row(outcome) for outcome in outcomes if outcome.plan.collective and outcome.measurement]
+    if rows:
+        yield ""
+        yield from text.aligned([_COLLECTIVE_TITLES, _COLLECTIVE_UNITS, *rows])
+
+
+def _collective_row(outcome: Outcome) -> tuple[str, ...]:
+    asked, measured = outcome.plan.collective, outcome.measurement
+    assert asked is not None
+    assert measured is not None
+    seconds = stats.geometric_mean(stats.launch_quantiles(measured.samples.step_seconds, 50))
+    return (
+        f"{outcome.nodeid} on {outcome.plan.world_size} {outcome.plan.backend}",
+        asked.op,
+        str(asked.size),
+        str(asked.count),
+        asked.dtype,
+        asked.redop,
+        str(asked.root),
+        f"{seconds * 1e6:.5g}",
+        f"{asked.algbw(seconds):.3g}",
+        f"{asked.busbw(seconds):.3g}",
+        "0",  # a wrong result ends its launch
+    )
+
+
+_BASELINE_TITLES = ("", "sessions", "last", "commit", "resolves")
+
+
+def baseline_table(environment: str, baselines: Iterable[Baseline]) -> Iterator[str]:
+    """Those of one environment, a row a test, by what their last session tells."""
+    rows = []
+    for baseline in baselines:
+        last = baseline.sessions[-1]
+        name = text.shortened(str(baseline.test))
+        rows.append(
+            (name, str(len(baseline.sessions)), _day(last), text.commit(last.commit) or "-", _resolves(last) or "-")
+        )
+    yield environment
+    yield from (f"  {line}" for line in text.aligned([_BASELINE_TITLES, *rows]))
+
+
+def _day(session: Recording) -> str:
+    return session.created.partition("T")[0] or "unknown"
+
+
+def _resolves(session: Recording) -> str:
+    """What two measurements like it would tell."""
+    found = session.resolution.items()
+    return ", ".join(f"{metric} {text.amount(text.resolved(metric, time))}" for metric, time in found)

@@ -34,9 +34,9 @@ def printable(text: str) -> str:
     )
 
 
-def commit(told: str) -> str:
+def commit(recorded: str) -> str:
     """As `Recording.commit` has it, in twelve digits: "1a2b3c4d5e6f", "1a2b3c4d5e6f-dirty"."""
-    digits, dirty, _ = told.partition("-dirty")
+    digits, dirty, _ = recorded.partition("-dirty")
     return digits[:12] + dirty
 
 
@@ -47,12 +47,17 @@ def ranks(plan: Plan) -> str:
 
 def process(outcome: Outcome, rank: int) -> str:
     """A process of a measurement: "rank 3", and where there are several nodes, "rank 3 (node 1, host-b)"."""
-    plan, told = outcome.plan, outcome.plan.name(rank)
+    plan, name = outcome.plan, outcome.plan.name(rank)
     if plan.nodes == 1 or outcome.measurement is None:
-        return told
+        return name
     hosts = str(outcome.measurement.environment.recorded.get("hosts") or "").split(", ")
     node = plan.node_of(rank)
-    return f"{told} (node {node}, {hosts[node]})" if node < len(hosts) and hosts[node] else f"{told} (node {node})"
+    return f"{name} (node {node}, {hosts[node]})" if node < len(hosts) and hosts[node] else f"{name} (node {node})"
+
+
+def some(items: Sequence[str], most: int = 5) -> str:
+    """Return the first items of a list: "a, b, c, d, e, ..."."""
+    return ", ".join(items[:most]) + (", ..." if len(items) > most else "")
 
 
 def several(number: int, what: str) -> str:

@@ -195,7 +195,7 @@ def test_a_slower_version_is_caught_and_named_and_what_the_other_lacks_has_no_ba
             f"ddpperf: against {against}",
             "REGRESSED: tests/test_step::test_slower on 2 gloo ranks",
             "  p50 * 300%  *",
-            "evidence: 6 launches a side, in turns, stretch by stretch (order by seed *); 1 of 1 imported files "
+            "evidence: 6 launches a side, interleaved step by step (order by seed *); 1 of 1 imported files "
             "differs: python code/src/speed/__init__.py",
             f"against:  {against}, now {second[:12]} with uncommitted changes",
         ]
@@ -398,7 +398,7 @@ def test_a_variable_an_option_and_what_must_be_built_may_be_all_that_differs(
             f"ddpperf: HEAD (*), LASTS=5, {threads}, *: 2 ranks over gloo (*): "
             f"2 x {cores + 1} threads (OMP_NUM_THREADS) share {cores} core*, expect noise",
             "REGRESSED: tests/test_step::test_variable on 2 gloo ranks",
-            "evidence: 6 launches a side, in turns*; 1 of 2 imported files differs: python code/src/speed/built.py",
+            "evidence: 6 launches a side, interleaved*; 1 of 2 imported files differs: python code/src/speed/built.py",
             f"differs from *: *{pinned}OMP_NUM_THREADS {cores + 1} -> unset*",
             f"against:  HEAD ({first}), LASTS=5, {threads}, --my-milliseconds 5, now {first} *",
             "REGRESSED: tests/test_step::test_option on 2 gloo ranks",

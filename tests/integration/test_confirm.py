@@ -48,7 +48,7 @@ def test_slower_code_is_red_by_what_turns_show_and_named(project: Repository, ru
         [
             "REGRESSED: tests/test_step::test_step on 2 gloo ranks",
             "  p50 *5.00ms *0.0600s *x 12 *",
-            "evidence: 6 launches a side, in turns, stretch by stretch *; 1 of 2 imported files differs: "
+            "evidence: 6 launches a side, interleaved step by step *; 1 of 2 imported files differs: "
             "python code/src/speed/__init__.py",
             "against:  *, now * with uncommitted changes",
             "suspected by the stored baseline: p50 x 12 *",
@@ -74,7 +74,7 @@ def test_a_machine_that_became_slower_is_told_and_not_red(
     assert result.ret == 0
     result.stdout.fnmatch_lines(
         [
-            "tests/test_step.py::test_step: INCONCLUSIVE: p50 x 12 * against the baseline, but beside its own "
+            "tests/test_step.py::test_step: INCONCLUSIVE: p50 x 12 * against the baseline, but next to its own "
             "code it is within the limit, here and now: the machine is slower than when the baseline was recorded, *",
             "tests/test_step.py::test_step: against *: p50 *+0.0 %*; both sides imported the same, 2 files",
         ]
@@ -129,7 +129,7 @@ def test_what_looks_slower_within_the_limit_passes_with_both_figures(
     assert result.ret == 0
     result.stdout.fnmatch_lines(
         [
-            "tests/test_step.py::test_step: p50 +200.0 % * against the baseline, and settled by its own code:",
+            "tests/test_step.py::test_step: p50 +200.0 % * against the baseline, and re-measured next to its own code:",
             "tests/test_step.py::test_step: against *: p50 *+0.0 %*",
             "ddpperf: 1 of 1 compared: 1 passed",
         ]
@@ -157,7 +157,7 @@ def test_a_recorded_variable_is_red_and_named_for_the_baselines_code_ran_with_it
     result.stdout.fnmatch_lines(
         [
             "REGRESSED: tests/test_step::test_step on 2 gloo ranks",
-            "evidence: 6 launches a side, in turns, *; both sides imported the same, 2 files",
+            "evidence: 6 launches a side, interleaved *; both sides imported the same, 2 files",
             f"differs from the baseline's environment: {differs}",
             f"note: the baseline's own code ran with the variables of the baseline: {differs}",
             f"against:  *, GLOO_LASTS{f'={then}' if then else ' unset'}, now *",
@@ -221,7 +221,7 @@ def test_an_option_of_the_users_own_is_red_and_named(project: Repository, run: R
     result.stdout.fnmatch_lines(
         [
             "REGRESSED: tests/test_step::test_step on 2 gloo ranks",
-            "evidence: 6 launches a side, in turns, *; both sides imported the same, * files",
+            "evidence: 6 launches a side, interleaved *; both sides imported the same, * files",
             "note: the baseline's own code ran with the variables and options of the baseline: --lasts 1* -> 12.0",
         ]
     )
@@ -410,7 +410,7 @@ def test_parameters_methods_rpc_and_collectives_are_settled_likewise(project: Re
         result = run(CONFIRM, *options)
     assert result.ret == 0
     told = [
-        text for text in result.outlines if text.startswith("tests/") and "beside its own code it is within" in text
+        text for text in result.outlines if text.startswith("tests/") and "next to its own code it is within" in text
     ]
     assert [text.partition(": INCONCLUSIVE: ")[0] for text in told] == [
         "tests/test_step.py::TestSizes::test_step[1]",

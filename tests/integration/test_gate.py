@@ -56,7 +56,7 @@ def test_save_pass_regress_accept(pytester: pytest.Pytester, run: Run, monkeypat
             "  p50 * *s * *s * 300%  *",
             "evidence: 6 launches now, ? in the baseline's 1 session; sessions drift by * % (assumed)",
             "CPU time: * at most of +*s at p50: the rest is waiting (sleep, I/O, communication) or other load *",
-            "slowest rank: not told: *",
+            "slowest rank: unknown *",
             "differs from the baseline's environment: NCCL_ALGO unset -> Ring",
             f"baseline: {baseline.relative_to(pytester.path)}",
         ]

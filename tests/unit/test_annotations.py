@@ -9,7 +9,7 @@ import pytest
 
 from pytest_ddpperf.records import Outcome, Status
 from pytest_ddpperf.report import failure
-from pytest_ddpperf.report.annotations import annotated
+from pytest_ddpperf.report.ci import annotated
 from tests.unit.test_beside import BESIDE
 from tests.unit.test_report import FAILED, measurement, outcome, stored, verdict
 
@@ -62,7 +62,7 @@ def test_what_fails_is_an_error_at_its_test() -> None:
             {"title": "REGRESSED: tests/test_a.py::test_step", "file": "project/tests/test_a.py", "line": "12"},
             "REGRESSED: p50 +12.3 % [+8.1 %, +16.7 %] (limit p50:10%)\n"
             "evidence: 2 launches now, 2 in the baseline's 1 session\n"
-            "slowest rank: none stands out; every rank's CPU time rose, +100ms of +100ms at p50\n"
+            "slowest rank: none; every rank's CPU time rose, +100ms of +100ms at p50\n"
             "differs from the baseline's environment: torch 2.12 -> 2.13\n"
             "accept:   pytest x --ddp-save-baseline",
         )

@@ -9,7 +9,7 @@ import pytest
 from pytest_ddpperf.measuring.outcomes import Report
 from pytest_ddpperf.records import BaselineSide, Outcome, Plan, RunInfo, TestId, Version
 from pytest_ddpperf.records.codec import decode, encode
-from pytest_ddpperf.report import beside as report
+from pytest_ddpperf.report import sentences as report
 
 COMMIT = "1a2b3c4d5e6f" + "0" * 28
 VERSION = Version(ref="origin/main", commit=COMMIT, now="5d6e7f8a9b0c" + "0" * 28)
@@ -34,11 +34,11 @@ def test_a_version_is_named_by_what_was_asked(version: Version, text: str) -> No
 
 
 def test_both_commits_are_named_and_what_is_not_committed() -> None:
-    assert report.commits(BESIDE) == "origin/main (1a2b3c4d5e6f), now 5d6e7f8a9b0c"
+    assert report.compared_commits(BESIDE) == "origin/main (1a2b3c4d5e6f), now 5d6e7f8a9b0c"
     dirty = replace(BESIDE, version=replace(VERSION, now=VERSION.now + "-dirty"))
-    assert report.commits(dirty) == "origin/main (1a2b3c4d5e6f), now 5d6e7f8a9b0c with uncommitted changes"
+    assert report.compared_commits(dirty) == "origin/main (1a2b3c4d5e6f), now 5d6e7f8a9b0c with uncommitted changes"
     without_git = replace(BESIDE, version=replace(VERSION, ref="", now="", environ=("A=1",)))
-    assert report.commits(without_git) == "A=1"
+    assert report.compared_commits(without_git) == "A=1"
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_both_commits_are_named_and_what_is_not_committed() -> None:
     ],
 )
 def test_the_files_that_differ_are_named(differing: tuple[str, ...], imported: int, text: str) -> None:
-    assert report.files(replace(BESIDE, differing=differing, imported=imported)) == text
+    assert report.imported_files(replace(BESIDE, differing=differing, imported=imported)) == text
 
 
 SAME = replace(BESIDE, differing=())

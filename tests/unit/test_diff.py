@@ -28,7 +28,7 @@ from pytest_ddpperf.records import (
     TestId,
     Verdict,
 )
-from pytest_ddpperf.report import reading
+from pytest_ddpperf.report import json_report
 from tests.unit.test_benchmark import carried_out
 from tests.unit.test_launches import LAUNCH
 from tests.unit.test_reading import changed, written
@@ -125,7 +125,7 @@ def test_what_is_slower_is_told_with_its_evidence(tmp_path: Path, capsys: pytest
     ]
     assert "(limit p10:10%); p50 +50.0 % [" in told[at]
     assert told[at + 1].startswith("  evidence: 5 launches now, 5 in the baseline's 1 session; sessions drift by ")
-    assert told[at + 2] == "  slowest rank: none stands out; every rank's CPU time rose, +50.4ms of +50.4ms at p50"
+    assert told[at + 2] == "  slowest rank: none; every rank's CPU time rose, +50.4ms of +50.4ms at p50"
 
 
 def test_a_limit_of_the_command_line_holds_for_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -166,7 +166,7 @@ def test_the_verdict_is_the_plugins(scale: float, tmp_path: Path) -> None:
     assert gated.outcome.verdict.status.compared
     path = tmp_path / "diff.json"
     diff(tmp_path, [saved.outcome], [gated.outcome], "--json", str(path))
-    (again,) = reading.read([path]).outcomes
+    (again,) = json_report.read([path]).outcomes
     assert again.verdict is not None
     assert (again.verdict.status, again.verdict.reason) == (gated.outcome.verdict.status, gated.outcome.verdict.reason)
     pairs = zip(again.verdict.comparisons, gated.outcome.verdict.comparisons, strict=True)
@@ -209,7 +209,7 @@ def test_figures_are_of_the_launches_that_decided(tmp_path: Path, capsys: pytest
     assert diff(tmp_path, [outcome(0.1, spread=0.0005)], [now], "--json", str(path)) == 0
     told = "test_step: the first 5 of 10 launches decide: the gate would have taken no more\n"
     assert told in capsys.readouterr().out
-    (again,) = reading.read([path]).outcomes
+    (again,) = json_report.read([path]).outcomes
     assert again.measurement is not None
     assert again.measurement.samples.launches == len(again.phases) == len(again.recorded["loss"]) == 5
     assert json.loads(path.read_text())["measurements"][0]["percentile_seconds"]["p50"] == pytest.approx(0.1, rel=0.05)
@@ -352,7 +352,7 @@ def test_a_measurement_that_was_to_fail_is_no_failure(tmp_path: Path, capsys: py
     now = [outcome(0.1, "a"), expected]
     assert diff(tmp_path, [outcome(0.1, "a"), outcome(0.1)], now, "--json", str(tmp_path / "diff.json")) == 0
     assert f"{FAILED.nodeid}: expected to fail\n" in capsys.readouterr().out
-    again = reading.read([tmp_path / "diff.json"]).outcomes[1]
+    again = json_report.read([tmp_path / "diff.json"]).outcomes[1]
     assert (again.fails, again.notes) == (False, ("expected to fail",))
 
 
@@ -382,7 +382,7 @@ def test_nothing_is_left_of_what_a_run_was_held_against(tmp_path: Path) -> None:
     )
     path = tmp_path / "diff.json"
     assert diff(tmp_path, [outcome(0.1)], [old], "--json", str(path)) == 0
-    (again,) = reading.read([path]).outcomes
+    (again,) = json_report.read([path]).outcomes
     assert (again.notes, again.error, again.baseline_path, again.saved, again.accept) == ((), "", "", 0, "")
     (session,) = again.sessions
     assert (session.created, session.commit, session.host) == (BASE.created, BASE.commit, "a")

@@ -12,8 +12,8 @@ import pytest_ddpperf
 from pytest_ddpperf.history.entries import read_entries
 from pytest_ddpperf.history.series import ChangeStatus, analyze, build_series
 from pytest_ddpperf.records import Limit
-from pytest_ddpperf.report import reading
-from pytest_ddpperf.report.counts import count, last_line
+from pytest_ddpperf.report import json_report
+from pytest_ddpperf.report.summary import count, last_line
 
 ROOT = Path(__file__).parents[2]
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
@@ -92,7 +92,7 @@ def test_the_reference_has_every_public_name() -> None:
 
 def test_the_sample_can_be_read_and_is_the_run_that_is_shown() -> None:
     kept = ROOT / "docs" / "sample"
-    counts = count(reading.read([kept / "run.json"]).outcomes)
+    counts = count(json_report.read([kept / "run.json"]).outcomes)
     assert f"\n{last_line(counts)}\n" in (kept / "output.txt").read_text()
 
 

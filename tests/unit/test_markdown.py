@@ -14,7 +14,7 @@ from pytest_ddpperf.cli.main import main
 from pytest_ddpperf.measuring.outcomes import Report
 from pytest_ddpperf.records import Outcome, RunInfo, Status, TestId, codec
 from pytest_ddpperf.report import failure, markdown
-from pytest_ddpperf.report.counts import count
+from pytest_ddpperf.report.summary import count
 from tests.unit.test_beside import BESIDE
 from tests.unit.test_report import FAILED, measurement, outcome, stored, verdict
 
@@ -65,7 +65,7 @@ REGRESSED: tests/test_a::test_step on 2 gloo ranks
   p50     0.100s    0.200s  +12.3 % [+8.1 %, +16.7 %]  10%    8 %
 
 evidence: 2 launches now, 2 in the baseline's 1 session
-slowest rank: none stands out; every rank's CPU time rose, +100ms of +100ms at p50
+slowest rank: none; every rank's CPU time rose, +100ms of +100ms at p50
 differs from the baseline's environment: torch 2.12 -> 2.13
 baseline: baselines/cpu/tests/test_a/test_step.json
 accept:   pytest x --ddp-save-baseline

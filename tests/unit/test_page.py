@@ -16,7 +16,7 @@ import pytest
 from pytest_ddpperf.records import Limit, Outcome, RunInfo, Status, TestId, Verdict
 from pytest_ddpperf.records.errors import MissingExtraError
 from pytest_ddpperf.report import page, sentences
-from pytest_ddpperf.report.page import drawing, sides
+from pytest_ddpperf.report.page import drawing, figures
 from tests import reports
 from tests.reports import Drawn
 
@@ -290,7 +290,7 @@ def test_what_matplotlib_warns_of_ends_nothing() -> None:
 
 
 def test_percentiles_of_a_side_are_those_of_the_verdict(slower: Outcome) -> None:
-    both = sides.sides_of(slower)
+    both = figures.sides_of(slower)
     assert both is not None
     assert both.base is not None
     (p10, p50) = slower.verdict.comparisons  # type: ignore[union-attr]
@@ -303,7 +303,7 @@ def test_sides_are_drawn_by_as_many_steps_as_they_are_compared_by() -> None:
     longer, usual = Drawn(steps=90), Drawn(seed=9)
     turned = reports.in_turns("test_x", longer, usual, stretches=False)
     for outcome in (reports.against_baseline("test_x", longer, usual), turned):
-        both = sides.sides_of(outcome)
+        both = figures.sides_of(outcome)
         assert both is not None
         assert outcome.verdict is not None
         assert both.now.middle(50) == pytest.approx(outcome.verdict.comparisons[1].now_seconds)
@@ -319,7 +319,7 @@ def test_a_shift_without_a_limit_is_what_the_judge_would_say_of_one(slower: Outc
     # The same comparison without its limit, at the level that it had.
     kept = gated["p10"]
     without = replace(outcome, verdict=replace(verdict, comparisons=(replace(gated["p50"], level=kept.level),)))
-    found = {shift.metric: shift for shift in sides.shifts(without)}
+    found = {shift.metric: shift for shift in figures.find_shifts(without)}
     assert found["p10"].limit is None
     for end in ("estimate", "low", "high"):
         assert getattr(found["p10"].change, end) == pytest.approx(getattr(kept.change, end))
@@ -327,7 +327,7 @@ def test_a_shift_without_a_limit_is_what_the_judge_would_say_of_one(slower: Outc
 
 def test_percentiles_that_too_few_steps_support_have_no_shift() -> None:
     few = Drawn(steps=10, launches=3)
-    found = sides.shifts(reports.in_turns("test_x", few, replace(few, seed=9)))
+    found = figures.find_shifts(reports.in_turns("test_x", few, replace(few, seed=9)))
     assert [shift.metric for shift in found] == ["p10", "p25", "p50", "p75", "p90"]  # p95 needs 59
 
 
@@ -342,7 +342,7 @@ def test_limits_in_milliseconds_on_bandwidth_and_on_cpu_time_are_drawn_as_shares
     ]
     comparisons = tuple(replace(kept, limit=limit) for limit in asked)
     outcome = replace(slower, verdict=replace(verdict, comparisons=comparisons))
-    found = {shift.metric: shift for shift in sides.shifts(outcome)}
+    found = {shift.metric: shift for shift in figures.find_shifts(outcome)}
     assert list(found) == ["p10", "p25", "p50", "p75", "p90", "p95", "busbw", "cpu_p50"]
     shares = [found[limit.metric].limit_share for limit in asked]
     assert shares == [-0.1, 0.2, pytest.approx(0.002 / kept.baseline_seconds)]

@@ -22,10 +22,10 @@ from pytest_ddpperf.records import (
     TestId,
     Verdict,
 )
-from pytest_ddpperf.report import ranks
+from pytest_ddpperf.report import failure
 from tests.unit.test_beside import BESIDE
 
-NOT_TOLD = "slowest rank: not told: ranks wait for each other, so one that is late makes the steps of all longer"
+NOT_TOLD = "slowest rank: unknown (ranks wait for each other in collectives)"
 WAITED = "the rest is waiting (sleep, I/O, communication)"
 LOAD = "or other load on the machine: measure again when it is quiet, or with --ddp-against"
 
@@ -80,7 +80,7 @@ def told(
         baseline_side=baseline_side,
     )
     sessions = tuple(Recording(measurement=side) for side in base)
-    return list(ranks.told(outcome, Baseline(test=test, sessions=sessions)))
+    return list(failure.rank_lines(outcome, Baseline(test=test, sessions=sessions)))
 
 
 def test_a_rank_that_works_more_is_named() -> None:
@@ -97,7 +97,7 @@ def test_several_ranks_that_work_more_are_named_together() -> None:
 
 def test_where_all_ranks_work_more_none_stands_out() -> None:
     assert told(side(30, cpu=(20, 29)), side(11, cpu=(10, 10))) == [
-        "slowest rank: none stands out; every rank's CPU time rose, +10.0ms to +19.0ms of +19.0ms at p50"
+        "slowest rank: none; every rank's CPU time rose, +10.0ms to +19.0ms of +19.0ms at p50"
     ]
 
 
@@ -167,7 +167,7 @@ def test_ranks_are_compared_by_as_many_steps_as_the_sides() -> None:
 
 def test_a_limit_on_cpu_time_is_explained_by_cpu_time_alone() -> None:
     lines = told(side(31, cpu=(30, 29), own=(31, 11)), side(11, cpu=(10, 10)), metric="cpu_p90")
-    assert lines == ["slowest rank: none stands out; every rank's CPU time rose, +19.0ms to +20.0ms of +20.0ms at p90"]
+    assert lines == ["slowest rank: none; every rank's CPU time rose, +19.0ms to +20.0ms of +20.0ms at p90"]
 
 
 def test_what_got_better_has_no_slowest_rank() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from pytest_ddpperf.records import Outcome, RunInfo, Status, TestId, codec
 from pytest_ddpperf.records.errors import ReportError
-from pytest_ddpperf.report import json_report, reading
+from pytest_ddpperf.report import json_report
 from tests.unit.test_report import FAILED, comparison, measurement, outcome, verdict
 
 RUN = RunInfo(
@@ -41,7 +41,7 @@ def changed(path: Path, *place: str | int, to: Any = None, without: bool = False
 
 def test_a_report_comes_back_as_it_was(tmp_path: Path) -> None:
     outcomes = (outcome(verdict(Status.REGRESSED, comparisons=(comparison(),))), FAILED)
-    report = reading.read([written(tmp_path / "a.json", *outcomes, run=TOLD)])
+    report = json_report.read([written(tmp_path / "a.json", *outcomes, run=TOLD)])
     assert report.outcomes == outcomes
     assert report.runs == (TOLD,)
     assert [entry.run for entry in report.entries] == [TOLD, TOLD]
@@ -50,7 +50,7 @@ def test_a_report_comes_back_as_it_was(tmp_path: Path) -> None:
 
 def test_a_report_from_before_runs_had_ids_is_read() -> None:
     """Written by the version before they had, and kept as it was."""
-    report = reading.read([Path(__file__).parent / "data" / "report-without-run-id.json"])
+    report = json_report.read([Path(__file__).parent / "data" / "report-without-run-id.json"])
     first, second = report.outcomes
     assert (first.verdict, first.limits, first.level, first.sessions, first.file) == ("REGRESSED", (), None, (), "")
     assert first.measurement == measurement()
@@ -68,9 +68,9 @@ def test_a_report_of_another_version_lacks_fields_and_has_others(tmp_path: Path)
         changed(path, name, without=True)
     changed(path, "summary", "other_failures", without=True)
     changed(path, "measurements", 0, "verdict", "comparisons", 0, "of_tomorrow", to=[1])
-    (again,) = reading.read([path]).outcomes
+    (again,) = json_report.read([path]).outcomes
     assert again == outcome(verdict(Status.PASS))
-    assert reading.read([path]).runs == (replace(RUN, id="", commit="", committed=""),)
+    assert json_report.read([path]).runs == (replace(RUN, id="", commit="", committed=""),)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_what_is_no_report_is_named_with_what_is_wrong(tmp_path: Path, content: 
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(ReportError) as failed:
-        reading.read([path])
+        json_report.read([path])
     assert str(failed.value).startswith(f"{path}: {problem}")
 
 
@@ -139,7 +139,7 @@ def test_a_broken_field_is_named_with_its_place(
 ) -> None:
     path = written(tmp_path / "a.json", FAILED, outcome(verdict(Status.PASS)))
     with pytest.raises(ReportError) as failed:
-        reading.read([changed(path, *place, to=value)])
+        json_report.read([changed(path, *place, to=value)])
     assert str(failed.value).startswith(f"{path}: measurements[1].{problem}")
 
 
@@ -158,14 +158,14 @@ def test_a_broken_fact_of_the_run_is_named_as_the_file_has_it(
 ) -> None:
     path = written(tmp_path / "a.json", run=replace(TOLD, facts={"torch": "2.13"}))
     with pytest.raises(ReportError) as failed:
-        reading.read([changed(path, *place, to=value)])
+        json_report.read([changed(path, *place, to=value)])
     assert str(failed.value).startswith(f"{path}: {problem}")
 
 
 def test_shards_make_one_report(tmp_path: Path) -> None:
     other = outcome(verdict(Status.PASS), nodeid="m.py::b", test=TestId(module="m", name="b"))
     of_other = replace(RUN, id="7e2")
-    report = reading.read([written(tmp_path / "a.json", FAILED), written(tmp_path / "b.json", other, run=of_other)])
+    report = json_report.read([written(tmp_path / "a.json", FAILED), written(tmp_path / "b.json", other, run=of_other)])
     assert report.outcomes == (FAILED, other)
     assert [entry.run for entry in report.entries] == [RUN, of_other]
     assert report.paths == (tmp_path / "a.json", tmp_path / "b.json")
@@ -174,7 +174,7 @@ def test_shards_make_one_report(tmp_path: Path) -> None:
 
 def test_what_was_told_of_several_runs_is_told_of_all_once_each(tmp_path: Path) -> None:
     runs = TOLD, RUN, replace(TOLD, messages=("not in this clone: b", "c")), replace(RUN, problem="no such backend")
-    whole = reading.read([written(tmp_path / f"{number}.json", run=run) for number, run in enumerate(runs)]).run
+    whole = json_report.read([written(tmp_path / f"{number}.json", run=run) for number, run in enumerate(runs)]).run
     assert whole.problem == "nothing differs; no such backend"
     assert whole.messages == ("only main has a", "not in this clone: b", "c")
     assert (whole.skipped, whole.other_failures) == (8, 2)
@@ -184,7 +184,7 @@ def test_of_what_was_measured_again_the_run_that_ended_last_counts(tmp_path: Pat
     first, again = outcome(verdict(Status.PASS)), outcome(verdict(Status.REGRESSED))
     later = replace(RUN, created="2026-01-02T04:00:00+00:00")
     paths = [written(tmp_path / "b.json", again, run=later), written(tmp_path / "a.json", first)]
-    report = reading.read(paths)
+    report = json_report.read(paths)
     assert report.outcomes == (again,)
     assert report.told == (
         "tests/test_a.py::test_step: measured in several reports: that of 2026-01-02T04:00:00+00:00 counts",
@@ -207,7 +207,7 @@ def test_a_rerun_counts_instead_of_what_failed_and_the_other_way_round(
 ) -> None:
     first = failure() if last.measurement is not None else outcome(verdict(Status.PASS))
     paths = [written(tmp_path / "a.json", first), written(tmp_path / "b.json", last, run=LATER)]
-    report = reading.read([paths[place] for place in order])
+    report = json_report.read([paths[place] for place in order])
     assert report.outcomes == (last,)
     assert report.told == (f"{NODEID}: measured in several reports: that of {LATER.created} counts",)
 
@@ -219,7 +219,7 @@ def test_a_third_attempt_is_told_once(tmp_path: Path) -> None:
         written(tmp_path / f"{number}.json", each, run=run)
         for number, (each, run) in enumerate(zip(attempts, (RUN, LATER, third), strict=True))
     ]
-    assert reading.read(paths).told == (f"{NODEID}: measured in several reports: that of {third.created} counts",)
+    assert json_report.read(paths).told == (f"{NODEID}: measured in several reports: that of {third.created} counts",)
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def test_a_third_attempt_is_told_once(tmp_path: Path) -> None:
 def test_what_failed_otherwise_stays(changed_plan: dict[str, Any], tmp_path: Path) -> None:
     failed, good = failure(), outcome(verdict(Status.PASS))
     failed = replace(failed, plan=replace(failed.plan, **changed_plan))
-    report = reading.read([written(tmp_path / "a.json", failed), written(tmp_path / "b.json", good, run=LATER)])
+    report = json_report.read([written(tmp_path / "a.json", failed), written(tmp_path / "b.json", good, run=LATER)])
     assert report.outcomes == (failed, good)
     assert report.told == ()
 
@@ -236,7 +236,7 @@ def test_what_failed_otherwise_stays(changed_plan: dict[str, Any], tmp_path: Pat
 def test_what_failed_on_another_machine_of_a_fleet_stays(tmp_path: Path) -> None:
     failed, good = failure(), outcome(verdict(Status.PASS))
     of_a, of_b = (replace(run, facts={"cpu_model": name}) for run, name in ((RUN, "AMD"), (LATER, "Intel")))
-    report = reading.read(
+    report = json_report.read(
         [written(tmp_path / "a.json", failed, run=of_a), written(tmp_path / "b.json", good, run=of_b)]
     )
     assert report.outcomes == (failed, good)
@@ -247,10 +247,12 @@ def test_reports_of_several_commits_are_told_and_are_of_none(tmp_path: Path) -> 
     third = outcome(verdict(Status.PASS), nodeid="m.py::c", test=TestId(module="m", name="c"))
     runs = RUN, replace(LATER, commit=f"{'decade' * 6}-dirty"), replace(LATER, commit=RUN.commit)
     measured = zip((outcome(verdict(Status.PASS)), other, third), runs, strict=True)
-    report = reading.read([written(tmp_path / f"{n}.json", each, run=run) for n, (each, run) in enumerate(measured)])
+    report = json_report.read(
+        [written(tmp_path / f"{n}.json", each, run=run) for n, (each, run) in enumerate(measured)]
+    )
     assert report.told == ("these reports are not of one commit: c0ffee (0.json, 2.json); decadedecade-dirty (1.json)",)
     assert (report.run.commit, report.run.committed) == ("", "")
-    alike = reading.read([tmp_path / "0.json", tmp_path / "2.json"])
+    alike = json_report.read([tmp_path / "0.json", tmp_path / "2.json"])
     assert alike.told == ()
     assert (alike.run.commit, alike.run.committed) == (RUN.commit, RUN.committed)
 
@@ -262,4 +264,4 @@ def test_the_same_test_elsewhere_is_another_measurement(tmp_path: Path) -> None:
     there = replace(here, measurement=replace(measurement(), environment=machine))
     larger = replace(here, plan=replace(here.plan, world_size=4))
     paths = [written(tmp_path / f"{n}.json", each) for n, each in enumerate((here, there, larger))]
-    assert reading.read(paths).outcomes == (here, there, larger)
+    assert json_report.read(paths).outcomes == (here, there, larger)

@@ -30,7 +30,7 @@ from pytest_ddpperf.records import (
     codec,
 )
 from pytest_ddpperf.records.errors import LaunchError
-from pytest_ddpperf.report import counts, failure, json_report, junit, progress, sentences, terminal, text
+from pytest_ddpperf.report import ci, failure, json_report, progress, sentences, summary, terminal, text
 
 
 def measurement(
@@ -114,7 +114,7 @@ def test_a_change_of_bandwidth_is_that_of_time_upside_down(time: Any, bandwidth:
     assert text.resolution(slower) == pytest.approx(0.2)
     assert text.changed(replace(slower, limit=comparison().limit)) == change
     red = replace(verdict(Status.REGRESSED), comparisons=(slower,))
-    assert dict(junit.properties(outcome(red)))["ddpperf.ratio"] == f"{1 + bandwidth[0]:.4f}"
+    assert dict(ci.junit_properties(outcome(red)))["ddpperf.ratio"] == f"{1 + bandwidth[0]:.4f}"
 
 
 @pytest.mark.parametrize(
@@ -411,8 +411,8 @@ def test_a_counter_that_rose_is_the_change_in_the_table_and_in_the_failure() -> 
         "  metric     baseline  now    change [bounds]   limit  resolves",
         "  rpc.bytes  1,000     1,250  +25.0 %, counted  0%     all",
     ]
-    assert dict(junit.properties(outcome(red)))["ddpperf.metric"] == "rpc.bytes"
-    assert dict(junit.properties(outcome(red)))["ddpperf.ratio"] == "1.2500"
+    assert dict(ci.junit_properties(outcome(red)))["ddpperf.metric"] == "rpc.bytes"
+    assert dict(ci.junit_properties(outcome(red)))["ddpperf.ratio"] == "1.2500"
 
 
 def test_from_nothing_to_something_is_no_percentage() -> None:
@@ -430,7 +430,7 @@ def test_a_counter_that_fell_and_one_that_is_unknown_are_told() -> None:
     green = outcome(verdict(Status.IMPROVED, "counter-fell", comparisons=(), counters=(fell,)))
     assert "IMPROVED: rpc.bytes -50.0 % (limit rpc.bytes:0%)" in next(terminal.summary([green]))
     unknown = outcome(verdict(Status.INCOMPARABLE, "unknown-counter-now", differences=("rpc.bytes is unknown now",)))
-    assert "is unknown now: launches differ in it, or cannot tell it, so" in next(terminal.summary([unknown]))
+    assert "is unknown now: launches differ, or do not report it, so" in next(terminal.summary([unknown]))
     before = replace(
         unknown, verdict=verdict(Status.INCOMPARABLE, "unknown-counter", differences=("x is unknown in the baseline",))
     )
@@ -474,7 +474,7 @@ def test_a_failed_gate_reads_from_metric_to_the_command_that_accepts() -> None:
         "  p50     0.100s    0.200s  +12.3 % [+8.1 %, +16.7 %]  10%    8 %",
         "",
         "evidence: 2 launches now, 2 in the baseline's 1 session",
-        "slowest rank: none stands out; every rank's CPU time rose, +100ms of +100ms at p50",
+        "slowest rank: none; every rank's CPU time rose, +100ms of +100ms at p50",
         "differs from the baseline's environment: torch 2.12 -> 2.13",
         "baseline: baselines/cpu/tests/test_a/test_step.json",
         "accept:   pytest x --ddp-save-baseline",
@@ -534,7 +534,7 @@ def test_what_all_ranks_say_is_told_once() -> None:
 
 
 def test_junit_has_the_verdict_in_strings_and_no_samples() -> None:
-    assert dict(junit.properties(outcome(verdict(Status.REGRESSED, "beyond-limit")))) == {
+    assert dict(ci.junit_properties(outcome(verdict(Status.REGRESSED, "beyond-limit")))) == {
         "ddpperf.verdict": "REGRESSED",
         "ddpperf.reason": "beyond-limit",
         "ddpperf.metric": "p50",
@@ -547,7 +547,7 @@ def test_junit_has_the_verdict_in_strings_and_no_samples() -> None:
 
 def test_junit_properties_of_a_named_measurement_carry_the_name() -> None:
     named = outcome(verdict(Status.NO_BASELINE), test=TestId(module="m", name="t", label="forward"))
-    assert ("ddpperf.forward.verdict", "NO BASELINE") in junit.properties(named)
+    assert ("ddpperf.forward.verdict", "NO BASELINE") in ci.junit_properties(named)
 
 
 def test_the_json_has_everything_and_the_same_counts() -> None:
@@ -573,15 +573,15 @@ def test_an_outcome_crosses_to_xdists_controller_and_back() -> None:
 
 
 def test_counts_of_nothing_are_nothing() -> None:
-    assert counts.last_line(counts.count([])) == "ddpperf: 0 of 0 compared"
+    assert summary.last_line(summary.count([])) == "ddpperf: 0 of 0 compared"
 
 
 def test_failures_that_no_measurement_tells_are_counted_for_all_runs() -> None:
     green = [outcome(verdict(Status.PASS))]
-    one = counts.count(green, RunInfo(other_failures=1, skipped=2))
-    assert counts.last_line(one) == "ddpperf: 1 of 1 compared: 1 passed; 1 other failure; 2 skipped"
-    more = counts.count(green, RunInfo(other_failures=1), RunInfo(other_failures=2))
-    assert counts.last_line(more) == "ddpperf: 1 of 1 compared: 1 passed; 3 other failures"
+    one = summary.count(green, RunInfo(other_failures=1, skipped=2))
+    assert summary.last_line(one) == "ddpperf: 1 of 1 compared: 1 passed; 1 other failure; 2 skipped"
+    more = summary.count(green, RunInfo(other_failures=1), RunInfo(other_failures=2))
+    assert summary.last_line(more) == "ddpperf: 1 of 1 compared: 1 passed; 3 other failures"
 
 
 # --- progress

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from pytest_ddpperf.records import CounterChange, Interval, Limit, Outcome, Status
-from pytest_ddpperf.report import worst
-from pytest_ddpperf.report.worst import Concern
+from pytest_ddpperf.report import summary
+from pytest_ddpperf.report.summary import Concern
 from tests.unit.test_report import FAILED, comparison, outcome, risen, verdict
 
 
@@ -34,7 +34,7 @@ from tests.unit.test_report import FAILED, comparison, outcome, risen, verdict
     ],
 )
 def test_what_is_to_be_looked_at(measured: Outcome, concern: Concern) -> None:
-    assert worst.concern(measured) is concern
+    assert summary.concern(measured) is concern
 
 
 def by(status: Status, change: float, name: str, *counters: CounterChange) -> Outcome:
@@ -59,6 +59,6 @@ def test_the_worst_is_first_by_concern_verdict_and_size() -> None:
         by(Status.PASS, -0.9, "faster"),
         outcome(verdict(Status.NOT_GATED, "gate-off"), nodeid="free"),
     ]
-    assert worst.first(ordered[::-1]) == ordered
+    assert summary.worst_first(ordered[::-1]) == ordered
     alike = [by(Status.PASS, 0.0, name) for name in "cab"]
-    assert worst.first(alike) == alike
+    assert summary.worst_first(alike) == alike

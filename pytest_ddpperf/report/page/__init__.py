@@ -12,7 +12,7 @@ from pytest_ddpperf.records import Outcome, RunInfo
 from pytest_ddpperf.report.page.shell import check
 
 if TYPE_CHECKING:
-    from pytest_ddpperf.report.reading import Gone
+    from pytest_ddpperf.report.json_report import Gone
 
 __all__ = ["check", "html"]
 
@@ -29,14 +29,16 @@ def html(
     are lines about it. `only_before` are measurements of the baseline run that this run lacks. Raises
     MissingExtraError."""
     check("a page")
-    from pytest_ddpperf.report import worst
-    from pytest_ddpperf.report.counts import count, last_line
+    from pytest_ddpperf.report import summary
     from pytest_ddpperf.report.page import content, drawing, shell
+    from pytest_ddpperf.report.summary import count, last_line
 
     counts = count(outcomes, *runs)
     with drawing.style():
         sheet = drawing.Sheet()
-        cards = [content.card(outcome, sheet, number) for number, outcome in enumerate(worst.first(outcomes), 1)]
+        cards = [
+            content.card(outcome, sheet, number) for number, outcome in enumerate(summary.worst_first(outcomes), 1)
+        ]
     return shell.rendered(
         "run.html",
         title=last_line(counts, len(only_before)),

@@ -7,10 +7,10 @@ from dataclasses import dataclass, fields
 from statistics import median
 
 from pytest_ddpperf.records import COUNTERS, Environment, Outcome, Phases, RunInfo, Scalar, Status
-from pytest_ddpperf.report import beside, failure, sentences, terminal, text, worst
-from pytest_ddpperf.report.page import figures, sides
+from pytest_ddpperf.report import failure, sentences, summary, terminal, text
+from pytest_ddpperf.report.page import figures
 from pytest_ddpperf.report.page.drawing import Figure, Sheet, Table
-from pytest_ddpperf.report.worst import Concern
+from pytest_ddpperf.report.summary import Concern
 from pytest_ddpperf.verdict import stats
 
 _LONGEST = 1_000  # characters of a line of the sentence; only what is hostile is longer
@@ -49,7 +49,7 @@ def card(outcome: Outcome, sheet: Sheet, number: int) -> Card:
         sentence=_sentence(outcome, status),
         change=terminal.change(verdict),
         who=text.ranks(outcome.plan),
-        opened=worst.concern(outcome) <= Concern.DOUBTFUL,
+        opened=summary.concern(outcome) <= Concern.DOUBTFUL,
         facts=tuple(_facts(outcome)),
         metrics=_metrics(outcome),
         remarks=tuple(_remarks(outcome)),
@@ -82,7 +82,7 @@ def _facts(outcome: Outcome) -> Iterator[tuple[str, str]]:
             yield "busbw", f"{plan.collective.busbw(seconds):.3g} GB/s"
         yield "launches", f"{measured.samples.launches} of {measured.samples.steps} steps, timing {plan.timing}"
     if outcome.baseline_side is not None:
-        yield "against", beside.commits(outcome.baseline_side)
+        yield "against", sentences.compared_commits(outcome.baseline_side)
     if outcome.baseline_path:
         yield "baseline", outcome.baseline_path
 
@@ -103,31 +103,31 @@ def _remarks(outcome: Outcome) -> Iterator[str]:
             yield failure.suspected(outcome.stored_verdict)
         yield from sentences.left_out(verdict)
         if not outcome.evidence:
-            yield from beside.told(outcome)
+            yield from sentences.comparison_lines(outcome)
     yield from outcome.notes
 
 
 def _figures(outcome: Outcome, sheet: Sheet) -> Iterator[Figure]:
-    both = sides.sides_of(outcome)
+    both = figures.sides_of(outcome)
     if both is None:
         return
     now, base = both.now, both.base
-    found = sides.shifts(outcome)
+    found = figures.find_shifts(outcome)
     if found:
-        yield figures.shifts(sheet, found, base.name if base is not None else "the baseline")
-    yield figures.distributions(sheet, now, base)
+        yield figures.draw_shifts(sheet, found, base.name if base is not None else "the baseline")
+    yield figures.draw_distributions(sheet, now, base)
     q = _shown(outcome)
     if outcome.baseline_side is not None and base is not None and base.launches == now.launches:
-        yield figures.pairs(sheet, outcome.baseline_side.order, now, base, q)
+        yield figures.draw_pairs(sheet, outcome.baseline_side.order, now, base, q)
     else:
-        yield figures.launches(sheet, now, base, q)
+        yield figures.draw_launches(sheet, now, base, q)
 
 
 def _shown(outcome: Outcome) -> int:
     """Return the percentile that decided, or p50 if reports do not have that one for each launch."""
     worst = outcome.verdict.worst if outcome.verdict is not None else None
     found = worst.limit.percentile if worst is not None and not worst.limit.is_cpu_time else 50.0
-    return int(found) if found in sides.PERCENTILES else 50
+    return int(found) if found in figures.PERCENTILES else 50
 
 
 def _tables(outcome: Outcome) -> Iterator[Table]:
@@ -135,7 +135,7 @@ def _tables(outcome: Outcome) -> Iterator[Table]:
         yield _phases(outcome.phases)
     if outcome.measurement is None:
         return
-    yield figures.ranks(outcome)
+    yield figures.rank_table(outcome)
     if counters := _counters(outcome):
         yield Table(title="What a step sends", head=("counter", "baseline", "now"), rows=counters)
     if outcome.recorded:

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 
 from pytest_ddpperf.records import Outcome, RunInfo, Status
 from pytest_ddpperf.report import sentences, text
-from pytest_ddpperf.report.counts import count, last_line
-from pytest_ddpperf.report.reading import Report
+from pytest_ddpperf.report.json_report import StoredReport
+from pytest_ddpperf.report.summary import count, last_line
 
 _TITLES = ("", "ranks", "metric", "base", "now", "change [bounds]", "limit", "resolves", "verdict")
 _LONGEST_LINE = 1_000  # characters, of facts that a report's machine told
@@ -16,7 +16,7 @@ ONLY_BEFORE = "only in the base"
 _BLANK = ("-",) * (len(_TITLES) - 3)
 
 
-def lines(base: Report, now: Report) -> Iterator[str]:
+def lines(base: StoredReport, now: StoredReport) -> Iterator[str]:
     """`now` has the verdicts of being held against `base`."""
     yield from about(base, now)
     yield ""
@@ -27,10 +27,10 @@ def lines(base: Report, now: Report) -> Iterator[str]:
     yield from told(base, now)
 
 
-def told(base: Report, now: Report) -> Iterator[str]:
+def told(base: StoredReport, now: StoredReport) -> Iterator[str]:
     """What is to be told below the figures; the counts are the last line."""
     for outcome in now.outcomes:
-        yield from sentences.told(outcome)
+        yield from sentences.summary_lines(outcome)
         if outcome.verdict is not None and outcome.verdict.status is Status.REGRESSED:
             yield f"{text.name(outcome)}: {sentences.sentence(outcome)}"
             yield from (f"  {line}" for line in outcome.evidence)
@@ -38,25 +38,25 @@ def told(base: Report, now: Report) -> Iterator[str]:
     yield last_line(count(now.outcomes, *now.runs), len(now.only_before))
 
 
-def about(base: Report, now: Report) -> Iterator[str]:
+def about(base: StoredReport, now: StoredReport) -> Iterator[str]:
     """A line a file: when, of which commit, with which torch."""
     yield from _side("base", base)
     yield from _side("now", now)
 
 
-def remarks(base: Report, now: Report) -> Iterator[str]:
+def remarks(base: StoredReport, now: StoredReport) -> Iterator[str]:
     """What is to be told beyond each measurement."""
     yield from (*base.told, *now.told)
     yield from _differences(now.outcomes)
     yield from _drift(now.outcomes)
 
 
-def _side(name: str, report: Report) -> Iterator[str]:
+def _side(name: str, report: StoredReport) -> Iterator[str]:
     for path, run in zip(report.paths, report.runs, strict=True):
         yield f"{name + ':':<5} {path}: {_run(run)}"
 
 
-def bases(report: Report) -> Iterator[str]:
+def bases(report: StoredReport) -> Iterator[str]:
     """A line a run that a report of `ddpperf diff` was held against."""
     yield from (f"base: {_run(run)}" for run in report.bases)
 

@@ -1,0 +1,204 @@
+"""Counts, order and advice of a run: how many measurements have which verdict, which come first, what to do next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from itertools import chain
+
+from pytest_ddpperf.records import SESSIONS_KEPT, Comparison, Outcome, RunInfo, Status
+from pytest_ddpperf.report import text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    measured: int  # all outcomes, failed ones included
+    compared: int
+    passed: int  # PASS
+    improved: int
+    regressed: int
+    inconclusive: int
+    without_baseline: int
+    incomparable: int
+    not_gated: int
+    failed: int  # no figures: a rank failed, or a baseline could not be read
+    skipped: int
+    never_measured: int  # tests that passed without a call of the fixture that they ask for
+    other_failures: int  # of which no measurement tells
+
+
+def count(outcomes: Sequence[Outcome], *runs: RunInfo) -> Counts:
+    """Of the outcomes of these runs, with what runs count themselves."""
+    statuses = [outcome.verdict.status for outcome in outcomes if outcome.verdict is not None]
+    return Counts(
+        measured=len(outcomes),
+        compared=sum(status.compared for status in statuses),
+        passed=statuses.count(Status.PASS),
+        improved=statuses.count(Status.IMPROVED),
+        regressed=statuses.count(Status.REGRESSED),
+        inconclusive=statuses.count(Status.INCONCLUSIVE),
+        without_baseline=statuses.count(Status.NO_BASELINE),
+        incomparable=statuses.count(Status.INCOMPARABLE),
+        not_gated=statuses.count(Status.NOT_GATED),
+        failed=len(outcomes) - len(statuses),
+        skipped=sum(run.skipped for run in runs),
+        never_measured=sum(run.never_measured for run in runs),
+        other_failures=sum(run.other_failures for run in runs),
+    )
+
+
+def last_line(counts: Counts, only_before: int = 0) -> str:
+    """ "ddpperf: 3 of 5 compared: 2 passed, 1 regressed; 1 without baseline, 1 not gated; 1 skipped". `only_before` are
+    measurements that what it was held against has and it has not."""
+
+    def some(*named: tuple[int, str]) -> str:
+        return ", ".join(f"{number} {name}" for number, name in named if number)
+
+    parts = [
+        some(
+            (counts.passed, "passed"),
+            (counts.improved, "improved"),
+            (counts.regressed, "regressed"),
+            (counts.inconclusive, "inconclusive"),
+        ),
+        some(
+            (counts.without_baseline, "without baseline"),
+            (counts.incomparable, "incomparable"),
+            (counts.not_gated, "not gated"),
+            (counts.failed, "failed to measure"),
+        ),
+        some((counts.other_failures, "other failure" + "s" * (counts.other_failures > 1))),
+        some((counts.skipped, "skipped"), (counts.never_measured, "never measured")),
+        some((only_before, "only in the base")),
+    ]
+    head = f"ddpperf: {counts.compared} of {counts.measured} compared"
+    rest = "; ".join(part for part in parts if part)
+    return f"{head}: {rest}" if rest else head
+
+
+# Not compared, though nobody asked for that.
+_UNINTENDED = ("debugging-variable", "no-supported-limit")
+
+
+class Concern(IntEnum):
+    """How much a measurement is to be looked at, most important first."""
+
+    FAILS = 0  # its test
+    DOUBTFUL = 1  # its test passes, but not because all is well
+    IMPROVED = 2
+    NONE = 3
+
+
+def concern(outcome: Outcome) -> Concern:
+    if outcome.fails:
+        return Concern.FAILS
+    if outcome.verdict is None:
+        return Concern.DOUBTFUL
+    status, reason = outcome.verdict.status, outcome.verdict.reason
+    if status is Status.IMPROVED:
+        return Concern.IMPROVED
+    if status is Status.PASS or (status is Status.NOT_GATED and reason not in _UNINTENDED):
+        return Concern.NONE
+    return Concern.DOUBTFUL
+
+
+# None: not even measured.
+_ORDER = (
+    Status.REGRESSED,
+    None,
+    Status.INCONCLUSIVE,
+    Status.INCOMPARABLE,
+    Status.NO_BASELINE,
+    Status.IMPROVED,
+    Status.PASS,
+    Status.NOT_GATED,
+)
+
+
+def worst_first(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """Return the worst first: by concern, verdict and the size of the change; what is alike stays in its order."""
+
+    def key(outcome: Outcome) -> tuple[int, int, float]:
+        verdict = outcome.verdict
+        return concern(outcome), _ORDER.index(verdict.status if verdict is not None else None), -_change_size(outcome)
+
+    return sorted(outcomes, key=key)
+
+
+def _change_size(outcome: Outcome) -> float:
+    """The largest change, of those that decided if any did; without direction where it is for the better."""
+    verdict = outcome.verdict
+    if verdict is None:
+        return 0.0
+    changes = [verdict.worst.change.estimate] if verdict.worst is not None else []
+    changes += [counter.change for counter in verdict.counters if counter.status is verdict.status]
+    return max(map(abs, changes) if verdict.status is Status.IMPROVED else changes, default=0.0)
+
+
+# Four times as many launches halve what is resolved. Where twice as fine is not fine enough, it is not launches that
+# are missing. Twenty are what a measurement may take by default.
+_TIMES_LAUNCHES, _USUAL_LAUNCHES = 4, 20
+
+
+def advice(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    """For the summary of a run."""
+    # Two reports that were held against each other have both sides behind them: no option would tell more.
+    outcomes = [outcome for outcome in outcomes if outcome.baseline_path or outcome.baseline_side is not None]
+    yield from _resolution(outcomes)
+    yield from _drift(outcomes)
+
+
+def _resolution(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    """Limits that are finer than what measurements can see, with what would make them see those."""
+    advised: dict[str, dict[str, list[Comparison]]] = {}  # by advice, and by the name of a measurement
+    for outcome in outcomes:
+        coarse = (
+            [c for c in outcome.verdict.comparisons if 0 < _bound(c) < text.resolution(c)] if outcome.verdict else []
+        )
+        if coarse:
+            advised.setdefault(_advice_for(outcome, coarse), {})[text.name(outcome)] = coarse
+    for advice, found in advised.items():
+        asked: dict[str, list[Comparison]] = {}
+        for c in chain.from_iterable(found.values()):
+            asked.setdefault(str(c.limit), []).append(c)
+        resolved = ", ".join(text.span([text.resolution(c) for c in same]) for same in asked.values())
+        limits = f"{', '.join(asked)} {'were' if len(asked) > 1 else 'was'} asked"
+        who = f"{next(iter(found))}: {limits}, but this measurement resolves"
+        if len(found) > 1:
+            who = f"{limits}, but {len(found)} measurements resolve"
+        launches = max(c.launches_needed or 0 for c in chain.from_iterable(asked.values()))
+        yield f"{who} {resolved}: {advice.format(launches=launches)}"
+
+
+def _bound(comparison: Comparison) -> float:
+    """The limit as a share."""
+    limit = comparison.limit
+    return limit.value if limit.unit == "%" else limit.value / comparison.baseline_seconds
+
+
+def _advice_for(outcome: Outcome, coarse: Sequence[Comparison]) -> str:
+    """What would make a measurement see changes as small as its limits; it may have a place for `launches`."""
+    assert outcome.verdict is not None
+    stored = outcome.baseline_side is None
+    needed = [c.launches_needed for c in coarse if c.launches_needed is not None]
+    if stored and len(needed) < len(coarse) and outcome.verdict.sessions < SESSIONS_KEPT:
+        return "the baseline allows no finer one: let --ddp-extend-baseline add sessions to it"
+    if stored and len(needed) < len(coarse):
+        return "the baseline's sessions drift too far apart: raise the limit, or compare with --ddp-against"
+    if needed and max(needed) <= _TIMES_LAUNCHES * max(_USUAL_LAUNCHES, len(outcome.phases)):
+        return "raise --ddp-launches to about {launches}" + ("" if stored else ", or measure on a quieter machine")
+    otherwise = ", compare with --ddp-against" if stored else ""
+    return f"no sensible number of launches would do here: measure on a quieter machine{otherwise} or raise the limit"
+
+
+def _drift(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    """What was assumed where a baseline could not tell, once for a run."""
+    single = [outcome.verdict for outcome in outcomes if outcome.verdict is not None and outcome.verdict.sessions == 1]
+    assumed = [c.drift for verdict in single for c in verdict.comparisons if c.drift is not None]
+    if assumed:
+        have = f"{len(single)} baseline{'s have' if len(single) > 1 else ' has'}"
+        yield (
+            f"{have} one session, which cannot tell how far sessions drift apart: {text.span(assumed)} was assumed; "
+            "--ddp-extend-baseline on another occasion adds one"
+        )
