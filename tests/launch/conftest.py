@@ -158,6 +158,26 @@ def at_work(pid: int) -> bool:
     return False
 
 
+def listeners(pids: list[int]) -> set[str]:
+    """Addresses that the processes listen on, as /proc/net/tcp and tcp6 have them (hexadecimal)."""
+    inodes = set()
+    for pid in pids:
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            try:
+                target = os.readlink(link)
+            except OSError:
+                continue
+            if target.startswith("socket:["):
+                inodes.add(target[8:-1])
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and fields[9] in inodes:
+                found.add(fields[1].partition(":")[0])
+    return found
+
+
 def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 

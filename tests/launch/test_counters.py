@@ -76,20 +76,6 @@ def test_buffers_and_bitmaps_are_counted_apart(bench: Bench) -> None:
     assert (counters["all_reduce.count"], counters["all_reduce.bytes"]) == (1, GRADIENTS + 2 * 8 * FLOAT)
 
 
-def test_each_backward_of_a_step_has_a_bitmap_that_is_left_out(bench: Bench) -> None:
-    def setup(ctx: Any) -> Any:
-        replicated = DDP(network(), find_unused_parameters=True)
-
-        def step() -> None:
-            for _ in range(2):
-                replicated(torch.ones(4, 20)).sum().backward()
-
-        return step
-
-    counters = counted(bench, setup)
-    assert (counters["all_reduce.count"], counters["all_reduce.bytes"]) == (2, 2 * GRADIENTS)
-
-
 def test_a_half_precision_hook_halves_the_bytes_and_not_the_gradients(bench: Bench) -> None:
     def setup(ctx: Any) -> Any:
         from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook

@@ -182,40 +182,21 @@ def test_time_at_rest_is_none_of_the_launchs(bench: Bench, monkeypatch: pytest.M
 # --- bad luck
 
 
-def test_a_step_that_raises_in_a_stretch(bench: Bench) -> None:
-    def setup(ctx: Any) -> Any:
-        numbers = iter(range(1000))
-
-        def step() -> None:
-            all_reduce()
-            assert next(numbers) < 4 or ctx.rank == 0, "the fifth"
-
-        return step
-
-    with pytest.raises(LaunchError) as caught:
-        taken(bench, setup, 2, 3)
-    cause = caught.value.cause
-    assert (cause.rank, cause.phase) == (1, "step 3 of 3")
-    assert "AssertionError: the fifth" in cause.summary
-    assert "in step" in cause.traceback
-
-
-@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSEGV])
-def test_a_rank_that_dies_in_a_stretch(bench: Bench, signum: int) -> None:
+def test_a_rank_that_dies_in_a_stretch(bench: Bench) -> None:
     def setup(ctx: Any) -> Any:
         numbers = iter(range(1000))
 
         def step() -> None:
             all_reduce()
             if next(numbers) == 4 and ctx.rank == 1:
-                os.kill(os.getpid(), signum)
+                os.kill(os.getpid(), signal.SIGKILL)
 
         return step
 
     with pytest.raises(LaunchError) as caught:
         taken(bench, setup, 2, 3)
-    assert caught.value.cause.rank == 1
-    assert f"killed by {signal.Signals(signum).name}" in caught.value.cause.summary
+    assert (caught.value.cause.rank, caught.value.cause.phase) == (1, "step 3 of 3")
+    assert "killed by SIGKILL" in caught.value.cause.summary
 
 
 def test_a_rank_that_is_killed_at_rest_is_named_when_it_is_missed(bench: Bench) -> None:
@@ -256,23 +237,6 @@ def test_a_rank_that_halts_in_a_stretch_shows_its_stack_at_the_deadline(bench: B
     assert f"in {halt.__name__}" in cause.traceback
 
 
-def test_a_set_up_that_fails_is_that_of_any_launch(bench: Bench) -> None:
-    def setup(ctx: Any) -> Any:
-        raise ValueError("no data")
-
-    with pytest.raises(LaunchError, match="failed in setup: ValueError: no data"), bench.held(setup):
-        pytest.fail("it never rests")
-
-
-def test_clean_up_runs_and_may_fail(bench: Bench) -> None:
-    def setup(ctx: Any) -> Any:
-        yield all_reduce
-        raise OSError("still open")
-
-    with pytest.raises(LaunchError, match="failed in clean-up: OSError: still open"):
-        taken(bench, setup, 2)
-
-
 def test_a_rank_server_that_is_killed_leaves_nobody_stopped(bench: Bench) -> None:
     """Its ranks die with it; what they had started goes on, and ends by itself."""
 
@@ -303,17 +267,6 @@ def test_a_recompilation_in_a_counted_step_of_a_stretch_makes_a_launch_unfit(
 
     # The warm-up is 0 and 1, for it goes on while something compiles; then 2 3 | 4 5 6, of which 3, 5 and 6 count.
     assert taken(bench, setup, 2, 3).unfit == unfit
-
-
-def test_more_ranks_than_cores(bench: Bench) -> None:
-    cores = os.sched_getaffinity(0)
-    few = sorted(cores)[:2]
-    os.sched_setaffinity(0, few)
-    try:
-        samples = taken(bench, counting, 1, 2, 3, ranks=len(few) + 1)
-    finally:
-        os.sched_setaffinity(0, cores)
-    assert samples.examples == ((3, 5, 6),) * (len(few) + 1)
 
 
 def test_ctrl_c_while_ranks_are_stopped_leaves_nothing(bench: Bench) -> None:

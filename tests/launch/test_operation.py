@@ -6,11 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 
-from pytest_ddpperf.rank import operation as on_rank
 from pytest_ddpperf.records.collective import OPS, collective
-from pytest_ddpperf.records.errors import LaunchError, WrongResultError
+from pytest_ddpperf.records.errors import LaunchError
 from tests.launch.conftest import Bench
 
 
@@ -25,7 +23,7 @@ def test_every_operation_passes_its_check(bench: Bench, op: str) -> None:
 
 @pytest.mark.parametrize(
     ("op", "dtype"),
-    [("all_reduce", name) for name in ("float64", "bfloat16", "float16", "int8", "uint8", "int64")]
+    [("all_reduce", name) for name in ("bfloat16", "int8")]
     + [("broadcast", "bool"), ("all_gather", "complex64"), ("all_to_all", "int64")],
 )
 def test_of_any_dtype(bench: Bench, op: str, dtype: str) -> None:
@@ -51,58 +49,6 @@ def test_what_a_backend_cannot_do_is_red_with_its_own_words(bench: Bench) -> Non
 def test_a_dtype_that_this_torch_lacks_is_named(bench: Bench) -> None:
     with pytest.raises(LaunchError, match=r"has no dtype float8_nosuch"):
         bench.launch(replace(bench.plan(), collective=collective("all_reduce", 8, "float8_nosuch", 2)), None)
-
-
-def planted(ctx: Any, op: str, culprit: int, after: int) -> list[str]:
-    """What each check says where rank `culprit` spoils one element of what it receives, from one run on."""
-    patched = on_rank._IN_PLACE if op in on_rank._IN_PLACE else on_rank._MOVES
-    right, runs = patched[op], []
-
-    def wrong(received: torch.Tensor, *others: Any, **where: Any) -> None:
-        right(received, *others, **where)
-        runs.append(1)
-        if ctx.rank == culprit and len(runs) > after:
-            received[7] += 1
-
-    patched[op] = wrong  # type: ignore[index]
-    made = on_rank.setup(ctx, collective(op, 4 * 24, "float32", ctx.world_size))
-    said = []
-    for check in ("before", "after")[: after + 1]:  # none runs it without the other
-        try:
-            next(made, None)
-        except WrongResultError as error:
-            said.append(f"{check}: {error}")
-    return said
-
-
-@pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize(("after", "when"), [(0, "before"), (1, "after")])
-def test_a_wrong_result_is_found_on_the_rank_that_has_it(bench: Bench, op: str, after: int, when: str) -> None:
-    culprit = 0 if op == "reduce" else 1
-    said = bench.call(planted, op, culprit, after)
-    assert said[1 - culprit] == []
-    (problem,) = said[culprit]
-    elements = 12 if op == "reduce_scatter" else 24
-    assert problem.startswith(f"{when}: {op} of 96B float32: 1 of {elements} elements are wrong: element 7 is ")
-
-
-def shifted(ctx: Any) -> list[str]:
-    """Every element right, in another place."""
-    right = on_rank._MOVES["all_gather"]
-
-    def wrong(received: torch.Tensor, sent: torch.Tensor) -> None:
-        right(received, sent)
-        received.copy_(received.roll(len(sent)))  # each rank's block where another's belongs
-
-    on_rank._MOVES["all_gather"] = wrong  # type: ignore[index]
-    with pytest.raises(WrongResultError) as caught:
-        next(on_rank.setup(ctx, collective("all_gather", 4 * 24, "float32", ctx.world_size)))
-    return [str(caught.value)]
-
-
-def test_blocks_in_each_others_places_are_wrong(bench: Bench) -> None:
-    for (problem,) in bench.call(shifted):
-        assert "24 of 24 elements are wrong" in problem
 
 
 @pytest.mark.parametrize(("after", "phase"), [(0, "setup"), (5, "clean-up")], ids=["before", "after the window"])

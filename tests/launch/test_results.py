@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -37,10 +36,6 @@ def test_a_view_does_not_bring_its_whole_storage(bench: Bench) -> None:
     views = bench.call(lambda ctx: torch.arange(1_000_000.0)[2:4])
     assert views[0].tolist() == [2.0, 3.0]
     assert views[0].untyped_storage().nbytes() == 8
-
-
-def test_a_leaf_keeps_that_it_requires_a_gradient(bench: Bench) -> None:
-    assert bench.call(lambda ctx: torch.ones(4, requires_grad=True)[:2].detach().requires_grad_())[0].requires_grad
 
 
 def test_a_result_of_more_than_a_hundred_megabytes(bench: Bench) -> None:
@@ -95,24 +90,6 @@ def test_a_launch_says_what_any_rank_imported_where_it_is_asked(
     assert samples.files["late.py"] == digests(str(top), ["late.py"])["late.py"], "however its lines end"
     assert {"elsewhere", "torch"} <= set(samples.others)
     assert not {"late", "json", "pytest_ddpperf"} & set(samples.others)
-
-
-def test_a_step_that_returns_a_loss_tells_no_examples(bench: Bench) -> None:
-    assert bench.measure(lambda ctx: lambda: torch.ones(1)).examples is None
-
-
-@pytest.mark.parametrize(
-    "number", [7, np.int32(7), np.array(7), torch.tensor(7), torch.tensor([7], dtype=torch.uint8)], ids=repr
-)
-def test_examples_are_whole_numbers_of_any_kind(bench: Bench, number: Any) -> None:
-    assert bench.measure(lambda ctx: lambda: number).examples == ((7, 7, 7), (7, 7, 7))
-
-
-@pytest.mark.parametrize(
-    "other", [None, True, 7.0, np.float64(7), np.ones(2, int), torch.tensor(True), torch.tensor([7, 7]), "7"], ids=repr
-)
-def test_anything_else_tells_no_examples(bench: Bench, other: Any) -> None:
-    assert bench.measure(lambda ctx: lambda: other).examples is None
 
 
 def test_a_tensor_that_is_used_again_tells_its_value_of_each_step(bench: Bench) -> None:

@@ -26,7 +26,7 @@ from pytest_ddpperf.launch import Launcher, placement
 from pytest_ddpperf.records import Plan
 from pytest_ddpperf.records.errors import LaunchError, ServerError, SpaceError
 from pytest_ddpperf.wire.trees import Trees
-from tests.launch.conftest import Bench, Recorder
+from tests.launch.conftest import Bench, Recorder, listeners
 from tests.processes import alive, gone, until
 
 
@@ -136,12 +136,6 @@ def test_the_users_code_runs_under_the_warning_filters_of_its_test(bench: Bench)
         assert Path(__file__).name in caught.value.cause.traceback
 
 
-def test_a_function_that_is_called_runs_under_them_too(bench: Bench) -> None:
-    plan = replace(bench.plan(ranks=1), warning_filters=("error::builtins.Warning::0",))
-    with pytest.raises(LaunchError, match="UserWarning: of the function"):
-        bench.launcher.call(plan, lambda ctx: warnings.warn("of the function", stacklevel=1), (), bench.recorder)
-
-
 def test_a_filter_of_a_warning_that_ranks_do_not_know_is_told(bench: Bench) -> None:
     with pytest.raises(LaunchError) as caught:
         warned(bench, "ignore::no_such_package.Warning::0")
@@ -149,26 +143,6 @@ def test_a_filter_of_a_warning_that_ranks_do_not_know_is_told(bench: Bench) -> N
         "pytest's warning filter ignore::no_such_package.Warning::0 does not work in a rank: "
         "No module named 'no_such_package'"
     )
-
-
-def listeners(pids: list[int]) -> set[str]:
-    """Addresses that the processes listen on, as /proc/net/tcp and tcp6 have them (hexadecimal)."""
-    inodes = set()
-    for pid in pids:
-        for link in Path(f"/proc/{pid}/fd").iterdir():
-            try:
-                target = os.readlink(link)
-            except OSError:
-                continue
-            if target.startswith("socket:["):
-                inodes.add(target[8:-1])
-    found = set()
-    for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == "0A" and fields[9] in inodes:
-                found.add(fields[1].partition(":")[0])
-    return found
 
 
 LOOPBACK = "0100007F"
@@ -186,27 +160,6 @@ def seen_listening(bench: Bench) -> set[str]:
 
 def test_no_rank_listens_beyond_loopback(bench: Bench) -> None:
     assert seen_listening(bench) == {LOOPBACK}
-
-
-def test_the_user_may_choose_another_interface(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    interfaces = [name for name in os.listdir("/sys/class/net") if name != "lo" and has_address(name)]
-    if not interfaces:
-        pytest.skip("this host has no interface but loopback")
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", interfaces[0])
-    assert seen_listening(bench) - {LOOPBACK}
-
-
-def has_address(interface: str) -> bool:
-    import fcntl
-    import socket
-    import struct
-
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            fcntl.ioctl(probe, 0x8915, struct.pack("256s", interface.encode()))  # SIOCGIFADDR
-        except OSError:
-            return False
-    return True
 
 
 def test_a_server_that_is_killed_is_an_error_and_the_next_launch_has_another(bench: Bench) -> None:
@@ -261,14 +214,6 @@ def test_a_temporary_folder_without_space_is_told_and_nothing_is_left(bench: Ben
         bench.call(lambda ctx: None)
     assert str(caught.value) == f"no space in {small}; set TMPDIR to a folder that has some"
     assert list(small.iterdir()) == [small / "full"]
-
-
-def test_a_temporary_folder_that_takes_no_more_files_is_told_and_nothing_is_left(bench: Bench, small: Path) -> None:
-    for file in range(5):  # with the root and the launch's folder they leave room for one, which is the board
-        (small / str(file)).touch()
-    with pytest.raises(SpaceError):
-        bench.call(lambda ctx: None)
-    assert len(list(small.iterdir())) == 5
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,157 @@
+"""User code in a rank: what its set-up makes, what its steps return, and how its errors are summarised."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from pytest_ddpperf.rank import context, worker
+from pytest_ddpperf.rank.sampling import Prepared
+from pytest_ddpperf.records.errors import SetupError
+
+
+def argument(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+def yields() -> Any:
+    yield 1
+
+
+async def awaits() -> None:
+    pass
+
+
+async def yields_later() -> Any:
+    yield 1
+
+
+class Yields:
+    def __call__(self) -> Any:
+        yield 1
+
+
+class Later:
+    def __await__(self) -> Any:
+        yield
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (None, "None"),
+        (3, "3"),
+        (argument, "argument, which needs arguments"),
+        (torch.nn.Linear(2, 2), "Linear, which needs arguments"),
+    ],
+    ids=["None", "number", "function", "model"],
+)
+def test_setup_must_make_a_step_without_arguments(made: Any, words: str) -> None:
+    with pytest.raises(SetupError) as caught:
+        _ = Prepared(lambda: made).step
+    assert str(caught.value) == (
+        f"setup returned {words}; it must return the step to time, a callable without arguments "
+        "(or yield it, and clean up after)"
+    )
+
+
+def test_setup_must_yield_once() -> None:
+    def setup() -> Any:
+        yield argument
+        yield argument
+
+    with pytest.raises(SetupError, match=r"^setup yielded twice; it must yield once$"):
+        Prepared(setup).clean_up()
+
+
+@pytest.mark.parametrize(("setup", "kind"), [(awaits, "a coroutine"), (yields_later, "an async generator")])
+def test_a_setup_that_never_runs_is_refused(setup: Callable[..., Any], kind: str) -> None:
+    with pytest.raises(SetupError) as caught:
+        Prepared(setup)
+    assert str(caught.value) == (
+        f"setup returned {kind}, of which nothing has run: it must be a plain function that returns the step, "
+        "or a generator that yields it"
+    )
+
+
+@pytest.mark.parametrize(
+    ("step", "kind"),
+    [
+        (yields, "a generator"),
+        (Yields(), "a generator"),
+        (partial(partial(awaits)), "a coroutine"),
+        (lambda: awaits(), "a coroutine"),
+        (yields_later, "an async generator"),
+        (Later, "an awaitable Later"),
+    ],
+    ids=["function", "object", "partial", "returned", "both", "awaitable"],
+)
+@pytest.mark.filterwarnings("error")  # a coroutine that was never awaited
+def test_a_step_that_never_runs_is_refused(step: Any, kind: str) -> None:
+    with pytest.raises(SetupError) as caught:
+        context.read_examples(step())
+    assert str(caught.value) == (
+        f"the step returned {kind}, of which nothing has run: a step does its work when it is called, "
+        "without yield or async"
+    )
+
+
+@pytest.mark.parametrize("value", [5, torch.tensor(5), torch.tensor([5], dtype=torch.uint8)])
+def test_examples_are_whole_numbers_of_any_kind(value: Any) -> None:
+    assert context.count_examples([context.read_examples(value)] * 2) == (5, 5)
+
+
+@pytest.mark.parametrize("value", [None, True, 1.5, torch.tensor(1.5), torch.tensor([1, 2]), "5"])
+def test_anything_else_is_no_number_of_examples(value: Any) -> None:
+    assert context.count_examples([context.read_examples(value)]) is None
+
+
+def test_a_step_cannot_process_less_than_nothing() -> None:
+    with pytest.raises(SetupError) as caught:
+        context.count_examples([context.read_examples(torch.tensor(-1))])
+    assert str(caught.value) == (
+        "the step returned -1: a whole number that a step returns is how many examples it processed"
+    )
+
+
+class Broken(RuntimeError):
+    def __str__(self) -> str:
+        raise KeyError("no words")
+
+
+@pytest.mark.parametrize(
+    ("error", "summary"),
+    [
+        (ValueError("bad shape\nof a tensor"), "ValueError: bad shape"),
+        (SystemExit(3), "sys.exit(3) was called"),
+        (Broken(), "Broken: <exception str() failed>"),
+        (SetupError("no step"), "no step"),
+    ],
+)
+def test_an_error_has_a_summary(error: BaseException, summary: str) -> None:
+    assert worker._summary(error).endswith(summary)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="notes are of Python 3.11")
+@pytest.mark.parametrize("note", ["while loading shard 3", "check the shard\n", ""])
+def test_a_note_is_no_summary_of_an_error(note: str) -> None:
+    error = ValueError("no shard")
+    error.add_note(note)
+    assert worker._summary(error) == "ValueError: no shard"
+
+
+@pytest.mark.parametrize(
+    ("error", "lost"),
+    [
+        (RuntimeError("Connection closed by peer [127.0.0.1]:1"), True),
+        (ConnectionRefusedError("connection refused"), True),
+        (ValueError("broken pipe"), False),
+    ],
+)
+def test_a_lost_connection_is_known_by_its_words(error: BaseException, lost: bool) -> None:
+    assert worker.is_lost_connection(error) == lost
