@@ -15,7 +15,7 @@ import torch
 Marks = memoryview  # of signed 8-byte integers
 
 
-class Clock(Protocol):
+class StepClock(Protocol):
     def start(self) -> None:
         """Mark the start of the window."""
 
@@ -84,7 +84,7 @@ def place_events(marks: Marks, elapsed_milliseconds: list[float]) -> None:
         marks[step + 1] = start + round(span * elapsed / total) if total > 0 else start
 
 
-def make_clock(timing: Literal["free", "step"], device: torch.device, marks: Marks) -> Clock:
+def make_clock(timing: Literal["free", "step"], device: torch.device, marks: Marks) -> StepClock:
     """The clock for a mode and a device. A CPU has no queue: a step has ended when it returns, in both modes."""
     if device.type == "cpu":
         return HostClock(marks)

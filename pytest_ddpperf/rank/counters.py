@@ -72,9 +72,10 @@ def _reduced(entry: dict[str, Any]) -> Reduced | None:
 
 
 class Meter:
-    """The meter of a launch without RPC."""
+    """Measures more of a step than its time, in a launch without RPC."""
 
     def blocked_ns(self) -> int:
+        """Return how long this process has waited for RPC so far."""
         return 0
 
     def counters(self, step: Callable[[], Any]) -> dict[str, Count]:

@@ -22,7 +22,7 @@ GRACE = timedelta(seconds=60)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class ProcessPlace:
     """The place of a process in its launch."""
 
     number: int  # of the plan's processes
@@ -33,7 +33,7 @@ class Place:
     threads: int  # unless the environment asks for others; 0: torch's choice
 
 
-def start(plan: Plan, place: Place) -> Context:
+def start(plan: Plan, place: ProcessPlace) -> Context:
     """Seed, choose the device, pin, and join the group."""
     device = prepare(plan, place.index, place.threads)
     if plan.backend:
@@ -68,7 +68,7 @@ def timeout_of(plan: Plan) -> timedelta:
     return timedelta(seconds=plan.timeout_seconds) + GRACE
 
 
-def join(plan: Plan, rank: int, world_size: int, place: Place, name: str, device: torch.device) -> None:
+def join(plan: Plan, rank: int, world_size: int, place: ProcessPlace, name: str, device: torch.device) -> None:
     """Join the default process group, over the store of that name."""
     # Bound to its device, NCCL connects at once (in this phase, not in the first step).
     bound = device if dist.get_default_backend_for_device(device) == plan.backend else None

@@ -38,10 +38,10 @@ _ready = threading.Semaphore(0)
 _shared: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
 
-def start(plan: Plan, place: group.Place) -> RpcContext:
+def start(plan: Plan, place: group.ProcessPlace) -> RpcContext:
     """Seed, choose the device, pin, join the RPC world, and the process group of one's role."""
     process, timeout = place.number, group.timeout_of(plan)
-    part = _part(plan, process)
+    part = _role_of(plan, process)
     devices = 1 if plan.device == "cpu" else torch.accelerator.device_count()
     device = group.prepare(plan, place.index % devices, place.threads)
     url = store.url_of("store-rpc", plan.processes, place.folder, place.store, timeout)
@@ -78,7 +78,7 @@ def start(plan: Plan, place: group.Place) -> RpcContext:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _RoleShare:
     """The role of a process in the launch."""
 
     role: Role
@@ -86,18 +86,18 @@ class _Part:
     size: int  # how many have that role
 
 
-def _part(plan: Plan, process: int) -> _Part:
+def _role_of(plan: Plan, process: int) -> _RoleShare:
     if process < plan.world_size:
-        return _Part("trainer", process, plan.world_size)
+        return _RoleShare("trainer", process, plan.world_size)
     if process < plan.world_size + plan.parameter_servers:
-        return _Part("parameter_server", process - plan.world_size, plan.parameter_servers)
-    return _Part("master", 0, 1)
+        return _RoleShare("parameter_server", process - plan.world_size, plan.parameter_servers)
+    return _RoleShare("master", 0, 1)
 
 
 def _workers(plan: Plan) -> dict[str, tuple[str, ...]]:
     workers: dict[str, tuple[str, ...]] = {"trainer": (), "parameter_server": (), "master": ()}
     for process in range(plan.processes):
-        workers[_part(plan, process).role] += (plan.name(process),)
+        workers[_role_of(plan, process).role] += (plan.name(process),)
     return workers
 
 

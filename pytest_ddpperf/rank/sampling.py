@@ -10,13 +10,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from pytest_ddpperf.rank import clock, context
 from pytest_ddpperf.rank.context import Context
+from pytest_ddpperf.rank.counters import Meter
 from pytest_ddpperf.records import Plan, Window
 from pytest_ddpperf.records.errors import SetupError
 from pytest_ddpperf.wire import payload
@@ -56,16 +57,6 @@ class Prepared:
             return
         for _ in self._generator:
             raise SetupError("setup yielded twice; it must yield once")
-
-
-class Meter(Protocol):
-    """Measures more of a step than its time."""
-
-    def blocked_ns(self) -> int:
-        """Return how long this process has waited for others so far."""
-
-    def counters(self, step: Step) -> Mapping[str, int | None]:
-        """Run a step and return its counters."""
 
 
 # How many steps each stretch of a window of so many steps has, one after the other; a step lasts so many nanoseconds.

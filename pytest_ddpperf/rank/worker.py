@@ -158,7 +158,7 @@ def _work(rank: Rank, folder: Path, request: Message) -> None:
     task = payload.loads((folder / "payload").read_bytes())
     rank.enter(Phase.GROUP)
     store = tuple(request["store"]) if request["store"] else None
-    place = group.Place(
+    place = group.ProcessPlace(
         number=rank.number, index=index, node=request["node"], folder=folder, store=store, threads=request["threads"]
     )
     ctx: Context = (_rpc() if rank.plan.rpc else group).start(rank.plan, place)
@@ -206,7 +206,7 @@ def _measure_rpc(rank: Rank, ctx: RpcContext, trainer: Any, master: Any, paramet
     return made.clean_up if made is not None else None
 
 
-def _timed(rank: Rank, ctx: Context, prepared: sampling.Prepared, meter: sampling.Meter) -> CleanUp:
+def _timed(rank: Rank, ctx: Context, prepared: sampling.Prepared, meter: counters.Meter) -> CleanUp:
     window = sampling.measure(
         prepared.step, rank.plan, ctx, rank.board, meter, rank.stretches, in_stretches=rank.in_stretches
     )
