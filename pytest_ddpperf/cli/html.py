@@ -24,17 +24,10 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from pytest_ddpperf.report import json_report, page, side_by_side, terminal
+    from pytest_ddpperf.report import json_report, page
 
     page.check("ddpperf html")
     report = json_report.read(arguments.reports)
-    whole = report.run
-    content = page.html(
-        report.outcomes,
-        report.runs,
-        problem=whole.problem,
-        messages=[*side_by_side.bases(report), *whole.messages, *report.told, *terminal.remarks(report.outcomes)],
-        only_before=report.only_before,
-    )
+    content = page.run_page(report)
     console.write(arguments.output, content)
     return console.OK

@@ -7,17 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from pytest_ddpperf.cli import console
-from pytest_ddpperf.report import json_report, markdown, side_by_side, terminal
-from pytest_ddpperf.report.summary import count
+from pytest_ddpperf.report import json_report, markdown
 
 
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "markdown",
-        help="tell runs as Markdown",
-        description="Tell what pytest --ddp-json wrote as Markdown, the worst first, in at most 60,000 characters. "
+        help="write runs as Markdown",
+        description="Write what pytest --ddp-json wrote as Markdown: the worst 50 measurements first. "
         "Several reports, the shards of a CI job say, become one; of what several of them measured on one kind of "
-        "machine the run that ended last counts.",
+        "machine, the run that ended last counts.",
         allow_abbrev=False,
     )
     parser.add_argument("reports", type=Path, nargs="+", metavar="JSON", help="a report of pytest --ddp-json")
@@ -34,14 +33,6 @@ def add_parser(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     report = json_report.read(arguments.reports)
-    whole = report.run
-    content = markdown.report(
-        report.outcomes,
-        count(report.outcomes, whole),
-        problem=whole.problem,
-        messages=[*side_by_side.bases(report), *whole.messages, *report.told, *terminal.remarks(report.outcomes)],
-        run=whole,
-        only_before=report.only_before,
-    )
+    content = markdown.run_report(report)
     console.write(arguments.output, content, append=markdown.appends(arguments.output))
     return console.OK

@@ -1,4 +1,4 @@
-"""What came of one pytest run: its outcomes, its reports. Knows no pytest."""
+"""The results of one pytest run: its outcomes, its reports. Does not import pytest."""
 
 from __future__ import annotations
 
@@ -13,24 +13,23 @@ from pytest_ddpperf import __version__
 from pytest_ddpperf.git import commit_of, commit_time
 from pytest_ddpperf.records import Outcome, RunInfo, Scalar, codec
 from pytest_ddpperf.report import json_report, markdown, page, terminal
-from pytest_ddpperf.report.summary import count
 
 
 def begin(rootdir: Path) -> RunInfo:
-    """A run of the code in `rootdir`: once, since what it saves makes the working tree another."""
+    """Describe the run at its start: saved baselines would change the state of the working tree."""
     return RunInfo(id=uuid4().hex, version=__version__, commit=commit_of(rootdir), committed=commit_time(rootdir))
 
 
 @dataclass(slots=True)
-class Report:
-    """All outcomes of a run, wherever they were measured: under xdist they come from the workers."""
+class RunResults:
+    """All outcomes of a run; with xdist they come from the workers."""
 
     begun: RunInfo  # what is known of the run before its first test
     _outcomes: dict[tuple[str, str], Outcome] = field(default_factory=dict)  # by node id and label
     skipped: int = 0
     never_measured: list[str] = field(default_factory=list)  # node ids
     facts: Mapping[str, Scalar] = field(default_factory=dict)
-    told: list[str] = field(default_factory=list)  # of the run, beyond its outcomes
+    messages: list[str] = field(default_factory=list)  # about the whole run
     usage_error: str = ""  # found in a worker, or at the end, where pytest cannot say it
     refused: str = ""  # another one, for which pytest ran no test, and which it says itself
     other_failures: int = 0  # as in `RunInfo`
@@ -46,23 +45,24 @@ class Report:
         return not (self._outcomes or self.skipped or self.never_measured or self.usage_error or self.unwritten)
 
     def end(self, failed: Collection[str] = (), refused: str = "") -> None:
-        """No more will come. `failed`: node ids of all that failed, measured or not. If no test imported what differs,
-        that is told; if none imported anything of the repository, nothing was compared. Those of which the other side
-        has nothing say nothing of it."""
+        """Finish the run. `failed`: node ids of all failures, measured or not.
+
+        Add a message if no test imported a file that differs, and a usage error if none imported any file of the
+        repository. Tests without a baseline side do not count."""
         self.refused = refused
         self.other_failures = len({*failed} - {outcome.nodeid for outcome in self.outcomes if outcome.fails})
         asked = (outcome.baseline_side for outcome in self.outcomes if outcome.stored_verdict is None)
-        sides = [beside for beside in asked if beside is not None and not beside.error]
-        if not sides or not all(beside.same for beside in sides):
+        sides = [side for side in asked if side is not None and not side.error]
+        if not sides or not all(side.same for side in sides):
             return
-        told = f"no test imported a file that differs between {sides[0].version} and the code at hand"
-        if any(beside.imported for beside in sides):
-            self.told.append(told)
+        reason = f"no test imported a file that differs between {sides[0].version} and the working tree"
+        if any(side.imported for side in sides):
+            self.messages.append(reason)
         else:
-            self.usage_error = f"{told}, nor any file of this repository: is the package installed, but not editable?"
+            self.usage_error = f"{reason}, nor any file of this repository: is the package installed, but not editable?"
 
     def take(self, message: Mapping[str, Any]) -> None:
-        """Add what one test has to say (`message` as made by `telling`)."""
+        """Add the message of one test, made by `encode_results`."""
         for data in message.get("outcomes", ()):
             outcome = codec.decode(Outcome, data)
             self._outcomes[outcome.nodeid, outcome.test.label] = outcome  # of reruns, the last counts
@@ -76,18 +76,18 @@ class Report:
         yield from terminal.header(self.facts, verbose=verbosity > 0)
 
     def lines(self, verbosity: int, *, header: bool) -> Iterator[str]:
-        """The table, what is to be told, and the counts; with the header where it was not shown before."""
+        """Yield the table, the messages and the counts; with the header if it was not shown before."""
         if header and self.facts:
             yield from self.header(verbosity)
         yield from terminal.table(self.outcomes, verbosity=verbosity)
-        yield from filter(None, (*self.told, *self.unwritten, self.usage_error))
+        yield from filter(None, (*self.messages, *self.unwritten, self.usage_error))
         if verbosity > 0:
             yield from terminal.expected_false_alarms(self.outcomes)
         yield from terminal.summary(self.outcomes, self.run, never_measured=self.never_measured)
 
     @property
     def run(self) -> RunInfo:
-        """What all outcomes share; the run ends when that is asked for first, for all reports alike."""
+        """Return what all outcomes share. The run ends at the first call, for all reports alike."""
         self._ended = self._ended or datetime.now(timezone.utc).isoformat(timespec="seconds")
         return replace(
             self.begun,
@@ -97,32 +97,26 @@ class Report:
             never_measured=len(self.never_measured),
             other_failures=self.other_failures,
             problem=self.refused or self.usage_error,
-            messages=(*self.told, *terminal.unmeasured(self.never_measured)),
+            messages=(*self.messages, *terminal.unmeasured(self.never_measured)),
         )
 
     def markdown(self) -> str:
-        """For people, where they look at a change."""
-        run = self.run
-        return markdown.report(
-            self.outcomes, count(self.outcomes, run), problem=run.problem, messages=self._remarks(), run=run
-        )
+        """Return the run as Markdown."""
+        return markdown.run_report(self._stored())
 
     def html(self) -> str:
-        """A page; raises MissingExtraError."""
-        run = self.run
-        return page.html(self.outcomes, [run], problem=run.problem, messages=self._remarks())
+        """Return the run as a page; raises MissingExtraError."""
+        return page.run_page(self._stored())
 
-    def _remarks(self) -> list[str]:
-        """Of the run as a whole."""
-        remarks = terminal.remarks(self.outcomes, never_measured=self.never_measured)
-        return [*self.told, *remarks]
+    def _stored(self) -> json_report.StoredReport:
+        return json_report.report_of(Path("run.json"), self.data())
 
     def data(self) -> dict[str, Any]:
-        """Everything, as plain JSON values."""
+        """Return all results as plain JSON values."""
         return json_report.report(self.outcomes, self.run)
 
 
-def telling(
+def encode_results(
     outcomes: list[Outcome],
     *,
     skipped: bool,
@@ -130,7 +124,7 @@ def telling(
     facts: Mapping[str, Scalar],
     usage_error: str,
 ) -> dict[str, Any]:
-    """What one test has to say to the report, in plain values that may cross a process."""
+    """Return the results of one test in plain values that may cross a process."""
     return {
         "outcomes": [codec.encode(outcome) for outcome in outcomes],
         "skipped": skipped,

@@ -21,7 +21,7 @@ from pytest_ddpperf.plugin.outset import outset_of, traces_one_side
 if TYPE_CHECKING:
     from pytest_ddpperf.against import BaseSide
     from pytest_ddpperf.measuring.confirming import Code, SideOf
-    from pytest_ddpperf.measuring.outcomes import Report
+    from pytest_ddpperf.measuring.outcomes import RunResults
     from pytest_ddpperf.measuring.serving import Serving
     from pytest_ddpperf.measuring.session import Session
     from pytest_ddpperf.nodes.fleet import Fleet
@@ -50,7 +50,7 @@ class Run:
         self.pytest_session: pytest.Session | None = None
         self._base: BaseSide | None = None
         self._session: Session | None = None
-        self._report: Report | None = None
+        self._report: RunResults | None = None
 
     @cached_property
     def settings(self) -> Settings:
@@ -125,18 +125,18 @@ class Run:
 
             self._base.collect(Sources.here(self._base.trees))
             there = self._base.only_there({*self.deselected, *(item.nodeid for item in self.items)})
-            self.report.told += [f"only {self._base.version} has {nodeid}" for nodeid in there]
+            self.report.messages += [f"only {self._base.version} has {nodeid}" for nodeid in there]
         if self.fleet is not None:
             from pytest_ddpperf.plugin import nodes
 
             nodes.collected(self.fleet, self.config, self.session.facts())
 
     @property
-    def report(self) -> Report:
+    def report(self) -> RunResults:
         if self._report is None:
-            from pytest_ddpperf.measuring.outcomes import Report, begin
+            from pytest_ddpperf.measuring.outcomes import RunResults, begin
 
-            self._report = Report(begin(self.config.rootpath))
+            self._report = RunResults(begin(self.config.rootpath))
         return self._report
 
     def place(self, item: pytest.Item) -> None:
@@ -153,9 +153,9 @@ class Run:
         if self._report is None:
             return
         if self._session is not None:
-            self.report.told += self._session.told()
+            self.report.messages += self._session.told()
         if self.fleet is not None:
-            self.report.told += self.fleet.told
+            self.report.messages += self.fleet.told
         self.report.end(failed, refused)
 
     @property
@@ -166,12 +166,12 @@ class Run:
 
     def telling(self, item: pytest.Item, *, skipped: bool) -> dict[str, Any]:
         """What a test has to say to the report, once."""
-        from pytest_ddpperf.measuring.outcomes import telling
+        from pytest_ddpperf.measuring.outcomes import encode_results
 
         test = of(item)
         never_measured = test.passed and not test.labels and uses(item, BENCHMARKS)
         facts = self._session.machine() if self._session is not None and test.outcomes else {}
-        message = telling(
+        message = encode_results(
             test.outcomes,
             skipped=skipped,
             never_measured=item.nodeid if never_measured else "",

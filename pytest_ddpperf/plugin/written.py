@@ -11,7 +11,7 @@ from pytest_ddpperf import files
 from pytest_ddpperf.records.errors import DdpPerfError
 
 if TYPE_CHECKING:
-    from pytest_ddpperf.measuring.outcomes import Report
+    from pytest_ddpperf.measuring.outcomes import RunResults
     from pytest_ddpperf.plugin.state import Run
 
 
@@ -33,7 +33,7 @@ def write(run: Run) -> bool:
     tells, and why."""
     from pytest_ddpperf.report.markdown import appends
 
-    reports: tuple[tuple[str, Path | None, Callable[[Report], str]], ...] = (
+    reports: tuple[tuple[str, Path | None, Callable[[RunResults], str]], ...] = (
         ("--ddp-json", run.settings.json_path, _json),
         ("--ddp-markdown", run.settings.markdown_path, lambda report: report.markdown()),
         ("--ddp-html", run.settings.html_path, lambda report: report.html()),
@@ -49,7 +49,7 @@ def write(run: Run) -> bool:
 
 
 @contextmanager
-def _told(report: Report, what: str) -> Iterator[None]:
+def _told(report: RunResults, what: str) -> Iterator[None]:
     """Let the summary tell why it was not written, whatever the reason: neither it nor other reports are lost by that,
     but the run is red."""
     try:
@@ -62,7 +62,7 @@ def _told(report: Report, what: str) -> Iterator[None]:
         report.unwritten.append(f"{what}: {type(error).__name__}: {error}")
 
 
-def _remember(report: Report, root: Path, measured: Path) -> None:
+def _remember(report: RunResults, root: Path, measured: Path) -> None:
     """Add to the history what it has a place for, of the code in `measured`, and tell what became of it; raises
     HistoryError."""
     from pytest_ddpperf.git import why_unknown
@@ -74,13 +74,13 @@ def _remember(report: Report, root: Path, measured: Path) -> None:
     if why:
         unknown = entry.measurements and not (report.run.commit and report.run.committed)
         reason = why_unknown(measured) if unknown else ""
-        report.told.append(f"--ddp-history: nothing was added: {why}{f': {reason}' * bool(reason)}")
+        report.messages.append(f"--ddp-history: nothing was added: {why}{f': {reason}' * bool(reason)}")
         return
     path = entries.add_entry(root, entry)
-    report.told.append(f"--ddp-history: {several(len(entry.measurements), 'measurement')} added as {path}")
+    report.messages.append(f"--ddp-history: {several(len(entry.measurements), 'measurement')} added as {path}")
 
 
-def _json(report: Report) -> str:
+def _json(report: RunResults) -> str:
     from pytest_ddpperf.records import codec
 
     return codec.dumps(report.data())

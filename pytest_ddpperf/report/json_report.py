@@ -70,7 +70,7 @@ class StoredReport:
     paths: tuple[Path, ...]
     runs: tuple[RunInfo, ...]
     entries: tuple[Entry, ...]  # in the order of the files, each measurement once
-    told: tuple[str, ...] = ()  # what became of those that were in several files
+    messages: tuple[str, ...] = ()  # about measurements that several files have
     bases: tuple[RunInfo, ...] = ()  # that `ddpperf diff` held them against
     only_before: tuple[Gone, ...] = ()  # that those have, and no file here
 
@@ -218,7 +218,7 @@ def merged(reports: Iterable[StoredReport]) -> StoredReport:
             again.add(place)
         of_it[:] = [*others, place]
     kept = sorted(chain.from_iterable(left.values()))
-    told = (
+    repeated = (
         f"{text.name(entries[place].outcome)}: measured in several reports: that of {entries[place].run.created} counts"
         for place in kept
         if place in again
@@ -227,7 +227,7 @@ def merged(reports: Iterable[StoredReport]) -> StoredReport:
         paths=tuple(path for report in reports for path in report.paths),
         runs=tuple(run for report in reports for run in report.runs),
         entries=tuple(entries[place] for place in kept),
-        told=(*(line for report in reports for line in report.told), *_of_several_commits(reports), *told),
+        messages=(*(line for report in reports for line in report.messages), *_of_several_commits(reports), *repeated),
         bases=tuple({str(base): base for report in reports for base in report.bases}.values()),
         only_before=tuple(dict.fromkeys(_gone(reports))),
     )

@@ -15,10 +15,9 @@ from itertools import chain
 from pathlib import Path
 
 from pytest_ddpperf.records import Outcome, RunInfo, Status
-from pytest_ddpperf.report import failure, sentences, summary, terminal, text
-from pytest_ddpperf.report.json_report import Gone
-from pytest_ddpperf.report.side_by_side import ONLY_BEFORE
-from pytest_ddpperf.report.summary import Concern, Counts, last_line
+from pytest_ddpperf.report import failure, sentences, side_by_side, summary, terminal, text
+from pytest_ddpperf.report.json_report import Gone, StoredReport
+from pytest_ddpperf.report.summary import Concern, Counts, count, last_line
 
 # A bot finds the comment that it should replace by this marker.
 MARKER = "<!-- pytest-ddpperf -->"
@@ -65,6 +64,19 @@ def report(
         _more(max(0, len(rows) - _MOST_ROWS) + max(0, len(gone) - _MOST_GONE), "row"),
     ]
     return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def run_report(stored: StoredReport) -> str:
+    """Return the Markdown of one report, or of several shards."""
+    whole = stored.run
+    return report(
+        stored.outcomes,
+        count(stored.outcomes, whole),
+        problem=whole.problem,
+        messages=[*side_by_side.bases(stored), *whole.messages, *stored.messages, *terminal.remarks(stored.outcomes)],
+        run=whole,
+        only_before=stored.only_before,
+    )
 
 
 def _quiet(outcomes: Sequence[Outcome], most: int, *, open_: bool) -> str:
@@ -117,7 +129,7 @@ def _row(outcome: Outcome) -> str:
 
 def _gone(gone: Gone) -> str:
     blank = ["-"] * (2 * len(_PERCENTILES) + 1)
-    return f"| {' | '.join([ONLY_BEFORE, _code(gone.name), _code(gone.ranks), *blank])} |"
+    return f"| {' | '.join([side_by_side.ONLY_BEFORE, _code(gone.name), _code(gone.ranks), *blank])} |"
 
 
 def _has_details(outcome: Outcome) -> bool:

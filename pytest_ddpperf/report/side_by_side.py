@@ -46,7 +46,7 @@ def about(base: StoredReport, now: StoredReport) -> Iterator[str]:
 
 def remarks(base: StoredReport, now: StoredReport) -> Iterator[str]:
     """What is to be told beyond each measurement."""
-    yield from (*base.told, *now.told)
+    yield from (*base.messages, *now.messages)
     yield from _differences(now.outcomes)
     yield from _drift(now.outcomes)
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from pytest_ddpperf.cli.main import main
-from pytest_ddpperf.measuring.outcomes import Report
+from pytest_ddpperf.measuring.outcomes import RunResults
 from tests.git import git
 from tests.integration.conftest import STEP, Run
 
@@ -29,10 +29,10 @@ def test_a_report_that_cannot_be_made_is_told_and_costs_no_other(
 ) -> None:
     """matplotlib is there, and does not come up, say."""
 
-    def broken(report: Report) -> str:
+    def broken(report: RunResults) -> str:
         raise ImportError("undefined symbol: _Zn")
 
-    monkeypatch.setattr(Report, "markdown", broken)
+    monkeypatch.setattr(RunResults, "markdown", broken)
     pytester.makepyfile(NOTHING)
     result = run("--ddp-markdown=out.md", "--ddp-json=out.json")
     assert result.ret == pytest.ExitCode.TESTS_FAILED

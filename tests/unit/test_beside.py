@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_ddpperf.measuring.outcomes import Report
+from pytest_ddpperf.measuring.outcomes import RunResults
 from pytest_ddpperf.records import BaselineSide, Outcome, Plan, RunInfo, TestId, Version
 from pytest_ddpperf.records.codec import decode, encode
 from pytest_ddpperf.report import sentences as report
@@ -85,18 +85,18 @@ def test_a_run_says_when_nothing_that_differs_was_imported(
     plan = Plan(world_size=2, backend="gloo", device="cpu")
     test = TestId(module="m", name="t")
     outcome = Outcome(nodeid="m::t", test=test, plan=plan, launches=5, batch_size=None, verdict=None, fails=False)
-    run = Report(RunInfo())
+    run = RunResults(RunInfo())
     run.take({"outcomes": [encode(replace(outcome, nodeid=f"m::t{n}", baseline_side=s)) for n, s in enumerate(sides)]})
     run.end()
-    said = "no test imported a file that differs between origin/main (1a2b3c4d5e6f) and the code at hand"
-    assert run.told == [said] * told
+    said = "no test imported a file that differs between origin/main (1a2b3c4d5e6f) and the working tree"
+    assert run.messages == [said] * told
     assert run.usage_error.startswith(said) is usage_error
     assert ("is the package installed, but not editable?" in run.usage_error) is usage_error
 
 
 def test_what_failed_otherwise_than_by_a_measurement_is_counted() -> None:
     plan = Plan(world_size=2, backend="gloo", device="cpu")
-    run = Report(RunInfo())
+    run = RunResults(RunInfo())
     for name, fails in (("green", False), ("own", False), ("gate", True)):
         measured = Outcome(
             nodeid=f"m::{name}", test=TestId(module="m", name=name), plan=plan, launches=5, batch_size=None,

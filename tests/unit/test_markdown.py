@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pytest_ddpperf.cli.main import main
-from pytest_ddpperf.measuring.outcomes import Report
+from pytest_ddpperf.measuring.outcomes import RunResults
 from pytest_ddpperf.records import Outcome, RunInfo, Status, TestId, codec
 from pytest_ddpperf.report import failure, markdown
 from pytest_ddpperf.report.summary import count
@@ -106,7 +106,7 @@ def test_the_commit_is_told() -> None:
 
 
 def test_a_run_tells_what_it_has_to_say_beyond_its_measurements() -> None:
-    run = Report(RunInfo(), told=["not in this clone: code of baselines"], facts={"torch": "2.13.0"}, skipped=1)
+    run = RunResults(RunInfo(), messages=["not in this clone: code of baselines"], facts={"torch": "2.13.0"}, skipped=1)
     run.usage_error = "no test imported a file that differs"
     run.take({"outcomes": [codec.encode(GREEN)], "never_measured": "test_a.py::test_b"})
     told = run.markdown()
@@ -123,7 +123,9 @@ def test_a_run_tells_what_it_has_to_say_beyond_its_measurements() -> None:
 def test_the_command_tells_a_run_as_the_run_itself_did(form: str, tmp_path: Path) -> None:
     if form == "html":
         pytest.importorskip("matplotlib", reason="pages are drawn by matplotlib")
-    run = Report(RunInfo(commit="c0ffee" * 6), told=["only main has test_x"], facts={"torch": "2.13.0"}, skipped=1)
+    run = RunResults(
+        RunInfo(commit="c0ffee" * 6), messages=["only main has test_x"], facts={"torch": "2.13.0"}, skipped=1
+    )
     run.usage_error = "no test imported a file that differs"
     run.take({"outcomes": [codec.encode(GREEN)], "never_measured": "test_a.py::test_b"})
     run.end({GREEN.nodeid, "test_a.py::test_red"})

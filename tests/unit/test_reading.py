@@ -45,7 +45,7 @@ def test_a_report_comes_back_as_it_was(tmp_path: Path) -> None:
     assert report.outcomes == outcomes
     assert report.runs == (TOLD,)
     assert [entry.run for entry in report.entries] == [TOLD, TOLD]
-    assert report.told == ()
+    assert report.messages == ()
 
 
 def test_a_report_from_before_runs_had_ids_is_read() -> None:
@@ -169,7 +169,7 @@ def test_shards_make_one_report(tmp_path: Path) -> None:
     assert report.outcomes == (FAILED, other)
     assert [entry.run for entry in report.entries] == [RUN, of_other]
     assert report.paths == (tmp_path / "a.json", tmp_path / "b.json")
-    assert report.told == ()
+    assert report.messages == ()
 
 
 def test_what_was_told_of_several_runs_is_told_of_all_once_each(tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def test_of_what_was_measured_again_the_run_that_ended_last_counts(tmp_path: Pat
     paths = [written(tmp_path / "b.json", again, run=later), written(tmp_path / "a.json", first)]
     report = json_report.read(paths)
     assert report.outcomes == (again,)
-    assert report.told == (
+    assert report.messages == (
         "tests/test_a.py::test_step: measured in several reports: that of 2026-01-02T04:00:00+00:00 counts",
     )
 
@@ -209,7 +209,7 @@ def test_a_rerun_counts_instead_of_what_failed_and_the_other_way_round(
     paths = [written(tmp_path / "a.json", first), written(tmp_path / "b.json", last, run=LATER)]
     report = json_report.read([paths[place] for place in order])
     assert report.outcomes == (last,)
-    assert report.told == (f"{NODEID}: measured in several reports: that of {LATER.created} counts",)
+    assert report.messages == (f"{NODEID}: measured in several reports: that of {LATER.created} counts",)
 
 
 def test_a_third_attempt_is_told_once(tmp_path: Path) -> None:
@@ -219,7 +219,9 @@ def test_a_third_attempt_is_told_once(tmp_path: Path) -> None:
         written(tmp_path / f"{number}.json", each, run=run)
         for number, (each, run) in enumerate(zip(attempts, (RUN, LATER, third), strict=True))
     ]
-    assert json_report.read(paths).told == (f"{NODEID}: measured in several reports: that of {third.created} counts",)
+    assert json_report.read(paths).messages == (
+        f"{NODEID}: measured in several reports: that of {third.created} counts",
+    )
 
 
 @pytest.mark.parametrize(
@@ -230,7 +232,7 @@ def test_what_failed_otherwise_stays(changed_plan: dict[str, Any], tmp_path: Pat
     failed = replace(failed, plan=replace(failed.plan, **changed_plan))
     report = json_report.read([written(tmp_path / "a.json", failed), written(tmp_path / "b.json", good, run=LATER)])
     assert report.outcomes == (failed, good)
-    assert report.told == ()
+    assert report.messages == ()
 
 
 def test_what_failed_on_another_machine_of_a_fleet_stays(tmp_path: Path) -> None:
@@ -250,10 +252,12 @@ def test_reports_of_several_commits_are_told_and_are_of_none(tmp_path: Path) -> 
     report = json_report.read(
         [written(tmp_path / f"{n}.json", each, run=run) for n, (each, run) in enumerate(measured)]
     )
-    assert report.told == ("these reports are not of one commit: c0ffee (0.json, 2.json); decadedecade-dirty (1.json)",)
+    assert report.messages == (
+        "these reports are not of one commit: c0ffee (0.json, 2.json); decadedecade-dirty (1.json)",
+    )
     assert (report.run.commit, report.run.committed) == ("", "")
     alike = json_report.read([tmp_path / "0.json", tmp_path / "2.json"])
-    assert alike.told == ()
+    assert alike.messages == ()
     assert (alike.run.commit, alike.run.committed) == (RUN.commit, RUN.committed)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpperf.measuring.outcomes import Report
+from pytest_ddpperf.measuring.outcomes import RunResults
 from pytest_ddpperf.plugin import state, written
 from pytest_ddpperf.records import RunInfo, Status, codec
 from pytest_ddpperf.records.errors import AgainstError
@@ -21,10 +21,10 @@ NO_COMMIT = "--ddp-history: nothing was added: what was measured is not a commit
 
 def told(run: RunInfo, measured: Path) -> list[str]:
     """Of adding a measurement to the history in a folder of its own."""
-    report = Report(run)
+    report = RunResults(run)
     report.take({"outcomes": [codec.encode(outcome(verdict(Status.PASS)))]})
     written._remember(report, measured / "history", measured)
-    return report.told
+    return report.messages
 
 
 def test_why_git_told_no_commit_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,9 +12,9 @@ from pytest_ddpperf.records import Outcome, RunInfo
 from pytest_ddpperf.report.page.shell import check
 
 if TYPE_CHECKING:
-    from pytest_ddpperf.report.json_report import Gone
+    from pytest_ddpperf.report.json_report import Gone, StoredReport
 
-__all__ = ["check", "html"]
+__all__ = ["check", "html", "run_page"]
 
 
 def html(
@@ -48,4 +48,18 @@ def html(
         runs=[content.run_card(run) for run in runs],
         problem=problem,
         messages=messages,
+    )
+
+
+def run_page(stored: StoredReport) -> str:
+    """Return the page of one report, or of several shards. Raises MissingExtraError."""
+    from pytest_ddpperf.report import side_by_side, terminal
+
+    whole = stored.run
+    return html(
+        stored.outcomes,
+        stored.runs,
+        problem=whole.problem,
+        messages=[*side_by_side.bases(stored), *whole.messages, *stored.messages, *terminal.remarks(stored.outcomes)],
+        only_before=stored.only_before,
     )
