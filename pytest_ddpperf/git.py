@@ -34,11 +34,12 @@ def git(
     timeout: float | None = None,
     offline: bool = False,
     index: Path | None = None,
+    objects: Path | None = None,
 ) -> str:
     """What a git command prints; raises GitError. Runs none of the user's hooks and asks nothing of a terminal;
     `offline`: nor of another repository, which a partial clone does for the files that it lacks. `index`: another than
-    the repository's."""
-    return os.fsdecode(_git(path, *arguments, timeout=timeout, offline=offline, index=index))
+    the repository's. `objects`: the folder for new objects, in place of the repository's."""
+    return os.fsdecode(_git(path, *arguments, timeout=timeout, offline=offline, index=index, objects=objects))
 
 
 def _git(
@@ -48,11 +49,16 @@ def _git(
     given: bytes = b"",
     offline: bool = False,
     index: Path | None = None,
+    objects: Path | None = None,
 ) -> bytes:
     command: list[Any] = ["git", "--no-optional-locks", "-c", f"core.hooksPath={os.devnull}", "-C", path, *arguments]
     environ = {**outside_of_hooks(), "LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0", **(_OFFLINE if offline else {})}
     if index is not None:
         environ["GIT_INDEX_FILE"] = str(index)
+    if objects is not None:
+        own = git(path, "rev-parse", "--git-path", "objects").rstrip("\n")
+        environ["GIT_ALTERNATE_OBJECT_DIRECTORIES"] = str(path / own)
+        environ["GIT_OBJECT_DIRECTORY"] = str(objects)
     try:
         ended = run_whole(command, environ, timeout=timeout, given=given)
     except FileNotFoundError:
@@ -159,26 +165,31 @@ def commit_named(path: Path, ref: str, *, offline: bool = False) -> str:
     return git(path, "rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}", offline=offline).strip()
 
 
-def contents(top: Path, commit: str, files: Sequence[str]) -> list[bytes | None]:
-    """What files held in a commit, by paths from `top`; None for one that it lacks. Raises GitError, for one that a
-    partial clone has not brought yet, too."""
-    if not files:
-        return []
-    asked = b"".join(os.fsencode(f"{commit}:{file}\n") for file in files)
-    said = _git(top, "cat-file", "--batch", given=asked, offline=True)
-    found: list[bytes | None] = []
-    while said:
-        head, _, rest = said.partition(b"\n")
-        words = head.split(b" ")
-        held = len(words) == 3 and words[1] == b"blob"
-        length = int(words[2]) if len(words) == 3 and words[2].isdigit() else None
-        found.append(rest[:length] if held else None)
-        said = rest if length is None else rest[length + 1 :]
-    return found
+def tree_of(top: Path, without: Path, commit: str = "") -> str:
+    """Return the git tree of a commit or, with "", of all files in the working tree that git does not ignore.
+
+    Files below the folder `without` and Python's caches are left out. Nothing is written into the repository. Raises
+    GitError.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        index, objects = Path(folder) / "index", Path(folder) / "objects"
+        objects.mkdir()
+        if commit:
+            git(top, "read-tree", commit, index=index, objects=objects, offline=True)
+        else:
+            with suppress(FileNotFoundError):  # nothing was ever added
+                # With its time: git does not trust what it knows of files that are not older than the index.
+                shutil.copy2(top / git(top, "rev-parse", "--git-path", "index").rstrip("\n"), index)
+            git(top, "add", "--all", "--", ".", index=index, objects=objects)
+        left_out = ["*.pyc"]
+        if (real := Path(os.path.realpath(without))).is_relative_to(top) and real != top:
+            left_out.append(real.relative_to(top).as_posix())
+        git(top, "rm", "--cached", "-r", "--quiet", "--ignore-unmatch", "--", *left_out, index=index, objects=objects)
+        return git(top, "write-tree", "--missing-ok", index=index, objects=objects).strip()
 
 
 def ignored_files(top: Path, files: Sequence[str]) -> list[str]:
-    """Those that git ignores, and no commit has; raises GitError."""
+    """Return the files that git ignores, and no commit has; raises GitError."""
     try:
         said = _git(top, "check-ignore", "-z", "--stdin", given=b"".join(os.fsencode(f"{file}\0") for file in files))
     except GitError as error:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_ddpperf.led.arguments import of_led, of_other_tests
+from pytest_ddpperf.led.arguments import of_led
 from pytest_ddpperf.wire.trees import Trees
 
 
@@ -21,21 +21,22 @@ class Invocation:
     rootdir: Path
     caches: bool  # whether pytest's cache is on
     kept: tuple[str, ...]  # files and folders that come from the tree at hand on both sides, absolute, links resolved
-    only: str = ""  # a file, from rootdir: its tests alone are collected, the version's own, in the version's own tree
+    own_tests: bool = False  # whether the other version runs its own tests and conftests, in its own tree
     # As they were before conftests and tests, which may have changed them by now; None: as they are.
     environ: Mapping[str, str] | None = None
     sys_path: Sequence[str] | None = None
 
     def arguments_in(self, trees: Trees) -> list[str]:
-        """For the other version's pytest: what names tests as here or, of a whole version, in its own tree."""
-        if not self.only:
-            return of_led(self.arguments, self.tests)
-        root = _there(trees, self.rootdir)
-        return [*of_other_tests(self.arguments, self.tests), f"--rootdir={root}", str(root / self.only)]
+        """Return the arguments of the other version's pytest; its own tests have the same paths in its own tree."""
+        arguments = of_led(self.arguments, self.tests)
+        if not self.own_tests:
+            return arguments
+        moved = [str(_there(trees, Path(word))) if os.path.isabs(word) else word for word in arguments]
+        return [*moved, f"--rootdir={_there(trees, self.rootdir)}"]
 
     def folder_in(self, trees: Trees) -> Path:
-        """Where the other version's pytest is called."""
-        return _there(trees, self.folder) if self.only else self.folder
+        """Return the folder where the other version's pytest is called."""
+        return _there(trees, self.folder) if self.own_tests else self.folder
 
 
 def _there(trees: Trees, folder: Path) -> Path:

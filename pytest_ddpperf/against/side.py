@@ -23,7 +23,7 @@ import sys
 import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -65,9 +65,9 @@ class BaseSide:
     def __init__(self, settings: Settings, invocation: Invocation) -> None:
         """Raises AgainstError."""
         self._settings, self._invocation = settings, invocation
-        self._checkout = Checkout(settings, invocation.rootdir, invocation.kept, offline=bool(invocation.only))
+        self._checkout = Checkout(settings, invocation.rootdir, invocation.kept, offline=invocation.own_tests)
         self.version, self.trees = self._checkout.version, self._checkout.at_hand
-        self.more: Mapping[str, Any] = {}  # that its pytest is told when it starts
+        self.more: Mapping[str, Any] = {}  # fields of the message that starts its pytest
         self._closing = ExitStack()
         self._until = math.inf  # when it has to have collected, by the monotonic clock
 
@@ -82,14 +82,6 @@ class BaseSide:
         self._may_take(seconds)
         self._closing.callback(self._checkout.remove)
         self.tree = self._checkout.check_out(self._invocation.environ, self._until)
-
-    def again(self, only: str, seconds: float) -> None:
-        """`start` and `collect`, for the tests of another file, in the same tree."""
-        self._may_take(seconds)
-        self.led.close()
-        self._invocation = replace(self._invocation, only=only)
-        self._lead()
-        self.collect(None)
 
     def _may_take(self, seconds: float | None) -> None:
         self._until = math.inf if seconds is None else time.monotonic() + seconds
@@ -120,6 +112,7 @@ class BaseSide:
             "argv": sys.argv,
             "folder": str(folder),
             "parent": os.getpid(),
+            "own_tests": self._invocation.own_tests,
             **self.more,
         }
         try:
@@ -218,7 +211,7 @@ class BaseSide:
         self.tests.enter(nodeid)
         ended = f"the test ended there without measuring {label or 'anything'}"
         message = self.tests.hear(Nobody(), ended)
-        while self._invocation.only and message["label"] != label:  # here nobody doubted that one
+        while self._invocation.own_tests and message["label"] != label:  # here nobody doubted that one
             self.led.send({"op": "launch", "steps": 1})
             if self.tests.hear(Nobody(), ended)["event"] == "launched":
                 self.led.send({"op": "done"})
@@ -227,7 +220,7 @@ class BaseSide:
             self.led.send({"op": "leave"})  # it would wait for ever
             raise BaseSideError(f"there the test measured {message['label']!r} where it measures {label!r} here")
         plan = codec.decode(Plan, message["plan"])
-        if self._invocation.only:  # what its options ask for may have changed since, and is not the code
+        if self._invocation.own_tests:  # what its options ask for may have changed since, and is not the code
             if (plan.rpc, plan.master) != (here.rpc, here.master):
                 raise BaseSideError(f"there the test has {plan.roles or 'ranks'}, here {here.roles or 'ranks'}")
             plan = plan.measured_as(here)

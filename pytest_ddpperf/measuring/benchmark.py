@@ -57,7 +57,6 @@ class Job:
     plan: Plan
     launches: int  # before the first look
     level: float  # this measurement's error rate
-    settles: bool = False  # a suspicion, in turns: both sides or none, until it is slower or certainly not
     steps: int | None = None  # of each window; None: as the first launch has it
     batch_size: int | None
     gate: bool
@@ -94,8 +93,7 @@ def carry_out(
     base: BaseSide | None = None,
 ) -> Measured:
     """Launch, judge, and go on where the verdict is open: against the store or, with `base`, against launches there
-    that take turns with these. Raises LaunchError and the other errors of a launch, BaselineError and, from a job that
-    settles a suspicion, BaseSideError."""
+    that take turns with these. Raises LaunchError and the other errors of a launch, and BaselineError."""
     reference: Stored | Interleaved = Stored(store, job.test, to_extend=job.settings.extend_baseline)
     if base is not None and job.gate:
         here = Here(
@@ -110,7 +108,6 @@ def carry_out(
             job.test,
             begin=begin,
             plan=job.plan,
-            alone=not job.settles,
             here=here if job.settings.in_stretches(job.plan) else None,
             why_apart=_why_apart(job.plan) if job.settings.turns == "stretches" else "",
         )
@@ -141,7 +138,6 @@ def _compared(job: Job, launches: Launches, reference: Stored | Interleaved) -> 
         not_gated=reason,
         confirming=2 * job.launches,
         max_seconds=job.settings.max_seconds,
-        settles=job.settles,
     )
     judge = Judge(terms, launches, reference, environment)
     verdict = _looked(judge, launches, reference, looks)

@@ -56,14 +56,12 @@ class Interleaved:
         plan: Plan,
         here: Here | None,
         why_apart: str = "",
-        alone: bool = True,
     ) -> None:
         """`begin(launch, launches)` is told of each launch of the other side and says who watches it. `here`: to take
         turns in stretches, both sides' launches alive; None: one launch after the other, for the reason `why_apart` if
-        stretches were asked for. `alone`: whether the current side goes on where the other cannot; else `take` raises
-        BaseSideError."""
+        stretches were asked for."""
         self._base, self._nodeid, self._test, self._begin, self._plan = base, nodeid, test, begin, plan
-        self._here, self._why_apart, self._alone = here, why_apart, alone
+        self._here, self._why_apart = here, why_apart
         self._seed = random.SystemRandom().randrange(2**32)
         self._random = random.Random(self._seed)
         self._order = ""
@@ -78,8 +76,6 @@ class Interleaved:
         if self._theirs is None and not self.error:
             self._begin_there(current.steps)  # first, so that nothing works there while a launch here is timed
         while len(current.taken) < count:
-            if self.error and not self._alone:
-                raise BaseSideError(self.error)
             order = "".join(self._random.sample("bn", 2))
             if self._here is None or self._theirs is None or self.error:
                 self._one_by_one(order, current, planned)

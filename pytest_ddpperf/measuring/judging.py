@@ -8,8 +8,8 @@ from functools import partial
 from typing import Protocol
 
 from pytest_ddpperf import verdict as verdicts
+from pytest_ddpperf.measuring import installed
 from pytest_ddpperf.measuring import looks as rules
-from pytest_ddpperf.measuring import provenance
 from pytest_ddpperf.measuring.launches import Launches, measurement
 from pytest_ddpperf.records import Environment, LaunchSamples, Limit, Measurement, Recording, Verdict
 
@@ -38,7 +38,6 @@ class Terms:
     not_gated: str | None  # the reason code of a measurement that is not compared with anything
     confirming: int  # launches that are taken however long they take, to confirm a suspicion of the first look
     max_seconds: float  # for all launches
-    settles: bool  # a suspicion: until it is slower with evidence, or certainly not
 
     @property
     def saving(self) -> bool:
@@ -61,8 +60,8 @@ class Judge:
 
     @property
     def stops_early(self) -> bool:
-        """Whether a measurement may end between two looks. A confirmation may not: it makes a claim of its own."""
-        return self._terms.interleaved and not self._terms.settles and self._terms.not_gated is None
+        """Whether a measurement may end between two looks."""
+        return self._terms.interleaved and self._terms.not_gated is None
 
     def early(self, launches: int) -> tuple[Verdict, bool]:
         """Return the verdict after `launches` of each side, between two looks, and whether it ends the measurement."""
@@ -70,8 +69,7 @@ class Judge:
 
     def __call__(self, looks: Sequence[int], *, final: bool) -> tuple[Verdict, bool]:
         """Return the verdict after `looks` and whether it ends the measurement; `final`: no further look will come."""
-        enough = verdicts.not_slower if self._terms.settles else rules.decided
-        return self._judged(partial(rules.follow, looks, final=final, enough=enough), final=final)
+        return self._judged(partial(rules.follow, looks, final=final), final=final)
 
     def _judged(self, rule: _Rule, *, final: bool) -> tuple[Verdict, bool]:
         verdict, ended = rule(self._verdict)
@@ -100,7 +98,7 @@ class Judge:
         return measurement(launches, self._environment)
 
     def recording(self) -> Recording:
-        """Return what would be stored; where it will be, with its resolution and what it was measured with."""
+        """Return what would be stored; where it will be, with its resolution and what ranks imported."""
         launches, terms = self._launches.taken, self._terms
         current = self._measurement(launches)
         if not terms.saving:
@@ -108,6 +106,5 @@ class Judge:
         return Recording(
             measurement=current,
             resolution=verdicts.resolutions(current, terms.limits, level=terms.level),
-            files=provenance.files([launch.files for launch in launches]),
-            distributions=provenance.distributions({module for launch in launches for module in launch.others}),
+            distributions=installed.distributions({module for launch in launches for module in launch.others}),
         )

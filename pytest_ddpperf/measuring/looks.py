@@ -24,7 +24,6 @@ from pytest_ddpperf.records import Status, Verdict
 
 # The verdict on launches start..stop, counted from 0, `stop` excluded, with so many times the error rate.
 Judge = Callable[[int, int, float], Verdict]
-Enough = Callable[[Verdict], bool]  # whether a verdict needs no further look
 
 # What confirms may err more often than what decides: all launches together, of which it is half, decide as well.
 _CONFIRMING = 2.0
@@ -45,12 +44,12 @@ def decided(verdict: Verdict) -> bool:
     return verdict.status not in _CLAIMS and all(comparison.settled for comparison in verdict.comparisons)
 
 
-def follow(looks: Sequence[int], judge: Judge, *, final: bool, enough: Enough = decided) -> tuple[Verdict, bool]:
+def follow(looks: Sequence[int], judge: Judge, *, final: bool) -> tuple[Verdict, bool]:
     """The verdict after `looks`, and whether the measurement ends with it; `final`: no further look will come."""
     suspected: dict[Status, int] = {}  # after how many launches first
     for number, launches in enumerate(looks):
         verdict = judge(0, launches, 1.0)
-        if not verdict.status.compared or enough(verdict):
+        if not verdict.status.compared or decided(verdict):
             return verdict, True
         if verdict.status in _CLAIMS:
             since = suspected.setdefault(verdict.status, launches)

@@ -11,23 +11,22 @@ from pathlib import Path
 from typing import Any
 
 from pytest_ddpperf.against import BaseSide
-from pytest_ddpperf.against.origin import never_at_hand
 from pytest_ddpperf.baseline import Store
-from pytest_ddpperf.git import commit_of
+from pytest_ddpperf.git import commit_of, ignored_files, tree_of
 from pytest_ddpperf.launch import Launcher, Observer
 from pytest_ddpperf.launch.launcher import unpickle
 from pytest_ddpperf.led.sources import one_tree
 from pytest_ddpperf.measuring import benchmark
 from pytest_ddpperf.measuring.benchmark import Job, Measured, Progress
-from pytest_ddpperf.measuring.confirming import Confirming, SideOf
+from pytest_ddpperf.measuring.confirm import Confirmation, SideOf
 from pytest_ddpperf.measuring.following import Following, call_of, measurement_of
 from pytest_ddpperf.measuring.machine import Place, described, nodes_for, resolve
 from pytest_ddpperf.measuring.serving import Serving
 from pytest_ddpperf.nodes.fleet import Fleet
 from pytest_ddpperf.options import Settings
 from pytest_ddpperf.records import Baseline, Plan, Scalar, codec
+from pytest_ddpperf.records.errors import GitError
 from pytest_ddpperf.report import text
-from pytest_ddpperf.wire.trees import digests
 
 
 class Session:
@@ -56,7 +55,7 @@ class Session:
         side = base or serving
         own = settings.records or callable(side_of)
         self._trees = side.trees if side is not None else one_tree(rootdir) if own else None
-        self._confirming = Confirming(settings.confirm_seconds, rootdir, side_of)
+        self._confirmation = Confirmation(settings.confirm_seconds, rootdir, settings.baseline_dir, side_of)
         self._launcher = Launcher(
             modules,
             rpc=rpc,
@@ -65,7 +64,7 @@ class Session:
             nodes=fleet.hand if fleet is not None else None,
         )
         self._top: Path | None = None
-        self._never: dict[str, None] = {}  # why code of baselines that were saved will not be at hand
+        self._unidentified: dict[str, None] = {}  # why saved baselines do not say which code they are of
         self._places: dict[str, None] = {}  # in words, in the order of their first test
         self._store = Store(settings.baseline_dir)
         # Once: the first baseline that is refreshed makes the working tree dirty for the second.
@@ -154,31 +153,45 @@ class Session:
         measured = benchmark.carry_out(job, self._launcher, self._store, progress, self._base)
         if self._base is not None:
             return measured
-        return self._confirming.settle(job, measured, self._launcher, self._store, progress)
 
-    def save(self, candidate: Baseline, tests: Iterable[str]) -> int:
-        """Write a baseline, in place of the one before or in addition, and say how many sessions it now holds;
-        raises BaselineError. `tests` are the files of the test, which a rank may do without."""
-        assert self._trees is not None, "this run writes no baselines"
-        now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        within = map(self._trees.within, map(os.path.realpath, tests))
-        known = digests(self._trees.base, [file for file in within if file is not None])
+        def compare(job: Job, side: BaseSide) -> Measured:
+            return benchmark.carry_out(job, self._launcher, self._store, progress, side)
+
+        return self._confirmation.confirm(job, measured, compare)
+
+    def save(self, candidate: Baseline, imported: Iterable[str]) -> int:
+        """Write a baseline, in place of the one before or in addition to it, and return how many sessions it now has.
+
+        `imported` are the files of the repository that ranks imported. Raises BaselineError.
+        """
+        created = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        tree = self._tree(list(imported))
         sessions = tuple(
-            replace(session, created=now, commit=self._commit, files={**known, **session.files})
-            for session in candidate.sessions
+            replace(session, created=created, commit=self._commit, tree=tree) for session in candidate.sessions
         )
         write = self._store.extend if self.settings.extend_baseline else self._store.write
         write(replace(candidate, sessions=sessions))
         stored = self._store.read(sessions[0].measurement.environment, candidate.test)
-        builds = self.settings.against_setup is not None
-        self._never.setdefault(never_at_hand(sessions[-1], self._rootdir, builds=builds))
         return len(stored.sessions) if stored is not None else 0
 
-    def told(self) -> Iterator[str]:
-        """What is to be said once of all its baselines: what their code lacks to be measured beside other code."""
-        yield from self._confirming.told()
-        for why in filter(None, self._never):
-            yield f"tests that look slower than these baselines cannot be measured beside the baselines' code: {why}"
+    def _tree(self, imported: Sequence[str]) -> str:
+        """Return git's tree of the code that was measured; "" if there is none that identifies it."""
+        assert self._trees is not None, "this run writes no baselines"
+        top = Path(self._trees.hand)
+        try:
+            ignored = ignored_files(top, imported) if imported else []
+            if not ignored:
+                return tree_of(top, self.settings.baseline_dir)
+            self._unidentified.setdefault(f"ranks imported files that git ignores: {text.some(ignored)}")
+        except GitError as error:
+            self._unidentified.setdefault(f"git has no tree of it: {str(error).partition(chr(10))[0]}")
+        return ""
+
+    def messages(self) -> Iterator[str]:
+        """Yield what is said once about all baselines."""
+        yield from self._confirmation.messages()
+        for why in self._unidentified:
+            yield f"a regression against these baselines cannot be confirmed with the baselines' own code: {why}"
 
     def leave(self) -> None:
         """A test is over; so it is on the other side."""
@@ -189,6 +202,6 @@ class Session:
 
     def close(self) -> None:
         try:
-            self._confirming.close()
+            self._confirmation.close()
         finally:
             self._launcher.close()

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     import pytest
 
 # What --ddp-fail-on may name: every verdict but PASS, in lower case.
-FAIL_ON_NAMES = ("regressed", "improved", "inconclusive", "drifted", "no-baseline", "incomparable", "not-gated")
+FAIL_ON_NAMES = ("regressed", "improved", "inconclusive", "no-baseline", "incomparable", "not-gated")
 
 
 # The source of settings that a test's marker gives.

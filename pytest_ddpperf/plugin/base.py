@@ -20,7 +20,6 @@ from pytest_ddpperf.measuring.following import Following
 from pytest_ddpperf.measuring.serving import Serving
 from pytest_ddpperf.plugin import state
 from pytest_ddpperf.plugin.items import is_distributed
-from pytest_ddpperf.plugin.outset import set_options
 from pytest_ddpperf.records import Scalar, codec
 from pytest_ddpperf.records.errors import DdpPerfError
 from pytest_ddpperf.wire.boot import die_with_parent
@@ -38,7 +37,7 @@ def main(descriptor: int, start: Message) -> NoReturn:
     sys.argv[:] = start["argv"]
     if serving.trees.base != serving.trees.hand:
         _import_from(serving.trees)
-    sys.exit(pytest.main(start["arguments"], plugins=[_Led(serving, start.get("options"))]))
+    sys.exit(pytest.main(start["arguments"], plugins=[_Led(serving, own_tests=start.get("own_tests", False))]))
 
 
 def _import_from(trees: Trees) -> None:
@@ -61,9 +60,9 @@ def _import_from(trees: Trees) -> None:
 class _Led:
     """pytest's part in it."""
 
-    def __init__(self, serving: Serving, options: Mapping[str, str] | None) -> None:
-        """`options`: it is a baseline's code, whose options of the user's own are to be these; None: it is not."""
-        self._serving, self._options = serving, options
+    def __init__(self, serving: Serving, *, own_tests: bool) -> None:
+        """`own_tests`: a baseline's code is measured again, a test now and then."""
+        self._serving, self._own_tests = serving, own_tests
         self._errors: dict[str, str] = {}
         self._reports: list[pytest.TestReport] = []
         self._broken = False  # whether a fixture of the test failed
@@ -72,7 +71,6 @@ class _Led:
     @pytest.hookimpl(tryfirst=True)
     def pytest_configure(self, config: pytest.Config) -> None:
         config.stash[state.SERVING] = self._serving
-        set_options(config, self._options or {})
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
@@ -100,8 +98,8 @@ class _Led:
                 if item is not following:  # for which fixtures of wider scope were kept; pytest has no public way
                     with suppress(Exception, pytest.fail.Exception, pytest.skip.Exception):  # of another test
                         session._setupstate.teardown_exact(item)
-                # A baseline's code is asked for one test now and then: what its fixtures start is in nobody's way.
-                following = _following(session.items, item) if self._options is None else None
+                # What fixtures of a baseline's code start must not disturb the measurements in between.
+                following = None if self._own_tests else _following(session.items, item)
                 self._run(item, following)
 
     def _run(self, item: pytest.Item, following: pytest.Item | None) -> None:

@@ -178,7 +178,8 @@ class Benchmark(Distributed):
             self._state.failed_gates[label] = text, measured.result
             raise GateFailed(text, measured.result)
         if measured.result.verdict.reason == "saving":
-            self._state.candidates.append((len(self._state.outcomes) - 1, measured.candidate))
+            imported = sorted({file for launch in measured.shown for file in launch.files})
+            self._state.candidates.append((len(self._state.outcomes) - 1, measured.candidate, imported))
         if self._replay is not None and self._run.serving is None:
             self._replay(measured)
         return measured.result

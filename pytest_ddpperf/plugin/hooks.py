@@ -237,10 +237,10 @@ def _save(item: pytest.Item) -> None:
 
     test = state.of(item)
     run = item.config.stash[RUN]
-    for index, candidate in test.candidates if test.passed and test.attempt == 1 else ():
+    for index, candidate, imported in test.candidates if test.passed and test.attempt == 1 else ():
         outcome = test.outcomes[index]
         try:
-            test.outcomes[index] = replace(outcome, saved=run.session.save(candidate, run.files_of(item)))
+            test.outcomes[index] = replace(outcome, saved=run.session.save(candidate, imported))
         except DdpPerfError as error:
             test.unsaved[outcome.test.label] = str(error)
     for index, outcome in enumerate(test.outcomes):

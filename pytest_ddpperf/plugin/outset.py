@@ -76,11 +76,3 @@ def _is_literal(text: str, value: object) -> bool:
         return bool(ast.literal_eval(text) == value)
     except (ValueError, SyntaxError):
         return False
-
-
-def set_options(config: pytest.Config, options: Mapping[str, str]) -> None:
-    """As `own_options` has them; those that its conftests do not know are passed over."""
-    for option, text in options.items():
-        name = option.removeprefix("--").replace("-", "_")
-        if hasattr(config.option, name):
-            setattr(config.option, name, ast.literal_eval(text))

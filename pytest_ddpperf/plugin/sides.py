@@ -13,7 +13,6 @@ import pytest
 from pytest_ddpperf.against import BaseSide, Invocation
 from pytest_ddpperf.launch.request import inherited
 from pytest_ddpperf.led.arguments import spelt_out
-from pytest_ddpperf.measuring.confirming import Code
 from pytest_ddpperf.plugin.items import named_tests
 from pytest_ddpperf.plugin.state import Run
 
@@ -30,11 +29,9 @@ def another_version(run: Run, items: Sequence[pytest.Item]) -> BaseSide:
     return BaseOfNodes(run.settings, asked, run.fleet, lambda: run.session.launcher)
 
 
-def of_commit(run: Run, code: Code, seconds: float) -> BaseSide:
-    """A commit's own tests, ready to be measured beside those at hand within so many seconds; raises DdpPerfError."""
-    asked = replace(run.settings, against=code.commit, against_env=code.assignments)
-    side = BaseSide(asked, _of_run(run, (PLUGIN,), code.file))
-    side.more = {"options": dict(code.options)}
+def of_commit(run: Run, commit: str, seconds: float) -> BaseSide:
+    """Start a commit's own tests, to be interleaved with today's, within so many seconds; raises DdpPerfError."""
+    side = BaseSide(replace(run.settings, against=commit), replace(_of_run(run, (PLUGIN,)), own_tests=True))
     try:
         side.start(seconds)
         side.collect(None)
@@ -47,7 +44,6 @@ def of_commit(run: Run, code: Code, seconds: float) -> BaseSide:
 def invocation(
     config: pytest.Config,
     kept: tuple[str, ...],
-    only: str = "",
     *,
     environ: Mapping[str, str],
     sys_path: Sequence[str],
@@ -64,16 +60,15 @@ def invocation(
         folder=config.invocation_params.dir,
         rootdir=config.rootpath,
         kept=kept,
-        only=only,
         environ=environ,
         sys_path=sys_path,
     )
 
 
-def _of_run(run: Run, kept: tuple[str, ...], only: str = "") -> Invocation:
+def _of_run(run: Run, kept: tuple[str, ...]) -> Invocation:
     outset = run.outset
     environ = outset.environ if run.fleet is None else inherited(outset.environ)  # which would lead, too
-    found = invocation(run.config, kept, only, environ=environ, sys_path=outset.sys_path)
+    found = invocation(run.config, kept, environ=environ, sys_path=outset.sys_path)
     return replace(found, arguments=(*found.arguments, *seed(run.config)))
 
 

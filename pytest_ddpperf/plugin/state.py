@@ -8,7 +8,6 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cached_property
-from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,7 @@ from pytest_ddpperf.plugin.outset import outset_of, traces_one_side
 
 if TYPE_CHECKING:
     from pytest_ddpperf.against import BaseSide
-    from pytest_ddpperf.measuring.confirming import Code, SideOf
+    from pytest_ddpperf.measuring.confirm import SideOf
     from pytest_ddpperf.measuring.outcomes import RunResults
     from pytest_ddpperf.measuring.serving import Serving
     from pytest_ddpperf.measuring.session import Session
@@ -112,10 +111,10 @@ class Run:
         if self._base is not None:
             self._base.start()
 
-    def _side_of(self, code: Code, seconds: float) -> BaseSide:
+    def _side_of(self, commit: str, seconds: float) -> BaseSide:
         from pytest_ddpperf.plugin import sides
 
-        return sides.of_commit(self, code, seconds)
+        return sides.of_commit(self, commit, seconds)
 
     def await_others(self) -> None:
         """Until they have collected; raises AgainstError where nothing differs from the other version, and NodesError
@@ -153,7 +152,7 @@ class Run:
         if self._report is None:
             return
         if self._session is not None:
-            self.report.messages += self._session.told()
+            self.report.messages += self._session.messages()
         if self.fleet is not None:
             self.report.messages += self.fleet.told
         self.report.end(failed, refused)
@@ -231,11 +230,6 @@ class Run:
             and os.path.basename(getattr(plugin, "__file__", None) or "") == "conftest.py"
         ]
 
-    def files_of(self, item: pytest.Item) -> list[str]:
-        """The test module, and the conftests that hold for it."""
-        conftests = [str(module.__file__) for module in self.conftests()]
-        return [str(item.path), *(file for file in conftests if Path(file).parent in item.path.parents)]
-
 
 class TestState:
     """What is known of one test, over its phases and over reruns of it."""
@@ -256,7 +250,8 @@ class TestState:
         self.passed = False  # the call phase of this attempt, all parts included
         self.labels: set[str] = set()  # measured in this attempt
         self.gates = 0  # of them, those that are held against a baseline
-        self.candidates: list[tuple[int, Baseline]] = []  # index in outcomes, what to save
+        # Index in outcomes, what to save, and the files of the repository that ranks imported.
+        self.candidates: list[tuple[int, Baseline, list[str]]] = []
 
     def begin(self) -> None:
         """A new attempt: the first, or a rerun."""

@@ -141,7 +141,7 @@ class Recording:
     created: str = ""  # ISO 8601, UTC
     commit: str = ""  # "" outside a git repository; "-dirty" appended with uncommitted changes
     resolution: Mapping[str, float] = field(default_factory=dict)  # by metric, as `Comparison.resolution`
-    files: Mapping[str, str] = field(default_factory=dict)  # of the repository: path from its top -> digest
+    tree: str = ""  # git's, of all files in the repository but baselines; "" if it does not identify the code
     distributions: Mapping[str, Distribution] = field(default_factory=dict)  # by name, those that ranks imported from
 
 

@@ -73,7 +73,7 @@ def _gate_failure(outcome: Outcome) -> Iterator[str]:
     comparisons = [c for c in verdict.comparisons if c.status is verdict.status]
     if verdict.status is Status.INCONCLUSIVE and outcome.stored_verdict is not None:
         comparisons = list(verdict.comparisons)  # which do not suspect anything, and that is the point
-        yield sentences.settled(outcome)
+        yield sentences.machine_slower(outcome)
         yield ""
     yield from _metrics(comparisons, counters, outcome.plan.collective)
     yield from outcome.evidence
@@ -102,7 +102,7 @@ def remedy(outcome: Outcome) -> Iterator[str]:
 
 
 def suspected(stored: Verdict) -> str:
-    """What the stored baseline by itself said, where turns settled it."""
+    """Say what the stored baseline alone said."""
     return f"suspected by the stored baseline: {', '.join(text.change(c) for c in stored.comparisons)}"
 
 

@@ -21,17 +21,7 @@ _WHY_INCONCLUSIVE = {
     "not-significant": "launches and sessions differ as much by themselves",
     "not-confirmed": "further launches did not confirm it",
 }
-
-# What a comparison with the baseline's own code showed.
-_WHY_SETTLED = {
-    "machine-drifted": "next to its own code it is within the limit, here and now: the machine is slower than when the "
-    "baseline was recorded, or something that is not recorded changed",
-    "other-machine": "next to its own code it is within the limit, here and now: this is not the machine that the "
-    "baseline was recorded on",
-    "environment-differs": "next to its own code it is within the limit, here and now, where something else differs",
-    "not-settled": "next to its own code it is slower by less than that, if at all; whether by more than the limit, "
-    "use more launches (--ddp-max-launches)",
-}
+_RECOMPILED = "INCONCLUSIVE: most launches recompiled within their window: raise --ddp-warmup"
 
 
 def verdict_of(outcome: Outcome) -> str:
@@ -46,7 +36,7 @@ def summary_lines(outcome: Outcome) -> Iterator[str]:
     if verdict is not None:
         if outcome.stored_verdict is not None and verdict.status is Status.PASS:
             changes = ", ".join(text.change(c) for c in outcome.stored_verdict.comparisons)
-            yield f"{name}: {changes} against the baseline, and re-measured next to its own code:"
+            yield f"{name}: {changes} against the baseline; measured again next to its own code:"
         yield from (f"{name}: {line}" for line in (*left_out(verdict), *comparison_lines(outcome)))
     yield from (f"{name}: {note}" for note in outcome.notes)
 
@@ -56,8 +46,10 @@ def sentence(outcome: Outcome) -> str:
     verdict = outcome.verdict
     if verdict is None:
         return f"not measured: {outcome.error}"
-    if outcome.stored_verdict is not None and verdict.reason in _WHY_SETTLED:
-        return f"INCONCLUSIVE: {settled(outcome)}"
+    if outcome.stored_verdict is not None and verdict.reason == "machine-slower":
+        return f"INCONCLUSIVE: {machine_slower(outcome)}"
+    if verdict.reason == "recompiled":
+        return _RECOMPILED
     if verdict.status is Status.INCONCLUSIVE:
         why = _WHY_INCONCLUSIVE.get(verdict.reason, verdict.reason)
         return f"INCONCLUSIVE: {_changes(outcome)}: beyond the limit, but {why}"
@@ -84,14 +76,14 @@ def _stored(outcome: Outcome) -> bool:
     return outcome.baseline_side is None and bool(outcome.baseline_path)
 
 
-def settled(outcome: Outcome) -> str:
-    """Return why a suspected regression was not confirmed."""
-    assert outcome.verdict is not None
+def machine_slower(outcome: Outcome) -> str:
+    """Say why a suspicion is not the code's."""
     assert outcome.stored_verdict is not None
-    reason = outcome.verdict.reason
-    differs = f": {', '.join(outcome.verdict.differences)}" if reason == "environment-differs" else ""
     changes = ", ".join(text.change(c) for c in outcome.stored_verdict.comparisons)
-    return f"{changes} against the baseline, but {_WHY_SETTLED.get(reason, reason)}{differs}"
+    return (
+        f"{changes} against the baseline, but the machine is slower: the baseline's own code, measured again next to "
+        "today's, is as slow (files outside the repository were not checked)"
+    )
 
 
 def left_out(verdict: Verdict) -> Iterator[str]:

@@ -14,7 +14,7 @@ from pytest_ddpperf.records import Limit, Measurement, Status, Verdict
 from pytest_ddpperf.verdict.counters import with_counters
 from pytest_ddpperf.verdict.observations import in_percentiles, of_one_length
 from pytest_ddpperf.verdict.refused import refused
-from pytest_ddpperf.verdict.settled import MACHINE_DRIFTED, Circumstances, not_slower, settled, suspected
+from pytest_ddpperf.verdict.suspicion import MACHINE_SLOWER, confirm, is_suspected
 from pytest_ddpperf.verdict.times import (
     ASSUMED_DRIFT,
     TEST_LEVEL,
@@ -28,22 +28,20 @@ from pytest_ddpperf.verdict.times import (
 
 __all__ = [
     "ASSUMED_DRIFT",
-    "MACHINE_DRIFTED",
+    "MACHINE_SLOWER",
     "TEST_LEVEL",
-    "Circumstances",
     "coarse",
+    "confirm",
     "differing",
     "fails",
     "in_percentiles",
+    "is_suspected",
     "judge",
     "judge_times",
-    "not_slower",
     "of_one_length",
     "refused",
     "resolutions",
-    "settled",
     "shift",
-    "suspected",
     "unsupported",
     "with_counters",
     "without_steady_windows",
@@ -67,8 +65,6 @@ def fails(verdict: Verdict, *, fail_on: frozenset[str] | None, baseline_missing:
     """Whether a verdict fails its test; `fail_on`, when given, names exactly those that do. Never one that is saved: a
     project whose ini file names what is not gated could not record a baseline."""
     if fail_on is not None:
-        if verdict.reason == MACHINE_DRIFTED and "drifted" in fail_on:
-            return True
         if verdict.reason == "saving":
             return False
         return verdict.status.value.lower().replace(" ", "-") in fail_on

@@ -9,13 +9,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
 from pytest_ddpperf.against.origin import Origin
+from pytest_ddpperf.measuring.circumstances import Held, had_others
+from pytest_ddpperf.measuring.confirming import Code, Confirming
+
 from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.measuring import circumstances, confirming
 from pytest_ddpperf.measuring.benchmark import Job, Measured
-from pytest_ddpperf.measuring.circumstances import Held, had_others
-from pytest_ddpperf.measuring.confirming import Code, Confirming
 from pytest_ddpperf.records import (
     BaselineSide,
     Distribution,

@@ -1,0 +1,219 @@
+"""Confirming a suspicion against a stored baseline: the baseline's own code is measured again, next to today's.
+
+It is an ordinary comparison with another version. A run has one budget of seconds for it, and one other side at a time.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from pytest_ddpperf import verdict as verdicts
+from pytest_ddpperf.against import BaseSide
+from pytest_ddpperf.against.proof import for_people
+from pytest_ddpperf.baseline.source import find_source
+from pytest_ddpperf.measuring import installed
+from pytest_ddpperf.measuring.benchmark import Job, Measured
+from pytest_ddpperf.records import Baseline, Recording, Scalar, Status, Verdict
+from pytest_ddpperf.records.errors import AgainstError, DdpPerfError
+from pytest_ddpperf.report import text
+
+SideOf = Callable[[str, float], BaseSide]  # of a commit, ready within so many seconds; raises DdpPerfError
+Compare = Callable[[Job, BaseSide], Measured]  # an ordinary comparison; raises the errors of a launch
+
+# Recorded facts that may make the same code slower. Measured ones (clocks, temperatures) differ in every run.
+_CAUSES = ("python", "torch", "cuda", "hip", "nccl", "driver")
+_VARIABLE, _OPTION = "env:", "--"
+
+
+class NotConfirmed(Exception):
+    """Why the stored verdict stands, in words."""
+
+
+class Confirmation:
+    """What a run has for it: seconds, and the other side that is alive."""
+
+    def __init__(self, seconds: float, rootdir: Path, baseline_dir: Path, side_of: SideOf | str) -> None:
+        """`side_of` starts a commit's own tests; a string says why nothing is confirmed, "" if nobody asked for it."""
+        self._budget = self._left = seconds
+        self._rootdir, self._baseline_dir, self._side_of = rootdir, baseline_dir, side_of
+        self._side: BaseSide | None = None
+        self._commit = ""  # of the side
+        self._failed: dict[str, str] = {}  # by commit, why it has no side
+        self._fetch: dict[str, None] = {}  # commands that would fetch the code of baselines
+        self._unaffordable = 0  # suspicions for which no time was left
+
+    def confirm(self, job: Job, measured: Measured, compare: Compare) -> Measured:
+        """Return `measured` or, if there is a suspicion, what re-measuring the baseline's code makes of it."""
+        stored, baseline = measured.outcome.verdict, measured.baseline
+        if not self._side_of or stored is None or baseline is None or not verdicts.is_suspected(stored):
+            return measured
+        began = time.monotonic()
+        try:
+            return self._confirmed(job, measured, stored, baseline, compare)
+        except NotConfirmed as why:
+            if stored.status is Status.PASS:
+                return measured
+            return _noted(measured, f"not confirmed with the baseline's own code: {why}")
+        except BaseException:  # Ctrl-C or a plugin's time limit: the state of the other side is unknown
+            self.close()
+            raise
+        finally:
+            if self._side is not None:
+                self._side.leave()  # so that it does not disturb the next measurement
+            self._left -= time.monotonic() - began
+
+    def _confirmed(
+        self, job: Job, measured: Measured, stored: Verdict, baseline: Baseline, compare: Compare
+    ) -> Measured:
+        if isinstance(self._side_of, str):
+            raise NotConfirmed(self._side_of)
+        began = time.monotonic()
+        # Two looks of both sides, which is what a slowdown takes.
+        needed = 4 * sum(launch.phases.total for launch in measured.shown[: job.launches])
+        self._check_budget(needed, self._left)
+        session = baseline.sessions[-1]
+        side = self._side_for(self._commit_of(session, Path(measured.outcome.baseline_path)))
+        if missing := side.why_missing(job.nodeid):
+            raise NotConfirmed(_first_line(missing))
+        left = self._left - (time.monotonic() - began)
+        self._check_budget(needed, left)
+        # Windows are as long as those that raised the suspicion: some slowdowns grow with every step.
+        steps = len(measured.shown[0].step_seconds)
+        settings = replace(job.settings, against=self._commit, max_seconds=min(job.settings.max_seconds, left))
+        try:
+            interleaved = compare(replace(job, settings=settings, steps=steps), side)
+        except DdpPerfError as error:
+            raise NotConfirmed(_first_line(str(error))) from None
+        other, verdict = interleaved.outcome.baseline_side, interleaved.outcome.verdict
+        assert other is not None
+        assert verdict is not None
+        if other.error:
+            raise NotConfirmed(_first_line(other.error))
+        if not verdict.status.compared:
+            raise NotConfirmed(", ".join(verdict.differences) or verdict.reason)
+        causes = tuple(_other_causes(measured, baseline))
+        final = verdicts.confirm(stored, verdict, causes)
+        if final is stored:
+            changes = ", ".join(text.change(comparison) for comparison in verdict.comparisons)
+            differs = f"; what else differs: {', '.join(causes)}" if causes else ""
+            raise NotConfirmed(f"interleaved with {self._commit[:12]}: {changes}{differs}")
+        notes = tuple(self._other_files(side, other.differing)) if final.status is Status.REGRESSED else ()
+        return replace(
+            interleaved,
+            result=replace(interleaved.result, verdict=final),
+            candidate=measured.candidate,
+            output=measured.output + interleaved.output,
+            outcome=replace(
+                interleaved.outcome,
+                verdict=final,
+                fails=verdicts.fails(
+                    final, fail_on=job.settings.fail_on, baseline_missing=job.settings.baseline_missing
+                ),
+                baseline_path=measured.outcome.baseline_path,
+                stored_verdict=stored,
+                sessions=measured.outcome.sessions,
+                notes=(*interleaved.outcome.notes, *notes),
+            ),
+        )
+
+    def _commit_of(self, session: Recording, baseline: Path) -> str:
+        source = find_source(session, baseline, self._baseline_dir, self._rootdir)
+        if source.fetch:
+            self._fetch[source.fetch] = None
+        if not source.commit:
+            raise NotConfirmed(source.why)
+        return source.commit
+
+    def _check_budget(self, needed: float, left: float) -> None:
+        if left < needed:
+            self._unaffordable += 1
+            have = f"{max(left, 0.0):.0f} of the {self._budget:g} s of --ddp-confirm are left"
+            raise NotConfirmed(f"it takes about {needed:.0f} s, and {have}")
+
+    def _side_for(self, commit: str) -> BaseSide:
+        """Return the side of a commit: the one that is alive, or another in its place."""
+        if commit in self._failed:
+            raise NotConfirmed(self._failed[commit])
+        if self._side is None or self._commit != commit or self._side.dead:
+            self.close()
+            assert callable(self._side_of)
+            try:
+                self._side, self._commit = self._side_of(commit, self._left), commit
+            except DdpPerfError as error:
+                why = _first_line(error.problem if isinstance(error, AgainstError) else str(error))
+                self._failed[commit] = why
+                raise NotConfirmed(why) from None
+        return self._side
+
+    def _other_files(self, side: BaseSide, imported: Sequence[str]) -> Iterator[str]:
+        """Say which files differ, if not those that ranks imported explain slower code."""
+        if imported:
+            if all(map(_is_test, imported)):
+                yield "only test files differ: the test itself changed"
+            return
+        with suppress(AgainstError):
+            baselines = Path(os.path.realpath(self._baseline_dir))  # younger than their commit
+            top = Path(side.trees.hand)
+            changed = [file for file in side.changed() if not (top / file).is_relative_to(baselines)]
+            if changed:
+                yield f"changed, but not imported by any rank: {text.some(sorted(changed, key=for_people))}"
+
+    def messages(self) -> Iterator[str]:
+        """Yield what the end of the run says once."""
+        yield from (f"this clone does not have the code of some baselines: {command}" for command in self._fetch)
+        if self._unaffordable:
+            suspicions = text.several(self._unaffordable, "suspected regression")
+            yield f"{suspicions} not re-measured: the {self._budget:g} s of --ddp-confirm were used up"
+
+    def close(self) -> None:
+        side, self._side = self._side, None
+        if side is not None:
+            side.close()
+
+
+def _other_causes(measured: Measured, baseline: Baseline) -> Iterator[str]:
+    """Yield what may make the same code slower, and is not as it was when the baseline was recorded, or is unknown."""
+    session = baseline.sessions[-1]
+    current, recorded = measured.result.environment.recorded, session.measurement.environment.recorded
+    for name in sorted({*current, *recorded}):
+        if _is_cause(name, current, recorded) and current.get(name) != recorded.get(name):
+            shown = name.removeprefix(_VARIABLE)
+            yield f"{shown} {recorded.get(name, 'unset')} -> {current.get(name, 'unset')}"
+    hosts = [each.measurement.environment.recorded.get("host") for each in baseline.sessions]
+    if current.get("host") not in hosts:
+        yield f"host {hosts[-1]} -> {current.get('host')}"
+    modules = {module for launch in measured.shown for module in launch.others}
+    before, after = session.distributions, installed.distributions(modules)
+    for name in sorted({*before, *after}):
+        old, new = before.get(name), after.get(name)
+        if old != new:
+            yield f"{name} {old.version if old else 'not imported'} -> {new.version if new else 'not imported'}"
+        elif new is not None and not new.digest:
+            yield f"{name} (its files are not known)"
+
+
+def _is_cause(name: str, current: Mapping[str, Scalar], recorded: Mapping[str, Scalar]) -> bool:
+    """Whether a fact is a version, a variable, or an option that conftests had on both occasions."""
+    if name.startswith(_OPTION):
+        return name in current and name in recorded
+    return name in _CAUSES or name.startswith(_VARIABLE)
+
+
+def _first_line(words: str) -> str:
+    """Return the line that says what went wrong; pytest marks it in a traceback."""
+    lines = words.splitlines()
+    return next((line[1:].strip() for line in lines if line.startswith("E  ")), lines[0] if lines else "")
+
+
+def _is_test(file: str) -> bool:
+    name = Path(file).name
+    return name == "conftest.py" or name.startswith("test_") or name.endswith("_test.py")
+
+
+def _noted(measured: Measured, note: str) -> Measured:
+    return replace(measured, outcome=replace(measured.outcome, notes=(*measured.outcome.notes, note)))
