@@ -158,8 +158,3 @@ def counted(changed: CounterChange) -> str:
     """The change of a counter, as a table has it; counts are exact."""
     how = "was 0" if not changed.baseline and changed.now else share(changed.change)
     return f"{changed.limit.metric} {how}"
-
-
-def some(items: Sequence[str], most: int = 5) -> str:
-    """Join the first items with commas; "..." stands for the rest."""
-    return ", ".join((*items[:most], *["..."] * (len(items) > most)))

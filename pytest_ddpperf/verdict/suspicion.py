@@ -40,8 +40,7 @@ def confirm(stored: Verdict, interleaved: Verdict, causes: Sequence[str]) -> Ver
         return replace(interleaved, reason="confirmed", differences=stored.differences)
     if any(each.status is Status.REGRESSED for each in stored.counters):
         return stored  # counts have no noise, and no machine makes them rise
-    limits, compared = ({each.limit.metric for each in verdict.comparisons} for verdict in (stored, interleaved))
-    if causes or not limits <= compared or interleaved.status not in (Status.PASS, Status.IMPROVED):
+    if causes or interleaved.status not in (Status.PASS, Status.IMPROVED) or not _is_clear(stored, interleaved):
         return stored
     interleaved = replace(interleaved, differences=stored.differences, sessions=stored.sessions)
     if stored.status in (Status.REGRESSED, Status.INCONCLUSIVE):
@@ -49,6 +48,17 @@ def confirm(stored: Verdict, interleaved: Verdict, causes: Sequence[str]) -> Ver
     if stored.status is interleaved.status:
         return interleaved
     return replace(interleaved, status=Status.PASS, reason="within-limit")
+
+
+def _is_clear(stored: Verdict, interleaved: Verdict) -> bool:
+    """Whether the comparison has all limits and leaves none open: each is settled, or its bound excludes the claim."""
+    found = {each.limit.metric: each for each in interleaved.comparisons}
+    claims = {each.limit.metric: each.change.low for each in stored.comparisons if each.status is Status.REGRESSED}
+    return all(
+        (each := found.get(comparison.limit.metric)) is not None
+        and (each.settled or each.change.high < claims.get(comparison.limit.metric, -1.0))
+        for comparison in stored.comparisons
+    )
 
 
 def _bound(comparison: Comparison) -> float:

@@ -272,9 +272,8 @@ def test_a_baseline_that_does_not_exist_is_none(store):
 
 def test_the_file_is_made_for_review(store):
     (session,) = baseline(environment=Environment()).sessions
-    files = {"tests/test_step.py": "", "a.py": "0123456789abcdef"}
     torch = Distribution(version="2.13.0+cpu", digest="")
-    session = replace(session, files=files, distributions={"torch": torch})
+    session = replace(session, tree="5f2b8e0d", distributions={"torch": torch})
     text = store.write(Baseline(test=TEST, sessions=(session,))).read_text()
     assert (
         text
@@ -290,10 +289,6 @@ def test_the_file_is_made_for_review(store):
           "digest": "",
           "version": "2.13.0+cpu"
         }
-      },
-      "files": {
-        "a.py": "0123456789abcdef",
-        "tests/test_step.py": ""
       },
       "measurement": {
         "counters": {},
@@ -333,7 +328,8 @@ def test_the_file_is_made_for_review(store):
           ]
         }
       },
-      "resolution": {}
+      "resolution": {},
+      "tree": "5f2b8e0d"
     }
   ],
   "test": {

@@ -19,7 +19,7 @@ SESSION = Recording(
     created="2026-01-02T03:04:05+00:00",
     commit="c0ffee" * 6 + "c0ff",
     resolution={"p10": 0.0021, "p50": 0.034},
-    files={"mypackage/net.py": "b1946ac92492d234"},
+    tree="5f2b8e0d94a7c316",
 )
 OTHER_KEY = {"device_type": "cpu", "world_size": 4}
 

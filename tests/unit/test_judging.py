@@ -59,7 +59,6 @@ TERMS = Terms(
     not_gated=None,
     confirming=10,
     max_seconds=1e9,
-    settles=False,
 )
 
 
@@ -75,41 +74,9 @@ def looked(
     return _looked(Judge(terms, here, there, ENVIRONMENT), here, there, LOOKS), here
 
 
-def judged(ratios: Sequence[float], *, settles: bool, asked: int = 0) -> tuple[int, Verdict]:
-    """How many launches were taken until the measurement ended, and what that came to."""
-    verdict, here = looked(ratios, replace(TERMS, settles=settles), asked=asked)
-    return len(here.taken), verdict
-
-
 STEADY = (1.0, 1.001, 0.999, 1.0005, 0.9995) * 4
 NOISY = (1.0, 1.12, 0.92, 1.08, 0.89) * 4  # within the limit, though nobody can say that it is not 10 % slower
 SLOWER = (1.3, 1.31, 1.29, 1.3, 1.305) * 4
-
-
-@pytest.mark.parametrize(
-    ("ratios", "gate", "suspicion"),
-    [(STEADY, 5, 5), (NOISY, 5, 10), (SLOWER, 10, 10)],
-    ids=["steady", "noisy", "slower"],
-)
-def test_what_settles_a_suspicion_goes_on_until_it_is_slower_or_certainly_not(
-    ratios: Sequence[float], gate: int, suspicion: int
-) -> None:
-    assert judged(ratios, settles=False)[0] == gate
-    assert judged(ratios, settles=True)[0] == suspicion
-
-
-def test_what_settles_a_suspicion_is_all_that_was_launched_for_it() -> None:
-    count, verdict = judged((*NOISY[:5], *STEADY[:15]), settles=True)
-    (comparison,) = verdict.comparisons
-    assert (count, verdict.status) == (10, "PASS")
-    assert comparison.change.high < 0.1
-    count, verdict = judged((*NOISY[:5], *SLOWER[:15]), settles=True)
-    assert (count, verdict.status) == (20, "REGRESSED")
-
-
-def test_what_cannot_be_compared_needs_no_further_launches() -> None:
-    count, verdict = judged(NOISY, settles=True, asked=4)
-    assert (count, verdict.status) == (5, "INCOMPARABLE")
 
 
 OPEN = (1.0, 1.16, 1.0, 1.16, 1.0)  # within the limit, and not settled
@@ -117,8 +84,8 @@ OPEN = (1.0, 1.16, 1.0, 1.16, 1.0)  # within the limit, and not settled
 
 @pytest.mark.parametrize(
     ("terms", "count"),
-    [(TERMS, 7), (replace(TERMS, interleaved=False), 10), (replace(TERMS, settles=True), 10)],
-    ids=["in turns", "stored", "a suspicion"],
+    [(TERMS, 7), (replace(TERMS, interleaved=False), 10)],
+    ids=["interleaved", "stored"],
 )
 def test_interleaved_launches_may_end_between_two_looks(terms: Terms, count: int) -> None:
     verdict, here = looked((*OPEN, 0.98, *STEADY[:14]), terms)

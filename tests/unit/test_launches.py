@@ -114,7 +114,7 @@ def watched(launch: int, of: int) -> Any:
     return PROGRESS
 
 
-def interleaved(theirs: Windows, *, fails: bool = False, alone: bool = True) -> Interleaved:
+def interleaved(theirs: Windows, *, fails: bool = False) -> Interleaved:
     def measure(observer: object, steps: int | None) -> LaunchSamples:
         if fails:
             raise BaseSideError("gone")
@@ -123,7 +123,7 @@ def interleaved(theirs: Windows, *, fails: bool = False, alone: bool = True) -> 
     ready = SimpleNamespace(plan=PLAN, batch_size=None, facts={})
     base: Any = SimpleNamespace(begin=lambda nodeid, label, plan: ready, measure=measure)
     test = TestId(module="m", name="t")
-    return Interleaved(base, "m.py::t", test, begin=watched, plan=PLAN, here=None, alone=alone)
+    return Interleaved(base, "m.py::t", test, begin=watched, plan=PLAN, here=None)
 
 
 PROGRESS: Any = None
@@ -156,13 +156,6 @@ def test_a_side_alone_says_it_for_itself(run: int) -> None:
     here = Windows(7)
     interleaved(Windows(9), fails=True).take(here.side(), 3, planned=3)
     assert here.told == [None, 7, 7]
-
-
-def test_a_side_that_is_nothing_alone_stops_where_the_other_cannot_go_on() -> None:
-    here = Windows(7)
-    with pytest.raises(BaseSideError, match="gone"):
-        interleaved(Windows(9), fails=True, alone=False).take(here.side(), 3, planned=3)
-    assert len(here.told) <= 1
 
 
 # --- pairs whose launches are both alive

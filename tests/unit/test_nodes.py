@@ -620,7 +620,7 @@ def test_a_pytest_that_is_led_runs_no_test_again_by_itself(option: str) -> None:
 @pytest.mark.parametrize("over", [False, True])
 def test_what_a_pytest_that_is_led_tells_of_a_test_is_no_failure_there(when: str, over: bool) -> None:
     """Or a plugin would run it again by itself, after some delay."""
-    led = base_module._Led(SimpleNamespace(over=over), None)  # type: ignore[arg-type]
+    led = base_module._Led(SimpleNamespace(over=over), own_tests=False)  # type: ignore[arg-type]
     report = pytest.TestReport("test_a", ("test_a.py", 1, "test_a"), {}, "failed", OVER_TEXT, when)  # type: ignore[arg-type]
     making = led.pytest_runtest_makereport(SimpleNamespace(path="test_a.py"), None)  # type: ignore[arg-type]
     next(making)

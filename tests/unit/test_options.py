@@ -527,7 +527,7 @@ def test_a_word_that_is_not_allowed_is_told_what_is(refusal: Callable[..., str],
 
 
 def test_a_misspelt_verdict_is_told_the_nearest(refusal: Callable[..., str]) -> None:
-    names = "regressed, improved, inconclusive, drifted, no-baseline, incomparable, not-gated"
+    names = "regressed, improved, inconclusive, no-baseline, incomparable, not-gated"
     assert refusal("--ddp-fail-on=improved,regresed") == (
         f"--ddp-fail-on: 'regresed': not one of {names}; did you mean regressed?"
     )

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from pytest_ddpperf.plugin.outset import OUTSET, holds_secret, own_options, set_options
+from pytest_ddpperf.plugin.outset import OUTSET, holds_secret, own_options
 from pytest_ddpperf.plugin.state import RUN
 
 CONFTEST = """
@@ -66,12 +66,6 @@ def test_ranks_that_are_traced_are_not_compared_with_those_of_another_version(
     with pytest.raises(pytest.UsageError, match=r"--ddp-against with --cov that traces ranks, .*: add --no-cov"):
         pytester.parseconfigure("--ddp-against=HEAD")
     assert configured._confirms() == "not with --cov that traces ranks: add --no-cov"
-
-
-def test_options_are_set_as_they_were_those_that_there_are(config: pytest.Config) -> None:
-    set_options(config, {"--hidden": "1024", "--layer-kind": "'dense'", "--not-there-yet": "1"})
-    assert (config.getoption("--hidden"), config.getoption("--layer-kind")) == (1024, "dense")
-    assert not hasattr(config.option, "not_there_yet")
 
 
 @pytest.mark.parametrize(

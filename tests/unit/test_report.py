@@ -624,5 +624,3 @@ def test_waiting_names_what_is_waited_for() -> None:
 def test_a_reason_of_a_newer_version_is_told_as_it_stands() -> None:
     doubt = outcome(verdict(Status.INCONCLUSIVE, "of-tomorrow"))
     assert sentences.sentence(doubt).endswith("beyond the limit, but of-tomorrow")
-    settled = replace(doubt, stored_verdict=verdict(Status.REGRESSED), fails=True)
-    assert "against the baseline, but of-tomorrow\n" in failure.gate_failure(settled)

@@ -1,0 +1,138 @@
+"""Suspicions, and what an interleaved comparison makes of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pytest_ddpperf.records import Comparison, CounterChange, Interval, Limit, Status, Verdict
+from pytest_ddpperf.verdict import MACHINE_SLOWER, confirm, is_suspected
+
+LIMIT = Limit(metric="p50", value=0.1, unit="%")
+
+
+def verdict(status: Status, estimate: float, *, high: float | None = None, limit: Limit = LIMIT) -> Verdict:
+    comparison = Comparison(
+        limit=limit,
+        status=status,
+        reason="",
+        baseline_seconds=0.1,
+        now_seconds=0.1 * (1 + estimate),
+        change=Interval(estimate=estimate, low=estimate - 0.05, high=estimate + 0.05 if high is None else high),
+        p_value=0.5,
+        level=0.05,
+        resolution=0.01,
+        alarm_rate=0.0,
+        settled=True,
+    )
+    return Verdict(status=status, reason="from-the-baseline", comparisons=(comparison,))
+
+
+SUSPECTED = [verdict(Status.REGRESSED, 0.3), verdict(Status.INCONCLUSIVE, 0.3), verdict(Status.PASS, 0.08)]
+NOT_SLOWER = verdict(Status.PASS, 0.01)
+
+
+@pytest.mark.parametrize(
+    ("status", "estimate", "limit", "expected"),
+    [
+        (Status.PASS, 0.02, LIMIT, False),
+        (Status.PASS, -0.3, LIMIT, False),
+        (Status.PASS, 0.06, LIMIT, True),
+        (Status.REGRESSED, 0.3, LIMIT, True),
+        (Status.INCONCLUSIVE, 0.3, LIMIT, True),
+        (Status.PASS, 0.06, Limit(metric="p50", value=0.02, unit="ms"), False),  # 6 of 20 ms
+        (Status.PASS, 0.16, Limit(metric="p50", value=0.02, unit="ms"), True),
+        (Status.PASS, 0.06, Limit(metric="busbw", value=0.1, unit="%"), True),
+        (Status.NO_BASELINE, 0.3, LIMIT, False),
+    ],
+)
+def test_an_estimate_beyond_half_the_limit_is_suspected(
+    status: Status, estimate: float, limit: Limit, expected: bool
+) -> None:
+    assert is_suspected(verdict(status, estimate, limit=limit)) is expected
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [(0.02, 0.02, False), (0.06, -0.2, True), (-0.2, 0.06, False), (None, None, False)],
+    ids=["neither", "the lowest percentile", "another one", "one occasion"],
+)
+def test_the_fastest_launches_of_the_lowest_percentile_raise_a_suspicion(
+    low: float | None, high: float | None, expected: bool
+) -> None:
+    """Of a baseline that other work made slower: its mean hides slower code."""
+    (p50,) = verdict(Status.PASS, -0.1).comparisons
+    p10 = replace(p50, limit=replace(LIMIT, metric="p10"), fastest=low)
+    both = replace(verdict(Status.PASS, -0.1), comparisons=(replace(p50, fastest=high), p10))
+    assert is_suspected(both) is expected
+
+
+def test_what_improved_by_both_stays_so() -> None:
+    improved = verdict(Status.IMPROVED, -0.2)
+    assert confirm(improved, improved, ()).status is Status.IMPROVED
+    assert confirm(improved, NOT_SLOWER, ()).status is Status.PASS
+
+
+def test_counters_need_no_second_look() -> None:
+    assert not is_suspected(replace(verdict(Status.REGRESSED, 0.3), reason="counter-rose"))
+
+
+def test_no_machine_makes_a_counter_rise() -> None:
+    risen = CounterChange(
+        limit=Limit(metric="rpc.bytes", value=0.0, unit="%"), status=Status.REGRESSED, baseline=1, now=2
+    )
+    stored = replace(verdict(Status.REGRESSED, 0.3), counters=(risen,))
+    assert confirm(stored, NOT_SLOWER, ()) is stored
+
+
+@pytest.mark.parametrize("stored", SUSPECTED)
+@pytest.mark.parametrize("causes", [(), ("torch 2.12 -> 2.13",)])
+def test_slower_interleaved_is_red_whatever_else_differs(stored: Verdict, causes: tuple[str, ...]) -> None:
+    stored = replace(stored, differences=("host a -> b",))
+    found = confirm(stored, verdict(Status.REGRESSED, 0.2), causes)
+    assert (found.status, found.reason, found.differences) == (Status.REGRESSED, "confirmed", ("host a -> b",))
+    assert found.comparisons[0].change.estimate == 0.2
+
+
+@pytest.mark.parametrize("stored", SUSPECTED)
+def test_what_may_be_the_cause_leaves_the_stored_verdict(stored: Verdict) -> None:
+    assert confirm(stored, NOT_SLOWER, ("torch 2.12 -> 2.13",)) is stored
+
+
+@pytest.mark.parametrize("stored", SUSPECTED)
+@pytest.mark.parametrize(
+    "interleaved",
+    [
+        verdict(Status.INCONCLUSIVE, 0.2, high=0.3),
+        replace(NOT_SLOWER, comparisons=(replace(NOT_SLOWER.comparisons[0], settled=False),)),
+        replace(NOT_SLOWER, comparisons=()),
+    ],
+    ids=["open", "not settled", "another limit"],
+)
+def test_a_comparison_that_decides_nothing_leaves_the_stored_verdict(stored: Verdict, interleaved: Verdict) -> None:
+    interleaved = replace(
+        interleaved, comparisons=tuple(replace(c, change=replace(c.change, high=0.3)) for c in interleaved.comparisons)
+    )
+    assert confirm(stored, interleaved, ()) is stored
+
+
+def test_a_bound_that_excludes_the_claim_is_enough() -> None:
+    stored, interleaved = verdict(Status.REGRESSED, 0.8), verdict(Status.PASS, 0.02, high=0.3)
+    interleaved = replace(interleaved, comparisons=(replace(interleaved.comparisons[0], settled=False),))
+    assert confirm(stored, interleaved, ()).reason == MACHINE_SLOWER
+
+
+@pytest.mark.parametrize(
+    ("stored", "status", "reason"),
+    [
+        (Status.REGRESSED, Status.INCONCLUSIVE, MACHINE_SLOWER),
+        (Status.INCONCLUSIVE, Status.INCONCLUSIVE, MACHINE_SLOWER),
+        (Status.PASS, Status.PASS, "within-limit"),
+    ],
+)
+def test_code_that_is_not_slower_is_not_the_cause(stored: Status, status: Status, reason: str) -> None:
+    found = confirm(replace(verdict(stored, 0.3), sessions=3), NOT_SLOWER, ())
+    assert (found.status, found.sessions) == (status, 3)
+    assert found.reason == reason or status is stored is Status.PASS
+    assert found.comparisons[0].change.estimate == 0.01
