@@ -58,9 +58,9 @@ class Bench:
             return self.launcher.measure(plan, setup, self.recorder, others)
 
     @contextmanager
-    def held(self, setup: Any, **plan: Any) -> Iterator[PausedLaunch]:
-        with self._noting(), self.launcher.hold(self.plan(**plan), setup, self.recorder) as held:
-            yield held
+    def paused(self, setup: Any, **plan: Any) -> Iterator[PausedLaunch]:
+        with self._noting(), self.launcher.hold(self.plan(**plan), setup, self.recorder) as launch:
+            yield launch
 
     def call(self, function: Any, *args: Any, **plan: Any) -> list[Any]:
         with self._noting():

@@ -34,10 +34,10 @@ def test_a_figure_is_kept_of_each_timed_step_and_rank(bench: Bench) -> None:
 
 
 def test_in_stretches_the_first_step_of_each_tells_nothing(bench: Bench) -> None:
-    with bench.held(telling) as held:
+    with bench.paused(telling) as paused_launch:
         for steps in (1, 3, 2):
-            held.stretch(steps)
-        samples = held.deliver()
+            paused_launch.stretch(steps)
+        samples = paused_launch.deliver()
     assert samples.recorded == {"number": ((3.0, 4.0, 6.0), (103.0, 104.0, 106.0))}
 
 

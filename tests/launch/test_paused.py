@@ -54,20 +54,20 @@ def ranks_of(bench: Bench) -> list[int]:
 
 def taken(bench: Bench, setup: Any, *stretches: int, between: Callable[[], None] = lambda: None, **plan: Any) -> Any:
     """What comes of stretches of so many steps; `between` is called after each, at rest."""
-    with bench.held(setup, **plan) as held:
+    with bench.paused(setup, **plan) as paused_launch:
         for steps in stretches:
-            held.stretch(steps)
+            paused_launch.stretch(steps)
             between()
-        return held.deliver()
+        return paused_launch.deliver()
 
 
 # --- what is counted
 
 
 def test_the_first_step_of_a_stretch_is_not_counted(bench: Bench) -> None:
-    with bench.held(counting) as held:
-        assert held.steps == 3
-        assert held.step_seconds > 0
+    with bench.paused(counting) as paused_launch:
+        assert paused_launch.steps == 3
+        assert paused_launch.step_seconds > 0
     samples = taken(bench, counting, 1, 3, 2)
     assert samples.stretches == (2, 1)
     assert samples.examples == ((3, 4, 6),) * 2  # the warm-up is 0, then 1 | 2 3 4 | 5 6
@@ -119,30 +119,30 @@ def test_nothing_runs_between_stretches(bench: Bench) -> None:
         spinning.start()
         yield lambda: (all_reduce(), next(batches))
 
-    with bench.held(setup) as held:
-        held.stretch(2)
+    with bench.paused(setup) as paused_launch:
+        paused_launch.stretch(2)
         every = descendants(bench.server)
         assert len(every) == 4, "two ranks and their workers"
         until(lambda: set().union(*map(threads_state, every)) == {"T"})
-        held.stretch(2)
-        assert len(held.deliver().step_seconds) == 2
+        paused_launch.stretch(2)
+        assert len(paused_launch.deliver().step_seconds) == 2
     assert gone(every)
 
 
 def test_before_its_first_stretch_a_launch_is_not_stopped(bench: Bench) -> None:
-    with bench.held(counting) as held:
+    with bench.paused(counting) as paused_launch:
         assert "T" not in set().union(*map(threads_state, ranks_of(bench)))
-        held.stretch(2)
-        held.deliver()
+        paused_launch.stretch(2)
+        paused_launch.deliver()
 
 
 def test_who_is_woken_by_others_rests_all_the_same(bench: Bench) -> None:
-    with bench.held(counting) as held:
-        held.stretch(2)
+    with bench.paused(counting) as paused_launch:
+        paused_launch.stretch(2)
         for rank in ranks_of(bench):
             os.kill(rank, signal.SIGCONT)
-        held.stretch(3)
-        assert held.deliver().stretches == (1, 2)
+        paused_launch.stretch(3)
+        assert paused_launch.deliver().stretches == (1, 2)
 
 
 @pytest.mark.parametrize("stretches", [0, 1])
@@ -154,9 +154,9 @@ def test_a_launch_that_is_left_is_over_and_was_cleaned_up(
         yield all_reduce
         (tmp_path / str(ctx.rank)).touch()
 
-    with suppress(ZeroDivisionError), bench.held(setup) as held:
+    with suppress(ZeroDivisionError), bench.paused(setup) as paused_launch:
         for _ in range(stretches):
-            held.stretch(2)
+            paused_launch.stretch(2)
         ranks = ranks_of(bench)
         assert len(ranks) == 2
         1 / (not fails)
@@ -171,12 +171,12 @@ def test_time_at_rest_is_none_of_the_launchs(bench: Bench, monkeypatch: pytest.M
     )
     monkeypatch.setattr(run, "time", clock)
     monkeypatch.setattr(paused, "time", clock)
-    with bench.held(counting) as held:
+    with bench.paused(counting) as paused_launch:
         for _ in range(3):
             ahead += 1000.0  # three times its deadline
-            held.stretch(2)
+            paused_launch.stretch(2)
         ahead += 1000.0
-        assert held.deliver().stretches == (1, 1, 1)
+        assert paused_launch.deliver().stretches == (1, 1, 1)
 
 
 # --- bad luck
