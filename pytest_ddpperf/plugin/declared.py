@@ -33,7 +33,8 @@ def _ddp_world_size(request: pytest.FixtureRequest) -> int:
     if len(settings.world_sizes) > 1:
         sizes = ",".join(map(str, settings.world_sizes))
         pytest.fail(
-            f"world sizes {sizes}: a unittest.TestCase cannot be parametrised; give it @pytest.mark.ddp(world_size=N)",
+            f"world sizes {sizes}: neither a unittest.TestCase nor a single parameter can have several; "
+            "give it @pytest.mark.ddp(world_size=N), or the test one list",
             pytrace=False,
         )
     return settings.world_sizes[0]

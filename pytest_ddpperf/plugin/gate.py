@@ -16,8 +16,8 @@ from pytest_ddpperf.measuring.benchmark import Job, Measured
 from pytest_ddpperf.measuring.machine import Place, Unavailable
 from pytest_ddpperf.measuring.result import Result
 from pytest_ddpperf.options import Settings
-from pytest_ddpperf.plugin import accepting, state
-from pytest_ddpperf.plugin.items import module_of, name_of, nodeid_of, with_place
+from pytest_ddpperf.plugin import state
+from pytest_ddpperf.plugin.items import accept_command, module_of, name_of, nodeid_of, with_place
 from pytest_ddpperf.plugin.marks import warning_filters
 from pytest_ddpperf.plugin.outset import own_options
 from pytest_ddpperf.plugin.state import Run
@@ -167,7 +167,7 @@ class Benchmark(Distributed):
             notes=notes,
         )
         measured = self._measure(job)
-        accept = accepting.command(self._item)
+        accept = accept_command(self._item, self._settings)
         outcome = failure.explained(measured.outcome, baseline=measured.baseline, accept_command=accept)
         self._state.outcomes.append(outcome)
         before = ci.junit_names(label)  # of an attempt that was rerun

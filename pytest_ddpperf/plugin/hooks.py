@@ -110,19 +110,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     from pytest_ddpperf.records.errors import MarkerError
 
-    def sizes(marks: Sequence[pytest.Mark]) -> tuple[int, ...]:
-        try:
-            return state.settings_of(metafunc.definition, marks).world_sizes
-        except MarkerError:  # it would lose the whole file: the test will fail in its setup
-            return metafunc.config.stash[RUN].settings.world_sizes[:1]
-
-    # Parameters may have a marker of their own. pytest has no public word for them.
-    asked = [sizes(call.marks) for call in metafunc._calls] or [sizes(())]
-    if all(len(of_call) == 1 for of_call in asked):
-        return
-    every = list(dict.fromkeys(size for of_call in asked for size in of_call))
-    metafunc.parametrize(WORLD_SIZE, every, ids=[f"ws{size}" for size in every])
-    metafunc._calls = [call for call in metafunc._calls if call.params[WORLD_SIZE] in sizes(call.marks)]
+    with suppress(MarkerError):  # raised here it would lose the whole file: the test fails in its setup
+        sizes = state.settings_of(metafunc.definition).world_sizes
+        if len(sizes) > 1:
+            metafunc.parametrize(WORLD_SIZE, sizes, ids=[f"ws{size}" for size in sizes])
 
 
 @pytest.hookimpl(trylast=True)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+from pytest_ddpperf.options.table import ROWS
 
 if TYPE_CHECKING:
     from pytest_ddpperf.options import Settings
@@ -17,6 +20,10 @@ WORLD_SIZE = "_ddp_world_size"
 RPC = "rpc_benchmark"
 BENCHMARKS = frozenset({"ddp_benchmark", "collective_benchmark", RPC})
 FIXTURES = BENCHMARKS | {"ddp_run"}
+# Settings that a baseline's path holds, or that must be the same on both sides.
+_CHOOSE_BASELINE = frozenset(
+    {"world_sizes", "trainers", "parameter_servers", "backend", "device", "warmup", "timing", "baseline_dir"}
+)
 _INSTALLED = frozenset({"site-packages", "dist-packages"})  # folders, wherever an environment is
 
 
@@ -47,9 +54,16 @@ def named_tests(config: pytest.Config) -> tuple[str, ...]:
     return tuple(config.args) if config.args_source is config.ArgsSource.ARGS else ()
 
 
-def invocation_path(config: pytest.Config, item: pytest.Item) -> str:
-    """The test as an argument for pytest, from where the user stands."""
-    return f"{os.path.relpath(item.path, config.invocation_params.dir)}::{_within(item)}"
+def accept_command(item: pytest.Item, settings: Settings) -> str:
+    """Return the command that records this test's baseline, with the options that choose its file."""
+    config = item.config
+    words = ["pytest", f"{os.path.relpath(item.path, config.invocation_params.dir)}::{_within(item)}"]
+    for row in ROWS:
+        if row.field in _CHOOSE_BASELINE and settings.sources[row.field] == "command line":
+            words += [row.option, config.getoption(row.key)]
+    if hasattr(config, "workerinput"):  # xdist's workers may not record
+        words += ["-n", "0"]
+    return shlex.join([*words, "--ddp-save-baseline"])
 
 
 def nodeid_of(item: pytest.Item) -> str:

@@ -275,14 +275,23 @@ def of(item: pytest.Item) -> TestState:
     return item.stash.setdefault(TEST, TestState())
 
 
-def settings_of(item: pytest.Item, parameters: Sequence[pytest.Mark] | None = None) -> Settings:
-    """The settings of one test, its markers included, first of all those of its `parameters` (None: its own); raises
+def settings_of(item: pytest.Item) -> Settings:
+    """Return the settings of one test, its markers included; those of its parameters are the closest. Raises
     MarkerError."""
-    if parameters is None:
-        parameters = getattr(getattr(item, "callspec", None), "marks", ())
+    callspec = getattr(item, "callspec", None)
+    closest = [mark for mark in callspec.marks if mark.name == "ddp"] if callspec is not None else []
+    if callspec is not None and WORLD_SIZE in callspec.params:
+        _refuse_world_size(closest)
+    return options.with_markers(item.config.stash[RUN].settings, [*closest, *item.iter_markers("ddp")])
 
-    marks = [*(mark for mark in parameters if mark.name == "ddp"), *item.iter_markers("ddp")]
-    return options.with_markers(item.config.stash[RUN].settings, marks)
+
+def _refuse_world_size(marks: Sequence[pytest.Mark]) -> None:
+    from pytest_ddpperf.records.errors import MarkerError
+
+    for mark in marks:
+        if "world_size" in mark.kwargs:
+            where, allowed = "a parameter's @pytest.mark.ddp(world_size=...)", "the test itself runs with several"
+            raise MarkerError(where, mark.kwargs["world_size"], f"{allowed}: give the test one list")
 
 
 def own_settings(item: pytest.Item) -> Settings:

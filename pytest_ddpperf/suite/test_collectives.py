@@ -30,6 +30,7 @@ def test_collective(collective_benchmark: CollectiveBenchmark, ddp_run: DdpRun, 
         assert 0 <= asked - result.size < 4 * result.world_size
 
 
+@pytest.mark.ddp(world_size=1)  # each parameter has its own
 @pytest.mark.parametrize("megabytes", MEGABYTES, ids=lambda megabytes: f"{megabytes}mb")
 @pytest.mark.parametrize(
     "backend",

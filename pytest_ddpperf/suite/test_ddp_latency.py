@@ -90,6 +90,7 @@ def test_bucket_latency(
     tables.get(Latencies).add(f"Bucket size, {model}", f"{bucket} MB", result)
 
 
+@pytest.mark.ddp(world_size=1)  # each parameter has its own
 def test_scalability(ddp_benchmark: DdpBenchmark, scaled_ranks: int, size: Size, tables: Tables) -> None:
     """The latency of a GPT's step over numbers of ranks; the sweep has the ResNets'."""
 

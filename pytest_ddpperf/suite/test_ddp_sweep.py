@@ -61,6 +61,7 @@ class SweepTable:
         return text + (f"  {alone.p50 / result.p50:9.0%}" if alone is not None and alike and row.ranks else "")
 
 
+@pytest.mark.ddp(world_size=1)  # each parameter has its own
 @pytest.mark.parametrize("model", RESNETS)
 def test_ddp_sweep(ddp_benchmark: DdpBenchmark, model: str, sweep_row: SweepRow, size: Size, tables: Tables) -> None:
     """A training step of a ResNet over numbers of ranks, and one without DDP (PyTorch's DDP benchmark)."""

@@ -191,4 +191,6 @@ class TestA(unittest.TestCase):
     run().assert_outcomes(passed=1)
     result = run("--ddp-world-size=1,2")
     result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines(["world sizes 1,2: a unittest.TestCase cannot be parametrised*"])
+    result.stdout.fnmatch_lines(
+        ["world sizes 1,2: neither a unittest.TestCase nor a single parameter can have several*"]
+    )

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_ddpperf.plugin.items import module_of
+from pytest_ddpperf.plugin import state
+from pytest_ddpperf.plugin.items import accept_command, module_of
 
 TEST = "def test_step(ddp_benchmark): ..."
 
@@ -47,3 +48,24 @@ def test_a_projects_own_test_has_its_path_wherever_the_project_is(
     monkeypatch.chdir(project)
     item = collected(pytester, "perf", "--rootdir=.")
     assert module_of(item.config, item) == "perf/test_step"
+
+
+@pytest.mark.parametrize(
+    ("asked", "kept"),
+    [
+        ([], ""),
+        (["--ddp-steps=50", "--ddp-json=a.json", "-x", "-v"], ""),
+        (["--ddp-backend", "gloo", "--ddp-warmup=9", "--ddp-steps=50"], " --ddp-backend gloo --ddp-warmup 9"),
+        (["--ddp-baseline-dir=my baselines"], " --ddp-baseline-dir 'my baselines'"),
+    ],
+)
+def test_the_command_that_accepts_has_the_options_that_choose_the_baseline(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, asked: list[str], kept: str
+) -> None:
+    monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
+    write(pytester.path / "perf/test_step.py")
+    item = collected(pytester, "perf", *asked)
+    settings = state.settings_of(item)
+    assert accept_command(item, settings) == f"pytest perf/test_step.py::test_step{kept} --ddp-save-baseline"
+    item.config.workerinput = {}  # type: ignore[attr-defined]
+    assert accept_command(item, settings).endswith(f"{kept} -n 0 --ddp-save-baseline")
