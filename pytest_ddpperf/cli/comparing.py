@@ -1,5 +1,4 @@
-"""One report held against another, as if what that measured had been stored: the plugin's judge, its looks and its
-words, on samples that are there."""
+"""Compare one report with another, by the plugin's rule and in its words, as if the earlier one were a baseline."""
 
 from __future__ import annotations
 
@@ -18,18 +17,18 @@ from pytest_ddpperf.report.json_report import Entry, StoredReport, gone_of, iden
 class Terms:
     """How it shall be judged."""
 
-    limits: tuple[Limit, ...] | None  # None: those that each measurement was held against in its own run
+    limits: tuple[Limit, ...] | None  # None: the limits of each measurement's own run
     fail_on: frozenset[str]
 
 
 def compare(base: StoredReport, now: StoredReport, terms: Terms) -> StoredReport:
-    """Each measurement of `now` with the verdict of being held against that of the same test in `base`."""
+    """Return `now`, each measurement with the verdict against the same test in `base`."""
     partners = _partners(base, now)
     entries = []
     for number, entry in enumerate(now.entries):
         level = entry.outcome.level if entry.outcome.level is not None else verdicts.TEST_LEVEL
         partner = base.entries[partners[number]] if number in partners else None
-        entries.append(replace(entry, outcome=_held_against(entry.outcome, partner, terms, level)))
+        entries.append(replace(entry, outcome=_with_verdict(entry.outcome, partner, terms, level)))
     taken = set(partners.values())
     return replace(
         now,
@@ -65,8 +64,8 @@ def _by_name(outcome: Outcome) -> Hashable:
     return outcome.test, outcome.plan.world_size, outcome.plan.roles
 
 
-def _held_against(now: Outcome, other: Entry | None, terms: Terms, level: float) -> Outcome:
-    """With that verdict, and nothing left of what its own run held it against."""
+def _with_verdict(now: Outcome, other: Entry | None, terms: Terms, level: float) -> Outcome:
+    """Return a measurement with the new verdict, without traces of the comparison in its own run."""
     asked = terms.limits if terms.limits is not None else now.limits or TIME_LIMITS
     limits = limits_for(now.plan, asked)
     fresh = replace(
@@ -74,7 +73,7 @@ def _held_against(now: Outcome, other: Entry | None, terms: Terms, level: float)
         sessions=(), evidence=(), accept="", notes=(),
     )  # fmt: skip
     if now.measurement is None:
-        return replace(fresh, verdict=None, notes=now.notes)  # it was held against nothing: whether it fails stays
+        return replace(fresh, verdict=None, notes=now.notes)  # nothing to compare: it fails as before
     fresh = replace(fresh, error="")  # of what was not saved
     if other is None:
         return _judged(fresh, _nothing(), terms, "only in the later run")
@@ -115,7 +114,7 @@ def _nothing() -> Verdict:
 
 
 def _judged(outcome: Outcome, verdict: Verdict, terms: Terms, *notes: str) -> Outcome:
-    # The gate refuses what cannot be supported before it measures, but for its own limits; here it can only be told.
+    # The gate refuses what cannot be supported before it measures, but for its own limits; here a note must do.
     ours = {str(limit) for limit in outcome.limits if limit.default}
     refused = [line for line in verdict.dropped if line.partition(": ")[0] not in ours]
     verdict = replace(verdict, dropped=tuple(line for line in verdict.dropped if line not in refused))

@@ -1,4 +1,4 @@
-"""`ddpperf diff`: one run held against another."""
+"""`ddpperf diff`: compare one run with another."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pytest_ddpperf.report.json_report import StoredReport
 from pytest_ddpperf.report.summary import count
 
 _DESCRIPTION = """\
-Holds reports of pytest --ddp-json against another, test by test, with the plugin's judge: BASE counts as a stored
+Compares reports of pytest --ddp-json with another, test by test, with the plugin's judge: BASE counts as a stored
 baseline of one session. Several NOW are one report, as the shards of a CI job are. Two files of PyTorch's own DDP
 benchmark are shown side by side in its form, without verdicts.
 """
@@ -24,7 +24,7 @@ benchmark are shown side by side in its form, without verdicts.
 
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
-        "diff", help="hold one run against another", description=_DESCRIPTION, allow_abbrev=False
+        "diff", help="compare one run with another", description=_DESCRIPTION, allow_abbrev=False
     )
     parser.add_argument("base", type=Path, metavar="BASE", help="the earlier report")
     parser.add_argument("now", type=Path, nargs="+", metavar="NOW", help="the later one")
@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     if len(theirs) == len(contents):
         return _theirs(arguments, contents)
     if theirs:
-        raise console.UsageError(f"{theirs[0]} is of PyTorch's benchmark, and cannot be held against a report of ours")
+        raise console.UsageError(f"{theirs[0]} is of PyTorch's benchmark, and cannot be compared with one of ddpperf")
     base, *several = (json_report.report_of(path, content) for path, content in contents)
     base = asked.matching(base, arguments.matches)
     now = asked.matching(json_report.merged(several), arguments.matches)
@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     _write(arguments, base, compared)
     if arguments.form == "pytorch":
         console.say(pytorch.side_by_side(*pytorch.ours(base, now)))
-        console.say(side_by_side.told(base, compared))
+        console.say(side_by_side.summary_lines(base, compared))
     else:
         console.say(side_by_side.lines(base, compared))
     return _status(compared.outcomes)
@@ -97,7 +97,7 @@ def _nothing() -> int:
 
 
 def _theirs(arguments: argparse.Namespace, contents: Sequence[tuple[Path, dict[str, Any]]]) -> int:
-    """Files of PyTorch's benchmark: one launch each, about which no statistics can tell noise from a change."""
+    """Show files of PyTorch's benchmark. They hold one launch each, so there is no verdict."""
     for option in ("threshold", "fail_on", "json", "markdown", "html"):
         if getattr(arguments, option) is not None:
             name = "--" + option.replace("_", "-")
@@ -110,7 +110,7 @@ def _theirs(arguments: argparse.Namespace, contents: Sequence[tuple[Path, dict[s
 
 
 def _data(base: StoredReport, now: StoredReport) -> dict[str, Any]:
-    """NOW as a report, with what it was held against."""
+    """Return NOW as a report, with the baseline run."""
     before = {name: getattr(base.run, name) for name in ("created", "version", "commit", "committed")}
     return {
         **json_report.report(now.outcomes, replace(now.run, messages=tuple(side_by_side.remarks(base, now)))),

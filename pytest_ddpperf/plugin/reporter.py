@@ -1,5 +1,4 @@
-"""The end of a run: what it told in its course goes to its reports. What those are made of is imported when there is
-something to report."""
+"""The end of a run: its results go to the reports. Reports are imported only when there is something to report."""
 
 from __future__ import annotations
 

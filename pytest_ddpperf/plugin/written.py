@@ -29,8 +29,7 @@ def begin(run: Run) -> None:
 
 
 def write(run: Run) -> bool:
-    """Write the reports that were asked for, each for itself, and say whether all were; what was not, the summary
-    tells, and why."""
+    """Write the requested reports and return whether all were written. The summary says which were not, and why."""
     from pytest_ddpperf.report.markdown import appends
 
     reports: tuple[tuple[str, Path | None, Callable[[RunResults], str]], ...] = (
@@ -40,18 +39,17 @@ def write(run: Run) -> bool:
     )
     for option, path, text in reports:
         if path is not None:
-            with _told(run.report, f"{option} {path} was not written"):
+            with _noting_errors(run.report, f"{option} {path} was not written"):
                 files.write(path, text(run.report), append=appends(path))
     if run.settings.history_dir is not None and run.reported:
-        with _told(run.report, "--ddp-history"):
+        with _noting_errors(run.report, "--ddp-history"):
             _remember(run.report, run.settings.history_dir, run.config.rootpath)
     return not run.reported or not run.report.unwritten
 
 
 @contextmanager
-def _told(report: RunResults, what: str) -> Iterator[None]:
-    """Let the summary tell why it was not written, whatever the reason: neither it nor other reports are lost by that,
-    but the run is red."""
+def _noting_errors(report: RunResults, what: str) -> Iterator[None]:
+    """Let the summary say why a report was not written. Other reports are still written, but the run fails."""
     try:
         yield
     except OSError as error:

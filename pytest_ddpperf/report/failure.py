@@ -27,7 +27,7 @@ from pytest_ddpperf.verdict import of_one_length, stats
 
 
 def explained(outcome: Outcome, *, baseline: Baseline | None, accept_command: str) -> Outcome:
-    """With what a failed gate tells beyond the figures, from what it was held against: reports have no more of it."""
+    """Return the outcome with its evidence and the command that accepts it."""
     verdict = outcome.verdict
     assert verdict is not None
     evidence: Sequence[str] = ()
@@ -57,13 +57,13 @@ def launch_failure(error: LaunchError, launch: int, launches: int) -> str:
 def _gate_failure(outcome: Outcome) -> Iterator[str]:
     verdict = outcome.verdict
     assert verdict is not None
-    told = {
+    reason = {
         Status.NO_BASELINE: sentences.missing(outcome),
         Status.INCOMPARABLE: sentences.incomparable(outcome),
         Status.NOT_GATED: sentences.not_gated(outcome),
     }.get(verdict.status)
-    if told is not None:
-        yield f"{verdict}: {told}"
+    if reason is not None:
+        yield f"{verdict}: {reason}"
         yield from outcome.notes
         yield from remedy(outcome)
         return
@@ -193,7 +193,7 @@ def _cause_lines(outcome: Outcome, change: Comparison, sides: Sequence[Samples])
 
 
 def _waiting(outcome: Outcome) -> str:
-    """What a change is that CPU time does not explain. It may be real, so it acquits nobody."""
+    """Return what else may cause a change that CPU time does not explain; it may still be real."""
     waited = "the rest is waiting (sleep, I/O, communication)"
     if outcome.baseline_side is not None:
         return f"{waited}; other load would be on both sides"

@@ -57,7 +57,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gone:
-    """A measurement that only the run has which this one was held against."""
+    """A measurement that only the baseline run has."""
 
     name: str
     ranks: str
@@ -71,7 +71,7 @@ class StoredReport:
     runs: tuple[RunInfo, ...]
     entries: tuple[Entry, ...]  # in the order of the files, each measurement once
     messages: tuple[str, ...] = ()  # about measurements that several files have
-    bases: tuple[RunInfo, ...] = ()  # that `ddpperf diff` held them against
+    bases: tuple[RunInfo, ...] = ()  # that `ddpperf diff` compared with
     only_before: tuple[Gone, ...] = ()  # that those have, and no file here
 
     @property
@@ -101,7 +101,7 @@ def read(paths: Sequence[Path]) -> StoredReport:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """A file's JSON object, whatever it tells; raises ReportError."""
+    """Return the JSON object of a file; raises ReportError."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -134,22 +134,22 @@ def report_of(path: Path, content: dict[str, Any]) -> StoredReport:
         if problem := _problem(outcome):
             raise ReportError(path, f"measurements[{number}].{problem}")
         entries.append(Entry(outcome=outcome, run=run))
-    bases, only_before = _held_against(path, content)
+    bases, only_before = _diff_fields(path, content)
     return StoredReport(paths=(path,), runs=(run,), entries=tuple(entries), bases=bases, only_before=only_before)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _HeldAgainst:
+class _DiffFields:
     """What `ddpperf diff --json` adds."""
 
     base: Mapping[str, Scalar] | None = None
     only_in_base: tuple[Gone, ...] = ()
 
 
-def _held_against(path: Path, content: dict[str, Any]) -> tuple[tuple[RunInfo, ...], tuple[Gone, ...]]:
-    told = {name: content[name] for name in ("base", "only_in_base") if name in content}
+def _diff_fields(path: Path, content: dict[str, Any]) -> tuple[tuple[RunInfo, ...], tuple[Gone, ...]]:
+    fields = {name: content[name] for name in ("base", "only_in_base") if name in content}
     try:
-        found = codec.decode(_HeldAgainst, told, of_another_version=True)
+        found = codec.decode(_DiffFields, fields, of_another_version=True)
     except codec.CodecError as error:
         raise ReportError(path, str(error)) from error
     return (_run(path, dict(found.base), "base."),) if found.base is not None else (), found.only_in_base
@@ -174,9 +174,9 @@ _FIELDS = {
 def _run(path: Path, content: dict[str, Any], within: str = "") -> RunInfo:
     summary = content.get("summary")
     flat = {**content, **{f"summary.{name}": n for name, n in (summary if isinstance(summary, dict) else {}).items()}}
-    told = {field: flat[name] for field, name in _FIELDS.items() if name in flat}
+    fields = {field: flat[name] for field, name in _FIELDS.items() if name in flat}
     try:
-        return codec.decode(RunInfo, told, of_another_version=True)
+        return codec.decode(RunInfo, fields, of_another_version=True)
     except codec.CodecError as error:
         field = re.split(r"[.[]", error.path)[0]
         raise ReportError(path, f"{within}{_FIELDS[field]}{error.path[len(field) :]}: {error.problem}") from error
@@ -206,7 +206,7 @@ def _is_metric(limit: Limit) -> bool:
 
 def merged(reports: Iterable[StoredReport]) -> StoredReport:
     """As if one run had measured it all. What several of them measured on one kind of machine, a rerun of a job say,
-    counts as the run that ended last has it, and so does a failure and what came of measuring again; it is told."""
+    counts as the run that ended last has it; a message says so."""
     reports = list(reports)
     entries = [entry for report in reports for entry in report.entries]
     left: dict[Hashable, list[int]] = {}  # places of what counts so far
@@ -262,7 +262,7 @@ def _again(entry: Entry, before: Entry) -> bool:
 
 
 def _of_several_commits(reports: Sequence[StoredReport]) -> Iterator[str]:
-    """Shards of a job are of one; else it is told which report is of which."""
+    """Yield which report is of which commit, if they are not all of one."""
     of_it: dict[str, list[str]] = {}
     for report in reports:
         for path, run in zip(report.paths, report.runs, strict=True):

@@ -2,7 +2,7 @@
 reports of ours. It has no verdicts: a file of that benchmark is one launch.
 
 What differs from the original: benchmarks and rows are matched by what they are and not by their place, the row
-without DDP is shown, what one side lacks is told, and times below a millisecond have a unit of their own. The original
+without DDP is shown, remarks name what one side lacks, and times below a millisecond have their own unit. The original
 pools the steps of all ranks; of its own files there is nothing else, of ours the percentiles are those of the group's
 step time.
 """
@@ -43,7 +43,7 @@ class Sweep:
 
     facts: Mapping[str, str]  # the configuration
     benchmarks: Mapping[str, Benchmark]  # by model and batch size, in words
-    told: tuple[str, ...] = ()  # what it lacks
+    remarks: tuple[str, ...] = ()  # what it lacks
 
 
 def is_theirs(content: Mapping[str, Any]) -> bool:
@@ -110,11 +110,11 @@ def ours(base: StoredReport, now: StoredReport) -> tuple[Sweep, Sweep]:
 def _sweep(report: StoredReport, several: Container[tuple[str, str]]) -> Sweep:
     facts: dict[str, dict[str, None]] = {}
     benchmarks: dict[str, Benchmark] = {}
-    told: list[str] = []
+    remarks: list[str] = []
     for entry in report.entries:
         outcome = entry.outcome
         if outcome.measurement is None:
-            told.append(f"{text.name(outcome)}: not measured: {text.shortened(outcome.error)}")
+            remarks.append(f"{text.name(outcome)}: not measured: {text.shortened(outcome.error)}")
             continue
         for fact, value in _facts(entry).items():
             facts.setdefault(fact, {})[str(value or "-")] = None
@@ -124,7 +124,7 @@ def _sweep(report: StoredReport, several: Container[tuple[str, str]]) -> Sweep:
         rows = benchmarks[name].rows if name in benchmarks else {}
         benchmarks[name] = Benchmark(batch_size=outcome.batch_size, rows={**rows, head: _seconds(outcome)})
     named = {fact: ", ".join(values) for fact, values in facts.items()}
-    return Sweep(facts=named, benchmarks=benchmarks, told=tuple(told))
+    return Sweep(facts=named, benchmarks=benchmarks, remarks=tuple(remarks))
 
 
 def _of_several_machines(report: StoredReport) -> set[tuple[str, str]]:
@@ -196,8 +196,8 @@ def side_by_side(base: Sweep, now: Sweep) -> Iterator[str]:
     for name in base.benchmarks:
         if name not in now.benchmarks:
             yield from (f"Benchmark: {name}", "", "  only in baseline", "")
-    yield from (f"baseline: {line}" for line in base.told)
-    yield from (f"test: {line}" for line in now.told)
+    yield from (f"baseline: {line}" for line in base.remarks)
+    yield from (f"test: {line}" for line in now.remarks)
 
 
 def _table(

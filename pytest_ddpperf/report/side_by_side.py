@@ -1,4 +1,4 @@
-"""Two runs side by side, as lines for a terminal: what each is, a row a limit, what is to be told."""
+"""Two runs side by side, as lines for a terminal: the runs, a row per limit, remarks."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from pytest_ddpperf.report.json_report import StoredReport
 from pytest_ddpperf.report.summary import count, last_line
 
 _TITLES = ("", "ranks", "metric", "base", "now", "change [bounds]", "limit", "resolves", "verdict")
-_LONGEST_LINE = 1_000  # characters, of facts that a report's machine told
+_LONGEST_LINE = 1_000  # characters, of facts about a machine
 ONLY_BEFORE = "only in the base"
 _BLANK = ("-",) * (len(_TITLES) - 3)
 
 
 def lines(base: StoredReport, now: StoredReport) -> Iterator[str]:
-    """`now` has the verdicts of being held against `base`."""
+    """Yield the comparison. `now` has the verdicts against `base`."""
     yield from about(base, now)
     yield ""
     rows = [row for outcome in now.outcomes for row in _rows(outcome)]
     rows += [(gone.name, gone.ranks, *_BLANK, ONLY_BEFORE) for gone in now.only_before]
     yield from text.aligned([_TITLES, *rows])
     yield ""
-    yield from told(base, now)
+    yield from summary_lines(base, now)
 
 
-def told(base: StoredReport, now: StoredReport) -> Iterator[str]:
-    """What is to be told below the figures; the counts are the last line."""
+def summary_lines(base: StoredReport, now: StoredReport) -> Iterator[str]:
+    """Yield the lines below the figures; the counts are the last line."""
     for outcome in now.outcomes:
         yield from sentences.summary_lines(outcome)
         if outcome.verdict is not None and outcome.verdict.status is Status.REGRESSED:
@@ -45,7 +45,7 @@ def about(base: StoredReport, now: StoredReport) -> Iterator[str]:
 
 
 def remarks(base: StoredReport, now: StoredReport) -> Iterator[str]:
-    """What is to be told beyond each measurement."""
+    """Yield the lines about both runs."""
     yield from (*base.messages, *now.messages)
     yield from _differences(now.outcomes)
     yield from _drift(now.outcomes)
@@ -57,7 +57,7 @@ def _side(name: str, report: StoredReport) -> Iterator[str]:
 
 
 def bases(report: StoredReport) -> Iterator[str]:
-    """A line a run that a report of `ddpperf diff` was held against."""
+    """Yield a line for each run that `ddpperf diff` compared with."""
     yield from (f"base: {_run(run)}" for run in report.bases)
 
 
@@ -98,8 +98,8 @@ def _differences(outcomes: Sequence[Outcome]) -> Iterator[str]:
     found = Counter(verdict.differences for verdict in compared if verdict.status.compared and verdict.differences)
     for differences, number in found.items():
         of = f" ({number} of {len(outcomes)} measurements)" if number < len(outcomes) else ""
-        told = text.shortened(", ".join(differences), _LONGEST_LINE)
-        yield f"differs from the base's environment{of}: {told}"
+        shown = text.shortened(", ".join(differences), _LONGEST_LINE)
+        yield f"differs from the base's environment{of}: {shown}"
 
 
 def _drift(outcomes: Sequence[Outcome]) -> Iterator[str]:

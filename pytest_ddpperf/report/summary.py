@@ -25,7 +25,7 @@ class Counts:
     failed: int  # no figures: a rank failed, or a baseline could not be read
     skipped: int
     never_measured: int  # tests that passed without a call of the fixture that they ask for
-    other_failures: int  # of which no measurement tells
+    other_failures: int  # not caused by a measurement
 
 
 def count(outcomes: Sequence[Outcome], *runs: RunInfo) -> Counts:
@@ -50,7 +50,7 @@ def count(outcomes: Sequence[Outcome], *runs: RunInfo) -> Counts:
 
 def last_line(counts: Counts, only_before: int = 0) -> str:
     """ "ddpperf: 3 of 5 compared: 2 passed, 1 regressed; 1 without baseline, 1 not gated; 1 skipped". `only_before` are
-    measurements that what it was held against has and it has not."""
+    measurements that only the baseline run has."""
 
     def some(*named: tuple[int, str]) -> str:
         return ", ".join(f"{number} {name}" for number, name in named if number)
@@ -143,7 +143,7 @@ _TIMES_LAUNCHES, _USUAL_LAUNCHES = 4, 20
 
 def advice(outcomes: Sequence[Outcome]) -> Iterator[str]:
     """For the summary of a run."""
-    # Two reports that were held against each other have both sides behind them: no option would tell more.
+    # In a comparison of two reports, both sides are already measured: no option helps.
     outcomes = [outcome for outcome in outcomes if outcome.baseline_path or outcome.baseline_side is not None]
     yield from _resolution(outcomes)
     yield from _drift(outcomes)
@@ -193,7 +193,7 @@ def _advice_for(outcome: Outcome, coarse: Sequence[Comparison]) -> str:
 
 
 def _drift(outcomes: Sequence[Outcome]) -> Iterator[str]:
-    """What was assumed where a baseline could not tell, once for a run."""
+    """Yield what was assumed about drift, once for a run."""
     single = [outcome.verdict for outcome in outcomes if outcome.verdict is not None and outcome.verdict.sessions == 1]
     assumed = [c.drift for verdict in single for c in verdict.comparisons if c.drift is not None]
     if assumed:

@@ -52,7 +52,7 @@ def table(outcomes: Sequence[Outcome], *, verbosity: int) -> Iterator[str]:
 
 
 def summary(outcomes: Sequence[Outcome], *runs: RunInfo, never_measured: Sequence[str] = ()) -> Iterator[str]:
-    """What is to be told, then the counts, those of `runs` among them; the counts are the last line. `never_measured`
+    """Yield the remarks, then the counts, those of `runs` among them; the counts are the last line. `never_measured`
     are node ids."""
     for outcome in outcomes:
         yield from sentences.summary_lines(outcome)
@@ -61,7 +61,7 @@ def summary(outcomes: Sequence[Outcome], *runs: RunInfo, never_measured: Sequenc
 
 
 def remarks(outcomes: Sequence[Outcome], *, never_measured: Sequence[str] = ()) -> Iterator[str]:
-    """What is to be told of a run beyond each of its measurements."""
+    """Yield the remarks about a whole run."""
     yield from unmeasured(never_measured)
     yield from advice(outcomes)
 
@@ -134,8 +134,8 @@ def _details(outcome: Outcome) -> Iterator[str]:
     assert outcome.measurement is not None
     yield from (f"  {line}" for line in _ranks(outcome))
     if outcome.verdict is not None and outcome.verdict.comparisons:
-        told = ", ".join(f"{c.limit.metric} {text.amount(text.resolution(c))}" for c in outcome.verdict.comparisons)
-        yield f"  resolves {told}"
+        smallest = ", ".join(f"{c.limit.metric} {text.amount(text.resolution(c))}" for c in outcome.verdict.comparisons)
+        yield f"  resolves {smallest}"
     counters = outcome.measurement.counters.items()
     known = {
         name: n for name, n in counters if n is not None and (n or name in COUNTERS)
@@ -216,7 +216,7 @@ _BASELINE_TITLES = ("", "sessions", "last", "commit", "resolves")
 
 
 def baseline_table(environment: str, baselines: Iterable[Baseline]) -> Iterator[str]:
-    """Those of one environment, a row a test, by what their last session tells."""
+    """Yield the baselines of one environment, a row per test, with the figures of its last session."""
     rows = []
     for baseline in baselines:
         last = baseline.sessions[-1]
@@ -233,6 +233,6 @@ def _day(session: Recording) -> str:
 
 
 def _resolves(session: Recording) -> str:
-    """What two measurements like it would tell."""
+    """Return the smallest change that two measurements like it can detect."""
     found = session.resolution.items()
     return ", ".join(f"{metric} {text.amount(text.resolved(metric, time))}" for metric, time in found)

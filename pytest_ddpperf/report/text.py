@@ -22,7 +22,7 @@ def name(outcome: Outcome) -> str:
 
 
 def shortened(text: str, most: int = _LONGEST_NAME) -> str:
-    """On one line, with its middle left out where it is longer; a name's end tells most of it."""
+    """Return the text on one line; if it is longer, without its middle: the end of a name matters most."""
     line = printable(text).replace("\n", "\\n")
     return line if len(line) <= most else f"{line[: most // 3]}...{line[most // 3 + 3 - most :]}"
 

@@ -38,7 +38,7 @@ def test_help_names_the_commands_and_the_exit_statuses(capsys: pytest.CaptureFix
         "stored baselines",
         "how well this machine can measure",
         "diff ",
-        "hold one run against another",
+        "compare one run with another",
         "4    a command that cannot be, or a file that cannot be",
         "130  it was interrupted",
     ):

@@ -138,7 +138,7 @@ def test_its_files_are_not_held_against_ours(tmp_path: Path, capsys: pytest.Capt
     base, _ = files(tmp_path)
     ours = str(written(tmp_path / "ours.json", outcome(verdict(Status.PASS))))
     assert main(["diff", base, ours]) == 4
-    assert f"{base} is of PyTorch's benchmark, and cannot be held against a report of ours" in capsys.readouterr().err
+    assert f"{base} is of PyTorch's benchmark, and cannot be compared with one of ddpperf" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
