@@ -16,7 +16,7 @@ from pytest_ddpperf.measuring.benchmark import Job, Measured
 from pytest_ddpperf.measuring.result import Result
 from pytest_ddpperf.measuring.session import Session
 from pytest_ddpperf.plugin.gate import once
-from pytest_ddpperf.plugin.items import invocation_path, name_of, nodeid_of
+from pytest_ddpperf.plugin.items import name_of, nodeid_of
 from pytest_ddpperf.records import Baseline, Outcome, Recording, Status
 from pytest_ddpperf.records.errors import DdpPerfError
 from tests.unit.test_machine import CPU
@@ -60,7 +60,6 @@ def test_a_group_of_xdists_is_no_part_of_a_tests_name(
     monkeypatch.setattr(pytest.Function, "nodeid", named)
     assert [item.nodeid for item in items] == [nodeid + group for nodeid in plain]
     assert [nodeid_of(item) for item in items] == plain
-    assert [invocation_path(item.config, item) for item in items] == plain
     assert [name_of(item, (2, 4)[place % 2]) for place, item in enumerate(items)] == names
 
 
