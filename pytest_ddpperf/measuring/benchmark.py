@@ -35,6 +35,10 @@ from pytest_ddpperf.records import (
 )
 from pytest_ddpperf.records.asked import limits_for
 
+# All launches of a measurement, but those that confirm a suspicion: twenty launches of half a minute. One that takes
+# longer would hold up the job for what is rarely decided by more launches.
+MAX_SECONDS = 600.0
+
 # Under these a run is measured, but its figures say nothing about the code.
 _DEBUGGING: Mapping[str, tuple[str, ...]] = {
     "env:CUDA_LAUNCH_BLOCKING": ("1",),
@@ -62,6 +66,7 @@ class Job:
     gate: bool
     facts: Mapping[str, Scalar]  # recorded with the measurement, beyond what the ranks tell
     notes: tuple[str, ...] = ()
+    max_seconds: float = MAX_SECONDS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +142,7 @@ def _compared(job: Job, launches: Launches, reference: Stored | Interleaved) -> 
         interleaved=reference.interleaved,
         not_gated=reason,
         confirming=2 * job.launches,
-        max_seconds=job.settings.max_seconds,
+        max_seconds=job.max_seconds,
     )
     judge = Judge(terms, launches, reference, environment)
     verdict = _looked(judge, launches, reference, looks)

@@ -84,9 +84,14 @@ class Confirmation:
         self._check_budget(needed, left)
         # Windows are as long as those that raised the suspicion: some slowdowns grow with every step.
         steps = len(measured.shown[0].step_seconds)
-        settings = replace(job.settings, against=self._commit, max_seconds=min(job.settings.max_seconds, left))
+        again = replace(
+            job,
+            settings=replace(job.settings, against=self._commit),
+            steps=steps,
+            max_seconds=min(job.max_seconds, left),
+        )
         try:
-            interleaved = compare(replace(job, settings=settings, steps=steps), side)
+            interleaved = compare(again, side)
         except DdpPerfError as error:
             raise NotConfirmed(_first_line(str(error))) from None
         other, verdict = interleaved.outcome.baseline_side, interleaved.outcome.verdict

@@ -199,7 +199,6 @@ PARSERS: Mapping[str, Callable[[object], Any]] = {
     "min_seconds": partial(seconds, least=0.0),
     "launches": partial(count, least=1),
     "max_launches": partial(count, least=1),
-    "max_seconds": seconds,
     "limits": limits,
     "timing": partial(choice, names=("auto", "free", "step")),
     "turns": partial(choice, names=("auto", "stretches", "launches")),

@@ -37,7 +37,6 @@ class Settings:
     min_seconds: float  # of a launch's timed steps, about; 0 for exactly `steps`
     launches: int  # before the first look
     max_launches: int  # at least twice `launches`
-    max_seconds: float  # for all launches of a measurement
     limits: tuple[Limit, ...]
     timing: Literal["auto", "free", "step"]
     turns: Literal["auto", "stretches", "launches"]

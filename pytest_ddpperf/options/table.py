@@ -101,11 +101,6 @@ ROWS = (
         help="launches at most, where the first ones leave the verdict open",
     ),
     Row(
-        option="--ddp-max-time", field="max_seconds", default="600",
-        metavar="S", ini="float", marker=True,
-        help="seconds that all launches of a measurement may take, where the first ones leave the verdict open",
-    ),
-    Row(
         option="--ddp-threshold", field="limits", default="p10:10%,p50:10%",
         metavar="LIST", ini="linelist", marker=True,
         help="how much worse a metric may get: metric:N% or metric:Nms, comma-separated; replaces all time limits",

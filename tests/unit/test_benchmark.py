@@ -32,7 +32,7 @@ def carried_out(launch: Callable[[Plan], LaunchSamples], store: Store, **asked: 
     return carry_out(job(**asked), launcher, store, PROGRESS)
 
 
-def job(*, gate: bool = True, **asked: Any) -> Job:
+def job(*, gate: bool = True, max_seconds: float = 600.0, **asked: Any) -> Job:
     of_test = settings(**asked)
     return Job(
         test=TestId(module="m", name="t"),
@@ -45,6 +45,7 @@ def job(*, gate: bool = True, **asked: Any) -> Job:
         batch_size=None,
         gate=gate,
         facts={},
+        max_seconds=max_seconds,
     )
 
 

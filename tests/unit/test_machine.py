@@ -32,7 +32,7 @@ def settings(source: str = "command line", **asked: Any) -> Settings:
     values: dict[str, Any] = {
         "world_sizes": (2,), "trainers": 2, "parameter_servers": 2, "backend": "auto", "device": "auto",
         "warmup": 5, "steps": 30, "min_seconds": 1.0, "launches": 5, "max_launches": 20,
-        "max_seconds": 600.0, "limits": (), "timing": "auto", "turns": "auto", "timeout_seconds": 300.0,
+        "limits": (), "timing": "auto", "turns": "auto", "timeout_seconds": 300.0,
         "preload": (),
         "baseline_dir": Path("/"), "baseline_missing": "warn", "fail_on": None,
         "save_baseline": False, "extend_baseline": False,

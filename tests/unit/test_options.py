@@ -78,7 +78,6 @@ def test_without_being_asked_the_settings_are_the_documented_defaults(
         min_seconds=1.0,
         launches=5,
         max_launches=20,
-        max_seconds=600.0,
         limits=(
             Limit(metric="p10", value=0.1, unit="%", default=True),
             Limit(metric="p50", value=0.1, unit="%", default=True),
@@ -122,7 +121,6 @@ def test_every_option_is_taken_from_the_command_line(read: Callable[..., Setting
         "--ddp-min-time=0.5",
         "--ddp-launches=7",
         "--ddp-max-launches=14",
-        "--ddp-max-time=60",
         "--ddp-threshold=p50:5%, p75:2ms,cpu_p10:0.5%",
         "--ddp-timing=free",
         "--ddp-turns=launches",
@@ -155,7 +153,6 @@ def test_every_option_is_taken_from_the_command_line(read: Callable[..., Setting
         min_seconds=0.5,
         launches=7,
         max_launches=14,
-        max_seconds=60.0,
         limits=(
             Limit(metric="p50", value=0.05, unit="%"),
             Limit(metric="p75", value=0.002, unit="ms"),
@@ -201,7 +198,6 @@ INI_WORDS = {
     "ddp_min_time": "0",
     "ddp_launches": "7",
     "ddp_max_launches": "14",
-    "ddp_max_time": "60",
     "ddp_threshold": "p50:5%,p75:2ms",
     "ddp_timing": "free",
     "ddp_turns": "launches",
@@ -223,7 +219,7 @@ def check_ini_words(settings: Settings, root: Path) -> None:
     assert (settings.backend, settings.device) == ("gloo", "cpu")
     assert (settings.timing, settings.turns) == ("free", "launches")
     assert (settings.warmup, settings.steps, settings.min_seconds, settings.launches) == (0, 50, 0.0, 7)
-    assert (settings.max_launches, settings.max_seconds) == (14, 60.0)
+    assert settings.max_launches == 14
     assert metrics(settings) == ["p50:5%", "p75:2ms"]
     assert settings.timeout_seconds == 1.5
     assert settings.preload == ("json", "os.path")
@@ -726,7 +722,7 @@ def test_a_marker_wins_over_everything(read: Callable[..., Settings], pytester: 
         [
             mark(
                 world_size=4, backend="gloo", threshold="p50:5%", steps=50, launches=6, warmup=4, timeout=120,
-                device="cpu", timing="free", turns="launches", max_launches=12, max_time=60, trainers=4,
+                device="cpu", timing="free", turns="launches", max_launches=12, trainers=4,
                 parameter_servers=1, min_time=3, nodes=2,
             )
         ],
@@ -769,7 +765,7 @@ def test_a_marker_takes_keywords_only(read: Callable[..., Settings]) -> None:
     assert marker_refusal(read(), 4) == (
         "@pytest.mark.ddp(...): 4: arguments are given by keyword: "
         "world_size, nodes, trainers, parameter_servers, backend, device, warmup, steps, min_time, launches, "
-        "max_launches, max_time, threshold, timing, turns, timeout"
+        "max_launches, threshold, timing, turns, timeout"
     )
 
 
@@ -777,7 +773,7 @@ def test_a_misspelt_argument_is_told_the_nearest(read: Callable[..., Settings]) 
     assert marker_refusal(read(), wrld_size=4) == (
         "@pytest.mark.ddp(wrld_size=...): 4: there is no such argument; there are "
         "world_size, nodes, trainers, parameter_servers, backend, device, warmup, steps, min_time, launches, "
-        "max_launches, max_time, threshold, timing, turns, timeout; did you mean world_size?"
+        "max_launches, threshold, timing, turns, timeout; did you mean world_size?"
     )
 
 
@@ -831,7 +827,7 @@ def test_the_support_of_a_limit_is_checked_again_for_each_test(read: Callable[..
 def test_the_help_of_the_marker_has_all_arguments() -> None:
     arguments = (
         "world_size, nodes, trainers, parameter_servers, backend, device, warmup, steps, min_time, launches, "
-        "max_launches, max_time, threshold, timing, turns, timeout"
+        "max_launches, threshold, timing, turns, timeout"
     )
     words = f"ddp({arguments}): settings of a distributed test, by keyword, over --ddp-* and ini keys"
     assert words == options.MARKER_HELP
