@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_ddpperf.plugin import state
-from pytest_ddpperf.plugin.items import BENCHMARKS, uses
 
 if TYPE_CHECKING:
     from pytest_ddpperf.plugin.fixtures import CollectiveBenchmark, DdpBenchmark, DdpRun, RpcBenchmark
@@ -90,11 +89,3 @@ class _BesideBenchmark:
         from pytest_ddpperf.plugin.replay import Replay
 
         return Replay(benchmark, request.node)
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        # Asked again: CodSpeed takes their plugin out, and its own reading of the marker knows no timer.
-        if has_benchmark(item.config.pluginmanager) and uses(item, BENCHMARKS):
-            from pytest_ddpperf.plugin.replay import mark_with_clock
-
-            mark_with_clock(item)

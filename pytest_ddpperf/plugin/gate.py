@@ -17,9 +17,9 @@ from pytest_ddpperf.measuring.machine import Place, Unavailable
 from pytest_ddpperf.measuring.result import Result
 from pytest_ddpperf.options import Settings
 from pytest_ddpperf.plugin import state
-from pytest_ddpperf.plugin.items import accept_command, module_of, name_of, nodeid_of, with_place
-from pytest_ddpperf.plugin.marks import warning_filters
+from pytest_ddpperf.plugin.items import accept_command, module_of, name_of, nodeid_of, warning_filters, with_place
 from pytest_ddpperf.plugin.outset import own_options
+from pytest_ddpperf.plugin.running import state_of
 from pytest_ddpperf.plugin.state import Run
 from pytest_ddpperf.plugin.watch import Watcher
 from pytest_ddpperf.records import Plan, RankOutput, TestId
@@ -62,7 +62,7 @@ class Distributed:
                 f"@pytest.mark.usefixtures({name!r}), and take its value then"
             )
         self._run: Run = request.config.stash[state.RUN]
-        self._state = state.of(self._item)
+        self._state = state_of(self._item)
         self._settings: Settings = state.own_settings(self._item)
 
     def _placed(self, place: Callable[..., Place], settings: Settings, *counts: int) -> Place:

@@ -1,4 +1,5 @@
-"""pytest's hooks: adapters. What they adapt is imported when a distributed test needs it."""
+"""pytest's hooks of every run. Those around each test are in `running`, which is imported if there are distributed
+tests."""
 
 from __future__ import annotations
 
@@ -6,21 +7,18 @@ import os
 import sys
 from collections.abc import Generator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from pytest_ddpperf import options
 from pytest_ddpperf.plugin import declared, state
-from pytest_ddpperf.plugin.items import BENCHMARKS, WORLD_SIZE, is_distributed, uses
+from pytest_ddpperf.plugin.items import WORLD_SIZE, is_distributed, measures
 from pytest_ddpperf.plugin.outset import OUTSET, Outset, traces_one_side
-from pytest_ddpperf.plugin.reporter import Reporter
+from pytest_ddpperf.plugin.reporter import Reporter, ResultListener
 from pytest_ddpperf.plugin.state import RUN, Run
 
-if TYPE_CHECKING:
-    from pytest_ddpperf.records import Outcome
+_LISTENER = "ddpperf-results"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -44,6 +42,11 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", options.MARKER_HELP)
+    declared.register(config.pluginmanager)
+    _begin(config)
+
+
+def _begin(config: pytest.Config) -> None:
     run = config.stash[RUN] = Run(config)
     if "TORCHELASTIC_RUN_ID" in os.environ:
         from pytest_ddpperf.plugin import nodes
@@ -52,13 +55,14 @@ def pytest_configure(config: pytest.Config) -> None:
     if options.given(config) or run.fleet is not None:
         _check(config, run)
     if not run.worker:
-        writes = options.given(config) and not _calls_none(config)
-        config.pluginmanager.register(Reporter(run, writes=writes), "ddpperf-reporter")
-    declared.register(config.pluginmanager)
+        given = options.given(config)
+        config.pluginmanager.register(Reporter(run, writes=given and not _only_shows(config)), "ddpperf-reporter")
+        if given or config.getoption("dist", "no") != "no":  # xdist's controller collects no tests itself
+            _listen(run)
 
 
 def _check(config: pytest.Config, run: Run) -> None:
-    """Refuse settings that cannot be."""
+    """Refuse invalid settings."""
     from pytest_ddpperf.plugin import written
     from pytest_ddpperf.records.errors import MissingExtraError, OptionError
 
@@ -116,15 +120,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             metafunc.parametrize(WORLD_SIZE, sizes, ids=[f"ws{size}" for size in sizes])
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    from_benchmark = declared.has_benchmark(config.pluginmanager)
-    for item in items:
-        if from_benchmark and uses(item, BENCHMARKS):
-            # Theirs, when a launch fails before anything could be replayed: an error under -W error.
-            item.add_marker(pytest.mark.filterwarnings("ignore:Benchmark fixture was not used at all"))
-
-
 def pytest_deselected(items: Sequence[pytest.Item]) -> None:
     for item in items:
         item.config.stash[RUN].deselected.add(item.nodeid)
@@ -132,26 +127,46 @@ def pytest_deselected(items: Sequence[pytest.Item]) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
-    run = session.config.stash[RUN]
-    if session.items and session.config.getoption("ddp_suite_plots") and not _suite_among(session.items):
+    _expect(session.config.stash[RUN], session.items)
+
+
+def _expect(run: Run, items: list[pytest.Item]) -> None:
+    """Prepare for the distributed tests among the items, if there are any."""
+    if items and run.config.getoption("ddp_suite_plots") and not _has_suite(items):
         raise pytest.UsageError("--ddp-suite-plots: the suite is not among the tests: --pyargs pytest_ddpperf.suite")
-    run.collected(session.items)
-    if run.items and not run.worker and not _calls_none(session.config):
-        _prepare(run, session.items)
+    run.items = [item for item in items if is_distributed(item)]
+    if not run.items:
+        return
+    from pytest_ddpperf.plugin.running import RunningTests
+
+    plugins = run.config.pluginmanager
+    plugins.register(RunningTests(run), "ddpperf-tests")
+    if declared.has_benchmark(plugins):
+        for item in filter(measures, run.items):
+            # pytest-benchmark warns if a launch fails before anything was replayed: an error under -W error.
+            item.add_marker(pytest.mark.filterwarnings("ignore:Benchmark fixture was not used at all"))
+    if not run.worker and not _only_shows(run.config):
+        _listen(run)
+        _prepare(run, items)
 
 
-def _calls_none(config: pytest.Config) -> bool:
-    """Whether tests are shown, or what they would have of fixtures (--setup-plan too), and none is called."""
+def _listen(run: Run) -> None:
+    plugins = run.config.pluginmanager
+    if not plugins.hasplugin(_LISTENER):
+        plugins.register(ResultListener(run), _LISTENER)
+
+
+def _only_shows(config: pytest.Config) -> bool:
+    """Say whether pytest shows tests or their fixtures (--setup-plan too), and calls none."""
     return bool(config.option.collectonly or config.getoption("setuponly", False))
 
 
-def _suite_among(items: Sequence[pytest.Item]) -> bool:
+def _has_suite(items: Sequence[pytest.Item]) -> bool:
     return any(Path(__file__).parents[1] / "suite" in item.path.parents for item in items)
 
 
 def _prepare(run: Run, items: list[pytest.Item]) -> None:
-    """Ask a probe rank what there is, and refuse what the command line or the ini file asks beyond it; meanwhile the
-    version to compare with collects."""
+    """Ask a probe rank what the machine has, and refuse options that need more. Meanwhile other versions collect."""
     if sys.platform == "win32":
         raise pytest.UsageError("pytest-ddpperf forks its ranks: it runs on Linux and macOS, not on Windows")
     from pytest_ddpperf.measuring.machine import Unavailable
@@ -170,103 +185,6 @@ def _prepare(run: Run, items: list[pytest.Item]) -> None:
 
 def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
     run = config.stash[RUN]
-    if not run.items or run.worker or _calls_none(config):
+    if not run.items or run.worker or _only_shows(config):
         return []
     return list(run.report.header(config.getoption("verbose")))
-
-
-# --- tests
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    if is_distributed(item):
-        item.config.stash[RUN].enter(item)
-        state.of(item).begin()
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    if not is_distributed(item):
-        return (yield)
-    test = state.of(item)
-    test.calling = True
-    try:
-        return (yield)
-    finally:
-        test.calling = False
-
-
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object]:
-    try:
-        result = yield
-    except BaseException:
-        for told in _leave(item):
-            item.add_report_section("teardown", "of another node", told)
-        raise
-    if elsewhere := _leave(item):
-        pytest.fail("\n\n".join(elsewhere), pytrace=False)
-    if is_distributed(item):
-        _save(item)
-    return result
-
-
-def _leave(item: pytest.Item) -> list[str]:
-    """The test is over, on other nodes too: what failed there in its setup or teardown."""
-    if not is_distributed(item):
-        return []
-    run = item.config.stash[RUN]
-    run.leave(item)
-    return run.fleet.failed() if run.fleet is not None else []
-
-
-def _save(item: pytest.Item) -> None:
-    """Write the baselines of a test that has passed as a whole, in its first attempt. What could not be written fails
-    its reruns, too."""
-    from pytest_ddpperf.records.errors import DdpPerfError
-
-    test = state.of(item)
-    run = item.config.stash[RUN]
-    for index, candidate, imported in test.candidates if test.passed and test.attempt == 1 else ():
-        outcome = test.outcomes[index]
-        try:
-            test.outcomes[index] = replace(outcome, saved=run.session.save(candidate, imported))
-        except DdpPerfError as error:
-            test.unsaved[outcome.test.label] = str(error)
-    for index, outcome in enumerate(test.outcomes):
-        if problem := test.unsaved.get(outcome.test.label):
-            test.outcomes[index] = replace(outcome, fails=True, error=problem.splitlines()[0])
-    if test.unsaved:
-        pytest.fail("\n".join(test.unsaved.values()), pytrace=False)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item, call: pytest.CallInfo[None]
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    report = yield
-    if is_distributed(item):
-        _note(item, report)
-    return report
-
-
-def _note(item: pytest.Item, report: pytest.TestReport) -> None:
-    """Let the report of a test carry what we have to say of it: under xdist it crosses to the controller."""
-    test = state.of(item)
-    if test.calling:
-        test.part_failed |= report.failed
-        return
-    if report.when == "call":
-        test.passed = report.passed and not test.part_failed and not hasattr(report, "wasxfail")
-    expected = hasattr(report, "wasxfail") and report.when != "teardown" and not report.failed
-    if expected:
-        test.outcomes = [_expected(outcome) if outcome.fails else outcome for outcome in test.outcomes]
-    skipped = report.skipped and not hasattr(report, "wasxfail")
-    if report.when == "teardown" or skipped:
-        report.ddpperf = item.config.stash[RUN].telling(item, skipped=skipped)  # type: ignore[attr-defined]
-
-
-def _expected(outcome: Outcome) -> Outcome:
-    """Of a test that was to fail, as it did."""
-    return replace(outcome, fails=False, notes=(*outcome.notes, "expected to fail"))

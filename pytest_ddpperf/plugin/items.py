@@ -1,14 +1,18 @@
-"""What a test is to the plugin: the fixtures it asks for, its world sizes, its place and its names."""
+"""Read from a pytest item what the plugin needs: fixtures, world sizes, names, modules and warning filters."""
 
 from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Collection
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import pytest
+from _pytest.config import parse_warning_filter
 
 from pytest_ddpperf.options.table import ROWS
 
@@ -24,11 +28,13 @@ FIXTURES = BENCHMARKS | {"ddp_run"}
 _CHOOSE_BASELINE = frozenset(
     {"world_sizes", "trainers", "parameter_servers", "backend", "device", "warmup", "timing", "baseline_dir"}
 )
+_INI_FILES = ("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg")
+_MARKS_ROOTDIR = (*_INI_FILES, "setup.py")
 _INSTALLED = frozenset({"site-packages", "dist-packages"})  # folders, wherever an environment is
 
 
 def uses(item: pytest.Item, fixtures: Collection[str]) -> bool:
-    """Whether a test asks for one of these fixtures, itself or by another."""
+    """Say whether a test uses one of these fixtures, directly or through another."""
     return any(name in fixtures for name in getattr(item, "fixturenames", ()))
 
 
@@ -36,21 +42,25 @@ def is_distributed(item: pytest.Item) -> bool:
     return uses(item, FIXTURES)
 
 
+def measures(item: pytest.Item) -> bool:
+    return uses(item, BENCHMARKS)
+
+
 def world_sizes(item: pytest.Item, settings: Settings) -> tuple[int, ...]:
-    """The one of a test that is parametrised with several; else those it was asked to have."""
+    """Return the one world size of a test that is parametrised with several, else those of its settings."""
     parameters = getattr(getattr(item, "callspec", None), "params", {})
     return (parameters[WORLD_SIZE],) if WORLD_SIZE in parameters else settings.world_sizes
 
 
 def with_place(item: pytest.Item, error: MarkerError) -> str:
-    """A mistake with the test it is of, and its place: the text stands where no traceback tells."""
+    """Return the text of a mistake with the test's place and name, since no traceback shows them."""
     path, line, name = item.reportinfo()
     place = os.path.relpath(path, item.config.invocation_params.dir) + (f":{line + 1}" if line is not None else "")
     return f"{place}: {name}: {error}"
 
 
 def named_tests(config: pytest.Config) -> tuple[str, ...]:
-    """The words of the command line that name tests; none where the ini file does, or nothing."""
+    """Return the words of the command line that name tests; () if the ini file names them, or nothing does."""
     return tuple(config.args) if config.args_source is config.ArgsSource.ARGS else ()
 
 
@@ -61,25 +71,39 @@ def accept_command(item: pytest.Item, settings: Settings) -> str:
     for row in ROWS:
         if row.field in _CHOOSE_BASELINE and settings.sources[row.field] == "command line":
             words += [row.option, config.getoption(row.key)]
+    words += _same_rootdir(config, item.path)
     if hasattr(config, "workerinput"):  # xdist's workers may not record
         words += ["-n", "0"]
     return shlex.join([*words, "--ddp-save-baseline"])
 
 
+def _same_rootdir(config: pytest.Config, test: Path) -> list[str]:
+    """Return the options for this run's rootdir and ini file if pytest may find others for the test alone."""
+    root, start = config.rootpath, config.invocation_params.dir
+    between = [folder for folder in test.parents if folder != root and folder.is_relative_to(root)]
+    other = any((folder / name).exists() for folder in between for name in _MARKS_ROOTDIR)
+    given = config.option.inifilename or config.option.rootdir
+    if test.is_relative_to(root) and not other and not given:
+        return []
+    ini = os.path.relpath(config.inipath, start) if config.inipath else os.devnull  # an empty one
+    return ["-c", ini, "--rootdir", os.path.relpath(root, start)]
+
+
 def nodeid_of(item: pytest.Item) -> str:
-    """As it was collected: with --dist loadgroup xdist's workers add the group."""
+    """Return the node id as collected. With --dist loadgroup xdist's workers add the group."""
     return f"{item.nodeid.partition('::')[0]}::{_within(item)}"
 
 
 def _within(item: pytest.Item) -> str:
-    """The node id behind the module."""
+    """Return the part of the node id after the module."""
     above = (pytest.Session, pytest.Directory, pytest.File)
     return "::".join(node.name for node in item.listchain() if not isinstance(node, above))
 
 
 def module_of(config: pytest.Config, item: pytest.Item) -> str:
-    """`TestId.module`: the path from rootdir, or the import name of what is outside it or installed, in an environment
-    below rootdir say: where that is depends on the machine and on Python's version."""
+    """Return `TestId.module`: the path from rootdir, or the import name if the test is outside it or installed.
+
+    Where an installed package lies depends on the machine and on Python's version."""
     path = Path(item.path)
     if path.is_relative_to(config.rootpath):
         below = path.relative_to(config.rootpath)
@@ -89,7 +113,7 @@ def module_of(config: pytest.Config, item: pytest.Item) -> str:
 
 
 def name_of(item: pytest.Item, world_size: int) -> str:
-    """`TestId.name`: the node id behind the module, less the world size, which has its place in the environment."""
+    """Return `TestId.name`: the node id after the module without the world size, which the environment names."""
     name = _within(item)
     callspec = getattr(item, "callspec", None)
     if callspec is None or WORLD_SIZE not in callspec.params:
@@ -97,3 +121,37 @@ def name_of(item: pytest.Item, world_size: int) -> str:
     stem = name.removesuffix(f"[{callspec.id}]")
     others = callspec.id.removesuffix(f"ws{world_size}").removesuffix("-")
     return f"{stem}[{others}]" if others else stem
+
+
+def modules_by_name(config: pytest.Config, items: Sequence[pytest.Item]) -> Mapping[str, str]:
+    """Return the files of test modules, conftests and their packages by module name."""
+    test_modules = [getattr(item, "module", None) for item in items]
+    modules = [module for module in test_modules if isinstance(module, ModuleType)] + conftests(config)
+    # Outside packages all conftests have one name: by that the last of them is imported. A notebook has no file.
+    modules.sort(key=lambda module: sys.modules.get(module.__name__) is module)
+    return {module.__name__: file for module in modules if (file := getattr(module, "__file__", None))}
+
+
+def conftests(config: pytest.Config) -> list[ModuleType]:
+    """Return all conftests, also those that share a name."""
+    return [
+        plugin
+        for plugin in config.pluginmanager.get_plugins()
+        if isinstance(plugin, ModuleType) and os.path.basename(getattr(plugin, "__file__", None) or "") == "conftest.py"
+    ]
+
+
+def warning_filters(item: pytest.Item) -> tuple[str, ...]:
+    """Return the filters of ini file, command line and marks in the form of `Plan`. pytest applied them to the test."""
+    config = item.config
+    if not config.pluginmanager.hasplugin("warnings"):
+        return ()
+    asked = [(text, False) for text in config.getini("filterwarnings")]
+    asked += [(text, True) for text in config.getoption("pythonwarnings") or ()]
+    asked += [(text, False) for mark in item.iter_markers("filterwarnings") for text in mark.args]
+    filters = []
+    for text, escape in asked:
+        with suppress(ImportError):  # of the category, which pytest has reported
+            action, message, category, module, line = parse_warning_filter(text, escape=escape)
+            filters.append(f"{action}:{message}:{category.__module__}.{category.__qualname__}:{module}:{line}")
+    return tuple(filters)

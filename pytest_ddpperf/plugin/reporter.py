@@ -16,7 +16,6 @@ class Reporter:
 
     def __init__(self, run: Run, *, writes: bool) -> None:
         self._run, self._writes = run, writes
-        self._failed: set[str] = set()  # node ids of tests, and of what could not be collected
         self._refused = ""  # why no test will run
 
     @pytest.hookimpl(wrapper=True)
@@ -29,19 +28,12 @@ class Reporter:
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
-            self._failed.add(report.nodeid)
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.failed:
-            self._failed.add(report.nodeid)
-        message = getattr(report, "ddpperf", None)
-        if message is not None:
-            self._run.report.take(message)
+            self._run.failed.add(report.nodeid)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         run = self._run
-        run.end(self._failed, self._refused)
+        run.end(self._refused)
         if run.reported and run.report.usage_error:
             session.exitstatus = pytest.ExitCode.USAGE_ERROR
         if self._writes:
@@ -63,3 +55,17 @@ class Reporter:
         annotations = annotated(run.report.outcomes) if github else ()
         for line in (*annotations, *lines):
             terminalreporter.write_line(line)
+
+
+class ResultListener:
+    """Collects what the reports of tests carry. Registered if there are distributed tests, or options of ours."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self._run.failed.add(report.nodeid)
+        message = getattr(report, "ddpperf", None)
+        if message is not None:
+            self._run.report.take(message)

@@ -13,7 +13,7 @@ import pytest
 from pytest_ddpperf.against import BaseSide, Invocation
 from pytest_ddpperf.launch.request import inherited
 from pytest_ddpperf.led.arguments import spelt_out
-from pytest_ddpperf.plugin.items import named_tests
+from pytest_ddpperf.plugin.items import conftests, named_tests
 from pytest_ddpperf.plugin.state import Run
 
 PLUGIN = os.path.realpath(Path(__file__).parents[1])  # which both sides have from here
@@ -75,11 +75,11 @@ def _of_run(run: Run, kept: tuple[str, ...]) -> Invocation:
 def _kept(run: Run, items: Sequence[pytest.Item]) -> tuple[str, ...]:
     """What comes from the working tree on both sides: tests, conftests, and the folders of tests they are in."""
     tests = {os.path.realpath(item.path) for item in items if isinstance(item, pytest.Function)}
-    conftests = {os.path.realpath(str(module.__file__)) for module in run.conftests()}
+    own = {os.path.realpath(str(module.__file__)) for module in conftests(run.config)}
     root = Path(os.path.realpath(run.config.rootpath))
-    folders = {path for path in map(os.path.dirname, tests | conftests) if _of_tests(Path(path))}
+    folders = {path for path in map(os.path.dirname, tests | own) if _of_tests(Path(path))}
     folders -= {str(root), *map(str, root.parents)}
-    return (*sorted(tests | conftests | folders), PLUGIN)
+    return (*sorted(tests | own | folders), PLUGIN)
 
 
 def _of_tests(folder: Path) -> bool:

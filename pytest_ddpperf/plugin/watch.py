@@ -78,7 +78,7 @@ class Watcher:
         if phase is Phase.STEPS:
             done = [mark for mark in marks_ns[: step + 1] if mark]
             seconds += [(after - before) / 1e9 for before, after in pairwise(done)]
-        test, tests, left = self._config.stash[RUN].left()
+        test, tests, left = self._config.stash[RUN].remaining()
         self._draw(
             progress.line(
                 test=test,

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpperf.wire.trees import digests
 from tests.git import git
 from tests.integration.conftest import STEP, Run, line
 
@@ -62,7 +61,7 @@ def test_only_a_test_that_passed_as_a_whole_is_saved(pytester: pytest.Pytester, 
     assert stored(pytester.path) == ["test_good.json"]
     session = last_session(pytester.path, "test_good")
     assert session["commit"] == ""
-    assert session["files"] == digests(str(pytester.path), ["test_saving.py"])
+    assert session["tree"] == ""
     result.stdout.fnmatch_lines(["*test_rerun: NOT GATED: not saved: the test did not pass as a whole, or this is *"])
     result.stdout.fnmatch_lines(["*rank ? failed in warm-up step 1 of 2: exited with status 7*"])
     assert line(result, "ddpperf:") == "ddpperf: 0 of 6 compared: 5 not gated, 1 failed to measure; 2 other failures"
@@ -110,8 +109,8 @@ def test_a_session_says_whose_code_it_is(pytester: pytest.Pytester, run: Run) ->
     run("perf", "perf/others", "--rootdir=perf", "--ddp-extend-baseline").assert_outcomes(passed=1)
     session = last_session(folder, "test_step")
     assert session["commit"].endswith("-dirty")
-    files = ["perf/conftest.py", "perf/mylib/helper.py", "perf/test_step.py"]
-    assert session["files"] == digests(str(pytester.path), files)
+    git(pytester.path, "add", "perf/mylib")
+    assert session["tree"] == git(pytester.path, "write-tree").strip()
     assert session["distributions"]["torch"]["version"] == version("torch")
     assert "pytest-ddpperf" not in session["distributions"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 
@@ -69,3 +70,28 @@ def test_the_command_that_accepts_has_the_options_that_choose_the_baseline(
     assert accept_command(item, settings) == f"pytest perf/test_step.py::test_step{kept} --ddp-save-baseline"
     item.config.workerinput = {}  # type: ignore[attr-defined]
     assert accept_command(item, settings).endswith(f"{kept} -n 0 --ddp-save-baseline")
+
+
+@pytest.mark.parametrize(
+    ("files", "asked", "more"),
+    [
+        (["pytest.ini"], ["a", "b"], ""),
+        ([], ["a", "b"], ""),
+        (["a/setup.py"], ["a", "b"], " -c /dev/null --rootdir ."),
+        (["a/pytest.ini", "pytest.ini"], ["a", "b"], " -c pytest.ini --rootdir ."),
+        (["my.ini"], ["a", "-c", "my.ini"], " -c my.ini --rootdir ."),
+    ],
+)
+def test_the_command_that_accepts_has_the_runs_rootdir_and_ini_file(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, files: list[str], asked: list[str], more: str
+) -> None:
+    monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
+    write(pytester.path / "a/test_a.py", pytester.path / "b/test_b.py")
+    for file in files:
+        (pytester.path / file).write_text("[pytest]\n" if file.endswith(".ini") else "")
+    items, _ = pytester.inline_genitems("-p", "no:randomly", *asked)
+    command = accept_command(items[0], state.settings_of(items[0]))
+    assert command == f"pytest a/test_a.py::test_step{more} --ddp-save-baseline"
+    alone = pytester.parseconfig(*shlex.split(command)[1:])
+    assert alone.rootpath == items[0].config.rootpath
+    assert alone.inipath == items[0].config.inipath or "/dev/null" in command

@@ -43,9 +43,8 @@ from pytest_ddpperf.nodes.parts import Parts
 from pytest_ddpperf.nodes.role import Role, role
 from pytest_ddpperf.nodes.side import Side
 from pytest_ddpperf.plugin import base as base_module
-from pytest_ddpperf.plugin import hooks
 from pytest_ddpperf.plugin import nodes as nodes_module
-from pytest_ddpperf.plugin.state import RUN
+from pytest_ddpperf.plugin import running
 from pytest_ddpperf.rank import store as rendezvous
 from pytest_ddpperf.records import LaunchSamples, Plan, Status, Verdict, codec
 from pytest_ddpperf.records.errors import AgainstError, BaseSideError, NodesError, OptionError
@@ -692,12 +691,10 @@ def test_what_fails_on_another_node_is_an_error_of_the_tests_teardown(
     left: list[object] = []
     fleet = SimpleNamespace(failed=lambda: ["node 1: Error: not removed"])
     sections: list[tuple[str, ...]] = []
-    run = SimpleNamespace(leave=left.append, fleet=fleet)
-    item = SimpleNamespace(
-        config=SimpleNamespace(stash={RUN: run}), add_report_section=lambda *section: sections.append(section)
-    )
-    monkeypatch.setattr(hooks, "is_distributed", lambda item: True)
-    ending = hooks.pytest_runtest_teardown(item)  # type: ignore[arg-type]
+    run: Any = SimpleNamespace(end_test=left.append, fleet=fleet)
+    item: Any = SimpleNamespace(nodeid="a", add_report_section=lambda *section: sections.append(section))
+    monkeypatch.setattr(running, "is_distributed", lambda item: True)
+    ending = running.RunningTests(run).pytest_runtest_teardown(item)
     next(ending)
     if here:
         with pytest.raises(ValueError, match=here):
@@ -706,7 +703,7 @@ def test_what_fails_on_another_node_is_an_error_of_the_tests_teardown(
     else:
         with pytest.raises(pytest.fail.Exception, match="node 1: Error: not removed"):
             ending.send(None)
-    assert left == [item]
+    assert left == ["a"]
 
 
 # --- who comes

@@ -6,13 +6,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 
 from pytest_ddpperf.measuring.session import Session
+from pytest_ddpperf.plugin import items as items_module
 from pytest_ddpperf.plugin import state
-from pytest_ddpperf.plugin.items import named_tests, with_place
-from pytest_ddpperf.plugin.marks import warning_filters
+from pytest_ddpperf.plugin.items import conftests, modules_by_name, named_tests, warning_filters, with_place
 from pytest_ddpperf.records.errors import MarkerError
 
 Collect = Callable[..., list[pytest.Item]]
@@ -97,24 +98,22 @@ def test_of_conftests_by_one_name_all_are_known_and_the_last_is_imported_by_it(
         Path(file).write_text("")
     Path("inner/test_inner.py").write_text("def test_a(ddp_run): ...")
     (item,) = collect("")
-    run = item.config.stash[state.RUN]
-    outer, inner = sorted(run.conftests(), key=lambda module: len(str(module.__file__)))
+    outer, inner = sorted(conftests(item.config), key=lambda module: len(str(module.__file__)))
     assert [outer.__file__, inner.__file__] == [str(Path.cwd() / "conftest.py"), str(Path.cwd() / "inner/conftest.py")]
     monkeypatch.setitem(sys.modules, "conftest", inner)  # as it was before the run, in this process, ended
     for found in ([outer, inner], [inner, outer]):
-        monkeypatch.setattr(run, "conftests", lambda found=found: found)
-        assert run.modules()["conftest"] == inner.__file__
+        monkeypatch.setattr(items_module, "conftests", lambda config, found=found: found)
+        assert modules_by_name(item.config, [item])["conftest"] == inner.__file__
 
 
 def test_a_plugin_without_a_file_is_no_conftest(collect: Collect) -> None:
     (item,) = collect("def test_a(ddp_run): ...")
-    run = item.config.stash[state.RUN]
     notebook = ModuleType("__main__")
     assert not hasattr(notebook, "__file__")
     item.config.pluginmanager.register(notebook, "a notebook's")
-    run.items = [SimpleNamespace(module=notebook)]
-    assert run.conftests() == []
-    assert run.modules() == {}
+    items: list[Any] = [SimpleNamespace(module=notebook)]
+    assert conftests(item.config) == []
+    assert modules_by_name(item.config, items) == {}
 
 
 @pytest.mark.parametrize("option", ["--setup-plan", "--setup-only", "--collect-only"])
@@ -180,27 +179,40 @@ def test_warning_filters_are_those_of_pytest_in_its_order(collect: Collect, pyte
     assert warning_filters(collect(WARNED, "-p", "no:warnings", *asked)[0]) == ()
 
 
-def test_what_is_left_follows_from_tests_that_have_ended_and_a_rerun_is_no_other_test(
-    collect: Collect, monkeypatch: pytest.MonkeyPatch
+def test_the_remaining_time_follows_from_tests_that_have_ended_and_a_rerun_is_no_other_test(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    items = collect("".join(f"def test_{number}(ddp_run): ...\n" for number in range(4)))
-    run = state.Run(items[0].config)
-    run.items = items
+    timetable = state.Timetable()
     clock = [100.0]
     monkeypatch.setattr(state.time, "monotonic", lambda: clock[0])
 
-    def took(item: pytest.Item, seconds: float) -> None:
-        run.enter(item)
+    def take(nodeid: str, seconds: float) -> None:
+        timetable.start(nodeid)
         clock[0] += seconds
-        run.leave(item)
+        timetable.end(nodeid)
 
-    run.enter(items[0])
-    assert run.left() == (1, 4, None)
-    took(items[0], 20)
-    took(items[0], 20)  # once more, which failed before
-    run.enter(items[1])
-    assert run.left() == (2, 4, 120)
+    timetable.start("a")
+    assert (timetable.started, timetable.remaining_seconds(4)) == (1, None)
+    take("a", 20)
+    take("a", 20)  # once more, which failed before
+    timetable.start("b")
+    assert (timetable.started, timetable.remaining_seconds(4)) == (2, 120)
     clock[0] += 30
-    assert run.left() == (2, 4, 90)
+    assert timetable.remaining_seconds(4) == 90
     clock[0] += 30
-    assert run.left() == (2, 4, 80), "longer than those before: two more are left"
+    assert timetable.remaining_seconds(4) == 80, "longer than those before: two more are left"
+
+
+@pytest.mark.parametrize(
+    ("test", "registered"), [("def test_a(): ...", []), ("def test_a(ddp_run): ...", ["RunningTests"])]
+)
+def test_hooks_around_each_test_are_registered_for_distributed_tests_only(
+    collect: Collect, test: str, registered: list[str]
+) -> None:
+    (item,) = collect(test, "--collect-only")
+    hooks = (
+        item.config.hook.pytest_runtest_setup.get_hookimpls()
+        + item.config.hook.pytest_runtest_logreport.get_hookimpls()
+    )
+    ours = [hook.plugin for hook in hooks if type(hook.plugin).__module__.startswith("pytest_ddpperf")]
+    assert [type(plugin).__name__ for plugin in ours] == registered
