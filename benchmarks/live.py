@@ -38,7 +38,6 @@ from _common import binomial_interval, done, progress, quartiles, table
 from _models import MODELS, training
 from neighbour import neighbour
 
-from pytest_ddpperf.against.side import Ready
 from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.launch import Launcher, Nobody
 from pytest_ddpperf.measuring import benchmark
@@ -47,6 +46,7 @@ from pytest_ddpperf.measuring.looks import follow, schedule
 from pytest_ddpperf.measuring.pairs import Held
 from pytest_ddpperf.options import plan
 from pytest_ddpperf.records import LaunchSamples, Limit, Measurement, Outcome, Plan, Samples, TestId, Verdict, Version
+from pytest_ddpperf.remote.version import Ready
 from pytest_ddpperf.verdict import ASSUMED_DRIFT, TEST_LEVEL, coarse, judge_times, observations
 from pytest_ddpperf.verdict.stats import Drift
 

@@ -31,14 +31,13 @@ from _common import progress, table, verdict
 
 from pytest_ddpperf.baseline import environment
 from pytest_ddpperf.launch import Launcher, Nobody
-from pytest_ddpperf.led.sources import one_tree
 from pytest_ddpperf.measuring.launches import measurement
-from pytest_ddpperf.nodes import door
-from pytest_ddpperf.nodes.fleet import about_itself
-from pytest_ddpperf.nodes.line import CLOCK
-from pytest_ddpperf.nodes.node import Node
-from pytest_ddpperf.nodes.side import Side
 from pytest_ddpperf.records import Limit, Outcome, Plan, TestId, Window, codec
+from pytest_ddpperf.remote import handshake
+from pytest_ddpperf.remote.checkout import one_tree
+from pytest_ddpperf.remote.node import CLOCK, Node
+from pytest_ddpperf.remote.node_launch import Side
+from pytest_ddpperf.remote.nodes import about_itself
 from pytest_ddpperf.report import terminal
 from pytest_ddpperf.verdict import judge_times
 from pytest_ddpperf.wire.channels import Lines
@@ -70,7 +69,7 @@ def window(rank: int, steps: int) -> str:
 
 def play(number: int, port: int, steps: int) -> None:
     """One node, until its connection ends."""
-    lines = door.come_in("127.0.0.1", port, KEY, number)
+    lines = handshake.come_in("127.0.0.1", port, KEY, number)
     lines.send(about_itself())
     while (messages := lines.receive()) is not None:
         for message in messages:
@@ -95,7 +94,7 @@ def answer(lines: Lines, node: int, message: dict[str, Any], steps: int) -> None
 
 def one(nodes: int, ranks_per_node: int, steps: int, launches: int) -> dict[str, float]:
     """The figures of one row."""
-    with door.listening("127.0.0.1") as listening:
+    with handshake.listening("127.0.0.1") as listening:
         port = listening.getsockname()[1]
         players = os.fork()
         if not players:
@@ -106,7 +105,7 @@ def one(nodes: int, ranks_per_node: int, steps: int, launches: int) -> dict[str,
             for thread in threads:
                 thread.join()
             os._exit(0)
-        came = door.admit(listening, KEY, range(1, nodes + 1), time.monotonic() + 60, print)
+        came = handshake.admit(listening, KEY, range(1, nodes + 1), time.monotonic() + 60, print)
     heard = {"messages": 0, "bytes": 0}
     members = []
     for number, lines in sorted(came.items()):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from pytest_ddpperf.launch.clock import Clock
+from pytest_ddpperf.launch.remote_ranks import Clock
 from pytest_ddpperf.launch.run import Delivery
 from pytest_ddpperf.records import COUNTERS, LaunchSamples, Plan, RankFigures, Scalar, Window
 

@@ -15,11 +15,11 @@ from typing import Any, TypeVar
 
 from pytest_ddpperf.launch import locks, request
 from pytest_ddpperf.launch.collect import collected
-from pytest_ddpperf.launch.elsewhere import Nodes, Part
+from pytest_ddpperf.launch.local_share import Leader, PartLaunch
 from pytest_ddpperf.launch.output import Nobody, Observer
-from pytest_ddpperf.launch.part import Leader, PartLaunch
 from pytest_ddpperf.launch.paused import PausableLaunch, PausedLaunch, dropping
 from pytest_ddpperf.launch.placement import interconnect, place, visible_gpus
+from pytest_ddpperf.launch.remote_ranks import Nodes, Part
 from pytest_ddpperf.launch.request import LaunchRequest
 from pytest_ddpperf.launch.run import Delivery, Launch
 from pytest_ddpperf.launch.server import RankServer

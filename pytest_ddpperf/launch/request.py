@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pytest_ddpperf.launch.elsewhere import Part
 from pytest_ddpperf.launch.placement import Placement
+from pytest_ddpperf.launch.remote_ranks import Part
 from pytest_ddpperf.records import Plan, Scalar, codec
 from pytest_ddpperf.wire import boot
 from pytest_ddpperf.wire.trees import Trees

@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pytest_ddpperf.launch import output
-from pytest_ddpperf.launch.clock import Clock
-from pytest_ddpperf.launch.elsewhere import Elsewhere, Nowhere
 from pytest_ddpperf.launch.failure import Diagnosis, launch_error
 from pytest_ddpperf.launch.output import Observer
+from pytest_ddpperf.launch.remote_ranks import Clock, Elsewhere, Nowhere
 from pytest_ddpperf.launch.request import LaunchRequest
 from pytest_ddpperf.launch.server import RankServer, writing_temporary_files
 from pytest_ddpperf.records import Phases, RankError, RankOutput, messages

@@ -10,7 +10,6 @@ from typing import Any, Protocol
 
 from pytest_ddpperf import baseline as store_room
 from pytest_ddpperf import verdict as verdicts
-from pytest_ddpperf.against import BaseSide
 from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.launch import Launcher, Observer
 from pytest_ddpperf.measuring.interleaved import Here, Interleaved
@@ -34,6 +33,7 @@ from pytest_ddpperf.records import (
     Verdict,
 )
 from pytest_ddpperf.records.asked import limits_for
+from pytest_ddpperf.remote.version import BaseSide
 
 # All launches of a measurement, but those that confirm a suspicion: twenty launches of half a minute. One that takes
 # longer would hold up the job for what is rarely decided by more launches.

@@ -13,13 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from pytest_ddpperf import verdict as verdicts
-from pytest_ddpperf.against import BaseSide
-from pytest_ddpperf.against.proof import for_people
 from pytest_ddpperf.baseline.source import find_source
 from pytest_ddpperf.measuring import installed
 from pytest_ddpperf.measuring.benchmark import Job, Measured
 from pytest_ddpperf.records import Baseline, Recording, Scalar, Status, Verdict
 from pytest_ddpperf.records.errors import AgainstError, DdpPerfError
+from pytest_ddpperf.remote.version import BaseSide, for_people
 from pytest_ddpperf.report import text
 
 SideOf = Callable[[str, float], BaseSide]  # of a commit, ready within so many seconds; raises DdpPerfError

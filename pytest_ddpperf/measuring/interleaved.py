@@ -7,10 +7,8 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 
-from pytest_ddpperf.against.side import BaseSide
 from pytest_ddpperf.baseline import environment
 from pytest_ddpperf.launch import Observer
-from pytest_ddpperf.led.sources import differing
 from pytest_ddpperf.measuring.launches import Launches, measurement
 from pytest_ddpperf.measuring.pairs import Held, interleave
 from pytest_ddpperf.records import (
@@ -25,6 +23,8 @@ from pytest_ddpperf.records import (
     TestId,
 )
 from pytest_ddpperf.records.errors import BaseSideError, LaunchError
+from pytest_ddpperf.remote.checkout import differing
+from pytest_ddpperf.remote.version import BaseSide
 
 _ONE_BY_ONE = "--ddp-turns launches measures one launch after the other"
 

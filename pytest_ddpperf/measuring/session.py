@@ -10,22 +10,21 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from pytest_ddpperf.against import BaseSide
 from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.git import commit_of, ignored_files, tree_of
 from pytest_ddpperf.launch import Launcher, Observer
 from pytest_ddpperf.launch.launcher import unpickle
-from pytest_ddpperf.led.sources import one_tree
 from pytest_ddpperf.measuring import benchmark
 from pytest_ddpperf.measuring.benchmark import Job, Measured, Progress
 from pytest_ddpperf.measuring.confirm import Confirmation, SideOf
-from pytest_ddpperf.measuring.following import Following, call_of, measurement_of
 from pytest_ddpperf.measuring.machine import Place, described, nodes_for, resolve
-from pytest_ddpperf.measuring.serving import Serving
-from pytest_ddpperf.nodes.fleet import Fleet
+from pytest_ddpperf.measuring.worker import Following, Serving, call_of, measurement_of
 from pytest_ddpperf.options import Settings
 from pytest_ddpperf.records import Baseline, Plan, Scalar, codec
 from pytest_ddpperf.records.errors import GitError
+from pytest_ddpperf.remote.checkout import one_tree
+from pytest_ddpperf.remote.nodes import Fleet
+from pytest_ddpperf.remote.version import BaseSide
 from pytest_ddpperf.report import text
 
 

@@ -35,9 +35,9 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return None
-    from pytest_ddpperf.plugin import nodes
+    from pytest_ddpperf.plugin import remote
 
-    return nodes.main(config)
+    return remote.main(config)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -49,9 +49,9 @@ def pytest_configure(config: pytest.Config) -> None:
 def _begin(config: pytest.Config) -> None:
     run = config.stash[RUN] = Run(config)
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        from pytest_ddpperf.plugin import nodes
+        from pytest_ddpperf.plugin import remote
 
-        nodes.lead(run)
+        remote.lead(run)
     if options.given(config) or run.fleet is not None:
         _check(config, run)
     if not run.worker:

@@ -15,13 +15,13 @@ from pytest_ddpperf.plugin.items import RPC, WORLD_SIZE, measures, modules_by_na
 from pytest_ddpperf.plugin.outset import outset_of, traces_one_side
 
 if TYPE_CHECKING:
-    from pytest_ddpperf.against import BaseSide
     from pytest_ddpperf.measuring.confirm import SideOf
     from pytest_ddpperf.measuring.outcomes import RunResults
-    from pytest_ddpperf.measuring.serving import Serving
     from pytest_ddpperf.measuring.session import Session
-    from pytest_ddpperf.nodes.fleet import Fleet
+    from pytest_ddpperf.measuring.worker import Serving
     from pytest_ddpperf.options import Settings
+    from pytest_ddpperf.remote.nodes import Fleet
+    from pytest_ddpperf.remote.version import BaseSide
 
 
 SERVING: pytest.StashKey[Serving] = pytest.StashKey()
@@ -118,34 +118,34 @@ class Run:
     def start_others(self, items: Sequence[pytest.Item]) -> None:
         """Let other nodes and the other version collect at the same time as this pytest; raises DdpPerfError."""
         if self.settings.beside and any(measures(item) for item in self.items):
-            from pytest_ddpperf.plugin import sides
+            from pytest_ddpperf.plugin import remote
 
-            self._base = sides.another_version(self, items)
+            self._base = remote.another_version(self, items)
         if self.fleet is not None:
-            from pytest_ddpperf.plugin import nodes
+            from pytest_ddpperf.plugin import remote
 
-            nodes.start(self.fleet, self.config, self._base)
+            remote.start(self.fleet, self.config, self._base)
         if self._base is not None:
             self._base.start()
 
     def _side_of(self, commit: str, seconds: float) -> BaseSide:
-        from pytest_ddpperf.plugin import sides
+        from pytest_ddpperf.plugin import remote
 
-        return sides.of_commit(self, commit, seconds)
+        return remote.of_commit(self, commit, seconds)
 
     def await_others(self) -> None:
         """Wait until they have collected. Raises AgainstError if nothing differs from the other version, and NodesError
         if another node has other code or another kind of machine."""
         if self._base is not None:
-            from pytest_ddpperf.led import Sources
+            from pytest_ddpperf.remote.checkout import Sources
 
             self._base.collect(Sources.here(self._base.trees))
             there = self._base.only_there({*self.deselected, *(item.nodeid for item in self.items)})
             self.report.messages += [f"only {self._base.version} has {nodeid}" for nodeid in there]
         if self.fleet is not None:
-            from pytest_ddpperf.plugin import nodes
+            from pytest_ddpperf.plugin import remote
 
-            nodes.collected(self.fleet, self.config, self.session.facts())
+            remote.collected(self.fleet, self.config, self.session.facts())
 
     @property
     def report(self) -> RunResults:

@@ -590,7 +590,7 @@ def test_a_side_that_hangs_is_given_up_with_its_stacks(
             pass
         return ready
 
-    monkeypatch.setattr("pytest_ddpperf.led.line.readable", in_vain)
+    monkeypatch.setattr("pytest_ddpperf.remote.process.readable", in_vain)
     repository.write("src/speed/__init__.py", SECOND)
     repository.write(
         "tests/test_step.py",

@@ -251,7 +251,7 @@ def until_in_launch(machines: Machines, first: Node, second: Node) -> None:
         time.sleep(0.05)
 
 
-FOLLOWER, LED = "pytest --ddp", "plugin.base"  # of commands
+FOLLOWER, LED = "pytest --ddp", "plugin.worker"  # of commands
 
 
 @pytest.mark.parametrize(
@@ -322,7 +322,8 @@ def test_a_node_that_is_unplugged_is_noticed_at_both_ends(waiting: Machines) -> 
 
 
 IMPATIENT = """
-from pytest_ddpperf.nodes import fleet, node
+from pytest_ddpperf.remote import nodes as fleet
+from pytest_ddpperf.remote import node
 fleet.START_SECONDS = node.START_SECONDS = 1.0  # so that --ddp-timeout says how long is waited
 """
 

@@ -19,18 +19,13 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpperf.against import BaseSide, side
-from pytest_ddpperf.against import folder as folder_module
-from pytest_ddpperf.against.checkout import _SHOWN, Checkout
-from pytest_ddpperf.against.folder import Folder
-from pytest_ddpperf.against.invocation import Invocation
-from pytest_ddpperf.against.proof import nothing_differs
-from pytest_ddpperf.against.worktree import Worktree
 from pytest_ddpperf.git import worktrees
-from pytest_ddpperf.led import Sources
-from pytest_ddpperf.led.arguments import of_led, of_other_tests
-from pytest_ddpperf.led.sources import differing
 from pytest_ddpperf.records.errors import AgainstError, GitError
+from pytest_ddpperf.remote import checkout as folder_module
+from pytest_ddpperf.remote import version as side
+from pytest_ddpperf.remote.arguments import Invocation, of_led, of_other_tests
+from pytest_ddpperf.remote.checkout import _SHOWN, Checkout, Folder, Sources, Worktree, differing
+from pytest_ddpperf.remote.version import BaseSide, nothing_differs
 from pytest_ddpperf.wire.trees import Trees, digests
 from tests.git import git
 from tests.unit.test_git import commit
@@ -192,7 +187,7 @@ def test_the_sources_of_this_process_are_its_interpreter_and_the_files_of_a_tree
     top = os.path.realpath(Path(__file__).parents[2])
     here = Sources.here(Trees(hand=top, base=top, kept=(os.path.join(top, "tests"),)))
     assert (here.python, here.prefix) == (sys.version.split()[0], os.path.realpath(sys.prefix))
-    assert "pytest_ddpperf/against/proof.py" in here.files
+    assert "pytest_ddpperf/remote/version.py" in here.files
     assert all(here.files.values())
     assert not [file for file in here.files if file.startswith("tests/")]
 
@@ -340,7 +335,7 @@ def test_the_users_hooks_do_not_run(top: Path, tmp_path: Path) -> None:
 HOLDER = """
 import sys
 from pathlib import Path
-from pytest_ddpperf.against.worktree import Worktree
+from pytest_ddpperf.remote.checkout import Worktree
 worktree = Worktree(Path(sys.argv[1]), "v1")
 print(worktree.tree, flush=True)
 sys.stdin.read()
@@ -745,7 +740,7 @@ def test_a_set_up_that_takes_longer_than_there_is_ends(
     top: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there_are = iter((None, 0.2))  # for git, which is not to be what takes too long here, and for the set-up
-    monkeypatch.setattr("pytest_ddpperf.against.checkout._left", lambda until: next(there_are))
+    monkeypatch.setattr("pytest_ddpperf.remote.checkout._left", lambda until: next(there_are))
     with untouched(top):
         checkout = Checkout(settings(against="v1", against_setup="sleep 600"), top, ())
         with pytest.raises(AgainstError, match="'sleep 600' did not end within the 0 s that there were"):

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from pytest_ddpperf.launch import Launcher, Nobody, failure, locks, placement, run
-from pytest_ddpperf.launch.elsewhere import Part
 from pytest_ddpperf.launch.failure import (
     describe_end,
     describe_exit,
@@ -23,6 +22,7 @@ from pytest_ddpperf.launch.failure import (
     waits_for_others,
     without_our_frames,
 )
+from pytest_ddpperf.launch.remote_ranks import Part
 from pytest_ddpperf.launch.request import LaunchRequest, for_ranks, read_at_import, recorded
 from pytest_ddpperf.launch.run import Peer
 from pytest_ddpperf.records import Plan, RankError

@@ -16,7 +16,7 @@ import pytest
 
 from pytest_ddpperf.launch import Nobody, Observer, failure, paused, placement, run
 from pytest_ddpperf.launch import server as server_module
-from pytest_ddpperf.launch.elsewhere import Part
+from pytest_ddpperf.launch.remote_ranks import Part
 from pytest_ddpperf.launch.request import LaunchRequest
 from pytest_ddpperf.launch.server import RankServer
 from pytest_ddpperf.records import Plan, messages

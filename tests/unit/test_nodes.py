@@ -22,32 +22,33 @@ from typing import Any
 import pytest
 
 from pytest_ddpperf import __version__
-from pytest_ddpperf.against import BaseSide
 from pytest_ddpperf.launch import Nobody, Observer, locks
-from pytest_ddpperf.launch.clock import Clock, Offset, offset
-from pytest_ddpperf.led import Sources
-from pytest_ddpperf.led.arguments import of_led
-from pytest_ddpperf.measuring import following
+from pytest_ddpperf.launch.remote_ranks import Clock, Offset, offset
+from pytest_ddpperf.measuring import worker as following
 from pytest_ddpperf.measuring.machine import nodes_for
-from pytest_ddpperf.measuring.serving import OVER as OVER_TEXT
-from pytest_ddpperf.nodes import door, interface, line, secret
-from pytest_ddpperf.nodes import fleet as fleet_module
-from pytest_ddpperf.nodes import parts as parts_module
-from pytest_ddpperf.nodes import role as role_module
-from pytest_ddpperf.nodes.base import Base, BaseOfNodes, refuse_lacking
-from pytest_ddpperf.nodes.fleet import Fleet
-from pytest_ddpperf.nodes.follower import Follower
-from pytest_ddpperf.nodes.member import Member
-from pytest_ddpperf.nodes.node import Node
-from pytest_ddpperf.nodes.parts import Parts
-from pytest_ddpperf.nodes.role import Role, role
-from pytest_ddpperf.nodes.side import Side
-from pytest_ddpperf.plugin import base as base_module
-from pytest_ddpperf.plugin import nodes as nodes_module
+from pytest_ddpperf.measuring.worker import OVER as OVER_TEXT
+from pytest_ddpperf.plugin import remote as nodes_module
 from pytest_ddpperf.plugin import running
+from pytest_ddpperf.plugin import worker as base_module
 from pytest_ddpperf.rank import store as rendezvous
 from pytest_ddpperf.records import LaunchSamples, Plan, Status, Verdict, codec
 from pytest_ddpperf.records.errors import AgainstError, BaseSideError, NodesError, OptionError
+from pytest_ddpperf.remote import handshake as door
+from pytest_ddpperf.remote import handshake as secret
+from pytest_ddpperf.remote import node as line
+from pytest_ddpperf.remote import node_launch as parts_module
+from pytest_ddpperf.remote import nodes as fleet_module
+from pytest_ddpperf.remote import rendezvous as interface
+from pytest_ddpperf.remote import rendezvous as role_module
+from pytest_ddpperf.remote.arguments import of_led
+from pytest_ddpperf.remote.checkout import Sources
+from pytest_ddpperf.remote.node import Node
+from pytest_ddpperf.remote.node_launch import Member, Parts, Side
+from pytest_ddpperf.remote.node_version import Base, BaseOfNodes, refuse_lacking
+from pytest_ddpperf.remote.node_worker import Follower
+from pytest_ddpperf.remote.nodes import Fleet
+from pytest_ddpperf.remote.rendezvous import Role, role
+from pytest_ddpperf.remote.version import BaseSide
 from pytest_ddpperf.wire.channels import Lines
 from tests.git import git
 from tests.unit.test_launches import LAUNCH
@@ -733,7 +734,7 @@ def test_nodes_have_their_time_from_when_they_can_know_where_to_come(
         return {}
 
     monkeypatch.setattr(fleet_module, "time", clock)
-    monkeypatch.setattr(fleet_module.door, "admit", admit)
+    monkeypatch.setattr(fleet_module.handshake, "admit", admit)
     fleet = Fleet.__new__(Fleet)
     fleet.role, fleet._timeout, fleet.nodes, fleet._dropped = replace(role_of(0), nodes=3), timeout, [], Counter()
     fleet._door = fleet._key = None  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""All other nodes, as the pytest that leads sees them: from the door that it opens to the status they exit with."""
+"""All other nodes, as the first one sees them."""
 
 from __future__ import annotations
 
@@ -12,16 +12,14 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 
-from pytest_ddpperf.led import Sources
-from pytest_ddpperf.led.tests import START_SECONDS
-from pytest_ddpperf.nodes import door, rendezvous, secret
-from pytest_ddpperf.nodes.interface import interface_of, link_of
-from pytest_ddpperf.nodes.member import Member
-from pytest_ddpperf.nodes.node import Node
-from pytest_ddpperf.nodes.role import Role
-from pytest_ddpperf.nodes.side import Side
 from pytest_ddpperf.records import Scalar
 from pytest_ddpperf.records.errors import BaseSideError, DdpPerfError, NodesError
+from pytest_ddpperf.remote import handshake, rendezvous
+from pytest_ddpperf.remote.checkout import Sources
+from pytest_ddpperf.remote.node import Node
+from pytest_ddpperf.remote.node_launch import Member, Side
+from pytest_ddpperf.remote.rendezvous import Role, interface_of, link_of
+from pytest_ddpperf.remote.runner import START_SECONDS
 from pytest_ddpperf.wire.channels import Message
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -50,12 +48,12 @@ class Fleet:
         self.nodes: list[Node] = []
         self._dropped: Counter[str] = Counter()  # connections of strangers, in words
         self._closing = ExitStack()
-        given = os.environ.get(secret.VARIABLE)
-        told = secret.nonce() if not given else ""
+        given = os.environ.get(handshake.VARIABLE)
+        told = handshake.nonce() if not given else ""
         self._key = (given or told).encode()
         try:
             self.address = _address_of(role.address)
-            self._door = self._closing.enter_context(door.listening(self.address, role.nodes))
+            self._door = self._closing.enter_context(handshake.listening(self.address, role.nodes))
         except OSError as error:
             raise NodesError(f"MASTER_ADDR {role.address}: it cannot be listened on here: {error}") from None
         self.interface = interface_of(self.address)
@@ -132,7 +130,7 @@ class Fleet:
         self._notice.check()  # first, for it may import torch meanwhile
         until = time.monotonic() + seconds
         wanted = set(range(1, self.role.nodes)) - {node.number for node in self.nodes}
-        came = door.admit(self._door, self._key, wanted, until, lambda told: self._dropped.update([told]))
+        came = handshake.admit(self._door, self._key, wanted, until, lambda told: self._dropped.update([told]))
         with _as_nodes_error():
             self.nodes += [Node(number, lines, self._timeout) for number, lines in sorted(came.items())]
         if len(came) == len(wanted):

@@ -1,18 +1,4 @@
-"""The process that torchrun started on another node: it starts that node's pytest when it is told to, carries what is
-said between it and the pytest that leads, and ends with the status of that one.
-
-By itself it answers at once, whatever its pytest does. It is told, beside what is for its pytest (see `led.tests`):
-
-{"op": "start", "arguments": [...],     (a pytest that is led: what it says follows, with "side": "hand")
- "kept": [...]}
-{"op": "start-base", "kept": [...],     (the same of the version that is measured beside it, "side": "base")
- "commit": c}
-{"op": "ping"}                          {"event": "alive"}
-{"op": "clock", "exchanges": n}         {"event": "clock"}, then so many times the time, 8 bytes, for a byte
-{"op": "give-up", "side": s, ...}       {"event": "died", "side": s, "text": why} with its stacks; the same whenever
-                                        it dies
-{"op": "exit", "status": s}             (all is over)
-"""
+"""A node that takes part: what it does for the first one."""
 
 from __future__ import annotations
 
@@ -20,11 +6,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pytest_ddpperf.led import Led
-from pytest_ddpperf.nodes.base import Base
-from pytest_ddpperf.nodes.line import CLOCK, spun
-from pytest_ddpperf.nodes.node import BASE, HAND
 from pytest_ddpperf.records.errors import BaseSideError, DdpPerfError
+from pytest_ddpperf.remote.node import BASE, CLOCK, HAND, spun
+from pytest_ddpperf.remote.node_version import Base
+from pytest_ddpperf.remote.process import Led
 from pytest_ddpperf.wire.channels import Lines, Message, readable
 
 _TICK_SECONDS = 1.0

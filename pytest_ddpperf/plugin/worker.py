@@ -1,4 +1,4 @@
-"""The pytest of another version or node, which is started and led: it collects, then runs the tests it is told."""
+"""The pytest of another version or node: it collects, then runs the tests that the leader names."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ import _pytest.pathlib
 import pytest
 from _pytest.assertion.rewrite import AssertionRewritingHook
 
-from pytest_ddpperf.led import Sources
-from pytest_ddpperf.measuring.following import Following
-from pytest_ddpperf.measuring.serving import Serving
+from pytest_ddpperf.measuring.worker import Following, Serving
 from pytest_ddpperf.plugin import state
 from pytest_ddpperf.plugin.items import is_distributed
 from pytest_ddpperf.records import Scalar, codec
 from pytest_ddpperf.records.errors import DdpPerfError
+from pytest_ddpperf.remote.checkout import Sources
 from pytest_ddpperf.wire.boot import die_with_parent
 from pytest_ddpperf.wire.channels import Message
 from pytest_ddpperf.wire.trees import Trees, install

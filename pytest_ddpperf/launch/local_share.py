@@ -7,7 +7,7 @@ import socket
 from dataclasses import asdict
 from typing import Any, Protocol
 
-from pytest_ddpperf.launch.elsewhere import Nowhere
+from pytest_ddpperf.launch.remote_ranks import Nowhere
 from pytest_ddpperf.launch.run import TICK_SECONDS, Launch
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.wire.channels import Message

@@ -1,16 +1,74 @@
-"""Where the pytest that leads listens for the other nodes, until all have come; and how those come in."""
+"""How the pytests of several nodes connect: the secret that both ends prove, and who may come in."""
 
 from __future__ import annotations
 
+import hmac
 import json
+import secrets
 import socket
 import time
 from collections.abc import Callable, Collection
+from typing import Any, TypeGuard
 
-from pytest_ddpperf.nodes import secret
-from pytest_ddpperf.nodes.line import keep_watch
 from pytest_ddpperf.records.errors import NodesError
+from pytest_ddpperf.remote.node import keep_watch
 from pytest_ddpperf.wire.channels import Lines, Message, readable
+
+VARIABLE = "DDPPERF_SECRET"
+LONGEST = 4096  # bytes of a line from somebody who has not proved anything yet
+
+_LEADER, _FOLLOWER = "leader", "follower"
+
+
+def nonce() -> str:
+    return secrets.token_hex(32)
+
+
+def _proof(secret: bytes, side: str, node: int, *nonces: str) -> str:
+    return hmac.digest(secret, "\0".join((side, str(node), *nonces)).encode(), "sha256").hex()
+
+
+def challenge(ours: str) -> Message:
+    """What the leader says first."""
+    return {"nonce": ours}
+
+
+def answer(secret: bytes, node: int, theirs: str, ours: str) -> Message:
+    """What a follower says to a challenge."""
+    return {"node": node, "nonce": ours, "proof": _proof(secret, _FOLLOWER, node, theirs, ours)}
+
+
+def verified(secret: bytes, answered: Message, ours: str) -> tuple[int, Message]:
+    """The node that answered our challenge, and what the leader says to prove itself; raises NodesError."""
+    node, theirs, proof = (answered.get(name) for name in ("node", "nonce", "proof"))
+    if type(node) is not int or not (_is_text(theirs) and _is_text(proof)):
+        raise NodesError("it gave no proof")
+    if not hmac.compare_digest(_proof(secret, _FOLLOWER, node, ours, theirs).encode(), proof.encode()):
+        raise NodesError("its proof is wrong: is DDPPERF_SECRET the same on all nodes?")
+    return node, {"proof": _proof(secret, _LEADER, node, theirs, ours)}
+
+
+def is_leader(secret: bytes, node: int, said: Message, theirs: str, ours: str) -> bool:
+    """Whether it knows the secret, too."""
+    proof = said.get("proof")
+    return _is_text(proof) and hmac.compare_digest(_proof(secret, _LEADER, node, ours, theirs).encode(), proof.encode())
+
+
+def _is_text(value: object) -> TypeGuard[str]:
+    """JSON may spell what no encoding has."""
+    return isinstance(value, str) and value.isascii()
+
+
+def parsed(line: bytes) -> dict[str, Any]:
+    """A line of somebody who has not proved anything; raises NodesError."""
+    try:
+        message = json.loads(line)
+    except (ValueError, RecursionError):
+        message = None
+    if not isinstance(message, dict):
+        raise NodesError("it does not speak as a pytest of ours")
+    return message
+
 
 _PROOF_SECONDS = 10.0  # for one that has come to prove itself
 _MOST_STRANGERS = 64  # at once, beside the nodes
@@ -35,13 +93,13 @@ class _Stranger:
         self.socket, self.who = connected, who
         connected.setblocking(False)
         self.until = time.monotonic() + _PROOF_SECONDS
-        self.nonce = secret.nonce()
+        self.nonce = nonce()
         self._buffer = b""
-        _say(connected, secret.challenge(self.nonce))
+        _say(connected, challenge(self.nonce))
 
     def line(self) -> bytes | None:
         """What he said, once it is whole; raises NodesError or OSError."""
-        data = self.socket.recv(secret.LONGEST)
+        data = self.socket.recv(LONGEST)
         if not data:
             raise NodesError("it left without a proof")
         self._buffer += data
@@ -50,7 +108,7 @@ class _Stranger:
             if rest:
                 raise NodesError("it does not speak as a pytest of ours")
             return line
-        if len(self._buffer) > secret.LONGEST:
+        if len(self._buffer) > LONGEST:
             raise NodesError("it does not speak as a pytest of ours")
         return None
 
@@ -107,7 +165,7 @@ def admit(
 
 
 def _let_in(stranger: _Stranger, line: bytes, key: bytes, wanted: Collection[int]) -> int:
-    node, proof = secret.verified(key, secret.parsed(line), stranger.nonce)
+    node, proof = verified(key, parsed(line), stranger.nonce)
     if node not in wanted:
         raise NodesError(f"it says that it is node {node}")
     _say(stranger.socket, proof)
@@ -128,14 +186,14 @@ def come_in(address: str, port: int, key: bytes, node: int, seconds: float = 0.0
             time.sleep(_TICK_SECONDS)
     try:
         connected.settimeout(_PROOF_SECONDS)
-        challenged = secret.parsed(challenge).get("nonce")
+        challenged = parsed(challenge).get("nonce")
         if not isinstance(challenged, str):
             raise NodesError("it does not speak as a pytest of ours")
-        ours = secret.nonce()
-        _say(connected, secret.answer(key, node, challenged, ours))
+        ours = nonce()
+        _say(connected, answer(key, node, challenged, ours))
         if not (said := _line(connected)):
             raise NodesError("it let nobody in: is DDPPERF_SECRET the same on all nodes?")
-        if not secret.is_leader(key, node, secret.parsed(said), challenged, ours):
+        if not is_leader(key, node, parsed(said), challenged, ours):
             raise NodesError("its proof is wrong: is DDPPERF_SECRET the same on all nodes?")
     except BaseException:
         connected.close()
@@ -168,7 +226,7 @@ def _line(connected: socket.socket) -> bytes:
         byte = connected.recv(1)
         if not byte:
             return b""
-        if len(line) > secret.LONGEST:
+        if len(line) > LONGEST:
             raise NodesError("it does not speak as a pytest of ours")
         line += byte
     return line

@@ -1,9 +1,10 @@
-"""What becomes of a pytest that torchrun started on one of several nodes."""
+"""How remote pytests are called from a run: other versions, and other nodes."""
 
 from __future__ import annotations
 
 import os
 import platform
+import shlex
 import signal
 import sys
 import tempfile
@@ -14,25 +15,105 @@ from pathlib import Path
 import pytest
 
 from pytest_ddpperf import __version__, options
-from pytest_ddpperf.against import BaseSide
 from pytest_ddpperf.launch.request import inherited
-from pytest_ddpperf.led import Led, Sources
-from pytest_ddpperf.led.sources import one_tree
-from pytest_ddpperf.led.tests import START_SECONDS
-from pytest_ddpperf.nodes import door, rendezvous, secret
-from pytest_ddpperf.nodes.base import Base, from_top, refuse_lacking
-from pytest_ddpperf.nodes.fleet import Fleet, about_itself
-from pytest_ddpperf.nodes.follower import Follower
-from pytest_ddpperf.nodes.interface import interface_of
-from pytest_ddpperf.nodes.role import Role, role
 from pytest_ddpperf.options import Settings
+from pytest_ddpperf.plugin.items import conftests, named_tests
 from pytest_ddpperf.plugin.outset import outset_of
-from pytest_ddpperf.plugin.sides import PLUGIN, invocation, seed
 from pytest_ddpperf.plugin.state import Run
 from pytest_ddpperf.records import Scalar, codec
 from pytest_ddpperf.records.errors import DdpPerfError, NodesError
+from pytest_ddpperf.remote import handshake, rendezvous
+from pytest_ddpperf.remote.arguments import Invocation, spelt_out
+from pytest_ddpperf.remote.checkout import Sources, one_tree
+from pytest_ddpperf.remote.node_version import Base, from_top, refuse_lacking
+from pytest_ddpperf.remote.node_worker import Follower
+from pytest_ddpperf.remote.nodes import Fleet, about_itself
+from pytest_ddpperf.remote.process import Led
+from pytest_ddpperf.remote.rendezvous import Role, interface_of, role
+from pytest_ddpperf.remote.runner import START_SECONDS
+from pytest_ddpperf.remote.version import BaseSide
 from pytest_ddpperf.wire import boot
 from pytest_ddpperf.wire.boot import die_with_parent
+
+PLUGIN = os.path.realpath(Path(__file__).parents[1])  # which both sides have from here
+
+
+def another_version(run: Run, items: Sequence[pytest.Item]) -> BaseSide:
+    """The one that was asked for, with the tests at hand; raises AgainstError."""
+    asked = _of_run(run, _kept(run, items))
+    if run.fleet is None:
+        return BaseSide(run.settings, asked)
+    from pytest_ddpperf.remote.node_version import BaseOfNodes
+
+    return BaseOfNodes(run.settings, asked, run.fleet, lambda: run.session.launcher)
+
+
+def of_commit(run: Run, commit: str, seconds: float) -> BaseSide:
+    """Start a commit's own tests, to be interleaved with today's, within so many seconds; raises DdpPerfError."""
+    side = BaseSide(replace(run.settings, against=commit), replace(_of_run(run, (PLUGIN,)), own_tests=True))
+    try:
+        side.start(seconds)
+        side.collect(None)
+    except BaseException:
+        side.close()
+        raise
+    return side
+
+
+def invocation(
+    config: pytest.Config,
+    kept: tuple[str, ...],
+    *,
+    environ: Mapping[str, str],
+    sys_path: Sequence[str],
+) -> Invocation:
+    """How this pytest was called; the rest as `Invocation` has it."""
+    return Invocation(
+        arguments=(
+            *config.getini("addopts"),
+            *shlex.split(os.environ.get("PYTEST_ADDOPTS", "")),
+            *spelt_out(map(str, config.invocation_params.args), config.invocation_params.dir),
+        ),
+        caches=config.pluginmanager.hasplugin("cacheprovider"),
+        tests=named_tests(config),
+        folder=config.invocation_params.dir,
+        rootdir=config.rootpath,
+        kept=kept,
+        environ=environ,
+        sys_path=sys_path,
+    )
+
+
+def _of_run(run: Run, kept: tuple[str, ...]) -> Invocation:
+    outset = run.outset
+    environ = outset.environ if run.fleet is None else inherited(outset.environ)  # which would lead, too
+    found = invocation(run.config, kept, environ=environ, sys_path=outset.sys_path)
+    return replace(found, arguments=(*found.arguments, *seed(run.config)))
+
+
+def _kept(run: Run, items: Sequence[pytest.Item]) -> tuple[str, ...]:
+    """What comes from the working tree on both sides: tests, conftests, and the folders of tests they are in."""
+    tests = {os.path.realpath(item.path) for item in items if isinstance(item, pytest.Function)}
+    own = {os.path.realpath(str(module.__file__)) for module in conftests(run.config)}
+    root = Path(os.path.realpath(run.config.rootpath))
+    folders = {path for path in map(os.path.dirname, tests | own) if _of_tests(Path(path))}
+    folders -= {str(root), *map(str, root.parents)}
+    return (*sorted(tests | own | folders), PLUGIN)
+
+
+def _of_tests(folder: Path) -> bool:
+    """Whether a folder with a test module or a conftest holds tests alone, and no package that may be under test."""
+    if folder.name.startswith("test"):
+        return True
+    packages = [path.parent for path in (folder / "__init__.py", *folder.glob("*/__init__.py")) if path.exists()]
+    return all(package.name.startswith("test") for package in packages)
+
+
+def seed(config: pytest.Config) -> list[str]:
+    """pytest-randomly's, if it draws: both sides shall draw the same."""
+    seed = config.getoption("randomly_seed", None)
+    return [f"--randomly-seed={seed}"] if isinstance(seed, int) else []
+
 
 # Options with which pytest runs no test, on whatever node: each says what it has to say.
 _SAYS_ONLY = ("help", "version", "markers", "showfixtures", "show_fixtures_per_test", "cacheshow")
@@ -94,10 +175,10 @@ def _follow(config: pytest.Config, found: Role) -> int:
     settings = options.read(config)  # a mistake is the same on all nodes: nobody waits for anybody
     seconds = max(START_SECONDS, settings.timeout_seconds)  # the first node may begin as much later
     told = rendezvous.found(found, seconds)
-    key = (os.environ.get(secret.VARIABLE) or told["secret"]).encode()
+    key = (os.environ.get(handshake.VARIABLE) or told["secret"]).encode()
     where = f"{told['address']}, port {told['port']}"
     try:
-        leader = door.come_in(told["address"], told["port"], key, found.node, seconds)
+        leader = handshake.come_in(told["address"], told["port"], key, found.node, seconds)
     except (NodesError, OSError) as error:
         raise NodesError(f"the pytest of node 0 at {where}: {error}") from None
     with leader.socket, tempfile.TemporaryDirectory(prefix="ddpperf-") as folder:

@@ -1,18 +1,4 @@
-"""pytest's handle on the other version's pytest: the seam *run launch k of test X there*.
-
-What is told and answered, beyond `led.tests`, between a measurement's "ready" and its "done":
-
-Told                                    Answered
-{"op": "like", "plan": {...}}           (launches of the measurement are to be so)
-{"op": "launch", "steps": n or null}    {"event": "launched", "samples": {...}} or, and then the test ends there,
-                                        {"event": "failed", "text": why}
-{"op": "hold", "steps": n or null}      {"event": "held", "steps": n, "step_seconds": s} when a
-                                        launch has warmed up and rests; or, here and for the following,
-                                        {"event": "failed", "text": why}: the launch has ended, the test goes on
-{"op": "stretch", "steps": n}           {"event": "rested"}
-{"op": "deliver"}                       {"event": "launched", "samples": {...}}
-{"op": "drop"}                          {"event": "dropped"}
-"""
+"""The baseline side of a comparison with another version: its pytest, and the proof that it is another."""
 
 from __future__ import annotations
 
@@ -21,25 +7,79 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from pytest_ddpperf import __version__
-from pytest_ddpperf.against.checkout import Checkout
-from pytest_ddpperf.against.held import HeldThere
-from pytest_ddpperf.against.invocation import Invocation
-from pytest_ddpperf.against.proof import nothing_differs
 from pytest_ddpperf.launch import Nobody, Observer
 from pytest_ddpperf.launch.paused import dropping
-from pytest_ddpperf.led import Led, Sources, Tests
-from pytest_ddpperf.led.tests import START_SECONDS
 from pytest_ddpperf.options import Settings
 from pytest_ddpperf.records import LaunchSamples, Plan, Scalar, codec
 from pytest_ddpperf.records.errors import AgainstError, BaseSideError
+from pytest_ddpperf.remote.arguments import Invocation
+from pytest_ddpperf.remote.checkout import Checkout, Sources, differing
+from pytest_ddpperf.remote.process import Led
+from pytest_ddpperf.remote.runner import START_SECONDS, Tests
 from pytest_ddpperf.wire import boot
+from pytest_ddpperf.wire.channels import Message
+
+
+def nothing_differs(
+    hand: Sources, base: Sources, environ: Mapping[str, str], option: Sequence[str], changed: Collection[str]
+) -> bool:
+    """Whether both sides run the same, as far as can be told before anything ran: `environ` and `option` are what
+    was asked to be otherwise, `changed` are files that differ between the trees. Those may yet be imported in a rank,
+    or compiled or read there, unless they are mere text for people."""
+    if (hand.python, hand.prefix) != (base.python, base.prefix) or option:
+        return False
+    if any(os.environ.get(name) != value for name, value in environ.items()):
+        return False
+    return not differing(hand.files, base.files) and all(map(for_people, changed))
+
+
+def for_people(file: str) -> bool:
+    """Whether a file is mere text for them, which no step reads."""
+    path = Path(file)
+    hidden = any(part.startswith(".") for part in path.parts)  # of git, of CI, of editors
+    return hidden or path.suffix in ("", ".md", ".rst", ".txt")
+
+
+class HeldThere:
+    def __init__(self, said: Message, ask: Callable[[Message], Message]) -> None:
+        """`said` when it came to rest; `ask` sends an order and returns the answer, or raises BaseSideError."""
+        self.steps: int = said["steps"]
+        self.step_seconds: float = said["step_seconds"]
+        self._ask = ask
+        self.over = False
+
+    def stretch(self, steps: int) -> None:
+        """Run so many steps, of which the first is not counted; returns when all ranks rest. Raises BaseSideError."""
+        self._order({"op": "stretch", "steps": steps})
+
+    def deliver(self) -> LaunchSamples:
+        """The end of it, and what came of it; raises BaseSideError."""
+        answer = self._order({"op": "deliver"})
+        self.over = True
+        return codec.decode(LaunchSamples, answer["samples"])
+
+    def drop(self) -> None:
+        """End it as `deliver` does, clean-up included, whatever comes of it."""
+        if not self.over:
+            with suppress(BaseSideError):
+                self._order({"op": "drop"})
+            self.over = True
+
+    def _order(self, order: Message) -> Message:
+        try:
+            return self._ask(order)
+        except BaseSideError:
+            self.over = True
+            raise
+
 
 # Beyond what a launch may take: whoever hangs there says so before we say it of the whole side.
 _SILENCE_SECONDS = 10.0

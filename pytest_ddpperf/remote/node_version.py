@@ -1,4 +1,4 @@
-"""The version that is measured beside the code at hand, in runs over several nodes: on each, as `against` has it."""
+"""Another version on all nodes."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from pytest_ddpperf.against import BaseSide, Invocation
-from pytest_ddpperf.against.side import Ready
 from pytest_ddpperf.git import commit_named
 from pytest_ddpperf.launch import Launcher, Nobody, Observer
 from pytest_ddpperf.launch.failure import text_with_output
-from pytest_ddpperf.led import Led, Sources
-from pytest_ddpperf.led.tests import START_SECONDS
-from pytest_ddpperf.nodes.fleet import Fleet, order_of_host
-from pytest_ddpperf.nodes.member import Member, in_words
-from pytest_ddpperf.nodes.node import unlike
 from pytest_ddpperf.options import Settings
 from pytest_ddpperf.records import LaunchSamples, Plan, codec
 from pytest_ddpperf.records.errors import AgainstError, BaseSideError, DdpPerfError, GitError
+from pytest_ddpperf.remote.arguments import Invocation
+from pytest_ddpperf.remote.checkout import Sources
+from pytest_ddpperf.remote.node import unlike
+from pytest_ddpperf.remote.node_launch import Member, in_words
+from pytest_ddpperf.remote.nodes import Fleet, order_of_host
+from pytest_ddpperf.remote.process import Led
+from pytest_ddpperf.remote.runner import START_SECONDS
+from pytest_ddpperf.remote.version import BaseSide, Ready
 from pytest_ddpperf.wire.channels import Message
 from pytest_ddpperf.wire.trees import Trees
 

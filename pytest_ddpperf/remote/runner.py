@@ -1,23 +1,4 @@
-"""The tests of a pytest that is led: which it has, which it is in, and what it asks for there.
-
-Both halves speak `wire.Lines`, JSON only; the other half is `measuring.serving` and `plugin.base`.
-
-Told                                    Answered
-{"sys_path": [...], ...}                {"event": "hello", "version": v} as soon as the plugin is imported there, then
-                                        {"event": "collected", "tests": [...], "errors": {file: text}, "sources": {...}}
-                                        and {"event": "started"} when it has a rank server, another node's with the
-                                        "facts" that this found
-{"op": "test", "nodeid": id}            {"event": "ready", "label": l, "plan": {...}, "batch_size": n, "facts": {...}}
-                                        when the test asks for a measurement, or, before that or any time later,
-                                        {"event": "ended", "text": why, or "", "apart": what failed outside of the
-                                        test's own call, in its setup or its teardown, or ""}
-{"op": "done"}                          (the measurement is over: the test goes on)
-{"op": "leave"}                         (the test is over here: at its next measurement it ends there, too)
-
-What is told between a measurement's "ready" and its "done" is for `against.side` and `measuring.following` to say.
-While something is launched there, {"event": "progress", "phase": p, "step": k, "steps": n} and {"event": "waiting",
-"resource": r} come in between. The end of the stream ends everything.
-"""
+"""Lets a remote pytest collect, and run tests up to their measurements."""
 
 from __future__ import annotations
 
@@ -27,10 +8,10 @@ from pathlib import Path
 
 from pytest_ddpperf import __version__
 from pytest_ddpperf.launch import Nobody, Observer
-from pytest_ddpperf.led.line import Line
-from pytest_ddpperf.led.sources import Sources
 from pytest_ddpperf.records import Scalar, codec
 from pytest_ddpperf.records.errors import BaseSideError
+from pytest_ddpperf.remote.checkout import Sources
+from pytest_ddpperf.remote.process import Line
 from pytest_ddpperf.wire.channels import Message
 
 # For importing pytest and all test modules, from a cold network disk too.

@@ -1,12 +1,15 @@
-"""How a pytest that is led is called: as this one, less what writes reports, selects by history or is ours."""
+"""How this pytest was called, and how a remote one is."""
 
 from __future__ import annotations
 
 import os
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+
+from pytest_ddpperf.wire.trees import Trees
 
 # By how much of the command line follows an option as its value. Both sides would write the same files.
 _FLAGS = {
@@ -106,3 +109,37 @@ def _places(arguments: Sequence[str], tests: Collection[str]) -> set[int]:
         at.sort(key=lambda place: before[place].startswith("--") and "=" not in before[place])
         places.update(at[:times])
     return places
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Invocation:
+    """How this pytest was called."""
+
+    arguments: tuple[str, ...]  # all of them: of the ini file, of the environment, of the command line
+    tests: tuple[str, ...]  # those that name tests
+    folder: Path  # where it was called
+    rootdir: Path
+    caches: bool  # whether pytest's cache is on
+    kept: tuple[str, ...]  # files and folders that come from the tree at hand on both sides, absolute, links resolved
+    own_tests: bool = False  # whether the other version runs its own tests and conftests, in its own tree
+    # As they were before conftests and tests, which may have changed them by now; None: as they are.
+    environ: Mapping[str, str] | None = None
+    sys_path: Sequence[str] | None = None
+
+    def arguments_in(self, trees: Trees) -> list[str]:
+        """Return the arguments of the other version's pytest; its own tests have the same paths in its own tree."""
+        arguments = of_led(self.arguments, self.tests)
+        if not self.own_tests:
+            return arguments
+        moved = [str(_there(trees, Path(word))) if os.path.isabs(word) else word for word in arguments]
+        return [*moved, f"--rootdir={_there(trees, self.rootdir)}"]
+
+    def folder_in(self, trees: Trees) -> Path:
+        """Return the folder where the other version's pytest is called."""
+        return _there(trees, self.folder) if self.own_tests else self.folder
+
+
+def _there(trees: Trees, folder: Path) -> Path:
+    """The same folder of the version's tree."""
+    within = trees.within(os.path.realpath(folder))
+    return Path(trees.base, within) if within is not None else folder

@@ -1,0 +1,319 @@
+"""The version to compare with: which commit it is, and its worktree in a temporary folder."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import math
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytest_ddpperf.git import (
+    changed_files,
+    commit_named,
+    commit_of,
+    git,
+    outside_of_hooks,
+    run_whole,
+    top_level,
+    worktrees,
+)
+from pytest_ddpperf.launch import describe_end
+from pytest_ddpperf.options import Settings
+from pytest_ddpperf.records import Version
+from pytest_ddpperf.records.errors import AgainstError, CheckoutError, GitError
+from pytest_ddpperf.wire.trees import Trees, digests
+
+_PREFIX = "ddpperf-against-"
+_ALIVE = ".alive"  # locked while the run that made the folder lives
+_ATTEMPTS = 20
+
+
+class Folder:
+    """A temporary folder of this run's own: `path`."""
+
+    def __init__(self) -> None:
+        """Raises OSError."""
+        _remove_leftovers()
+        self.path = Path(os.path.realpath(tempfile.mkdtemp(prefix=f"{_PREFIX}{_host()}-")))
+        try:
+            # It gets its name when it is locked: to other runs a lock that is there and free is a killed one's.
+            unnamed = self.path / f"{_ALIVE}-soon"
+            self._lock = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            unnamed.rename(self.path / _ALIVE)
+        except BaseException:
+            shutil.rmtree(self.path, ignore_errors=True)
+            raise
+
+    def remove(self) -> None:
+        """Leave nothing of it."""
+        for _ in range(_ATTEMPTS):
+            shutil.rmtree(self.path, ignore_errors=True)
+            if not self.path.exists():
+                break
+            time.sleep(0.1)  # ranks that were killed may still have been writing
+        os.close(self._lock)
+
+
+def is_of_this_host(folder: Path) -> bool:
+    """Whether a folder is one of these, by its name: to others that share a repository, a container's is not there."""
+    return folder.name.startswith(f"{_PREFIX}{_host()}-")
+
+
+def _host() -> str:
+    return hashlib.sha256(os.uname().nodename.encode()).hexdigest()[:6]
+
+
+def alive(folder: Path) -> bool:
+    """Whether the run that made a folder lives, as far as can be told."""
+    try:
+        descriptor = os.open(folder / _ALIVE, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    except OSError:  # another user's
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _remove_leftovers() -> None:
+    with suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
+        for entry in entries:
+            with suppress(OSError):  # another run removed it meanwhile
+                folder = Path(entry.path)
+                if is_of_this_host(folder) and _is_own(entry) and (folder / _ALIVE).exists() and not alive(folder):
+                    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_own(entry: os.DirEntry[str]) -> bool:
+    """Whether it is a folder, and this user's: anybody may put a link of any name into the folder that all share."""
+    return entry.is_dir(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_uid == os.getuid()
+
+
+class Worktree(Folder):
+    """A folder with a worktree of one commit. Worktrees of runs that were killed go first."""
+
+    def __init__(self, top: Path, commit: str, *, offline: bool = False, timeout: float | None = None) -> None:
+        """`offline`: nothing is brought from elsewhere. `timeout`: seconds that git has. Raises GitError or OSError,
+        with nothing left."""
+        super().__init__()
+        self._top = top
+        # Named by git after the repository; the folder around it is ours to recognise.
+        self.tree = self.path / (top.name or "tree")
+        try:
+            with _alone(top):
+                _remove_old_worktrees(top)
+                self._add(commit, offline, timeout)
+        except BaseException:
+            super().remove()
+            raise
+
+    def _add(self, commit: str, offline: bool, timeout: float | None) -> None:
+        command = ("worktree", "add", "--detach", "--quiet", self.tree, commit)
+        try:
+            git(self._top, *command, offline=offline, timeout=timeout)
+        except BaseException:
+            _forget(self._top, self.tree)
+            with suppress(GitError, OSError):  # where it is empty: git leaves that behind
+                Path(git(self._top, "rev-parse", "--path-format=absolute", "--git-path", "worktrees").strip()).rmdir()
+            raise
+
+    def remove(self) -> None:
+        """Leave nothing, in the repository neither."""
+        super().remove()
+        with _alone(self._top):
+            _forget(self._top, self.tree)
+
+
+@contextmanager
+def _alone(top: Path) -> Iterator[None]:
+    """No other run adds or removes a worktree of the repository meanwhile: git trips over one that is half made."""
+    descriptor = -1
+    try:
+        with suppress(GitError, OSError):  # without locks on its file system, the odds are still good
+            descriptor = os.open(top / git(top, "rev-parse", "--git-common-dir").removesuffix("\n"), os.O_RDONLY)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def _remove_old_worktrees(top: Path) -> None:
+    for tree in worktrees(top):
+        if is_of_this_host(tree.parent) and not alive(tree.parent):
+            shutil.rmtree(tree.parent, ignore_errors=True)
+            _forget(top, tree)
+
+
+def _forget(top: Path, tree: Path) -> None:
+    """Let git know that a worktree is gone."""
+    with suppress(GitError):  # it was not added yet, or somebody else removed it
+        git(top, "worktree", "remove", "--force", "--force", tree)
+
+
+_SHOWN = 4000  # characters of what another process wrote
+
+
+class Checkout:
+    """Which version is asked for and, from `check_out` to `remove`, a temporary folder of its side, with a worktree of
+    it where it is another commit."""
+
+    def __init__(self, settings: Settings, rootdir: Path, kept: Sequence[str], *, offline: bool = False) -> None:
+        """`kept` as `Trees.kept`; `offline`: nothing is brought from other repositories. Raises AgainstError."""
+        self._settings, self._kept, self._offline = settings, tuple(kept), offline
+        self._folder: Folder | None = None
+        ref = settings.against or ""
+        self._another = ref not in ("", "self")
+        try:
+            self.top = top_level(rootdir)
+        except GitError as error:
+            if self._another:
+                problem = f"{ref} is a version in git, and {rootdir} has none: {error}"
+                raise AgainstError("--ddp-against", problem) from None
+            self.top = Path(os.path.realpath(rootdir))
+        now = commit_of(self.top)
+        self.version = Version(
+            ref=ref,
+            commit=self._commit(ref) if self._another else now,
+            now=now,
+            python=settings.against_python or "",
+            environ=settings.against_env or (),
+            option=settings.against_option or (),
+        )
+        self.at_hand = Trees(hand=str(self.top), base=str(self.top), kept=self._kept)
+
+    def _commit(self, ref: str) -> str:
+        try:
+            return commit_named(self.top, ref, offline=self._offline)
+        except GitError as error:
+            said = f" ({error})" if str(error) else ""
+            problem = f"{ref!r} is no commit of {self.top}{said}"
+            raise AgainstError("--ddp-against", problem, _remedy(self.top, ref)) from None
+
+    @property
+    def assignments(self) -> dict[str, str]:
+        """The variables that are to be otherwise."""
+        pairs = (text.partition("=") for text in self.version.environ)
+        return {name: value for name, assigned, value in pairs if assigned}
+
+    def environ(self, outside: Mapping[str, str]) -> dict[str, str]:
+        """The variables `outside`, less those that are to be unset, with those that are to be otherwise."""
+        return {**{n: v for n, v in outside.items() if n not in self.version.environ}, **self.assignments}
+
+    def check_out(self, environ: Mapping[str, str] | None = None, until: float = math.inf) -> Trees:
+        """The version's tree beside the one at hand, set up under the variables `environ`, this process's if nothing is
+        said, until then by the monotonic clock; raises AgainstError."""
+        try:
+            self._folder = folder = self._add(until) if self._another else Folder()
+        except (GitError, OSError) as error:
+            raise CheckoutError(self._settings.beside, self._unavailable(error)) from None
+        if not isinstance(folder, Worktree):
+            return self.at_hand
+        if self._settings.against_setup is not None:
+            self._set_up(self._settings.against_setup, folder.tree, environ, until)
+        return Trees(hand=str(self.top), base=str(folder.tree), kept=self._kept)
+
+    @property
+    def folder(self) -> Path:
+        """For what this side leaves: it goes with `remove`."""
+        assert self._folder is not None, "check_out comes first"
+        return self._folder.path
+
+    def _add(self, until: float) -> Worktree:
+        return Worktree(self.top, self.version.commit, offline=self._offline, timeout=_left(until))
+
+    def _unavailable(self, error: Exception) -> str:
+        """Why there is no tree, in one line: git's last says what is wrong."""
+        *_, said = str(error).splitlines() or [""]
+        brings = f"; git diff --stat HEAD {self.version.commit} brings it" if "promisor" in said else ""
+        return f"{self.version} cannot be checked out: {said}{brings}"
+
+    def _set_up(self, command: str, folder: Path, environ: Mapping[str, str] | None, until: float) -> None:
+        seconds = _left(until)
+        try:
+            ended = run_whole(command, self.environ(outside_of_hooks(environ)), folder=folder, timeout=seconds)
+        except subprocess.TimeoutExpired:
+            problem = f"{command!r} did not end within the {seconds:.0f} s that there were"
+            raise CheckoutError("--ddp-against-setup", problem) from None
+        if ended.returncode:
+            written = (ended.stdout + ended.stderr).decode(errors="replace")[-_SHOWN:].rstrip()
+            problem = f"{command!r} {describe_end(ended.returncode)} in a worktree of {self.version}\n{written}"
+            raise CheckoutError("--ddp-against-setup", problem)
+
+    def changed(self) -> list[str]:
+        """Files other than tests that differ between the trees; raises AgainstError."""
+        if not self._another:
+            return []
+        try:
+            files = changed_files(self.top, self.version.commit)
+        except GitError as error:
+            raise AgainstError("--ddp-against", f"git cannot tell what differs from {self.version}: {error}") from None
+        return [file for file in files if not self.at_hand.keeps(file)]
+
+    def remove(self) -> None:
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            folder.remove()
+
+
+def _left(until: float) -> float | None:
+    """Seconds until then; None for ever."""
+    return None if until == math.inf else max(0.0, until - time.monotonic())
+
+
+def _remedy(top: Path, ref: str) -> str:
+    with suppress(GitError):
+        if git(top, "rev-parse", "--is-shallow-repository").strip() == "true":
+            remote, _, branch = ref.partition("/")
+            if branch and remote in git(top, "remote").split():
+                return f"this clone is shallow: git fetch --depth=1 {remote} +{branch}:refs/remotes/{ref} brings it"
+            return "this clone is shallow: git fetch --unshallow brings all commits, --deepen=N some more"
+    return "git fetch brings what other repositories have; git branch --all and git tag list what there is"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sources:
+    """What a side runs."""
+
+    python: str  # version
+    prefix: str  # of the interpreter's environment: virtual ones share an interpreter
+    files: Mapping[str, str]  # those of the user's package that were imported by now: path -> digest
+
+    @classmethod
+    def here(cls, trees: Trees) -> Sources:
+        """Of this process."""
+        return cls(
+            python=platform.python_version(),
+            prefix=os.path.realpath(sys.prefix),
+            files=digests(trees.base, trees.imported()),
+        )
+
+
+def differing(one: Mapping[str, str], other: Mapping[str, str]) -> tuple[str, ...]:
+    """The files that are on one side only, or hold something else there, sorted."""
+    return tuple(sorted(file for file in {*one, *other} if one.get(file) != other.get(file)))
+
+
+def one_tree(rootdir: Path) -> Trees:
+    """The repository; where git knows none, the rootdir."""
+    try:
+        top = top_level(rootdir)
+    except GitError:
+        top = Path(os.path.realpath(rootdir))
+    return Trees(hand=str(top), base=str(top), kept=())

@@ -1,0 +1,229 @@
+"""Which node this pytest is on, by torchrun's variables, and the store where the nodes meet."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytest_ddpperf.launch.request import inherited
+from pytest_ddpperf.records.errors import NodesError
+from pytest_ddpperf.wire import boot
+from pytest_ddpperf.wire.channels import Lines, Message, readable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Role:
+    """Of one pytest among those of several nodes."""
+
+    node: int
+    nodes: int
+    local_rank: int
+    address: str  # MASTER_ADDR
+    port: int  # MASTER_PORT, of torchrun's own store
+    hosted: bool  # whether torchrun holds that store; else the first process is to
+    run: str  # the id of torchrun's run
+
+    @property
+    def leads(self) -> bool:
+        """Whether this pytest decides, judges and reports."""
+        return self.node == 0 and self.local_rank == 0
+
+    @property
+    def follows(self) -> bool:
+        """Whether it launches the ranks of its node when it is told to."""
+        return self.node > 0 and self.local_rank == 0
+
+
+def role(environ: Mapping[str, str]) -> Role | None:
+    """None where torchrun started none, or those of one node. Raises NodesError for what we cannot work with."""
+    if "TORCHELASTIC_RUN_ID" not in environ or environ.get("GROUP_WORLD_SIZE", "1") == "1":
+        return None
+    try:
+        found = Role(
+            node=int(environ["GROUP_RANK"]),
+            nodes=int(environ["GROUP_WORLD_SIZE"]),
+            local_rank=int(environ["LOCAL_RANK"]),
+            address=environ["MASTER_ADDR"],
+            port=int(environ["MASTER_PORT"]),
+            hosted=environ.get("TORCHELASTIC_USE_AGENT_STORE", "False") == "True",
+            run=environ["TORCHELASTIC_RUN_ID"],
+        )
+    except (KeyError, ValueError) as error:
+        raise NodesError(f"torchrun's variables are not whole: {type(error).__name__}: {error}") from None
+    if environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0":
+        raise NodesError("torchrun --max-restarts: a run that begins again says nothing: leave it out, or say 0")
+    if changing := _elastic(environ):
+        raise NodesError(f"torchrun --nnodes {changing}: the number of nodes must be fixed: --nnodes {found.nodes}")
+    return found
+
+
+def _elastic(environ: Mapping[str, str]) -> str:
+    """The range of nodes that torchrun was asked for, if this can be seen and is one; else ""."""
+    least, colon, most = (_asked_of_torchrun() or environ.get("PET_NNODES", "")).partition(":")
+    return f"{least}:{most}" if colon and least != most else ""
+
+
+def _asked_of_torchrun() -> str:
+    """The number of nodes on its command line; "" if none is seen there."""
+    try:
+        words = Path(f"/proc/{os.getppid()}/cmdline").read_text().split("\0")
+    except (OSError, UnicodeDecodeError):
+        return ""
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        name, equals, value = word.partition("=")
+        if len(name) >= len("--nn") and "--nnodes".startswith(name):  # argparse takes what begins no other option
+            return value if equals else following
+    return ""
+
+
+_GET_ADDRESS = 0x8915  # SIOCGIFADDR, Linux
+_IPV6 = Path("/proc/net/if_inet6")
+_CLASS = Path("/sys/class/net")
+
+
+def interface_of(address: str) -> str:
+    """Its name; "" where the system does not tell."""
+    wanted = ipaddress.ip_address(address.partition("%")[0])
+    if wanted.version == 6:
+        with suppress(OSError):
+            for line in _IPV6.read_text().splitlines():
+                found, *_, name = line.split()
+                if ipaddress.ip_address(bytes.fromhex(found)) == wanted:
+                    return name
+        return ""
+    for name, address_of_it in _ipv4():
+        if address_of_it == wanted:
+            return name
+    # An address of an alias, or of a network that is an interface's as a whole: 127.0.1.1 is lo's.
+    return "lo" if wanted.is_loopback else ""
+
+
+def _ipv4() -> list[tuple[str, ipaddress.IPv4Address]]:
+    found = []
+    with suppress(ImportError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        import fcntl
+
+        for _, name in socket.if_nameindex():
+            with suppress(OSError):  # one without an address
+                told = fcntl.ioctl(asking.fileno(), _GET_ADDRESS, struct.pack("256s", name.encode()[:15]))
+                found.append((name, ipaddress.IPv4Address(told[20:24])))
+    return found
+
+
+def link_of(name: str) -> str:
+    """What kind of link an interface is, and its rate, as far as the system tells: "ethernet 25000 Mb/s"."""
+    folder = _CLASS / name
+    kind = {"1": "ethernet", "32": "infiniband", "772": "loopback"}.get(_read(folder / "type"), "")
+    rate = _read(folder / "speed")
+    return f"{kind} {rate} Mb/s".strip() if rate.isdigit() and rate != "0" else kind
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:  # of a link that is down, or virtual
+        return ""
+
+
+_END_SECONDS = 5.0
+_LONGER_SECONDS = 60.0  # than it was asked for: to import torch, and to say so
+_SHOWN = 4000  # characters of what it wrote
+
+
+class _Asking:
+    """A process that does so, from the beginning to `close`."""
+
+    def __init__(self, role: Role, told: Message | None, seconds: float) -> None:
+        self._seconds = seconds
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115  # closed by close()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                boot.command(sys.executable, "pytest_ddpperf.rank.store", theirs.fileno()),
+                env=inherited(os.environ),
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=self._log,
+                start_new_session=True,
+            )
+        self._lines = Lines(ours)
+        self._lines.send(
+            {
+                "sys_path": boot.search_path(),
+                "parent": os.getpid(),
+                "address": role.address,
+                "port": role.port,
+                "hosts": told is not None and not role.hosted,
+                "key": f"ddpperf/{role.run}",
+                "tell": told,
+                "seconds": seconds,
+            }
+        )
+
+    def answer(self) -> Message:
+        """Raises NodesError."""
+        messages = None
+        if readable([self._lines.socket], self._seconds + _LONGER_SECONDS):
+            messages = self._lines.receive()
+        if not messages:
+            self._log.seek(0)
+            written = self._log.read().decode(errors="replace")[-_SHOWN:].rstrip()
+            raise NodesError(f"torchrun's store did not answer\n{written}".rstrip())
+        if messages[0]["event"] == "failed":
+            raise NodesError(f"torchrun's store: {messages[0]['text']}")
+        return messages[0]
+
+    def close(self) -> None:
+        self._lines.socket.close()  # it ends at the end of its stream
+        try:
+            self._process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._log.close()
+
+
+class Notice:
+    """Lets the store say to the others where the first node listens; it does so in the background, until `close`."""
+
+    def __init__(self, role: Role, found: Message) -> None:
+        self._asking: _Asking | None = _Asking(role, found, _LONGER_SECONDS)
+        self._said = False
+
+    def __enter__(self) -> Notice:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def check(self) -> None:
+        """Wait until it is said; raises NodesError."""
+        if self._asking is not None and not self._said:
+            self._asking.answer()
+            self._said = True
+
+    def close(self) -> None:
+        """Nobody needs to be told any more."""
+        if self._asking is not None:
+            self._asking.close()
+            self._asking = None
+
+
+def found(role: Role, seconds: float) -> Message:
+    """Where the first node listens, once that is said; raises NodesError."""
+    asking = _Asking(role, None, seconds)
+    try:
+        message: Message = asking.answer()["found"]
+        return message
+    finally:
+        asking.close()
