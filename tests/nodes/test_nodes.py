@@ -456,7 +456,10 @@ def test_who(ddp_run):
     assert machines.left() == []
 
 
-def test_two_nodes_on_the_same_cores_are_told_and_wait_for_nothing(machines: Machines) -> None:
+def test_two_nodes_on_the_same_cores_are_told_and_wait_for_nothing(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DDPPERF_LOCKS", "on")
     (machines.folder / "test_step.py").write_text(
         STEP
         + """
