@@ -1,7 +1,7 @@
 """`make demo`: a small project of its own, whose performance test catches a commit that makes training slower.
 
 Runs pytest there as a user would, and believes only what pytest's exit status and the report of `--ddp-json` say.
-Writes into `.demo` and nowhere else. Exits 0 only if all acts went as told.
+Writes into `.demo` only. Exits 0 only if all acts went as expected.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PROGRESS_SECONDS = 5.0  # where pytest draws none, for output goes to a file or 
 
 # The options of all acts. Four launches, and four more to confirm a suspicion, are enough for what is planted. p10,
 # for the fast steps show the code and the slow ones what else the machine does. A baseline of one session does not know
-# how far the machine's speed drifts, by half and more beside other load, so the limit on it is wide; beside another
+# how far the machine's speed drifts, by half and more next to other load, so the limit on it is wide; next to another
 # commit drift is in both sides, and what is planted makes steps many times as long.
 # Windows of a third of a second: as many steps of the planted commit take many times that.
 PYTEST_INI = """\
@@ -112,7 +112,7 @@ Measurement = dict[str, Any]  # as in the JSON report: docs/json.md
 
 
 class Surprise(Exception):
-    """An act that did not go as told."""
+    """An act that did not go as expected."""
 
 
 def in_git(*arguments: str) -> None:
@@ -215,7 +215,7 @@ def change(measurement: Measurement) -> str:
 LET_PASS = {
     "PASS": "the step is no slower than the limit allows.",
     "IMPROVED": "the step is faster, for the machine is: what else it did has ended. That passes, too.",
-    "INCONCLUSIVE": "it looks slower, but this machine is so uneven that it may be chance. That passes, and is told.",
+    "INCONCLUSIVE": "it looks slower, but this machine is so uneven that it may be chance. That passes.",
 }
 
 
@@ -243,7 +243,7 @@ def planted() -> None:
     headline("Act 3 of 4: a colleague's commit makes training slower, and the test must fail")
     explain("""
         Buckets of 25 MB take memory, so they are made smaller: 0.0001 MB, by mistake. Now every gradient is sent by
-        itself. --ddp-against measures the commit before beside this one: launches of both are alive at once and take
+        itself. --ddp-against measures the commit before next to this one: launches of both are alive at once and take
         turns, a few steps each.
     """)
     commit("Use smaller gradient buckets to lower memory", PLANTED)
@@ -259,13 +259,13 @@ def stored() -> None:
     headline("Act 4 of 4: the same commit against the stored baseline")
     explain("""
         A stored baseline cannot tell slower code from a machine that became slower since. So what looks slower is
-        measured once more, beside the commit that the baseline is of; what does not costs half of act 3's time.
+        measured once more, next to the commit that the baseline is of; what does not costs half of act 3's time.
     """)
     measurement, status = measure(4)
     verdict = expect(measurement, status, "REGRESSED", *LET_PASS)
     if verdict == "REGRESSED":
         settled = measurement.get("stored") is not None
-        how = "slower than the baseline's own code, here and now" if settled else "even so it could be told"
+        how = "slower than the baseline's own code, here and now" if settled else "even so it could be decided"
         say(f"Red, REGRESSED: {change(measurement)}: {how}.")
         return
     (comparison,) = measurement["verdict"]["comparisons"]
@@ -277,7 +277,7 @@ def stored() -> None:
 
 
 def play() -> None:
-    """All acts; raises Surprise in the first that did not go as told, and GitError where git does not do its part."""
+    """Play all acts. Raises Surprise if one does not go as expected, and GitError if git fails."""
     say("A project of its own in .demo: a small GPT under DDP on two CPU ranks. To repeat a command, cd there.")
     make_project()
     for act in (save, same_code, planted, stored):
@@ -303,10 +303,11 @@ def main() -> int:
         say(f"The demo needs git: {error}.")
         return 1
     except Surprise as surprise:
-        say(f"\nThe demo did NOT go as told: {surprise}.")
+        say(f"\nThe demo did NOT go as expected: {surprise}.")
         say("pytest's output above says more, and so do the reports: .demo/act1.json and so on.")
         return 1
-    say(f"\nAll four acts went as told, in {time.monotonic() - began:.0f} s. The project and the reports are in .demo.")
+    seconds = time.monotonic() - began
+    say(f"\nAll four acts went as expected, in {seconds:.0f} s. The project and the reports are in .demo.")
     return 0
 
 

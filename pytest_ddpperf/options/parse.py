@@ -1,4 +1,4 @@
-"""From a value as written to a setting. Knows no pytest, and not where a value comes from.
+"""Parse values as written into settings. Knows neither pytest nor where a value comes from.
 
 A value is a text (command line, ini file) or of any type (marker, native TOML). Each parser raises ValueError that
 says what is allowed; whoever calls it adds the place and the value, or the item of it that is refused.
@@ -26,7 +26,7 @@ _LIMIT_FORM = "metric:N% or metric:Nms, as in p50:5%, p99.9:0.5%, p95:2ms, cpu_p
 
 
 class Refused(ValueError):
-    """One item of a value cannot be."""
+    """One item of a value is invalid."""
 
     def __init__(self, item: object, allowed: str) -> None:
         super().__init__(allowed)
@@ -34,7 +34,7 @@ class Refused(ValueError):
 
 
 def near(value: object, names: Iterable[str]) -> str:
-    """The names, with a guess at which was meant."""
+    """Return the names, with a guess at which was meant."""
     from difflib import get_close_matches  # rarely needed, and every pytest run would pay for it
 
     close = get_close_matches(str(value).lower(), names, n=1)
@@ -42,7 +42,7 @@ def near(value: object, names: Iterable[str]) -> str:
 
 
 def _items(value: object) -> tuple[object, ...]:
-    """The items of a comma-separated text, or of a sequence of texts or numbers; none for an empty text."""
+    """Return the items of a comma-separated text, or of a sequence of texts or numbers; () for an empty text."""
     items: list[object] = []
     for part in value if isinstance(value, (list, tuple)) else (value,):
         if not isinstance(part, str):
@@ -79,7 +79,7 @@ def word(value: object, *, allowed: str) -> str:
 
 
 def path(value: object, *, allowed: str) -> str:
-    """A word, with the home folder that `~` stands for: a shell does not read `--option=~/x`, nor an ini file."""
+    """Parse a word and expand `~`, which no shell does in `--option=~/x` nor pytest in an ini file."""
     return os.path.expanduser(word(value, allowed=allowed))
 
 
@@ -154,8 +154,8 @@ def fail_on(value: object) -> frozenset[str]:
     return frozenset(cast("tuple[str, ...]", names))
 
 
-def confirming(value: object) -> float:
-    """Seconds; 0 for never."""
+def confirm_seconds(value: object) -> float:
+    """Parse seconds; 0 for never."""
     if value in ("auto", "never"):
         return 300.0 if value == "auto" else 0.0
     try:
@@ -174,7 +174,7 @@ def assignments(value: object) -> tuple[str, ...]:
 
 
 def arguments(value: object) -> tuple[str, ...]:
-    """Options for pytest, as a shell would split them."""
+    """Split options for pytest as a shell would."""
     try:
         words = tuple(word for text in cast("list[str]", value) for word in shlex.split(text))
     except ValueError as error:
@@ -207,7 +207,7 @@ PARSERS: Mapping[str, Callable[[object], Any]] = {
     "baseline_dir": partial(path, allowed="a folder"),
     "baseline_missing": partial(choice, names=("auto", "warn", "fail")),
     "fail_on": fail_on,
-    "confirm_seconds": confirming,
+    "confirm_seconds": confirm_seconds,
     "save_baseline": bool,
     "extend_baseline": bool,
     "against": partial(word, allowed="a git ref, or self"),

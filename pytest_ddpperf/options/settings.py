@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What was asked of a run, or with its markers of one test."""
+    """The settings of a run or, with its markers, of one test."""
 
     world_sizes: tuple[int, ...]
     nodes: int | None = None  # None: as many as there are, or one where that has ranks enough
@@ -45,7 +45,7 @@ class Settings:
     baseline_dir: Path  # absolute
     baseline_missing: Literal["warn", "fail"]
     fail_on: frozenset[str] | None  # None: the verdict and `baseline_missing` decide
-    confirm_seconds: float = 300.0  # of a run, to measure the code of baselines beside the code at hand; 0: never
+    confirm_seconds: float = 300.0  # of a run, to re-measure suspicions next to the baseline's code; 0: never
     save_baseline: bool
     extend_baseline: bool
     against: str | None  # a git ref, or "self"
@@ -64,29 +64,29 @@ class Settings:
 
     @property
     def records(self) -> str:
-        """The option that makes this run write baselines; "" for none."""
+        """Return the option that makes this run write baselines; "" for none."""
         if self.save_baseline:
             return "--ddp-save-baseline"
         return "--ddp-extend-baseline" if self.extend_baseline else ""
 
     def in_stretches(self, plan: Plan) -> bool:
-        """Whether launches of both sides take turns while both are alive."""
+        """Say whether launches of both sides are interleaved while both are alive."""
         wanted = plan.device == "cpu" if self.turns == "auto" else self.turns == "stretches"
         return wanted and not (plan.rpc or self.disable or plan.nodes > 1)
 
     @property
-    def beside(self) -> str:
-        """The option that makes this run measure something else beside the code at hand; "" for none."""
-        asked = (name for name in _BESIDE if getattr(self, name))
+    def comparison_option(self) -> str:
+        """Return the option that compares with another version in this run; "" for none."""
+        asked = (name for name in _COMPARISONS if getattr(self, name))
         return next((f"--ddp-{name.replace('_', '-')}" for name in asked), "")
 
 
 _FILES = ("json_path", "markdown_path", "html_path")  # that are written when the run ends
-_BESIDE = ("against", "against_python", "against_env", "against_option")
+_COMPARISONS = ("against", "against_python", "against_env", "against_option")
 
 
 def read(config: pytest.Config) -> Settings:
-    """The settings of a run; raises OptionError."""
+    """Return the settings of a run; raises OptionError."""
     values, sources = _values(lambda row: _written(config, row))
     here = config.invocation_params.dir
     for folder in ("baseline_dir", "history_dir"):
@@ -108,13 +108,12 @@ def read(config: pytest.Config) -> Settings:
         raise OptionError("--ddp-save-baseline", "--ddp-extend-baseline", allowed)
     if settings.records and settings.disable:
         raise OptionError(settings.records, "--ddp-disable", "a disabled run has nothing to save: leave out one")
-    _check_beside(settings)
+    _check_comparison(settings)
     return _checked(settings)
 
 
 def without_pytest(**asked: str) -> Settings:
-    """The settings of a run whose command line says nothing but `asked`, by field; no file has a word in them. Raises
-    OptionError."""
+    """Return the settings of a run with the options `asked`, by field, and no ini file; raises OptionError."""
     values, sources = _values(
         lambda row: (asked[row.field], "command line") if row.field in asked else (row.default, "default")
     )
@@ -123,7 +122,7 @@ def without_pytest(**asked: str) -> Settings:
 
 
 def _values(written: Callable[[Row], tuple[object, str]]) -> tuple[dict[str, Any], dict[str, str]]:
-    """All settings, and the source each has its value from, by field; `written` is that of a row as it was given."""
+    """Return all settings and their sources, by field. `written` returns a row's value as given and its source."""
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
     for row in ROWS:
@@ -137,18 +136,18 @@ def _values(written: Callable[[Row], tuple[object, str]]) -> tuple[dict[str, Any
     return values, sources
 
 
-def _check_beside(settings: Settings) -> None:
-    """Refuse what does not go together with a comparison in turns."""
+def _check_comparison(settings: Settings) -> None:
+    """Refuse what a comparison with another version excludes."""
     for other in filter(None, (settings.records, "--ddp-disable" * settings.disable)):
-        if settings.beside:
-            raise OptionError(settings.beside, other, "the one compares, the other does not: leave out one")
+        if settings.comparison_option:
+            raise OptionError(settings.comparison_option, other, "the one compares, the other does not: leave out one")
     if settings.against in (None, "self") and settings.sources["against_setup"] == "command line":
         allowed = "builds the code of a git ref: name it with --ddp-against"
         raise OptionError("--ddp-against-setup", settings.against_setup, allowed)
     for word in settings.against_option or ():
         if word.startswith("--ddp-against"):
             raise OptionError("--ddp-against-option", word, "says what is compared, not how the other side runs")
-    others = [name for name in _BESIDE[1:] if getattr(settings, name)]
+    others = [name for name in _COMPARISONS[1:] if getattr(settings, name)]
     if settings.against == "self" and others:
         option = f"--ddp-{others[0].replace('_', '-')}"
         raise OptionError("--ddp-against", "self", f"is the same on both sides, and {option} is not: leave out one")
@@ -165,7 +164,7 @@ def _parsed(row: Row, value: object, source: str) -> Any:
 
 
 def _written(config: pytest.Config, row: Row) -> tuple[object, str]:
-    """A value as it was given, and the source it has it from."""
+    """Return a value as it was given, and its source."""
     if row.of_run and (value := config.getoption(row.key)) is not None:
         return _as_written(value), "command line"
     if row.ini is not None and (value := _from_ini(config, row.key)) is not None:
@@ -174,7 +173,7 @@ def _written(config: pytest.Config, row: Row) -> tuple[object, str]:
 
 
 def _as_written(value: object) -> object:
-    """Before Python 3.13 argparse leaves an empty list of `--option=--`."""
+    """Restore the `--` of `--option=--`, of which argparse before Python 3.13 leaves an empty list."""
     if isinstance(value, list):
         return [_as_written(each) for each in value] or "--"
     return value
@@ -188,7 +187,7 @@ def _from_ini(config: pytest.Config, key: str) -> object:
     except (TypeError, ValueError, pytest.UsageError):
         # pytest is stricter than our parsers (a list written as `2` or "1,2,4" in a native TOML file) and may not say
         # which key is wrong (`two` for a number). So they judge what was written, -o over the file: pytest 8 keeps
-        # the two apart. pytest 9 deprecates `inicfg`, but nothing else tells.
+        # the two apart. pytest 9 deprecates `inicfg`, but there is no other way.
         overrides = dict(pair.split("=", 1) for pair in config.getoption("override_ini") or ())
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -223,12 +222,12 @@ def _marked(settings: Settings, marks: Iterable[pytest.Mark]) -> Settings:
 
 
 def _by_default(limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
-    """Limits that nobody asked for: they are dropped where what was asked cannot support them."""
+    """Mark limits as default ones: they are dropped if the asked steps and launches cannot support them."""
     return tuple(replace(limit, default=True) for limit in limits)
 
 
 def _checked(settings: Settings) -> Settings:
-    """Refuse what does not go together: launches, and limits of the user's that what was asked cannot support."""
+    """Refuse contradictory launches, and the user's limits that the asked steps and launches cannot support."""
     if settings.max_launches < 2 * settings.launches:
         if settings.sources["max_launches"] != "default":
             allowed = (
@@ -262,12 +261,12 @@ def _check_limits(settings: Settings) -> None:
 
 
 def where(settings: Settings, field: str) -> str:
-    """A setting by the name it has where it was made: for a message."""
+    """Return the name of a setting where it was made, for a message."""
     return next(row for row in ROWS if row.field == field).where(settings.sources[field])
 
 
 def launches(settings: Settings) -> int:
-    """How many launches a measurement takes."""
+    """Return the number of launches before the first look."""
     return 1 if settings.disable else settings.launches
 
 
@@ -287,7 +286,7 @@ def plan(
     master: bool = False,
     warning_filters: tuple[str, ...] = (),
 ) -> Plan:
-    """What each launch of a test is told; backend and device are names torch knows, no longer "auto"."""
+    """Return the plan of a test's launches; backend and device are names that torch knows, no longer "auto"."""
     timing = settings.timing
     if timing == "auto":
         timing = "step" if device == "cpu" else "free"

@@ -1,5 +1,5 @@
-"""Every setting, one row each; pytest is told of them here. Every pytest run imports it: how a value is read is for
-`parse` to say."""
+"""The table of settings, one row each, and its registration with pytest. Every pytest run imports it; `parse` reads
+values."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class Row(NamedTuple):
 
     @property
     def argument(self) -> str:
-        """The marker's."""
+        """The marker's argument."""
         return self.key.removeprefix("ddp_")
 
     def where(self, source: str) -> str:
-        """The setting by the name it has at its source."""
+        """Return the setting's name at its source."""
         if source == MARKER:
             return f"@pytest.mark.ddp({self.argument}=...)"
         return f"ini key {self.key}" if source == "ini" else self.option
@@ -108,13 +108,13 @@ ROWS = (
     Row(
         option="--ddp-timing", field="timing", default="auto",
         metavar="MODE", ini="string", marker=True,
-        help="free: steps run ahead; step: synchronise around every step; auto: step on cpu, free elsewhere",
+        help="free: steps run ahead; step: synchronise around every step; auto: step on cpu, else free",
     ),
     Row(
         option="--ddp-turns", field="turns", default="auto",
         metavar="MODE", ini="string", marker=True,
-        help="with --ddp-against: stretches: launches of both sides are alive at once and run some steps each in turn; "
-        "launches: one launch after the other; auto: stretches on cpu, launches elsewhere and for RPC",
+        help="with --ddp-against: stretches: interleave a few steps of each side, both alive; "
+        "launches: one launch after the other; auto: stretches on cpu, launches on other devices and for RPC",
     ),
     Row(
         option="--ddp-timeout", field="timeout_seconds", default="300",
@@ -141,8 +141,8 @@ ROWS = (
     ),
     Row(
         option="--ddp-confirm", field="confirm_seconds", default="auto", metavar="S", ini="string",
-        help="seconds of a whole run in which tests that look slower than their baseline are measured beside the "
-        "baseline's own code, from git; auto: 300; never",
+        help="seconds of a run for re-measuring tests that look slower than their baseline, interleaved with the "
+        "baseline's own code from git; auto: 300; never",
     ),
     Row(
         option="--ddp-save-baseline", field="save_baseline", default="",
@@ -155,8 +155,8 @@ ROWS = (
     Row(
         option="--ddp-against", field="against", default=None,
         metavar="REF",
-        help="measure the code of a git ref beside the code at hand, in turns, and compare with that instead of with "
-        "baselines; self: the same code on both sides, to see how far it differs from itself",
+        help="compare with the code of a git ref, interleaved with the working tree, instead of with baselines; "
+        "self: the same code on both sides, to see how far it differs from itself",
     ),
     Row(
         option="--ddp-against-setup", field="against_setup", default=None, metavar="CMD", ini="string",
@@ -215,7 +215,7 @@ MARKER_HELP = f"ddp({_ARGUMENTS}): settings of a distributed test, by keyword, o
 
 
 def given(config: pytest.Config) -> bool:
-    """Whether any setting was given, on the command line or in the ini file; if none was, none need be read."""
+    """Say whether any setting was given on the command line or in the ini file. If not, none need be read."""
     import pytest  # not above: the command line of reports reads settings without it
 
     if any(config.getoption(row.key) is not None for row in ROWS if row.of_run):
@@ -227,7 +227,7 @@ def given(config: pytest.Config) -> bool:
 
 
 def add_options(parser: pytest.Parser) -> None:
-    """Tell pytest of every option and ini key, without a default: `read` must see what was given, and where."""
+    """Register every option and ini key without a default: `read` must see what was given, and where."""
     group = parser.getgroup("ddpperf", "distributed performance regression")
     for row in filter(lambda row: row.of_run, ROWS):
         text = row.help + (f" (default: {row.default})" if row.default else "")

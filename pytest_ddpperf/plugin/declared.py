@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def register(plugins: pytest.PytestPluginManager) -> None:
     """Let pytest know of them."""
     plugins.register(sys.modules[__name__], "ddpperf-fixtures")
-    plugins.register(_BesideBenchmark() if has_benchmark(plugins) else _Alone(), "ddpperf-replay")
+    plugins.register(_ReplayToBenchmark() if has_benchmark(plugins) else _NoReplay(), "ddpperf-replay")
 
 
 def has_benchmark(plugins: pytest.PytestPluginManager) -> bool:
@@ -73,7 +73,7 @@ def collective_benchmark(
     return CollectiveBenchmark(request, _ddp_world_size, _ddp_replay)
 
 
-class _Alone:
+class _NoReplay:
     """Without pytest-benchmark."""
 
     @pytest.fixture
@@ -81,7 +81,7 @@ class _Alone:
         return None
 
 
-class _BesideBenchmark:
+class _ReplayToBenchmark:
     """With pytest-benchmark: its fixture is among those of a test, so that --benchmark-only and -skip see the test."""
 
     @pytest.fixture

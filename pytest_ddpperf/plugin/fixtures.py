@@ -1,4 +1,4 @@
-"""The callables behind the fixtures: a test's own words in, a Result or an ordinary test failure out."""
+"""The public fixtures: each returns a Result, or raises an ordinary test failure."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class DdpRun(Distributed):
 
 
 class _OnRanks(Benchmark):
-    """What those share that measure a process group of a test's world size."""
+    """Base of the fixtures that measure a process group of the test's world size."""
 
     def __init__(
         self, request: pytest.FixtureRequest, world_size: int, replay: Callable[[Measured], None] | None
@@ -68,7 +68,7 @@ class _OnRanks(Benchmark):
             and self._run.config.getoption("verbose", 0) > 0
         )
         asked = ",".join(map(str, self._run.settings.world_sizes))
-        return (f"the marker's world_size={self._world_size} holds, not {asked}",) if ignored else ()
+        return (f"the marker's world_size={self._world_size} is used, not {asked}",) if ignored else ()
 
 
 class DdpBenchmark(_OnRanks):
@@ -84,7 +84,7 @@ class DdpBenchmark(_OnRanks):
         name: str | None = None,
         gate: bool = True,
     ) -> Result:
-        """Launch ranks, time the step that `setup(ctx)` returns, and hold it against the baseline.
+        """Launch ranks, time the step that `setup(ctx)` returns, and compare it with the baseline.
 
         `batch_size` is examples per rank and step. `gate=False` measures only. A second call in one test needs a
         `name`. Raises GateFailed, an ordinary test failure, when the verdict fails the test.
@@ -109,7 +109,7 @@ class CollectiveBenchmark(_OnRanks):
         name: str | None = None,
         gate: bool = True,
     ) -> tuple[CollectiveResult, ...]:
-        """Time one collective over buffers of several sizes, and hold each against its baseline; a result a size.
+        """Time one collective over buffers of several sizes, and compare each with its baseline.
 
         `op` is all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, reduce or send_recv (every rank sends to
         the next). `sizes` are bytes of the largest buffer of a rank, as nccl-tests counts them, rounded down to what
@@ -137,7 +137,7 @@ class CollectiveBenchmark(_OnRanks):
                 results.append(cast(CollectiveResult, result))
             except GateFailed as failed:
                 failures.append(failed)
-            except pytest.fail.Exception as failed:  # a launch failed: what was found before is told too
+            except pytest.fail.Exception as failed:  # a launch failed: report what was found before, too
                 raise plain_failure("\n\n".join(map(str, (*failures, failed)))) from None
         if failures:
             raise GateFailed("\n\n".join(str(failed) for failed in failures), failures[0].result)
@@ -156,7 +156,7 @@ class CollectiveBenchmark(_OnRanks):
                 self._label({}, None, label)
 
     def _asked(self, op: Any, sizes: tuple[Any, ...], dtype: Any) -> dict[str, Collective]:
-        """By size in words; raises TypeError or ValueError."""
+        """Return the collectives by size in words; raises TypeError or ValueError."""
         __tracebackhide__ = True
         if not sizes:
             raise ValueError(f"{self._name}({op!r}): no size was given")
@@ -193,8 +193,8 @@ class RpcBenchmark(Benchmark):
         name: str | None = None,
         gate: bool = True,
     ) -> Result:
-        """Launch trainers, parameter servers and, where it has a set-up, a master; time the trainers' step and hold
-        it against the baseline.
+        """Launch trainers, parameter servers and, if it has a set-up, a master; time the trainers' step and compare it
+        with the baseline.
 
         Each process runs the set-up of its role, parameter servers first, then `master(ctx)`, whose result reaches
         every `trainer(ctx, shared)` by RPC (`trainer(ctx)` without a master). The trainer's returns the step to

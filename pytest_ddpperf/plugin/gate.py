@@ -1,5 +1,5 @@
-"""What the callables behind the fixtures share: a test's settings and place, and the way from a plan to a verdict, with
-every failure as an ordinary one of pytest's, without a traceback of ours."""
+"""Base classes of the fixtures: from a test's settings and place to its verdict. Every failure is an ordinary test
+failure, without a traceback of ours."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def plain_failure(text: str) -> Failed:
 
 
 class Distributed:
-    """What all fixtures share: the test, its settings, its place."""
+    """Base of all fixtures: the test, its settings, its place."""
 
     def __init__(self, request: pytest.FixtureRequest) -> None:
         self._item: pytest.Item = request.node
@@ -66,7 +66,7 @@ class Distributed:
         self._settings: Settings = state.own_settings(self._item)
 
     def _placed(self, place: Callable[..., Place], settings: Settings, *counts: int) -> Place:
-        """What `place(settings, *counts)` finds, its errors as pytest has them."""
+        """Call `place(settings, *counts)` and turn its errors into pytest's."""
         try:
             return place(settings, *counts)
         except Unavailable as error:
@@ -96,13 +96,13 @@ class Distributed:
         )
 
     def _show(self, plan: Plan, launches: tuple[tuple[RankOutput, ...], ...]) -> None:
-        """The ranks' output as captured sections of the report; under -s that of this node was streamed."""
+        """Add the ranks' output to the report; under -s that of this node was streamed already."""
         streamed = self._run.config.getoption("capture", "no") == "no"
         for outputs in zip(*launches, strict=True):
             if streamed and plan.node_of(outputs[0].rank) == 0:
                 continue
             for stream in ("stdout", "stderr"):
-                text = once(getattr(output, stream) for output in outputs)
+                text = merge_outputs(getattr(output, stream) for output in outputs)
                 if text:
                     self._item.add_report_section("call", f"{stream} {outputs[0].name}", text)
 
@@ -110,18 +110,18 @@ class Distributed:
         return Watcher(self._run.config, warmup=plan.warmup)
 
 
-def once(texts: Iterable[str]) -> str:
-    """What each launch wrote, and what several did the same once, in the order of the first."""
-    told = ""
+def merge_outputs(texts: Iterable[str]) -> str:
+    """Join what launches wrote, in order; a text that several launches wrote is shown once."""
+    shown = ""
     for text, times in Counter(filter(None, texts)).items():
-        told += text
+        shown += text
         if times > 1:
-            told += "\n" * (not text.endswith("\n")) + f"(the same in {times} launches)\n"
-    return told
+            shown += "\n" * (not text.endswith("\n")) + f"(the same in {times} launches)\n"
+    return shown
 
 
 class Benchmark(Distributed):
-    """What the fixtures that measure share: from a plan and set-up functions to a verdict."""
+    """Base of the fixtures that measure: from a plan and set-up functions to a verdict."""
 
     _name: str  # of the fixture
 
@@ -143,7 +143,7 @@ class Benchmark(Distributed):
         level: float | None = None,
         notes: tuple[str, ...] = (),
     ) -> Result:
-        """Measure, judge, and tell; raises GateFailed. `level` is of one of several that share a gate's."""
+        """Measure, judge and report; raises GateFailed. `level`: the error rate, if several measurements share one."""
         __tracebackhide__ = True
         line = self._item.reportinfo()[1]  # from 0
         job = Job(
@@ -185,7 +185,7 @@ class Benchmark(Distributed):
         return measured.result
 
     def _label(self, setups: dict[str, Any], batch_size: Any, name: Any) -> str:
-        """The label of a call whose arguments are sound; raises GateFailed in a rerun of one that failed."""
+        """Check the arguments of a call and return its label. Raises GateFailed in a rerun of a gate that failed."""
         __tracebackhide__ = True
         for role, setup in setups.items():
             if not callable(setup):

@@ -71,20 +71,19 @@ def _check(config: pytest.Config, run: Run) -> None:
         written.begin(run)
     except (OptionError, MissingExtraError) as error:
         raise pytest.UsageError(str(error)) from None
-    if settings.records and _workers(config) > 1:
-        raise pytest.UsageError(
-            f"{settings.records} with {_workers(config)} xdist workers: baselines are recorded by one; add -n 0"
-        )
-    if settings.suite_plots and _workers(config):
-        raise pytest.UsageError("--ddp-suite-plots with xdist workers: figures are drawn by one process; add -n 0")
-    if run.fleet is not None and _workers(config):
-        raise pytest.UsageError("-n over several nodes: each node's pytest takes part in one test at a time")
-    if settings.beside and _workers(config):
-        raise pytest.UsageError(
-            f"{settings.beside} with {_workers(config)} xdist workers: launches of both sides take turns; add -n 0"
-        )
-    if settings.beside and traces_one_side(run.outset):
-        raise pytest.UsageError(f"{settings.beside} with --cov that traces ranks, of this side alone: add --no-cov")
+    workers = _workers(config)
+    refusals = [
+        (workers > 1, settings.records, "baselines are recorded by one"),
+        (workers > 0, "--ddp-suite-plots" if settings.suite_plots else "", "figures are drawn by one"),
+        (workers > 0, settings.comparison_option, "both sides are interleaved by one"),
+        (workers > 0, "several nodes" if run.fleet is not None else "", "each node takes part in one test at a time"),
+    ]
+    for refused, option, reason in refusals:
+        if refused and option:
+            raise pytest.UsageError(f"{option} with {workers} xdist workers: {reason}; add -n 0")
+    if settings.comparison_option and traces_one_side(run.outset):
+        option = settings.comparison_option
+        raise pytest.UsageError(f"{option} with --cov that traces ranks, but of one side only: add --no-cov")
 
 
 @pytest.hookimpl(tryfirst=True)

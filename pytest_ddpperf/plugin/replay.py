@@ -30,7 +30,7 @@ class SampleClock:
 
 
 def mark_with_clock(item: pytest.Item) -> None:
-    """Give the test our clock as pytest-benchmark's timer, beside whatever else its marker says."""
+    """Give the test our clock as pytest-benchmark's timer, next to what else its marker says."""
     theirs = item.get_closest_marker("benchmark")
     kwargs = {**(theirs.kwargs if theirs else {}), "timer": SampleClock()}
     item.add_marker(pytest.mark.benchmark(**kwargs), append=False)
@@ -63,10 +63,10 @@ class Replay:
             "backend": result.backend,
             **{f"p{q}": result.percentile(q) for q in (10, 50, 75, 90, 95)},
         }
-        beside = measured.outcome.baseline_side
-        if beside is not None:
+        other = measured.outcome.baseline_side
+        if other is not None:
             self._benchmark.extra_info["ddpperf"] |= {
-                "against": str(beside.version),
-                "against_commit": beside.version.commit,
+                "against": str(other.version),
+                "against_commit": other.version.commit,
             }
         self._benchmark.pedantic(clock.advance, rounds=len(samples), iterations=1)

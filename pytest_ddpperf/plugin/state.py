@@ -107,7 +107,7 @@ class Run:
     def _confirms(self) -> SideOf | str:
         """Return what starts the baseline side that confirms suspicions, or why there is none; "" if none was asked."""
         settings = self.settings
-        if not settings.confirm_seconds or settings.records or settings.beside or self.serving is not None:
+        if not settings.confirm_seconds or settings.records or settings.comparison_option or self.serving is not None:
             return ""
         if self.fleet is not None:
             return "not in a run over several nodes"
@@ -117,7 +117,7 @@ class Run:
 
     def start_others(self, items: Sequence[pytest.Item]) -> None:
         """Let other nodes and the other version collect at the same time as this pytest; raises DdpPerfError."""
-        if self.settings.beside and any(measures(item) for item in self.items):
+        if self.settings.comparison_option and any(measures(item) for item in self.items):
             from pytest_ddpperf.plugin import remote
 
             self._base = remote.another_version(self, items)

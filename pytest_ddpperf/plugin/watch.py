@@ -21,13 +21,12 @@ from pytest_ddpperf.verdict.stats import quantile
 from pytest_ddpperf.wire.channels import Phase
 
 _REDRAW_SECONDS = 0.25
-# Others' launches last seconds; a wait beyond that is told where there is no line to redraw, each time it has doubled.
-_TOLD_SECONDS = 10.0
+# Others' launches last seconds. A longer wait is reported if there is no line to redraw, again when it has doubled.
+_FIRST_REPORT_SECONDS = 10.0
 
 
 class Watcher:
-    """The `benchmark.Progress` of a pytest run: tells the terminal, if there is one, what the ranks are at, and whoever
-    reads what pytest writes that they wait for long."""
+    """The `benchmark.Progress` of a pytest run: shows what the ranks do on a terminal, and reports long waits."""
 
     def __init__(self, config: pytest.Config, *, warmup: int) -> None:
         self.streams = config.getoption("capture", "no") == "no" and not hasattr(config, "workerinput")
@@ -43,7 +42,7 @@ class Watcher:
         self._seconds: list[float] = []  # step times of the launches that have ended
         self._drawn = 0.0
         self._waits_since = 0.0
-        self._told_next = _TOLD_SECONDS
+        self._next_report = _FIRST_REPORT_SECONDS
 
     def begin(self, launch: int, launches: int) -> None:
         self.launch, self.launches = launch + 1, launches
@@ -59,8 +58,8 @@ class Watcher:
         if self._writer is not None:
             if now - self._drawn >= _REDRAW_SECONDS:
                 self._draw(self._wait(resource, now))
-        elif self._reporter is not None and now - self._waits_since >= self._told_next:
-            self._told_next *= 2
+        elif self._reporter is not None and now - self._waits_since >= self._next_report:
+            self._next_report *= 2
             with self._uncaptured():
                 self._reporter.ensure_newline()
                 # Under -q there are letters for tests on a line without a path.

@@ -222,7 +222,7 @@ class Checkout:
         try:
             self._folder = folder = self._add(until) if self._another else Folder()
         except (GitError, OSError) as error:
-            raise CheckoutError(self._settings.beside, self._unavailable(error)) from None
+            raise CheckoutError(self._settings.comparison_option, self._unavailable(error)) from None
         if not isinstance(folder, Worktree):
             return self.at_hand
         if self._settings.against_setup is not None:

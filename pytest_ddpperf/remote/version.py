@@ -170,7 +170,7 @@ class BaseSide:
     @property
     def option(self) -> str:
         """That asked for it."""
-        return self._settings.beside
+        return self._settings.comparison_option
 
     @property
     def environ(self) -> dict[str, str]:

@@ -170,7 +170,7 @@ def test_needs_no_measurement(ddp_run): pass
         "test_a_marker_that_asks_for_more_than_there_is_skips_and_counts.py::test_forgets: never measured: it does not "
         "call the fixture that it asks for"
     ]
-    result.stdout.fnmatch_lines(["*test_marker_wins: the marker's world_size=1 holds, not 2"])
+    result.stdout.fnmatch_lines(["*test_marker_wins: the marker's world_size=1 is used, not 2"])
 
 
 def test_a_unittest_class_cannot_have_several_world_sizes(pytester: pytest.Pytester, run: Run) -> None:

@@ -174,8 +174,8 @@ def test_the_demo_plays_a_small_history_of_a_project(
     assert "$ pytest --ddp-against=HEAD~1 --ddp-threshold=p10:25% --ddp-json=act3.json\n" in told
     assert "Green, PASS: p10 +0% (-4% to +5%); the limit is 25%: the step is no slower than the limit" in told
     assert "Red, REGRESSED: p10 +480% (+476% to +485%); the limit is 25%. The line 'evidence' names" in told
-    assert "even so it could be told." in told
-    assert re.search(r"All four acts went as told, in \d+ s\.", told)
+    assert "even so it could be decided." in told
+    assert re.search(r"All four acts went as expected, in \d+ s\.", told)
 
     assert asked_of_git(folder, "log", "--format=%s") == [
         "Use smaller gradient buckets to lower memory",
@@ -198,7 +198,7 @@ def test_the_demo_says_why_a_stored_baseline_could_not_tell(
     told = capsys.readouterr().out
     assert "Not red here, INCONCLUSIVE: p10 +480% (+476% to +485%); the limit is 25%.\n" in told
     assert "can tell slowdowns of 60% and more, no smaller ones." in told
-    assert "All four acts went as told" in told
+    assert "All four acts went as expected" in told
 
 
 @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ def test_the_demo_fails_when_an_act_does_not_go_as_told(
     pytest_says(*acts)
     assert demo.main() == 1
     told = capsys.readouterr().out
-    assert f"The demo did NOT go as told: {why}\npytest's output above says more" in told
+    assert f"The demo did NOT go as expected: {why}\npytest's output above says more" in told
     assert "All four acts" not in told
 
 

@@ -15,7 +15,7 @@ from pytest_ddpperf.measuring import benchmark
 from pytest_ddpperf.measuring.benchmark import Job, Measured
 from pytest_ddpperf.measuring.result import Result
 from pytest_ddpperf.measuring.session import Session
-from pytest_ddpperf.plugin.gate import once
+from pytest_ddpperf.plugin.gate import merge_outputs
 from pytest_ddpperf.plugin.items import name_of, nodeid_of
 from pytest_ddpperf.records import Baseline, Outcome, Recording, Status
 from pytest_ddpperf.records.errors import DdpPerfError
@@ -35,7 +35,7 @@ from tests.unit.test_report import measurement, outcome, verdict
     ],
 )
 def test_what_launches_wrote_the_same_is_shown_once(texts: list[str], told: str) -> None:
-    assert once(texts) == told
+    assert merge_outputs(texts) == told
 
 
 @pytest.mark.parametrize("group", ["", "@gpu"])

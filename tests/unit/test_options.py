@@ -302,7 +302,7 @@ def test_what_is_compared_with_may_differ_in_several_ways(read: Callable[..., Se
 def test_a_comparison_with_another_version_is_known_by_its_option(
     read: Callable[..., Settings], arguments: list[str], option: str
 ) -> None:
-    assert read(*arguments).beside == option
+    assert read(*arguments).comparison_option == option
 
 
 def test_a_set_up_in_the_ini_file_asks_for_no_comparison(
@@ -311,7 +311,7 @@ def test_a_set_up_in_the_ini_file_asks_for_no_comparison(
     pytester.makeini("[pytest]\nddp_against_setup = make build\n")
     for arguments in ([], ["--ddp-against=self"], ["--ddp-save-baseline"], ["--ddp-against-env=A=1"]):
         assert read(*arguments).against_setup == "make build"
-    assert read().beside == ""
+    assert read().comparison_option == ""
 
 
 def test_percentiles_that_are_equal_are_one_metric(read: Callable[..., Settings]) -> None:
