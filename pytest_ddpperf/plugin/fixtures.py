@@ -92,7 +92,7 @@ class DdpBenchmark(_OnRanks):
         __tracebackhide__ = True
         label = self._label({"setup": setup}, batch_size, name)
         plan = self._plan(self._world_size)
-        return self._gated(plan, setup, label=label, batch_size=batch_size, gate=gate, notes=self._notes())
+        return self._gated(plan, setup, label=label, batch_size=batch_size, gate=gate)
 
 
 class CollectiveBenchmark(_OnRanks):
@@ -131,9 +131,7 @@ class CollectiveBenchmark(_OnRanks):
             try:
                 label = self._label({}, None, labels[words])
                 of_size = replace(plan, collective=one)
-                result = self._gated(
-                    of_size, None, label=label, batch_size=None, gate=gate, level=level, notes=self._notes()
-                )
+                result = self._gated(of_size, None, label=label, gate=gate, level=level)
                 results.append(cast(CollectiveResult, result))
             except GateFailed as failed:
                 failures.append(failed)

@@ -135,17 +135,16 @@ class Benchmark(Distributed):
     def _gated(
         self,
         plan: Plan,
-        setup: Callable[..., Any] | None,
-        *others: Callable[..., Any] | None,
+        *setups: Callable[..., Any] | None,
         label: str,
-        batch_size: int | None,
+        batch_size: int | None = None,
         gate: bool,
         level: float | None = None,
-        notes: tuple[str, ...] = (),
     ) -> Result:
         """Measure, judge and report; raises GateFailed. `level`: the error rate, if several measurements share one."""
         __tracebackhide__ = True
         line = self._item.reportinfo()[1]  # from 0
+        setup, *others = setups
         job = Job(
             test=TestId(
                 module=module_of(self._run.config, self._item),
@@ -156,7 +155,7 @@ class Benchmark(Distributed):
             file=self._run.session.shown(Path(self._item.path)),
             line=0 if line is None else line + 1,
             setup=setup,
-            others=others,
+            others=tuple(others),
             settings=self._settings,
             plan=plan,
             launches=options.launches(self._settings),
@@ -164,9 +163,12 @@ class Benchmark(Distributed):
             batch_size=batch_size,
             gate=gate,
             facts=self._facts(),
-            notes=notes,
+            notes=self._notes(),
         )
-        measured = self._measure(job)
+        return self._judged(self._measure(job), label)
+
+    def _judged(self, measured: Measured, label: str) -> Result:
+        __tracebackhide__ = True
         accept = accept_command(self._item, self._settings)
         outcome = failure.explained(measured.outcome, baseline=measured.baseline, accept_command=accept)
         self._state.outcomes.append(outcome)
@@ -183,6 +185,9 @@ class Benchmark(Distributed):
         if self._replay is not None and self._run.serving is None:
             self._replay(measured)
         return measured.result
+
+    def _notes(self) -> tuple[str, ...]:
+        return ()
 
     def _label(self, setups: dict[str, Any], batch_size: Any, name: Any) -> str:
         """Check the arguments of a call and return its label. Raises GateFailed in a rerun of a gate that failed."""
