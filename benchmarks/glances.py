@@ -23,7 +23,7 @@ from _common import table
 from _traces import Launch, measurement
 from live import MODES, limits
 
-from pytest_ddpperf.measuring.looks import follow, glance, schedule
+from pytest_ddpperf.measuring.judging import follow, glance, schedule
 from pytest_ddpperf.records import Verdict
 from pytest_ddpperf.verdict import TEST_LEVEL, judge
 

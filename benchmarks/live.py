@@ -40,10 +40,10 @@ from neighbour import neighbour
 
 from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.launch import Launcher, Nobody
-from pytest_ddpperf.measuring import benchmark
+from pytest_ddpperf.measuring import measurement as benchmark
+from pytest_ddpperf.measuring.baseline_side import Held
+from pytest_ddpperf.measuring.judging import follow, schedule
 from pytest_ddpperf.measuring.launches import Launches
-from pytest_ddpperf.measuring.looks import follow, schedule
-from pytest_ddpperf.measuring.pairs import Held
 from pytest_ddpperf.options import plan
 from pytest_ddpperf.records import LaunchSamples, Limit, Measurement, Outcome, Plan, Samples, TestId, Verdict, Version
 from pytest_ddpperf.remote.version import Ready

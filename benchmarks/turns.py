@@ -40,7 +40,7 @@ from _models import MODELS, PLANTS, planted
 from neighbour import neighbour
 
 from pytest_ddpperf.launch import Launcher, Nobody
-from pytest_ddpperf.measuring.pairs import in_turns
+from pytest_ddpperf.measuring.baseline_side import in_turns
 from pytest_ddpperf.options import plan
 from pytest_ddpperf.records import LaunchSamples
 from pytest_ddpperf.verdict.stats import by_stretches, quantile

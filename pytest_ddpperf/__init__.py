@@ -10,8 +10,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pytest_ddpperf.measuring.result import CollectiveResult as CollectiveResult
-    from pytest_ddpperf.measuring.result import Result as Result
+    from pytest_ddpperf.measuring.measurement import CollectiveResult as CollectiveResult
+    from pytest_ddpperf.measuring.measurement import Result as Result
     from pytest_ddpperf.plugin.fixtures import CollectiveBenchmark as CollectiveBenchmark
     from pytest_ddpperf.plugin.fixtures import DdpBenchmark as DdpBenchmark
     from pytest_ddpperf.plugin.fixtures import DdpRun as DdpRun
@@ -25,12 +25,12 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "CollectiveBenchmark": "plugin.fixtures",
-    "CollectiveResult": "measuring.result",
+    "CollectiveResult": "measuring.measurement",
     "Context": "rank.context",
     "DdpBenchmark": "plugin.fixtures",
     "DdpRun": "plugin.fixtures",
     "GateFailed": "plugin.gate",
-    "Result": "measuring.result",
+    "Result": "measuring.measurement",
     "RpcBenchmark": "plugin.fixtures",
     "RpcContext": "rank.context",
     "node_count": "plugin.state",

@@ -6,7 +6,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, replace
 
 from pytest_ddpperf import verdict as verdicts
-from pytest_ddpperf.measuring.looks import follow, schedule
+from pytest_ddpperf.measuring.judging import follow, schedule
 from pytest_ddpperf.records import Baseline, Limit, Measurement, Outcome, Recording, RunInfo, Status, Verdict
 from pytest_ddpperf.records.asked import TIME_LIMITS, limits_for
 from pytest_ddpperf.report import failure, text

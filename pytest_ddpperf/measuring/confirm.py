@@ -14,8 +14,8 @@ from pathlib import Path
 
 from pytest_ddpperf import verdict as verdicts
 from pytest_ddpperf.baseline.source import find_source
-from pytest_ddpperf.measuring import installed
-from pytest_ddpperf.measuring.benchmark import Job, Measured
+from pytest_ddpperf.measuring.launches import distributions
+from pytest_ddpperf.measuring.measurement import Job, Measured
 from pytest_ddpperf.records import Baseline, Recording, Scalar, Status, Verdict
 from pytest_ddpperf.records.errors import AgainstError, DdpPerfError
 from pytest_ddpperf.remote.version import BaseSide, for_people
@@ -192,7 +192,7 @@ def _other_causes(measured: Measured, baseline: Baseline) -> Iterator[str]:
     if current.get("host") not in hosts:
         yield f"host {hosts[-1]} -> {current.get('host')}"
     modules = {module for launch in measured.shown for module in launch.others}
-    before, after = session.distributions, installed.distributions(modules)
+    before, after = session.distributions, distributions(modules)
     for name in sorted({*before, *after}):
         old, new = before.get(name), after.get(name)
         if old != new:

@@ -14,10 +14,10 @@ from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.git import commit_of, ignored_files, tree_of
 from pytest_ddpperf.launch import Launcher, Observer
 from pytest_ddpperf.launch.launcher import unpickle
-from pytest_ddpperf.measuring import benchmark
-from pytest_ddpperf.measuring.benchmark import Job, Measured, Progress
+from pytest_ddpperf.measuring import measurement
 from pytest_ddpperf.measuring.confirm import Confirmation, SideOf
 from pytest_ddpperf.measuring.machine import Place, described, nodes_for, resolve
+from pytest_ddpperf.measuring.measurement import Job, Measured, Progress
 from pytest_ddpperf.measuring.worker import Following, Serving, call_of, measurement_of
 from pytest_ddpperf.options import Settings
 from pytest_ddpperf.records import Baseline, Plan, Scalar, codec
@@ -149,12 +149,12 @@ class Session:
         return replace(measured, outcome=replace(measured.outcome, baseline_path=str(shown)))
 
     def _measured(self, job: Job, progress: Progress) -> Measured:
-        measured = benchmark.carry_out(job, self._launcher, self._store, progress, self._base)
+        measured = measurement.carry_out(job, self._launcher, self._store, progress, self._base)
         if self._base is not None:
             return measured
 
         def compare(job: Job, side: BaseSide) -> Measured:
-            return benchmark.carry_out(job, self._launcher, self._store, progress, side)
+            return measurement.carry_out(job, self._launcher, self._store, progress, side)
 
         return self._confirmation.confirm(job, measured, compare)
 

@@ -18,9 +18,9 @@ from pytest_ddpperf.launch import Launcher, Nobody
 from pytest_ddpperf.launch.failure import text_with_output
 from pytest_ddpperf.launch.launcher import unpickle
 from pytest_ddpperf.launch.remote_ranks import Part
-from pytest_ddpperf.measuring import benchmark
-from pytest_ddpperf.measuring.benchmark import Job, Measured
+from pytest_ddpperf.measuring import measurement
 from pytest_ddpperf.measuring.launches import Launches
+from pytest_ddpperf.measuring.measurement import Job, Measured
 from pytest_ddpperf.records import LaunchSamples, Plan, Scalar, Status, Verdict, codec
 from pytest_ddpperf.records.errors import BaseSideError, DdpPerfError
 from pytest_ddpperf.wire import payload
@@ -85,10 +85,10 @@ class Serving:
     def carry_out(self, job: Job, launcher: Launcher, store: Store) -> Measured:
         """Launch as often as told; raises BaseSideError when the test is over where it is led."""
         if not job.gate:  # nothing is compared, so nothing is asked
-            return self.untold(benchmark.carry_out(job, launcher, store, self.relay))
+            return self.untold(measurement.carry_out(job, launcher, store, self.relay))
         self.refuse_after_end()
         self.trees.refuse_strays()
-        launches = benchmark.own_launches(job, launcher, self.relay)
+        launches = measurement.own_launches(job, launcher, self.relay)
         self.say(
             "ready",
             label=job.test.label,
@@ -99,7 +99,7 @@ class Serving:
         while (order := self.order())["op"] in ("like", "launch", "hold"):
             if order["op"] == "like":
                 job = replace(job, plan=codec.decode(Plan, order["plan"]))
-                launches = benchmark.own_launches(job, launcher, self.relay)
+                launches = measurement.own_launches(job, launcher, self.relay)
                 continue
             launches.steps = order["steps"]
             try:
@@ -119,7 +119,7 @@ class Serving:
             raise BaseSideError(OVER)
         environment = store_room.environment({**launches.facts, **job.facts}, job.plan, batch_size=job.batch_size)
         verdict = Verdict(status=Status.NOT_GATED, reason="base-side")
-        return self.untold(benchmark.measured(job, launches, environment, verdict))
+        return self.untold(measurement.measured(job, launches, environment, verdict))
 
     def refuse_after_end(self) -> None:
         """Raises BaseSideError where the test is over where it is led: a plugin reruns it."""
@@ -132,7 +132,7 @@ class Serving:
 
     def _hold(self, job: Job, launcher: Launcher, launches: Launches) -> bool:
         """A held launch, until it is to deliver or to be dropped; whether it was added to `launches`."""
-        with benchmark.held(job, launcher, self.relay, launches.steps) as launch:
+        with measurement.held(job, launcher, self.relay, launches.steps) as launch:
             self.say("held", steps=launch.steps, step_seconds=launch.step_seconds)
             while (order := self.order())["op"] == "stretch":
                 launch.stretch(order["steps"])
@@ -218,7 +218,7 @@ class Following(Serving):
         for data in told["samples"]:
             launches.add(codec.decode(LaunchSamples, data))
         environment = store_room.environment({**launches.facts, **job.facts}, job.plan, batch_size=job.batch_size)
-        found = benchmark.measured(job, launches, environment, _verdict(told))
+        found = measurement.measured(job, launches, environment, _verdict(told))
         return replace(found, outcome=replace(found.outcome, fails=told.get("fails", False)))
 
     def call(self, plan: Plan, function: Callable[..., Any], args: Sequence[Any], launcher: Launcher) -> list[Any]:

@@ -9,8 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from pytest_ddpperf.measuring.benchmark import Measured
-from pytest_ddpperf.measuring.result import CollectiveResult, Result
+from pytest_ddpperf.measuring.measurement import CollectiveResult, Measured, Result
 from pytest_ddpperf.options import MARKER
 from pytest_ddpperf.plugin.gate import Benchmark, Distributed, GateFailed, check_name, check_number, plain_failure
 from pytest_ddpperf.records.collective import Collective, collective, in_words

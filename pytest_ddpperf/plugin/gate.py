@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_ddpperf import options
-from pytest_ddpperf.measuring import benchmark
-from pytest_ddpperf.measuring.benchmark import Job, Measured
+from pytest_ddpperf.measuring import measurement
 from pytest_ddpperf.measuring.machine import Place, Unavailable
-from pytest_ddpperf.measuring.result import Result
+from pytest_ddpperf.measuring.measurement import Job, Measured, Result
 from pytest_ddpperf.options import Settings
 from pytest_ddpperf.plugin import state
 from pytest_ddpperf.plugin.items import accept_command, module_of, name_of, nodeid_of, warning_filters, with_place
@@ -237,7 +236,7 @@ class Benchmark(Distributed):
                 text = failure.launch_failure(error, watcher.launch, watcher.launches)
             else:
                 text = str(error)
-            self._state.outcomes.append(benchmark.failed(job, text.splitlines()[0]))
+            self._state.outcomes.append(measurement.failed(job, text.splitlines()[0]))
             raise plain_failure(text) from None
         finally:
             watcher.erase()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpperf.measuring.benchmark import Measured
+from pytest_ddpperf.measuring.measurement import Measured
 
 
 class SampleClock:

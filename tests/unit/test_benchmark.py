@@ -13,7 +13,7 @@ import pytest
 
 from pytest_ddpperf import options
 from pytest_ddpperf.baseline import Store
-from pytest_ddpperf.measuring.benchmark import Job, Measured, carry_out
+from pytest_ddpperf.measuring.measurement import Job, Measured, carry_out
 from pytest_ddpperf.measuring.worker import Serving
 from pytest_ddpperf.records import LaunchSamples, Limit, Phases, Plan, TestId
 from tests.unit.test_launches import LAUNCH, UNFIT

@@ -11,9 +11,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from pytest_ddpperf.measuring import benchmark
-from pytest_ddpperf.measuring.benchmark import Job, Measured
-from pytest_ddpperf.measuring.result import Result
+from pytest_ddpperf.measuring import measurement as benchmark
+from pytest_ddpperf.measuring.measurement import Job, Measured, Result
 from pytest_ddpperf.measuring.session import Session
 from pytest_ddpperf.plugin.gate import merge_outputs
 from pytest_ddpperf.plugin.items import name_of, nodeid_of

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpperf.measuring.benchmark import _looked
 from pytest_ddpperf.measuring.judging import Judge, Terms
 from pytest_ddpperf.measuring.launches import measurement
+from pytest_ddpperf.measuring.measurement import _looked
 from pytest_ddpperf.records import Environment, LaunchSamples, Limit, Measurement, Verdict
 from tests.unit.test_launches import LAUNCH
 

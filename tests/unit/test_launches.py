@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpperf.measuring.interleaved import Here, Interleaved
+from pytest_ddpperf.measuring.baseline_side import Here, Interleaved
 from pytest_ddpperf.measuring.launches import Launches, measurement
 from pytest_ddpperf.records import Counters, Environment, LaunchSamples, Phases, Plan, RankError, TestId
 from pytest_ddpperf.records.errors import BaseSideError, LaunchError

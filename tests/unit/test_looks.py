@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_ddpperf.measuring.looks import early_stop, follow, schedule
+from pytest_ddpperf.measuring.judging import early_stop, follow, schedule
 from pytest_ddpperf.records import Comparison, Interval, Limit, Status, Verdict
 
 PASS, REGRESSED, INCONCLUSIVE, IMPROVED = Status.PASS, Status.REGRESSED, Status.INCONCLUSIVE, Status.IMPROVED

@@ -8,7 +8,7 @@ from itertools import accumulate
 
 import pytest
 
-from pytest_ddpperf.measuring.pairs import Lengths
+from pytest_ddpperf.measuring.baseline_side import Lengths
 
 
 def drawn(steps: int, warm: float, real: float, seed: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""One test's measurement: launch -> summarise -> compare -> judge. Knows nothing of pytest or of how it is told."""
+"""One test's measurement: launch, summarize, compare, judge."""
 
 from __future__ import annotations
 
@@ -12,28 +12,94 @@ from pytest_ddpperf import baseline as store_room
 from pytest_ddpperf import verdict as verdicts
 from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.launch import Launcher, Observer
-from pytest_ddpperf.measuring.interleaved import Here, Interleaved
-from pytest_ddpperf.measuring.judging import Judge, Terms
+from pytest_ddpperf.measuring.baseline_side import Held, Here, Interleaved, SideFacts, Stored
+from pytest_ddpperf.measuring.judging import Judge, Terms, schedule
 from pytest_ddpperf.measuring.launches import Launches, measurement, recorded
-from pytest_ddpperf.measuring.looks import schedule
-from pytest_ddpperf.measuring.pairs import Held
-from pytest_ddpperf.measuring.result import CollectiveResult, Result
-from pytest_ddpperf.measuring.stored import Stored
 from pytest_ddpperf.options import Settings
 from pytest_ddpperf.records import (
     Baseline,
+    Counters,
     Environment,
+    LaunchRankSteps,
     LaunchSamples,
+    LaunchSteps,
     Outcome,
     Plan,
     RankOutput,
+    Recorded,
     Recording,
     Scalar,
     TestId,
     Verdict,
 )
 from pytest_ddpperf.records.asked import limits_for
+from pytest_ddpperf.records.collective import Collective
 from pytest_ddpperf.remote.version import BaseSide
+from pytest_ddpperf.verdict.stats import geometric_mean, launch_quantiles
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """A measurement and its verdict. All times are in seconds."""
+
+    step_seconds: LaunchSteps  #: launch x step: the group's step times
+    samples: LaunchRankSteps  #: launch x rank x step: each rank's own step durations
+    world_size: int
+    backend: str
+    verdict: Verdict
+    environment: Environment
+    counters: Counters  #: per step, the largest over ranks; None where it is unknown
+    recorded: Recorded  #: by name, launch x rank x step: what `ctx.record` was told; None where it was not
+
+    def percentile(self, q: float) -> float:
+        """The q-th percentile (0 to 100) of the group's step time: per launch, then the geometric mean over
+        launches, as the verdict has it (of fewer steps, where a baseline has fewer)."""
+        if not 0 <= q <= 100:
+            raise ValueError(f"percentile({q!r}): from 0 to 100")
+        return geometric_mean(launch_quantiles(self.step_seconds, q))
+
+    @property
+    def p10(self) -> float:
+        return self.percentile(10)
+
+    @property
+    def p50(self) -> float:
+        return self.percentile(50)
+
+    @property
+    def p75(self) -> float:
+        return self.percentile(75)
+
+    @property
+    def p90(self) -> float:
+        return self.percentile(90)
+
+    @property
+    def p95(self) -> float:
+        return self.percentile(95)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveResult(Result):
+    """A measurement of one collective over one size, in nccl-tests' terms too; all times are in seconds."""
+
+    collective: Collective
+
+    @property
+    def size(self) -> int:
+        """Bytes: of the largest buffer of a rank."""
+        return self.collective.size
+
+    @property
+    def algbw(self) -> float:
+        """GB/s (1e9 bytes), at p50: the size over the time."""
+        return self.collective.algbw(self.p50)
+
+    @property
+    def busbw(self) -> float:
+        """GB/s (1e9 bytes), at p50: what a link carries, for every number of ranks."""
+        return self.collective.busbw(self.p50)
+
 
 # All launches of a measurement, but those that confirm a suspicion: twenty launches of half a minute. One that takes
 # longer would hold up the job for what is rarely decided by more launches.
@@ -146,10 +212,8 @@ def _compared(job: Job, launches: Launches, reference: Stored | Interleaved) -> 
     )
     judge = Judge(terms, launches, reference, environment)
     verdict = _looked(judge, launches, reference, looks)
-    result = measured(job, launches, environment, verdict)
     return replace(
-        result,
-        outcome=reference.described(result.outcome, launches),
+        measured(job, launches, environment, verdict, reference.facts(verdict, launches)),
         baseline=reference.baseline(),
         candidate=Baseline(test=job.test, sessions=(judge.recording(),)),
         beside=reference.launches,
@@ -201,9 +265,11 @@ def _begun(progress: Progress, launch: int, launches: int) -> Progress:
     return progress
 
 
-def measured(job: Job, launches: Launches, environment: Environment, verdict: Verdict) -> Measured:
-    """What the launches of this side came to."""
-    shown = launches.taken
+def measured(
+    job: Job, launches: Launches, environment: Environment, verdict: Verdict, side: SideFacts | None = None
+) -> Measured:
+    """Return the result and the outcome of the launches of the current side."""
+    shown, side = launches.taken, side or SideFacts()
     current = measurement(shown, environment)
     settings, collective = job.settings, job.plan.collective
     kind: Callable[..., Result] = Result if collective is None else partial(CollectiveResult, collective=collective)
@@ -218,14 +284,17 @@ def measured(job: Job, launches: Launches, environment: Environment, verdict: Ve
             counters=current.counters,
             recorded=recorded(shown),
         ),
-        outcome=replace(
-            failed(job, ""),
+        outcome=_outcome(
+            job,
             verdict=verdict,
             fails=verdicts.fails(verdict, fail_on=settings.fail_on, baseline_missing=settings.baseline_missing),
             measurement=current,
             phases=tuple(launch.phases for launch in shown),
             recorded=recorded(shown),
-            notes=job.notes + launches.notes(advise=not settings.disable),
+            baseline_side=side.baseline_side,
+            baseline_path=side.baseline_path,
+            sessions=side.sessions,
+            notes=(*job.notes, *launches.notes(advise=not settings.disable), *side.notes),
         ),
         baseline=None,
         candidate=Baseline(test=job.test, sessions=(Recording(measurement=current),)),
@@ -235,21 +304,23 @@ def measured(job: Job, launches: Launches, environment: Environment, verdict: Ve
 
 
 def failed(job: Job, error: str) -> Outcome:
-    """The outcome of a job that could not be carried out."""
+    """Return the outcome of a job that could not be carried out."""
+    return _outcome(job, verdict=None, fails=True, error=error, notes=job.notes)
+
+
+def _outcome(job: Job, **found: Any) -> Outcome:
+    """Build the outcome of a job from what was `found`."""
     return Outcome(
         nodeid=job.nodeid,
         test=job.test,
         plan=job.plan,
         launches=job.launches,
         batch_size=job.batch_size,
-        verdict=None,
-        fails=True,
-        error=error,
         file=job.file,
         line=job.line,
         limits=limits_for(job.plan, job.settings.limits),
         level=job.level,
-        notes=job.notes,
+        **found,
     )
 
 

@@ -1,30 +1,192 @@
-"""Interleaved launches of two sides: pairs of one launch a side, stretch by stretch or one after the other."""
+"""The baseline side of a measurement: a stored baseline, or another version whose launches are interleaved."""
 
 from __future__ import annotations
 
+import math
 import random
+import statistics
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
-from pytest_ddpperf.baseline import environment
+from pytest_ddpperf.baseline import Store, environment
 from pytest_ddpperf.launch import Observer
 from pytest_ddpperf.measuring.launches import Launches, measurement
-from pytest_ddpperf.measuring.pairs import Held, interleave
 from pytest_ddpperf.records import (
     Baseline,
     BaselineSide,
     Environment,
     LaunchSamples,
     Measurement,
-    Outcome,
     Plan,
     Recording,
+    StoredSession,
     TestId,
+    Verdict,
 )
 from pytest_ddpperf.records.errors import BaseSideError, LaunchError
 from pytest_ddpperf.remote.checkout import differing
 from pytest_ddpperf.remote.version import BaseSide
+from pytest_ddpperf.verdict import in_percentiles
+
+# Two measurements of one step hardly ever have the same number of steps; with twice as many, more is lost than that.
+_MUCH_LONGER = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SideFacts:
+    """What the baseline side adds to an outcome: the fields of the same names."""
+
+    baseline_side: BaselineSide | None = None
+    baseline_path: str = ""
+    sessions: tuple[StoredSession, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+class Stored:
+    """The other side of a measurement, like `Interleaved`, but nothing is launched for it."""
+
+    interleaved = False
+    mostly_recompiled = False
+
+    def __init__(self, store: Store, test: TestId, *, to_extend: bool) -> None:
+        self._store, self._test, self._to_extend = store, test, to_extend
+        self._path = ""
+        self._begins = False  # there is none to which a session could be added
+        self._baseline: Baseline | None = None
+
+    def take(self, current: Launches, count: int, *, planned: int) -> None:
+        """Launch until there are `count` launches; progress shows `planned` as their number."""
+        current.take(count, planned=planned)
+
+    def seconds(self, current: Launches, count: int) -> float:
+        return current.seconds(count)
+
+    def read(self, environment: Environment, why_not: str | None) -> None:
+        """Not where it will not be used: a run that replaces an unreadable baseline must be able to."""
+        self._path = str(self._store.path(environment, self._test))
+        if why_not is None:
+            self._baseline = self._store.read(environment, self._test)
+        elif why_not == "saving" and self._to_extend:
+            # Before launches are spent on what could not be added.
+            self._begins = self._store.read_alike(environment, self._test) is None
+
+    def measurements(self, start: int = 0, stop: int | None = None) -> tuple[Measurement, ...]:
+        """Return the sessions of the baseline, whichever launches are compared."""
+        return self._baseline.measurements if self._baseline is not None else ()
+
+    launches = ()
+
+    def baseline(self) -> Baseline | None:
+        return self._baseline
+
+    def end(self) -> None:
+        """Nothing goes on."""
+
+    def _cut(self, steps: int) -> tuple[str, ...]:
+        """That windows of so many `steps` were cut to the baseline's, where much was lost by it."""
+        shortest = min(session.samples.steps for session in self.measurements())
+        if steps < _MUCH_LONGER * shortest:
+            return ()
+        return (
+            f"compared by the first {shortest} of {steps} steps a launch, as many as the baseline has: "
+            "--ddp-save-baseline records longer windows",
+        )
+
+    def facts(self, verdict: Verdict, current: Launches) -> SideFacts:
+        """Return where the baseline is and, if there is none for this environment, which others there are."""
+        notes: tuple[str, ...] = ()
+        if verdict == "NO BASELINE":
+            notes += tuple(f"there is a baseline for {name}" for name in self._store.others(self._test))
+        if verdict.status.compared:
+            notes += self._cut(len(current.taken[0].step_seconds))
+        if self._begins:
+            notes += ("there was no baseline to extend: the first session begins one",)
+        return SideFacts(baseline_path=self._path, sessions=self._sessions(current), notes=notes)
+
+    def _sessions(self, current: Launches) -> tuple[StoredSession, ...]:
+        """The sessions, all launches cut to as many steps as those that were compared."""
+        if self._baseline is None:
+            return ()
+        steps = min(len(current.taken[0].step_seconds), *(session.samples.steps for session in self.measurements()))
+        return tuple(in_percentiles(session, steps) for session in self._baseline.sessions)
+
+
+# A stretch is as short as it may be: what goes on around it, longer than that, is in both sides. But what wakes up,
+# stops and is fetched into caches at its beginning must be small beside it.
+_STRETCH_SECONDS = 0.03
+_STRETCH_STEPS = 3
+# Of short windows, for the median over them to leave some out.
+_STRETCHES = 8
+
+
+class Held(Protocol):
+    """A launch that has warmed up and rests."""
+
+    @property
+    def steps(self) -> int:
+        """Of its window."""
+
+    @property
+    def step_seconds(self) -> float:
+        """What one takes, about; 0 where that is not known."""
+
+    def stretch(self, steps: int) -> None:
+        """Run so many, of which the first is not counted."""
+
+    def deliver(self) -> LaunchSamples:
+        """Its end, and what came of it."""
+
+
+_H = TypeVar("_H", bound=Held)
+
+
+def interleave(sides: tuple[_H, _H], source: random.Random) -> None:
+    """Run the windows of both sides, which have the same number of steps, to their ends."""
+    for side in source.sample(sides, 2):
+        side.stretch(1)  # which counts nothing
+    lengths = Lengths(sides[0].steps, max(side.step_seconds for side in sides), source)
+    while counted := lengths.draw():
+        began = time.monotonic()
+        for side in source.sample(sides, 2):
+            side.stretch(counted + 1)
+        lengths.took((time.monotonic() - began) / len(sides) / (counted + 1))
+
+
+class Lengths:
+    """How many steps each stretch of a window counts. They are drawn, from a least to twice that, so that what a step
+    does every second or fourth time is left out, at the beginning of stretches, as often as not.
+
+    A step is taken to last as long as those of the stretches so far did in the median: warm-up tells of steps that
+    nothing disturbed, and where many are, stretches by that would be few.
+    """
+
+    def __init__(self, steps: int, step_seconds: float, source: random.Random) -> None:
+        """`step_seconds`: of a step, for the first stretch; 0 where it is not known."""
+        self._left = self._steps = steps
+        self._source = source
+        self._first, self._seen = step_seconds, list[float]()
+
+    def draw(self) -> int:
+        """The next one's; 0 when the window is over."""
+        least = self._least()
+        length = min(self._source.randint(least, 2 * least), self._left)
+        if self._left - length < least:
+            length = self._left
+        self._left -= length
+        return length
+
+    def took(self, step_seconds: float) -> None:
+        """A step of the last one, about."""
+        self._seen.append(step_seconds)
+
+    def _least(self) -> int:
+        step = statistics.median(self._seen) if self._seen else self._first
+        long_enough = math.ceil(_STRETCH_SECONDS / step) if step > 0 else 0
+        return max(_STRETCH_STEPS, min(long_enough, self._steps // _STRETCHES))
+
 
 _ONE_BY_ONE = "--ddp-turns launches measures one launch after the other"
 
@@ -184,11 +346,11 @@ class Interleaved:
         if self._theirs is not None:
             self._base.done()
 
-    def described(self, outcome: Outcome, current: Launches) -> Outcome:
-        """Return the outcome with the other side in it."""
+    def facts(self, verdict: Verdict, current: Launches) -> SideFacts:
+        """Return what the other side measured."""
         stretches = tuple(launch.stretches for launch in current.taken)
         files = [side[0].files if side else {} for side in (current.taken, self.launches)]
-        beside = BaselineSide(
+        other = BaselineSide(
             version=self._base.version,
             seed=self._seed,
             order=self._order,
@@ -202,4 +364,4 @@ class Interleaved:
         notes = tuple(f"{self._base.version}: {note}" for note in notes)
         if self._why_apart and not self.error:
             notes += (f"launches were measured one after the other: {self._why_apart}",)
-        return replace(outcome, baseline_side=beside, notes=outcome.notes + notes)
+        return SideFacts(baseline_side=other, notes=notes)
