@@ -68,7 +68,9 @@ class RunResults:
             self._outcomes[outcome.nodeid, outcome.test.label] = outcome  # of reruns, the last counts
         self.skipped += bool(message.get("skipped"))
         self.never_measured += filter(None, [message.get("never_measured")])
-        self.facts = message.get("facts") or self.facts
+        if facts := message.get("facts"):  # each of xdist's workers knows the places of its own tests
+            places = "\n".join(str(known.get("places") or "") for known in (self.facts, facts)).splitlines()
+            self.facts = {**facts, "places": "\n".join(dict.fromkeys(filter(None, places)))}
         self.usage_error = message.get("usage_error") or self.usage_error
 
     def header(self, verbosity: int) -> Iterator[str]:

@@ -37,7 +37,7 @@ def trainer(ctx):
 )
 
 
-def test_what_takes_longer_and_what_sends_more_is_red_and_told(
+def test_what_takes_longer_and_what_sends_more_is_red(
     pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytester.makepyfile(
@@ -89,8 +89,7 @@ def test_send(rpc_benchmark):
     result.stdout.fnmatch_lines(["*test_send: IMPROVED: rpc.bytes -10.0 % (limit rpc.bytes:0%): --ddp-save-baseline*"])
 
 
-@pytest.mark.parametrize("mode", ["append", "importlib"])  # all other tests prepend
-def test_handlers_of_the_test_module_work_in_every_role(pytester: pytest.Pytester, run: Run, mode: str) -> None:
+def test_handlers_of_the_test_module_work_in_every_role(pytester: pytest.Pytester, run: Run) -> None:
     pytester.mkdir("folder")
     (pytester.path / "folder" / "test_roles.py").write_text(
         ROLES
@@ -112,7 +111,7 @@ def test_all_ways(rpc_benchmark):
     rpc_benchmark(trainer, master=master, trainers=2, parameter_servers=3)  # the call over the marker
 """
     )
-    run(f"--import-mode={mode}", "--ddp-steps=2", "folder").assert_outcomes(passed=1)
+    run("--import-mode=importlib", "--ddp-steps=2", "folder").assert_outcomes(passed=1)
 
 
 def test_what_rpc_imports_is_paid_for_by_runs_that_use_it_only(pytester: pytest.Pytester, run: Run) -> None:
@@ -132,25 +131,19 @@ def test_what_is_asked_amiss_and_a_server_that_dies_leave_the_next_test_alone(
     pytester.makepyfile(
         ROLES
         + """
-def test_no_set_up(rpc_benchmark):
+def test_mistakes(rpc_benchmark):
     with pytest.raises(TypeError, match="trainer must be callable: trainer"):
         rpc_benchmark(None)
-
-def test_master_is_no_function(rpc_benchmark):
     with pytest.raises(TypeError, match="master must be callable"):
         rpc_benchmark(trainer, master=7)
     with pytest.raises(TypeError, match="trainer is called with ctx and shared, which trainer does not take; was the"):
         rpc_benchmark(trainer, master=parameter_server)
     with pytest.raises(TypeError, match="parameter_server is called with ctx, which end does not take; parameter_ser"):
         rpc_benchmark(trainer, parameter_server=end)
-
-def test_no_servers(rpc_benchmark):
     with pytest.raises(ValueError, match="parameter_servers=0: a whole number from 1"):
         rpc_benchmark(trainer, parameter_servers=0)
-
-def test_bool_trainers(rpc_benchmark):
     with pytest.raises(ValueError, match="trainers=True"):
-        rpc_benchmark(trainer, trainers=True)
+        rpc_benchmark(trainer, trainers=True, name="second")
 
 def end():
     print("last words")
@@ -175,32 +168,10 @@ def test_next(rpc_benchmark):
 """
     )
     result = run("--ddp-steps=2")
-    result.assert_outcomes(passed=5, failed=1)
+    result.assert_outcomes(passed=2, failed=1)
     result.stdout.fnmatch_lines(
         ["launch 1 of *: ps1 failed in serving: exited with status 7*", "*Captured stdout ps1*", "last words"]
     )
     result = run("--ddp-parameter-servers=0")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     assert "--ddp-parameter-servers: '0': a whole number from 1" in result.stderr.str()
-
-
-def test_with_pytest_benchmark(pytester: pytest.Pytester, run: Run) -> None:
-    pytester.makepyfile(
-        ROLES
-        + """
-def test_look_up(rpc_benchmark):
-    rpc_benchmark(trainer, parameter_server=parameter_server)
-"""
-    )
-    result = run(
-        "--benchmark-json=theirs.json",
-        "--ddp-steps=4",
-        "--ddp-min-time=0",
-        "--ddp-launches=2",
-        small=False,
-        benchmark=True,
-    )
-    result.assert_outcomes(passed=1)
-    (theirs,) = json.loads((pytester.path / "theirs.json").read_text())["benchmarks"]
-    assert theirs["stats"]["rounds"] == 8
-    assert theirs["extra_info"]["ddpperf"]["world_size"] == 2

@@ -84,12 +84,12 @@ def test_one_skips(ddp_benchmark, subtests):
     ddp_benchmark(lasting, name="last")
 """
     )
-    result = run("--ddp-save-baseline", "--ddp-json=told.json")
+    result = run("--ddp-save-baseline", "--ddp-json=run.json")
     assert stored(pytester.path) == ["test_one_skips+first.json", "test_one_skips+last.json"]
     result.stdout.fnmatch_lines(["*test_one_fails: NOT GATED: not saved: the test did not pass as a whole*"])
-    told = json.loads((pytester.path / "told.json").read_text())
-    assert [each["test"]["label"] for each in told["measurements"]] == ["", "first", "last"]
-    assert told["summary"]["skipped"] == 0
+    report = json.loads((pytester.path / "run.json").read_text())
+    assert [each["test"]["label"] for each in report["measurements"]] == ["", "first", "last"]
+    assert report["summary"]["skipped"] == 0
 
 
 def test_a_session_says_whose_code_it_is(pytester: pytest.Pytester, run: Run) -> None:
@@ -141,17 +141,16 @@ def test_an_unreadable_baseline_is_red_and_stays_as_it_is(pytester: pytest.Pytes
     assert {name: file.read_text() for name, file in files.items() if file.is_file()} == before
 
 
-@pytest.mark.parametrize("reruns", [0, 1])
 def test_a_store_that_cannot_be_written_is_red_and_named(
-    pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch, reruns: int
+    pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytester.makepyfile(test_store=STEP + "def test_a(ddp_benchmark): ddp_benchmark(lasting)")
     (pytester.path / "a_file").write_text("")
-    result = run("--ddp-save-baseline", f"--reruns={reruns}", "--ddp-baseline-dir=a_file", "--ddp-json=told.json")
+    result = run("--ddp-save-baseline", "--reruns=1", "--ddp-baseline-dir=a_file", "--ddp-json=run.json")
     assert result.ret == 1
     assert result.parseoutcomes().get("errors") == 1
     result.stdout.fnmatch_lines(["baseline *a_file*: *"])
-    (measured,) = json.loads((pytester.path / "told.json").read_text())["measurements"]
+    (measured,) = json.loads((pytester.path / "run.json").read_text())["measurements"]
     assert measured["fails"]
     assert "a_file" in measured["error"]
 
@@ -179,7 +178,7 @@ def test_what_verdicts_without_figures_do(pytester: pytest.Pytester, run: Run, m
     result = run("-q", "-W", "error", own=True)
     assert result.ret == 0
     assert line(result, "ddpperf:") == "ddpperf: 0 of 1 compared: 1 without baseline"
-    assert any("p50 sec/iter" in told for told in result.outlines)
+    assert any("p50 sec/iter" in text for text in result.outlines)
     monkeypatch.setenv("CI", "true")
     result = run()
     assert result.ret == 1

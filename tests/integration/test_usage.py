@@ -9,77 +9,45 @@ import pytest
 from tests.integration.conftest import STEP, Run, line
 
 NOTHING = "def test_nothing(): pass"
+RUNS = "def test_a(ddp_run): ddp_run(print)"
 
 
-@pytest.mark.parametrize("xdist", [(), ("-n", "2")], ids=["alone", "xdist"])
 @pytest.mark.parametrize(
-    ("option", "words"),
+    ("test", "arguments", "words"),
     [
-        ("--ddp-threshold=p50:ten", "--ddp-threshold: 'p50:ten': not metric:N%"),
-        ("--ddp-world-size=0", "--ddp-world-size: '0': whole numbers from 1"),
-        ("--ddp-timing=fre", "did you mean free?"),
-        ("--ddp-steps=three", "--ddp-steps: 'three': a whole number from 1"),
-        ("--ddp-threshold=p99:5%", "needs at least 299 timed steps"),
-        ("--ddp-wolrd-size=2", "unrecognized arguments: --ddp-wolrd-size=2"),
+        (NOTHING, ["--ddp-threshold=p50:ten"], "--ddp-threshold: 'p50:ten': not metric:N%"),
+        (NOTHING, ["--ddp-timing=fre", "-n", "2"], "did you mean free?"),
+        (NOTHING, ["-o", "ddp_steps=many"], "ini key ddp_steps: 'many'"),
+        (NOTHING, ["--ddp-wolrd-size=2"], "unrecognized arguments: --ddp-wolrd-size=2"),
+        (
+            NOTHING,
+            ["--ddp-save-baseline", "-n", "2"],
+            "--ddp-save-baseline with 2 xdist workers: baselines are recorded",
+        ),
+        (RUNS, ["--ddp-backend=glo"], "did you mean gloo?"),
+        (RUNS, ["--ddp-device=cuda"], "--ddp-device: 'cuda': no accelerator here"),
     ],
-    ids=lambda value: value if value.startswith("--") else "",
+    ids=lambda value: value[0] if isinstance(value, list) else "",
 )
-def test_an_option_that_cannot_be(
-    pytester: pytest.Pytester, run: Run, option: str, words: str, xdist: tuple[str, ...]
+def test_an_invalid_option_is_a_usage_error(
+    pytester: pytest.Pytester, run: Run, test: str, arguments: list[str], words: str
 ) -> None:
-    pytester.makepyfile(NOTHING)
-    result = run(option, *xdist, small=False)
+    if "--ddp-device=cuda" in arguments and pytest.importorskip("torch").cuda.is_available():
+        pytest.skip("there is a GPU")
+    pytester.makepyfile(test)
+    result = run(*arguments, small=False)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     assert words in result.stderr.str()
     assert "Traceback" not in result.stderr.str()
 
 
-def test_a_bad_ini_value_names_its_key(pytester: pytest.Pytester, run: Run) -> None:
-    pytester.makepyfile(NOTHING)
-    pytester.makeini("[pytest]\nddp_steps = many\n")
-    result = run(small=False)
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    assert "ini key ddp_steps: 'many'" in result.stderr.str()
-
-
-def test_what_the_machine_lacks_matters_only_to_distributed_tests(pytester: pytest.Pytester, run: Run) -> None:
-    pytester.makepyfile(NOTHING)
-    assert run("--ddp-backend=glo").ret == 0
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--ddp-backend=glo"], "did you mean gloo?"),
-        (["--ddp-device=cuda"], "--ddp-device: 'cuda': no accelerator here"),
-    ],
-)
-def test_what_the_machine_lacks_is_refused_after_collection(
-    pytester: pytest.Pytester, run: Run, options: list[str], words: str
-) -> None:
-    if "cuda" in options[0]:
-        torch = pytest.importorskip("torch")
-        if torch.cuda.is_available():
-            pytest.skip("there is a GPU")
-    pytester.makepyfile("def test_a(ddp_run): ddp_run(print)")
-    result = run(*options)
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    assert words in result.stderr.str()
-    assert run(*options, "--collect-only").ret == 0  # which starts no rank
-
-
-def test_what_the_machine_lacks_is_a_usage_error_under_xdist_too(pytester: pytest.Pytester, run: Run) -> None:
-    pytester.makepyfile("def test_a(ddp_run): ddp_run(print)")
-    result = run("--ddp-backend=glo", "-n", "1")
+def test_what_the_machine_lacks_matters_only_to_distributed_tests_that_run(pytester: pytest.Pytester, run: Run) -> None:
+    pytester.makepyfile(test_a=RUNS, test_b=NOTHING)
+    assert run("--ddp-backend=glo", "test_b.py").ret == 0
+    assert run("--ddp-backend=glo", "test_a.py", "--collect-only").ret == 0  # which starts no rank
+    result = run("--ddp-backend=glo", "test_a.py", "-n", "1")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stdout.fnmatch_lines(["usage error: --ddp-backend: 'glo': this torch*"])
-
-
-def test_saving_with_several_workers_is_refused(pytester: pytest.Pytester, run: Run) -> None:
-    pytester.makepyfile(NOTHING)
-    result = run("--ddp-save-baseline", "-n", "2")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    assert "--ddp-save-baseline with 2 xdist workers" in result.stderr.str()
 
 
 MISTAKEN = """
@@ -114,12 +82,12 @@ def test_a_mistake_that_a_marker_has_a_part_in_is_its_tests_alone(
         test_mistaken=MISTAKEN,
         test_module="import pytest\npytestmark = pytest.mark.ddp(step=9)\ndef test_c(ddp_run): pass",
     )
-    result = run("--ddp-threshold=p90:300%", "--ddp-json=told.json", *xdist)
+    result = run("--ddp-threshold=p90:300%", "--ddp-json=run.json", *xdist)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.assert_outcomes(passed=2, failed=1, errors=5, skipped=1)
-    assert json.loads((pytester.path / "told.json").read_text())["summary"]["other_failures"] == 6
+    assert json.loads((pytester.path / "run.json").read_text())["summary"]["other_failures"] == 6
     text = result.stdout.str()
-    for told in (
+    for message in (
         "test_mistaken.py:2: test_typo: @pytest.mark.ddp(wrld_size=...): 2: there is no such argument; there are ",
         "test_mistaken.py:4: test_few_steps: --ddp-threshold: 'p90:300%': needs at least 29 timed steps",
         "test_mistaken.py:6: test_backend: @pytest.mark.ddp(backend=...): 'glo': this torch",
@@ -127,7 +95,7 @@ def test_a_mistake_that_a_marker_has_a_part_in_is_its_tests_alone(
         "test_mistaken.py:16: TestCase.test_b: @pytest.mark.ddp(...): 2: arguments are given by keyword",
         "test_module.py:3: test_c: @pytest.mark.ddp(step=...): 9: there is no such argument",
     ):
-        assert text.count("\n" + told) == 1
+        assert text.count("\n" + message) == 1
     assert "Traceback" not in text
 
 
@@ -166,7 +134,7 @@ def test_needs_no_measurement(ddp_run): pass
     result.assert_outcomes(skipped=3, passed=3, xfailed=1)
     result.stdout.fnmatch_lines(["SKIPPED*@pytest.mark.ddp(device=...): cuda: *", "SKIPPED*(backend=...): nccl: *"])
     assert line(result, "ddpperf:") == "ddpperf: 0 of 1 compared: 1 without baseline; 3 skipped, 1 never measured"
-    assert [told for told in result.outlines if "never measured: " in told] == [
+    assert [text for text in result.outlines if "never measured: " in text] == [
         "test_a_marker_that_asks_for_more_than_there_is_skips_and_counts.py::test_forgets: never measured: it does not "
         "call the fixture that it asks for"
     ]

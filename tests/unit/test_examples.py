@@ -170,12 +170,12 @@ def test_the_demo_plays_a_small_history_of_a_project(
     monkeypatch.setenv("GIT_DIR", str(folder.parent / "elsewhere"))  # as in a hook
     assert demo.main() == 0
     monkeypatch.delenv("GIT_DIR")
-    told = capsys.readouterr().out
-    assert "$ pytest --ddp-against=HEAD~1 --ddp-threshold=p10:25% --ddp-json=act3.json\n" in told
-    assert "Green, PASS: p10 +0% (-4% to +5%); the limit is 25%: the step is no slower than the limit" in told
-    assert "Red, REGRESSED: p10 +480% (+476% to +485%); the limit is 25%. The line 'evidence' names" in told
-    assert "even so it could be decided." in told
-    assert re.search(r"All four acts went as expected, in \d+ s\.", told)
+    output = capsys.readouterr().out
+    assert "$ pytest --ddp-against=HEAD~1 --ddp-threshold=p10:25% --ddp-json=act3.json\n" in output
+    assert "Green, PASS: p10 +0% (-4% to +5%); the limit is 25%: the step is no slower than the limit" in output
+    assert "Red, REGRESSED: p10 +480% (+476% to +485%); the limit is 25%. The line 'evidence' names" in output
+    assert "even so it could be decided." in output
+    assert re.search(r"All four acts went as expected, in \d+ s\.", output)
 
     assert asked_of_git(folder, "log", "--format=%s") == [
         "Use smaller gradient buckets to lower memory",
@@ -195,10 +195,10 @@ def test_the_demo_says_why_a_stored_baseline_could_not_tell(
 ) -> None:
     pytest_says(SAVED, PASSED, CAUGHT, UNTOLD)
     assert demo.main() == 0
-    told = capsys.readouterr().out
-    assert "Not red here, INCONCLUSIVE: p10 +480% (+476% to +485%); the limit is 25%.\n" in told
-    assert "can tell slowdowns of 60% and more, no smaller ones." in told
-    assert "All four acts went as expected" in told
+    output = capsys.readouterr().out
+    assert "Not red here, INCONCLUSIVE: p10 +480% (+476% to +485%); the limit is 25%.\n" in output
+    assert "can tell slowdowns of 60% and more, no smaller ones." in output
+    assert "All four acts went as expected" in output
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def test_the_demo_says_why_the_same_code_passes(
         ),
     ],
 )
-def test_the_demo_fails_when_an_act_does_not_go_as_told(
+def test_the_demo_fails_when_an_act_does_not_go_as_expected(
     pytest_says: Callable[..., Path],
     capsys: pytest.CaptureFixture[str],
     acts: list[tuple[int, list[dict[str, Any]] | None]],
@@ -249,9 +249,9 @@ def test_the_demo_fails_when_an_act_does_not_go_as_told(
 ) -> None:
     pytest_says(*acts)
     assert demo.main() == 1
-    told = capsys.readouterr().out
-    assert f"The demo did NOT go as expected: {why}\npytest's output above says more" in told
-    assert "All four acts" not in told
+    output = capsys.readouterr().out
+    assert f"The demo did NOT go as expected: {why}\npytest's output above says more" in output
+    assert "All four acts" not in output
 
 
 def test_the_demo_says_that_it_needs_git(
@@ -269,15 +269,17 @@ def test_the_demo_says_that_it_needs_git(
 def test_the_demo_tells_the_time_while_pytest_is_silent(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """The command ends as soon as it was told; options in the user's environment are not for it."""
-    told = tmp_path / "told"
+    """The command ends as soon as the file is there; options in the user's environment are not for it."""
+    output = tmp_path / "written"
     monkeypatch.setattr(demo, "DEMO", tmp_path)
     monkeypatch.setattr(demo, "PROGRESS_SECONDS", 0.01)
-    monkeypatch.setattr(demo, "say", lambda text: told.write_text(text))
+    monkeypatch.setattr(demo, "say", lambda text: output.write_text(text))
     monkeypatch.setenv("PYTEST_ADDOPTS", "--ddp-disable")
-    code = "import os, time\nwhile not os.path.exists('told'): time.sleep(0.01)\nexit('PYTEST_ADDOPTS' in os.environ)"
+    code = (
+        "import os, time\nwhile not os.path.exists('written'): time.sleep(0.01)\nexit('PYTEST_ADDOPTS' in os.environ)"
+    )
     assert demo.run([sys.executable, "-c", code]) == 0
-    assert re.fullmatch(r"  ... \d+ s", told.read_text())
+    assert re.fullmatch(r"  ... \d+ s", output.read_text())
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

@@ -23,7 +23,7 @@ from tests.unit.test_report import measurement, outcome, verdict
 
 
 @pytest.mark.parametrize(
-    ("texts", "told"),
+    ("texts", "shown"),
     [
         ([], ""),
         (["", ""], ""),
@@ -33,8 +33,8 @@ from tests.unit.test_report import measurement, outcome, verdict
         (["a"] * 10, "a\n(the same in 10 launches)\n"),
     ],
 )
-def test_what_launches_wrote_the_same_is_shown_once(texts: list[str], told: str) -> None:
-    assert merge_outputs(texts) == told
+def test_what_launches_wrote_the_same_is_shown_once(texts: list[str], shown: str) -> None:
+    assert merge_outputs(texts) == shown
 
 
 @pytest.mark.parametrize("group", ["", "@gpu"])
@@ -110,15 +110,15 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
         monkeypatch.setenv("GITHUB_ACTIONS", "true")
         off = [f"-pno:{name}" for name in ("randomly", "benchmark", "rerunfailures", "cacheprovider")]
         result = pytester.runpytest_inprocess(*off, "--ddp-json=a.json", "--junitxml=a.xml", "--ddp-markdown=a.md")
-        told = json.loads(Path("a.json").read_text())["measurements"]
-        return result, told, labels
+        report = json.loads(Path("a.json").read_text())["measurements"]
+        return result, report, labels
 
     return run
 
 
 def measured(job: Job, status: Status) -> Measured:
     figures = measurement()
-    told = replace(
+    found = replace(
         outcome(verdict(status)),
         **{name: getattr(benchmark.failed(job, ""), name) for name in ("nodeid", "test", "plan", "file", "line")},
     )
@@ -133,17 +133,17 @@ def measured(job: Job, status: Status) -> Measured:
         recorded={},
     )
     candidate = Baseline(test=job.test, sessions=(Recording(measurement=figures),))
-    return Measured(result=result, outcome=told, baseline=None, candidate=candidate, output=())
+    return Measured(result=result, outcome=found, baseline=None, candidate=candidate, output=())
 
 
-def of(told: list[Any]) -> list[tuple[str, str, bool, list[str]]]:
-    return [(each["test"]["label"], each["verdict"]["status"], each["fails"], each["notes"]) for each in told]
+def summary(report: list[Any]) -> list[tuple[str, str, bool, list[str]]]:
+    return [(each["test"]["label"], each["verdict"]["status"], each["fails"], each["notes"]) for each in report]
 
 
 def test_a_gate_that_failed_is_reported_though_a_rerun_drops_the_report_of_its_attempt(run: Run) -> None:
-    result, told, labels = run(TESTS, Status.PASS, Status.REGRESSED, Status.IMPROVED, plugin=RERUNS)
+    result, report, labels = run(TESTS, Status.PASS, Status.REGRESSED, Status.IMPROVED, plugin=RERUNS)
     assert labels == ["first", "", "first"], "a rerun does not measure again what was red"
-    assert of(told) == [("first", "IMPROVED", False, []), ("", "REGRESSED", True, [])]
+    assert summary(report) == [("first", "IMPROVED", False, []), ("", "REGRESSED", True, [])]
     result.stdout.fnmatch_lines(["*A rerun does not measure again*", "::error *", "ddpperf: 2 of 2 compared:*1 regre*"])
 
 
@@ -165,9 +165,9 @@ def test_in_a_rerun_a_property_stands_once_and_those_of_others_stay(run: Run) ->
 @pytest.mark.parametrize("status", [Status.REGRESSED, None])
 def test_what_is_expected_to_fail_is_reported_as_that(run: Run, status: Status | None) -> None:
     text = TESTS.replace("def", "@pytest.mark.xfail\ndef")
-    result, told, _ = run(text, Status.PASS, status)
+    result, report, _ = run(text, Status.PASS, status)
     result.assert_outcomes(xfailed=1)
-    assert [(each["fails"], each["notes"]) for each in told] == [(False, []), (False, ["expected to fail"])]
+    assert [(each["fails"], each["notes"]) for each in report] == [(False, []), (False, ["expected to fail"])]
     assert "::error" not in result.stdout.str()
     result.stdout.fnmatch_lines(["::warning *", "test_a.py::test_step: expected to fail"])
     assert "**" not in Path("a.md").read_text()
@@ -175,6 +175,6 @@ def test_what_is_expected_to_fail_is_reported_as_that(run: Run, status: Status |
 
 @pytest.mark.parametrize("mark", ["xfail(raises=OSError)", "xfail(False, reason='here')"])
 def test_what_fails_otherwise_than_expected_fails(run: Run, mark: str) -> None:
-    result, told, _ = run(TESTS.replace("def", f"@pytest.mark.{mark}\ndef"), Status.PASS, Status.REGRESSED)
+    result, report, _ = run(TESTS.replace("def", f"@pytest.mark.{mark}\ndef"), Status.PASS, Status.REGRESSED)
     result.assert_outcomes(failed=1)
-    assert of(told) == [("first", "PASS", False, []), ("", "REGRESSED", True, [])]
+    assert summary(report) == [("first", "PASS", False, []), ("", "REGRESSED", True, [])]

@@ -1,10 +1,12 @@
-"""The house's rules: imports go down only, torch stays in rank/ and suite/, and a room that grows is asked to split."""
+"""Rules of the package: imports go down only, torch and pytest stay in few packages, and its size has limits."""
 
 from __future__ import annotations
 
 import ast
+import io
 import subprocess
 import sys
+import tokenize
 from pathlib import Path
 
 import pytest
@@ -13,8 +15,8 @@ import pytest_ddpperf
 
 PACKAGE = Path(__file__).parents[2] / "pytest_ddpperf"
 
-# From the ground up, a storey a room.
-STOREYS = (
+# Each may import those before it only.
+LAYERS = (
     "records",
     "files",
     "git",
@@ -34,16 +36,16 @@ STOREYS = (
     "__main__",
     "suite",
 )
-LEVEL = {room: level for level, room in enumerate(STOREYS)}
+LEVEL = {package: level for level, package in enumerate(LAYERS)}
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
 
 
-def room_of(path: Path) -> str:
+def package_of(path: Path) -> str:
     return path.relative_to(PACKAGE).with_suffix("").parts[0]
 
 
 def imports_of(path: Path) -> set[str]:
-    """Dotted names of all modules a file imports, inside functions and for type checking too."""
+    """Return the names of all modules that a file imports, inside functions and for type checking too."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -54,29 +56,29 @@ def imports_of(path: Path) -> set[str]:
     return names
 
 
-def rooms_imported_by(path: Path) -> set[str]:
+def packages_imported_by(path: Path) -> set[str]:
     parts = [name.split(".") for name in imports_of(path)]
     return {p[1] for p in parts if p[0] == "pytest_ddpperf" and len(p) > 1 and p[1] in LEVEL}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_imports_go_down_only(path: Path) -> None:
-    room = room_of(path)
-    assert room in LEVEL, f"{room} has no storey: give it one"
-    above = {other for other in rooms_imported_by(path) if other != room and LEVEL[other] >= LEVEL[room]}
-    assert not above, f"{room} may not import {', '.join(sorted(above))}"
+    package = package_of(path)
+    assert package in LEVEL, f"{package} has no layer: add it to LAYERS"
+    above = {other for other in packages_imported_by(path) if other != package and LEVEL[other] >= LEVEL[package]}
+    assert not above, f"{package} may not import {', '.join(sorted(above))}"
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_only_two_rooms_import_torch(path: Path) -> None:
-    if room_of(path) not in ("rank", "suite"):
+def test_only_two_packages_import_torch(path: Path) -> None:
+    if package_of(path) not in ("rank", "suite"):
         assert not {name for name in imports_of(path) if name.split(".")[0] == "torch"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_only_three_rooms_know_pytest(path: Path) -> None:
+def test_only_three_packages_import_pytest(path: Path) -> None:
     if "pytest" in {name.split(".")[0] for name in imports_of(path)}:
-        assert room_of(path) in ("options", "plugin", "suite")
+        assert package_of(path) in ("options", "plugin", "suite")
 
 
 @pytest.mark.parametrize("path", sorted(PACKAGE.glob("suite/*.py")), ids=lambda path: path.name)
@@ -93,19 +95,59 @@ def test_a_module_has_at_most_450_lines(path: Path) -> None:
 def test_the_check_sees_an_import_upwards(tmp_path: Path) -> None:
     file = tmp_path / "stats.py"
     file.write_text("def f():\n    from pytest_ddpperf.verdict import judge\n    from pytest_ddpperf import git\n")
-    assert rooms_imported_by(file) == {"verdict", "git"}
+    assert packages_imported_by(file) == {"verdict", "git"}
 
 
-def test_every_room_has_a_storey_and_every_storey_a_room() -> None:
-    rooms = {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"}
+def test_every_package_has_a_layer() -> None:
+    packages = {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"}
     files = {path.stem for path in PACKAGE.glob("*.py") if path.stem != "__init__"}
-    assert rooms | files == set(STOREYS)
+    assert packages | files == set(LAYERS)
 
 
 def test_a_run_without_distributed_tests_imports_the_table_of_options_and_the_hooks_only() -> None:
     code = "import sys, pytest_ddpperf.plugin.hooks; print(*sorted(sys.modules))"
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     found = [name for name in output.split() if name.startswith("pytest_ddpperf")]
-    rooms = ("options", "options.table", "plugin", "plugin.declared", "plugin.hooks", "plugin.items")
-    rooms += ("plugin.outset", "plugin.reporter", "plugin.state")
-    assert found == ["pytest_ddpperf", *(f"pytest_ddpperf.{room}" for room in rooms)]
+    modules = ("options", "options.table", "plugin", "plugin.declared", "plugin.hooks", "plugin.items")
+    modules += ("plugin.outset", "plugin.reporter", "plugin.state")
+    assert found == ["pytest_ddpperf", *(f"pytest_ddpperf.{package}" for package in modules)]
+
+
+# --- size
+
+
+def code_lines(source: str) -> int:
+    """Count the lines with code on them: no blank lines, comments or docstrings."""
+    no_code = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    lines = {line for token in tokens if token.type not in no_code for line in range(token.start[0], token.end[0] + 1)}
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            first = node.body[0] if node.body else None
+            if (
+                isinstance(first, ast.Expr)
+                and isinstance(first.value, ast.Constant)
+                and isinstance(first.value.value, str)
+            ):
+                lines -= set(range(first.lineno, (first.end_lineno or first.lineno) + 1))
+    return len(lines)
+
+
+def test_code_lines_are_lines_with_code() -> None:
+    assert (
+        code_lines('"""Text."""\n\n# why\ndef f():\n    """More\n    text."""\n    return (\n        1\n    )\n') == 4
+    )
+
+
+def test_the_package_has_at_most_17000_code_lines() -> None:
+    assert sum(code_lines(path.read_text()) for path in PACKAGE.rglob("*.py")) <= 17_000
+
+
+def test_the_package_has_at_most_151_modules() -> None:
+    assert len(list(PACKAGE.rglob("*.py"))) <= 151
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_a_function_has_at_most_68_lines(path: Path) -> None:
+    functions = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)]
+    assert [f.name for f in functions if (f.end_lineno or 0) - f.lineno + 1 > 68] == []

@@ -1,4 +1,4 @@
-"""What is known of tests before they run, by collecting some."""
+"""Settings and hooks of tests that are collected, and the timetable of a run."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_pytest_benchmark_is_seen_by_either_name(collect: Collect, monkeypatch: 
 
 
 @pytest.mark.parametrize(
-    ("number", "told"),
+    ("number", "message"),
     [
         (0, ":2: test_typo: @pytest.mark.ddp(wrold_size=...): 4: there is no such argument; there are "),
         (1, ":4: test_value[1]: @pytest.mark.ddp(world_size=...): 'two': whole numbers from 1"),
@@ -148,11 +148,11 @@ def test_pytest_benchmark_is_seen_by_either_name(collect: Collect, monkeypatch: 
         (3, ":11: TestClass.test_method: @pytest.mark.ddp(...): 4: arguments are given by keyword"),
     ],
 )
-def test_a_mistake_is_told_with_its_test_and_place(collect: Collect, number: int, told: str) -> None:
+def test_a_mistake_is_shown_with_its_test_and_place(collect: Collect, number: int, message: str) -> None:
     item = collect(MISTAKES, "--ddp-threshold=p90:5%")[number]
     with pytest.raises(MarkerError) as refused:
         state.settings_of(item)
-    assert with_place(item, refused.value).startswith(f"{item.path.name}{told}")
+    assert with_place(item, refused.value).startswith(f"{item.path.name}{message}")
 
 
 WARNED = """
@@ -168,7 +168,7 @@ def test_warning_filters_are_those_of_pytest_in_its_order(collect: Collect, pyte
     pytester.makeini("[pytest]\nfilterwarnings = default:x.y")
     asked = ["-W", "error:x.y:pytest.PytestWarning:m", "-W", "once"]
     (item,) = collect(WARNED, *asked)
-    item.add_marker(pytest.mark.filterwarnings("ignore::no_such_package.Warning"))  # which pytest itself tells
+    item.add_marker(pytest.mark.filterwarnings("ignore::no_such_package.Warning"))  # which pytest itself reports
     assert warning_filters(item) == (
         "default:x.y:builtins.Warning::0",
         r"error:x\.y:pytest.PytestWarning:m\Z:0",

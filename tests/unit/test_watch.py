@@ -1,4 +1,4 @@
-"""What is told of a wait for another process, where pytest writes and on a terminal."""
+"""Reports of a wait for another process, in pytest's output and on a terminal."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ def test_next():
     pass
 """
 ARGUMENTS = ("-p", "no:randomly", "-p", "no:benchmark", "-p", "no:cacheprovider")
-TOLD = ["waiting for cpu0, held by pid 4321, 10 s", "waiting for cpu0, held by pid 4321, 20 s"]
+REPORTED = ["waiting for cpu0, held by pid 4321, 10 s", "waiting for cpu0, held by pid 4321, 20 s"]
 
 
 @pytest.mark.parametrize(
     ("option", "tests"),
     [("-q", ["..*100%*"]), ("-v", ["test_waits.py::test_waits PASSED*", "test_waits.py::test_next PASSED*"])],
 )
-def test_a_long_wait_is_told_rarely_and_on_lines_of_its_own(
+def test_a_long_wait_is_reported_rarely_and_on_lines_of_its_own(
     pytester: pytest.Pytester, option: str, tests: list[str]
 ) -> None:
     pytester.makepyfile(test_waits=WAITING)
     result = pytester.runpytest_subprocess(*ARGUMENTS, option)
-    result.stdout.fnmatch_lines([*TOLD, *tests])
-    assert [told for told in result.outlines if told.startswith("waiting")] == TOLD
+    result.stdout.fnmatch_lines([*REPORTED, *tests])
+    assert [text for text in result.outlines if text.startswith("waiting")] == REPORTED
     assert "captured" not in result.stdout.str()
 
 
-def test_in_a_worker_of_xdist_nothing_is_told(pytester: pytest.Pytester) -> None:
+def test_in_a_worker_of_xdist_nothing_is_reported(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_waits=WAITING)
     result = pytester.runpytest_subprocess(*ARGUMENTS, "-n1")
     result.assert_outcomes(passed=3)
@@ -59,14 +59,14 @@ def test_in_a_worker_of_xdist_nothing_is_told(pytester: pytest.Pytester) -> None
 def test_a_terminal_shows_a_wait_while_it_lasts(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     pytester.makepyfile(test_waits=WAITING)
     monkeypatch.setenv("TERM", "xterm")
-    status, told = on_terminal(*ARGUMENTS)
+    status, output = on_terminal(*ARGUMENTS)
     assert status == 0
-    assert "\x1b7 waiting for cpu0, held by pid 4321, 25 s\x1b[K\x1b8" in told
-    assert "\x1b7 waiting for the host, held by another process, 1 s\x1b[K\x1b8" in told
-    assert TOLD[0] not in told.splitlines()
+    assert "\x1b7 waiting for cpu0, held by pid 4321, 25 s\x1b[K\x1b8" in output
+    assert "\x1b7 waiting for the host, held by another process, 1 s\x1b[K\x1b8" in output
+    assert REPORTED[0] not in output.splitlines()
 
 
-def test_a_line_that_the_output_has_no_letters_for_is_told_all_the_same(
+def test_a_line_that_the_output_has_no_letters_for_is_reported_all_the_same(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytester.makepyfile(
@@ -87,10 +87,10 @@ def test_a_line_that_the_output_has_no_letters_for_is_told_all_the_same(
         assert any(line.endswith(r"[rank 1] \xe9poque \u2192 1 \udcff") for line in lines)
 
 
-def test_a_dumb_terminal_is_told_a_wait_in_lines(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dumb_terminal_gets_a_wait_in_lines(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     pytester.makepyfile(test_waits=WAITING)
     monkeypatch.setenv("TERM", "dumb")
-    status, told = on_terminal(*ARGUMENTS)
+    status, output = on_terminal(*ARGUMENTS)
     assert status == 0
-    assert "\x1b7" not in told
-    assert [line for line in told.splitlines() if line.startswith("waiting")] == TOLD
+    assert "\x1b7" not in output
+    assert [line for line in output.splitlines() if line.startswith("waiting")] == REPORTED
