@@ -11,14 +11,21 @@ import pytest
 
 from pytest_ddpperf.measuring.measurement import CollectiveResult, Measured, Result
 from pytest_ddpperf.options import MARKER
-from pytest_ddpperf.plugin.gate import Benchmark, Distributed, GateFailed, check_name, check_number, plain_failure
+from pytest_ddpperf.plugin.gate import (
+    BenchmarkFixture,
+    DistributedFixture,
+    GateFailed,
+    check_name,
+    check_number,
+    plain_failure,
+)
 from pytest_ddpperf.records.collective import Collective, collective, in_words
 from pytest_ddpperf.records.errors import DdpPerfError, LaunchError
 from pytest_ddpperf.wire import payload
 from pytest_ddpperf.wire.payload import StaysInPytest
 
 
-class DdpRun(Distributed):
+class DdpRun(DistributedFixture):
     """The `ddp_run` fixture."""
 
     def __init__(self, request: pytest.FixtureRequest, world_size: int) -> None:
@@ -51,7 +58,7 @@ class DdpRun(Distributed):
             watcher.erase()
 
 
-class _OnRanks(Benchmark):
+class _WorldFixture(BenchmarkFixture):
     """Base of the fixtures that measure a process group of the test's world size."""
 
     def __init__(
@@ -70,7 +77,7 @@ class _OnRanks(Benchmark):
         return (f"the marker's world_size={self._world_size} is used, not {asked}",) if ignored else ()
 
 
-class DdpBenchmark(_OnRanks):
+class DdpBenchmark(_WorldFixture):
     """The `ddp_benchmark` fixture."""
 
     _name = "ddp_benchmark"
@@ -94,7 +101,7 @@ class DdpBenchmark(_OnRanks):
         return self._gated(plan, setup, label=label, batch_size=batch_size, gate=gate)
 
 
-class CollectiveBenchmark(_OnRanks):
+class CollectiveBenchmark(_WorldFixture):
     """The `collective_benchmark` fixture."""
 
     _name = "collective_benchmark"
@@ -173,7 +180,7 @@ class CollectiveBenchmark(_OnRanks):
         return asked
 
 
-class RpcBenchmark(Benchmark):
+class RpcBenchmark(BenchmarkFixture):
     """The `rpc_benchmark` fixture."""
 
     _name = "rpc_benchmark"

@@ -17,8 +17,8 @@ from pytest_ddpperf.measuring.measurement import Job, Measured, Result
 from pytest_ddpperf.options import Settings
 from pytest_ddpperf.plugin import state
 from pytest_ddpperf.plugin.items import accept_command, module_of, name_of, nodeid_of, warning_filters, with_place
-from pytest_ddpperf.plugin.outset import own_options
 from pytest_ddpperf.plugin.running import state_of
+from pytest_ddpperf.plugin.snapshot import own_options
 from pytest_ddpperf.plugin.state import Run
 from pytest_ddpperf.plugin.watch import Watcher
 from pytest_ddpperf.records import Plan, RankOutput, TestId
@@ -49,7 +49,7 @@ def plain_failure(text: str) -> Failed:
     return Failed(text, pytrace=False)
 
 
-class Distributed:
+class DistributedFixture:
     """Base of all fixtures: the test, its settings, its place."""
 
     def __init__(self, request: pytest.FixtureRequest) -> None:
@@ -119,7 +119,7 @@ def merge_outputs(texts: Iterable[str]) -> str:
     return shown
 
 
-class Benchmark(Distributed):
+class BenchmarkFixture(DistributedFixture):
     """Base of the fixtures that measure: from a plan and set-up functions to a verdict."""
 
     _name: str  # of the fixture

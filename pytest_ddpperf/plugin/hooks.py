@@ -14,8 +14,8 @@ import pytest
 from pytest_ddpperf import options
 from pytest_ddpperf.plugin import declared, state
 from pytest_ddpperf.plugin.items import WORLD_SIZE, is_distributed, measures
-from pytest_ddpperf.plugin.outset import OUTSET, Outset, traces_one_side
 from pytest_ddpperf.plugin.reporter import Reporter, ResultListener
+from pytest_ddpperf.plugin.snapshot import SNAPSHOT, take_snapshot, traces_one_side
 from pytest_ddpperf.plugin.state import RUN, Run
 
 _LISTENER = "ddpperf-results"
@@ -27,7 +27,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None, None, None]:
-    early_config.stash[OUTSET] = Outset.of(early_config)
+    early_config.stash[SNAPSHOT] = take_snapshot(early_config)
     yield
 
 
@@ -81,7 +81,7 @@ def _check(config: pytest.Config, run: Run) -> None:
     for refused, option, reason in refusals:
         if refused and option:
             raise pytest.UsageError(f"{option} with {workers} xdist workers: {reason}; add -n 0")
-    if settings.comparison_option and traces_one_side(run.outset):
+    if settings.comparison_option and traces_one_side(run.snapshot):
         option = settings.comparison_option
         raise pytest.UsageError(f"{option} with --cov that traces ranks, but of one side only: add --no-cov")
 

@@ -18,7 +18,7 @@ from pytest_ddpperf import __version__, options
 from pytest_ddpperf.launch.request import inherited
 from pytest_ddpperf.options import Settings
 from pytest_ddpperf.plugin.items import conftests, named_tests
-from pytest_ddpperf.plugin.outset import outset_of
+from pytest_ddpperf.plugin.snapshot import snapshot_of
 from pytest_ddpperf.plugin.state import Run
 from pytest_ddpperf.records import Scalar, codec
 from pytest_ddpperf.records.errors import DdpPerfError, NodesError
@@ -85,9 +85,9 @@ def invocation(
 
 
 def _of_run(run: Run, kept: tuple[str, ...]) -> Invocation:
-    outset = run.outset
-    environ = outset.environ if run.fleet is None else inherited(outset.environ)  # which would lead, too
-    found = invocation(run.config, kept, environ=environ, sys_path=outset.sys_path)
+    snapshot = run.snapshot
+    environ = snapshot.environ if run.fleet is None else inherited(snapshot.environ)  # which would lead, too
+    found = invocation(run.config, kept, environ=environ, sys_path=snapshot.sys_path)
     return replace(found, arguments=(*found.arguments, *seed(run.config)))
 
 
@@ -187,9 +187,9 @@ def _follow(config: pytest.Config, found: Role) -> int:
 
         place = {"node": found.node, "nodes": found.nodes, "interface": interface}
         here = one_tree(config.rootpath)
-        outset = outset_of(config)
-        environ = inherited(outset.environ)
-        asked = invocation(config, (), environ=environ, sys_path=outset.sys_path)
+        snapshot = snapshot_of(config)
+        environ = inherited(snapshot.environ)
+        asked = invocation(config, (), environ=environ, sys_path=snapshot.sys_path)
 
         def kept_here(kept: Sequence[str]) -> tuple[str, ...]:
             return (*(os.path.join(here.hand, path) for path in kept), PLUGIN)
@@ -199,7 +199,7 @@ def _follow(config: pytest.Config, found: Role) -> int:
             led = Led(f"node {found.node}", sys.executable, of_led, config.invocation_params.dir)
             led.send(
                 {
-                    "sys_path": boot.search_path(outset.sys_path),
+                    "sys_path": boot.search_path(snapshot.sys_path),
                     "trees": codec.encode(replace(here, kept=kept_here(kept) if kept else ())),
                     "arguments": [*asked.arguments_in(here), *further, *_apart(config, settings, Path(folder))],
                     "argv": sys.argv,

@@ -12,7 +12,7 @@ import pytest
 
 from pytest_ddpperf import options
 from pytest_ddpperf.plugin.items import RPC, WORLD_SIZE, measures, modules_by_name, uses, with_place, world_sizes
-from pytest_ddpperf.plugin.outset import outset_of, traces_one_side
+from pytest_ddpperf.plugin.snapshot import snapshot_of, traces_one_side
 
 if TYPE_CHECKING:
     from pytest_ddpperf.measuring.confirm import SideOf
@@ -66,7 +66,7 @@ class Run:
         self.deselected: set[str] = set()  # node ids
         self.failed: set[str] = set()  # node ids of tests, and of what could not be collected
         self.timetable = Timetable()
-        self.outset = outset_of(config)
+        self.snapshot = snapshot_of(config)
         self.fleet: Fleet | None = None  # the other nodes, if this pytest leads them
         self.pytest_session: pytest.Session | None = None
         self._base: BaseSide | None = None
@@ -111,7 +111,7 @@ class Run:
             return ""
         if self.fleet is not None:
             return "not in a run over several nodes"
-        if traces_one_side(self.outset):
+        if traces_one_side(self.snapshot):
             return "not with --cov that traces ranks: add --no-cov"
         return "not under xdist: add -n 0" if self.worker else self._side_of
 

@@ -109,7 +109,7 @@ def test_a_run_without_distributed_tests_imports_the_table_of_options_and_the_ho
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     found = [name for name in output.split() if name.startswith("pytest_ddpperf")]
     modules = ("options", "options.table", "plugin", "plugin.declared", "plugin.hooks", "plugin.items")
-    modules += ("plugin.outset", "plugin.reporter", "plugin.state")
+    modules += ("plugin.reporter", "plugin.snapshot", "plugin.state")
     assert found == ["pytest_ddpperf", *(f"pytest_ddpperf.{package}" for package in modules)]
 
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from pytest_ddpperf.plugin.outset import OUTSET, holds_secret, own_options
+from pytest_ddpperf.plugin.snapshot import SNAPSHOT, holds_secret, own_options
 from pytest_ddpperf.plugin.state import RUN
 
 CONFTEST = """
@@ -48,17 +48,17 @@ def test_own_options_are_those_of_conftests_that_are_plain_and_no_secret(config:
 
 
 def test_a_run_began_before_its_conftests(config: pytest.Config) -> None:
-    outset = config.stash[RUN].outset
-    assert outset is config.stash[OUTSET]
-    assert "SET_BY_A_CONFTEST" not in outset.environ
-    assert "/added/by/a/conftest" not in outset.sys_path
+    snapshot = config.stash[RUN].snapshot
+    assert snapshot is config.stash[SNAPSHOT]
+    assert "SET_BY_A_CONFTEST" not in snapshot.environ
+    assert "/added/by/a/conftest" not in snapshot.sys_path
 
 
 @pytest.mark.parametrize("variable", ["COVERAGE_PROCESS_CONFIG", "COV_CORE_DATAFILE"])
 def test_ranks_that_are_traced_are_not_compared_with_those_of_another_version(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, variable: str
 ) -> None:
-    """As pytest-cov does, which a pytest that is led is not told of."""
+    """As pytest-cov does, of which a remote pytest does not know."""
     monkeypatch.setenv(variable, "")
     configured = pytester.parseconfigure().stash[RUN]
     assert callable(configured._confirms())
