@@ -1,4 +1,4 @@
-"""Command line + ini + marker -> one frozen Settings -> a Plan: the table of settings, parsers, reading.
+"""Command line, ini file and marker -> one frozen Settings -> a Plan.
 
 Every pytest run imports the table; what reads settings is imported where some were given, or a test needs them.
 """
@@ -19,11 +19,10 @@ if TYPE_CHECKING:
     from pytest_ddpperf.options.settings import read as read
     from pytest_ddpperf.options.settings import where as where
     from pytest_ddpperf.options.settings import with_markers as with_markers
-    from pytest_ddpperf.options.settings import without_pytest as without_pytest
 
 
 def __getattr__(name: str) -> Any:
-    if name not in ("Settings", "launches", "plan", "read", "where", "with_markers", "without_pytest"):
+    if name not in ("Settings", "launches", "plan", "read", "where", "with_markers"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from pytest_ddpperf.options import settings
 

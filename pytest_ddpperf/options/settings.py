@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -82,58 +82,48 @@ class Settings:
 
 
 _FILES = ("json_path", "markdown_path", "html_path")  # that are written when the run ends
+_FOLDERS = ("baseline_dir", "history_dir", "suite_plots")
 _COMPARISONS = ("against", "against_python", "against_env", "against_option")
 
 
 def read(config: pytest.Config) -> Settings:
     """Return the settings of a run; raises OptionError."""
-    values, sources = _values(lambda row: _written(config, row))
-    here = config.invocation_params.dir
-    for folder in ("baseline_dir", "history_dir"):
-        if values[folder] is not None:
-            anchor = here if sources[folder] == "command line" else config.rootpath
-            values[folder] = Path(os.path.abspath(anchor / values[folder]))
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
     for row in ROWS:
-        if row.field in _FILES and values[row.field] is not None:
-            values[row.field] = Path(os.path.abspath(here / values[row.field]))
-            if os.path.isdir(values[row.field]):  # whatever is wrong with a path else, its report will tell
-                raise OptionError(row.option, str(values[row.field]), "is a folder: name the file to write")
-    if values["suite_plots"] is not None:
-        values["suite_plots"] = Path(os.path.abspath(here / values["suite_plots"]))
-        if os.path.isfile(values["suite_plots"]):
-            raise OptionError("--ddp-suite-plots", str(values["suite_plots"]), "is a file: name a folder for figures")
+        value, sources[row.field] = _written(config, row)
+        values[row.field] = None if value is None else _parsed(row, value, sources[row.field])
+    if sources["limits"] == "default":  # dropped if the asked steps and launches cannot support them
+        values["limits"] = tuple(replace(limit, default=True) for limit in values["limits"])
+    if values["baseline_missing"] == "auto":
+        values["baseline_missing"] = "fail" if os.environ.get("CI") else "warn"
+    _resolve_paths(config, values, sources)
     settings = Settings(**values, sources=sources)
+    _check_saving(settings)
+    _check_comparison(settings)
+    return _checked(settings)
+
+
+def _resolve_paths(config: pytest.Config, values: dict[str, Any], sources: Mapping[str, str]) -> None:
+    """Make paths absolute: those of the command line relative to the current directory, others to rootdir."""
+    for field in (*_FILES, *_FOLDERS):
+        if values[field] is None:
+            continue
+        anchor = config.invocation_params.dir if sources[field] == "command line" else config.rootpath
+        values[field] = path = Path(os.path.abspath(anchor / values[field]))
+        row = next(row for row in ROWS if row.field == field)
+        if field in _FILES and path.is_dir():  # other problems of a path are noted when it is written
+            raise OptionError(row.option, str(path), "is a folder: name the file to write")
+        if field == "suite_plots" and path.is_file():
+            raise OptionError(row.option, str(path), "is a file: name a folder for figures")
+
+
+def _check_saving(settings: Settings) -> None:
     if settings.save_baseline and settings.extend_baseline:
         allowed = "the one replaces a baseline, the other adds to it: leave out one"
         raise OptionError("--ddp-save-baseline", "--ddp-extend-baseline", allowed)
     if settings.records and settings.disable:
         raise OptionError(settings.records, "--ddp-disable", "a disabled run has nothing to save: leave out one")
-    _check_comparison(settings)
-    return _checked(settings)
-
-
-def without_pytest(**asked: str) -> Settings:
-    """Return the settings of a run with the options `asked`, by field, and no ini file; raises OptionError."""
-    values, sources = _values(
-        lambda row: (asked[row.field], "command line") if row.field in asked else (row.default, "default")
-    )
-    values["baseline_dir"] = Path(os.path.abspath(values["baseline_dir"]))
-    return _checked(Settings(**values, sources=sources))
-
-
-def _values(written: Callable[[Row], tuple[object, str]]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return all settings and their sources, by field. `written` returns a row's value as given and its source."""
-    values: dict[str, Any] = {}
-    sources: dict[str, str] = {}
-    for row in ROWS:
-        value, source = written(row)
-        values[row.field] = None if value is None else _parsed(row, value, source)
-        sources[row.field] = source
-    if sources["limits"] == "default":
-        values["limits"] = _by_default(values["limits"])
-    if values["baseline_missing"] == "auto":
-        values["baseline_missing"] = "fail" if os.environ.get("CI") else "warn"
-    return values, sources
 
 
 def _check_comparison(settings: Settings) -> None:
@@ -180,7 +170,7 @@ def _as_written(value: object) -> object:
 
 
 def _from_ini(config: pytest.Config, key: str) -> object:
-    import pytest  # not above: the command line of reports goes without it
+    import pytest  # not above: `ddpperf` reads limits without it
 
     try:
         return config.getini(key)
@@ -219,11 +209,6 @@ def _marked(settings: Settings, marks: Iterable[pytest.Mark]) -> Settings:
     values = {row.field: _parsed(row, given[row.argument], MARKER) for row in rows}
     sources = {**settings.sources, **dict.fromkeys(values, MARKER)}
     return replace(settings, **values, sources=sources) if values else settings
-
-
-def _by_default(limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
-    """Mark limits as default ones: they are dropped if the asked steps and launches cannot support them."""
-    return tuple(replace(limit, default=True) for limit in limits)
 
 
 def _checked(settings: Settings) -> Settings:

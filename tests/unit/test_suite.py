@@ -19,6 +19,7 @@ from pytest_ddpperf.suite.test_data_parallel import exposed
 from pytest_ddpperf.suite.test_rpc import _row
 from pytest_ddpperf.suite.workloads import SIZES, Size, SweepRow, share_of, tokens_of
 from pytest_ddpperf.suite.wrappers import ddps_buckets
+from tests.unit.test_machine import settings as run_settings
 
 TINY = SIZES["tiny"]
 
@@ -48,7 +49,7 @@ def rows(config: Any, fixture: str) -> list[Any]:
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 6, 8, 12, 16])
 def test_every_row_has_its_place(monkeypatch: pytest.MonkeyPatch, nodes: int, ranks: int) -> None:
     config = configured(monkeypatch, nodes=nodes, ddp_world_size=[str(ranks)])
-    of_run = options.without_pytest(world_sizes=str(ranks))
+    of_run = run_settings(world_sizes=(ranks,))
     for row in rows(config, "scaled_ranks") + rows(config, "sweep_row"):
         settings = options.with_markers(of_run, [mark.mark for mark in row.marks])
         assert nodes_for(settings, of_run, settings.world_sizes[0], nodes) == settings.nodes  # or it raised
@@ -124,7 +125,7 @@ def test_a_size_sets_what_the_run_leaves_open(
     config = configured(monkeypatch, ddp_suite_size="tiny", **asked)
     settings = conftest._open_settings(config)
     assert settings.keys() == expected
-    of_run = options.without_pytest(**{name.removeprefix("ddp_"): str(value) for name, value in asked.items()})
+    of_run = run_settings("default", **{name.removeprefix("ddp_"): value for name, value in asked.items()})
     options.with_markers(of_run, [pytest.mark.ddp(**settings).mark])  # or it raised
 
 
