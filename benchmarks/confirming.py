@@ -139,13 +139,13 @@ class Project:
     def compared(self, session: Saved, kind: str) -> Iterator[Row]:
         """What came of each model."""
         self._slower(kind)
-        told, times = self._folder / "run.json", self._folder / "run.xml"
+        reported, times = self._folder / "run.json", self._folder / "run.xml"
         age = session.age
-        self._pytest(f"--ddp-baseline-dir={session.folder}", f"--ddp-json={told}", f"--junitxml={times}")
+        self._pytest(f"--ddp-baseline-dir={session.folder}", f"--ddp-json={reported}", f"--junitxml={times}")
         seconds = {
             case.get("name"): float(case.get("time", "nan")) for case in ElementTree.parse(times).iter("testcase")
         }
-        for measured in json.loads(told.read_text())["measurements"]:
+        for measured in json.loads(reported.read_text())["measurements"]:
             name, verdict, stored = measured["test"]["name"], measured["verdict"], measured["stored"]
             yield {
                 "model": name.partition("[")[2].rstrip("]"),

@@ -41,15 +41,15 @@ def main() -> int:
         for machine, kind in product(("quiet", "neighbour"), ("unchanged", "slower")):
             cell = [row for row in rows if (row["mode"], row["machine"], row["kind"]) == (mode, machine, kind)]
             for glances in (False, True) if cell else ():
-                lines.append([mode, machine, kind, str(len(cell)), *told(cell, glances=glances)])
+                lines.append([mode, machine, kind, str(len(cell)), *reported(cell, glances=glances)])
         cell = [row for row in rows if row["mode"] == mode]
         for glances in (False, True):
-            lines.append([mode, "both", "both", str(len(cell)), *told(cell, glances=glances)])
+            lines.append([mode, "both", "both", str(len(cell)), *reported(cell, glances=glances)])
     print(table(lines))
     return 0
 
 
-def told(cell: list[Row], *, glances: bool) -> list[str]:
+def reported(cell: list[Row], *, glances: bool) -> list[str]:
     """Mean pairs, median seconds with quartiles, and how often which status."""
     ends = [ended(row, glances=glances) for row in cell]
     pairs = [pairs for _, pairs in ends]

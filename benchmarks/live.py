@@ -41,7 +41,7 @@ from neighbour import neighbour
 from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.launch import Launcher, Nobody
 from pytest_ddpperf.measuring import measurement as benchmark
-from pytest_ddpperf.measuring.baseline_side import Held
+from pytest_ddpperf.measuring.baseline_side import PausedSide
 from pytest_ddpperf.measuring.judging import follow, schedule
 from pytest_ddpperf.measuring.launches import Launches
 from pytest_ddpperf.options import plan
@@ -188,10 +188,10 @@ class Live:
             launches.take(many)
             steps = [launch.step_seconds for launch in launches.taken]
             ended = [
-                judged(steps, before[-held:], rule, LOOKS[:number])[1]
+                judged(steps, before[-paused:], rule, LOOKS[:number])[1]
                 for rule in RULES.values()
-                for held in SESSIONS
-                if len(before) >= held
+                for paused in SESSIONS
+                if len(before) >= paused
             ]
             if kind == "unchanged":
                 ended.append(not coarse(measurement(steps), limits(STORED)))
@@ -270,7 +270,7 @@ class Other:
     def measure(self, observer: Any, steps: int | None) -> LaunchSamples:
         return self._launcher.measure(self._plan if steps is None else self._plan.exactly(steps), self._setup, observer)
 
-    def hold(self, observer: Any, steps: int | None) -> AbstractContextManager[Held]:
+    def hold(self, observer: Any, steps: int | None) -> AbstractContextManager[PausedSide]:
         return self._launcher.hold(self._plan if steps is None else self._plan.exactly(steps), self._setup, observer)
 
     def done(self) -> None:
@@ -296,7 +296,7 @@ def judged(now: Steps, before: Sequence[Steps], rule: Rule, looks: Sequence[int]
     return follow(looks, judge, final=looks[-1] == LOOKS[-1])
 
 
-def told(now: Steps, before: Sequence[Steps], rule: Rule) -> tuple[Verdict, int]:
+def reported(now: Steps, before: Sequence[Steps], rule: Rule) -> tuple[Verdict, int]:
     """The verdict, and after how many launches it was there."""
     for number in range(1, len(LOOKS) + 1):
         verdict, ended = judged(now, before, rule, LOOKS[:number])
@@ -358,12 +358,12 @@ def outcomes(rows: Sequence[Row]) -> Iterator[Told]:
             yield Told((mode, *where), row["status"], row["seconds"], row["resolution"])
             continue
         before = [steps_of(other) for other in sessions(rows, row["machine"], row["model"], row["began"])]
-        for held, (name, rule) in product(SESSIONS, RULES.items()):
-            if len(before) < held:
+        for paused, (name, rule) in product(SESSIONS, RULES.items()):
+            if len(before) < paused:
                 continue
-            verdict, launches = told(steps_of(row), before[-held:], rule)
+            verdict, launches = reported(steps_of(row), before[-paused:], rule)
             seconds = sum(row["seconds"][:launches])
-            mode = ", ".join(filter(None, ("stored", f"{held} session{'s' * (held > 1)}", name)))
+            mode = ", ".join(filter(None, ("stored", f"{paused} session{'s' * (paused > 1)}", name)))
             yield Told((mode, *where), str(verdict), seconds, verdict.comparisons[0].resolution)
 
 

@@ -37,7 +37,7 @@ from pytest_ddpperf.remote import handshake
 from pytest_ddpperf.remote.checkout import one_tree
 from pytest_ddpperf.remote.node import CLOCK, Node
 from pytest_ddpperf.remote.node_launch import Side
-from pytest_ddpperf.remote.nodes import about_itself
+from pytest_ddpperf.remote.nodes import describe_node
 from pytest_ddpperf.report import terminal
 from pytest_ddpperf.verdict import judge_times
 from pytest_ddpperf.wire.channels import Lines
@@ -69,8 +69,8 @@ def window(rank: int, steps: int) -> str:
 
 def play(number: int, port: int, steps: int) -> None:
     """One node, until its connection ends."""
-    lines = handshake.come_in("127.0.0.1", port, KEY, number)
-    lines.send(about_itself())
+    lines = handshake.connect_to_leader("127.0.0.1", port, KEY, number)
+    lines.send(describe_node())
     while (messages := lines.receive()) is not None:
         for message in messages:
             answer(lines, number - 1, message, steps)
@@ -110,7 +110,7 @@ def one(nodes: int, ranks_per_node: int, steps: int, launches: int) -> dict[str,
     members = []
     for number, lines in sorted(came.items()):
         count(lines, heard)
-        member = Node(number, lines, 60.0).hand
+        member = Node(number, lines, 60.0).current
         member.node = number - 1
         members.append(member)
     hosts = [f"host{node}" for node in range(nodes)]
@@ -123,7 +123,7 @@ def one(nodes: int, ranks_per_node: int, steps: int, launches: int) -> dict[str,
         before, memory = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         heard.update(messages=0, bytes=0)
         taken = [launcher.lead(plan, side, Nobody(), trees, os.environ) for _ in range(launches)]
-        led = time.process_time()
+        remote_pytest = time.process_time()
         where = environment(taken[0].facts, plan, batch_size=None)
         made = measurement(taken, where)
         judgement = judge_times(made, [made], (Limit(metric="p50", value=0.1, unit="%"),), level=0.05)
@@ -139,10 +139,10 @@ def one(nodes: int, ranks_per_node: int, steps: int, launches: int) -> dict[str,
             measurement=made,
             phases=tuple(launch.phases for launch in taken),
         )
-        told = list(terminal.table([outcome], verbosity=1))
+        reported = list(terminal.table([outcome], verbosity=1))
         text = json.dumps(codec.encode(outcome))
         reported = time.process_time()
-        assert min(len(told), len(text)) > world_size
+        assert min(len(reported), len(text)) > world_size
     finally:
         launcher.close()
         for lines in came.values():
@@ -152,8 +152,8 @@ def one(nodes: int, ranks_per_node: int, steps: int, launches: int) -> dict[str,
         "ranks": world_size,
         "messages": heard["messages"] / launches,
         "MB in": heard["bytes"] / launches / 1e6,
-        "lead": (led - before) / launches,
-        "judge": judged - led,
+        "lead": (remote_pytest - before) / launches,
+        "judge": judged - remote_pytest,
         "report": reported - judged,
         "MB": (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory) / 1e3,
     }
@@ -197,8 +197,8 @@ def main() -> None:
     times = many["ranks"] / few["ranks"]
     grows = {name: many[name] / few[name] / times for name in ("messages", "MB in", "lead", "report", "MB")}
     where = f"a rank on {NODES[-1]} nodes as on {NODES[1]}"
-    held = [(f"{name}: {grown:.2g} times as much {where}", grown <= MOST_A_RANK) for name, grown in grows.items()]
-    sys.exit(verdict(held))
+    paused = [(f"{name}: {grown:.2g} times as much {where}", grown <= MOST_A_RANK) for name, grown in grows.items()]
+    sys.exit(verdict(paused))
 
 
 if __name__ == "__main__":

@@ -53,8 +53,8 @@ def main() -> int:
         page = Path(name, "page.html")
         for what, number, read, command in _commands(Path(name), asked):
             wall, cpu = zip(*_timed([*command, str(page)], asked.rounds, what), strict=True)
-            held = page.stat().st_size
-            size = f"{held / 1e6:.2f} MB"
+            paused = page.stat().st_size
+            size = f"{paused / 1e6:.2f} MB"
             rows.append(
                 (
                     what,
@@ -62,12 +62,12 @@ def main() -> int:
                     spread(cpu, "s"),
                     spread(wall, "s"),
                     size,
-                    f"{held / 1e3 / number:.0f} kB",
+                    f"{paused / 1e3 / number:.0f} kB",
                 )
             )
             if not asked.history:
                 promises.append((f"{what}: at most {MOST_SECONDS:g} s of CPU time", median(cpu) <= MOST_SECONDS))
-            promises.append((f"{what}: at most {MOST_BYTES / 1e6:g} MB", held <= MOST_BYTES))
+            promises.append((f"{what}: at most {MOST_BYTES / 1e6:g} MB", paused <= MOST_BYTES))
     print(table(rows))
     return verdict(promises)
 
@@ -91,8 +91,8 @@ def _timed(command: Sequence[str], rounds: int, what: str) -> list[tuple[float, 
     """Seconds of a wall's clock and of a CPU's, a round each."""
     taken = []
     for number in range(rounds):
-        told = subprocess.run([sys.executable, "-c", COMMAND, *command], capture_output=True, text=True, check=True)
-        wall, cpu = map(float, told.stdout.split())
+        reported = subprocess.run([sys.executable, "-c", COMMAND, *command], capture_output=True, text=True, check=True)
+        wall, cpu = map(float, reported.stdout.split())
         taken.append((wall, cpu))
         progress(number + 1, rounds, what)
     return taken

@@ -47,8 +47,8 @@ def with_thread(ctx: Any) -> Any:
 
 
 def with_destructor(ctx: Any) -> Any:
-    held, step = SlowToDie(), setup(ctx)
-    return lambda: (step(), held)
+    paused, step = SlowToDie(), setup(ctx)
+    return lambda: (step(), paused)
 
 
 def with_clean_up(ctx: Any) -> Any:

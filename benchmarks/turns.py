@@ -115,15 +115,15 @@ class Pair:
         }
 
     def _stretches(self, steps: int | None) -> list[LaunchSamples]:
-        held = {}
+        paused = {}
         with ExitStack() as alive:
             alive.enter_context(self._launchers[0].alone(self._plan, Nobody()))
             for side in self._source.sample((0, 1), 2):
                 asked = self._plan if steps is None else self._plan.exactly(steps)
-                held[side] = alive.enter_context(self._launchers[side].hold(asked, self._setups[side], Nobody()))
-                steps = held[side].steps
-            in_turns((held[0], held[1]), self._source)
-            return [held[side].deliver() for side in (0, 1)]
+                paused[side] = alive.enter_context(self._launchers[side].hold(asked, self._setups[side], Nobody()))
+                steps = paused[side].steps
+            in_turns((paused[0], paused[1]), self._source)
+            return [paused[side].deliver() for side in (0, 1)]
 
     def _apart(self) -> list[LaunchSamples]:
         steps, launched = None, {}

@@ -148,8 +148,8 @@ def why_unknown(path: Path) -> str:
         _described(path)
         _committed(path)
     except GitError as error:
-        told = " ".join(str(error).split())
-        return "" if "not a git repository" in told else told
+        reported = " ".join(str(error).split())
+        return "" if "not a git repository" in reported else reported
     return "git could not say when the run began, and can now"
 
 

@@ -120,7 +120,7 @@ def against_baseline(
         for k, session in enumerate(found, 1)
     )
     measured = measurement(now)
-    told = outcome(
+    reported = outcome(
         name,
         now,
         judge(measured, found, limits),
@@ -130,9 +130,9 @@ def against_baseline(
         limits=tuple(limits),
         **kwargs,
     )
-    baseline = Baseline(test=told.test, sessions=recordings)
+    baseline = Baseline(test=reported.test, sessions=recordings)
     command = f"pytest 'tests/perf/test_step.py::{name}' --ddp-world-size 2 --ddp-save-baseline"
-    return failure.explained(told, baseline=baseline, accept_command=command)
+    return failure.explained(reported, baseline=baseline, accept_command=command)
 
 
 def in_turns(name: str, now: Drawn, base: Drawn, *, stretches: bool = True, **kwargs: Any) -> Outcome:
@@ -150,15 +150,15 @@ def in_turns(name: str, now: Drawn, base: Drawn, *, stretches: bool = True, **kw
         imported=12,
         differing=("src/net.py",),
     )
-    told = outcome(name, now, verdict, measured, baseline_side=beside, **kwargs)
-    baseline = Baseline(test=told.test, sessions=(Recording(measurement=other, commit=_VERSION.commit),))
-    return failure.explained(told, baseline=baseline, accept_command="pytest --ddp-save-baseline")
+    reported = outcome(name, now, verdict, measured, baseline_side=beside, **kwargs)
+    baseline = Baseline(test=reported.test, sessions=(Recording(measurement=other, commit=_VERSION.commit),))
+    return failure.explained(reported, baseline=baseline, accept_command="pytest --ddp-save-baseline")
 
 
 def without_baseline(name: str, now: Drawn) -> Outcome:
     measured = measurement(now)
-    told = outcome(name, now, judge(measured, [], LIMITS), measured, baseline_path=f"baselines/cpu/{name}.json")
-    return failure.explained(told, baseline=None, accept_command="pytest --ddp-save-baseline")
+    reported = outcome(name, now, judge(measured, [], LIMITS), measured, baseline_path=f"baselines/cpu/{name}.json")
+    return failure.explained(reported, baseline=None, accept_command="pytest --ddp-save-baseline")
 
 
 def failed(name: str) -> Outcome:

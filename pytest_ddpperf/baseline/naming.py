@@ -53,8 +53,8 @@ def environment(facts: Mapping[str, Scalar], plan: Plan, *, batch_size: int | No
         "collective": str(plan.collective or ""),
     }
     one_host: dict[str, Scalar] = {"nodes": 1, "devices_per_node": plan.world_size}
-    told = {**one_host, **facts, **asked}
-    known = {name: value for name, value in told.items() if value is not None and value != ""}
+    reported = {**one_host, **facts, **asked}
+    known = {name: value for name, value in reported.items() if value is not None and value != ""}
     memory = known.get("device_memory_gib")
     if isinstance(memory, float):
         known["device_memory_gib"] = round(memory)

@@ -54,10 +54,10 @@ def _print(lines: Iterable[str], stream: TextIO | None) -> None:
     """Who reads them may have seen enough (`| head`), or have closed the stream: that ends nothing else."""
     if stream is None:
         return
-    told = "".join(f"{text.printable(line)}\n" for line in lines)
+    reported = "".join(f"{text.printable(line)}\n" for line in lines)
     encoding = stream.encoding or "utf-8"
     try:
-        print(told.encode(encoding, "backslashreplace").decode(encoding), end="", file=stream, flush=True)
+        print(reported.encode(encoding, "backslashreplace").decode(encoding), end="", file=stream, flush=True)
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # so that Python can flush it at exit
         if not isinstance(error, BrokenPipeError) and stream is sys.stdout:

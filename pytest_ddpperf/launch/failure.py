@@ -61,7 +61,7 @@ _FRAME = re.compile(r'^  File "([^"]+)"', re.MULTILINE)
 # Locks and queues are waited for in Python: who does so is the frame above.
 _LOCKS = ("/threading.py", "/queue.py")
 # The phase of those who only serve, as `Board.describe` has it, and where torch runs what they are called for.
-SERVING = "serving"
+LEADER = "serving"
 _HANDLER = "/torch/distributed/rpc/internal.py"
 
 
@@ -69,7 +69,7 @@ def waits_for_others(phase: str, stacks: str) -> bool:
     """Judge by its stacks whether a rank that hung most likely waits for the one at fault.
 
     Its main thread is in torch or in this package or, if it only serves, all its handlers are in torch."""
-    if phase == SERVING:
+    if phase == LEADER:
         return all(map(_waits, _handlers(stacks)))
     threads = stacks.split("\n\n")
     return _waits(next((thread for thread in threads if thread.startswith("Current thread")), threads[-1]))
@@ -123,7 +123,7 @@ class Diagnosis:
 
     def notes_on_clean_up(self, ranks: Sequence[Peer]) -> list[str]:
         """Return notes on ranks that delivered their results and whose clean-up does not end."""
-        timed = [rank for rank in ranks if self._board.phase(rank.number) is not Phase.SERVING]
+        timed = [rank for rank in ranks if self._board.phase(rank.number) is not Phase.LEADER]
         return [f"{self._plan.name(rank.number)}'s clean-up {self._late()}; it was killed" for rank in timed]
 
     def _late(self) -> str:
@@ -143,7 +143,7 @@ class Diagnosis:
 
     def _error_of_hanging(self, rank: Peer, phase: str, when: float, late: str) -> RankError:
         written = self._raw_stacks(rank)
-        if phase == SERVING and not handles_a_call(written):
+        if phase == LEADER and not handles_a_call(written):
             return self.error(rank, when=math.inf, phase=phase, summary="was waiting for calls")
         return self.error(
             rank,

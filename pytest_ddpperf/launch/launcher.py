@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from pytest_ddpperf.launch import locks, request
 from pytest_ddpperf.launch.collect import collected
-from pytest_ddpperf.launch.local_share import Leader, PartLaunch
+from pytest_ddpperf.launch.local_share import Leader, LocalShareLaunch
 from pytest_ddpperf.launch.output import Nobody, Observer
 from pytest_ddpperf.launch.paused import PausableLaunch, PausedLaunch, dropping
 from pytest_ddpperf.launch.placement import interconnect, place, visible_gpus
@@ -56,7 +56,7 @@ class Launcher:
         self._nodes = nodes
         self._rpc = rpc
         self._trees = trees
-        self._server = RankServer(trees if trees is not None and trees.base != trees.hand else None, folder)
+        self._server = RankServer(trees if trees is not None and trees.base != trees.current else None, folder)
         self._facts: dict[str, Scalar] | None = None
         self._visible: str | None = None  # of accelerators, by CUDA, when facts were asked for
 
@@ -128,7 +128,7 @@ class Launcher:
 
     def _take_part(self, plan: Plan, part: Part, data: bytes, observer: Observer, leader: Leader) -> None:
         self._ensure(plan)
-        with PartLaunch(self._server, self._request(plan, part, data), observer) as launch:
+        with LocalShareLaunch(self._server, self._request(plan, part, data), observer) as launch:
             launch.serve(leader)
 
     @contextmanager

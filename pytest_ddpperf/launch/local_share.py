@@ -7,7 +7,7 @@ import socket
 from dataclasses import asdict
 from typing import Any, Protocol
 
-from pytest_ddpperf.launch.remote_ranks import Nowhere
+from pytest_ddpperf.launch.remote_ranks import NoRemoteRanks
 from pytest_ddpperf.launch.run import TICK_SECONDS, Launch
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.wire.channels import Message
@@ -25,14 +25,14 @@ class Leader(Protocol):
     def say(self, event: str, **fields: Any) -> None: ...
 
 
-class _Channel(Nowhere):
+class _Channel(NoRemoteRanks):
     """Lets a launch look up when the leader says something."""
 
     def __init__(self, leader: Leader) -> None:
         self.channels = (leader.socket,)
 
 
-class PartLaunch(Launch):
+class LocalShareLaunch(Launch):
     """As a Launch, without a deadline: that is the leader's.
 
     Told                                    Answered

@@ -33,7 +33,7 @@ class Nodes(Protocol):
     def facts(self) -> Mapping[str, Scalar]:
         """Of the nodes and of the network between them."""
 
-    def parts(self, plan: Plan, store: tuple[str, int]) -> Elsewhere:
+    def parts(self, plan: Plan, store: tuple[str, int]) -> RemoteRanks:
         """Those of a launch whose processes meet at `store`."""
 
     def alone(
@@ -43,7 +43,7 @@ class Nodes(Protocol):
         any node's cores or devices meanwhile; raises BaseSideError."""
 
 
-class Elsewhere(Protocol):
+class RemoteRanks(Protocol):
     """The other parts. What goes wrong there is in `errors`; nothing here raises."""
 
     @property
@@ -91,7 +91,7 @@ class Elsewhere(Protocol):
         """Until all parts have ended, after `release` or `stop`."""
 
 
-class Nowhere:
+class NoRemoteRanks:
     """Where this process starts all of it."""
 
     channels: Sequence[socket.socket] = ()

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from pytest_ddpperf.launch import output
 from pytest_ddpperf.launch.failure import Diagnosis, launch_error
 from pytest_ddpperf.launch.output import Observer
-from pytest_ddpperf.launch.remote_ranks import Clock, Elsewhere, Nowhere
+from pytest_ddpperf.launch.remote_ranks import Clock, NoRemoteRanks, RemoteRanks
 from pytest_ddpperf.launch.request import LaunchRequest
 from pytest_ddpperf.launch.server import RankServer, writing_temporary_files
 from pytest_ddpperf.records import Phases, RankError, RankOutput, messages
@@ -115,13 +115,13 @@ class Launch:
         server: RankServer,
         request: LaunchRequest,
         observer: Observer,
-        remote: Elsewhere | None = None,
+        remote: RemoteRanks | None = None,
         store: socket.socket | None = None,
     ) -> None:
         """`remote`: the ranks that other nodes start. `store`: a bound socket where all ranks will meet."""
         self._server, self._request, self._observer = server, request, observer
         self._plan, self._part = request.plan, request.part
-        self._remote = remote or Nowhere()
+        self._remote = remote or NoRemoteRanks()
         self._store = store
         plan = request.plan
         self._names = {process: plan.name(process) for process in self._part.processes}

@@ -122,7 +122,7 @@ _STRETCH_STEPS = 3
 _STRETCHES = 8
 
 
-class Held(Protocol):
+class PausedSide(Protocol):
     """A launch that has warmed up and rests."""
 
     @property
@@ -140,7 +140,7 @@ class Held(Protocol):
         """Its end, and what came of it."""
 
 
-_H = TypeVar("_H", bound=Held)
+_H = TypeVar("_H", bound=PausedSide)
 
 
 def interleave(sides: tuple[_H, _H], source: random.Random) -> None:
@@ -195,7 +195,7 @@ _ONE_BY_ONE = "--ddp-turns launches measures one launch after the other"
 class Here:
     """How the current side is paused for a pair in stretches."""
 
-    hold: Callable[[int, int, int | None], AbstractContextManager[Held]]  # launch, of so many, with so many steps
+    hold: Callable[[int, int, int | None], AbstractContextManager[PausedSide]]  # launch, of so many, with so many steps
     alone: Callable[[], AbstractContextManager[None]]  # nothing else is timed on its cores meanwhile
     launched: Callable[[LaunchSamples], None]  # is told what came of it
 
@@ -268,12 +268,12 @@ class Interleaved:
 
         Raises BaseSideError and the errors of a launch. An error says how to measure the sides one by one.
         """
-        place, steps, sides = len(current.taken), current.steps, dict[str, Held]()
+        place, steps, sides = len(current.taken), current.steps, dict[str, PausedSide]()
         with ExitStack() as alive:
             alive.enter_context(here.alone())
             try:
                 for side in order:
-                    hold = here.hold if side == "n" else self._hold_there
+                    hold = here.hold if side == "n" else self._pause_other
                     sides[side] = alive.enter_context(hold(place, planned, steps))
                     steps = sides[side].steps  # the first launch decides how long windows are
                 interleave((sides["n"], sides["b"]), self._random)
@@ -286,7 +286,7 @@ class Interleaved:
         here.launched(launched[0])
         return launched
 
-    def _hold_there(self, launch: int, launches: int, steps: int | None) -> AbstractContextManager[Held]:
+    def _pause_other(self, launch: int, launches: int, steps: int | None) -> AbstractContextManager[PausedSide]:
         return self._base.hold(self._begin(launch, launches), steps)
 
     def _begin_there(self, steps: int | None) -> None:

@@ -162,7 +162,7 @@ class Confirmation:
             return
         with suppress(AgainstError):
             baselines = Path(os.path.realpath(self._baseline_dir))  # younger than their commit
-            top = Path(side.trees.hand)
+            top = Path(side.trees.current)
             changed = [file for file in side.changed() if not (top / file).is_relative_to(baselines)]
             if changed:
                 yield f"changed, but not imported by any rank: {text.some(sorted(changed, key=for_people))}"

@@ -12,7 +12,7 @@ from pytest_ddpperf import baseline as store_room
 from pytest_ddpperf import verdict as verdicts
 from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.launch import Launcher, Observer
-from pytest_ddpperf.measuring.baseline_side import Held, Here, Interleaved, SideFacts, Stored
+from pytest_ddpperf.measuring.baseline_side import Here, Interleaved, PausedSide, SideFacts, Stored
 from pytest_ddpperf.measuring.judging import Judge, Terms, schedule
 from pytest_ddpperf.measuring.launches import Launches, measurement, recorded
 from pytest_ddpperf.options import Settings
@@ -168,7 +168,7 @@ def carry_out(
     reference: Stored | Interleaved = Stored(store, job.test, to_extend=job.settings.extend_baseline)
     if base is not None and job.gate:
         here = Here(
-            hold=lambda number, of, steps: held(job, launcher, _begun(progress, number, of), steps),
+            hold=lambda number, of, steps: paused(job, launcher, _begun(progress, number, of), steps),
             alone=lambda: launcher.alone(job.plan, progress),
             launched=progress.launched,
         )
@@ -255,7 +255,7 @@ def own_launches(job: Job, launcher: Launcher, progress: Progress) -> Launches:
     return Launches(job.plan, launch, steps=job.steps)
 
 
-def held(job: Job, launcher: Launcher, observer: Observer, steps: int | None) -> AbstractContextManager[Held]:
+def paused(job: Job, launcher: Launcher, observer: Observer, steps: int | None) -> AbstractContextManager[PausedSide]:
     """A launch of this process's own ranks that has warmed up and rests."""
     return launcher.hold(job.plan if steps is None else job.plan.exactly(steps), job.setup, observer)
 

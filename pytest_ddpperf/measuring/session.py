@@ -18,12 +18,12 @@ from pytest_ddpperf.measuring import measurement
 from pytest_ddpperf.measuring.confirm import Confirmation, SideOf
 from pytest_ddpperf.measuring.machine import Place, described, nodes_for, resolve
 from pytest_ddpperf.measuring.measurement import Job, Measured, Progress
-from pytest_ddpperf.measuring.worker import Following, Serving, call_of, measurement_of
+from pytest_ddpperf.measuring.worker import LeaderConnection, NodeLeaderConnection, call_of, measurement_of
 from pytest_ddpperf.options import Settings
 from pytest_ddpperf.records import Baseline, Plan, Scalar, codec
 from pytest_ddpperf.records.errors import GitError
 from pytest_ddpperf.remote.checkout import one_tree
-from pytest_ddpperf.remote.nodes import Fleet
+from pytest_ddpperf.remote.nodes import OtherNodes
 from pytest_ddpperf.remote.version import BaseSide
 from pytest_ddpperf.report import text
 
@@ -39,9 +39,9 @@ class Session:
         *,
         rpc: bool = False,
         base: BaseSide | None = None,
-        serving: Serving | None = None,
+        leader: LeaderConnection | None = None,
         side_of: SideOf | str = "",
-        fleet: Fleet | None = None,
+        other_nodes: OtherNodes | None = None,
         nodes: int = 1,
     ) -> None:
         """`base`: what it is compared with instead of with baselines. `serving`: it is the base of another, or another
@@ -49,9 +49,9 @@ class Session:
         nobody asked. `fleet`: the other nodes, where this one leads; `nodes`: how many there are."""
         self.settings = settings
         self._rootdir = rootdir
-        self._base, self._serving, self._fleet = base, serving, fleet
+        self._base, self._serving, self._fleet = base, leader, other_nodes
         self._nodes = nodes
-        side = base or serving
+        side = base or leader
         own = settings.records or callable(side_of)
         self._trees = side.trees if side is not None else one_tree(rootdir) if own else None
         self._confirmation = Confirmation(settings.confirm_seconds, rootdir, settings.baseline_dir, side_of)
@@ -59,8 +59,8 @@ class Session:
             modules,
             rpc=rpc,
             trees=self._trees,
-            folder=serving.folder if serving is not None else "",
-            nodes=fleet.hand if fleet is not None else None,
+            folder=leader.folder if leader is not None else "",
+            nodes=other_nodes.current if other_nodes is not None else None,
         )
         self._top: Path | None = None
         self._unidentified: dict[str, None] = {}  # why saved baselines do not say which code they are of
@@ -72,7 +72,7 @@ class Session:
     def shown(self, file: Path) -> str:
         """A file from the top of the working tree, as reviewers see it; from rootdir where git knows none."""
         if self._top is None:
-            self._top = Path(one_tree(self._rootdir).hand)
+            self._top = Path(one_tree(self._rootdir).current)
         real = Path(os.path.realpath(file))
         return real.relative_to(self._top).as_posix() if real.is_relative_to(self._top) else str(file)
 
@@ -120,7 +120,7 @@ class Session:
     ) -> list[Any]:
         """`function(ctx, *args)` on every rank of a fresh group, for a test: the results by rank."""
         if self._serving is not None:
-            if isinstance(self._serving, Following) and plan.nodes > 1:
+            if isinstance(self._serving, NodeLeaderConnection) and plan.nodes > 1:
                 return self._serving.call(plan, function, args, self._launcher)
             return self._launcher.call(plan, function, args, self._serving.relay)
         if self._fleet is None or plan.nodes == 1:
@@ -176,7 +176,7 @@ class Session:
     def _tree(self, imported: Sequence[str]) -> str:
         """Return git's tree of the code that was measured; "" if there is none that identifies it."""
         assert self._trees is not None, "this run writes no baselines"
-        top = Path(self._trees.hand)
+        top = Path(self._trees.current)
         try:
             ignored = ignored_files(top, imported) if imported else []
             if not ignored:

@@ -32,7 +32,7 @@ _RELAY_SECONDS = 0.5
 OVER = "the test is over where it is led"
 
 
-class Serving:
+class LeaderConnection:
     """The connection to the pytest that leads."""
 
     nodes = 1  # that tests of this pytest may have ranks on
@@ -85,7 +85,7 @@ class Serving:
     def carry_out(self, job: Job, launcher: Launcher, store: Store) -> Measured:
         """Launch as often as told; raises BaseSideError when the test is over where it is led."""
         if not job.gate:  # nothing is compared, so nothing is asked
-            return self.untold(measurement.carry_out(job, launcher, store, self.relay))
+            return self.without_failure(measurement.carry_out(job, launcher, store, self.relay))
         self.refuse_after_end()
         self.trees.refuse_strays()
         launches = measurement.own_launches(job, launcher, self.relay)
@@ -119,20 +119,20 @@ class Serving:
             raise BaseSideError(OVER)
         environment = store_room.environment({**launches.facts, **job.facts}, job.plan, batch_size=job.batch_size)
         verdict = Verdict(status=Status.NOT_GATED, reason="base-side")
-        return self.untold(measurement.measured(job, launches, environment, verdict))
+        return self.without_failure(measurement.measured(job, launches, environment, verdict))
 
     def refuse_after_end(self) -> None:
         """Raises BaseSideError where the test is over where it is led: a plugin reruns it."""
         if self.over:
             raise BaseSideError(OVER)
 
-    def untold(self, found: Measured) -> Measured:
+    def without_failure(self, found: Measured) -> Measured:
         """Who leads decides."""
         return replace(found, outcome=replace(found.outcome, fails=False))
 
     def _hold(self, job: Job, launcher: Launcher, launches: Launches) -> bool:
         """A held launch, until it is to deliver or to be dropped; whether it was added to `launches`."""
-        with measurement.held(job, launcher, self.relay, launches.steps) as launch:
+        with measurement.paused(job, launcher, self.relay, launches.steps) as launch:
             self.say("held", steps=launch.steps, step_seconds=launch.step_seconds)
             while (order := self.order())["op"] == "stretch":
                 launch.stretch(order["steps"])
@@ -152,9 +152,9 @@ class _Relay:
 
     streams = False
 
-    def __init__(self, serving: Serving) -> None:
-        self._serving = serving
-        self._told = 0.0
+    def __init__(self, leader: LeaderConnection) -> None:
+        self._serving = leader
+        self._reported = 0.0
 
     def begin(self, launch: int, launches: int) -> None:
         pass
@@ -169,9 +169,9 @@ class _Relay:
         self._serving.say("waiting", resource=str(resource))
 
     def progress(self, phase: Phase, step: int, steps: int, marks_ns: Sequence[int]) -> None:
-        if time.monotonic() - self._told < _RELAY_SECONDS:
+        if time.monotonic() - self._reported < _RELAY_SECONDS:
             return
-        self._told = time.monotonic()
+        self._reported = time.monotonic()
         self._serving.say("progress", phase=int(phase), step=step, steps=steps)
 
 
@@ -185,7 +185,7 @@ def call_of(plan: Plan, function: Callable[..., Any]) -> Message:
     return {"what": "a call", "label": payload.name_of(function), "plan": codec.encode(plan)}
 
 
-class Following(Serving):
+class NodeLeaderConnection(LeaderConnection):
     """The connection to the node that leads."""
 
     def __init__(self, descriptor: int, start: Message) -> None:
@@ -198,7 +198,7 @@ class Following(Serving):
     @property
     def sources_of(self) -> Trees:
         """The code at hand with its tests: they have to be the same on all nodes."""
-        return self.trees if self.trees.base != self.trees.hand else replace(self.trees, kept=())
+        return self.trees if self.trees.base != self.trees.current else replace(self.trees, kept=())
 
     def carry_out(self, job: Job, launcher: Launcher, store: Store) -> Measured:
         """Take part as often as told; raises BaseSideError when the test is over where it is led."""
@@ -210,16 +210,16 @@ class Following(Serving):
 
         measured = {"batch_size": job.batch_size, "facts": codec.encode(job.facts), "gate": job.gate}
         asked = measurement_of(job.plan, job.test.label)
-        told = self._take_part(launcher, job.plan, {**asked, **measured, "launches": job.launches}, take)
+        reported = self._take_part(launcher, job.plan, {**asked, **measured, "launches": job.launches}, take)
         launches = Launches(job.plan, _never)
-        if not told["samples"]:
+        if not reported["samples"]:
             self.over = True
             raise BaseSideError(OVER)
-        for data in told["samples"]:
+        for data in reported["samples"]:
             launches.add(codec.decode(LaunchSamples, data))
         environment = store_room.environment({**launches.facts, **job.facts}, job.plan, batch_size=job.batch_size)
-        found = measurement.measured(job, launches, environment, _verdict(told))
-        return replace(found, outcome=replace(found.outcome, fails=told.get("fails", False)))
+        found = measurement.measured(job, launches, environment, _verdict(reported))
+        return replace(found, outcome=replace(found.outcome, fails=reported.get("fails", False)))
 
     def call(self, plan: Plan, function: Callable[..., Any], args: Sequence[Any], launcher: Launcher) -> list[Any]:
         """The same of a call: the results by rank."""
@@ -227,8 +227,8 @@ class Following(Serving):
         def take(plan: Plan, part: Part) -> None:
             launcher.take_part_in_call(plan, part, function, args, Nobody(), self)
 
-        told = self._take_part(launcher, plan, call_of(plan, function), take)
-        return unpickle([base64.b64decode(data) for data in told["results"]])
+        reported = self._take_part(launcher, plan, call_of(plan, function), take)
+        return unpickle([base64.b64decode(data) for data in reported["results"]])
 
     def started(self, facts: Mapping[str, Scalar]) -> None:
         self.say("started", facts=codec.encode(facts))
@@ -249,8 +249,8 @@ class Following(Serving):
             while (order := self.order())["op"] not in ("done", "leave"):
                 try:
                     if order["op"] == "alone":
-                        held = alone.enter_context(launcher.alone_here(plan, len(processes), self.relay))
-                        self.say("alone", resources=list(map(str, held)))
+                        paused = alone.enter_context(launcher.alone_here(plan, len(processes), self.relay))
+                        self.say("alone", resources=list(map(str, paused)))
                     elif order["op"] == "shared":
                         alone.close()
                     elif order["op"] == "part":
@@ -271,9 +271,9 @@ class Following(Serving):
         return order
 
 
-def _verdict(told: Message) -> Verdict:
+def _verdict(reported: Message) -> Verdict:
     """The first node's: a test may go on by it. What that one is to save is not gated, and nobody else's to save."""
-    found = codec.decode(Verdict, told["verdict"]) if "verdict" in told else None
+    found = codec.decode(Verdict, reported["verdict"]) if "verdict" in reported else None
     gated = found is not None and found.status is not Status.NOT_GATED
     return found if found is not None and gated else Verdict(status=Status.NOT_GATED, reason="follows")
 

@@ -181,7 +181,7 @@ class BenchmarkFixture(DistributedFixture):
         if measured.result.verdict.reason == "saving":
             imported = sorted({file for launch in measured.shown for file in launch.files})
             self._state.candidates.append((len(self._state.outcomes) - 1, measured.candidate, imported))
-        if self._replay is not None and self._run.serving is None:
+        if self._replay is not None and self._run.leader is None:
             self._replay(measured)
         return measured.result
 

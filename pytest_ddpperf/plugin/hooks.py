@@ -52,7 +52,7 @@ def _begin(config: pytest.Config) -> None:
         from pytest_ddpperf.plugin import remote
 
         remote.lead(run)
-    if options.given(config) or run.fleet is not None:
+    if options.given(config) or run.other_nodes is not None:
         _check(config, run)
     if not run.worker:
         given = options.given(config)
@@ -76,7 +76,11 @@ def _check(config: pytest.Config, run: Run) -> None:
         (workers > 1, settings.records, "baselines are recorded by one"),
         (workers > 0, "--ddp-suite-plots" if settings.suite_plots else "", "figures are drawn by one"),
         (workers > 0, settings.comparison_option, "both sides are interleaved by one"),
-        (workers > 0, "several nodes" if run.fleet is not None else "", "each node takes part in one test at a time"),
+        (
+            workers > 0,
+            "several nodes" if run.other_nodes is not None else "",
+            "each node takes part in one test at a time",
+        ),
     ]
     for refused, option, reason in refusals:
         if refused and option:

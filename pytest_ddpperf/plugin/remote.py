@@ -26,9 +26,9 @@ from pytest_ddpperf.remote import handshake, rendezvous
 from pytest_ddpperf.remote.arguments import Invocation, spelt_out
 from pytest_ddpperf.remote.checkout import Sources, one_tree
 from pytest_ddpperf.remote.node_version import Base, from_top, refuse_lacking
-from pytest_ddpperf.remote.node_worker import Follower
-from pytest_ddpperf.remote.nodes import Fleet, about_itself
-from pytest_ddpperf.remote.process import Led
+from pytest_ddpperf.remote.node_worker import NodeWorker
+from pytest_ddpperf.remote.nodes import OtherNodes, describe_node
+from pytest_ddpperf.remote.process import RemotePytest
 from pytest_ddpperf.remote.rendezvous import Role, interface_of, role
 from pytest_ddpperf.remote.runner import START_SECONDS
 from pytest_ddpperf.remote.version import BaseSide
@@ -41,11 +41,11 @@ PLUGIN = os.path.realpath(Path(__file__).parents[1])  # which both sides have fr
 def another_version(run: Run, items: Sequence[pytest.Item]) -> BaseSide:
     """The one that was asked for, with the tests at hand; raises AgainstError."""
     asked = _of_run(run, _kept(run, items))
-    if run.fleet is None:
+    if run.other_nodes is None:
         return BaseSide(run.settings, asked)
     from pytest_ddpperf.remote.node_version import BaseOfNodes
 
-    return BaseOfNodes(run.settings, asked, run.fleet, lambda: run.session.launcher)
+    return BaseOfNodes(run.settings, asked, run.other_nodes, lambda: run.session.launcher)
 
 
 def of_commit(run: Run, commit: str, seconds: float) -> BaseSide:
@@ -86,7 +86,7 @@ def invocation(
 
 def _of_run(run: Run, kept: tuple[str, ...]) -> Invocation:
     snapshot = run.snapshot
-    environ = snapshot.environ if run.fleet is None else inherited(snapshot.environ)  # which would lead, too
+    environ = snapshot.environ if run.other_nodes is None else inherited(snapshot.environ)  # which would lead, too
     found = invocation(run.config, kept, environ=environ, sys_path=snapshot.sys_path)
     return replace(found, arguments=(*found.arguments, *seed(run.config)))
 
@@ -130,7 +130,7 @@ def main(config: pytest.Config) -> int | None:
         die_with_parent(os.getppid(), signal.SIGTERM)
         if not found.follows:
             return pytest.ExitCode.OK  # the first of its node is that node's pytest
-        return _follow(config, found)
+        return _work_for_leader(config, found)
     except KeyboardInterrupt:
         return pytest.ExitCode.INTERRUPTED
     except DdpPerfError as error:
@@ -143,14 +143,14 @@ def _only_says(config: pytest.Config) -> bool:
 
 def lead(run: Run) -> None:
     """Open the door to the other nodes, where there are and this pytest leads them; raises pytest.UsageError."""
-    if run.serving is not None or _only_says(run.config):
+    if run.leader is not None or _only_says(run.config):
         return
     try:
         found = role(os.environ)
         if found is None or not found.leads:
             return
         die_with_parent(os.getppid(), signal.SIGTERM)
-        run.fleet = Fleet(found, _versions(), run.settings.timeout_seconds)
+        run.other_nodes = OtherNodes(found, _versions(), run.settings.timeout_seconds)
     except DdpPerfError as error:
         raise pytest.UsageError(str(error)) from None
 
@@ -160,29 +160,29 @@ def _versions() -> dict[str, str]:
     return {"pytest-ddpperf": __version__, "pytest": pytest.__version__, "Python": platform.python_version()}
 
 
-def start(fleet: Fleet, config: pytest.Config, base: BaseSide | None) -> None:
+def start(other_nodes: OtherNodes, config: pytest.Config, base: BaseSide | None) -> None:
     """Wait for the other nodes, and let their pytests collect; raises NodesError."""
-    fleet.start(seed(config), from_top(base.trees) if base is not None else ())
+    other_nodes.start(seed(config), from_top(base.trees) if base is not None else ())
 
 
-def collected(fleet: Fleet, config: pytest.Config, facts: Mapping[str, Scalar]) -> None:
+def collected(other_nodes: OtherNodes, config: pytest.Config, facts: Mapping[str, Scalar]) -> None:
     """Wait until they have; raises NodesError where they have other code, or other machines than the `facts` tell."""
-    fleet.collected(Sources.here(one_tree(config.rootpath)), facts, START_SECONDS)
+    other_nodes.collected(Sources.here(one_tree(config.rootpath)), facts, START_SECONDS)
 
 
-def _follow(config: pytest.Config, found: Role) -> int:
+def _work_for_leader(config: pytest.Config, found: Role) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # torchrun's way to end it: nothing shall be left
     settings = options.read(config)  # a mistake is the same on all nodes: nobody waits for anybody
     seconds = max(START_SECONDS, settings.timeout_seconds)  # the first node may begin as much later
-    told = rendezvous.found(found, seconds)
-    key = (os.environ.get(handshake.VARIABLE) or told["secret"]).encode()
-    where = f"{told['address']}, port {told['port']}"
+    reported = rendezvous.found(found, seconds)
+    key = (os.environ.get(handshake.VARIABLE) or reported["secret"]).encode()
+    where = f"{reported['address']}, port {reported['port']}"
     try:
-        leader = handshake.come_in(told["address"], told["port"], key, found.node, seconds)
+        leader = handshake.connect_to_leader(reported["address"], reported["port"], key, found.node, seconds)
     except (NodesError, OSError) as error:
         raise NodesError(f"the pytest of node 0 at {where}: {error}") from None
     with leader.socket, tempfile.TemporaryDirectory(prefix="ddpperf-") as folder:
-        leader.send(about_itself(_versions()))
+        leader.send(describe_node(_versions()))
         interface = interface_of(leader.socket.getsockname()[0])
 
         place = {"node": found.node, "nodes": found.nodes, "interface": interface}
@@ -192,12 +192,12 @@ def _follow(config: pytest.Config, found: Role) -> int:
         asked = invocation(config, (), environ=environ, sys_path=snapshot.sys_path)
 
         def kept_here(kept: Sequence[str]) -> tuple[str, ...]:
-            return (*(os.path.join(here.hand, path) for path in kept), PLUGIN)
+            return (*(os.path.join(here.current, path) for path in kept), PLUGIN)
 
-        def start(further: Sequence[str], kept: Sequence[str]) -> Led:
-            of_led = {name: value for name, value in environ.items() if name != "PYTEST_ADDOPTS"}  # of the arguments
-            led = Led(f"node {found.node}", sys.executable, of_led, config.invocation_params.dir)
-            led.send(
+        def start(further: Sequence[str], kept: Sequence[str]) -> RemotePytest:
+            variables = {name: value for name, value in environ.items() if name != "PYTEST_ADDOPTS"}  # of the arguments
+            remote_pytest = RemotePytest(f"node {found.node}", sys.executable, variables, config.invocation_params.dir)
+            remote_pytest.send(
                 {
                     "sys_path": boot.search_path(snapshot.sys_path),
                     "trees": codec.encode(replace(here, kept=kept_here(kept) if kept else ())),
@@ -208,17 +208,17 @@ def _follow(config: pytest.Config, found: Role) -> int:
                     **place,
                 }
             )
-            return led
+            return remote_pytest
 
         def base(kept: Sequence[str], commit: str) -> BaseSide:
             if commit:
-                refuse_lacking(Path(here.hand), settings.against or "", commit)
+                refuse_lacking(Path(here.current), settings.against or "", commit)
             of_first = replace(settings, against=commit) if commit else settings
             side = BaseSide(of_first, replace(asked, kept=kept_here(kept)))
             side.more = place
             return side
 
-        status = Follower(leader, start, Base(base)).run()
+        status = NodeWorker(leader, start, Base(base)).run()
     if status is None:
         print(f"pytest-ddpperf, node {found.node}: the pytest of node 0 is gone: it was at {where}", file=sys.stderr)
         return pytest.ExitCode.TESTS_FAILED

@@ -106,7 +106,7 @@ class RunningTests:
         if not is_distributed(item):
             return []
         self._run.end_test(item.nodeid)
-        return self._run.fleet.failed() if self._run.fleet is not None else []
+        return self._run.other_nodes.failed() if self._run.other_nodes is not None else []
 
     def _save(self, test: TestState) -> None:
         """Write the baselines of a test that passed as a whole, in its first attempt. If one could not be written, the

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from pytest_ddpperf.measuring.confirm import SideOf
     from pytest_ddpperf.measuring.outcomes import RunResults
     from pytest_ddpperf.measuring.session import Session
-    from pytest_ddpperf.measuring.worker import Serving
+    from pytest_ddpperf.measuring.worker import LeaderConnection
     from pytest_ddpperf.options import Settings
-    from pytest_ddpperf.remote.nodes import Fleet
+    from pytest_ddpperf.remote.nodes import OtherNodes
     from pytest_ddpperf.remote.version import BaseSide
 
 
-SERVING: pytest.StashKey[Serving] = pytest.StashKey()
+LEADER: pytest.StashKey[LeaderConnection] = pytest.StashKey()
 
 
 class Timetable:
@@ -60,14 +60,14 @@ class Run:
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
-        self.serving = config.stash.get(SERVING, None)  # the pytest that asked for this one, if any
-        self.worker = self.serving is not None or hasattr(config, "workerinput")  # another process reports
+        self.leader = config.stash.get(LEADER, None)  # the pytest that asked for this one, if any
+        self.worker = self.leader is not None or hasattr(config, "workerinput")  # another process reports
         self.items: list[pytest.Item] = []  # distributed tests
         self.deselected: set[str] = set()  # node ids
         self.failed: set[str] = set()  # node ids of tests, and of what could not be collected
         self.timetable = Timetable()
         self.snapshot = snapshot_of(config)
-        self.fleet: Fleet | None = None  # the other nodes, if this pytest leads them
+        self.other_nodes: OtherNodes | None = None  # the other nodes, if this pytest leads them
         self.pytest_session: pytest.Session | None = None
         self._base: BaseSide | None = None
         self._session: Session | None = None
@@ -81,9 +81,9 @@ class Run:
     @property
     def nodes(self) -> int:
         """Return the number of nodes, this one included."""
-        if self.fleet is not None:
-            return len(self.fleet)
-        return self.serving.nodes if self.serving is not None else 1
+        if self.other_nodes is not None:
+            return len(self.other_nodes)
+        return self.leader.nodes if self.leader is not None else 1
 
     @property
     def session(self) -> Session:
@@ -97,9 +97,9 @@ class Run:
                 lambda: modules_by_name(self.config, self.items),
                 rpc=rpc,
                 base=self._base,
-                serving=self.serving,
+                leader=self.leader,
                 side_of=self._confirms(),
-                fleet=self.fleet,
+                other_nodes=self.other_nodes,
                 nodes=self.nodes,
             )
         return self._session
@@ -107,9 +107,9 @@ class Run:
     def _confirms(self) -> SideOf | str:
         """Return what starts the baseline side that confirms suspicions, or why there is none; "" if none was asked."""
         settings = self.settings
-        if not settings.confirm_seconds or settings.records or settings.comparison_option or self.serving is not None:
+        if not settings.confirm_seconds or settings.records or settings.comparison_option or self.leader is not None:
             return ""
-        if self.fleet is not None:
+        if self.other_nodes is not None:
             return "not in a run over several nodes"
         if traces_one_side(self.snapshot):
             return "not with --cov that traces ranks: add --no-cov"
@@ -121,10 +121,10 @@ class Run:
             from pytest_ddpperf.plugin import remote
 
             self._base = remote.another_version(self, items)
-        if self.fleet is not None:
+        if self.other_nodes is not None:
             from pytest_ddpperf.plugin import remote
 
-            remote.start(self.fleet, self.config, self._base)
+            remote.start(self.other_nodes, self.config, self._base)
         if self._base is not None:
             self._base.start()
 
@@ -142,10 +142,10 @@ class Run:
             self._base.collect(Sources.here(self._base.trees))
             there = self._base.only_there({*self.deselected, *(item.nodeid for item in self.items)})
             self.report.messages += [f"only {self._base.version} has {nodeid}" for nodeid in there]
-        if self.fleet is not None:
+        if self.other_nodes is not None:
             from pytest_ddpperf.plugin import remote
 
-            remote.collected(self.fleet, self.config, self.session.facts())
+            remote.collected(self.other_nodes, self.config, self.session.facts())
 
     @property
     def report(self) -> RunResults:
@@ -171,14 +171,14 @@ class Run:
             return
         if self._session is not None:
             self.report.messages += self._session.messages()
-        if self.fleet is not None:
-            self.report.messages += self.fleet.told
+        if self.other_nodes is not None:
+            self.report.messages += self.other_nodes.reported
         self.report.end(self.failed, refused)
 
     @property
     def reported(self) -> bool:
         """Say whether there is anything to report."""
-        refused_nodes = self.fleet is not None and bool(self.fleet.told)
+        refused_nodes = self.other_nodes is not None and bool(self.other_nodes.reported)
         return self._report is not None and (refused_nodes or not self._report.empty)
 
     def remaining(self) -> tuple[int, int, float | None]:
@@ -194,9 +194,11 @@ class Run:
 
     def close(self) -> None:
         with ExitStack() as closing:
-            if self.fleet is not None:
+            if self.other_nodes is not None:
                 status = self.pytest_session.exitstatus if self.pytest_session is not None else None
-                closing.callback(self.fleet.close, int(status if status is not None else pytest.ExitCode.USAGE_ERROR))
+                closing.callback(
+                    self.other_nodes.close, int(status if status is not None else pytest.ExitCode.USAGE_ERROR)
+                )
             if self._session is not None:
                 closing.callback(self._session.close)
             if self._base is not None:

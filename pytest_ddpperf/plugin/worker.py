@@ -15,7 +15,7 @@ import _pytest.pathlib
 import pytest
 from _pytest.assertion.rewrite import AssertionRewritingHook
 
-from pytest_ddpperf.measuring.worker import Following, Serving
+from pytest_ddpperf.measuring.worker import LeaderConnection, NodeLeaderConnection
 from pytest_ddpperf.plugin import state
 from pytest_ddpperf.plugin.items import is_distributed
 from pytest_ddpperf.records import Scalar, codec
@@ -31,12 +31,12 @@ def main(descriptor: int, start: Message) -> NoReturn:
     os.set_inheritable(descriptor, False)
     # Where pytest's capture does not reach: the stacks of a side that does not answer.
     faulthandler.register(signal.SIGQUIT, os.fdopen(os.dup(2), "w"), all_threads=True)
-    serving = (Following if "node" in start else Serving)(descriptor, start)
+    leader = (NodeLeaderConnection if "node" in start else LeaderConnection)(descriptor, start)
     die_with_parent(start["parent"], signal.SIGKILL)
     sys.argv[:] = start["argv"]
-    if serving.trees.base != serving.trees.hand:
-        _import_from(serving.trees)
-    sys.exit(pytest.main(start["arguments"], plugins=[_Led(serving, own_tests=start.get("own_tests", False))]))
+    if leader.trees.base != leader.trees.current:
+        _import_from(leader.trees)
+    sys.exit(pytest.main(start["arguments"], plugins=[WorkerPlugin(leader, own_tests=start.get("own_tests", False))]))
 
 
 def _import_from(trees: Trees) -> None:
@@ -56,12 +56,12 @@ def _import_from(trees: Trees) -> None:
     pathlib._import_module_using_spec = import_module
 
 
-class _Led:
+class WorkerPlugin:
     """pytest's part in it."""
 
-    def __init__(self, serving: Serving, *, own_tests: bool) -> None:
+    def __init__(self, leader: LeaderConnection, *, own_tests: bool) -> None:
         """`own_tests`: a baseline's code is measured again, a test now and then."""
-        self._serving, self._own_tests = serving, own_tests
+        self._serving, self._own_tests = leader, own_tests
         self._errors: dict[str, str] = {}
         self._reports: list[pytest.TestReport] = []
         self._broken = False  # whether a fixture of the test failed
@@ -69,7 +69,7 @@ class _Led:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_configure(self, config: pytest.Config) -> None:
-        config.stash[state.SERVING] = self._serving
+        config.stash[state.LEADER] = self._serving
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:

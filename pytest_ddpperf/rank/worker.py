@@ -195,7 +195,7 @@ def _measure_rpc(rank: Rank, ctx: RpcContext, trainer: Any, master: Any, paramet
         return _timed(rank, ctx, rpc.prepared(ctx, trainer, master), rpc.meter)
     setup = master if ctx.role == "master" else parameter_server
     made = rpc.served(ctx, setup)
-    rank.enter(Phase.SERVING)
+    rank.enter(Phase.LEADER)
     try:
         rpc.announce(ctx, made)
     except BaseException:

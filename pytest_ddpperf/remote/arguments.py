@@ -44,7 +44,7 @@ _WITH_OPTIONAL_VALUE = {"--cov", "--benchmark-compare", "--benchmark-histogram",
 _SHORT_WITH_VALUE = {"-k", "-m", "-p", "-c", "-o", "-W", "-r", "-n"}
 
 
-def of_led(arguments: Sequence[str], tests: Collection[str]) -> list[str]:
+def remote_arguments(arguments: Sequence[str], tests: Collection[str]) -> list[str]:
     """`arguments` are all of this run's, those of the ini file and of PYTEST_ADDOPTS first; `tests` are those that
     name tests. Of a named test the whole file is collected: a parameter may exist on one side only."""
     return _kept(arguments, tests, named=True)
@@ -128,7 +128,7 @@ class Invocation:
 
     def arguments_in(self, trees: Trees) -> list[str]:
         """Return the arguments of the other version's pytest; its own tests have the same paths in its own tree."""
-        arguments = of_led(self.arguments, self.tests)
+        arguments = remote_arguments(self.arguments, self.tests)
         if not self.own_tests:
             return arguments
         moved = [str(_there(trees, Path(word))) if os.path.isabs(word) else word for word in arguments]

@@ -196,7 +196,7 @@ class Checkout:
             environ=settings.against_env or (),
             option=settings.against_option or (),
         )
-        self.at_hand = Trees(hand=str(self.top), base=str(self.top), kept=self._kept)
+        self.current_trees = Trees(current=str(self.top), base=str(self.top), kept=self._kept)
 
     def _commit(self, ref: str) -> str:
         try:
@@ -224,10 +224,10 @@ class Checkout:
         except (GitError, OSError) as error:
             raise CheckoutError(self._settings.comparison_option, self._unavailable(error)) from None
         if not isinstance(folder, Worktree):
-            return self.at_hand
+            return self.current_trees
         if self._settings.against_setup is not None:
             self._set_up(self._settings.against_setup, folder.tree, environ, until)
-        return Trees(hand=str(self.top), base=str(folder.tree), kept=self._kept)
+        return Trees(current=str(self.top), base=str(folder.tree), kept=self._kept)
 
     @property
     def folder(self) -> Path:
@@ -264,7 +264,7 @@ class Checkout:
             files = changed_files(self.top, self.version.commit)
         except GitError as error:
             raise AgainstError("--ddp-against", f"git cannot tell what differs from {self.version}: {error}") from None
-        return [file for file in files if not self.at_hand.keeps(file)]
+        return [file for file in files if not self.current_trees.keeps(file)]
 
     def remove(self) -> None:
         folder, self._folder = self._folder, None
@@ -316,4 +316,4 @@ def one_tree(rootdir: Path) -> Trees:
         top = top_level(rootdir)
     except GitError:
         top = Path(os.path.realpath(rootdir))
-    return Trees(hand=str(top), base=str(top), kept=())
+    return Trees(current=str(top), base=str(top), kept=())

@@ -86,7 +86,7 @@ def listening(address: str, nodes: int) -> socket.socket:
     return socket.create_server((address, 0), family=family, backlog=_room(nodes))
 
 
-class _Stranger:
+class UntrustedConnection:
     """Somebody who has come and proved nothing yet. Never waits for him."""
 
     def __init__(self, connected: socket.socket, who: str) -> None:
@@ -119,29 +119,29 @@ def admit(
     """The connections of `nodes`, once all have proved that they know the `key`; by `until`, those that have. Whoever
     else comes is `dropped`, and told of in a line."""
     came: dict[int, Lines] = {}
-    strangers: dict[socket.socket, _Stranger] = {}
+    untrusted: dict[socket.socket, UntrustedConnection] = {}
     room = _room(len(nodes))
 
-    def drop(stranger: _Stranger, why: object) -> None:
-        strangers.pop(stranger.socket, None)
-        stranger.socket.close()
-        dropped(f"a connection from {stranger.who} was dropped: {why}")
+    def drop(connection: UntrustedConnection, why: object) -> None:
+        untrusted.pop(connection.socket, None)
+        connection.socket.close()
+        dropped(f"a connection from {connection.who} was dropped: {why}")
 
     try:
         while len(came) < len(nodes) and time.monotonic() < until:
-            ready = readable([door, *strangers], _TICK_SECONDS)
-            for stranger in list(strangers.values()):
+            ready = readable([door, *untrusted], _TICK_SECONDS)
+            for connection in list(untrusted.values()):
                 try:
-                    if stranger.socket in ready and (line := stranger.line()) is not None:
-                        node = _let_in(stranger, line, key, set(nodes) - came.keys())
-                        del strangers[stranger.socket]
-                        stranger.socket.setblocking(True)
-                        keep_watch(stranger.socket)
-                        came[node] = Lines(stranger.socket)
-                    elif time.monotonic() > stranger.until:
-                        drop(stranger, f"it gave no proof within {_PROOF_SECONDS:g} s")
+                    if connection.socket in ready and (line := connection.line()) is not None:
+                        node = _let_in(connection, line, key, set(nodes) - came.keys())
+                        del untrusted[connection.socket]
+                        connection.socket.setblocking(True)
+                        keep_watch(connection.socket)
+                        came[node] = Lines(connection.socket)
+                    elif time.monotonic() > connection.until:
+                        drop(connection, f"it gave no proof within {_PROOF_SECONDS:g} s")
                 except (NodesError, OSError) as error:
-                    drop(stranger, error)
+                    drop(connection, error)
             if door in ready:
                 try:
                     connected, where = door.accept()
@@ -149,30 +149,30 @@ def admit(
                     dropped(f"a connection was dropped: {error}")
                     continue
                 who = str(where[0])
-                if len(strangers) >= room:
+                if len(untrusted) >= room:
                     connected.close()
                     dropped(f"a connection from {who} was dropped: {room} others had given no proof yet")
                     continue
                 try:
-                    strangers[connected] = _Stranger(connected, who)
+                    untrusted[connected] = UntrustedConnection(connected, who)
                 except OSError as error:
                     connected.close()
                     dropped(f"a connection from {who} was dropped: {error}")
     finally:
-        for stranger in strangers.values():
-            stranger.socket.close()
+        for connection in untrusted.values():
+            connection.socket.close()
     return came
 
 
-def _let_in(stranger: _Stranger, line: bytes, key: bytes, wanted: Collection[int]) -> int:
-    node, proof = verified(key, parsed(line), stranger.nonce)
+def _let_in(untrusted: UntrustedConnection, line: bytes, key: bytes, wanted: Collection[int]) -> int:
+    node, proof = verified(key, parsed(line), untrusted.nonce)
     if node not in wanted:
         raise NodesError(f"it says that it is node {node}")
-    _say(stranger.socket, proof)
+    _say(untrusted.socket, proof)
     return node
 
 
-def come_in(address: str, port: int, key: bytes, node: int, seconds: float = 0.0) -> Lines:
+def connect_to_leader(address: str, port: int, key: bytes, node: int, seconds: float = 0.0) -> Lines:
     """A connection to the pytest that leads, tried for so many seconds while there is no room for it; raises NodesError
     or OSError."""
     until = time.monotonic() + seconds

@@ -43,26 +43,26 @@ def keep_watch(connected: socket.socket) -> None:
 def spun(connected: socket.socket, size: int) -> bytes:
     """So many bytes of a socket that does not block. Who sleeps until they come takes several times as long to see
     them. Raises OSError."""
-    told, until = b"", time.monotonic() + _GONE_SECONDS
-    while len(told) < size:
+    reported, until = b"", time.monotonic() + _GONE_SECONDS
+    while len(reported) < size:
         try:
-            part = connected.recv(size - len(told))
+            part = connected.recv(size - len(reported))
         except BlockingIOError:
             if time.monotonic() > until:
                 raise TimeoutError from None
             continue
         if not part:
             raise ConnectionError
-        told += part
-    return told
+        reported += part
+    return reported
 
 
 def _exchange(connected: socket.socket) -> tuple[int, int, int]:
     before = time.monotonic_ns()
     connected.send(b"?")
-    told = spun(connected, CLOCK.size)
+    reported = spun(connected, CLOCK.size)
     after = time.monotonic_ns()
-    return before, int(CLOCK.unpack(told)[0]), after
+    return before, int(CLOCK.unpack(reported)[0]), after
 
 
 class Connection:
@@ -223,7 +223,7 @@ _SILENCE_SECONDS = 10.0
 _NAMED = 5  # files
 _MACHINE = ("device_type", "device_count")  # facts that have to be the same on all nodes
 
-HAND, BASE = "hand", "base"  # the code at hand, and the version that is measured beside it
+CURRENT, BASE = "hand", "base"  # the code at hand, and the version that is measured beside it
 
 
 class Node:
@@ -238,7 +238,7 @@ class Node:
         self._order: str = hello["order"]
         self.versions: Mapping[str, str] = hello["versions"]
         self.connection.name = str(self)
-        self.hand = self._member(HAND)
+        self.current = self._member(CURRENT)
 
     def __str__(self) -> str:
         return f"node {self.number} ({self.host})"
@@ -270,7 +270,7 @@ class Node:
         """Wait until it has; raises BaseSideError, and NodesError if it runs other code than is `here`, or has other
         devices than the `facts` of this node tell."""
         until = time.monotonic() + seconds
-        tests = self.hand.tests
+        tests = self.current.tests
         tests.hello(seconds)
         tests.collect(max(0.0, until - time.monotonic()))
         if tests.sources is not None and (problem := unlike(here, tests.sources)):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pytest_ddpperf.launch import Nobody, Observer
-from pytest_ddpperf.launch.remote_ranks import Clock, Elsewhere, Offset
+from pytest_ddpperf.launch.remote_ranks import Clock, Offset, RemoteRanks
 from pytest_ddpperf.records import Plan, RankError, RankOutput, Scalar, codec
 from pytest_ddpperf.records.errors import BaseSideError
 from pytest_ddpperf.remote.process import Line
@@ -52,10 +52,10 @@ class Member:
         """What its test asks for; raises BaseSideError if that is something else than what is `asked` on the first
         node, None if that is not known."""
         with self.tests.last_words():
-            told = self.tests.hear(Nobody(), "the test ended there without asking for what it asks for here")
-        if asked is not None and (difference := _difference(asked, told)):
+            reported = self.tests.hear(Nobody(), "the test ended there without asking for what it asks for here")
+        if asked is not None and (difference := _difference(asked, reported)):
             raise BaseSideError(difference)
-        return told
+        return reported
 
     def lost(self, plan: Plan, problem: str) -> RankError:
         """The error of a launch of which it can tell no more."""
@@ -109,7 +109,7 @@ class Parts:
         """`names` are those of all processes in errors."""
         self._plan, self._store, self._members, self._names = plan, store, members, names
         self._parts: list[_Part] = []
-        self._told = False  # that it is over, or given up
+        self._reported = False  # that it is over, or given up
         self._given_up = math.inf  # when
         self.errors: list[RankError] = []
         self.results: dict[int, bytes] = {}
@@ -165,15 +165,15 @@ class Parts:
             # What had not failed before was given up when all were: who was at fault, its place says, and not its time.
             self._failed(part, message["errors"], self._given_up)
             part.idle = [self._error(part, fields) for fields in message["idle"]]
-            self.output += [codec.decode(RankOutput, told) for told in message["output"]]
+            self.output += [codec.decode(RankOutput, reported) for reported in message["output"]]
             self.notes += message["notes"]
         elif event in ("failed", "ended"):
             if event == "ended":
                 part.member.tests.ended(message, "the test ended there during a launch")
             self._end(part, message["text"] or "the test ended there during a launch")
 
-    def _failed(self, part: _Part, told: Sequence[Message], when: float = math.inf) -> None:
-        for fields in told:
+    def _failed(self, part: _Part, reported: Sequence[Message], when: float = math.inf) -> None:
+        for fields in reported:
             error = self._error(part, fields)
             error = replace(error, when=min(error.when, when))
             if error.rank not in part.failed:
@@ -218,17 +218,17 @@ class Parts:
 
     def release(self) -> None:
         self._tell_times()
-        self._tell({"op": "release"})
+        self._send_to_all({"op": "release"})
 
     def stop(self, when: float, *, at_deadline: bool) -> None:
-        if not self._told:
+        if not self._reported:
             self._given_up = when
-        self._tell({"op": "stop", "at_deadline": at_deadline})
+        self._send_to_all({"op": "stop", "at_deadline": at_deadline})
 
-    def _tell(self, order: Message) -> None:
-        if self._told:
+    def _send_to_all(self, order: Message) -> None:
+        if self._reported:
             return
-        self._told = True
+        self._reported = True
         for part in self._parts:
             with self._watched(part):
                 if not part.over:
@@ -280,18 +280,18 @@ class Side:
         not the same everywhere: as what is `asked` here or, where that is not known, on the first. The test is over
         everywhere then."""
         taking_part = self.taking_part(nodes)
-        told: list[Message] = []
+        reported: list[Message] = []
         try:
             for member in taking_part:
                 with _named(member):
                     member.begin(nodeid)
             for member in taking_part:
                 with _named(member):
-                    told.append(member.asks(asked if asked is not None or not told else told[0]))
+                    reported.append(member.asks(asked if asked is not None or not reported else reported[0]))
         except BaseSideError:
             self.leave()  # else some would wait for what comes of it
             raise
-        return told
+        return reported
 
     def tell(self, message: Message, nodes: int) -> None:
         """Raises BaseSideError, once all have been told that are there."""
@@ -307,11 +307,11 @@ class Side:
 
     def leave(self) -> list[str]:
         """The test is over here. Returns when it is over everywhere: what failed there outside of its call."""
-        ending = [member for member in self.members if member.tests.let_go()]  # all at once
-        told = [(member, member.tests.await_end()) for member in ending]
-        return [f"{member}: {apart}" for member, apart in told if apart]
+        ending = [member for member in self.members if member.tests.request_end()]  # all at once
+        reported = [(member, member.tests.await_end()) for member in ending]
+        return [f"{member}: {apart}" for member, apart in reported if apart]
 
-    def parts(self, plan: Plan, store: tuple[str, int]) -> Elsewhere:
+    def parts(self, plan: Plan, store: tuple[str, int]) -> RemoteRanks:
         names = {
             process: f"{plan.name(process)} (node {node}, {self._hosts[node]})"
             for node in range(plan.nodes)
@@ -329,23 +329,25 @@ class Side:
         if here is not None:
             places[self._order, 0] = here
         taken: dict[tuple[str, str], str] = {}  # by host and resource, who has it
-        with ExitStack() as late, ExitStack() as held:
+        with ExitStack() as late, ExitStack() as paused:
             for order, node in sorted(places):
                 whose = places[order, node]
                 if isinstance(whose, Member):
-                    resources = held.enter_context(self._alone_on(whose, _There(whose, observer, taken), late))
+                    resources = paused.enter_context(
+                        self._alone_on(whose, _RemoteObserver(whose, observer, taken), late)
+                    )
                 else:
-                    resources = list(map(str, held.enter_context(whose)))
+                    resources = list(map(str, paused.enter_context(whose)))
                 taken |= {(_boot(order), resource): f"node {node}" for resource in resources}
             yield
 
     @contextmanager
-    def _alone_on(self, member: Member, there: _There, late: ExitStack) -> Iterator[list[str]]:
+    def _alone_on(self, member: Member, there: _RemoteObserver, late: ExitStack) -> Iterator[list[str]]:
         member.line.send({"op": "alone"})
         try:
             resources = _when_alone(member, there)
         except _SameMachine:
-            late.callback(_let_go, member, there)
+            late.callback(_request_end, member, there)
             raise
         try:
             yield resources
@@ -364,7 +366,7 @@ def _when_alone(member: Member, observer: Observer) -> list[str]:
     return list(said["resources"])
 
 
-def _let_go(member: Member, there: _There) -> None:
+def _request_end(member: Member, there: _RemoteObserver) -> None:
     """What it waited for is free by now: it says so, and is to leave it to others."""
     there.taken.clear()
     with suppress(BaseSideError):
@@ -376,7 +378,7 @@ class _SameMachine(BaseSideError):
     """A node waits for what another node of the same launch has: for ever."""
 
 
-class _There(Nobody):
+class _RemoteObserver(Nobody):
     """Tells what a member waits for."""
 
     def __init__(self, member: Member, observer: Observer, taken: Mapping[tuple[str, str], str]) -> None:
@@ -403,5 +405,5 @@ def _named(member: Member) -> Iterator[None]:
     try:
         yield
     except BaseSideError as error:
-        told = str(error)
-        raise BaseSideError(told if told.startswith(str(member)) else f"{member}: {told}") from None
+        reported = str(error)
+        raise BaseSideError(reported if reported.startswith(str(member)) else f"{member}: {reported}") from None

@@ -19,8 +19,8 @@ from pytest_ddpperf.remote.arguments import Invocation
 from pytest_ddpperf.remote.checkout import Sources
 from pytest_ddpperf.remote.node import unlike
 from pytest_ddpperf.remote.node_launch import Member, in_words
-from pytest_ddpperf.remote.nodes import Fleet, order_of_host
-from pytest_ddpperf.remote.process import Led
+from pytest_ddpperf.remote.nodes import OtherNodes, host_order
+from pytest_ddpperf.remote.process import RemotePytest
 from pytest_ddpperf.remote.runner import START_SECONDS
 from pytest_ddpperf.remote.version import BaseSide, Ready
 from pytest_ddpperf.wire.channels import Message
@@ -46,14 +46,14 @@ class BaseOfNodes(BaseSide):
     that version's pytests: this node's, too."""
 
     def __init__(
-        self, settings: Settings, invocation: Invocation, fleet: Fleet, launcher: Callable[[], Launcher]
+        self, settings: Settings, invocation: Invocation, other_nodes: OtherNodes, launcher: Callable[[], Launcher]
     ) -> None:
         """Raises AgainstError."""
         super().__init__(settings, invocation)
-        self._fleet, self._launcher = fleet, launcher
+        self._fleet, self._launcher = other_nodes, launcher
         self._measured: list[LaunchSamples] = []  # of the measurement under way
         self._plan: Plan | None = None  # of a measurement over several nodes
-        self.more = {"node": 0, "nodes": len(fleet), "interface": fleet.interface}
+        self.more = {"node": 0, "nodes": len(other_nodes), "interface": other_nodes.interface}
 
     def start(self, seconds: float | None = None) -> None:
         # Of one name each clone may have another commit.
@@ -65,7 +65,7 @@ class BaseOfNodes(BaseSide):
         super().start(seconds)
 
     def collect(self, here: Sources | None) -> None:
-        first = Member(0, f"node 0 ({self._fleet.hosts[0]})", order_of_host(), self.led, self.tests)
+        first = Member(0, f"node 0 ({self._fleet.hosts[0]})", host_order(), self.remote_pytest, self.tests)
         self._side = self._fleet.side([first, *self._others])
         super().collect(here)
         if self.tests.sources is None:
@@ -93,22 +93,22 @@ class BaseOfNodes(BaseSide):
             raise
 
     def _begin_on_all(self, nodeid: str, label: str, nodes: int) -> Ready:
-        while not (told := self._side.begin(nodeid, None, nodes)[0]).get("gate"):
-            self._carry_along(told, nodes)
-        if told["label"] != label:
-            raise BaseSideError(f"there the test measured {told['label']!r} where it measures {label!r} here")
-        self._plan = codec.decode(Plan, told["plan"])
-        return Ready(plan=self._plan, batch_size=told["batch_size"], facts=told["facts"])
+        while not (reported := self._side.begin(nodeid, None, nodes)[0]).get("gate"):
+            self._carry_along(reported, nodes)
+        if reported["label"] != label:
+            raise BaseSideError(f"there the test measured {reported['label']!r} where it measures {label!r} here")
+        self._plan = codec.decode(Plan, reported["plan"])
+        return Ready(plan=self._plan, batch_size=reported["batch_size"], facts=reported["facts"])
 
-    def _carry_along(self, told: Message, nodes: int) -> None:
+    def _carry_along(self, reported: Message, nodes: int) -> None:
         """What the test asks for there beside what is compared; raises BaseSideError."""
-        plan = codec.decode(Plan, told["plan"])
+        plan = codec.decode(Plan, reported["plan"])
         if plan.rpc or plan.nodes != nodes:
-            raise BaseSideError(f"there the test asks for {in_words(told)} first, which is not led there")
+            raise BaseSideError(f"there the test asks for {in_words(reported)} first, which is not led there")
         came: Message
         try:
-            if "launches" in told:
-                came = {"samples": self._ungated(plan, told["launches"])}
+            if "launches" in reported:
+                came = {"samples": self._ungated(plan, reported["launches"])}
             else:
                 came = {"results": [base64.b64encode(result).decode() for result in self._called(plan)]}
         except DdpPerfError as error:  # as the test may expect there
@@ -171,7 +171,7 @@ class Base:
         side.prepare()
         return side
 
-    def started(self) -> Led | None:
+    def started(self) -> RemotePytest | None:
         """Its pytest, once the tree is there; None before, and where it was asked before. Raises what went wrong."""
         if self._prepared is None or not self._prepared.done():
             return None

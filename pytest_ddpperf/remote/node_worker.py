@@ -7,49 +7,51 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pytest_ddpperf.records.errors import BaseSideError, DdpPerfError
-from pytest_ddpperf.remote.node import BASE, CLOCK, HAND, spun
+from pytest_ddpperf.remote.node import BASE, CLOCK, CURRENT, spun
 from pytest_ddpperf.remote.node_version import Base
-from pytest_ddpperf.remote.process import Led
+from pytest_ddpperf.remote.process import RemotePytest
 from pytest_ddpperf.wire.channels import Lines, Message, readable
 
 _TICK_SECONDS = 1.0
 
-Start = Callable[[Sequence[str], Sequence[str]], Led]
+Start = Callable[[Sequence[str], Sequence[str]], RemotePytest]
 
 
 class _Gone(Exception):
     """The leader is."""
 
 
-class Follower:
+class NodeWorker:
     """Of one run, until the pytest that leads says that it is over, or is gone."""
 
     def __init__(self, leader: Lines, start: Start, base: Base) -> None:
         """`start` starts this node's pytest, with further arguments, and what both versions have from the working tree,
         from its top; `base` is the other version, if one is asked for."""
         self._leader, self._start, self._base = leader, start, base
-        self._led: dict[str, Led] = {}  # by side
+        self._led: dict[str, RemotePytest] = {}  # by side
 
     def run(self) -> int | None:
         """The status to exit with; None if the leader is gone."""
         try:
             while True:
                 sides = dict(self._led)
-                ready = readable([self._leader.socket, *(led.socket for led in sides.values())], _TICK_SECONDS)
+                ready = readable(
+                    [self._leader.socket, *(remote_pytest.socket for remote_pytest in sides.values())], _TICK_SECONDS
+                )
                 if self._leader.socket in ready:
                     for message in self._orders():
                         if message["op"] == "exit":
                             self._close()
                             return int(message["status"])
                         self._obey(message)
-                for side, led in sides.items():
-                    self._relay(side, led, said=led.socket in ready)
+                for side, remote_pytest in sides.items():
+                    self._relay(side, remote_pytest, said=remote_pytest.socket in ready)
                 self._look_for_base()
         except _Gone:
             return None
         finally:
-            for led in self._led.values():
-                led.kill()  # and its ranks with it
+            for remote_pytest in self._led.values():
+                remote_pytest.kill()  # and its ranks with it
             self._base.close()
 
     def _orders(self) -> list[Message]:
@@ -66,10 +68,10 @@ class Follower:
 
     def _close(self) -> None:
         """Let the pytests tear their fixtures down."""
-        for led in self._led.values():
-            led.socket.close()
-        for led in self._led.values():
-            led.close()
+        for remote_pytest in self._led.values():
+            remote_pytest.socket.close()
+        for remote_pytest in self._led.values():
+            remote_pytest.close()
         self._led.clear()
 
     def _obey(self, message: Message) -> None:
@@ -80,9 +82,9 @@ class Follower:
             self._tell_time(message["exchanges"])
         elif operation == "start":
             try:
-                self._led[HAND] = self._start(message["arguments"], message["kept"])
+                self._led[CURRENT] = self._start(message["arguments"], message["kept"])
             except (OSError, DdpPerfError) as error:
-                self._died(HAND, error)
+                self._died(CURRENT, error)
         elif operation == "start-base":
             self._base.prepare(message["kept"], message["commit"])
         elif message["side"] in self._led:
@@ -100,16 +102,16 @@ class Follower:
         if BASE in self._led:
             return
         try:
-            if (led := self._base.started()) is not None:
-                self._led[BASE] = led
+            if (remote_pytest := self._base.started()) is not None:
+                self._led[BASE] = remote_pytest
         except DdpPerfError as error:
             self._died(BASE, error)
 
-    def _relay(self, side: str, led: Led, *, said: bool) -> None:
+    def _relay(self, side: str, remote_pytest: RemotePytest, *, said: bool) -> None:
         """What this node's pytest said, and its end."""
         try:
-            led.refuse_stopped()
-            for message in led.arrived() if said else ():
+            remote_pytest.refuse_stopped()
+            for message in remote_pytest.arrived() if said else ():
                 self._say(**message, side=side)
         except BaseSideError as error:
             self._died(side, error)

@@ -27,19 +27,19 @@ _TOLD = 10  # lines of strangers
 _LAST_SECONDS = 30.0  # for nodes that have not come when all is over: they shall be told so
 
 
-def order_of_host() -> str:
+def host_order() -> str:
     """The place of a host's locks among those of all hosts: every leader takes them in this order."""
     with suppress(OSError):
         return f"{socket.gethostname()} {_BOOT_ID.read_text().strip()}"
     return socket.gethostname()
 
 
-def about_itself(versions: Mapping[str, str]) -> Message:
+def describe_node(versions: Mapping[str, str]) -> Message:
     """What a node says of itself when it comes in; `versions` are of what has to be the same on all nodes."""
-    return {"event": "hello", "host": socket.gethostname(), "order": order_of_host(), "versions": dict(versions)}
+    return {"event": "hello", "host": socket.gethostname(), "order": host_order(), "versions": dict(versions)}
 
 
-class Fleet:
+class OtherNodes:
     """Of one run. Raises NodesError where it cannot be; `close` ends it for all."""
 
     def __init__(self, role: Role, versions: Mapping[str, str], timeout_seconds: float) -> None:
@@ -49,15 +49,15 @@ class Fleet:
         self._dropped: Counter[str] = Counter()  # connections of strangers, in words
         self._closing = ExitStack()
         given = os.environ.get(handshake.VARIABLE)
-        told = handshake.nonce() if not given else ""
-        self._key = (given or told).encode()
+        reported = handshake.nonce() if not given else ""
+        self._key = (given or reported).encode()
         try:
             self.address = _address_of(role.address)
             self._door = self._closing.enter_context(handshake.listening(self.address, role.nodes))
         except OSError as error:
             raise NodesError(f"MASTER_ADDR {role.address}: it cannot be listened on here: {error}") from None
         self.interface = interface_of(self.address)
-        found = {"address": self.address, "port": self._door.getsockname()[1], "secret": told}
+        found = {"address": self.address, "port": self._door.getsockname()[1], "secret": reported}
         self._notice = self._closing.enter_context(rendezvous.Notice(role, found))
         self._awaited = False
         self._begun = ""  # the test that all nodes are in
@@ -83,11 +83,11 @@ class Fleet:
         return f"{self.role.nodes} nodes over {where}: {', '.join(self.hosts)}"
 
     @property
-    def told(self) -> list[str]:
+    def reported(self) -> list[str]:
         """What is to be said of it, a line for whatever happened many times: who it is of may go on for ever."""
         most = self._dropped.most_common(_TOLD)
         more = len(self._dropped) - len(most)
-        lines = [f"{told} ({times} times)" if times > 1 else told for told, times in most]
+        lines = [f"{reported} ({times} times)" if times > 1 else reported for reported, times in most]
         return [*lines, f"... and connections that were dropped in {more} other ways"] if more else lines
 
     def __len__(self) -> int:
@@ -95,9 +95,9 @@ class Fleet:
         return self.role.nodes
 
     @cached_property
-    def hand(self) -> Side:
+    def current(self) -> Side:
         """The other nodes' pytests of the code at hand, once all have come."""
-        return self.side([node.hand for node in self.nodes])
+        return self.side([node.current for node in self.nodes])
 
     def side(self, members: Sequence[Member]) -> Side:
         return Side(
@@ -105,7 +105,7 @@ class Fleet:
             address=self.address,
             interface=self.interface,
             hosts=self.hosts,
-            order=order_of_host(),
+            order=host_order(),
             facts=self.facts,
         )
 
@@ -119,7 +119,7 @@ class Fleet:
             which = ", ".join(map(str, missing))
             problem = f"node{'s' * (len(missing) > 1)} {which} of {self.role.nodes} did not come"
             asked = " (--ddp-timeout)" * (seconds > START_SECONDS)
-            raise NodesError("\n".join((f"{problem} within {seconds:g} s{asked}", *self.told)))
+            raise NodesError("\n".join((f"{problem} within {seconds:g} s{asked}", *self.reported)))
         for node in self.nodes:
             node.check(self._versions)
         with _as_nodes_error():
@@ -130,7 +130,7 @@ class Fleet:
         self._notice.check()  # first, for it may import torch meanwhile
         until = time.monotonic() + seconds
         wanted = set(range(1, self.role.nodes)) - {node.number for node in self.nodes}
-        came = handshake.admit(self._door, self._key, wanted, until, lambda told: self._dropped.update([told]))
+        came = handshake.admit(self._door, self._key, wanted, until, lambda reported: self._dropped.update([reported]))
         with _as_nodes_error():
             self.nodes += [Node(number, lines, self._timeout) for number, lines in sorted(came.items())]
         if len(came) == len(wanted):
@@ -154,14 +154,14 @@ class Fleet:
         self._asked = self._asked + 1 if self._begun == nodeid else 1
         self._begun = nodeid
         try:
-            self.hand.begin(nodeid, {**asked, "number": self._asked}, nodes)
+            self.current.begin(nodeid, {**asked, "number": self._asked}, nodes)
         except BaseSideError:
             self.leave()
             raise
 
         def tell(came: Message) -> None:
             with suppress(BaseSideError):  # the next test will be told
-                self.hand.tell({"op": "done", **came}, nodes)
+                self.current.tell({"op": "done", **came}, nodes)
 
         try:
             yield tell
@@ -172,7 +172,7 @@ class Fleet:
     def leave(self) -> None:
         """The test is over here. Returns when it is over everywhere."""
         self._begun = ""
-        self._failed += self.hand.leave()
+        self._failed += self.current.leave()
 
     def failed(self) -> list[str]:
         """What failed on other nodes outside of the calls of tests that were left, once."""

@@ -97,7 +97,7 @@ _END_SECONDS = 30.0
 _SHOWN = 4000  # characters of what it wrote
 
 
-class Led(Line):
+class RemotePytest(Line):
     """A process that is led from here, and ends with `close`."""
 
     def __init__(self, name: str, python: str, environ: Mapping[str, str], folder: Path) -> None:

@@ -114,8 +114,8 @@ def _ipv4() -> list[tuple[str, ipaddress.IPv4Address]]:
 
         for _, name in socket.if_nameindex():
             with suppress(OSError):  # one without an address
-                told = fcntl.ioctl(asking.fileno(), _GET_ADDRESS, struct.pack("256s", name.encode()[:15]))
-                found.append((name, ipaddress.IPv4Address(told[20:24])))
+                reported = fcntl.ioctl(asking.fileno(), _GET_ADDRESS, struct.pack("256s", name.encode()[:15]))
+                found.append((name, ipaddress.IPv4Address(reported[20:24])))
     return found
 
 
@@ -142,7 +142,7 @@ _SHOWN = 4000  # characters of what it wrote
 class _Asking:
     """A process that does so, from the beginning to `close`."""
 
-    def __init__(self, role: Role, told: Message | None, seconds: float) -> None:
+    def __init__(self, role: Role, reported: Message | None, seconds: float) -> None:
         self._seconds = seconds
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  # closed by close()
         ours, theirs = socket.socketpair()
@@ -163,9 +163,9 @@ class _Asking:
                 "parent": os.getpid(),
                 "address": role.address,
                 "port": role.port,
-                "hosts": told is not None and not role.hosted,
+                "hosts": reported is not None and not role.hosted,
                 "key": f"ddpperf/{role.run}",
-                "tell": told,
+                "tell": reported,
                 "seconds": seconds,
             }
         )

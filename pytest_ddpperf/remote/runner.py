@@ -115,9 +115,9 @@ class Tests:
 
     def leave(self) -> str:
         """The test is over here. Returns when it is over there: what failed there outside of its call, or ""."""
-        return self.await_end() if self.let_go() else ""
+        return self.await_end() if self.request_end() else ""
 
-    def let_go(self) -> bool:
+    def request_end(self) -> bool:
         """Say that the test is over here: whether its end there is to be awaited."""
         self._ended.clear()
         if not self._test or self._line.dead:

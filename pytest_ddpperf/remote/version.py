@@ -22,23 +22,23 @@ from pytest_ddpperf.records import LaunchSamples, Plan, Scalar, codec
 from pytest_ddpperf.records.errors import AgainstError, BaseSideError
 from pytest_ddpperf.remote.arguments import Invocation
 from pytest_ddpperf.remote.checkout import Checkout, Sources, differing
-from pytest_ddpperf.remote.process import Led
+from pytest_ddpperf.remote.process import RemotePytest
 from pytest_ddpperf.remote.runner import START_SECONDS, Tests
 from pytest_ddpperf.wire import boot
 from pytest_ddpperf.wire.channels import Message
 
 
 def nothing_differs(
-    hand: Sources, base: Sources, environ: Mapping[str, str], option: Sequence[str], changed: Collection[str]
+    current: Sources, base: Sources, environ: Mapping[str, str], option: Sequence[str], changed: Collection[str]
 ) -> bool:
     """Whether both sides run the same, as far as can be told before anything ran: `environ` and `option` are what
     was asked to be otherwise, `changed` are files that differ between the trees. Those may yet be imported in a rank,
     or compiled or read there, unless they are mere text for people."""
-    if (hand.python, hand.prefix) != (base.python, base.prefix) or option:
+    if (current.python, current.prefix) != (base.python, base.prefix) or option:
         return False
     if any(os.environ.get(name) != value for name, value in environ.items()):
         return False
-    return not differing(hand.files, base.files) and all(map(for_people, changed))
+    return not differing(current.files, base.files) and all(map(for_people, changed))
 
 
 def for_people(file: str) -> bool:
@@ -48,7 +48,7 @@ def for_people(file: str) -> bool:
     return hidden or path.suffix in ("", ".md", ".rst", ".txt")
 
 
-class HeldThere:
+class RemotePausedLaunch:
     def __init__(self, said: Message, ask: Callable[[Message], Message]) -> None:
         """`said` when it came to rest; `ask` sends an order and returns the answer, or raises BaseSideError."""
         self.steps: int = said["steps"]
@@ -106,7 +106,7 @@ class BaseSide:
         """Raises AgainstError."""
         self._settings, self._invocation = settings, invocation
         self._checkout = Checkout(settings, invocation.rootdir, invocation.kept, offline=invocation.own_tests)
-        self.version, self.trees = self._checkout.version, self._checkout.at_hand
+        self.version, self.trees = self._checkout.version, self._checkout.current_trees
         self.more: Mapping[str, Any] = {}  # fields of the message that starts its pytest
         self._closing = ExitStack()
         self._until = math.inf  # when it has to have collected, by the monotonic clock
@@ -132,17 +132,17 @@ class BaseSide:
 
     def _lead(self) -> None:
         """A pytest of its own, that has nothing to do yet."""
-        self.led = self.spawn()
-        self.tests = Tests(self.led, self._settings.timeout_seconds + _SILENCE_SECONDS)
+        self.remote_pytest = self.spawn()
+        self.tests = Tests(self.remote_pytest, self._settings.timeout_seconds + _SILENCE_SECONDS)
         try:
             self.tests.hello(self._to_start)
         except BaseSideError as error:
             raise self._unlike_ours(error) from None
 
-    def spawn(self) -> Led:
+    def spawn(self) -> RemotePytest:
         """Its pytest, in the tree that `prepare` brought; what it says is not heard yet. Raises AgainstError."""
-        led = self._process()
-        self._closing.callback(led.close)
+        remote_pytest = self._process()
+        self._closing.callback(remote_pytest.close)
         folder = self._checkout.folder
         cache = ["-o", f"cache_dir={folder / _CACHE}"] if self._invocation.caches else []
         start = {
@@ -156,10 +156,10 @@ class BaseSide:
             **self.more,
         }
         try:
-            led.send(start)
+            remote_pytest.send(start)
         except BaseSideError as error:
             raise self._unlike_ours(error) from None
-        return led
+        return remote_pytest
 
     def _unlike_ours(self, error: BaseSideError) -> AgainstError:
         if self.version.python:
@@ -177,7 +177,7 @@ class BaseSide:
         """Those of its ranks, as far as conftests there set what they set here."""
         return self._checkout.environ(os.environ)
 
-    def _process(self) -> Led:
+    def _process(self) -> RemotePytest:
         python = sys.executable
         if self._settings.against_python is not None:
             python = os.path.abspath(shutil.which(self._settings.against_python) or "")
@@ -192,7 +192,7 @@ class BaseSide:
         if folders:
             environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(folders))
         try:
-            return Led(str(self.version), python, environ, self._invocation.folder_in(self.tree))
+            return RemotePytest(str(self.version), python, environ, self._invocation.folder_in(self.tree))
         except OSError as error:
             raise AgainstError(self.option, f"{python} cannot be started: {error}") from None
 
@@ -252,19 +252,19 @@ class BaseSide:
         ended = f"the test ended there without measuring {label or 'anything'}"
         message = self.tests.hear(Nobody(), ended)
         while self._invocation.own_tests and message["label"] != label:  # here nobody doubted that one
-            self.led.send({"op": "launch", "steps": 1})
+            self.remote_pytest.send({"op": "launch", "steps": 1})
             if self.tests.hear(Nobody(), ended)["event"] == "launched":
-                self.led.send({"op": "done"})
+                self.remote_pytest.send({"op": "done"})
             message = self.tests.hear(Nobody(), ended)
         if message["label"] != label:
-            self.led.send({"op": "leave"})  # it would wait for ever
+            self.remote_pytest.send({"op": "leave"})  # it would wait for ever
             raise BaseSideError(f"there the test measured {message['label']!r} where it measures {label!r} here")
         plan = codec.decode(Plan, message["plan"])
         if self._invocation.own_tests:  # what its options ask for may have changed since, and is not the code
             if (plan.rpc, plan.master) != (here.rpc, here.master):
                 raise BaseSideError(f"there the test has {plan.roles or 'ranks'}, here {here.roles or 'ranks'}")
             plan = plan.measured_as(here)
-            self.led.send({"op": "like", "plan": codec.encode(plan)})
+            self.remote_pytest.send({"op": "like", "plan": codec.encode(plan)})
         return Ready(plan=plan, batch_size=message["batch_size"], facts=message["facts"])
 
     def measure(self, observer: Observer, steps: int | None) -> LaunchSamples:
@@ -273,16 +273,16 @@ class BaseSide:
         return codec.decode(LaunchSamples, self.tests.ask(observer, {"op": "launch", "steps": steps})["samples"])
 
     @contextmanager
-    def hold(self, observer: Observer, steps: int | None) -> Iterator[HeldThere]:
+    def hold(self, observer: Observer, steps: int | None) -> Iterator[RemotePausedLaunch]:
         """As `measure`, a launch that has warmed up and rests; over, clean-up included, when the context is left."""
         said = self.tests.ask(observer, {"op": "hold", "steps": steps})
-        with dropping(HeldThere(said, partial(self.tests.ask, observer))) as held:
-            yield held
+        with dropping(RemotePausedLaunch(said, partial(self.tests.ask, observer))) as paused:
+            yield paused
 
     @property
     def dead(self) -> bool:
         """Whether its process has ended."""
-        return bool(self.led.dead)
+        return bool(self.remote_pytest.dead)
 
     @property
     def gone(self) -> bool:

@@ -134,7 +134,7 @@ class Phase(IntEnum):
     DELIVERY = 5
     CLEANUP = 6
     DONE = 7
-    SERVING = 8  # in an RPC launch, a process that others call: after its set-up, before its delivery
+    LEADER = 8  # in an RPC launch, a process that others call: after its set-up, before its delivery
 
 
 def _allocate(descriptor: int, size: int) -> None:
@@ -219,7 +219,7 @@ class Board:
             Phase.SETUP: "setup",
             Phase.DELIVERY: "the delivery of its result",
             Phase.CLEANUP: "clean-up",
-            Phase.SERVING: "serving",
+            Phase.LEADER: "serving",
         }.get(phase, "the end")
 
     def close(self) -> None:

@@ -34,26 +34,26 @@ _real = cache(os.path.realpath)
 class Trees:
     """Absolute paths, links resolved. Where there is one tree only, `hand` and `base` are the same."""
 
-    hand: str  # the top of the working tree
+    current: str  # the top of the working tree
     base: str  # the top of the version that this side measures
     kept: tuple[str, ...]  # files, and folders with all in them, that come from the tree at hand for both sides
 
     def within(self, path: str) -> str | None:
         """A path of either tree as a relative one; None for what is in neither, or belongs to an interpreter."""
-        for root in (self.base, self.hand):
+        for root in (self.base, self.current):
             if path == root or _below(path, root):
                 break
         else:
             return None  # first, for it is what most of a process's modules are
         if any(part in path for part in _INSTALLED):
             return None
-        if any(_below(path, prefix) and _below(prefix, self.hand) for prefix in _PREFIXES):
+        if any(_below(path, prefix) and _below(prefix, self.current) for prefix in _PREFIXES):
             return None
         return path[len(root) + 1 :]
 
     def keeps(self, within: str) -> bool:
         """Whether it comes from the tree at hand for both sides: a test."""
-        path = os.path.join(self.hand, within)
+        path = os.path.join(self.current, within)
         return any(path == keep or _below(path, keep) for keep in self.kept)
 
     def home(self, path: str) -> str:
@@ -61,7 +61,7 @@ class Trees:
         within = self.within(path)
         if within is None:
             return path
-        return os.path.join(self.hand if self.keeps(within) else self.base, within).rstrip(os.sep)
+        return os.path.join(self.current if self.keeps(within) else self.base, within).rstrip(os.sep)
 
     def followed(self, path: str) -> str:
         """Where what a path leads to is to come from, links resolved; the path itself if it leads there."""
@@ -87,11 +87,11 @@ class Trees:
         within = self.within(_real(entry or os.getcwd()))
         if within is None:
             return (entry,)
-        return tuple(os.path.join(root, within).rstrip(os.sep) for root in (self.base, self.hand))
+        return tuple(os.path.join(root, within).rstrip(os.sep) for root in (self.base, self.current))
 
     def imported(self) -> list[str]:
         """The files that this process's modules came from, as far as they are this side's own, sorted."""
-        return sorted({within for path, within in self._held() if path == os.path.join(self.base, within)})
+        return sorted({within for path, within in self._paused() if path == os.path.join(self.base, within)})
 
     def others(self) -> list[str]:
         """The top-level modules of all that this process imported from elsewhere, sorted; Python's own and ours
@@ -102,13 +102,13 @@ class Trees:
     def refuse_strays(self) -> None:
         """Raises BaseSideError if this process imported anything but tests from the other tree: whatever way that went,
         what is measured would not be the version."""
-        strays = sorted({within for path, within in self._held() if path != os.path.join(self.base, within)})
+        strays = sorted({within for path, within in self._paused() if path != os.path.join(self.base, within)})
         if strays:
             more = ", ..." if len(strays) > _NAMED else ""
             problem = "imported from the working tree, not from the version to compare with"
             raise BaseSideError(f"{problem}: {', '.join(strays[:_NAMED])}{more}")
 
-    def _held(self) -> Iterator[tuple[str, str]]:
+    def _paused(self) -> Iterator[tuple[str, str]]:
         """The files of either tree that this process's modules came from, tests apart: absolute, and as `within`."""
         for _, path in _loaded():
             within = self.within(path)

@@ -428,8 +428,8 @@ def test_parameters_methods_rpc_and_collectives_are_confirmed_likewise(project: 
     with project.untouched():
         result = run(CONFIRM, *options)
     assert result.ret == 0
-    told = [text for text in result.outlines if text.startswith("tests/") and "but the machine is slower" in text]
-    assert [text.partition(": INCONCLUSIVE: ")[0] for text in told] == [
+    reported = [text for text in result.outlines if text.startswith("tests/") and "but the machine is slower" in text]
+    assert [text.partition(": INCONCLUSIVE: ")[0] for text in reported] == [
         "tests/test_step.py::TestSizes::test_step[1]",
         "tests/test_step.py::TestSizes::test_step[a/b [c]]",
         "tests/test_step.py::test_rpc",

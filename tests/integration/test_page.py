@@ -98,7 +98,7 @@ def test_a_request_would_be_seen(shown: Path, tmp_path: Path) -> None:
     file = tmp_path / "page.html"
     file.write_text(shown.read_text().replace("<main>", '<main><img src="http://127.0.0.1:9/x.png">'))
     _, console = browse(file, tmp_path)
-    assert ["127.0.0.1:9/x.png" in told for told in console] == [True]
+    assert ["127.0.0.1:9/x.png" in reported for reported in console] == [True]
 
 
 @in_a_browser
@@ -130,8 +130,8 @@ def test_a_page_that_could_not_be_made_is_said_before_the_run(
     pytester.makepyfile("def test_nothing(): pass")
     result = run("--ddp-html=page.html")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    told = "--ddp-html needs matplotlib and Jinja2: pip install 'pytest-ddpperf[report]'"
-    assert f"ERROR: {told}" in result.stderr.str()
+    reported = "--ddp-html needs matplotlib and Jinja2: pip install 'pytest-ddpperf[report]'"
+    assert f"ERROR: {reported}" in result.stderr.str()
 
 
 def test_a_command_that_lacks_what_draws_says_what_brings_it(
@@ -139,8 +139,8 @@ def test_a_command_that_lacks_what_draws_says_what_brings_it(
 ) -> None:
     monkeypatch.setattr("pytest_ddpperf.report.page.shell.find_spec", lambda name: None)
     assert main.main(["html", "a.json", "-o", str(tmp_path / "page.html")]) == 4
-    told = "ddpperf: error: ddpperf html needs matplotlib and Jinja2: pip install 'pytest-ddpperf[report]'\n"
-    assert capsys.readouterr().err == told
+    reported = "ddpperf: error: ddpperf html needs matplotlib and Jinja2: pip install 'pytest-ddpperf[report]'\n"
+    assert capsys.readouterr().err == reported
 
 
 def test_reports_of_shards_become_one_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -146,14 +146,14 @@ def test_figures_that_cannot_be_are_refused_before_anything_is_measured(
 ) -> None:
     (pytester.path / "file").touch()
     monkeypatch.setattr("pytest_ddpperf.suite.conftest.drawable", lambda: False)
-    for arguments, told in (
+    for arguments, reported in (
         ((*SUITE, "--ddp-suite-plots=file"), "*--ddp-suite-plots: '*/file': is a file: name a folder for figures*"),
         ((*SUITE, "--ddp-suite-plots=new"), "*needs matplotlib 3.9: pip install 'pytest-ddpperf[[]plots[]]'*"),
         ((*SUITE, "--ddp-suite-plots=new", "-n2"), "*with 2 xdist workers: figures are drawn by one; add -n 0*"),
     ):
         result = run(*arguments, small=False)
         assert result.ret == pytest.ExitCode.USAGE_ERROR
-        result.stderr.fnmatch_lines([told])
+        result.stderr.fnmatch_lines([reported])
 
 
 def test_figures_that_cannot_be_written_are_red(pytester: pytest.Pytester, run: Run) -> None:

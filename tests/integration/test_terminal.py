@@ -89,12 +89,12 @@ def test_slow(ddp_benchmark, number): ddp_benchmark(lambda ctx: lambda: time.sle
     asked = "--ddp-launches=2", "--ddp-min-time=1000", "--ddp-max-launches=80"
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setenv("TERM", "xterm")
-    status, told = on_terminal("-p", "no:randomly", "-p", "no:benchmark", *asked)
+    status, reported = on_terminal("-p", "no:randomly", "-p", "no:benchmark", *asked)
     assert status == 0
-    assert re.search(r"test 1/2, launch 2/2, step \d+/37, p50 so far 0\.\d+s", told)
+    assert re.search(r"test 1/2, launch 2/2, step \d+/37, p50 so far 0\.\d+s", reported)
     # What is left may be over at once where others hold the cores.
-    assert re.search(r"test 2/2( \(\d+ \w+ left\))?, launch 1/2, step \d+/37", told)
-    assert re.search(r"test 2/2( \(\d+ \w+ left\))?, launch 2/2, step \d+/37, p50 so far 0\.\d+s", told)
+    assert re.search(r"test 2/2( \(\d+ \w+ left\))?, launch 1/2, step \d+/37", reported)
+    assert re.search(r"test 2/2( \(\d+ \w+ left\))?, launch 2/2, step \d+/37, p50 so far 0\.\d+s", reported)
 
 
 HANGING = (

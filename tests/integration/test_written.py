@@ -36,8 +36,8 @@ def test_a_report_that_cannot_be_made_is_told_and_costs_no_other(
     pytester.makepyfile(NOTHING)
     result = run("--ddp-markdown=out.md", "--ddp-json=out.json")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-    told = f"--ddp-markdown {pytester.path}/out.md was not written: ImportError: undefined symbol: _Zn"
-    result.stdout.fnmatch_lines([told, "ddpperf: 0 of 0 compared"])
+    reported = f"--ddp-markdown {pytester.path}/out.md was not written: ImportError: undefined symbol: _Zn"
+    result.stdout.fnmatch_lines([reported, "ddpperf: 0 of 0 compared"])
     assert json.loads((pytester.path / "out.json").read_text())["measurements"] == []
 
 
@@ -110,6 +110,6 @@ def test_reports_say_of_which_commit_they_are_and_compare_as_the_gate_did(
     assert base["measurements"][0]["sessions"] == []
 
     assert main(["diff", str(pytester.path / "base.json"), str(pytester.path / "now.json")]) == 1
-    told = capsys.readouterr().out
+    reported = capsys.readouterr().out
     assert measured["verdict"]["comparisons"][0]["change"]["estimate"] == pytest.approx(7)
-    assert "REGRESSED: p50 +700.0 % [" in told
+    assert "REGRESSED: p50 +700.0 % [" in reported

@@ -95,11 +95,11 @@ class SlowToDie:
 
 def test_a_destructor_that_hangs_is_green(bench: Bench) -> None:
     def setup(ctx: Any) -> Any:
-        held = SlowToDie()
+        paused = SlowToDie()
 
         def step() -> None:
             all_reduce()
-            assert held
+            assert paused
 
         return step
 

@@ -98,9 +98,9 @@ def test_garbage_is_collected_before_the_window_only(bench: Bench) -> None:
         gc.callbacks.append(lambda phase, info: collected.append(phase))
         return lambda: len(collected) if not gc.isenabled() else 0
 
-    for told in taken(bench, setup, 4, 4).examples:
-        assert set(told) == {told[0]}
-        assert told[0] > 0, "it is off, and ran before"
+    for reported in taken(bench, setup, 4, 4).examples:
+        assert set(reported) == {reported[0]}
+        assert reported[0] > 0, "it is off, and ran before"
 
 
 # --- rest
@@ -334,7 +334,7 @@ def test_nobody_stays_stopped_when_pytest_ends(signum: int) -> None:
 
 def test_two_runs_on_one_machine_take_turns_pair_by_pair() -> None:
     with holding("3", locks="on") as one, holding("3", locks="on") as other:
-        told = [line.split() for run in (one, other) for line in run.communicate()[0].splitlines()]
-    assert len(told) == 6
-    pairs = sorted((float(began), float(ended)) for began, ended in told)
+        reported = [line.split() for run in (one, other) for line in run.communicate()[0].splitlines()]
+    assert len(reported) == 6
+    pairs = sorted((float(began), float(ended)) for began, ended in reported)
     assert all(ended <= began for (_, ended), (began, _) in pairwise(pairs)), "never two at once"

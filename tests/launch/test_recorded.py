@@ -73,7 +73,7 @@ def test_nothing_recorded_is_nothing(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "told"),
+    ("name", "value", "reported"),
     [
         ("loss", "3", "TypeError: ctx.record('loss', '3'): a figure is a number"),
         ("loss", None, "TypeError: ctx.record('loss', None): a figure is a number"),
@@ -83,11 +83,11 @@ def test_nothing_recorded_is_nothing(bench: Bench) -> None:
         ("a\nb", 3, r"ValueError: ctx.record('a\nb', ...): a figure's name is printable text"),
     ],
 )
-def test_what_is_no_figure_is_red_where_it_stands(bench: Bench, name: Any, value: Any, told: str) -> None:
+def test_what_is_no_figure_is_red_where_it_stands(bench: Bench, name: Any, value: Any, reported: str) -> None:
     def setup(ctx: Any) -> Any:
         return lambda: ctx.record(name, value)
 
     with pytest.raises(LaunchError) as caught:
         bench.measure(setup)
-    assert caught.value.cause.summary == told
+    assert caught.value.cause.summary == reported
     assert "lambda: ctx.record(name, value)" in caught.value.cause.traceback

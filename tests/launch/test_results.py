@@ -83,7 +83,7 @@ def test_a_launch_says_what_any_rank_imported_where_it_is_asked(
 
     samples = bench.measure(setup)
     assert (samples.files, samples.others) == ({}, ())
-    monkeypatch.setattr(bench.launcher, "_trees", Trees(hand=str(top), base=str(top), kept=()))
+    monkeypatch.setattr(bench.launcher, "_trees", Trees(current=str(top), base=str(top), kept=()))
     samples = bench.measure(setup)
     assert samples.files == digests(str(top), ["late.py", "of_rank_0.py", "of_rank_1.py"])
     (top / "late.py").write_bytes(b"late = 1\n")

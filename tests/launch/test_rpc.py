@@ -22,14 +22,14 @@ from pytest_ddpperf.records.errors import LaunchError
 from pytest_ddpperf.wire.trees import Trees
 from tests.launch.conftest import Bench, arrive, hang, listeners
 
-held: dict[str, Any] = {}
+paused: dict[str, Any] = {}
 
 
 # --- what parameter servers are called for
 
 
 def answer() -> str:
-    return str(held.get("name", "nothing was set up"))
+    return str(paused.get("name", "nothing was set up"))
 
 
 def nothing() -> None:
@@ -98,7 +98,7 @@ def test_every_role_has_its_set_up_its_place_and_what_the_master_shares(bench: B
     bench.recorder.streams = True
 
     def server(ctx: Any) -> None:
-        held["name"] = f"{ctx.name} of {ctx.world_size}"
+        paused["name"] = f"{ctx.name} of {ctx.world_size}"
         total = torch.ones(1)
         dist.all_reduce(total)
         print(ctx.role, ctx.rank, ctx.world_size, os.environ["RANK"], os.environ["WORLD_SIZE"], int(total))
@@ -134,7 +134,7 @@ def test_a_launch_says_what_any_of_its_processes_imported(
     for name in ("of_trainers", "of_master", "of_servers", "unused"):
         (tmp_path / f"{name}.py").write_text("")
     monkeypatch.syspath_prepend(top)
-    monkeypatch.setattr(bench.launcher, "_trees", Trees(hand=top, base=top, kept=()))
+    monkeypatch.setattr(bench.launcher, "_trees", Trees(current=top, base=top, kept=()))
 
     def trainer(ctx: Any, shared: Any) -> Any:
         importlib.import_module("of_trainers")

@@ -123,8 +123,10 @@ def test_under_a_quota_ranks_are_on_all_cores_with_threads_for_their_share(
 def test_the_users_code_runs_under_the_warning_filters_of_its_test(bench: Bench) -> None:
     assert warned(bench) == ["UserWarning: of setup"]  # Python's own
     assert warned(bench, "ignore:of:builtins.Warning::0") == []
-    told = warned(bench, "always::builtins.Warning::0", "ignore::builtins.DeprecationWarning::0")  # the last that fits
-    assert told == ["UserWarning: of setup", "ResourceWarning: of clean-up"]
+    reported = warned(
+        bench, "always::builtins.Warning::0", "ignore::builtins.DeprecationWarning::0"
+    )  # the last that fits
+    assert reported == ["UserWarning: of setup", "ResourceWarning: of clean-up"]
     for filters, phase, warning in (
         (["error::builtins.Warning::0"], "setup", "UserWarning: of setup"),
         (["error::builtins.DeprecationWarning::0"], "warm-up step 1 of 1", "DeprecationWarning: of the step"),
@@ -239,10 +241,10 @@ def test_a_module_to_preload_that_fails_is_named(tmp_path: Path, monkeypatch: py
     launcher = Launcher(dict)
     with pytest.raises(ServerError) as caught:
         launcher.probe(("broken_preload",), 300.0)
-    told = caught.value.output
-    assert told.startswith("--ddp-preload: importing broken_preload:\nTraceback")
-    assert told.rstrip().endswith(words.rstrip())
-    assert told.count("File ") == 1, "theirs"
+    reported = caught.value.output
+    assert reported.startswith("--ddp-preload: importing broken_preload:\nTraceback")
+    assert reported.rstrip().endswith(words.rstrip())
+    assert reported.count("File ") == 1, "theirs"
     launcher.close()
 
 
@@ -254,7 +256,7 @@ def test_what_is_preloaded_is_there_before_the_rank_begins_however_much_it_is(
     path, modules = "x" * 200_000, ["good_preload", *["json"] * 30_000]
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path), path])
     kept = tuple(f"{tmp_path}/hand/tests/test_{number}.py" for number in range(5000))
-    trees = Trees(hand=f"{tmp_path}/hand", base=f"{tmp_path}/base", kept=kept)
+    trees = Trees(current=f"{tmp_path}/hand", base=f"{tmp_path}/base", kept=kept)
     launcher = Launcher(dict, trees=trees)
     plan = Plan(world_size=1, backend="gloo", device="cpu", preload=tuple(modules))
 
@@ -277,9 +279,11 @@ def test_what_a_preloaded_module_starts_outlives_launches_and_ends_with_the_serv
     try:
         launcher.probe(preload, 300.0)
         plan = Plan(world_size=2, backend="gloo", device="cpu", preload=preload)
-        told = [launcher.call(plan, lambda ctx: sys.modules["starting_preload"].pid, (), Recorder()) for _ in range(2)]
-        pid = told[0][0]
-        assert told == [[pid] * 2] * 2, "there is one server"
+        reported = [
+            launcher.call(plan, lambda ctx: sys.modules["starting_preload"].pid, (), Recorder()) for _ in range(2)
+        ]
+        pid = reported[0][0]
+        assert reported == [[pid] * 2] * 2, "there is one server"
         assert alive(pid)
     finally:
         launcher.close()

@@ -449,9 +449,9 @@ def test_who(ddp_run):
     first, second = machines.both(machines.pytest, "test_torn.py")
     print(first.output, second.output)
     assert "3 passed, 1 error" in first.output
-    told = first.output.partition("ERROR at teardown of test_torn")[2]
-    assert re.search(r"^node 1 \(.+\): ", told, re.MULTILINE)
-    assert "RuntimeError: not removed" in told
+    reported = first.output.partition("ERROR at teardown of test_torn")[2]
+    assert re.search(r"^node 1 \(.+\): ", reported, re.MULTILINE)
+    assert "RuntimeError: not removed" in reported
     assert (first.process.returncode, second.process.returncode) == (1, 1)
     assert machines.left() == []
 
@@ -514,9 +514,9 @@ def test_strangers_are_dropped_and_told_of_and_do_no_harm(machines: Machines) ->
     first = machines.pytest(0, "--ddp-timeout=60", "test_step.py")
     port = machines.port(0)
     attacks = ("garbage", "endless", "silence")
-    strangers = [machines.start(1, [sys.executable, "-c", STRANGER, str(port), sent]) for sent in attacks]
-    for stranger in strangers:
-        assert stranger.wait() == 0, stranger.output
+    untrusted = [machines.start(1, [sys.executable, "-c", STRANGER, str(port), sent]) for sent in attacks]
+    for process in untrusted:
+        assert process.wait() == 0, process.output
     second = machines.pytest(1, "--ddp-timeout=60", "test_step.py")
     statuses = first.wait(), second.wait()
     print(first.output, second.output)

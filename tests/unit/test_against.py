@@ -23,7 +23,7 @@ from pytest_ddpperf.git import worktrees
 from pytest_ddpperf.records.errors import AgainstError, GitError
 from pytest_ddpperf.remote import checkout as folder_module
 from pytest_ddpperf.remote import version as side
-from pytest_ddpperf.remote.arguments import Invocation, of_led, of_other_tests
+from pytest_ddpperf.remote.arguments import Invocation, of_other_tests, remote_arguments
 from pytest_ddpperf.remote.checkout import _SHOWN, Checkout, Folder, Sources, Worktree, differing
 from pytest_ddpperf.remote.version import BaseSide, nothing_differs
 from pytest_ddpperf.wire.trees import Trees, digests
@@ -47,7 +47,7 @@ LEFT = f"{folder_module._PREFIX}{folder_module._host()}-left"  # by a run that w
     ],
 )  # fmt: skip
 def test_a_flag_that_writes_selects_or_is_ours_is_dropped_by_itself(dropped: str) -> None:
-    assert of_led(["-v", dropped, "tests", dropped], ["tests"]) == ["-v", "tests"]
+    assert remote_arguments(["-v", dropped, "tests", dropped], ["tests"]) == ["-v", "tests"]
 
 
 @pytest.mark.parametrize(
@@ -62,19 +62,21 @@ def test_a_flag_that_writes_selects_or_is_ours_is_dropped_by_itself(dropped: str
     ],
 )  # fmt: skip
 def test_an_option_that_writes_selects_or_is_ours_is_dropped_with_its_value(option: str) -> None:
-    assert of_led(["-v", option, "value", "tests"], ["tests"]) == ["-v", "tests"]
-    assert of_led(["-v", f"{option}=value", "tests"], ["tests"]) == ["-v", "tests"]
-    assert of_led(["-v", f"{option}=", "tests"], ["tests"]) == ["-v", "tests"]
-    assert of_led(["tests", option, "--bucket-mb 1"], ["tests"]) == ["tests"], "a value may look like an option"
-    assert of_led(["tests", option], ["tests"]) == ["tests"]
+    assert remote_arguments(["-v", option, "value", "tests"], ["tests"]) == ["-v", "tests"]
+    assert remote_arguments(["-v", f"{option}=value", "tests"], ["tests"]) == ["-v", "tests"]
+    assert remote_arguments(["-v", f"{option}=", "tests"], ["tests"]) == ["-v", "tests"]
+    assert remote_arguments(["tests", option, "--bucket-mb 1"], ["tests"]) == ["tests"], (
+        "a value may look like an option"
+    )
+    assert remote_arguments(["tests", option], ["tests"]) == ["tests"]
 
 
 @pytest.mark.parametrize("option", ["--cov", "--benchmark-compare", "--benchmark-histogram"])
 def test_an_option_whose_value_may_be_left_out_takes_the_next_word_unless_that_is_an_option(option: str) -> None:
-    assert of_led([option, "value", "tests"], ["tests"]) == ["tests"]
-    assert of_led([f"{option}=value", "tests"], ["tests"]) == ["tests"]
-    assert of_led([option, "-v", "tests"], ["tests"]) == ["-v", "tests"]
-    assert of_led([option, option, "value", option], []) == []
+    assert remote_arguments([option, "value", "tests"], ["tests"]) == ["tests"]
+    assert remote_arguments([f"{option}=value", "tests"], ["tests"]) == ["tests"]
+    assert remote_arguments([option, "-v", "tests"], ["tests"]) == ["-v", "tests"]
+    assert remote_arguments([option, option, "value", option], []) == []
 
 
 @pytest.mark.parametrize(
@@ -93,7 +95,7 @@ def test_an_option_whose_value_may_be_left_out_takes_the_next_word_unless_that_i
     ],
 )
 def test_stopping_at_the_first_failure_is_taken_out_of_joined_flags(given: list[str], left: list[str]) -> None:
-    assert of_led([*given, "tests"], ["tests"]) == [*left, "tests"]
+    assert remote_arguments([*given, "tests"], ["tests"]) == [*left, "tests"]
 
 
 def test_all_else_is_left_as_it_is() -> None:
@@ -101,13 +103,19 @@ def test_all_else_is_left_as_it_is() -> None:
         "-p", "no:randomly", "-o", "addopts=", "-c", "my ini", "--rootdir=x", "-k", "a and not b", "-m", "not slow",
         "--ddp-steps", "50", "--ddp-threshold=p50:5%", "--my-option=a=b", "--ddp-against-x", "-n0", "--timeout=3",
     ]  # fmt: skip
-    assert of_led(arguments, []) == arguments
+    assert remote_arguments(arguments, []) == arguments
 
 
 def test_of_a_named_test_the_whole_file_is_collected() -> None:
     tests = ["tests/test_a.py::test_x[a::b=c]", "tests/test_b.py::TestB::test_y", "tests", "test_c.py"]
     other = ["--deselect", "tests/test_a.py::test_z", "--deselect=tests/test_a.py::test_w", "-k", "a::b"]
-    assert of_led([*other, *tests], tests) == [*other, "tests/test_a.py", "tests/test_b.py", "tests", "test_c.py"]
+    assert remote_arguments([*other, *tests], tests) == [
+        *other,
+        "tests/test_a.py",
+        "tests/test_b.py",
+        "tests",
+        "test_c.py",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -185,7 +193,7 @@ def test_a_changed_file_differs_unless_it_is_text_for_people(changed: str, same:
 
 def test_the_sources_of_this_process_are_its_interpreter_and_the_files_of_a_tree() -> None:
     top = os.path.realpath(Path(__file__).parents[2])
-    here = Sources.here(Trees(hand=top, base=top, kept=(os.path.join(top, "tests"),)))
+    here = Sources.here(Trees(current=top, base=top, kept=(os.path.join(top, "tests"),)))
     assert (here.python, here.prefix) == (sys.version.split()[0], os.path.realpath(sys.prefix))
     assert "pytest_ddpperf/remote/version.py" in here.files
     assert all(here.files.values())
@@ -200,7 +208,7 @@ def test_interpreters_that_a_step_starts_find_the_versions_own_code(top: Path, m
     monkeypatch.chdir(top)  # which an empty entry means
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["/elsewhere", "", str(top / "tests")]))
     given: list[dict[str, str]] = []
-    monkeypatch.setattr(side, "Led", lambda name, python, environ, folder: given.append(environ))
+    monkeypatch.setattr(side, "RemotePytest", lambda name, python, environ, folder: given.append(environ))
     invocation = Invocation(
         arguments=(), tests=(), folder=top, rootdir=top, caches=False, kept=(), sys_path=["", str(top / "src"), "/lib"]
     )
@@ -382,13 +390,13 @@ def test_what_a_killed_run_left_is_removed_and_what_a_live_one_has_is_not(top: P
 def test_what_is_called_like_a_leftover_and_is_none_stays(
     top: Path, tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    left, elsewhere = temporary / LEFT, tmp_path / "elsewhere"
+    left, remote_ranks = temporary / LEFT, tmp_path / "elsewhere"
     if "link" in what:
-        left.symlink_to(elsewhere)
+        left.symlink_to(remote_ranks)
     if what == "file":
         left.touch()
     if what != "file" and what != "dangling link":
-        folder = elsewhere if what == "link" else left
+        folder = remote_ranks if what == "link" else left
         folder.mkdir()
         (folder / ("work" if what == "no lock" else ".alive")).touch()
     if what == "another user's":
@@ -546,10 +554,10 @@ def test_a_ref_is_checked_out_beside_the_tree_at_hand(top: Path, temporary: Path
     with untouched(top):
         checkout = Checkout(settings(against="v1"), top, kept)
         assert (checkout.version.ref, checkout.version.commit, checkout.version.now) == ("v1", first, second)
-        assert checkout.at_hand == Trees(hand=str(top), base=str(top), kept=kept)
+        assert checkout.current_trees == Trees(current=str(top), base=str(top), kept=kept)
         assert list(temporary.iterdir()) == [], "nothing is checked out yet"
         trees = checkout.check_out()
-        assert (trees.hand, trees.kept) == (str(top), kept)
+        assert (trees.current, trees.kept) == (str(top), kept)
         assert Path(trees.base, "src/a.py").read_text() == "1"
         checkout.remove()
         checkout.remove()  # once more is no error
@@ -575,7 +583,7 @@ def test_without_another_ref_there_is_one_tree(
     outside.mkdir()
     for folder, commits in ((top, git(top, "rev-parse", "main")), (outside, "")):
         checkout = Checkout(settings(**asked), folder, ("/kept",))
-        assert checkout.check_out() == Trees(hand=str(folder), base=str(folder), kept=("/kept",))
+        assert checkout.check_out() == Trees(current=str(folder), base=str(folder), kept=("/kept",))
         assert (checkout.version.commit, checkout.version.now) == (commits, commits)
         assert checkout.changed() == []
         assert list(temporary.iterdir()) == [checkout.folder], "for what its pytest leaves"
@@ -593,7 +601,7 @@ def test_rootdir_may_be_below_the_top(top: Path) -> None:
     for folder in (top / "src", top / "link"):
         checkout = Checkout(settings(against="v1"), folder, ())
         trees = checkout.check_out()
-        assert (checkout.top, trees.hand) == (top, str(top))
+        assert (checkout.top, trees.current) == (top, str(top))
         assert Path(trees.base, "src/a.py").read_text() == "1"
         checkout.remove()
 
@@ -669,18 +677,28 @@ def test_the_repository_of_a_hook_is_not_asked(
     assert list(temporary.iterdir()) == []
 
 
-@pytest.mark.parametrize("at_hand", ["lf", "crlf"])
-def test_a_version_whose_lines_git_ends_otherwise_does_not_differ(top: Path, tmp_path: Path, at_hand: str) -> None:
+@pytest.mark.parametrize("current_trees", ["lf", "crlf"])
+def test_a_version_whose_lines_git_ends_otherwise_does_not_differ(
+    top: Path, tmp_path: Path, current_trees: str
+) -> None:
     clone = tmp_path / "clone"
     (top / "src/a.py").write_text("a = 1\nb = 2\n")
     commit(top)
-    git(tmp_path, "clone", "--quiet", "-c", f"core.autocrlf={'true' if at_hand == 'crlf' else 'false'}", top, clone)
-    git(clone, "config", "core.autocrlf", "false" if at_hand == "crlf" else "true")
+    git(
+        tmp_path,
+        "clone",
+        "--quiet",
+        "-c",
+        f"core.autocrlf={'true' if current_trees == 'crlf' else 'false'}",
+        top,
+        clone,
+    )
+    git(clone, "config", "core.autocrlf", "false" if current_trees == "crlf" else "true")
     checkout = Checkout(settings(against="main"), clone, ())
     trees = checkout.check_out()
-    holds = [Path(tree, "src/a.py").read_bytes() for tree in (trees.hand, trees.base)]
+    holds = [Path(tree, "src/a.py").read_bytes() for tree in (trees.current, trees.base)]
     assert sorted(holds) == [b"a = 1\nb = 2\n", b"a = 1\r\nb = 2\r\n"]
-    assert digests(trees.hand, ["src/a.py"]) == digests(trees.base, ["src/a.py"])
+    assert digests(trees.current, ["src/a.py"]) == digests(trees.base, ["src/a.py"])
     assert checkout.changed() == []
     checkout.remove()
 
@@ -723,9 +741,9 @@ def test_a_set_up_that_fails_shows_what_it_wrote(top: Path, command: str, end: s
     first = git(top, "rev-parse", "v1")
     option, problem, _ = refusal(top, against="v1", against_setup=command)
     assert option == "--ddp-against-setup"
-    told, _, output = problem.partition("\n")
-    assert told.startswith(f"{command!r} {end}")
-    assert told.endswith(f" in a worktree of v1 ({first[:12]})")
+    reported, _, output = problem.partition("\n")
+    assert reported.startswith(f"{command!r} {end}")
+    assert reported.endswith(f" in a worktree of v1 ({first[:12]})")
     assert output == ("said\nwarned" if "said" in command else "")
 
 

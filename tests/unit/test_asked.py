@@ -84,8 +84,8 @@ def test_limits_hold_for_what_they_matter_to_and_the_default_ones_where_none_doe
     asked: str, of_ddp: str, of_rpc: str, of_collective: str
 ) -> None:
     found = {name: limits_for(plan, parse.limits(asked)) for name, plan in PLANS.items()}
-    told = {name: " ".join(map(str, limits)) for name, limits in found.items()}
-    assert told == {"ddp": of_ddp, "rpc": of_rpc, "collective": of_collective}
+    reported = {name: " ".join(map(str, limits)) for name, limits in found.items()}
+    assert reported == {"ddp": of_ddp, "rpc": of_rpc, "collective": of_collective}
     named = asked.split(",")
     assert all(limit.default is (str(limit) not in named) for limits in found.values() for limit in limits)
 

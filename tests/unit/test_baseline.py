@@ -162,8 +162,8 @@ def test_a_key_fact_without_words_still_makes_another_folder():
 
 
 def test_what_must_match_and_what_is_recorded_do_not_move_a_baseline(store):
-    elsewhere = environment({**CPU_FACTS, "torch": "2.14", "deterministic": True}, CPU_PLAN, batch_size=64)
-    assert store.path(elsewhere, TEST) == store.path(CPU, TEST)
+    remote_ranks = environment({**CPU_FACTS, "torch": "2.14", "deterministic": True}, CPU_PLAN, batch_size=64)
+    assert store.path(remote_ranks, TEST) == store.path(CPU, TEST)
 
 
 # --- names of files

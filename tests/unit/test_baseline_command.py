@@ -75,7 +75,7 @@ def test_list_tells_what_is_stored_by_environment(tmp_path: Path, capsys: pytest
 
 
 @pytest.mark.parametrize(
-    ("chosen", "told"),
+    ("chosen", "reported"),
     [
         (["--environment", "*ws4"], "1 baseline in 1 environment"),
         (["-k", "wide"], "1 baseline in 1 environment"),
@@ -86,12 +86,12 @@ def test_list_tells_what_is_stored_by_environment(tmp_path: Path, capsys: pytest
         (["--older-than", "99999"], "0 baselines in 0 environments"),
     ],
 )
-def test_some_are_chosen(chosen: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_some_are_chosen(chosen: list[str], reported: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save(tmp_path)
     save(tmp_path, "test_wide")
     save(tmp_path, "test_train", on_four())
     assert ddpperf(tmp_path, "list", *chosen) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == told
+    assert capsys.readouterr().out.splitlines()[-1] == reported
 
 
 def test_an_environment_that_there_is_not_ends_with_4(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -125,10 +125,10 @@ def test_an_invalid_age_ends_with_4(days: str, capsys: pytest.CaptureFixture[str
 def test_a_hostile_name_harms_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save(tmp_path, "test_\x1b[31m<script>\r\n\u202e" + "x" * 10_000)
     assert ddpperf(tmp_path, "list") == 0
-    told = capsys.readouterr().out
-    assert all(character.isprintable() or character == "\n" for character in told)
-    assert max(map(len, told.splitlines())) < 400
-    assert "test_\\x1b[31m<s" in told
+    reported = capsys.readouterr().out
+    assert all(character.isprintable() or character == "\n" for character in reported)
+    assert max(map(len, reported.splitlines())) < 400
+    assert "test_\\x1b[31m<s" in reported
 
 
 def test_a_process_lists_without_pytest_and_torch(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from pytest_ddpperf import options
 from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.measuring.measurement import Job, Measured, carry_out
-from pytest_ddpperf.measuring.worker import Serving
+from pytest_ddpperf.measuring.worker import LeaderConnection
 from pytest_ddpperf.records import LaunchSamples, Limit, Phases, Plan, TestId
 from tests.unit.test_launches import LAUNCH, UNFIT
 from tests.unit.test_machine import settings
@@ -75,7 +75,7 @@ def lasting(step_seconds: float) -> Callable[[Plan], LaunchSamples]:
     return launch
 
 
-def told(steps: int, cut: int) -> str:
+def reported(steps: int, cut: int) -> str:
     return (
         f"compared by the first {cut} of {steps} steps a launch, as many as the baseline has: "
         "--ddp-save-baseline records longer windows"
@@ -89,7 +89,7 @@ def test_sides_of_different_lengths_are_compared_and_it_is_told_where_much_is_lo
     store.write(saved.candidate)
     for step_seconds, steps, verdict, notes in (
         (0.021, 48, "PASS", ()),  # one by chance slower, or faster
-        (0.0101, 100, "PASS", (told(100, 50),)),
+        (0.0101, 100, "PASS", (reported(100, 50),)),
         (0.04, 30, "REGRESSED", ()),
     ):
         found = carried_out(lasting(step_seconds), store, limits=limits)
@@ -155,8 +155,8 @@ def test_saving_takes_launches_until_two_such_measurements_resolve_the_limits_or
 )
 def test_under_a_debugging_variable_nothing_is_compared(tmp_path: Path, variable: str, value: str) -> None:
     store = Store(tmp_path)
-    for told, verdict in ((value, "debugging-variable"), ("INFO", "no-baseline")):
-        launch = replace(LAUNCH, facts={f"env:{variable}": told})
+    for reported, verdict in ((value, "debugging-variable"), ("INFO", "no-baseline")):
+        launch = replace(LAUNCH, facts={f"env:{variable}": reported})
         assert measure(launch, store).result.verdict.reason == verdict
         assert measure(launch, store, gate=False).result.verdict.reason == "gate-off"
 
@@ -164,7 +164,7 @@ def test_under_a_debugging_variable_nothing_is_compared(tmp_path: Path, variable
 def test_what_another_version_measures_without_a_gate_fails_nothing_there(tmp_path: Path) -> None:
     asked: dict[str, Any] = {"gate": False, "fail_on": frozenset({"not-gated"})}
     assert measure(LAUNCH, Store(tmp_path), **asked).outcome.fails
-    there = Serving.__new__(Serving)
+    there = LeaderConnection.__new__(LeaderConnection)
     there.relay = PROGRESS
     launcher: Any = SimpleNamespace(measure=lambda *_: LAUNCH)
     assert not there.carry_out(job(**asked), launcher, Store(tmp_path)).outcome.fails

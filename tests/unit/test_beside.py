@@ -68,7 +68,7 @@ def test_nothing_differs_where_nothing_was_meant_to() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sides", "told", "usage_error"),
+    ("sides", "reported", "usage_error"),
     [
         ([BESIDE], False, False),
         ([SAME], True, False),
@@ -80,7 +80,7 @@ def test_nothing_differs_where_nothing_was_meant_to() -> None:
     ids=["differs", "the same", "none imported", "not measured", "one not measured", "one differs"],
 )
 def test_a_run_says_when_nothing_that_differs_was_imported(
-    sides: list[BaselineSide], told: bool, usage_error: bool
+    sides: list[BaselineSide], reported: bool, usage_error: bool
 ) -> None:
     plan = Plan(world_size=2, backend="gloo", device="cpu")
     test = TestId(module="m", name="t")
@@ -89,7 +89,7 @@ def test_a_run_says_when_nothing_that_differs_was_imported(
     run.take({"outcomes": [encode(replace(outcome, nodeid=f"m::t{n}", baseline_side=s)) for n, s in enumerate(sides)]})
     run.end()
     said = "no test imported a file that differs between origin/main (1a2b3c4d5e6f) and the working tree"
-    assert run.messages == [said] * told
+    assert run.messages == [said] * reported
     assert run.usage_error.startswith(said) is usage_error
     assert ("is the package installed, but not editable?" in run.usage_error) is usage_error
 

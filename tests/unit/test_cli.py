@@ -30,7 +30,7 @@ def command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 def test_help_names_the_commands_and_the_exit_statuses(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main.main(["--help"])
-    told = capsys.readouterr().out
+    reported = capsys.readouterr().out
     assert ended.value.code == 0
     for words in (
         "what pytest --ddp-json wrote",
@@ -42,7 +42,7 @@ def test_help_names_the_commands_and_the_exit_statuses(capsys: pytest.CaptureFix
         "4    a command that cannot be, or a file that cannot be",
         "130  it was interrupted",
     ):
-        assert words in told
+        assert words in reported
 
 
 @pytest.mark.parametrize("command", main.COMMANDS, ids=lambda module: module.__name__.rpartition(".")[2])
@@ -55,7 +55,7 @@ def test_each_command_explains_itself(command: object, capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "reported"),
     [
         ([], "the following arguments are required: COMMAND"),
         (["dif"], "invalid choice: 'dif'"),
@@ -64,12 +64,12 @@ def test_each_command_explains_itself(command: object, capsys: pytest.CaptureFix
     ],
 )
 def test_a_command_that_cannot_be_ends_with_4(
-    arguments: Sequence[str], told: str, capsys: pytest.CaptureFixture[str]
+    arguments: Sequence[str], reported: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main.main(arguments) == 4
     said = capsys.readouterr().err
     assert "usage: ddpperf" in said
-    assert told in said
+    assert reported in said
 
 
 def test_a_file_that_cannot_be_read_ends_with_4(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -147,12 +147,12 @@ def test_where_nobody_reads_errors_the_status_stays(
     assert process.stdout is not None
     assert process.stderr is not None
     process.stderr.close()
-    told = process.stdout.read()
+    reported = process.stdout.read()
     process.stdout.close()
     assert process.wait() == status
-    assert "ddpperf: error" not in told
-    assert "usage" not in told
-    assert "Traceback" not in told
+    assert "ddpperf: error" not in reported
+    assert "usage" not in reported
+    assert "Traceback" not in reported
 
 
 def test_an_interrupt_ends_as_a_shell_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,8 +207,8 @@ def test_a_full_disk_is_no_error_of_ours(tmp_path: Path) -> None:
             stderr=subprocess.PIPE,
             text=True,
         )
-    told = "ddpperf: error: standard output: cannot be written: No space left on device\n"
-    assert (ended.returncode, ended.stderr) == (4, told)
+    reported = "ddpperf: error: standard output: cannot be written: No space left on device\n"
+    assert (ended.returncode, ended.stderr) == (4, reported)
 
 
 def test_a_history_is_judged_where_nobody_reads_errors(tmp_path: Path) -> None:

@@ -96,11 +96,11 @@ def test_the_exit_status_is_that_of_the_verdicts(
     now: float, status: int, word: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert diff(tmp_path, [outcome(0.1)], [outcome(now, seed=1)]) == status
-    told = capsys.readouterr().out
-    assert [line.rpartition("  ")[2] for line in told.splitlines() if "p10 " in line or "p50 " in line][:2] == [
+    reported = capsys.readouterr().out
+    assert [line.rpartition("  ")[2] for line in reported.splitlines() if "p10 " in line or "p50 " in line][:2] == [
         word
     ] * 2
-    assert told.splitlines()[-1].startswith("ddpperf: 1 of 1 compared: 1 ")
+    assert reported.splitlines()[-1].startswith("ddpperf: 1 of 1 compared: 1 ")
 
 
 @pytest.mark.parametrize(
@@ -112,36 +112,38 @@ def test_fail_on_names_exactly_what_fails(fail_on: str, status: int, tmp_path: P
 
 def test_what_is_slower_is_told_with_its_evidence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     diff(tmp_path, [outcome(0.1, spread=0)], [outcome(0.15, spread=0)])
-    told = capsys.readouterr().out.splitlines()
-    assert told[:3] == [
+    reported = capsys.readouterr().out.splitlines()
+    assert reported[:3] == [
         f"base: {tmp_path}/base.json: 2026-01-02T03:04:05+00:00, commit c0ffeec0ffee, torch 2.12.0",
         f"now:  {tmp_path}/now.json: 2026-02-02T03:04:05+00:00, commit decadedecade with uncommitted changes, "
         "torch 2.12.0",
         "",
     ]
-    assert " ".join(told[3].split()) == "ranks metric base now change [bounds] limit resolves verdict"
+    assert " ".join(reported[3].split()) == "ranks metric base now change [bounds] limit resolves verdict"
     (at,) = [
-        number for number, line in enumerate(told) if line.startswith("tests/test_a.py::test_step: REGRESSED: p10 ")
+        number for number, line in enumerate(reported) if line.startswith("tests/test_a.py::test_step: REGRESSED: p10 ")
     ]
-    assert "(limit p10:10%); p50 +50.0 % [" in told[at]
-    assert told[at + 1].startswith("  evidence: 5 launches now, 5 in the baseline's 1 session; sessions drift by ")
-    assert told[at + 2] == "  slowest rank: none; every rank's CPU time rose, +50.4ms of +50.4ms at p50"
+    assert "(limit p10:10%); p50 +50.0 % [" in reported[at]
+    assert reported[at + 1].startswith("  evidence: 5 launches now, 5 in the baseline's 1 session; sessions drift by ")
+    assert reported[at + 2] == "  slowest rank: none; every rank's CPU time rose, +50.4ms of +50.4ms at p50"
 
 
 def test_a_limit_of_the_command_line_holds_for_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     now = [outcome(0.12, seed=1, limits=parse.limits("p50:5%"))]
     assert diff(tmp_path, [outcome(0.1)], now, "--threshold", "p50:30%") == 0
-    told = capsys.readouterr().out
-    assert " 30%  " in told
-    assert "p10" not in told
+    reported = capsys.readouterr().out
+    assert " 30%  " in reported
+    assert "p10" not in reported
     assert diff(tmp_path, [outcome(0.1)], now) == 1
     assert " 5%  " in capsys.readouterr().out
 
 
 def test_a_limit_that_there_are_too_few_steps_for_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert diff(tmp_path, [outcome(0.1)], [outcome(0.1)], "--threshold", "p99:5%,p50:5%") == 0
-    told = capsys.readouterr().out
-    assert "tests/test_a.py::test_step: nothing is held against p99:5%: needs at least 299 timed steps in all" in told
+    reported = capsys.readouterr().out
+    assert (
+        "tests/test_a.py::test_step: nothing is held against p99:5%: needs at least 299 timed steps in all" in reported
+    )
     assert diff(tmp_path, [outcome(0.1)], [outcome(0.1)], "--threshold", "p99:5%") == 5
     assert "NOT GATED: no limit has support" in capsys.readouterr().out
 
@@ -186,9 +188,9 @@ def test_a_suspicion_that_fresh_launches_do_not_show_is_not_confirmed(
     assert now.measurement is not None
     now = replace(now, measurement=replace(now.measurement, samples=joined), phases=(Phases(),) * 10)
     assert diff(tmp_path, [outcome(0.1, spread=0.0005)], [now]) == 0
-    told = capsys.readouterr().out
-    assert "INCONCLUSIVE: " in told
-    assert "beyond the limit, but further launches did not confirm it" in told
+    reported = capsys.readouterr().out
+    assert "INCONCLUSIVE: " in reported
+    assert "beyond the limit, but further launches did not confirm it" in reported
 
 
 def test_figures_are_of_the_launches_that_decided(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -207,8 +209,8 @@ def test_figures_are_of_the_launches_that_decided(tmp_path: Path, capsys: pytest
     )
     path = tmp_path / "diff.json"
     assert diff(tmp_path, [outcome(0.1, spread=0.0005)], [now], "--json", str(path)) == 0
-    told = "test_step: the first 5 of 10 launches decide: the gate would have taken no more\n"
-    assert told in capsys.readouterr().out
+    reported = "test_step: the first 5 of 10 launches decide: the gate would have taken no more\n"
+    assert reported in capsys.readouterr().out
     (again,) = json_report.read([path]).outcomes
     assert again.measurement is not None
     assert again.measurement.samples.launches == len(again.phases) == len(again.recorded["loss"]) == 5
@@ -222,10 +224,10 @@ def test_counters_are_compared_exactly(tmp_path: Path, capsys: pytest.CaptureFix
         return replace(of, measurement=replace(of.measurement, counters={"rpc.bytes": count}))
 
     assert diff(tmp_path, [with_bytes(1000)], [with_bytes(1100)]) == 1
-    told = capsys.readouterr().out
-    (row,) = [line for line in told.splitlines() if "counted" in line]
+    reported = capsys.readouterr().out
+    (row,) = [line for line in reported.splitlines() if "counted" in line]
     assert " ".join(row.split()) == "rpc.bytes 1,000 1,100 +10.0 %, counted 0% all REGRESSED"
-    assert "REGRESSED: rpc.bytes +10.0 % (limit rpc.bytes:0%)" in told
+    assert "REGRESSED: rpc.bytes +10.0 % (limit rpc.bytes:0%)" in reported
 
 
 # --- names
@@ -234,12 +236,12 @@ def test_counters_are_compared_exactly(tmp_path: Path, capsys: pytest.CaptureFix
 def test_names_on_one_side_only_are_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     base = [outcome(0.1, "a"), outcome(0.1, "gone")]
     assert diff(tmp_path, base, [outcome(0.1, "a"), outcome(0.1, "new")]) == 0
-    told = capsys.readouterr().out.splitlines()
-    assert any(line.startswith("tests/test_a.py::new ") and line.endswith("  NO BASELINE") for line in told)
-    assert any(line.startswith("tests/test_a.py::gone ") and line.endswith("  only in the base") for line in told)
-    assert "tests/test_a.py::new: NO BASELINE: there is nothing to compare it with" in told
-    assert "tests/test_a.py::new: only in the later run" in told
-    assert told[-1] == "ddpperf: 1 of 2 compared: 1 passed; 1 without baseline; 1 only in the base"
+    reported = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("tests/test_a.py::new ") and line.endswith("  NO BASELINE") for line in reported)
+    assert any(line.startswith("tests/test_a.py::gone ") and line.endswith("  only in the base") for line in reported)
+    assert "tests/test_a.py::new: NO BASELINE: there is nothing to compare it with" in reported
+    assert "tests/test_a.py::new: only in the later run" in reported
+    assert reported[-1] == "ddpperf: 1 of 2 compared: 1 passed; 1 without baseline; 1 only in the base"
 
 
 @pytest.mark.parametrize(
@@ -268,9 +270,9 @@ def test_several_now_are_one_report(tmp_path: Path, capsys: pytest.CaptureFixtur
     base = written(tmp_path / "base.json", outcome(0.1, "a"), outcome(0.1, "b"), run=BASE)
     shards = [written(tmp_path / f"{name}.json", outcome(0.1, name), run=NOW) for name in "ab"]
     assert main(["diff", str(base), *map(str, shards)]) == 0
-    told = capsys.readouterr().out
-    assert told.count("now:  ") == 2
-    assert "ddpperf: 2 of 2 compared: 2 passed" in told
+    reported = capsys.readouterr().out
+    assert reported.count("now:  ") == 2
+    assert "ddpperf: 2 of 2 compared: 2 passed" in reported
     assert main(["diff", str(base), str(shards[0]), str(shards[0])]) == 0
     assert "tests/test_a.py::a: measured in several reports: that of 2026-02-02" in capsys.readouterr().out
 
@@ -290,8 +292,8 @@ def test_k_chooses_by_a_part_of_the_name_or_a_glob(
 ) -> None:
     both = [outcome(0.1, "step_bf16"), outcome(0.1, "step_fp32"), outcome(0.1, "other_step", label="forward")]
     assert diff(tmp_path, both, both, "-k", expression) == 0
-    told = capsys.readouterr().out
-    assert [name for name in ("step_bf16", "step_fp32", "other_step") if f"::{name} " in told] == left
+    reported = capsys.readouterr().out
+    assert [name for name in ("step_bf16", "step_fp32", "other_step") if f"::{name} " in reported] == left
 
 
 @pytest.mark.parametrize(
@@ -317,7 +319,7 @@ def slow(**kwargs: Any) -> Outcome:
 
 
 @pytest.mark.parametrize(
-    ("base", "now", "told"),
+    ("base", "now", "reported"),
     [
         (outcome(0.1), slow(must_match={"batch_size": 16}), "INCOMPARABLE: batch_size 32 -> 16\n"),
         (
@@ -336,10 +338,10 @@ def slow(**kwargs: Any) -> Outcome:
     ],
 )  # fmt: skip
 def test_what_cannot_be_compared_says_why(
-    base: Outcome, now: Outcome, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    base: Outcome, now: Outcome, reported: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert diff(tmp_path, [base], [now]) == 5
-    assert f"tests/test_a.py::test_step: {told}" in capsys.readouterr().out
+    assert f"tests/test_a.py::test_step: {reported}" in capsys.readouterr().out
 
 
 def test_a_measurement_that_failed_now_ends_with_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -360,16 +362,16 @@ def test_what_differs_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture
     other = {"host": "b", "torch": "2.13.0"}
     now = [outcome(0.1, "a", recorded=other), outcome(0.1, "b", recorded=other), outcome(0.1, "c")]
     diff(tmp_path, [outcome(0.1, name) for name in "abc"], now)
-    told = capsys.readouterr().out
+    reported = capsys.readouterr().out
     line = "differs from the base's environment (2 of 3 measurements): host a -> b, torch 2.12.0 -> 2.13.0\n"
-    assert told.count(line) == 1
+    assert reported.count(line) == 1
 
 
 def test_the_assumed_drift_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     diff(tmp_path, [outcome(0.1)], [outcome(0.1)])
-    told = capsys.readouterr().out
-    assert "the base is one session, which cannot tell how far sessions drift apart: " in told
-    assert "was assumed; pytest --ddp-against measures both sides on one occasion, without any\n" in told
+    reported = capsys.readouterr().out
+    assert "the base is one session, which cannot tell how far sessions drift apart: " in reported
+    assert "was assumed; pytest --ddp-against measures both sides on one occasion, without any\n" in reported
 
 
 def test_nothing_is_left_of_what_a_run_was_held_against(tmp_path: Path) -> None:
@@ -400,9 +402,9 @@ def test_the_right_machine_of_several_is_compared(tmp_path: Path, capsys: pytest
         )
 
     assert diff(tmp_path, [on(8, 0.2), on(64, 0.1), on(4, 0.4)], [on(64, 0.1), on(2, 0.8)]) == 0
-    told = capsys.readouterr().out
-    assert "1 passed; 1 incomparable; 1 only in the base" in told
-    assert "cores 8 -> 2" in told
+    reported = capsys.readouterr().out
+    assert "1 passed; 1 incomparable; 1 only in the base" in reported
+    assert "cores 8 -> 2" in reported
 
 
 # --- files
@@ -414,17 +416,17 @@ def test_it_is_written_as_markdown(
     base, now = [outcome(0.1), outcome(0.1, "gone")], [outcome(0.2)]
     path = tmp_path / "new" / "diff.md"
     assert diff(tmp_path, base, now, "--markdown", str(path)) == 1
-    told = path.read_text()
-    assert "## ddpperf: 1 of 1 compared: 1 regressed; 1 only in the base\n" in told
-    assert "| **REGRESSED** | `tests/test_a.py::test_step` |" in told
-    assert "\nevidence: 5 launches now, 5 in the baseline's 1 session; " in told
-    assert f"- `base: {tmp_path}/base.json: 2026-01-02T03:04:05+00:00, commit c0ffeec0ffee, torch 2.12.0`\n" in told
-    assert "| only in the base | `tests/test_a.py::gone` | `2 gloo` | - | - | - | - | - |\n" in told
+    reported = path.read_text()
+    assert "## ddpperf: 1 of 1 compared: 1 regressed; 1 only in the base\n" in reported
+    assert "| **REGRESSED** | `tests/test_a.py::test_step` |" in reported
+    assert "\nevidence: 5 launches now, 5 in the baseline's 1 session; " in reported
+    assert f"- `base: {tmp_path}/base.json: 2026-01-02T03:04:05+00:00, commit c0ffeec0ffee, torch 2.12.0`\n" in reported
+    assert "| only in the base | `tests/test_a.py::gone` | `2 gloo` | - | - | - | - | - |\n" in reported
     diff(tmp_path, base, now, "--markdown", str(path))
-    assert path.read_text() == told
+    assert path.read_text() == reported
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(path))
     diff(tmp_path, base, now, "--markdown", str(path))
-    assert path.read_text() == told * 2
+    assert path.read_text() == reported * 2
 
 
 def test_what_has_no_baseline_and_fails_says_so(tmp_path: Path) -> None:
@@ -437,18 +439,18 @@ def test_a_report_of_it_has_no_advice_for_stored_baselines(tmp_path: Path) -> No
     path = tmp_path / "diff.json"
     diff(tmp_path, [outcome(0.1, spread=0.05)], [outcome(0.1, spread=0.05)], "--json", str(path))
     assert main(["markdown", str(path), "-o", str(tmp_path / "diff.md")]) == 0
-    told = (tmp_path / "diff.md").read_text()
-    assert "1 of 1 compared: 1 passed" in told
-    assert "--ddp-extend-baseline" not in told
+    reported = (tmp_path / "diff.md").read_text()
+    assert "1 of 1 compared: 1 passed" in reported
+    assert "--ddp-extend-baseline" not in reported
 
 
 def test_it_is_written_as_a_page(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="pages are drawn by matplotlib")
     path = tmp_path / "diff.html"
     assert diff(tmp_path, [outcome(0.1), outcome(0.1, "gone")], [outcome(0.2)], "--html", str(path)) == 1
-    told = path.read_text()
-    assert "1 of 1 compared: 1 regressed" in told
-    assert ROW_ON_A_PAGE in told.replace("<wbr>", "")
+    reported = path.read_text()
+    assert "1 of 1 compared: 1 regressed" in reported
+    assert ROW_ON_A_PAGE in reported.replace("<wbr>", "")
 
 
 ROW_ON_A_PAGE = (
@@ -480,20 +482,20 @@ def test_its_json_tells_what_it_told_and_not_what_the_runs_own_reports_did(
     now = written(tmp_path / "now.json", outcome(0.1), run=run)
     assert main(["diff", str(base), str(now), "--json", str(tmp_path / "diff.json")]) == 0
     assert main(["markdown", str(tmp_path / "diff.json"), "-o", str(tmp_path / "diff.md")]) == 0
-    for told in (capsys.readouterr().out, (tmp_path / "diff.md").read_text()):
-        assert told.count("the base is one session, which cannot tell how far sessions drift apart") == 1
+    for reported in (capsys.readouterr().out, (tmp_path / "diff.md").read_text()):
+        assert reported.count("the base is one session, which cannot tell how far sessions drift apart") == 1
         for words in ("nothing differs", "only v1 has", "not in this clone"):
-            assert words not in told
+            assert words not in reported
 
 
 def test_what_is_drawn_of_its_json_has_the_base_and_what_only_that_has(tmp_path: Path) -> None:
     path, drawn = str(tmp_path / "diff.json"), tmp_path / "drawn"
     diff(tmp_path, [outcome(0.1), outcome(0.1, "gone")], [outcome(0.1)], "--json", path)
     assert main(["markdown", path, "-o", str(drawn)]) == 0
-    told = drawn.read_text()
-    assert "## ddpperf: 1 of 1 compared: 1 passed; 1 only in the base\n" in told
-    assert "| only in the base | `tests/test_a.py::gone` | `2 gloo` | - | - | - | - | - |\n" in told
-    assert "- `base: 2026-01-02T03:04:05+00:00, commit c0ffeec0ffee`\n" in told
+    reported = drawn.read_text()
+    assert "## ddpperf: 1 of 1 compared: 1 passed; 1 only in the base\n" in reported
+    assert "| only in the base | `tests/test_a.py::gone` | `2 gloo` | - | - | - | - | - |\n" in reported
+    assert "- `base: 2026-01-02T03:04:05+00:00, commit c0ffeec0ffee`\n" in reported
     pytest.importorskip("matplotlib", reason="pages are drawn by matplotlib")
     assert main(["html", path, "-o", str(drawn)]) == 0
     page = drawn.read_text().replace("<wbr>", "")
@@ -506,18 +508,18 @@ def test_what_one_shard_has_not_another_may_have(tmp_path: Path) -> None:
     for name in "ab":
         diff(tmp_path, base, [outcome(0.1, name)], "--json", str(tmp_path / f"{name}.json"))
     assert main(["markdown", *(str(tmp_path / f"{name}.json") for name in "ab"), "-o", str(tmp_path / "out.md")]) == 0
-    told = (tmp_path / "out.md").read_text()
-    assert "## ddpperf: 2 of 2 compared: 2 passed; 1 only in the base\n" in told
-    assert told.count("base: 2026-01-02") == 1
+    reported = (tmp_path / "out.md").read_text()
+    assert "## ddpperf: 2 of 2 compared: 2 passed; 1 only in the base\n" in reported
+    assert reported.count("base: 2026-01-02") == 1
 
 
 def test_what_only_the_base_has_stays_where_there_is_no_room_for_remarks(tmp_path: Path) -> None:
     base, now = [outcome(0.1), outcome(0.1, "gone")], [outcome(0.1, label="x" * 150 + str(n)) for n in range(120)]
     path = tmp_path / "diff.md"
     diff(tmp_path, base, now, "--markdown", str(path))
-    told = path.read_text()
-    assert "\nAnd 70 more rows: see the JSON report.\n" in told
-    assert "| only in the base | `tests/test_a.py::gone` |" in told
+    reported = path.read_text()
+    assert "\nAnd 70 more rows: see the JSON report.\n" in reported
+    assert "| only in the base | `tests/test_a.py::gone` |" in reported
 
 
 @pytest.mark.parametrize(
@@ -543,10 +545,10 @@ def test_shards_are_told_as_markdown(
     run = replace(NOW, skipped=1)
     paths = [written(tmp_path / f"{name}.json", outcome(0.1, name), run=run) for name in "ab"]
     assert main(["markdown", *map(str, paths), "-o", str(tmp_path / "out.md")]) == 0
-    told = (tmp_path / "out.md").read_text()
-    assert "## ddpperf: 0 of 2 compared: 2 not gated; 2 skipped\n" in told
-    assert "`tests/test_a.py::a`" in told
-    assert "`tests/test_a.py::b`" in told
+    reported = (tmp_path / "out.md").read_text()
+    assert "## ddpperf: 0 of 2 compared: 2 not gated; 2 skipped\n" in reported
+    assert "`tests/test_a.py::a`" in reported
+    assert "`tests/test_a.py::b`" in reported
     assert main(["markdown", str(tmp_path / "nothing.json"), "-o", str(tmp_path / "out.md")]) == 4
     assert f"{tmp_path}/nothing.json: cannot be read" in capsys.readouterr().err
 
@@ -562,12 +564,12 @@ def test_a_hostile_name_harms_nothing(tmp_path: Path, capsys: pytest.CaptureFixt
     slower = [outcome(0.2, HOSTILE, label="\x1b[2J"), outcome(0.1)]
     for options in ([], ["--form", "pytorch"]):
         assert diff(tmp_path, both, slower, *options) == 1
-        told = capsys.readouterr().out
-        assert all(character.isprintable() or character == "\n" for character in told)
-        assert max(map(len, told.splitlines())) < 400
-        assert "<script>" in told
-        assert "\\x1b[31m" in told
-        assert not any(line.startswith("\\ud800") for line in told.splitlines())
+        reported = capsys.readouterr().out
+        assert all(character.isprintable() or character == "\n" for character in reported)
+        assert max(map(len, reported.splitlines())) < 400
+        assert "<script>" in reported
+        assert "\\x1b[31m" in reported
+        assert not any(line.startswith("\\ud800") for line in reported.splitlines())
 
 
 def test_a_json_that_cannot_be_written_ends_with_4(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -578,8 +580,8 @@ def test_a_json_that_cannot_be_written_ends_with_4(tmp_path: Path, capsys: pytes
 def test_a_broken_report_ends_with_4_and_names_the_field(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = changed(written(tmp_path / "a.json", outcome(0.1)), "measurements", 0, "batch_size", to="many")
     assert main(["diff", str(path), str(path)]) == 4
-    told = f"{path}: measurements[0].batch_size: expected an integer, found 'many'"
-    assert told in capsys.readouterr().err
+    reported = f"{path}: measurements[0].batch_size: expected an integer, found 'many'"
+    assert reported in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("now", "status"), [(0.1, 0), (0.2, 1)])

@@ -103,9 +103,9 @@ def test_why_git_does_not_tell_a_commit_is_said_in_its_own_words(
     commit(tmp_path)
     assert why_unknown(tmp_path) == "git could not say when the run began, and can now"
     monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
-    told = why_unknown(tmp_path)
-    assert told.startswith(f"fatal: detected dubious ownership in repository at '{tmp_path}' To add an exception")
-    assert "\n" not in told
+    reported = why_unknown(tmp_path)
+    assert reported.startswith(f"fatal: detected dubious ownership in repository at '{tmp_path}' To add an exception")
+    assert "\n" not in reported
     fake = tmp_path / "git"
     fake.write_text("#!/bin/sh\nexec sleep 60\n")
     fake.chmod(0o755)

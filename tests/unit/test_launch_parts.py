@@ -169,10 +169,10 @@ def test_devices_are_held_where_there_are_some_else_cores(tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize(
-    ("visible", "held"), [(None, ["17"]), ("1", ["17", "65", "ca"])], ids=["as probed", "chosen by the test"]
+    ("visible", "paused"), [(None, ["17"]), ("1", ["17", "65", "ca"])], ids=["as probed", "chosen by the test"]
 )
 def test_the_devices_that_a_launch_runs_on_are_held(
-    monkeypatch: pytest.MonkeyPatch, visible: str | None, held: list[str]
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, paused: list[str]
 ) -> None:
     """All where a test chose among them since the probe: which they are by address is not known."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -186,7 +186,7 @@ def test_the_devices_that_a_launch_runs_on_are_held(
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     launcher.alone_here(Plan(world_size=1, backend="nccl", device="cuda"), 1, Nobody())
-    assert asked == [held]
+    assert asked == [paused]
 
 
 # --- variables
@@ -194,23 +194,23 @@ def test_the_devices_that_a_launch_runs_on_are_held(
 
 def test_what_an_outer_launcher_said_is_scrubbed_and_the_rest_stays() -> None:
     outer = {"RANK": "3", "MASTER_ADDR": "node1", "SLURM_PROCID": "3", "TORCHELASTIC_RUN_ID": "x", "PMI_RANK": "1"}
-    told = for_ranks(
+    reported = for_ranks(
         {**outer, "HOME": "/root", "GLOO_SOCKET_IFNAME": "eth0", "SLURM_JOB_ID": "7"}, 4, Part(processes=(0, 1, 2, 3))
     )
-    assert told.keys().isdisjoint(outer)
-    assert (told["HOME"], told["SLURM_JOB_ID"]) == ("/root", "7")
-    assert (told["WORLD_SIZE"], told["LOCAL_WORLD_SIZE"], told["NODE_RANK"]) == ("4", "4", "0")
-    assert told["GLOO_SOCKET_IFNAME"] == "eth0", "the user's choice"
-    assert told["TP_SOCKET_IFNAME"] == told["NCCL_SOCKET_IFNAME"] == "lo"
+    assert reported.keys().isdisjoint(outer)
+    assert (reported["HOME"], reported["SLURM_JOB_ID"]) == ("/root", "7")
+    assert (reported["WORLD_SIZE"], reported["LOCAL_WORLD_SIZE"], reported["NODE_RANK"]) == ("4", "4", "0")
+    assert reported["GLOO_SOCKET_IFNAME"] == "eth0", "the user's choice"
+    assert reported["TP_SOCKET_IFNAME"] == reported["NCCL_SOCKET_IFNAME"] == "lo"
 
 
 def test_ranks_of_one_of_several_nodes_are_told_so_and_meet_the_others_over_its_interface() -> None:
     part = Part(processes=(2, 3), node=1, store=("10.0.0.1", 4000), interface="eth1")
-    told = for_ranks({"GROUP_RANK": "1", "HOME": "/root"}, 4, part)
-    assert (told["WORLD_SIZE"], told["LOCAL_WORLD_SIZE"]) == ("4", "2")
-    assert told["NODE_RANK"] == told["GROUP_RANK"] == "1"
-    assert told["GLOO_SOCKET_IFNAME"] == told["TP_SOCKET_IFNAME"] == "eth1"
-    assert "NCCL_SOCKET_IFNAME" not in told, "which may know of better ways"
+    reported = for_ranks({"GROUP_RANK": "1", "HOME": "/root"}, 4, part)
+    assert (reported["WORLD_SIZE"], reported["LOCAL_WORLD_SIZE"]) == ("4", "2")
+    assert reported["NODE_RANK"] == reported["GROUP_RANK"] == "1"
+    assert reported["GLOO_SOCKET_IFNAME"] == reported["TP_SOCKET_IFNAME"] == "eth1"
+    assert "NCCL_SOCKET_IFNAME" not in reported, "which may know of better ways"
 
 
 def test_only_an_allow_list_of_variables_is_recorded() -> None:

@@ -90,11 +90,11 @@ class Windows:
     """Launches of one side: a window of its own length where none was said."""
 
     def __init__(self, own: int) -> None:
-        self.told: list[int | None] = []
+        self.reported: list[int | None] = []
         self._own = own
 
     def __call__(self, steps: int | None) -> LaunchSamples:
-        self.told.append(steps)
+        self.reported.append(steps)
         return replace(LAUNCH, step_seconds=(0.1,) * (steps or self._own))
 
     def side(self) -> Launches:
@@ -106,7 +106,7 @@ def test_the_first_launch_decides_how_many_steps_all_have() -> None:
     every = windows.side()
     every.take(2)
     every.take(3)
-    assert windows.told == [None, 7, 7]
+    assert windows.reported == [None, 7, 7]
     assert [len(launch.step_seconds) for launch in every.taken] == [7] * 3
 
 
@@ -135,11 +135,11 @@ def test_of_two_sides_the_one_that_launches_first_says_it_for_both(run: int) -> 
     now, reference = here.side(), interleaved(there)
     reference.take(now, 2, planned=2)
     reference.take(now, 4, planned=4)
-    assert len(here.told) == len(there.told) == 4
-    first, other = (here, there) if here.told[0] is None else (there, here)
+    assert len(here.reported) == len(there.reported) == 4
+    first, other = (here, there) if here.reported[0] is None else (there, here)
     steps = 7 if first is here else 9
-    assert first.told == [None, *(steps,) * 3]
-    assert other.told == [steps] * 4
+    assert first.reported == [None, *(steps,) * 3]
+    assert other.reported == [steps] * 4
 
 
 @pytest.mark.parametrize("run", range(3))
@@ -148,14 +148,14 @@ def test_where_it_was_said_before_the_first_launch_has_as_many_on_both_sides(run
     now = here.side()
     now.steps = 8
     interleaved(there).take(now, 2, planned=2)
-    assert here.told == there.told == [8, 8]
+    assert here.reported == there.reported == [8, 8]
 
 
 @pytest.mark.parametrize("run", range(3))
 def test_a_side_alone_says_it_for_itself(run: int) -> None:
     here = Windows(7)
     interleaved(Windows(9), fails=True).take(here.side(), 3, planned=3)
-    assert here.told == [None, 7, 7]
+    assert here.reported == [None, 7, 7]
 
 
 # --- pairs whose launches are both alive
@@ -166,7 +166,7 @@ class Both:
 
     def __init__(self, fails: Callable[[str, str, int], Exception | None] = lambda side, what, alive: None) -> None:
         """`fails(side, what, alive)` is what happens to an order while so many launches are alive."""
-        self.told: list[str] = []
+        self.reported: list[str] = []
         self.alive = 0
         self._fails = fails
         ready = SimpleNamespace(plan=PLAN, batch_size=None, facts={})
@@ -199,9 +199,9 @@ class Both:
             self._note(side, "deliver")
             return replace(LAUNCH, step_seconds=(0.1,) * (steps or 7), stretches=tuple(taken))
 
-        held = {"steps": steps or 7, "step_seconds": 0.01}
+        paused = {"steps": steps or 7, "step_seconds": 0.01}
         try:
-            yield SimpleNamespace(**held, stretch=stretch, deliver=deliver)
+            yield SimpleNamespace(**paused, stretch=stretch, deliver=deliver)
         finally:
             self.alive -= 1
 
@@ -210,7 +210,7 @@ class Both:
         return replace(LAUNCH, step_seconds=(0.1,) * (steps or 7))
 
     def _note(self, side: str, what: str, steps: int | None = None) -> None:
-        self.told.append(f"{side} {what}" + f" {steps}" * (steps is not None))
+        self.reported.append(f"{side} {what}" + f" {steps}" * (steps is not None))
         if problem := self._fails(side, what, self.alive):
             raise problem
 
@@ -222,7 +222,7 @@ class Both:
 def test_both_sides_of_a_pair_are_alive_and_run_the_same_stretches(run: int) -> None:
     both = Both()
     both.take(2)
-    orders = [told for told in both.told if "hold" in told]
+    orders = [reported for reported in both.reported if "hold" in reported]
     assert sorted(orders[:2]) in (["b hold", "n hold 7"], ["b hold 7", "n hold"]), "whoever comes first says how long"
     assert sorted(orders[2:]) == ["b hold 7", "n hold 7"]
     (now, _), theirs = both.now.taken, both.interleaved._theirs
@@ -231,7 +231,7 @@ def test_both_sides_of_a_pair_are_alive_and_run_the_same_stretches(run: int) -> 
     assert now.stretches[0] == 1, "nothing of the first counts"
     assert sum(now.stretches) - len(now.stretches) == 7
     assert both.alive == 0
-    assert not any("launch" in told for told in both.told)
+    assert not any("launch" in reported for reported in both.reported)
 
 
 @pytest.mark.parametrize("side", ["n", "b"])
@@ -275,4 +275,4 @@ def test_what_fails_once_in_a_stretch_there_leaves_the_side_at_hand_alone(what: 
     assert both.interleaved.error.partition("\n")[0] == "gone"
     assert len(both.now.taken) == 2
     assert both.interleaved.measurements() == ()
-    assert not any(told.startswith("b launch") for told in both.told), "it is not tried once more"
+    assert not any(reported.startswith("b launch") for reported in both.reported), "it is not tried once more"

@@ -43,11 +43,11 @@ CHANGE = "p50 +12.3 % [+8.1 %, +16.7 %]"
 
 
 def test_it_reads_from_the_counts_over_what_is_wrong_to_what_is_well() -> None:
-    told = report(
+    reported = report(
         GREEN, NEW, RED, FREE, messages=["2 tests, of which one is odd"], run=RunInfo(facts={"torch": "2.13.0"})
     )
     assert (
-        told
+        reported
         == f"""\
 <!-- pytest-ddpperf -->
 ## ddpperf: 2 of 4 compared: 1 passed, 1 regressed; 1 without baseline, 1 not gated
@@ -96,8 +96,8 @@ def test_where_all_is_well_the_table_stands_open() -> None:
 
 
 def test_why_a_run_is_none_stands_below_the_counts() -> None:
-    told = report(GREEN, problem="no test imported a file that differs")
-    assert "1 passed\n\n`no test imported a file that differs`\n\n<details" in told
+    reported = report(GREEN, problem="no test imported a file that differs")
+    assert "1 passed\n\n`no test imported a file that differs`\n\n<details" in reported
 
 
 def test_the_commit_is_told() -> None:
@@ -109,14 +109,14 @@ def test_a_run_tells_what_it_has_to_say_beyond_its_measurements() -> None:
     run = RunResults(RunInfo(), messages=["not in this clone: code of baselines"], facts={"torch": "2.13.0"}, skipped=1)
     run.usage_error = "no test imported a file that differs"
     run.take({"outcomes": [codec.encode(GREEN)], "never_measured": "test_a.py::test_b"})
-    told = run.markdown()
-    assert "## ddpperf: 1 of 1 compared: 1 passed; 1 skipped, 1 never measured\n\n`no test imported a file" in told
+    reported = run.markdown()
+    assert "## ddpperf: 1 of 1 compared: 1 passed; 1 skipped, 1 never measured\n\n`no test imported a file" in reported
     for line in (
         "torch 2.13.0, ",
         "not in this clone: code of baselines`",
         "test_a.py::test_b: never measured: it does not call the fixture that it asks for`",
     ):
-        assert f"\n- `{line}" in told
+        assert f"\n- `{line}" in reported
 
 
 @pytest.mark.parametrize("form", ["markdown", "html"])
@@ -131,15 +131,15 @@ def test_the_command_tells_a_run_as_the_run_itself_did(form: str, tmp_path: Path
     run.end({GREEN.nodeid, "test_a.py::test_red"})
     (tmp_path / "run.json").write_text(codec.dumps(run.data()))
     assert main([form, str(tmp_path / "run.json"), "-o", str(tmp_path / "out")]) == 0
-    told = (tmp_path / "out").read_text()
-    assert "1 of 1 compared: 1 passed; 2 other failures; 1 skipped, 1 never measured" in told
-    assert told == (run.markdown() if form == "markdown" else run.html())
+    reported = (tmp_path / "out").read_text()
+    assert "1 of 1 compared: 1 passed; 2 other failures; 1 skipped, 1 never measured" in reported
+    assert reported == (run.markdown() if form == "markdown" else run.html())
 
 
 def test_a_baseline_that_could_not_be_saved_is_among_what_fails() -> None:
-    told = report(outcome(verdict(Status.NOT_GATED, "saving"), fails=True, error="baseline x: no space left"))
-    assert "\n| **NOT GATED** | " in told
-    assert "```text\nNOT GATED: not saved: baseline x: no space left\n```" in told
+    reported = report(outcome(verdict(Status.NOT_GATED, "saving"), fails=True, error="baseline x: no space left"))
+    assert "\n| **NOT GATED** | " in reported
+    assert "```text\nNOT GATED: not saved: baseline x: no space left\n```" in reported
 
 
 def test_what_could_not_be_concluded_says_why_and_what_was_seen() -> None:
@@ -150,18 +150,18 @@ def test_what_could_not_be_concluded_says_why_and_what_was_seen() -> None:
 
 
 def test_what_could_not_be_measured_says_why() -> None:
-    told = report(FAILED)
-    assert "| **not measured** | `tests/test_a.py::test_step` | `2 gloo` | - | - | - | - | - |" in told
-    assert "```text\nnot measured: launch 1 of 2: rank 1 failed in setup: ValueError: bad\n```" in told
+    reported = report(FAILED)
+    assert "| **not measured** | `tests/test_a.py::test_step` | `2 gloo` | - | - | - | - | - |" in reported
+    assert "```text\nnot measured: launch 1 of 2: rank 1 failed in setup: ValueError: bad\n```" in reported
 
 
 def test_a_version_measured_beside_is_named_with_the_files_that_differ() -> None:
     red = explained(replace(outcome(verdict(Status.REGRESSED)), baseline_side=BESIDE, baseline_path=""))
-    told = report(red, run=RunInfo(facts={"against": "origin/main (1a2b3c4d5e6f)"}))
-    assert "1 of 12 imported files differs: src/net.py\n" in told
-    assert "\nagainst:  origin/main (1a2b3c4d5e6f), now 5d6e7f8a9b0c\n```" in told
-    assert "accept" not in told
-    assert "- `against origin/main (1a2b3c4d5e6f)`\n" in told
+    reported = report(red, run=RunInfo(facts={"against": "origin/main (1a2b3c4d5e6f)"}))
+    assert "1 of 12 imported files differs: src/net.py\n" in reported
+    assert "\nagainst:  origin/main (1a2b3c4d5e6f), now 5d6e7f8a9b0c\n```" in reported
+    assert "accept" not in reported
+    assert "- `against origin/main (1a2b3c4d5e6f)`\n" in reported
 
 
 def test_the_recipe_for_comments_looks_for_the_marker_and_cuts_nothing() -> None:
@@ -185,8 +185,8 @@ def many(measured: Outcome, number: int = 1000) -> list[Outcome]:
     ]
 
 
-def rows(told: str, status: str) -> int:
-    return len(re.findall(rf"^\| \**{status}\** \|", told, re.MULTILINE))
+def rows(reported: str, status: str) -> int:
+    return len(re.findall(rf"^\| \**{status}\** \|", reported, re.MULTILINE))
 
 
 @pytest.mark.parametrize("measured", [RED, DOUBT, NEW, GREEN, FAILED], ids=lambda measured: str(measured.verdict))
@@ -240,11 +240,11 @@ HOSTILE = [
 ]
 
 
-def outside_of_code(told: str) -> str:
+def outside_of_code(reported: str) -> str:
     """What Markdown reads of it: less fences, code spans of one backtick, and <code>."""
     lines: list[str] = []
     fence = ""
-    for line in told.split("\n"):
+    for line in reported.split("\n"):
         if fence:
             fence = "" if line == fence else fence
         elif opened := re.match("`{3,}", line):
@@ -270,18 +270,18 @@ def with_name(name: str) -> list[Outcome]:
 @pytest.mark.parametrize("name", HOSTILE, ids=range(len(HOSTILE)))
 def test_a_hostile_name_stays_in_code(name: str) -> None:
     run = RunInfo(commit=name, facts={"torch": name, "cpu_model": name, "places": name})
-    told = report(*with_name(name), problem=name, messages=[name], run=run)
+    reported = report(*with_name(name), problem=name, messages=[name], run=run)
     plain = report(
         *with_name("plain"),
         problem="plain",
         messages=["plain"],
         run=RunInfo(commit="plain", facts={"torch": "plain", "cpu_model": "plain", "places": "p"}),
     )
-    assert len(told) <= 60_000
-    assert all(character.isprintable() or character == "\n" for character in told)
-    told.encode()
-    assert {line.count("|") for line in told.splitlines() if line.startswith("| ")} == {9}
-    harmless = outside_of_code(told).splitlines()
+    assert len(reported) <= 60_000
+    assert all(character.isprintable() or character == "\n" for character in reported)
+    reported.encode()
+    assert {line.count("|") for line in reported.splitlines() if line.startswith("| ")} == {9}
+    harmless = outside_of_code(reported).splitlines()
     assert [line for line in harmless if "CODE" not in line] == [
         line for line in outside_of_code(plain).splitlines() if "CODE" not in line
     ]

@@ -40,13 +40,13 @@ from pytest_ddpperf.remote import node_launch as parts_module
 from pytest_ddpperf.remote import nodes as fleet_module
 from pytest_ddpperf.remote import rendezvous as interface
 from pytest_ddpperf.remote import rendezvous as role_module
-from pytest_ddpperf.remote.arguments import of_led
+from pytest_ddpperf.remote.arguments import remote_arguments
 from pytest_ddpperf.remote.checkout import Sources
 from pytest_ddpperf.remote.node import Node
 from pytest_ddpperf.remote.node_launch import Member, Parts, Side
 from pytest_ddpperf.remote.node_version import Base, BaseOfNodes, refuse_lacking
-from pytest_ddpperf.remote.node_worker import Follower
-from pytest_ddpperf.remote.nodes import Fleet
+from pytest_ddpperf.remote.node_worker import NodeWorker
+from pytest_ddpperf.remote.nodes import OtherNodes
 from pytest_ddpperf.remote.rendezvous import Role, role
 from pytest_ddpperf.remote.version import BaseSide
 from pytest_ddpperf.wire.channels import Lines
@@ -192,7 +192,7 @@ class Door:
         for lines in self.came.values():
             lines.socket.close()
 
-    def stranger(self) -> socket.socket:
+    def untrusted(self) -> socket.socket:
         return self._closing.enter_context(socket.create_connection(("127.0.0.1", self.port), SOON_SECONDS))
 
 
@@ -217,7 +217,7 @@ def ended(connected: socket.socket) -> bool:
 def test_who_knows_the_secret_comes_in(at_the_door: Door) -> None:
     at_the_door.admit([1, 2])
     for node in (2, 1):
-        with door.come_in("127.0.0.1", at_the_door.port, KEY, node).socket:
+        with door.connect_to_leader("127.0.0.1", at_the_door.port, KEY, node).socket:
             pass
     at_the_door.end()
     assert at_the_door.came.keys() == {1, 2}
@@ -227,11 +227,11 @@ def test_who_knows_the_secret_comes_in(at_the_door: Door) -> None:
 def test_a_wrong_secret_is_told_at_both_ends(at_the_door: Door) -> None:
     at_the_door.admit([1])
     with pytest.raises(NodesError, match="is DDPPERF_SECRET the same on all nodes"):
-        door.come_in("127.0.0.1", at_the_door.port, b"another", 1)
-    door.come_in("127.0.0.1", at_the_door.port, KEY, 1).socket.close()
+        door.connect_to_leader("127.0.0.1", at_the_door.port, b"another", 1)
+    door.connect_to_leader("127.0.0.1", at_the_door.port, KEY, 1).socket.close()
     at_the_door.end()
-    (told,) = at_the_door.dropped
-    assert told.startswith("a connection from 127.0.0.1 was dropped: its proof is wrong")
+    (reported,) = at_the_door.dropped
+    assert reported.startswith("a connection from 127.0.0.1 was dropped: its proof is wrong")
 
 
 ATTACKS: dict[str, tuple[Callable[[str], bytes], str]] = {
@@ -283,13 +283,13 @@ def test_who_proves_nothing_is_dropped_and_does_no_harm(
     monkeypatch.setattr(door, "_PROOF_SECONDS", 1.0 if attack == "silence" else SOON_SECONDS)
     sends, said = ATTACKS[attack]
     at_the_door.admit([1])
-    stranger = at_the_door.stranger()
-    told = sends(challenge(stranger))
+    untrusted = at_the_door.untrusted()
+    reported = sends(challenge(untrusted))
     with suppress(ConnectionError):  # dropped while it went on
-        stranger.sendall(told)
-    assert ended(stranger)
+        untrusted.sendall(reported)
+    assert ended(untrusted)
     monkeypatch.setattr(door, "_PROOF_SECONDS", SOON_SECONDS)
-    door.come_in("127.0.0.1", at_the_door.port, KEY, 1).socket.close()
+    door.connect_to_leader("127.0.0.1", at_the_door.port, KEY, 1).socket.close()
     at_the_door.end()
     assert at_the_door.came.keys() == {1}
     (dropped,) = at_the_door.dropped
@@ -301,11 +301,11 @@ def test_strangers_that_say_nothing_keep_nobody_out(at_the_door: Door, monkeypat
     monkeypatch.setattr(door, "_MOST_STRANGERS", 2)
     at_the_door.admit([1])
     for _ in range(6):
-        at_the_door.stranger()
-    door.come_in("127.0.0.1", at_the_door.port, KEY, 1, SOON_SECONDS).socket.close()
+        at_the_door.untrusted()
+    door.connect_to_leader("127.0.0.1", at_the_door.port, KEY, 1, SOON_SECONDS).socket.close()
     at_the_door.end()
     assert at_the_door.came.keys() == {1}
-    assert any("4 others had given no proof yet" in told for told in at_the_door.dropped)
+    assert any("4 others had given no proof yet" in reported for reported in at_the_door.dropped)
 
 
 def test_there_is_room_for_all_nodes_at_once_and_as_many_strangers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,7 +326,7 @@ def test_who_is_turned_away_tells_it_when_there_is_no_time_left() -> None:
         thread = threading.Thread(target=turn_away)
         thread.start()
         with pytest.raises(NodesError, match="it let nobody in: others were at its door"):
-            door.come_in("127.0.0.1", listening.getsockname()[1], KEY, 1)
+            door.connect_to_leader("127.0.0.1", listening.getsockname()[1], KEY, 1)
         thread.join()
 
 
@@ -343,7 +343,7 @@ def test_one_that_only_says_that_it_leads_is_not_believed() -> None:
         thread = threading.Thread(target=pretend)
         thread.start()
         with pytest.raises(NodesError, match="its proof is wrong"):
-            door.come_in("127.0.0.1", listening.getsockname()[1], KEY, 1)
+            door.connect_to_leader("127.0.0.1", listening.getsockname()[1], KEY, 1)
         thread.join()
 
 
@@ -363,8 +363,8 @@ def test_a_link_is_its_kind_and_its_rate(tmp_path: Path, monkeypatch: pytest.Mon
         (tmp_path / name).mkdir()
         (tmp_path / name / "type").write_text(kind + "\n")
         (tmp_path / name / "speed").write_text(speed + "\n")
-    told = [interface.link_of(name) for name in ("eth0", "ib0", "veth")]
-    assert told == ["ethernet 25000 Mb/s", "infiniband 200000 Mb/s", "ethernet"]
+    reported = [interface.link_of(name) for name in ("eth0", "ib0", "veth")]
+    assert reported == ["ethernet 25000 Mb/s", "infiniband 200000 Mb/s", "ethernet"]
 
 
 # --- what has to be the same on all nodes
@@ -444,7 +444,7 @@ def test_the_same_files_are_enough(closing: ExitStack) -> None:
     follows = Follows(closing)
     follows.collects({"a.py": "1", "only_there.py": "4"}, device_type="cpu", device_count=0)
     follows.node.collected(HERE, MACHINE, SOON_SECONDS)
-    assert follows.node.hand.tests.known == {"test_a.py::test_a"}
+    assert follows.node.current.tests.known == {"test_a.py::test_a"}
 
 
 def test_what_is_said_of_each_version_is_for_its_own_line(closing: ExitStack) -> None:
@@ -453,11 +453,11 @@ def test_what_is_said_of_each_version_is_for_its_own_line(closing: ExitStack) ->
     follows.say("one", "base")
     follows.say("two", "hand")
     follows.say("died", "base", text="it died")
-    assert follows.node.hand.line.receive(Nobody(), SOON_SECONDS)["event"] == "two"
+    assert follows.node.current.line.receive(Nobody(), SOON_SECONDS)["event"] == "two"
     assert [message["event"] for message in base.line.arrived()] == ["one"], "before its end"
     with pytest.raises(BaseSideError, match="it died"):
         base.line.receive(Nobody(), SOON_SECONDS)
-    follows.node.hand.line.send({"op": "leave"})
+    follows.node.current.line.send({"op": "leave"})
     assert [message["op"] for message in follows.heard()] == ["start-base", "leave"]
 
 
@@ -472,7 +472,7 @@ def test_the_commit_of_the_first_node_is_every_nodes(closing: ExitStack) -> None
     base = Base(lambda kept, commit: asked.append((kept, commit)))  # type: ignore[func-returns-value, arg-type]
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        follower = Follower(Lines(ours), lambda *_: pytest.fail("of another side"), base)
+        follower = NodeWorker(Lines(ours), lambda *_: pytest.fail("of another side"), base)
         follower._obey({"op": "start-base", "kept": ["tests"], "commit": "1a2b"})
     base.close()
     assert asked == [(["tests"], "1a2b")]
@@ -498,7 +498,7 @@ class OfNodes(BaseOfNodes):
     def __init__(self, follows: Follows, here: Sources | None) -> None:
         self._others = [follows.node.start_base([], "")]
         self.tests = SimpleNamespace(sources=here)  # type: ignore[assignment]
-        self.led = SimpleNamespace()  # type: ignore[assignment]
+        self.remote_pytest = SimpleNamespace()  # type: ignore[assignment]
         self._fleet = SimpleNamespace(hosts=["a", "b"], side=side_of)  # type: ignore[assignment]
         self.launched: list[int | None] = []
 
@@ -548,8 +548,8 @@ def test_what_another_node_cannot_have_beside_it_is_told_with_its_name(
     )
     with pytest.raises(AgainstError) as raised:
         base.collect(HERE)
-    told = "--ddp-against: node 1 (b): x lacks 1a2b, which main is on the first node\ngit fetch brings it"
-    assert str(raised.value) == told
+    reported = "--ddp-against: node 1 (b): x lacks 1a2b, which main is on the first node\ngit fetch brings it"
+    assert str(raised.value) == reported
 
 
 def test_a_version_that_cannot_import_a_conftest_is_every_tests_to_tell(
@@ -598,13 +598,13 @@ def test_what_is_called_or_measured_there_without_a_gate_is_led_before_what_has_
 
 
 def test_the_verdict_is_every_nodes_but_what_is_saved_is_the_first_nodes() -> None:
-    def told(status: Status, reason: str) -> Verdict:
+    def reported(status: Status, reason: str) -> Verdict:
         return following._verdict({"verdict": codec.encode(Verdict(status=status, reason=reason))})
 
-    assert told(Status.PASS, "within-limits") == Verdict(status=Status.PASS, reason="within-limits")
-    assert told(Status.NO_BASELINE, "missing").status is Status.NO_BASELINE
+    assert reported(Status.PASS, "within-limits") == Verdict(status=Status.PASS, reason="within-limits")
+    assert reported(Status.NO_BASELINE, "missing").status is Status.NO_BASELINE
     follows = Verdict(status=Status.NOT_GATED, reason="follows")
-    assert told(Status.NOT_GATED, "saving") == following._verdict({}) == follows
+    assert reported(Status.NOT_GATED, "saving") == following._verdict({}) == follows
 
 
 RERUNS = ("--reruns", "--reruns-delay", "--only-rerun", "--rerun-except", "--force-reruns", "--max-suite-reruns")
@@ -612,30 +612,34 @@ RERUNS = ("--reruns", "--reruns-delay", "--only-rerun", "--rerun-except", "--for
 
 @pytest.mark.parametrize("option", RERUNS)
 def test_a_pytest_that_is_led_runs_no_test_again_by_itself(option: str) -> None:
-    assert of_led([option, "2", "tests"], ["tests"]) == of_led([f"{option}=2", "tests"], ["tests"]) == ["tests"]
-    assert of_led(["--fail-on-flaky", "tests"], ["tests"]) == ["tests"]
+    assert (
+        remote_arguments([option, "2", "tests"], ["tests"])
+        == remote_arguments([f"{option}=2", "tests"], ["tests"])
+        == ["tests"]
+    )
+    assert remote_arguments(["--fail-on-flaky", "tests"], ["tests"]) == ["tests"]
 
 
 @pytest.mark.parametrize("when", ["setup", "call", "teardown"])
 @pytest.mark.parametrize("over", [False, True])
 def test_what_a_pytest_that_is_led_tells_of_a_test_is_no_failure_there(when: str, over: bool) -> None:
     """Or a plugin would run it again by itself, after some delay."""
-    led = base_module._Led(SimpleNamespace(over=over), own_tests=False)  # type: ignore[arg-type]
+    remote_pytest = base_module.WorkerPlugin(SimpleNamespace(over=over), own_tests=False)  # type: ignore[arg-type]
     report = pytest.TestReport("test_a", ("test_a.py", 1, "test_a"), {}, "failed", OVER_TEXT, when)  # type: ignore[arg-type]
-    making = led.pytest_runtest_makereport(SimpleNamespace(path="test_a.py"), None)  # type: ignore[arg-type]
+    making = remote_pytest.pytest_runtest_makereport(SimpleNamespace(path="test_a.py"), None)  # type: ignore[arg-type]
     next(making)
     with pytest.raises(StopIteration) as stopped:
         making.send(report)
     assert stopped.value.value.outcome == "skipped"
     assert base_module._why(stopped.value.value) == OVER_TEXT
-    assert (led._broken, led._apart) == (when != "call", when != "call" and not over)
+    assert (remote_pytest._broken, remote_pytest._apart) == (when != "call", when != "call" and not over)
 
 
 def test_what_fails_on_another_node_as_its_test_is_left_is_told_and_all_are_left_at_once(closing: ExitStack) -> None:
     several = [Follows(closing), Follows(closing)]
     for number, follows in enumerate(several, 1):
-        follows.node.hand.name = f"node {number}"
-        follows.node.hand.tests._test = "test_a"
+        follows.node.current.name = f"node {number}"
+        follows.node.current.tests._test = "test_a"
     first, second = several
 
     def answer() -> None:
@@ -646,42 +650,42 @@ def test_what_fails_on_another_node_as_its_test_is_left_is_told_and_all_are_left
 
     thread = threading.Thread(target=answer)
     thread.start()
-    assert side_of([follows.node.hand for follows in several]).leave() == ["node 2: Error: not removed"]
+    assert side_of([follows.node.current for follows in several]).leave() == ["node 2: Error: not removed"]
     thread.join()
-    assert side_of([first.node.hand]).leave() == []
+    assert side_of([first.node.current]).leave() == []
 
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_what_a_test_asked_for_is_told_on_all_nodes_before_it_is_left(closing: ExitStack, fails: bool) -> None:
     """Its body goes on there to its end: what is torn down may need what it did."""
     follows = Follows(closing)
-    side = side_of([follows.node.hand])
-    tests = follows.node.hand.tests
+    side = side_of([follows.node.current])
+    tests = follows.node.current.tests
     tests.known, tests._started = frozenset(["test_a"]), True
-    fleet = Fleet.__new__(Fleet)
-    fleet._begun, fleet._asked, fleet._failed = "", 0, []
-    fleet.__dict__["hand"] = side
+    other_nodes = OtherNodes.__new__(OtherNodes)
+    other_nodes._begun, other_nodes._asked, other_nodes._failed = "", 0, []
+    other_nodes.__dict__["current"] = side
     plan = Plan(world_size=2, nodes=2, backend="gloo", device="cpu")
     asked = {"what": "a call", "label": "f", "plan": codec.encode(plan)}
     follows.say("ready", **asked, number=1)
-    with suppress(NodesError), fleet.together("test_a", asked, 2) as came:
+    with suppress(NodesError), other_nodes.together("test_a", asked, 2) as came:
         if fails:
             raise NodesError("rank 1 failed")
         came({"results": ["one"]})
     follows.say("ended", text="", apart="not removed")
-    fleet.leave()
+    other_nodes.leave()
     ops = follows.heard()
     assert [message["op"] for message in ops] == ["test", "done", "leave"]
     assert (ops[1].get("error"), ops[1].get("results")) == (("rank 1 failed", None) if fails else (None, ["one"]))
-    assert fleet.failed() == [f"{follows.node.hand}: not removed"]
+    assert other_nodes.failed() == [f"{follows.node.current}: not removed"]
 
 
 def test_a_node_that_is_gone_keeps_nothing_from_the_others(closing: ExitStack) -> None:
     gone, there = Follows(closing), Follows(closing)
-    gone.node.hand.name = "node 1"
+    gone.node.current.name = "node 1"
     gone.go()
     with pytest.raises(BaseSideError, match="node 1"):
-        side_of([gone.node.hand, there.node.hand]).tell({"op": "done"}, nodes=3)
+        side_of([gone.node.current, there.node.current]).tell({"op": "done"}, nodes=3)
     assert there.heard() == [{"op": "done", "side": "hand"}]
 
 
@@ -690,9 +694,9 @@ def test_what_fails_on_another_node_is_an_error_of_the_tests_teardown(
     monkeypatch: pytest.MonkeyPatch, here: str
 ) -> None:
     left: list[object] = []
-    fleet = SimpleNamespace(failed=lambda: ["node 1: Error: not removed"])
+    other_nodes = SimpleNamespace(failed=lambda: ["node 1: Error: not removed"])
     sections: list[tuple[str, ...]] = []
-    run: Any = SimpleNamespace(end_test=left.append, fleet=fleet)
+    run: Any = SimpleNamespace(end_test=left.append, other_nodes=other_nodes)
     item: Any = SimpleNamespace(nodeid="a", add_report_section=lambda *section: sections.append(section))
     monkeypatch.setattr(running, "is_distributed", lambda item: True)
     ending = running.RunningTests(run).pytest_runtest_teardown(item)
@@ -735,12 +739,17 @@ def test_nodes_have_their_time_from_when_they_can_know_where_to_come(
 
     monkeypatch.setattr(fleet_module, "time", clock)
     monkeypatch.setattr(fleet_module.handshake, "admit", admit)
-    fleet = Fleet.__new__(Fleet)
-    fleet.role, fleet._timeout, fleet.nodes, fleet._dropped = replace(role_of(0), nodes=3), timeout, [], Counter()
-    fleet._door = fleet._key = None  # type: ignore[assignment]
-    fleet._notice = SimpleNamespace(check=lambda: setattr(clock, "now", 70.0))  # type: ignore[assignment]
+    other_nodes = OtherNodes.__new__(OtherNodes)
+    other_nodes.role, other_nodes._timeout, other_nodes.nodes, other_nodes._dropped = (
+        replace(role_of(0), nodes=3),
+        timeout,
+        [],
+        Counter(),
+    )
+    other_nodes._door = other_nodes._key = None  # type: ignore[assignment]
+    other_nodes._notice = SimpleNamespace(check=lambda: setattr(clock, "now", 70.0))  # type: ignore[assignment]
     with pytest.raises(NodesError) as raised:
-        fleet.start([], [])
+        other_nodes.start([], [])
     assert untils == [70.0 + max(timeout, 300.0)]
     dropped = "a connection from 10.0.0.2 was dropped: its proof is wrong"
     assert str(raised.value) == f"nodes 1, 2 of 3 did not come {said}\n{dropped}"
@@ -756,9 +765,9 @@ def role_of(node: int) -> Role:
 def test_a_pytest_that_only_says_something_waits_for_nobody(monkeypatch: pytest.MonkeyPatch, option: str) -> None:
     monkeypatch.setattr(nodes_module, "role", lambda environ: pytest.fail("it is to lead"))
     config = SimpleNamespace(getoption=lambda name, default: name == option)
-    run = SimpleNamespace(serving=None, config=config, fleet=None)
+    run = SimpleNamespace(leader=None, config=config, other_nodes=None)
     nodes_module.lead(run)  # type: ignore[arg-type]
-    assert run.fleet is None
+    assert run.other_nodes is None
     assert nodes_module.main(config) is None  # type: ignore[arg-type]
 
 
@@ -766,8 +775,8 @@ def test_torchruns_store_listens_on_one_interface() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     start = {"address": "localhost", "port": port, "key": "where", "seconds": SOON_SECONDS}
-    held = rendezvous._asked({**start, "hosts": True, "tell": {"address": "127.0.0.1"}})
-    assert held[1] == {"event": "told"}
+    paused = rendezvous._asked({**start, "hosts": True, "tell": {"address": "127.0.0.1"}})
+    assert paused[1] == {"event": "told"}
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.2", port), SOON_SECONDS)
     found = rendezvous._asked({**start, "address": "127.0.0.1", "hosts": False, "tell": None})
@@ -791,10 +800,10 @@ def test_a_node_that_does_not_answer_is_asked_and_then_gone(
     monkeypatch.setattr(line, "_GONE_SECONDS", 1.0)
     follows = Follows(closing)
     with pytest.raises(BaseSideError, match=r"node 1 \(b\) said nothing for \d s"):
-        follows.node.hand.line.receive(Nobody(), SOON_SECONDS)
+        follows.node.current.line.receive(Nobody(), SOON_SECONDS)
     assert {"op": "ping"} in follows.heard()
     with pytest.raises(BaseSideError, match="said nothing"):
-        follows.node.hand.line.send({"op": "test"})
+        follows.node.current.line.send({"op": "test"})
 
 
 ASKED = {"what": "a call", "label": "f", "plan": {"steps": 3, "warmup": 2}, "number": 2}
@@ -813,15 +822,15 @@ def test_what_nodes_ask_for_has_to_be_the_same(closing: ExitStack, there: dict[s
     follows = Follows(closing)
     follows.say("ready", **there)
     with pytest.raises(BaseSideError, match=re.escape(said)):
-        follows.node.hand.asks(ASKED)
+        follows.node.current.asks(ASKED)
     follows.say("ready", **ASKED)
-    assert follows.node.hand.asks(ASKED)["label"] == "f"
+    assert follows.node.current.asks(ASKED)["label"] == "f"
 
 
 def test_locks_are_taken_node_by_node_in_the_order_of_their_hosts(closing: ExitStack) -> None:
     """Whoever leads: two runs that lead from either end of the same nodes cannot wait for each other in a ring."""
     follows = Follows(closing, order="host a")
-    side = Side([follows.node.hand], address="127.0.0.1", interface="", hosts=["z", "a"], order="host z", facts={})
+    side = Side([follows.node.current], address="127.0.0.1", interface="", hosts=["z", "a"], order="host z", facts={})
     plan = Plan(world_size=2, nodes=2, backend="gloo", device="cpu")
     taken: list[str] = []
 
@@ -843,13 +852,15 @@ TWO_NODES = Plan(world_size=2, nodes=2, backend="gloo", device="cpu")
 def test_a_wait_for_what_this_very_launch_has_is_an_error(closing: ExitStack, tmp_path: Path) -> None:
     """Two nodes on one machine, perhaps in containers, whose cores are the same."""
     follows = Follows(closing, order="pod-b boot")
-    side = Side([follows.node.hand], address="127.0.0.1", interface="", hosts=["a", "b"], order="pod-a boot", facts={})
+    side = Side(
+        [follows.node.current], address="127.0.0.1", interface="", hosts=["a", "b"], order="pod-a boot", facts={}
+    )
     here = locks.hold([tmp_path], lambda path: None)
     follows.say("waiting", resource=str(tmp_path))
     follows.say("waiting", resource=str(tmp_path))
     follows.say("alone", resources=[str(tmp_path)])  # once it is free
-    told = r"^node 1 \(b\) is on the same machine and the same cores or devices as node 0: give each node its own"
-    with pytest.raises(BaseSideError, match=told), side.alone(TWO_NODES, here, Nobody()):
+    reported = r"^node 1 \(b\) is on the same machine and the same cores or devices as node 0: give each node its own"
+    with pytest.raises(BaseSideError, match=reported), side.alone(TWO_NODES, here, Nobody()):
         pass
     assert [message["op"] for message in follows.heard()] == ["alone", "shared"]
     with locks.hold([tmp_path], lambda path: pytest.fail("it was not released")):
@@ -859,16 +870,16 @@ def test_a_wait_for_what_this_very_launch_has_is_an_error(closing: ExitStack, tm
 def test_a_wait_on_another_node_is_told_with_its_name(closing: ExitStack) -> None:
     class Watches(Nobody):
         def waiting(self, resource: object) -> None:
-            told.append(str(resource))
+            reported.append(str(resource))
 
-    told: list[str] = []
+    reported: list[str] = []
     follows = Follows(closing, order="b boot")
-    side = Side([follows.node.hand], address="127.0.0.1", interface="", hosts=["a", "b"], order="a other", facts={})
+    side = Side([follows.node.current], address="127.0.0.1", interface="", hosts=["a", "b"], order="a other", facts={})
     for resource in ("/sys/devices/system/cpu/cpu3", "/"):
         follows.say("waiting", resource=resource)
     follows.say("alone", resources=["/sys/devices/system/cpu/cpu3"])
     with side.alone(TWO_NODES, nullcontext(()), Watches()):
-        assert told == ["cpu3 of node 1 (b)", "all of node 1 (b)"]
+        assert reported == ["cpu3 of node 1 (b)", "all of node 1 (b)"]
 
 
 def test_who_is_interrupted_as_a_node_tells_its_time_hears_no_more_of_it(
@@ -883,11 +894,11 @@ def test_who_is_interrupted_as_a_node_tells_its_time_hears_no_more_of_it(
     with pytest.raises(KeyboardInterrupt):
         follows.node.connection.offset()
     with pytest.raises(BaseSideError, match=r"node 1 \(b\) was left while it told its time"):
-        follows.node.hand.line.send({"op": "leave"})
+        follows.node.current.line.send({"op": "leave"})
 
 
 def test_user_code_on_another_node_may_take_longer_than_a_launch(closing: ExitStack) -> None:
-    patience = Follows(closing).node.hand.tests._patience
+    patience = Follows(closing).node.current.tests._patience
     assert patience == 310
 
 
@@ -899,7 +910,7 @@ class Parted:
 
     def __init__(self, closing: ExitStack) -> None:
         self.follows = Follows(closing)
-        member = self.follows.node.hand
+        member = self.follows.node.current
         member._offset = lambda: Offset(at_ns=0.0, ns=1000e9, half_width_ns=1000.0)  # the clock is ahead by 1,000 s
         plan = Plan(world_size=4, nodes=2, backend="gloo", device="cpu")
         names = {rank: f"rank {rank} (node {rank // 2})" for rank in range(4)}
@@ -955,8 +966,8 @@ def test_what_is_given_up_was_so_when_all_were(parted: Parted) -> None:
     parted.follows.say("over", **{**OVER, "errors": [error(2, 1012.0)], "idle": [error(3, math.inf)]})
     parted.parts.await_end()
     assert [(found.rank, found.when) for found in parted.parts.errors] == [(2, 9.0), (3, math.inf)]
-    told = parted.follows.heard()
-    assert told == [{"op": "stop", "at_deadline": True, "side": "hand"}]
+    reported = parted.follows.heard()
+    assert reported == [{"op": "stop", "at_deadline": True, "side": "hand"}]
 
 
 def test_a_node_that_goes_after_it_delivered_is_an_error_for_its_clock_is_not_known(parted: Parted) -> None:
@@ -965,13 +976,13 @@ def test_a_node_that_goes_after_it_delivered_is_an_error_for_its_clock_is_not_kn
 
     parted.follows.say("settled", results={})
     parted.hear(lambda: parted.parts.settled)
-    parted.follows.node.hand._offset = gone
+    parted.follows.node.current._offset = gone
     parted.parts.release()
     assert "is gone" in parted.parts.errors[0].summary
 
 
 def test_clocks_are_asked_after_the_window_though_a_clean_up_hung(parted: Parted) -> None:
-    parted.follows.node.hand._offset = lambda: Offset(at_ns=10.0, ns=1001e9, half_width_ns=9.0)
+    parted.follows.node.current._offset = lambda: Offset(at_ns=10.0, ns=1001e9, half_width_ns=9.0)
     parted.parts.stop(9.0, at_deadline=True)
     parted.follows.say("over", **OVER)
     parted.parts.await_end()

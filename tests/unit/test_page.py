@@ -68,8 +68,8 @@ class Read(HTMLParser):
         return " ".join("".join(self.text).split())
 
 
-def drawn(*outcomes: Outcome, told: tuple[str, ...] = ()) -> Read:
-    return Read(page.html(outcomes, [reports.RUN], messages=told))
+def drawn(*outcomes: Outcome, reported: tuple[str, ...] = ()) -> Read:
+    return Read(page.html(outcomes, [reports.RUN], messages=reported))
 
 
 @pytest.fixture(scope="module")
@@ -194,15 +194,15 @@ def test_what_steps_recorded_is_shown(slower: Outcome) -> None:
 
 
 @pytest.mark.parametrize(
-    ("outcomes", "told"),
+    ("outcomes", "reported"),
     [
         ((), "Nothing was compared or measured: this page says nothing"),
         ((reports.without_baseline("test_new", Drawn()),), "Nothing was compared: this page says nothing"),
     ],
     ids=["nothing measured", "nothing compared"],
 )
-def test_a_run_that_compared_nothing_says_so(outcomes: tuple[Outcome, ...], told: str) -> None:
-    assert told in drawn(*outcomes).words
+def test_a_run_that_compared_nothing_says_so(outcomes: tuple[Outcome, ...], reported: str) -> None:
+    assert reported in drawn(*outcomes).words
 
 
 def test_what_ended_a_run_is_said_beside_its_measurements(slower: Outcome) -> None:

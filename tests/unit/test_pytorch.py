@@ -36,8 +36,8 @@ def sides_of(row: str) -> tuple[list[float], list[float]]:
     for part75, part95 in product(parts, parts):
         now = 32 / (rate75 + part75), 32 / (rate95 + part95)
         base = now[0] / (1 - change75 / 100), now[1] / (1 - change95 / 100)
-        told = [f"{seconds:.3f}" for seconds in now] == [f"{time:.3f}" for time in (time75, time95)]
-        if told and now[0] <= now[1] and base[0] <= base[1]:
+        reported = [f"{seconds:.3f}" for seconds in now] == [f"{time:.3f}" for time in (time75, time95)]
+        if reported and now[0] <= now[1] and base[0] <= base[1]:
             return with_percentiles(*base), with_percentiles(*now)
     raise AssertionError(f"nothing fits {row}")
 
@@ -65,8 +65,8 @@ def without_no_ddp(text: str) -> str:
 
 def test_its_own_example_is_printed_character_by_character(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diff", *files(tmp_path)]) == 0
-    told = capsys.readouterr().out
-    assert without_no_ddp(told).rstrip("\n") == EXAMPLE.rstrip("\n")
+    reported = capsys.readouterr().out
+    assert without_no_ddp(reported).rstrip("\n") == EXAMPLE.rstrip("\n")
 
 
 def test_the_row_without_ddp_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -101,12 +101,12 @@ def test_what_one_side_lacks_is_told(tmp_path: Path, capsys: pytest.CaptureFixtu
     changed(test, "benchmark_results", 1, "result", 5, "ranks", to=list(range(32)))
     changed(test, "rccl", to=7)
     assert main(["diff", base, test]) == 0
-    told = capsys.readouterr().out
-    assert "Benchmark: vgg\\x1b[31m with batch size 32\n\n  only in test\n" in told
-    assert "Benchmark: resnet50 with batch size 32\n\n  only in baseline\n" in told
-    assert " 32 GPUs:  only in test\n" in told
-    assert " 16 GPUs:  only in baseline\n" in told
-    assert "rccl:                                   -  vs                     7\n" in told
+    reported = capsys.readouterr().out
+    assert "Benchmark: vgg\\x1b[31m with batch size 32\n\n  only in test\n" in reported
+    assert "Benchmark: resnet50 with batch size 32\n\n  only in baseline\n" in reported
+    assert " 32 GPUs:  only in test\n" in reported
+    assert " 16 GPUs:  only in baseline\n" in reported
+    assert "rccl:                                   -  vs                     7\n" in reported
 
 
 @pytest.mark.parametrize(
@@ -127,8 +127,8 @@ def test_two_of_its_files_are_compared(tmp_path: Path, capsys: pytest.CaptureFix
     assert main(["diff", base, test, test]) == 4
     assert "compared by two" in capsys.readouterr().err
     assert main(["diff", base, test, "-k", "resnext50"]) == 0
-    told = capsys.readouterr().out
-    assert [line for line in told.splitlines() if "Benchmark" in line] == [
+    reported = capsys.readouterr().out
+    assert [line for line in reported.splitlines() if "Benchmark" in line] == [
         "Benchmark: resnext50_32x4d with batch size 32"
     ]
     assert main(["diff", base, test, "-k", "vgg"]) == 5
@@ -189,8 +189,8 @@ def test_reports_of_ours_have_the_same_form(tmp_path: Path, capsys: pytest.Captu
         run=replace(RUN, facts={**facts, "nccl": "2.28.1"}, commit="decade" * 7 + "-dirty"),
     )
     assert main(["diff", str(base), str(now), "--form", "pytorch", "--threshold", "p50:50%"]) == 0
-    told = capsys.readouterr().out
-    assert told.startswith(
+    reported = capsys.readouterr().out
+    assert reported.startswith(
         """\
                                  baseline                      test
                      --------------------      --------------------
@@ -211,7 +211,7 @@ Benchmark: tests/test_a::test_step with batch size 32
 baseline: tests/test_a.py::test_step: not measured: launch 1 of 2: rank 1 failed in setup: ValueError: bad
 """
     )
-    assert told.endswith("ddpperf: 2 of 3 compared: 2 passed; 1 without baseline\n")
+    assert reported.endswith("ddpperf: 2 of 3 compared: 2 passed; 1 without baseline\n")
 
 
 def test_of_ours_short_steps_and_steps_without_examples_are_told_too(
@@ -221,9 +221,9 @@ def test_of_ours_short_steps_and_steps_without_examples_are_told_too(
     rpc = replace(at(2, 0.1, parameter_servers=1, master=True), batch_size=None)
     path = str(written(tmp_path / "a.json", short, rpc))
     main(["diff", path, path, "--form", "pytorch"])
-    told = capsys.readouterr().out
-    assert "Benchmark: tests/test_a::test_step\n" in told
-    assert list(rows(told)) == [
+    reported = capsys.readouterr().out
+    assert "Benchmark: tests/test_a::test_step\n" in reported
+    assert list(rows(reported)) == [
         "  2 ranks:  p75:     341us         -     -0.0%  p95:     341us         -     -0.0%",
         "2 trainers 1 ps master:  p75:    0.100s         -     -0.0%  p95:    0.100s         -     -0.0%",
     ]
@@ -239,12 +239,12 @@ def test_of_ours_what_several_machines_measured_is_a_benchmark_each(
     base = str(written(tmp_path / "a.json", on("H200", 0.2), on("H100", 0.1)))
     now = str(written(tmp_path / "b.json", on("H100", 0.1), on("H200", 0.2), on("A100", 0.4)))
     assert main(["diff", base, now, "--form", "pytorch"]) == 0
-    told = capsys.readouterr().out
-    assert [line for line in told.splitlines() if line.startswith(("Benchmark", "  only"))] == [
+    reported = capsys.readouterr().out
+    assert [line for line in reported.splitlines() if line.startswith(("Benchmark", "  only"))] == [
         "Benchmark: tests/test_a::test_step with batch size 32 on cuda-h100",
         "Benchmark: tests/test_a::test_step with batch size 32 on cuda-h200",
         "Benchmark: tests/test_a::test_step with batch size 32 on cuda-a100",
         "  only in test",
     ]
-    assert [line.split()[3] for line in rows(told)] == ["0.100s", "0.200s"]
-    assert [line.split()[5] for line in rows(told)] == ["-0.0%", "-0.0%"]
+    assert [line.split()[3] for line in rows(reported)] == ["0.100s", "0.200s"]
+    assert [line.split()[5] for line in rows(reported)] == ["-0.0%", "-0.0%"]

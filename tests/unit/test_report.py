@@ -56,8 +56,8 @@ def stored(base: Measurement, sessions: int = 1) -> Baseline:
 
 def gate_failure(outcome: Outcome, *, baseline: Baseline | None, accept_command: str) -> str:
     """Of an outcome that knows no more of the baseline than a report does."""
-    told = failure.explained(outcome, baseline=baseline, accept_command=accept_command)
-    return failure.gate_failure(codec.decode(Outcome, codec.encode(told)))
+    reported = failure.explained(outcome, baseline=baseline, accept_command=accept_command)
+    return failure.gate_failure(codec.decode(Outcome, codec.encode(reported)))
 
 
 def comparison(status: Status = Status.REGRESSED, metric: str = "p50", **kwargs: Any) -> Comparison:
@@ -109,8 +109,8 @@ FAILED = outcome(None, error="launch 1 of 2: rank 1 failed in setup: ValueError:
 def test_a_change_of_bandwidth_is_that_of_time_upside_down(time: Any, bandwidth: Any) -> None:
     change = Interval(**dict(zip(("estimate", "low", "high"), time, strict=True)))
     slower = replace(comparison(metric="busbw", resolution=0.25), change=change)
-    told = text.changed(slower)
-    assert (told.estimate, told.low, told.high) == pytest.approx(bandwidth)
+    reported = text.changed(slower)
+    assert (reported.estimate, reported.low, reported.high) == pytest.approx(bandwidth)
     assert text.resolution(slower) == pytest.approx(0.2)
     assert text.changed(replace(slower, limit=comparison().limit)) == change
     red = replace(verdict(Status.REGRESSED), comparisons=(slower,))
@@ -184,8 +184,10 @@ def test_without_a_batch_size_there_is_no_rate() -> None:
 
 
 def test_a_rate_comes_from_the_examples_of_each_step() -> None:
-    told = (((10, 10, 40), (10, 10, 40)),) * 2  # two ranks; the steps process 20, 20, 80 examples in 0.2 s
-    row = list(terminal.table([outcome(verdict(Status.PASS), measurement=measurement(examples=told))], verbosity=0))[1]
+    reported = (((10, 10, 40), (10, 10, 40)),) * 2  # two ranks; the steps process 20, 20, 80 examples in 0.2 s
+    row = list(
+        terminal.table([outcome(verdict(Status.PASS), measurement=measurement(examples=reported))], verbosity=0)
+    )[1]
     assert "100/s" in row  # p50: 20 / 0.2; the batch size of 32 is not used
     assert "320/s" not in row
 
@@ -202,9 +204,9 @@ def test_ranks_and_costs_are_shown_when_asked() -> None:
 
 
 def test_an_rpc_launch_has_a_row_a_trainer_and_one_for_all() -> None:
-    told = (((10, 20, 30), (20, 40, 60)),) * 2  # examples of two trainers
+    reported = (((10, 20, 30), (20, 40, 60)),) * 2  # examples of two trainers
     roles = Plan(world_size=2, backend="gloo", device="cpu", parameter_servers=3, master=True)
-    measured = measurement(ranks=(0.5, 1.0), examples=told)
+    measured = measurement(ranks=(0.5, 1.0), examples=reported)
     _, row, *trainers, everybody = terminal.table(
         [outcome(verdict(Status.PASS), measurement=measured, plan=roles)], verbosity=0
     )
@@ -264,7 +266,7 @@ def test_a_run_that_compared_nothing_says_so() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "words"),
+    ("reported", "words"),
     [
         (
             outcome(verdict(Status.INCONCLUSIVE, "not-significant")),
@@ -312,8 +314,8 @@ def test_a_run_that_compared_nothing_says_so() -> None:
         (FAILED, "not measured: launch 1 of 2: rank 1 failed in setup: ValueError: bad"),
     ],
 )
-def test_what_is_told_in_the_summary(told: Outcome, words: str) -> None:
-    lines = list(terminal.summary([told]))[:-1]
+def test_what_is_told_in_the_summary(reported: Outcome, words: str) -> None:
+    lines = list(terminal.summary([reported]))[:-1]
     assert len(lines) == 1
     assert lines[0].startswith("tests/test_a.py::test_step: ")
     assert words in lines[0]
@@ -372,8 +374,8 @@ def test_what_would_make_measurements_finer_is_told_once(outcomes: list[Outcome]
 
 def test_nothing_would_make_a_measurement_as_fine_as_a_limit_of_0() -> None:
     exact = replace(comparison(Status.INCONCLUSIVE), limit=Limit(metric="p50", value=0.0, unit="%"))
-    told = outcome(verdict(Status.INCONCLUSIVE, comparisons=(exact,)))
-    assert "was asked" not in "\n".join(terminal.summary([told]))
+    reported = outcome(verdict(Status.INCONCLUSIVE, comparisons=(exact,)))
+    assert "was asked" not in "\n".join(terminal.summary([reported]))
 
 
 def test_what_a_measurement_took_is_no_number_that_nobody_would_run() -> None:
@@ -406,8 +408,8 @@ def test_a_counter_that_rose_is_the_change_in_the_table_and_in_the_failure() -> 
     red = verdict(Status.REGRESSED, "counter-rose", comparisons=(comparison(Status.PASS),), counters=(risen(),))
     _, row = terminal.table([outcome(red)], verbosity=0)
     assert row.endswith("rpc.bytes +25.0 %  REGRESSED")
-    told = gate_failure(outcome(red), baseline=stored(measurement()), accept_command="c").splitlines()
-    assert told[2:4] == [
+    reported = gate_failure(outcome(red), baseline=stored(measurement()), accept_command="c").splitlines()
+    assert reported[2:4] == [
         "  metric     baseline  now    change [bounds]   limit  resolves",
         "  rpc.bytes  1,000     1,250  +25.0 %, counted  0%     all",
     ]
@@ -445,9 +447,9 @@ def test_a_failure_says_what_trainers_waited_for_rpc() -> None:
 
     roles = Plan(world_size=2, backend="gloo", device="cpu", parameter_servers=1)
     red = outcome(verdict(Status.REGRESSED), measurement=waiting(0.2, (0.15, 0.0)), plan=roles)
-    told = gate_failure(red, baseline=stored(waiting(0.1, (0.05, 0.0))), accept_command="c")
-    assert "on 2 trainers 1 ps" in told
-    assert told.partition("blocked in RPC, at p50:\n")[2].splitlines()[:2] == [
+    reported = gate_failure(red, baseline=stored(waiting(0.1, (0.05, 0.0))), accept_command="c")
+    assert "on 2 trainers 1 ps" in reported
+    assert reported.partition("blocked in RPC, at p50:\n")[2].splitlines()[:2] == [
         "  trainer0  0.0500s -> 0.150s  +100ms of the step's +100ms",
         "  trainer1  0s -> 0s  +0s of the step's +100ms",
     ]
@@ -458,9 +460,10 @@ def test_a_failure_says_what_trainers_waited_for_rpc() -> None:
 
 def test_a_failed_gate_names_what_the_evidence_is_made_of() -> None:
     red = verdict(Status.REGRESSED, comparisons=(comparison(drift=0.061),), sessions=3)
-    told = gate_failure(outcome(red), baseline=stored(measurement(0.1), sessions=3), accept_command="c")
+    reported = gate_failure(outcome(red), baseline=stored(measurement(0.1), sessions=3), accept_command="c")
     assert (
-        "evidence: 2 launches now, 6 in the baseline's 3 sessions; sessions drift by 6.1 % (seen and assumed)" in told
+        "evidence: 2 launches now, 6 in the baseline's 3 sessions; sessions drift by 6.1 % (seen and assumed)"
+        in reported
     )
 
 
@@ -497,16 +500,16 @@ def test_a_failed_gate_reads_from_metric_to_the_command_that_accepts() -> None:
     ],
 )
 def test_a_gate_that_fails_without_figures_says_why_and_what_records_them(judged: Verdict, first: str) -> None:
-    told = gate_failure(outcome(judged, notes=("there is a baseline for x",)), baseline=None, accept_command="c")
+    reported = gate_failure(outcome(judged, notes=("there is a baseline for x",)), baseline=None, accept_command="c")
     record = [] if judged == "NOT GATED" else ["record: c"]
-    assert told.splitlines() == [first, "there is a baseline for x", *record]
+    assert reported.splitlines() == [first, "there is a baseline for x", *record]
 
 
 def test_a_failed_launch_shows_the_first_cause_then_the_others() -> None:
     cause = RankError(rank=1, when=1.0, phase="step 7 of 30", summary="ValueError: bad", traceback="Traceback A\n")
     lost = RankError(rank=0, when=0.9, phase="step 7 of 30", summary="reset", traceback="B", lost_connection=True)
-    told = failure.launch_failure(LaunchError(cause, (lost,), ()), 2, 5)
-    assert told.splitlines() == [
+    reported = failure.launch_failure(LaunchError(cause, (lost,), ()), 2, 5)
+    assert reported.splitlines() == [
         "launch 2 of 5: rank 1 failed in step 7 of 30: ValueError: bad",
         "",
         "Traceback A",
@@ -588,19 +591,21 @@ def test_failures_that_no_measurement_tells_are_counted_for_all_runs() -> None:
 
 
 def test_progress_tells_launch_step_and_p50() -> None:
-    told = progress.line(launch=2, launches=5, phase="steps", step=30, steps=50, p50_seconds=0.2431)
-    assert told == "launch 2/5, step 30/50, p50 so far 0.243s"
+    reported = progress.line(launch=2, launches=5, phase="steps", step=30, steps=50, p50_seconds=0.2431)
+    assert reported == "launch 2/5, step 30/50, p50 so far 0.243s"
 
 
 @pytest.mark.parametrize(
-    ("seconds", "told"),
+    ("seconds", "reported"),
     [(None, ""), (3.0, " (10 s left)"), (48.0, " (50 s left)"), (58.0, " (1 min left)"),
      (421.0, " (7 min left)"), (5_900.0, " (98 min left)"), (7_830.0, " (2 h 10 min left)"),
      (7_140.0, " (2 h left)")],
 )  # fmt: skip
-def test_progress_over_several_tests_tells_what_is_left(seconds: float | None, told: str) -> None:
+def test_progress_over_several_tests_tells_what_is_left(seconds: float | None, reported: str) -> None:
     facts: Any = {"launch": 2, "launches": 5, "phase": "steps", "step": 30, "steps": 50, "p50_seconds": None}
-    assert progress.line(**facts, test=3, tests=12, left_seconds=seconds) == f"test 3/12{told}, launch 2/5, step 30/50"
+    assert (
+        progress.line(**facts, test=3, tests=12, left_seconds=seconds) == f"test 3/12{reported}, launch 2/5, step 30/50"
+    )
     assert progress.line(**facts, test=1, tests=1, left_seconds=seconds) == "launch 2/5, step 30/50"
 
 
@@ -612,8 +617,8 @@ def test_progress_before_the_first_step_has_no_p50() -> None:
 
 
 def test_a_launch_without_steps_calls_a_function() -> None:
-    told = progress.line(launch=0, launches=0, phase="steps", step=0, steps=0, p50_seconds=None)
-    assert told == "the function"
+    reported = progress.line(launch=0, launches=0, phase="steps", step=0, steps=0, p50_seconds=None)
+    assert reported == "the function"
 
 
 def test_waiting_names_what_is_waited_for() -> None:

@@ -87,10 +87,10 @@ print(left)
 def test_what_a_rank_leaves_in_its_group_ends_with_it(waitid: str) -> None:
     """macOS has waitid from Python 3.13 on."""
     environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    told = subprocess.run(
+    reported = subprocess.run(
         [sys.executable, "-c", ENDED, waitid], env=environ, check=True, capture_output=True, text=True
     )
-    until(lambda: gone([int(told.stdout)]))
+    until(lambda: gone([int(reported.stdout)]))
 
 
 @pytest.mark.parametrize("end", ["stopped", "left alone", "signalled"])
@@ -128,7 +128,7 @@ def test_a_server_takes_folders_along_and_pytests_own_only_if_that_was_killed(
 
 
 @contextmanager
-def serving(played: str) -> Iterator[tuple[Lines, subprocess.Popen[str]]]:
+def leader(played: str) -> Iterator[tuple[Lines, subprocess.Popen[str]]]:
     """A server in which some part is played, and the line to it."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -168,7 +168,7 @@ def ask_for_rank(lines: Lines) -> socket.socket:
 
 
 def test_an_error_of_the_servers_own_is_written_and_no_end_in_order() -> None:
-    with serving(NO_FORK) as (lines, process), open(os.devnull) as channel:
+    with leader(NO_FORK) as (lines, process), open(os.devnull) as channel:
         # In one piece, after which it may have ended.
         socket.send_fds(lines.socket, [b'{"message": "ForkRank", "rank": 0}\n'], [channel.fileno()])
         _, written = process.communicate(timeout=60)
@@ -177,7 +177,7 @@ def test_an_error_of_the_servers_own_is_written_and_no_end_in_order() -> None:
 
 
 def test_an_error_of_a_rank_that_has_no_log_yet_is_written() -> None:
-    with serving(RANK_THAT_RAISES) as (lines, process):
+    with leader(RANK_THAT_RAISES) as (lines, process):
         ask_for_rank(lines).close()
         assert await_answer(lines, messages.RankEnded).status == 70
         lines.socket.close()
@@ -187,7 +187,7 @@ def test_an_error_of_a_rank_that_has_no_log_yet_is_written() -> None:
 
 
 def test_a_rank_that_has_nowhere_to_write_its_stacks_does_not_end_of_being_asked_for_them() -> None:
-    with serving(RANK_THAT_ENDS_WHEN_TOLD) as (lines, _), ask_for_rank(lines) as channel:
+    with leader(RANK_THAT_ENDS_WHEN_TOLD) as (lines, _), ask_for_rank(lines) as channel:
         assert channel.recv(4) == b"here"
         for request in (messages.DumpStacks(), messages.PauseRanks(), messages.ResumeRanks()):
             send(lines, request)
@@ -197,7 +197,7 @@ def test_a_rank_that_has_nowhere_to_write_its_stacks_does_not_end_of_being_asked
 
 
 def test_a_store_ends_with_its_launch_where_the_kernel_tells_no_children() -> None:
-    with serving(STORE_WHERE_NO_CHILDREN_ARE_TOLD) as (lines, process), socket.socket() as bound:
+    with leader(STORE_WHERE_NO_CHILDREN_ARE_TOLD) as (lines, process), socket.socket() as bound:
         send(lines, messages.HoldStore(), bound.fileno())
         until(lambda: descendants(process.pid))
         store = descendants(process.pid)

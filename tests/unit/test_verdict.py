@@ -296,8 +296,8 @@ def test_another_host_drifts_further_and_sessions_of_one_host_say_little_of_it()
     assert resolved(on("b"), own[0]) > 1.5 * one
     assert resolved(on("b"), *own) > 0.98 * resolved(on("b"), own[0]), "three sessions of one host are one of another"
     assert resolved(on("a"), *own) < one
-    fleet = [on(host, level) for host, level in zip("acd", (1.0, 1.001, 0.999), strict=True)]
-    assert resolved(on("b"), *fleet) < resolved(on("b"), *own), "three hosts tell how hosts differ"
+    other_nodes = [on(host, level) for host, level in zip("acd", (1.0, 1.001, 0.999), strict=True)]
+    assert resolved(on("b"), *other_nodes) < resolved(on("b"), *own), "three hosts tell how hosts differ"
 
 
 @pytest.mark.parametrize("hosts", ["a", "aaa", "bbb", "aba", "bcd"])
@@ -568,11 +568,11 @@ def test_in_turns_the_sides_may_have_other_cores() -> None:
 def test_unsupported_says_what_a_limit_needs() -> None:
     p99 = Limit(metric="p99", value=0.05, unit="%")
     assert unsupported(p99, steps=60, launches=5) is None
-    told = unsupported(p99, steps=30, launches=5)
-    assert told is not None
-    assert "299" in told
-    assert "30 x 5 = 150" in told
-    assert "raise --ddp-steps to 60" in told
+    reported = unsupported(p99, steps=30, launches=5)
+    assert reported is not None
+    assert "299" in reported
+    assert "30 x 5 = 150" in reported
+    assert "raise --ddp-steps to 60" in reported
 
 
 STATUSES = list(Status)

@@ -19,7 +19,7 @@ from tests.unit.test_report import outcome, verdict
 NO_COMMIT = "--ddp-history: nothing was added: what was measured is not a commit of a git repository"
 
 
-def told(run: RunInfo, measured: Path) -> list[str]:
+def reported(run: RunInfo, measured: Path) -> list[str]:
     """Of adding a measurement to the history in a folder of its own."""
     report = RunResults(run)
     report.take({"outcomes": [codec.encode(outcome(verdict(Status.PASS)))]})
@@ -28,13 +28,13 @@ def told(run: RunInfo, measured: Path) -> list[str]:
 
 
 def test_why_git_told_no_commit_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert told(RunInfo(), tmp_path) == [NO_COMMIT]
+    assert reported(RunInfo(), tmp_path) == [NO_COMMIT]
     commit(tmp_path)
-    assert told(RunInfo(), tmp_path) == [f"{NO_COMMIT}: git could not say when the run began, and can now"]
+    assert reported(RunInfo(), tmp_path) == [f"{NO_COMMIT}: git could not say when the run began, and can now"]
     known = replace(RunInfo(), commit="c0ffee" * 6 + "c0ff-dirty", committed="2026-01-02T03:04:05+00:00")
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert told(RunInfo(), tmp_path) == [f"{NO_COMMIT}: git is not installed, or not on PATH"]
-    assert told(known, tmp_path) == [
+    assert reported(RunInfo(), tmp_path) == [f"{NO_COMMIT}: git is not installed, or not on PATH"]
+    assert reported(known, tmp_path) == [
         "--ddp-history: nothing was added: the working tree differs from commit c0ffeec0ffee: commit what is measured"
     ]
 
