@@ -1,4 +1,4 @@
-"""An environment like that of any machine, for the tests of the plugin: the suite and examples have the user's."""
+"""A neutral environment for the tests of the plugin. The suite and the examples have the user's."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from collections.abc import Iterator
 
 import pytest
 
-# By what they begin with: they say which repository git changes, and how torch and its libraries go about things.
+# Prefixes of variables that change what git, torch and its libraries do.
 _OF_THE_USER = ("GIT_", "CUDA_LAUNCH_BLOCKING", "GLOO_", "KMP_", "MKL_", "NCCL_", "OMP_", "TORCH_")
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_core_dumps() -> None:
-    """Of ranks that tests let crash."""
+    """Ranks that crash in tests leave no core dumps."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _ctrl_c_is_heard() -> Iterator[None]:
-    """Who starts tests in the background may ignore it, and whom they start would inherit that."""
+def _ctrl_c_is_handled() -> Iterator[None]:
+    """A shell that starts tests in the background ignores Ctrl-C, and their processes would inherit that."""
     before = signal.getsignal(signal.SIGINT)
     if before is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -32,8 +32,8 @@ def _ctrl_c_is_heard() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _as_anywhere(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Where ranks are, and what tests find, is the same whatever the machine has and its user has set. Tests of the
-    `gpu` marker need both; those of `ddp` run in the session of these, which asks once for devices."""
+    """Hide devices and settings of the user, so that tests see the same on every machine. Tests with the markers `gpu`
+    and `ddp` keep both."""
     with pytest.MonkeyPatch.context() as patch:
         if not any(map(request.node.get_closest_marker, ("gpu", "ddp"))):
             for name in [name for name in os.environ if name.startswith(_OF_THE_USER)]:

@@ -54,8 +54,8 @@ ROWS = (
     ),
     Row(
         option="--ddp-nodes", field="nodes", default=None, marker=True, of_run=False,
-        help="nodes that a test's ranks are dealt over, where torchrun started several; by default all, or the first "
-        "alone for a test whose marker asks for no more ranks than one of them has",
+        help="nodes for a test's ranks, if torchrun started several; by default all, or the first alone if it has as "
+        "many ranks as the marker asks for",
     ),
     Row(
         option="--ddp-trainers", field="trainers", default="2",
@@ -69,7 +69,7 @@ ROWS = (
     ),
     Row(
         option="--ddp-backend", field="backend", default="auto", metavar="NAME", ini="string", marker=True,
-        help="auto, gloo, nccl or any torch backend; auto is nccl where there are enough CUDA devices, else gloo",
+        help="auto, gloo, nccl or any torch backend; auto is nccl if there are enough CUDA devices, else gloo",
     ),
     Row(
         option="--ddp-device", field="device", default="auto", metavar="TYPE", ini="string", marker=True,
@@ -83,22 +83,22 @@ ROWS = (
     Row(
         option="--ddp-steps", field="steps", default="30",
         metavar="N", ini="int", marker=True,
-        help="timed steps a launch, at least",
+        help="timed steps per launch, at least",
     ),
     Row(
         option="--ddp-min-time", field="min_seconds", default="1",
         metavar="S", ini="float", marker=True,
-        help="seconds that a launch times steps for, where that takes more than --ddp-steps; 0: exactly those",
+        help="seconds of timed steps per launch, if --ddp-steps take less; 0: exactly --ddp-steps",
     ),
     Row(
         option="--ddp-launches", field="launches", default="5",
         metavar="N", ini="int", marker=True,
-        help="launches (fresh process groups) of a measurement, before it is looked at first",
+        help="launches (fresh process groups) before the first look at a measurement",
     ),
     Row(
         option="--ddp-max-launches", field="max_launches", default="20",
         metavar="N", ini="int", marker=True,
-        help="launches at most, where the first ones leave the verdict open",
+        help="launches at most, if the first ones leave the verdict open",
     ),
     Row(
         option="--ddp-threshold", field="limits", default="p10:10%,p50:10%",
@@ -133,7 +133,7 @@ ROWS = (
     Row(
         option="--ddp-baseline-missing", field="baseline_missing", default="auto",
         metavar="ACTION", ini="string",
-        help="for a test that has nothing to be compared with: warn, fail, auto (fail where CI is set, else warn)",
+        help="if a test has nothing to be compared with: warn, fail, auto (fail if CI is set, else warn)",
     ),
     Row(
         option="--ddp-fail-on", field="fail_on", default=None, metavar="LIST", ini="linelist",
@@ -150,7 +150,7 @@ ROWS = (
     ),
     Row(
         option="--ddp-extend-baseline", field="extend_baseline", default="",
-        help="measure, and add a session to the baselines of the tests that pass: so they learn how sessions drift",
+        help="measure, and add a session to the baselines of the tests that pass, to learn how sessions drift",
     ),
     Row(
         option="--ddp-against", field="against", default=None,
@@ -160,7 +160,7 @@ ROWS = (
     ),
     Row(
         option="--ddp-against-setup", field="against_setup", default=None, metavar="CMD", ini="string",
-        help="what builds the code of --ddp-against, run first at the top of its worktree",
+        help="command that builds the code of --ddp-against, run first at the top of its worktree",
     ),
     Row(
         option="--ddp-against-python", field="against_python", default=None, metavar="PATH",
@@ -169,7 +169,7 @@ ROWS = (
     Row(
         option="--ddp-against-env", field="against_env", default=None, metavar="NAME=VALUE",
         many=True,
-        help="compare with a variable set otherwise; may be repeated",
+        help="compare with another value of a variable; may be repeated",
     ),
     Row(
         option="--ddp-against-option", field="against_option", default=None, metavar="OPTIONS",
@@ -195,7 +195,7 @@ ROWS = (
     ),
     Row(
         option="--ddp-history", field="history_dir", default=None, metavar="DIR", ini="string",
-        help="add what was measured of a commit to the history there, a small file a run: ddpperf history finds steps",
+        help="add the measurements of a commit to the history there, one file per run: see ddpperf history",
     ),
     Row(
         option="--ddp-markdown", field="markdown_path", default=None, metavar="PATH",

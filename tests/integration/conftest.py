@@ -1,5 +1,5 @@
-"""Whole pytest runs on real Gloo ranks. Torch takes three seconds to import, in a process of pytest's and in its rank
-server: so runs are in this process where nothing speaks against it, and share the rank servers that it keeps."""
+"""Whole pytest runs on real Gloo ranks. Importing torch takes three seconds, so runs share this process and its rank
+servers unless a test asks for a process of its own."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from pytest_ddpperf.launch.request import read_at_import
 from pytest_ddpperf.launch.server import RankServer
 from pytest_ddpperf.wire.trees import Trees
 
-# A step that lasts as long as LASTS says, in milliseconds, on a clock of its rank's own that nothing else moves: it
-# takes no time, and load on the machine decides no verdict. That real time is measured is for tests/launch to show.
+# A step that lasts LASTS milliseconds on a simulated clock of its rank: it takes no time, and load on the machine
+# decides no verdict. tests/launch shows that real time is measured.
 STEP = """
 import os, time, pytest
 
@@ -67,14 +67,14 @@ Run = Callable[..., pytest.RunResult]
 
 
 class KeptServers:
-    """A rank server for each environment and preload that was asked for, from run to run."""
+    """One rank server for each environment and preload, kept from run to run."""
 
     def __init__(self) -> None:
         self._servers: dict[object, RankServer] = {}
 
     def rank_server(self, trees: Trees | None, folder: str) -> Any:
-        """In place of the class `RankServer`."""
-        return RankServer(trees, folder) if trees is not None or folder else Kept(self)
+        """Replace the class `RankServer`."""
+        return RankServer(trees, folder) if trees is not None or folder else KeptServer(self)
 
     def server(self, variables: Mapping[str, str], preload: Sequence[str]) -> RankServer:
         wanted = (*read_at_import(variables).items(), *preload)
@@ -87,8 +87,8 @@ class KeptServers:
             server.stop()
 
 
-class Kept:
-    """A `RankServer` that is one of those, and stays when a run ends."""
+class KeptServer:
+    """A `RankServer` of `KeptServers`, which stays when a run ends."""
 
     def __init__(self, servers: KeptServers) -> None:
         self._servers = servers
@@ -112,8 +112,8 @@ class Kept:
 
 @pytest.fixture(scope="session")
 def kept_servers() -> Iterator[KeptServers]:
-    # pytester takes out of sys.modules what a run has brought. Torch bears no second import, and our own modules
-    # would be there twice: so all are imported before.
+    # pytester removes from sys.modules what a run imported. Torch cannot be imported twice, and our own modules would
+    # exist twice: so all are imported before.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's, of TorchScript
         for module in pkgutil.walk_packages(pytest_ddpperf.__path__, "pytest_ddpperf."):
@@ -125,14 +125,14 @@ def kept_servers() -> Iterator[KeptServers]:
 
 @pytest.fixture(scope="session")
 def short_folder() -> Iterator[Path]:
-    """Where sockets have room for their names, which the folder of a test leaves no room for."""
+    """Make a folder with a short path: a test's folder is too long for the name of a socket."""
     with tempfile.TemporaryDirectory() as folder:
         yield Path(folder)
 
 
 @pytest.fixture
 def temporary(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where temporary files of a test are: after it none of ours is left."""
+    """Set the folder of temporary files, and check that the test leaves none of ours."""
     monkeypatch.setenv("TMPDIR", str(short_folder))
     monkeypatch.setattr(tempfile, "tempdir", str(short_folder))
     yield short_folder
