@@ -52,10 +52,10 @@ def _begin(config: pytest.Config) -> None:
         from pytest_ddpperf.plugin import remote
 
         remote.lead(run)
-    if options.given(config) or run.other_nodes is not None:
+    given = options.given(config)
+    if given or run.other_nodes is not None:
         _check(config, run)
     if not run.worker:
-        given = options.given(config)
         config.pluginmanager.register(Reporter(run, writes=given and not _only_shows(config)), "ddpperf-reporter")
         if given or config.getoption("dist", "no") != "no":  # xdist's controller collects no tests itself
             _listen(run)
@@ -72,18 +72,15 @@ def _check(config: pytest.Config, run: Run) -> None:
     except (OptionError, MissingExtraError) as error:
         raise pytest.UsageError(str(error)) from None
     workers = _workers(config)
+    over_nodes = "several nodes" if run.other_nodes is not None else ""
     refusals = [
-        (workers > 1, settings.records, "baselines are recorded by one"),
-        (workers > 0, "--ddp-suite-plots" if settings.suite_plots else "", "figures are drawn by one"),
-        (workers > 0, settings.comparison_option, "both sides are interleaved by one"),
-        (
-            workers > 0,
-            "several nodes" if run.other_nodes is not None else "",
-            "each node takes part in one test at a time",
-        ),
+        (1, settings.records, "baselines are recorded by one"),
+        (0, "--ddp-suite-plots" if settings.suite_plots else "", "figures are drawn by one"),
+        (0, settings.comparison_option, "both sides are interleaved by one"),
+        (0, over_nodes, "each node takes part in one test at a time"),
     ]
-    for refused, option, reason in refusals:
-        if refused and option:
+    for allowed_workers, option, reason in refusals:
+        if option and workers > allowed_workers:
             raise pytest.UsageError(f"{option} with {workers} xdist workers: {reason}; add -n 0")
     if settings.comparison_option and traces_one_side(run.snapshot):
         option = settings.comparison_option
