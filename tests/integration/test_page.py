@@ -28,7 +28,9 @@ def test_step(ddp_benchmark):
 """
 )
 
-pytest.importorskip("matplotlib", reason="pages are drawn by matplotlib")
+# Here, so that runs in this process do not import it a second time.
+for name in ("matplotlib.figure", "matplotlib.backends.backend_svg"):
+    pytest.importorskip(name, reason="pages are drawn by matplotlib")
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 _BROWSER = next(filter(None, map(shutil.which, _NAMES)), None)
