@@ -23,7 +23,7 @@ from _common import progress, spread, verdict
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from pytest_ddpperf.verdict.student import t_quantile
+from pytest_ddpperf.verdict.stats import t_quantile
 from tests.nodes.machines import AHEAD_SECONDS, Machines, missing
 
 TEST = """

@@ -41,7 +41,8 @@ from _traces import Launch, Pairs, Workload, measurement, read, read_pairs
 from pytest_ddpperf.measuring.judging import follow, schedule
 from pytest_ddpperf.records import Verdict
 from pytest_ddpperf.records.asked import Limit
-from pytest_ddpperf.verdict import ASSUMED_DRIFT, TEST_LEVEL, judge, observations, suspected
+from pytest_ddpperf.verdict import ASSUMED_DRIFT, TEST_LEVEL, judge, suspected
+from pytest_ddpperf.verdict import times as observations
 from pytest_ddpperf.verdict.stats import Drift
 
 LEAST_TRIALS = 200

@@ -47,7 +47,8 @@ from pytest_ddpperf.measuring.launches import Launches
 from pytest_ddpperf.options import plan
 from pytest_ddpperf.records import LaunchSamples, Limit, Measurement, Outcome, Plan, Samples, TestId, Verdict, Version
 from pytest_ddpperf.remote.version import Ready
-from pytest_ddpperf.verdict import ASSUMED_DRIFT, TEST_LEVEL, coarse, judge_times, observations
+from pytest_ddpperf.verdict import ASSUMED_DRIFT, TEST_LEVEL, coarse, judge_times
+from pytest_ddpperf.verdict import times as observations
 from pytest_ddpperf.verdict.stats import Drift
 
 MACHINES = {"quiet": None, "neighbour": 20261121}  # seeds; the second's moves on from cycle to cycle

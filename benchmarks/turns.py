@@ -43,8 +43,7 @@ from pytest_ddpperf.launch import Launcher, Nobody
 from pytest_ddpperf.measuring.baseline_side import in_turns
 from pytest_ddpperf.options import plan
 from pytest_ddpperf.records import LaunchSamples
-from pytest_ddpperf.verdict.stats import by_stretches, quantile
-from pytest_ddpperf.verdict.student import t_quantile
+from pytest_ddpperf.verdict.stats import by_stretches, quantile, t_quantile
 
 MACHINES = {"quiet": None, "neighbour": 20261121}  # seeds
 KEY = ("machine", "plant", "amount", "model", "way", "number")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_ddpperf.baseline import Store
-from pytest_ddpperf.cli import asked, console
+from pytest_ddpperf.cli import console
 from pytest_ddpperf.records import Baseline
 from pytest_ddpperf.records.errors import BaselineError
 from pytest_ddpperf.report import terminal, text
@@ -28,7 +28,7 @@ def add_parser(subparsers: Any) -> None:
     )
     listed.add_argument("--environment", metavar="NAME", help="only this environment, a folder's name or a glob")
     listed.add_argument("--older-than", type=_days, metavar="DAYS", help="only those not saved in the last DAYS days")
-    asked.add_k(listed, "tests")
+    console.add_k(listed, "tests")
     listed.set_defaults(run=_list)
 
 

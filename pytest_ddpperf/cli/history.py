@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_ddpperf.cli import asked, console
+from pytest_ddpperf.cli import console
 from pytest_ddpperf.records import Limit
 from pytest_ddpperf.records.errors import HistoryError
 
@@ -50,7 +50,7 @@ def _add_show(commands: Any) -> None:
     parser = commands.add_parser("show", help="find change points", allow_abbrev=False)
     parser.add_argument("folder", type=Path, nargs="?", default=_DEFAULT_FOLDER, metavar="DIR", help="default: history")
     _add_threshold(parser)
-    asked.add_k(parser, "series")
+    console.add_k(parser, "series")
     parser.add_argument("--html", type=Path, metavar="PATH", help="also write a page with a figure of each series")
     parser.set_defaults(run=show)
 
@@ -81,7 +81,7 @@ def _add_accept(commands: Any) -> None:
 def _add_threshold(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--threshold",
-        type=asked.read_as(_limits),
+        type=console.read_as(_limits),
         default=(Limit(metric="p10", value=0.0, unit="%"),),
         metavar="LIST",
         help="the metrics, p10, p50 or p90, and the change that is allowed, as p10:3%%,p50:3%% (default: p10:0%%)",

@@ -21,8 +21,7 @@ from pytest_ddpperf.history.local_level import (
     filter_level,
     measure_distances,
 )
-from pytest_ddpperf.verdict.stats import Part, pooled
-from pytest_ddpperf.verdict.student import t_quantile
+from pytest_ddpperf.verdict.stats import Part, pooled, t_quantile
 
 # With fewer points no jump could be distinguished from noise.
 MIN_POINTS = 6

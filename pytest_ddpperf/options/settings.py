@@ -112,9 +112,9 @@ def _resolve_paths(config: pytest.Config, values: dict[str, Any], sources: Mappi
         anchor = config.invocation_params.dir if sources[field] == "command line" else config.rootpath
         values[field] = path = Path(os.path.abspath(anchor / values[field]))
         row = next(row for row in ROWS if row.field == field)
-        if field in _FILES and path.is_dir():  # other problems of a path are noted when it is written
+        if field in _FILES and os.path.isdir(path):  # other problems of a path are noted when it is written
             raise OptionError(row.option, str(path), "is a folder: name the file to write")
-        if field == "suite_plots" and path.is_file():
+        if field == "suite_plots" and os.path.isfile(path):
             raise OptionError(row.option, str(path), "is a file: name a folder for figures")
 
 

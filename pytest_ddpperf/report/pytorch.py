@@ -21,7 +21,7 @@ from pytest_ddpperf.records import Outcome, Plan, Scalar
 from pytest_ddpperf.records.errors import ReportError
 from pytest_ddpperf.report import text
 from pytest_ddpperf.report.json_report import Entry, StoredReport
-from pytest_ddpperf.verdict import stats
+from pytest_ddpperf.verdict import stats as stats
 
 _PERCENTILES = (75, 95)
 _RESULTS = "benchmark_results"

@@ -11,16 +11,16 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from pytest_ddpperf.records import Limit, Measurement, Status, Verdict
-from pytest_ddpperf.verdict.counters import with_counters
-from pytest_ddpperf.verdict.observations import in_percentiles, of_one_length
-from pytest_ddpperf.verdict.refused import refused
+from pytest_ddpperf.verdict.counters import refused, with_counters
 from pytest_ddpperf.verdict.suspicion import MACHINE_SLOWER, confirm, is_suspected
 from pytest_ddpperf.verdict.times import (
     ASSUMED_DRIFT,
     TEST_LEVEL,
     coarse,
     differing,
+    in_percentiles,
     judge_times,
+    of_one_length,
     resolutions,
     shift,
     unsupported,

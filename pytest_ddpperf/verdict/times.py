@@ -1,10 +1,11 @@
-"""Times, held against those of a baseline: evidence between launches."""
+"""Times, compared with those of a baseline: what is observed of a launch, and the evidence between launches."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from statistics import fmean
 from typing import NamedTuple
 
@@ -13,12 +14,15 @@ from pytest_ddpperf.records import (
     Interval,
     Limit,
     Measurement,
+    Recording,
+    Samples,
     Scalar,
     Status,
+    StoredSession,
     Verdict,
 )
 from pytest_ddpperf.records.errors import SampleError
-from pytest_ddpperf.verdict import observations, stats
+from pytest_ddpperf.verdict import stats as stats
 from pytest_ddpperf.verdict.stats import Difference, Drift, Evidence
 
 # How likely a test may be to call unchanged code regressed, over all its limits, however many tests a run has.
@@ -69,8 +73,8 @@ def judge_times(
     to tell. To a host that the baseline does not know, all sessions of a host count as one. Where launches were
     `interleaved`, k of one side beside k of the other, they are compared in pairs: there is no drift, and what else
     differs between the sides' environments may be just what is compared. Where their windows took turns, too, by launch
-    in so long `stretches`, see `observations.in_stretches`. Of sides with windows of different lengths, as many steps
-    are compared: see `observations.alike`.
+    in so long `stretches`, see `in_stretches`. Of sides with windows of different lengths, as many steps
+    are compared: see `alike`.
 
     Raises SampleError for figures that are no measurement: a step time that is not a positive number, a single
     launch on a side that is to be compared, sides without as many launches that are `interleaved`.
@@ -93,13 +97,13 @@ def judge_times(
         return Verdict(status=Status.NOT_GATED, reason="no-supported-limit", dropped=dropped, differences=differences)
     if min(session.samples.launches for session in baseline) < LAUNCHES_NEEDED:
         raise SampleError(f"a baseline of a single launch: a comparison needs {LAUNCHES_NEEDED} a side")
-    first_node = not observations.on_one_clock([side.samples for side in (current, *baseline)])
-    current, *baseline = observations.alike([current, *baseline], first_node=first_node)
+    first_node = not on_one_clock([side.samples for side in (current, *baseline)])
+    current, *baseline = alike([current, *baseline], first_node=first_node)
     thin = dict.fromkeys(line for side in (current, *baseline) for line in _supported(side, kept)[1])
     if thin:
         return Verdict(status=Status.INCOMPARABLE, reason="baseline-support", dropped=dropped, differences=tuple(thin))
     for reason, sides in (("no-cpu-time-now", [current]), ("no-cpu-time", baseline)):
-        if any(limit.is_cpu_time and not observations.has_cpu(limit, side) for limit in kept for side in sides):
+        if any(limit.is_cpu_time and not has_cpu(limit, side) for limit in kept for side in sides):
             return Verdict(status=Status.INCOMPARABLE, reason=reason, differences=differences)
     if interleaved and [current.samples.launches] != [side.samples.launches for side in baseline]:
         counts = " + ".join(str(side.samples.launches) for side in baseline)
@@ -148,10 +152,10 @@ class _Own(NamedTuple):
 def _with_itself(current: Measurement, limits: Iterable[Limit], level: float) -> Iterator[_Own]:
     """The limits it supports."""
     kept, _ = _supported(current, _on_times(limits))
-    kept = [limit for limit in kept if not limit.is_cpu_time or observations.has_cpu(limit, current)]
+    kept = [limit for limit in kept if not limit.is_cpu_time or has_cpu(limit, current)]
     for limit in kept:
-        logs = observations.logs(limit, current)
-        yield _Own(limit, fmean(logs), stats.difference(logs, [logs]).resolution(level / len(kept)))
+        observed = logs(limit, current)
+        yield _Own(limit, fmean(observed), stats.difference(observed, [observed]).resolution(level / len(kept)))
 
 
 def _supported(current: Measurement, limits: Iterable[Limit]) -> tuple[list[Limit], tuple[str, ...]]:
@@ -177,20 +181,17 @@ def _compare(
     drift: Drift | None,
     stretches: Sequence[Sequence[int]],
 ) -> tuple[Comparison, ...]:
-    pairs = [
-        (observations.logs(limit, current), [observations.logs(limit, session) for session in baseline])
-        for limit in limits
-    ]
+    pairs = [(logs(limit, current), [logs(limit, session) for session in baseline]) for limit in limits]
     if drift is None:
         found = []
         for limit, (now, (base,)) in zip(limits, pairs, strict=True):
-            if observations.is_middle(limit) and any(len(own) > 1 for own in stretches):
-                shown = observations.in_stretches(limit, now, base, current, baseline[0], stretches)
-                found.append(stats.paired(now, shown, trim=observations.TRIM))
+            if is_middle(limit) and any(len(own) > 1 for own in stretches):
+                shown = in_stretches(limit, now, base, current, baseline[0], stretches)
+                found.append(stats.paired(now, shown, trim=TRIM))
             else:
                 found.append(stats.paired(now, base))
     else:
-        here, hosts = observations.host(current), [observations.host(session) for session in baseline]
+        here, hosts = host(current), [host(session) for session in baseline]
         found = [_across(now, sessions, here, hosts, drift) for now, sessions in pairs]
     slower = stats.holm([difference.p_value() for difference in found], level)
     faster = stats.holm([difference.mirrored().p_value() for difference in found], level)
@@ -210,7 +211,7 @@ def _across(
     if any(host != here for host in hosts):
         drift = replace(drift, floor=max(drift.floor, _ANOTHER_HOST))
     if here not in hosts:
-        sessions = observations.joined(sessions, hosts)
+        sessions = joined(sessions, hosts)
     return stats.difference(now, sessions, drift=drift)
 
 
@@ -302,3 +303,113 @@ def differing(now: Mapping[str, Scalar], base: Mapping[str, Scalar]) -> tuple[st
 
 def _text(value: Scalar) -> str:
     return "unset" if value is None or value == "" else str(value)
+
+
+# The percentiles that are compared stretch by stretch; those beyond are few steps of each.
+_MIDDLE = 25, 75
+# Of their differences, the share that is left out at either end: steps come in modes, as the scheduler has it, and
+# where a few stretches more than half are in another one, a pair differs by all that lies between.
+TRIM = 0.2
+
+
+def logs(limit: Limit, measurement: Measurement) -> list[float]:
+    return [math.log(value) for value in _quantiles(limit, measurement)]
+
+
+def _quantiles(limit: Limit, measurement: Measurement) -> tuple[float, ...]:
+    samples: Samples = measurement.samples
+    if limit.is_cpu_time:
+        assert samples.cpu_seconds is not None, "judge checks it first"
+        return stats.cpu_quantiles(samples.cpu_seconds, limit.percentile)
+    _check(chain.from_iterable(samples.step_seconds))
+    return stats.launch_quantiles(samples.step_seconds, limit.percentile)
+
+
+def _check(seconds: Iterable[float]) -> None:
+    for value in seconds:
+        if not 0 < value < math.inf:  # nan is neither
+            raise SampleError(f"{value!r} is not a duration in seconds")
+
+
+def has_cpu(limit: Limit, measurement: Measurement) -> bool:
+    """Whether there is CPU time to take logarithms of: a rank that only waits may use none in some steps."""
+    cpu = measurement.samples.cpu_seconds
+    return cpu is not None and all(0 < value < math.inf for value in stats.cpu_quantiles(cpu, limit.percentile))
+
+
+def is_middle(limit: Limit) -> bool:
+    """Whether stretches show it better than all steps together."""
+    return not limit.is_cpu_time and _MIDDLE[0] <= limit.percentile <= _MIDDLE[1]
+
+
+def in_stretches(
+    limit: Limit,
+    now: Sequence[float],
+    base: Sequence[float],
+    current: Measurement,
+    baseline: Measurement,
+    stretches: Sequence[Sequence[int]],
+) -> list[float]:
+    """The baseline's logarithms such that those of `now` differ from them by what the stretches show."""
+    sides = zip(current.samples.step_seconds, baseline.samples.step_seconds, strict=True)
+    return [
+        own - stats.by_stretches(*steps, lengths, limit.percentile) if len(lengths) > 1 else other
+        for own, other, steps, lengths in zip(now, base, sides, stretches, strict=True)
+    ]
+
+
+def host(measurement: Measurement) -> Scalar:
+    return measurement.environment.recorded.get("host")
+
+
+def joined(sessions: Sequence[Sequence[float]], hosts: Sequence[Scalar]) -> list[list[float]]:
+    """The sessions of each host as one."""
+    return [
+        [value for session, host in zip(sessions, hosts, strict=True) if host == own for value in session]
+        for own in dict.fromkeys(hosts)
+    ]
+
+
+def alike(sides: Sequence[Measurement], *, first_node: bool) -> list[Measurement]:
+    """With steps that can be compared: as many on all sides, and of the `first_node` alone or of all on all."""
+    cut = of_one_length([side.samples for side in sides])
+    if first_node:
+        cut = [replace(side, step_seconds=side.node_seconds or side.step_seconds) for side in cut]
+    return [replace(side, samples=samples) for side, samples in zip(sides, cut, strict=True)]
+
+
+# Of a step at p50, by how much the clocks of several nodes may be apart for the steps of all nodes to be told.
+CLOCKS_SHARE = 0.01
+
+
+def on_one_clock(sides: Iterable[Samples]) -> bool:
+    """Whether the clocks of all nodes are known well enough, on all sides, for the steps of all nodes to be compared;
+    on one node they are the same."""
+    return all(
+        max(side.clock_seconds) <= CLOCKS_SHARE * stats.geometric_mean(stats.launch_quantiles(side.step_seconds, 50))
+        for side in sides
+        if side.clock_seconds is not None
+    )
+
+
+def of_one_length(sides: Sequence[Samples]) -> list[Samples]:
+    """With as many steps a launch as the side with the fewest has, the first ones: a percentile of few steps lies
+    elsewhere than one of many."""
+    steps = min(side.steps for side in sides)
+    return [side if side.steps == steps else side.first(steps) for side in sides]
+
+
+# Of which a report tells the percentiles of each launch: those that are limited, and enough to draw a distribution.
+_PERCENTILES = range(5, 100, 5)
+
+
+def in_percentiles(session: Recording, steps: int) -> StoredSession:
+    """A session by the percentiles of its launches, cut to so many steps, as they are compared."""
+    samples = session.measurement.samples.first(steps)
+    return StoredSession(
+        created=session.created,
+        commit=session.commit,
+        host=str(host(session.measurement) or ""),
+        steps=steps,
+        launch_seconds={f"p{q}": stats.launch_quantiles(samples.step_seconds, q) for q in _PERCENTILES},
+    )

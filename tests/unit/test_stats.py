@@ -6,8 +6,8 @@ from statistics import stdev, variance
 
 import pytest
 
-from pytest_ddpperf.verdict import stats
-from pytest_ddpperf.verdict.student import t_quantile
+from pytest_ddpperf.verdict import stats as stats
+from pytest_ddpperf.verdict.stats import t_quantile
 
 
 @pytest.mark.parametrize(("q", "expected"), [(0, 1.0), (25, 1.75), (50, 2.5), (90, 3.7), (100, 4.0)])

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from pytest_ddpperf.verdict.student import t_cdf, t_quantile
+from pytest_ddpperf.verdict.stats import t_cdf, t_quantile
 
 
 @pytest.mark.parametrize(
