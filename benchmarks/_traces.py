@@ -10,7 +10,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from pytest_ddpperf.launch.collect import completions
+from pytest_ddpperf.launch.launcher import completions
 from pytest_ddpperf.records import Measurement, Samples
 
 Launch = tuple[tuple[tuple[float, ...], ...], tuple[float, ...]]  # rank x step, and the group's steps, in seconds

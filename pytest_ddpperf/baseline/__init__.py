@@ -1,7 +1,6 @@
 """The store of baselines, made for code review. Knows records and files; nothing of pytest or torch."""
 
-from pytest_ddpperf.baseline.content import nonsense
-from pytest_ddpperf.baseline.naming import environment, environment_name, file_name
+from pytest_ddpperf.baseline.content import environment, environment_name, file_name, nonsense
 from pytest_ddpperf.baseline.store import Store
 
 __all__ = ["Store", "environment", "environment_name", "file_name", "nonsense"]

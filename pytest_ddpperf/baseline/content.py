@@ -1,16 +1,121 @@
-"""The file format of a baseline: text to records and back. Reads and writes no files.
-
-A file has "schema", the version of the format, and the fields of `records.Baseline`.
-"""
+"""What a baseline's file holds, and its name. Reads and writes no files."""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
-from pytest_ddpperf.records import Baseline, Samples
+from pytest_ddpperf.records import Baseline, Environment, Plan, Samples, Scalar, TestId
 from pytest_ddpperf.records.codec import CodecError, decode, dumps, encode
 from pytest_ddpperf.records.errors import BaselineError
+
+_CPU_KEY = ("cpu_model", "cores", "cores_per_rank", "pinned")
+_ACCELERATOR_KEY = ("device_model", "device_memory_gib", "mig_profile")
+_GROUP_KEY = ("device_type", "backend", "world_size", "nodes", "devices_per_node", "roles")
+_KEY = {*_CPU_KEY, *_ACCELERATOR_KEY, *_GROUP_KEY}
+_MUST_MATCH = (
+    "batch_size", "warmup", "timing", "power_limit_watts", "clock_lock", "interconnect", "network", "matmul_precision",
+    "cudnn_benchmark", "deterministic", "collective",
+)  # fmt: skip
+_PHRASES = (
+    "{device_type}", "{cpu_model}", "{cores} cores", "{share}", "{pinned}", "{device_model}",
+    "{device_memory_gib}gib", "mig {mig_profile}", "{backend}", "ws{world_size}",
+    "{nodes}x{devices_per_node}", "{roles}",
+)  # fmt: skip
+
+_SLUG_LENGTH = 100  # characters: well below the 255 bytes of a file name, and still read at a glance
+_PLAIN_NAME = re.compile(r"([a-z0-9_]+(?:::[a-z0-9_]+)*)(?:\[([a-z0-9_.-]+)\])?")
+_PLAIN_LABEL = re.compile(r"[a-z0-9_.-]*")
+_TRADE_MARKS = re.compile(r"\((?:r|tm|c)\)", re.IGNORECASE)
+_PLAIN_KEY = re.compile(r"[A-Za-z0-9 ._+@,=()-]*")  # what becomes "-" tells no two machines apart
+
+
+def environment(facts: Mapping[str, Scalar], plan: Plan, *, batch_size: int | None) -> Environment:
+    """Sorts rank 0's flat facts, with what was asked, into the three classes.
+
+    A fact that is None or "" could not be found out or does not apply: it is left out, so that the machine's
+    being silent is the same in every class. Memory is rounded to whole GiB, since drivers differ in what they
+    reserve. On a CPU the device's facts, on an accelerator the CPU's, are recorded only. Facts without `nodes`
+    and `devices_per_node` are those of one host, with a device a rank.
+    """
+    asked: dict[str, Scalar] = {
+        "device_type": plan.device,
+        "backend": plan.backend,
+        "world_size": plan.world_size,
+        "roles": plan.roles,
+        "batch_size": batch_size,
+        "warmup": plan.warmup,
+        "steps": plan.steps,
+        "timing": plan.timing,
+        "collective": str(plan.collective or ""),
+    }
+    one_host: dict[str, Scalar] = {"nodes": 1, "devices_per_node": plan.world_size}
+    reported = {**one_host, **facts, **asked}
+    known = {name: value for name, value in reported.items() if value is not None and value != ""}
+    memory = known.get("device_memory_gib")
+    if isinstance(memory, float):
+        known["device_memory_gib"] = round(memory)
+    key_names = (_CPU_KEY if plan.device == "cpu" else _ACCELERATOR_KEY) + _GROUP_KEY
+    return Environment(
+        key={name: known[name] for name in key_names if name in known},
+        must_match={name: known[name] for name in _MUST_MATCH if name in known},
+        recorded={name: value for name, value in known.items() if name not in key_names + _MUST_MATCH},
+    )
+
+
+def environment_name(environment: Environment) -> str:
+    """The folder of an environment: its key as words, `cuda-nvidia-h200-140gib-nccl-ws8-1x8`."""
+    key = environment.key
+    said: dict[str, object] = dict(key)
+    if "cores_per_rank" in key:
+        said["share"] = f"{key['cores_per_rank']} per rank" if key["cores_per_rank"] else "shared"
+    if "pinned" in key:
+        said["pinned"] = "pinned" if key["pinned"] else "unpinned"
+    words = []
+    for phrase in _PHRASES:
+        with suppress(KeyError):
+            words.append(phrase.format_map(said))
+    text = _TRADE_MARKS.sub("", " ".join(words))
+    whole = bool(words) and key.keys() <= _KEY and _PLAIN_KEY.fullmatch(text) is not None
+    return _slug(text, "" if whole else dumps(encode(key)))
+
+
+def file_name(test: TestId) -> str:
+    """The file of a test: `test_a[ws-x]` is `test_a-ws-x.json`, `::` a dot, a label `+label`.
+
+    Function and class names hold neither "-", "." nor "+", and plain parameters and labels no "+": two plain
+    names never share a file, without a hash. All others carry one.
+    """
+    plain = _PLAIN_NAME.fullmatch(test.name)
+    label = f"+{test.label}" if test.label else ""
+    if plain and _PLAIN_LABEL.fullmatch(test.label):
+        name, parameters = plain.groups()
+        text = name.replace("::", ".") + (f"-{parameters}" if parameters else "") + label
+        if len(text) <= _SLUG_LENGTH:
+            return text + ".json"
+    exact = json.dumps([test.name, test.label])
+    return _slug(test.name.replace("::", ".") + label, exact) + ".json"
+
+
+def _slug(text: str, exact: str) -> str:
+    """Lower-case ASCII of at most 100 characters; a hash of `exact` is appended where something was lost."""
+    slug = re.sub(r"[^a-z0-9._+]+", "-", text.lower()).strip("-.")
+    if not exact and len(slug) <= _SLUG_LENGTH:
+        return slug
+    digits = hashlib.sha256((exact or text).encode("utf-8", "surrogatepass")).hexdigest()[:8]
+    return f"{slug[: _SLUG_LENGTH - 9].rstrip('-.')}-{digits}".lstrip("-")
+
+
+def module_folder(module: str) -> Path:
+    """The module's own path; a part that could lead out of the store is replaced."""
+    parts = module.split("/")
+    unsafe = [part in ("", ".", "..") or "\0" in part for part in parts]
+    return Path(*(_slug(part, f"module {module}") if bad else part for part, bad in zip(parts, unsafe, strict=True)))
+
 
 SCHEMA = 1
 AGAIN = "restore it with git checkout, or delete it and run with --ddp-save-baseline"

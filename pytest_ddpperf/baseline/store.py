@@ -18,7 +18,7 @@ from pathlib import Path
 
 from pytest_ddpperf import files
 from pytest_ddpperf.baseline import content
-from pytest_ddpperf.baseline.naming import environment_name, file_name, module_folder
+from pytest_ddpperf.baseline.content import environment_name, file_name, module_folder
 from pytest_ddpperf.records import SESSIONS_KEPT, Baseline, Environment, Scalar, TestId
 from pytest_ddpperf.records.codec import CodecError
 from pytest_ddpperf.records.errors import BaselineError

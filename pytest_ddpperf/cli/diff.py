@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from pytest_ddpperf import verdict as verdicts
-from pytest_ddpperf.cli import console as console
+from pytest_ddpperf.cli import console
 from pytest_ddpperf.measuring.judging import follow, schedule
 from pytest_ddpperf.records import Baseline, Limit, Measurement, Outcome, Recording, RunInfo, Status, Verdict, codec
 from pytest_ddpperf.records.asked import TIME_LIMITS, limits_for
-from pytest_ddpperf.report import failure, json_report, markdown, page, pytorch, side_by_side, text
+from pytest_ddpperf.report import failure, json_report, markdown, page, side_by_side, text
+from pytest_ddpperf.report import side_by_side as pytorch
 from pytest_ddpperf.report.json_report import Entry, StoredReport, gone_of, identity
 from pytest_ddpperf.report.summary import count
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_ddpperf import __version__
-from pytest_ddpperf.cli import console as console
+from pytest_ddpperf.cli import console
 
 if TYPE_CHECKING:
     from pytest_ddpperf.doctor.checks import Check

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from pytest_ddpperf.cli import console as console
+from pytest_ddpperf.cli import console
 
 
 def add_parser(subparsers: Any) -> None:

@@ -8,9 +8,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from pytest_ddpperf import __version__
-from pytest_ddpperf.cli import baseline, doctor, history, html, markdown
-from pytest_ddpperf.cli import console as console
-from pytest_ddpperf.cli import diff as diff
+from pytest_ddpperf.cli import baseline, console, diff, doctor, history, html, markdown
 from pytest_ddpperf.records.errors import (
     BaselineError,
     DdpPerfError,

@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from pytest_ddpperf.baseline.naming import environment_name
+from pytest_ddpperf.baseline.content import environment_name
 from pytest_ddpperf.files import write
 from pytest_ddpperf.records import Interval, Outcome, RunInfo, Scalar, TestId, codec
 from pytest_ddpperf.records.errors import HistoryError

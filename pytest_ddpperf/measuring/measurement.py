@@ -32,8 +32,7 @@ from pytest_ddpperf.records import (
     TestId,
     Verdict,
 )
-from pytest_ddpperf.records.asked import limits_for
-from pytest_ddpperf.records.collective import Collective
+from pytest_ddpperf.records.asked import Collective, limits_for
 from pytest_ddpperf.remote.version import BaseSide
 from pytest_ddpperf.verdict.stats import geometric_mean, launch_quantiles
 

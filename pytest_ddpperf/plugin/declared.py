@@ -11,7 +11,7 @@ from pytest_ddpperf.plugin import state
 
 if TYPE_CHECKING:
     from pytest_ddpperf.plugin.fixtures import CollectiveBenchmark, DdpBenchmark, DdpRun, RpcBenchmark
-    from pytest_ddpperf.plugin.replay import Replay
+    from pytest_ddpperf.plugin.watch import Replay
 
 
 def register(plugins: pytest.PytestPluginManager) -> None:
@@ -86,6 +86,6 @@ class _ReplayToBenchmark:
 
     @pytest.fixture
     def _ddp_replay(self, request: pytest.FixtureRequest, benchmark: Any) -> Replay:
-        from pytest_ddpperf.plugin.replay import Replay
+        from pytest_ddpperf.plugin.watch import Replay
 
         return Replay(benchmark, request.node)

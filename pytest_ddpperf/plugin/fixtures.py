@@ -19,7 +19,7 @@ from pytest_ddpperf.plugin.gate import (
     check_number,
     plain_failure,
 )
-from pytest_ddpperf.records.collective import Collective, collective, in_words
+from pytest_ddpperf.records.asked import Collective, collective, in_words
 from pytest_ddpperf.records.errors import DdpPerfError, LaunchError
 from pytest_ddpperf.wire import payload
 from pytest_ddpperf.wire.payload import StaysInPytest

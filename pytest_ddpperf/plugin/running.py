@@ -12,8 +12,8 @@ import pytest
 from pytest_ddpperf.measuring.outcomes import encode_results
 from pytest_ddpperf.plugin.declared import has_benchmark
 from pytest_ddpperf.plugin.items import is_distributed, measures
-from pytest_ddpperf.plugin.replay import mark_with_clock
 from pytest_ddpperf.plugin.state import Run
+from pytest_ddpperf.plugin.watch import mark_with_clock
 from pytest_ddpperf.records import Baseline, Outcome
 from pytest_ddpperf.records.errors import DdpPerfError
 

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from pytest_ddpperf.rank.context import Context
-from pytest_ddpperf.records.collective import Collective
+from pytest_ddpperf.records.asked import Collective
 from pytest_ddpperf.records.errors import SetupError, WrongResultError
 
 # No checked value is larger, for int8 has no more.

@@ -18,7 +18,8 @@ import torch.distributed.nn
 import torch.distributed.optim
 import torch.distributed.rpc as rpc
 
-from pytest_ddpperf.rank import group, rpc_counters, sampling, store
+from pytest_ddpperf.rank import group, rpc_counters, sampling
+from pytest_ddpperf.rank import group as store
 from pytest_ddpperf.rank.context import RpcContext
 from pytest_ddpperf.records import Plan
 

@@ -260,7 +260,7 @@ class _Server:
 
 
 def _hold_store(descriptor: int) -> NoReturn:
-    from pytest_ddpperf.rank import store
+    from pytest_ddpperf.rank import group as store
 
     store.serve(descriptor)
 

@@ -17,12 +17,6 @@ if TYPE_CHECKING:
     from pytest_ddpperf.records.asked import COUNTERS as COUNTERS
     from pytest_ddpperf.records.asked import Limit as Limit
     from pytest_ddpperf.records.asked import Plan as Plan
-    from pytest_ddpperf.records.launched import Imported as Imported
-    from pytest_ddpperf.records.launched import LaunchSamples as LaunchSamples
-    from pytest_ddpperf.records.launched import Phases as Phases
-    from pytest_ddpperf.records.launched import RankError as RankError
-    from pytest_ddpperf.records.launched import RankOutput as RankOutput
-    from pytest_ddpperf.records.launched import Window as Window
     from pytest_ddpperf.records.measured import SESSIONS_KEPT as SESSIONS_KEPT
     from pytest_ddpperf.records.measured import Baseline as Baseline
     from pytest_ddpperf.records.measured import Comparison as Comparison
@@ -30,11 +24,16 @@ if TYPE_CHECKING:
     from pytest_ddpperf.records.measured import Counters as Counters
     from pytest_ddpperf.records.measured import Distribution as Distribution
     from pytest_ddpperf.records.measured import Environment as Environment
+    from pytest_ddpperf.records.measured import Imported as Imported
     from pytest_ddpperf.records.measured import Interval as Interval
     from pytest_ddpperf.records.measured import LaunchRankSteps as LaunchRankSteps
+    from pytest_ddpperf.records.measured import LaunchSamples as LaunchSamples
     from pytest_ddpperf.records.measured import LaunchSteps as LaunchSteps
     from pytest_ddpperf.records.measured import Measurement as Measurement
+    from pytest_ddpperf.records.measured import Phases as Phases
+    from pytest_ddpperf.records.measured import RankError as RankError
     from pytest_ddpperf.records.measured import RankFigures as RankFigures
+    from pytest_ddpperf.records.measured import RankOutput as RankOutput
     from pytest_ddpperf.records.measured import Recorded as Recorded
     from pytest_ddpperf.records.measured import Recording as Recording
     from pytest_ddpperf.records.measured import Samples as Samples
@@ -42,28 +41,22 @@ if TYPE_CHECKING:
     from pytest_ddpperf.records.measured import Status as Status
     from pytest_ddpperf.records.measured import TestId as TestId
     from pytest_ddpperf.records.measured import Verdict as Verdict
+    from pytest_ddpperf.records.measured import Window as Window
     from pytest_ddpperf.records.outcome import BaselineSide as BaselineSide
     from pytest_ddpperf.records.outcome import Outcome as Outcome
     from pytest_ddpperf.records.outcome import RunInfo as RunInfo
     from pytest_ddpperf.records.outcome import StoredSession as StoredSession
     from pytest_ddpperf.records.outcome import Version as Version
 
-_SUBMODULES = ("asked", "codec", "errors", "launched", "measured", "outcome")
+_SUBMODULES = ("asked", "codec", "errors", "measured", "messages", "outcome")
 _HOMES = {
     **dict.fromkeys(("BaselineSide", "Outcome", "RunInfo", "StoredSession", "Version"), "outcome"),
-    **dict.fromkeys(("Imported", "LaunchSamples", "Phases", "RankError", "RankOutput", "Window"), "launched"),
+    **dict.fromkeys(("COUNTERS", "COUNTER_LIMITS", "Limit", "Plan"), "asked"),
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name.startswith("_") or name in (
-        "asked",
-        "codec",
-        "errors",
-        "launched",
-        "measured",
-        "outcome",
-    ):  # its own submodules
+    if name.startswith("_") or name in _SUBMODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     home = importlib.import_module(f"{__name__}.{_HOMES.get(name, 'measured')}")
     value = globals()[name] = getattr(home, name)

@@ -6,11 +6,10 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from pytest_ddpperf.records.launched import Phases
+from pytest_ddpperf.records.asked import Limit, Plan
 from pytest_ddpperf.records.measured import (
-    Limit,
     Measurement,
-    Plan,
+    Phases,
     Recorded,
     Scalar,
     TestId,

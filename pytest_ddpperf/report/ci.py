@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pytest_ddpperf.records import Outcome
 from pytest_ddpperf.report import failure, sentences, summary, text
 from pytest_ddpperf.report.summary import Concern
-from pytest_ddpperf.verdict import stats as stats
+from pytest_ddpperf.verdict import stats
 
 # GitHub shows ten of a kind and step, and drops the others without a word.
 _SHOWN = 10

@@ -20,11 +20,10 @@ from pytest_ddpperf.records import (
     Status,
     Verdict,
 )
-from pytest_ddpperf.records.collective import Collective
+from pytest_ddpperf.records.asked import Collective
 from pytest_ddpperf.records.errors import LaunchError
 from pytest_ddpperf.report import sentences, text
-from pytest_ddpperf.verdict import of_one_length
-from pytest_ddpperf.verdict import stats as stats
+from pytest_ddpperf.verdict import of_one_length, stats
 
 
 def explained(outcome: Outcome, *, baseline: Baseline | None, accept_command: str) -> Outcome:

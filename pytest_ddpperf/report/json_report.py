@@ -15,7 +15,7 @@ from pytest_ddpperf.records import Limit, Outcome, RunInfo, Scalar, codec
 from pytest_ddpperf.records.errors import ReportError
 from pytest_ddpperf.report import text
 from pytest_ddpperf.report.summary import count
-from pytest_ddpperf.verdict import stats as stats
+from pytest_ddpperf.verdict import stats
 
 SCHEMA = 1
 

@@ -1,14 +1,21 @@
-"""Two runs side by side, as lines for a terminal: the runs, a row per limit, remarks."""
+"""Two runs side by side: ours with the verdict of the gate, and those of PyTorch's DDP benchmark."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
-from pytest_ddpperf.records import Outcome, RunInfo, Status
+from pytest_ddpperf.baseline.content import environment_name
+from pytest_ddpperf.records import Outcome, Plan, RunInfo, Scalar, Status
+from pytest_ddpperf.records.errors import ReportError
 from pytest_ddpperf.report import sentences, text
-from pytest_ddpperf.report.json_report import StoredReport
+from pytest_ddpperf.report.json_report import Entry, StoredReport
 from pytest_ddpperf.report.summary import count, last_line
+from pytest_ddpperf.verdict import stats
 
 _TITLES = ("", "ranks", "metric", "base", "now", "change [bounds]", "limit", "resolves", "verdict")
 _LONGEST_LINE = 1_000  # characters, of facts about a machine
@@ -111,3 +118,198 @@ def _drift(outcomes: Sequence[Outcome]) -> Iterator[str]:
             f"the base is one session, which cannot tell how far sessions drift apart: {text.span(assumed)} was "
             "assumed; pytest --ddp-against measures both sides on one occasion, without any"
         )
+
+
+_PERCENTILES = (75, 95)
+_RESULTS = "benchmark_results"
+_NO_DDP = "no ddp:"
+_LEAST_SECONDS = 0.001  # the original's three decimals show nothing of less
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Benchmark:
+    """One model, over a growing number of ranks."""
+
+    batch_size: int | None  # examples per rank and step
+    rows: Mapping[str, tuple[float, ...]]  # by its head, "2 GPUs:": seconds at _PERCENTILES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """One side."""
+
+    facts: Mapping[str, str]  # the configuration
+    benchmarks: Mapping[str, Benchmark]  # by model and batch size, in words
+    remarks: tuple[str, ...] = ()  # what it lacks
+
+
+def is_theirs(content: Mapping[str, Any]) -> bool:
+    """Whether a file's content is of PyTorch's benchmark."""
+    return _RESULTS in content
+
+
+def theirs(path: Path, content: Mapping[str, Any]) -> Sweep:
+    """What PyTorch's benchmark wrote; raises ReportError, which names the field."""
+    results = content[_RESULTS]
+    if not isinstance(results, list):
+        raise ReportError(path, f"{_RESULTS}: expected a list")
+    benchmarks: dict[str, Benchmark] = {}
+    for number, result in enumerate(results):
+        place = f"{_RESULTS}[{number}]"
+        if not (isinstance(result, dict) and isinstance(result.get("model"), str)):
+            raise ReportError(path, f"{place}.model: expected a string")
+        size = result.get("batch_size")
+        if type(size) is not int or size < 1:
+            raise ReportError(path, f"{place}.batch_size: expected a whole number from 1")
+        name = f"{text.shortened(result['model'])} with batch size {size}"
+        if name in benchmarks:
+            raise ReportError(path, f"{place}: {name} is there twice")
+        benchmarks[name] = Benchmark(batch_size=size, rows=_read_rows(path, f"{place}.result", result.get("result")))
+    facts = {name: text.shortened(str(value)) for name, value in content.items() if name != _RESULTS}
+    return Sweep(facts=facts, benchmarks=benchmarks)
+
+
+def _read_rows(path: Path, place: str, results: Any) -> dict[str, tuple[float, ...]]:
+    if not isinstance(results, list):
+        raise ReportError(path, f"{place}: expected a list")
+    rows: dict[str, tuple[float, ...]] = {}
+    single = [number for number, result in enumerate(results) if isinstance(result, dict) and _ranks(result) == 1]
+    for number, result in enumerate(results):
+        if not isinstance(result, dict) or not _ranks(result):
+            raise ReportError(path, f"{place}[{number}].ranks: expected a list of ranks")
+        seconds = result.get("measurements")
+        if not (isinstance(seconds, list) and seconds and all(map(_is_duration, seconds))):
+            raise ReportError(path, f"{place}[{number}].measurements: expected a list of positive numbers")
+        # Of two rows of a single rank the first is without DDP; the file does not say so.
+        head = _NO_DDP if len(single) > 1 and number == single[0] else f"{_ranks(result):d} GPUs:"
+        if head in rows:
+            raise ReportError(path, f"{place}[{number}]: {_ranks(result)} ranks are there twice")
+        rows[head] = tuple(stats.quantile(seconds, q) for q in _PERCENTILES)
+    return rows
+
+
+def _ranks(result: Mapping[str, Any]) -> int:
+    ranks = result.get("ranks")
+    return len(ranks) if isinstance(ranks, list) else 0
+
+
+def _is_duration(value: Any) -> bool:
+    return type(value) in (int, float) and 0 < value < math.inf
+
+
+def ours(base: StoredReport, now: StoredReport) -> tuple[Sweep, Sweep]:
+    """What reports of ours say, a benchmark a test and a row a world size. What one of them has of several machines, of
+    a fleet say, is a benchmark each."""
+    several = _of_several_machines(base) | _of_several_machines(now)
+    return _sweep(base, several), _sweep(now, several)
+
+
+def _sweep(report: StoredReport, several: Container[tuple[str, str]]) -> Sweep:
+    facts: dict[str, dict[str, None]] = {}
+    benchmarks: dict[str, Benchmark] = {}
+    remarks: list[str] = []
+    for entry in report.entries:
+        outcome = entry.outcome
+        if outcome.measurement is None:
+            remarks.append(f"{text.name(outcome)}: not measured: {text.shortened(outcome.error)}")
+            continue
+        for fact, value in _facts(entry).items():
+            facts.setdefault(fact, {})[str(value or "-")] = None
+        name, head = _named(outcome)
+        if (name, head) in several:
+            name += f" on {environment_name(outcome.measurement.environment)}"
+        rows = benchmarks[name].rows if name in benchmarks else {}
+        benchmarks[name] = Benchmark(batch_size=outcome.batch_size, rows={**rows, head: _seconds(outcome)})
+    named = {fact: ", ".join(values) for fact, values in facts.items()}
+    return Sweep(facts=named, benchmarks=benchmarks, remarks=tuple(remarks))
+
+
+def _of_several_machines(report: StoredReport) -> set[tuple[str, str]]:
+    counts = Counter(_named(outcome) for outcome in report.outcomes if outcome.measurement is not None)
+    return {named for named, number in counts.items() if number > 1}
+
+
+def _named(outcome: Outcome) -> tuple[str, str]:
+    """The benchmark and the row."""
+    size = f" with batch size {outcome.batch_size}" if outcome.batch_size is not None else ""
+    return f"{text.shortened(str(outcome.test))}{size}", _head(outcome.plan)
+
+
+def _facts(entry: Entry) -> dict[str, Scalar]:
+    """The configuration, by the names of the original where it has one."""
+    return {
+        "commit": text.commit(entry.run.commit),
+        "cuda_version": entry.run.facts.get("cuda"),
+        "device": entry.run.facts.get("cpu_model" if entry.outcome.plan.device == "cpu" else "device_model"),
+        "distributed_backend": entry.outcome.plan.backend,
+        "nccl_version": entry.run.facts.get("nccl"),
+        "pytorch_version": entry.run.facts.get("torch"),
+    }
+
+
+def _head(plan: Plan) -> str:
+    if plan.rpc:
+        return f"{plan.roles}:"
+    return f"{plan.world_size} ranks:" if plan.device == "cpu" else f"{plan.world_size} GPUs:"
+
+
+def _seconds(outcome: Outcome) -> tuple[float, ...]:
+    assert outcome.measurement is not None
+    launches = outcome.measurement.samples.step_seconds
+    return tuple(stats.geometric_mean(stats.launch_quantiles(launches, q)) for q in _PERCENTILES)
+
+
+def matching(sweep: Sweep, matches: Callable[[str], bool] | None) -> Sweep:
+    """The benchmarks whose name fits."""
+    if matches is None:
+        return sweep
+    return replace(sweep, benchmarks={name: found for name, found in sweep.benchmarks.items() if matches(name)})
+
+
+def in_common(base: Sweep, now: Sweep) -> bool:
+    return any(
+        not base.benchmarks[name].rows.keys().isdisjoint(now.benchmarks[name].rows)
+        for name in base.benchmarks.keys() & now.benchmarks.keys()
+    )
+
+
+def side_by_side(base: Sweep, now: Sweep) -> Iterator[str]:
+    """The form, line by line."""
+    yield f"{'':20s} {'baseline':>20s}      {'test':>20s}"
+    yield f"{'':20s} {'-' * 20:>20s}      {'-' * 20:>20s}"
+    for name in sorted({*base.facts, *now.facts}):
+        named = text.shortened(name)
+        yield f"{named + ':':20s} {base.facts.get(name, '-'):>20s}  vs  {now.facts.get(name, '-'):>20s}"
+    yield ""
+    for name, benchmark in now.benchmarks.items():
+        there = base.benchmarks.get(name)
+        yield f"Benchmark: {name}"
+        yield ""
+        if there is None:
+            yield "  only in test"
+        else:
+            yield from _table(there.rows, benchmark.rows, benchmark.batch_size)
+        yield ""
+    for name in base.benchmarks:
+        if name not in now.benchmarks:
+            yield from (f"Benchmark: {name}", "", "  only in baseline", "")
+    yield from (f"baseline: {line}" for line in base.remarks)
+    yield from (f"test: {line}" for line in now.remarks)
+
+
+def _table(
+    base: Mapping[str, Sequence[float]], now: Mapping[str, Sequence[float]], batch_size: int | None
+) -> Iterator[str]:
+    yield f"{'':>10s}" + f"{'sec/iter':>16s}{'ex/sec':>10s}{'diff':>10s}" * len(_PERCENTILES)
+    for head in dict.fromkeys([*now, *base]):
+        if head not in base or head not in now:
+            yield f"{head:>10s}  only in {'baseline' if head in base else 'test'}"
+            continue
+        cells = []
+        for q, before, after in zip(_PERCENTILES, base[head], now[head], strict=True):
+            # Of time less is better, so a slowdown is negative.
+            change = -100 * ((after - before) / before)
+            rate = f"{int(batch_size / after):7d}/s" if batch_size is not None else f"{'-':>9s}"
+            time = f"{after:8.3f}s" if after >= _LEAST_SECONDS else f"{text.seconds(after):>9s}"
+            cells.append(f"  p{q:02d}: {time} {rate} {change:+8.1f}%")
+        yield f"{head:>10s}" + "".join(cells)

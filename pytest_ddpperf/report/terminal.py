@@ -9,8 +9,7 @@ from statistics import median
 from pytest_ddpperf.records import COUNTERS, Baseline, Outcome, Phases, Recording, RunInfo, Scalar, Verdict
 from pytest_ddpperf.report import sentences, text
 from pytest_ddpperf.report.summary import advice, count, last_line
-from pytest_ddpperf.verdict import TEST_LEVEL
-from pytest_ddpperf.verdict import stats as stats
+from pytest_ddpperf.verdict import TEST_LEVEL, stats
 
 _PERCENTILES = (50, 75, 90, 95)
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from pytest_ddpperf.records import Comparison, CounterChange, Interval, Outcome, Plan
-from pytest_ddpperf.records.asked import BANDWIDTH
-from pytest_ddpperf.records.collective import Collective
+from pytest_ddpperf.records.asked import BANDWIDTH, Collective
 
 _LEAST = 1e-9  # of what a time was: bounds may be so wide that nothing is left of it
 _BELOW_SECONDS = ((1e-3, 1e3, "ms"), (1e-6, 1e6, "us"), (0.0, 1e9, "ns"))

@@ -22,7 +22,7 @@ from pytest_ddpperf.records import (
     Verdict,
 )
 from pytest_ddpperf.records.errors import SampleError
-from pytest_ddpperf.verdict import stats as stats
+from pytest_ddpperf.verdict import stats
 from pytest_ddpperf.verdict.stats import Difference, Drift, Evidence
 
 # How likely a test may be to call unchanged code regressed, over all its limits, however many tests a run has.

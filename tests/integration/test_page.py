@@ -128,7 +128,7 @@ def test_a_run_writes_its_page(pytester: pytest.Pytester, run: Run) -> None:
 def test_a_page_that_could_not_be_made_is_said_before_the_run(
     pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pytest_ddpperf.report.page.shell.find_spec", lambda name: None)
+    monkeypatch.setattr("pytest_ddpperf.report.page.drawing.find_spec", lambda name: None)
     pytester.makepyfile("def test_nothing(): pass")
     result = run("--ddp-html=page.html")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
@@ -139,7 +139,7 @@ def test_a_page_that_could_not_be_made_is_said_before_the_run(
 def test_a_command_that_lacks_what_draws_says_what_brings_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pytest_ddpperf.report.page.shell.find_spec", lambda name: None)
+    monkeypatch.setattr("pytest_ddpperf.report.page.drawing.find_spec", lambda name: None)
     assert main.main(["html", "a.json", "-o", str(tmp_path / "page.html")]) == 4
     reported = "ddpperf: error: ddpperf html needs matplotlib and Jinja2: pip install 'pytest-ddpperf[report]'\n"
     assert capsys.readouterr().err == reported

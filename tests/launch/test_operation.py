@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpperf.records.collective import OPS, collective
+from pytest_ddpperf.records.asked import OPS, collective
 from pytest_ddpperf.records.errors import LaunchError
 from tests.launch.conftest import Bench
 

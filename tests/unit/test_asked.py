@@ -11,8 +11,7 @@ from pytest_ddpperf.baseline import content
 from pytest_ddpperf.options import parse
 from pytest_ddpperf.options.table import ROWS
 from pytest_ddpperf.records import Baseline, Measurement, Plan, Recording, Samples, TestId
-from pytest_ddpperf.records.asked import TIME_LIMITS, limits_for
-from pytest_ddpperf.records.collective import collective
+from pytest_ddpperf.records.asked import TIME_LIMITS, collective, limits_for
 from tests.unit.test_machine import settings
 
 PLAN = Plan(world_size=2, backend="gloo", device="cpu", steps=30, min_seconds=1.0, most_steps=150)

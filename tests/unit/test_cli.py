@@ -12,9 +12,7 @@ from pathlib import Path
 import pytest
 
 from pytest_ddpperf import __version__
-from pytest_ddpperf.cli import console as console
-from pytest_ddpperf.cli import diff as diff
-from pytest_ddpperf.cli import main
+from pytest_ddpperf.cli import console, diff, main
 from pytest_ddpperf.history.entries import add_entry
 from pytest_ddpperf.records import Status, TestId
 from pytest_ddpperf.records.errors import SampleError

@@ -117,7 +117,7 @@ def test_a_page_is_written(slower: Path, say: Say, tmp_path: Path) -> None:
 
 
 def test_a_page_that_cannot_be_made_is_refused_first(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pytest_ddpperf.report.page.shell.find_spec", lambda name: None)
+    monkeypatch.setattr("pytest_ddpperf.report.page.drawing.find_spec", lambda name: None)
     status, out, err = say("no-such-folder", "--html", "page.html")
     assert (status, out) == (4, "")
     assert "--html needs matplotlib and Jinja2: pip install 'pytest-ddpperf[report]'" in err

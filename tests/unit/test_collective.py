@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_ddpperf.records.collective import Collective, collective, in_words, itemsize
+from pytest_ddpperf.records.asked import Collective, collective, in_words, itemsize
 
 
 @pytest.mark.parametrize(

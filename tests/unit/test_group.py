@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_ddpperf.rank.group import parse_cpulist
-from pytest_ddpperf.rank.store import store_of
+from pytest_ddpperf.rank.group import parse_cpulist, store_of
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from pytest_ddpperf.measuring.worker import OVER as OVER_TEXT
 from pytest_ddpperf.plugin import remote as nodes_module
 from pytest_ddpperf.plugin import running
 from pytest_ddpperf.plugin import worker as base_module
-from pytest_ddpperf.rank import store as rendezvous
+from pytest_ddpperf.rank import group as rendezvous
 from pytest_ddpperf.records import LaunchSamples, Plan, Status, Verdict, codec
 from pytest_ddpperf.records.errors import AgainstError, BaseSideError, NodesError, OptionError
 from pytest_ddpperf.remote import handshake as door

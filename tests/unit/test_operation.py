@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pytest_ddpperf.rank.operation import _Buffers
-from pytest_ddpperf.records.collective import OPS, collective
+from pytest_ddpperf.records.asked import OPS, collective
 from pytest_ddpperf.records.errors import WrongResultError
 
 DTYPES = ("float32", "bfloat16", "float16", "int8", "uint8", "float8_e4m3fn", "float8_e5m2", "int64")

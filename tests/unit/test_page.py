@@ -378,7 +378,7 @@ def test_a_version_that_could_not_be_measured_has_no_side() -> None:
 
 def test_what_is_not_installed_is_named_with_the_extra_that_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(util, "find_spec", lambda name: None)
-    monkeypatch.setattr("pytest_ddpperf.report.page.shell.find_spec", lambda name: None)
+    monkeypatch.setattr("pytest_ddpperf.report.page.drawing.find_spec", lambda name: None)
     with pytest.raises(MissingExtraError) as raised:
         page.html([], [])
     assert str(raised.value) == "a page needs matplotlib and Jinja2: pip install 'pytest-ddpperf[report]'"

@@ -6,7 +6,7 @@ from statistics import stdev, variance
 
 import pytest
 
-from pytest_ddpperf.verdict import stats as stats
+from pytest_ddpperf.verdict import stats
 from pytest_ddpperf.verdict.stats import t_quantile
 
 

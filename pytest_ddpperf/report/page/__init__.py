@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pytest_ddpperf.records import Outcome, RunInfo
-from pytest_ddpperf.report.page.shell import check
+from pytest_ddpperf.report.page.drawing import check
 
 if TYPE_CHECKING:
     from pytest_ddpperf.report.json_report import Gone, StoredReport
@@ -30,7 +30,7 @@ def html(
     MissingExtraError."""
     check("a page")
     from pytest_ddpperf.report import summary
-    from pytest_ddpperf.report.page import content, drawing, shell
+    from pytest_ddpperf.report.page import content, drawing
     from pytest_ddpperf.report.summary import count, last_line
 
     counts = count(outcomes, *runs)
@@ -39,7 +39,7 @@ def html(
         cards = [
             content.card(outcome, sheet, number) for number, outcome in enumerate(summary.worst_first(outcomes), 1)
         ]
-    return shell.rendered(
+    return drawing.rendered(
         "run.html",
         title=last_line(counts, len(only_before)),
         counts=counts,

@@ -11,7 +11,7 @@ from pytest_ddpperf.report import failure, sentences, summary, terminal, text
 from pytest_ddpperf.report.page import figures
 from pytest_ddpperf.report.page.drawing import Figure, Sheet, Table
 from pytest_ddpperf.report.summary import Concern
-from pytest_ddpperf.verdict import stats as stats
+from pytest_ddpperf.verdict import stats
 
 _LONGEST = 1_000  # characters of a line of the sentence; only what is hostile is longer
 

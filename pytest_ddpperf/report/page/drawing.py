@@ -1,21 +1,60 @@
-"""Draw figures with matplotlib, as SVG images that stand in a page, each with its numbers as a table.
-
-No text of users may reach matplotlib, which would read its dollar signs as formulas.
-"""
+"""Draw figures with matplotlib as SVG images, each with its numbers as a table, in one HTML file."""
 
 from __future__ import annotations
 
 import base64
 import io
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
+
+from pytest_ddpperf.records.errors import MissingExtraError
+from pytest_ddpperf.report import text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
+
+
+def check(what: str) -> None:
+    """Raises MissingExtraError, about `what` was asked for, where a page could not be made here."""
+    needed = {"matplotlib": "matplotlib", "jinja2": "Jinja2"}
+    missing = tuple(name for module, name in needed.items() if find_spec(module) is None)
+    if missing:
+        raise MissingExtraError(what, missing, "report")
+
+
+def rendered(template: str, **content: Any) -> str:
+    """A page, by a template of this folder. Whatever `content` holds is escaped, but for what a template calls safe,
+    and what moves a cursor or turns the direction of writing around is spelt out."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("pytest_ddpperf.report.page"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_printable,
+    )
+    environment.filters["breakable"] = _breakable
+    return environment.get_template(template).render(**content)
+
+
+def _breakable(name: str) -> Any:
+    """A long name, which a narrow screen breaks where its parts end."""
+    from markupsafe import Markup
+
+    return Markup("<wbr>").join(re.split(r"(?<=[/:_\[-])(?=\w)", text.printable(name)))
+
+
+def _printable(value: Any) -> Any:
+    return text.printable(value) if type(value) is str else value  # not of Markup, which is safe
+
 
 # As in the style sheet, where its ground is white: figures are drawn on white, in a dark page, too.
 INK, FAINT = "#1c2126", "#d3d9df"

@@ -21,8 +21,7 @@ from pytest_ddpperf.records import (
 from pytest_ddpperf.report import text
 from pytest_ddpperf.report.page import drawing
 from pytest_ddpperf.report.page.drawing import BASELINE, CURRENT, FAINT, INK, LIMIT, Figure, Key, Sheet, Table
-from pytest_ddpperf.verdict import judge_times, of_one_length, shift, unsupported
-from pytest_ddpperf.verdict import stats as stats
+from pytest_ddpperf.verdict import judge_times, of_one_length, shift, stats, unsupported
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from pytest_ddpperf.history.change_points import MIN_POINTS
 from pytest_ddpperf.history.series import ChangeStatus, HistoryAnalysis, HistoryChange, Series
 from pytest_ddpperf.report import history, text
-from pytest_ddpperf.report.page import drawing, shell
+from pytest_ddpperf.report.page import drawing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,7 +40,7 @@ class SeriesCard:
 
 def history_html(analysis: HistoryAnalysis) -> str:
     """Return the page of a history. Raises MissingExtraError."""
-    shell.check("a page")
+    drawing.check("a page")
     by_series: dict[int, list[HistoryChange]] = {}
     for change in analysis.changes:
         by_series.setdefault(id(change.series), []).append(change)
@@ -59,7 +59,7 @@ def history_html(analysis: HistoryAnalysis) -> str:
     if len(drawn) < len(ordered):
         notes.append(f"{len(ordered) - len(drawn):,} further series are not shown.")
     title = f"ddpperf history: {history.summary_line(analysis)}"
-    return shell.rendered("history.html", title=title, notes=notes, cards=cards)
+    return drawing.rendered("history.html", title=title, notes=notes, cards=cards)
 
 
 def _card(
