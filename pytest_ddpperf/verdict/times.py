@@ -35,7 +35,7 @@ _ANOTHER_HOST = 0.05
 # A verdict is settled where further launches would bring another with less than this probability.
 _SETTLED_LEVEL = 0.05
 # Of the facts that must match, those that are asked for: with others, step times of one test are not alike.
-_ASKED = ("batch_size ", "warmup ", "timing ", "collective ")
+_ASKED = ("batch_size", "warmup", "timing", "collective")
 # Between launches there must be something to compare.
 LAUNCHES_NEEDED = 2
 
@@ -64,17 +64,16 @@ def judge_times(
     stretches: Sequence[Sequence[int]] = (),
     assumed: Drift = ASSUMED_DRIFT,
 ) -> Verdict:
-    """Hold times against the sessions of a baseline; `not_gated` is the reason code where they shall not be.
+    """Compare times with the sessions of a baseline; `not_gated` is the reason code if they are not to be compared.
 
     Each limit is decided on the logarithms of per-launch quantiles. REGRESSED needs the estimate beyond the limit
     and evidence that there is a change at all, at `level` over all limits (Holm). Beyond the limit without evidence
     is INCONCLUSIVE. IMPROVED is REGRESSED mirrored. The error of the estimate contains the spread between launches
     and the drift between sessions: estimated from the baseline's sessions, and `assumed` as far as they are too few
-    to tell. To a host that the baseline does not know, all sessions of a host count as one. Where launches were
-    `interleaved`, k of one side beside k of the other, they are compared in pairs: there is no drift, and what else
-    differs between the sides' environments may be just what is compared. Where their windows took turns, too, by launch
-    in so long `stretches`, see `in_stretches`. Of sides with windows of different lengths, as many steps
-    are compared: see `alike`.
+    to tell. To a host that the baseline does not know, all sessions of a host count as one. If launches were
+    `interleaved`, launch k of one side is compared with launch k of the other: there is no drift, and what else differs
+    between the environments may be just what is compared. `stretches` are the lengths in which the windows of a pair
+    were interleaved (`in_stretches`). Of windows of different lengths, as many steps are compared (`alike`).
 
     Raises SampleError for figures that are no measurement: a step time that is not a positive number, a single
     launch on a side that is to be compared, sides without as many launches that are `interleaved`.
@@ -83,13 +82,7 @@ def judge_times(
         return Verdict(status=Status.NOT_GATED, reason=not_gated)
     if not baseline:
         return Verdict(status=Status.NO_BASELINE, reason="no-baseline")
-    differences = differing(current.environment.recorded, baseline[-1].environment.recorded)
-    broken = differing(current.environment.must_match, baseline[-1].environment.must_match)
-    if interleaved:
-        where = differing(current.environment.key, baseline[-1].environment.key)
-        asked = tuple(line for line in broken if line.startswith(_ASKED))
-        differences = (*where, *(line for line in broken if line not in asked), *differences)
-        broken = asked
+    broken, differences = _environment_differences(current, baseline[-1], interleaved=interleaved)
     if broken:
         return Verdict(status=Status.INCOMPARABLE, reason="must-match", differences=broken + differences)
     kept, dropped = _supported(current, _on_times(limits))
@@ -102,9 +95,8 @@ def judge_times(
     thin = dict.fromkeys(line for side in (current, *baseline) for line in _supported(side, kept)[1])
     if thin:
         return Verdict(status=Status.INCOMPARABLE, reason="baseline-support", dropped=dropped, differences=tuple(thin))
-    for reason, sides in (("no-cpu-time-now", [current]), ("no-cpu-time", baseline)):
-        if any(limit.is_cpu_time and not has_cpu(limit, side) for limit in kept for side in sides):
-            return Verdict(status=Status.INCOMPARABLE, reason=reason, differences=differences)
+    if reason := _without_cpu_time(kept, current, baseline):
+        return Verdict(status=Status.INCOMPARABLE, reason=reason, differences=differences)
     if interleaved and [current.samples.launches] != [side.samples.launches for side in baseline]:
         counts = " + ".join(str(side.samples.launches) for side in baseline)
         raise SampleError(f"{current.samples.launches} launches and {counts}: they were not interleaved")
@@ -121,6 +113,27 @@ def judge_times(
         sessions=len(baseline),
         first_node=first_node,
     )
+
+
+def _environment_differences(
+    current: Measurement, base: Measurement, *, interleaved: bool
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the facts that must match and do not, and all others that differ."""
+    now, before = current.environment, base.environment
+    recorded = differing(now.recorded, before.recorded)
+    if not interleaved:
+        return differing(now.must_match, before.must_match), recorded
+    asked = differing(*({name: env.must_match.get(name) for name in _ASKED} for env in (now, before)))
+    others = ({n: fact for n, fact in env.must_match.items() if n not in _ASKED} for env in (now, before))
+    return asked, (*differing(now.key, before.key), *differing(*others), *recorded)
+
+
+def _without_cpu_time(limits: Iterable[Limit], current: Measurement, baseline: Sequence[Measurement]) -> str:
+    """Return the reason code if a side lacks the CPU time that a limit needs, else ""."""
+    needing = [limit for limit in limits if limit.is_cpu_time]
+    if not all(has_cpu(limit, current) for limit in needing):
+        return "no-cpu-time-now"
+    return "" if all(has_cpu(limit, side) for limit in needing for side in baseline) else "no-cpu-time"
 
 
 def gravest(statuses: Iterable[Status]) -> Status:
