@@ -9,8 +9,10 @@ from uuid import uuid4
 
 
 def write(path: Path, text: str, *, append: bool = False) -> None:
-    """`text` as UTF-8 in place of what `path` held, or after it, in a folder that is made where there is none; raises
-    OSError, and then the file is as it was. A link stays one; what is no file, a pipe say, is written to as it is."""
+    """Write `text` as UTF-8 in place of the content of `path`, or after it; make its folder if there is none.
+
+    Raises OSError, and then the file is as it was. A link stays one; a pipe is written to as it is.
+    """
     data = text.encode()
     path.parent.mkdir(parents=True, exist_ok=True)
     if append or (path.exists() and not path.is_file()):

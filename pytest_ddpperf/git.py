@@ -15,9 +15,9 @@ from typing import Any
 
 from pytest_ddpperf.records.errors import GitError
 
-_END_SECONDS = 5.0  # for a command that was told to end
+_END_SECONDS = 5.0  # for a command to end after SIGTERM
 _GIT_SECONDS = 10.0  # a cold cache on a network disk; beyond it the run goes on without the commit
-# What git tells its hooks of one repository would send us to that, wherever we ask.
+# Variables that git sets for its hooks: with them, every command would be about that repository.
 _OF_A_HOOK = (
     *("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_COMMON_DIR", "GIT_NAMESPACE"),
     *("GIT_PREFIX", "GIT_ALTERNATE_OBJECT_DIRECTORIES"),
@@ -73,7 +73,7 @@ def _git(
 
 
 def outside_of_hooks(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """An environment, this process's if nothing is said, less what git tells a hook of the repository that it runs
+    """An environment, this process's if nothing is said, less the variables that git sets for a hook of the repository that it runs
     for."""
     outside = os.environ if environ is None else environ
     return {name: value for name, value in outside.items() if name not in _OF_A_HOOK}
@@ -123,7 +123,7 @@ def commit_of(path: Path) -> str:
 
 def _described(path: Path) -> str:
     commit = git(path, "rev-parse", "--verify", "HEAD", timeout=_GIT_SECONDS).strip()
-    # `git describe --dirty` writes the index, whatever it is told of locks.
+    # `git describe --dirty` writes the index, even without optional locks.
     changed = git(path, "status", "--porcelain", "--untracked-files=no", "--no-renames", timeout=_GIT_SECONDS)
     return f"{commit}-dirty" if changed else commit
 
@@ -200,7 +200,7 @@ def ignored_files(top: Path, files: Sequence[str]) -> list[str]:
 
 
 def last_change(top: Path, file: Path) -> str:
-    """The last commit that changed a file, of those at hand; "" where there is none. Raises GitError."""
+    """Return the last commit in this clone that changed a file; "" if there is none. Raises GitError."""
     return git(top, "log", "-1", "--no-show-signature", "--format=%H", "--", file, offline=True).strip()
 
 
@@ -209,7 +209,7 @@ def changed_files(top: Path, commit: str) -> list[str]:
     lines, untracked ones included but for those that git ignores; raises GitError."""
     # With --name-only git would not look at lines.
     command = ("diff", "--numstat", "--ignore-cr-at-eol", "-z", "--no-ext-diff", "--no-renames", commit, "--")
-    # It writes what it finds into the index, whatever it is told of locks: into a copy.
+    # It writes what it finds into the index, even without optional locks: so it gets a copy.
     with tempfile.TemporaryDirectory() as folder:
         index = Path(folder) / "index"
         try:

@@ -27,11 +27,11 @@ _PHRASES = (
     "{nodes}x{devices_per_node}", "{roles}",
 )  # fmt: skip
 
-_SLUG_LENGTH = 100  # characters: well below the 255 bytes of a file name, and still read at a glance
+_SLUG_LENGTH = 100  # characters: well below the 255 bytes of a file name, and still easy to read
 _PLAIN_NAME = re.compile(r"([a-z0-9_]+(?:::[a-z0-9_]+)*)(?:\[([a-z0-9_.-]+)\])?")
 _PLAIN_LABEL = re.compile(r"[a-z0-9_.-]*")
 _TRADE_MARKS = re.compile(r"\((?:r|tm|c)\)", re.IGNORECASE)
-_PLAIN_KEY = re.compile(r"[A-Za-z0-9 ._+@,=()-]*")  # what becomes "-" tells no two machines apart
+_PLAIN_KEY = re.compile(r"[A-Za-z0-9 ._+@,=()-]*")  # names that differ only in other characters get a hash
 
 
 def environment(facts: Mapping[str, Scalar], plan: Plan, *, batch_size: int | None) -> Environment:

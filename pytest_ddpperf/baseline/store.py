@@ -120,7 +120,7 @@ class Store:
             raise _failure(path, "cannot be read", error) from error
 
     def remove(self, path: Path) -> None:
-        """Delete a baseline, and the folders that held nothing else, while nobody saves; raises BaselineError."""
+        """Delete a baseline, and the folders that are then empty, while nobody saves; raises BaselineError."""
         folders = [folder for folder in path.parents if self.root in folder.parents]
         with _locked(path, self.root):
             try:

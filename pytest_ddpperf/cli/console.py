@@ -124,7 +124,7 @@ def matching(report: StoredReport, matches: Matches | None) -> StoredReport:
 
 
 def read_as(parser: Callable[[str], T]) -> Callable[[str], T]:
-    """With what is wrong as argparse tells it, and the place it is at."""
+    """Wrap a parser so that argparse reports what is wrong, and where."""
 
     def read(value: str) -> T:
         try:

@@ -124,7 +124,7 @@ def _judged(outcome: Outcome, verdict: Verdict, terms: Terms, *notes: str) -> Ou
     ours = {str(limit) for limit in outcome.limits if limit.default}
     refused = [line for line in verdict.dropped if line.partition(": ")[0] not in ours]
     verdict = replace(verdict, dropped=tuple(line for line in verdict.dropped if line not in refused))
-    notes = (*notes, *(f"nothing is held against {line}" for line in refused))
+    notes = (*notes, *(f"no limit is applied to {line}" for line in refused))
     fails = verdicts.fails(verdict, fail_on=terms.fail_on, baseline_missing="warn")
     return replace(outcome, verdict=verdict, fails=fails, notes=notes)
 

@@ -1,4 +1,4 @@
-"""The part of a launch that this node starts for one that leads: it judges nothing, and ends when it is told to."""
+"""The share of a launch that this node starts for the leader: it judges nothing, and ends when the leader says so."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ class Stored:
 
 
 # A stretch is as short as it may be: what goes on around it, longer than that, is in both sides. But what wakes up,
-# stops and is fetched into caches at its beginning must be small beside it.
+# stops and is fetched into caches at its beginning must be small compared with it.
 _STRETCH_SECONDS = 0.03
 _STRETCH_STEPS = 3
 # Of short windows, for the median over them to leave some out.
@@ -159,7 +159,7 @@ class Lengths:
     """How many steps each stretch of a window counts. They are drawn, from a least to twice that, so that what a step
     does every second or fourth time is left out, at the beginning of stretches, as often as not.
 
-    A step is taken to last as long as those of the stretches so far did in the median: warm-up tells of steps that
+    A step is taken to last as long as those of the stretches so far did in the median: warm-up shows steps that
     nothing disturbed, and where many are, stretches by that would be few.
     """
 
@@ -197,7 +197,7 @@ class Here:
 
     hold: Callable[[int, int, int | None], AbstractContextManager[PausedSide]]  # launch, of so many, with so many steps
     alone: Callable[[], AbstractContextManager[None]]  # nothing else is timed on its cores meanwhile
-    launched: Callable[[LaunchSamples], None]  # is told what came of it
+    launched: Callable[[LaunchSamples], None]  # called with what it measured
 
 
 class Interleaved:
@@ -219,7 +219,7 @@ class Interleaved:
         here: Here | None,
         why_apart: str = "",
     ) -> None:
-        """`begin(launch, launches)` is told of each launch of the other side and says who watches it. `here`: to take
+        """`begin(launch, launches)` is called before each launch of the other side and returns its observer. `here`: to take
         turns in stretches, both sides' launches alive; None: one launch after the other, for the reason `why_apart` if
         stretches were asked for."""
         self._base, self._nodeid, self._test, self._begin, self._plan = base, nodeid, test, begin, plan

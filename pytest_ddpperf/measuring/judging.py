@@ -90,7 +90,7 @@ def _unconfirmed(verdict: Verdict) -> Verdict:
 
 
 class Reference(Protocol):
-    """The baseline side of a measurement, as far as judging needs it."""
+    """The baseline side of a measurement, in the view of the judge."""
 
     @property
     def mostly_recompiled(self) -> bool:

@@ -27,7 +27,7 @@ class Place:
 
 
 class Unavailable(Exception):
-    """A marker asks for what this machine lacks: the test is skipped, elsewhere it can run."""
+    """A marker asks for something that this machine lacks: the test is skipped."""
 
 
 def nodes_for(settings: Settings, of_run: Settings, world_size: int, nodes: int, field: str = "world_sizes") -> int:
@@ -120,9 +120,9 @@ def _default_backends(facts: Mapping[str, Scalar]) -> dict[str, str]:
     return dict(pair.split(":", 1) for pair in str(facts["default_backends"]).split(","))
 
 
-def _wrong(settings: Settings, name: str, value: object, problem: str, *beside: str) -> OptionError:
-    """The error of a setting that does not go together with those `beside` it."""
-    kind = MarkerError if _marked(settings, name, *beside) else OptionError
+def _wrong(settings: Settings, name: str, value: object, problem: str, *others: str) -> OptionError:
+    """Return the error of a setting that does not go together with the `others`."""
+    kind = MarkerError if _marked(settings, name, *others) else OptionError
     return kind(where(settings, name), value, problem)
 
 

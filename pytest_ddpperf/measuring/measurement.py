@@ -48,7 +48,7 @@ class Result:
     verdict: Verdict
     environment: Environment
     counters: Counters  #: per step, the largest over ranks; None where it is unknown
-    recorded: Recorded  #: by name, launch x rank x step: what `ctx.record` was told; None where it was not
+    recorded: Recorded  #: by name, launch x rank x step: the values of `ctx.record`; None if there is none
 
     def percentile(self, q: float) -> float:
         """The q-th percentile (0 to 100) of the group's step time: per launch, then the geometric mean over
@@ -144,11 +144,11 @@ class Measured:
     candidate: Baseline  # what would be stored
     output: tuple[tuple[RankOutput, ...], ...]  # launch x rank
     shown: Sequence[LaunchSamples] = ()  # that the verdict is about
-    beside: Sequence[LaunchSamples] = ()  # of the other side, where both took turns
+    other_launches: Sequence[LaunchSamples] = ()  # of the baseline side, if both were interleaved
 
 
 class Progress(Observer, Protocol):
-    """An observer that is told which launch begins and what came of it."""
+    """An observer that sees which launch begins and what it measured."""
 
     def begin(self, launch: int, launches: int) -> None: ...
 
@@ -215,7 +215,7 @@ def _compared(job: Job, launches: Launches, reference: Stored | Interleaved) -> 
         measured(job, launches, environment, verdict, reference.facts(verdict, launches)),
         baseline=reference.baseline(),
         candidate=Baseline(test=job.test, sessions=(judge.recording(),)),
-        beside=reference.launches,
+        other_launches=reference.launches,
     )
 
 
@@ -324,7 +324,7 @@ def _outcome(job: Job, **found: Any) -> Outcome:
 
 
 def _not_gated(job: Job, facts: Mapping[str, Scalar]) -> str | None:
-    """The reason code for a measurement that is not held against anything."""
+    """Return the reason code of a measurement that is not compared with anything."""
     if job.settings.disable:
         return "disabled"
     if not job.gate:

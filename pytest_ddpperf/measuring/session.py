@@ -45,7 +45,7 @@ class Session:
         nodes: int = 1,
     ) -> None:
         """`base`: what it is compared with instead of with baselines. `serving`: it is the base of another, or another
-        node's. `side_of`: how the code of a baseline is measured beside the code at hand, or why it is not, "" where
+        node's. `side_of`: how a commit's own tests are started, or why they are not, "" where
         nobody asked. `fleet`: the other nodes, where this one leads; `nodes`: how many there are."""
         self.settings = settings
         self._rootdir = rootdir

@@ -29,7 +29,7 @@ from pytest_ddpperf.wire.trees import Trees
 
 # Often enough to be seen alive, rarely enough to leave the cores to the ranks.
 _RELAY_SECONDS = 0.5
-OVER = "the test is over where it is led"
+OVER = "the leader has ended the test"
 
 
 class LeaderConnection:
@@ -83,7 +83,7 @@ class LeaderConnection:
         self.over = False
 
     def carry_out(self, job: Job, launcher: Launcher, store: Store) -> Measured:
-        """Launch as often as told; raises BaseSideError when the test is over where it is led."""
+        """Launch as often as the leader asks; raises BaseSideError when it has ended the test."""
         if not job.gate:  # nothing is compared, so nothing is asked
             return self.without_failure(measurement.carry_out(job, launcher, store, self.relay))
         self.refuse_after_end()
@@ -122,7 +122,7 @@ class LeaderConnection:
         return self.without_failure(measurement.measured(job, launches, environment, verdict))
 
     def refuse_after_end(self) -> None:
-        """Raises BaseSideError where the test is over where it is led: a plugin reruns it."""
+        """Raise BaseSideError if the leader has ended the test, and a plugin reruns it."""
         if self.over:
             raise BaseSideError(OVER)
 
@@ -131,9 +131,9 @@ class LeaderConnection:
         return replace(found, outcome=replace(found.outcome, fails=False))
 
     def _hold(self, job: Job, launcher: Launcher, launches: Launches) -> bool:
-        """A held launch, until it is to deliver or to be dropped; whether it was added to `launches`."""
+        """Pause a launch until it is to deliver or to be dropped; return whether it was added to `launches`."""
         with measurement.paused(job, launcher, self.relay, launches.steps) as launch:
-            self.say("held", steps=launch.steps, step_seconds=launch.step_seconds)
+            self.say("paused", steps=launch.steps, step_seconds=launch.step_seconds)
             while (order := self.order())["op"] == "stretch":
                 launch.stretch(order["steps"])
                 self.say("rested")
@@ -197,11 +197,11 @@ class NodeLeaderConnection(LeaderConnection):
 
     @property
     def sources_of(self) -> Trees:
-        """The code at hand with its tests: they have to be the same on all nodes."""
+        """The current code with its tests, which have to be the same on all nodes."""
         return self.trees if self.trees.base != self.trees.current else replace(self.trees, kept=())
 
     def carry_out(self, job: Job, launcher: Launcher, store: Store) -> Measured:
-        """Take part as often as told; raises BaseSideError when the test is over where it is led."""
+        """Take part as often as the leader asks; raises BaseSideError when it has ended the test."""
         if job.plan.nodes == 1:  # the first node does it by itself
             return super().carry_out(job if self.node == 0 else replace(job, gate=False), launcher, store)
 
@@ -242,7 +242,7 @@ class NodeLeaderConnection(LeaderConnection):
         self.refuse_after_end()
         self.trees.refuse_strays()
         launcher.ready_for(plan)  # which may take seconds, and no launch has begun
-        self._asked += 1  # a plugin may run the test again here, and not where it is led
+        self._asked += 1  # a plugin may run the test again here, and not at the leader
         self.say("ready", **asked, number=self._asked)
         processes = plan.part(self.node)
         with ExitStack() as alone:
@@ -266,7 +266,7 @@ class NodeLeaderConnection(LeaderConnection):
         if order["op"] == "leave":
             self.over = True
             raise BaseSideError(OVER)
-        if "error" in order:  # as where it is led: the test may expect it
+        if "error" in order:  # as at the leader: the test may expect it
             raise BaseSideError(order["error"])
         return order
 
@@ -279,4 +279,4 @@ def _verdict(reported: Message) -> Verdict:
 
 
 def _never(launch: int, launches: int, steps: int | None) -> LaunchSamples:
-    raise AssertionError("launches are taken where they are led")
+    raise AssertionError("the leader takes launches")

@@ -39,7 +39,7 @@ PLUGIN = os.path.realpath(Path(__file__).parents[1])  # which both sides have fr
 
 
 def another_version(run: Run, items: Sequence[pytest.Item]) -> BaseSide:
-    """The one that was asked for, with the tests at hand; raises AgainstError."""
+    """Return the other version that was asked for, with the current tests; raises AgainstError."""
     asked = _of_run(run, _kept(run, items))
     if run.other_nodes is None:
         return BaseSide(run.settings, asked)
@@ -226,8 +226,8 @@ def _work_for_leader(config: pytest.Config, found: Role) -> int:
 
 
 def _apart(config: pytest.Config, settings: Settings, folder: Path) -> list[str]:
-    """What a pytest of the same version is asked beyond one that is led: to launch as the first node does, and not to
-    write beside it, where they share a disk."""
+    """Return further arguments for a pytest of the same version: launch as the first node does, and do not write into
+    its cache, if they share a disk."""
     disabled = ["--ddp-disable"] if settings.disable else []
     cache = ["-o", f"cache_dir={folder / 'cache'}"] if config.pluginmanager.hasplugin("cacheprovider") else []
     return [*disabled, "-o", "addopts=", *cache]

@@ -65,7 +65,7 @@ class WorkerPlugin:
         self._errors: dict[str, str] = {}
         self._reports: list[pytest.TestReport] = []
         self._broken = False  # whether a fixture of the test failed
-        self._apart = False  # whether one did that is to be told
+        self._apart = False  # whether one did that has to be reported
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_configure(self, config: pytest.Config) -> None:

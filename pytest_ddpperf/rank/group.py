@@ -93,7 +93,7 @@ def _asked(start: Message) -> tuple[Any, Message]:
         )
     if start["tell"] is not None:
         store.set(start["key"], json.dumps(start["tell"]))
-        return store, {"event": "told"}
+        return store, {"event": "set"}
     store.wait([start["key"]], timeout)
     return store, {"event": "found", "found": json.loads(store.get(start["key"]))}
 

@@ -105,7 +105,7 @@ class Plan:
         return max(self.steps, min(math.ceil(self.min_seconds / step_seconds), self.most_steps))
 
     def exactly(self, steps: int) -> Plan:
-        """With a window of so many steps, however long they take: percentiles of few steps lie elsewhere than those
+        """With a window of so many steps, however long they take: percentiles of few steps differ from those
         of many (the p10 of 15 is 3 to 5 % above that of 60), so what is compared has as many."""
         return replace(self, steps=steps, min_seconds=0.0)
 

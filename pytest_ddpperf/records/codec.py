@@ -170,7 +170,7 @@ def _choice_reader(choices: Mapping[Any, Any]) -> Reader:
 
 
 def _union_reader(arguments: tuple[Any, ...], lenient: bool) -> Reader:
-    """Either None or one other type, whose own errors are then told, or several scalar types."""
+    """Decode None or one other type, whose own errors are reported, or one of several scalar types."""
     optional = NoneType in arguments
     others = [argument for argument in arguments if argument is not NoneType]
     if len(others) == 1:

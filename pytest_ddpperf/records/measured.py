@@ -36,7 +36,7 @@ class Status(str, Enum):
 
     @property
     def compared(self) -> bool:
-        """Whether figures were held against a baseline at all."""
+        """Whether figures were compared with a baseline at all."""
         return self in (Status.PASS, Status.IMPROVED, Status.REGRESSED, Status.INCONCLUSIVE)
 
 
@@ -47,7 +47,7 @@ class Samples:
     step_seconds: LaunchSteps  # the group's step times (completion to completion)
     rank_seconds: LaunchRankSteps  # each rank's own step durations
     cpu_seconds: LaunchRankSteps | None = None  # CPU time of each training thread; None off CPU
-    examples: tuple[tuple[tuple[int, ...], ...], ...] | None = None  # launch x rank x step, if steps told
+    examples: tuple[tuple[tuple[int, ...], ...], ...] | None = None  # launch x rank x step, if steps return it
     blocked_seconds: LaunchRankSteps | None = None  # each trainer's wait for RPC; None where there is none
     node_seconds: LaunchSteps | None = None  # of several nodes, the step times of the first node's ranks alone
     clock_seconds: tuple[float, ...] | None = None  # by launch, how far the clocks of several nodes may be apart
@@ -95,7 +95,7 @@ class Environment:
 
     key: Mapping[str, Scalar] = field(default_factory=dict)  #: another key is another baseline
     must_match: Mapping[str, Scalar] = field(default_factory=dict)  #: a difference is INCOMPARABLE
-    recorded: Mapping[str, Scalar] = field(default_factory=dict)  #: a difference is told
+    recorded: Mapping[str, Scalar] = field(default_factory=dict)  #: a difference is reported
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +165,7 @@ class Interval:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """One limit, held against figures."""
+    """One limit, applied to figures."""
 
     limit: Limit
     status: Status
@@ -174,7 +174,7 @@ class Comparison:
     now_seconds: float
     change: Interval  #: its bounds are at `level`: they exclude 0 where there is evidence
     p_value: float  #: one-sided, in the direction of the estimate
-    level: float  #: that `p_value` is held against: the limit's share of the test's error rate
+    level: float  #: that `p_value` is compared with: the limit's share of the test's error rate
     resolution: float  #: the relative slowdown that would be found four times out of five
     alarm_rate: float  #: how likely unchanged code is beyond the limit with evidence, by this error
     settled: bool  #: whether further launches would hardly bring another status
@@ -185,7 +185,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CounterChange:
-    """One limit on a counter, held against the baseline's. Counts have no noise: there is no evidence to weigh."""
+    """One limit on a counter, compared with the baseline's. Counts have no noise: there is no evidence to weigh."""
 
     limit: Limit
     status: Status
@@ -252,7 +252,7 @@ class Phases:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankError:
-    """Why one rank did not deliver, as far as the rank or the rank server could tell."""
+    """Why one rank did not deliver, as the rank or the rank server saw it."""
 
     rank: int  # of the launch's processes, from 0
     when: float  # CLOCK_MONOTONIC, seconds
@@ -283,7 +283,7 @@ class Imported:
     """Where the modules of one process came from; empty where it is not asked."""
 
     files: tuple[str, ...] = ()  # of the user's repository: paths from its top
-    others: tuple[str, ...] = ()  # from elsewhere: top-level modules
+    others: tuple[str, ...] = ()  # from outside the repository: top-level modules
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,7 +292,7 @@ class Window:
 
     marks_ns: tuple[tuple[int, ...], ...]  # of each stretch: the start, then the end of each step, CLOCK_MONOTONIC
     cpu_ns: tuple[int, ...] | None  # CPU time of the training thread by step; None off CPU
-    examples: tuple[int, ...] | None  # by step, if every step told
+    examples: tuple[int, ...] | None  # by step, if every step returned it
     blocked_ns: tuple[int, ...]  # by step, what it waited for RPC
     counters: Counters
     compiled_at: int  # the first timed step, from 1, that handed something to torch.compile; 0 for none

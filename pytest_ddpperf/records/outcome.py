@@ -19,11 +19,11 @@ from pytest_ddpperf.records.measured import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Version:
-    """What a run is compared with, where that is not stored but measured beside it."""
+    """The other version that a run is compared with, if it is measured and not stored."""
 
     ref: str  # as asked; "" where only the interpreter, the environment or an option differ; "self" for the same code
     commit: str  # that it names, or as `now` where none was asked for
-    now: str  # the commit at hand, as `Recording.commit`
+    now: str  # the current commit, as `Recording.commit`
     python: str = ""  # another interpreter's path
     environ: tuple[str, ...] = ()  # "NAME=VALUE", or "NAME" of one that is unset
     option: tuple[str, ...] = ()  # more arguments for pytest
@@ -107,10 +107,10 @@ class Outcome:
     stored_verdict: Verdict | None = None  # of the baseline alone, where `baseline_side` confirmed or refuted it
     saved: int = 0  # sessions that its baseline now holds; 0: nothing was written
     file: str = ""  # of the test, from the top of the git working tree, or from rootdir outside git
-    line: int = 0  # in it, from 1; 0 where nobody knows
-    limits: tuple[Limit, ...] = ()  # that it was held against, or would have been
-    level: float | None = None  # the error rate of that; None in a report from before it was told
-    sessions: tuple[StoredSession, ...] = ()  # of the stored baseline that it was held against
+    line: int = 0  # in it, from 1; 0 if it is unknown
+    limits: tuple[Limit, ...] = ()  # that it was compared with, or would have been
+    level: float | None = None  # the error rate of the measurement
+    sessions: tuple[StoredSession, ...] = ()  # of the stored baseline that it was compared with
     evidence: tuple[str, ...] = ()  # in words: what a change rests on, and what ranks say of it; () where there is none
     accept: str = ""  # the command that makes its figures the baseline; "" where there is nothing to accept
     notes: tuple[str, ...] = ()  # what the user should know: "marker world_size=2 over --ddp-world-size"

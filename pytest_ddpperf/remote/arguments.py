@@ -54,7 +54,7 @@ def of_other_tests(
     arguments: Sequence[str], tests: Collection[str], less: Collection[str] = (), perhaps: Collection[str] = ()
 ) -> list[str]:
     """The same without what names tests, and without the options `less`, which take a value each, and `perhaps`, of
-    which nobody knows."""
+    which is unknown."""
     return _kept(arguments, tests, {*_WITH_VALUE, *less}, {*_WITH_OPTIONAL_VALUE, *perhaps}, named=False)
 
 
@@ -120,7 +120,7 @@ class Invocation:
     folder: Path  # where it was called
     rootdir: Path
     caches: bool  # whether pytest's cache is on
-    kept: tuple[str, ...]  # files and folders that come from the tree at hand on both sides, absolute, links resolved
+    kept: tuple[str, ...]  # files and folders that come from the current tree on both sides, absolute, links resolved
     own_tests: bool = False  # whether the other version runs its own tests and conftests, in its own tree
     # As they were before conftests and tests, which may have changed them by now; None: as they are.
     environ: Mapping[str, str] | None = None

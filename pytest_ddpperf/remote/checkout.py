@@ -75,7 +75,7 @@ def _host() -> str:
 
 
 def alive(folder: Path) -> bool:
-    """Whether the run that made a folder lives, as far as can be told."""
+    """Whether the run that made a folder seems to be alive."""
     try:
         descriptor = os.open(folder / _ALIVE, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -109,7 +109,7 @@ class Worktree(Folder):
     """A folder with a worktree of one commit. Worktrees of runs that were killed go first."""
 
     def __init__(self, top: Path, commit: str, *, offline: bool = False, timeout: float | None = None) -> None:
-        """`offline`: nothing is brought from elsewhere. `timeout`: seconds that git has. Raises GitError or OSError,
+        """`offline`: nothing is fetched. `timeout`: seconds that git has. Raises GitError or OSError,
         with nothing left."""
         super().__init__()
         self._top = top
@@ -217,7 +217,7 @@ class Checkout:
         return {**{n: v for n, v in outside.items() if n not in self.version.environ}, **self.assignments}
 
     def check_out(self, environ: Mapping[str, str] | None = None, until: float = math.inf) -> Trees:
-        """The version's tree beside the one at hand, set up under the variables `environ`, this process's if nothing is
+        """Check the version out next to the current tree and set it up under the variables `environ`, this process's if nothing is
         said, until then by the monotonic clock; raises AgainstError."""
         try:
             self._folder = folder = self._add(until) if self._another else Folder()

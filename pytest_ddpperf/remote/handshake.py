@@ -71,13 +71,13 @@ def parsed(line: bytes) -> dict[str, Any]:
 
 
 _PROOF_SECONDS = 10.0  # for one that has come to prove itself
-_MOST_STRANGERS = 64  # at once, beside the nodes
+_MOST_UNTRUSTED = 64  # at once, in addition to the nodes
 _TICK_SECONDS = 0.5
 
 
 def _room(nodes: int) -> int:
     """For how many at once: all nodes may come in the same moment."""
-    return max(_MOST_STRANGERS, nodes) + _MOST_STRANGERS
+    return max(_MOST_UNTRUSTED, nodes) + _MOST_UNTRUSTED
 
 
 def listening(address: str, nodes: int) -> socket.socket:
@@ -117,7 +117,7 @@ def admit(
     door: socket.socket, key: bytes, nodes: Collection[int], until: float, dropped: Callable[[str], None]
 ) -> dict[int, Lines]:
     """The connections of `nodes`, once all have proved that they know the `key`; by `until`, those that have. Whoever
-    else comes is `dropped`, and told of in a line."""
+    else connects is `dropped`, with a line that says why."""
     came: dict[int, Lines] = {}
     untrusted: dict[socket.socket, UntrustedConnection] = {}
     room = _room(len(nodes))

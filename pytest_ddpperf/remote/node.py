@@ -146,7 +146,7 @@ class Connection:
             self.lost()
         except BaseException:  # Ctrl-C: what that node says next is the time
             with suppress(BaseSideError):
-                self.end("was left while it told its time")
+                self.end("was left while it sent its time")
             raise
 
     def lost(self) -> NoReturn:
@@ -223,7 +223,7 @@ _SILENCE_SECONDS = 10.0
 _NAMED = 5  # files
 _MACHINE = ("device_type", "device_count")  # facts that have to be the same on all nodes
 
-CURRENT, BASE = "hand", "base"  # the code at hand, and the version that is measured beside it
+CURRENT, BASE = "hand", "base"  # the current code, and the version that it is compared with
 
 
 class Node:
@@ -261,7 +261,7 @@ class Node:
         self.connection.send({"op": "start", "arguments": list(arguments), "kept": list(kept)})
 
     def start_base(self, kept: Sequence[str], commit: str) -> Member:
-        """Let the pytest of the version that is measured beside it collect, of this `commit` if that is another one's;
+        """Let the pytest of the other version collect, of this `commit` if that is another one's;
         raises BaseSideError."""
         self.connection.send({"op": "start-base", "kept": list(kept), "commit": commit})
         return self._member(BASE)

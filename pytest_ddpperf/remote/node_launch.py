@@ -83,7 +83,7 @@ def in_words(asked: Message) -> str:
     return f"{asked.get('what')} ({asked['label']})" if asked.get("label") else str(asked.get("what"))
 
 
-# For a node to end its processes, and to say where they were, after it was told to: longer than `launch.run` gives the
+# For a node to end its processes, and to say where they were, after the leader asked for it: longer than `launch.run` gives the
 # rank server there.
 _END_SECONDS = 45.0
 _TICK_SECONDS = 0.1
@@ -194,7 +194,7 @@ class Parts:
 
     def _tell_times(self) -> None:
         """The offsets after the window, where all is well. A node that cannot be asked any more is an error though it
-        has delivered: nobody knows how its clock went."""
+        has delivered: its clock is unknown."""
         for part in self._parts if not self.errors else ():
             if part.after is None:
                 try:
@@ -256,7 +256,7 @@ _FOR_EVER = 1e6  # seconds: while others have the node, as on one's own
 
 
 class Side:
-    """Of the members that take part beside what this process starts by itself, if anything."""
+    """The members that take part in addition to what this process starts itself, if anything."""
 
     def __init__(
         self,
@@ -294,7 +294,7 @@ class Side:
         return reported
 
     def tell(self, message: Message, nodes: int) -> None:
-        """Raises BaseSideError, once all have been told that are there."""
+        """Send a message to all; raises BaseSideError, once it was sent to all that are there."""
         gone = None
         for member in self.taking_part(nodes):
             try:
@@ -401,7 +401,7 @@ def _boot(order: str) -> str:
 
 @contextmanager
 def _named(member: Member) -> Iterator[None]:
-    """What goes wrong there is told with its name."""
+    """Put the member's name into errors."""
     try:
         yield
     except BaseSideError as error:

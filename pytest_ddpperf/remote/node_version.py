@@ -42,7 +42,7 @@ def refuse_lacking(top: Path, ref: str, commit: str) -> None:
 
 
 class BaseOfNodes(BaseSide):
-    """As the pytest sees it that leads. A launch of several nodes is led from here, and all of its parts are those of
+    """The other version in the view of the leader. It leads launches over several nodes, and all of their parts are those of
     that version's pytests: this node's, too."""
 
     def __init__(
@@ -69,7 +69,7 @@ class BaseOfNodes(BaseSide):
         self._side = self._fleet.side([first, *self._others])
         super().collect(here)
         if self.tests.sources is None:
-            return  # which every test will be told: it lacks the code, and does so on all nodes
+            return  # which every test will report: it lacks the code, on all nodes
         for member in self._others:
             try:
                 member.tests.hello(START_SECONDS)
@@ -85,7 +85,9 @@ class BaseOfNodes(BaseSide):
         if plan.nodes == 1:
             return super().begin(nodeid, label, plan)
         if plan.rpc:
-            raise BaseSideError("an RPC launch over several nodes is not measured beside another version's")
+            raise BaseSideError(
+                "an RPC launch over several nodes cannot be compared with another version: use stored baselines"
+            )
         try:
             return self._begin_on_all(nodeid, label, plan.nodes)
         except BaseSideError:
@@ -101,10 +103,10 @@ class BaseOfNodes(BaseSide):
         return Ready(plan=self._plan, batch_size=reported["batch_size"], facts=reported["facts"])
 
     def _carry_along(self, reported: Message, nodes: int) -> None:
-        """What the test asks for there beside what is compared; raises BaseSideError."""
+        """Run what the test asks for there and what is not compared; raises BaseSideError."""
         plan = codec.decode(Plan, reported["plan"])
         if plan.rpc or plan.nodes != nodes:
-            raise BaseSideError(f"there the test asks for {in_words(reported)} first, which is not led there")
+            raise BaseSideError(f"there the test asks for {in_words(reported)} first, which is not supported there")
         came: Message
         try:
             if "launches" in reported:
@@ -144,7 +146,7 @@ class BaseOfNodes(BaseSide):
             super().done()
             return
         came = [codec.encode(taken) for taken in self._measured]
-        with suppress(BaseSideError):  # the next test will be told
+        with suppress(BaseSideError):  # the next test will report it
             self._side.tell({"op": "done", "samples": came}, self._plan.nodes)
 
     def leave(self) -> None:

@@ -23,8 +23,8 @@ from pytest_ddpperf.remote.runner import START_SECONDS
 from pytest_ddpperf.wire.channels import Message
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_TOLD = 10  # lines of strangers
-_LAST_SECONDS = 30.0  # for nodes that have not come when all is over: they shall be told so
+_MOST_LINES = 10  # about untrusted connections
+_LAST_SECONDS = 30.0  # for nodes that have not come when all is over, so that they end, too
 
 
 def host_order() -> str:
@@ -46,7 +46,7 @@ class OtherNodes:
         """Opens the door, and lets torchrun's store say where it is; `versions` as `about_itself` has them."""
         self.role, self._versions, self._timeout = role, versions, timeout_seconds
         self.nodes: list[Node] = []
-        self._dropped: Counter[str] = Counter()  # connections of strangers, in words
+        self._dropped: Counter[str] = Counter()  # untrusted connections, in words
         self._closing = ExitStack()
         given = os.environ.get(handshake.VARIABLE)
         reported = handshake.nonce() if not given else ""
@@ -85,7 +85,7 @@ class OtherNodes:
     @property
     def reported(self) -> list[str]:
         """What is to be said of it, a line for whatever happened many times: who it is of may go on for ever."""
-        most = self._dropped.most_common(_TOLD)
+        most = self._dropped.most_common(_MOST_LINES)
         more = len(self._dropped) - len(most)
         lines = [f"{reported} ({times} times)" if times > 1 else reported for reported, times in most]
         return [*lines, f"... and connections that were dropped in {more} other ways"] if more else lines
@@ -96,7 +96,7 @@ class OtherNodes:
 
     @cached_property
     def current(self) -> Side:
-        """The other nodes' pytests of the code at hand, once all have come."""
+        """The other nodes' pytests of the current code, once all have come."""
         return self.side([node.current for node in self.nodes])
 
     def side(self, members: Sequence[Member]) -> Side:
@@ -149,7 +149,7 @@ class OtherNodes:
     @contextmanager
     def together(self, nodeid: str, asked: Message, nodes: int) -> Iterator[Callable[[Message], None]]:
         """The test is, on so many nodes, at what it asks for here, while the context lasts; raises BaseSideError if
-        they do not ask for the same. What is yielded is told what came of it, or else an error did: nodes are told so,
+        they do not ask for the same. What is yielded is called with what came of it; if an error did, the nodes get it,
         and go on to the end of the test, for what is torn down there may need what it did."""
         self._asked = self._asked + 1 if self._begun == nodeid else 1
         self._begun = nodeid
@@ -160,7 +160,7 @@ class OtherNodes:
             raise
 
         def tell(came: Message) -> None:
-            with suppress(BaseSideError):  # the next test will be told
+            with suppress(BaseSideError):  # the next test will report it
                 self.current.tell({"op": "done", **came}, nodes)
 
         try:

@@ -22,7 +22,7 @@ from pytest_ddpperf.wire.channels import Lines, Message, Phase, readable
 
 
 class Line(ABC):
-    """A connection to a pytest that is led. Who carries it says how it ends, and what is known then."""
+    """A connection to a remote pytest. The subclass says how it ends, and what is known then."""
 
     def __init__(self, name: str, lines: Lines) -> None:
         """`name` is for messages."""
@@ -92,13 +92,13 @@ class Line(ABC):
         """Nothing was said for so many seconds: raises BaseSideError."""
 
 
-# For a process that closed its connection to end, and for one that was told to leave to tear its fixtures down.
+# For a process that closed its connection to end, and for one that was asked to end to tear its fixtures down.
 _END_SECONDS = 30.0
 _SHOWN = 4000  # characters of what it wrote
 
 
 class RemotePytest(Line):
-    """A process that is led from here, and ends with `close`."""
+    """A remote pytest in a process of this machine, which ends with `close`."""
 
     def __init__(self, name: str, python: str, environ: Mapping[str, str], folder: Path) -> None:
         """`name` is for messages. What is sent first has its sys.path: see `wire.boot`. Raises OSError."""

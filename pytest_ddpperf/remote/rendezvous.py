@@ -39,7 +39,7 @@ class Role:
 
     @property
     def follows(self) -> bool:
-        """Whether it launches the ranks of its node when it is told to."""
+        """Whether it launches the ranks of its node for the leader."""
         return self.node > 0 and self.local_rank == 0
 
 
@@ -120,7 +120,7 @@ def _ipv4() -> list[tuple[str, ipaddress.IPv4Address]]:
 
 
 def link_of(name: str) -> str:
-    """What kind of link an interface is, and its rate, as far as the system tells: "ethernet 25000 Mb/s"."""
+    """What kind of link an interface is, and its rate, if the system says so: "ethernet 25000 Mb/s"."""
     folder = _CLASS / name
     kind = {"1": "ethernet", "32": "infiniband", "772": "loopback"}.get(_read(folder / "type"), "")
     rate = _read(folder / "speed")
@@ -213,7 +213,7 @@ class Notice:
             self._said = True
 
     def close(self) -> None:
-        """Nobody needs to be told any more."""
+        """End it: no node waits any more."""
         if self._asking is not None:
             self._asking.close()
             self._asking = None

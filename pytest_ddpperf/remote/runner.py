@@ -110,7 +110,7 @@ class Tests:
 
     def done(self) -> None:
         """The measurement is over."""
-        with suppress(BaseSideError):  # the next test will be told
+        with suppress(BaseSideError):  # the next test will report it
             self._line.send({"op": "done"})
 
     def leave(self) -> str:
@@ -125,12 +125,12 @@ class Tests:
         self._test = ""
         try:
             self._line.send({"op": "leave"})
-        except BaseSideError:  # the next test will be told
+        except BaseSideError:  # the next test will report it
             return False
         return True
 
     def await_end(self) -> str:
-        """As `leave`, after `let_go`; what went wrong with the whole process, if that did."""
+        """Wait until the test has ended (after `request_end`); return what went wrong with the whole process, if anything."""
         try:
             while (message := self._line.receive(Nobody(), self._patience))["event"] != "ended":
                 pass
@@ -140,7 +140,7 @@ class Tests:
 
     @contextmanager
     def last_words(self) -> Iterator[None]:
-        """What it wrote before it died is told to one test; to others that it did."""
+        """Show what it wrote before it died to one test, and to others that it did."""
         try:
             yield
         finally:

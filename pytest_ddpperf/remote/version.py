@@ -31,7 +31,7 @@ from pytest_ddpperf.wire.channels import Message
 def nothing_differs(
     current: Sources, base: Sources, environ: Mapping[str, str], option: Sequence[str], changed: Collection[str]
 ) -> bool:
-    """Whether both sides run the same, as far as can be told before anything ran: `environ` and `option` are what
+    """Whether both sides seem to run the same, before anything ran: `environ` and `option` are what
     was asked to be otherwise, `changed` are files that differ between the trees. Those may yet be imported in a rank,
     or compiled or read there, unless they are mere text for people."""
     if (current.python, current.prefix) != (base.python, base.prefix) or option:
@@ -86,7 +86,7 @@ _SILENCE_SECONDS = 10.0
 _CACHE = ".pytest_cache"  # of that side's pytest
 # How pytest says that a conftest at the root of what is collected cannot be imported.
 _CONFTEST = "while loading conftest"
-# So begins what is told before anything is measured, and `ddpperf history confirm` reads.
+# The beginning of the error that is raised before anything is measured.
 NOTHING_DIFFERS = "nothing differs between"
 
 
@@ -174,7 +174,7 @@ class BaseSide:
 
     @property
     def environ(self) -> dict[str, str]:
-        """Those of its ranks, as far as conftests there set what they set here."""
+        """The variables of its ranks, if conftests there set the same as here."""
         return self._checkout.environ(os.environ)
 
     def _process(self) -> RemotePytest:
@@ -203,7 +203,7 @@ class BaseSide:
             message = self.tests.collect(self._to_start)
         except BaseSideError as error:
             if _CONFTEST in str(error):
-                return  # which every test will be told: it lacks the code
+                return  # which every test will report: it lacks the code
             raise AgainstError(self.option, str(error)) from None
         there = codec.decode(Sources, message["sources"])
         if self.version.ref == "self" or here is None:
@@ -219,13 +219,13 @@ class BaseSide:
         kept = [path.removeprefix(top) for path in self.trees.kept if path.startswith(top) and os.path.isdir(path)]
         tests = f"; tests are the same on both sides, with all in {', '.join(kept)}" if kept else ""
         return (
-            f"{NOTHING_DIFFERS} {self.version} and the code at hand: the same interpreter, the same environment, "
+            f"{NOTHING_DIFFERS} {self.version} and the current code: the same interpreter, the same environment, "
             f"and the same in all files that Python imports, {len(files)} of them so far{named}{tests}",
             "--ddp-against self measures how far the same code differs from itself",
         )
 
     def changed(self) -> list[str]:
-        """Files other than tests of the tree at hand that differ from it; raises AgainstError."""
+        """Return files other than tests that differ between the current tree and it; raises AgainstError."""
         return self._checkout.changed()
 
     def why_missing(self, nodeid: str) -> str:
@@ -268,7 +268,7 @@ class BaseSide:
         return Ready(plan=plan, batch_size=message["batch_size"], facts=message["facts"])
 
     def measure(self, observer: Observer, steps: int | None) -> LaunchSamples:
-        """One launch of the measurement that `begin` led to, with a window of so many `steps`; None leaves that to the
+        """Take one launch of the measurement that `begin` reached, with a window of so many `steps`; None leaves that to the
         launch. Raises BaseSideError."""
         return codec.decode(LaunchSamples, self.tests.ask(observer, {"op": "launch", "steps": steps})["samples"])
 

@@ -64,4 +64,4 @@ def bar(done: int, of: int, seconds: float) -> str:
 def waiting(resource: str, holder: int | None, seconds: float) -> str:
     """While other processes time their steps on the same core or device; `holder` is the pid of the one that does."""
     by = f"pid {holder}" if holder is not None else "another process"
-    return f"waiting for {resource or 'the host'}, held by {by}, {seconds:.0f} s"
+    return f"waiting for {resource or 'the host'}, in use by {by}, {seconds:.0f} s"

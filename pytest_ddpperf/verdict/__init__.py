@@ -1,6 +1,6 @@
 """The decision: is the current measurement worse than the baseline, and does that fail the test?
 
-The only place that decides. Knows records and statistics; nothing of files, pytest or how it is told. The choices
+The only place that decides. Knows records and statistics; nothing of files, pytest or reports. The choices
 made here, with the figures they rest on, are in docs/statistics.md.
 """
 

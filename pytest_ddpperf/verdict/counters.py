@@ -15,7 +15,7 @@ def with_counters(
     """A verdict on times, with that on counters: those that are limited, against the baseline's last session.
 
     Counts have no noise: more than the limit allows is REGRESSED, as much less is IMPROVED. A counter that is unknown
-    on one side is told; where the limit is the user's it is INCOMPARABLE, unless something else is REGRESSED.
+    on one side is reported; if the limit is the user's it is INCOMPARABLE, unless something else is REGRESSED.
     """
     if not (verdict.status.compared or verdict.reason == "no-supported-limit"):
         return verdict

@@ -199,7 +199,7 @@ class Difference:
         return replace(self, **known)
 
     def launches_for(self, resolution: float, level: float) -> int | None:
-        """About how many launches now would resolve so much beside this base; None where no number of them would."""
+        """Return about how many current launches would detect so small a change; None if no number of them would."""
         if self.error == 0:
             return self.launches
         now, base, drift = self._parts
@@ -278,10 +278,10 @@ def pooled(parts: Sequence[Part]) -> Part:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What a p-value is worth beside others."""
+    """Whether a p-value is evidence among several."""
 
     enough: bool
-    level: float  # that it was held against
+    level: float  # that it was compared with
 
 
 def holm(p_values: Sequence[float], level: float) -> tuple[Evidence, ...]:

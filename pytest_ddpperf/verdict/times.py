@@ -69,7 +69,7 @@ def judge_times(
     Each limit is decided on the logarithms of per-launch quantiles. REGRESSED needs the estimate beyond the limit
     and evidence that there is a change at all, at `level` over all limits (Holm). Beyond the limit without evidence
     is INCONCLUSIVE. IMPROVED is REGRESSED mirrored. The error of the estimate contains the spread between launches
-    and the drift between sessions: estimated from the baseline's sessions, and `assumed` as far as they are too few
+    and the drift between sessions: estimated from the baseline's sessions, and `assumed` if they are too few
     to tell. To a host that the baseline does not know, all sessions of a host count as one. If launches were
     `interleaved`, launch k of one side is compared with launch k of the other: there is no drift, and what else differs
     between the environments may be just what is compared. `stretches` are the lengths in which the windows of a pair
@@ -391,7 +391,7 @@ def alike(sides: Sequence[Measurement], *, first_node: bool) -> list[Measurement
     return [replace(side, samples=samples) for side, samples in zip(sides, cut, strict=True)]
 
 
-# Of a step at p50, by how much the clocks of several nodes may be apart for the steps of all nodes to be told.
+# Of a step at p50, by how much the clocks of several nodes may be apart for the steps of all nodes to be compared.
 CLOCKS_SHARE = 0.01
 
 
@@ -407,12 +407,12 @@ def on_one_clock(sides: Iterable[Samples]) -> bool:
 
 def of_one_length(sides: Sequence[Samples]) -> list[Samples]:
     """With as many steps a launch as the side with the fewest has, the first ones: a percentile of few steps lies
-    elsewhere than one of many."""
+    somewhere else than one of many."""
     steps = min(side.steps for side in sides)
     return [side if side.steps == steps else side.first(steps) for side in sides]
 
 
-# Of which a report tells the percentiles of each launch: those that are limited, and enough to draw a distribution.
+# The percentiles of each launch that a report has: those that are limited, and enough to draw a distribution.
 _PERCENTILES = range(5, 100, 5)
 
 

@@ -1,4 +1,4 @@
-"""Which of two trees of one repository a module comes from: tests from the one at hand, all else from another version.
+"""Which of two trees of one repository a module comes from: tests from the current one, all else from another version.
 
 Works by files, whatever finds them, and by what links lead to: sys.path, an editable install's own finder, the entries
 that pytest adds for test modules, a link to a package from anywhere. Standard library only: pytest's process, the rank
@@ -36,7 +36,7 @@ class Trees:
 
     current: str  # the top of the working tree
     base: str  # the top of the version that this side measures
-    kept: tuple[str, ...]  # files, and folders with all in them, that come from the tree at hand for both sides
+    kept: tuple[str, ...]  # files, and folders with all in them, that come from the current tree for both sides
 
     def within(self, path: str) -> str | None:
         """A path of either tree as a relative one; None for what is in neither, or belongs to an interpreter."""
@@ -52,12 +52,12 @@ class Trees:
         return path[len(root) + 1 :]
 
     def keeps(self, within: str) -> bool:
-        """Whether it comes from the tree at hand for both sides: a test."""
+        """Whether it comes from the current tree for both sides: a test."""
         path = os.path.join(self.current, within)
         return any(path == keep or _below(path, keep) for keep in self.kept)
 
     def home(self, path: str) -> str:
-        """Where a file of either tree is to come from; one that is elsewhere stays there."""
+        """Return where a file of either tree is to come from; a file outside both stays there."""
         within = self.within(path)
         if within is None:
             return path
@@ -90,11 +90,11 @@ class Trees:
         return tuple(os.path.join(root, within).rstrip(os.sep) for root in (self.base, self.current))
 
     def imported(self) -> list[str]:
-        """The files that this process's modules came from, as far as they are this side's own, sorted."""
+        """Return the files of this side that this process's modules came from, sorted."""
         return sorted({within for path, within in self._paused() if path == os.path.join(self.base, within)})
 
     def others(self) -> list[str]:
-        """The top-level modules of all that this process imported from elsewhere, sorted; Python's own and ours
+        """Return the top-level modules of all that this process imported from outside both trees, sorted; Python's own and ours
         apart."""
         found = {name.partition(".")[0] for name, path in _loaded() if self.within(path) is None}
         return sorted(found - sys.stdlib_module_names - {__name__.partition(".")[0]})
@@ -220,7 +220,7 @@ class _Finder:
         return home
 
     def _at_home(self, spec: ModuleSpec) -> ModuleSpec | None:
-        """What was found in the tree that it is to come from, or elsewhere; None where that tree lacks it."""
+        """Return what was found in the tree that it is to come from, or outside both; None if that tree lacks it."""
         origin = str(spec.origin)
         home = self._trees.followed(origin) if spec.has_location else origin
         if home == origin:

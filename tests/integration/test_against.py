@@ -319,7 +319,7 @@ def test_the_same_code_on_both_sides_is_a_mistake_unless_it_was_asked_for(
         assert result.ret == pytest.ExitCode.USAGE_ERROR
         result.stderr.fnmatch_lines(
             [
-                f"ERROR: --ddp-against: nothing differs between HEAD ({repository.first[:12]}) and the code at hand: "
+                f"ERROR: --ddp-against: nothing differs between HEAD ({repository.first[:12]}) and the current code: "
                 "* 1 of them so far (python code/src/speed/__init__.py); tests are the same on both sides, with all in "
                 "python code/tests",
                 "--ddp-against self measures how far the same code differs from itself",

@@ -142,7 +142,7 @@ def test_a_limit_that_there_are_too_few_steps_for_is_told(tmp_path: Path, capsys
     assert diff(tmp_path, [outcome(0.1)], [outcome(0.1)], "--threshold", "p99:5%,p50:5%") == 0
     reported = capsys.readouterr().out
     assert (
-        "tests/test_a.py::test_step: nothing is held against p99:5%: needs at least 299 timed steps in all" in reported
+        "tests/test_a.py::test_step: no limit is applied to p99:5%: needs at least 299 timed steps in all" in reported
     )
     assert diff(tmp_path, [outcome(0.1)], [outcome(0.1)], "--threshold", "p99:5%") == 5
     assert "NOT GATED: no limit has support" in capsys.readouterr().out

@@ -298,7 +298,7 @@ def test_who_proves_nothing_is_dropped_and_does_no_harm(
 
 def test_strangers_that_say_nothing_keep_nobody_out(at_the_door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(door, "_PROOF_SECONDS", 3.0)
-    monkeypatch.setattr(door, "_MOST_STRANGERS", 2)
+    monkeypatch.setattr(door, "_MOST_UNTRUSTED", 2)
     at_the_door.admit([1])
     for _ in range(6):
         at_the_door.untrusted()
@@ -776,7 +776,7 @@ def test_torchruns_store_listens_on_one_interface() -> None:
         port = free.getsockname()[1]
     start = {"address": "localhost", "port": port, "key": "where", "seconds": SOON_SECONDS}
     paused = rendezvous._asked({**start, "hosts": True, "tell": {"address": "127.0.0.1"}})
-    assert paused[1] == {"event": "told"}
+    assert paused[1] == {"event": "set"}
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.2", port), SOON_SECONDS)
     found = rendezvous._asked({**start, "address": "127.0.0.1", "hosts": False, "tell": None})
@@ -893,7 +893,7 @@ def test_who_is_interrupted_as_a_node_tells_its_time_hears_no_more_of_it(
     follows._lines.send({"event": "clock"})
     with pytest.raises(KeyboardInterrupt):
         follows.node.connection.offset()
-    with pytest.raises(BaseSideError, match=r"node 1 \(b\) was left while it told its time"):
+    with pytest.raises(BaseSideError, match=r"node 1 \(b\) was left while it sent its time"):
         follows.node.current.line.send({"op": "leave"})
 
 

@@ -622,8 +622,8 @@ def test_a_launch_without_steps_calls_a_function() -> None:
 
 
 def test_waiting_names_what_is_waited_for() -> None:
-    assert progress.waiting("cpu0", 4321, 10.2) == "waiting for cpu0, held by pid 4321, 10 s"
-    assert progress.waiting("", None, 80.0) == "waiting for the host, held by another process, 80 s"
+    assert progress.waiting("cpu0", 4321, 10.2) == "waiting for cpu0, in use by pid 4321, 10 s"
+    assert progress.waiting("", None, 80.0) == "waiting for the host, in use by another process, 80 s"
 
 
 def test_a_reason_of_a_newer_version_is_told_as_it_stands() -> None:

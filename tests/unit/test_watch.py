@@ -32,7 +32,7 @@ def test_next():
     pass
 """
 ARGUMENTS = ("-p", "no:randomly", "-p", "no:benchmark", "-p", "no:cacheprovider")
-REPORTED = ["waiting for cpu0, held by pid 4321, 10 s", "waiting for cpu0, held by pid 4321, 20 s"]
+REPORTED = ["waiting for cpu0, in use by pid 4321, 10 s", "waiting for cpu0, in use by pid 4321, 20 s"]
 
 
 @pytest.mark.parametrize(
@@ -61,8 +61,8 @@ def test_a_terminal_shows_a_wait_while_it_lasts(pytester: pytest.Pytester, monke
     monkeypatch.setenv("TERM", "xterm")
     status, output = on_terminal(*ARGUMENTS)
     assert status == 0
-    assert "\x1b7 waiting for cpu0, held by pid 4321, 25 s\x1b[K\x1b8" in output
-    assert "\x1b7 waiting for the host, held by another process, 1 s\x1b[K\x1b8" in output
+    assert "\x1b7 waiting for cpu0, in use by pid 4321, 25 s\x1b[K\x1b8" in output
+    assert "\x1b7 waiting for the host, in use by another process, 1 s\x1b[K\x1b8" in output
     assert REPORTED[0] not in output.splitlines()
 
 
