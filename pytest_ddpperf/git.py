@@ -73,8 +73,7 @@ def _git(
 
 
 def outside_of_hooks(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """An environment, this process's if nothing is said, less the variables that git sets for a hook of the repository that it runs
-    for."""
+    """Return an environment, by default this process's, without the variables that git sets for a hook."""
     outside = os.environ if environ is None else environ
     return {name: value for name, value in outside.items() if name not in _OF_A_HOOK}
 

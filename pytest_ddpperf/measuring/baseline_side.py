@@ -219,9 +219,11 @@ class Interleaved:
         here: Here | None,
         why_apart: str = "",
     ) -> None:
-        """`begin(launch, launches)` is called before each launch of the other side and returns its observer. `here`: to take
-        turns in stretches, both sides' launches alive; None: one launch after the other, for the reason `why_apart` if
-        stretches were asked for."""
+        """`begin(launch, launches)` is called before each launch of the other side and returns its observer.
+
+        `here` interleaves stretches of both sides' launches; with None one launch follows the other, for the reason
+        `why_apart` if stretches were asked for.
+        """
         self._base, self._nodeid, self._test, self._begin, self._plan = base, nodeid, test, begin, plan
         self._here, self._why_apart = here, why_apart
         self._seed = random.SystemRandom().randrange(2**32)

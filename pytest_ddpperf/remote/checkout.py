@@ -217,8 +217,10 @@ class Checkout:
         return {**{n: v for n, v in outside.items() if n not in self.version.environ}, **self.assignments}
 
     def check_out(self, environ: Mapping[str, str] | None = None, until: float = math.inf) -> Trees:
-        """Check the version out next to the current tree and set it up under the variables `environ`, this process's if nothing is
-        said, until then by the monotonic clock; raises AgainstError."""
+        """Check the version out next to the current tree and set it up; raises AgainstError.
+
+        `environ` are the variables of the set-up, by default this process's; `until` is its end by the monotonic clock.
+        """
         try:
             self._folder = folder = self._add(until) if self._another else Folder()
         except (GitError, OSError) as error:

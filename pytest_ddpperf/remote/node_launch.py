@@ -83,8 +83,8 @@ def in_words(asked: Message) -> str:
     return f"{asked.get('what')} ({asked['label']})" if asked.get("label") else str(asked.get("what"))
 
 
-# For a node to end its processes, and to say where they were, after the leader asked for it: longer than `launch.run` gives the
-# rank server there.
+# For a node to end its processes and to send their stacks after the leader asked for it: longer than `launch.run`
+# gives the rank server there.
 _END_SECONDS = 45.0
 _TICK_SECONDS = 0.1
 

@@ -42,8 +42,10 @@ def refuse_lacking(top: Path, ref: str, commit: str) -> None:
 
 
 class BaseOfNodes(BaseSide):
-    """The other version in the view of the leader. It leads launches over several nodes, and all of their parts are those of
-    that version's pytests: this node's, too."""
+    """The other version in the view of the leader, which leads launches over several nodes.
+
+    All shares of such a launch are started by that version's pytests, this node's too.
+    """
 
     def __init__(
         self, settings: Settings, invocation: Invocation, other_nodes: OtherNodes, launcher: Callable[[], Launcher]

@@ -130,7 +130,7 @@ class Tests:
         return True
 
     def await_end(self) -> str:
-        """Wait until the test has ended (after `request_end`); return what went wrong with the whole process, if anything."""
+        """Wait until the test has ended (after `request_end`); return what went wrong with the process, if anything."""
         try:
             while (message := self._line.receive(Nobody(), self._patience))["event"] != "ended":
                 pass

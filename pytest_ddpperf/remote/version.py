@@ -268,8 +268,10 @@ class BaseSide:
         return Ready(plan=plan, batch_size=message["batch_size"], facts=message["facts"])
 
     def measure(self, observer: Observer, steps: int | None) -> LaunchSamples:
-        """Take one launch of the measurement that `begin` reached, with a window of so many `steps`; None leaves that to the
-        launch. Raises BaseSideError."""
+        """Take one launch of the measurement that `begin` reached; raises BaseSideError.
+
+        `steps` is the length of the window; None leaves that to the launch.
+        """
         return codec.decode(LaunchSamples, self.tests.ask(observer, {"op": "launch", "steps": steps})["samples"])
 
     @contextmanager

@@ -94,8 +94,10 @@ class Trees:
         return sorted({within for path, within in self._paused() if path == os.path.join(self.base, within)})
 
     def others(self) -> list[str]:
-        """Return the top-level modules of all that this process imported from outside both trees, sorted; Python's own and ours
-        apart."""
+        """Return the top-level modules that this process imported from outside both trees, sorted.
+
+        Python's own and this plugin's are left out.
+        """
         found = {name.partition(".")[0] for name, path in _loaded() if self.within(path) is None}
         return sorted(found - sys.stdlib_module_names - {__name__.partition(".")[0]})
 
