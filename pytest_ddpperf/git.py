@@ -183,7 +183,19 @@ def tree_of(top: Path, without: Path, commit: str = "") -> str:
         left_out = ["*.pyc"]
         if (real := Path(os.path.realpath(without))).is_relative_to(top) and real != top:
             left_out.append(real.relative_to(top).as_posix())
-        git(top, "rm", "--cached", "-r", "--quiet", "--ignore-unmatch", "--", *left_out, index=index, objects=objects)
+        git(
+            top,
+            "rm",
+            "--cached",
+            "--force",
+            "-r",
+            "--quiet",
+            "--ignore-unmatch",
+            "--",
+            *left_out,
+            index=index,
+            objects=objects,
+        )
         return git(top, "write-tree", "--missing-ok", index=index, objects=objects).strip()
 
 

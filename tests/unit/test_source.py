@@ -71,9 +71,11 @@ def test_the_tree_is_of_all_files_but_baselines_ignored_ones_and_caches(project:
 
 
 def test_it_is_the_recorded_commit(project: Project) -> None:
+    project.write("baselines/a.json", "of another day")
     session = project.session(first := project.commit())
     project.write("net.py", "second\n")
     project.commit()
+    project.write("baselines/a.json", "and changed since")
     assert project.source(session) == Source(commit=first)
 
 
