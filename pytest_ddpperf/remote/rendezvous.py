@@ -148,7 +148,7 @@ class _Asking:
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                boot.command(sys.executable, "pytest_ddpperf.rank.store", theirs.fileno()),
+                boot.command(sys.executable, "pytest_ddpperf.rank.group", theirs.fileno()),
                 env=inherited(os.environ),
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
