@@ -41,7 +41,7 @@ from _traces import Launch, Pairs, Workload, measurement, read, read_pairs
 from pytest_ddpperf.measuring.judging import follow, schedule
 from pytest_ddpperf.records import Verdict
 from pytest_ddpperf.records.asked import Limit
-from pytest_ddpperf.verdict import ASSUMED_DRIFT, TEST_LEVEL, judge, suspected
+from pytest_ddpperf.verdict import ASSUMED_DRIFT, TEST_LEVEL, is_suspected, judge
 from pytest_ddpperf.verdict import times as observations
 from pytest_ddpperf.verdict.stats import Drift
 
@@ -242,7 +242,7 @@ def ddpperf(
 
 def suspicion(trial: Trial, limit: float, scope: str, *, share: float) -> str:
     """Whether the plugin would measure the baseline's own code beside the code at hand."""
-    return "REGRESSED" if suspected(judged(trial, limit, scope, METRICS, ASSUMED_DRIFT), share) else "PASS"
+    return "REGRESSED" if is_suspected(judged(trial, limit, scope, METRICS, ASSUMED_DRIFT), share) else "PASS"
 
 
 def judged(trial: Trial, limit: float, scope: str, metrics: Sequence[str], drift: Drift) -> Verdict:

@@ -23,7 +23,7 @@ from _common import table
 from _traces import Launch, measurement
 from live import MODES, limits
 
-from pytest_ddpperf.measuring.judging import follow, glance, schedule
+from pytest_ddpperf.measuring.judging import early_stop, follow, schedule
 from pytest_ddpperf.records import Verdict
 from pytest_ddpperf.verdict import TEST_LEVEL, judge
 
@@ -81,7 +81,7 @@ def ended(row: Row, *, glances: bool) -> tuple[str, int]:
 
     for number, look in enumerate(looks, 1):
         for pairs in range(looks[number - 2] + 1, look) if glances and number > 1 else ():
-            said, ends = glance(pairs, verdict)
+            said, ends = early_stop(pairs, verdict)
             if ends:
                 return str(said), pairs
         said, ends = follow(looks[:number], verdict, final=number == len(looks))

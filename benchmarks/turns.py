@@ -40,7 +40,7 @@ from _models import MODELS, PLANTS, planted
 from neighbour import neighbour
 
 from pytest_ddpperf.launch import Launcher, Nobody
-from pytest_ddpperf.measuring.baseline_side import in_turns
+from pytest_ddpperf.measuring.baseline_side import interleave
 from pytest_ddpperf.options import plan
 from pytest_ddpperf.records import LaunchSamples
 from pytest_ddpperf.verdict.stats import by_stretches, quantile, t_quantile
@@ -121,7 +121,7 @@ class Pair:
                 asked = self._plan if steps is None else self._plan.exactly(steps)
                 paused[side] = alive.enter_context(self._launchers[side].hold(asked, self._setups[side], Nobody()))
                 steps = paused[side].steps
-            in_turns((paused[0], paused[1]), self._source)
+            interleave((paused[0], paused[1]), self._source)
             return [paused[side].deliver() for side in (0, 1)]
 
     def _apart(self) -> list[LaunchSamples]:
