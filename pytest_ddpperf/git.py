@@ -210,6 +210,12 @@ def ignored_files(top: Path, files: Sequence[str]) -> list[str]:
     return os.fsdecode(said).split("\0")[:-1]
 
 
+def all_ignored(top: Path) -> list[str]:
+    """Return what is in the working tree and git ignores: files, and folders of nothing else; raises GitError."""
+    said = git(top, "ls-files", "--others", "--ignored", "--exclude-standard", "--directory", "-z")
+    return [entry.rstrip("/") for entry in said.split("\0")[:-1]]
+
+
 def last_change(top: Path, file: Path) -> str:
     """Return the last commit in this clone that changed a file; "" if there is none. Raises GitError."""
     return git(top, "log", "-1", "--no-show-signature", "--format=%H", "--", file, offline=True).strip()

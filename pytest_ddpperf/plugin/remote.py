@@ -35,8 +35,6 @@ from pytest_ddpperf.remote.version import BaseSide
 from pytest_ddpperf.wire import boot
 from pytest_ddpperf.wire.boot import die_with_parent
 
-PLUGIN = os.path.realpath(Path(__file__).parents[1])  # which both sides have from here
-
 
 def another_version(run: Run, items: Sequence[pytest.Item]) -> BaseSide:
     """Return the other version that was asked for, with the current tests; raises AgainstError."""
@@ -50,7 +48,7 @@ def another_version(run: Run, items: Sequence[pytest.Item]) -> BaseSide:
 
 def of_commit(run: Run, commit: str, seconds: float) -> BaseSide:
     """Start a commit's own tests, to be interleaved with today's, within so many seconds; raises DdpPerfError."""
-    side = BaseSide(replace(run.settings, against=commit), replace(_of_run(run, (PLUGIN,)), own_tests=True))
+    side = BaseSide(replace(run.settings, against=commit), replace(_of_run(run, ()), own_tests=True))
     try:
         side.start(seconds)
         side.collect(None)
@@ -79,6 +77,7 @@ def invocation(
         folder=config.invocation_params.dir,
         rootdir=config.rootpath,
         kept=kept,
+        ini=config.inipath,
         environ=environ,
         sys_path=sys_path,
     )
@@ -92,13 +91,14 @@ def _of_run(run: Run, kept: tuple[str, ...]) -> Invocation:
 
 
 def _kept(run: Run, items: Sequence[pytest.Item]) -> tuple[str, ...]:
-    """What comes from the working tree on both sides: tests, conftests, and the folders of tests they are in."""
+    """Return what both sides have from the working tree: tests, conftests, folders of tests, and the ini file."""
     tests = {os.path.realpath(item.path) for item in items if isinstance(item, pytest.Function)}
     own = {os.path.realpath(str(module.__file__)) for module in conftests(run.config)}
     root = Path(os.path.realpath(run.config.rootpath))
     folders = {path for path in map(os.path.dirname, tests | own) if _of_tests(Path(path))}
     folders -= {str(root), *map(str, root.parents)}
-    return (*sorted(tests | own | folders), PLUGIN)
+    ini = {os.path.realpath(run.config.inipath)} if run.config.inipath is not None else set()
+    return tuple(sorted(tests | own | folders | ini))
 
 
 def _of_tests(folder: Path) -> bool:
@@ -192,7 +192,7 @@ def _work_for_leader(config: pytest.Config, found: Role) -> int:
         asked = invocation(config, (), environ=environ, sys_path=snapshot.sys_path)
 
         def kept_here(kept: Sequence[str]) -> tuple[str, ...]:
-            return (*(os.path.join(here.current, path) for path in kept), PLUGIN)
+            return tuple(os.path.join(here.current, path) for path in kept)
 
         def start(further: Sequence[str], kept: Sequence[str]) -> RemotePytest:
             variables = {name: value for name, value in environ.items() if name != "PYTEST_ADDOPTS"}  # of the arguments
@@ -200,7 +200,7 @@ def _work_for_leader(config: pytest.Config, found: Role) -> int:
             remote_pytest.send(
                 {
                     "sys_path": boot.search_path(snapshot.sys_path),
-                    "trees": codec.encode(replace(here, kept=kept_here(kept) if kept else ())),
+                    "trees": codec.encode(replace(here, kept=kept_here(kept))),
                     "arguments": [*asked.arguments_in(here), *further, *_apart(config, settings, Path(folder))],
                     "argv": sys.argv,
                     "folder": folder,  # which the rank server there removes, if this process cannot

@@ -8,12 +8,9 @@ import signal
 import sys
 from collections.abc import Generator, Mapping
 from contextlib import suppress
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
-import _pytest.pathlib
 import pytest
-from _pytest.assertion.rewrite import AssertionRewritingHook
 
 from pytest_ddpperf.measuring.worker import LeaderConnection, NodeLeaderConnection
 from pytest_ddpperf.plugin import state
@@ -23,7 +20,7 @@ from pytest_ddpperf.records.errors import DdpPerfError
 from pytest_ddpperf.remote.checkout import Sources
 from pytest_ddpperf.wire.boot import die_with_parent
 from pytest_ddpperf.wire.channels import Message
-from pytest_ddpperf.wire.trees import Trees, install
+from pytest_ddpperf.wire.trees import install
 
 
 def main(descriptor: int, start: Message) -> NoReturn:
@@ -35,25 +32,8 @@ def main(descriptor: int, start: Message) -> NoReturn:
     die_with_parent(start["parent"], signal.SIGKILL)
     sys.argv[:] = start["argv"]
     if leader.trees.base != leader.trees.current:
-        _import_from(leader.trees)
+        install(leader.trees)
     sys.exit(pytest.main(start["arguments"], plugins=[WorkerPlugin(leader, own_tests=start.get("own_tests", False))]))
-
-
-def _import_from(trees: Trees) -> None:
-    """Let this process import from both trees, in pytest's own ways too."""
-    finder = install(trees)
-    # Its rewriting of asserts comes before all finders, and would look in sys.path by itself.
-    rewriting: Any = AssertionRewritingHook
-    rewriting._find_spec = finder.find_spec
-    # Its import mode "importlib" takes the packages around a test module from their files.
-    pathlib: Any = _pytest.pathlib
-    by_file = pathlib._import_module_using_spec
-
-    def import_module(name: str, path: Path, *rest: Any, **options: Any) -> Any:
-        __tracebackhide__ = True
-        return by_file(name, Path(finder.located(name, str(path))) if path.is_file() else path, *rest, **options)
-
-    pathlib._import_module_using_spec = import_module
 
 
 class WorkerPlugin:

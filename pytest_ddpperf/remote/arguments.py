@@ -120,26 +120,28 @@ class Invocation:
     folder: Path  # where it was called
     rootdir: Path
     caches: bool  # whether pytest's cache is on
-    kept: tuple[str, ...]  # files and folders that come from the current tree on both sides, absolute, links resolved
-    own_tests: bool = False  # whether the other version runs its own tests and conftests, in its own tree
+    kept: tuple[str, ...]  # as `Trees.kept`: tests, and the ini file
+    ini: Path | None = None  # which pytest read
+    own_tests: bool = False  # whether the other version runs its own tests and conftests
     # As they were before conftests and tests, which may have changed them by now; None: as they are.
     environ: Mapping[str, str] | None = None
     sys_path: Sequence[str] | None = None
 
     def arguments_in(self, trees: Trees) -> list[str]:
-        """Return the arguments of the other version's pytest; its own tests have the same paths in its own tree."""
+        """Return the arguments of the other version's pytest; the tests have the same paths in its tree."""
         arguments = remote_arguments(self.arguments, self.tests)
-        if not self.own_tests:
+        if trees.base == trees.current:
             return arguments
-        moved = [str(_there(trees, Path(word))) if os.path.isabs(word) else word for word in arguments]
-        return [*moved, f"--rootdir={_there(trees, self.rootdir)}"]
+        moved = [_there(trees, word) if os.path.isabs(word) else word for word in arguments]
+        ini = ["-c", _there(trees, self.ini)] if self.ini is not None and not self.own_tests else []
+        return [*moved, f"--rootdir={_there(trees, self.rootdir)}", *ini]
 
     def folder_in(self, trees: Trees) -> Path:
         """Return the folder where the other version's pytest is called."""
-        return _there(trees, self.folder) if self.own_tests else self.folder
+        return Path(_there(trees, self.folder))
 
 
-def _there(trees: Trees, folder: Path) -> Path:
-    """The same folder of the version's tree."""
-    within = trees.within(os.path.realpath(folder))
-    return Path(trees.base, within) if within is not None else folder
+def _there(trees: Trees, path: Path | str) -> str:
+    """Return the same path in the version's tree."""
+    within = trees.within(os.path.realpath(path))
+    return os.path.join(trees.base, within) if within is not None else str(path)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_ddpperf.git import (
+    all_ignored,
     changed_files,
     commit_named,
     commit_of,
@@ -168,15 +169,17 @@ def _forget(top: Path, tree: Path) -> None:
 
 
 _SHOWN = 4000  # characters of what another process wrote
+_CODE = (".py", ".pyc", ".so", ".pyd")
 
 
 class Checkout:
     """Which version is asked for and, from `check_out` to `remove`, a temporary folder of its side, with a worktree of
     it where it is another commit."""
 
-    def __init__(self, settings: Settings, rootdir: Path, kept: Sequence[str], *, offline: bool = False) -> None:
-        """`kept` as `Trees.kept`; `offline`: nothing is brought from other repositories. Raises AgainstError."""
-        self._settings, self._kept, self._offline = settings, tuple(kept), offline
+    def __init__(self, settings: Settings, rootdir: Path, kept: Sequence[str], *, own_tests: bool = False) -> None:
+        """`kept` as `Trees.kept`. With `own_tests` it is the commit as it was, and nothing is fetched for it. Raises
+        AgainstError."""
+        self._settings, self._kept, self._own_tests = settings, tuple(kept), own_tests
         self._folder: Folder | None = None
         ref = settings.against or ""
         self._another = ref not in ("", "self")
@@ -200,7 +203,7 @@ class Checkout:
 
     def _commit(self, ref: str) -> str:
         try:
-            return commit_named(self.top, ref, offline=self._offline)
+            return commit_named(self.top, ref, offline=self._own_tests)
         except GitError as error:
             said = f" ({error})" if str(error) else ""
             problem = f"{ref!r} is no commit of {self.top}{said}"
@@ -229,7 +232,14 @@ class Checkout:
             return self.current_trees
         if self._settings.against_setup is not None:
             self._set_up(self._settings.against_setup, folder.tree, environ, until)
-        return Trees(current=str(self.top), base=str(folder.tree), kept=self._kept)
+        trees = Trees(current=str(self.top), base=str(folder.tree), kept=self._kept)
+        if not self._own_tests:
+            try:
+                copy_tests(trees)
+                link_ignored(trees)
+            except (GitError, OSError) as error:
+                raise CheckoutError(self._settings.comparison_option, self._unavailable(error)) from None
+        return trees
 
     @property
     def folder(self) -> Path:
@@ -238,7 +248,7 @@ class Checkout:
         return self._folder.path
 
     def _add(self, until: float) -> Worktree:
-        return Worktree(self.top, self.version.commit, offline=self._offline, timeout=_left(until))
+        return Worktree(self.top, self.version.commit, offline=self._own_tests, timeout=_left(until))
 
     def _unavailable(self, error: Exception) -> str:
         """Why there is no tree, in one line: git's last says what is wrong."""
@@ -272,6 +282,33 @@ class Checkout:
         folder, self._folder = self._folder, None
         if folder is not None:
             folder.remove()
+
+
+def copy_tests(trees: Trees) -> None:
+    """Give the version's tree the current tests, and no conftest that the current tree lacks; raises OSError."""
+    base, current = Path(trees.base), Path(trees.current)
+    for conftest in base.rglob("conftest.py"):
+        if not (current / conftest.relative_to(base)).exists():
+            conftest.unlink()
+    for path in trees.kept:
+        within = trees.within(path)
+        if within is None:
+            continue
+        if os.path.isdir(path):
+            shutil.rmtree(base / within, ignore_errors=True)
+            shutil.copytree(path, base / within, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            (base / within).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(path, base / within)
+
+
+def link_ignored(trees: Trees) -> None:
+    """Let the version's tree have the data that git ignores, but no code; raises GitError and OSError."""
+    for entry in all_ignored(Path(trees.current)):
+        there = Path(trees.base, entry)
+        is_code = there.name == "__pycache__" or there.suffix in _CODE
+        if not is_code and there.parent.is_dir() and not os.path.lexists(there):
+            there.symlink_to(Path(trees.current, entry))
 
 
 def _left(until: float) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -95,6 +96,7 @@ class Line(ABC):
 # For a process that closed its connection to end, and for one that was asked to end to tear its fixtures down.
 _END_SECONDS = 30.0
 _SHOWN = 4000  # characters of what it wrote
+_PYTEST_FRAME = re.compile(r'  File ".*/(_pytest|pluggy)/')  # of a stack, which has dozens of them
 
 
 class RemotePytest(Line):
@@ -141,7 +143,8 @@ class RemotePytest(Line):
 
     def _die(self, problem: str) -> NoReturn:
         self._log.seek(0)
-        output = self._log.read().decode(errors="replace").rstrip()[-_SHOWN:]
+        lines = self._log.read().decode(errors="replace").splitlines()
+        output = "\n".join(line for line in lines if not _PYTEST_FRAME.match(line)).rstrip()[-_SHOWN:]
         self.kill()
         self.dead = f"pytest of {self._name} {problem}\n{output}".rstrip()
         raise BaseSideError(self.dead)

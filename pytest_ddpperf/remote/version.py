@@ -105,7 +105,7 @@ class BaseSide:
     def __init__(self, settings: Settings, invocation: Invocation) -> None:
         """Raises AgainstError."""
         self._settings, self._invocation = settings, invocation
-        self._checkout = Checkout(settings, invocation.rootdir, invocation.kept, offline=invocation.own_tests)
+        self._checkout = Checkout(settings, invocation.rootdir, invocation.kept, own_tests=invocation.own_tests)
         self.version, self.trees = self._checkout.version, self._checkout.current_trees
         self.more: Mapping[str, Any] = {}  # fields of the message that starts its pytest
         self._closing = ExitStack()

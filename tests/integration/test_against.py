@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -52,7 +53,9 @@ class Repository:
         shutil.rmtree(top.parent / "gone")
 
     def write(self, name: str, *parts: str) -> None:
-        (self.root / name).write_text("".join(map(textwrap.dedent, parts)))
+        """Write a file; `OUT` in it is a path that both sides share."""
+        text = "".join(map(textwrap.dedent, parts))
+        (self.root / name).write_text(re.sub(r"\bOUT\b", repr(str(self.root / "out")), text))
 
     def commit(self) -> str:
         git(self.top, "add", "--all")
@@ -95,7 +98,7 @@ def test_a_slower_version_is_caught_and_named_and_what_the_other_lacks_has_no_ba
     linked = repository.top.parent / "linked"
     linked.mkdir()
     (linked / "speed").symlink_to(repository.root / "src/speed")
-    repository.write("pytest.ini", "[pytest]\npythonpath = ../../linked\naddopts = -p no:cacheprovider\n")
+    repository.write("pytest.ini", f"[pytest]\npythonpath = '{linked}'\naddopts = -p no:cacheprovider\n")
     repository.write(
         "tests/test_step.py",
         STEP,
@@ -134,7 +137,7 @@ def test_a_slower_version_is_caught_and_named_and_what_the_other_lacks_has_no_ba
         class Hurried:  # far ahead when both ranks hang
             sleep, monotonic_ns = time.sleep, time.monotonic_ns
             def monotonic(self):
-                return time.monotonic() + 1e6 * all(os.path.exists(f"out/{rank}") for rank in (0, 1))
+                return time.monotonic() + 1e6 * all(os.path.exists(OUT + f"/{rank}") for rank in (0, 1))
 
         @pytest.mark.ddp(turns="launches")  # else it would be tried alone, too
         def test_rank_hangs(ddp_benchmark, monkeypatch):
@@ -142,7 +145,7 @@ def test_a_slower_version_is_caught_and_named_and_what_the_other_lacks_has_no_ba
                 monkeypatch.setattr("pytest_ddpperf.launch.run.time", Hurried())
             def setup(ctx):
                 if speed.OLD:
-                    os.makedirs(f"out/{ctx.rank}")
+                    os.makedirs(OUT + f"/{ctx.rank}")
                     time.sleep(3600)
                 return lasting(ctx)
             ddp_benchmark(setup)
@@ -282,7 +285,7 @@ def test_what_can_be_set_up_only_alone_says_how_to_measure_it(repository: Reposi
         def test_step(ddp_benchmark):
             def setup(ctx):
                 step = lasting(ctx)
-                path = "taken"  # one at a time, as of a fixed port
+                path = OUT  # one at a time, as of a fixed port
                 if ctx.rank == 0:
                     os.close(os.open(path, os.O_CREAT | os.O_EXCL))
                 yield step
@@ -524,7 +527,7 @@ def test_both_sides_stay_in_step_whatever_a_test_does(repository: Repository, ru
 
         def import_from_hand():
             from importlib.util import module_from_spec, spec_from_file_location
-            file = pathlib.Path(__file__).parents[1] / "src/speed/__init__.py"
+            file = pathlib.Path(OUT).with_name("src") / "speed/__init__.py"
             sys.modules["by_file"] = module_from_spec(spec_from_file_location("by_file", file))
 
         def test_wrong_in_ranks(ddp_benchmark):
@@ -599,7 +602,7 @@ def test_a_side_that_hangs_is_given_up_with_its_stacks(
         @pytest.fixture
         def waiting():
             if speed.OLD:
-                open("out", "w").close()
+                open(OUT, "w").close()
                 time.sleep(3600)
 
         def test_step(ddp_benchmark, waiting):
@@ -670,7 +673,7 @@ def test_nothing_is_left_of_a_run_that_is_stopped(repository: Repository, where:
                         hang()
                 def hang():
                     if speed.OLD and ctx.rank == 1:
-                        open("out", "w").close()
+                        open(OUT, "w").close()
                         time.sleep(3600)
                 if {where == "setup"}:
                     hang()

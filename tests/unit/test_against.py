@@ -195,7 +195,7 @@ def test_the_sources_of_this_process_are_its_interpreter_and_the_files_of_a_tree
     top = os.path.realpath(Path(__file__).parents[2])
     here = Sources.here(Trees(current=top, base=top, kept=(os.path.join(top, "tests"),)))
     assert (here.python, here.prefix) == (sys.version.split()[0], os.path.realpath(sys.prefix))
-    assert "pytest_ddpperf/remote/version.py" in here.files
+    assert "conftest.py" in here.files
     assert all(here.files.values())
     assert not [file for file in here.files if file.startswith("tests/")]
 
@@ -562,6 +562,66 @@ def test_a_ref_is_checked_out_beside_the_tree_at_hand(top: Path, temporary: Path
         checkout.remove()
         checkout.remove()  # once more is no error
     assert list(temporary.iterdir()) == []
+
+
+def test_the_version_gets_the_current_tests_and_ignored_data(top: Path, temporary: Path) -> None:
+    """No other conftest is there, and no ignored code."""
+    (top / ".gitignore").write_text("data\n*.bin\n*.so\n")
+    for file, text in {
+        "data/train.csv": "1",
+        "src/weights.bin": "2",
+        "src/fast.so": "3",
+        "tests/data.bin": "4",
+        "tests/test_new.py": "5",
+        "pytest.ini": "[pytest]",
+        "src/a.py": "now",
+    }.items():
+        (top / file).parent.mkdir(exist_ok=True)
+        (top / file).write_text(text)
+    (top / "src/conftest.py").write_text("")
+    git(top, "add", "src/conftest.py")
+    git(top, "commit", "-q", "-m", "a conftest")
+    (top / "src/conftest.py").unlink()
+    kept = (str(top / "pytest.ini"), str(top / "tests"))
+    checkout = Checkout(settings(against="HEAD"), top, kept)
+    try:
+        tree = Path(checkout.check_out().base)
+        assert (tree / "data/train.csv").read_text() == "1"
+        assert (tree / "src/weights.bin").read_text() == "2"
+        assert (tree / "tests/data.bin").read_text() == "4"
+        assert (tree / "tests/test_new.py").read_text() == "5"
+        assert (tree / "pytest.ini").exists()
+        assert (tree / "src/a.py").read_text() == "2"
+        assert not (tree / "src/fast.so").exists()
+        assert not (tree / "src/conftest.py").exists()
+    finally:
+        checkout.remove()
+    assert (top / "data/train.csv").read_text() == "1", "the data itself stays"
+    own = Checkout(settings(against="HEAD"), top, (), own_tests=True)
+    try:
+        tree = Path(own.check_out().base)
+        assert not (tree / "data").exists()
+        assert (tree / "src/conftest.py").exists()
+    finally:
+        own.remove()
+
+
+def test_the_versions_pytest_is_called_in_its_tree(top: Path) -> None:
+    trees = Trees(current=str(top), base="/t/base", kept=())
+    called = Invocation(
+        arguments=("-q", str(top / "tests/test_a.py"), "/outside/test_b.py"),
+        tests=(),
+        folder=top / "tests",
+        rootdir=top,
+        caches=False,
+        kept=(),
+        ini=top / "pytest.ini",
+    )
+    moved = ["-q", "/t/base/tests/test_a.py", "/outside/test_b.py", "--rootdir=/t/base/"]
+    assert called.arguments_in(trees) == [*moved, "-c", "/t/base/pytest.ini"]
+    assert replace(called, own_tests=True).arguments_in(trees) == moved
+    assert called.folder_in(trees) == Path("/t/base/tests")
+    assert called.arguments_in(replace(trees, base=trees.current)) == list(called.arguments)
 
 
 def test_uncommitted_changes_are_told_of_the_tree_at_hand(top: Path) -> None:
