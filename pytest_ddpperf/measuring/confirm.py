@@ -87,6 +87,7 @@ class Confirmation:
             job,
             settings=replace(job.settings, against=self._commit),
             steps=steps,
+            confirms=True,
             max_seconds=min(job.max_seconds, left),
         )
         try:

@@ -113,6 +113,7 @@ class Terms:
     not_gated: str | None  # the reason code of a measurement that is not compared with anything
     confirming: int  # launches that are taken however long they take, to confirm a suspicion of the first look
     max_seconds: float  # for all launches
+    stops_early: bool = False  # whether the measurement may end between two looks
 
     @property
     def saving(self) -> bool:
@@ -135,8 +136,8 @@ class Judge:
 
     @property
     def stops_early(self) -> bool:
-        """Whether a measurement may end between two looks."""
-        return self._terms.interleaved and self._terms.not_gated is None
+        """Whether the measurement may end between two looks."""
+        return self._terms.stops_early
 
     def early(self, launches: int) -> tuple[Verdict, bool]:
         """Return the verdict after `launches` of each side, between two looks, and whether it ends the measurement."""

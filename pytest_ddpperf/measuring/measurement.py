@@ -132,6 +132,7 @@ class Job:
     facts: Mapping[str, Scalar]  # recorded with the measurement, beyond what the ranks tell
     notes: tuple[str, ...] = ()
     max_seconds: float = MAX_SECONDS
+    confirms: bool = False  # a suspicion, next to the baseline's own code
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,6 +209,7 @@ def _compared(job: Job, launches: Launches, reference: Stored | Interleaved) -> 
         not_gated=reason,
         confirming=2 * job.launches,
         max_seconds=job.max_seconds,
+        stops_early=reference.interleaved and reason is None and _may_stop_early(job),
     )
     judge = Judge(terms, launches, reference, environment)
     verdict = _looked(judge, launches, reference, looks)
@@ -217,6 +219,12 @@ def _compared(job: Job, launches: Launches, reference: Stored | Interleaved) -> 
         candidate=Baseline(test=job.test, sessions=(judge.recording(),)),
         other_launches=reference.launches,
     )
+
+
+def _may_stop_early(job: Job) -> bool:
+    """Whether an interleaved comparison may end between two looks. Calling suspected code as fast as the baseline's is
+    a claim, and the smallest detectable change of `--ddp-against self` has to rest on all pairs."""
+    return not job.confirms and job.settings.against != "self"
 
 
 def _looked(judge: Judge, launches: Launches, reference: Stored | Interleaved, looks: Sequence[int]) -> Verdict:

@@ -15,7 +15,7 @@ from pytest_ddpperf import options
 from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.measuring.measurement import Job, Measured, carry_out
 from pytest_ddpperf.measuring.worker import LeaderConnection
-from pytest_ddpperf.records import LaunchSamples, Limit, Phases, Plan, TestId
+from pytest_ddpperf.records import LaunchSamples, Limit, Phases, Plan, TestId, Version
 from tests.unit.test_launches import LAUNCH, UNFIT
 from tests.unit.test_machine import settings
 
@@ -32,7 +32,7 @@ def carried_out(launch: Callable[[Plan], LaunchSamples], store: Store, **asked: 
     return carry_out(job(**asked), launcher, store, PROGRESS)
 
 
-def job(*, gate: bool = True, max_seconds: float = 600.0, **asked: Any) -> Job:
+def job(*, gate: bool = True, max_seconds: float = 600.0, confirms: bool = False, **asked: Any) -> Job:
     of_test = settings(**asked)
     return Job(
         test=TestId(module="m", name="t"),
@@ -46,6 +46,7 @@ def job(*, gate: bool = True, max_seconds: float = 600.0, **asked: Any) -> Job:
         gate=gate,
         facts={},
         max_seconds=max_seconds,
+        confirms=confirms,
     )
 
 
@@ -134,6 +135,38 @@ def test_an_open_verdict_has_as_many_launches_as_there_is_time_for_but_those_tha
     store.write(carried_out(scattered(0.02, 0.01), store, save_baseline=True).candidate)
     found = carried_out(scattered(0.022, 0.08), store, limits=limits, max_seconds=max_seconds)
     assert (len(found.result.step_seconds), found.result.verdict) == (launches, "PASS")
+
+
+class BaselineVersion:
+    """The baseline side of an interleaved comparison: launches of the same lengths as the current side's."""
+
+    def __init__(self, launch: Callable[[Plan], LaunchSamples]) -> None:
+        self.launch, self.version = launch, Version(ref="main", commit="c0ffee", now="c0ffee")
+
+    def begin(self, nodeid: str, label: str, plan: Plan) -> Any:
+        self.plan = plan
+        return SimpleNamespace(plan=plan, batch_size=None, facts={})
+
+    def measure(self, observer: object, steps: int | None) -> LaunchSamples:
+        return self.launch(self.plan)
+
+    def done(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("asked", "pairs"),
+    [({"against": "main"}, 8), ({"against": "main", "confirms": True}, 10), ({"against": "self"}, 10)],
+    ids=["another version", "confirming a suspicion", "the same code"],
+)
+def test_a_confirmation_and_the_same_code_rest_on_all_pairs_of_a_look(
+    tmp_path: Path, asked: dict[str, Any], pairs: int
+) -> None:
+    open_then_steady = iter([0.02, 0.0232, 0.02, 0.0232, 0.02, *[0.02] * 5])
+    launcher: Any = SimpleNamespace(measure=lambda plan, *_: lasting(next(open_then_steady))(plan.exactly(50)))
+    base: Any = BaselineVersion(lambda plan: lasting(0.02)(plan.exactly(50)))
+    limits = (Limit(metric="p50", value=0.1, unit="%"),)
+    found = carry_out(job(limits=limits, turns="launches", **asked), launcher, Store(tmp_path), PROGRESS, base)
+    assert (found.result.verdict, len(found.result.step_seconds)) == ("PASS", pairs)
 
 
 @pytest.mark.parametrize("option", ["save_baseline", "extend_baseline"])

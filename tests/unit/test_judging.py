@@ -59,6 +59,7 @@ TERMS = Terms(
     not_gated=None,
     confirming=10,
     max_seconds=1e9,
+    stops_early=True,
 )
 
 
@@ -84,8 +85,8 @@ OPEN = (1.0, 1.16, 1.0, 1.16, 1.0)  # within the limit, and not settled
 
 @pytest.mark.parametrize(
     ("terms", "count"),
-    [(TERMS, 7), (replace(TERMS, interleaved=False), 10)],
-    ids=["interleaved", "stored"],
+    [(TERMS, 7), (replace(TERMS, stops_early=False), 10)],
+    ids=["early stop", "none"],
 )
 def test_interleaved_launches_may_end_between_two_looks(terms: Terms, count: int) -> None:
     verdict, here = looked((*OPEN, 0.98, *STEADY[:14]), terms)
