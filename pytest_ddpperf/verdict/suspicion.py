@@ -40,6 +40,8 @@ def confirm(stored: Verdict, interleaved: Verdict, causes: Sequence[str]) -> Ver
         return replace(interleaved, reason="confirmed", differences=stored.differences)
     if any(each.status is Status.REGRESSED for each in stored.counters):
         return stored  # counts have no noise, and no machine makes them rise
+    if stored.reason == "recompiled":
+        return stored  # its launches say little of steady training, however fast the machine was
     if causes or interleaved.status not in (Status.PASS, Status.IMPROVED) or not _is_clear(stored, interleaved):
         return stored
     interleaved = replace(interleaved, differences=stored.differences, sessions=stored.sessions)

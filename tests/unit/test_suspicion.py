@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from pytest_ddpperf.records import Comparison, CounterChange, Interval, Limit, Status, Verdict
-from pytest_ddpperf.verdict import MACHINE_SLOWER, confirm, is_suspected
+from pytest_ddpperf.verdict import MACHINE_SLOWER, confirm, is_suspected, without_steady_windows
 
 LIMIT = Limit(metric="p50", value=0.1, unit="%")
 
@@ -84,6 +84,14 @@ def test_no_machine_makes_a_counter_rise() -> None:
     )
     stored = replace(verdict(Status.REGRESSED, 0.3), counters=(risen,))
     assert confirm(stored, NOT_SLOWER, ()) is stored
+
+
+def test_a_measurement_that_mostly_recompiled_keeps_its_reason_unless_the_code_is_slower() -> None:
+    stored = without_steady_windows(verdict(Status.PASS, 0.08))
+    assert is_suspected(stored)
+    assert confirm(stored, NOT_SLOWER, ()) is stored
+    assert (stored, stored.reason) == ("INCONCLUSIVE", "recompiled")
+    assert confirm(stored, verdict(Status.REGRESSED, 0.2), ()).reason == "confirmed"
 
 
 @pytest.mark.parametrize("stored", SUSPECTED)
