@@ -157,7 +157,8 @@ class Diagnosis:
     def error_of_end(self, rank: Peer, status: int, when: float) -> RankError:
         """Return the error of a rank that ended too early."""
         summary = describe_exit(status, delivered=rank.result is not None)
-        return self.error(rank, when=when, summary=summary, traceback=self.stacks(rank))
+        error = self.error(rank, when=when, summary=summary, traceback=self.stacks(rank))
+        return replace(error, needs_room=error.needs_room or status == -signal.SIGKILL)
 
     def failures(self, ranks: Sequence[Peer]) -> list[RankError]:
         """Return the errors, and entries for the ranks without one."""
@@ -185,6 +186,7 @@ class Diagnosis:
             summary=summary,
             traceback=traceback,
             waits=waits,
+            needs_room=self._board.phase(rank.number) <= Phase.SETUP,
         )
 
 

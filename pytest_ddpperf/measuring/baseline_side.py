@@ -268,7 +268,8 @@ class Interleaved:
     def _pair(self, here: Here, order: str, current: Launches, planned: int) -> tuple[LaunchSamples, LaunchSamples]:
         """Take a launch of each side, both alive, in stretches: the current side's and the baseline side's.
 
-        Raises BaseSideError and the errors of a launch. An error says how to measure the sides one by one.
+        Raises BaseSideError and the errors of a launch. If the sides may not fit side by side, the error says how to
+        measure them one by one.
         """
         place, steps, sides = len(current.taken), current.steps, dict[str, PausedSide]()
         with ExitStack() as alive:
@@ -281,9 +282,12 @@ class Interleaved:
                 interleave((sides["n"], sides["b"]), self._random)
                 launched = sides["n"].deliver(), sides["b"].deliver()
             except LaunchError as error:
-                error.hint = f"it was interleaved with {self._base.version}: {_ONE_BY_ONE}"
+                if sides and error.needs_room:
+                    error.hint = f"it was interleaved with {self._base.version}: {_ONE_BY_ONE}"
                 raise
             except BaseSideError as error:
+                if not (sides and error.needs_room):
+                    raise
                 raise BaseSideError(f"{error}\nit was interleaved with the current code: {_ONE_BY_ONE}") from None
         here.launched(launched[0])
         return launched

@@ -22,7 +22,7 @@ from pytest_ddpperf.measuring import measurement
 from pytest_ddpperf.measuring.launches import Launches
 from pytest_ddpperf.measuring.measurement import Job, Measured
 from pytest_ddpperf.records import LaunchSamples, Plan, Scalar, Status, Verdict, codec
-from pytest_ddpperf.records.errors import BaseSideError, DdpPerfError
+from pytest_ddpperf.records.errors import BaseSideError, DdpPerfError, LaunchError
 from pytest_ddpperf.wire import payload
 from pytest_ddpperf.wire.channels import Lines, Message, Phase, readable
 from pytest_ddpperf.wire.trees import Trees
@@ -108,7 +108,8 @@ class LeaderConnection:
                 elif not self._hold(job, launcher, launches):
                     continue
             except DdpPerfError as error:
-                self.say("failed", text=text_with_output(error))
+                needs_room = isinstance(error, LaunchError) and error.needs_room
+                self.say("failed", text=text_with_output(error), needs_room=needs_room)
                 if order["op"] == "hold":  # who leads may want to see it alone
                     continue
                 self.over = True
