@@ -40,12 +40,12 @@ from neighbour import neighbour
 
 from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.launch import Launcher, Nobody
-from pytest_ddpperf.measuring import measurement as benchmark
 from pytest_ddpperf.measuring.baseline_side import PausedSide
 from pytest_ddpperf.measuring.judging import follow, schedule
-from pytest_ddpperf.measuring.launches import Launches
+from pytest_ddpperf.measuring.launches import Job, Launches
+from pytest_ddpperf.measuring.measurement import Measured, carry_out
 from pytest_ddpperf.options import plan
-from pytest_ddpperf.records import LaunchSamples, Limit, Measurement, Outcome, Plan, Samples, TestId, Verdict, Version
+from pytest_ddpperf.records import LaunchSamples, Limit, Measurement, Plan, Samples, TestId, Verdict, Version
 from pytest_ddpperf.remote.version import Ready
 from pytest_ddpperf.verdict import ASSUMED_DRIFT, TEST_LEVEL, coarse, judge_times
 from pytest_ddpperf.verdict import times as observations
@@ -211,22 +211,20 @@ class Live:
     def _in_turns(self, mode: str, model: str, kind: str) -> Row:
         slower = training(model, MODES[mode].slower if kind == "slower" else 0.0)
         began = time.time()
-        job = benchmark.Job(
+        job = Job(
             test=TestId(module="live", name=model),
             nodeid=f"live::{model}",
-            setup=slower,
+            setups=(slower,),
             settings=replace(self._settings, limits=limits(mode), max_launches=MODES[mode].launches),
             plan=self._plan,
-            launches=self._settings.launches,
             level=TEST_LEVEL,
             batch_size=None,
             gate=True,
             facts={},
         )
         base: Any = Other(self._other, self._plan, training(model, 0.0))
-        outcome = benchmark.carry_out(job, self._launcher, Store(self._folder), Quiet(), base).outcome
-        verdict = outcome.verdict
-        assert verdict is not None
+        measured = carry_out(job, self._launcher, Store(self._folder), Nobody(), base)
+        verdict = measured.verdict
         return {
             "mode": mode,
             "began": began,
@@ -234,7 +232,7 @@ class Live:
             "seconds": round(ended - began, 1),
             "status": str(verdict),
             "resolution": round(verdict.comparisons[0].resolution, 4),
-            "differences": {limit.metric: differences(limit, outcome) for limit in limits(mode)},
+            "differences": {limit.metric: differences(limit, measured) for limit in limits(mode)},
         }
 
 
@@ -245,16 +243,6 @@ def read_defaults(folder: Path) -> Any:
     from pytest_ddpperf import options
 
     return options.read(pytest.Config.fromdictargs({}, ["-c", "/dev/null", f"--rootdir={folder}"]))
-
-
-class Quiet(Nobody):
-    """Is told of each launch, and tells nobody."""
-
-    def begin(self, launch: int, launches: int) -> None:
-        pass
-
-    def launched(self, samples: LaunchSamples) -> None:
-        pass
 
 
 class Other:
@@ -319,15 +307,15 @@ def steps_of(row: Row) -> Steps:
     return [[step / 1e6 for step in launch] for launch in row["step_microseconds"]]
 
 
-def differences(limit: Limit, outcome: Outcome) -> list[float]:
+def differences(limit: Limit, measured: Measured) -> list[float]:
     """The log-ratio of each pair, as the rule has it."""
-    assert outcome.measurement is not None
-    assert outcome.baseline_side is not None
-    assert outcome.baseline_side.measurement is not None
-    sides = outcome.measurement, outcome.baseline_side.measurement
+    other = measured.baseline_side
+    assert other is not None
+    assert other.measurement is not None
+    sides = measured.measurement, other.measurement
     now, base = (observations.logs(limit, side) for side in sides)
     if observations.is_middle(limit):
-        base = observations.in_stretches(limit, now, base, *sides, outcome.baseline_side.stretches)
+        base = observations.in_stretches(limit, now, base, *sides, other.stretches)
     return [round(after - before, 4) for after, before in zip(now, base, strict=True)]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from pytest_ddpperf.records import RankOutput
+from pytest_ddpperf.records import LaunchSamples, RankOutput
 from pytest_ddpperf.wire.channels import Phase
 
 
@@ -16,6 +16,12 @@ class Observer(Protocol):
     @property
     def streams(self) -> bool:
         """Whether `output` wants lines as they come."""
+
+    def begin(self, launch: int, launches: int) -> None:
+        """Called before a launch of a measurement, counted from 0, of so many until the next look."""
+
+    def launched(self, samples: LaunchSamples) -> None:
+        """Called with what a launch of a measurement has brought."""
 
     def waiting(self, resource: Path) -> None:
         """Called again and again while another process times its steps on `resource`."""
@@ -32,6 +38,12 @@ class Nobody:
     """Watches nothing."""
 
     streams = False
+
+    def begin(self, launch: int, launches: int) -> None:
+        pass
+
+    def launched(self, samples: LaunchSamples) -> None:
+        pass
 
     def waiting(self, resource: object) -> None:
         pass

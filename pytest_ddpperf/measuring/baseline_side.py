@@ -6,21 +6,18 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Generator
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol
 
 from pytest_ddpperf.baseline import Store, environment
-from pytest_ddpperf.launch import Observer
-from pytest_ddpperf.measuring.launches import Launches, measurement
+from pytest_ddpperf.measuring.launches import CurrentSide, Job, Launches, measurement
 from pytest_ddpperf.records import (
     Baseline,
     BaselineSide,
     Environment,
     LaunchSamples,
     Measurement,
-    Plan,
     Recording,
     StoredSession,
     TestId,
@@ -28,90 +25,79 @@ from pytest_ddpperf.records import (
 )
 from pytest_ddpperf.records.errors import BaseSideError, LaunchError
 from pytest_ddpperf.remote.checkout import differing
-from pytest_ddpperf.remote.version import BaseSide
 from pytest_ddpperf.verdict import in_percentiles
+
+if TYPE_CHECKING:
+    from pytest_ddpperf.launch import Observer
+    from pytest_ddpperf.remote.version import BaseSide, Ready
 
 # Two measurements of one step hardly ever have the same number of steps; with twice as many, more is lost than that.
 _MUCH_LONGER = 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SideFacts:
-    """What the baseline side adds to an outcome: the fields of the same names."""
-
-    baseline_side: BaselineSide | None = None
-    baseline_path: str = ""
-    sessions: tuple[StoredSession, ...] = ()
-    notes: tuple[str, ...] = ()
-
-
 class Stored:
-    """The other side of a measurement, like `Interleaved`, but nothing is launched for it."""
+    """A stored baseline, for which nothing is launched."""
 
     interleaved = False
     mostly_recompiled = False
+    launches: tuple[LaunchSamples, ...] = ()
 
-    def __init__(self, store: Store, test: TestId, *, to_extend: bool) -> None:
+    def __init__(self, store: Store, test: TestId, *, to_extend: bool = False) -> None:
         self._store, self._test, self._to_extend = store, test, to_extend
-        self._path = ""
+        self.path = ""
         self._begins = False  # there is none to which a session could be added
-        self._baseline: Baseline | None = None
+        self.baseline: Baseline | None = None
 
-    def take(self, current: Launches, count: int, *, planned: int) -> None:
+    def take(self, current: CurrentSide, count: int, *, planned: int) -> None:
         """Launch until there are `count` launches; progress shows `planned` as their number."""
         current.take(count, planned=planned)
 
     def seconds(self, current: Launches, count: int) -> float:
         return current.seconds(count)
 
-    def read(self, environment: Environment, why_not: str | None) -> None:
-        """Not where it will not be used: a run that replaces an unreadable baseline must be able to."""
-        self._path = str(self._store.path(environment, self._test))
-        if why_not is None:
-            self._baseline = self._store.read(environment, self._test)
-        elif why_not == "saving" and self._to_extend:
+    def read(self, environment: Environment, not_gated: str | None) -> None:
+        """Read the baseline if it will be used: a run that replaces an unreadable one must be able to."""
+        self.path = str(self._store.path(environment, self._test))
+        if not_gated is None:
+            self.baseline = self._store.read(environment, self._test)
+        elif not_gated == "saving" and self._to_extend:
             # Before launches are spent on what could not be added.
             self._begins = self._store.read_alike(environment, self._test) is None
 
     def measurements(self, start: int = 0, stop: int | None = None) -> tuple[Measurement, ...]:
         """Return the sessions of the baseline, whichever launches are compared."""
-        return self._baseline.measurements if self._baseline is not None else ()
-
-    launches = ()
-
-    def baseline(self) -> Baseline | None:
-        return self._baseline
+        return self.baseline.measurements if self.baseline is not None else ()
 
     def end(self) -> None:
         """Nothing goes on."""
 
-    def _cut(self, steps: int) -> tuple[str, ...]:
-        """That windows of so many `steps` were cut to the baseline's, where much was lost by it."""
-        shortest = min(session.samples.steps for session in self.measurements())
-        if steps < _MUCH_LONGER * shortest:
-            return ()
-        return (
-            f"compared by the first {shortest} of {steps} steps a launch, as many as the baseline has: "
-            "--ddp-save-baseline records longer windows",
-        )
-
-    def facts(self, verdict: Verdict, current: Launches) -> SideFacts:
-        """Return where the baseline is and, if there is none for this environment, which others there are."""
+    def notes(self, verdict: Verdict, current: Launches) -> tuple[str, ...]:
+        """Say which other baselines there are if this one is missing, and where much was lost by comparing."""
         notes: tuple[str, ...] = ()
         if verdict == "NO BASELINE":
             notes += tuple(f"there is a baseline for {name}" for name in self._store.others(self._test))
-        if verdict.status.compared:
-            notes += self._cut(len(current.taken[0].step_seconds))
+        steps = len(current.taken[0].step_seconds)
+        if verdict.status.compared and steps >= _MUCH_LONGER * (shortest := self._steps(current)):
+            notes += (
+                f"compared by the first {shortest} of {steps} steps a launch, as many as the baseline has: "
+                "--ddp-save-baseline records longer windows",
+            )
         if self._begins:
             notes += ("there was no baseline to extend: the first session begins one",)
-        return SideFacts(baseline_path=self._path, sessions=self._sessions(current), notes=notes)
+        return notes
 
-    def _sessions(self, current: Launches) -> tuple[StoredSession, ...]:
-        """The sessions, all launches cut to as many steps as those that were compared."""
-        if self._baseline is None:
+    def _steps(self, current: Launches) -> int:
+        """Return how many steps of each launch are compared."""
+        return min(len(current.taken[0].step_seconds), *(each.samples.steps for each in self.measurements()))
+
+    def sessions(self, current: Launches) -> tuple[StoredSession, ...]:
+        """Return the sessions of the baseline, all launches cut to the steps that were compared."""
+        if self.baseline is None:
             return ()
-        steps = min(len(current.taken[0].step_seconds), *(session.samples.steps for session in self.measurements()))
-        return tuple(in_percentiles(session, steps) for session in self._baseline.sessions)
+        return tuple(in_percentiles(session, self._steps(current)) for session in self.baseline.sessions)
+
+    def record(self, current: Launches) -> None:
+        """Return nothing: no other version was measured."""
 
 
 # A stretch is as short as it may be: what goes on around it, longer than that, is in both sides. But what wakes up,
@@ -123,135 +109,102 @@ _STRETCHES = 8
 
 
 class PausedSide(Protocol):
-    """A launch that has warmed up and rests."""
+    """A paused launch of either side, which has warmed up."""
 
     @property
     def steps(self) -> int:
-        """Of its window."""
+        """The steps of its window."""
 
     @property
     def step_seconds(self) -> float:
-        """What one takes, about; 0 where that is not known."""
+        """The approximate time of a step; 0 if that is unknown."""
 
     def stretch(self, steps: int) -> None:
-        """Run so many, of which the first is not counted."""
+        """Run so many steps, of which the first is not counted."""
 
     def deliver(self) -> LaunchSamples:
-        """Its end, and what came of it."""
+        """End the launch, and return its samples."""
 
 
-_H = TypeVar("_H", bound=PausedSide)
-
-
-def interleave(sides: tuple[_H, _H], source: random.Random) -> None:
+def interleave(sides: tuple[PausedSide, PausedSide], source: random.Random) -> None:
     """Run the windows of both sides, which have the same number of steps, to their ends."""
     for side in source.sample(sides, 2):
         side.stretch(1)  # which counts nothing
-    lengths = Lengths(sides[0].steps, max(side.step_seconds for side in sides), source)
-    while counted := lengths.draw():
+    lengths = stretch_lengths(sides[0].steps, max(side.step_seconds for side in sides), source)
+    counted = next(lengths)
+    while counted:
         began = time.monotonic()
         for side in source.sample(sides, 2):
             side.stretch(counted + 1)
-        lengths.took((time.monotonic() - began) / len(sides) / (counted + 1))
+        counted = lengths.send((time.monotonic() - began) / len(sides) / (counted + 1))
 
 
-class Lengths:
-    """How many steps each stretch of a window counts. They are drawn, from a least to twice that, so that what a step
-    does every second or fourth time is left out, at the beginning of stretches, as often as not.
+def stretch_lengths(steps: int, step_seconds: float, source: random.Random) -> Generator[int, float, None]:
+    """Yield how many steps each stretch of a window counts, then 0; send how long a step of the last stretch took.
 
-    A step is taken to last as long as those of the stretches so far did in the median: warm-up shows steps that
-    nothing disturbed, and where many are, stretches by that would be few.
+    Lengths are drawn, from a least to twice that, so that what a step does every second or fourth time is left out, at
+    the beginning of stretches, as often as not. `step_seconds` is the approximate time of a step for the first stretch,
+    or 0. From then on it is the median over the stretches so far: warm-up shows steps that nothing disturbed, and where
+    many are, stretches by that would be few.
     """
-
-    def __init__(self, steps: int, step_seconds: float, source: random.Random) -> None:
-        """`step_seconds`: of a step, for the first stretch; 0 where it is not known."""
-        self._left = self._steps = steps
-        self._source = source
-        self._first, self._seen = step_seconds, list[float]()
-
-    def draw(self) -> int:
-        """The next one's; 0 when the window is over."""
-        least = self._least()
-        length = min(self._source.randint(least, 2 * least), self._left)
-        if self._left - length < least:
-            length = self._left
-        self._left -= length
-        return length
-
-    def took(self, step_seconds: float) -> None:
-        """A step of the last one, about."""
-        self._seen.append(step_seconds)
-
-    def _least(self) -> int:
-        step = statistics.median(self._seen) if self._seen else self._first
+    left, seen = steps, list[float]()
+    while left:
+        step = statistics.median(seen) if seen else step_seconds
         long_enough = math.ceil(_STRETCH_SECONDS / step) if step > 0 else 0
-        return max(_STRETCH_STEPS, min(long_enough, self._steps // _STRETCHES))
+        least = max(_STRETCH_STEPS, min(long_enough, steps // _STRETCHES))
+        length = min(source.randint(least, 2 * least), left)
+        if left - length < least:
+            length = left
+        left -= length
+        seen.append((yield length))
+    yield 0
 
 
 _ONE_BY_ONE = "--ddp-turns launches measures one launch after the other"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Here:
-    """How the current side is paused for a pair in stretches."""
-
-    hold: Callable[[int, int, int | None], AbstractContextManager[PausedSide]]  # launch, of so many, with so many steps
-    alone: Callable[[], AbstractContextManager[None]]  # nothing else is timed on its cores meanwhile
-    launched: Callable[[LaunchSamples], None]  # called with what it measured
-
-
 class Interleaved:
-    """The baseline side of a measurement that is interleaved with another version.
+    """Another version whose launches are interleaved with the current side's.
 
-    If something goes wrong on the other side, `error` says it, and the current side goes on alone.
+    If something goes wrong there, `error` says it, and the current side goes on alone.
     """
 
     interleaved = True
+    path = ""
 
-    def __init__(
-        self,
-        base: BaseSide,
-        nodeid: str,
-        test: TestId,
-        *,
-        begin: Callable[[int, int], Observer],
-        plan: Plan,
-        here: Here | None,
-        why_apart: str = "",
-    ) -> None:
-        """`begin(launch, launches)` is called before each launch of the other side and returns its observer.
-
-        `here` interleaves stretches of both sides' launches; with None one launch follows the other, for the reason
-        `why_apart` if stretches were asked for.
-        """
-        self._base, self._nodeid, self._test, self._begin, self._plan = base, nodeid, test, begin, plan
-        self._here, self._why_apart = here, why_apart
+    def __init__(self, base: BaseSide, job: Job, observer: Observer) -> None:
+        self._base, self._job, self._observer = base, job, observer
         self._seed = random.SystemRandom().randrange(2**32)
         self._random = random.Random(self._seed)
         self._order = ""
-        self._theirs: Launches | None = None
+        self._ready: Ready | None = None  # what the test asks for there, once it runs
+        self._launches = Launches(job.plan, self._measure)
         self.error = ""
 
-    def take(self, current: Launches, count: int, *, planned: int) -> None:
-        """Launch until both sides have `count` launches, or the current side alone where the other cannot.
+    def take(self, current: CurrentSide, count: int, *, planned: int) -> None:
+        """Launch until both sides have `count` launches, or the current side alone if the other cannot.
 
         Progress shows `planned` as their number.
         """
-        if self._theirs is None and not self.error:
-            self._begin_there(current.steps)  # first, so that nothing works there while a launch here is timed
+        if self._ready is None and not self.error:
+            self._begin(current.steps)  # first, so that nothing works there while a current launch is timed
         while len(current.taken) < count:
             order = "".join(self._random.sample("bn", 2))
-            if self._here is None or self._theirs is None or self.error:
-                self._one_by_one(order, current, planned)
-                continue
-            try:
-                pair = self._pair(self._here, order, current, planned)
-            except BaseSideError as error:
-                self.error = str(error)
+            if self._job.settings.in_stretches(self._job.plan) and not self.error:
+                self._pair(order, current, planned)
             else:
-                for launches, launch in zip((current, self._theirs), pair, strict=True):
-                    launches.add(launch)
-                self._order += order
+                self._one_by_one(order, current, planned)
+
+    def _begin(self, steps: int | None) -> None:
+        try:
+            self._ready = self._base.begin(self._job.nodeid, self._job.test.label, self._job.plan)
+            self._launches = Launches(self._ready.plan, self._measure, steps=steps)
+        except BaseSideError as error:
+            self.error = str(error)
+
+    def _measure(self, place: int, planned: int, steps: int | None) -> LaunchSamples:
+        self._observer.begin(place, planned)
+        return self._base.measure(self._observer, steps)
 
     def _one_by_one(self, order: str, current: Launches, planned: int) -> None:
         """Take a launch of each side, one after the other."""
@@ -259,25 +212,31 @@ class Interleaved:
         for side in order:
             if side == "n":
                 current.take(place + 1, planned=planned)
-            elif self._theirs is not None and not self.error:
-                self._take(self._theirs, place + 1, planned)
-            if self._theirs is not None:  # the first launch decides how long windows are
-                current.steps = self._theirs.steps = current.steps or self._theirs.steps
-            self._order += side if side == "n" or not self.error else ""
+            elif self.error:
+                continue
+            else:
+                try:
+                    self._launches.take(place + 1, planned=planned)
+                except BaseSideError as error:
+                    self.error = str(error)
+                    continue
+            # The first launch decides how long windows are.
+            current.steps = self._launches.steps = current.steps or self._launches.steps
+            self._order += side
 
-    def _pair(self, here: Here, order: str, current: Launches, planned: int) -> tuple[LaunchSamples, LaunchSamples]:
-        """Take a launch of each side, both alive, in stretches: the current side's and the baseline side's.
+    def _pair(self, order: str, current: CurrentSide, planned: int) -> None:
+        """Take a launch of each side, both alive, in stretches; or only note an `error` of the baseline side.
 
-        Raises BaseSideError and the errors of a launch. If the sides may not fit side by side, the error says how to
-        measure them one by one.
+        Raises the errors of a launch. If the sides may not fit side by side, the error says how to measure them one by
+        one.
         """
-        place, steps, sides = len(current.taken), current.steps, dict[str, PausedSide]()
+        steps, sides = current.steps, dict[str, PausedSide]()
         with ExitStack() as alive:
-            alive.enter_context(here.alone())
+            alive.enter_context(current.alone())
             try:
                 for side in order:
-                    hold = here.hold if side == "n" else self._pause_other
-                    sides[side] = alive.enter_context(hold(place, planned, steps))
+                    launch = current.pause(planned, steps) if side == "n" else self._pause(planned, steps)
+                    sides[side] = alive.enter_context(launch)
                     steps = sides[side].steps  # the first launch decides how long windows are
                 interleave((sides["n"], sides["b"]), self._random)
                 launched = sides["n"].deliver(), sides["b"].deliver()
@@ -286,88 +245,77 @@ class Interleaved:
                     error.hint = f"it was interleaved with {self._base.version}: {_ONE_BY_ONE}"
                 raise
             except BaseSideError as error:
-                if not (sides and error.needs_room):
-                    raise
-                raise BaseSideError(f"{error}\nit was interleaved with the current code: {_ONE_BY_ONE}") from None
-        here.launched(launched[0])
-        return launched
+                crowded = sides and error.needs_room
+                self.error = str(error) + f"\nit was interleaved with the current code: {_ONE_BY_ONE}" * bool(crowded)
+                return
+        for launches, samples in zip((current, self._launches), launched, strict=True):
+            launches.add(samples)
+        self._order += order
 
-    def _pause_other(self, launch: int, launches: int, steps: int | None) -> AbstractContextManager[PausedSide]:
-        return self._base.hold(self._begin(launch, launches), steps)
+    def _pause(self, planned: int, steps: int | None) -> AbstractContextManager[PausedSide]:
+        self._observer.begin(len(self._launches.taken), planned)
+        return self._base.hold(self._observer, steps)
 
-    def _begin_there(self, steps: int | None) -> None:
-        try:
-            self._ready = self._base.begin(self._nodeid, self._test.label, self._plan)
-            self._theirs = Launches(self._ready.plan, self._launch, steps=steps)
-        except BaseSideError as error:
-            self.error = str(error)
-
-    def _take(self, theirs: Launches, count: int, planned: int) -> None:
-        try:
-            theirs.take(count, planned=planned)
-        except BaseSideError as error:
-            self.error = str(error)
-
-    @property
-    def _environment(self) -> Environment:
-        assert self._theirs is not None
-        facts = {**self._theirs.facts, **self._ready.facts}
-        return environment(facts, self._ready.plan, batch_size=self._ready.batch_size)
-
-    def _launch(self, launch: int, launches: int, steps: int | None) -> LaunchSamples:
-        return self._base.measure(self._begin(launch, launches), steps)
-
-    def read(self, environment: Environment, why_not: str | None) -> None:
+    def read(self, environment: Environment, not_gated: str | None) -> None:
         """There is nothing to read."""
 
     def seconds(self, current: Launches, count: int) -> float:
         """Return how long `count` launches of each side take."""
-        theirs = self._theirs.seconds(count) if self._theirs is not None and self._theirs.taken else 0.0
-        return current.seconds(count) + theirs
+        return current.seconds(count) + (self._launches.seconds(count) if self._launches.taken else 0.0)
 
     @property
     def mostly_recompiled(self) -> bool:
-        """Whether more than half of the other side's launches recompiled within their window."""
-        return self._theirs is not None and self._theirs.mostly_recompiled
+        """Whether more than half of the baseline side's launches recompiled within their window."""
+        return self._launches.mostly_recompiled
 
     def measurements(self, start: int = 0, stop: int | None = None) -> tuple[Measurement, ...]:
-        """Return the other side's launches start..stop; () if something went wrong there."""
-        if self._theirs is None or self.error:
+        """Return the baseline side's launches start..stop; () if something went wrong there."""
+        if self._ready is None or self.error:
             return ()
-        return (measurement(self._theirs.taken[start:stop], self._environment),)
+        facts = {**self._launches.facts, **self._ready.facts}
+        found = environment(facts, self._ready.plan, batch_size=self._ready.batch_size)
+        return (measurement(self._launches.taken[start:stop], found),)
 
     @property
-    def launches(self) -> Sequence[LaunchSamples]:
-        """The other side's launches."""
-        return self._theirs.taken if self._theirs is not None else ()
+    def launches(self) -> tuple[LaunchSamples, ...]:
+        return tuple(self._launches.taken)
 
+    @property
     def baseline(self) -> Baseline | None:
-        """Return the other side as if it had been stored."""
+        """Return the baseline side as if it had been stored."""
         commit = self._base.version.commit
         sessions = tuple(Recording(measurement=measured, commit=commit) for measured in self.measurements())
-        return Baseline(test=self._test, sessions=sessions) if sessions else None
+        return Baseline(test=self._job.test, sessions=sessions) if sessions else None
 
     def end(self) -> None:
-        """The test may go on there, too."""
-        if self._theirs is not None:
+        """Let the test go on there, too."""
+        if self._ready is not None:
             self._base.done()
 
-    def facts(self, verdict: Verdict, current: Launches) -> SideFacts:
-        """Return what the other side measured."""
+    def notes(self, verdict: Verdict, current: Launches) -> tuple[str, ...]:
+        """Return the notes on the baseline side's launches, and why no stretches were, if asked."""
+        notes = tuple(f"{self._base.version}: {note}" for note in self._launches.notes())
+        plan, settings = self._job.plan, self._job.settings
+        if settings.turns == "stretches" and not settings.in_stretches(plan) and not self.error:
+            why = "a launch over several nodes" if plan.nodes > 1 else "an RPC launch"
+            notes += (f"launches were measured one after the other: {why} has no stretches",)
+        return notes
+
+    def sessions(self, current: Launches) -> tuple[StoredSession, ...]:
+        """Return nothing: no stored baseline was read."""
+        return ()
+
+    def record(self, current: Launches) -> BaselineSide:
+        """Return what the baseline side measured."""
         stretches = tuple(launch.stretches for launch in current.taken)
         files = [side[0].files if side else {} for side in (current.taken, self.launches)]
-        other = BaselineSide(
+        return BaselineSide(
             version=self._base.version,
             seed=self._seed,
             order=self._order,
-            stretches=stretches if any(len(of_pair) > 1 for of_pair in stretches) else (),
+            stretches=stretches if any(len(pair) > 1 for pair in stretches) else (),
             measurement=next(iter(self.measurements()), None),
             imported=len({*files[0], *files[1]}),
             differing=differing(*files) if self.launches else (),
             error=self.error,
         )
-        notes = self._theirs.notes() if self._theirs is not None else ()
-        notes = tuple(f"{self._base.version}: {note}" for note in notes)
-        if self._why_apart and not self.error:
-            notes += (f"launches were measured one after the other: {self._why_apart}",)
-        return SideFacts(baseline_side=other, notes=notes)

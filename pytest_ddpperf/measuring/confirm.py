@@ -15,14 +15,14 @@ from pathlib import Path
 from pytest_ddpperf import verdict as verdicts
 from pytest_ddpperf.baseline.source import find_source
 from pytest_ddpperf.measuring.launches import distributions
-from pytest_ddpperf.measuring.measurement import Job, Measured
-from pytest_ddpperf.records import Baseline, Recording, Scalar, Status, Verdict
+from pytest_ddpperf.measuring.measurement import Measured, does_fail
+from pytest_ddpperf.records import Baseline, Recording, Scalar, Status
 from pytest_ddpperf.records.errors import AgainstError, DdpPerfError
 from pytest_ddpperf.remote.version import BaseSide, for_people
 from pytest_ddpperf.report import text
 
 SideOf = Callable[[str, float], BaseSide]  # of a commit, ready within so many seconds; raises DdpPerfError
-Compare = Callable[[Job, BaseSide], Measured]  # an ordinary comparison; raises the errors of a launch
+Compare = Callable[..., Measured]  # `measurement.carry_out` of the same job with another baseline side
 
 # Recorded facts that may make the same code slower. Measured ones (clocks, temperatures) differ in every run.
 _CAUSES = ("python", "torch", "cuda", "hip", "nccl", "driver")
@@ -46,18 +46,18 @@ class Confirmation:
         self._fetch: dict[str, None] = {}  # commands that would fetch the code of baselines
         self._unaffordable = 0  # suspicions for which no time was left
 
-    def confirm(self, job: Job, measured: Measured, compare: Compare) -> Measured:
+    def confirm(self, measured: Measured, compare: Compare) -> Measured:
         """Return `measured` or, if there is a suspicion, what re-measuring the baseline's code makes of it."""
-        stored, baseline = measured.outcome.verdict, measured.baseline
-        if not self._side_of or stored is None or baseline is None or not verdicts.is_suspected(stored):
+        stored, baseline = measured.verdict, measured.baseline
+        if not self._side_of or baseline is None or not verdicts.is_suspected(stored):
             return measured
         began = time.monotonic()
         try:
-            return self._confirmed(job, measured, stored, baseline, compare)
+            return self._confirmed(measured, baseline, compare)
         except NotConfirmed as why:
             if stored.status is Status.PASS:
                 return measured
-            return _noted(measured, f"not confirmed with the baseline's own code: {why}")
+            return replace(measured, notes=(*measured.notes, f"not confirmed with the baseline's own code: {why}"))
         except BaseException:  # Ctrl-C or a plugin's time limit: the state of the other side is unknown
             self.close()
             raise
@@ -66,64 +66,48 @@ class Confirmation:
                 self._side.leave()  # so that it does not disturb the next measurement
             self._left -= time.monotonic() - began
 
-    def _confirmed(
-        self, job: Job, measured: Measured, stored: Verdict, baseline: Baseline, compare: Compare
-    ) -> Measured:
+    def _confirmed(self, measured: Measured, baseline: Baseline, compare: Compare) -> Measured:
         if isinstance(self._side_of, str):
             raise NotConfirmed(self._side_of)
-        began = time.monotonic()
+        began, job = time.monotonic(), measured.job
         # Two looks of both sides, which is what a slowdown takes.
-        needed = 4 * sum(launch.phases.total for launch in measured.shown[: job.launches])
+        needed = 4 * sum(launch.phases.total for launch in measured.launches[: job.launches])
         self._check_budget(needed, self._left)
         session = baseline.sessions[-1]
-        side = self._side_for(self._commit_of(session, Path(measured.outcome.baseline_path)))
+        side = self._side_for(self._commit_of(session, Path(measured.baseline_path)))
         if missing := side.why_missing(job.nodeid):
             raise NotConfirmed(_first_line(missing))
         left = self._left - (time.monotonic() - began)
         self._check_budget(needed, left)
         # Windows are as long as those that raised the suspicion: some slowdowns grow with every step.
-        steps = len(measured.shown[0].step_seconds)
-        again = replace(
-            job,
-            settings=replace(job.settings, against=self._commit),
-            steps=steps,
-            confirms=True,
-            max_seconds=min(job.max_seconds, left),
-        )
+        steps = len(measured.launches[0].step_seconds)
         try:
-            interleaved = compare(again, side)
+            interleaved = compare(side, steps=steps, confirm_seconds=left)
         except DdpPerfError as error:
             raise NotConfirmed(_first_line(str(error))) from None
-        other, verdict = interleaved.outcome.baseline_side, interleaved.outcome.verdict
+        other, verdict = interleaved.baseline_side, interleaved.verdict
         assert other is not None
-        assert verdict is not None
         if other.error:
             raise NotConfirmed(_first_line(other.error))
         if not verdict.status.compared:
             raise NotConfirmed(", ".join(verdict.differences) or verdict.reason)
         causes = tuple(_other_causes(measured, baseline))
-        final = verdicts.confirm(stored, verdict, causes)
-        if final is stored:
+        final = verdicts.confirm(measured.verdict, verdict, causes)
+        if final is measured.verdict:
             changes = ", ".join(text.change(comparison) for comparison in verdict.comparisons)
             differs = f"; what else differs: {', '.join(causes)}" if causes else ""
             raise NotConfirmed(f"interleaved with {self._commit[:12]}: {changes}{differs}")
         notes = tuple(self._other_files(side, other.differing)) if final.status is Status.REGRESSED else ()
         return replace(
             interleaved,
-            result=replace(interleaved.result, verdict=final),
+            verdict=final,
+            fails=does_fail(job, final),
             candidate=measured.candidate,
             output=measured.output + interleaved.output,
-            outcome=replace(
-                interleaved.outcome,
-                verdict=final,
-                fails=verdicts.fails(
-                    final, fail_on=job.settings.fail_on, baseline_missing=job.settings.baseline_missing
-                ),
-                baseline_path=measured.outcome.baseline_path,
-                stored_verdict=stored,
-                sessions=measured.outcome.sessions,
-                notes=(*interleaved.outcome.notes, *notes),
-            ),
+            baseline_path=measured.baseline_path,
+            stored_verdict=measured.verdict,
+            sessions=measured.sessions,
+            notes=(*interleaved.notes, *notes),
         )
 
     def _commit_of(self, session: Recording, baseline: Path) -> str:
@@ -184,7 +168,7 @@ class Confirmation:
 def _other_causes(measured: Measured, baseline: Baseline) -> Iterator[str]:
     """Yield what may make the same code slower, and is not as it was when the baseline was recorded, or is unknown."""
     session = baseline.sessions[-1]
-    current, recorded = measured.result.environment.recorded, session.measurement.environment.recorded
+    current, recorded = measured.measurement.environment.recorded, session.measurement.environment.recorded
     for name in sorted({*current, *recorded}):
         if _is_cause(name, current, recorded) and current.get(name) != recorded.get(name):
             shown = name.removeprefix(_VARIABLE)
@@ -192,7 +176,7 @@ def _other_causes(measured: Measured, baseline: Baseline) -> Iterator[str]:
     hosts = [each.measurement.environment.recorded.get("host") for each in baseline.sessions]
     if current.get("host") not in hosts:
         yield f"host {hosts[-1]} -> {current.get('host')}"
-    modules = {module for launch in measured.shown for module in launch.others}
+    modules = {module for launch in measured.launches for module in launch.others}
     before, after = session.distributions, distributions(modules)
     for name in sorted({*before, *after}):
         old, new = before.get(name), after.get(name)
@@ -218,7 +202,3 @@ def _first_line(words: str) -> str:
 def _is_test(file: str) -> bool:
     name = Path(file).name
     return name == "conftest.py" or name.startswith("test_") or name.endswith("_test.py")
-
-
-def _noted(measured: Measured, note: str) -> Measured:
-    return replace(measured, outcome=replace(measured.outcome, notes=(*measured.outcome.notes, note)))

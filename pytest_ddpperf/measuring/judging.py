@@ -16,14 +16,16 @@ nothing, so it causes no false alarm.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from pytest_ddpperf import verdict as verdicts
-from pytest_ddpperf.measuring.launches import Launches, distributions, measurement
-from pytest_ddpperf.records import Environment, LaunchSamples, Limit, Measurement, Recording, Status, Verdict
+from pytest_ddpperf.measuring.launches import CurrentSide, Job, measurement
+from pytest_ddpperf.records import Environment, Measurement, Scalar, Status, Verdict
+
+if TYPE_CHECKING:
+    from pytest_ddpperf.measuring.baseline_side import Interleaved, Stored
 
 # The verdict on launches start..stop, counted from 0, `stop` excluded, with so many times the error rate.
 VerdictOn = Callable[[int, int, float], Verdict]
@@ -89,98 +91,88 @@ def _unconfirmed(verdict: Verdict) -> Verdict:
     return replace(verdict, status=left, reason=reason, comparisons=comparisons)
 
 
-class Reference(Protocol):
-    """The baseline side of a measurement, in the view of the judge."""
-
-    @property
-    def mostly_recompiled(self) -> bool:
-        """Whether more than half of its launches recompiled within their window."""
-
-    def measurements(self, start: int = 0, stop: int | None = None, /) -> tuple[Measurement, ...]:
-        """Return its launches start..stop, or the sessions of a stored baseline; () if there is nothing."""
-
-    def seconds(self, current: Launches, count: int) -> float:
-        """Return how long `count` launches of each side take."""
+# Under these a run is measured, but its figures say nothing about the code.
+_DEBUGGING: Mapping[str, tuple[str, ...]] = {
+    "env:CUDA_LAUNCH_BLOCKING": ("1",),
+    "env:TORCH_DISTRIBUTED_DEBUG": ("DETAIL",),
+    "env:NCCL_DEBUG": ("TRACE",),
+}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
-    """How a measurement is judged."""
-
-    limits: tuple[Limit, ...]
-    level: float  # the error rate
-    interleaved: bool  # whether the launches of both sides were interleaved
-    not_gated: str | None  # the reason code of a measurement that is not compared with anything
-    confirming: int  # launches that are taken however long they take, to confirm a suspicion of the first look
-    max_seconds: float  # for all launches
-    stops_early: bool = False  # whether the measurement may end between two looks
-
-    @property
-    def saving(self) -> bool:
-        return self.not_gated == "saving"
-
-
-_Rule = Callable[[VerdictOn], tuple[Verdict, bool]]  # one of `looks`
+def why_not_gated(job: Job, facts: Mapping[str, Scalar]) -> str | None:
+    """Return the reason code of a measurement that is not compared with anything."""
+    if job.settings.disable:
+        return "disabled"
+    if not job.gate:
+        return "gate-off"
+    if any(str(facts.get(name)).upper() in values for name, values in _DEBUGGING.items()):
+        return "debugging-variable"
+    return "saving" if job.settings.records else None
 
 
 class Judge:
-    """Compares the launches of a measurement with its baseline side."""
+    """Lets both sides launch, and judges them at each look."""
 
-    def __init__(self, terms: Terms, launches: Launches, reference: Reference, environment: Environment) -> None:
-        self._terms, self._launches, self._reference, self._environment = terms, launches, reference, environment
+    def __init__(
+        self, job: Job, current: CurrentSide, side: Stored | Interleaved, *, max_seconds: float, stops_early: bool
+    ) -> None:
+        """`max_seconds` are for all launches; `stops_early`: an interleaved comparison may end between two looks."""
+        self._job, self._current, self._side = job, current, side
+        self._max_seconds, self._stops_early = max_seconds, stops_early and side.interleaved
+        self._not_gated: str | None = None
+        self.environment = Environment()  # of the launches, from the first look on
 
-    def affords(self, count: int) -> bool:
-        """Whether `count` launches fit into the time."""
-        confirming = count <= self._terms.confirming and not self._terms.saving
-        return confirming or self._reference.seconds(self._launches, count) <= self._terms.max_seconds
+    def decide(self) -> Verdict:
+        """Launch until a look or an early stop ends it, or until there is no time for the next look. Raises the errors
+        of a launch, and BaselineError."""
+        looks = schedule(self._job.launches, self._job.settings.max_launches)
+        self._side.take(self._current, looks[0], planned=looks[0])
+        self._not_gated = why_not_gated(self._job, {**self._current.facts, **self._job.facts})
+        self._stops_early &= self._not_gated is None
+        self.environment = self._job.environment(self._current)
+        self._side.read(self.environment, self._not_gated)
+        for number, look in enumerate(looks, 1):
+            for count in range(len(self._current.taken) + 1, look):
+                self._side.take(self._current, count, planned=look)
+                if self._stops_early:
+                    verdict, ended = self._completed(*early_stop(count, self._verdict), final=False)
+                    if ended:
+                        return verdict
+            self._side.take(self._current, look, planned=look)
+            further = number < len(looks) and self._has_time_for(looks[number])
+            found = follow(looks[:number], self._verdict, final=not further)
+            verdict, ended = self._completed(*found, final=not further)
+            if ended or not further:
+                break
+        return verdict
 
-    @property
-    def stops_early(self) -> bool:
-        """Whether the measurement may end between two looks."""
-        return self._terms.stops_early
+    def _has_time_for(self, count: int) -> bool:
+        """Whether `count` launches fit into the time. Those that confirm a suspicion of the first look always do."""
+        if count <= 2 * self._job.launches and self._not_gated != "saving":
+            return True
+        return self._side.seconds(self._current, count) <= self._max_seconds
 
-    def early(self, launches: int) -> tuple[Verdict, bool]:
-        """Return the verdict after `launches` of each side, between two looks, and whether it ends the measurement."""
-        return self._judged(partial(early_stop, launches), final=False)
-
-    def __call__(self, looks: Sequence[int], *, final: bool) -> tuple[Verdict, bool]:
-        """Return the verdict after `looks` and whether it ends the measurement; `final`: no further look will come."""
-        return self._judged(partial(follow, looks, final=final), final=final)
-
-    def _judged(self, rule: _Rule, *, final: bool) -> tuple[Verdict, bool]:
-        verdict, ended = rule(self._verdict)
-        current = self._measurement(self._launches.taken)
-        verdict = verdicts.with_counters(verdict, current, self._reference.measurements(), self._terms.limits)
+    def _completed(self, verdict: Verdict, ended: bool, *, final: bool) -> tuple[Verdict, bool]:
+        """Add what does not depend on times to a verdict, and return whether the measurement ends with it."""
+        current = self._measurement()
+        verdict = verdicts.with_counters(verdict, current, self._side.measurements(), self._job.limits)
         ended = ended or verdict.reason == "counter-rose"  # which no further launch would change
-        if self._terms.saving:
-            ended = final or not verdicts.coarse(current, self._terms.limits, level=self._terms.level)
-        if self._launches.mostly_recompiled or self._reference.mostly_recompiled:
+        if self._not_gated == "saving":
+            ended = final or not verdicts.coarse(current, self._job.limits, level=self._job.level)
+        if self._current.mostly_recompiled or self._side.mostly_recompiled:
             verdict = verdicts.without_steady_windows(verdict)
         return verdict, ended
 
     def _verdict(self, start: int, stop: int, ease: float) -> Verdict:
-        terms, current = self._terms, self._launches.taken[start:stop]
         return verdicts.judge_times(
-            self._measurement(current),
-            self._reference.measurements(start, stop),
-            terms.limits,
-            not_gated=terms.not_gated,
-            level=terms.level * ease,
-            interleaved=terms.interleaved,
-            stretches=[launch.stretches for launch in current],
+            self._measurement(start, stop),
+            self._side.measurements(start, stop),
+            self._job.limits,
+            not_gated=self._not_gated,
+            level=self._job.level * ease,
+            interleaved=self._side.interleaved,
+            stretches=[launch.stretches for launch in self._current.taken[start:stop]],
         )
 
-    def _measurement(self, launches: Sequence[LaunchSamples]) -> Measurement:
-        return measurement(launches, self._environment)
-
-    def recording(self) -> Recording:
-        """Return what would be stored; where it will be, with its resolution and what ranks imported."""
-        launches, terms = self._launches.taken, self._terms
-        current = self._measurement(launches)
-        if not terms.saving:
-            return Recording(measurement=current)
-        return Recording(
-            measurement=current,
-            resolution=verdicts.resolutions(current, terms.limits, level=terms.level),
-            distributions=distributions({module for launch in launches for module in launch.others}),
-        )
+    def _measurement(self, start: int = 0, stop: int | None = None) -> Measurement:
+        return measurement(self._current.taken[start:stop], self.environment)

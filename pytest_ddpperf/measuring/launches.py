@@ -1,6 +1,6 @@
-"""The launches of one side of a measurement, one after the other, and what they come to together.
+"""What is measured, and the launches of one side: one after the other, and what they come to together.
 
-Knows neither limits nor what they are compared with, nor where a launch happens.
+Knows neither what they are compared with nor what is claimed of them.
 """
 
 from __future__ import annotations
@@ -9,10 +9,15 @@ import hashlib
 import json
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 from statistics import fmean
+from typing import TYPE_CHECKING, Any
 
+from pytest_ddpperf import baseline, options
+from pytest_ddpperf.options import Settings
 from pytest_ddpperf.records import (
     Counters,
     Distribution,
@@ -24,7 +29,47 @@ from pytest_ddpperf.records import (
     Recorded,
     Samples,
     Scalar,
+    TestId,
 )
+from pytest_ddpperf.records.asked import Limit, limits_for
+
+if TYPE_CHECKING:
+    from pytest_ddpperf.launch import Launcher, Observer
+    from pytest_ddpperf.launch.paused import PausedLaunch
+
+Setup = Callable[..., Any] | None  # None if the plan says everything
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What is measured, for which test, and how it is judged."""
+
+    test: TestId
+    nodeid: str
+    file: str = ""  # of the test, as `Outcome` has it
+    line: int = 0
+    setups: tuple[Setup, ...]  # one; of an RPC launch the trainers', the master's and the parameter servers'
+    settings: Settings
+    plan: Plan
+    level: float  # the error rate of this measurement
+    batch_size: int | None
+    gate: bool
+    facts: Mapping[str, Scalar]  # recorded with the measurement, beyond what the ranks report
+    notes: tuple[str, ...] = ()
+
+    @property
+    def launches(self) -> int:
+        """How many launches there are before the first look."""
+        return options.launches(self.settings)
+
+    @property
+    def limits(self) -> tuple[Limit, ...]:
+        return limits_for(self.plan, self.settings.limits)
+
+    def environment(self, launches: Launches) -> Environment:
+        """Return the environment of its launches."""
+        facts = {**launches.facts, **self.facts}
+        return baseline.environment(facts, self.plan, batch_size=self.batch_size)
 
 
 class Launches:
@@ -82,6 +127,35 @@ class Launches:
             cause, steps = unsettled[0]
             notes.append(f"after {steps} warm-up steps ({self._plan.warmup} asked) ranks were still {cause}")
         return tuple(notes)
+
+
+class CurrentSide(Launches):
+    """The launches of the current code, by this process's own ranks."""
+
+    def __init__(self, job: Job, launcher: Launcher, observer: Observer, *, steps: int | None = None) -> None:
+        super().__init__(job.plan, self._measure, steps=steps)
+        self._setups, self._launcher, self._observer = job.setups, launcher, observer
+
+    def add(self, launch: LaunchSamples) -> None:
+        super().add(launch)
+        self._observer.launched(launch)
+
+    def pause(self, planned: int, steps: int | None) -> AbstractContextManager[PausedLaunch]:
+        """Return the next of `planned` launches, which has warmed up and is paused."""
+        self._observer.begin(len(self.taken), planned)
+        return self._launcher.hold(self._with(steps), self._setups[0], self._observer)
+
+    def alone(self) -> AbstractContextManager[None]:
+        """Hold the cores and devices of a launch, so that nothing else is timed on them."""
+        return self._launcher.alone(self._plan, self._observer)
+
+    def _measure(self, place: int, planned: int, steps: int | None) -> LaunchSamples:
+        self._observer.begin(place, planned)
+        setup, *others = self._setups
+        return self._launcher.measure(self._with(steps), setup, self._observer, others)
+
+    def _with(self, steps: int | None) -> Plan:
+        return self._plan if steps is None else self._plan.exactly(steps)
 
 
 def measurement(launches: Sequence[LaunchSamples], environment: Environment) -> Measurement:

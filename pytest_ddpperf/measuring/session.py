@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ from pytest_ddpperf.launch import Launcher, Observer
 from pytest_ddpperf.launch.launcher import unpickle
 from pytest_ddpperf.measuring import measurement
 from pytest_ddpperf.measuring.confirm import Confirmation, SideOf
+from pytest_ddpperf.measuring.launches import Job
 from pytest_ddpperf.measuring.machine import Place, described, nodes_for, resolve
-from pytest_ddpperf.measuring.measurement import Job, Measured, Progress
+from pytest_ddpperf.measuring.measurement import Measured
 from pytest_ddpperf.measuring.worker import LeaderConnection, NodeLeaderConnection, call_of, measurement_of
 from pytest_ddpperf.options import Settings
 from pytest_ddpperf.records import Baseline, Plan, Scalar, codec
@@ -130,33 +132,23 @@ class Session:
             came({"results": [base64.b64encode(result).decode() for result in results]})
         return unpickle(results)
 
-    def carry_out(self, job: Job, progress: Progress) -> Measured:
+    def carry_out(self, job: Job, observer: Observer) -> Measured:
+        """Measure and judge, on all nodes of the job's plan; raises the errors of a launch, and BaselineError."""
         if self._serving is not None:
             return self._serving.carry_out(job, self._launcher, self._store)
         if self._fleet is None or job.plan.nodes == 1:
-            measured = self._measured(job, progress)
-        else:
-            asked = measurement_of(job.plan, job.test.label)
-            with self._fleet.together(job.nodeid, asked, job.plan.nodes) as came:
-                measured = self._measured(job, progress)
-                samples = [codec.encode(replace(launch, output=())) for launch in measured.shown]
-                verdict = codec.encode(measured.result.verdict)
-                came({"samples": samples, "verdict": verdict, "fails": measured.outcome.fails})
-        if not measured.outcome.baseline_path:
-            return measured
-        path = Path(measured.outcome.baseline_path)
-        shown = path.relative_to(self._rootdir) if path.is_relative_to(self._rootdir) else path
-        return replace(measured, outcome=replace(measured.outcome, baseline_path=str(shown)))
+            return self._measured(job, observer)
+        asked = measurement_of(job.plan, job.test.label)
+        with self._fleet.together(job.nodeid, asked, job.plan.nodes) as came:
+            measured = self._measured(job, observer)
+            samples = [codec.encode(replace(launch, output=())) for launch in measured.launches]
+            came({"samples": samples, "verdict": codec.encode(measured.verdict), "fails": measured.fails})
+        return measured
 
-    def _measured(self, job: Job, progress: Progress) -> Measured:
-        measured = measurement.carry_out(job, self._launcher, self._store, progress, self._base)
-        if self._base is not None:
-            return measured
-
-        def compare(job: Job, side: BaseSide) -> Measured:
-            return measurement.carry_out(job, self._launcher, self._store, progress, side)
-
-        return self._confirmation.confirm(job, measured, compare)
+    def _measured(self, job: Job, observer: Observer) -> Measured:
+        compare = partial(measurement.carry_out, job, self._launcher, self._store, observer)
+        measured = compare(self._base)
+        return measured if self._base is not None else self._confirmation.confirm(measured, compare)
 
     def save(self, candidate: Baseline, imported: Iterable[str]) -> int:
         """Write a baseline, in place of the one before or in addition to it, and return how many sessions it now has.

@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from pytest_ddpperf import __version__
-from pytest_ddpperf import baseline as store_room
 from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.launch import Launcher, Nobody
 from pytest_ddpperf.launch.failure import text_with_output
 from pytest_ddpperf.launch.launcher import unpickle
 from pytest_ddpperf.launch.remote_ranks import Part
 from pytest_ddpperf.measuring import measurement
-from pytest_ddpperf.measuring.launches import Launches
-from pytest_ddpperf.measuring.measurement import Job, Measured
+from pytest_ddpperf.measuring.baseline_side import Stored
+from pytest_ddpperf.measuring.launches import CurrentSide, Job, Launches
+from pytest_ddpperf.measuring.measurement import Measured
 from pytest_ddpperf.records import LaunchSamples, Plan, Scalar, Status, Verdict, codec
 from pytest_ddpperf.records.errors import BaseSideError, DdpPerfError, LaunchError
 from pytest_ddpperf.wire import payload
@@ -85,10 +85,10 @@ class LeaderConnection:
     def carry_out(self, job: Job, launcher: Launcher, store: Store) -> Measured:
         """Launch as often as the leader asks; raises BaseSideError when it has ended the test."""
         if not job.gate:  # nothing is compared, so nothing is asked
-            return self.without_failure(measurement.carry_out(job, launcher, store, self.relay))
+            return replace(measurement.carry_out(job, launcher, store, self.relay), fails=False)
         self.refuse_after_end()
         self.trees.refuse_strays()
-        launches = measurement.own_launches(job, launcher, self.relay)
+        launches = CurrentSide(job, launcher, self.relay)
         self.say(
             "ready",
             label=job.test.label,
@@ -99,13 +99,13 @@ class LeaderConnection:
         while (order := self.order())["op"] in ("like", "launch", "hold"):
             if order["op"] == "like":
                 job = replace(job, plan=codec.decode(Plan, order["plan"]))
-                launches = measurement.own_launches(job, launcher, self.relay)
+                launches = CurrentSide(job, launcher, self.relay)
                 continue
             launches.steps = order["steps"]
             try:
                 if order["op"] == "launch":
                     launches.take(len(launches.taken) + 1)
-                elif not self._hold(job, launcher, launches):
+                elif not self._hold(launches):
                     continue
             except DdpPerfError as error:
                 needs_room = isinstance(error, LaunchError) and error.needs_room
@@ -118,22 +118,18 @@ class LeaderConnection:
         if order["op"] != "done" or not launches.taken:
             self.over = True
             raise BaseSideError(OVER)
-        environment = store_room.environment({**launches.facts, **job.facts}, job.plan, batch_size=job.batch_size)
         verdict = Verdict(status=Status.NOT_GATED, reason="base-side")
-        return self.without_failure(measurement.measured(job, launches, environment, verdict))
+        side = Stored(store, job.test)
+        return measurement.summarize(job, launches, job.environment(launches), verdict, side, fails=False)
 
     def refuse_after_end(self) -> None:
         """Raise BaseSideError if the leader has ended the test, and a plugin reruns it."""
         if self.over:
             raise BaseSideError(OVER)
 
-    def without_failure(self, found: Measured) -> Measured:
-        """Who leads decides."""
-        return replace(found, outcome=replace(found.outcome, fails=False))
-
-    def _hold(self, job: Job, launcher: Launcher, launches: Launches) -> bool:
+    def _hold(self, launches: CurrentSide) -> bool:
         """Pause a launch until it is to deliver or to be dropped; return whether it was added to `launches`."""
-        with measurement.paused(job, launcher, self.relay, launches.steps) as launch:
+        with launches.pause(len(launches.taken) + 1, launches.steps) as launch:
             self.say("paused", steps=launch.steps, step_seconds=launch.step_seconds)
             while (order := self.order())["op"] == "stretch":
                 launch.stretch(order["steps"])
@@ -207,7 +203,8 @@ class NodeLeaderConnection(LeaderConnection):
             return super().carry_out(job if self.node == 0 else replace(job, gate=False), launcher, store)
 
         def take(plan: Plan, part: Part) -> None:
-            launcher.take_part(plan, part, job.setup, job.others, Nobody(), self)
+            setup, *others = job.setups
+            launcher.take_part(plan, part, setup, others, Nobody(), self)
 
         measured = {"batch_size": job.batch_size, "facts": codec.encode(job.facts), "gate": job.gate}
         asked = measurement_of(job.plan, job.test.label)
@@ -218,9 +215,9 @@ class NodeLeaderConnection(LeaderConnection):
             raise BaseSideError(OVER)
         for data in reported["samples"]:
             launches.add(codec.decode(LaunchSamples, data))
-        environment = store_room.environment({**launches.facts, **job.facts}, job.plan, batch_size=job.batch_size)
-        found = measurement.measured(job, launches, environment, _verdict(reported))
-        return replace(found, outcome=replace(found.outcome, fails=reported.get("fails", False)))
+        fails, side = reported.get("fails", False), Stored(store, job.test)
+        environment = job.environment(launches)
+        return measurement.summarize(job, launches, environment, _verdict(reported), side, fails=fails)
 
     def call(self, plan: Plan, function: Callable[..., Any], args: Sequence[Any], launcher: Launcher) -> list[Any]:
         """The same of a call: the results by rank."""

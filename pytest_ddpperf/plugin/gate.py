@@ -12,8 +12,9 @@ import pytest
 
 from pytest_ddpperf import options
 from pytest_ddpperf.measuring import measurement
+from pytest_ddpperf.measuring.launches import Job
 from pytest_ddpperf.measuring.machine import Place, Unavailable
-from pytest_ddpperf.measuring.measurement import Job, Measured, Result
+from pytest_ddpperf.measuring.measurement import Measured, Result
 from pytest_ddpperf.options import Settings
 from pytest_ddpperf.plugin import state
 from pytest_ddpperf.plugin.items import accept_command, module_of, name_of, nodeid_of, warning_filters, with_place
@@ -143,7 +144,6 @@ class BenchmarkFixture(DistributedFixture):
         """Measure, judge and report; raises GateFailed. `level`: the error rate, if several measurements share one."""
         __tracebackhide__ = True
         line = self._item.reportinfo()[1]  # from 0
-        setup, *others = setups
         job = Job(
             test=TestId(
                 module=module_of(self._run.config, self._item),
@@ -153,11 +153,9 @@ class BenchmarkFixture(DistributedFixture):
             nodeid=nodeid_of(self._item),
             file=self._run.session.shown(Path(self._item.path)),
             line=0 if line is None else line + 1,
-            setup=setup,
-            others=tuple(others),
+            setups=setups,
             settings=self._settings,
             plan=plan,
-            launches=options.launches(self._settings),
             level=self._level(gate) if level is None else level,
             batch_size=batch_size,
             gate=gate,
@@ -169,21 +167,22 @@ class BenchmarkFixture(DistributedFixture):
     def _judged(self, measured: Measured, label: str) -> Result:
         __tracebackhide__ = True
         accept = accept_command(self._item, self._settings)
-        outcome = failure.explained(measured.outcome, baseline=measured.baseline, accept_command=accept)
+        outcome = measurement.build_outcome(measured, self._run.config.rootpath, accept)
         self._state.outcomes.append(outcome)
         before = ci.junit_names(label)  # of an attempt that was rerun
         kept = [each for each in self._item.user_properties if each[0] not in before]
         self._item.user_properties[:] = [*kept, *ci.junit_properties(outcome)]
+        result = measured.result
         if outcome.fails:
             text = failure.gate_failure(outcome)
-            self._state.failed_gates[label] = text, measured.result
-            raise GateFailed(text, measured.result)
-        if measured.result.verdict.reason == "saving":
-            imported = sorted({file for launch in measured.shown for file in launch.files})
+            self._state.failed_gates[label] = text, result
+            raise GateFailed(text, result)
+        if measured.verdict.reason == "saving":
+            imported = sorted({file for launch in measured.launches for file in launch.files})
             self._state.candidates.append((len(self._state.outcomes) - 1, measured.candidate, imported))
         if self._replay is not None and self._run.leader is None:
             self._replay(measured)
-        return measured.result
+        return result
 
     def _notes(self) -> tuple[str, ...]:
         return ()
@@ -236,7 +235,7 @@ class BenchmarkFixture(DistributedFixture):
                 text = failure.launch_failure(error, watcher.launch, watcher.launches)
             else:
                 text = str(error)
-            self._state.outcomes.append(measurement.failed(job, text.splitlines()[0]))
+            self._state.outcomes.append(measurement.build_failure(job, text.splitlines()[0]))
             raise plain_failure(text) from None
         finally:
             watcher.erase()

@@ -171,7 +171,7 @@ class Replay:
             "backend": result.backend,
             **{f"p{q}": result.percentile(q) for q in (10, 50, 75, 90, 95)},
         }
-        other = measured.outcome.baseline_side
+        other = measured.baseline_side
         if other is not None:
             self._benchmark.extra_info["ddpperf"] |= {
                 "against": str(other.version),

@@ -13,13 +13,14 @@ import pytest
 
 from pytest_ddpperf import options
 from pytest_ddpperf.baseline import Store
-from pytest_ddpperf.measuring.measurement import Job, Measured, carry_out
+from pytest_ddpperf.launch import Nobody
+from pytest_ddpperf.measuring import measurement
+from pytest_ddpperf.measuring.launches import Job
+from pytest_ddpperf.measuring.measurement import Measured, build_outcome, carry_out
 from pytest_ddpperf.measuring.worker import LeaderConnection
 from pytest_ddpperf.records import LaunchSamples, Limit, Phases, Plan, TestId, Version
 from tests.unit.test_launches import LAUNCH, UNFIT
 from tests.unit.test_machine import settings
-
-PROGRESS: Any = SimpleNamespace(begin=lambda launch, launches: None, launched=lambda samples: None)
 
 
 def measure(launch: LaunchSamples, store: Store, **asked: Any) -> Measured:
@@ -29,30 +30,27 @@ def measure(launch: LaunchSamples, store: Store, **asked: Any) -> Measured:
 
 def carried_out(launch: Callable[[Plan], LaunchSamples], store: Store, **asked: Any) -> Measured:
     launcher: Any = SimpleNamespace(measure=lambda plan, *_: launch(plan))
-    return carry_out(job(**asked), launcher, store, PROGRESS)
+    return carry_out(job(**asked), launcher, store, Nobody())
 
 
-def job(*, gate: bool = True, max_seconds: float = 600.0, confirms: bool = False, **asked: Any) -> Job:
+def job(*, gate: bool = True, **asked: Any) -> Job:
     of_test = settings(**asked)
     return Job(
         test=TestId(module="m", name="t"),
         nodeid="m.py::t",
-        setup=lambda ctx: lambda: None,
+        setups=(lambda ctx: lambda: None,),
         settings=of_test,
         plan=options.plan(of_test, world_size=1, backend="gloo", device="cpu"),
-        launches=options.launches(of_test),
         level=0.05,
         batch_size=None,
         gate=gate,
         facts={},
-        max_seconds=max_seconds,
-        confirms=confirms,
     )
 
 
 @pytest.mark.parametrize("disable", [False, True])
 def test_a_disabled_measurement_has_no_advice_on_measuring(tmp_path: Path, disable: bool) -> None:
-    notes = measure(UNFIT, Store(tmp_path), disable=disable).outcome.notes
+    notes = measure(UNFIT, Store(tmp_path), disable=disable).notes
     assert "rank 0's clean-up did not end" in notes
     assert any("raise --ddp-warmup" in note for note in notes) is not disable
 
@@ -60,10 +58,10 @@ def test_a_disabled_measurement_has_no_advice_on_measuring(tmp_path: Path, disab
 def test_extending_says_that_there_was_nothing_to_extend(tmp_path: Path) -> None:
     store = Store(tmp_path)
     began = measure(LAUNCH, store, extend_baseline=True)
-    assert began.outcome.notes == ("there was no baseline to extend: the first session begins one",)
-    assert measure(LAUNCH, store, save_baseline=True).outcome.notes == ()
+    assert began.notes == ("there was no baseline to extend: the first session begins one",)
+    assert measure(LAUNCH, store, save_baseline=True).notes == ()
     store.extend(began.candidate)
-    assert measure(LAUNCH, store, extend_baseline=True).outcome.notes == ()
+    assert measure(LAUNCH, store, extend_baseline=True).notes == ()
 
 
 def lasting(step_seconds: float) -> Callable[[Plan], LaunchSamples]:
@@ -95,7 +93,7 @@ def test_sides_of_different_lengths_are_compared_and_it_is_told_where_much_is_lo
     ):
         found = carried_out(lasting(step_seconds), store, limits=limits)
         assert {len(launch) for launch in found.result.step_seconds} == {steps}
-        assert (str(found.result.verdict).replace("IMPROVED", "PASS"), found.outcome.notes) == (verdict, notes)
+        assert (str(found.result.verdict).replace("IMPROVED", "PASS"), found.notes) == (verdict, notes)
         (change,) = found.result.verdict.comparisons
         assert (change.baseline_seconds, change.now_seconds) == pytest.approx((0.02, step_seconds))
         assert found.result.verdict.differences == (), "of steps only what was asked is a fact"
@@ -105,20 +103,21 @@ def test_an_outcome_tells_the_percentiles_of_all_sessions_as_they_were_compared(
     store, limits = Store(tmp_path), (Limit(metric="p50", value=0.1, unit="%"),)
     store.write(carried_out(lasting(0.02), store, save_baseline=True).candidate)
     store.extend(carried_out(lasting(0.0201), store, extend_baseline=True).candidate)
-    outcome = carried_out(lasting(0.025), store, limits=limits).outcome
-    assert [session.steps for session in outcome.sessions] == [40, 40], "as many as now"
-    for session, level in zip(outcome.sessions, (0.02, 0.0201), strict=True):
+    found = build_outcome(carried_out(lasting(0.025), store, limits=limits), tmp_path, "pytest")
+    assert [session.steps for session in found.sessions] == [40, 40], "as many as now"
+    for session, level in zip(found.sessions, (0.02, 0.0201), strict=True):
         assert list(session.launch_seconds) == [f"p{q}" for q in range(5, 100, 5)]
         assert session.launch_seconds["p95"] == pytest.approx((level,) * 5)
-    assert (outcome.limits, outcome.level) == (limits, 0.05)
-    assert carried_out(lasting(0.02), store, save_baseline=True).outcome.sessions == ()
+    assert (found.limits, found.level, found.accept) == (limits, 0.05, "pytest")
+    assert (tmp_path / found.baseline_path).exists(), "relative to rootdir"
+    assert carried_out(lasting(0.02), store, save_baseline=True).sessions == ()
 
 
 def test_what_is_not_compared_is_not_cut(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.write(carried_out(lasting(0.02), store, save_baseline=True, steps=10, min_seconds=0.0).candidate)
     found = carried_out(lasting(0.02), store, warmup=3)
-    assert (found.result.verdict, found.outcome.notes) == ("INCOMPARABLE", ())
+    assert (found.result.verdict, found.notes) == ("INCOMPARABLE", ())
 
 
 def scattered(step_seconds: float, scatter: float) -> Callable[[Plan], LaunchSamples]:
@@ -129,11 +128,12 @@ def scattered(step_seconds: float, scatter: float) -> Callable[[Plan], LaunchSam
 
 @pytest.mark.parametrize(("max_seconds", "launches"), [(600.0, 20), (200.0, 20), (199.0, 10), (1.0, 10)])
 def test_an_open_verdict_has_as_many_launches_as_there_is_time_for_but_those_that_confirm(
-    tmp_path: Path, max_seconds: float, launches: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_seconds: float, launches: int
 ) -> None:
     store, limits = Store(tmp_path), (Limit(metric="p50", value=0.1, unit="%"),)
     store.write(carried_out(scattered(0.02, 0.01), store, save_baseline=True).candidate)
-    found = carried_out(scattered(0.022, 0.08), store, limits=limits, max_seconds=max_seconds)
+    monkeypatch.setattr(measurement, "MAX_SECONDS", max_seconds)
+    found = carried_out(scattered(0.022, 0.08), store, limits=limits)
     assert (len(found.result.step_seconds), found.result.verdict) == (launches, "PASS")
 
 
@@ -155,7 +155,7 @@ class BaselineVersion:
 
 @pytest.mark.parametrize(
     ("asked", "pairs"),
-    [({"against": "main"}, 8), ({"against": "main", "confirms": True}, 10), ({"against": "self"}, 10)],
+    [({"against": "main"}, 8), ({"confirm_seconds": 60.0}, 10), ({"against": "self"}, 10)],
     ids=["another version", "confirming a suspicion", "the same code"],
 )
 def test_a_confirmation_and_the_same_code_rest_on_all_pairs_of_a_look(
@@ -165,7 +165,9 @@ def test_a_confirmation_and_the_same_code_rest_on_all_pairs_of_a_look(
     launcher: Any = SimpleNamespace(measure=lambda plan, *_: lasting(next(open_then_steady))(plan.exactly(50)))
     base: Any = BaselineVersion(lambda plan: lasting(0.02)(plan.exactly(50)))
     limits = (Limit(metric="p50", value=0.1, unit="%"),)
-    found = carry_out(job(limits=limits, turns="launches", **asked), launcher, Store(tmp_path), PROGRESS, base)
+    confirms = {"confirm_seconds": asked.pop("confirm_seconds", None)}
+    of_test = job(limits=limits, turns="launches", **asked)
+    found = carry_out(of_test, launcher, Store(tmp_path), Nobody(), base, **confirms)
     assert (found.result.verdict, len(found.result.step_seconds)) == ("PASS", pairs)
 
 
@@ -175,10 +177,11 @@ def test_a_confirmation_and_the_same_code_rest_on_all_pairs_of_a_look(
     [(0.01, 600.0, 5), (0.1, 600.0, 10), (0.1, 99.0, 5), (0.2, 600.0, 20), (0.2, 199.0, 10)],
 )
 def test_saving_takes_launches_until_two_such_measurements_resolve_the_limits_or_the_time_is_over(
-    tmp_path: Path, scatter: float, max_seconds: float, launches: int, option: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scatter: float, max_seconds: float, launches: int, option: str
 ) -> None:
+    monkeypatch.setattr(measurement, "MAX_SECONDS", max_seconds)
     asked: dict[str, Any] = {option: True, "limits": (Limit(metric="p50", value=0.1, unit="%"),)}
-    saved = carried_out(scattered(0.02, scatter), Store(tmp_path), max_seconds=max_seconds, **asked)
+    saved = carried_out(scattered(0.02, scatter), Store(tmp_path), **asked)
     assert len(saved.result.step_seconds) == launches
 
 
@@ -196,8 +199,8 @@ def test_under_a_debugging_variable_nothing_is_compared(tmp_path: Path, variable
 
 def test_what_another_version_measures_without_a_gate_fails_nothing_there(tmp_path: Path) -> None:
     asked: dict[str, Any] = {"gate": False, "fail_on": frozenset({"not-gated"})}
-    assert measure(LAUNCH, Store(tmp_path), **asked).outcome.fails
+    assert measure(LAUNCH, Store(tmp_path), **asked).fails
     there = LeaderConnection.__new__(LeaderConnection)
-    there.relay = PROGRESS
+    there.relay = Nobody()  # type: ignore[assignment]
     launcher: Any = SimpleNamespace(measure=lambda *_: LAUNCH)
-    assert not there.carry_out(job(**asked), launcher, Store(tmp_path)).outcome.fails
+    assert not there.carry_out(job(**asked), launcher, Store(tmp_path)).fails

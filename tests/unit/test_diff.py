@@ -15,6 +15,7 @@ import pytest
 
 from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.cli.main import main
+from pytest_ddpperf.measuring.measurement import build_outcome
 from pytest_ddpperf.options import parse
 from pytest_ddpperf.records import (
     Environment,
@@ -164,14 +165,14 @@ def test_the_verdict_is_the_plugins(scale: float, tmp_path: Path) -> None:
     saved = carried_out(lambda plan: launch(0.1), store, limits=LIMITS, save_baseline=True)
     store.write(saved.candidate)
     gated = carried_out(lambda plan: launch(0.1 * scale), store, limits=LIMITS)
-    assert gated.outcome.verdict is not None
-    assert gated.outcome.verdict.status.compared
+    assert gated.verdict.status.compared
     path = tmp_path / "diff.json"
-    diff(tmp_path, [saved.outcome], [gated.outcome], "--json", str(path))
+    before, after = (build_outcome(each, tmp_path, "") for each in (saved, gated))
+    diff(tmp_path, [before], [after], "--json", str(path))
     (again,) = json_report.read([path]).outcomes
     assert again.verdict is not None
-    assert (again.verdict.status, again.verdict.reason) == (gated.outcome.verdict.status, gated.outcome.verdict.reason)
-    pairs = zip(again.verdict.comparisons, gated.outcome.verdict.comparisons, strict=True)
+    assert (again.verdict.status, again.verdict.reason) == (gated.verdict.status, gated.verdict.reason)
+    pairs = zip(again.verdict.comparisons, gated.verdict.comparisons, strict=True)
     for ours, theirs in pairs:
         assert ours.change.estimate == pytest.approx(theirs.change.estimate, abs=1e-6)
         assert (ours.level, ours.status, ours.limit) == (theirs.level, theirs.status, theirs.limit)

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
-from pytest_ddpperf.measuring import measurement as benchmark
-from pytest_ddpperf.measuring.measurement import Job, Measured, Result
+from pytest_ddpperf.measuring.launches import Job
+from pytest_ddpperf.measuring.measurement import Measured
 from pytest_ddpperf.measuring.session import Session
 from pytest_ddpperf.plugin.gate import merge_outputs
 from pytest_ddpperf.plugin.items import name_of, nodeid_of
 from pytest_ddpperf.records import Baseline, Outcome, Recording, Status
 from pytest_ddpperf.records.errors import DdpPerfError
 from tests.unit.test_machine import CPU
-from tests.unit.test_report import measurement, outcome, verdict
+from tests.unit.test_report import measurement, verdict
 
 
 @pytest.mark.parametrize(
@@ -117,23 +116,16 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 
 def measured(job: Job, status: Status) -> Measured:
-    figures = measurement()
-    found = replace(
-        outcome(verdict(status)),
-        **{name: getattr(benchmark.failed(job, ""), name) for name in ("nodeid", "test", "plan", "file", "line")},
-    )
-    result = Result(
-        step_seconds=figures.samples.step_seconds,
-        samples=figures.samples.rank_seconds,
-        world_size=2,
-        backend="gloo",
+    found = measurement()
+    return Measured(
+        job=job,
         verdict=verdict(status),
-        environment=figures.environment,
-        counters={},
-        recorded={},
+        fails=status is Status.REGRESSED,
+        measurement=found,
+        launches=(),
+        candidate=Baseline(test=job.test, sessions=(Recording(measurement=found),)),
+        output=(),
     )
-    candidate = Baseline(test=job.test, sessions=(Recording(measurement=figures),))
-    return Measured(result=result, outcome=found, baseline=None, candidate=candidate, output=())
 
 
 def summary(report: list[Any]) -> list[tuple[str, str, bool, list[str]]]:

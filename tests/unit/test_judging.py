@@ -1,21 +1,21 @@
-"""When a measurement ends: what is asked of the judge beyond the rules of looks."""
+"""When a measurement ends: what the judge asks beyond the rules of looks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from pytest_ddpperf.measuring.judging import Judge, Terms
-from pytest_ddpperf.measuring.launches import measurement
-from pytest_ddpperf.measuring.measurement import _looked
+from pytest_ddpperf.measuring.judging import Judge
+from pytest_ddpperf.measuring.launches import Job, measurement
 from pytest_ddpperf.records import Environment, LaunchSamples, Limit, Measurement, Verdict
-from tests.unit.test_launches import LAUNCH
+from tests.unit.test_launches import LAUNCH, job
+from tests.unit.test_machine import settings
 
-ENVIRONMENT = Environment(key={}, must_match={"batch_size": 0}, recorded={})
-LOOKS = (5, 10, 20)
+JOB = replace(job(), level=0.015, settings=settings(limits=(Limit(metric="p50", value=0.1, unit="%"),)))
 
 
 def launches(*seconds: float) -> list[LaunchSamples]:
@@ -24,80 +24,67 @@ def launches(*seconds: float) -> list[LaunchSamples]:
     return [replace(LAUNCH, step_seconds=window, rank_seconds=(window,)) for window in steps]
 
 
-@dataclass
-class Beside:
-    """The other side of pairs."""
+class BaselineSide:
+    """The baseline side: all its steps last 0.01 s, a launch takes a second."""
 
-    theirs: Sequence[LaunchSamples]
-    batch_size: int = 0
     mostly_recompiled = False
 
+    def __init__(self, *, interleaved: bool) -> None:
+        self.interleaved = interleaved
+        self.planned: list[int] = []  # as what number of launches each was announced
+
+    def read(self, environment: Environment, not_gated: str | None) -> None:
+        self._environment = environment
+
     def measurements(self, start: int = 0, stop: int | None = None) -> tuple[Measurement, ...]:
-        environment = replace(ENVIRONMENT, must_match={"batch_size": self.batch_size})
-        return (measurement(self.theirs[start:stop], environment),)
+        return (measurement(launches(*(0.01,) * 20)[start:stop], self._environment),)
 
-    def take(self, here: Any, count: int, *, planned: int) -> None:
-        here.asked.append(planned)
-        here.taken = here.every[:count]
+    def take(self, current: Any, count: int, *, planned: int) -> None:
+        self.planned.append(planned)
+        current.taken = current.every[:count]
 
-    def seconds(self, now: Any, count: int) -> float:
+    def seconds(self, current: Any, count: int) -> float:
         return 1.0 * count
 
 
-class Here:
-    """The side at hand."""
-
-    def __init__(self, every: list[LaunchSamples]) -> None:
-        self.every, self.taken, self.mostly_recompiled = every, list[LaunchSamples](), False
-        self.asked: list[int] = []  # of how many launches each was said to be
-
-
-TERMS = Terms(
-    limits=(Limit(metric="p50", value=0.1, unit="%"),),
-    level=0.015,
-    interleaved=True,
-    not_gated=None,
-    confirming=10,
-    max_seconds=1e9,
-    stops_early=True,
-)
-
-
-def looked(
-    ratios: Sequence[float], terms: Terms = TERMS, *, asked: int = 0, recompiled: bool = False
-) -> tuple[Verdict, Any]:
-    """What a measurement comes to, and the side at hand as it was left; by each of `ratios` that is slower. `asked` is
-    the other side's batch size."""
-    here: Any = Here(launches(*(0.01 * ratio for ratio in ratios)))
-    here.mostly_recompiled = recompiled
-    there: Any = Beside(launches(*(0.01,) * len(ratios)), asked)
-    there.take(here, LOOKS[0], planned=LOOKS[0])
-    return _looked(Judge(terms, here, there, ENVIRONMENT), here, there, LOOKS), here
+def decided(
+    ratios: Sequence[float],
+    of_test: Job = JOB,
+    *,
+    interleaved: bool = True,
+    stops_early: bool = True,
+    max_seconds: float = 1e9,
+    recompiled: bool = False,
+) -> tuple[Verdict, int, list[int]]:
+    """Return the verdict, after how many launches, and as what numbers they were announced. The current side is slower
+    by each of `ratios`."""
+    every = launches(*(0.01 * ratio for ratio in ratios))
+    current: Any = SimpleNamespace(every=every, taken=[], facts={}, mostly_recompiled=recompiled)
+    side: Any = BaselineSide(interleaved=interleaved)
+    verdict = Judge(of_test, current, side, max_seconds=max_seconds, stops_early=stops_early).decide()
+    return verdict, len(current.taken), side.planned
 
 
 STEADY = (1.0, 1.001, 0.999, 1.0005, 0.9995) * 4
-NOISY = (1.0, 1.12, 0.92, 1.08, 0.89) * 4  # within the limit, though nobody can say that it is not 10 % slower
 SLOWER = (1.3, 1.31, 1.29, 1.3, 1.305) * 4
-
-
 OPEN = (1.0, 1.16, 1.0, 1.16, 1.0)  # within the limit, and not settled
 
 
 @pytest.mark.parametrize(
-    ("terms", "count"),
-    [(TERMS, 7), (replace(TERMS, stops_early=False), 10)],
-    ids=["early stop", "none"],
+    ("asked", "count"),
+    [({}, 7), ({"stops_early": False}, 10), ({"interleaved": False}, 10)],
+    ids=["early stop", "none", "stored"],
 )
-def test_interleaved_launches_may_end_between_two_looks(terms: Terms, count: int) -> None:
-    verdict, here = looked((*OPEN, 0.98, *STEADY[:14]), terms)
-    assert (len(here.taken), verdict.status) == (count, "PASS")
-    assert here.asked[:2] == [5, 5]
-    assert set(here.asked[2:]) == {10}, "of which look it is one of"
+def test_interleaved_launches_may_end_between_two_looks(asked: dict[str, bool], count: int) -> None:
+    verdict, taken, planned = decided((*OPEN, 0.98, *STEADY[:14]), **asked)
+    assert (taken, verdict.status) == (count, "PASS")
+    assert planned[0] == 5
+    assert set(planned[2:]) == {10}, "of which look each is one"
 
 
 def test_a_red_waits_for_the_look() -> None:
-    verdict, here = looked(SLOWER)
-    assert (len(here.taken), verdict.status) == (10, "REGRESSED")
+    verdict, taken, _ = decided(SLOWER)
+    assert (taken, verdict.status) == (10, "REGRESSED")
 
 
 @pytest.mark.parametrize(
@@ -106,10 +93,10 @@ def test_a_red_waits_for_the_look() -> None:
     ids=["within the limit", "slower"],
 )
 def test_launches_that_mostly_recompiled_are_within_no_limit(ratios: Sequence[float], status: str, reason: str) -> None:
-    verdict, _ = looked(ratios, recompiled=True)
+    verdict, *_ = decided(ratios, recompiled=True)
     assert (verdict.status, verdict.reason) == (status, reason)
 
 
 def test_time_that_is_up_ends_it_at_a_look() -> None:
-    verdict, here = looked((1.3, 1.0) * 10, replace(TERMS, max_seconds=12.0))
-    assert (len(here.taken), verdict.status) == (10, "INCONCLUSIVE")
+    verdict, taken, _ = decided((1.3, 1.0) * 10, max_seconds=12.0)
+    assert (taken, verdict.status) == (10, "INCONCLUSIVE")

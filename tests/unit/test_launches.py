@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpperf.measuring.baseline_side import Here, Interleaved
-from pytest_ddpperf.measuring.launches import Launches, measurement
+from pytest_ddpperf.launch import Nobody
+from pytest_ddpperf.measuring.baseline_side import Interleaved
+from pytest_ddpperf.measuring.launches import CurrentSide, Job, Launches, measurement
 from pytest_ddpperf.records import Counters, Environment, LaunchSamples, Phases, Plan, RankError, TestId
 from pytest_ddpperf.records.errors import BaseSideError, LaunchError
+from tests.unit.test_machine import settings
 
 LAUNCH = LaunchSamples(
     step_seconds=(0.1, 0.1),
@@ -109,8 +111,18 @@ def test_the_first_launch_decides_how_many_steps_all_have() -> None:
     assert [len(launch.step_seconds) for launch in every.taken] == [7] * 3
 
 
-def watched(launch: int, of: int) -> Any:
-    return PROGRESS
+def job(turns: str = "launches") -> Job:
+    return Job(
+        test=TestId(module="m", name="t"),
+        nodeid="m.py::t",
+        setups=(None,),
+        settings=settings(turns=turns),
+        plan=PLAN,
+        level=0.05,
+        batch_size=None,
+        gate=True,
+        facts={},
+    )
 
 
 def interleaved(theirs: Windows, *, fails: bool = False) -> Interleaved:
@@ -121,11 +133,7 @@ def interleaved(theirs: Windows, *, fails: bool = False) -> Interleaved:
 
     ready = SimpleNamespace(plan=PLAN, batch_size=None, facts={})
     base: Any = SimpleNamespace(begin=lambda nodeid, label, plan: ready, measure=measure)
-    test = TestId(module="m", name="t")
-    return Interleaved(base, "m.py::t", test, begin=watched, plan=PLAN, here=None)
-
-
-PROGRESS: Any = None
+    return Interleaved(base, job(), Nobody())
 
 
 @pytest.mark.parametrize("run", range(5))
@@ -160,6 +168,10 @@ def test_a_side_alone_says_it_for_itself(run: int) -> None:
 # --- pairs whose launches are both alive
 
 
+def exact(plan: Plan) -> int | None:
+    return None if plan == PLAN else plan.steps
+
+
 class Both:
     """Both sides' launches, and what they were told, in the order of it: "n hold 7", "b stretch", ..."""
 
@@ -177,12 +189,13 @@ class Both:
             version="HEAD~1",
             gone=False,
         )
-        here = Here(
-            hold=lambda launch, of, steps: self.hold("n", steps), alone=nullcontext, launched=lambda launched: None
+        launcher: Any = SimpleNamespace(
+            measure=lambda plan, setup, observer, others: self.launch("n", exact(plan)),
+            hold=lambda plan, setup, observer: self.hold("n", exact(plan)),
+            alone=lambda plan, observer: nullcontext(),
         )
-        test = TestId(module="m", name="t")
-        self.now = Launches(PLAN, lambda launch, of, steps: self.launch("n", steps))
-        self.interleaved = Interleaved(base, "m.py::t", test, begin=watched, plan=PLAN, here=here)
+        self.now = CurrentSide(job(), launcher, Nobody())
+        self.interleaved = Interleaved(base, job("stretches"), Nobody())
 
     @contextmanager
     def hold(self, side: str, steps: int | None) -> Iterator[Any]:
@@ -224,9 +237,8 @@ def test_both_sides_of_a_pair_are_alive_and_run_the_same_stretches(run: int) -> 
     orders = [reported for reported in both.reported if "hold" in reported]
     assert sorted(orders[:2]) in (["b hold", "n hold 7"], ["b hold 7", "n hold"]), "whoever comes first says how long"
     assert sorted(orders[2:]) == ["b hold 7", "n hold 7"]
-    (now, _), theirs = both.now.taken, both.interleaved._theirs
-    assert theirs is not None
-    assert now.stretches == theirs.taken[0].stretches
+    now, theirs = both.now.taken[0], both.interleaved.launches[0]
+    assert now.stretches == theirs.stretches
     assert now.stretches[0] == 1, "nothing of the first counts"
     assert sum(now.stretches) - len(now.stretches) == 7
     assert both.alive == 0

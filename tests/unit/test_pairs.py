@@ -8,15 +8,15 @@ from itertools import accumulate
 
 import pytest
 
-from pytest_ddpperf.measuring.baseline_side import Lengths
+from pytest_ddpperf.measuring.baseline_side import stretch_lengths
 
 
 def drawn(steps: int, warm: float, real: float, seed: int) -> list[int]:
-    """The stretches of a window whose steps last `warm` seconds by what the warm-up tells and are `real` ones long."""
-    lengths, found = Lengths(steps, warm, random.Random(seed)), list[int]()
-    while length := lengths.draw():
+    """Return the stretches of a window whose steps last `warm` seconds in the warm-up and `real` ones afterwards."""
+    lengths = stretch_lengths(steps, warm, random.Random(seed))
+    found = [next(lengths)]
+    while length := lengths.send(real):
         found.append(length)
-        lengths.took(real)
     return found
 
 
@@ -43,10 +43,10 @@ def test_steps_that_take_longer_than_in_the_warm_up_come_in_shorter_stretches() 
 
 
 def test_a_stretch_that_is_disturbed_changes_no_length() -> None:
-    lengths = Lengths(10_000, 0.005, random.Random(3))
+    lengths = stretch_lengths(10_000, 0.005, random.Random(3))
+    next(lengths)
     for step_seconds in (0.005, 0.005, 0.5, 0.005, 0.3, 0.005):
-        assert 6 <= lengths.draw() <= 12
-        lengths.took(step_seconds)
+        assert 6 <= lengths.send(step_seconds) <= 12
 
 
 def test_the_step_that_is_not_counted_is_no_certain_one_of_two_or_four() -> None:
