@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from pytest_ddpperf.plugin.fixtures import CollectiveBenchmark as CollectiveBenchmark
     from pytest_ddpperf.plugin.fixtures import DdpBenchmark as DdpBenchmark
     from pytest_ddpperf.plugin.fixtures import DdpRun as DdpRun
+    from pytest_ddpperf.plugin.fixtures import GateFailed as GateFailed
     from pytest_ddpperf.plugin.fixtures import RpcBenchmark as RpcBenchmark
-    from pytest_ddpperf.plugin.gate import GateFailed as GateFailed
     from pytest_ddpperf.plugin.state import node_count as node_count
     from pytest_ddpperf.rank.context import Context as Context
     from pytest_ddpperf.rank.context import RpcContext as RpcContext
@@ -29,7 +29,7 @@ _HOMES = {
     "Context": "rank.context",
     "DdpBenchmark": "plugin.fixtures",
     "DdpRun": "plugin.fixtures",
-    "GateFailed": "plugin.gate",
+    "GateFailed": "plugin.fixtures",
     "Result": "measuring.measurement",
     "RpcBenchmark": "plugin.fixtures",
     "RpcContext": "rank.context",

@@ -1,39 +1,132 @@
-"""The public fixtures: each returns a Result, or raises an ordinary test failure."""
+"""The public fixtures: from a test's call to its Result, or to an ordinary test failure without a traceback of ours."""
 
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from pytest_ddpperf import options
+from pytest_ddpperf.measuring import measurement
+from pytest_ddpperf.measuring.launches import Job, Setup
+from pytest_ddpperf.measuring.machine import Place, Unavailable
 from pytest_ddpperf.measuring.measurement import CollectiveResult, Measured, Result
-from pytest_ddpperf.options import MARKER
-from pytest_ddpperf.plugin.gate import (
-    BenchmarkFixture,
-    DistributedFixture,
-    GateFailed,
-    check_name,
-    check_number,
-    plain_failure,
-)
+from pytest_ddpperf.options import MARKER, Settings
+from pytest_ddpperf.plugin.items import accept_command, module_of, name_of, nodeid_of, warning_filters, with_place
+from pytest_ddpperf.plugin.running import state_of
+from pytest_ddpperf.plugin.state import RUN, Run, own_options, own_settings
+from pytest_ddpperf.plugin.watch import Watcher
+from pytest_ddpperf.records import Plan, RankOutput, TestId
 from pytest_ddpperf.records.asked import Collective, collective, in_words
-from pytest_ddpperf.records.errors import DdpPerfError, LaunchError
+from pytest_ddpperf.records.errors import DdpPerfError, LaunchError, MarkerError, OptionError
+from pytest_ddpperf.report import ci, failure
+from pytest_ddpperf.verdict import TEST_LEVEL
 from pytest_ddpperf.wire import payload
 from pytest_ddpperf.wire.payload import StaysInPytest
+
+if TYPE_CHECKING:
+    from _pytest.outcomes import Failed
+else:
+    Failed = pytest.fail.Exception  # the same class by its public name, which type checkers cannot follow
+
+
+class GateFailed(Failed):
+    """A failed gate: an ordinary test failure that carries the Result."""
+
+    result: Result  #: of the measurement; of several sizes of a collective, of the first that failed
+
+    def __init__(self, text: str, result: Result) -> None:
+        super().__init__(text, pytrace=False)
+        self.result = result
+
+
+def plain_failure(text: str) -> Failed:
+    """Return an ordinary test failure without a traceback of ours."""
+    return Failed(text, pytrace=False)
+
+
+class DistributedFixture:
+    """Base of all fixtures: the test, its settings, its place."""
+
+    _name: str  # of the fixture
+
+    def __init__(self, request: pytest.FixtureRequest, world_size: int = 0) -> None:
+        """`world_size`: 0 for RPC launches, which have trainers and parameter servers."""
+        self._item: pytest.Item = request.node
+        if self._name not in self._item.fixturenames:  # which tests use it has to be known before any of them runs
+            raise plain_failure(
+                f"{self._name}: request.getfixturevalue asks for it too late; ask for it as an argument, or with "
+                f"@pytest.mark.usefixtures({self._name!r}), and take its value then"
+            )
+        self._run: Run = request.config.stash[RUN]
+        self._state = state_of(self._item)
+        self._settings: Settings = own_settings(self._item)
+        self._world_size = world_size
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return StaysInPytest, (self._name,)
+
+    def _plan(self) -> Plan:
+        place = self._find_place(self._run.session.place, self._settings, self._world_size)
+        return self._plan_at(place, self._world_size)
+
+    def _find_place(self, place: Callable[..., Place], *asked: Any) -> Place:
+        """Call `place(*asked)` and turn its errors into pytest's."""
+        try:
+            return place(*asked)
+        except Unavailable as error:
+            pytest.skip(str(error))
+        except MarkerError as error:
+            raise plain_failure(with_place(self._item, error)) from None
+        except OptionError as error:
+            # Without xdist it was found after collection; a worker can only fail the test and tell the controller.
+            self._state.usage_error = str(error)
+            raise plain_failure(f"usage error: {error}") from None
+        except DdpPerfError as error:
+            raise plain_failure(str(error)) from None
+
+    def _plan_at(self, place: Place, world_size: int, **roles: Any) -> Plan:
+        return options.plan(
+            self._settings,
+            world_size=world_size,
+            nodes=place.nodes,
+            backend=place.backend,
+            device=place.device,
+            warning_filters=warning_filters(self._item),
+            **roles,
+        )
+
+    def _show(self, plan: Plan, launches: tuple[tuple[RankOutput, ...], ...]) -> None:
+        """Add the ranks' output to the report; under -s that of this node was streamed already."""
+        streamed = self._run.config.getoption("capture", "no") == "no"
+        for outputs in zip(*launches, strict=True):
+            if streamed and plan.node_of(outputs[0].rank) == 0:
+                continue
+            for stream in ("stdout", "stderr"):
+                text = merge_outputs(getattr(output, stream) for output in outputs)
+                if text:
+                    self._item.add_report_section("call", f"{stream} {outputs[0].name}", text)
+
+
+def merge_outputs(texts: Iterable[str]) -> str:
+    """Join what launches wrote, in order; a text that several launches wrote is shown once."""
+    shown = ""
+    for text, times in Counter(filter(None, texts)).items():
+        shown += text
+        if times > 1:
+            shown += "\n" * (not text.endswith("\n")) + f"(the same in {times} launches)\n"
+    return shown
 
 
 class DdpRun(DistributedFixture):
     """The `ddp_run` fixture."""
 
-    def __init__(self, request: pytest.FixtureRequest, world_size: int) -> None:
-        super().__init__(request)
-        self._world_size = world_size
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return StaysInPytest, ("ddp_run",)
+    _name = "ddp_run"
 
     def __call__(self, fn: Callable[..., Any], *args: Any) -> list[Any]:
         """Call `fn(ctx, *args)` on every rank of a fresh process group.
@@ -45,39 +138,173 @@ class DdpRun(DistributedFixture):
         if not payload.accepts(fn, 1 + len(args)):
             given = f"ctx and {len(args)} more" if args else "ctx"
             raise TypeError(f"ddp_run: {payload.name_of(fn)} is called with {given}, which it does not take")
-        plan = self._plan(self._world_size)
-        watcher = self._watcher(plan)
+        plan = self._plan()
+        watcher = Watcher(self._run.config, warmup=plan.warmup)
         try:
             return self._run.session.call(self._item.nodeid, plan, fn, args, watcher)
-        except LaunchError as error:
-            self._show(plan, (error.output,))
-            raise plain_failure(str(error)) from None
         except DdpPerfError as error:
+            if isinstance(error, LaunchError):
+                self._show(plan, (error.output,))
             raise plain_failure(str(error)) from None
         finally:
             watcher.erase()
 
 
-class _WorldFixture(BenchmarkFixture):
-    """Base of the fixtures that measure a process group of the test's world size."""
+class BenchmarkFixture(DistributedFixture):
+    """Base of the fixtures that measure: from a plan and set-up functions to a verdict."""
 
     def __init__(
         self, request: pytest.FixtureRequest, world_size: int, replay: Callable[[Measured], None] | None
     ) -> None:
-        super().__init__(request, replay)
-        self._world_size = world_size
+        super().__init__(request, world_size)
+        self._replay = replay
+
+    def _gated(
+        self,
+        plan: Plan,
+        *setups: Setup,
+        label: str,
+        batch_size: int | None = None,
+        gate: bool,
+        level: float | None = None,
+    ) -> Result:
+        """Measure, judge and report; raises GateFailed. `level`: the error rate, if several measurements share one."""
+        __tracebackhide__ = True
+        line = self._item.reportinfo()[1]  # from 0
+        job = Job(
+            test=TestId(
+                module=module_of(self._run.config, self._item),
+                name=name_of(self._item, plan.world_size),
+                label=label,
+            ),
+            nodeid=nodeid_of(self._item),
+            file=self._run.session.shown(Path(self._item.path)),
+            line=0 if line is None else line + 1,
+            setups=setups,
+            settings=self._settings,
+            plan=plan,
+            level=self._level(gate) if level is None else level,
+            batch_size=batch_size,
+            gate=gate,
+            facts=self._facts(),
+            notes=self._notes(),
+        )
+        return self._judged(self._measure(job), label)
+
+    def _measure(self, job: Job) -> Measured:
+        watcher = Watcher(self._run.config, warmup=job.plan.warmup)
+        try:
+            measured = self._run.session.carry_out(job, watcher)
+        except DdpPerfError as error:
+            text = str(error)
+            if isinstance(error, LaunchError):
+                self._show(job.plan, (error.output,))
+                text = failure.launch_failure(error, watcher.launch, watcher.launches)
+            self._state.outcomes.append(measurement.build_failure(job, text.splitlines()[0]))
+            raise plain_failure(text) from None
+        finally:
+            watcher.erase()
+        self._show(job.plan, measured.output)
+        return measured
+
+    def _judged(self, measured: Measured, label: str) -> Result:
+        __tracebackhide__ = True
+        accept = accept_command(self._item, self._settings)
+        outcome = measurement.build_outcome(measured, self._run.config.rootpath, accept)
+        self._state.outcomes.append(outcome)
+        before = ci.junit_names(label)  # of an attempt that was rerun
+        kept = [each for each in self._item.user_properties if each[0] not in before]
+        self._item.user_properties[:] = [*kept, *ci.junit_properties(outcome)]
+        result = measured.result
+        if outcome.fails:
+            text = failure.gate_failure(outcome)
+            self._state.failed_gates[label] = text, result
+            raise GateFailed(text, result)
+        if measured.verdict.reason == "saving":
+            imported = sorted({file for launch in measured.launches for file in launch.files})
+            self._state.candidates.append((len(self._state.outcomes) - 1, measured.candidate, imported))
+        if self._replay is not None and self._run.leader is None:
+            self._replay(measured)
+        return result
 
     def _notes(self) -> tuple[str, ...]:
+        """Return, for -v, that the world size of the marker is used and not the one that was asked for."""
+        of_run = self._run.settings
         ignored = (
-            self._settings.sources.get("world_sizes") == MARKER
-            and self._run.settings.sources.get("world_sizes") in ("command line", "ini")
+            self._world_size
+            and self._settings.sources.get("world_sizes") == MARKER
+            and of_run.sources.get("world_sizes") in ("command line", "ini")
             and self._run.config.getoption("verbose", 0) > 0
         )
-        asked = ",".join(map(str, self._run.settings.world_sizes))
+        asked = ",".join(map(str, of_run.world_sizes))
         return (f"the marker's world_size={self._world_size} is used, not {asked}",) if ignored else ()
 
+    def _facts(self) -> dict[str, Any]:
+        workers = getattr(self._run.config, "workerinput", {}).get("workercount", 0)
+        return {**own_options(self._run.config), **({"xdist_workers": workers} if workers else {})}
 
-class DdpBenchmark(_WorldFixture):
+    def _level(self, gate: bool) -> float:
+        """Return this measurement's error rate: a test's, and from its second gate on a half, a sixth, a twelfth of it,
+        which add up to once more."""
+        self._state.gates += gate
+        further = max(self._state.gates, 1)
+        return TEST_LEVEL / max(1, further * (further - 1))
+
+    def _label(self, setups: Mapping[str, Any], batch_size: Any, name: Any) -> str:
+        """Check the arguments of a call and return its label. Raises GateFailed in a rerun of a gate that failed."""
+        __tracebackhide__ = True
+        for role, setup in setups.items():
+            if not callable(setup):
+                raise TypeError(f"{self._name}({setup!r}): {role} must be callable: {_WHAT_SETUP_DOES[role]}")
+        for role, setup in setups.items():
+            self._check_call(role, setup, "ctx", *["shared"] * (role == "trainer" and "master" in setups))
+        check_number("batch_size", batch_size, "examples per rank and step, ")
+        check_name(name)
+        label = name or ""
+        if label in self._state.labels:
+            taken = f"name={name!r} is taken" if name else "it was called before without a name"
+            raise ValueError(f"{self._name}: {taken} in this test: give each further measurement a name of its own")
+        self._state.labels.add(label)
+        if label in self._state.failed_gates:
+            text, result = self._state.failed_gates[label]
+            raise GateFailed(f"{text}\n\nA rerun does not measure again: noise must not turn red into green.", result)
+        return label
+
+    def _check_call(self, role: str, setup: Any, *arguments: str) -> None:
+        __tracebackhide__ = True
+        name, given, does = payload.name_of(setup), " and ".join(arguments), _WHAT_SETUP_DOES[role]
+        if payload.is_model(setup):
+            raise TypeError(f"{self._name}({name}): {role} is called with {given}, and not a model: {does}")
+        if not payload.accepts(setup, len(arguments)):
+            guess = "was the step passed? " if role in ("setup", "trainer") else ""
+            raise TypeError(
+                f"{self._name}({name}): {role} is called with {given}, which {name} does not take; {guess}{does}"
+            )
+
+
+_WHAT_SETUP_DOES = {
+    "setup": "setup(ctx) returns the step to time",
+    "trainer": "trainer(ctx), or trainer(ctx, shared) with a master, returns the step to time",
+    "master": "master(ctx) returns what every trainer gets",
+    "parameter_server": "parameter_server(ctx) prepares a server",
+}
+
+
+def check_number(name: str, value: Any, what: str = "") -> None:
+    __tracebackhide__ = True
+    if value is not None and (type(value) is not int or value < 1):
+        raise ValueError(f"{name}={value!r}: {what}a whole number from 1")
+
+
+def check_name(name: Any) -> None:
+    __tracebackhide__ = True
+    if name is not None and (not isinstance(name, str) or not name.strip()):
+        raise ValueError(f"name={name!r}: a second measurement of a test needs a name that is not empty")
+    if name is not None and not name.isprintable():
+        raise ValueError(f"name={name!r}: it stands in reports and file names, so it is printable text")
+
+
+class DdpBenchmark(BenchmarkFixture):
     """The `ddp_benchmark` fixture."""
 
     _name = "ddp_benchmark"
@@ -97,11 +324,10 @@ class DdpBenchmark(_WorldFixture):
         """
         __tracebackhide__ = True
         label = self._label({"setup": setup}, batch_size, name)
-        plan = self._plan(self._world_size)
-        return self._gated(plan, setup, label=label, batch_size=batch_size, gate=gate)
+        return self._gated(self._plan(), setup, label=label, batch_size=batch_size, gate=gate)
 
 
-class CollectiveBenchmark(_WorldFixture):
+class CollectiveBenchmark(BenchmarkFixture):
     """The `collective_benchmark` fixture."""
 
     _name = "collective_benchmark"
@@ -127,7 +353,7 @@ class CollectiveBenchmark(_WorldFixture):
             raise TypeError(f"{self._name}({op!r}, {sizes!r}): sizes are several, as in ({sizes!r},)")
         asked = self._asked(op, tuple(sizes), dtype)
         check_name(name)
-        plan = self._plan(self._world_size)
+        plan = self._plan()
         level = self._level(gate) / len(asked)
         labels = {words: "-".join(filter(None, (name, words.lower()))) for words in asked}
         self._check_labels(labels)
@@ -156,7 +382,7 @@ class CollectiveBenchmark(_WorldFixture):
                     f"{' by that name' if label != words.lower() else ''}: give each further call a name of its own"
                 )
         for label in labels.values():
-            if label in self._state.failed_gates:  # in a rerun: the others are not asked for again either
+            if label in self._state.failed_gates:  # in a rerun: the others are not measured again either
                 self._label({}, None, label)
 
     def _asked(self, op: Any, sizes: tuple[Any, ...], dtype: Any) -> dict[str, Collective]:
@@ -213,9 +439,8 @@ class RpcBenchmark(BenchmarkFixture):
         check_number("parameter_servers", parameter_servers)
         settings = self._settings
         if trainers is not None:  # as a marker would: what the machine lacks then skips the test
-            sources = {**settings.sources, "trainers": MARKER}
-            settings = replace(settings, trainers=trainers, sources=sources)
+            settings = replace(settings, trainers=trainers, sources={**settings.sources, "trainers": MARKER})
         counts = settings.trainers, parameter_servers or settings.parameter_servers
-        place = self._placed(self._run.session.place_rpc, settings, *counts)
+        place = self._find_place(self._run.session.place_rpc, settings, *counts)
         plan = self._plan_at(place, counts[0], parameter_servers=counts[1], master=master is not None)
-        return self._gated(plan, trainer, master, parameter_server, label=label, batch_size=batch_size, gate=gate)
+        return self._gated(plan, *setups.values(), label=label, batch_size=batch_size, gate=gate)

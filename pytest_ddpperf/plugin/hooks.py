@@ -1,5 +1,5 @@
-"""pytest's hooks of every run. Those around each test are in `running`, which is imported if there are distributed
-tests."""
+"""pytest's hooks of every run, and the fixtures. The hooks around each test are in `running`, which is imported if
+there are distributed tests."""
 
 from __future__ import annotations
 
@@ -8,15 +8,19 @@ import sys
 from collections.abc import Generator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_ddpperf import options
-from pytest_ddpperf.plugin import declared, state
-from pytest_ddpperf.plugin.items import WORLD_SIZE, is_distributed, measures
-from pytest_ddpperf.plugin.reporter import Reporter, ResultListener
-from pytest_ddpperf.plugin.snapshot import SNAPSHOT, take_snapshot, traces_one_side
-from pytest_ddpperf.plugin.state import RUN, Run
+from pytest_ddpperf.plugin import state
+from pytest_ddpperf.plugin.items import WORLD_SIZE, has_benchmark, is_distributed, measures
+from pytest_ddpperf.plugin.reporter import Reporter, ResultListener, prepare_files
+from pytest_ddpperf.plugin.state import RUN, SNAPSHOT, Run, take_snapshot, traces_one_side
+
+if TYPE_CHECKING:
+    from pytest_ddpperf.plugin.fixtures import CollectiveBenchmark, DdpBenchmark, DdpRun, RpcBenchmark
+    from pytest_ddpperf.plugin.watch import Replay
 
 _LISTENER = "ddpperf-results"
 
@@ -42,7 +46,8 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", options.MARKER_HELP)
-    declared.register(config.pluginmanager)
+    if has_benchmark(config.pluginmanager):
+        config.pluginmanager.register(_ReplayToBenchmark(), "ddpperf-replay")
     _begin(config)
 
 
@@ -63,12 +68,11 @@ def _begin(config: pytest.Config) -> None:
 
 def _check(config: pytest.Config, run: Run) -> None:
     """Refuse invalid settings."""
-    from pytest_ddpperf.plugin import written
     from pytest_ddpperf.records.errors import MissingExtraError, OptionError
 
     try:
         settings = run.settings
-        written.begin(run)
+        prepare_files(run)
     except (OptionError, MissingExtraError) as error:
         raise pytest.UsageError(str(error)) from None
     workers = _workers(config)
@@ -141,7 +145,7 @@ def _expect(run: Run, items: list[pytest.Item]) -> None:
 
     plugins = run.config.pluginmanager
     plugins.register(RunningTests(run), "ddpperf-tests")
-    if declared.has_benchmark(plugins):
+    if has_benchmark(plugins):
         for item in filter(measures, run.items):
             # pytest-benchmark warns if a launch fails before anything was replayed: an error under -W error.
             item.add_marker(pytest.mark.filterwarnings("ignore:Benchmark fixture was not used at all"))
@@ -188,3 +192,69 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
     if not run.items or run.worker or _only_shows(config):
         return []
     return list(run.report.header(config.getoption("verbose")))
+
+
+# --- fixtures, as pytest lists them: what they adapt is imported when a distributed test needs it
+
+
+@pytest.fixture
+def _ddp_world_size(request: pytest.FixtureRequest) -> int:
+    """The world size of a test that is not parametrised with several."""
+    settings = state.own_settings(request.node)
+    if len(settings.world_sizes) > 1:
+        sizes = ",".join(map(str, settings.world_sizes))
+        pytest.fail(
+            f"world sizes {sizes}: neither a unittest.TestCase nor a single parameter can have several; "
+            "give it @pytest.mark.ddp(world_size=N), or the test one list",
+            pytrace=False,
+        )
+    return settings.world_sizes[0]
+
+
+@pytest.fixture
+def ddp_run(request: pytest.FixtureRequest, _ddp_world_size: int) -> DdpRun:
+    """Call `ddp_run(fn, *args)`: `fn(ctx, *args)` on every rank of a fresh process group; the results by rank."""
+    from pytest_ddpperf.plugin.fixtures import DdpRun
+
+    return DdpRun(request, _ddp_world_size)
+
+
+@pytest.fixture
+def ddp_benchmark(request: pytest.FixtureRequest, _ddp_world_size: int, _ddp_replay: Replay | None) -> DdpBenchmark:
+    """Call `ddp_benchmark(setup, batch_size=...)`: time a distributed training step on real ranks and gate it."""
+    from pytest_ddpperf.plugin.fixtures import DdpBenchmark
+
+    return DdpBenchmark(request, _ddp_world_size, _ddp_replay)
+
+
+@pytest.fixture
+def rpc_benchmark(request: pytest.FixtureRequest, _ddp_replay: Replay | None) -> RpcBenchmark:
+    """Call `rpc_benchmark(trainer, master=..., parameter_server=...)`: time trainers that call others by RPC."""
+    from pytest_ddpperf.plugin.fixtures import RpcBenchmark
+
+    return RpcBenchmark(request, 0, _ddp_replay)
+
+
+@pytest.fixture
+def collective_benchmark(
+    request: pytest.FixtureRequest, _ddp_world_size: int, _ddp_replay: Replay | None
+) -> CollectiveBenchmark:
+    """Call `collective_benchmark(op, sizes, dtype=...)`: time and check one collective over several sizes."""
+    from pytest_ddpperf.plugin.fixtures import CollectiveBenchmark
+
+    return CollectiveBenchmark(request, _ddp_world_size, _ddp_replay)
+
+
+@pytest.fixture
+def _ddp_replay() -> None:
+    """Without pytest-benchmark nothing is replayed."""
+
+
+class _ReplayToBenchmark:
+    """With pytest-benchmark: its fixture is among those of a test, so that --benchmark-only and -skip see the test."""
+
+    @pytest.fixture
+    def _ddp_replay(self, request: pytest.FixtureRequest, benchmark: Any) -> Replay:
+        from pytest_ddpperf.plugin.watch import Replay
+
+        return Replay(benchmark, request.node)

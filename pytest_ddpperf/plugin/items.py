@@ -46,6 +46,11 @@ def measures(item: pytest.Item) -> bool:
     return uses(item, BENCHMARKS)
 
 
+def has_benchmark(plugins: pytest.PytestPluginManager) -> bool:
+    """Say whether pytest-benchmark is there, by its entry point or by `-p pytest_benchmark.plugin`."""
+    return any(map(plugins.hasplugin, ("benchmark", "pytest_benchmark.plugin")))
+
+
 def world_sizes(item: pytest.Item, settings: Settings) -> tuple[int, ...]:
     """Return the one world size of a test that is parametrised with several, else those of its settings."""
     parameters = getattr(getattr(item, "callspec", None), "params", {})

@@ -18,8 +18,7 @@ from pytest_ddpperf import __version__, options
 from pytest_ddpperf.launch.request import inherited
 from pytest_ddpperf.options import Settings
 from pytest_ddpperf.plugin.items import conftests, named_tests
-from pytest_ddpperf.plugin.snapshot import snapshot_of
-from pytest_ddpperf.plugin.state import Run
+from pytest_ddpperf.plugin.state import Run, snapshot_of
 from pytest_ddpperf.records import Scalar, codec
 from pytest_ddpperf.records.errors import DdpPerfError, NodesError
 from pytest_ddpperf.remote import handshake, rendezvous

@@ -1,14 +1,20 @@
-"""The end of a run: its results go to the reports. Reports are imported only when there is something to report."""
+"""The end of a run: results go to the terminal and to files. Reports are imported if there is something to
+report."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
-from typing import Any
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_ddpperf.plugin.state import Run
+
+if TYPE_CHECKING:
+    from pytest_ddpperf.measuring.outcomes import RunResults
 
 
 class Reporter:
@@ -36,11 +42,8 @@ class Reporter:
         run.end(self._refused)
         if run.reported and run.report.usage_error:
             session.exitstatus = pytest.ExitCode.USAGE_ERROR
-        if self._writes:
-            from pytest_ddpperf.plugin import written
-
-            if not written.write(run) and session.exitstatus == pytest.ExitCode.OK:
-                session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        if self._writes and not write_files(run) and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         run = self._run
@@ -69,3 +72,73 @@ class ResultListener:
         message = getattr(report, "ddpperf", None)
         if message is not None:
             self._run.report.take(message)
+
+
+# --- reports that are files
+
+
+def prepare_files(run: Run) -> None:
+    """Check that the requested reports can be made, before a run that may take hours; raises MissingExtraError.
+
+    Note the commit while the run has saved nothing yet."""
+    settings = run.settings
+    if settings.html_path is not None:
+        from pytest_ddpperf.report import page
+
+        page.check("--ddp-html")
+    asked = (settings.json_path, settings.markdown_path, settings.html_path, settings.history_dir)
+    if any(path is not None for path in asked) and not run.worker:
+        _ = run.report  # which begins when it is first used
+
+
+def write_files(run: Run) -> bool:
+    """Write the requested reports and return whether all were written. The summary says which were not, and why."""
+    from pytest_ddpperf import files
+    from pytest_ddpperf.records import codec
+    from pytest_ddpperf.report.markdown import appends
+
+    reports: tuple[tuple[str, Path | None, Callable[[RunResults], str]], ...] = (
+        ("--ddp-json", run.settings.json_path, lambda report: codec.dumps(report.data())),
+        ("--ddp-markdown", run.settings.markdown_path, lambda report: report.markdown()),
+        ("--ddp-html", run.settings.html_path, lambda report: report.html()),
+    )
+    for option, path, text in reports:
+        if path is not None:
+            with _noting_errors(run.report, f"{option} {path} was not written"):
+                files.write(path, text(run.report), append=appends(path))
+    if run.settings.history_dir is not None and run.reported:
+        with _noting_errors(run.report, "--ddp-history"):
+            _add_to_history(run.report, run.settings.history_dir, run.config.rootpath)
+    return not run.reported or not run.report.unwritten
+
+
+@contextmanager
+def _noting_errors(report: RunResults, what: str) -> Iterator[None]:
+    """Let the summary say why a report was not written. Other reports are still written, but the run fails."""
+    from pytest_ddpperf.records.errors import DdpPerfError
+
+    try:
+        yield
+    except OSError as error:
+        report.unwritten.append(f"{what}: {error.strerror or error}")
+    except DdpPerfError as error:
+        report.unwritten.append(f"{what}: {error}")
+    except Exception as error:
+        report.unwritten.append(f"{what}: {type(error).__name__}: {error}")
+
+
+def _add_to_history(report: RunResults, root: Path, measured: Path) -> None:
+    """Add the measurements of the code in `measured` to the history, or say why not; raises HistoryError."""
+    from pytest_ddpperf.git import why_unknown
+    from pytest_ddpperf.history import entries
+    from pytest_ddpperf.report.text import several
+
+    entry = entries.make_entry(report.outcomes, report.run)
+    why = entries.why_unfit(report.run) if entry.measurements else "no measurement describes this commit alone"
+    if why:
+        unknown = entry.measurements and not (report.run.commit and report.run.committed)
+        reason = why_unknown(measured) if unknown else ""
+        report.messages.append(f"--ddp-history: nothing was added: {why}{f': {reason}' * bool(reason)}")
+        return
+    path = entries.add_entry(root, entry)
+    report.messages.append(f"--ddp-history: {several(len(entry.measurements), 'measurement')} added as {path}")

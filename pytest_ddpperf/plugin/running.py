@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from pytest_ddpperf.measuring.outcomes import encode_results
-from pytest_ddpperf.plugin.declared import has_benchmark
-from pytest_ddpperf.plugin.items import is_distributed, measures
+from pytest_ddpperf.plugin.items import has_benchmark, is_distributed, measures
 from pytest_ddpperf.plugin.state import Run
 from pytest_ddpperf.plugin.watch import mark_with_clock
 from pytest_ddpperf.records import Baseline, Outcome
@@ -95,7 +94,7 @@ class RunningTests:
         return report
 
     def _begin(self, item: pytest.Item) -> None:
-        self._run.timetable.start(item.nodeid)
+        self._run.begin_test(item.nodeid)
         state_of(item).begin_attempt()
         # Asked again: CodSpeed unregisters pytest-benchmark, and its own reading of the marker knows no timer.
         if has_benchmark(item.config.pluginmanager) and measures(item):

@@ -1,18 +1,21 @@
-"""The state of the plugin in one pytest process, and the settings of its tests."""
+"""The state of the plugin in one pytest process: how it began, its run, and the settings of its tests."""
 
 from __future__ import annotations
 
+import ast
+import os
+import re
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
 from pytest_ddpperf import options
 from pytest_ddpperf.plugin.items import RPC, WORLD_SIZE, measures, modules_by_name, uses, with_place, world_sizes
-from pytest_ddpperf.plugin.snapshot import snapshot_of, traces_one_side
 
 if TYPE_CHECKING:
     from pytest_ddpperf.measuring.confirm import SideOf
@@ -27,32 +30,75 @@ if TYPE_CHECKING:
 LEADER: pytest.StashKey[LeaderConnection] = pytest.StashKey()
 
 
-class Timetable:
-    """When distributed tests started, and how long they took."""
+# --- before the user's conftests
 
-    def __init__(self) -> None:
-        self._started: dict[str, float] = {}  # by node id: when the last attempt began
-        self._seconds: dict[str, float] = {}  # by node id: of all attempts that ended
+_LONGEST = 200  # characters of a value that is worth a line of a baseline
+_SECRET = (
+    r"(token|(api|access|auth|bearer|hf|hub|refresh)[-_]?tokens"  # as against --max-tokens
+    r"|(secret|password|passwd|passphrase|(api|access|private)[-_]?key)s?"
+    r"|(^|[-_])(pwd|pass|auth|credentials?))([-_](json|value|str|string|header|file))?$"
+)
 
-    @property
-    def started(self) -> int:
-        return len(self._started)
 
-    def start(self, nodeid: str) -> None:
-        self._started[nodeid] = time.monotonic()
+class ProcessSnapshot(NamedTuple):
+    """Environment, import path and options before any conftest, and before any other plugin's hook. The pytest of
+    another version starts from these; its own conftests set the rest."""
 
-    def end(self, nodeid: str) -> None:
-        began = self._started.get(nodeid)
-        if began is not None:
-            self._seconds[nodeid] = self._seconds.get(nodeid, 0.0) + time.monotonic() - began
+    environ: Mapping[str, str]
+    sys_path: tuple[str, ...]
+    options: frozenset[str]  # by name in `config.option`
 
-    def remaining_seconds(self, tests: int) -> float | None:
-        """Estimate the seconds until all `tests` have ended, from the mean of those so far; None before one ended."""
-        if not self._seconds:
-            return None
-        running = time.monotonic() - max(self._started.values())
-        mean = sum(self._seconds.values()) / len(self._seconds)
-        return max(mean - running, 0.0) + mean * max(tests - self.started, 0)
+
+SNAPSHOT = pytest.StashKey[ProcessSnapshot]()
+
+
+def take_snapshot(config: pytest.Config) -> ProcessSnapshot:
+    options = {**vars(config.known_args_namespace), **vars(config.option)}
+    return ProcessSnapshot(dict(os.environ), tuple(sys.path), frozenset(options))
+
+
+def snapshot_of(config: pytest.Config) -> ProcessSnapshot:
+    """Return the snapshot; a new one if a conftest's `pytest_plugins` loaded the plugin later."""
+    return config.stash.get(SNAPSHOT, None) or take_snapshot(config)
+
+
+# Set by coverage.py, or pytest-cov before 7, to measure processes that this one starts.
+_TRACING = ("COVERAGE_PROCESS_CONFIG", "COV_CORE_DATAFILE")
+
+
+def traces_one_side(snapshot: ProcessSnapshot) -> bool:
+    """Say whether coverage traces the ranks of this pytest. Those of another version, without --cov, are faster."""
+    return any(os.environ.get(name) != snapshot.environ.get(name) for name in _TRACING)
+
+
+def own_options(config: pytest.Config) -> dict[str, str]:
+    """Return the options that the user's conftests added, with the `repr` of their values.
+
+    Options that may be secrets are left out, and paths, which mean nothing on another day."""
+    return dict(_plain(config, config.stash[SNAPSHOT].options)) if SNAPSHOT in config.stash else {}
+
+
+def _plain(config: pytest.Config, before: frozenset[str]) -> Iterator[tuple[str, str]]:
+    for name, value in sorted(vars(config.option).items()):
+        if name not in before and not holds_secret(name):
+            text = repr(value)
+            if len(text) <= _LONGEST and os.sep not in text and _is_literal(text, value):
+                yield "--" + name.replace("_", "-"), text
+
+
+def holds_secret(option: str) -> bool:
+    """Say whether an option's name suggests a secret, which no file and no report may show."""
+    return re.search(_SECRET, option, re.IGNORECASE) is not None
+
+
+def _is_literal(text: str, value: object) -> bool:
+    try:
+        return bool(ast.literal_eval(text) == value)
+    except (ValueError, SyntaxError):
+        return False
+
+
+# --- one run
 
 
 class Run:
@@ -65,7 +111,8 @@ class Run:
         self.items: list[pytest.Item] = []  # distributed tests
         self.deselected: set[str] = set()  # node ids
         self.failed: set[str] = set()  # node ids of tests, and of what could not be collected
-        self.timetable = Timetable()
+        self._started: dict[str, float] = {}  # by node id: when the last attempt of a distributed test began
+        self._seconds: dict[str, float] = {}  # by node id: of all attempts that ended
         self.snapshot = snapshot_of(config)
         self.other_nodes: OtherNodes | None = None  # the other nodes, if this pytest leads them
         self.pytest_session: pytest.Session | None = None
@@ -181,16 +228,25 @@ class Run:
         refused_nodes = self.other_nodes is not None and bool(self.other_nodes.reported)
         return self._report is not None and (refused_nodes or not self._report.empty)
 
-    def remaining(self) -> tuple[int, int, float | None]:
-        """Return the number of the running test, from 1, how many there are, and `Timetable.remaining_seconds`."""
-        tests = len(self.items)
-        return self.timetable.started, tests, self.timetable.remaining_seconds(tests)
+    def begin_test(self, nodeid: str) -> None:
+        self._started[nodeid] = time.monotonic()
 
     def end_test(self, nodeid: str) -> None:
         """End a distributed test; on the baseline side and on other nodes too."""
-        self.timetable.end(nodeid)
+        if nodeid in self._started:
+            self._seconds[nodeid] = self._seconds.get(nodeid, 0.0) + time.monotonic() - self._started[nodeid]
         if self._session is not None:
             self._session.leave()
+
+    def remaining(self) -> tuple[int, int, float | None]:
+        """Return the number of the running test, from 1, how many there are, and about how many seconds they will still
+        take, by the mean of those so far; None before one ended."""
+        number, tests = len(self._started), len(self.items)
+        if not self._seconds:
+            return number, tests, None
+        running = time.monotonic() - max(self._started.values())
+        mean = sum(self._seconds.values()) / len(self._seconds)
+        return number, tests, max(mean - running, 0.0) + mean * max(tests - number, 0)
 
     def close(self) -> None:
         with ExitStack() as closing:

@@ -13,7 +13,7 @@ import pytest
 from pytest_ddpperf.measuring.launches import Job
 from pytest_ddpperf.measuring.measurement import Measured
 from pytest_ddpperf.measuring.session import Session
-from pytest_ddpperf.plugin.gate import merge_outputs
+from pytest_ddpperf.plugin.fixtures import merge_outputs
 from pytest_ddpperf.plugin.items import name_of, nodeid_of
 from pytest_ddpperf.records import Baseline, Outcome, Recording, Status
 from pytest_ddpperf.records.errors import DdpPerfError

@@ -108,8 +108,7 @@ def test_a_run_without_distributed_tests_imports_the_table_of_options_and_the_ho
     code = "import sys, pytest_ddpperf.plugin.hooks; print(*sorted(sys.modules))"
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     found = [name for name in output.split() if name.startswith("pytest_ddpperf")]
-    modules = ("options", "options.table", "plugin", "plugin.declared", "plugin.hooks", "plugin.items")
-    modules += ("plugin.reporter", "plugin.snapshot", "plugin.state")
+    modules = ("options", "options.table", "plugin", "plugin.hooks", "plugin.items", "plugin.reporter", "plugin.state")
     assert found == ["pytest_ddpperf", *(f"pytest_ddpperf.{package}" for package in modules)]
 
 

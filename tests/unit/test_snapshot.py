@@ -7,8 +7,7 @@ import sys
 
 import pytest
 
-from pytest_ddpperf.plugin.snapshot import SNAPSHOT, holds_secret, own_options
-from pytest_ddpperf.plugin.state import RUN
+from pytest_ddpperf.plugin.state import RUN, SNAPSHOT, holds_secret, own_options
 
 CONFTEST = """
 import os, pathlib, sys

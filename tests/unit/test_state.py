@@ -180,27 +180,28 @@ def test_warning_filters_are_those_of_pytest_in_its_order(collect: Collect, pyte
 
 
 def test_the_remaining_time_follows_from_tests_that_have_ended_and_a_rerun_is_no_other_test(
-    monkeypatch: pytest.MonkeyPatch,
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    timetable = state.Timetable()
+    run = pytester.parseconfigure().stash[state.RUN]
+    run.items = [None] * 4  # type: ignore[list-item]
     clock = [100.0]
     monkeypatch.setattr(state.time, "monotonic", lambda: clock[0])
 
     def take(nodeid: str, seconds: float) -> None:
-        timetable.start(nodeid)
+        run.begin_test(nodeid)
         clock[0] += seconds
-        timetable.end(nodeid)
+        run.end_test(nodeid)
 
-    timetable.start("a")
-    assert (timetable.started, timetable.remaining_seconds(4)) == (1, None)
+    run.begin_test("a")
+    assert run.remaining() == (1, 4, None)
     take("a", 20)
     take("a", 20)  # once more, which failed before
-    timetable.start("b")
-    assert (timetable.started, timetable.remaining_seconds(4)) == (2, 120)
+    run.begin_test("b")
+    assert run.remaining() == (2, 4, 120)
     clock[0] += 30
-    assert timetable.remaining_seconds(4) == 90
+    assert run.remaining() == (2, 4, 90)
     clock[0] += 30
-    assert timetable.remaining_seconds(4) == 80, "longer than those before: two more are left"
+    assert run.remaining() == (2, 4, 80), "longer than those before: two more are left"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pytest_ddpperf.measuring.outcomes import RunResults
-from pytest_ddpperf.plugin import state, written
+from pytest_ddpperf.plugin import reporter, state
 from pytest_ddpperf.records import RunInfo, Status, codec
 from pytest_ddpperf.records.errors import AgainstError
 from tests.unit.test_git import commit
@@ -23,7 +23,7 @@ def reported(run: RunInfo, measured: Path) -> list[str]:
     """Of adding a measurement to the history in a folder of its own."""
     report = RunResults(run)
     report.take({"outcomes": [codec.encode(outcome(verdict(Status.PASS)))]})
-    written._remember(report, measured / "history", measured)
+    reporter._add_to_history(report, measured / "history", measured)
     return report.messages
 
 
