@@ -1,6 +1,7 @@
 """Confirming a suspicion against a stored baseline: the baseline's own code is measured again, next to today's.
 
-It is an ordinary comparison with another version. A run has one budget of seconds for it, and one other side at a time.
+It is an ordinary comparison with another version. A run has one budget of seconds for all of them, and one baseline
+side at a time.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from pytest_ddpperf import verdict as verdicts
 from pytest_ddpperf.baseline.source import find_source
-from pytest_ddpperf.measuring.launches import distributions
+from pytest_ddpperf.measuring.launches import distributions, modules_imported
 from pytest_ddpperf.measuring.measurement import Measured, does_fail
 from pytest_ddpperf.records import Baseline, Recording, Scalar, Status
 from pytest_ddpperf.records.errors import AgainstError, DdpPerfError
@@ -34,11 +35,12 @@ class NotConfirmed(Exception):
 
 
 class Confirmation:
-    """What a run has for it: seconds, and the other side that is alive."""
+    """What a run has for confirming suspicions: seconds, and the baseline side that is alive."""
 
     def __init__(self, seconds: float, rootdir: Path, baseline_dir: Path, side_of: SideOf | str) -> None:
         """`side_of` starts a commit's own tests; a string says why nothing is confirmed, "" if nobody asked for it."""
         self._budget = self._left = seconds
+        self._until = 0.0  # by the monotonic clock, when the budget of this suspicion is used up
         self._rootdir, self._baseline_dir, self._side_of = rootdir, baseline_dir, side_of
         self._side: BaseSide | None = None
         self._commit = ""  # of the side
@@ -51,34 +53,32 @@ class Confirmation:
         stored, baseline = measured.verdict, measured.baseline
         if not self._side_of or baseline is None or not verdicts.is_suspected(stored):
             return measured
-        began = time.monotonic()
+        self._until = time.monotonic() + self._left
         try:
             return self._confirmed(measured, baseline, compare)
         except NotConfirmed as why:
             if stored.status is Status.PASS:
                 return measured
             return replace(measured, notes=(*measured.notes, f"not confirmed with the baseline's own code: {why}"))
-        except BaseException:  # Ctrl-C or a plugin's time limit: the state of the other side is unknown
+        except BaseException:  # Ctrl-C or a plugin's time limit: the state of the baseline side is unknown
             self.close()
             raise
         finally:
             if self._side is not None:
                 self._side.leave()  # so that it does not disturb the next measurement
-            self._left -= time.monotonic() - began
+            self._left = self._until - time.monotonic()
 
     def _confirmed(self, measured: Measured, baseline: Baseline, compare: Compare) -> Measured:
         if isinstance(self._side_of, str):
             raise NotConfirmed(self._side_of)
-        began, job = time.monotonic(), measured.job
+        job = measured.job
         # Two looks of both sides, which is what a slowdown takes.
         needed = 4 * sum(launch.phases.total for launch in measured.launches[: job.launches])
-        self._check_budget(needed, self._left)
-        session = baseline.sessions[-1]
-        side = self._side_for(self._commit_of(session, Path(measured.baseline_path)))
+        self._check_budget(needed)
+        side = self._side_for(self._commit_of(baseline.sessions[-1], Path(measured.baseline_path)))
         if missing := side.why_missing(job.nodeid):
             raise NotConfirmed(_first_line(missing))
-        left = self._left - (time.monotonic() - began)
-        self._check_budget(needed, left)
+        left = self._check_budget(needed)
         # Windows are as long as those that raised the suspicion: some slowdowns grow with every step.
         steps = len(measured.launches[0].step_seconds)
         try:
@@ -118,11 +118,14 @@ class Confirmation:
             raise NotConfirmed(source.why)
         return source.commit
 
-    def _check_budget(self, needed: float, left: float) -> None:
+    def _check_budget(self, needed: float) -> float:
+        """Return how many seconds are left; raises NotConfirmed if they are too few."""
+        left = self._until - time.monotonic()
         if left < needed:
             self._unaffordable += 1
             have = f"{max(left, 0.0):.0f} of the {self._budget:g} s of --ddp-confirm are left"
             raise NotConfirmed(f"it takes about {needed:.0f} s, and {have}")
+        return left
 
     def _side_for(self, commit: str) -> BaseSide:
         """Return the side of a commit: the one that is alive, or another in its place."""
@@ -132,7 +135,7 @@ class Confirmation:
             self.close()
             assert callable(self._side_of)
             try:
-                self._side, self._commit = self._side_of(commit, self._left), commit
+                self._side, self._commit = self._side_of(commit, self._until - time.monotonic()), commit
             except DdpPerfError as error:
                 why = _first_line(error.problem if isinstance(error, AgainstError) else str(error))
                 self._failed[commit] = why
@@ -176,8 +179,7 @@ def _other_causes(measured: Measured, baseline: Baseline) -> Iterator[str]:
     hosts = [each.measurement.environment.recorded.get("host") for each in baseline.sessions]
     if current.get("host") not in hosts:
         yield f"host {hosts[-1]} -> {current.get('host')}"
-    modules = {module for launch in measured.launches for module in launch.others}
-    before, after = session.distributions, distributions(modules)
+    before, after = session.distributions, distributions(modules_imported(measured.launches))
     for name in sorted({*before, *after}):
         old, new = before.get(name), after.get(name)
         if old != new:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
@@ -159,24 +159,26 @@ class CurrentSide(Launches):
 
 
 def measurement(launches: Sequence[LaunchSamples], environment: Environment) -> Measurement:
-    return Measurement(samples=samples(launches), environment=environment, counters=_counters(launches))
+    def every(name: str) -> Any:
+        """Return a figure of all launches; None if one of them lacks it."""
+        found = tuple(getattr(launch, name) for launch in launches)
+        return None if None in found else found
 
-
-def samples(launches: Sequence[LaunchSamples]) -> Samples:
-    cpu = [launch.cpu_seconds for launch in launches if launch.cpu_seconds is not None]
-    examples = [launch.examples for launch in launches if launch.examples is not None]
-    blocked = [launch.blocked_seconds for launch in launches if launch.blocked_seconds is not None]
-    of_node = [launch.node_seconds for launch in launches if launch.node_seconds is not None]
-    clocks = [launch.clock_seconds for launch in launches if launch.clock_seconds is not None]
-    return Samples(
-        step_seconds=tuple(launch.step_seconds for launch in launches),
-        rank_seconds=tuple(launch.rank_seconds for launch in launches),
-        cpu_seconds=tuple(cpu) if len(cpu) == len(launches) else None,
-        examples=tuple(examples) if len(examples) == len(launches) else None,
-        blocked_seconds=tuple(blocked) if len(blocked) == len(launches) else None,
-        node_seconds=tuple(of_node) if len(of_node) == len(launches) else None,
-        clock_seconds=tuple(clocks) if len(clocks) == len(launches) else None,
+    samples = Samples(
+        step_seconds=every("step_seconds"),
+        rank_seconds=every("rank_seconds"),
+        cpu_seconds=every("cpu_seconds"),
+        examples=every("examples"),
+        blocked_seconds=every("blocked_seconds"),
+        node_seconds=every("node_seconds"),
+        clock_seconds=every("clock_seconds"),
     )
+    return Measurement(samples=samples, environment=environment, counters=_counters(launches))
+
+
+def modules_imported(launches: Sequence[LaunchSamples]) -> set[str]:
+    """Return the top-level modules from outside the repository that ranks imported."""
+    return {module for launch in launches for module in launch.others}
 
 
 def recorded(launches: Sequence[LaunchSamples]) -> Recorded:
@@ -200,7 +202,7 @@ def _counters(launches: Sequence[LaunchSamples]) -> Counters:
 _OF_THE_INSTALLATION = ("__editable__", "_sysconfigdata", "_virtualenv", "sitecustomize", "usercustomize")
 
 
-def distributions(modules: Collection[str]) -> dict[str, Distribution]:
+def distributions(modules: Iterable[str]) -> dict[str, Distribution]:
     """Return, by name, the distributions that have these top-level modules; of a namespace, all that have a part of it.
 
     A module of no distribution, or of one that is installed to be edited, has its own name and no digest.

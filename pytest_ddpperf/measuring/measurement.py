@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any
 from pytest_ddpperf import verdict as verdicts
 from pytest_ddpperf.measuring.baseline_side import Interleaved, Stored
 from pytest_ddpperf.measuring.judging import Judge
-from pytest_ddpperf.measuring.launches import CurrentSide, Job, Launches, distributions, measurement, recorded
+from pytest_ddpperf.measuring.launches import (
+    CurrentSide,
+    Job,
+    Launches,
+    distributions,
+    measurement,
+    modules_imported,
+    recorded,
+)
 from pytest_ddpperf.records import (
     Baseline,
     BaselineSide,
@@ -188,7 +196,7 @@ def summarize(
         recording = Recording(
             measurement=found,
             resolution=verdicts.resolutions(found, job.limits, level=job.level),
-            distributions=distributions({module for launch in current.taken for module in launch.others}),
+            distributions=distributions(modules_imported(current.taken)),
         )
     return Measured(
         job=job,

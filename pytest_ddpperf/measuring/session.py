@@ -1,4 +1,4 @@
-"""One pytest run: its ranks and its baselines. Knows no pytest."""
+"""One run: its ranks, its baselines, and the other versions and nodes. Knows no pytest."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -46,107 +46,103 @@ class Session:
         other_nodes: OtherNodes | None = None,
         nodes: int = 1,
     ) -> None:
-        """`base`: what it is compared with instead of with baselines. `serving`: it is the base of another, or another
-        node's. `side_of`: how a commit's own tests are started, or why they are not, "" where
-        nobody asked. `fleet`: the other nodes, where this one leads; `nodes`: how many there are."""
+        """`base` is compared with instead of baselines. `leader` is the pytest that this one works for. `side_of` is as
+        in `Confirmation`. `other_nodes` are those that this pytest leads, of `nodes` in all."""
         self.settings = settings
         self._rootdir = rootdir
-        self._base, self._serving, self._fleet = base, leader, other_nodes
+        self._base, self._leader, self._other_nodes = base, leader, other_nodes
         self._nodes = nodes
         side = base or leader
         own = settings.records or callable(side_of)
         self._trees = side.trees if side is not None else one_tree(rootdir) if own else None
         self._confirmation = Confirmation(settings.confirm_seconds, rootdir, settings.baseline_dir, side_of)
-        self._launcher = Launcher(
+        self.launcher = Launcher(
             modules,
             rpc=rpc,
             trees=self._trees,
             folder=leader.folder if leader is not None else "",
             nodes=other_nodes.current if other_nodes is not None else None,
         )
-        self._top: Path | None = None
         self._unidentified: dict[str, None] = {}  # why saved baselines do not say which code they are of
         self._places: dict[str, None] = {}  # in words, in the order of their first test
         self._store = Store(settings.baseline_dir)
         # Once: the first baseline that is refreshed makes the working tree dirty for the second.
         self._commit = commit_of(rootdir) if settings.records else ""
 
+    @cached_property
+    def _top(self) -> Path:
+        return Path(one_tree(self._rootdir).current)
+
     def shown(self, file: Path) -> str:
-        """A file from the top of the working tree, as reviewers see it; from rootdir where git knows none."""
-        if self._top is None:
-            self._top = Path(one_tree(self._rootdir).current)
+        """Return a file's path from the top of the working tree, as reviewers see it; outside of it the whole path."""
         real = Path(os.path.realpath(file))
         return real.relative_to(self._top).as_posix() if real.is_relative_to(self._top) else str(file)
 
-    @property
-    def launcher(self) -> Launcher:
-        return self._launcher
-
     def facts(self) -> Mapping[str, Scalar]:
-        """What the machine offers, from a probe rank; raises the errors of a launch."""
-        return self._launcher.probe(self.settings.preload, self.settings.timeout_seconds)
+        """Return what the machine offers, from a probe rank; raises the errors of a launch."""
+        return self.launcher.probe(self.settings.preload, self.settings.timeout_seconds)
 
-    def place(self, settings: Settings, world_size: int) -> Place:
-        """Backend, device and nodes of a test; raises OptionError or Unavailable."""
-        nodes = nodes_for(settings, self.settings, world_size, self._nodes)
-        place = resolve(settings, world_size // nodes, self.facts(), nodes)
-        self._describe(place, text.several(world_size, "rank"), world_size // nodes)
-        return place
+    def place(
+        self, settings: Settings, ranks: int, parameter_servers: int | None = None, *, certain: bool = True
+    ) -> Place:
+        """Return backend, device and nodes of a test; raises OptionError or Unavailable.
 
-    def place_rpc(self, settings: Settings, trainers: int, parameter_servers: int, *, certain: bool = True) -> Place:
-        """As `place`, for an RPC launch; what is not `certain`, a call may still change: only one trainer's place is
-        then asked for."""
-        nodes = nodes_for(settings, self.settings, trainers, self._nodes, "trainers") if certain else 1
-        place = resolve(settings, trainers // nodes if certain else 1, self.facts(), nodes, "trainers")
-        who = f"{text.several(trainers, 'trainer')} and {text.several(parameter_servers, 'parameter server')}"
+        With `parameter_servers` it is an RPC launch, and `ranks` are trainers. Unless their number is `certain`, as
+        no call of the test may change it, one trainer is placed."""
+        field, kind = ("world_sizes", "rank") if parameter_servers is None else ("trainers", "trainer")
+        nodes = nodes_for(settings, self.settings, ranks, self._nodes, field) if certain else 1
+        place = resolve(settings, ranks // nodes if certain else 1, self.facts(), nodes, field)
+        who = text.several(ranks, kind)
+        if parameter_servers is not None:
+            who += f" and {text.several(parameter_servers, 'parameter server')}"
         who += "" if certain else ", where a call does not say otherwise,"
-        self._describe(place, who, trainers // nodes + parameter_servers)
+        self._describe(place, who, ranks // nodes + (parameter_servers or 0))
         return place
 
     def _describe(self, place: Place, who: str, processes: int) -> None:
-        here = described(place, who, processes, os.environ)
-        self._places[here] = None
+        current = described(place, who, processes, os.environ)
+        self._places[current] = None
         if self._base is not None:
-            there = described(place, who, processes, self._base.environ)
-            if there != here:
-                self._places[f"{self._base.version}: {there}"] = None
+            baseline = described(place, who, processes, self._base.environ)
+            if baseline != current:
+                self._places[f"{self._base.version}: {baseline}"] = None
 
     def machine(self) -> dict[str, Scalar]:
-        """The facts, with the places that tests were given so far, in words."""
+        """Return the facts, with the places that tests were given so far, in words."""
         against = {"against": str(self._base.version)} if self._base is not None else {}
-        machines = {"machines": str(self._fleet)} if self._fleet is not None else {}
+        machines = {"machines": str(self._other_nodes)} if self._other_nodes is not None else {}
         return {**self.facts(), "places": "\n".join(self._places), **machines, **against}
 
     def call(
         self, nodeid: str, plan: Plan, function: Callable[..., Any], args: Sequence[Any], observer: Observer
     ) -> list[Any]:
-        """`function(ctx, *args)` on every rank of a fresh group, for a test: the results by rank."""
-        if self._serving is not None:
-            if isinstance(self._serving, NodeLeaderConnection) and plan.nodes > 1:
-                return self._serving.call(plan, function, args, self._launcher)
-            return self._launcher.call(plan, function, args, self._serving.relay)
-        if self._fleet is None or plan.nodes == 1:
-            return self._launcher.call(plan, function, args, observer)
-        with self._fleet.together(nodeid, call_of(plan, function), plan.nodes) as came:
-            results = self._launcher.call_for_bytes(plan, function, args, observer)
+        """Call `function(ctx, *args)` on every rank of a fresh group, for a test; return the results by rank."""
+        if self._leader is not None:
+            if isinstance(self._leader, NodeLeaderConnection) and plan.nodes > 1:
+                return self._leader.call(plan, function, args, self.launcher)
+            return self.launcher.call(plan, function, args, self._leader.relay)
+        if self._other_nodes is None or plan.nodes == 1:
+            return self.launcher.call(plan, function, args, observer)
+        with self._other_nodes.together(nodeid, call_of(plan, function), plan.nodes) as came:
+            results = self.launcher.call_for_bytes(plan, function, args, observer)
             came({"results": [base64.b64encode(result).decode() for result in results]})
         return unpickle(results)
 
     def carry_out(self, job: Job, observer: Observer) -> Measured:
         """Measure and judge, on all nodes of the job's plan; raises the errors of a launch, and BaselineError."""
-        if self._serving is not None:
-            return self._serving.carry_out(job, self._launcher, self._store)
-        if self._fleet is None or job.plan.nodes == 1:
+        if self._leader is not None:
+            return self._leader.carry_out(job, self.launcher, self._store)
+        if self._other_nodes is None or job.plan.nodes == 1:
             return self._measured(job, observer)
         asked = measurement_of(job.plan, job.test.label)
-        with self._fleet.together(job.nodeid, asked, job.plan.nodes) as came:
+        with self._other_nodes.together(job.nodeid, asked, job.plan.nodes) as came:
             measured = self._measured(job, observer)
             samples = [codec.encode(replace(launch, output=())) for launch in measured.launches]
             came({"samples": samples, "verdict": codec.encode(measured.verdict), "fails": measured.fails})
         return measured
 
     def _measured(self, job: Job, observer: Observer) -> Measured:
-        compare = partial(measurement.carry_out, job, self._launcher, self._store, observer)
+        compare = partial(measurement.carry_out, job, self.launcher, self._store, observer)
         measured = compare(self._base)
         return measured if self._base is not None else self._confirmation.confirm(measured, compare)
 
@@ -184,15 +180,15 @@ class Session:
         for why in self._unidentified:
             yield f"a regression against these baselines cannot be confirmed with the baselines' own code: {why}"
 
-    def leave(self) -> None:
-        """A test is over; so it is on the other side."""
+    def end_test(self) -> None:
+        """End a test on the baseline side and on other nodes."""
         if self._base is not None:
             self._base.leave()
-        if self._fleet is not None:
-            self._fleet.leave()
+        if self._other_nodes is not None:
+            self._other_nodes.leave()
 
     def close(self) -> None:
         try:
             self._confirmation.close()
         finally:
-            self._launcher.close()
+            self.launcher.close()

@@ -72,13 +72,12 @@ class DistributedFixture:
         return StaysInPytest, (self._name,)
 
     def _plan(self) -> Plan:
-        place = self._find_place(self._run.session.place, self._settings, self._world_size)
-        return self._plan_at(place, self._world_size)
+        return self._plan_at(self._find_place(self._settings, self._world_size), self._world_size)
 
-    def _find_place(self, place: Callable[..., Place], *asked: Any) -> Place:
-        """Call `place(*asked)` and turn its errors into pytest's."""
+    def _find_place(self, settings: Settings, *counts: int) -> Place:
+        """Return the place of the test, as `Session.place`, and turn its errors into pytest's."""
         try:
-            return place(*asked)
+            return self._run.session.place(settings, *counts)
         except Unavailable as error:
             pytest.skip(str(error))
         except MarkerError as error:
@@ -441,6 +440,6 @@ class RpcBenchmark(BenchmarkFixture):
         if trainers is not None:  # as a marker would: what the machine lacks then skips the test
             settings = replace(settings, trainers=trainers, sources={**settings.sources, "trainers": MARKER})
         counts = settings.trainers, parameter_servers or settings.parameter_servers
-        place = self._find_place(self._run.session.place_rpc, settings, *counts)
+        place = self._find_place(settings, *counts)
         plan = self._plan_at(place, counts[0], parameter_servers=counts[1], master=master is not None)
         return self._gated(plan, *setups.values(), label=label, batch_size=batch_size, gate=gate)

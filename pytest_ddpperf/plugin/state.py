@@ -204,11 +204,11 @@ class Run:
         return self._report
 
     def place(self, item: pytest.Item) -> None:
-        """Check that a test can run here. Raises Unavailable, MarkerError and what `Session.place` raises."""
+        """Check that a test can run here. Raises MarkerError and what `Session.place` raises."""
         settings = settings_of(item)
         if uses(item, {RPC}):
             certain = settings.sources["trainers"] != "default"
-            self.session.place_rpc(settings, settings.trainers, settings.parameter_servers, certain=certain)
+            self.session.place(settings, settings.trainers, settings.parameter_servers, certain=certain)
         for world_size in world_sizes(item, settings) if uses(item, {WORLD_SIZE}) else ():
             self.session.place(settings, world_size)
 
@@ -236,7 +236,7 @@ class Run:
         if nodeid in self._started:
             self._seconds[nodeid] = self._seconds.get(nodeid, 0.0) + time.monotonic() - self._started[nodeid]
         if self._session is not None:
-            self._session.leave()
+            self._session.end_test()
 
     def remaining(self) -> tuple[int, int, float | None]:
         """Return the number of the running test, from 1, how many there are, and about how many seconds they will still
