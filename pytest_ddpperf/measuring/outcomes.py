@@ -15,7 +15,7 @@ from pytest_ddpperf.records import Outcome, RunInfo, Scalar, codec
 from pytest_ddpperf.report import json_report, markdown, page, terminal
 
 
-def begin(rootdir: Path) -> RunInfo:
+def describe_run(rootdir: Path) -> RunInfo:
     """Describe the run at its start: saved baselines would change the state of the working tree."""
     return RunInfo(id=uuid4().hex, version=__version__, commit=commit_of(rootdir), committed=commit_time(rootdir))
 
@@ -62,7 +62,7 @@ class RunResults:
             self.usage_error = f"{reason}, nor any file of this repository: is the package installed, but not editable?"
 
     def take(self, message: Mapping[str, Any]) -> None:
-        """Add the message of one test, made by `encode_results`."""
+        """Add the results of one test, in plain values."""
         for data in message.get("outcomes", ()):
             outcome = codec.decode(Outcome, data)
             self._outcomes[outcome.nodeid, outcome.test.label] = outcome  # of reruns, the last counts
@@ -74,7 +74,7 @@ class RunResults:
         self.usage_error = message.get("usage_error") or self.usage_error
 
     def header(self, verbosity: int) -> Iterator[str]:
-        """Versions, backend and devices, from a probe rank."""
+        """Yield versions, backend and devices, from a probe rank."""
         yield from terminal.header(self.facts, verbose=verbosity > 0)
 
     def lines(self, verbosity: int, *, header: bool) -> Iterator[str]:
@@ -116,21 +116,3 @@ class RunResults:
     def data(self) -> dict[str, Any]:
         """Return all results as plain JSON values."""
         return json_report.report(self.outcomes, self.run)
-
-
-def encode_results(
-    outcomes: list[Outcome],
-    *,
-    skipped: bool,
-    never_measured: str,
-    facts: Mapping[str, Scalar],
-    usage_error: str,
-) -> dict[str, Any]:
-    """Return the results of one test in plain values that may cross a process."""
-    return {
-        "outcomes": [codec.encode(outcome) for outcome in outcomes],
-        "skipped": skipped,
-        "never_measured": never_measured,
-        "facts": dict(facts),
-        "usage_error": usage_error,
-    }

@@ -48,10 +48,6 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", options.MARKER_HELP)
     if has_benchmark(config.pluginmanager):
         config.pluginmanager.register(_ReplayToBenchmark(), "ddpperf-replay")
-    _begin(config)
-
-
-def _begin(config: pytest.Config) -> None:
     run = config.stash[RUN] = Run(config)
     if "TORCHELASTIC_RUN_ID" in os.environ:
         from pytest_ddpperf.plugin import remote
@@ -131,12 +127,10 @@ def pytest_deselected(items: Sequence[pytest.Item]) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
-    _expect(session.config.stash[RUN], session.items)
-
-
-def _expect(run: Run, items: list[pytest.Item]) -> None:
     """Prepare for the distributed tests among the items, if there are any."""
-    if items and run.config.getoption("ddp_suite_plots") and not _has_suite(items):
+    run, items = session.config.stash[RUN], session.items
+    suite = Path(__file__).parents[1] / "suite"
+    if items and run.config.getoption("ddp_suite_plots") and not any(suite in item.path.parents for item in items):
         raise pytest.UsageError("--ddp-suite-plots: the suite is not among the tests: --pyargs pytest_ddpperf.suite")
     run.items = [item for item in items if is_distributed(item)]
     if not run.items:
@@ -163,10 +157,6 @@ def _listen(run: Run) -> None:
 def _only_shows(config: pytest.Config) -> bool:
     """Say whether pytest shows tests or their fixtures (--setup-plan too), and calls none."""
     return bool(config.option.collectonly or config.getoption("setuponly", False))
-
-
-def _has_suite(items: Sequence[pytest.Item]) -> bool:
-    return any(Path(__file__).parents[1] / "suite" in item.path.parents for item in items)
 
 
 def _prepare(run: Run, items: list[pytest.Item]) -> None:

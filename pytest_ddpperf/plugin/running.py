@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Generator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from pytest_ddpperf.measuring.outcomes import encode_results
 from pytest_ddpperf.plugin.items import has_benchmark, is_distributed, measures
 from pytest_ddpperf.plugin.state import Run
 from pytest_ddpperf.plugin.watch import mark_with_clock
-from pytest_ddpperf.records import Baseline, Outcome
+from pytest_ddpperf.records import Baseline, Outcome, codec
 from pytest_ddpperf.records.errors import DdpPerfError
 
 
@@ -62,13 +60,21 @@ class RunningTests:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        if is_distributed(item):
-            self._begin(item)
+        if not is_distributed(item):
+            return
+        self._run.begin_test(item.nodeid)
+        state_of(item).begin_attempt()
+        # Asked again: CodSpeed unregisters pytest-benchmark, and its own reading of the marker knows no timer.
+        if has_benchmark(item.config.pluginmanager) and measures(item):
+            mark_with_clock(item)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
-        with _calling(item):
+        state_of(item).calling = True
+        try:
             return (yield)
+        finally:
+            state_of(item).calling = False
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, object, object]:
@@ -92,13 +98,6 @@ class RunningTests:
         if is_distributed(item):
             self._complete(report, item)
         return report
-
-    def _begin(self, item: pytest.Item) -> None:
-        self._run.begin_test(item.nodeid)
-        state_of(item).begin_attempt()
-        # Asked again: CodSpeed unregisters pytest-benchmark, and its own reading of the marker knows no timer.
-        if has_benchmark(item.config.pluginmanager) and measures(item):
-            mark_with_clock(item)
 
     def _end(self, item: pytest.Item) -> list[str]:
         """End the test on all nodes. Returns what failed on other nodes in its setup or teardown."""
@@ -138,30 +137,18 @@ class RunningTests:
             report.ddpperf = self._results(item, test, skipped=skipped)  # type: ignore[attr-defined]
 
     def _results(self, item: pytest.Item, test: TestState, *, skipped: bool) -> dict[str, Any]:
+        """Return what `RunResults.take` adds to the run, in plain values that may cross a process."""
         never_measured = test.passed and not test.labels and measures(item)
-        results = encode_results(
-            test.outcomes,
-            skipped=skipped,
-            never_measured=item.nodeid if never_measured else "",
-            facts=self._run.session.machine() if test.outcomes else {},
-            usage_error=test.usage_error,
-        )
+        results = {
+            "outcomes": [codec.encode(outcome) for outcome in test.outcomes],
+            "skipped": skipped,
+            "never_measured": item.nodeid if never_measured else "",
+            "facts": self._run.session.machine() if test.outcomes else {},
+            "usage_error": test.usage_error,
+        }
         if not test.failed_gates:  # else a rerun does not measure again, and reports them again
             test.outcomes = []
         return results
-
-
-@contextmanager
-def _calling(item: pytest.Item) -> Iterator[None]:
-    if not is_distributed(item):
-        yield
-        return
-    test = state_of(item)
-    test.calling = True
-    try:
-        yield
-    finally:
-        test.calling = False
 
 
 def _as_expected(outcome: Outcome) -> Outcome:

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
@@ -75,15 +75,13 @@ def own_options(config: pytest.Config) -> dict[str, str]:
     """Return the options that the user's conftests added, with the `repr` of their values.
 
     Options that may be secrets are left out, and paths, which mean nothing on another day."""
-    return dict(_plain(config, config.stash[SNAPSHOT].options)) if SNAPSHOT in config.stash else {}
-
-
-def _plain(config: pytest.Config, before: frozenset[str]) -> Iterator[tuple[str, str]]:
-    for name, value in sorted(vars(config.option).items()):
-        if name not in before and not holds_secret(name):
-            text = repr(value)
-            if len(text) <= _LONGEST and os.sep not in text and _is_literal(text, value):
-                yield "--" + name.replace("_", "-"), text
+    before = config.stash[SNAPSHOT].options if SNAPSHOT in config.stash else vars(config.option)
+    added = {name: value for name, value in sorted(vars(config.option).items()) if name not in before}
+    return {
+        "--" + name.replace("_", "-"): text
+        for name, value in added.items()
+        if not holds_secret(name) and len(text := repr(value)) <= _LONGEST and os.sep not in text and _is_literal(value)
+    }
 
 
 def holds_secret(option: str) -> bool:
@@ -91,9 +89,9 @@ def holds_secret(option: str) -> bool:
     return re.search(_SECRET, option, re.IGNORECASE) is not None
 
 
-def _is_literal(text: str, value: object) -> bool:
+def _is_literal(value: object) -> bool:
     try:
-        return bool(ast.literal_eval(text) == value)
+        return bool(ast.literal_eval(repr(value)) == value)
     except (ValueError, SyntaxError):
         return False
 
@@ -164,13 +162,11 @@ class Run:
 
     def start_others(self, items: Sequence[pytest.Item]) -> None:
         """Let other nodes and the other version collect at the same time as this pytest; raises DdpPerfError."""
-        if self.settings.comparison_option and any(measures(item) for item in self.items):
-            from pytest_ddpperf.plugin import remote
+        from pytest_ddpperf.plugin import remote
 
+        if self.settings.comparison_option and any(measures(item) for item in self.items):
             self._base = remote.another_version(self, items)
         if self.other_nodes is not None:
-            from pytest_ddpperf.plugin import remote
-
             remote.start(self.other_nodes, self.config, self._base)
         if self._base is not None:
             self._base.start()
@@ -187,8 +183,8 @@ class Run:
             from pytest_ddpperf.remote.checkout import Sources
 
             self._base.collect(Sources.here(self._base.trees))
-            there = self._base.only_there({*self.deselected, *(item.nodeid for item in self.items)})
-            self.report.messages += [f"only {self._base.version} has {nodeid}" for nodeid in there]
+            only_there = self._base.only_there({*self.deselected, *(item.nodeid for item in self.items)})
+            self.report.messages += [f"only {self._base.version} has {nodeid}" for nodeid in only_there]
         if self.other_nodes is not None:
             from pytest_ddpperf.plugin import remote
 
@@ -198,9 +194,9 @@ class Run:
     def report(self) -> RunResults:
         """Return the results of the run; the first call begins them."""
         if self._report is None:
-            from pytest_ddpperf.measuring.outcomes import RunResults, begin
+            from pytest_ddpperf.measuring.outcomes import RunResults, describe_run
 
-            self._report = RunResults(begin(self.config.rootpath))
+            self._report = RunResults(describe_run(self.config.rootpath))
         return self._report
 
     def place(self, item: pytest.Item) -> None:
@@ -273,20 +269,15 @@ def node_count(config: pytest.Config) -> int:
 def settings_of(item: pytest.Item) -> Settings:
     """Return the settings of one test, its markers included; those of its parameters are the closest. Raises
     MarkerError."""
-    callspec = getattr(item, "callspec", None)
-    closest = [mark for mark in callspec.marks if mark.name == "ddp"] if callspec is not None else []
-    if callspec is not None and WORLD_SIZE in callspec.params:
-        _refuse_world_size(closest)
-    return options.with_markers(item.config.stash[RUN].settings, [*closest, *item.iter_markers("ddp")])
-
-
-def _refuse_world_size(marks: Sequence[pytest.Mark]) -> None:
     from pytest_ddpperf.records.errors import MarkerError
 
-    for mark in marks:
+    callspec = getattr(item, "callspec", None)
+    closest = [mark for mark in callspec.marks if mark.name == "ddp"] if callspec is not None else []
+    for mark in closest if callspec is not None and WORLD_SIZE in callspec.params else ():
         if "world_size" in mark.kwargs:
             where, allowed = "a parameter's @pytest.mark.ddp(world_size=...)", "the test itself runs with several"
             raise MarkerError(where, mark.kwargs["world_size"], f"{allowed}: give the test one list")
+    return options.with_markers(item.config.stash[RUN].settings, [*closest, *item.iter_markers("ddp")])
 
 
 def own_settings(item: pytest.Item) -> Settings:
