@@ -77,7 +77,8 @@ class Stored:
         if verdict == "NO BASELINE":
             notes += tuple(f"there is a baseline for {name}" for name in self._store.others(self._test))
         steps = len(current.taken[0].step_seconds)
-        if verdict.status.compared and steps >= _MUCH_LONGER * (shortest := self._steps(current)):
+        compared = self.baseline is not None and verdict.status.compared
+        if compared and steps >= _MUCH_LONGER * (shortest := self._steps(current)):
             notes += (
                 f"compared by the first {shortest} of {steps} steps a launch, as many as the baseline has: "
                 "--ddp-save-baseline records longer windows",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import secrets
 import socket
 import time
 from collections import Counter
@@ -49,7 +50,7 @@ class OtherNodes:
         self._dropped: Counter[str] = Counter()  # untrusted connections, in words
         self._closing = ExitStack()
         given = os.environ.get(handshake.VARIABLE)
-        reported = handshake.nonce() if not given else ""
+        reported = secrets.token_hex(32) if not given else ""
         self._key = (given or reported).encode()
         try:
             self.address = _address_of(role.address)

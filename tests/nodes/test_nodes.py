@@ -522,7 +522,7 @@ def test_strangers_are_dropped_and_told_of_and_do_no_harm(machines: Machines) ->
     print(first.output, second.output)
     assert statuses == (0, 0)
     assert "1 passed" in first.output
-    assert "a connection from 10.77.0.2 was dropped: it does not speak as a pytest of ours (2 times)" in first.output
+    assert "a connection from 10.77.0.2 was dropped: it is no pytest of this plugin (2 times)" in first.output
     assert "a connection from 10.77.0.2 was dropped: it gave no proof within 10 s\n" in first.output
 
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import base64
-import hashlib
-import hmac
-import json
 import math
+import os
 import re
 import socket
 import threading
@@ -15,6 +13,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, answer_challenge
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,7 +34,6 @@ from pytest_ddpperf.rank import group as rendezvous
 from pytest_ddpperf.records import LaunchSamples, Plan, Status, Verdict, codec
 from pytest_ddpperf.records.errors import AgainstError, BaseSideError, NodesError, OptionError
 from pytest_ddpperf.remote import handshake as door
-from pytest_ddpperf.remote import handshake as secret
 from pytest_ddpperf.remote import node as line
 from pytest_ddpperf.remote import node_launch as parts_module
 from pytest_ddpperf.remote import nodes as fleet_module
@@ -165,10 +164,6 @@ KEY = b"a secret"
 SOON_SECONDS = 60.0  # for what needs no time but a busy machine's
 
 
-def proof(key: bytes, side: str, node: int, *nonces: str) -> str:
-    return hmac.new(key, "\0".join((side, str(node), *nonces)).encode(), hashlib.sha256).hexdigest()
-
-
 class Door:
     """A leader that lets nodes in, in the background."""
 
@@ -202,11 +197,6 @@ def at_the_door() -> Iterator[Door]:
         yield Door(closing)
 
 
-def challenge(connected: socket.socket) -> str:
-    with connected.makefile("rb") as lines:
-        return str(json.loads(lines.readline())["nonce"])
-
-
 def ended(connected: socket.socket) -> bool:
     try:
         return connected.recv(1) == b""
@@ -234,45 +224,16 @@ def test_a_wrong_secret_is_told_at_both_ends(at_the_door: Door) -> None:
     assert reported.startswith("a connection from 127.0.0.1 was dropped: its proof is wrong")
 
 
-ATTACKS: dict[str, tuple[Callable[[str], bytes], str]] = {
-    "garbage": (lambda nonce: b"GET / HTTP/1.1\r\n\r\n", "does not speak as a pytest of ours"),
-    "no JSON object": (lambda nonce: b"[1, 2]\n", "does not speak as a pytest of ours"),
-    "deep": (lambda nonce: b"[" * 4000 + b"\n", "does not speak as a pytest of ours"),
-    "endless": (lambda nonce: b"x" * 100_000, "does not speak as a pytest of ours"),
-    "silence": (lambda nonce: b"", "no proof within"),
-    "no proof": (lambda nonce: b'{"node": 1}\n', "gave no proof"),
-    "what no encoding has": (
-        lambda nonce: b'{"node": 1, "nonce": "\\ud800", "proof": "x"}\n',
-        "gave no proof",
-    ),
-    "the challenge sent back": (
-        lambda nonce: json.dumps({"node": 1, "nonce": nonce, "proof": nonce}).encode() + b"\n",
-        "its proof is wrong",
-    ),
-    "another node's proof": (
-        lambda nonce: (
-            json.dumps({"node": 1, "nonce": "x", "proof": proof(KEY, "follower", 2, nonce, "x")}).encode() + b"\n"
-        ),
-        "its proof is wrong",
-    ),
-    "the leader's proof": (
-        lambda nonce: (
-            json.dumps({"node": 1, "nonce": "x", "proof": proof(KEY, "leader", 1, nonce, "x")}).encode() + b"\n"
-        ),
-        "its proof is wrong",
-    ),
-    "a node that there is not": (
-        lambda nonce: (
-            json.dumps({"node": 9, "nonce": "x", "proof": proof(KEY, "follower", 9, nonce, "x")}).encode() + b"\n"
-        ),
-        "it says that it is node 9",
-    ),
-    "more than was asked": (
-        lambda nonce: (
-            json.dumps({"node": 1, "nonce": "x", "proof": proof(KEY, "follower", 1, nonce, "x")}).encode() + b"\n{}\n"
-        ),
-        "does not speak as a pytest of ours",
-    ),
+def framed(data: bytes) -> bytes:
+    return len(data).to_bytes(4, "big") + data
+
+
+ATTACKS = {
+    "HTTP": (b"GET / HTTP/1.1\r\n\r\n", "it is no pytest of this plugin"),
+    "endless": (framed(b"x" * 100_000), "it is no pytest of this plugin"),
+    "silence": (b"", "it gave no proof within 1 s"),
+    "a wrong proof": (framed(b"x" * 16), "its proof is wrong"),
+    "no proof": (None, "it left without a proof"),
 }
 
 
@@ -280,15 +241,18 @@ ATTACKS: dict[str, tuple[Callable[[str], bytes], str]] = {
 def test_who_proves_nothing_is_dropped_and_does_no_harm(
     at_the_door: Door, attack: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(door, "_PROOF_SECONDS", 1.0 if attack == "silence" else SOON_SECONDS)
+    monkeypatch.setattr(door, "_PROOF_SECONDS", 1 if attack == "silence" else int(SOON_SECONDS))
     sends, said = ATTACKS[attack]
     at_the_door.admit([1])
     untrusted = at_the_door.untrusted()
-    reported = sends(challenge(untrusted))
-    with suppress(ConnectionError):  # dropped while it went on
-        untrusted.sendall(reported)
-    assert ended(untrusted)
-    monkeypatch.setattr(door, "_PROOF_SECONDS", SOON_SECONDS)
+    if sends is None:
+        untrusted.close()
+    else:
+        with suppress(ConnectionError):  # dropped while it went on
+            untrusted.sendall(sends)
+        while not ended(untrusted):  # after the challenge
+            pass
+    monkeypatch.setattr(door, "_PROOF_SECONDS", int(SOON_SECONDS))
     door.connect_to_leader("127.0.0.1", at_the_door.port, KEY, 1).socket.close()
     at_the_door.end()
     assert at_the_door.came.keys() == {1}
@@ -296,8 +260,17 @@ def test_who_proves_nothing_is_dropped_and_does_no_harm(
     assert said in dropped
 
 
+def test_a_node_that_is_not_awaited_is_dropped(at_the_door: Door) -> None:
+    at_the_door.admit([1])
+    with door.connect_to_leader("127.0.0.1", at_the_door.port, KEY, 9).socket as connected:
+        assert ended(connected)
+    door.connect_to_leader("127.0.0.1", at_the_door.port, KEY, 1).socket.close()
+    at_the_door.end()
+    assert at_the_door.dropped == ["a connection from 127.0.0.1 was dropped: it says that it is node 9"]
+
+
 def test_strangers_that_say_nothing_keep_nobody_out(at_the_door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door, "_PROOF_SECONDS", 3.0)
+    monkeypatch.setattr(door, "_PROOF_SECONDS", 3)
     monkeypatch.setattr(door, "_MOST_UNTRUSTED", 2)
     at_the_door.admit([1])
     for _ in range(6):
@@ -325,7 +298,7 @@ def test_who_is_turned_away_tells_it_when_there_is_no_time_left() -> None:
 
         thread = threading.Thread(target=turn_away)
         thread.start()
-        with pytest.raises(NodesError, match="it let nobody in: others were at its door"):
+        with pytest.raises(NodesError, match="it let nobody in: too many others had connected"):
             door.connect_to_leader("127.0.0.1", listening.getsockname()[1], KEY, 1)
         thread.join()
 
@@ -335,10 +308,11 @@ def test_one_that_only_says_that_it_leads_is_not_believed() -> None:
 
         def pretend() -> None:
             connected, _ = listening.accept()
-            with connected, connected.makefile("rb") as lines:
-                connected.sendall(json.dumps(secret.challenge("n")).encode() + b"\n")
-                answered = json.loads(lines.readline())
-                connected.sendall(json.dumps({"proof": answered["proof"]}).encode() + b"\n")
+            with connected, Connection(os.dup(connected.fileno())) as channel, suppress(AuthenticationError):
+                channel.send_bytes(b"#CHALLENGE#" + b"x" * 20)
+                channel.recv_bytes()
+                channel.send_bytes(b"#WELCOME#")
+                answer_challenge(channel, b"another")
 
         thread = threading.Thread(target=pretend)
         thread.start()
