@@ -309,7 +309,7 @@ def steps_of(row: Row) -> Steps:
 
 def differences(limit: Limit, measured: Measured) -> list[float]:
     """The log-ratio of each pair, as the rule has it."""
-    other = measured.baseline_side
+    other = measured.side.record(measured.current)
     assert other is not None
     assert other.measurement is not None
     sides = measured.measurement, other.measurement

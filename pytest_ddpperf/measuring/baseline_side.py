@@ -22,6 +22,7 @@ from pytest_ddpperf.records import (
     StoredSession,
     TestId,
     Verdict,
+    Version,
 )
 from pytest_ddpperf.records.errors import BaseSideError, LaunchError
 from pytest_ddpperf.remote.checkout import differing
@@ -40,7 +41,7 @@ class Stored:
 
     interleaved = False
     mostly_recompiled = False
-    launches: tuple[LaunchSamples, ...] = ()
+    version: Version | None = None
 
     def __init__(self, store: Store, test: TestId, *, to_extend: bool = False) -> None:
         self._store, self._test, self._to_extend = store, test, to_extend
@@ -89,7 +90,7 @@ class Stored:
 
     def _steps(self, current: Launches) -> int:
         """Return how many steps of each launch are compared."""
-        return min(len(current.taken[0].step_seconds), *(each.samples.steps for each in self.measurements()))
+        return min([len(current.taken[0].step_seconds), *(each.samples.steps for each in self.measurements())])
 
     def sessions(self, current: Launches) -> tuple[StoredSession, ...]:
         """Return the sessions of the baseline, all launches cut to the steps that were compared."""
@@ -175,6 +176,7 @@ class Interleaved:
 
     def __init__(self, base: BaseSide, job: Job, observer: Observer) -> None:
         self._base, self._job, self._observer = base, job, observer
+        self.version = base.version
         self._seed = random.SystemRandom().randrange(2**32)
         self._random = random.Random(self._seed)
         self._order = ""
@@ -243,7 +245,7 @@ class Interleaved:
                 launched = sides["n"].deliver(), sides["b"].deliver()
             except LaunchError as error:
                 if sides and error.needs_room:
-                    error.hint = f"it was interleaved with {self._base.version}: {_ONE_BY_ONE}"
+                    error.hint = f"it was interleaved with {self.version}: {_ONE_BY_ONE}"
                 raise
             except BaseSideError as error:
                 crowded = sides and error.needs_room
@@ -278,13 +280,9 @@ class Interleaved:
         return (measurement(self._launches.taken[start:stop], found),)
 
     @property
-    def launches(self) -> tuple[LaunchSamples, ...]:
-        return tuple(self._launches.taken)
-
-    @property
     def baseline(self) -> Baseline | None:
         """Return the baseline side as if it had been stored."""
-        commit = self._base.version.commit
+        commit = self.version.commit
         sessions = tuple(Recording(measurement=measured, commit=commit) for measured in self.measurements())
         return Baseline(test=self._job.test, sessions=sessions) if sessions else None
 
@@ -295,7 +293,7 @@ class Interleaved:
 
     def notes(self, verdict: Verdict, current: Launches) -> tuple[str, ...]:
         """Return the notes on the baseline side's launches, and why no stretches were, if asked."""
-        notes = tuple(f"{self._base.version}: {note}" for note in self._launches.notes())
+        notes = tuple(f"{self.version}: {note}" for note in self._launches.notes())
         plan, settings = self._job.plan, self._job.settings
         if settings.turns == "stretches" and not settings.in_stretches(plan) and not self.error:
             why = "a launch over several nodes" if plan.nodes > 1 else "an RPC launch"
@@ -309,14 +307,14 @@ class Interleaved:
     def record(self, current: Launches) -> BaselineSide:
         """Return what the baseline side measured."""
         stretches = tuple(launch.stretches for launch in current.taken)
-        files = [side[0].files if side else {} for side in (current.taken, self.launches)]
+        files = [side[0].files if side else {} for side in (current.taken, self._launches.taken)]
         return BaselineSide(
-            version=self._base.version,
+            version=self.version,
             seed=self._seed,
             order=self._order,
             stretches=stretches if any(len(pair) > 1 for pair in stretches) else (),
             measurement=next(iter(self.measurements()), None),
             imported=len({*files[0], *files[1]}),
-            differing=differing(*files) if self.launches else (),
+            differing=differing(*files) if self._launches.taken else (),
             error=self.error,
         )

@@ -50,7 +50,7 @@ class Confirmation:
 
     def confirm(self, measured: Measured, compare: Compare) -> Measured:
         """Return `measured` or, if there is a suspicion, what re-measuring the baseline's code makes of it."""
-        stored, baseline = measured.verdict, measured.baseline
+        stored, baseline = measured.verdict, measured.side.baseline
         if not self._side_of or baseline is None or not verdicts.is_suspected(stored):
             return measured
         self._until = time.monotonic() + self._left
@@ -59,7 +59,7 @@ class Confirmation:
         except NotConfirmed as why:
             if stored.status is Status.PASS:
                 return measured
-            return replace(measured, notes=(*measured.notes, f"not confirmed with the baseline's own code: {why}"))
+            return replace(measured, further_notes=(f"not confirmed with the baseline's own code: {why}",))
         except BaseException:  # Ctrl-C or a plugin's time limit: the state of the baseline side is unknown
             self.close()
             raise
@@ -73,19 +73,19 @@ class Confirmation:
             raise NotConfirmed(self._side_of)
         job = measured.job
         # Two looks of both sides, which is what a slowdown takes.
-        needed = 4 * sum(launch.phases.total for launch in measured.launches[: job.launches])
+        needed = 4 * sum(launch.phases.total for launch in measured.current.taken[: job.launches])
         self._check_budget(needed)
-        side = self._side_for(self._commit_of(baseline.sessions[-1], Path(measured.baseline_path)))
+        side = self._side_for(self._commit_of(baseline.sessions[-1], Path(measured.side.path)))
         if missing := side.why_missing(job.nodeid):
             raise NotConfirmed(_first_line(missing))
         left = self._check_budget(needed)
         # Windows are as long as those that raised the suspicion: some slowdowns grow with every step.
-        steps = len(measured.launches[0].step_seconds)
+        steps = len(measured.current.taken[0].step_seconds)
         try:
             interleaved = compare(side, steps=steps, confirm_seconds=left)
         except DdpPerfError as error:
             raise NotConfirmed(_first_line(str(error))) from None
-        other, verdict = interleaved.baseline_side, interleaved.verdict
+        verdict, other = interleaved.verdict, interleaved.side.record(interleaved.current)
         assert other is not None
         if other.error:
             raise NotConfirmed(_first_line(other.error))
@@ -102,12 +102,8 @@ class Confirmation:
             interleaved,
             verdict=final,
             fails=does_fail(job, final),
-            candidate=measured.candidate,
-            output=measured.output + interleaved.output,
-            baseline_path=measured.baseline_path,
-            stored_verdict=measured.verdict,
-            sessions=measured.sessions,
-            notes=(*interleaved.notes, *notes),
+            suspected=measured,
+            further_notes=notes,
         )
 
     def _commit_of(self, session: Recording, baseline: Path) -> str:
@@ -171,7 +167,7 @@ class Confirmation:
 def _other_causes(measured: Measured, baseline: Baseline) -> Iterator[str]:
     """Yield what may make the same code slower, and is not as it was when the baseline was recorded, or is unknown."""
     session = baseline.sessions[-1]
-    current, recorded = measured.measurement.environment.recorded, session.measurement.environment.recorded
+    current, recorded = measured.environment.recorded, session.measurement.environment.recorded
     for name in sorted({*current, *recorded}):
         if _is_cause(name, current, recorded) and current.get(name) != recorded.get(name):
             shown = name.removeprefix(_VARIABLE)
@@ -179,7 +175,7 @@ def _other_causes(measured: Measured, baseline: Baseline) -> Iterator[str]:
     hosts = [each.measurement.environment.recorded.get("host") for each in baseline.sessions]
     if current.get("host") not in hosts:
         yield f"host {hosts[-1]} -> {current.get('host')}"
-    before, after = session.distributions, distributions(modules_imported(measured.launches))
+    before, after = session.distributions, distributions(modules_imported(measured.current.taken))
     for name in sorted({*before, *after}):
         old, new = before.get(name), after.get(name)
         if old != new:

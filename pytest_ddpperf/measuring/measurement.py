@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,18 +21,15 @@ from pytest_ddpperf.measuring.launches import (
 )
 from pytest_ddpperf.records import (
     Baseline,
-    BaselineSide,
     Counters,
     Environment,
     LaunchRankSteps,
-    LaunchSamples,
     LaunchSteps,
     Measurement,
     Outcome,
     RankOutput,
     Recorded,
     Recording,
-    StoredSession,
     Verdict,
 )
 from pytest_ddpperf.records.asked import Collective
@@ -113,28 +110,27 @@ class CollectiveResult(Result):
 MAX_SECONDS = 600.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Measured:
-    """A job that was carried out: what both sides measured, and the verdict."""
+    """A job that was carried out: the launches of the current side, what they were compared with, and the verdict."""
 
     job: Job
     verdict: Verdict
     fails: bool  # the test
-    measurement: Measurement  # of the current side
-    launches: tuple[LaunchSamples, ...]  # of it
-    baseline: Baseline | None = None  # what it was compared with
-    baseline_launches: tuple[LaunchSamples, ...] = ()  # of the baseline side, if both were interleaved
-    candidate: Baseline  # what would be stored
-    output: tuple[tuple[RankOutput, ...], ...]  # launch x rank
-    # The fields of `Outcome` of these names.
-    baseline_side: BaselineSide | None = None
-    baseline_path: str = ""  # absolute
-    sessions: tuple[StoredSession, ...] = ()
-    stored_verdict: Verdict | None = None
-    notes: tuple[str, ...] = ()
+    environment: Environment  # of the current side
+    current: Launches
+    side: Stored | Interleaved
+    further_notes: tuple[str, ...] = ()
+    suspected: Measured | None = None  # with the stored baseline, if this one confirmed or refuted the suspicion
+
+    @cached_property
+    def measurement(self) -> Measurement:
+        """What the current side measured."""
+        return measurement(self.current.taken, self.environment)
 
     @property
     def result(self) -> Result:
+        """What the test gets."""
         collective = self.job.plan.collective
         kind = Result if collective is None else partial(CollectiveResult, collective=collective)
         return kind(
@@ -143,10 +139,26 @@ class Measured:
             world_size=self.job.plan.world_size,
             backend=self.job.plan.backend,
             verdict=self.verdict,
-            environment=self.measurement.environment,
+            environment=self.environment,
             counters=self.measurement.counters,
-            recorded=recorded(self.launches),
+            recorded=recorded(self.current.taken),
         )
+
+    @property
+    def output(self) -> tuple[tuple[RankOutput, ...], ...]:
+        """What ranks wrote, launch x rank."""
+        before = self.suspected.output if self.suspected is not None else ()
+        return (*before, *(launch.output for launch in self.current.taken))
+
+    @property
+    def candidate(self) -> Baseline:
+        """The baseline that would be saved, with what a later run needs to know of it."""
+        recording = Recording(
+            measurement=self.measurement,
+            resolution=verdicts.resolutions(self.measurement, self.job.limits, level=self.job.level),
+            distributions=distributions(modules_imported(self.current.taken)),
+        )
+        return Baseline(test=self.job.test, sessions=(recording,))
 
 
 def carry_out(
@@ -175,44 +187,16 @@ def carry_out(
     judge = Judge(job, current, side, max_seconds=max_seconds, stops_early=stops_early)
     try:
         verdict = judge.decide()
-        return summarize(job, current, judge.environment, verdict, side)
+        return Measured(
+            job=job,
+            verdict=verdict,
+            fails=does_fail(job, verdict),
+            environment=judge.environment,
+            current=current,
+            side=side,
+        )
     finally:
         side.end()
-
-
-def summarize(
-    job: Job,
-    current: Launches,
-    environment: Environment,
-    verdict: Verdict,
-    side: Stored | Interleaved,
-    *,
-    fails: bool | None = None,
-) -> Measured:
-    """Return what the launches of both sides come to. `fails`: whether the test fails, if another process decides."""
-    found = measurement(current.taken, environment)
-    recording = Recording(measurement=found)
-    if verdict.reason == "saving":
-        recording = Recording(
-            measurement=found,
-            resolution=verdicts.resolutions(found, job.limits, level=job.level),
-            distributions=distributions(modules_imported(current.taken)),
-        )
-    return Measured(
-        job=job,
-        verdict=verdict,
-        fails=does_fail(job, verdict) if fails is None else fails,
-        measurement=found,
-        launches=tuple(current.taken),
-        baseline=side.baseline,
-        baseline_launches=side.launches,
-        candidate=Baseline(test=job.test, sessions=(recording,)),
-        output=tuple(launch.output for launch in current.taken),
-        baseline_side=side.record(current),
-        baseline_path=side.path,
-        sessions=side.sessions(current),
-        notes=(*current.notes(advise=not job.settings.disable), *side.notes(verdict, current)),
-    )
 
 
 def does_fail(job: Job, verdict: Verdict) -> bool:
@@ -223,22 +207,24 @@ def does_fail(job: Job, verdict: Verdict) -> bool:
 
 def build_outcome(found: Measured, rootdir: Path, accept_command: str) -> Outcome:
     """Return the outcome of a measurement, with its evidence and the command that accepts it."""
-    path = Path(found.baseline_path)
+    job, current, stored = found.job, found.current, found.suspected or found
+    path = Path(stored.side.path)
     shown = path.relative_to(rootdir) if path.is_relative_to(rootdir) else path
+    notes = current.notes(advise=not job.settings.disable)
     built = _outcome(
-        found.job,
+        job,
         verdict=found.verdict,
         fails=found.fails,
         measurement=found.measurement,
-        phases=tuple(launch.phases for launch in found.launches),
-        recorded=recorded(found.launches),
-        baseline_side=found.baseline_side,
-        baseline_path=str(shown) if found.baseline_path else "",
-        sessions=found.sessions,
-        stored_verdict=found.stored_verdict,
-        notes=(*found.job.notes, *found.notes),
+        phases=tuple(launch.phases for launch in current.taken),
+        recorded=recorded(current.taken),
+        baseline_side=found.side.record(current),
+        baseline_path=str(shown) if stored.side.path else "",
+        sessions=stored.side.sessions(current),
+        stored_verdict=stored.verdict if found.suspected is not None else None,
+        notes=(*job.notes, *notes, *found.side.notes(found.verdict, current), *found.further_notes),
     )
-    return failure.explained(built, baseline=found.baseline, accept_command=accept_command)
+    return failure.explained(built, baseline=found.side.baseline, accept_command=accept_command)
 
 
 def build_failure(job: Job, error: str) -> Outcome:

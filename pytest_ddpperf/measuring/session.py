@@ -137,7 +137,7 @@ class Session:
         asked = measurement_of(job.plan, job.test.label)
         with self._other_nodes.together(job.nodeid, asked, job.plan.nodes) as came:
             measured = self._measured(job, observer)
-            samples = [codec.encode(replace(launch, output=())) for launch in measured.launches]
+            samples = [codec.encode(replace(launch, output=())) for launch in measured.current.taken]
             came({"samples": samples, "verdict": codec.encode(measured.verdict), "fails": measured.fails})
         return measured
 

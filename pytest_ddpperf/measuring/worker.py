@@ -118,9 +118,7 @@ class LeaderConnection:
         if order["op"] != "done" or not launches.taken:
             self.over = True
             raise BaseSideError(OVER)
-        verdict = Verdict(status=Status.NOT_GATED, reason="base-side")
-        side = Stored(store, job.test)
-        return measurement.summarize(job, launches, job.environment(launches), verdict, side, fails=False)
+        return _measured(job, launches, Verdict(status=Status.NOT_GATED, reason="base-side"), store)
 
     def refuse_after_end(self) -> None:
         """Raise BaseSideError if the leader has ended the test, and a plugin reruns it."""
@@ -215,9 +213,7 @@ class NodeLeaderConnection(LeaderConnection):
             raise BaseSideError(OVER)
         for data in reported["samples"]:
             launches.add(codec.decode(LaunchSamples, data))
-        fails, side = reported.get("fails", False), Stored(store, job.test)
-        environment = job.environment(launches)
-        return measurement.summarize(job, launches, environment, _verdict(reported), side, fails=fails)
+        return _measured(job, launches, _verdict(reported), store, fails=reported.get("fails", False))
 
     def call(self, plan: Plan, function: Callable[..., Any], args: Sequence[Any], launcher: Launcher) -> list[Any]:
         """The same of a call: the results by rank."""
@@ -267,6 +263,18 @@ class NodeLeaderConnection(LeaderConnection):
         if "error" in order:  # as at the leader: the test may expect it
             raise BaseSideError(order["error"])
         return order
+
+
+def _measured(job: Job, launches: Launches, verdict: Verdict, store: Store, *, fails: bool = False) -> Measured:
+    """Return what this pytest's test gets; its leader decides whether it fails."""
+    return Measured(
+        job=job,
+        verdict=verdict,
+        fails=fails,
+        environment=job.environment(launches),
+        current=launches,
+        side=Stored(store, job.test),
+    )
 
 
 def _verdict(reported: Message) -> Verdict:

@@ -220,7 +220,7 @@ class BenchmarkFixture(DistributedFixture):
             self._state.failed_gates[label] = text, result
             raise GateFailed(text, result)
         if measured.verdict.reason == "saving":
-            imported = sorted({file for launch in measured.launches for file in launch.files})
+            imported = sorted({file for launch in measured.current.taken for file in launch.files})
             self._state.candidates.append((len(self._state.outcomes) - 1, measured.candidate, imported))
         if self._replay is not None and self._run.leader is None:
             self._replay(measured)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,8 +19,10 @@ from pytest_ddpperf.plugin.reporter import Reporter, ResultListener, prepare_fil
 from pytest_ddpperf.plugin.state import RUN, SNAPSHOT, Run, take_snapshot, traces_one_side
 
 if TYPE_CHECKING:
+    from pytest_ddpperf.measuring.measurement import Measured
     from pytest_ddpperf.plugin.fixtures import CollectiveBenchmark, DdpBenchmark, DdpRun, RpcBenchmark
-    from pytest_ddpperf.plugin.watch import Replay
+
+    Replay = Callable[[Measured], None]
 
 _LISTENER = "ddpperf-results"
 
@@ -244,7 +246,7 @@ class _ReplayToBenchmark:
     """With pytest-benchmark: its fixture is among those of a test, so that --benchmark-only and -skip see the test."""
 
     @pytest.fixture
-    def _ddp_replay(self, request: pytest.FixtureRequest, benchmark: Any) -> Replay:
-        from pytest_ddpperf.plugin.watch import Replay
+    def _ddp_replay(self, request: pytest.FixtureRequest, benchmark: Any) -> Replay | None:
+        from pytest_ddpperf.plugin.watch import replay_into
 
-        return Replay(benchmark, request.node)
+        return replay_into(benchmark, request.node)

@@ -10,7 +10,7 @@ import pytest
 
 from pytest_ddpperf.plugin.items import has_benchmark, is_distributed, measures
 from pytest_ddpperf.plugin.state import Run
-from pytest_ddpperf.plugin.watch import mark_with_clock
+from pytest_ddpperf.plugin.watch import mark_with_timer
 from pytest_ddpperf.records import Baseline, Outcome, codec
 from pytest_ddpperf.records.errors import DdpPerfError
 
@@ -66,7 +66,7 @@ class RunningTests:
         state_of(item).begin_attempt()
         # Asked again: CodSpeed unregisters pytest-benchmark, and its own reading of the marker knows no timer.
         if has_benchmark(item.config.pluginmanager) and measures(item):
-            mark_with_clock(item)
+            mark_with_timer(item)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:

@@ -1,12 +1,13 @@
-"""Shows a measurement while it runs, and hands its samples to pytest-benchmark."""
+"""The progress of a measurement on the terminal, and its samples for pytest-benchmark."""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -118,63 +119,56 @@ class Watcher:
         return self._capture.global_and_fixture_disabled() if self._capture is not None else nullcontext()
 
 
-class SampleClock:
-    """A timer for `benchmark.pedantic` that reads 0.0 when a round starts and the next sample when it ends."""
+class Replay:
+    """A timer for pytest-benchmark: it replays the step times of a distributed test under the test's name.
+
+    It reads 0.0 when a round of `benchmark.pedantic` starts, and the next sample when the round ends.
+    """
 
     def __init__(self) -> None:
         self._pending: list[float] = []
         self._now = 0.0
-
-    def load(self, samples: Sequence[float]) -> None:
-        self._pending = list(reversed(samples))
-
-    def advance(self) -> None:
-        if self._pending:  # --benchmark-cprofile calls once more
-            self._now = self._pending.pop()
+        self._used = False
 
     def __call__(self) -> float:
         now, self._now = self._now, 0.0
         return now
 
+    def _advance(self) -> None:
+        if self._pending:  # --benchmark-cprofile calls once more
+            self._now = self._pending.pop()
 
-def mark_with_clock(item: pytest.Item) -> None:
-    """Give the test our clock as pytest-benchmark's timer, next to what else its marker says."""
-    theirs = item.get_closest_marker("benchmark")
-    kwargs = {**(theirs.kwargs if theirs else {}), "timer": SampleClock()}
-    item.add_marker(pytest.mark.benchmark(**kwargs), append=False)
-
-
-class Replay:
-    """Stores the group's step times under the test's name. A fixture that is disabled or not theirs (CodSpeed puts
-    its own in place) is left alone."""
-
-    def __init__(self, benchmark: Any, item: pytest.Item) -> None:
-        marker = item.get_closest_marker("benchmark")
-        self._benchmark = benchmark
-        clock = marker.kwargs.get("timer") if marker else None
-        theirs = type(benchmark).__module__.startswith("pytest_benchmark") and not benchmark.disabled
-        self._clock = clock if theirs and isinstance(clock, SampleClock) else None
-
-    def __call__(self, measured: Measured) -> None:
+    def store(self, benchmark: Any, measured: Measured) -> None:
         """Replay a measurement that did not fail (what they save is compared next), the first of a test: theirs
         takes one."""
-        clock, self._clock = self._clock, None
-        if clock is None:
+        if self._used:
             return
-        result = measured.result
+        self._used = True
+        result, side = measured.result, measured.side
         samples = [seconds for launch in result.step_seconds for seconds in launch]
-        clock.load(samples)
-        self._benchmark.extra_info["ddpperf"] = {
+        self._pending = samples[::-1]
+        benchmark.extra_info["ddpperf"] = {
             "verdict": str(result.verdict),
             "reason": result.verdict.reason,
             "world_size": result.world_size,
             "backend": result.backend,
             **{f"p{q}": result.percentile(q) for q in (10, 50, 75, 90, 95)},
+            **({"against": str(side.version), "against_commit": side.version.commit} if side.version else {}),
         }
-        other = measured.baseline_side
-        if other is not None:
-            self._benchmark.extra_info["ddpperf"] |= {
-                "against": str(other.version),
-                "against_commit": other.version.commit,
-            }
-        self._benchmark.pedantic(clock.advance, rounds=len(samples), iterations=1)
+        benchmark.pedantic(self._advance, rounds=len(samples), iterations=1)
+
+
+def mark_with_timer(item: pytest.Item) -> None:
+    """Give the test a `Replay` as pytest-benchmark's timer, next to what else its marker says."""
+    theirs = item.get_closest_marker("benchmark")
+    kwargs = {**(theirs.kwargs if theirs else {}), "timer": Replay()}
+    item.add_marker(pytest.mark.benchmark(**kwargs), append=False)
+
+
+def replay_into(benchmark: Any, item: pytest.Item) -> Callable[[Measured], None] | None:
+    """Return what stores a test's measurement in its `benchmark` fixture; None if that is disabled or not theirs
+    (CodSpeed puts its own in place)."""
+    marker = item.get_closest_marker("benchmark")
+    timer = marker.kwargs.get("timer") if marker else None
+    theirs = type(benchmark).__module__.startswith("pytest_benchmark") and not benchmark.disabled
+    return partial(timer.store, benchmark) if theirs and isinstance(timer, Replay) else None

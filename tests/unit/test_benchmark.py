@@ -33,6 +33,10 @@ def carried_out(launch: Callable[[Plan], LaunchSamples], store: Store, **asked: 
     return carry_out(job(**asked), launcher, store, Nobody())
 
 
+def notes_of(measured: Measured) -> tuple[str, ...]:
+    return build_outcome(measured, Path("/"), "pytest").notes
+
+
 def job(*, gate: bool = True, **asked: Any) -> Job:
     of_test = settings(**asked)
     return Job(
@@ -50,7 +54,7 @@ def job(*, gate: bool = True, **asked: Any) -> Job:
 
 @pytest.mark.parametrize("disable", [False, True])
 def test_a_disabled_measurement_has_no_advice_on_measuring(tmp_path: Path, disable: bool) -> None:
-    notes = measure(UNFIT, Store(tmp_path), disable=disable).notes
+    notes = notes_of(measure(UNFIT, Store(tmp_path), disable=disable))
     assert "rank 0's clean-up did not end" in notes
     assert any("raise --ddp-warmup" in note for note in notes) is not disable
 
@@ -58,10 +62,10 @@ def test_a_disabled_measurement_has_no_advice_on_measuring(tmp_path: Path, disab
 def test_extending_says_that_there_was_nothing_to_extend(tmp_path: Path) -> None:
     store = Store(tmp_path)
     began = measure(LAUNCH, store, extend_baseline=True)
-    assert began.notes == ("there was no baseline to extend: the first session begins one",)
-    assert measure(LAUNCH, store, save_baseline=True).notes == ()
+    assert notes_of(began) == ("there was no baseline to extend: the first session begins one",)
+    assert notes_of(measure(LAUNCH, store, save_baseline=True)) == ()
     store.extend(began.candidate)
-    assert measure(LAUNCH, store, extend_baseline=True).notes == ()
+    assert notes_of(measure(LAUNCH, store, extend_baseline=True)) == ()
 
 
 def lasting(step_seconds: float) -> Callable[[Plan], LaunchSamples]:
@@ -93,7 +97,7 @@ def test_sides_of_different_lengths_are_compared_and_it_is_told_where_much_is_lo
     ):
         found = carried_out(lasting(step_seconds), store, limits=limits)
         assert {len(launch) for launch in found.result.step_seconds} == {steps}
-        assert (str(found.result.verdict).replace("IMPROVED", "PASS"), found.notes) == (verdict, notes)
+        assert (str(found.result.verdict).replace("IMPROVED", "PASS"), notes_of(found)) == (verdict, notes)
         (change,) = found.result.verdict.comparisons
         assert (change.baseline_seconds, change.now_seconds) == pytest.approx((0.02, step_seconds))
         assert found.result.verdict.differences == (), "of steps only what was asked is a fact"
@@ -110,14 +114,15 @@ def test_an_outcome_tells_the_percentiles_of_all_sessions_as_they_were_compared(
         assert session.launch_seconds["p95"] == pytest.approx((level,) * 5)
     assert (found.limits, found.level, found.accept) == (limits, 0.05, "pytest")
     assert (tmp_path / found.baseline_path).exists(), "relative to rootdir"
-    assert carried_out(lasting(0.02), store, save_baseline=True).sessions == ()
+    saving = carried_out(lasting(0.02), store, save_baseline=True)
+    assert build_outcome(saving, tmp_path, "pytest").sessions == ()
 
 
 def test_what_is_not_compared_is_not_cut(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.write(carried_out(lasting(0.02), store, save_baseline=True, steps=10, min_seconds=0.0).candidate)
     found = carried_out(lasting(0.02), store, warmup=3)
-    assert (found.result.verdict, found.notes) == ("INCOMPARABLE", ())
+    assert (found.result.verdict, notes_of(found)) == ("INCOMPARABLE", ())
 
 
 def scattered(step_seconds: float, scatter: float) -> Callable[[Plan], LaunchSamples]:

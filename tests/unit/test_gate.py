@@ -10,15 +10,18 @@ from xml.etree import ElementTree
 
 import pytest
 
-from pytest_ddpperf.measuring.launches import Job
+from pytest_ddpperf.baseline import Store
+from pytest_ddpperf.measuring.baseline_side import Stored
+from pytest_ddpperf.measuring.launches import Job, Launches
 from pytest_ddpperf.measuring.measurement import Measured
 from pytest_ddpperf.measuring.session import Session
 from pytest_ddpperf.plugin.fixtures import merge_outputs
 from pytest_ddpperf.plugin.items import name_of, nodeid_of
-from pytest_ddpperf.records import Baseline, Outcome, Recording, Status
+from pytest_ddpperf.records import Environment, Outcome, Status
 from pytest_ddpperf.records.errors import DdpPerfError
+from tests.unit.test_launches import LAUNCH
 from tests.unit.test_machine import CPU
-from tests.unit.test_report import measurement, verdict
+from tests.unit.test_report import verdict
 
 
 @pytest.mark.parametrize(
@@ -116,15 +119,15 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 
 def measured(job: Job, status: Status) -> Measured:
-    found = measurement()
+    launches = Launches(job.plan, lambda *_: LAUNCH)
+    launches.take(2)
     return Measured(
         job=job,
         verdict=verdict(status),
         fails=status is Status.REGRESSED,
-        measurement=found,
-        launches=(),
-        candidate=Baseline(test=job.test, sessions=(Recording(measurement=found),)),
-        output=(),
+        environment=Environment(),
+        current=launches,
+        side=Stored(Store(Path("baselines")), job.test),
     )
 
 

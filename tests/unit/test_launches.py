@@ -132,7 +132,7 @@ def interleaved(theirs: Windows, *, fails: bool = False) -> Interleaved:
         return theirs(steps)
 
     ready = SimpleNamespace(plan=PLAN, batch_size=None, facts={})
-    base: Any = SimpleNamespace(begin=lambda nodeid, label, plan: ready, measure=measure)
+    base: Any = SimpleNamespace(begin=lambda nodeid, label, plan: ready, measure=measure, version="HEAD~1")
     return Interleaved(base, job(), Nobody())
 
 
@@ -237,7 +237,7 @@ def test_both_sides_of_a_pair_are_alive_and_run_the_same_stretches(run: int) -> 
     orders = [reported for reported in both.reported if "hold" in reported]
     assert sorted(orders[:2]) in (["b hold", "n hold 7"], ["b hold 7", "n hold"]), "whoever comes first says how long"
     assert sorted(orders[2:]) == ["b hold 7", "n hold 7"]
-    now, theirs = both.now.taken[0], both.interleaved.launches[0]
+    now, theirs = both.now.taken[0], both.interleaved._launches.taken[0]
     assert now.stretches == theirs.stretches
     assert now.stretches[0] == 1, "nothing of the first counts"
     assert sum(now.stretches) - len(now.stretches) == 7

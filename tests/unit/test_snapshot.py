@@ -32,7 +32,7 @@ def config(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest
     monkeypatch.delenv("SET_BY_A_CONFTEST", raising=False)
     monkeypatch.setattr(sys, "path", list(sys.path))
     pytester.makeconftest(CONFTEST)
-    config = pytester.parseconfigure("--hidden=2048", "-q", "--ddp-steps=5")
+    config = pytester.parseconfigure("-p", "no:randomly", "--hidden=2048", "-q", "--ddp-steps=5")
     os.environ.pop("SET_BY_A_CONFTEST")
     return config
 
@@ -59,11 +59,11 @@ def test_ranks_that_are_traced_are_not_compared_with_those_of_another_version(
 ) -> None:
     """As pytest-cov does, of which a remote pytest does not know."""
     monkeypatch.setenv(variable, "")
-    configured = pytester.parseconfigure().stash[RUN]
+    configured = pytester.parseconfigure("-p", "no:randomly").stash[RUN]
     assert callable(configured._confirms())
     pytester.makeconftest(f"import os; os.environ[{variable!r}] = 'traced'")
     with pytest.raises(pytest.UsageError, match=r"--ddp-against with --cov that traces ranks, .*: add --no-cov"):
-        pytester.parseconfigure("--ddp-against=HEAD")
+        pytester.parseconfigure("-p", "no:randomly", "--ddp-against=HEAD")
     assert configured._confirms() == "not with --cov that traces ranks: add --no-cov"
 
 

@@ -182,7 +182,7 @@ def test_warning_filters_are_those_of_pytest_in_its_order(collect: Collect, pyte
 def test_the_remaining_time_follows_from_tests_that_have_ended_and_a_rerun_is_no_other_test(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = pytester.parseconfigure().stash[state.RUN]
+    run = pytester.parseconfigure("-p", "no:randomly").stash[state.RUN]
     run.items = [None] * 4  # type: ignore[list-item]
     clock = [100.0]
     monkeypatch.setattr(state.time, "monotonic", lambda: clock[0])
