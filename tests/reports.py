@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from pytest_ddpperf.records import (
@@ -27,6 +28,7 @@ from pytest_ddpperf.records import (
     Version,
 )
 from pytest_ddpperf.report import failure
+from pytest_ddpperf.report.json_report import Entry, StoredReport
 from pytest_ddpperf.verdict import fails, in_percentiles, judge
 
 LIMITS = (Limit(metric="p10", value=0.1, unit="%"), Limit(metric="p50", value=0.1, unit="%"))
@@ -40,6 +42,13 @@ RUN = RunInfo(
     facts=FACTS,
 )
 _VERSION = Version(ref="origin/main", commit="1a2b3c4d5e6f7a8b9c0d", now="9a825c73dcb873626cd628f2e15fdef61a4a953b")
+
+
+def report(outcomes: Sequence[Outcome], *runs: RunInfo, messages: Sequence[str] = ()) -> StoredReport:
+    """Return a report of some runs, as if it had been read from files."""
+    runs = runs or (RUN,)
+    entries = tuple(Entry(outcome=outcome, run=runs[0]) for outcome in outcomes)
+    return StoredReport(paths=(Path("run.json"),) * len(runs), runs=runs, entries=entries, messages=tuple(messages))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +119,7 @@ def outcome(name: str, drawn: Drawn, verdict: Verdict, measured: Measurement, **
 def against_baseline(
     name: str, now: Drawn, base: Drawn, *, sessions: int = 3, limits: Sequence[Limit] = LIMITS, **kwargs: Any
 ) -> Outcome:
-    """Held against a stored baseline whose sessions drift by as much as launches do."""
+    """Compared with a stored baseline whose sessions drift by as much as launches do."""
     found = [
         measurement(replace(base, seed=base.seed + k, step=base.step * (1 + (k % 3 - 1) * base.noise / 2)))
         for k in range(sessions)
@@ -136,7 +145,7 @@ def against_baseline(
 
 
 def in_turns(name: str, now: Drawn, base: Drawn, *, stretches: bool = True, **kwargs: Any) -> Outcome:
-    """Measured beside another version."""
+    """Interleaved with another version."""
     source = random.Random(now.seed)
     measured, other = measurement(now), measurement(base)
     lengths = ((now.steps // 5,) * 5,) * now.launches if stretches else ()

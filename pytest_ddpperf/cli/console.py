@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import TextIO, TypeVar
 
 from pytest_ddpperf import files
-from pytest_ddpperf.options import parse
-from pytest_ddpperf.options.table import FAIL_ON_NAMES
 from pytest_ddpperf.records.errors import DdpPerfError
 from pytest_ddpperf.report import text
 from pytest_ddpperf.report.json_report import StoredReport
@@ -27,18 +25,7 @@ NOTHING_IN_COMMON = 5
 
 
 class UsageError(DdpPerfError):
-    """The command cannot be as it was given: what is wrong with it, in words."""
-
-
-class FileError(DdpPerfError):
-    """A file that cannot be written."""
-
-    def __init__(self, path: Path, problem: str) -> None:
-        super().__init__(path, problem)
-        self.path, self.problem = path, problem
-
-    def __str__(self) -> str:
-        return f"{self.path}: {self.problem}"
+    """An invalid command, or a file that cannot be written."""
 
 
 def say(lines: Iterable[str]) -> None:
@@ -67,37 +54,19 @@ def _print(lines: Iterable[str], stream: TextIO | None) -> None:
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # so that Python can flush it at exit
         if not isinstance(error, BrokenPipeError) and stream is sys.stdout:
-            raise FileError(Path("standard output"), f"cannot be written: {error.strerror}") from error
+            raise UsageError(f"standard output: cannot be written: {error.strerror}") from error
 
 
 def write(path: Path, content: str, *, append: bool = False) -> None:
-    """As `files.write`, but that it raises FileError."""
+    """Write a file, or raise UsageError."""
     try:
         files.write(path, content, append=append)
     except OSError as error:
-        raise FileError(path, f"cannot be written: {error.strerror}") from error
+        raise UsageError(f"{path}: cannot be written: {error.strerror}") from error
 
 
 T = TypeVar("T")
 Matches = Callable[[str], bool]
-
-
-def add_threshold(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--threshold",
-        type=read_as(parse.limits),
-        metavar="LIST",
-        help="how much worse a metric may get, as p10:5%%,p50:2ms; the tests' own limits if nothing is said",
-    )
-
-
-def add_fail_on(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--fail-on",
-        type=read_as(parse.fail_on),
-        metavar="LIST",
-        help=f"exactly these verdicts end with status 1: {', '.join(FAIL_ON_NAMES)} (default: regressed)",
-    )
 
 
 def add_k(parser: argparse.ArgumentParser, what: str = "measurements") -> None:

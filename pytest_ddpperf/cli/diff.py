@@ -4,50 +4,50 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pytest_ddpperf import verdict as verdicts
 from pytest_ddpperf.cli import console
 from pytest_ddpperf.measuring.judging import follow, schedule
-from pytest_ddpperf.records import Baseline, Limit, Measurement, Outcome, Recording, RunInfo, Status, Verdict, codec
+from pytest_ddpperf.options import parse
+from pytest_ddpperf.options.table import FAIL_ON_NAMES
+from pytest_ddpperf.records import Baseline, Limit, Measurement, Outcome, Recording, Status, Verdict, codec
 from pytest_ddpperf.records.asked import TIME_LIMITS, limits_for
-from pytest_ddpperf.report import failure, json_report, markdown, page, side_by_side, text
-from pytest_ddpperf.report import side_by_side as pytorch
+from pytest_ddpperf.report import failure, figures, json_report, markdown, side_by_side, text
 from pytest_ddpperf.report.json_report import Entry, StoredReport, gone_of, identity
-from pytest_ddpperf.report.summary import count
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
-    """How it shall be judged."""
+def compare(
+    base: StoredReport, now: StoredReport, limits: tuple[Limit, ...] | None, fail_on: frozenset[str]
+) -> StoredReport:
+    """Return `now`, each measurement with the verdict against the same test in `base`.
 
-    limits: tuple[Limit, ...] | None  # None: the limits of each measurement's own run
-    fail_on: frozenset[str]
-
-
-def compare(base: StoredReport, now: StoredReport, terms: Terms) -> StoredReport:
-    """Return `now`, each measurement with the verdict against the same test in `base`."""
+    If `limits` is None, each measurement has those of its own run. `fail_on` names the verdicts that fail."""
     partners = _partners(base, now)
     entries = []
     for number, entry in enumerate(now.entries):
-        level = entry.outcome.level if entry.outcome.level is not None else verdicts.TEST_LEVEL
         partner = base.entries[partners[number]] if number in partners else None
-        entries.append(replace(entry, outcome=_with_verdict(entry.outcome, partner, terms, level)))
+        asked = limits if limits is not None else entry.outcome.limits or TIME_LIMITS
+        outcome = _with_verdict(entry.outcome, partner, limits_for(entry.outcome.plan, asked))
+        if outcome.verdict is not None:
+            fails = verdicts.fails(outcome.verdict, fail_on=fail_on, baseline_missing="warn")
+            outcome = replace(outcome, fails=fails)
+        entries.append(replace(entry, outcome=outcome))
     taken = set(partners.values())
+    outcomes = [entry.outcome for entry in entries]
     return replace(
         now,
         entries=tuple(entries),
-        runs=tuple(map(_bare, now.runs)),
+        # Counts and messages of a run as a whole are not about the comparison: `-k` may have chosen a part.
+        runs=tuple(
+            replace(run, skipped=0, never_measured=0, other_failures=0, problem="", messages=()) for run in now.runs
+        ),
+        messages=(*base.messages, *now.messages, *side_by_side.remarks(outcomes)),
         bases=base.runs,
         only_before=tuple(gone_of(entry.outcome) for number, entry in enumerate(base.entries) if number not in taken),
     )
-
-
-def _bare(run: RunInfo) -> RunInfo:
-    """Without what it says of itself as a whole, which is not of the comparison: `-k` may have left a part."""
-    return replace(run, skipped=0, never_measured=0, other_failures=0, problem="", messages=())
 
 
 def _partners(base: StoredReport, now: StoredReport) -> dict[int, int]:
@@ -70,10 +70,9 @@ def _by_name(outcome: Outcome) -> Hashable:
     return outcome.test, outcome.plan.world_size, outcome.plan.roles
 
 
-def _with_verdict(now: Outcome, other: Entry | None, terms: Terms, level: float) -> Outcome:
+def _with_verdict(now: Outcome, other: Entry | None, limits: tuple[Limit, ...]) -> Outcome:
     """Return a measurement with the new verdict, without traces of the comparison in its own run."""
-    asked = terms.limits if terms.limits is not None else now.limits or TIME_LIMITS
-    limits = limits_for(now.plan, asked)
+    level = now.level if now.level is not None else verdicts.TEST_LEVEL
     fresh = replace(
         now, limits=limits, level=level, baseline_path="", baseline_side=None, stored_verdict=None, saved=0,
         sessions=(), evidence=(), accept="", notes=(),
@@ -81,32 +80,33 @@ def _with_verdict(now: Outcome, other: Entry | None, terms: Terms, level: float)
     if now.measurement is None:
         return replace(fresh, verdict=None, notes=now.notes)  # nothing to compare: it fails as before
     fresh = replace(fresh, error="")  # of what was not saved
-    if other is None:
-        return _judged(fresh, _no_baseline(), terms, "only in the later run")
-    if other.outcome.measurement is None:
-        return _judged(
-            fresh, _no_baseline(), terms, f"not measured in the earlier run: {text.shortened(other.outcome.error)}"
-        )
+    if other is None or other.outcome.measurement is None:
+        why = "only in the later run"
+        if other is not None:
+            why = f"not measured in the earlier run: {text.shortened(other.outcome.error)}"
+        return replace(fresh, verdict=Verdict(status=Status.NO_BASELINE, reason="no-baseline"), notes=(why,))
     before = Recording(measurement=other.outcome.measurement, created=other.run.created, commit=other.run.commit)
-    launches = now.measurement.samples.launches
-    verdict, taken = (
-        verdicts.refused(now.measurement, before.measurement, now=now.verdict, then=other.outcome.verdict),
-        launches,
-    )
+    launches = taken = now.measurement.samples.launches
+    verdict = verdicts.refused(now.measurement, before.measurement, now=now.verdict, then=other.outcome.verdict)
     if verdict is None:
         verdict, taken = _verdict(now.launches, now.measurement, before.measurement, limits, level)
-    notes: tuple[str, ...] = ()
+    notes = []
     if taken < launches:
         fresh = _of_first(fresh, now.measurement, taken)
-        notes = (f"the first {taken} of {launches} launches decide: the gate would have taken no more",)
-    judged = _judged(fresh, verdict, terms, *notes)
+        notes.append(f"the first {taken} of {launches} launches decide: the gate would have taken no more")
+    # The gate refuses what cannot be supported before it measures, but for its own limits; here a note must do.
+    ours = {str(limit) for limit in limits if limit.default}
+    refused = [line for line in verdict.dropped if line.partition(": ")[0] not in ours]
+    verdict = replace(verdict, dropped=tuple(line for line in verdict.dropped if line not in refused))
+    notes += [f"no limit is applied to {line}" for line in refused]
     steps = min(now.measurement.samples.steps, before.measurement.samples.steps)
-    judged = replace(judged, sessions=(verdicts.in_percentiles(before, steps),))
+    sessions = (verdicts.in_percentiles(before, steps),)
+    judged = replace(fresh, verdict=verdict, notes=tuple(notes), sessions=sessions)
     return failure.explained(judged, baseline=Baseline(test=now.test, sessions=(before,)), accept_command="")
 
 
 def _of_first(outcome: Outcome, measured: Measurement, launches: int) -> Outcome:
-    """With what those launches showed alone, so that figures are of what the verdict is of."""
+    """Return the outcome with the first launches alone, those that the verdict rests on."""
     return replace(
         outcome,
         measurement=replace(measured, samples=measured.samples.of_launches(0, launches)),
@@ -115,24 +115,11 @@ def _of_first(outcome: Outcome, measured: Measurement, launches: int) -> Outcome
     )
 
 
-def _no_baseline() -> Verdict:
-    return Verdict(status=Status.NO_BASELINE, reason="no-baseline")
-
-
-def _judged(outcome: Outcome, verdict: Verdict, terms: Terms, *notes: str) -> Outcome:
-    # The gate refuses what cannot be supported before it measures, but for its own limits; here a note must do.
-    ours = {str(limit) for limit in outcome.limits if limit.default}
-    refused = [line for line in verdict.dropped if line.partition(": ")[0] not in ours]
-    verdict = replace(verdict, dropped=tuple(line for line in verdict.dropped if line not in refused))
-    notes = (*notes, *(f"no limit is applied to {line}" for line in refused))
-    fails = verdicts.fails(verdict, fail_on=terms.fail_on, baseline_missing="warn")
-    return replace(outcome, verdict=verdict, fails=fails, notes=notes)
-
-
 def _verdict(
     asked: int, current: Measurement, before: Measurement, limits: tuple[Limit, ...], level: float
 ) -> tuple[Verdict, int]:
-    """And by how many launches: where the first look, after `asked`, leaves nothing open, the gate takes no more."""
+    """Return the verdict and the number of launches that it rests on: if the first look, after `asked`, leaves nothing
+    open, the gate takes no more."""
     taken = 0
 
     def judge(start: int, stop: int, ease: float) -> Verdict:
@@ -164,8 +151,18 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("base", type=Path, metavar="BASE", help="the earlier report")
     parser.add_argument("now", type=Path, nargs="+", metavar="NOW", help="the later one")
-    console.add_threshold(parser)
-    console.add_fail_on(parser)
+    parser.add_argument(
+        "--threshold",
+        type=console.read_as(parse.limits),
+        metavar="LIST",
+        help="how much worse a metric may get, as p10:5%%,p50:2ms (default: the tests' own limits)",
+    )
+    parser.add_argument(
+        "--fail-on",
+        type=console.read_as(parse.fail_on),
+        metavar="LIST",
+        help=f"exactly these verdicts end with status 1: {', '.join(FAIL_ON_NAMES)} (default: regressed)",
+    )
     console.add_k(parser)
     parser.add_argument("--json", type=Path, metavar="PATH", help="write NOW with its verdicts, as --ddp-json does")
     parser.add_argument("--markdown", type=Path, metavar="PATH", help="write it for a pull request, as --ddp-markdown")
@@ -181,7 +178,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     contents = [(path, json_report.load(path)) for path in (arguments.base, *arguments.now)]
-    theirs = [path for path, content in contents if pytorch.is_theirs(content)]
+    theirs = [path for path, content in contents if side_by_side.is_theirs(content)]
     if len(theirs) == len(contents):
         return _theirs(arguments, contents)
     if theirs:
@@ -189,34 +186,34 @@ def run(arguments: argparse.Namespace) -> int:
     base, *several = (json_report.report_of(path, content) for path, content in contents)
     base = console.matching(base, arguments.matches)
     now = console.matching(json_report.merged(several), arguments.matches)
-    terms = Terms(
-        limits=arguments.threshold,
-        fail_on=arguments.fail_on or frozenset({"regressed"}),
-    )
     if arguments.html is not None:
-        page.check("--html")
-    compared = compare(base, now, terms)
+        figures.check("--html")
+    compared = compare(base, now, arguments.threshold, arguments.fail_on or frozenset({"regressed"}))
     _write(arguments, base, compared)
     if arguments.form == "pytorch":
-        console.say(pytorch.side_by_side(*pytorch.ours(base, now)))
-        console.say(side_by_side.summary_lines(base, compared))
+        console.say(side_by_side.side_by_side(*side_by_side.ours(base, now)))
+        console.say(side_by_side.summary_lines(compared))
     else:
         console.say(side_by_side.lines(base, compared))
     return _status(compared.outcomes)
 
 
 def _write(arguments: argparse.Namespace, base: StoredReport, now: StoredReport) -> None:
-    """The files that were asked for."""
-    messages = [*side_by_side.about(base, now), *side_by_side.remarks(base, now)]
+    """Write the files that were asked for."""
     if arguments.json is not None:
-        console.write(arguments.json, codec.dumps(_data(base, now)))
+        before = {name: getattr(base.run, name) for name in ("created", "version", "commit", "committed")}
+        data = {
+            **json_report.report(now.outcomes, replace(now.run, messages=now.messages)),
+            "base": {"run_id": base.run.id, **before},
+            "only_in_base": codec.encode(now.only_before),
+        }
+        console.write(arguments.json, codec.dumps(data))
     if arguments.markdown is not None:
-        content = markdown.report(
-            now.outcomes, count(now.outcomes, *now.runs), messages=messages, only_before=now.only_before
-        )
-        console.write(arguments.markdown, content, append=markdown.appends(arguments.markdown))
+        console.write(arguments.markdown, markdown.report(now), append=markdown.appends(arguments.markdown))
     if arguments.html is not None:
-        console.write(arguments.html, page.html(now.outcomes, now.runs, messages=messages, only_before=now.only_before))
+        from pytest_ddpperf.report import page
+
+        console.write(arguments.html, page.html(now))
 
 
 def _status(outcomes: Sequence[Outcome]) -> int:
@@ -240,16 +237,6 @@ def _theirs(arguments: argparse.Namespace, contents: Sequence[tuple[Path, dict[s
             raise console.UsageError(f"{name}: files of PyTorch's benchmark hold one launch, so there is no verdict")
     if len(contents) > 2:
         raise console.UsageError("files of PyTorch's benchmark are compared by two")
-    base, now = (pytorch.matching(pytorch.theirs(*each), arguments.matches) for each in contents)
-    console.say(pytorch.side_by_side(base, now))
-    return console.OK if pytorch.in_common(base, now) else _nothing_compared()
-
-
-def _data(base: StoredReport, now: StoredReport) -> dict[str, Any]:
-    """Return NOW as a report, with the baseline run."""
-    before = {name: getattr(base.run, name) for name in ("created", "version", "commit", "committed")}
-    return {
-        **json_report.report(now.outcomes, replace(now.run, messages=tuple(side_by_side.remarks(base, now)))),
-        "base": {"run_id": base.run.id, **before},
-        "only_in_base": codec.encode(now.only_before),
-    }
+    base, now = (side_by_side.matching(side_by_side.theirs(*each), arguments.matches) for each in contents)
+    console.say(side_by_side.side_by_side(base, now))
+    return console.OK if side_by_side.in_common(base, now) else _nothing_compared()

@@ -103,11 +103,10 @@ def show(arguments: argparse.Namespace) -> int:
     """List the change points; the exit status is 1 if a test became slower."""
     from pytest_ddpperf.history.change_points import MIN_POINTS
     from pytest_ddpperf.history.series import ChangeStatus
-    from pytest_ddpperf.report import history
-    from pytest_ddpperf.report.page import check
+    from pytest_ddpperf.report import figures, history_report
 
     if arguments.html is not None:
-        check("--html")
+        figures.check("--html")
     analysis = _analyze(arguments)
     matches = arguments.matches
     changes = [
@@ -116,10 +115,8 @@ def show(arguments: argparse.Namespace) -> int:
         if matches is None or matches(f"{change.series.test} {change.series.environment}")
     ]
     if arguments.html is not None:
-        from pytest_ddpperf.report.page.history import history_html
-
-        console.write(arguments.html, history_html(analysis))
-    console.say(history.history_lines(analysis, changes))
+        console.write(arguments.html, history_report.history_html(analysis))
+    console.say(history_report.history_lines(analysis, changes))
     if analysis.short == len(analysis.series):
         console.complain(f"{arguments.folder}: nothing to judge: no series has {MIN_POINTS} runs")
         return console.NOTHING_IN_COMMON

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from pytest_ddpperf import __version__
-from pytest_ddpperf.cli import baseline, console, diff, doctor, history, html, markdown
+from pytest_ddpperf.cli import commands, console, diff, history
 from pytest_ddpperf.records.errors import (
     BaselineError,
     DdpPerfError,
@@ -18,30 +18,14 @@ from pytest_ddpperf.records.errors import (
     ReportError,
 )
 
-COMMANDS = (
-    diff,
-    history,
-    html,
-    markdown,
-    baseline,
-    doctor,
-)
-_USERS = (
-    console.UsageError,
-    console.FileError,
-    BaselineError,
-    HistoryError,
-    MissingExtraError,
-    OptionError,
-    ReportError,
-)
+_USERS = (console.UsageError, BaselineError, HistoryError, MissingExtraError, OptionError, ReportError)
 
 _STATUSES = """\
 exit status:
   0    all is well
   1    a verdict that --fail-on names, regressed if nothing is said, or a measurement that failed
   3    an error of ddpperf's own
-  4    a command that cannot be, or a file that cannot be read: it is named
+  4    an invalid command, or a file that cannot be read or written: it is named
   5    nothing in common: no measurement could be compared
   130  it was interrupted
 """
@@ -89,6 +73,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"pytest-ddpperf {__version__}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in COMMANDS:
-        command.add_parser(subparsers)
+    for add in (diff.add_parser, history.add_parser, commands.add_reports, commands.add_baseline, commands.add_doctor):
+        add(subparsers)
     return parser

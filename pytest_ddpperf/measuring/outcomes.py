@@ -104,11 +104,11 @@ class RunResults:
 
     def markdown(self) -> str:
         """Return the run as Markdown."""
-        return markdown.run_report(self._stored())
+        return markdown.report(self._stored())
 
     def html(self) -> str:
         """Return the run as a page; raises MissingExtraError."""
-        return page.run_page(self._stored())
+        return page.html(self._stored())
 
     def _stored(self) -> json_report.StoredReport:
         return json_report.report_of(Path("run.json"), self.data())

@@ -83,9 +83,9 @@ def prepare_files(run: Run) -> None:
     Note the commit while the run has saved nothing yet."""
     settings = run.settings
     if settings.html_path is not None:
-        from pytest_ddpperf.report import page
+        from pytest_ddpperf.report import figures
 
-        page.check("--ddp-html")
+        figures.check("--ddp-html")
     asked = (settings.json_path, settings.markdown_path, settings.html_path, settings.history_dir)
     if any(path is not None for path in asked) and not run.worker:
         _ = run.report  # which begins when it is first used

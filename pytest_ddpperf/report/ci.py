@@ -100,6 +100,6 @@ def junit_properties(outcome: Outcome) -> list[tuple[str, str]]:
             "against_commit": outcome.baseline_side.version.commit,
         }
     if outcome.measurement is not None:
-        p50 = stats.geometric_mean(stats.launch_quantiles(outcome.measurement.samples.step_seconds, 50))
+        p50 = stats.percentile(outcome.measurement.samples.step_seconds, 50)
         values["p50"] = f"{p50:.9f}"
     return [(prefix + name, value) for name, value in values.items()]

@@ -20,7 +20,6 @@ from pytest_ddpperf.records import (
     Status,
     Verdict,
 )
-from pytest_ddpperf.records.asked import Collective
 from pytest_ddpperf.records.errors import LaunchError
 from pytest_ddpperf.report import sentences, text
 from pytest_ddpperf.verdict import of_one_length, stats
@@ -67,7 +66,8 @@ def _gate_failure(outcome: Outcome) -> Iterator[str]:
         yield from outcome.notes
         yield from remedy(outcome)
         return
-    yield f"{verdict}: {outcome.test} on {_who(outcome)}"
+    who = outcome.plan.roles or f"{outcome.plan.world_size} {outcome.plan.backend} ranks"
+    yield f"{verdict}: {outcome.test} on {who}"
     yield ""
     counters = [c for c in verdict.counters if c.status is verdict.status]
     comparisons = [c for c in verdict.comparisons if c.status is verdict.status]
@@ -75,7 +75,8 @@ def _gate_failure(outcome: Outcome) -> Iterator[str]:
         comparisons = list(verdict.comparisons)  # which do not suspect anything, and that is the point
         yield sentences.machine_slower(outcome)
         yield ""
-    yield from _metrics(comparisons, counters, outcome.plan.collective)
+    yield from (f"  {line}" for line in text.aligned(metrics(comparisons, counters, outcome.plan)))
+    yield ""
     yield from outcome.evidence
     yield from differences(verdict)
     yield from (f"note: {note}" for note in outcome.notes)
@@ -106,30 +107,20 @@ def suspected(stored: Verdict) -> str:
     return f"suspected by the stored baseline: {', '.join(text.change(c) for c in stored.comparisons)}"
 
 
-def _metrics(
-    comparisons: list[Comparison], counters: list[CounterChange], collective: Collective | None
-) -> Iterator[str]:
-    rows = metrics(comparisons, counters, collective)
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        yield "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-    yield ""
+METRIC_TITLES = ("metric", "baseline", "now", "change [bounds]", "limit", "resolves")
 
 
-def metrics(
-    comparisons: Sequence[Comparison], counters: Sequence[CounterChange], collective: Collective | None
-) -> list[tuple[str, ...]]:
-    """A row a limit, below one of titles."""
-    rows: list[tuple[str, ...]] = [("metric", "baseline", "now", "change [bounds]", "limit", "resolves")]
+def metrics(comparisons: Sequence[Comparison], counters: Sequence[CounterChange], plan: Plan) -> list[tuple[str, ...]]:
+    """Return a row for each limit below one of titles: the same in every report."""
+    rows: list[tuple[str, ...]] = [METRIC_TITLES]
     for c in comparisons:
-        limit = str(c.limit).partition(":")[2]
-        figures = [text.figure(c, seconds, collective) for seconds in (c.baseline_seconds, c.now_seconds)]
-        change = text.interval(text.changed(c))
-        rows.append((c.limit.metric, *figures, change, limit, text.amount(text.resolution(c))))
-    for changed in counters:
-        metric, _, limit = str(changed.limit).partition(":")
-        change = text.counted(changed).removeprefix(metric).strip()
-        rows.append((metric, f"{changed.baseline:,}", f"{changed.now:,}", f"{change}, counted", limit, "all"))
+        metric, _, limit = str(c.limit).partition(":")
+        figures = [text.figure(c, seconds, plan.collective) for seconds in (c.baseline_seconds, c.now_seconds)]
+        rows.append((metric, *figures, text.interval(text.changed(c)), limit, text.amount(text.resolution(c))))
+    for counted in counters:
+        metric, _, limit = str(counted.limit).partition(":")
+        change = text.counted(counted).removeprefix(metric).strip()
+        rows.append((metric, f"{counted.baseline:,}", f"{counted.now:,}", f"{change}, counted", limit, "all"))
     return rows
 
 
@@ -145,10 +136,6 @@ def _evidence(outcome: Outcome, baseline: Baseline) -> str:
         f"evidence: {len(outcome.phases)} launches now, {before} in the baseline's "
         f"{text.several(sessions, 'session')}{drift}"
     )
-
-
-def _who(outcome: Outcome) -> str:
-    return outcome.plan.roles or f"{outcome.plan.world_size} {outcome.plan.backend} ranks"
 
 
 # What makes up half of a change is its main cause; where it is less, more comes from something else.
@@ -219,32 +206,29 @@ def _slowest(names: Sequence[str], main: dict[str, list[float]], of_it: str) -> 
 
 def _rises(sides: Sequence[LaunchRankSteps], q: float) -> list[float]:
     """By how many seconds each rank's q-th percentile rose, from the mean over sessions to the first side."""
-    now, *before = (_by_rank(side, q) for side in sides)
+    now, *before = (by_rank(side, q) for side in sides)
     return [after - stats.geometric_mean(earlier) for after, *earlier in zip(now, *before, strict=True)]
 
 
-def _by_rank(durations: LaunchRankSteps, q: float) -> list[float]:
-    """Each rank's q-th percentile over launches, in seconds."""
-    return [
-        stats.geometric_mean(stats.launch_quantiles(tuple(launch[rank] for launch in durations), q))
-        for rank in range(len(durations[0]))
-    ]
+def by_rank(durations: LaunchRankSteps, q: float) -> list[float]:
+    """Return each rank's q-th percentile over launches, in seconds."""
+    return [stats.percentile(tuple(launch[rank] for launch in durations), q) for rank in range(len(durations[0]))]
 
 
 def _blocked(plan: Plan, *, now: Samples, base: Samples) -> Iterator[str]:
     """How much of a step each trainer waited for RPC, and how much of the change that is."""
     if now.blocked_seconds is None or base.blocked_seconds is None:
         return
-    waited, waits = _medians(base.blocked_seconds), _medians(now.blocked_seconds)
-    took, takes = _medians(base.rank_seconds), _medians(now.rank_seconds)
+    waited, waits = medians(base.blocked_seconds), medians(now.blocked_seconds)
+    took, takes = medians(base.rank_seconds), medians(now.rank_seconds)
     yield "blocked in RPC, at p50:"
     for rank, (before, after) in enumerate(zip(waited, waits, strict=True)):
         more = f"{text.more(after - before)} of the step's {text.more(takes[rank] - took[rank])}"
         yield f"  {plan.name(rank)}  {text.seconds(before)} -> {text.seconds(after)}  {more}"
 
 
-def _medians(durations: LaunchRankSteps) -> list[float]:
-    """Each rank's median over all steps of all launches, in seconds: there may be steps without any wait."""
+def medians(durations: LaunchRankSteps) -> list[float]:
+    """Return each rank's median over all steps of all launches, in seconds: there may be steps without any wait."""
     return [
         stats.quantile([step for launch in durations for step in launch[rank]], 50) for rank in range(len(durations[0]))
     ]

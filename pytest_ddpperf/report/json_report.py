@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,11 @@ from pytest_ddpperf.report.summary import count
 from pytest_ddpperf.verdict import stats
 
 SCHEMA = 1
+_BASE_FIELDS = ("run_id", "created", "version", "commit", "committed")
 
 
 def report(outcomes: Sequence[Outcome], run: RunInfo) -> dict[str, Any]:
-    """Raw samples included; never NaN."""
+    """Return a run as plain JSON values, raw samples included; never NaN."""
     return {
         "schema": SCHEMA,
         "run_id": run.id,
@@ -41,15 +41,13 @@ def _measurement(outcome: Outcome) -> dict[str, Any]:
     data: dict[str, Any] = dict(codec.encode(outcome))
     if outcome.measurement is not None:
         launches = outcome.measurement.samples.step_seconds
-        data["percentile_seconds"] = {
-            f"p{q}": stats.geometric_mean(stats.launch_quantiles(launches, q)) for q in (10, 50, 75, 90, 95)
-        }
+        data["percentile_seconds"] = {f"p{q}": stats.percentile(launches, q) for q in (10, 50, 75, 90, 95)}
     return data
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A measurement, with the run that it is of."""
+    """A measurement and its run."""
 
     outcome: Outcome
     run: RunInfo
@@ -65,7 +63,7 @@ class Gone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredReport:
-    """What one or several files say."""
+    """The content of one or several files."""
 
     paths: tuple[Path, ...]
     runs: tuple[RunInfo, ...]
@@ -80,8 +78,8 @@ class StoredReport:
 
     @property
     def run(self) -> RunInfo:
-        """All runs as one: what the one that ended last was, and the counts, problems and remarks of all; of no commit,
-        where they are not of one."""
+        """Return all runs as one: the one that ended last, with the counts, problems and messages of all, and without a
+        commit if they are not of one."""
         last = max(self.runs, key=lambda run: run.created)
         if len({run.commit for run in self.runs}) > 1:
             last = replace(last, commit="", committed="")
@@ -96,7 +94,7 @@ class StoredReport:
 
 
 def read(paths: Sequence[Path]) -> StoredReport:
-    """The measurements of all files; raises ReportError."""
+    """Read the measurements of all files; raises ReportError."""
     return merged([report_of(path, load(path)) for path in paths])
 
 
@@ -117,69 +115,59 @@ def load(path: Path) -> dict[str, Any]:
     return content
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _File:
+    """The fields of a report, as `report` writes them; the last two are added by `ddpperf diff`."""
+
+    run_id: str = ""
+    created: str = ""
+    version: str = ""
+    commit: str = ""
+    committed: str = ""
+    machine: Mapping[str, Scalar] = field(default_factory=dict)
+    summary: Mapping[str, int] = field(default_factory=dict)
+    problem: str = ""
+    messages: tuple[str, ...] = ()
+    measurements: tuple[Outcome, ...]
+    base: Mapping[str, str] = field(default_factory=dict)
+    only_in_base: tuple[Gone, ...] = ()
+
+
 def report_of(path: Path, content: dict[str, Any]) -> StoredReport:
-    """What `load` read from `path`; raises ReportError, which names the field."""
+    """Decode what `load` read from `path`; raises ReportError, which names the field."""
     schema = content.get("schema")
     if type(schema) is not int or schema < 1 or not isinstance(content.get("measurements"), list):
         raise ReportError(path, "is not a report of pytest --ddp-json: it has no schema and measurements")
     if schema > SCHEMA:
         raise ReportError(path, f"has schema {schema}; this version of pytest-ddpperf reads up to {SCHEMA}: upgrade it")
-    run = _run(path, content)
-    entries = []
-    for number, data in enumerate(content["measurements"]):
-        try:
-            outcome = codec.decode(Outcome, data, of_another_version=True)
-        except codec.CodecError as error:
-            raise ReportError(path, f"measurements[{number}]{'.' if error.path else ': '}{error}") from error
-        if problem := _problem(outcome):
-            raise ReportError(path, f"measurements[{number}].{problem}")
-        entries.append(Entry(outcome=outcome, run=run))
-    bases, only_before = _diff_fields(path, content)
-    return StoredReport(paths=(path,), runs=(run,), entries=tuple(entries), bases=bases, only_before=only_before)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _DiffFields:
-    """What `ddpperf diff --json` adds."""
-
-    base: Mapping[str, Scalar] | None = None
-    only_in_base: tuple[Gone, ...] = ()
-
-
-def _diff_fields(path: Path, content: dict[str, Any]) -> tuple[tuple[RunInfo, ...], tuple[Gone, ...]]:
-    fields = {name: content[name] for name in ("base", "only_in_base") if name in content}
     try:
-        found = codec.decode(_DiffFields, fields, of_another_version=True)
+        file = codec.decode(_File, content, of_another_version=True)
     except codec.CodecError as error:
         raise ReportError(path, str(error)) from error
-    return (_run(path, dict(found.base), "base."),) if found.base is not None else (), found.only_in_base
-
-
-# Of what all measurements share, by field: where the file has it.
-_FIELDS = {
-    "id": "run_id",
-    "created": "created",
-    "version": "version",
-    "commit": "commit",
-    "committed": "committed",
-    "facts": "machine",
-    "skipped": "summary.skipped",
-    "never_measured": "summary.never_measured",
-    "other_failures": "summary.other_failures",
-    "problem": "problem",
-    "messages": "messages",
-}
-
-
-def _run(path: Path, content: dict[str, Any], within: str = "") -> RunInfo:
-    summary = content.get("summary")
-    flat = {**content, **{f"summary.{name}": n for name, n in (summary if isinstance(summary, dict) else {}).items()}}
-    fields = {field: flat[name] for field, name in _FIELDS.items() if name in flat}
-    try:
-        return codec.decode(RunInfo, fields, of_another_version=True)
-    except codec.CodecError as error:
-        field = re.split(r"[.[]", error.path)[0]
-        raise ReportError(path, f"{within}{_FIELDS[field]}{error.path[len(field) :]}: {error.problem}") from error
+    for number, outcome in enumerate(file.measurements):
+        if problem := _problem(outcome):
+            raise ReportError(path, f"measurements[{number}].{problem}")
+    run = RunInfo(
+        id=file.run_id,
+        created=file.created,
+        version=file.version,
+        commit=file.commit,
+        committed=file.committed,
+        facts=file.machine,
+        skipped=file.summary.get("skipped", 0),
+        never_measured=file.summary.get("never_measured", 0),
+        other_failures=file.summary.get("other_failures", 0),
+        problem=file.problem,
+        messages=file.messages,
+    )
+    base: dict[str, Any] = {name: file.base[name] for name in _BASE_FIELDS if name in file.base}
+    return StoredReport(
+        paths=(path,),
+        runs=(run,),
+        entries=tuple(Entry(outcome=outcome, run=run) for outcome in file.measurements),
+        bases=(RunInfo(id=base.pop("run_id", ""), **base),) if base else (),
+        only_before=file.only_in_base,
+    )
 
 
 def _problem(outcome: Outcome) -> str:
@@ -189,10 +177,9 @@ def _problem(outcome: Outcome) -> str:
         if measurement is not None and (wrong := nonsense(measurement.samples)):
             return f"{place}.samples.{wrong}"
     verdicts = filter(None, (outcome.verdict, outcome.stored_verdict))
-    limits = list(outcome.limits)
+    limits = [*outcome.limits]
     for verdict in verdicts:
-        limits += [each.limit for each in verdict.comparisons]
-        limits += [each.limit for each in verdict.counters]
+        limits += [c.limit for c in verdict.comparisons] + [c.limit for c in verdict.counters]
     unknown = [limit.metric for limit in limits if not _is_metric(limit)]
     return f"limits: {unknown[0]!r} is not a metric" if unknown else ""
 
@@ -205,40 +192,34 @@ def _is_metric(limit: Limit) -> bool:
 
 
 def merged(reports: Iterable[StoredReport]) -> StoredReport:
-    """As if one run had measured it all. What several of them measured on one kind of machine, a rerun of a job say,
-    counts as the run that ended last has it; a message says so."""
+    """Return several reports as if one run had measured it all. If several runs measured the same on one kind of
+    machine, a rerun of a job for example, the run that ended last counts, and a message says so."""
     reports = list(reports)
     entries = [entry for report in reports for entry in report.entries]
-    left: dict[Hashable, list[int]] = {}  # places of what counts so far
-    again: set[int] = set()  # places of what counts instead of another
-    for place in sorted(range(len(entries)), key=lambda place: entries[place].run.created):
-        of_it = left.setdefault(_asked(entries[place]), [])
-        others = [other for other in of_it if not _again(entries[place], entries[other])]
-        if len(others) < len(of_it):
+    kept: dict[Hashable, list[int]] = {}  # places in `entries`, by what was asked for
+    again: set[int] = set()
+    for place, entry in sorted(enumerate(entries), key=lambda item: item[1].run.created):
+        alike = kept.setdefault(_asked(entry), [])
+        others = [other for other in alike if not _is_rerun(entry, entries[other])]
+        if len(others) < len(alike):
             again.add(place)
-        of_it[:] = [*others, place]
-    kept = sorted(chain.from_iterable(left.values()))
+        alike[:] = [*others, place]
+    counting = sorted(chain.from_iterable(kept.values()))
     repeated = (
         f"{text.name(entries[place].outcome)}: measured in several reports: that of {entries[place].run.created} counts"
-        for place in kept
+        for place in counting
         if place in again
     )
+    measured = {gone_of(entry.outcome) for entry in entries}
+    gone = dict.fromkeys(gone for report in reports for gone in report.only_before)
     return StoredReport(
         paths=tuple(path for report in reports for path in report.paths),
         runs=tuple(run for report in reports for run in report.runs),
-        entries=tuple(entries[place] for place in kept),
+        entries=tuple(entries[place] for place in counting),
         messages=(*(line for report in reports for line in report.messages), *_of_several_commits(reports), *repeated),
         bases=tuple({str(base): base for report in reports for base in report.bases}.values()),
-        only_before=tuple(dict.fromkeys(_gone(reports))),
+        only_before=tuple(each for each in gone if len(reports) == 1 or each not in measured),
     )
-
-
-def _gone(reports: Sequence[StoredReport]) -> Iterator[Gone]:
-    """Of what one shard has not, another may have a measurement."""
-    measured = [{gone_of(outcome) for outcome in report.outcomes} for report in reports]
-    for number, report in enumerate(reports):
-        others = set().union(*measured[:number], *measured[number + 1 :])
-        yield from (gone for gone in report.only_before if gone not in others)
 
 
 def gone_of(outcome: Outcome) -> Gone:
@@ -246,16 +227,14 @@ def gone_of(outcome: Outcome) -> Gone:
 
 
 def _asked(entry: Entry) -> Hashable:
-    """What is known of a measurement even where it failed: test, group, and what the run says of the machine."""
-    plan, model = entry.outcome.plan, "cpu_model" if entry.outcome.plan.device == "cpu" else "device_model"
-    return (
-        entry.outcome.test, plan.world_size, plan.roles, plan.device, plan.backend, entry.run.facts.get(model)
-    )  # fmt: skip
+    """Return what is known of a measurement even if it failed: test, group, and the model of the machine."""
+    model = "cpu_model" if entry.outcome.plan.device == "cpu" else "device_model"
+    return *_group(entry.outcome), entry.run.facts.get(model)
 
 
-def _again(entry: Entry, before: Entry) -> bool:
-    """Whether of two of which the same was asked one is the other once more: by another run, and on the same machine as
-    far as anybody knows."""
+def _is_rerun(entry: Entry, before: Entry) -> bool:
+    """Whether two measurements of which the same was asked are of different runs, and of one kind of machine if both
+    have figures."""
     one, other = entry.outcome, before.outcome
     known = one.measurement is not None and other.measurement is not None
     return entry.run is not before.run and (not known or identity(one) == identity(other))
@@ -263,17 +242,21 @@ def _again(entry: Entry, before: Entry) -> bool:
 
 def _of_several_commits(reports: Sequence[StoredReport]) -> Iterator[str]:
     """Yield which report is of which commit, if they are not all of one."""
-    of_it: dict[str, list[str]] = {}
+    commits: dict[str, list[str]] = {}
     for report in reports:
         for path, run in zip(report.paths, report.runs, strict=True):
-            of_it.setdefault(text.commit(run.commit) or "no commit", []).append(path.name)
-    if len(of_it) > 1:
-        named = (f"{commit} ({', '.join(paths)})" for commit, paths in of_it.items())
+            commits.setdefault(text.commit(run.commit) or "no commit", []).append(path.name)
+    if len(commits) > 1:
+        named = (f"{commit} ({', '.join(paths)})" for commit, paths in commits.items())
         yield f"these reports are not of one commit: {'; '.join(named)}"
 
 
 def identity(outcome: Outcome) -> Hashable:
-    """What two measurements share that are of the same: test, group and kind of machine."""
-    plan = outcome.plan
+    """Return what two measurements of the same share: test, group and kind of machine."""
     key = outcome.measurement.environment.key if outcome.measurement is not None else {}
-    return outcome.test, plan.world_size, plan.roles, plan.device, plan.backend, frozenset(key.items())
+    return *_group(outcome), frozenset(key.items())
+
+
+def _group(outcome: Outcome) -> tuple[Hashable, ...]:
+    plan = outcome.plan
+    return outcome.test, plan.world_size, plan.roles, plan.device, plan.backend

@@ -17,7 +17,7 @@ from pathlib import Path
 from pytest_ddpperf.records import Outcome, RunInfo, Status
 from pytest_ddpperf.report import failure, sentences, side_by_side, summary, terminal, text
 from pytest_ddpperf.report.json_report import Gone, StoredReport
-from pytest_ddpperf.report.summary import Concern, Counts, count, last_line
+from pytest_ddpperf.report.summary import Concern, count, last_line
 
 # A bot finds the comment that it should replace by this marker.
 MARKER = "<!-- pytest-ddpperf -->"
@@ -33,50 +33,26 @@ _LONGEST_DETAILS = 2_000
 _PERCENTILES = (50, 95)
 
 
-def report(
-    outcomes: Sequence[Outcome],
-    counts: Counts,
-    *,
-    problem: str = "",
-    messages: Sequence[str] = (),
-    run: RunInfo | None = None,
-    only_before: Sequence[Gone] = (),
-) -> str:
-    """Return the counts, then the worst measurements with their details, then the others.
-
-    `problem` says why the whole run is invalid, `messages` are lines about it. `only_before` are measurements of the
-    baseline run that this run lacks. Longer lists end with "and N more"."""
-    ordered = summary.worst_first(outcomes)
+def report(stored: StoredReport) -> str:
+    """Return the counts, then the worst measurements with their details, then the others, then the messages. Longer
+    lists end with "and N more"."""
+    whole, ordered = stored.run, summary.worst_first(stored.outcomes)
     concerning = [outcome for outcome in ordered if summary.concern(outcome) is not Concern.NONE]
-    quiet = ordered[len(concerning) :]
-    rows, gone = list(map(_row, concerning)), list(map(_gone, only_before))
+    rows, gone = list(map(_row, concerning)), list(map(_gone, stored.only_before))
     detailed = [outcome for outcome in concerning if _has_details(outcome)]
     brief = [outcome for outcome in concerning if not _has_details(outcome)]
-    remarks = list(filter(None, (*(_about(run) if run is not None else ()), *messages)))
+    remarks = [line for line in (*_about(whole), *side_by_side.run_messages(stored)) if line]
     remarks += chain.from_iterable(map(sentences.summary_lines, brief))
     parts = [
-        f"{MARKER}\n## {last_line(counts, len(only_before))}",
-        _code(problem) if problem else "",
+        f"{MARKER}\n## {last_line(count(ordered, whole), len(gone))}",
+        _code(whole.problem) if whole.problem else "",
         _table([*rows[:_MOST_ROWS], *gone[:_MOST_GONE]]),
         *map(_details, detailed[:_MOST_DETAILS]),
-        _quiet(quiet, max(0, _MOST_ROWS - len(rows)), open_=not concerning),
+        _quiet(ordered[len(concerning) :], max(0, _MOST_ROWS - len(rows)), open_=not concerning),
         _list(remarks),
         _more(max(0, len(rows) - _MOST_ROWS) + max(0, len(gone) - _MOST_GONE), "row"),
     ]
     return "\n\n".join(filter(None, parts)) + "\n"
-
-
-def run_report(stored: StoredReport) -> str:
-    """Return the Markdown of one report, or of several shards."""
-    whole = stored.run
-    return report(
-        stored.outcomes,
-        count(stored.outcomes, whole),
-        problem=whole.problem,
-        messages=[*side_by_side.bases(stored), *whole.messages, *stored.messages, *terminal.remarks(stored.outcomes)],
-        run=whole,
-        only_before=stored.only_before,
-    )
 
 
 def _quiet(outcomes: Sequence[Outcome], most: int, *, open_: bool) -> str:
@@ -100,6 +76,7 @@ def _more(number: int, what: str) -> str:
 
 
 def _about(run: RunInfo) -> Iterator[str]:
+    """Yield the commit and the machine of a run."""
     if run.commit:
         yield f"commit {text.commit(run.commit)}"
     if run.facts:

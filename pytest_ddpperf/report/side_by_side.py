@@ -12,12 +12,12 @@ from typing import Any
 from pytest_ddpperf.baseline.content import environment_name
 from pytest_ddpperf.records import Outcome, Plan, RunInfo, Scalar, Status
 from pytest_ddpperf.records.errors import ReportError
-from pytest_ddpperf.report import sentences, text
+from pytest_ddpperf.report import failure, sentences, terminal, text
 from pytest_ddpperf.report.json_report import Entry, StoredReport
 from pytest_ddpperf.report.summary import count, last_line
 from pytest_ddpperf.verdict import stats
 
-_TITLES = ("", "ranks", "metric", "base", "now", "change [bounds]", "limit", "resolves", "verdict")
+_TITLES = ("", "ranks", *failure.METRIC_TITLES, "verdict")
 _LONGEST_LINE = 1_000  # characters, of facts about a machine
 ONLY_BEFORE = "only in the base"
 _BLANK = ("-",) * (len(_TITLES) - 3)
@@ -25,47 +25,37 @@ _BLANK = ("-",) * (len(_TITLES) - 3)
 
 def lines(base: StoredReport, now: StoredReport) -> Iterator[str]:
     """Yield the comparison. `now` has the verdicts against `base`."""
-    yield from about(base, now)
+    for name, report in (("base:", base), ("now:", now)):
+        yield from (f"{name:<5} {path}: {_run(run)}" for path, run in zip(report.paths, report.runs, strict=True))
     yield ""
     rows = [row for outcome in now.outcomes for row in _rows(outcome)]
     rows += [(gone.name, gone.ranks, *_BLANK, ONLY_BEFORE) for gone in now.only_before]
     yield from text.aligned([_TITLES, *rows])
     yield ""
-    yield from summary_lines(base, now)
+    yield from summary_lines(now)
 
 
-def summary_lines(base: StoredReport, now: StoredReport) -> Iterator[str]:
+def summary_lines(now: StoredReport) -> Iterator[str]:
     """Yield the lines below the figures; the counts are the last line."""
     for outcome in now.outcomes:
         yield from sentences.summary_lines(outcome)
         if outcome.verdict is not None and outcome.verdict.status is Status.REGRESSED:
             yield f"{text.name(outcome)}: {sentences.sentence(outcome)}"
             yield from (f"  {line}" for line in outcome.evidence)
-    yield from remarks(base, now)
+    yield from now.messages
     yield last_line(count(now.outcomes, *now.runs), len(now.only_before))
 
 
-def about(base: StoredReport, now: StoredReport) -> Iterator[str]:
-    """A line a file: when, of which commit, with which torch."""
-    yield from _side("base", base)
-    yield from _side("now", now)
+def remarks(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    """Yield the lines about both runs of a comparison."""
+    yield from _differences(outcomes)
+    yield from _drift(outcomes)
 
 
-def remarks(base: StoredReport, now: StoredReport) -> Iterator[str]:
-    """Yield the lines about both runs."""
-    yield from (*base.messages, *now.messages)
-    yield from _differences(now.outcomes)
-    yield from _drift(now.outcomes)
-
-
-def _side(name: str, report: StoredReport) -> Iterator[str]:
-    for path, run in zip(report.paths, report.runs, strict=True):
-        yield f"{name + ':':<5} {path}: {_run(run)}"
-
-
-def bases(report: StoredReport) -> Iterator[str]:
-    """Yield a line for each run that `ddpperf diff` compared with."""
-    yield from (f"base: {_run(run)}" for run in report.bases)
+def run_messages(report: StoredReport) -> list[str]:
+    """Return the lines about a report that is shown alone, with the runs that `ddpperf diff` compared it with."""
+    bases = (f"base: {_run(run)}" for run in report.bases)
+    return [*bases, *report.run.messages, *report.messages, *terminal.remarks(report.outcomes)]
 
 
 def _run(run: RunInfo) -> str:
@@ -79,23 +69,16 @@ def _run(run: RunInfo) -> str:
 
 
 def _rows(outcome: Outcome) -> Iterator[tuple[str, ...]]:
-    """A row a limit, and one where there is none."""
+    """Yield a row for each limit, and one if there is none."""
     who = text.name(outcome), text.ranks(outcome.plan)
-    verdict, plan = outcome.verdict, outcome.plan
+    verdict = outcome.verdict
     if verdict is None or not verdict.status.compared:
-        yield (*who, *_BLANK, str(verdict) if verdict is not None else "not measured")
+        yield (*who, *_BLANK, sentences.verdict_of(outcome))
         return
-    for c in verdict.comparisons:
-        figures = [text.figure(c, seconds, plan.collective) for seconds in (c.baseline_seconds, c.now_seconds)]
-        limit = str(c.limit).partition(":")[2]
-        found = text.interval(text.changed(c)), limit, text.amount(text.resolution(c)), str(c.status)
-        yield (*who, c.limit.metric, *figures, *found)
-        who = "", ""
-    for counted in verdict.counters:
-        metric, _, limit = str(counted.limit).partition(":")
-        change = text.counted(counted).removeprefix(metric).strip()
-        counts = f"{counted.baseline:,}", f"{counted.now:,}"
-        yield (*who, metric, *counts, f"{change}, counted", limit, "all", str(counted.status))
+    rows = failure.metrics(verdict.comparisons, verdict.counters, outcome.plan)[1:]
+    statuses = [c.status for c in verdict.comparisons] + [c.status for c in verdict.counters]
+    for row, status in zip(rows, statuses, strict=True):
+        yield (*who, *row, str(status))
         who = "", ""
 
 
@@ -144,57 +127,42 @@ class Sweep:
 
 
 def is_theirs(content: Mapping[str, Any]) -> bool:
-    """Whether a file's content is of PyTorch's benchmark."""
+    """Return whether the content of a file is of PyTorch's benchmark."""
     return _RESULTS in content
 
 
 def theirs(path: Path, content: Mapping[str, Any]) -> Sweep:
-    """What PyTorch's benchmark wrote; raises ReportError, which names the field."""
-    results = content[_RESULTS]
-    if not isinstance(results, list):
-        raise ReportError(path, f"{_RESULTS}: expected a list")
+    """Read what PyTorch's benchmark wrote; raises ReportError, which names the benchmark that is wrong."""
     benchmarks: dict[str, Benchmark] = {}
-    for number, result in enumerate(results):
-        place = f"{_RESULTS}[{number}]"
-        if not (isinstance(result, dict) and isinstance(result.get("model"), str)):
-            raise ReportError(path, f"{place}.model: expected a string")
-        size = result.get("batch_size")
-        if type(size) is not int or size < 1:
-            raise ReportError(path, f"{place}.batch_size: expected a whole number from 1")
-        name = f"{text.shortened(result['model'])} with batch size {size}"
-        if name in benchmarks:
-            raise ReportError(path, f"{place}: {name} is there twice")
-        benchmarks[name] = Benchmark(batch_size=size, rows=_read_rows(path, f"{place}.result", result.get("result")))
+    if not isinstance(content[_RESULTS], list):
+        raise ReportError(path, f"{_RESULTS}: expected a list")
+    for number, result in enumerate(content[_RESULTS]):
+        try:
+            size = int(result["batch_size"])
+            name = f"{text.shortened(result['model'])} with batch size {size}"
+            if name in benchmarks:
+                raise ValueError(f"{name} is there twice")
+            benchmarks[name] = Benchmark(batch_size=size, rows=_read_rows(result["result"]))
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            problem = f"is not as PyTorch's benchmark writes it: {type(error).__name__}: {error}"
+            raise ReportError(path, f"{_RESULTS}[{number}] {problem}") from error
     facts = {name: text.shortened(str(value)) for name, value in content.items() if name != _RESULTS}
     return Sweep(facts=facts, benchmarks=benchmarks)
 
 
-def _read_rows(path: Path, place: str, results: Any) -> dict[str, tuple[float, ...]]:
-    if not isinstance(results, list):
-        raise ReportError(path, f"{place}: expected a list")
+def _read_rows(results: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, ...]]:
     rows: dict[str, tuple[float, ...]] = {}
-    single = [number for number, result in enumerate(results) if isinstance(result, dict) and _ranks(result) == 1]
-    for number, result in enumerate(results):
-        if not isinstance(result, dict) or not _ranks(result):
-            raise ReportError(path, f"{place}[{number}].ranks: expected a list of ranks")
-        seconds = result.get("measurements")
-        if not (isinstance(seconds, list) and seconds and all(map(_is_duration, seconds))):
-            raise ReportError(path, f"{place}[{number}].measurements: expected a list of positive numbers")
+    single = [result for result in results if len(result["ranks"]) == 1]
+    for result in results:
+        seconds = result["measurements"]
+        if not 0 < min(seconds) <= max(seconds) < math.inf:
+            raise ValueError("measurements are positive numbers")
         # Of two rows of a single rank the first is without DDP; the file does not say so.
-        head = _NO_DDP if len(single) > 1 and number == single[0] else f"{_ranks(result):d} GPUs:"
+        head = _NO_DDP if len(single) > 1 and result is single[0] else f"{len(result['ranks'])} GPUs:"
         if head in rows:
-            raise ReportError(path, f"{place}[{number}]: {_ranks(result)} ranks are there twice")
+            raise ValueError(f"{head.rstrip(':')} are there twice")
         rows[head] = tuple(stats.quantile(seconds, q) for q in _PERCENTILES)
     return rows
-
-
-def _ranks(result: Mapping[str, Any]) -> int:
-    ranks = result.get("ranks")
-    return len(ranks) if isinstance(ranks, list) else 0
-
-
-def _is_duration(value: Any) -> bool:
-    return type(value) in (int, float) and 0 < value < math.inf
 
 
 def ours(base: StoredReport, now: StoredReport) -> tuple[Sweep, Sweep]:
@@ -219,7 +187,9 @@ def _sweep(report: StoredReport, several: Container[tuple[str, str]]) -> Sweep:
         if (name, head) in several:
             name += f" on {environment_name(outcome.measurement.environment)}"
         rows = benchmarks[name].rows if name in benchmarks else {}
-        benchmarks[name] = Benchmark(batch_size=outcome.batch_size, rows={**rows, head: _seconds(outcome)})
+        launches = outcome.measurement.samples.step_seconds
+        seconds = tuple(stats.percentile(launches, q) for q in _PERCENTILES)
+        benchmarks[name] = Benchmark(batch_size=outcome.batch_size, rows={**rows, head: seconds})
     named = {fact: ", ".join(values) for fact, values in facts.items()}
     return Sweep(facts=named, benchmarks=benchmarks, remarks=tuple(remarks))
 
@@ -251,12 +221,6 @@ def _head(plan: Plan) -> str:
     if plan.rpc:
         return f"{plan.roles}:"
     return f"{plan.world_size} ranks:" if plan.device == "cpu" else f"{plan.world_size} GPUs:"
-
-
-def _seconds(outcome: Outcome) -> tuple[float, ...]:
-    assert outcome.measurement is not None
-    launches = outcome.measurement.samples.step_seconds
-    return tuple(stats.geometric_mean(stats.launch_quantiles(launches, q)) for q in _PERCENTILES)
 
 
 def matching(sweep: Sweep, matches: Callable[[str], bool] | None) -> Sweep:

@@ -153,9 +153,8 @@ def _resolution(outcomes: Sequence[Outcome]) -> Iterator[str]:
     """Limits that are finer than what measurements can see, with what would make them see those."""
     advised: dict[str, dict[str, list[Comparison]]] = {}  # by advice, and by the name of a measurement
     for outcome in outcomes:
-        coarse = (
-            [c for c in outcome.verdict.comparisons if 0 < _bound(c) < text.resolution(c)] if outcome.verdict else []
-        )
+        comparisons = outcome.verdict.comparisons if outcome.verdict is not None else ()
+        coarse = [c for c in comparisons if 0 < text.limit_share(c) < text.resolution(c)]
         if coarse:
             advised.setdefault(_advice_for(outcome, coarse), {})[text.name(outcome)] = coarse
     for advice, found in advised.items():
@@ -169,12 +168,6 @@ def _resolution(outcomes: Sequence[Outcome]) -> Iterator[str]:
             who = f"{limits}, but {len(found)} measurements resolve"
         launches = max(c.launches_needed or 0 for c in chain.from_iterable(asked.values()))
         yield f"{who} {resolved}: {advice.format(launches=launches)}"
-
-
-def _bound(comparison: Comparison) -> float:
-    """The limit as a share."""
-    limit = comparison.limit
-    return limit.value if limit.unit == "%" else limit.value / comparison.baseline_seconds
 
 
 def _advice_for(outcome: Outcome, coarse: Sequence[Comparison]) -> str:

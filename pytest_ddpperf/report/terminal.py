@@ -6,7 +6,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from statistics import median
 
-from pytest_ddpperf.records import COUNTERS, Baseline, Outcome, Phases, Recording, RunInfo, Scalar, Verdict
+from pytest_ddpperf.records import (
+    COUNTERS,
+    Baseline,
+    LaunchSteps,
+    Outcome,
+    Phases,
+    Recording,
+    RunInfo,
+    Samples,
+    Scalar,
+    Verdict,
+)
 from pytest_ddpperf.report import sentences, text
 from pytest_ddpperf.report.summary import advice, count, last_line
 from pytest_ddpperf.verdict import TEST_LEVEL, stats
@@ -95,7 +106,7 @@ def row(outcome: Outcome, percentiles: Sequence[int] = _PERCENTILES) -> list[str
             cells += ["-", "-"]
         else:
             launches = outcome.measurement.samples.step_seconds
-            cells += [text.seconds(stats.geometric_mean(stats.launch_quantiles(launches, q))), _rate(outcome, q)]
+            cells += [text.seconds(stats.percentile(launches, q)), _rate(outcome, q)]
     return [*cells, change(outcome.verdict), sentences.verdict_of(outcome)]
 
 
@@ -112,7 +123,7 @@ def _rate(outcome: Outcome, q: float, rank: int | None = None) -> str:
     """Examples per second at a percentile of the step time: the whole group's, or a rank's over its own steps."""
     assert outcome.measurement is not None
     samples = outcome.measurement.samples
-    durations = samples.step_seconds if rank is None else tuple(launch[rank] for launch in samples.rank_seconds)
+    durations = _durations(samples, rank)
     if samples.examples is not None:
         # From the examples really processed in each step; the slow end of time is the low end of the rate.
         processed = [
@@ -124,10 +135,15 @@ def _rate(outcome: Outcome, q: float, rank: int | None = None) -> str:
             for launch in zip(processed, durations, strict=True)
         ]
         return text.rate(stats.geometric_mean([stats.quantile(launch, 100 - q) for launch in rates]))
-    seconds = stats.geometric_mean(stats.launch_quantiles(durations, q))
+    seconds = stats.percentile(durations, q)
     if outcome.batch_size is None or not seconds:
         return "-"
     return text.rate(outcome.batch_size * (outcome.plan.world_size if rank is None else 1) / seconds)
+
+
+def _durations(samples: Samples, rank: int | None) -> LaunchSteps:
+    """Return the step times of the whole group, or a rank's own."""
+    return samples.step_seconds if rank is None else tuple(launch[rank] for launch in samples.rank_seconds)
 
 
 def _details(outcome: Outcome) -> Iterator[str]:
@@ -159,25 +175,17 @@ def _ranks(outcome: Outcome) -> Iterator[str]:
     assert outcome.measurement is not None
     samples = outcome.measurement.samples
     rows = []
-    for rank in range(len(samples.rank_seconds[0])):
-        own = tuple(launch[rank] for launch in samples.rank_seconds)
-        cells = [f"{text.process(outcome, rank)}:"]
+    shown: list[int | None] = [*range(len(samples.rank_seconds[0])), *([None] if outcome.plan.rpc else [])]
+    for rank in shown:
+        cells = [f"{text.process(outcome, rank)}:" if rank is not None else "All:"]
+        durations = _durations(samples, rank)
         for q in _PERCENTILES:
-            seconds = stats.geometric_mean(stats.launch_quantiles(own, q))
-            cells += [f"p{q}: {text.seconds(seconds)}", _rate(outcome, q, rank)]
+            cells += [f"p{q}: {text.seconds(stats.percentile(durations, q))}", _rate(outcome, q, rank)]
         if samples.cpu_seconds is not None:
-            used = [launch[rank] for launch in samples.cpu_seconds]
-            cells.append(f"CPU p50: {text.seconds(stats.geometric_mean(stats.launch_quantiles(used, 50)))}")
+            used = [launch[rank] for launch in samples.cpu_seconds] if rank is not None else []
+            cells.append(f"CPU p50: {text.seconds(stats.percentile(used, 50))}" if used else "")
         rows.append(cells)
-    if outcome.plan.rpc:
-        cells = ["All:"]
-        for q in _PERCENTILES:
-            seconds = stats.geometric_mean(stats.launch_quantiles(samples.step_seconds, q))
-            cells += [f"p{q}: {text.seconds(seconds)}", _rate(outcome, q)]
-        rows.append(cells + [""] * (len(rows[0]) - len(cells)))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for cells in rows:
-        yield "  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
+    yield from text.aligned(rows)
 
 
 _COLLECTIVE_TITLES = ("", "op", "size", "count", "type", "redop", "root", "time", "algbw", "busbw", "#wrong")
@@ -196,7 +204,7 @@ def _collective_row(outcome: Outcome) -> tuple[str, ...]:
     asked, measured = outcome.plan.collective, outcome.measurement
     assert asked is not None
     assert measured is not None
-    seconds = stats.geometric_mean(stats.launch_quantiles(measured.samples.step_seconds, 50))
+    seconds = stats.percentile(measured.samples.step_seconds, 50)
     return (
         f"{outcome.nodeid} on {outcome.plan.world_size} {outcome.plan.backend}",
         asked.op,

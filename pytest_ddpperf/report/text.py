@@ -133,6 +133,12 @@ def resolution(comparison: Comparison) -> float:
     return resolved(comparison.limit.metric, comparison.resolution)
 
 
+def limit_share(comparison: Comparison) -> float:
+    """Return the limit as a share."""
+    limit = comparison.limit
+    return limit.value if limit.unit == "%" else limit.value / comparison.baseline_seconds
+
+
 def resolved(metric: str, time: float) -> float:
     """A share of time as one of the metric."""
     return 1 - 1 / (1 + time) if metric == BANDWIDTH else time

@@ -94,6 +94,11 @@ def launch_quantiles(launches: Sequence[Sequence[float]], q: float) -> tuple[flo
     return tuple(quantile(launch, q) for launch in launches)
 
 
+def percentile(launches: Sequence[Sequence[float]], q: float) -> float:
+    """Return the mean over launches of their q-th percentile."""
+    return geometric_mean(launch_quantiles(launches, q))
+
+
 def cpu_quantiles(cpu_seconds: LaunchRankSteps, q: float) -> tuple[float, ...]:
     """Of each launch, the q-th percentile of the rank that used the most CPU time."""
     return tuple(max(quantile(rank, q) for rank in launch) for launch in cpu_seconds)

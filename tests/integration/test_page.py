@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import pytest
 from pytest_ddpperf.cli import main
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.report import json_report, page
-from pytest_ddpperf.report.page.history import history_html
+from pytest_ddpperf.report.history_report import history_html
 from tests import reports
 from tests.integration.conftest import STEP, Run
 from tests.unit.test_history import history, judged, stepped
@@ -62,7 +61,7 @@ def browse(file: Path, profile: Path, at: str = "") -> tuple[str, list[str]]:
 def of_a_run() -> str:
     """One measurement of each kind, and one with a name that is as long as it may be."""
     long = reports.against_baseline("test_x[" + "<b>wide" * 2000 + "]", reports.Drawn(), reports.Drawn(seed=9))
-    return page.html([*reports.of_each_kind(), long], [reports.RUN])
+    return page.html(reports.report([*reports.of_each_kind(), long]))
 
 
 def of_a_history() -> str:
@@ -128,21 +127,12 @@ def test_a_run_writes_its_page(pytester: pytest.Pytester, run: Run) -> None:
 def test_a_page_that_could_not_be_made_is_said_before_the_run(
     pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pytest_ddpperf.report.page.drawing.find_spec", lambda name: None)
+    monkeypatch.setattr("pytest_ddpperf.report.figures.find_spec", lambda name: None)
     pytester.makepyfile("def test_nothing(): pass")
     result = run("--ddp-html=page.html")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     reported = "--ddp-html needs matplotlib and Jinja2: pip install 'pytest-ddpperf[report]'"
     assert f"ERROR: {reported}" in result.stderr.str()
-
-
-def test_a_command_that_lacks_what_draws_says_what_brings_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("pytest_ddpperf.report.page.drawing.find_spec", lambda name: None)
-    assert main.main(["html", "a.json", "-o", str(tmp_path / "page.html")]) == 4
-    reported = "ddpperf: error: ddpperf html needs matplotlib and Jinja2: pip install 'pytest-ddpperf[report]'\n"
-    assert capsys.readouterr().err == reported
 
 
 def test_reports_of_shards_become_one_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -158,29 +148,3 @@ def test_reports_of_shards_become_one_page(tmp_path: Path, capsys: pytest.Captur
     assert "the later one" in html
     assert "measured in several reports: that of 2026-03-04T05:06:01+00:00 counts" in html
     assert capsys.readouterr().out == ""
-
-
-def test_a_report_that_is_none_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "a.json"
-    file.write_text("{}")
-    assert main.main(["html", str(file), "-o", str(tmp_path / "page.html")]) == 4
-    assert f"{file}: is not a report" in capsys.readouterr().err
-    assert not (tmp_path / "page.html").exists()
-
-
-def test_a_page_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "a.json"
-    file.write_text(codec.dumps(json_report.report([reports.failed("test_x")], reports.RUN)))
-    assert main.main(["html", str(file), "-o", str(file / "page.html")]) == 4
-    assert f"{file / 'page.html'}: cannot be written: " in capsys.readouterr().err
-
-
-def test_the_command_imports_neither_torch_nor_pytest(tmp_path: Path) -> None:
-    file = tmp_path / "a.json"
-    file.write_text(codec.dumps(json_report.report(reports.of_each_kind()[:1], reports.RUN)))
-    code = (
-        "import sys\nfrom pytest_ddpperf.cli import main\nassert main.main(sys.argv[1:]) == 0\n"
-        "print(sorted({'torch', 'pytest', '_pytest'} & set(sys.modules)))"
-    )
-    command = [sys.executable, "-c", code, "html", str(file), "-o", str(tmp_path / "page.html")]
-    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "[]\n"

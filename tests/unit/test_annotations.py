@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 
@@ -13,34 +14,17 @@ from pytest_ddpperf.report.ci import annotated
 from tests.unit.test_beside import BESIDE
 from tests.unit.test_report import FAILED, measurement, outcome, stored, verdict
 
-
-@dataclass(frozen=True)
-class Command:
-    name: str
-    properties: dict[str, str]
-    message: str
+Command = tuple[str, dict[str, str], str]  # name, properties, message
 
 
 def command(line: str) -> Command:
-    """As the runner has it: the command up to the next two colons, properties by commas, all escapes undone."""
-    assert "\n" not in line
-    assert "\r" not in line
+    """Read a line as the runner does: the command up to the next two colons, properties by commas."""
+    assert line.isprintable()
     empty, head, message = line.split("::", 2)
     assert not empty
     name, _, properties = head.partition(" ")
-    pairs = [pair.partition("=") for pair in properties.split(",")]
-    escapes = {"%0D": "\r", "%0A": "\n", "%3A": ":", "%2C": ",", "%25": "%"}
-
-    def undone(value: str, *names: str) -> str:
-        for escape in names:
-            value = value.replace(escape, escapes[escape])
-        return value
-
-    return Command(
-        name=name,
-        properties={key: undone(value, *escapes) for key, _, value in pairs},
-        message=undone(message, "%0D", "%0A", "%25"),
-    )
+    pairs = (pair.partition("=") for pair in properties.split(","))
+    return name, {key: unquote(value) for key, _, value in pairs}, unquote(message)
 
 
 def commands(*outcomes: Outcome) -> list[Command]:
@@ -57,7 +41,7 @@ RED = explained(outcome(verdict(Status.REGRESSED, differences=("torch 2.12 -> 2.
 
 def test_what_fails_is_an_error_at_its_test() -> None:
     assert commands(RED) == [
-        Command(
+        (
             "error",
             {"title": "REGRESSED: tests/test_a.py::test_step", "file": "project/tests/test_a.py", "line": "12"},
             "REGRESSED: p50 +12.3 % [+8.1 %, +16.7 %] (limit p50:10%)\n"
@@ -69,18 +53,17 @@ def test_what_fails_is_an_error_at_its_test() -> None:
     ]
 
 
-def test_beside_another_version_it_is_at_the_first_file_that_differs() -> None:
-    (shown,) = commands(replace(RED, baseline_side=BESIDE))
-    assert shown.properties["file"] == "src/net.py"
-    assert "line" not in shown.properties
-    (shown,) = commands(replace(RED, baseline_side=replace(BESIDE, differing=())))
-    assert (shown.properties["file"], shown.properties["line"]) == ("project/tests/test_a.py", "12")
-
-
-def test_where_nobody_knows_the_place_the_node_id_tells_the_file() -> None:
-    (shown,) = commands(replace(RED, file="", line=0))
-    assert shown.properties["file"] == "tests/test_a.py"
-    assert "line" not in shown.properties
+@pytest.mark.parametrize(
+    ("measured", "place"),
+    [
+        (replace(RED, baseline_side=BESIDE), {"file": "src/net.py"}),  # the first file that differs
+        (replace(RED, baseline_side=replace(BESIDE, differing=())), PLACE),
+        (replace(RED, file="", line=0), {"file": "tests/test_a.py"}),
+    ],
+)
+def test_the_place_is_what_differs_or_the_test(measured: Outcome, place: dict[str, Any]) -> None:
+    ((_, properties, _),) = commands(measured)
+    assert properties == {"title": properties["title"], **{key: str(value) for key, value in place.items()}}
 
 
 @pytest.mark.parametrize(
@@ -95,9 +78,9 @@ def test_where_nobody_knows_the_place_the_node_id_tells_the_file() -> None:
     ],
 )  # fmt: skip
 def test_the_rest_are_by_what_they_do_to_the_test(measured: Outcome, name: str, words: str) -> None:
-    (shown,) = commands(measured)
-    assert shown.name == name
-    assert words in shown.message
+    ((shown, _, message),) = commands(measured)
+    assert shown == name
+    assert words in message
 
 
 def test_what_is_well_is_not_annotated() -> None:
@@ -107,12 +90,10 @@ def test_what_is_well_is_not_annotated() -> None:
 def test_the_worst_ten_are_shown_and_the_last_says_how_many_more() -> None:
     doubts = [outcome(verdict(Status.NO_BASELINE), nodeid=f"test_{i}") for i in range(9)]
     shown = commands(*doubts, RED)
-    assert [each.name for each in shown] == ["error", *["warning"] * 9]
-    assert "more" not in shown[-1].message
-    shown = commands(*doubts, RED, RED)
-    assert [each.name for each in shown] == ["error", "error", *["warning"] * 8]
-    assert shown[-1].message.endswith("\nand 1 more measurement to look at")
-    assert commands(*doubts, RED, RED, RED)[-1].message.endswith("\nand 2 more measurements to look at")
+    assert [name for name, _, _ in shown] == ["error", *["warning"] * 9]
+    assert "more" not in shown[-1][-1]
+    assert commands(*doubts, RED, RED)[-1][-1].endswith("\nand 1 more measurement to look at")
+    assert commands(*doubts, RED, RED, RED)[-1][-1].endswith("\nand 2 more measurements to look at")
     assert len(commands(*[RED] * 1000)) == 10
 
 
@@ -132,11 +113,11 @@ def test_a_hostile_name_is_neither_a_command_nor_a_property(name: str) -> None:
     nodeid = f"tests/test_a.py::test_step[{name}]"
     hostile = outcome(verdict(Status.REGRESSED, differences=(name,)), nodeid=nodeid, notes=(name,), file=name, line=3)
     hostile = failure.explained(hostile, baseline=stored(measurement(0.1)), accept_command=name)
-    for shown in commands(hostile, replace(FAILED, error=name, nodeid=nodeid)):
-        assert shown.name == "error"
-        assert set(shown.properties) <= {"title", "file", "line"}
-        assert shown.properties.get("line") in ("3", None)
-        assert len(shown.properties["title"]) <= 255
-        assert len(shown.message) < 10_000
-        assert all(each.isprintable() or each == "\n" for each in shown.message)
-        assert shown.properties["title"].isprintable()
+    for command, properties, message in commands(hostile, replace(FAILED, error=name, nodeid=nodeid)):
+        assert command == "error"
+        assert set(properties) <= {"title", "file", "line"}
+        assert properties.get("line") in ("3", None)
+        assert len(properties["title"]) <= 255
+        assert len(message) < 10_000
+        assert all(each.isprintable() or each == "\n" for each in message)
+        assert properties["title"].isprintable()

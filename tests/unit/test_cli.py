@@ -12,46 +12,37 @@ from pathlib import Path
 import pytest
 
 from pytest_ddpperf import __version__
+from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.cli import console, diff, main
 from pytest_ddpperf.history.entries import add_entry
-from pytest_ddpperf.records import Status, TestId
+from pytest_ddpperf.records import Baseline, Status, TestId
 from pytest_ddpperf.records.errors import SampleError
+from tests.unit.test_baseline_command import SESSION
 from tests.unit.test_history import history, stepped
 from tests.unit.test_reading import written
 from tests.unit.test_report import outcome, verdict
 
-
-def command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "pytest_ddpperf", *map(str, arguments)], capture_output=True, text=True, check=False
-    )
+COMMANDS = ("diff", "history", "html", "markdown", "baseline", "doctor")
 
 
 def test_help_names_the_commands_and_the_exit_statuses(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main.main(["--help"])
+    for arguments in (["--help"], ["--version"], *([name, "--help"] for name in COMMANDS)):
+        with pytest.raises(SystemExit) as ended:
+            main.main(arguments)
+        assert ended.value.code == 0
     reported = capsys.readouterr().out
-    assert ended.value.code == 0
+    page = (Path(__file__).parents[2] / "docs" / "command.md").read_text()
+    for name in COMMANDS:
+        assert f"usage: ddpperf {name}" in reported
+        assert f"`ddpperf {name} " in page
+    assert f"pytest-ddpperf {__version__}\n" in reported
     for words in (
-        "what pytest --ddp-json wrote",
-        "their history over",
-        "stored baselines",
-        "how well this machine can measure",
-        "diff ",
         "compare one run with another",
-        "4    a command that cannot be, or a file that cannot be",
+        "4    an invalid command, or a file that cannot be",
         "130  it was interrupted",
     ):
         assert words in reported
-
-
-@pytest.mark.parametrize("command", main.COMMANDS, ids=lambda module: module.__name__.rpartition(".")[2])
-def test_each_command_explains_itself(command: object, capsys: pytest.CaptureFixture[str]) -> None:
-    name = command.__name__.rpartition(".")[2]  # type: ignore[attr-defined]
-    with pytest.raises(SystemExit) as ended:
-        main.main([name, "--help"])
-    assert ended.value.code == 0
-    assert capsys.readouterr().out.startswith(f"usage: ddpperf {name}")
+    assert "| 130 | it was interrupted (Ctrl-C) |\n" in page
 
 
 @pytest.mark.parametrize(
@@ -72,40 +63,69 @@ def test_a_command_that_cannot_be_ends_with_4(
     assert reported in said
 
 
-def test_a_file_that_cannot_be_read_ends_with_4(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.main(["diff", str(tmp_path / "a.json"), "b.json"]) == 4
-    assert capsys.readouterr().err == f"ddpperf: error: {tmp_path}/a.json: cannot be read: No such file or directory\n"
-
-
-@pytest.mark.parametrize("error", [SampleError("0.0 is not a duration"), ZeroDivisionError("oops")])
-def test_an_error_of_our_own_ends_with_3(
-    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("error", "status", "reported"),
+    [
+        (SampleError("0.0 is not a duration"), 3, "0.0 is not a duration"),
+        (ZeroDivisionError("oops"), 3, "oops"),
+        (KeyboardInterrupt(), 130, ""),
+    ],
+)
+def test_errors_of_our_own_and_interrupts_have_a_status(
+    error: BaseException,
+    status: int,
+    reported: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def fail(arguments: object) -> int:
         raise error
 
     monkeypatch.setattr(diff, "run", fail)
-    assert main.main(["diff", "a", "b"]) == 3
-    assert str(error) in capsys.readouterr().err
+    assert main.main(["diff", "a", "b"]) == status
+    assert reported in capsys.readouterr().err
 
 
-def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    (tmp_path / "a").write_text("")
-    with pytest.raises(console.FileError, match=r"/a/b\.txt: cannot be written: (File exists|Not a directory)"):
-        console.write(tmp_path / "a" / "b.txt", "")
+def test_a_file_is_written_into_a_new_folder_in_utf_8(tmp_path: Path) -> None:
     console.write(tmp_path / "new" / "b.txt", "ü\n")
     assert (tmp_path / "new" / "b.txt").read_bytes() == b"\xc3\xbc\n"
 
 
-def test_the_version_is_told() -> None:
-    ended = command("--version")
-    assert (ended.returncode, ended.stdout) == (0, f"pytest-ddpperf {__version__}\n")
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write what the commands read."""
+    folder = tmp_path_factory.mktemp("inputs")
+    written(folder / "a.json", outcome(verdict(Status.PASS)))
+    for each in history(stepped(points=8)):
+        add_entry(folder / "history", each)
+    Store(folder / "baselines").write(Baseline(test=outcome(None).test, sessions=(SESSION,)))
+    return folder
 
 
-def test_a_process_ends_with_the_same_status() -> None:
-    ended = command("diff", "no-such.json", "b.json")
-    assert (ended.returncode, ended.stdout) == (4, "")
-    assert ended.stderr == "ddpperf: error: no-such.json: cannot be read: No such file or directory\n"
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "diff a.json a.json",
+        "history history",
+        "html a.json -o a.html",
+        "markdown a.json -o a.md",
+        "baseline list",
+        "doctor",
+    ],
+)
+def test_commands_import_neither_pytest_nor_torch_nor_matplotlib_if_they_draw_nothing(
+    arguments: str, inputs: Path
+) -> None:
+    if arguments.startswith("html"):
+        pytest.importorskip("matplotlib", reason="pages are drawn by matplotlib")
+    code = (
+        "import sys; from pytest_ddpperf.cli.main import main; status = main(sys.argv[1:]); "
+        "print(sorted({'torch', '_pytest', 'pytest', 'matplotlib'} & set(sys.modules))); sys.exit(status)"
+    )
+    command = [sys.executable, "-c", code, *arguments.split()]
+    ended = subprocess.run(command, cwd=inputs, capture_output=True, text=True, check=False)
+    drawn = "['matplotlib']" if arguments.startswith("html") else "[]"
+    assert (ended.returncode, ended.stdout.splitlines()[-1]) == (0, drawn), ended.stderr
 
 
 def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
@@ -129,16 +149,17 @@ FAILING = "import sys; from pytest_ddpperf.cli import diff, main; diff.run = Non
         ("", ["diff", "{path}", "{other}"], 5),
         ("", ["diff", "no-such.json", "b.json"], 4),
         ("", ["dif"], 4),
+        ("", ["history", "{history}"], 0),
         (FAILING, ["diff", "a", "b"], 3),
     ],
-    ids=["nothing in common", "no file", "no command", "ours"],
+    ids=["nothing in common", "no file", "no command", "history", "ours"],
 )
 def test_where_nobody_reads_errors_the_status_stays(
-    code: str, arguments: Sequence[str], status: int, closed: str, tmp_path: Path
+    code: str, arguments: Sequence[str], status: int, closed: str, tmp_path: Path, inputs: Path
 ) -> None:
     there = written(tmp_path / "a.json", outcome(verdict(Status.PASS)))
     other = written(tmp_path / "b.json", outcome(verdict(Status.PASS), test=TestId(module="m", name="other")))
-    given = [each.format(path=there, other=other) for each in arguments]
+    given = [each.format(path=there, other=other, history=inputs / "history") for each in arguments]
     command = shlex.join([sys.executable, *(["-c", code] if code else ["-m", "pytest_ddpperf"]), *given])
     process = subprocess.Popen(
         command + (" 2>&-" if closed == "not there" else ""),
@@ -153,16 +174,6 @@ def test_where_nobody_reads_errors_the_status_stays(
     assert "ddpperf: error" not in reported
     assert "usage" not in reported
     assert "Traceback" not in reported
-
-
-def test_an_interrupt_ends_as_a_shell_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(arguments: object) -> int:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(diff, "run", interrupt)
-    assert main.main(["diff", "a", "b"]) == 130
-    page = (Path(__file__).parents[2] / "docs" / "command.md").read_text()
-    assert "| 130 | it was interrupted (Ctrl-C) |\n" in page
 
 
 @pytest.mark.parametrize("redirection", ["", ">&-"])
@@ -180,23 +191,6 @@ def test_the_command_is_installed() -> None:
     assert f'ddpperf = "{main.main.__module__}:{main.main.__name__}"' in project
 
 
-def test_neither_pytest_nor_torch_is_imported(tmp_path: Path) -> None:
-    path = written(tmp_path / "a.json", outcome(verdict(Status.PASS)))
-    code = (
-        "import sys; from pytest_ddpperf.cli.main import main; "
-        f"status = main(['diff', {str(path)!r}, {str(path)!r}]); "
-        "print(sorted({'torch', '_pytest', 'pytest', 'numpy', 'matplotlib'} & set(sys.modules))); sys.exit(status)"
-    )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (ended.returncode, ended.stdout.splitlines()[-1]) == (0, "[]"), ended.stderr
-
-
-def test_the_documentation_has_every_command() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "command.md").read_text()
-    for module in main.COMMANDS:
-        assert f"`ddpperf {module.__name__.rpartition('.')[2]} " in page
-
-
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
 def test_a_full_disk_is_no_error_of_ours(tmp_path: Path) -> None:
     there = written(tmp_path / "a.json", outcome(verdict(Status.PASS)))
@@ -209,12 +203,3 @@ def test_a_full_disk_is_no_error_of_ours(tmp_path: Path) -> None:
         )
     reported = "ddpperf: error: standard output: cannot be written: No space left on device\n"
     assert (ended.returncode, ended.stderr) == (4, reported)
-
-
-def test_a_history_is_judged_where_nobody_reads_errors(tmp_path: Path) -> None:
-    for each in history(stepped(points=8)):
-        add_entry(tmp_path, each)
-    command = shlex.join([sys.executable, "-m", "pytest_ddpperf", "history", str(tmp_path)])
-    ended = subprocess.run(f"{command} 2>&-", shell=True, stdout=subprocess.PIPE, text=True)
-    assert ended.returncode == 0
-    assert "no change point in 1 series" in ended.stdout

@@ -14,7 +14,7 @@ import pytest
 
 from pytest_ddpperf.cli import main
 from pytest_ddpperf.history.entries import add_entry
-from pytest_ddpperf.records import Status
+from pytest_ddpperf.records import Outcome, Status
 from tests.git import git
 from tests.unit.test_history import TEST, commit_of, history, measured, run, stepped
 from tests.unit.test_reading import written
@@ -77,31 +77,26 @@ def test_what_is_not_a_regression_ends_with_0(
     assert "REGRESSED" not in out
 
 
-def test_a_change_between_runs_of_one_commit_is_noted(tmp_path: Path, say: Say) -> None:
-    entries = history(stepped((40, 9.0)))
+def test_no_name_can_harm_the_output(tmp_path: Path, say: Say) -> None:
+    name = 'test_a[<script>"\n::error::\x1b[31m\u202e' + "x" * 10_000 + "]"
+    entries = history(stepped((40, 9.0)), test=replace(TEST, name=name), must_match={"\x1b[31m": 1})
     entries[40] = replace(entries[40], commit=entries[39].commit)
     for each in entries:
         add_entry(tmp_path, each)
-    assert "  both runs are of the same commit: the machine may have changed\n" in say(tmp_path)[1]
+    assert say("accept", commit_of(39)[:10], "script", "-m", "why\n\x1b[31m", "--in", tmp_path)[0] == 0
+    status, out, _ = say(tmp_path)
+    first, _, same, why, *_ = out.splitlines()
+    assert status == 0
+    assert first.startswith('ACCEPTED  tests/perf/test_step::test_a[<script>"\\n::error::\\x1b')
+    assert len(first) < 300
+    assert same == "  both runs are of the same commit: the machine may have changed"
+    assert why == "  accepted: why\\n\\x1b[31m"
 
 
 def test_series_that_are_all_too_short_end_with_5(tmp_path: Path, say: Say) -> None:
     status, out, err = say(kept(tmp_path, [0.0] * 5))
     assert (status, err) == (5, f"ddpperf: {tmp_path}: nothing to judge: no series has 6 runs\n")
     assert out == "no change point in 1 series of 5 runs at 5 commits (p10); too short: 1 series\n"
-
-
-def test_no_name_can_harm_the_output(tmp_path: Path, say: Say) -> None:
-    name = 'test_a[<script>"\n::error::\x1b[31m\u202e' + "x" * 10_000 + "]"
-    for each in history(stepped((40, 9.0)), test=replace(TEST, name=name), must_match={"\x1b[31m": 1}):
-        add_entry(tmp_path, each)
-    assert say("accept", commit_of(40)[:10], "script", "-m", "why\n\x1b[31m", "--in", tmp_path)[0] == 0
-    status, out, _ = say(tmp_path)
-    first, _, why, *_ = out.splitlines()
-    assert status == 0
-    assert first.startswith('ACCEPTED  tests/perf/test_step::test_a[<script>"\\n::error::\\x1b')
-    assert len(first) < 300
-    assert why == "  accepted: why\\n\\x1b[31m"
 
 
 def test_a_page_is_written(slower: Path, say: Say, tmp_path: Path) -> None:
@@ -114,13 +109,6 @@ def test_a_page_is_written(slower: Path, say: Say, tmp_path: Path) -> None:
     status, _, err = say(slower, "--html", file / "page.html")
     assert status == 4
     assert f"{file / 'page.html'}: cannot be written: " in err
-
-
-def test_a_page_that_cannot_be_made_is_refused_first(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pytest_ddpperf.report.page.drawing.find_spec", lambda name: None)
-    status, out, err = say("no-such-folder", "--html", "page.html")
-    assert (status, out) == (4, "")
-    assert "--html needs matplotlib and Jinja2: pip install 'pytest-ddpperf[report]'" in err
 
 
 @pytest.mark.parametrize(
@@ -153,17 +141,19 @@ def test_a_report_is_added_once(tmp_path: Path, say: Say) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "words"),
+    ("measurement", "fields", "status", "words"),
     [
-        ({"commit": "", "committed": ""}, "what was measured is not a commit of a git repository"),
-        ({"commit": "../../../evil"}, "commit: '../../../evil' is not the hash of a commit"),
+        (measured(), {"commit": ""}, 4, "cannot be added: what was measured is not a commit of a git repository"),
+        (measured(), {"commit": "../evil"}, 4, "cannot be added: commit: '../evil' is not the hash of a commit"),
+        (outcome(verdict(Status.NOT_GATED, "disabled")), {}, 0, "no measurement describes its commit alone"),
     ],
 )
-def test_a_report_of_no_commit_is_refused(tmp_path: Path, say: Say, fields: dict[str, str], words: str) -> None:
-    report = written(tmp_path / "a.json", measured(), run=run(**fields))
-    status, _, err = say("add", report, "--to", tmp_path / "history")
-    assert status == 4
-    assert f"{report}: cannot be added: {words}" in err
+def test_an_unfit_report_is_not_added(
+    tmp_path: Path, say: Say, measurement: Outcome, fields: dict[str, str], status: int, words: str
+) -> None:
+    report = written(tmp_path / "a.json", measurement, run=run(**fields))
+    assert (said := say("add", report, "--to", tmp_path / "history"))[0] == status
+    assert f"{report}: {words}" in "".join(said[1:])
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
 
 
@@ -175,36 +165,28 @@ def test_a_report_of_a_comparison_is_refused(tmp_path: Path, say: Say) -> None:
     assert "cannot be added: it compares two runs: add the report of the run itself" in err
 
 
-def test_a_report_without_usable_measurements_adds_nothing(tmp_path: Path, say: Say) -> None:
-    report = written(tmp_path / "a.json", outcome(verdict(Status.NOT_GATED, "disabled")), run=run())
-    assert say("add", report, "--to", tmp_path)[1] == f"{report}: no measurement describes its commit alone\n"
-
-
 # --- accept
 
 
 def test_an_accepted_change_fails_nothing_any_more(tmp_path: Path, say: Say) -> None:
+    """Regressions are accepted before improvements."""
     root = kept(tmp_path, stepped((40, 9.0)))
-    status, out, _ = say("accept", commit_of(40), "test_train", "-m", "a bigger model", "--in", root)
-    (file,) = (root / "accepted").iterdir()
-    assert status == 0
-    assert out.startswith("p10 +9.")
-    assert out.endswith(f" in cpu-gloo-ws2: accepted in {file}: commit it\n")
+    for each in history(stepped((40, -9.0)), environment="cpu-gloo-ws4"):
+        add_entry(root, each)
+    metrics = "--threshold=p10:0%,p50:0%"
+    for environment in ("cpu-gloo-ws2", "cpu-gloo-ws4"):
+        status, out, _ = say("accept", commit_of(40), "test_train", "-m", "a bigger model", "--in", root, metrics)
+        assert status == 0
+        lines = sorted(out.splitlines())
+        files = [path for path in (root / "accepted").iterdir() if environment in path.read_text()]
+        assert [line.split()[0] for line in lines] == ["p10", "p50"]
+        assert {line.partition(f" in {environment}: accepted in ")[2] for line in lines} == {
+            f"{file}: commit it" for file in files
+        }
     status, out, _ = say(root)
     assert status == 0
     assert "  accepted: a bigger model" in out
-    assert "1 accepted in 1 series" in out
-
-
-def test_regressions_are_accepted_before_improvements(tmp_path: Path, say: Say) -> None:
-    kept(tmp_path, stepped((40, 9.0)))
-    for each in history(stepped((40, -9.0)), environment="cpu-gloo-ws4"):
-        add_entry(tmp_path, each)
-    arguments = (commit_of(40), "test_train", "-m", "why", "--in", tmp_path, "--threshold=p10:0%,p50:0%")
-    for environment in ("cpu-gloo-ws2", "cpu-gloo-ws4"):
-        out = say("accept", *arguments)[1].splitlines()
-        assert sorted(line.partition(" ")[0] for line in out) == ["p10", "p50"]
-        assert all(f" in {environment}: accepted" in line for line in out)
+    assert "2 accepted in 2 series" in out
 
 
 @pytest.mark.parametrize(
@@ -212,6 +194,7 @@ def test_regressions_are_accepted_before_improvements(tmp_path: Path, say: Say) 
     [
         (((40, 9.0),), "c0ffee", "test_train", "::test_train has no change point at c0ffee; all: 000000280000"),
         (((40, 9.0),), "0", "test_eval", "test_eval: the history has no such test"),
+        (((40, 9.0),), "0", "test", "test: several tests have that name: tests/perf/test_step::test_other, "),
         (((25, 9.0), (40, 9.0)), "0000", "train", "has several change points at 0000; all: 000000190000, 000000280000"),
         (((25, 9.0), (40, -9.0)), commit_of(25), "train", "nothing to accept: the change point there is UNDONE"),
     ],
@@ -220,18 +203,12 @@ def test_an_unclear_change_point_is_not_accepted(
     tmp_path: Path, say: Say, jumps: tuple[tuple[int, float], ...], commit: str, test: str, words: str
 ) -> None:
     root = kept(tmp_path, stepped(*jumps))
+    for each in history(stepped(points=8), test=replace(TEST, name="test_other")):
+        add_entry(root, each)
     status, _, err = say("accept", commit, test, "-m", "why", "--in", root)
     assert status == 4
     assert words in err
     assert not (root / "accepted").exists()
-
-
-def test_a_name_of_several_tests_is_refused(tmp_path: Path, say: Say) -> None:
-    for label in ("", "second"):
-        for each in history(stepped(points=8), test=replace(TEST, label=label)):
-            add_entry(tmp_path, each)
-    assert "train: several tests have that name: " in say("accept", "0", "train", "-m", "w", "--in", tmp_path)[2]
-    assert "has no change point at" in say("accept", "0", str(TEST), "-m", "w", "--in", tmp_path)[2]
 
 
 # --- the whole
@@ -279,13 +256,3 @@ def test_the_recipe_for_ci_bears_a_push_meanwhile_and_a_job_that_is_run_again(
     assert said == [f"Add a run of {commit_of(2)}", f"Add a run of {commit_of(1)}", "A history"]
     kept = git(origin, "ls-tree", "-r", "--name-only", "perf-history").splitlines()
     assert [Path(name).parent.as_posix() for name in kept] == ["history"] * 2
-
-
-def test_neither_pytest_nor_torch_is_imported(slower: Path) -> None:
-    code = (
-        "import sys; from pytest_ddpperf.cli.main import main; "
-        f"main(['history', {str(slower)!r}]); "
-        "print(sorted({'torch', '_pytest', 'pytest', 'numpy', 'matplotlib'} & set(sys.modules)))"
-    )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert ended.stdout.splitlines()[-1] == "[]", ended.stderr

@@ -86,29 +86,35 @@ def diff(folder: Path, base: Sequence[Outcome], now: Sequence[Outcome], *options
     return main(["diff", *map(str, paths), *options])
 
 
+def reread(path: Path, form: str = "markdown") -> str:
+    """Return what another command writes of the JSON of a comparison."""
+    out = path.parent / "again"
+    assert main([form, str(path), "-o", str(out)]) == 0
+    return out.read_text()
+
+
 # --- verdicts
 
 
 @pytest.mark.parametrize(
-    ("now", "status", "word"),
-    [(0.1, 0, "PASS"), (0.12, 1, "REGRESSED"), (0.08, 0, "IMPROVED")],
+    ("now", "options", "status", "word"),
+    [
+        (0.1, "", 0, "PASS"),
+        (0.12, "", 1, "REGRESSED"),
+        (0.08, "", 0, "IMPROVED"),
+        (0.08, "--fail-on=regressed", 0, "IMPROVED"),
+        (0.08, "--fail-on=no-baseline,improved", 1, "IMPROVED"),
+        (0.12, "--fail-on=no-baseline", 0, "REGRESSED"),
+    ],
 )
 def test_the_exit_status_is_that_of_the_verdicts(
-    now: float, status: int, word: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    now: float, options: str, status: int, word: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert diff(tmp_path, [outcome(0.1)], [outcome(now, seed=1)]) == status
-    reported = capsys.readouterr().out
-    assert [line.rpartition("  ")[2] for line in reported.splitlines() if "p10 " in line or "p50 " in line][:2] == [
-        word
-    ] * 2
-    assert reported.splitlines()[-1].startswith("ddpperf: 1 of 1 compared: 1 ")
-
-
-@pytest.mark.parametrize(
-    ("fail_on", "status"), [("regressed", 0), ("improved", 1), ("no-baseline,improved", 1), ("no-baseline", 0)]
-)
-def test_fail_on_names_exactly_what_fails(fail_on: str, status: int, tmp_path: Path) -> None:
-    assert diff(tmp_path, [outcome(0.1)], [outcome(0.08, seed=1)], "--fail-on", fail_on) == status
+    same = outcome(now, seed=1, nodeid="a/tests/test_a.py::test_step[ws2]")  # the node id does not matter
+    assert diff(tmp_path, [outcome(0.1)], [same], *options.split()) == status
+    reported = capsys.readouterr().out.splitlines()
+    assert [line.split()[-1] for line in reported if "  p10  " in line or "  p50  " in line] == [word] * 2
+    assert reported[-1].startswith("ddpperf: 1 of 1 compared: 1 ")
 
 
 def test_what_is_slower_is_told_with_its_evidence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -120,7 +126,7 @@ def test_what_is_slower_is_told_with_its_evidence(tmp_path: Path, capsys: pytest
         "torch 2.12.0",
         "",
     ]
-    assert " ".join(reported[3].split()) == "ranks metric base now change [bounds] limit resolves verdict"
+    assert " ".join(reported[3].split()) == "ranks metric baseline now change [bounds] limit resolves verdict"
     (at,) = [
         number for number, line in enumerate(reported) if line.startswith("tests/test_a.py::test_step: REGRESSED: p10 ")
     ]
@@ -139,12 +145,9 @@ def test_a_limit_of_the_command_line_holds_for_all(tmp_path: Path, capsys: pytes
     assert " 5%  " in capsys.readouterr().out
 
 
-def test_a_limit_that_there_are_too_few_steps_for_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_limits_without_support_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert diff(tmp_path, [outcome(0.1)], [outcome(0.1)], "--threshold", "p99:5%,p50:5%") == 0
-    reported = capsys.readouterr().out
-    assert (
-        "tests/test_a.py::test_step: no limit is applied to p99:5%: needs at least 299 timed steps in all" in reported
-    )
+    assert "test_step: no limit is applied to p99:5%: needs at least 299 timed steps in all" in capsys.readouterr().out
     assert diff(tmp_path, [outcome(0.1)], [outcome(0.1)], "--threshold", "p99:5%") == 5
     assert "NOT GATED: no limit has support" in capsys.readouterr().out
 
@@ -263,10 +266,6 @@ def test_nothing_in_common_ends_with_5(other: Outcome, tmp_path: Path, capsys: p
     assert said.err == "ddpperf: nothing was compared\n"
 
 
-def test_a_test_that_another_node_id_leads_to_is_the_same(tmp_path: Path) -> None:
-    assert diff(tmp_path, [outcome(0.1)], [outcome(0.1, nodeid="a/tests/test_a.py::test_step[ws2]")]) == 0
-
-
 def test_several_now_are_one_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     base = written(tmp_path / "base.json", outcome(0.1, "a"), outcome(0.1, "b"), run=BASE)
     shards = [written(tmp_path / f"{name}.json", outcome(0.1, name), run=NOW) for name in "ab"]
@@ -279,22 +278,16 @@ def test_several_now_are_one_report(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize(
-    ("expression", "left"),
-    [
-        ("step", ["step_bf16", "step_fp32", "other_step"]),
-        ("BF16", ["step_bf16"]),
-        ("test_*::step_fp", ["step_fp32"]),
-        ("test_a.py", ["step_bf16", "step_fp32", "other_step"]),
-        ("forward", ["other_step"]),
-    ],
+    ("pattern", "chosen"),
+    [("BF16", ["step_bf16"]), ("test_*::step_fp", ["step_fp32"]), ("forward", ["other_step"])],
 )
 def test_k_chooses_by_a_part_of_the_name_or_a_glob(
-    expression: str, left: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    pattern: str, chosen: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     both = [outcome(0.1, "step_bf16"), outcome(0.1, "step_fp32"), outcome(0.1, "other_step", label="forward")]
-    assert diff(tmp_path, both, both, "-k", expression) == 0
+    assert diff(tmp_path, both, both, "-k", pattern) == 0
     reported = capsys.readouterr().out
-    assert [name for name in ("step_bf16", "step_fp32", "other_step") if f"::{name} " in reported] == left
+    assert [name for name in ("step_bf16", "step_fp32", "other_step") if f"::{name} " in reported] == chosen
 
 
 @pytest.mark.parametrize(
@@ -345,34 +338,35 @@ def test_what_cannot_be_compared_says_why(
     assert f"tests/test_a.py::test_step: {reported}" in capsys.readouterr().out
 
 
-def test_a_measurement_that_failed_now_ends_with_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert diff(tmp_path, [outcome(0.1)], [replace(FAILED, test=outcome(0.1).test)]) == 1
-    assert "test_step: not measured: launch 1 of 2: rank 1 failed in setup" in capsys.readouterr().out
+@pytest.mark.parametrize("is_expected", [False, True])
+def test_a_measurement_that_failed_now_fails_unless_that_was_expected(
+    is_expected: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    notes = ("expected to fail",) if is_expected else ()
+    failed = replace(FAILED, test=outcome(0.1).test, fails=not is_expected, notes=notes)
+    path = tmp_path / "diff.json"
+    base, now = [outcome(0.1, "a"), outcome(0.1)], [outcome(0.1, "a"), failed]
+    assert diff(tmp_path, base, now, "--json", str(path)) == (not is_expected)
+    reported = capsys.readouterr().out
+    assert "test_step: not measured: launch 1 of 2: rank 1 failed in setup" in reported
+    assert (f"{FAILED.nodeid}: expected to fail\n" in reported) == is_expected
+    again = json_report.read([path]).outcomes[1]
+    assert (again.fails, again.notes) == (not is_expected, notes)
 
 
-def test_a_measurement_that_was_to_fail_is_no_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    expected = replace(FAILED, test=outcome(0.1).test, fails=False, notes=("expected to fail",))
-    now = [outcome(0.1, "a"), expected]
-    assert diff(tmp_path, [outcome(0.1, "a"), outcome(0.1)], now, "--json", str(tmp_path / "diff.json")) == 0
-    assert f"{FAILED.nodeid}: expected to fail\n" in capsys.readouterr().out
-    again = json_report.read([tmp_path / "diff.json"]).outcomes[1]
-    assert (again.fails, again.notes) == (False, ("expected to fail",))
-
-
-def test_what_differs_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_differs_and_what_was_assumed_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = {"host": "b", "torch": "2.13.0"}
     now = [outcome(0.1, "a", recorded=other), outcome(0.1, "b", recorded=other), outcome(0.1, "c")]
-    diff(tmp_path, [outcome(0.1, name) for name in "abc"], now)
-    reported = capsys.readouterr().out
-    line = "differs from the base's environment (2 of 3 measurements): host a -> b, torch 2.12.0 -> 2.13.0\n"
-    assert reported.count(line) == 1
-
-
-def test_the_assumed_drift_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    diff(tmp_path, [outcome(0.1)], [outcome(0.1)])
-    reported = capsys.readouterr().out
-    assert "the base is one session, which cannot tell how far sessions drift apart: " in reported
-    assert "was assumed; pytest --ddp-against measures both sides on one occasion, without any\n" in reported
+    path = tmp_path / "diff.json"
+    diff(tmp_path, [outcome(0.1, name) for name in "abc"], now, "--json", str(path))
+    for reported in (capsys.readouterr().out, reread(path)):
+        for words in (
+            "differs from the base's environment (2 of 3 measurements): host a -> b, torch 2.12.0 -> 2.13.0",
+            "the base is one session, which cannot tell how far sessions drift apart: ",
+            "was assumed; pytest --ddp-against measures both sides on one occasion, without any",
+        ):
+            assert reported.count(words) == 1
+        assert "--ddp-extend-baseline" not in reported  # advice for stored baselines
 
 
 def test_nothing_is_left_of_what_a_run_was_held_against(tmp_path: Path) -> None:
@@ -411,100 +405,48 @@ def test_the_right_machine_of_several_is_compared(tmp_path: Path, capsys: pytest
 # --- files
 
 
-def test_it_is_written_as_markdown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_all_reports_of_a_comparison_say_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    base, now = [outcome(0.1), outcome(0.1, "gone")], [outcome(0.2)]
-    path = tmp_path / "new" / "diff.md"
-    assert diff(tmp_path, base, now, "--markdown", str(path)) == 1
-    reported = path.read_text()
-    assert "## ddpperf: 1 of 1 compared: 1 regressed; 1 only in the base\n" in reported
-    assert "| **REGRESSED** | `tests/test_a.py::test_step` |" in reported
-    assert "\nevidence: 5 launches now, 5 in the baseline's 1 session; " in reported
-    assert f"- `base: {tmp_path}/base.json: 2026-01-02T03:04:05+00:00, commit c0ffeec0ffee, torch 2.12.0`\n" in reported
-    assert "| only in the base | `tests/test_a.py::gone` | `2 gloo` | - | - | - | - | - |\n" in reported
-    diff(tmp_path, base, now, "--markdown", str(path))
-    assert path.read_text() == reported
-    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(path))
-    diff(tmp_path, base, now, "--markdown", str(path))
-    assert path.read_text() == reported * 2
-
-
-def test_what_has_no_baseline_and_fails_says_so(tmp_path: Path) -> None:
-    path = tmp_path / "diff.md"
-    assert diff(tmp_path, [outcome(0.1)], [outcome(0.1, "b")], "--fail-on", "no-baseline", "--markdown", str(path)) == 1
-    assert "\nNO BASELINE: there is nothing to compare it with\n" in path.read_text()
-
-
-def test_a_report_of_it_has_no_advice_for_stored_baselines(tmp_path: Path) -> None:
-    path = tmp_path / "diff.json"
-    diff(tmp_path, [outcome(0.1, spread=0.05)], [outcome(0.1, spread=0.05)], "--json", str(path))
-    assert main(["markdown", str(path), "-o", str(tmp_path / "diff.md")]) == 0
-    reported = (tmp_path / "diff.md").read_text()
-    assert "1 of 1 compared: 1 passed" in reported
-    assert "--ddp-extend-baseline" not in reported
-
-
-def test_it_is_written_as_a_page(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="pages are drawn by matplotlib")
-    path = tmp_path / "diff.html"
-    assert diff(tmp_path, [outcome(0.1), outcome(0.1, "gone")], [outcome(0.2)], "--html", str(path)) == 1
-    reported = path.read_text()
-    assert "1 of 1 compared: 1 regressed" in reported
-    assert ROW_ON_A_PAGE in reported.replace("<wbr>", "")
-
-
-ROW_ON_A_PAGE = (
-    '<tr><td><b class="badge">only in the base</b></td><th scope="row">tests/test_a.py::gone</th><td>2 gloo</td>'
-)
-
-
-def test_all_its_reports_count_alike(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("matplotlib", reason="pages are drawn by matplotlib")
-    base = written(tmp_path / "base.json", outcome(0.1), run=replace(BASE, skipped=4, other_failures=4))
-    run = replace(NOW, skipped=1, never_measured=2, other_failures=3)
-    now = [written(tmp_path / f"{name}.json", outcome(0.1, name), run=run) for name in ("test_step", "b")]
-    files = {form: tmp_path / f"diff.{form}" for form in ("json", "markdown", "html")}
+    run = replace(BASE, skipped=4, other_failures=4, messages=("not in this clone",))
+    base = written(tmp_path / "base.json", outcome(0.1), outcome(0.1, "gone"), run=run)
+    run = replace(NOW, skipped=1, never_measured=2, other_failures=3, problem="nothing differs", messages=("of now",))
+    now = [written(tmp_path / f"{name}.json", outcome(0.2, name), run=run) for name in ("test_step", "b")]
+    files = {form: tmp_path / "new" / f"diff.{form}" for form in ("json", "markdown", "html")}
     options = [word for form, path in files.items() for word in (f"--{form}", str(path))]
-    assert main(["diff", str(base), *map(str, now), *options]) == 0
-    line = capsys.readouterr().out.splitlines()[-1]
-    assert line.endswith("1 passed; 1 without baseline"), "nothing that the runs say of themselves"
-    assert f"\n## {line}\n" in files["markdown"].read_text()
-    assert f"<h1>{line}</h1>" in files["html"].read_text()
-    summary = json.loads(files["json"].read_text())["summary"]
-    assert [summary[name] for name in ("other_failures", "skipped", "never_measured")] == [0, 0, 0]
+    assert main(["diff", str(base), *map(str, now), "--fail-on", "no-baseline", *options]) == 1
+    said = capsys.readouterr().out
+    line = "ddpperf: 1 of 2 compared: 1 regressed; 1 without baseline; 1 only in the base"
+    assert said.splitlines()[-1] == line  # nothing that the runs say about themselves
+    counts = json.loads(files["json"].read_text())["summary"]
+    assert [counts[name] for name in ("other_failures", "skipped", "never_measured")] == [0, 0, 0]
+    reported = files["markdown"].read_text()
+    for words in (
+        "| **NO BASELINE** | `tests/test_a.py::b` |",
+        "\nNO BASELINE: there is nothing to compare it with\n",
+        "| REGRESSED | `tests/test_a.py::test_step` |",
+        "- `base: 2026-01-02T03:04:05+00:00, commit c0ffeec0ffee, torch 2.12.0`\n",
+        "| only in the base | `tests/test_a.py::gone` | `2 gloo` | - | - | - | - | - |\n",
+    ):
+        assert words in reported
+    for content in (reported, reread(files["json"])):
+        assert f"## {line}\n" in content
+        assert "| only in the base | `tests/test_a.py::gone` | `2 gloo` | - | - | - | - | - |\n" in content
+    for content in (files["html"].read_text(), reread(files["json"], "html")):
+        assert f"<h1>{line}</h1>" in content
+        row = '<b class="badge">only in the base</b></td><th scope="row">tests/test_a.py::gone</th><td>2 gloo</td>'
+        assert row in content.replace("<wbr>", "")
+        assert "<li>base: 2026-01-02T03:04:05+00:00, commit c0ffeec0ffee" in content
+        reported += content
+    for words in ("nothing differs", "of now", "not in this clone"):
+        assert words not in said + reported
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(files["markdown"]))
+    main(["diff", str(base), *map(str, now), "--markdown", str(files["markdown"])])
+    assert files["markdown"].read_text().count("<!-- pytest-ddpperf -->") == 2
 
 
-def test_its_json_tells_what_it_told_and_not_what_the_runs_own_reports_did(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    base = written(tmp_path / "base.json", outcome(0.1), run=replace(BASE, messages=("not in this clone",)))
-    run = replace(NOW, problem="nothing differs", messages=("only v1 has test_x",))
-    now = written(tmp_path / "now.json", outcome(0.1), run=run)
-    assert main(["diff", str(base), str(now), "--json", str(tmp_path / "diff.json")]) == 0
-    assert main(["markdown", str(tmp_path / "diff.json"), "-o", str(tmp_path / "diff.md")]) == 0
-    for reported in (capsys.readouterr().out, (tmp_path / "diff.md").read_text()):
-        assert reported.count("the base is one session, which cannot tell how far sessions drift apart") == 1
-        for words in ("nothing differs", "only v1 has", "not in this clone"):
-            assert words not in reported
-
-
-def test_what_is_drawn_of_its_json_has_the_base_and_what_only_that_has(tmp_path: Path) -> None:
-    path, drawn = str(tmp_path / "diff.json"), tmp_path / "drawn"
-    diff(tmp_path, [outcome(0.1), outcome(0.1, "gone")], [outcome(0.1)], "--json", path)
-    assert main(["markdown", path, "-o", str(drawn)]) == 0
-    reported = drawn.read_text()
-    assert "## ddpperf: 1 of 1 compared: 1 passed; 1 only in the base\n" in reported
-    assert "| only in the base | `tests/test_a.py::gone` | `2 gloo` | - | - | - | - | - |\n" in reported
-    assert "- `base: 2026-01-02T03:04:05+00:00, commit c0ffeec0ffee`\n" in reported
-    pytest.importorskip("matplotlib", reason="pages are drawn by matplotlib")
-    assert main(["html", path, "-o", str(drawn)]) == 0
-    page = drawn.read_text().replace("<wbr>", "")
-    assert ROW_ON_A_PAGE in page
-    assert "<li>base: 2026-01-02T03:04:05+00:00, commit c0ffeec0ffee</li>" in page
-
-
-def test_what_one_shard_has_not_another_may_have(tmp_path: Path) -> None:
+def test_shards_that_lack_a_measurement_of_the_base_may_have_it_together(tmp_path: Path) -> None:
     base = [outcome(0.1, name) for name in ("a", "b", "gone")]
     for name in "ab":
         diff(tmp_path, base, [outcome(0.1, name)], "--json", str(tmp_path / f"{name}.json"))
@@ -512,15 +454,6 @@ def test_what_one_shard_has_not_another_may_have(tmp_path: Path) -> None:
     reported = (tmp_path / "out.md").read_text()
     assert "## ddpperf: 2 of 2 compared: 2 passed; 1 only in the base\n" in reported
     assert reported.count("base: 2026-01-02") == 1
-
-
-def test_what_only_the_base_has_stays_where_there_is_no_room_for_remarks(tmp_path: Path) -> None:
-    base, now = [outcome(0.1), outcome(0.1, "gone")], [outcome(0.1, label="x" * 150 + str(n)) for n in range(120)]
-    path = tmp_path / "diff.md"
-    diff(tmp_path, base, now, "--markdown", str(path))
-    reported = path.read_text()
-    assert "\nAnd 70 more rows: see the JSON report.\n" in reported
-    assert "| only in the base | `tests/test_a.py::gone` |" in reported
 
 
 @pytest.mark.parametrize(
@@ -540,21 +473,25 @@ def test_what_it_was_held_against_is_named_where_it_is_broken(
     assert f"{path}: {problem}" in capsys.readouterr().err
 
 
-def test_shards_are_told_as_markdown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = replace(NOW, skipped=1)
-    paths = [written(tmp_path / f"{name}.json", outcome(0.1, name), run=run) for name in "ab"]
-    assert main(["markdown", *map(str, paths), "-o", str(tmp_path / "out.md")]) == 0
-    reported = (tmp_path / "out.md").read_text()
-    assert "## ddpperf: 0 of 2 compared: 2 not gated; 2 skipped\n" in reported
-    assert "`tests/test_a.py::a`" in reported
-    assert "`tests/test_a.py::b`" in reported
-    assert main(["markdown", str(tmp_path / "nothing.json"), "-o", str(tmp_path / "out.md")]) == 4
-    assert f"{tmp_path}/nothing.json: cannot be read" in capsys.readouterr().err
-
-
 # --- the rest
+
+
+@pytest.mark.parametrize("command", ["markdown", "diff"])
+def test_a_file_that_cannot_be_read_or_written_ends_with_4(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["-o", str(tmp_path)] if command == "markdown" else [str(tmp_path / "a.json"), "--json", str(tmp_path)]
+    assert main([command, str(tmp_path / "a.json"), *options]) == 4
+    assert f"{tmp_path}/a.json: cannot be read" in capsys.readouterr().err
+    written(tmp_path / "a.json", outcome(0.1))
+    assert main([command, str(tmp_path / "a.json"), *options]) == 4
+    assert capsys.readouterr().err == f"ddpperf: error: {tmp_path}: cannot be written: Is a directory\n"
+
+
+def test_a_process_ends_as_the_verdict_says(tmp_path: Path) -> None:
+    paths = written(tmp_path / "a.json", outcome(0.1)), written(tmp_path / "b.json", outcome(0.2))
+    ended = subprocess.run([sys.executable, "-m", "pytest_ddpperf", "diff", *paths], capture_output=True, check=False)
+    assert (ended.returncode, ended.stderr) == (1, b"")
 
 
 HOSTILE = "test_\x1b[31m<script>alert(1)</script>\"'\r\n\x1b]0;title\x07\u202e\r\n\ud800" + "x" * 10_000
@@ -573,20 +510,8 @@ def test_a_hostile_name_harms_nothing(tmp_path: Path, capsys: pytest.CaptureFixt
         assert not any(line.startswith("\\ud800") for line in reported.splitlines())
 
 
-def test_a_json_that_cannot_be_written_ends_with_4(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert diff(tmp_path, [outcome(0.1)], [outcome(0.1)], "--json", str(tmp_path)) == 4
-    assert capsys.readouterr().err == f"ddpperf: error: {tmp_path}: cannot be written: Is a directory\n"
-
-
 def test_a_broken_report_ends_with_4_and_names_the_field(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = changed(written(tmp_path / "a.json", outcome(0.1)), "measurements", 0, "batch_size", to="many")
     assert main(["diff", str(path), str(path)]) == 4
     reported = f"{path}: measurements[0].batch_size: expected an integer, found 'many'"
     assert reported in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(("now", "status"), [(0.1, 0), (0.2, 1)])
-def test_a_process_ends_as_the_verdict_says(now: float, status: int, tmp_path: Path) -> None:
-    paths = written(tmp_path / "a.json", outcome(0.1)), written(tmp_path / "b.json", outcome(now))
-    ended = subprocess.run([sys.executable, "-m", "pytest_ddpperf", "diff", *paths], capture_output=True, check=False)
-    assert (ended.returncode, ended.stderr) == (status, b"")

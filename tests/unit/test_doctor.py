@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from pytest_ddpperf import doctor as checks
 from pytest_ddpperf.cli.main import main
-from pytest_ddpperf.doctor import checks, gpus
-from pytest_ddpperf.doctor.checks import Check, run_checks
+from pytest_ddpperf.doctor import Check, run_checks
 from pytest_ddpperf.launch import locks
 from pytest_ddpperf.launch.placement import kernel_list, kernel_numbers, quota_cores
 
@@ -42,7 +42,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """A machine of four usable cores, without GPUs, on which nothing is timed."""
     monkeypatch.setattr(checks, "_usable_cores", lambda: (0, 1, 2, 3))
     monkeypatch.setattr(locks, "holder", lambda path: None)
-    monkeypatch.setattr(gpus, "_output", lambda *command: "")
+    monkeypatch.setattr(checks, "_output", lambda *command: "")
     return monkeypatch
 
 
@@ -162,8 +162,8 @@ def test_gpus_are_read_whatever_the_driver_calls_its_masks(machine: pytest.Monke
         asked = command[1]
         return SMI if (asked.endswith(mask) and mask) or (not mask and "reasons" not in asked) else ""
 
-    machine.setattr(gpus, "_output", output)
-    checked = {name: (fact, advice) for name, fact, advice in gpus.check_gpus()}
+    machine.setattr(checks, "_output", output)
+    checked = {each.name: (each.fact, each.advice) for each in checks._gpus()}
     assert checked["GPU 0"][0] == "NVIDIA H100, 700.00 W, 1980 of 1980 MHz"
     assert checked["GPU 1"][0] == "NVIDIA H100, 500.00 W, 1200 of 1980 MHz, MIG enabled"
     assert checked["GPU load"][0] == "GPU 1 in use by other processes"
@@ -175,7 +175,7 @@ def test_gpus_are_read_whatever_the_driver_calls_its_masks(machine: pytest.Monke
 
 def test_without_nvidia_smi_there_are_no_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert list(gpus.check_gpus()) == []
+    assert list(checks._gpus()) == []
 
 
 def test_the_command_prints_advice_and_writes_json(

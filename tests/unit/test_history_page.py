@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-from collections import Counter
 from typing import Any
 
 import pytest
@@ -11,9 +10,8 @@ import pytest
 from pytest_ddpperf.history.entries import HistoryEntry
 from pytest_ddpperf.history.series import make_acceptance
 from pytest_ddpperf.records import Limit
-from pytest_ddpperf.report.history import change_lines
-from pytest_ddpperf.report.page import history as module
-from pytest_ddpperf.report.page.history import history_html
+from pytest_ddpperf.report import history_report as module
+from pytest_ddpperf.report.history_report import change_lines, history_html
 from tests.unit.test_history import TEST, commit_of, history, judged, stepped
 from tests.unit.test_page import HOSTILE, Read
 
@@ -42,14 +40,14 @@ def several() -> Read:
     return drawn(*SEVERAL)
 
 
-def test_it_is_one_file_without_script_that_requests_nothing(several: Read) -> None:
-    tags = Counter(tag for tag, _ in several.tags)
-    assert not tags["script"]
-    references = [str(a[name]) for _, a in several.tags for name in ("href", "src") if name in a]
-    assert all(value.startswith(("#", "data:,", "data:image/svg+xml;base64,")) for value in references)
-    assert not several.open
-    ids = Counter(str(attributes["id"]) for _, attributes in several.tags if "id" in attributes)
-    assert set(ids.values()) == {1}
+def test_every_series_has_a_figure_and_the_runs_around_change_points(several: Read) -> None:
+    assert len(several.all("figure")) == len(several.all("img")) == len(SEVERAL)
+    (table,) = [words for words in several.within["table"] if commit_of(400)[:12] in words]
+    assert [commit_of(day)[:12] in table for day in (398, 399, 489, 490, 499)] == [False, True, False, True, True]
+    assert "REGRESSED" in table
+    limits = [Limit(metric=metric, value=0.0, unit="%") for metric in ("p10", "p90")]
+    titles = [title.strip() for title in drawn(SEVERAL[2], limits=limits).within["strong"]]
+    assert titles == ["p10 of each run", "p90 of each run"]
 
 
 def test_the_worst_is_first_and_unfolded(several: Read) -> None:
@@ -57,18 +55,6 @@ def test_the_worst_is_first_and_unfolded(several: Read) -> None:
     assert names == ["long", "train", "faster", "quiet", "short"]
     cards = [attributes for attributes in several.all("details") if attributes.get("class") == "card"]
     assert ["open" in attributes for attributes in cards] == [True] * 2 + [False] * 3
-
-
-def test_every_figure_has_its_numbers(several: Read) -> None:
-    assert len(several.all("figure")) == len(several.all("img")) == len(SEVERAL)
-    (table,) = [words for words in several.within["table"] if commit_of(400)[:12] in words]
-    assert [commit_of(day)[:12] in table for day in (398, 399, 489, 490, 499)] == [False, True, False, True, True]
-    assert "REGRESSED" in table
-    figures = several.within["figure"]
-    assert sum("bar: its fastest to its slowest launch" in words for words in figures) == len(SEVERAL) - 1
-    limits = [Limit(metric=metric, value=0.0, unit="%") for metric in ("p10", "p90")]
-    titles = [title.strip() for title in drawn(SEVERAL[2], limits=limits).within["strong"]]
-    assert titles == ["p10 of each run", "p90 of each run"]
 
 
 def test_change_points_are_described_as_in_the_terminal() -> None:

@@ -14,7 +14,7 @@ from pytest_ddpperf.cli.main import main
 from pytest_ddpperf.measuring.outcomes import RunResults
 from pytest_ddpperf.records import Outcome, RunInfo, Status, TestId, codec
 from pytest_ddpperf.report import failure, markdown
-from pytest_ddpperf.report.summary import count
+from tests import reports
 from tests.unit.test_beside import BESIDE
 from tests.unit.test_report import FAILED, measurement, outcome, stored, verdict
 
@@ -23,8 +23,8 @@ def explained(measured: Outcome) -> Outcome:
     return failure.explained(measured, baseline=stored(measurement(0.1)), accept_command="pytest x --ddp-save-baseline")
 
 
-def report(*outcomes: Outcome, **kwargs: Any) -> str:
-    return markdown.report(outcomes, count(outcomes), **kwargs)
+def report(*outcomes: Outcome, messages: Sequence[str] = (), **kwargs: Any) -> str:
+    return markdown.report(reports.report(outcomes, RunInfo(**kwargs), messages=messages))
 
 
 RED = explained(outcome(verdict(Status.REGRESSED, differences=("torch 2.12 -> 2.13",))))
@@ -43,9 +43,7 @@ CHANGE = "p50 +12.3 % [+8.1 %, +16.7 %]"
 
 
 def test_it_reads_from_the_counts_over_what_is_wrong_to_what_is_well() -> None:
-    reported = report(
-        GREEN, NEW, RED, FREE, messages=["2 tests, of which one is odd"], run=RunInfo(facts={"torch": "2.13.0"})
-    )
+    reported = report(GREEN, NEW, RED, FREE, messages=["2 tests, of which one is odd"], facts={"torch": "2.13.0"})
     assert (
         reported
         == f"""\
@@ -61,8 +59,8 @@ def test_it_reads_from_the_counts_over_what_is_wrong_to_what_is_well() -> None:
 ```text
 REGRESSED: tests/test_a::test_step on 2 gloo ranks
 
-  metric  baseline  now     change [bounds]            limit  resolves
-  p50     0.100s    0.200s  +12.3 % [+8.1 %, +16.7 %]  10%    8 %
+  metric  baseline     now            change [bounds]  limit  resolves
+  p50       0.100s  0.200s  +12.3 % [+8.1 %, +16.7 %]    10%  8 %
 
 evidence: 2 launches now, 2 in the baseline's 1 session
 slowest rank: none; every rank's CPU time rose, +100ms of +100ms at p50
@@ -90,33 +88,14 @@ accept:   pytest x --ddp-save-baseline
     )
 
 
-def test_where_all_is_well_the_table_stands_open() -> None:
-    assert "\n<details open><summary>1 PASS</summary>\n\n| verdict |" in report(GREEN)
+def test_if_nothing_needs_attention_the_table_is_open() -> None:
+    reported = report(GREEN, problem="no test imported a file that differs", commit=f"{'c0ffee' * 6}-dirty")
+    begin = (
+        "1 passed\n\n`no test imported a file that differs`\n\n<details open><summary>1 PASS</summary>\n\n| verdict |"
+    )
+    assert begin in reported
+    assert f"- `commit {'c0ffee' * 2}-dirty`\n" in reported
     assert report() == "<!-- pytest-ddpperf -->\n## ddpperf: 0 of 0 compared\n"
-
-
-def test_why_a_run_is_none_stands_below_the_counts() -> None:
-    reported = report(GREEN, problem="no test imported a file that differs")
-    assert "1 passed\n\n`no test imported a file that differs`\n\n<details" in reported
-
-
-def test_the_commit_is_told() -> None:
-    assert f"- `commit {'c0ffee' * 2}-dirty`\n" in report(GREEN, run=RunInfo(commit=f"{'c0ffee' * 6}-dirty"))
-    assert "commit" not in report(GREEN, run=RunInfo())
-
-
-def test_a_run_tells_what_it_has_to_say_beyond_its_measurements() -> None:
-    run = RunResults(RunInfo(), messages=["not in this clone: code of baselines"], facts={"torch": "2.13.0"}, skipped=1)
-    run.usage_error = "no test imported a file that differs"
-    run.take({"outcomes": [codec.encode(GREEN)], "never_measured": "test_a.py::test_b"})
-    reported = run.markdown()
-    assert "## ddpperf: 1 of 1 compared: 1 passed; 1 skipped, 1 never measured\n\n`no test imported a file" in reported
-    for line in (
-        "torch 2.13.0, ",
-        "not in this clone: code of baselines`",
-        "test_a.py::test_b: never measured: it does not call the fixture that it asks for`",
-    ):
-        assert f"\n- `{line}" in reported
 
 
 @pytest.mark.parametrize("form", ["markdown", "html"])
@@ -136,28 +115,39 @@ def test_the_command_tells_a_run_as_the_run_itself_did(form: str, tmp_path: Path
     assert reported == (run.markdown() if form == "markdown" else run.html())
 
 
-def test_a_baseline_that_could_not_be_saved_is_among_what_fails() -> None:
-    reported = report(outcome(verdict(Status.NOT_GATED, "saving"), fails=True, error="baseline x: no space left"))
-    assert "\n| **NOT GATED** | " in reported
-    assert "```text\nNOT GATED: not saved: baseline x: no space left\n```" in reported
-
-
-def test_what_could_not_be_concluded_says_why_and_what_was_seen() -> None:
-    details = report(DOUBT).partition("<details>")[2]
-    assert "<summary>INCONCLUSIVE: <code>doubt</code></summary>" in details
-    assert "beyond the limit, but launches and sessions differ as much by themselves\n\nINCONCLUSIVE: " in details
-    assert "accept:   pytest x --ddp-save-baseline" in details
-
-
-def test_what_could_not_be_measured_says_why() -> None:
-    reported = report(FAILED)
-    assert "| **not measured** | `tests/test_a.py::test_step` | `2 gloo` | - | - | - | - | - |" in reported
-    assert "```text\nnot measured: launch 1 of 2: rank 1 failed in setup: ValueError: bad\n```" in reported
+@pytest.mark.parametrize(
+    ("measured", "words"),
+    [
+        (
+            outcome(verdict(Status.NOT_GATED, "saving"), fails=True, error="baseline x: no space left"),
+            ("\n| **NOT GATED** | ", "```text\nNOT GATED: not saved: baseline x: no space left\n```"),
+        ),
+        (
+            DOUBT,
+            (
+                "<summary>INCONCLUSIVE: <code>doubt</code></summary>",
+                "beyond the limit, but launches and sessions differ as much by themselves\n\nINCONCLUSIVE: ",
+                "accept:   pytest x --ddp-save-baseline",
+            ),
+        ),
+        (
+            FAILED,
+            (
+                "| **not measured** | `tests/test_a.py::test_step` | `2 gloo` | - | - | - | - | - |",
+                "```text\nnot measured: launch 1 of 2: rank 1 failed in setup: ValueError: bad\n```",
+            ),
+        ),
+    ],
+    ids=["not saved", "inconclusive", "not measured"],
+)
+def test_what_needs_attention_has_its_reason(measured: Outcome, words: Sequence[str]) -> None:
+    reported = report(measured)
+    assert [word for word in words if word not in reported] == []
 
 
 def test_a_version_measured_beside_is_named_with_the_files_that_differ() -> None:
     red = explained(replace(outcome(verdict(Status.REGRESSED)), baseline_side=BESIDE, baseline_path=""))
-    reported = report(red, run=RunInfo(facts={"against": "origin/main (1a2b3c4d5e6f)"}))
+    reported = report(red, facts={"against": "origin/main (1a2b3c4d5e6f)"})
     assert "1 of 12 imported files differs: src/net.py\n" in reported
     assert "\nagainst:  origin/main (1a2b3c4d5e6f), now 5d6e7f8a9b0c\n```" in reported
     assert "accept" not in reported
@@ -191,7 +181,7 @@ def rows(reported: str, status: str) -> int:
 
 @pytest.mark.parametrize("measured", [RED, DOUBT, NEW, GREEN, FAILED], ids=lambda measured: str(measured.verdict))
 def test_fifty_rows_are_shown_and_the_others_counted(measured: Outcome) -> None:
-    text = report(*many(measured), messages=["of the run"] * 30, run=RunInfo(facts={"torch": "2.13.0"}))
+    text = report(*many(measured), messages=["of the run"] * 30, facts={"torch": "2.13.0"})
     assert len(text) <= 60_000
     status = str(measured.verdict) if measured.verdict is not None else "not measured"
     assert rows(text, status) == 50
@@ -269,22 +259,14 @@ def with_name(name: str) -> list[Outcome]:
 
 @pytest.mark.parametrize("name", HOSTILE, ids=range(len(HOSTILE)))
 def test_a_hostile_name_stays_in_code(name: str) -> None:
-    run = RunInfo(commit=name, facts={"torch": name, "cpu_model": name, "places": name})
-    reported = report(*with_name(name), problem=name, messages=[name], run=run)
-    plain = report(
-        *with_name("plain"),
-        problem="plain",
-        messages=["plain"],
-        run=RunInfo(commit="plain", facts={"torch": "plain", "cpu_model": "plain", "places": "p"}),
-    )
+    def named(name: str) -> str:
+        facts = {"torch": name, "cpu_model": name, "places": name}
+        return report(*with_name(name), problem=name, messages=[name], commit=name, facts=facts)
+
+    reported, harmless = named(name), outside_of_code(named("plain")).splitlines()
     assert len(reported) <= 60_000
     assert all(character.isprintable() or character == "\n" for character in reported)
-    reported.encode()
     assert {line.count("|") for line in reported.splitlines() if line.startswith("| ")} == {9}
-    harmless = outside_of_code(reported).splitlines()
-    assert [line for line in harmless if "CODE" not in line] == [
-        line for line in outside_of_code(plain).splitlines() if "CODE" not in line
-    ]
-    assert {re.sub(r"[\d.]+", "", line) for line in harmless} == {
-        re.sub(r"[\d.]+", "", line) for line in outside_of_code(plain).splitlines()
-    }
+    lines = outside_of_code(reported).splitlines()
+    assert [line for line in lines if "CODE" not in line] == [line for line in harmless if "CODE" not in line]
+    assert {re.sub(r"[\d.]+", "", line) for line in lines} == {re.sub(r"[\d.]+", "", line) for line in harmless}

@@ -8,15 +8,14 @@ import warnings
 from collections import Counter
 from dataclasses import replace
 from html.parser import HTMLParser
-from importlib import util
 from typing import Any
 
 import pytest
 
-from pytest_ddpperf.records import Limit, Outcome, RunInfo, Status, TestId, Verdict
+from pytest_ddpperf.records import Limit, Outcome, Status, TestId, Verdict
 from pytest_ddpperf.records.errors import MissingExtraError
-from pytest_ddpperf.report import page, sentences
-from pytest_ddpperf.report.page import drawing, figures
+from pytest_ddpperf.report import figures, page, sentences, text
+from pytest_ddpperf.report.json_report import StoredReport
 from tests import reports
 from tests.reports import Drawn
 
@@ -68,8 +67,8 @@ class Read(HTMLParser):
         return " ".join("".join(self.text).split())
 
 
-def drawn(*outcomes: Outcome, reported: tuple[str, ...] = ()) -> Read:
-    return Read(page.html(outcomes, [reports.RUN], messages=reported))
+def drawn(*outcomes: Outcome) -> Read:
+    return Read(page.html(reports.report(outcomes)))
 
 
 @pytest.fixture(scope="module")
@@ -99,37 +98,6 @@ def test_it_is_one_file_without_script_that_asks_for_nothing(each_kind: Read) ->
     assert not each_kind.open
 
 
-def test_ids_are_unique_and_all_that_is_referred_to_is_there(each_kind: Read) -> None:
-    ids = Counter(str(attributes["id"]) for _, attributes in each_kind.tags if "id" in attributes)
-    assert set(ids.values()) == {1}
-    asked = {str(a["href"])[1:] for _, a in each_kind.tags if str(a.get("href", "")).startswith("#")}
-    assert asked <= set(ids)
-    assert len(asked) == 10
-
-
-def test_the_same_run_is_the_same_page() -> None:
-    outcomes = reports.of_each_kind()[:2]
-    assert page.html(outcomes, [reports.RUN]) == page.html(outcomes, [reports.RUN])
-
-
-def test_every_figure_is_described_and_has_its_numbers(each_kind: Read) -> None:
-    figures = len(each_kind.all("figure"))
-    assert figures == len(each_kind.all("img")) == 3 * 7 + 2 * 2  # nothing is known of a test that broke
-    assert all(image["alt"] for image in each_kind.all("img"))
-    assert all("Numbers" in text for text in each_kind.within["figure"])
-    assert len([table for table in each_kind.within["figure"] if re.search(r"\d", table)]) == figures
-
-
-def test_figures_have_axes_in_units(slower: Outcome) -> None:
-    images = [base64.b64decode(str(image["src"]).partition(",")[2]).decode() for image in drawn(slower).all("img")]
-    assert [image.count("<svg ") for image in images] == [1, 1, 1]
-    shifts, distributions, launches = ([*re.findall(r">([^<>]+)</text>", image)] for image in images)
-    assert {"p10", "p50", "p95"} <= {*shifts}
-    assert any(label.endswith("%") for label in shifts)
-    assert any(label.endswith(" ms") for label in distributions)
-    assert any(label.endswith(" ms") for label in launches)
-
-
 # --- what it says
 
 
@@ -155,91 +123,139 @@ def test_a_measurement_has_the_sentence_the_limits_and_the_evidence_of_other_rep
     assert "9a825c73dcb873626cd628f2e15fdef61a4a953b" in read.words
 
 
-def test_the_change_at_each_percentile_is_told_with_its_bounds(slower: Outcome) -> None:
-    read = drawn(slower)
-    (table,) = [text for text in read.within["table"] if "Change against baseline" in text]
-    words = table.split()
-    assert [word for word in words if re.fullmatch(r"p\d+", word)] == ["p10", "p25", "p50", "p75", "p90", "p95"]
-    gated = slower.verdict.comparisons[1]  # type: ignore[union-attr]
-    assert f"{gated.change.estimate * 100:+.1f}" in words
-    assert f"{gated.change.low * 100:+.1f}" in words
+def test_ids_are_unique_and_every_link_has_its_target(each_kind: Read) -> None:
+    ids = Counter(str(attributes["id"]) for _, attributes in each_kind.tags if "id" in attributes)
+    assert set(ids.values()) == {1}
+    links = {str(a["href"])[1:] for _, a in each_kind.tags if str(a.get("href", "")).startswith("#")}
+    assert links == set(ids) == {f"m{number}" for number in range(1, 11)}
 
 
-def test_launches_in_turns_are_told_pair_by_pair() -> None:
-    turned = reports.in_turns("test_x", Drawn(seed=5, step=0.023), Drawn(seed=500))
-    read = drawn(turned)
-    (table,) = [text for text in read.within["table"] if "Interleaved launches" in text]
-    assert table.count("origin/main") == 1 + turned.baseline_side.order[::2].count("b")  # type: ignore[union-attr]
-    assert "now was slower in 5 of 5 pairs" in read.words
-    assert "1 of 12 imported files differs: src/net.py" in read.words
-    assert "origin/main (1a2b3c4d5e6f), now 9a825c73dcb8" in read.words
-
-
-def test_trainers_have_their_names_and_what_they_waited_for(each_kind: Read) -> None:
-    (table,) = [text for text in each_kind.within["table"] if "Trainers' own steps" in text]
-    assert "trainer0" in table
-    assert "blocked in RPC, p50" in table
-    assert "rpc.bytes 4,096 5,120" in each_kind.words
-
-
-def test_phases_counters_and_the_environment_are_tables(each_kind: Read) -> None:
-    assert "Phases of a launch, median of 5" in each_kind.words
-    for row in ("setup 0.310s", "all_reduce.bytes - 102,228,128", "OMP_NUM_THREADS 2 2"):
+def test_the_tables_of_each_kind_of_measurement(each_kind: Read) -> None:
+    for row in (
+        "Phases of a launch, median of 5",
+        "setup 0.310s",
+        "all_reduce.bytes - 102,228,128",
+        "rpc.bytes 4,096 5,120",
+        "OMP_NUM_THREADS 2 2",
+        "1 of 12 imported files differs: src/net.py",
+        "origin/main (1a2b3c4d5e6f), now 9a825c73dcb8",
+        "not measured launch 2 of 5: rank 1 failed in setup: ValueError: bad shape",
+    ):
         assert row in each_kind.words
+    (trainers,) = [text for text in each_kind.within["table"] if "Trainers' own steps" in text]
+    assert "trainer0" in trainers
+    assert "blocked in RPC, p50" in trainers
 
 
-def test_what_steps_recorded_is_shown(slower: Outcome) -> None:
+def test_tables_have_the_percentiles_and_launches_of_both_sides(slower: Outcome) -> None:
     read = drawn(replace(slower, recorded={"loss": (((1.0, 3.0), (2.0, None)),)}))
     assert "loss 1 2 3" in read.words
+    (times,) = [text.split() for text in read.within["table"] if text.split()[:2] == ["Step", "times"]]
+    (_, p50) = slower.verdict.comparisons  # type: ignore[union-attr]
+    assert {text.seconds(p50.now_seconds), text.seconds(p50.baseline_seconds)} <= {*times}
+    (launches,) = [text for text in read.within["table"] if text.split()[0] == "Launches,"]
+    assert [launches.count(name) for name in ("baseline 2026-02", "now")] == [3, 1]
+
+
+def test_sides_are_shown_by_as_many_steps_as_they_are_compared_by() -> None:
+    longer, usual = Drawn(steps=90), Drawn(seed=9)
+    turned = reports.in_turns("test_x", longer, usual, stretches=False)
+    for outcome in (reports.against_baseline("test_x", longer, usual), turned):
+        now, base = figures.sides_of(outcome)
+        assert base is not None
+        comparison = outcome.verdict.comparisons[1]  # type: ignore[union-attr]
+        assert now.middle(50) == pytest.approx(comparison.now_seconds)
+        assert base.middle(50) == pytest.approx(comparison.baseline_seconds)
 
 
 @pytest.mark.parametrize(
-    ("outcomes", "reported"),
+    ("report", "words"),
     [
-        ((), "Nothing was compared or measured: this page says nothing"),
-        ((reports.without_baseline("test_new", Drawn()),), "Nothing was compared: this page says nothing"),
+        (reports.report([]), "Nothing was compared or measured: this page says nothing"),
+        (
+            reports.report([reports.without_baseline("test_new", Drawn())]),
+            "Nothing was compared: this page says nothing",
+        ),
+        (reports.report([], replace(reports.RUN, problem="no file differs")), "no file differs"),
+        (
+            reports.report([], reports.RUN, replace(reports.RUN, commit="fe1d", facts={}), messages=["measured twice"]),
+            "ended 2026-03-04T05:06:07+00:00 commit fe1d committed 2026-03-04T04:00:00+00:00 pytest-ddpperf 0.1 "
+            "run 3f2b8c1d measured twice",
+        ),
     ],
-    ids=["nothing measured", "nothing compared"],
+    ids=["nothing measured", "nothing compared", "problem", "two runs"],
 )
-def test_a_run_that_compared_nothing_says_so(outcomes: tuple[Outcome, ...], reported: str) -> None:
-    assert reported in drawn(*outcomes).words
+def test_what_is_said_of_whole_runs(report: StoredReport, words: str) -> None:
+    assert words in Read(page.html(report)).words
 
 
-def test_what_ended_a_run_is_said_beside_its_measurements(slower: Outcome) -> None:
-    read = Read(page.html([slower], [RunInfo()], problem="no test imported a file that differs"))
-    assert "loud" in [attributes.get("class") for attributes in read.all("p")]
-    assert "no test imported a file that differs" in read.words
+# --- figures
 
 
-def test_a_run_that_compared_something_does_not_say_so(each_kind: Read) -> None:
-    assert "Nothing was compared" not in each_kind.words
-    assert each_kind.within["h1"] == [
-        "ddpperf: 7 of 10 compared: 2 passed, 1 improved, 3 regressed, 1 inconclusive; "
-        "1 without baseline, 1 not gated, 1 failed to measure"
-    ]
+def axes_of(read: Read) -> list[list[str]]:
+    """Return the words on each figure."""
+    images = [base64.b64decode(str(image["src"]).partition(",")[2]).decode() for image in read.all("img")]
+    return [re.findall(r">([^<>]+)</text>", image) for image in images]
 
 
-def test_several_runs_are_told_each(slower: Outcome) -> None:
-    another = replace(reports.RUN, id="other", commit="fe1d", facts={})
-    read = Read(page.html([slower], [reports.RUN, another], messages=("test_x: measured in several reports",)))
-    assert "3f2b8c1d" in read.words
-    assert "fe1d" in read.words
-    assert "test_x: measured in several reports" in read.words
+def test_a_measurement_has_at_most_three_figures_which_are_described(each_kind: Read) -> None:
+    assert len(each_kind.all("figure")) == len(each_kind.all("img")) == 3 * 7 + 2 * 2  # none of the test that broke
+    assert all(image["alt"] for image in each_kind.all("img"))
 
 
-def test_of_an_older_report_what_it_does_not_have_is_left_out(slower: Outcome) -> None:
-    older = replace(slower, sessions=(), evidence=(), accept="", file="", line=0)
-    read = Read(page.html([older], [RunInfo()]))
-    assert "Change against the baseline" in read.words
-    (table,) = [text for text in read.within["table"] if "Change against" in text]
-    assert re.findall(r"\bp\d+\b", table) == ["p10", "p50"]  # those of the verdict itself
-    assert "Accept" not in read.words
+def test_figures_have_axes_in_units_and_legends(slower: Outcome) -> None:
+    changes, times, launches = axes_of(drawn(slower))
+    assert {"p10", "p50", "limit"} <= {*changes}
+    assert any(label.endswith("%") for label in changes)
+    assert {"now", "baseline"} <= {*times}
+    for words in (times, launches):
+        assert any(label.endswith(" ms") for label in words)
 
 
-def test_a_failed_measurement_says_why_and_has_no_figures() -> None:
-    read = drawn(reports.failed("test_broken"))
-    assert "not measured launch 2 of 5: rank 1 failed in setup: ValueError: bad shape" in read.words
-    assert not read.all("img")
+def test_interleaved_launches_are_drawn_in_pairs() -> None:
+    read = drawn(reports.in_turns("test_x", Drawn(seed=5, step=0.023), Drawn(seed=500)))
+    assert "now was slower in 5 of 5 pairs" in read.words
+    assert "origin/main (1a2b3c4d5e6f)" in axes_of(read)[2]
+
+
+def test_limits_in_milliseconds_on_bandwidth_and_on_cpu_time_are_drawn_as_shares(slower: Outcome) -> None:
+    verdict = slower.verdict
+    assert verdict is not None
+    kept = verdict.comparisons[1]
+    asked = [Limit(metric="busbw", value=0.1, unit="%"), Limit(metric="p95", value=0.002, unit="ms")]
+    comparisons = tuple(replace(kept, limit=limit) for limit in asked)
+    shares = list(map(figures.signed_limit, comparisons))
+    assert shares == [-0.1, pytest.approx(0.002 / kept.baseline_seconds)]
+    read = drawn(replace(slower, verdict=replace(verdict, comparisons=comparisons)))
+    assert "busbw -" in read.words
+    assert "limit busbw:10%; p95 +" in read.words
+
+
+def test_one_launch_of_one_step_is_drawn() -> None:
+    single = Drawn(launches=1, steps=1)
+    verdict = Verdict(status=Status.NOT_GATED, reason="disabled")
+    read = drawn(reports.outcome("test_x", single, verdict, reports.measurement(single)))
+    assert len(read.all("img")) == 2
+    assert "--ddp-disable" in read.words
+
+
+def test_a_version_that_could_not_be_measured_has_no_side() -> None:
+    turned = reports.in_turns("test_x", Drawn(), Drawn(seed=9))
+    assert turned.baseline_side is not None
+    side = replace(turned.baseline_side, measurement=None, error="no such test")
+    read = drawn(replace(turned, verdict=Verdict(status=Status.NO_BASELINE, reason="no-baseline"), baseline_side=side))
+    assert "origin/main (1a2b3c4d5e6f) was not measured: no such test" in read.words
+    assert len(read.all("img")) == 2
+    assert "Launches in the order they were taken, p50" in read.words
+
+
+def test_warnings_of_matplotlib_end_nothing() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with figures.style():
+            warnings.warn("deprecated", DeprecationWarning, stacklevel=1)
+        with pytest.raises(DeprecationWarning):
+            warnings.warn("deprecated", DeprecationWarning, stacklevel=1)
 
 
 # --- what users name
@@ -265,7 +281,7 @@ def test_a_hostile_name_harms_nothing(slower: Outcome) -> None:
         replace(reports.failed("test_x"), **{**named, "error": HOSTILE}),
     ]
     run = replace(reports.RUN, commit=HOSTILE, facts={"torch": HOSTILE, "places": HOSTILE, "against": HOSTILE})
-    html = page.html(outcomes, [run], messages=[HOSTILE])
+    html = page.html(reports.report(outcomes, run, messages=[HOSTILE]))
     html.encode()  # no surrogate is left
     read = Read(html)
     assert not read.open
@@ -277,109 +293,12 @@ def test_a_hostile_name_harms_nothing(slower: Outcome) -> None:
     assert len(read.all("img")) == 6
 
 
-# --- figures
-
-
-def test_what_matplotlib_warns_of_ends_nothing() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with drawing.style():
-            warnings.warn("deprecated", DeprecationWarning, stacklevel=1)
-        with pytest.raises(DeprecationWarning):
-            warnings.warn("deprecated", DeprecationWarning, stacklevel=1)
-
-
-def test_percentiles_of_a_side_are_those_of_the_verdict(slower: Outcome) -> None:
-    both = figures.sides_of(slower)
-    assert both is not None
-    assert both.base is not None
-    (p10, p50) = slower.verdict.comparisons  # type: ignore[union-attr]
-    for comparison, q in ((p10, 10), (p50, 50)):
-        assert both.now.middle(q) == pytest.approx(comparison.now_seconds)
-        assert both.base.middle(q) == pytest.approx(comparison.baseline_seconds)
-
-
-def test_sides_are_drawn_by_as_many_steps_as_they_are_compared_by() -> None:
-    longer, usual = Drawn(steps=90), Drawn(seed=9)
-    turned = reports.in_turns("test_x", longer, usual, stretches=False)
-    for outcome in (reports.against_baseline("test_x", longer, usual), turned):
-        both = figures.sides_of(outcome)
-        assert both is not None
-        assert outcome.verdict is not None
-        assert both.now.middle(50) == pytest.approx(outcome.verdict.comparisons[1].now_seconds)
-
-
-@pytest.mark.parametrize("stored", [True, False], ids=["stored", "in turns"])
-def test_a_shift_without_a_limit_is_what_the_judge_would_say_of_one(slower: Outcome, stored: bool) -> None:
-    turned = reports.in_turns("test_x", Drawn(seed=5, step=0.023), Drawn(seed=500))
-    outcome = slower if stored else turned
-    verdict = outcome.verdict
-    assert verdict is not None
-    gated = {comparison.limit.metric: comparison for comparison in verdict.comparisons}
-    # The same comparison without its limit, at the level that it had.
-    kept = gated["p10"]
-    without = replace(outcome, verdict=replace(verdict, comparisons=(replace(gated["p50"], level=kept.level),)))
-    found = {shift.metric: shift for shift in figures.find_shifts(without)}
-    assert found["p10"].limit is None
-    for end in ("estimate", "low", "high"):
-        assert getattr(found["p10"].change, end) == pytest.approx(getattr(kept.change, end))
-
-
-def test_percentiles_that_too_few_steps_support_have_no_shift() -> None:
-    few = Drawn(steps=10, launches=3)
-    found = figures.find_shifts(reports.in_turns("test_x", few, replace(few, seed=9)))
-    assert [shift.metric for shift in found] == ["p10", "p25", "p50", "p75", "p90"]  # p95 needs 59
-
-
-def test_limits_in_milliseconds_on_bandwidth_and_on_cpu_time_are_drawn_as_shares(slower: Outcome) -> None:
-    verdict = slower.verdict
-    assert verdict is not None
-    kept = verdict.comparisons[1]
-    asked = [
-        Limit(metric="busbw", value=0.1, unit="%"),
-        Limit(metric="cpu_p50", value=0.2, unit="%"),
-        Limit(metric="p95", value=0.002, unit="ms"),
-    ]
-    comparisons = tuple(replace(kept, limit=limit) for limit in asked)
-    outcome = replace(slower, verdict=replace(verdict, comparisons=comparisons))
-    found = {shift.metric: shift for shift in figures.find_shifts(outcome)}
-    assert list(found) == ["p10", "p25", "p50", "p75", "p90", "p95", "busbw", "cpu_p50"]
-    shares = [found[limit.metric].limit_share for limit in asked]
-    assert shares == [-0.1, 0.2, pytest.approx(0.002 / kept.baseline_seconds)]
-    assert found["busbw"].change.estimate == pytest.approx(1 / (1 + kept.change.estimate) - 1)
-    assert "busbw:10%" in drawn(outcome).words
-
-
-def test_one_launch_of_one_step_is_drawn() -> None:
-    single = Drawn(launches=1, steps=1)
-    measured = reports.measurement(single)
-    verdict = Verdict(status=Status.NOT_GATED, reason="disabled")
-    read = drawn(reports.outcome("test_x", single, verdict, measured))
-    assert len(read.all("img")) == 2
-    assert "--ddp-disable" in read.words
-
-
-def test_a_version_that_could_not_be_measured_has_no_side() -> None:
-    turned = reports.in_turns("test_x", Drawn(), Drawn(seed=9))
-    assert turned.baseline_side is not None
-    missing = Verdict(status=Status.NO_BASELINE, reason="no-baseline")
-    read = drawn(
-        replace(
-            turned, verdict=missing, baseline_side=replace(turned.baseline_side, measurement=None, error="no such test")
-        )
-    )
-    assert "origin/main (1a2b3c4d5e6f) was not measured: no such test" in read.words
-    assert len(read.all("img")) == 2
-    assert "Launches in the order they were taken, p50" in read.words
-
-
 # --- what it needs
 
 
 def test_what_is_not_installed_is_named_with_the_extra_that_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(util, "find_spec", lambda name: None)
-    monkeypatch.setattr("pytest_ddpperf.report.page.drawing.find_spec", lambda name: None)
+    monkeypatch.setattr(figures, "find_spec", lambda name: None)
     with pytest.raises(MissingExtraError) as raised:
-        page.html([], [])
+        page.html(reports.report([]))
     assert str(raised.value) == "a page needs matplotlib and Jinja2: pip install 'pytest-ddpperf[report]'"
     assert raised.value.missing == ("matplotlib", "Jinja2")

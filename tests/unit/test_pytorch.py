@@ -59,32 +59,14 @@ def files(folder: Path) -> tuple[str, str]:
     return str(paths[0]), str(paths[1])
 
 
-def without_no_ddp(text: str) -> str:
-    return "".join(line for line in text.splitlines(keepends=True) if "no ddp" not in line)
-
-
 def test_its_own_example_is_printed_character_by_character(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diff", *files(tmp_path)]) == 0
     reported = capsys.readouterr().out
-    assert without_no_ddp(reported).rstrip("\n") == EXAMPLE.rstrip("\n")
-
-
-def test_the_row_without_ddp_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main(["diff", *files(tmp_path)])
-    rows = [line for line in capsys.readouterr().out.splitlines() if "no ddp" in line]
+    shown = [line for line in reported.splitlines() if "no ddp" not in line]
+    assert "\n".join(shown).rstrip("\n") == EXAMPLE.rstrip("\n")
+    rows = [line for line in reported.splitlines() if "no ddp" in line]
     # As the original writes that nothing changed: less is better, and minus nothing is -0.0.
     assert rows == ["   no ddp:  p75:    0.097s     329/s     -0.0%  p95:    0.097s     329/s     -0.0%"] * 4
-
-
-def test_without_a_row_without_ddp_a_single_rank_is_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    paths = files(tmp_path)
-    for path in paths:
-        data = json.loads(Path(path).read_text())
-        for benchmark in data["benchmark_results"]:
-            del benchmark["result"][0]
-        Path(path).write_text(json.dumps(data))
-    assert main(["diff", *paths]) == 0
-    assert capsys.readouterr().out.rstrip("\n") == EXAMPLE.rstrip("\n")
 
 
 def changed(path: str, *place: str | int, to: Any) -> None:
@@ -109,17 +91,13 @@ def test_what_one_side_lacks_is_told(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "rccl:                                   -  vs                     7\n" in reported
 
 
-@pytest.mark.parametrize(
-    "option",
-    [["--threshold", "p50:5%"], ["--fail-on", "improved"], ["--json", "x"], ["--html", "x"], ["--markdown", "x"]],
-)
+@pytest.mark.parametrize("option", [["--threshold", "p50:5%"], ["--fail-on", "improved"], ["--json", "x"]])
 def test_there_is_no_verdict_about_one_launch(
     option: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["diff", *files(tmp_path), *option]) == 4
-    assert (
-        f"{option[0]}: files of PyTorch's benchmark hold one launch, so there is no verdict" in capsys.readouterr().err
-    )
+    words = f"{option[0]}: files of PyTorch's benchmark hold one launch, so there is no verdict"
+    assert words in capsys.readouterr().err
 
 
 def test_two_of_its_files_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -134,7 +112,7 @@ def test_two_of_its_files_are_compared(tmp_path: Path, capsys: pytest.CaptureFix
     assert main(["diff", base, test, "-k", "vgg"]) == 5
 
 
-def test_its_files_are_not_held_against_ours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_its_files_are_not_compared_with_ours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     base, _ = files(tmp_path)
     ours = str(written(tmp_path / "ours.json", outcome(verdict(Status.PASS))))
     assert main(["diff", base, ours]) == 4
@@ -145,23 +123,24 @@ def test_its_files_are_not_held_against_ours(tmp_path: Path, capsys: pytest.Capt
     ("place", "value", "problem"),
     [
         ((), 3, ": expected a list"),
-        ((0,), 3, "[0].model: expected a string"),
-        ((0, "batch_size"), "32", "[0].batch_size: expected a whole number from 1"),
-        ((0, "result"), {}, "[0].result: expected a list"),
-        ((0, "result", 1, "ranks"), 8, "[0].result[1].ranks: expected a list of ranks"),
-        ((0, "result", 1, "measurements"), [], "[0].result[1].measurements: expected a list of positive numbers"),
-        ((0, "result", 1, "measurements", 3), -1, "[0].result[1].measurements: expected a list of positive numbers"),
-        ((0, "result", 3, "ranks"), [0, 1], "[0].result[3]: 2 ranks are there twice"),
-        ((1, "model"), "resnet50", "[1]: resnet50 with batch size 32 is there twice"),
+        ((0,), 3, "[0] is not as PyTorch's benchmark writes it: TypeError: "),
+        ((0, "result", 1), {}, "[0] is not as PyTorch's benchmark writes it: KeyError: 'ranks'"),
+        ((0, "result", 1, "measurements", 3), -1, "[0] is not as PyTorch's benchmark writes it: ValueError: meas"),
+        (
+            (0, "result", 3, "ranks"),
+            [0, 1],
+            "[0] is not as PyTorch's benchmark writes it: ValueError: 2 GPUs are there",
+        ),
+        ((1, "model"), "resnet50", "[1] is not as PyTorch's benchmark writes it: ValueError: resnet50 with batch"),
     ],
 )
-def test_what_is_wrong_with_its_file_is_told_with_its_place(
+def test_what_is_wrong_with_its_file_is_named(
     place: tuple[Any, ...], value: Any, problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     base, test = files(tmp_path)
     changed(test, "benchmark_results", *place, to=value)
     assert main(["diff", base, test]) == 4
-    assert capsys.readouterr().err == f"ddpperf: error: {test}: benchmark_results{problem}\n"
+    assert capsys.readouterr().err.startswith(f"ddpperf: error: {test}: benchmark_results{problem}")
 
 
 # --- reports of ours

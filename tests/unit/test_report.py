@@ -30,7 +30,7 @@ from pytest_ddpperf.records import (
     codec,
 )
 from pytest_ddpperf.records.errors import LaunchError
-from pytest_ddpperf.report import ci, failure, json_report, progress, sentences, summary, terminal, text
+from pytest_ddpperf.report import ci, failure, json_report, progress, terminal, text
 
 
 def measurement(
@@ -137,15 +137,10 @@ def test_seconds_have_three_digits_and_a_unit_that_is_read(value: float, written
     assert text.seconds(value) == written
 
 
-def test_a_difference_of_durations_has_a_sign() -> None:
-    written = [text.more(seconds) for seconds in (1.5, 0.0201, -0.00034, 0.0)]
-    assert written == ["+1.50s", "+20.1ms", "-340us", "+0s"]
-
-
-def test_a_change_is_a_percentage_until_it_is_a_factor() -> None:
-    assert text.share(0.123) == "+12.3 %"
-    assert text.share(-0.5) == "-50.0 %"
-    assert text.share(11.9) == "x 12.9"
+def test_differences_have_a_sign_and_large_changes_are_factors() -> None:
+    assert [text.more(seconds) for seconds in (1.5, 0.0201, -0.00034, 0.0)] == ["+1.50s", "+20.1ms", "-340us", "+0s"]
+    assert [text.share(change) for change in (0.123, -0.5, 11.9)] == ["+12.3 %", "-50.0 %", "x 12.9"]
+    assert text.counted(risen("rpc.calls", 0, 3)) == "rpc.calls was 0"
 
 
 # --- header
@@ -177,8 +172,8 @@ def test_a_row_has_times_rates_change_and_verdict() -> None:
     assert row.endswith("REGRESSED")
 
 
-def test_without_a_batch_size_there_is_no_rate() -> None:
-    _, row = terminal.table([outcome(verdict(Status.NOT_GATED, "gate-off"), batch_size=None)], verbosity=0)
+def test_without_a_batch_size_there_is_no_rate_and_without_figures_no_row() -> None:
+    _, row = terminal.table([outcome(verdict(Status.NOT_GATED, "gate-off"), batch_size=None), FAILED], verbosity=0)
     assert "/s" not in row
     assert row.split()[-2:] == ["NOT", "GATED"]
 
@@ -222,34 +217,28 @@ def test_an_rpc_launch_has_a_row_a_trainer_and_one_for_all() -> None:
     ]  # fmt: skip
 
 
-def test_a_measurement_that_failed_has_no_row() -> None:
-    assert list(terminal.table([FAILED], verbosity=1)) == []
-
-
 # --- summary
 
 
-def test_the_last_line_counts() -> None:
-    outcomes = [
-        outcome(verdict(Status.PASS)),
-        outcome(verdict(Status.REGRESSED)),
-        outcome(verdict(Status.NO_BASELINE)),
-        FAILED,
-    ]
-    assert list(terminal.summary(outcomes, RunInfo(skipped=1)))[-1] == (
-        "ddpperf: 2 of 4 compared: 1 passed, 1 regressed; 1 without baseline, 1 failed to measure; 1 skipped"
-    )
+GREEN, NEW = outcome(verdict(Status.PASS)), outcome(verdict(Status.NO_BASELINE))
 
 
-def test_several_tests_have_an_expected_number_of_false_alarms() -> None:
-    missing = outcome(verdict(Status.NO_BASELINE))
-    compared = outcome(
-        verdict(Status.PASS, comparisons=(comparison(Status.PASS), comparison(Status.PASS, "p10", alarm_rate=0.0077)))
-    )
-    assert list(terminal.expected_false_alarms([compared, missing, compared])) == [
-        "expected false alarms in a run like this: 0.023 (at most 1.5 % in each of 2 tests)"
-    ]
-    assert list(terminal.expected_false_alarms([compared, missing, FAILED])) == []
+@pytest.mark.parametrize(
+    ("outcomes", "runs", "line"),
+    [
+        ([], [RunInfo()], "0 of 0 compared"),
+        ([NEW] * 5, [], "0 of 5 compared: 5 without baseline"),
+        (
+            [GREEN, outcome(verdict(Status.REGRESSED)), NEW, FAILED],
+            [RunInfo(skipped=1)],
+            "2 of 4 compared: 1 passed, 1 regressed; 1 without baseline, 1 failed to measure; 1 skipped",
+        ),
+        ([GREEN], [RunInfo(other_failures=1, skipped=2)], "1 of 1 compared: 1 passed; 1 other failure; 2 skipped"),
+        ([GREEN], [RunInfo(other_failures=n) for n in (1, 2)], "1 of 1 compared: 1 passed; 3 other failures"),
+    ],
+)
+def test_the_last_line_counts(outcomes: list[Outcome], runs: list[RunInfo], line: str) -> None:
+    assert list(terminal.summary(outcomes, *runs))[-1] == f"ddpperf: {line}"
 
 
 def test_a_test_that_never_measured_is_named_and_counted() -> None:
@@ -259,10 +248,22 @@ def test_a_test_that_never_measured_is_named_and_counted() -> None:
     ]
 
 
-def test_a_run_that_compared_nothing_says_so() -> None:
-    assert list(terminal.summary([outcome(verdict(Status.NO_BASELINE))] * 5))[-1] == (
-        "ddpperf: 0 of 5 compared: 5 without baseline"
+def test_several_tests_have_an_expected_number_of_false_alarms() -> None:
+    comparisons = (comparison(Status.PASS), comparison(Status.PASS, "p10", alarm_rate=0.0077))
+    compared = outcome(verdict(Status.PASS, comparisons=comparisons))
+    assert list(terminal.expected_false_alarms([compared, NEW, compared])) == [
+        "expected false alarms in a run like this: 0.023 (at most 1.5 % in each of 2 tests)"
+    ]
+    assert list(terminal.expected_false_alarms([compared, NEW, FAILED])) == []
+
+
+def coarse(nodeid: str = "tests/test_a.py::test_step", **needed: int | None) -> Outcome:
+    """By metric how many launches it needs; each resolves as many percent as its metric says."""
+    comparisons = tuple(
+        comparison(Status.PASS, metric, resolution=int(metric[1:]) / 100, launches_needed=launches)
+        for metric, launches in needed.items()
     )
+    return outcome(verdict(Status.PASS, comparisons=comparisons, sessions=2), nodeid=nodeid)
 
 
 @pytest.mark.parametrize(
@@ -288,6 +289,22 @@ def test_a_run_that_compared_nothing_says_so() -> None:
         (
             outcome(verdict(Status.PASS, comparisons=(comparison(Status.PASS, resolution=0.18),), sessions=10)),
             "the baseline's sessions drift too far apart: raise the limit, or compare with --ddp-against",
+        ),
+        (
+            outcome(
+                verdict(
+                    Status.INCONCLUSIVE,
+                    "of-tomorrow",
+                    comparisons=(
+                        replace(comparison(Status.INCONCLUSIVE), limit=Limit(metric="p50", value=0.0, unit="%")),
+                    ),
+                )
+            ),
+            "beyond the limit, but of-tomorrow",  # and no advice: nothing makes a measurement as fine as 0 %
+        ),
+        (
+            replace(coarse(p50=300), phases=(Phases(),) * 80),
+            "this measurement resolves 50 %: raise --ddp-launches to about 300",
         ),
         (outcome(verdict(Status.IMPROVED)), "--ddp-save-baseline makes it the new baseline"),
         (outcome(verdict(Status.NO_BASELINE)), "NO BASELINE at baselines/cpu/tests/test_a/test_step.json: record one"),
@@ -321,20 +338,6 @@ def test_what_is_told_in_the_summary(reported: Outcome, words: str) -> None:
     assert words in lines[0]
 
 
-def test_a_named_measurement_is_told_by_its_name() -> None:
-    named = outcome(verdict(Status.NO_BASELINE), test=TestId(module="m", name="t", label="forward"))
-    assert next(terminal.summary([named])).startswith("tests/test_a.py::test_step (forward): ")
-
-
-def coarse(nodeid: str = "a", **needed: int | None) -> Outcome:
-    """By metric how many launches it needs; each resolves as many percent as its metric says."""
-    comparisons = tuple(
-        comparison(Status.PASS, metric, resolution=int(metric[1:]) / 100, launches_needed=launches)
-        for metric, launches in needed.items()
-    )
-    return outcome(verdict(Status.PASS, comparisons=comparisons, sessions=2), nodeid=nodeid)
-
-
 MORE = "raise --ddp-launches to about"
 EXTEND = "the baseline allows no finer one: let --ddp-extend-baseline add sessions to it"
 QUIETER = "no sensible number of launches would do here: measure on a quieter machine"
@@ -344,22 +347,22 @@ QUIETER = "no sensible number of launches would do here: measure on a quieter ma
     ("outcomes", "lines"),
     [
         (
-            [coarse(p11=40, p50=80)],
+            [coarse("a", p11=40, p50=80)],
             [f"a: p11:10%, p50:10% were asked, but this measurement resolves 11 %, 50 %: {MORE} 80"],
         ),
         (
-            [coarse(p11=40, p50=None)],
+            [coarse("a", p11=40, p50=None)],
             [f"a: p11:10%, p50:10% were asked, but this measurement resolves 11 %, 50 %: {EXTEND}"],
         ),
         (
-            [coarse(p11=40, p50=650)],
+            [coarse("a", p11=40, p50=650)],
             [
                 "a: p11:10%, p50:10% were asked, but this measurement resolves 11 %, 50 %: "
                 f"{QUIETER}, compare with --ddp-against or raise the limit"
             ],
         ),
         (
-            [coarse(p50=30), coarse("b", p11=20, p50=60), coarse("c", p5=None), coarse("d", p11=None)],
+            [coarse("a", p50=30), coarse("b", p11=20, p50=60), coarse("c", p5=None), coarse("d", p11=None)],
             [
                 f"p50:10%, p11:10% were asked, but 2 measurements resolve 50 %, 11 %: {MORE} 60",
                 f"d: p11:10% was asked, but this measurement resolves 11 %: {EXTEND}",
@@ -370,17 +373,6 @@ QUIETER = "no sensible number of launches would do here: measure on a quieter ma
 )
 def test_what_would_make_measurements_finer_is_told_once(outcomes: list[Outcome], lines: list[str]) -> None:
     assert list(terminal.summary(outcomes))[:-1] == lines
-
-
-def test_nothing_would_make_a_measurement_as_fine_as_a_limit_of_0() -> None:
-    exact = replace(comparison(Status.INCONCLUSIVE), limit=Limit(metric="p50", value=0.0, unit="%"))
-    reported = outcome(verdict(Status.INCONCLUSIVE, comparisons=(exact,)))
-    assert "was asked" not in "\n".join(terminal.summary([reported]))
-
-
-def test_what_a_measurement_took_is_no_number_that_nobody_would_run() -> None:
-    took = replace(coarse(p50=300), phases=(Phases(),) * 80)
-    assert next(terminal.summary([took])).endswith(f"{MORE} 300")
 
 
 def test_what_was_assumed_of_drift_is_told_once_for_all() -> None:
@@ -410,15 +402,11 @@ def test_a_counter_that_rose_is_the_change_in_the_table_and_in_the_failure() -> 
     assert row.endswith("rpc.bytes +25.0 %  REGRESSED")
     reported = gate_failure(outcome(red), baseline=stored(measurement()), accept_command="c").splitlines()
     assert reported[2:4] == [
-        "  metric     baseline  now    change [bounds]   limit  resolves",
-        "  rpc.bytes  1,000     1,250  +25.0 %, counted  0%     all",
+        "  metric     baseline    now   change [bounds]  limit  resolves",
+        "  rpc.bytes     1,000  1,250  +25.0 %, counted     0%  all",
     ]
     assert dict(ci.junit_properties(outcome(red)))["ddpperf.metric"] == "rpc.bytes"
     assert dict(ci.junit_properties(outcome(red)))["ddpperf.ratio"] == "1.2500"
-
-
-def test_from_nothing_to_something_is_no_percentage() -> None:
-    assert text.counted(risen("rpc.calls", 0, 3)) == "rpc.calls was 0"
 
 
 def test_counts_are_shown_when_asked_and_known() -> None:
@@ -458,25 +446,19 @@ def test_a_failure_says_what_trainers_waited_for_rpc() -> None:
 # --- failures
 
 
-def test_a_failed_gate_names_what_the_evidence_is_made_of() -> None:
-    red = verdict(Status.REGRESSED, comparisons=(comparison(drift=0.061),), sessions=3)
-    reported = gate_failure(outcome(red), baseline=stored(measurement(0.1), sessions=3), accept_command="c")
-    assert (
-        "evidence: 2 launches now, 6 in the baseline's 3 sessions; sessions drift by 6.1 % (seen and assumed)"
-        in reported
-    )
-
-
 def test_a_failed_gate_reads_from_metric_to_the_command_that_accepts() -> None:
-    red = outcome(verdict(Status.REGRESSED, differences=("torch 2.12 -> 2.13",)))
-    lines = gate_failure(red, baseline=stored(measurement(0.1)), accept_command="pytest x --ddp-save-baseline")
+    judged = verdict(Status.REGRESSED, differences=("torch 2.12 -> 2.13",), comparisons=(comparison(drift=0.061),))
+    red = outcome(replace(judged, sessions=3))
+    lines = gate_failure(
+        red, baseline=stored(measurement(0.1), sessions=3), accept_command="pytest x --ddp-save-baseline"
+    )
     assert lines.splitlines() == [
         "REGRESSED: tests/test_a::test_step on 2 gloo ranks",
         "",
-        "  metric  baseline  now     change [bounds]            limit  resolves",
-        "  p50     0.100s    0.200s  +12.3 % [+8.1 %, +16.7 %]  10%    8 %",
+        "  metric  baseline     now            change [bounds]  limit  resolves",
+        "  p50       0.100s  0.200s  +12.3 % [+8.1 %, +16.7 %]    10%  8 %",
         "",
-        "evidence: 2 launches now, 2 in the baseline's 1 session",
+        "evidence: 2 launches now, 6 in the baseline's 3 sessions; sessions drift by 6.1 % (seen and assumed)",
         "slowest rank: none; every rank's CPU time rose, +100ms of +100ms at p50",
         "differs from the baseline's environment: torch 2.12 -> 2.13",
         "baseline: baselines/cpu/tests/test_a/test_step.json",
@@ -507,8 +489,9 @@ def test_a_gate_that_fails_without_figures_says_why_and_what_records_them(judged
 
 def test_a_failed_launch_shows_the_first_cause_then_the_others() -> None:
     cause = RankError(rank=1, when=1.0, phase="step 7 of 30", summary="ValueError: bad", traceback="Traceback A\n")
+    same = replace(cause, rank=2)
     lost = RankError(rank=0, when=0.9, phase="step 7 of 30", summary="reset", traceback="B", lost_connection=True)
-    reported = failure.launch_failure(LaunchError(cause, (lost,), ()), 2, 5)
+    reported = failure.launch_failure(LaunchError(cause, (lost, same), ()), 2, 5)
     assert reported.splitlines() == [
         "launch 2 of 5: rank 1 failed in step 7 of 30: ValueError: bad",
         "",
@@ -516,20 +499,7 @@ def test_a_failed_launch_shows_the_first_cause_then_the_others() -> None:
         "",
         "other ranks:",
         "  rank 0 in step 7 of 30: reset",
-    ]
-
-
-def test_what_all_ranks_say_is_told_once() -> None:
-    ranks = [
-        RankError(rank=rank, when=rank, phase="setup", summary="ValueError: bad", traceback="Traceback A\n")
-        for rank in range(3)
-    ]
-    assert str(LaunchError(ranks[0], tuple(ranks[1:]), ())).splitlines()[2:] == [
-        "Traceback A",
-        "",
-        "other ranks:",
-        "  rank 1 in setup: the same",
-        "  rank 2 in setup: the same",
+        "  rank 2 in step 7 of 30: the same",
     ]
 
 
@@ -547,10 +517,9 @@ def test_junit_has_the_verdict_in_strings_and_no_samples() -> None:
         "ddpperf.p50": "0.200000000",
     }
 
-
-def test_junit_properties_of_a_named_measurement_carry_the_name() -> None:
     named = outcome(verdict(Status.NO_BASELINE), test=TestId(module="m", name="t", label="forward"))
     assert ("ddpperf.forward.verdict", "NO BASELINE") in ci.junit_properties(named)
+    assert next(terminal.summary([named])).startswith("tests/test_a.py::test_step (forward): ")
 
 
 def test_the_json_has_everything_and_the_same_counts() -> None:
@@ -570,62 +539,38 @@ def test_the_json_has_everything_and_the_same_counts() -> None:
     assert second["error"].endswith("ValueError: bad")
 
 
-def test_an_outcome_crosses_to_xdists_controller_and_back() -> None:
-    there = outcome(verdict(Status.REGRESSED, differences=("a 1 -> 2",)))
-    assert codec.decode(Outcome, json.loads(json.dumps(codec.encode(there)))) == there
-
-
-def test_counts_of_nothing_are_nothing() -> None:
-    assert summary.last_line(summary.count([])) == "ddpperf: 0 of 0 compared"
-
-
-def test_failures_that_no_measurement_tells_are_counted_for_all_runs() -> None:
-    green = [outcome(verdict(Status.PASS))]
-    one = summary.count(green, RunInfo(other_failures=1, skipped=2))
-    assert summary.last_line(one) == "ddpperf: 1 of 1 compared: 1 passed; 1 other failure; 2 skipped"
-    more = summary.count(green, RunInfo(other_failures=1), RunInfo(other_failures=2))
-    assert summary.last_line(more) == "ddpperf: 1 of 1 compared: 1 passed; 3 other failures"
-
-
 # --- progress
 
 
-def test_progress_tells_launch_step_and_p50() -> None:
-    reported = progress.line(launch=2, launches=5, phase="steps", step=30, steps=50, p50_seconds=0.2431)
-    assert reported == "launch 2/5, step 30/50, p50 so far 0.243s"
+USUAL: dict[str, Any] = {"launch": 2, "launches": 5, "phase": "steps", "step": 30, "steps": 50, "p50_seconds": None}
 
 
 @pytest.mark.parametrize(
-    ("seconds", "reported"),
-    [(None, ""), (3.0, " (10 s left)"), (48.0, " (50 s left)"), (58.0, " (1 min left)"),
-     (421.0, " (7 min left)"), (5_900.0, " (98 min left)"), (7_830.0, " (2 h 10 min left)"),
-     (7_140.0, " (2 h left)")],
-)  # fmt: skip
-def test_progress_over_several_tests_tells_what_is_left(seconds: float | None, reported: str) -> None:
-    facts: Any = {"launch": 2, "launches": 5, "phase": "steps", "step": 30, "steps": 50, "p50_seconds": None}
-    assert (
-        progress.line(**facts, test=3, tests=12, left_seconds=seconds) == f"test 3/12{reported}, launch 2/5, step 30/50"
-    )
-    assert progress.line(**facts, test=1, tests=1, left_seconds=seconds) == "launch 2/5, step 30/50"
-
-
-def test_progress_before_the_first_step_has_no_p50() -> None:
-    assert progress.line(launch=1, launches=5, phase="warmup", step=3, steps=5, p50_seconds=None) == (
-        "launch 1/5, warm-up 3/5"
-    )
-    assert progress.line(launch=0, launches=0, phase="setup", step=0, steps=1, p50_seconds=None) == "setup"
-
-
-def test_a_launch_without_steps_calls_a_function() -> None:
-    reported = progress.line(launch=0, launches=0, phase="steps", step=0, steps=0, p50_seconds=None)
-    assert reported == "the function"
+    ("facts", "line"),
+    [
+        ({"p50_seconds": 0.2431}, "launch 2/5, step 30/50, p50 so far 0.243s"),
+        ({"phase": "warmup", "step": 3, "steps": 5}, "launch 2/5, warm-up 3/5"),
+        ({"launches": 0, "phase": "setup"}, "setup"),
+        ({"launches": 0, "steps": 0}, "the function"),
+        ({"left_seconds": 60.0}, "launch 2/5, step 30/50"),
+        ({"test": 3, "tests": 12}, "test 3/12, launch 2/5, step 30/50"),
+        *(
+            ({"test": 3, "tests": 12, "left_seconds": seconds}, f"test 3/12 ({left} left), launch 2/5, step 30/50")
+            for seconds, left in (
+                (3.0, "10 s"),
+                (48.0, "50 s"),
+                (58.0, "1 min"),
+                (5_900.0, "98 min"),
+                (7_830.0, "2 h 10 min"),
+                (7_140.0, "2 h"),
+            )
+        ),
+    ],
+)
+def test_progress_has_its_place_and_what_is_left(facts: dict[str, Any], line: str) -> None:
+    assert progress.line(**{**USUAL, **facts}) == line
 
 
 def test_waiting_names_what_is_waited_for() -> None:
     assert progress.waiting("cpu0", 4321, 10.2) == "waiting for cpu0, in use by pid 4321, 10 s"
     assert progress.waiting("", None, 80.0) == "waiting for the host, in use by another process, 80 s"
-
-
-def test_a_reason_of_a_newer_version_is_told_as_it_stands() -> None:
-    doubt = outcome(verdict(Status.INCONCLUSIVE, "of-tomorrow"))
-    assert sentences.sentence(doubt).endswith("beyond the limit, but of-tomorrow")

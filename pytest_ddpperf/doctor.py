@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 import platform
 import re
+import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from pytest_ddpperf.doctor import gpus
 from pytest_ddpperf.launch import locks
 from pytest_ddpperf.launch.placement import kernel_list, kernel_numbers, quota_cores
 from pytest_ddpperf.report import text
@@ -25,6 +25,31 @@ _SAMPLE_SECONDS = 1.0  # long enough for the load of a core to be known to a few
 _BUSY = 0.1  # of a core: below this, an idle system is that busy with itself
 _SPARE = 0.1  # of the memory: with less available, the kernel drops pages of files and reads them again
 _NAMED = 3  # processes
+
+_FIELDS = (
+    "index",
+    "name",
+    "persistence_mode",
+    "enforced.power.limit",
+    "power.default_limit",
+    "clocks.sm",
+    "clocks.max.sm",
+    "utilization.gpu",
+    "mig.mode.current",
+)
+# The mask of what lowers the clocks. Drivers from 535 on use the first name; nvidia-smi answers nothing at all if it is
+# asked for a name that it does not know.
+_REASON_MASKS = "clocks_event_reasons.active", "clocks_throttle_reasons.active"
+# Bits of the mask that are not the user's own wish (idle, a setting of clocks), from NVML's documentation.
+_REASONS = {
+    0x4: "power cap",
+    0x8: "hardware slowdown",
+    0x20: "heat",
+    0x40: "heat (hardware)",
+    0x80: "power brake",
+}
+_BUSY_PERCENT = 10.0
+_POWER = 0.99  # of the usual limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +72,7 @@ def run_checks(root: Path = Path("/"), seconds: float = _SAMPLE_SECONDS) -> tupl
         *_memory(root),
         *_load(root, usable, seconds),
         *_locks(usable),
-        *(Check(name=name, fact=fact, advice=advice) for name, fact, advice in gpus.check_gpus()),
+        *_gpus(),
     )
 
 
@@ -218,3 +243,79 @@ def _read(path: Path) -> str:
         return path.read_text(errors="replace").strip()
     except OSError:
         return ""
+
+
+def _gpus() -> Iterator[Check]:
+    """Yield the checks of NVIDIA GPUs, as nvidia-smi reports them; nothing if it is missing."""
+    rows = _query()
+    for row in rows:
+        mig = ", MIG enabled" if row["mig.mode.current"] == "Enabled" else ""
+        clocks = f"{row['clocks.sm']} of {row['clocks.max.sm']} MHz"
+        fact = f"{row['name']}, {row['enforced.power.limit']} W, {clocks}{mig}"
+        yield Check(name=f"GPU {row['index']}", fact=fact)
+    if busy := [row for row in rows if (_number(row["utilization.gpu"]) or 0.0) >= _BUSY_PERCENT]:
+        yield Check(
+            name="GPU load",
+            fact=f"{_names(busy)} in use by other processes",
+            advice="run nothing else while tests are timed",
+        )
+    if slowed := [row for row in rows if _reasons(row["mask"])]:
+        reasons = dict.fromkeys(reason for row in slowed for reason in _reasons(row["mask"]))
+        yield Check(
+            name="GPU clocks",
+            fact=f"{_names(slowed)} below full clocks: {', '.join(reasons)}",
+            advice="improve cooling or power, or lock lower clocks: nvidia-smi -lgc",
+        )
+    power = [(row, _number(row["enforced.power.limit"]), _number(row["power.default_limit"])) for row in rows]
+    if limited := [row for row, own, usual in power if own and usual and own < _POWER * usual]:
+        yield Check(
+            name="GPU power",
+            fact=f"{_names(limited)} below the default power limit",
+            advice="use the same limit on all machines",
+        )
+    if off := [row for row in rows if row["persistence_mode"] == "Disabled"]:
+        yield Check(
+            name="persistence",
+            fact=f"off for {_names(off)}: the driver starts anew for each launch",
+            advice="nvidia-smi -pm 1, or nvidia-persistenced",
+        )
+    if len(rows) > 1:
+        topology = _output("nvidia-smi", "topo", "-m").splitlines()
+        yield from (Check(name="topology", fact=line.strip()) for line in topology if line)
+
+
+def _query() -> list[dict[str, str]]:
+    for mask in (*_REASON_MASKS, ""):
+        names = (*_FIELDS, mask) if mask else _FIELDS
+        said = _output("nvidia-smi", f"--query-gpu={','.join(names)}", "--format=csv,noheader,nounits")
+        # For a GPU that fell off the bus nvidia-smi prints a sentence instead of a row.
+        rows = ([cell.strip() for cell in line.split(",")] for line in said.splitlines())
+        found = [dict(zip((*_FIELDS, "mask"), [*row, ""], strict=False)) for row in rows if len(row) >= len(_FIELDS)]
+        if found:
+            return found
+    return []
+
+
+def _output(*command: str) -> str:
+    """Return what a tool prints; "" if it is missing or does not answer."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def _reasons(mask: str) -> list[str]:
+    bits = int(mask, 16) if re.fullmatch("0x[0-9a-fA-F]+", mask) else 0
+    return [words for bit, words in _REASONS.items() if bits & bit]
+
+
+def _number(cell: str) -> float | None:
+    try:
+        return float(cell)
+    except ValueError:  # "[N/A]" and the like
+        return None
+
+
+def _names(rows: Sequence[dict[str, str]]) -> str:
+    """Return "GPU 0-3,6"."""
+    return f"GPU {kernel_list([int(row['index']) for row in rows])}"

@@ -1,0 +1,166 @@
+"""The short subcommands: `ddpperf html`, `markdown`, `baseline list` and `doctor`."""
+
+from __future__ import annotations
+
+import argparse
+import textwrap
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from datetime import datetime, timedelta, timezone
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from pytest_ddpperf import __version__
+from pytest_ddpperf.baseline import Store
+from pytest_ddpperf.cli import console
+from pytest_ddpperf.records import Baseline, codec
+from pytest_ddpperf.records.errors import BaselineError
+from pytest_ddpperf.report import figures, json_report, markdown, terminal, text
+
+_DOCTOR_SCHEMA = 1
+_WIDTH = 100
+_SHARDS = (
+    "Several reports, the shards of a CI job for example, become one; if several measured the same on one kind of "
+    "machine, the run that ended last counts."
+)
+
+
+def add_reports(subparsers: Any) -> None:
+    """Add `html` and `markdown`."""
+    about = "Draw what pytest --ddp-json wrote as one HTML file with figures, which needs no network. It needs "
+    about += f"matplotlib and Jinja2: pip install 'pytest-ddpperf[report]'. {_SHARDS}"
+    _add_report(subparsers, "html", "draw runs as one HTML file", about, _html)
+    about = f"Write what pytest --ddp-json wrote as Markdown: the worst 50 measurements first. {_SHARDS} "
+    about += "The file that GITHUB_STEP_SUMMARY names is appended to."
+    _add_report(subparsers, "markdown", "write runs as Markdown", about, _markdown)
+
+
+def _add_report(
+    subparsers: Any, name: str, short: str, description: str, run: Callable[[argparse.Namespace], int]
+) -> None:
+    parser = subparsers.add_parser(name, help=short, description=description, allow_abbrev=False)
+    parser.add_argument("reports", type=Path, nargs="+", metavar="JSON", help="a report of pytest --ddp-json")
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="PATH", help="the file to write")
+    parser.set_defaults(run=run)
+
+
+def _html(arguments: argparse.Namespace) -> int:
+    from pytest_ddpperf.report import page
+
+    figures.check("ddpperf html")
+    console.write(arguments.output, page.html(json_report.read(arguments.reports)))
+    return console.OK
+
+
+def _markdown(arguments: argparse.Namespace) -> int:
+    content = markdown.report(json_report.read(arguments.reports))
+    console.write(arguments.output, content, append=markdown.appends(arguments.output))
+    return console.OK
+
+
+def add_baseline(subparsers: Any) -> None:
+    """Add `baseline list`."""
+    parser = subparsers.add_parser("baseline", help="list stored baselines", allow_abbrev=False)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    listed = commands.add_parser("list", help="list what is stored, by environment", allow_abbrev=False)
+    listed.add_argument(
+        "--baseline-dir",
+        type=Path,
+        default=Path("baselines"),
+        metavar="DIR",
+        help="the folder of baselines (default: baselines)",
+    )
+    listed.add_argument("--environment", metavar="NAME", help="only this environment, a folder's name or a glob")
+    listed.add_argument("--older-than", type=_days, metavar="DAYS", help="only those not saved in the last DAYS days")
+    console.add_k(listed, "tests")
+    listed.set_defaults(run=_list)
+
+
+def _days(value: str) -> timedelta:
+    try:
+        return timedelta(days=float(value))
+    except (ValueError, OverflowError):
+        raise argparse.ArgumentTypeError(f"{value!r}: a number of days") from None
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    """List the baselines; one that cannot be read is named, and ends the command with status 4."""
+    store, status = Store(arguments.baseline_dir), console.OK
+    chosen: dict[str, list[Baseline]] = {}
+    environments: dict[str, None] = {}
+    for path in store.files():
+        name = path.relative_to(store.root).parts[0]
+        environments[name] = None
+        if arguments.environment is not None and not fnmatchcase(name, arguments.environment):
+            continue
+        try:
+            baseline = store.read_file(path)
+        except BaselineError as error:
+            console.complain(f"error: {error}")
+            status = console.USAGE_ERROR
+            continue
+        if _is_wanted(baseline, arguments):
+            chosen.setdefault(name, []).append(baseline)
+    if arguments.environment is not None and not any(fnmatchcase(name, arguments.environment) for name in environments):
+        there = ", ".join(environments) or "none"
+        raise console.UsageError(f"--environment {arguments.environment}: not found; there are {there}")
+    for name, baselines in chosen.items():
+        console.say((*terminal.baseline_table(name, baselines), ""))
+    count = sum(map(len, chosen.values()))
+    console.say([f"{text.several(count, 'baseline')} in {text.several(len(chosen), 'environment')}"])
+    return status
+
+
+def _is_wanted(baseline: Baseline, arguments: argparse.Namespace) -> bool:
+    test = baseline.test
+    if arguments.matches is not None and not arguments.matches(f"{test.module}::{test.name} {test.label}"):
+        return False
+    if arguments.older_than is None:
+        return True
+    try:
+        created = datetime.fromisoformat(baseline.sessions[-1].created)
+    except ValueError:
+        return True  # its age is unknown
+    if created.tzinfo is None:
+        created = created.replace(tzinfo=timezone.utc)
+    oldest: timedelta = arguments.older_than
+    return datetime.now(timezone.utc) - created > oldest
+
+
+def add_doctor(subparsers: Any) -> None:
+    """Add `doctor`."""
+    parser = subparsers.add_parser(
+        "doctor",
+        help="check what makes measurements on this machine less steady",
+        description="Check cores, clocks, load, memory and GPUs, and print advice where something can be better. It "
+        "takes seconds and starts no ranks. The exit status is 0, whatever is found.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write the checks as JSON, too")
+    parser.set_defaults(run=_doctor)
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from pytest_ddpperf.doctor import run_checks
+
+    checks = run_checks()
+    width = max(len(check.name) for check in checks)
+    lines: list[str] = []
+    for check in checks:
+        lines += _wrapped(f"{'!' if check.advice else ' '} {check.name.ljust(width)}  ", check.fact)
+        lines += _wrapped(" " * (width + 4), f"-> {check.advice}") if check.advice else ()
+    advice = sum(bool(check.advice) for check in checks)
+    lines += ["", f"{advice} of {len(checks)} checks have advice" if advice else "nothing to change was found"]
+    console.say([*lines, "smallest change that can be detected here: pytest TESTS --ddp-against self"])
+    if arguments.json is not None:
+        created = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        data = {"schema": _DOCTOR_SCHEMA, "created": created, "version": __version__}
+        console.write(arguments.json, codec.dumps({**data, "checks": list(map(asdict, checks))}))
+    return console.OK
+
+
+def _wrapped(lead: str, line: str) -> Iterator[str]:
+    yield from textwrap.wrap(
+        line, _WIDTH, initial_indent=lead, subsequent_indent=" " * len(lead), break_on_hyphens=False
+    )

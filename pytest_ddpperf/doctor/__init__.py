@@ -1,1 +1,0 @@
-"""Checks of a machine: facts that decide how steady its measurements are, and advice."""

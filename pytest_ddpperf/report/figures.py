@@ -1,0 +1,214 @@
+"""Draw the three figures of a measurement with matplotlib: its changes, its step times and its launches."""
+
+from __future__ import annotations
+
+import base64
+import io
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+from pytest_ddpperf.records import Comparison, Outcome
+from pytest_ddpperf.records.errors import MissingExtraError
+from pytest_ddpperf.report import text
+from pytest_ddpperf.verdict import of_one_length, stats
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+
+# The percentiles that reports keep of each launch of a stored session.
+PERCENTILES = tuple(range(5, 100, 5))
+
+# As in the style sheet where its ground is white: figures are drawn on white, also in a dark page.
+INK, FAINT = "#1c2126", "#d3d9df"
+CURRENT, BASELINE, LIMIT = "#0a5cc2", "#9a5b00", "#b3261e"
+BAD, GOOD = "#b3261e", "#136f3a"
+# Marks differ in shape and in colour: the current side is a filled circle, the baseline side a hollow square.
+_CURRENT: Mapping[str, Any] = {"color": CURRENT, "marker": "o", "linestyle": "none"}
+_BASELINE: Mapping[str, Any] = {"color": BASELINE, "marker": "s", "linestyle": "none", "markerfacecolor": "white"}
+_INCHES = (5.0, 2.8)  # as wide as a phone, so that its letters can be read there
+_METADATA = dict.fromkeys(("Date", "Creator", "Format", "Type"))  # with a date, no two pages would be the same
+# Bounds may be so wide that nothing else could be seen: the axis ends at so many times the largest change or limit.
+_MOST = 3.0
+
+
+def check(what: str) -> None:
+    """Raise MissingExtraError, about `what` was asked for, if a page cannot be made here."""
+    needed = {"matplotlib": "matplotlib", "jinja2": "Jinja2"}
+    missing = tuple(name for module, name in needed.items() if find_spec(module) is None)
+    if missing:
+        raise MissingExtraError(what, missing, "report")
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """Use matplotlib's own settings, not the user's, and silence its warnings: under -W error they would end a run
+    whose tests are over."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import matplotlib
+
+        ours: Any = {"svg.fonttype": "none", "svg.hashsalt": "ddpperf", "font.size": 11, "text.parse_math": False}
+        with matplotlib.rc_context():
+            matplotlib.rcdefaults()
+            matplotlib.rcParams.update(ours)
+            yield
+
+
+def figure(title: str, description: str, draw: Callable[[Axes], None]) -> dict[str, str]:
+    """Return what a template needs of the figure that `draw` puts on new axes. Used within `style`."""
+    from matplotlib.figure import Figure
+
+    drawing = Figure(figsize=_INCHES, layout="constrained")
+    axes = drawing.subplots()
+    axes.grid(axis="y", color=FAINT, linewidth=0.6)
+    axes.set_axisbelow(True)
+    draw(axes)
+    drawing.legend(loc="outside upper left", ncols=3, fontsize="small", frameon=False)
+    file = io.BytesIO()
+    drawing.savefig(file, format="svg", metadata=_METADATA)
+    image = f"data:image/svg+xml;base64,{base64.b64encode(file.getvalue()).decode()}"
+    return {"title": title, "description": description, "image": image}
+
+
+def show_seconds(axis: Axis) -> None:
+    """Label an axis in s, ms or us."""
+    from matplotlib.ticker import EngFormatter
+
+    axis.set_major_formatter(EngFormatter(unit="s"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """One side of a comparison: the sessions of a stored baseline, or one session."""
+
+    name: str
+    sessions: tuple[Mapping[int, Sequence[float]], ...]  # by percentile, the seconds of each launch
+    descriptions: tuple[str, ...] = ("",)  # of each session: date, commit, host
+
+    def at(self, q: int) -> list[float]:
+        """Return the percentile of each launch, in seconds."""
+        return [seconds for session in self.sessions for seconds in session[q]]
+
+    def middle(self, q: int) -> float:
+        """Return the mean over launches, then over sessions, as the verdict computes it."""
+        return stats.geometric_mean([stats.geometric_mean(session[q]) for session in self.sessions])
+
+
+def sides_of(outcome: Outcome) -> tuple[Side, Side | None]:
+    """Return the current side, and the baseline side if there is one: the first steps of each launch, as many as the
+    side with the fewest has."""
+    assert outcome.measurement is not None
+    own, side, sessions = outcome.measurement.samples, outcome.baseline_side, outcome.sessions
+    base = None
+    if side is not None and side.measurement is not None:
+        own, other = of_one_length([own, side.measurement.samples])
+        name = text.shortened(str(side.version), 60)
+        base = Side(name=name, sessions=(launch_quantiles(other.step_seconds),))
+    elif side is None and sessions:
+        own = own.first(min(session.steps for session in sessions))
+        base = Side(
+            name="baseline",
+            sessions=tuple({q: session.launch_seconds[f"p{q}"] for q in PERCENTILES} for session in sessions),
+            descriptions=tuple(f"{each.created} {each.commit[:12]} {each.host}".strip() for each in sessions),
+        )
+    return Side(name="now", sessions=(launch_quantiles(own.step_seconds),)), base
+
+
+def launch_quantiles(
+    launches: Iterable[Sequence[float]], percentiles: Sequence[int] = PERCENTILES
+) -> dict[int, list[float]]:
+    """Return the percentiles of each launch, by percentile."""
+    ordered = [sorted(launch) for launch in launches]  # once, for sorting again costs next to nothing
+    return {q: [stats.quantile(launch, q) for launch in ordered] for q in percentiles}
+
+
+def draw_changes(comparisons: Sequence[Comparison], name: str) -> dict[str, str]:
+    """Draw the change of each limited metric with its bounds and its limit."""
+    changes = [text.changed(comparison) for comparison in comparisons]
+    limits = [signed_limit(comparison) for comparison in comparisons]
+    places = range(len(changes))
+
+    def draw(axes: Axes) -> None:
+        from matplotlib.ticker import PercentFormatter
+
+        bounds = [[c.estimate - c.low for c in changes], [c.high - c.estimate for c in changes]]
+        estimates = [change.estimate for change in changes]
+        axes.errorbar(places, estimates, yerr=bounds, elinewidth=2.5, label="change and its bounds", **_CURRENT)
+        starts, ends = [at - 0.35 for at in places], [at + 0.35 for at in places]
+        axes.hlines(limits, starts, ends, LIMIT, linestyles="dashed", label="limit")
+        axes.axhline(0, color=INK, linewidth=0.8)
+        axes.set_xticks(places, [comparison.limit.metric for comparison in comparisons])
+        low, high = axes.get_ylim()
+        most = _MOST * max(map(abs, (*estimates, *limits)))
+        if most:
+            axes.set_ylim(max(low, -most), min(high, most))
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+
+    described = zip(comparisons, changes, strict=True)
+    return figure(
+        f"Change against {name}",
+        "; ".join(f"{each.limit.metric} {text.interval(change)}, limit {each.limit}" for each, change in described),
+        draw,
+    )
+
+
+def signed_limit(comparison: Comparison) -> float:
+    share = text.limit_share(comparison)
+    return -share if comparison.limit.is_bandwidth else share
+
+
+def draw_distributions(now: Side, base: Side | None) -> dict[str, str]:
+    """Draw the step times of both sides: each percentile over launches, and from the fastest launch to the slowest."""
+
+    def draw(axes: Axes) -> None:
+        for side, colour, line in ((base, BASELINE, "--"), (now, CURRENT, "-")):
+            if side is not None:
+                least, most = ([end(side.at(q)) for q in PERCENTILES] for end in (min, max))
+                axes.fill_betweenx(PERCENTILES, least, most, color=colour, alpha=0.15, linewidth=0)
+                middle = [side.middle(q) for q in PERCENTILES]
+                axes.plot(middle, PERCENTILES, color=colour, linewidth=2, linestyle=line, label=_label(side))
+        axes.set_yticks((10, 25, 50, 75, 90), ("p10", "p25", "p50", "p75", "p90"))
+        axes.locator_params(axis="x", nbins=5)
+        show_seconds(axes.xaxis)
+
+    sides = filter(None, (now, base))
+    described = (
+        f"{each.name}: p50 {text.seconds(each.middle(50))}, p95 {text.seconds(each.middle(95))}" for each in sides
+    )
+    return figure("Step times", f"{'; '.join(described)}; bands: fastest to slowest launch", draw)
+
+
+def _label(side: Side) -> str:
+    # An underscore would keep a name out of the legend.
+    return text.printable(side.name).lstrip("_") or "baseline"
+
+
+def draw_launches(now: Side, base: Side | None, q: int, *, interleaved: bool) -> dict[str, str]:
+    """Draw a percentile of each launch: interleaved ones in pairs, else those of the baseline's sessions first."""
+    sessions = [session[q] for session in base.sessions] if base is not None else []
+    earlier = 0 if interleaved else sum(map(len, sessions))
+
+    def draw(axes: Axes) -> None:
+        if base is not None:
+            axes.plot(range(1, 1 + len(base.at(q))), base.at(q), label=_label(base), **_BASELINE)
+        if base is not None and interleaved:
+            axes.vlines(range(1, 1 + len(now.at(q))), base.at(q), now.at(q), FAINT, linewidth=2)
+        elif base is not None:
+            for start in accumulate(map(len, sessions)):
+                axes.axvline(start + 0.5, color=FAINT, linewidth=1, linestyle="dotted")
+        axes.plot(range(1 + earlier, 1 + earlier + len(now.at(q))), now.at(q), label="now", **_CURRENT)
+        axes.locator_params(axis="x", integer=True)
+        show_seconds(axes.yaxis)
+
+    ranges = [f"{side.name}: {text.span(side.at(q), text.seconds)}" for side in (now, base) if side is not None]
+    if base is not None and interleaved:
+        slower = sum(after > before for before, after in zip(base.at(q), now.at(q), strict=True))
+        ranges.insert(0, f"now was slower in {slower} of {len(now.at(q))} pairs")
+    order = "Interleaved launches" if interleaved else "Launches in the order they were taken"
+    return figure(f"{order}, p{q}", "; ".join(ranges), draw)

@@ -1,0 +1,146 @@
+"""The change points of a history as lines of text, and its page: the series with the worst change points first."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from pytest_ddpperf.history.change_points import MIN_POINTS
+from pytest_ddpperf.history.series import ChangeStatus, HistoryAnalysis, HistoryChange, Series
+from pytest_ddpperf.report import figures, text
+from pytest_ddpperf.report.page import Table, rendered
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# Each figure takes a tenth of a second and 10 kB.
+_MAX_FIGURES = 200
+_LAST_RUNS = 10  # in the table of numbers, in addition to those around change points
+_COLOURS = {ChangeStatus.REGRESSED: figures.BAD, ChangeStatus.IMPROVED: figures.GOOD}
+
+
+def history_lines(analysis: HistoryAnalysis, changes: Sequence[HistoryChange]) -> Iterator[str]:
+    """Yield the change points that were chosen, then the summary."""
+    for change in changes:
+        name, environment = text.shortened(str(change.series.test)), text.shortened(change.series.environment)
+        yield f"{change.status.value}  {name}  {environment}"
+        for line in change_lines(change):
+            yield f"  {line}"
+        yield ""
+    yield summary_line(analysis)
+
+
+def change_lines(change: HistoryChange) -> Iterator[str]:
+    """Yield the size and the commits of a change point, and what else changed there."""
+    before, after = map(text.seconds, change.seconds)
+    earlier, later = change.before.entry, change.after.entry
+    yield (
+        f"{change.metric} {text.interval(change.change)}, {before} -> {after}; "
+        f"at {later.commit[:12]} of {later.committed[:10]}, after {earlier.commit[:12]}; "
+        f"{text.several(change.runs_since, 'run')} since"
+    )
+    if change.series.distinction:
+        yield f"series with {text.shortened(change.series.distinction)}"
+    if earlier.commit == later.commit:
+        yield "both runs are of the same commit: the machine may have changed"
+    if change.why:
+        yield f"accepted: {text.shortened(change.why)}"
+    if differences := ", ".join(map(text.shortened, change.differences())):
+        yield f"also changed: {differences}"
+
+
+def summary_line(analysis: HistoryAnalysis) -> str:
+    """Return the numbers of change points, series, runs and commits."""
+    counts = Counter(change.status for change in analysis.changes)
+    found = ", ".join(f"{counts[status]} {status.value.lower()}" for status in ChangeStatus if counts[status])
+    entries = {id(run.entry): run.entry for series in analysis.series for run in series.runs}
+    commits = len({entry.commit for entry in entries.values()})
+    short = f"; too short: {analysis.short} series" if analysis.short else ""
+    return (
+        f"{found or 'no change point'} in {len(analysis.series)} series of {text.several(len(entries), 'run')} "
+        f"at {text.several(commits, 'commit')} ({', '.join(analysis.metrics)}){short}"
+    )
+
+
+def history_html(analysis: HistoryAnalysis) -> str:
+    """Return the page of a history. Raises MissingExtraError."""
+    figures.check("a page")
+    by_series: dict[int, list[HistoryChange]] = {}
+    for change in analysis.changes:
+        by_series.setdefault(id(change.series), []).append(change)
+    ranks = {key: rank for rank, key in enumerate(by_series)}
+    ordered = sorted(analysis.series, key=lambda series: ranks.get(id(series), len(ranks)))
+    drawn = ordered[: _MAX_FIGURES // len(analysis.metrics)]
+    with figures.style():
+        cards = [
+            _card(f"s{number}", series, by_series.get(id(series), []), analysis.metrics)
+            for number, series in enumerate(drawn, 1)
+        ]
+    notes = []
+    if analysis.short == len(analysis.series):
+        notes.append(f"Nothing was judged: no series has {MIN_POINTS} runs.")
+    if len(drawn) < len(ordered):
+        notes.append(f"{len(ordered) - len(drawn):,} further series are not shown.")
+    return rendered("history.html", title=f"ddpperf history: {summary_line(analysis)}", notes=notes, cards=cards)
+
+
+def _card(anchor: str, series: Series, changes: Sequence[HistoryChange], metrics: Sequence[str]) -> dict[str, Any]:
+    """Return what the template shows of a series."""
+    status = changes[0].status.value if changes else "no change point"  # the worst
+    facts = (series.environment, series.distinction, text.several(len(series.runs), "run"))
+    by_metric = {metric: [change for change in changes if change.metric == metric] for metric in metrics}
+    return {
+        "anchor": anchor,
+        "kind": status.lower().replace(" ", "-"),  # in the style sheet
+        "status": status,
+        "name": text.shortened(str(series.test)),
+        "sentence": ", ".join(text.shortened(fact) for fact in facts if fact),
+        "opened": status == ChangeStatus.REGRESSED.value,
+        "changes": [f"{change.status.value}: {'; '.join(change_lines(change))}" for change in changes],
+        "figures": [_figure(series, metric, of_metric) for metric, of_metric in by_metric.items()],
+        "tables": [_numbers(series, metric, of_metric) for metric, of_metric in by_metric.items()],
+    }
+
+
+def _figure(series: Series, metric: str, changes: Sequence[HistoryChange]) -> dict[str, str]:
+    """Draw one metric of a series. Runs are at equal distances, whatever the time between them."""
+    logs = [estimate.value for estimate in series.estimates(metric)]
+    seconds = [math.exp(each) for each in logs]
+    dates = [run.entry.committed[:10] for run in series.runs]
+
+    def draw(axes: Axes) -> None:
+        every = -(-len(dates) // 4)
+        axes.set_xticks(range(0, len(dates), every), dates[::every])
+        figures.show_seconds(axes.yaxis)
+        axes.plot(range(len(dates)), seconds, ".", color=figures.CURRENT, label="run")
+        label = "mean between change points"
+        for start, end in pairwise([0, *sorted(change.index for change in changes), len(logs)]):
+            level = math.exp(fmean(logs[start:end]))
+            axes.plot([start - 0.5, end - 0.5], [level, level], color=figures.INK, linewidth=1.6, label=label)
+            label = ""  # one entry of the legend is enough
+        for change in changes:
+            axes.axvline(change.index - 0.5, color=_COLOURS.get(change.status, figures.INK), linewidth=1)
+
+    described = f"{text.several(len(dates), 'run')}; the last took {text.seconds(seconds[-1])}"
+    return figures.figure(f"{metric} of each run", described, draw)
+
+
+def _numbers(series: Series, metric: str, changes: Sequence[HistoryChange]) -> Table:
+    """Return the runs around change points and the last ones."""
+    status = {change.index: change.status.value for change in changes}
+    shown = {index - offset for index in status for offset in (0, 1)}
+    shown |= set(range(max(0, len(series.runs) - _LAST_RUNS), len(series.runs)))
+    seconds = [text.seconds(math.exp(estimate.value)) for estimate in series.estimates(metric)]
+    entries = [run.entry for run in series.runs]
+    return Table(
+        title=f"{metric} around change points, and of the last runs",
+        head=("commit", "date", "change point", metric),
+        rows=tuple(
+            (entries[index].commit[:12], entries[index].committed[:10], status.get(index, ""), seconds[index])
+            for index in sorted(shown)
+        ),
+    )

@@ -1,0 +1,275 @@
+"""A run as one HTML file: offline, without script. Each measurement has its texts, as in other reports, and figures."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from statistics import median
+from typing import Any
+
+from pytest_ddpperf.records import COUNTERS, Environment, LaunchRankSteps, Outcome, Phases, RunInfo, Scalar, Status
+from pytest_ddpperf.report import failure, figures, sentences, side_by_side, summary, terminal, text
+from pytest_ddpperf.report.figures import Side
+from pytest_ddpperf.report.json_report import StoredReport
+from pytest_ddpperf.report.summary import Concern
+from pytest_ddpperf.verdict import stats
+
+_LONGEST = 1_000  # characters of a line of the sentence; only what is hostile is longer
+_SHOWN = (5, 10, 25, 50, 75, 90, 95)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """A table of a page; the first cell names a row."""
+
+    title: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+def html(stored: StoredReport) -> str:
+    """Return a page of the measurements of some runs, the worst first. Raises MissingExtraError."""
+    figures.check("a page")
+    ordered = summary.worst_first(stored.outcomes)
+    counts = summary.count(ordered, *stored.runs)
+    with figures.style():
+        cards = [_card(outcome, number) for number, outcome in enumerate(ordered, 1)]
+    return rendered(
+        "run.html",
+        title=summary.last_line(counts, len(stored.only_before)),
+        counts=counts,
+        cards=cards,
+        only_before=stored.only_before,
+        runs=list(map(_run_facts, stored.runs)),
+        problem=stored.run.problem,
+        messages=side_by_side.run_messages(stored),
+    )
+
+
+def rendered(template: str, **content: Any) -> str:
+    """Return a page by a template. All of `content` is escaped, and characters that move a cursor or turn the direction
+    of writing around are spelt out."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("pytest_ddpperf.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=lambda value: text.printable(value) if type(value) is str else value,  # not of Markup, which is safe
+    )
+    environment.filters["breakable"] = _breakable
+    return environment.get_template(template).render(**content)
+
+
+def _breakable(name: str) -> Any:
+    """Let a narrow screen break a long name where its parts end."""
+    from markupsafe import Markup
+
+    return Markup("<wbr>").join(re.split(r"(?<=[/:_\[-])(?=\w)", text.printable(name)))
+
+
+def _run_facts(run: RunInfo) -> dict[str, Any]:
+    names = {"ended": "created", "commit": "commit", "committed": "committed", "pytest-ddpperf": "version", "run": "id"}
+    facts = [(title, getattr(run, name)) for title, name in names.items()]
+    header = terminal.header(run.facts, verbose=False) if run.facts else ()
+    lines = [line.removeprefix("ddpperf: ") for line in header]
+    return {"lines": lines, "facts": [(title, value) for title, value in facts if value]}
+
+
+def _card(outcome: Outcome, number: int) -> dict[str, Any]:
+    """Return what the template shows of a measurement."""
+    verdict, status = outcome.verdict, sentences.verdict_of(outcome)
+    # The status stands before the sentence.
+    sentence = sentences.sentence(outcome).removeprefix(status).removeprefix(":").strip()
+    drawn, tables = _measured(outcome)
+    limits = verdict is not None and (verdict.comparisons or verdict.counters)
+    return {
+        "anchor": f"m{number}",
+        "name": text.name(outcome),
+        "kind": status.lower().replace(" ", "-"),  # in the style sheet
+        "status": status,
+        "sentence": "\n".join(text.shortened(line, _LONGEST) for line in sentence.split("\n")),
+        "change": terminal.change(verdict),
+        "who": text.ranks(outcome.plan),
+        "opened": summary.concern(outcome) <= Concern.DOUBTFUL,
+        "facts": list(_facts(outcome)),
+        "metrics": failure.metrics(verdict.comparisons, verdict.counters, outcome.plan) if verdict and limits else [],
+        "remarks": list(_remarks(outcome)),
+        "differences": verdict.differences if verdict is not None else (),
+        "figures": drawn,
+        "tables": tables,
+        "accepts": "Accept" if verdict is not None and verdict.status.compared else "Record",
+        "accept": outcome.accept if verdict is not None and verdict.status is not Status.PASS else "",
+    }
+
+
+def _facts(outcome: Outcome) -> Iterator[tuple[str, str]]:
+    plan, measured = outcome.plan, outcome.measurement
+    if outcome.file:
+        yield "test", f"{text.shortened(outcome.file)}:{outcome.line}" if outcome.line else text.shortened(outcome.file)
+    if plan.collective is not None:
+        yield "collective", str(plan.collective)
+    if outcome.batch_size is not None:
+        yield "batch size", f"{outcome.batch_size} a rank"
+    if measured is not None:
+        seconds = stats.percentile(measured.samples.step_seconds, 50)
+        yield "p50", text.seconds(seconds)
+        if plan.collective is not None:
+            yield "busbw", f"{plan.collective.busbw(seconds):.3g} GB/s"
+        yield "launches", f"{measured.samples.launches} of {measured.samples.steps} steps, timing {plan.timing}"
+    if outcome.baseline_side is not None:
+        yield "against", sentences.compared_commits(outcome.baseline_side)
+    if outcome.baseline_path:
+        yield "baseline", outcome.baseline_path
+
+
+def _remarks(outcome: Outcome) -> Iterator[str]:
+    verdict = outcome.verdict
+    yield from outcome.evidence
+    if verdict is not None:
+        if outcome.stored_verdict is not None:
+            yield failure.suspected(outcome.stored_verdict)
+        yield from sentences.left_out(verdict)
+        if not outcome.evidence:
+            yield from sentences.comparison_lines(outcome)
+    yield from outcome.notes
+
+
+def _measured(outcome: Outcome) -> tuple[list[dict[str, str]], list[Table]]:
+    """Return the figures and the tables of a measurement."""
+    if outcome.measurement is None:
+        return [], []
+    now, base = figures.sides_of(outcome)
+    q = _decisive(outcome)
+    interleaved = base is not None and outcome.baseline_side is not None and len(base.at(q)) == len(now.at(q))
+    drawn = []
+    if outcome.verdict is not None and outcome.verdict.comparisons:
+        against = base.name if base is not None else "the baseline"
+        drawn.append(figures.draw_changes(outcome.verdict.comparisons, against))
+    drawn.append(figures.draw_distributions(now, base))
+    drawn.append(figures.draw_launches(now, base, q, interleaved=interleaved))
+    return drawn, list(_tables(outcome, [now] if base is None else [base, now], q))
+
+
+def _decisive(outcome: Outcome) -> int:
+    """Return the percentile that decided, or p50 if reports do not have that one for each launch."""
+    worst = outcome.verdict.worst if outcome.verdict is not None else None
+    found = worst.limit.percentile if worst is not None and not worst.limit.is_cpu_time else 50.0
+    return int(found) if found in figures.PERCENTILES else 50
+
+
+def _tables(outcome: Outcome, sides: Sequence[Side], q: int) -> Iterator[Table]:
+    yield Table(
+        title="Step times",
+        head=("", *(f"p{shown}" for shown in _SHOWN)),
+        rows=tuple((side.name, *(text.seconds(side.middle(shown)) for shown in _SHOWN)) for side in sides),
+    )
+    yield Table(
+        title=f"Launches, p{q}",
+        head=("session", "launches", "mean", "each, in their order"),
+        rows=tuple(
+            (
+                f"{side.name} {description}".strip(),
+                str(len(session[q])),
+                text.seconds(stats.geometric_mean(session[q])),
+                " ".join(map(text.seconds, session[q])),
+            )
+            for side in sides
+            for description, session in zip(side.descriptions, side.sessions, strict=True)
+        ),
+    )
+    yield _ranks(outcome)
+    if outcome.phases:
+        yield _phases(outcome.phases)
+    if counters := _counters(outcome):
+        yield Table(title="What a step sends", head=("counter", "baseline", "now"), rows=counters)
+    if outcome.recorded:
+        yield Table(title="Recorded by steps", head=("figure", "least", "p50", "most"), rows=tuple(_recorded(outcome)))
+    yield _environment(outcome)
+
+
+def _ranks(outcome: Outcome) -> Table:
+    """Return each rank's own step times, CPU time and wait for RPC, of both sides if they are known."""
+    assert outcome.measurement is not None
+    samples = outcome.measurement.samples
+    columns = {f"p{q}": failure.by_rank(samples.rank_seconds, q) for q in (10, 50, 90, 95)}
+    columns |= {"CPU p50": _medians(samples.cpu_seconds), "blocked in RPC, p50": _medians(samples.blocked_seconds)}
+    other = outcome.baseline_side.measurement if outcome.baseline_side is not None else None
+    if other is not None and len(other.samples.rank_seconds[0]) == len(samples.rank_seconds[0]):
+        columns["baseline side p50"] = failure.by_rank(other.samples.rank_seconds, 50)
+        columns["baseline side CPU p50"] = _medians(other.samples.cpu_seconds)
+    columns = {title: values for title, values in columns.items() if values}
+    return Table(
+        title="Trainers' own steps" if outcome.plan.rpc else "Ranks' own steps",
+        head=("", *columns),
+        rows=tuple(
+            (outcome.plan.name(rank), *(text.seconds(values[rank]) for values in columns.values()))
+            for rank in range(len(samples.rank_seconds[0]))
+        ),
+    )
+
+
+def _medians(durations: LaunchRankSteps | None) -> list[float]:
+    return failure.medians(durations) if durations is not None else []
+
+
+def _phases(phases: Sequence[Phases]) -> Table:
+    medians = {field.name: median(getattr(launch, field.name) for launch in phases) for field in fields(Phases)}
+    whole = sum(medians.values()) or 1.0
+    return Table(
+        title=f"Phases of a launch, median of {len(phases)}",
+        head=("phase", "seconds", "share"),
+        rows=tuple((name, text.seconds(value), text.amount(value / whole)) for name, value in medians.items()),
+    )
+
+
+def _counters(outcome: Outcome) -> tuple[tuple[str, ...], ...]:
+    """Return the counters that were measured; detailed ones only if they are not 0."""
+    assert outcome.measurement is not None
+    now = outcome.measurement.counters
+    other = outcome.baseline_side.measurement if outcome.baseline_side is not None else None
+    before: dict[str, int | None] = dict(other.counters) if other is not None else {}
+    if outcome.verdict is not None and outcome.baseline_side is None:
+        before = {changed.limit.metric: changed.baseline for changed in outcome.verdict.counters}
+    shown = [name for name in {**now, **before} if now.get(name) or before.get(name) or name in COUNTERS]
+    return tuple((name, *(_count(side.get(name)) for side in (before, now))) for name in shown)
+
+
+def _count(value: int | None) -> str:
+    return "-" if value is None else f"{value:,}"
+
+
+def _recorded(outcome: Outcome) -> Iterator[tuple[str, ...]]:
+    for name, launches in outcome.recorded.items():
+        values = [value for launch in launches for rank in launch for value in rank if value is not None]
+        if values:
+            shown = (min(values), stats.quantile(values, 50), max(values))
+            yield text.shortened(name), *(f"{value:.4g}" for value in shown)
+
+
+def _environment(outcome: Outcome) -> Table:
+    """Return the environment of both sides if both are known; facts that differ come first."""
+    assert outcome.measurement is not None
+    other = outcome.baseline_side.measurement if outcome.baseline_side is not None else None
+    sides = {"now": _all_facts(outcome.measurement.environment)}
+    if other is not None:
+        sides = {"baseline side": _all_facts(other.environment), **sides}
+    names = list(dict.fromkeys(name for facts in sides.values() for name in facts))
+    names.sort(key=lambda name: len({facts.get(name) for facts in sides.values()}) == 1)
+    return Table(
+        title="Environment",
+        head=("fact", *sides),
+        rows=tuple((name, *(_fact(facts.get(name)) for facts in sides.values())) for name in names),
+    )
+
+
+def _all_facts(environment: Environment) -> Mapping[str, Scalar]:
+    classes = (environment.key, environment.must_match, environment.recorded)
+    return {name.removeprefix("env:"): value for facts in classes for name, value in facts.items()}
+
+
+def _fact(value: Scalar) -> str:
+    return "-" if value is None else text.shortened(str(value))
