@@ -17,7 +17,7 @@ from pytest_ddpperf import verdict as verdicts
 from pytest_ddpperf.baseline.source import find_source
 from pytest_ddpperf.measuring.launches import distributions, modules_imported
 from pytest_ddpperf.measuring.measurement import Measured, does_fail
-from pytest_ddpperf.records import Baseline, Recording, Scalar, Status
+from pytest_ddpperf.records import Baseline, Scalar, Status
 from pytest_ddpperf.records.errors import AgainstError, DdpPerfError
 from pytest_ddpperf.remote.version import BaseSide, for_people
 from pytest_ddpperf.report import text
@@ -75,7 +75,12 @@ class Confirmation:
         # Two looks of both sides, which is what a slowdown takes.
         needed = 4 * sum(launch.phases.total for launch in measured.current.taken[: job.launches])
         self._check_budget(needed)
-        side = self._side_for(self._commit_of(baseline.sessions[-1], Path(measured.side.path)))
+        source = find_source(baseline.sessions[-1], Path(measured.side.path), self._baseline_dir, self._rootdir)
+        if source.fetch:
+            self._fetch[source.fetch] = None
+        if not source.commit:
+            raise NotConfirmed(source.why)
+        side = self._side_for(source.commit)
         if missing := side.why_missing(job.nodeid):
             raise NotConfirmed(_first_line(missing))
         left = self._check_budget(needed)
@@ -98,21 +103,8 @@ class Confirmation:
             differs = f"; what else differs: {', '.join(causes)}" if causes else ""
             raise NotConfirmed(f"interleaved with {self._commit[:12]}: {changes}{differs}")
         notes = tuple(self._other_files(side, other.differing)) if final.status is Status.REGRESSED else ()
-        return replace(
-            interleaved,
-            verdict=final,
-            fails=does_fail(job, final),
-            suspected=measured,
-            further_notes=notes,
-        )
-
-    def _commit_of(self, session: Recording, baseline: Path) -> str:
-        source = find_source(session, baseline, self._baseline_dir, self._rootdir)
-        if source.fetch:
-            self._fetch[source.fetch] = None
-        if not source.commit:
-            raise NotConfirmed(source.why)
-        return source.commit
+        fails = does_fail(job, final)
+        return replace(interleaved, verdict=final, fails=fails, suspected=measured, further_notes=notes)
 
     def _check_budget(self, needed: float) -> float:
         """Return how many seconds are left; raises NotConfirmed if they are too few."""

@@ -187,14 +187,8 @@ def carry_out(
     judge = Judge(job, current, side, max_seconds=max_seconds, stops_early=stops_early)
     try:
         verdict = judge.decide()
-        return Measured(
-            job=job,
-            verdict=verdict,
-            fails=does_fail(job, verdict),
-            environment=judge.environment,
-            current=current,
-            side=side,
-        )
+        fails, environment = does_fail(job, verdict), judge.environment
+        return Measured(job=job, verdict=verdict, fails=fails, environment=environment, current=current, side=side)
     finally:
         side.end()
 

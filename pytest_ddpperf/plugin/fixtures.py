@@ -354,15 +354,13 @@ class CollectiveBenchmark(BenchmarkFixture):
         check_name(name)
         plan = self._plan()
         level = self._level(gate) / len(asked)
-        labels = {words: "-".join(filter(None, (name, words.lower()))) for words in asked}
-        self._check_labels(labels)
+        # All labels first: after a red size a rerun measures no other one either.
+        of_label = {self._label({}, None, "-".join(filter(None, (name, size.lower())))): asked[size] for size in asked}
         results: list[CollectiveResult] = []
         failures: list[GateFailed] = []
-        for words, one in asked.items():
+        for label, of_size in of_label.items():
             try:
-                label = self._label({}, None, labels[words])
-                of_size = replace(plan, collective=one)
-                result = self._gated(of_size, None, label=label, gate=gate, level=level)
+                result = self._gated(replace(plan, collective=of_size), None, label=label, gate=gate, level=level)
                 results.append(cast(CollectiveResult, result))
             except GateFailed as failed:
                 failures.append(failed)
@@ -371,18 +369,6 @@ class CollectiveBenchmark(BenchmarkFixture):
         if failures:
             raise GateFailed("\n\n".join(str(failed) for failed in failures), failures[0].result)
         return tuple(results)
-
-    def _check_labels(self, labels: Mapping[str, str]) -> None:
-        __tracebackhide__ = True
-        for words, label in labels.items():
-            if label in self._state.labels:
-                raise ValueError(
-                    f"{self._name}: a collective over {words} was measured before in this test"
-                    f"{' by that name' if label != words.lower() else ''}: give each further call a name of its own"
-                )
-        for label in labels.values():
-            if label in self._state.failed_gates:  # in a rerun: the others are not measured again either
-                self._label({}, None, label)
 
     def _asked(self, op: Any, sizes: tuple[Any, ...], dtype: Any) -> dict[str, Collective]:
         """Return the collectives by size in words; raises TypeError or ValueError."""

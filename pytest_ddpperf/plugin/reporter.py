@@ -119,12 +119,10 @@ def _noting_errors(report: RunResults, what: str) -> Iterator[None]:
 
     try:
         yield
-    except OSError as error:
-        report.unwritten.append(f"{what}: {error.strerror or error}")
-    except DdpPerfError as error:
-        report.unwritten.append(f"{what}: {error}")
     except Exception as error:
-        report.unwritten.append(f"{what}: {type(error).__name__}: {error}")
+        why = getattr(error, "strerror", None) or str(error)
+        known = isinstance(error, OSError | DdpPerfError)
+        report.unwritten.append(f"{what}: {why if known else f'{type(error).__name__}: {error}'}")
 
 
 def _add_to_history(report: RunResults, root: Path, measured: Path) -> None:

@@ -106,7 +106,7 @@ def test_named(collective_benchmark):
     (result,) = collective_benchmark("all-reduce", [64], gate=False)
     assert result.verdict == "NOT GATED"
     collective_benchmark("broadcast", [64], name="b")
-    with pytest.raises(ValueError, match="over 64B was measured before in this test by that name: give each"):
+    with pytest.raises(ValueError, match="name='b-64b' is taken in this test: give each"):
         collective_benchmark("broadcast", [64], name="b")
     with pytest.raises(ValueError, match="needs a name that is not empty"):
         collective_benchmark("broadcast", [64], name=" ")
