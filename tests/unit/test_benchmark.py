@@ -18,7 +18,7 @@ from pytest_ddpperf.measuring import measurement
 from pytest_ddpperf.measuring.launches import Job
 from pytest_ddpperf.measuring.measurement import Measured, build_outcome, carry_out
 from pytest_ddpperf.measuring.worker import LeaderConnection
-from pytest_ddpperf.records import LaunchSamples, Limit, Phases, Plan, TestId, Version
+from pytest_ddpperf.records import LaunchSamples, Limit, Phases, Plan, TestId
 from tests.unit.test_launches import LAUNCH, UNFIT
 from tests.unit.test_machine import settings
 
@@ -142,22 +142,6 @@ def test_an_open_verdict_has_as_many_launches_as_there_is_time_for_but_those_tha
     assert (len(found.result.step_seconds), found.result.verdict) == (launches, "PASS")
 
 
-class BaselineVersion:
-    """The baseline side of an interleaved comparison: launches of the same lengths as the current side's."""
-
-    def __init__(self, launch: Callable[[Plan], LaunchSamples]) -> None:
-        self.launch, self.version = launch, Version(ref="main", commit="c0ffee", now="c0ffee")
-
-    def begin(self, nodeid: str, label: str, plan: Plan) -> Any:
-        self.plan = plan
-        return SimpleNamespace(plan=plan, batch_size=None, facts={})
-
-    def measure(self, observer: object, steps: int | None) -> LaunchSamples:
-        return self.launch(self.plan)
-
-    def done(self) -> None: ...
-
-
 @pytest.mark.parametrize(
     ("asked", "pairs"),
     [({"against": "main"}, 8), ({"confirm_seconds": 60.0}, 10), ({"against": "self"}, 10)],
@@ -168,11 +152,16 @@ def test_a_confirmation_and_the_same_code_rest_on_all_pairs_of_a_look(
 ) -> None:
     open_then_steady = iter([0.02, 0.0232, 0.02, 0.0232, 0.02, *[0.02] * 5])
     launcher: Any = SimpleNamespace(measure=lambda plan, *_: lasting(next(open_then_steady))(plan.exactly(50)))
-    base: Any = BaselineVersion(lambda plan: lasting(0.02)(plan.exactly(50)))
+    base: Any = SimpleNamespace(
+        begin=lambda nodeid, label, plan: SimpleNamespace(plan=plan, batch_size=None, facts={}),
+        measure=lambda observer, steps: lasting(0.02)(of_test.plan.exactly(50)),
+        done=lambda: None,
+        version=None,
+    )
     limits = (Limit(metric="p50", value=0.1, unit="%"),)
-    confirms = {"confirm_seconds": asked.pop("confirm_seconds", None)}
-    of_test = job(limits=limits, turns="launches", **asked)
-    found = carry_out(of_test, launcher, Store(tmp_path), Nobody(), base, **confirms)
+    of_test = job(limits=limits, turns="launches", against=asked.get("against"))
+    seconds = asked.get("confirm_seconds")
+    found = carry_out(of_test, launcher, Store(tmp_path), Nobody(), base, confirm_seconds=seconds)
     assert (found.result.verdict, len(found.result.step_seconds)) == ("PASS", pairs)
 
 

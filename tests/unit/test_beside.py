@@ -1,4 +1,4 @@
-"""What is told of a version that was measured beside the code at hand."""
+"""Reports of another version that was interleaved with the working tree."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from pytest_ddpperf.measuring.outcomes import RunResults
 from pytest_ddpperf.records import BaselineSide, Outcome, Plan, RunInfo, TestId, Version
-from pytest_ddpperf.records.codec import decode, encode
+from pytest_ddpperf.records.codec import encode
 from pytest_ddpperf.report import sentences as report
 
 COMMIT = "1a2b3c4d5e6f" + "0" * 28
@@ -106,7 +106,3 @@ def test_what_failed_otherwise_than_by_a_measurement_is_counted() -> None:
     run.end(["m::own", "m::gate", "m::typo", "test_broken.py"])
     assert run.run.other_failures == 3
     assert list(run.lines(0, header=False))[-1].endswith("; 3 other failures")
-
-
-def test_the_other_side_crosses_a_process() -> None:
-    assert decode(BaselineSide, encode(BESIDE)) == BESIDE

@@ -1,11 +1,10 @@
-"""What is told of launches, and how long their windows are, by launches that never ran."""
+"""Notes on launches, how long their windows are, and both sides of a comparison, by launches that never ran."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -87,30 +86,6 @@ def test_who_compares_nothing_is_not_advised_how_to_measure() -> None:
 PLAN = Plan(world_size=1, backend="gloo", device="cpu", warmup=5)
 
 
-class Windows:
-    """Launches of one side: a window of its own length where none was said."""
-
-    def __init__(self, own: int) -> None:
-        self.reported: list[int | None] = []
-        self._own = own
-
-    def __call__(self, steps: int | None) -> LaunchSamples:
-        self.reported.append(steps)
-        return replace(LAUNCH, step_seconds=(0.1,) * (steps or self._own))
-
-    def side(self) -> Launches:
-        return Launches(PLAN, lambda launch, planned, steps: self(steps))
-
-
-def test_the_first_launch_decides_how_many_steps_all_have() -> None:
-    windows = Windows(7)
-    every = windows.side()
-    every.take(2)
-    every.take(3)
-    assert windows.reported == [None, 7, 7]
-    assert [len(launch.step_seconds) for launch in every.taken] == [7] * 3
-
-
 def job(turns: str = "launches") -> Job:
     return Job(
         test=TestId(module="m", name="t"),
@@ -125,81 +100,52 @@ def job(turns: str = "launches") -> Job:
     )
 
 
-def interleaved(theirs: Windows, *, fails: bool = False) -> Interleaved:
-    def measure(observer: object, steps: int | None) -> LaunchSamples:
-        if fails:
-            raise BaseSideError("gone")
-        return theirs(steps)
+def test_the_first_launch_decides_how_many_steps_all_have() -> None:
+    asked: list[int | None] = []
 
-    ready = SimpleNamespace(plan=PLAN, batch_size=None, facts={})
-    base: Any = SimpleNamespace(begin=lambda nodeid, label, plan: ready, measure=measure, version="HEAD~1")
-    return Interleaved(base, job(), Nobody())
+    def launch(place: int, planned: int, steps: int | None) -> LaunchSamples:
+        asked.append(steps)
+        return replace(LAUNCH, step_seconds=(0.1,) * (steps or 7))
 
-
-@pytest.mark.parametrize("run", range(5))
-def test_of_two_sides_the_one_that_launches_first_says_it_for_both(run: int) -> None:
-    here, there = Windows(7), Windows(9)
-    now, reference = here.side(), interleaved(there)
-    reference.take(now, 2, planned=2)
-    reference.take(now, 4, planned=4)
-    assert len(here.reported) == len(there.reported) == 4
-    first, other = (here, there) if here.reported[0] is None else (there, here)
-    steps = 7 if first is here else 9
-    assert first.reported == [None, *(steps,) * 3]
-    assert other.reported == [steps] * 4
+    side = Launches(PLAN, launch)
+    side.take(2)
+    side.take(3)
+    assert asked == [None, 7, 7]
+    assert [len(taken.step_seconds) for taken in side.taken] == [7] * 3
 
 
-@pytest.mark.parametrize("run", range(3))
-def test_where_it_was_said_before_the_first_launch_has_as_many_on_both_sides(run: int) -> None:
-    here, there = Windows(7), Windows(9)
-    now = here.side()
-    now.steps = 8
-    interleaved(there).take(now, 2, planned=2)
-    assert here.reported == there.reported == [8, 8]
-
-
-@pytest.mark.parametrize("run", range(3))
-def test_a_side_alone_says_it_for_itself(run: int) -> None:
-    here = Windows(7)
-    interleaved(Windows(9), fails=True).take(here.side(), 3, planned=3)
-    assert here.reported == [None, 7, 7]
-
-
-# --- pairs whose launches are both alive
-
-
-def exact(plan: Plan) -> int | None:
-    return None if plan == PLAN else plan.steps
+# --- both sides
 
 
 class Both:
-    """Both sides' launches, and what they were told, in the order of it: "n hold 7", "b stretch", ..."""
+    """The launches of both sides, and the orders that they got: "n pause 7", "b stretch", "b launch", ..."""
 
-    def __init__(self, fails: Callable[[str, str, int], Exception | None] = lambda side, what, alive: None) -> None:
+    def __init__(
+        self,
+        fails: Callable[[str, str, int], Exception | None] = lambda side, what, alive: None,
+        turns: str = "stretches",
+    ) -> None:
         """`fails(side, what, alive)` is what happens to an order while so many launches are alive."""
         self.reported: list[str] = []
         self.alive = 0
         self._fails = fails
-        ready = SimpleNamespace(plan=PLAN, batch_size=None, facts={})
-        hold = partial(self.hold, "b")
         base: Any = SimpleNamespace(
-            begin=lambda nodeid, label, plan: ready,
-            hold=lambda observer, steps: hold(steps),
+            begin=lambda nodeid, label, plan: SimpleNamespace(plan=PLAN, batch_size=None, facts={}),
+            hold=lambda observer, steps: self.pause("b", steps),
             measure=lambda observer, steps: self.launch("b", steps),
             version="HEAD~1",
-            gone=False,
         )
         launcher: Any = SimpleNamespace(
             measure=lambda plan, setup, observer, others: self.launch("n", exact(plan)),
-            hold=lambda plan, setup, observer: self.hold("n", exact(plan)),
+            hold=lambda plan, setup, observer: self.pause("n", exact(plan)),
             alone=lambda plan, observer: nullcontext(),
         )
-        self.now = CurrentSide(job(), launcher, Nobody())
-        self.interleaved = Interleaved(base, job("stretches"), Nobody())
+        self.current = CurrentSide(job(), launcher, Nobody())
+        self.side = Interleaved(base, job(turns), Nobody())
 
     @contextmanager
-    def hold(self, side: str, steps: int | None) -> Iterator[Any]:
-        self._note(side, "hold", steps)
+    def pause(self, side: str, steps: int | None) -> Iterator[Any]:
+        self._note(side, "pause", steps)
         self.alive += 1
         taken: list[int] = []
 
@@ -211,9 +157,8 @@ class Both:
             self._note(side, "deliver")
             return replace(LAUNCH, step_seconds=(0.1,) * (steps or 7), stretches=tuple(taken))
 
-        paused = {"steps": steps or 7, "step_seconds": 0.01}
         try:
-            yield SimpleNamespace(**paused, stretch=stretch, deliver=deliver)
+            yield SimpleNamespace(steps=steps or 7, step_seconds=0.01, stretch=stretch, deliver=deliver)
         finally:
             self.alive -= 1
 
@@ -227,31 +172,48 @@ class Both:
             raise problem
 
     def take(self, count: int) -> None:
-        self.interleaved.take(self.now, count, planned=count)
+        self.side.take(self.current, count, planned=count)
+
+
+def exact(plan: Plan) -> int | None:
+    return None if plan == PLAN else plan.steps
 
 
 @pytest.mark.parametrize("run", range(5))
-def test_both_sides_of_a_pair_are_alive_and_run_the_same_stretches(run: int) -> None:
+@pytest.mark.parametrize(("turns", "what"), [("stretches", "pause"), ("launches", "launch")])
+def test_the_side_that_launches_first_decides_the_steps_of_both(turns: str, what: str, run: int) -> None:
+    both = Both(turns=turns)
+    both.take(2)
+    both.take(3)
+    orders = [reported for reported in both.reported if what in reported]
+    assert sorted(orders[:2]) in ([f"b {what}", f"n {what} 7"], [f"b {what} 7", f"n {what}"])
+    assert sorted(orders[2:]) == [f"b {what} 7"] * 2 + [f"n {what} 7"] * 2
+
+
+@pytest.mark.parametrize("run", range(3))
+def test_windows_of_a_given_length_have_it_on_both_sides(run: int) -> None:
+    both = Both(turns="launches")
+    both.current.steps = 8
+    both.take(2)
+    assert sorted(both.reported) == ["b launch 8"] * 2 + ["n launch 8"] * 2
+
+
+def test_both_sides_of_a_pair_are_alive_and_run_the_same_stretches() -> None:
     both = Both()
     both.take(2)
-    orders = [reported for reported in both.reported if "hold" in reported]
-    assert sorted(orders[:2]) in (["b hold", "n hold 7"], ["b hold 7", "n hold"]), "whoever comes first says how long"
-    assert sorted(orders[2:]) == ["b hold 7", "n hold 7"]
-    now, theirs = both.now.taken[0], both.interleaved._launches.taken[0]
-    assert now.stretches == theirs.stretches
-    assert now.stretches[0] == 1, "nothing of the first counts"
-    assert sum(now.stretches) - len(now.stretches) == 7
+    current, baseline = both.current.taken[0], both.side._launches.taken[0]
+    assert current.stretches == baseline.stretches
+    assert current.stretches[0] == 1, "nothing of the first counts"
+    assert sum(current.stretches) - len(current.stretches) == 7
     assert both.alive == 0
-    assert not any("launch" in reported for reported in both.reported)
 
 
 HINT = "--ddp-turns launches measures one launch after the other"
 
 
 @pytest.mark.parametrize("side", ["n", "b"])
-@pytest.mark.parametrize(
-    ("what", "needs_room"), [("hold", True), ("stretch", True), ("deliver", True), ("hold", False), ("stretch", False)]
-)
+@pytest.mark.parametrize("needs_room", [True, False])
+@pytest.mark.parametrize("what", ["pause", "stretch", "deliver"])
 def test_what_needs_the_room_of_the_other_side_says_how_to_measure_it(side: str, what: str, needs_room: bool) -> None:
     cause = RankError(rank=1, when=0.0, phase="setup", summary="OSError: address in use", needs_room=needs_room)
     problem = LaunchError(cause, (), ())
@@ -267,7 +229,7 @@ def test_what_needs_the_room_of_the_other_side_says_how_to_measure_it(side: str,
         text = str(raised.value)
     else:
         both.take(20)
-        text = both.interleaved.error
+        text = both.side.error
     assert ("it was interleaved with " in text, text.endswith(HINT)) == (needs_room, needs_room)
     assert both.alive == 0
 
@@ -275,16 +237,15 @@ def test_what_needs_the_room_of_the_other_side_says_how_to_measure_it(side: str,
 def test_a_side_that_cannot_be_set_up_alone_has_no_such_advice() -> None:
     cause = RankError(rank=1, when=0.0, phase="setup", summary="broken", needs_room=True)
     problem = LaunchError(cause, (), ())
-    both = Both(lambda who, order, alive: problem if order == "hold" and not alive else None)
+    both = Both(lambda who, order, alive: problem if order == "pause" and not alive else None)
     with pytest.raises(LaunchError, match=r"broken$"):
         both.take(1)
 
 
-@pytest.mark.parametrize("what", ["stretch", "deliver"])
-def test_what_fails_once_in_a_stretch_there_leaves_the_side_at_hand_alone(what: str) -> None:
-    both = Both(lambda who, order, alive: BaseSideError("gone") if who == "b" and order == what else None)
+@pytest.mark.parametrize("what", ["stretch", "deliver", "launch"])
+def test_what_fails_on_the_baseline_side_leaves_the_current_side_alone(what: str) -> None:
+    turns = "launches" if what == "launch" else "stretches"
+    both = Both(lambda who, order, alive: BaseSideError("gone") if who == "b" and order == what else None, turns)
     both.take(2)
-    assert both.interleaved.error == "gone"
-    assert len(both.now.taken) == 2
-    assert both.interleaved.measurements() == ()
-    assert not any(reported.startswith("b launch") for reported in both.reported), "it is not tried once more"
+    assert (both.side.error, len(both.current.taken), both.side.measurements()) == ("gone", 2, ())
+    assert both.reported.count("b launch") <= 1, "it is not tried once more"

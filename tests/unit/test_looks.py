@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -53,13 +54,42 @@ def test_the_looks_double_up_to_the_most(first: int, most: int, looks: tuple[int
     assert schedule(first, most) == looks
 
 
-def test_a_settled_pass_ends_at_the_first_look() -> None:
-    assert course((5, 10, 20), {(0, 5): verdict(PASS, settled=True)}) == (verdict(PASS, settled=True), 5)
+OPEN, SETTLED, SLOWER = verdict(PASS), verdict(PASS, settled=True), verdict(REGRESSED)
+FASTER, UNCLEAR = verdict(IMPROVED), verdict(INCONCLUSIVE)
+HOPELESS, OTHER_METRIC = verdict(INCONCLUSIVE, settled=True), verdict(REGRESSED, metric="p10")
+NOTHING = Verdict(status=Status.NO_BASELINE, reason="no-baseline")
 
 
-def test_an_open_pass_goes_on_and_the_last_look_ends_it() -> None:
-    said = {(0, count): verdict(PASS) for count in (5, 10, 20)}
-    assert course((5, 10, 20), said)[1] == 20
+# What is said of all launches at each look or, after the first look, of all and of the fresh ones.
+COURSES: dict[str, tuple[list[Any], str, str, int]] = {
+    "a settled pass ends it": ([SETTLED, OPEN], "PASS", "x", 5),
+    "the last look ends an open pass": ([OPEN, OPEN, OPEN], "PASS", "x", 20),
+    "nothing was compared": ([NOTHING, OPEN], "NO BASELINE", "no-baseline", 5),
+    "hopelessly inconclusive": ([HOPELESS, OPEN], "INCONCLUSIVE", "x", 5),
+    "fresh launches show it too": ([SLOWER, (SLOWER, SLOWER), OPEN], "REGRESSED", "x", 10),
+    "fresh launches pass": ([SLOWER, (SLOWER, OPEN), (SLOWER, OPEN)], "INCONCLUSIVE", "not-confirmed", 20),
+    "fresh launches are inconclusive": ([SLOWER, (SLOWER, UNCLEAR)], "INCONCLUSIVE", "not-confirmed", 10),
+    "fresh launches show another metric": ([SLOWER, (SLOWER, OTHER_METRIC)], "INCONCLUSIVE", "not-confirmed", 10),
+    "a suspicion of the last look": ([OPEN, OPEN, SLOWER], "INCONCLUSIVE", "not-confirmed", 20),
+    "what was inconclusive first is suspected": ([UNCLEAR, (SLOWER, SLOWER)], "REGRESSED", "x", 10),
+    "an improvement is confirmed likewise": ([FASTER, (FASTER, FASTER)], "IMPROVED", "x", 10),
+    "an improvement is not confirmed": ([FASTER, (FASTER, OPEN)], "PASS", "not-confirmed", 10),
+    "a slowdown does not confirm an improvement": ([SLOWER, FASTER], "PASS", "not-confirmed", 10),
+}
+
+
+@pytest.mark.parametrize("name", COURSES)
+def test_a_suspicion_stands_only_if_fresh_launches_show_it(name: str) -> None:
+    said, status, reason, launches = COURSES[name]
+    looks = (5, 10, 20)[: len(said)]
+    answers: dict[tuple[int, int], Verdict] = {}
+    for look, answer in zip(looks, said, strict=True):
+        both = answer if isinstance(answer, tuple) else (answer,)
+        answers |= {(start, look): each for start, each in zip((0, 5), both, strict=False)}
+    found, taken = course(looks, answers)
+    assert (found, found.reason, taken) == (status, reason, launches)
+    if reason == "not-confirmed":
+        assert {comparison.status for comparison in found.comparisons} == {found.status}
 
 
 @pytest.mark.parametrize("status", [PASS, REGRESSED, IMPROVED, INCONCLUSIVE])
@@ -67,16 +97,6 @@ def test_an_open_pass_goes_on_and_the_last_look_ends_it() -> None:
 def test_between_looks_nothing_ends_it_but_what_claims_nothing(status: Status, settled: bool) -> None:
     said = verdict(status, settled=settled)
     assert early_stop(7, lambda *asked: {(0, 7, 1.0): said}[asked]) == (said, status is PASS and settled)
-
-
-def test_what_was_not_compared_ends_at_once() -> None:
-    nothing = Verdict(status=Status.NO_BASELINE, reason="no-baseline")
-    assert course((5, 10, 20), {(0, 5): nothing}) == (nothing, 5)
-
-
-def test_a_suspicion_stands_once_fresh_launches_show_it_too() -> None:
-    said = {(0, 5): verdict(REGRESSED), (0, 10): verdict(REGRESSED), (5, 10): verdict(REGRESSED)}
-    assert course((5, 10, 20), said) == (verdict(REGRESSED), 10)
 
 
 def test_what_confirms_may_err_twice_as_often_as_what_decides() -> None:
@@ -90,29 +110,10 @@ def test_what_confirms_may_err_twice_as_often_as_what_decides() -> None:
     assert asked == [(0, 5, 1.0), (0, 10, 1.0), (5, 10, 2.0)]
 
 
-@pytest.mark.parametrize("fresh", [PASS, INCONCLUSIVE])
-def test_a_suspicion_that_fresh_launches_do_not_show_is_not_confirmed(fresh: Status) -> None:
-    said = {(0, count): verdict(REGRESSED) for count in (5, 10, 20)}
-    said |= {(5, 10): verdict(fresh), (5, 20): verdict(fresh)}
-    judged, launches = course((5, 10, 20), said)
-    assert (judged, judged.reason, launches) == ("INCONCLUSIVE", "not-confirmed", 20)
-    assert judged.comparisons[0].status is INCONCLUSIVE
-
-
-def test_a_suspicion_of_the_last_look_has_nothing_to_confirm_it() -> None:
-    said = {(0, 5): verdict(PASS), (0, 10): verdict(PASS), (0, 20): verdict(REGRESSED)}
-    assert course((5, 10, 20), said)[0].reason == "not-confirmed"
-
-
 def test_a_suspicion_that_time_leaves_unconfirmed_fails_nothing() -> None:
     judged, ended = follow((5,), lambda *_: verdict(REGRESSED), final=True)
     assert (judged, judged.reason, ended) == ("INCONCLUSIVE", "not-confirmed", True)
     assert follow((5,), lambda *_: verdict(REGRESSED), final=False) == (verdict(REGRESSED), False)
-
-
-def test_the_same_metric_must_be_confirmed() -> None:
-    said = {(0, 5): verdict(REGRESSED), (0, 10): verdict(REGRESSED), (5, 10): verdict(REGRESSED, metric="p10")}
-    assert course((5, 10), said)[0].reason == "not-confirmed"
 
 
 def test_what_got_faster_confirms_no_slowdown() -> None:
@@ -122,24 +123,3 @@ def test_what_got_faster_confirms_no_slowdown() -> None:
     assert course((5, 10), said)[0].reason == "not-confirmed"
     said[5, 10] = mixed
     assert course((5, 10), said) == (mixed, 10)
-
-
-def test_what_was_inconclusive_first_is_a_suspicion_too() -> None:
-    said = {(0, 5): verdict(INCONCLUSIVE), (0, 10): verdict(REGRESSED), (5, 10): verdict(REGRESSED)}
-    assert course((5, 10), said) == (verdict(REGRESSED), 10)
-
-
-def test_hopelessly_inconclusive_ends_early() -> None:
-    assert course((5, 10), {(0, 5): verdict(INCONCLUSIVE, settled=True)})[1] == 5
-
-
-def test_an_improvement_is_confirmed_likewise() -> None:
-    said = {(0, 5): verdict(IMPROVED), (0, 10): verdict(IMPROVED), (5, 10): verdict(IMPROVED)}
-    assert course((5, 10), said) == (verdict(IMPROVED), 10)
-    said[5, 10] = verdict(PASS)
-    assert course((5, 10), said)[0] == "PASS"
-
-
-def test_a_slowdown_does_not_confirm_an_improvement() -> None:
-    said = {(0, 5): verdict(REGRESSED), (0, 10): verdict(IMPROVED)}  # launches 5 to 10 are never asked for
-    assert course((5, 10), said)[0] == "PASS"

@@ -116,27 +116,19 @@ class Base:
     environ = {"OMP_NUM_THREADS": "2"}
 
 
+ALONE = "2 ranks over gloo (auto: no CUDA device), each pinned to 1 core of 2"
+SHARING = "2 ranks over gloo (auto: no CUDA device): 2 x 2 threads (OMP_NUM_THREADS) share 2 cores, expect noise"
+
+
 @pytest.mark.parametrize(
     ("environ", "base", "words"),
     [
-        ({}, None, ["2 ranks over gloo (auto: no CUDA device), each pinned to 1 core of 2"]),
-        (
-            {"OMP_NUM_THREADS": "2"},
-            Base,
-            ["2 ranks over gloo (auto: no CUDA device): 2 x 2 threads (OMP_NUM_THREADS) share 2 cores, expect noise"],
-        ),
-        (
-            {"OMP_NUM_THREADS": "1"},
-            Base,
-            [
-                "2 ranks over gloo (auto: no CUDA device), each pinned to 1 core of 2",
-                "OMP_NUM_THREADS=2: 2 ranks over gloo (auto: no CUDA device): "
-                "2 x 2 threads (OMP_NUM_THREADS) share 2 cores, expect noise",
-            ],
-        ),
+        ({}, None, [ALONE]),
+        ({"OMP_NUM_THREADS": "2"}, Base, [SHARING]),
+        ({"OMP_NUM_THREADS": "1"}, Base, [ALONE, f"OMP_NUM_THREADS=2: {SHARING}"]),
     ],
 )
-def test_who_shares_cores_is_told_before_anything_is_measured(
+def test_who_shares_cores_is_reported_before_anything_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], base: Any, words: list[str]
 ) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)

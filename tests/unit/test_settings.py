@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -47,14 +46,3 @@ def test_so_may_those_of_the_ini_file_and_an_interpreter(
     settings = read("--ddp-against-python=~/python")
     assert (settings.baseline_dir, settings.history_dir) == (tmp_path / "baselines", tmp_path)
     assert settings.against_python == str(tmp_path / "python")
-
-
-@pytest.mark.parametrize("option", ["--ddp-json", "--ddp-suite-plots"])
-def test_a_path_that_nobody_can_look_at_is_no_folder_and_no_file(
-    option: str, read: Callable[..., Settings], pytester: pytest.Pytester
-) -> None:
-    beyond = pytester.path / ("x" * 300)
-    with pytest.raises(OSError, match="too long"):
-        os.stat(beyond)
-    assert getattr(read(f"{option}={beyond}"), PATHS[option]) == beyond
-    assert getattr(read(f"{option}={beyond}/below"), PATHS[option]) == beyond / "below"

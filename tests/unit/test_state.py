@@ -202,18 +202,3 @@ def test_the_remaining_time_follows_from_tests_that_have_ended_and_a_rerun_is_no
     assert run.remaining() == (2, 4, 90)
     clock[0] += 30
     assert run.remaining() == (2, 4, 80), "longer than those before: two more are left"
-
-
-@pytest.mark.parametrize(
-    ("test", "registered"), [("def test_a(): ...", []), ("def test_a(ddp_run): ...", ["RunningTests"])]
-)
-def test_hooks_around_each_test_are_registered_for_distributed_tests_only(
-    collect: Collect, test: str, registered: list[str]
-) -> None:
-    (item,) = collect(test, "--collect-only")
-    hooks = (
-        item.config.hook.pytest_runtest_setup.get_hookimpls()
-        + item.config.hook.pytest_runtest_logreport.get_hookimpls()
-    )
-    ours = [hook.plugin for hook in hooks if type(hook.plugin).__module__.startswith("pytest_ddpperf")]
-    assert [type(plugin).__name__ for plugin in ours] == registered

@@ -56,14 +56,17 @@ def test_in_a_worker_of_xdist_nothing_is_reported(pytester: pytest.Pytester) -> 
     assert "waiting" not in result.stdout.str()
 
 
-def test_a_terminal_shows_a_wait_while_it_lasts(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("terminal", ["xterm", "dumb"])
+def test_a_terminal_shows_a_wait_while_it_lasts_and_a_dumb_one_in_lines(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, terminal: str
+) -> None:
     pytester.makepyfile(test_waits=WAITING)
-    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("TERM", terminal)
     status, output = on_terminal(*ARGUMENTS)
-    assert status == 0
-    assert "\x1b7 waiting for cpu0, in use by pid 4321, 25 s\x1b[K\x1b8" in output
-    assert "\x1b7 waiting for the host, in use by another process, 1 s\x1b[K\x1b8" in output
-    assert REPORTED[0] not in output.splitlines()
+    lines = [line for line in output.splitlines() if line.startswith("waiting")]
+    assert (status, lines) == (0, REPORTED if terminal == "dumb" else [])
+    for text in ("cpu0, in use by pid 4321, 25 s", "the host, in use by another process, 1 s"):
+        assert (f"\x1b7 waiting for {text}\x1b[K\x1b8" in output) is (terminal == "xterm")
 
 
 def test_a_line_that_the_output_has_no_letters_for_is_reported_all_the_same(
@@ -85,12 +88,3 @@ def test_a_line_that_the_output_has_no_letters_for_is_reported_all_the_same(
     result.assert_outcomes(passed=1)
     for lines in (result.outlines, result.errlines):
         assert any(line.endswith(r"[rank 1] \xe9poque \u2192 1 \udcff") for line in lines)
-
-
-def test_a_dumb_terminal_gets_a_wait_in_lines(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytester.makepyfile(test_waits=WAITING)
-    monkeypatch.setenv("TERM", "dumb")
-    status, output = on_terminal(*ARGUMENTS)
-    assert status == 0
-    assert "\x1b7" not in output
-    assert [line for line in output.splitlines() if line.startswith("waiting")] == REPORTED
