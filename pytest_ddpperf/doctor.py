@@ -24,7 +24,6 @@ _CPU = Path("sys/devices/system/cpu")
 _SAMPLE_SECONDS = 1.0  # long enough for the load of a core to be known to a few percent
 _BUSY = 0.1  # of a core: below this, an idle system is that busy with itself
 _SPARE = 0.1  # of the memory: with less available, the kernel drops pages of files and reads them again
-_NAMED = 3  # processes
 
 _FIELDS = (
     "index",
@@ -52,7 +51,7 @@ _BUSY_PERCENT = 10.0
 _POWER = 0.99  # of the usual limit
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Check:
     """One line of the checklist."""
 
@@ -83,8 +82,8 @@ def _versions() -> Iterator[Check]:
         try:
             found.append(f"{name} {metadata.version(name)}")
         except metadata.PackageNotFoundError:
-            yield Check(name="versions", fact=f"{name} is not installed", advice=f"pip install {name}")
-    yield Check(name="versions", fact=", ".join([*found, f"Python {platform.python_version()}"]))
+            yield Check("versions", f"{name} is not installed", f"pip install {name}")
+    yield Check("versions", ", ".join([*found, f"Python {platform.python_version()}"]))
 
 
 def _usable_cores() -> tuple[int, ...]:
@@ -99,14 +98,14 @@ def _cores(root: Path, usable: Sequence[int]) -> Iterator[Check]:
     virtual = "virtual machine" if re.search(r"^flags\b.*\bhypervisor\b", info, re.MULTILINE) else ""
     online = len(kernel_numbers(_read(root / _CPU / "online"))) or len(usable)
     count = f"{len(usable)} of {online} cores" if online > len(usable) else text.several(online, "core")
-    yield Check(name="cores", fact=", ".join(filter(None, [count, model[1] if model else "", virtual])))
+    yield Check("cores", ", ".join(filter(None, [count, model[1] if model else "", virtual])))
     siblings = [_siblings(root, core, usable) for core in usable]
     shared = {group for group in siblings if len(group) > 1}
     if shared:
         yield Check(
-            name="SMT",
-            fact=f"{len(shared)} cores run two hardware threads or more, which slow each other",
-            advice="echo off > /sys/devices/system/cpu/smt/control, or use one thread of each core: "
+            "SMT",
+            f"{len(shared)} cores run two hardware threads or more, which slow each other",
+            "echo off > /sys/devices/system/cpu/smt/control, or use one thread of each core: "
             f"taskset -c {kernel_list([group[0] for group in shared])} pytest ...",
         )
     folder = root / "sys/devices/system/node"
@@ -114,9 +113,9 @@ def _cores(root: Path, usable: Sequence[int]) -> Iterator[Check]:
     nodes = [own for cores in lists if (own := [core for core in cores if core in usable])]
     if len(nodes) > 1:
         yield Check(
-            name="NUMA",
-            fact=f"the cores belong to {len(nodes)} nodes, so that some memory is far from some cores",
-            advice=f"use the cores of one node: taskset -c {kernel_list(max(nodes, key=len))} pytest ...",
+            "NUMA",
+            f"the cores belong to {len(nodes)} nodes, so that some memory is far from some cores",
+            f"use the cores of one node: taskset -c {kernel_list(max(nodes, key=len))} pytest ...",
         )
 
 
@@ -130,13 +129,13 @@ def _quota(root: Path, usable: Sequence[int]) -> Iterator[Check]:
     quota = quota_cores(root)
     if quota is not None and quota < len(usable):
         yield Check(
-            name="quota",
-            fact=f"the cgroup allows the time of {quota:g} cores on {len(usable)}",
-            advice="give whole cores: docker --cpuset-cpus, or in Kubernetes the static CPU manager with requests "
+            "quota",
+            f"the cgroup allows the time of {quota:g} cores on {len(usable)}",
+            "give whole cores: docker --cpuset-cpus, or in Kubernetes the static CPU manager with requests "
             "equal to limits",
         )
     else:
-        yield Check(name="quota", fact="no limit on CPU time")
+        yield Check("quota", "no limit on CPU time")
 
 
 def _clocks(root: Path, usable: Sequence[int]) -> Iterator[Check]:
@@ -144,14 +143,14 @@ def _clocks(root: Path, usable: Sequence[int]) -> Iterator[Check]:
     if governors:
         slow = governors - {"performance"}
         advice = "cpupower frequency-set -g performance" if slow else ""
-        yield Check(name="governor", fact=", ".join(sorted(governors)), advice=advice)
+        yield Check("governor", ", ".join(sorted(governors)), advice)
     no_turbo, boost = _read(root / _CPU / "intel_pstate/no_turbo"), _read(root / _CPU / "cpufreq/boost")
     if no_turbo == "0" or boost == "1":
         command = "echo 1 > /sys/devices/system/cpu/intel_pstate/no_turbo"
         yield Check(
-            name="boost",
-            fact="clocks rise above the base clock as long as heat allows",
-            advice=command if no_turbo else "echo 0 > /sys/devices/system/cpu/cpufreq/boost",
+            "boost",
+            "clocks rise above the base clock as long as heat allows",
+            command if no_turbo else "echo 0 > /sys/devices/system/cpu/cpufreq/boost",
         )
 
 
@@ -160,70 +159,42 @@ def _memory(root: Path) -> Iterator[Check]:
     total, available = (int(found.get(name, 0)) * 1024 for name in ("MemTotal", "MemAvailable"))
     if total:
         advice = "end the processes that use the memory" if available < _SPARE * total else ""
-        yield Check(name="memory", fact=f"{available / 1e9:.3g} of {total / 1e9:.3g} GB available", advice=advice)
+        yield Check("memory", f"{available / 1e9:.3g} of {total / 1e9:.3g} GB available", advice)
 
 
 def _load(root: Path, usable: Sequence[int], seconds: float) -> Iterator[Check]:
-    """Sample what other processes use of the cores."""
+    """Sample what other processes and the hypervisor use of the cores."""
     before = _ticks(root, usable)
     if not before:
         return
-    processes = _cpu_seconds(root)
-    began = time.monotonic()
     time.sleep(seconds)
-    passed = max(time.monotonic() - began, 1e-9)
     after = _ticks(root, usable)
-    busy = {core: _share(before[core], after[core], "busy") for core in before if core in after}
-    stolen = {core: _share(before[core], after[core], "stolen") for core in before if core in after}
-    used = {
-        f"{name} ({pid})": (cpu - processes.get(pid, (name, 0.0))[1]) / passed
-        for pid, (name, cpu) in _cpu_seconds(root).items()
-        if pid != os.getpid()
-    }
-    named = [f"{name} {share:.1f}" for name, share in sorted(used.items(), key=lambda item: -item[1])[:_NAMED]]
-    cores = [core for core, share in busy.items() if share >= _BUSY]
-    if cores:
-        total = sum(busy[core] for core in cores)
-        yield Check(
-            name="load",
-            fact=f"other processes use {total:.1f} of {len(usable)} cores: {', '.join(named)}",
-            advice="run nothing else while tests are timed",
-        )
+    shares = []
+    for core in before.keys() & after.keys():
+        busy, stolen, total = (new - old for new, old in zip(after[core], before[core], strict=True))
+        shares.append((busy / max(total, 1), stolen / max(total, 1)))
+    load = sum(busy for busy, _ in shares if busy >= _BUSY)
+    if load:
+        fact = f"other processes use {load:.1f} of {len(usable)} cores"
+        yield Check("load", fact, "run nothing else while tests are timed: top shows what runs")
     else:
-        yield Check(name="load", fact="idle")
-    if stolen and max(stolen.values()) >= _BUSY / 2:
-        yield Check(
-            name="stolen",
-            fact=f"the hypervisor took {text.amount(max(stolen.values()))} of a core's time",
-            advice="use a machine with cores of its own (dedicated, not shared or burstable)",
-        )
+        yield Check("load", "idle")
+    most_stolen = max((share for _, share in shares), default=0.0)
+    if most_stolen >= _BUSY / 2:
+        fact = f"the hypervisor took {text.amount(most_stolen)} of a core's time"
+        yield Check("stolen", fact, "use a machine with cores of its own (dedicated, not shared or burstable)")
 
 
-def _ticks(root: Path, usable: Sequence[int]) -> dict[int, dict[str, int]]:
-    """Read /proc/stat: user nice system idle iowait irq softirq steal; guests are part of user and nice."""
+def _ticks(root: Path, usable: Sequence[int]) -> dict[int, tuple[int, int, int]]:
+    """Return the busy, the stolen and all ticks of each core, from /proc/stat: user nice system idle iowait irq softirq
+    steal; guests are part of user and nice."""
     found = {}
     for line in _read(root / "proc/stat").splitlines():
         name, *rest = line.split()
         if re.fullmatch(r"cpu\d+", name) and len(rest) >= 8 and int(name[3:]) in usable:
             user, nice, system, idle, waiting, irq, softirq, stolen = map(int, rest[:8])
             busy = user + nice + system + irq + softirq
-            found[int(name[3:])] = {"busy": busy, "stolen": stolen, "total": busy + idle + waiting + stolen}
-    return found
-
-
-def _share(before: dict[str, int], after: dict[str, int], what: str) -> float:
-    return (after[what] - before[what]) / max(after["total"] - before["total"], 1)
-
-
-def _cpu_seconds(root: Path) -> dict[int, tuple[str, float]]:
-    """Return the name and the CPU seconds of each process."""
-    tick, found = os.sysconf("SC_CLK_TCK"), {}
-    for folder in (root / "proc").glob("[0-9]*"):
-        # The name is in parentheses and may hold any characters, these included.
-        start, _, rest = _read(folder / "stat").rpartition(")")
-        fields = rest.split()
-        if start and len(fields) > 12:
-            found[int(folder.name)] = start.partition("(")[2], (int(fields[11]) + int(fields[12])) / tick
+            found[int(name[3:])] = busy, stolen, busy + idle + waiting + stolen
     return found
 
 
@@ -232,9 +203,9 @@ def _locks(usable: Sequence[int]) -> Iterator[Check]:
     timed = [f"{name} (pid {pid})" for name, pid in holders.items() if pid is not None]
     if timed:
         yield Check(
-            name="locks",
-            fact=f"another run times steps on {', '.join(timed)}",
-            advice="run one job per machine: timed launches wait for each other",
+            "locks",
+            f"another run times steps on {', '.join(timed)}",
+            "run one job per machine: timed launches wait for each other",
         )
 
 
@@ -252,36 +223,36 @@ def _gpus() -> Iterator[Check]:
         mig = ", MIG enabled" if row["mig.mode.current"] == "Enabled" else ""
         clocks = f"{row['clocks.sm']} of {row['clocks.max.sm']} MHz"
         fact = f"{row['name']}, {row['enforced.power.limit']} W, {clocks}{mig}"
-        yield Check(name=f"GPU {row['index']}", fact=fact)
+        yield Check(f"GPU {row['index']}", fact)
     if busy := [row for row in rows if (_number(row["utilization.gpu"]) or 0.0) >= _BUSY_PERCENT]:
         yield Check(
-            name="GPU load",
-            fact=f"{_names(busy)} in use by other processes",
-            advice="run nothing else while tests are timed",
+            "GPU load",
+            f"{_names(busy)} in use by other processes",
+            "run nothing else while tests are timed",
         )
     if slowed := [row for row in rows if _reasons(row["mask"])]:
         reasons = dict.fromkeys(reason for row in slowed for reason in _reasons(row["mask"]))
         yield Check(
-            name="GPU clocks",
-            fact=f"{_names(slowed)} below full clocks: {', '.join(reasons)}",
-            advice="improve cooling or power, or lock lower clocks: nvidia-smi -lgc",
+            "GPU clocks",
+            f"{_names(slowed)} below full clocks: {', '.join(reasons)}",
+            "improve cooling or power, or lock lower clocks: nvidia-smi -lgc",
         )
     power = [(row, _number(row["enforced.power.limit"]), _number(row["power.default_limit"])) for row in rows]
     if limited := [row for row, own, usual in power if own and usual and own < _POWER * usual]:
         yield Check(
-            name="GPU power",
-            fact=f"{_names(limited)} below the default power limit",
-            advice="use the same limit on all machines",
+            "GPU power",
+            f"{_names(limited)} below the default power limit",
+            "use the same limit on all machines",
         )
     if off := [row for row in rows if row["persistence_mode"] == "Disabled"]:
         yield Check(
-            name="persistence",
-            fact=f"off for {_names(off)}: the driver starts anew for each launch",
-            advice="nvidia-smi -pm 1, or nvidia-persistenced",
+            "persistence",
+            f"off for {_names(off)}: the driver starts anew for each launch",
+            "nvidia-smi -pm 1, or nvidia-persistenced",
         )
     if len(rows) > 1:
         topology = _output("nvidia-smi", "topo", "-m").splitlines()
-        yield from (Check(name="topology", fact=line.strip()) for line in topology if line)
+        yield from (Check("topology", line.strip()) for line in topology if line)
 
 
 def _query() -> list[dict[str, str]]:

@@ -237,6 +237,6 @@ def _theirs(arguments: argparse.Namespace, contents: Sequence[tuple[Path, dict[s
             raise console.UsageError(f"{name}: files of PyTorch's benchmark hold one launch, so there is no verdict")
     if len(contents) > 2:
         raise console.UsageError("files of PyTorch's benchmark are compared by two")
-    base, now = (side_by_side.matching(side_by_side.theirs(*each), arguments.matches) for each in contents)
+    base, now = (side_by_side.theirs(*each, arguments.matches) for each in contents)
     console.say(side_by_side.side_by_side(base, now))
     return console.OK if side_by_side.in_common(base, now) else _nothing_compared()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ def report(outcomes: Sequence[Outcome], run: RunInfo) -> dict[str, Any]:
         "commit": run.commit,
         "committed": run.committed,
         "machine": dict(run.facts),
-        "summary": asdict(count(outcomes, run)),
+        "summary": count(outcomes, run),
         "problem": run.problem,
         "messages": list(run.messages),
         "measurements": [_measurement(outcome) for outcome in outcomes],

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pytest_ddpperf.baseline.content import environment_name
-from pytest_ddpperf.records import Outcome, Plan, RunInfo, Scalar, Status
+from pytest_ddpperf.records import Outcome, RunInfo, Scalar, Status
 from pytest_ddpperf.records.errors import ReportError
 from pytest_ddpperf.report import failure, sentences, terminal, text
 from pytest_ddpperf.report.json_report import Entry, StoredReport
@@ -46,12 +46,6 @@ def summary_lines(now: StoredReport) -> Iterator[str]:
     yield last_line(count(now.outcomes, *now.runs), len(now.only_before))
 
 
-def remarks(outcomes: Sequence[Outcome]) -> Iterator[str]:
-    """Yield the lines about both runs of a comparison."""
-    yield from _differences(outcomes)
-    yield from _drift(outcomes)
-
-
 def run_messages(report: StoredReport) -> list[str]:
     """Return the lines about a report that is shown alone, with the runs that `ddpperf diff` compared it with."""
     bases = (f"base: {_run(run)}" for run in report.bases)
@@ -82,20 +76,14 @@ def _rows(outcome: Outcome) -> Iterator[tuple[str, ...]]:
         who = "", ""
 
 
-def _differences(outcomes: Sequence[Outcome]) -> Iterator[str]:
-    """What is otherwise in the environment, once for all that share it."""
-    compared = [outcome.verdict for outcome in outcomes if outcome.verdict is not None]
-    found = Counter(verdict.differences for verdict in compared if verdict.status.compared and verdict.differences)
-    for differences, number in found.items():
-        of = f" ({number} of {len(outcomes)} measurements)" if number < len(outcomes) else ""
+def remarks(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    """Yield what differs in the environment, and what was assumed about drift, once for all that share it."""
+    verdicts = [each.verdict for each in outcomes if each.verdict is not None and each.verdict.status.compared]
+    for differences, number in Counter(verdict.differences for verdict in verdicts if verdict.differences).items():
+        which = f" ({number} of {len(outcomes)} measurements)" if number < len(outcomes) else ""
         shown = text.shortened(", ".join(differences), _LONGEST_LINE)
-        yield f"differs from the base's environment{of}: {shown}"
-
-
-def _drift(outcomes: Sequence[Outcome]) -> Iterator[str]:
-    """What was assumed, since nobody measured both sides on one occasion."""
-    comparisons = [c for outcome in outcomes if outcome.verdict is not None for c in outcome.verdict.comparisons]
-    assumed = [c.drift for c in comparisons if c.drift is not None]
+        yield f"differs from the base's environment{which}: {shown}"
+    assumed = [c.drift for verdict in verdicts for c in verdict.comparisons if c.drift is not None]
     if assumed:
         yield (
             f"the base is one session, which cannot tell how far sessions drift apart: {text.span(assumed)} was "
@@ -109,20 +97,16 @@ _NO_DDP = "no ddp:"
 _LEAST_SECONDS = 0.001  # the original's three decimals show nothing of less
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Benchmark:
-    """One model, over a growing number of ranks."""
-
-    batch_size: int | None  # examples per rank and step
-    rows: Mapping[str, tuple[float, ...]]  # by its head, "2 GPUs:": seconds at _PERCENTILES
+Rows = dict[str, tuple[float, ...]]  # by its head, "2 GPUs:": seconds at _PERCENTILES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
-    """One side."""
+    """One side: models, each over several numbers of ranks."""
 
     facts: Mapping[str, str]  # the configuration
-    benchmarks: Mapping[str, Benchmark]  # by model and batch size, in words
+    benchmarks: Mapping[str, Rows]  # by model and batch size, in words
+    batch_sizes: Mapping[str, int | None]  # examples per rank and step, by model and batch size
     remarks: tuple[str, ...] = ()  # what it lacks
 
 
@@ -131,27 +115,29 @@ def is_theirs(content: Mapping[str, Any]) -> bool:
     return _RESULTS in content
 
 
-def theirs(path: Path, content: Mapping[str, Any]) -> Sweep:
-    """Read what PyTorch's benchmark wrote; raises ReportError, which names the benchmark that is wrong."""
-    benchmarks: dict[str, Benchmark] = {}
+def theirs(path: Path, content: Mapping[str, Any], matches: Callable[[str], bool] | None) -> Sweep:
+    """Return the benchmarks with a matching name in a file of PyTorch's benchmark; raises ReportError, which names the
+    benchmark that is wrong."""
+    benchmarks: dict[str, Rows] = {}
+    sizes: dict[str, int | None] = {}
     if not isinstance(content[_RESULTS], list):
         raise ReportError(path, f"{_RESULTS}: expected a list")
     for number, result in enumerate(content[_RESULTS]):
         try:
-            size = int(result["batch_size"])
-            name = f"{text.shortened(result['model'])} with batch size {size}"
+            name = f"{text.shortened(result['model'])} with batch size {result['batch_size']}"
             if name in benchmarks:
                 raise ValueError(f"{name} is there twice")
-            benchmarks[name] = Benchmark(batch_size=size, rows=_read_rows(result["result"]))
+            benchmarks[name], sizes[name] = _read_rows(result["result"]), int(result["batch_size"])
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             problem = f"is not as PyTorch's benchmark writes it: {type(error).__name__}: {error}"
             raise ReportError(path, f"{_RESULTS}[{number}] {problem}") from error
     facts = {name: text.shortened(str(value)) for name, value in content.items() if name != _RESULTS}
-    return Sweep(facts=facts, benchmarks=benchmarks)
+    chosen = {name: rows for name, rows in benchmarks.items() if matches is None or matches(name)}
+    return Sweep(facts=facts, benchmarks=chosen, batch_sizes=sizes)
 
 
-def _read_rows(results: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, ...]]:
-    rows: dict[str, tuple[float, ...]] = {}
+def _read_rows(results: Sequence[Mapping[str, Any]]) -> Rows:
+    rows: Rows = {}
     single = [result for result in results if len(result["ranks"]) == 1]
     for result in results:
         seconds = result["measurements"]
@@ -166,15 +152,19 @@ def _read_rows(results: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, .
 
 
 def ours(base: StoredReport, now: StoredReport) -> tuple[Sweep, Sweep]:
-    """What reports of ours say, a benchmark a test and a row a world size. What one of them has of several machines, of
-    a fleet say, is a benchmark each."""
-    several = _of_several_machines(base) | _of_several_machines(now)
+    """Return both reports with a benchmark for each test and a row for each world size. If one of them has measurements
+    of several machines, each machine has its own benchmark."""
+    counts = (
+        Counter(_named(each) for each in report.outcomes if each.measurement is not None) for report in (base, now)
+    )
+    several = {named for count in counts for named, number in count.items() if number > 1}
     return _sweep(base, several), _sweep(now, several)
 
 
 def _sweep(report: StoredReport, several: Container[tuple[str, str]]) -> Sweep:
     facts: dict[str, dict[str, None]] = {}
-    benchmarks: dict[str, Benchmark] = {}
+    benchmarks: dict[str, Rows] = {}
+    sizes: dict[str, int | None] = {}
     remarks: list[str] = []
     for entry in report.entries:
         outcome = entry.outcome
@@ -186,27 +176,23 @@ def _sweep(report: StoredReport, several: Container[tuple[str, str]]) -> Sweep:
         name, head = _named(outcome)
         if (name, head) in several:
             name += f" on {environment_name(outcome.measurement.environment)}"
-        rows = benchmarks[name].rows if name in benchmarks else {}
         launches = outcome.measurement.samples.step_seconds
-        seconds = tuple(stats.percentile(launches, q) for q in _PERCENTILES)
-        benchmarks[name] = Benchmark(batch_size=outcome.batch_size, rows={**rows, head: seconds})
+        benchmarks.setdefault(name, {})[head] = tuple(stats.percentile(launches, q) for q in _PERCENTILES)
+        sizes[name] = outcome.batch_size
     named = {fact: ", ".join(values) for fact, values in facts.items()}
-    return Sweep(facts=named, benchmarks=benchmarks, remarks=tuple(remarks))
-
-
-def _of_several_machines(report: StoredReport) -> set[tuple[str, str]]:
-    counts = Counter(_named(outcome) for outcome in report.outcomes if outcome.measurement is not None)
-    return {named for named, number in counts.items() if number > 1}
+    return Sweep(facts=named, benchmarks=benchmarks, batch_sizes=sizes, remarks=tuple(remarks))
 
 
 def _named(outcome: Outcome) -> tuple[str, str]:
-    """The benchmark and the row."""
+    """Return the names of the benchmark and of the row."""
+    plan = outcome.plan
     size = f" with batch size {outcome.batch_size}" if outcome.batch_size is not None else ""
-    return f"{text.shortened(str(outcome.test))}{size}", _head(outcome.plan)
+    ranks = plan.roles or f"{plan.world_size} {'ranks' if plan.device == 'cpu' else 'GPUs'}"
+    return f"{text.shortened(str(outcome.test))}{size}", f"{ranks}:"
 
 
 def _facts(entry: Entry) -> dict[str, Scalar]:
-    """The configuration, by the names of the original where it has one."""
+    """Return the configuration, by the names of the original if it has one."""
     return {
         "commit": text.commit(entry.run.commit),
         "cuda_version": entry.run.facts.get("cuda"),
@@ -217,53 +203,31 @@ def _facts(entry: Entry) -> dict[str, Scalar]:
     }
 
 
-def _head(plan: Plan) -> str:
-    if plan.rpc:
-        return f"{plan.roles}:"
-    return f"{plan.world_size} ranks:" if plan.device == "cpu" else f"{plan.world_size} GPUs:"
-
-
-def matching(sweep: Sweep, matches: Callable[[str], bool] | None) -> Sweep:
-    """The benchmarks whose name fits."""
-    if matches is None:
-        return sweep
-    return replace(sweep, benchmarks={name: found for name, found in sweep.benchmarks.items() if matches(name)})
-
-
 def in_common(base: Sweep, now: Sweep) -> bool:
-    return any(
-        not base.benchmarks[name].rows.keys().isdisjoint(now.benchmarks[name].rows)
-        for name in base.benchmarks.keys() & now.benchmarks.keys()
-    )
+    """Return whether any row is in both."""
+    return any(rows.keys() & base.benchmarks.get(name, {}).keys() for name, rows in now.benchmarks.items())
 
 
 def side_by_side(base: Sweep, now: Sweep) -> Iterator[str]:
-    """The form, line by line."""
+    """Yield the form, line by line."""
     yield f"{'':20s} {'baseline':>20s}      {'test':>20s}"
     yield f"{'':20s} {'-' * 20:>20s}      {'-' * 20:>20s}"
     for name in sorted({*base.facts, *now.facts}):
         named = text.shortened(name)
         yield f"{named + ':':20s} {base.facts.get(name, '-'):>20s}  vs  {now.facts.get(name, '-'):>20s}"
     yield ""
-    for name, benchmark in now.benchmarks.items():
-        there = base.benchmarks.get(name)
-        yield f"Benchmark: {name}"
-        yield ""
-        if there is None:
-            yield "  only in test"
+    for name in dict.fromkeys([*now.benchmarks, *base.benchmarks]):
+        yield from (f"Benchmark: {name}", "")
+        if name in base.benchmarks and name in now.benchmarks:
+            yield from _table(base.benchmarks[name], now.benchmarks[name], now.batch_sizes[name])
         else:
-            yield from _table(there.rows, benchmark.rows, benchmark.batch_size)
+            yield f"  only in {'baseline' if name in base.benchmarks else 'test'}"
         yield ""
-    for name in base.benchmarks:
-        if name not in now.benchmarks:
-            yield from (f"Benchmark: {name}", "", "  only in baseline", "")
     yield from (f"baseline: {line}" for line in base.remarks)
     yield from (f"test: {line}" for line in now.remarks)
 
 
-def _table(
-    base: Mapping[str, Sequence[float]], now: Mapping[str, Sequence[float]], batch_size: int | None
-) -> Iterator[str]:
+def _table(base: Rows, now: Rows, batch_size: int | None) -> Iterator[str]:
     yield f"{'':>10s}" + f"{'sec/iter':>16s}{'ex/sec':>10s}{'diff':>10s}" * len(_PERCENTILES)
     for head in dict.fromkeys([*now, *base]):
         if head not in base or head not in now:

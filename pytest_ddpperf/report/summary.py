@@ -2,78 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from enum import IntEnum
 from itertools import chain
 
 from pytest_ddpperf.records import SESSIONS_KEPT, Comparison, Outcome, RunInfo, Status
 from pytest_ddpperf.report import text
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Counts:
-    measured: int  # all outcomes, failed ones included
-    compared: int
-    passed: int  # PASS
-    improved: int
-    regressed: int
-    inconclusive: int
-    without_baseline: int
-    incomparable: int
-    not_gated: int
-    failed: int  # no figures: a rank failed, or a baseline could not be read
-    skipped: int
-    never_measured: int  # tests that passed without a call of the fixture that they ask for
-    other_failures: int  # not caused by a measurement
-
-
-def count(outcomes: Sequence[Outcome], *runs: RunInfo) -> Counts:
-    """Of the outcomes of these runs, with what runs count themselves."""
-    statuses = [outcome.verdict.status for outcome in outcomes if outcome.verdict is not None]
-    return Counts(
-        measured=len(outcomes),
-        compared=sum(status.compared for status in statuses),
-        passed=statuses.count(Status.PASS),
-        improved=statuses.count(Status.IMPROVED),
-        regressed=statuses.count(Status.REGRESSED),
-        inconclusive=statuses.count(Status.INCONCLUSIVE),
-        without_baseline=statuses.count(Status.NO_BASELINE),
-        incomparable=statuses.count(Status.INCOMPARABLE),
-        not_gated=statuses.count(Status.NOT_GATED),
-        failed=len(outcomes) - len(statuses),
-        skipped=sum(run.skipped for run in runs),
-        never_measured=sum(run.never_measured for run in runs),
-        other_failures=sum(run.other_failures for run in runs),
-    )
+# The counts of a run by verdict, in the order of its last line: those that were compared, then the others.
+_COMPARED = {
+    "passed": Status.PASS,
+    "improved": Status.IMPROVED,
+    "regressed": Status.REGRESSED,
+    "inconclusive": Status.INCONCLUSIVE,
+}
+_NOT_COMPARED = {
+    "without_baseline": Status.NO_BASELINE,
+    "incomparable": Status.INCOMPARABLE,
+    "not_gated": Status.NOT_GATED,
+    "failed": None,  # no figures: a rank failed, or a baseline could not be read
+}
+# These count tests, and come from the runs.
+_OF_RUNS = ("skipped", "never_measured", "other_failures")
 
 
-def last_line(counts: Counts, only_before: int = 0) -> str:
+def count(outcomes: Sequence[Outcome], *runs: RunInfo) -> dict[str, int]:
+    """Return how many outcomes were measured and compared, how many have which verdict, and the counts of the runs."""
+    statuses = [outcome.verdict.status if outcome.verdict is not None else None for outcome in outcomes]
+    return {
+        "measured": len(outcomes),  # failed ones included
+        "compared": sum(statuses.count(status) for status in _COMPARED.values()),
+        **{name: statuses.count(status) for name, status in (_COMPARED | _NOT_COMPARED).items()},
+        **{name: sum(getattr(run, name) for run in runs) for name in _OF_RUNS},
+    }
+
+
+def last_line(counts: Mapping[str, int], only_before: int = 0) -> str:
     """ "ddpperf: 3 of 5 compared: 2 passed, 1 regressed; 1 without baseline, 1 not gated; 1 skipped". `only_before` are
     measurements that only the baseline run has."""
-
-    def some(*named: tuple[int, str]) -> str:
-        return ", ".join(f"{number} {name}" for number, name in named if number)
-
+    failures = counts["other_failures"]
+    words = {"failed": "failed to measure", "other_failures": text.several(failures, "other failure").partition(" ")[2]}
     parts = [
-        some(
-            (counts.passed, "passed"),
-            (counts.improved, "improved"),
-            (counts.regressed, "regressed"),
-            (counts.inconclusive, "inconclusive"),
-        ),
-        some(
-            (counts.without_baseline, "without baseline"),
-            (counts.incomparable, "incomparable"),
-            (counts.not_gated, "not gated"),
-            (counts.failed, "failed to measure"),
-        ),
-        some((counts.other_failures, "other failure" + "s" * (counts.other_failures > 1))),
-        some((counts.skipped, "skipped"), (counts.never_measured, "never measured")),
-        some((only_before, "only in the base")),
+        ", ".join(f"{counts[name]} {words.get(name, name.replace('_', ' '))}" for name in names if counts[name])
+        for names in (_COMPARED, _NOT_COMPARED, ["other_failures"], ["skipped", "never_measured"])
     ]
-    head = f"ddpperf: {counts.compared} of {counts.measured} compared"
-    rest = "; ".join(part for part in parts if part)
+    rest = "; ".join(filter(None, [*parts, f"{only_before} only in the base" * bool(only_before)]))
+    head = f"ddpperf: {counts['compared']} of {counts['measured']} compared"
     return f"{head}: {rest}" if rest else head
 
 
