@@ -13,8 +13,6 @@ _PHASES = {
     "done": "ending",
 }
 
-_BAR = 20  # characters
-
 
 def line(
     *,
@@ -53,12 +51,6 @@ def _rounded(seconds: float) -> str:
         return f"{minutes} min"
     hours, rest = divmod(round(minutes, -1), 60)
     return f"{hours} h {rest} min" if rest else f"{hours} h"
-
-
-def bar(done: int, of: int, seconds: float) -> str:
-    """ "measuring [########            ] 8/20, 24 s": the share that is done, and since when."""
-    filled = _BAR * done // max(of, 1)
-    return f"measuring [{'#' * filled}{' ' * (_BAR - filled)}] {done}/{of}, {seconds:.0f} s"
 
 
 def waiting(resource: str, holder: int | None, seconds: float) -> str:

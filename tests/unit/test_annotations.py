@@ -83,10 +83,6 @@ def test_the_rest_are_by_what_they_do_to_the_test(measured: Outcome, name: str, 
     assert words in message
 
 
-def test_what_is_well_is_not_annotated() -> None:
-    assert commands(outcome(verdict(Status.PASS)), outcome(verdict(Status.NOT_GATED, "gate-off"))) == []
-
-
 def test_the_worst_ten_are_shown_and_the_last_says_how_many_more() -> None:
     doubts = [outcome(verdict(Status.NO_BASELINE), nodeid=f"test_{i}") for i in range(9)]
     shown = commands(*doubts, RED)
@@ -95,6 +91,7 @@ def test_the_worst_ten_are_shown_and_the_last_says_how_many_more() -> None:
     assert commands(*doubts, RED, RED)[-1][-1].endswith("\nand 1 more measurement to look at")
     assert commands(*doubts, RED, RED, RED)[-1][-1].endswith("\nand 2 more measurements to look at")
     assert len(commands(*[RED] * 1000)) == 10
+    assert commands(outcome(verdict(Status.PASS)), outcome(verdict(Status.NOT_GATED, "gate-off"))) == []
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,8 @@ def test_a_file_is_written_into_a_new_folder_in_utf_8(tmp_path: Path) -> None:
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write what the commands read."""
     folder = tmp_path_factory.mktemp("inputs")
-    written(folder / "a.json", outcome(verdict(Status.PASS)))
+    written(folder / "a.json", outcome(verdict(Status.PASS), nodeid="test_\u00fc\u2192.py::test_step"))
+    written(folder / "other.json", outcome(verdict(Status.PASS), test=TestId(module="m", name="other")))
     for each in history(stepped(points=8)):
         add_entry(folder / "history", each)
     Store(folder / "baselines").write(Baseline(test=outcome(None).test, sessions=(SESSION,)))
@@ -128,78 +129,37 @@ def test_commands_import_neither_pytest_nor_torch_nor_matplotlib_if_they_draw_no
     assert (ended.returncode, ended.stdout.splitlines()[-1]) == (0, drawn), ended.stderr
 
 
-def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
-    path = written(tmp_path / "a.json", outcome(verdict(Status.PASS)))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "pytest_ddpperf", "diff", path, path], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    assert process.stdout is not None
-    process.stdout.close()
-    _, errors = process.communicate()
-    assert (process.returncode, errors) == (0, b"")
-
-
-FAILING = "import sys; from pytest_ddpperf.cli import diff, main; diff.run = None; sys.exit(main.main())"
-
-
-@pytest.mark.parametrize("closed", ["broken", "not there"])
-@pytest.mark.parametrize(
-    ("code", "arguments", "status"),
-    [
-        ("", ["diff", "{path}", "{other}"], 5),
-        ("", ["diff", "no-such.json", "b.json"], 4),
-        ("", ["dif"], 4),
-        ("", ["history", "{history}"], 0),
-        (FAILING, ["diff", "a", "b"], 3),
-    ],
-    ids=["nothing in common", "no file", "no command", "history", "ours"],
-)
-def test_where_nobody_reads_errors_the_status_stays(
-    code: str, arguments: Sequence[str], status: int, closed: str, tmp_path: Path, inputs: Path
-) -> None:
-    there = written(tmp_path / "a.json", outcome(verdict(Status.PASS)))
-    other = written(tmp_path / "b.json", outcome(verdict(Status.PASS), test=TestId(module="m", name="other")))
-    given = [each.format(path=there, other=other, history=inputs / "history") for each in arguments]
-    command = shlex.join([sys.executable, *(["-c", code] if code else ["-m", "pytest_ddpperf"]), *given])
-    process = subprocess.Popen(
-        command + (" 2>&-" if closed == "not there" else ""),
-        shell=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert process.stdout is not None
-    assert process.stderr is not None
-    process.stderr.close()
-    reported = process.stdout.read()
-    process.stdout.close()
-    assert process.wait() == status
-    assert "ddpperf: error" not in reported
-    assert "usage" not in reported
-    assert "Traceback" not in reported
-
-
-@pytest.mark.parametrize("redirection", ["", ">&-"])
-def test_what_the_terminal_has_no_characters_for_is_spelt_out(tmp_path: Path, redirection: str) -> None:
-    path = written(tmp_path / "a.json", outcome(verdict(Status.PASS), nodeid="test_\u00fc\u2192.py::test_step"))
-    line = f"{shlex.quote(sys.executable)} -m pytest_ddpperf diff {path} {path} {redirection}"
-    environ = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    ended = subprocess.run(line, shell=True, env=environ, capture_output=True, text=True, check=False)
-    assert (ended.returncode, ended.stderr) == (0, "")
-    assert ("test_\\xfc\\u2192.py::test_step" in ended.stdout) is (not redirection)
-
-
 def test_the_command_is_installed() -> None:
     project = (Path(__file__).parents[2] / "pyproject.toml").read_text()
     assert f'ddpperf = "{main.main.__module__}:{main.main.__name__}"' in project
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
-def test_a_full_disk_is_no_error_of_ours(tmp_path: Path) -> None:
-    there = written(tmp_path / "a.json", outcome(verdict(Status.PASS)))
-    with open("/dev/full", "w") as full:
-        ended = subprocess.run(
-            [sys.executable, "-m", "pytest_ddpperf", "diff", there, there],
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-    reported = "ddpperf: error: standard output: cannot be written: No space left on device\n"
-    assert (ended.returncode, ended.stderr) == (4, reported)
+STOPS = f"{shlex.quote(sys.executable)} -m pytest_ddpperf"
+BREAKS = f"{shlex.quote(sys.executable)} -c 'import sys; from pytest_ddpperf.cli import diff, main; diff.run = None; "
+BREAKS += "sys.exit(main.main())'"
+
+
+@pytest.mark.parametrize(
+    ("line", "status", "said"),
+    [
+        (f"{STOPS} diff a.json a.json", 0, ""),
+        (f"{STOPS} diff a.json a.json >&-", 0, ""),
+        (f"{STOPS} diff a.json a.json | true", 0, ""),  # a reader that has seen enough
+        (f"{STOPS} diff a.json a.json >/dev/full", 4, "standard output: cannot be written: No space left on device"),
+        (f"{STOPS} history history 2>&-", 0, ""),
+        (f"{STOPS} diff a.json other.json 2>&-", 5, ""),
+        (f"{STOPS} diff no-such.json a.json 2>&-", 4, ""),
+        (f"{STOPS} diff no-such.json a.json", 4, "no-such.json: cannot be read: No such file or directory"),
+        (f"{STOPS} diff a.json other.json 2> >(true)", 5, ""),
+        (f"{STOPS} dif 2>&-", 4, ""),
+        (f"{BREAKS} diff a b 2>&-", 3, ""),
+    ],
+)
+def test_the_status_does_not_depend_on_who_reads_the_output(line: str, status: int, said: str, inputs: Path) -> None:
+    environ = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = ["bash", "-o", "pipefail", "-c", line]
+    ended = subprocess.run(command, cwd=inputs, env=environ, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (status, f"ddpperf: error: {said}\n" * bool(said))
+    assert [word for word in ("ddpperf: error", "usage", "Traceback") if word in ended.stdout] == []
+    if line.endswith("a.json a.json"):
+        assert "test_\\xfc\\u2192.py::test_step" in ended.stdout

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +30,7 @@ from pytest_ddpperf.records import (
 from pytest_ddpperf.report import json_report
 from tests.unit.test_benchmark import carried_out
 from tests.unit.test_launches import LAUNCH
-from tests.unit.test_reading import changed, written
+from tests.unit.test_reading import written
 from tests.unit.test_report import FAILED
 
 BASE = RunInfo(
@@ -266,17 +264,6 @@ def test_nothing_in_common_ends_with_5(other: Outcome, tmp_path: Path, capsys: p
     assert said.err == "ddpperf: nothing was compared\n"
 
 
-def test_several_now_are_one_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    base = written(tmp_path / "base.json", outcome(0.1, "a"), outcome(0.1, "b"), run=BASE)
-    shards = [written(tmp_path / f"{name}.json", outcome(0.1, name), run=NOW) for name in "ab"]
-    assert main(["diff", str(base), *map(str, shards)]) == 0
-    reported = capsys.readouterr().out
-    assert reported.count("now:  ") == 2
-    assert "ddpperf: 2 of 2 compared: 2 passed" in reported
-    assert main(["diff", str(base), str(shards[0]), str(shards[0])]) == 0
-    assert "tests/test_a.py::a: measured in several reports: that of 2026-02-02" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("pattern", "chosen"),
     [("BF16", ["step_bf16"]), ("test_*::step_fp", ["step_fp32"]), ("forward", ["other_step"])],
@@ -456,23 +443,6 @@ def test_shards_that_lack_a_measurement_of_the_base_may_have_it_together(tmp_pat
     assert reported.count("base: 2026-01-02") == 1
 
 
-@pytest.mark.parametrize(
-    ("place", "value", "problem"),
-    [
-        (("base",), [], "base: expected "),
-        (("base", "commit"), 7, "base.commit: expected a string, found 7"),
-        (("only_in_base",), [{"ranks": "2 gloo"}], "only_in_base[0]: missing key 'name'"),
-    ],
-)
-def test_what_it_was_held_against_is_named_where_it_is_broken(
-    place: tuple[str, ...], value: Any, problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "diff.json"
-    diff(tmp_path, [outcome(0.1)], [outcome(0.1)], "--json", str(path))
-    assert main(["markdown", str(changed(path, *place, to=value)), "-o", str(tmp_path / "out.md")]) == 4
-    assert f"{path}: {problem}" in capsys.readouterr().err
-
-
 # --- the rest
 
 
@@ -486,12 +456,6 @@ def test_a_file_that_cannot_be_read_or_written_ends_with_4(
     written(tmp_path / "a.json", outcome(0.1))
     assert main([command, str(tmp_path / "a.json"), *options]) == 4
     assert capsys.readouterr().err == f"ddpperf: error: {tmp_path}: cannot be written: Is a directory\n"
-
-
-def test_a_process_ends_as_the_verdict_says(tmp_path: Path) -> None:
-    paths = written(tmp_path / "a.json", outcome(0.1)), written(tmp_path / "b.json", outcome(0.2))
-    ended = subprocess.run([sys.executable, "-m", "pytest_ddpperf", "diff", *paths], capture_output=True, check=False)
-    assert (ended.returncode, ended.stderr) == (1, b"")
 
 
 HOSTILE = "test_\x1b[31m<script>alert(1)</script>\"'\r\n\x1b]0;title\x07\u202e\r\n\ud800" + "x" * 10_000
@@ -508,10 +472,3 @@ def test_a_hostile_name_harms_nothing(tmp_path: Path, capsys: pytest.CaptureFixt
         assert "<script>" in reported
         assert "\\x1b[31m" in reported
         assert not any(line.startswith("\\ud800") for line in reported.splitlines())
-
-
-def test_a_broken_report_ends_with_4_and_names_the_field(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = changed(written(tmp_path / "a.json", outcome(0.1)), "measurements", 0, "batch_size", to="many")
-    assert main(["diff", str(path), str(path)]) == 4
-    reported = f"{path}: measurements[0].batch_size: expected an integer, found 'many'"
-    assert reported in capsys.readouterr().err

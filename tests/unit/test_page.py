@@ -198,13 +198,12 @@ def axes_of(read: Read) -> list[list[str]]:
     return [re.findall(r">([^<>]+)</text>", image) for image in images]
 
 
-def test_a_measurement_has_at_most_three_figures_which_are_described(each_kind: Read) -> None:
+def test_a_measurement_has_at_most_three_figures_which_are_described(each_kind: Read, slower: Outcome) -> None:
     assert len(each_kind.all("figure")) == len(each_kind.all("img")) == 3 * 7 + 2 * 2  # none of the test that broke
     assert all(image["alt"] for image in each_kind.all("img"))
-
-
-def test_figures_have_axes_in_units_and_legends(slower: Outcome) -> None:
-    changes, times, launches = axes_of(drawn(slower))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # those of matplotlib are silenced
+        changes, times, launches = axes_of(drawn(slower))
     assert {"p10", "p50", "limit"} <= {*changes}
     assert any(label.endswith("%") for label in changes)
     assert {"now", "baseline"} <= {*times}
@@ -212,10 +211,37 @@ def test_figures_have_axes_in_units_and_legends(slower: Outcome) -> None:
         assert any(label.endswith(" ms") for label in words)
 
 
-def test_interleaved_launches_are_drawn_in_pairs() -> None:
-    read = drawn(reports.in_turns("test_x", Drawn(seed=5, step=0.023), Drawn(seed=500)))
-    assert "now was slower in 5 of 5 pairs" in read.words
-    assert "origin/main (1a2b3c4d5e6f)" in axes_of(read)[2]
+SINGLE = Drawn(launches=1, steps=1)
+TURNED = reports.in_turns("test_x", Drawn(seed=5, step=0.023), Drawn(seed=500))
+ALONE = replace(TURNED.baseline_side, measurement=None, error="no such test")  # type: ignore[type-var]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "number", "words", "legend"),
+    [
+        (TURNED, 3, "now was slower in 5 of 5 pairs", "origin/main (1a2b3c4d5e6f)"),
+        (
+            replace(TURNED, verdict=Verdict(status=Status.NO_BASELINE, reason="no-baseline"), baseline_side=ALONE),
+            2,
+            "origin/main (1a2b3c4d5e6f) was not measured: no such test",
+            "now",
+        ),
+        (
+            reports.outcome(
+                "test_x", SINGLE, Verdict(status=Status.NOT_GATED, reason="disabled"), reports.measurement(SINGLE)
+            ),
+            2,
+            "--ddp-disable",
+            "now",
+        ),
+    ],
+    ids=["pairs", "baseline side not measured", "one step"],
+)
+def test_launches_are_drawn_of_the_sides_that_there_are(outcome: Outcome, number: int, words: str, legend: str) -> None:
+    read = drawn(outcome)
+    assert words in read.words
+    assert len(figures := axes_of(read)) == number
+    assert legend in figures[-1]
 
 
 def test_limits_in_milliseconds_on_bandwidth_and_on_cpu_time_are_drawn_as_shares(slower: Outcome) -> None:
@@ -229,33 +255,6 @@ def test_limits_in_milliseconds_on_bandwidth_and_on_cpu_time_are_drawn_as_shares
     read = drawn(replace(slower, verdict=replace(verdict, comparisons=comparisons)))
     assert "busbw -" in read.words
     assert "limit busbw:10%; p95 +" in read.words
-
-
-def test_one_launch_of_one_step_is_drawn() -> None:
-    single = Drawn(launches=1, steps=1)
-    verdict = Verdict(status=Status.NOT_GATED, reason="disabled")
-    read = drawn(reports.outcome("test_x", single, verdict, reports.measurement(single)))
-    assert len(read.all("img")) == 2
-    assert "--ddp-disable" in read.words
-
-
-def test_a_version_that_could_not_be_measured_has_no_side() -> None:
-    turned = reports.in_turns("test_x", Drawn(), Drawn(seed=9))
-    assert turned.baseline_side is not None
-    side = replace(turned.baseline_side, measurement=None, error="no such test")
-    read = drawn(replace(turned, verdict=Verdict(status=Status.NO_BASELINE, reason="no-baseline"), baseline_side=side))
-    assert "origin/main (1a2b3c4d5e6f) was not measured: no such test" in read.words
-    assert len(read.all("img")) == 2
-    assert "Launches in the order they were taken, p50" in read.words
-
-
-def test_warnings_of_matplotlib_end_nothing() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with figures.style():
-            warnings.warn("deprecated", DeprecationWarning, stacklevel=1)
-        with pytest.raises(DeprecationWarning):
-            warnings.warn("deprecated", DeprecationWarning, stacklevel=1)
 
 
 # --- what users name

@@ -97,6 +97,8 @@ def counted(metric: str) -> dict[str, Any]:
         (("machine", "torch"), [], "machine.torch: expected "),
         (("summary", "skipped"), "1", "summary.skipped: expected an integer, found '1'"),
         (("messages", 1), 7, "messages[1]: expected a string, found 7"),
+        (("base",), {"commit": 7}, "base.commit: expected a string, found 7"),
+        (("only_in_base",), [{"ranks": "2 gloo"}], "only_in_base[0]: missing key 'name'"),
         (("measurements", 1, "plan", "world_size"), "2", "measurements[1].plan.world_size: expected an integer, found"),
         (
             ("measurements", 1, "measurement", "samples", "step_seconds", 0, 1),

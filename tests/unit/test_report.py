@@ -188,11 +188,13 @@ def test_a_rate_comes_from_the_examples_of_each_step() -> None:
 
 
 def test_ranks_and_costs_are_shown_when_asked() -> None:
-    lines = list(terminal.table([outcome(verdict(Status.PASS))], verbosity=1))
+    counted = replace(measurement(), counters={"rpc.bytes": 12345, "rpc.calls": None, "rpc.bytes.master": 0})
+    lines = list(terminal.table([outcome(verdict(Status.PASS), measurement=counted)], verbosity=1))
     assert lines[2].strip().startswith("rank 0:  p50: 0.200s")
     assert "CPU p50: 0.200s" in lines[3]
     assert lines[4].strip() == "resolves p50 8 %"
-    assert lines[5].strip() == (
+    assert lines[5] == "  a step: rpc.bytes 12,345"
+    assert lines[6].strip() == (
         "a launch (median of 2): start 0.0200s, group 0.0100s, setup 0.300s, warmup 1.00s, steps 0.600s, "
         "end 0.0100s; all launches 3.88s"
     )
@@ -242,10 +244,9 @@ def test_the_last_line_counts(outcomes: list[Outcome], runs: list[RunInfo], line
 
 
 def test_a_test_that_never_measured_is_named_and_counted() -> None:
-    assert list(terminal.summary([], RunInfo(never_measured=1), never_measured=["test_a.py::test_b"])) == [
-        "test_a.py::test_b: never measured: it does not call the fixture that it asks for",
-        "ddpperf: 0 of 0 compared: 1 never measured",
-    ]
+    first, last = terminal.summary([], RunInfo(never_measured=1), never_measured=["test_a.py::test_b"])
+    assert first == "test_a.py::test_b: never measured: it does not call the fixture that it asks for"
+    assert last == "ddpperf: 0 of 0 compared: 1 never measured"
 
 
 def test_several_tests_have_an_expected_number_of_false_alarms() -> None:
@@ -338,6 +339,12 @@ def test_what_is_told_in_the_summary(reported: Outcome, words: str) -> None:
     assert words in lines[0]
 
 
+def drifting(drift: float, sessions: int = 1) -> Outcome:
+    return outcome(verdict(Status.PASS, comparisons=(comparison(Status.PASS, drift=drift),), sessions=sessions))
+
+
+DRIFT = "which cannot tell how far sessions drift apart"
+ADDS = "--ddp-extend-baseline on another occasion adds one"
 MORE = "raise --ddp-launches to about"
 EXTEND = "the baseline allows no finer one: let --ddp-extend-baseline add sessions to it"
 QUIETER = "no sensible number of launches would do here: measure on a quieter machine"
@@ -368,24 +375,16 @@ QUIETER = "no sensible number of launches would do here: measure on a quieter ma
                 f"d: p11:10% was asked, but this measurement resolves 11 %: {EXTEND}",
             ],
         ),
+        (
+            [drifting(0.041), drifting(0.057), drifting(0.2, sessions=2)],
+            [f"2 baselines have one session, {DRIFT}: 4.1 % to 5.7 % was assumed; {ADDS}"],
+        ),
+        ([drifting(0.041)], [f"1 baseline has one session, {DRIFT}: 4.1 % was assumed; {ADDS}"]),
     ],
-    ids=["both metrics", "sessions are missing", "too many launches", "several tests"],
+    ids=["both metrics", "sessions are missing", "too many launches", "several tests", "drift", "drift of one"],
 )
-def test_what_would_make_measurements_finer_is_told_once(outcomes: list[Outcome], lines: list[str]) -> None:
+def test_advice_for_several_measurements_is_given_once(outcomes: list[Outcome], lines: list[str]) -> None:
     assert list(terminal.summary(outcomes))[:-1] == lines
-
-
-def test_what_was_assumed_of_drift_is_told_once_for_all() -> None:
-    one, two = (
-        outcome(verdict(Status.PASS, comparisons=(comparison(Status.PASS, drift=drift),), sessions=1))
-        for drift in (0.041, 0.057)
-    )
-    known = outcome(verdict(Status.PASS, comparisons=(comparison(Status.PASS, drift=0.2),), sessions=2))
-    assert list(terminal.summary([one, two, known]))[:-1] == [
-        "2 baselines have one session, which cannot tell how far sessions drift apart: 4.1 % to 5.7 % was assumed; "
-        "--ddp-extend-baseline on another occasion adds one"
-    ]
-    assert "1 baseline has one session" in next(terminal.summary([one]))
 
 
 # --- counters
@@ -407,12 +406,6 @@ def test_a_counter_that_rose_is_the_change_in_the_table_and_in_the_failure() -> 
     ]
     assert dict(ci.junit_properties(outcome(red)))["ddpperf.metric"] == "rpc.bytes"
     assert dict(ci.junit_properties(outcome(red)))["ddpperf.ratio"] == "1.2500"
-
-
-def test_counts_are_shown_when_asked_and_known() -> None:
-    counted = replace(measurement(), counters={"rpc.bytes": 12345, "rpc.calls": None, "rpc.bytes.master": 0})
-    lines = list(terminal.table([outcome(verdict(Status.PASS), measurement=counted)], verbosity=1))
-    assert "  a step: rpc.bytes 12,345" in lines
 
 
 def test_a_counter_that_fell_and_one_that_is_unknown_are_told() -> None:
