@@ -259,8 +259,8 @@ class Other:
     def measure(self, observer: Any, steps: int | None) -> LaunchSamples:
         return self._launcher.measure(self._plan if steps is None else self._plan.exactly(steps), self._setup, observer)
 
-    def hold(self, observer: Any, steps: int | None) -> AbstractContextManager[PausedSide]:
-        return self._launcher.hold(self._plan if steps is None else self._plan.exactly(steps), self._setup, observer)
+    def pause(self, observer: Any, steps: int | None) -> AbstractContextManager[PausedSide]:
+        return self._launcher.pause(self._plan if steps is None else self._plan.exactly(steps), self._setup, observer)
 
     def done(self) -> None:
         pass

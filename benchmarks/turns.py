@@ -119,7 +119,7 @@ class Pair:
             alive.enter_context(self._launchers[0].alone(self._plan, Nobody()))
             for side in self._source.sample((0, 1), 2):
                 asked = self._plan if steps is None else self._plan.exactly(steps)
-                paused[side] = alive.enter_context(self._launchers[side].hold(asked, self._setups[side], Nobody()))
+                paused[side] = alive.enter_context(self._launchers[side].pause(asked, self._setups[side], Nobody()))
                 steps = paused[side].steps
             interleave((paused[0], paused[1]), self._source)
             return [paused[side].deliver() for side in (0, 1)]

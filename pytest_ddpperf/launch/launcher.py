@@ -220,7 +220,7 @@ class Launcher:
             launch.serve(leader)
 
     @contextmanager
-    def hold(self, plan: Plan, setup: Callable[..., Any] | None, observer: Observer) -> Iterator[PausedLaunch]:
+    def pause(self, plan: Plan, setup: Callable[..., Any] | None, observer: Observer) -> Iterator[PausedLaunch]:
         """Yield a launch of `plan` that has warmed up and is paused; it is over, clean-up included, on exit.
 
         One at a time, while the caller holds the cores (see `alone`); raises as `measure`."""

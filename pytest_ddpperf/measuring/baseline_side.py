@@ -257,7 +257,7 @@ class Interleaved:
 
     def _pause(self, planned: int, steps: int | None) -> AbstractContextManager[PausedSide]:
         self._observer.begin(len(self._launches.taken), planned)
-        return self._base.hold(self._observer, steps)
+        return self._base.pause(self._observer, steps)
 
     def read(self, environment: Environment, not_gated: str | None) -> None:
         """There is nothing to read."""

@@ -143,7 +143,7 @@ class CurrentSide(Launches):
     def pause(self, planned: int, steps: int | None) -> AbstractContextManager[PausedLaunch]:
         """Return the next of `planned` launches, which has warmed up and is paused."""
         self._observer.begin(len(self.taken), planned)
-        return self._launcher.hold(self._with(steps), self._setups[0], self._observer)
+        return self._launcher.pause(self._with(steps), self._setups[0], self._observer)
 
     def alone(self) -> AbstractContextManager[None]:
         """Hold the cores and devices of a launch, so that nothing else is timed on them."""

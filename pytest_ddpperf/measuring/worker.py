@@ -96,7 +96,7 @@ class LeaderConnection:
             batch_size=job.batch_size,
             facts=codec.encode(job.facts),
         )
-        while (order := self.order())["op"] in ("like", "launch", "hold"):
+        while (order := self.order())["op"] in ("like", "launch", "pause"):
             if order["op"] == "like":
                 job = replace(job, plan=codec.decode(Plan, order["plan"]))
                 launches = CurrentSide(job, launcher, self.relay)
@@ -105,12 +105,12 @@ class LeaderConnection:
             try:
                 if order["op"] == "launch":
                     launches.take(len(launches.taken) + 1)
-                elif not self._hold(launches):
+                elif not self._pause(launches):
                     continue
             except DdpPerfError as error:
                 needs_room = isinstance(error, LaunchError) and error.needs_room
                 self.say("failed", text=text_with_output(error), needs_room=needs_room)
-                if order["op"] == "hold":  # who leads may want to see it alone
+                if order["op"] == "pause":  # who leads may want to see it alone
                     continue
                 self.over = True
                 raise
@@ -125,7 +125,7 @@ class LeaderConnection:
         if self.over:
             raise BaseSideError(OVER)
 
-    def _hold(self, launches: CurrentSide) -> bool:
+    def _pause(self, launches: CurrentSide) -> bool:
         """Pause a launch until it is to deliver or to be dropped; return whether it was added to `launches`."""
         with launches.pause(len(launches.taken) + 1, launches.steps) as launch:
             self.say("paused", steps=launch.steps, step_seconds=launch.step_seconds)

@@ -275,9 +275,9 @@ class BaseSide:
         return codec.decode(LaunchSamples, self.tests.ask(observer, {"op": "launch", "steps": steps})["samples"])
 
     @contextmanager
-    def hold(self, observer: Observer, steps: int | None) -> Iterator[RemotePausedLaunch]:
+    def pause(self, observer: Observer, steps: int | None) -> Iterator[RemotePausedLaunch]:
         """As `measure`, a launch that has warmed up and rests; over, clean-up included, when the context is left."""
-        said = self.tests.ask(observer, {"op": "hold", "steps": steps})
+        said = self.tests.ask(observer, {"op": "pause", "steps": steps})
         with dropping(RemotePausedLaunch(said, partial(self.tests.ask, observer))) as paused:
             yield paused
 

@@ -59,7 +59,7 @@ class Bench:
 
     @contextmanager
     def paused(self, setup: Any, **plan: Any) -> Iterator[PausedLaunch]:
-        with self._noting(), self.launcher.hold(self.plan(**plan), setup, self.recorder) as launch:
+        with self._noting(), self.launcher.pause(self.plan(**plan), setup, self.recorder) as launch:
             yield launch
 
     def call(self, function: Any, *args: Any, **plan: Any) -> list[Any]:

@@ -33,7 +33,7 @@ def test_of_any_dtype(bench: Bench, op: str, dtype: str) -> None:
 
 def test_both_sides_of_a_comparison_can_hold_one(bench: Bench) -> None:
     of_test = replace(bench.plan(), collective=collective("all_reduce", 1024, "float32", 2))
-    with bench.launcher.hold(of_test, None, bench.recorder) as paused_launch:
+    with bench.launcher.pause(of_test, None, bench.recorder) as paused_launch:
         paused_launch.stretch(1)
         paused_launch.stretch(4)
         assert len(paused_launch.deliver().step_seconds) == 3

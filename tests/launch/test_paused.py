@@ -300,7 +300,7 @@ try:
     for pair in range(int(sys.argv[1])):
         with sides[0].alone(plan, Nobody()):
             began = time.monotonic()
-            with sides[0].hold(plan, setup, Nobody()) as one, sides[1].hold(plan, setup, Nobody()) as other:
+            with sides[0].pause(plan, setup, Nobody()) as one, sides[1].pause(plan, setup, Nobody()) as other:
                 for side in (one, other) * 2:
                     side.stretch(2)
                 if sys.argv[2:]:

@@ -131,13 +131,13 @@ class Both:
         self._fails = fails
         base: Any = SimpleNamespace(
             begin=lambda nodeid, label, plan: SimpleNamespace(plan=PLAN, batch_size=None, facts={}),
-            hold=lambda observer, steps: self.pause("b", steps),
+            pause=lambda observer, steps: self.pause("b", steps),
             measure=lambda observer, steps: self.launch("b", steps),
             version="HEAD~1",
         )
         launcher: Any = SimpleNamespace(
             measure=lambda plan, setup, observer, others: self.launch("n", exact(plan)),
-            hold=lambda plan, setup, observer: self.pause("n", exact(plan)),
+            pause=lambda plan, setup, observer: self.pause("n", exact(plan)),
             alone=lambda plan, observer: nullcontext(),
         )
         self.current = CurrentSide(job(), launcher, Nobody())
