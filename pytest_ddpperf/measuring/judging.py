@@ -2,13 +2,13 @@
 
 After as many launches as a look says, all launches so far are judged:
 
-- Within the limit and settled: the measurement ends. So it does with what further launches would hardly decide.
+- Within the limit and settled: the measurement ends. It also ends if further launches would hardly decide it.
 - Beyond the limit, in either direction, for the first time: a suspicion. It alone decides nothing.
 - At a later look: the launches since the suspicion, by themselves, must come to the same verdict on the same metric
   as all launches together. Only then it stands.
 
-So however often was looked, a regression is reported only where launches that had no part in raising the suspicion
-show it again, with evidence of their own.
+So a regression is reported only if launches that had no part in raising the suspicion show it again, with evidence
+of their own.
 
 Between two looks the pairs so far end the measurement early if they are within the limit and settled. That claims
 nothing, so it causes no false alarm.
@@ -36,8 +36,8 @@ _CLAIMS = {Status.REGRESSED: Status.INCONCLUSIVE, Status.IMPROVED: Status.PASS} 
 
 
 def schedule(first: int, most: int) -> tuple[int, ...]:
-    """After how many launches is looked: `first`, then twice as many each time up to `most`, so that each look has
-    as many fresh launches as raised the suspicion of the one before."""
+    """Return after how many launches there are looks: `first`, then twice as many each time up to `most`, so that each
+    look has as many fresh launches as raised the suspicion of the one before."""
     looks = [first]
     while 2 * looks[-1] <= most:
         looks.append(2 * looks[-1])
@@ -50,7 +50,7 @@ def decided(verdict: Verdict) -> bool:
 
 
 def follow(looks: Sequence[int], judge: VerdictOn, *, final: bool) -> tuple[Verdict, bool]:
-    """The verdict after `looks`, and whether the measurement ends with it; `final`: no further look will come."""
+    """Return the verdict after `looks` and whether it ends the measurement; `final`: no further look will come."""
     suspected: dict[Status, int] = {}  # after how many launches first
     for number, launches in enumerate(looks):
         verdict = judge(0, launches, 1.0)
@@ -78,7 +78,7 @@ def _confirms(fresh: Verdict, verdict: Verdict) -> bool:
 
 
 def _claimed(verdict: Verdict, status: Status) -> set[str]:
-    """The metrics of which it claims that. Of others it may claim the opposite, which confirms nothing."""
+    """Return the metrics for which a verdict claims that status. For others it may claim the opposite."""
     return {c.limit.metric for c in verdict.comparisons if c.status is status}
 
 

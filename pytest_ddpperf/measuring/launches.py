@@ -182,7 +182,7 @@ def modules_imported(launches: Sequence[LaunchSamples]) -> set[str]:
 
 
 def recorded(launches: Sequence[LaunchSamples]) -> Recorded:
-    """Every figure that steps of any of them recorded, by name."""
+    """Return every figure that steps of any launch recorded, by name."""
     figures: dict[str, tuple[RankFigures, ...]] = {}
     for name in dict.fromkeys(name for launch in launches for name in launch.recorded):
         figures[name] = tuple(
@@ -193,7 +193,8 @@ def recorded(launches: Sequence[LaunchSamples]) -> Recorded:
 
 
 def _counters(launches: Sequence[LaunchSamples]) -> Counters:
-    """Unknown where one does not know, or where they differ: that has noise, and would be gated as if it had none."""
+    """Return the counters of all launches. One that a launch does not know, or on which launches differ, is unknown:
+    it has noise, and would be gated as if it had none."""
     counted = {name: {launch.counters.get(name) for launch in launches} for name in launches[0].counters}
     return {name: counts.pop() if len(counts) == 1 else None for name, counts in counted.items()}
 
@@ -222,7 +223,7 @@ def distributions(modules: Iterable[str]) -> dict[str, Distribution]:
 
 
 def _is_editable(distribution: metadata.Distribution) -> bool:
-    """Whether it is installed to be edited, by whatever installer: uv writes JSON without spaces."""
+    """Whether a distribution is installed to be edited, by any installer: uv writes JSON without spaces."""
     try:
         return bool(json.loads(distribution.read_text("direct_url.json") or "{}")["dir_info"]["editable"])
     except (ValueError, KeyError, TypeError):
@@ -241,13 +242,15 @@ def _by_module(path: tuple[str, ...]) -> Mapping[str, list[metadata.Distribution
 
 
 def _modules_of(distribution: metadata.Distribution) -> set[str]:
-    """Return the top-level modules of its files; an editable install has none."""
+    """Return the top-level modules of a distribution's files; an editable install has none."""
     return {line.split(",")[0].split("/")[0].split(".")[0] for line in _record(distribution)}
 
 
 def _digest(distribution: metadata.Distribution) -> str:
-    """Return a digest of its files that does not depend on where and by what it was installed: scripts name the
-    interpreter, files that an installer compiled have no hash, and its own notes are in the metadata."""
+    """Return a digest of a distribution's files that does not depend on where and by what it was installed.
+
+    Scripts name the interpreter, files that an installer compiled have no hash, and its own notes are in the
+    metadata."""
     lines = [
         line
         for line in _record(distribution)

@@ -31,9 +31,10 @@ class Unavailable(Exception):
 
 
 def nodes_for(settings: Settings, of_run: Settings, world_size: int, nodes: int, field: str = "world_sizes") -> int:
-    """Over how many of the `nodes` the ranks of a test are dealt: over all, but those of a marker that asks for no more
-    than one node's share of the run, or for fewer than there are nodes, stay on the first, unless it says otherwise.
-    Raises as `resolve`."""
+    """Return over how many of the `nodes` the ranks of a test are dealt; raises as `resolve`.
+
+    These are all nodes, unless the test's settings say otherwise. A test whose marker asks for no more than one node's
+    share of the run, or for fewer ranks than there are nodes, stays on the first."""
     wanted = settings.nodes
     if wanted is not None and wanted > nodes:
         there = f"{nodes} there" if nodes > 1 else "torchrun started no other node"
@@ -51,8 +52,8 @@ def nodes_for(settings: Settings, of_run: Settings, world_size: int, nodes: int,
 def resolve(
     settings: Settings, world_size: int, facts: Mapping[str, Scalar], nodes: int = 1, field: str = "world_sizes"
 ) -> Place:
-    """The place for a test of so many ranks on each of the `nodes`; `facts` are `rank.environment.probe`'s, `field` is
-    the setting that gave `world_size`.
+    """Return the place for a test of so many ranks on each of the `nodes`; `facts` are `rank.environment.probe`'s,
+    `field` is the setting that gave `world_size`.
 
     Raises Unavailable where a marker asked for what is missing here, OptionError where the command line or the
     ini file did, and its kind MarkerError for what would be wrong on any machine where a marker has a part in it.
@@ -83,7 +84,7 @@ def resolve(
 
 
 def described(place: Place, who: str, processes: int, environ: Mapping[str, str]) -> str:
-    """Where ranks run, in words: "2 ranks over gloo (auto: no CUDA device), each pinned to 1 core of 2". `who` are all,
+    """Say where ranks run: "2 ranks over gloo (auto: no CUDA device), each pinned to 1 core of 2". `who` are all,
     `processes` those of this node."""
     ranks = f"{who}{f' on {place.nodes} nodes' * (place.nodes > 1)} over {place.backend} ({place.why})"
     if place.device != "cpu":
@@ -116,7 +117,7 @@ def _choose(
 
 
 def _default_backends(facts: Mapping[str, Scalar]) -> dict[str, str]:
-    """torch's own choice, by device type."""
+    """Return torch's own choice, by device type."""
     return dict(pair.split(":", 1) for pair in str(facts["default_backends"]).split(","))
 
 

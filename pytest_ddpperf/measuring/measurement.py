@@ -56,7 +56,7 @@ class Result:
     recorded: Recorded  #: by name, launch x rank x step: the values of `ctx.record`; None if there is none
 
     def percentile(self, q: float) -> float:
-        """The q-th percentile (0 to 100) of the group's step time: per launch, then the geometric mean over
+        """Return the q-th percentile (0 to 100) of the group's step time: per launch, then the geometric mean over
         launches, as the verdict has it (of fewer steps, where a baseline has fewer)."""
         if not 0 <= q <= 100:
             raise ValueError(f"percentile({q!r}): from 0 to 100")
@@ -91,17 +91,17 @@ class CollectiveResult(Result):
 
     @property
     def size(self) -> int:
-        """Bytes: of the largest buffer of a rank."""
+        """The bytes of the largest buffer of a rank."""
         return self.collective.size
 
     @property
     def algbw(self) -> float:
-        """GB/s (1e9 bytes), at p50: the size over the time."""
+        """The size over the time, in GB/s (1e9 bytes), at p50."""
         return self.collective.algbw(self.p50)
 
     @property
     def busbw(self) -> float:
-        """GB/s (1e9 bytes), at p50: what a link carries, for every number of ranks."""
+        """What a link carries for every number of ranks, in GB/s (1e9 bytes), at p50."""
         return self.collective.busbw(self.p50)
 
 

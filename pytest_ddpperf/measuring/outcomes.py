@@ -1,4 +1,4 @@
-"""The results of one pytest run: its outcomes, its reports. Does not import pytest."""
+"""The results of one run: its outcomes and its reports. Does not import pytest."""
 
 from __future__ import annotations
 

@@ -1,2 +1,2 @@
-"""pytest's words, and with `options` and `suite` the only room that knows them. The plugin itself is `hooks`; the rest
-is imported when a distributed test needs it."""
+"""The pytest plugin: with `options` and `suite` the only package that imports pytest. The plugin itself is `hooks`; the
+rest is imported when a distributed test needs it."""

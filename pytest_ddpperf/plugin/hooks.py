@@ -100,7 +100,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def _workers(config: pytest.Config) -> int:
-    """How many xdist workers this controller starts; 0 without xdist, or in a worker."""
+    """Return how many xdist workers this controller starts; 0 without xdist, or in a worker."""
     if config.getoption("dist", "no") == "no":
         return 0
     counts = [spec.partition("*")[0] for spec in config.getoption("tx", None) or ()]
@@ -191,7 +191,7 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
 
 @pytest.fixture
 def _ddp_world_size(request: pytest.FixtureRequest) -> int:
-    """The world size of a test that is not parametrised with several."""
+    """Return the world size of a test that is not parametrised with several."""
     settings = state.own_settings(request.node)
     if len(settings.world_sizes) > 1:
         sizes = ",".join(map(str, settings.world_sizes))
@@ -243,7 +243,7 @@ def _ddp_replay() -> None:
 
 
 class _ReplayToBenchmark:
-    """With pytest-benchmark: its fixture is among those of a test, so that --benchmark-only and -skip see the test."""
+    """Replays to pytest-benchmark. Its fixture is among those of a test, so that --benchmark-only and -skip see it."""
 
     @pytest.fixture
     def _ddp_replay(self, request: pytest.FixtureRequest, benchmark: Any) -> Replay | None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Reporter:
-    """In the process that reports: the only one, or xdist's controller. `writes`: reports that are files, too."""
+    """Reports the results, in the only process or in xdist's controller. `writes`: reports that are files, too."""
 
     def __init__(self, run: Run, *, writes: bool) -> None:
         self._run, self._writes = run, writes

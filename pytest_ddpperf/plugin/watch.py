@@ -28,7 +28,7 @@ _FIRST_REPORT_SECONDS = 10.0
 
 
 class Watcher:
-    """The `benchmark.Progress` of a pytest run: shows what the ranks do on a terminal, and reports long waits."""
+    """The observer of a run's launches: shows what the ranks do on a terminal, and reports long waits."""
 
     def __init__(self, config: pytest.Config, *, warmup: int) -> None:
         self.streams = config.getoption("capture", "no") == "no" and not hasattr(config, "workerinput")
@@ -139,8 +139,8 @@ class Replay:
             self._now = self._pending.pop()
 
     def store(self, benchmark: Any, measured: Measured) -> None:
-        """Replay a measurement that did not fail (what they save is compared next), the first of a test: theirs
-        takes one."""
+        """Replay the first measurement of a test that did not fail: `benchmark` takes one, and saves it to be compared
+        with the next run."""
         if self._used:
             return
         self._used = True

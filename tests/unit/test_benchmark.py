@@ -1,4 +1,4 @@
-"""A measurement's journey without any ranks: what its outcome tells."""
+"""A measurement's journey without any ranks: what its outcome says."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_extending_says_that_there_was_nothing_to_extend(tmp_path: Path) -> None
 
 
 def lasting(step_seconds: float) -> Callable[[Plan], LaunchSamples]:
-    """Launches whose windows have as many steps as they are told, of that length."""
+    """Launches whose windows have as many steps as the plan says, of that length."""
 
     def launch(plan: Plan) -> LaunchSamples:
         steps = (step_seconds,) * plan.steps_for(step_seconds)
@@ -85,7 +85,7 @@ def reported(steps: int, cut: int) -> str:
     )
 
 
-def test_sides_of_different_lengths_are_compared_and_it_is_told_where_much_is_lost(tmp_path: Path) -> None:
+def test_sides_of_different_lengths_are_compared_and_it_is_noted_where_much_is_lost(tmp_path: Path) -> None:
     store, limits = Store(tmp_path), (Limit(metric="p50", value=0.1, unit="%"),)
     saved = carried_out(lasting(0.02), store, save_baseline=True)
     assert [len(launch) for launch in saved.result.step_seconds] == [50] * 5
@@ -103,7 +103,7 @@ def test_sides_of_different_lengths_are_compared_and_it_is_told_where_much_is_lo
         assert found.result.verdict.differences == (), "of steps only what was asked is a fact"
 
 
-def test_an_outcome_tells_the_percentiles_of_all_sessions_as_they_were_compared(tmp_path: Path) -> None:
+def test_an_outcome_has_the_percentiles_of_all_sessions_as_they_were_compared(tmp_path: Path) -> None:
     store, limits = Store(tmp_path), (Limit(metric="p50", value=0.1, unit="%"),)
     store.write(carried_out(lasting(0.02), store, save_baseline=True).candidate)
     store.extend(carried_out(lasting(0.0201), store, extend_baseline=True).candidate)

@@ -1,4 +1,4 @@
-"""What a run tells of reports that it writes, or does not."""
+"""What a run says of reports that it writes, or does not."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def reported(run: RunInfo, measured: Path) -> list[str]:
     return report.messages
 
 
-def test_why_git_told_no_commit_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_why_there_is_no_commit_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert reported(RunInfo(), tmp_path) == [NO_COMMIT]
     commit(tmp_path)
     assert reported(RunInfo(), tmp_path) == [f"{NO_COMMIT}: git could not say when the run began, and can now"]
@@ -65,7 +65,7 @@ def test_reports_of_a_run_that_is_refused_say_why(
     result, data, markdown = of_a_pytest(pytester, argument)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines([f"ERROR: {problem.splitlines()[0]}"])
-    assert "ddpperf: " not in result.stdout.str(), "it is told once"
+    assert "ddpperf: " not in result.stdout.str(), "it is shown once"
     assert data["problem"] == problem
     assert markdown == f"## ddpperf: 0 of 0 compared\n\n`{problem.replace(chr(10), ' ')}`\n"
 
