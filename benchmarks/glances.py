@@ -3,7 +3,7 @@
     python benchmarks/glances.py [benchmarks/results/in-turns.jsonl]
 
 Takes the results of benchmarks/live.py, which have the difference of each pair at each limited percentile, and judges
-them by looks alone, as they were, and with a glance after each pair between two looks (`measuring.looks`). A
+them by looks alone, as they were, and with a glance after each pair between two looks (`measuring.judging`). A
 measurement cannot end later than it did, so nothing has to be measured again; its seconds are in proportion to its
 pairs.
 """
