@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,22 +39,31 @@ _WITH_VALUE = {
     *("--max-suite-reruns", "--only-rerun", "--rerun-except", "--rerun-exclude-path"),
 }
 _WITH_OPTIONAL_VALUE = {"--cov", "--benchmark-compare", "--benchmark-histogram", "--debug"}
-# pytest's and xdist's, whose value may be the same word as a test: `pytest perf -m perf`.
-_SHORT_WITH_VALUE = {"-k", "-m", "-p", "-c", "-o", "-W", "-r", "-n"}
 
 
 def remote_arguments(arguments: Sequence[str], tests: Collection[str]) -> list[str]:
-    """`arguments` are all of this run's, those of the ini file and of PYTEST_ADDOPTS first; `tests` are those that
-    name tests. Of a named test the whole file is collected: a parameter may exist on one side only."""
-    return _kept(arguments, tests, named=True)
+    """Return the arguments of a remote pytest, without those that write, select or are about another version.
 
-
-def of_other_tests(
-    arguments: Sequence[str], tests: Collection[str], less: Collection[str] = (), perhaps: Collection[str] = ()
-) -> list[str]:
-    """The same without what names tests, and without the options `less`, which take a value each, and `perhaps`, of
-    which is unknown."""
-    return _kept(arguments, tests, {*_WITH_VALUE, *less}, {*_WITH_OPTIONAL_VALUE, *perhaps}, named=False)
+    `arguments` are all of this run's, those of the ini file and of PYTEST_ADDOPTS first; `tests` are those that
+    name tests. Of a named test the whole file is collected: a parameter may exist on one side only.
+    """
+    kept, words = [], list(arguments)
+    while words:
+        word = words.pop(0)
+        name, equals, _ = word.partition("=")
+        if name in _FLAGS or word == "--":
+            continue
+        if name in _WITH_VALUE or name in _WITH_OPTIONAL_VALUE:
+            value_follows = name in _WITH_VALUE or not (words and words[0].startswith("-"))
+            if not equals and words and value_follows:
+                words.pop(0)
+            continue
+        if re.fullmatch("-[a-z]*x[a-z]*", word) and set(word[1:]) <= set("xvqsl"):  # -xvs
+            word = word.replace("x", "")
+            if word == "-":
+                continue
+        kept.append(word.partition("::")[0] if word in tests else word)
+    return kept
 
 
 def spelt_out(words: Iterable[str], folder: Path) -> Iterator[str]:
@@ -65,50 +73,6 @@ def spelt_out(words: Iterable[str], folder: Path) -> Iterator[str]:
             yield word
         elif (file := folder / word[1:]).is_file():
             yield from spelt_out(os.fsdecode(file.read_bytes()).splitlines(), folder)
-
-
-def _kept(
-    arguments: Sequence[str],
-    tests: Collection[str],
-    with_value: Collection[str] = _WITH_VALUE,
-    with_optional: Collection[str] = _WITH_OPTIONAL_VALUE,
-    *,
-    named: bool,
-) -> list[str]:
-    kept, words = [], list(enumerate(arguments))
-    places = _places(arguments, tests)
-    while words:
-        place, word = words.pop(0)
-        name, equals, _ = word.partition("=")
-        if name in _FLAGS or word == "--":
-            continue
-        if name in with_value or name in with_optional:
-            value_follows = name in with_value or not (words and words[0][1].startswith("-"))
-            if not equals and words and value_follows:
-                words.pop(0)
-            continue
-        if re.fullmatch("-[a-z]*x[a-z]*", word) and set(word[1:]) <= set("xvqsl"):  # -xvs
-            word = word.replace("x", "")
-            if word == "-":
-                continue
-        if place in places:
-            word = word.partition("::")[0]
-        if named or place not in places:
-            kept.append(word)
-    return kept
-
-
-def _places(arguments: Sequence[str], tests: Collection[str]) -> set[int]:
-    """Where tests are named, and not the same word is an option's value."""
-    places = set[int]()
-    for test, times in Counter(tests).items():
-        at = [place for place, word in enumerate(arguments) if word == test]
-        before = {place: arguments[place - 1] if place else "" for place in at}
-        at = [place for place in at if before[place] not in _SHORT_WITH_VALUE]
-        # Which long options take a value is not known: those before a word that is there too often.
-        at.sort(key=lambda place: before[place].startswith("--") and "=" not in before[place])
-        places.update(at[:times])
-    return places
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

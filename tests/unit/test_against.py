@@ -23,15 +23,13 @@ from pytest_ddpperf.git import worktrees
 from pytest_ddpperf.records.errors import AgainstError, GitError
 from pytest_ddpperf.remote import checkout as folder_module
 from pytest_ddpperf.remote import version as side
-from pytest_ddpperf.remote.arguments import Invocation, of_other_tests, remote_arguments
-from pytest_ddpperf.remote.checkout import _SHOWN, Checkout, Folder, Sources, Worktree, differing
+from pytest_ddpperf.remote.arguments import Invocation, remote_arguments
+from pytest_ddpperf.remote.checkout import _SHOWN, Checkout, Sources, Worktree, differing
 from pytest_ddpperf.remote.version import BaseSide, nothing_differs
 from pytest_ddpperf.wire.trees import Trees, digests
 from tests.git import git
 from tests.unit.test_git import commit
 from tests.unit.test_machine import settings
-
-LEFT = f"{folder_module._PREFIX}{folder_module._host()}-left"  # by a run that was killed
 
 # --- arguments
 
@@ -116,22 +114,6 @@ def test_of_a_named_test_the_whole_file_is_collected() -> None:
         "tests",
         "test_c.py",
     ]
-
-
-@pytest.mark.parametrize(
-    ("given", "tests", "left"),
-    [
-        (["perf", "-m", "perf"], ["perf"], ["-m", "perf"]),
-        (["-k", "perf", "-v", "perf"], ["perf"], ["-k", "perf", "-v"]),
-        (["--env", "perf", "--verbose", "x.py", "perf"], ["x.py", "perf"], ["--env", "perf", "--verbose"]),
-        (["--verbose", "perf"], ["perf"], ["--verbose"]),
-        (["--env=perf", "perf", "perf"], ["perf", "perf"], ["--env=perf"]),
-        (["x.py::test_a", "--fail-on", "x", "--size", "4"], ["x.py::test_a"], ["--size", "4"]),
-        (["--fail-on=x", "--size=4"], [], ["--size=4"]),
-    ],
-)
-def test_a_value_is_no_test_though_it_is_called_like_one(given: list[str], tests: list[str], left: list[str]) -> None:
-    assert of_other_tests(given, tests, ["--fail-on"]) == left
 
 
 # --- whether two sides are two
@@ -271,20 +253,11 @@ def test_a_worktree_has_the_commit_and_is_gone_again(top: Path, temporary: Path)
         assert worktree.tree.is_relative_to(temporary)
         assert git(worktree.tree, "rev-parse", "--abbrev-ref", "HEAD") == "HEAD", "no branch"
         assert worktrees(top) == [top, worktree.tree]
+        (worktree.tree / "built.so").touch()
+        git(worktree.tree, "worktree", "lock", worktree.tree)
         worktree.remove()
         assert worktrees(top) == [top]
         assert list(temporary.iterdir()) == []
-
-
-def test_what_was_built_in_a_worktree_goes_with_it(top: Path, temporary: Path) -> None:
-    with untouched(top):
-        worktree = Worktree(top, "v1")
-        (worktree.tree / "build").mkdir()
-        (worktree.tree / "build/lib.so").write_text("built")
-        (worktree.tree / "src/a.py").write_text("edited")
-        git(worktree.tree, "worktree", "lock", worktree.tree)
-        worktree.remove()
-    assert list(temporary.iterdir()) == []
 
 
 def test_a_worktree_that_somebody_else_removed_is_no_error(top: Path, temporary: Path) -> None:
@@ -371,89 +344,6 @@ def worktree_of(process: subprocess.Popen[str]) -> Path:
     return Path(process.stdout.readline().removesuffix("\n"))
 
 
-def test_what_a_killed_run_left_is_removed_and_what_a_live_one_has_is_not(top: Path, temporary: Path) -> None:
-    with untouched(top), another_run(top) as process:
-        path = worktree_of(process)
-        Worktree(top, "v1").remove()
-        assert worktrees(top) == [top, path]
-        assert (path / "src/a.py").read_text() == "1"
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        worktree = Worktree(top, "v1")
-        assert worktrees(top) == [top, worktree.tree]
-        assert not path.parent.exists()
-        worktree.remove()
-    assert list(temporary.iterdir()) == []
-
-
-@pytest.mark.parametrize("what", ["dangling link", "link", "file", "another user's", "no lock"])
-def test_what_is_called_like_a_leftover_and_is_none_stays(
-    top: Path, tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch, what: str
-) -> None:
-    left, remote_ranks = temporary / LEFT, tmp_path / "elsewhere"
-    if "link" in what:
-        left.symlink_to(remote_ranks)
-    if what == "file":
-        left.touch()
-    if what != "file" and what != "dangling link":
-        folder = remote_ranks if what == "link" else left
-        folder.mkdir()
-        (folder / ("work" if what == "no lock" else ".alive")).touch()
-    if what == "another user's":
-        monkeypatch.setattr(os, "getuid", lambda: left.stat().st_uid + 1)
-    before = contents(tmp_path)
-    Worktree(top, "v1").remove()
-    assert contents(tmp_path) == before
-    assert [path.name for path in temporary.iterdir()] == [left.name]
-
-
-def test_a_folder_in_the_making_is_not_taken_for_a_leftover(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lock, made = fcntl.flock, []
-
-    def meanwhile(descriptor: int, operation: int) -> None:
-        if not made:
-            made.extend(temporary.iterdir())
-            Folder().remove()
-            assert made[0].exists()
-        lock(descriptor, operation)
-
-    monkeypatch.setattr(fcntl, "flock", meanwhile)
-    folder = Folder()
-    assert folder.path == made[0]
-    Folder().remove()
-    assert folder.path.exists()
-    folder.remove()
-    assert list(temporary.iterdir()) == []
-
-
-def test_a_folder_that_cannot_be_locked_leaves_nothing(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError("no locks here")
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
-    with pytest.raises(OSError, match="no locks here"):
-        Folder()
-    assert list(temporary.iterdir()) == []
-
-
-def test_a_leftover_that_another_run_removes_meanwhile_is_no_error(
-    temporary: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("_is_own", "alive"):
-        (temporary / LEFT).mkdir()
-        (temporary / LEFT / ".alive").touch()
-        original = getattr(folder_module, name)
-
-        def vanish(entry: Any, original: Any = original) -> Any:
-            shutil.rmtree(temporary / LEFT, ignore_errors=True)
-            return original(entry)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(folder_module, name, vanish)
-            Folder().remove()
-        assert list(temporary.iterdir()) == []
-
-
 @pytest.mark.skipif(not Path("/proc/locks").exists(), reason="who waits for a lock is told by Linux only")
 def test_runs_in_one_repository_add_and_remove_worktrees_one_after_the_other(top: Path) -> None:
     holder = os.open(top / ".git", os.O_RDONLY)
@@ -496,33 +386,17 @@ def await_lock(process: subprocess.Popen[str]) -> None:
         time.sleep(0.01)
 
 
-def test_two_worktrees_of_one_run_live_side_by_side(top: Path) -> None:
+@pytest.mark.parametrize("is_locked", [False, True])
+def test_the_next_run_lets_git_forget_a_worktree_of_a_killed_one(top: Path, temporary: Path, is_locked: bool) -> None:
     with untouched(top):
-        one, other = Worktree(top, "v1"), Worktree(top, "main")
-        assert [(tree.tree / "src/a.py").read_text() for tree in (one, other)] == ["1", "2"]
-        one.remove()
-        assert worktrees(top) == [top, other.tree]
-        other.remove()
-
-
-@pytest.mark.parametrize("left", ["all", "locked", "no lock", "no folder"])
-def test_what_was_left_is_removed_however_much_of_it_there_is(top: Path, temporary: Path, left: str) -> None:
-    before = contents(top)
-    path = temporary / LEFT / "a repo"
-    path.parent.mkdir()
-    (path.parent / ".alive").touch()
-    git(top, "worktree", "add", "--quiet", "--detach", path, "v1")
-    if left == "locked":
-        git(top, "worktree", "lock", path)
-    if left == "no lock":
-        (path.parent / ".alive").unlink()
-    if left == "no folder":
-        shutil.rmtree(path.parent)
-    worktree = Worktree(top, "v1")
-    assert worktrees(top) == [top, worktree.tree]
-    worktree.remove()
-    assert contents(top) == before
-    assert list(temporary.iterdir()) == []
+        killed, alive = Worktree(top, "v1"), Worktree(top, "v1")
+        if is_locked:
+            git(top, "worktree", "lock", killed.tree)
+        shutil.rmtree(killed.path)
+        worktree = Worktree(top, "v1")
+        assert set(worktrees(top)) == {top, alive.tree, worktree.tree}
+        worktree.remove()
+        alive.remove()
 
 
 def test_worktrees_of_the_users_stay_those_that_are_gone_too(top: Path, tmp_path: Path, temporary: Path) -> None:
