@@ -23,14 +23,12 @@ from pytest_ddpperf.report import text
 _CPU = Path("sys/devices/system/cpu")
 _SAMPLE_SECONDS = 1.0  # long enough for the load of a core to be known to a few percent
 _BUSY = 0.1  # of a core: below this, an idle system is that busy with itself
-_SPARE = 0.1  # of the memory: with less available, the kernel drops pages of files and reads them again
 
 _FIELDS = (
     "index",
     "name",
     "persistence_mode",
     "enforced.power.limit",
-    "power.default_limit",
     "clocks.sm",
     "clocks.max.sm",
     "utilization.gpu",
@@ -48,7 +46,6 @@ _REASONS = {
     0x80: "power brake",
 }
 _BUSY_PERCENT = 10.0
-_POWER = 0.99  # of the usual limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +65,6 @@ def run_checks(root: Path = Path("/"), seconds: float = _SAMPLE_SECONDS) -> tupl
         *_cores(root, usable),
         *_quota(root, usable),
         *_clocks(root, usable),
-        *_memory(root),
         *_load(root, usable, seconds),
         *_locks(usable),
         *_gpus(),
@@ -154,14 +150,6 @@ def _clocks(root: Path, usable: Sequence[int]) -> Iterator[Check]:
         )
 
 
-def _memory(root: Path) -> Iterator[Check]:
-    found = dict(re.findall(r"^(\w+):\s+(\d+) kB", _read(root / "proc/meminfo"), re.MULTILINE))
-    total, available = (int(found.get(name, 0)) * 1024 for name in ("MemTotal", "MemAvailable"))
-    if total:
-        advice = "end the processes that use the memory" if available < _SPARE * total else ""
-        yield Check("memory", f"{available / 1e9:.3g} of {total / 1e9:.3g} GB available", advice)
-
-
 def _load(root: Path, usable: Sequence[int], seconds: float) -> Iterator[Check]:
     """Sample what other processes and the hypervisor use of the cores."""
     before = _ticks(root, usable)
@@ -236,13 +224,6 @@ def _gpus() -> Iterator[Check]:
             "GPU clocks",
             f"{_names(slowed)} below full clocks: {', '.join(reasons)}",
             "improve cooling or power, or lock lower clocks: nvidia-smi -lgc",
-        )
-    power = [(row, _number(row["enforced.power.limit"]), _number(row["power.default_limit"])) for row in rows]
-    if limited := [row for row, own, usual in power if own and usual and own < _POWER * usual]:
-        yield Check(
-            "GPU power",
-            f"{_names(limited)} below the default power limit",
-            "use the same limit on all machines",
         )
     if off := [row for row in rows if row["persistence_mode"] == "Disabled"]:
         yield Check(

@@ -195,7 +195,10 @@ def run(arguments: argparse.Namespace) -> int:
         console.say(side_by_side.summary_lines(compared))
     else:
         console.say(side_by_side.lines(base, compared))
-    return _status(compared.outcomes)
+    if any(outcome.fails for outcome in compared.outcomes):
+        return console.NAMED_VERDICT
+    found = (outcome.verdict for outcome in compared.outcomes)
+    return _status(any(verdict is not None and verdict.status.compared for verdict in found))
 
 
 def _write(arguments: argparse.Namespace, base: StoredReport, now: StoredReport) -> None:
@@ -216,17 +219,10 @@ def _write(arguments: argparse.Namespace, base: StoredReport, now: StoredReport)
         console.write(arguments.html, page.html(now))
 
 
-def _status(outcomes: Sequence[Outcome]) -> int:
-    if any(outcome.fails for outcome in outcomes):
-        return console.NAMED_VERDICT
-    if not any(outcome.verdict is not None and outcome.verdict.status.compared for outcome in outcomes):
-        return _nothing_compared()
-    return console.OK
-
-
-def _nothing_compared() -> int:
-    console.complain("nothing was compared")
-    return console.NOTHING_IN_COMMON
+def _status(is_compared: bool) -> int:
+    if not is_compared:
+        console.complain("nothing was compared")
+    return console.OK if is_compared else console.NOTHING_IN_COMMON
 
 
 def _theirs(arguments: argparse.Namespace, contents: Sequence[tuple[Path, dict[str, Any]]]) -> int:
@@ -239,4 +235,4 @@ def _theirs(arguments: argparse.Namespace, contents: Sequence[tuple[Path, dict[s
         raise console.UsageError("files of PyTorch's benchmark are compared by two")
     base, now = (side_by_side.theirs(*each, arguments.matches) for each in contents)
     console.say(side_by_side.side_by_side(base, now))
-    return console.OK if side_by_side.in_common(base, now) else _nothing_compared()
+    return _status(side_by_side.in_common(base, now))

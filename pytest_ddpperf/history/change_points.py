@@ -15,7 +15,6 @@ from statistics import fmean, median
 
 from pytest_ddpperf.history.local_level import (
     FilteredLevel,
-    JumpEstimates,
     Observations,
     estimate_jumps,
     filter_level,
@@ -144,8 +143,8 @@ def _scan(
         if end - start >= 2 * _MIN_SIDE and (near is None or start <= near < end)
     ]
     best: tuple[float, int, int] | None = None
-    for index, side in {_largest_jump(jump.sizes, start, end) for jump in jumps for start, end in stretches}:
-        deviances = [each.deviance(jump.sizes[index] ** 2) for each, jump in zip(filtered, jumps, strict=True)]
+    for index, side in {_largest_jump(jump, start, end) for jump in jumps for start, end in stretches}:
+        deviances = [each.deviance(jump[index][0] ** 2) for each, jump in zip(filtered, jumps, strict=True)]
         deviance, share = _minimum(deviances)
         excess = without - deviance - _threshold(filtered[0].free + 1, _SHARES[share], side)
         if best is None or excess > best[0]:
@@ -153,7 +152,7 @@ def _scan(
     if best is None:
         return None, 0.0, observations.noise
     excess, index, share = best
-    point = _change_point(filtered[share], jumps[share], index, _p_value(excess, filtered[share].free + 1))
+    point = _change_point(filtered[share], jumps[share][index], index, _p_value(excess, filtered[share].free + 1))
     return point, *_downweigh_far_points(observations, {*resets, index}, _SHARES[share])
 
 
@@ -169,9 +168,9 @@ def _filter_by_share(observations: Observations, resets: Set[int]) -> list[Filte
     return found
 
 
-def _largest_jump(sizes: Sequence[float], start: int, end: int) -> tuple[int, int]:
+def _largest_jump(jumps: Sequence[tuple[float, float]], start: int, end: int) -> tuple[int, int]:
     """Return the index of the largest jump in a stretch, and the number of points on its shorter side."""
-    inner = list(map(abs, sizes[start + _MIN_SIDE : end - _MIN_SIDE + 1]))
+    inner = [abs(size) for size, _ in jumps[start + _MIN_SIDE : end - _MIN_SIDE + 1]]
     before = inner.index(max(inner)) + _MIN_SIDE
     return start + before, min(before, end - start - before)
 
@@ -203,9 +202,9 @@ def _p_value(excess: float, points: int) -> float:
     return min(1.0, _LEVEL * math.exp(-excess / 2 * (points - 3) / (points - 1)))
 
 
-def _change_point(filtered: FilteredLevel, jumps: JumpEstimates, index: int, p_value: float) -> ChangePoint:
+def _change_point(filtered: FilteredLevel, jump: tuple[float, float], index: int, p_value: float) -> ChangePoint:
     freedom = filtered.free - 1
-    size, error = jumps.sizes[index], jumps.errors[index]
+    size, error = jump
     scale = math.sqrt(filtered.variance(size**2) * filtered.free / freedom)
     return ChangePoint(index, size * error, scale * error, freedom, p_value)
 

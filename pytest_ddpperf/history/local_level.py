@@ -50,14 +50,6 @@ class FilteredLevel:
         return max((self.squares - less) / self.free, _LEAST_VARIANCE)
 
 
-@dataclass(frozen=True, slots=True)
-class JumpEstimates:
-    """The jump of the level at each point, relative to the scale of the noise; 0 at a reset."""
-
-    sizes: list[float]  # in standard errors
-    errors: list[float]  # the standard errors
-
-
 def filter_level(observations: Observations, resets: Set[int], share: float) -> FilteredLevel:
     """Run the Kalman filter forwards. This loop is short because each point passes it several times."""
     rows = list(zip(observations.values, observations.noise, observations.moves, strict=True))
@@ -82,20 +74,22 @@ def filter_level(observations: Observations, resets: Set[int], share: float) -> 
     return FilteredLevel(squares, logs, len(rows) - 1 - len(resets), scaled, precisions)
 
 
-def estimate_jumps(observations: Observations, known: FilteredLevel) -> JumpEstimates:
-    """Run the filter backwards: P. de Jong and J. Penzer, "Diagnosing shocks in time series", Journal of the American
-    Statistical Association 93 (1998)."""
-    sizes: list[float] = []
-    errors: list[float] = []
+def estimate_jumps(observations: Observations, known: FilteredLevel) -> list[tuple[float, float]]:
+    """Return the jump of the level at each point, in standard errors, and its standard error relative to the scale of
+    the noise; 0 at a reset.
+
+    The filter runs backwards: P. de Jong and J. Penzer, "Diagnosing shocks in time series", Journal of the American
+    Statistical Association 93 (1998).
+    """
+    jumps: list[tuple[float, float]] = []
     behind = weight = 0.0
     for scaled, precision, noise in _backwards(observations, known):
         kept = noise * precision  # the part of a jump that is left after the next point
         behind = scaled + kept * behind
         weight = precision + kept * kept * weight
         error = 1 / math.sqrt(weight) if weight else 0.0
-        errors.append(error)
-        sizes.append(behind * error)
-    return JumpEstimates(sizes[::-1], errors[::-1])
+        jumps.append((behind * error, error))
+    return jumps[::-1]
 
 
 def measure_distances(observations: Observations, resets: Set[int], share: float) -> list[float]:

@@ -214,14 +214,11 @@ def _match_accepted(
     for each in accepted:
         if (each.environment, each.test, each.must_match, each.metric) != key:
             continue
-        indexes = [index for index, run in enumerate(series.runs) if run.entry.commit == each.commit]
-        fitting = []
-        for point in points:
-            distance = min((abs(point.index - index) for index in indexes), default=math.inf)
-            if distance <= _INDEX_ERROR and _is_no_larger(point, each.change):
-                fitting.append((distance, point.index))
-        if fitting:
-            whys[min(fitting)[1]] = each.why
+        places = [index for index, run in enumerate(series.runs) if run.entry.commit == each.commit]
+        fitting = [point.index for point in points if _is_no_larger(point, each.change)]
+        distance, index = min(((abs(i - place), i) for i in fitting for place in places), default=(math.inf, 0))
+        if distance <= _INDEX_ERROR:
+            whys[index] = each.why
     return whys
 
 

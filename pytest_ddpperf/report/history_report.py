@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any
 from pytest_ddpperf.history.change_points import MIN_POINTS
 from pytest_ddpperf.history.series import ChangeStatus, HistoryAnalysis, HistoryChange, Series
 from pytest_ddpperf.report import figures, text
-from pytest_ddpperf.report.page import Table, rendered
+from pytest_ddpperf.report.page import rendered
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 # Each figure takes a tenth of a second and 10 kB.
 _MAX_FIGURES = 200
-_LAST_RUNS = 10  # in the table of numbers, in addition to those around change points
 _COLOURS = {ChangeStatus.REGRESSED: figures.BAD, ChangeStatus.IMPROVED: figures.GOOD}
 
 
@@ -102,7 +101,6 @@ def _card(anchor: str, series: Series, changes: Sequence[HistoryChange], metrics
         "opened": status == ChangeStatus.REGRESSED.value,
         "changes": [f"{change.status.value}: {'; '.join(change_lines(change))}" for change in changes],
         "figures": [_figure(series, metric, of_metric) for metric, of_metric in by_metric.items()],
-        "tables": [_numbers(series, metric, of_metric) for metric, of_metric in by_metric.items()],
     }
 
 
@@ -127,20 +125,3 @@ def _figure(series: Series, metric: str, changes: Sequence[HistoryChange]) -> di
 
     described = f"{text.several(len(dates), 'run')}; the last took {text.seconds(seconds[-1])}"
     return figures.figure(f"{metric} of each run", described, draw)
-
-
-def _numbers(series: Series, metric: str, changes: Sequence[HistoryChange]) -> Table:
-    """Return the runs around change points and the last ones."""
-    status = {change.index: change.status.value for change in changes}
-    shown = {index - offset for index in status for offset in (0, 1)}
-    shown |= set(range(max(0, len(series.runs) - _LAST_RUNS), len(series.runs)))
-    seconds = [text.seconds(math.exp(estimate.value)) for estimate in series.estimates(metric)]
-    entries = [run.entry for run in series.runs]
-    return Table(
-        title=f"{metric} around change points, and of the last runs",
-        head=("commit", "date", "change point", metric),
-        rows=tuple(
-            (entries[index].commit[:12], entries[index].committed[:10], status.get(index, ""), seconds[index])
-            for index in sorted(shown)
-        ),
-    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from statistics import median
 from typing import Any
 
@@ -19,13 +19,7 @@ _LONGEST = 1_000  # characters of a line of the sentence; only what is hostile i
 _SHOWN = (5, 10, 25, 50, 75, 90, 95)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
-    """A table of a page; the first cell names a row."""
-
-    title: str
-    head: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
+Table = dict[str, Any]  # title, head and rows, as the template shows it; the first cell names a row
 
 
 def html(stored: StoredReport) -> str:

@@ -47,10 +47,8 @@ def _rounded(seconds: float) -> str:
     if seconds < 55:
         return f"{max(10, round(seconds, -1)):.0f} s"
     minutes = round(seconds / 60)
-    if minutes < 100:
-        return f"{minutes} min"
     hours, rest = divmod(round(minutes, -1), 60)
-    return f"{hours} h {rest} min" if rest else f"{hours} h"
+    return f"{minutes} min" if minutes < 100 else f"{hours} h {rest} min"
 
 
 def waiting(resource: str, holder: int | None, seconds: float) -> str:

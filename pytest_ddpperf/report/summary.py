@@ -101,7 +101,7 @@ def worst_first(outcomes: Sequence[Outcome]) -> list[Outcome]:
 
 
 def _change_size(outcome: Outcome) -> float:
-    """The largest change, of those that decided if any did; without direction where it is for the better."""
+    """Return the largest change, of those that decided if any did; without direction if it is for the better."""
     verdict = outcome.verdict
     if verdict is None:
         return 0.0

@@ -12,7 +12,6 @@ from pytest_ddpperf.records import (
     LaunchSteps,
     Outcome,
     Phases,
-    Recording,
     RunInfo,
     Samples,
     Scalar,
@@ -228,19 +227,8 @@ def baseline_table(environment: str, baselines: Iterable[Baseline]) -> Iterator[
     rows = []
     for baseline in baselines:
         last = baseline.sessions[-1]
-        name = text.shortened(str(baseline.test))
-        rows.append(
-            (name, str(len(baseline.sessions)), _day(last), text.commit(last.commit) or "-", _resolves(last) or "-")
-        )
+        resolves = (f"{name} {text.amount(text.resolved(name, time))}" for name, time in last.resolution.items())
+        row = (last.created.partition("T")[0] or "unknown", text.commit(last.commit) or "-", ", ".join(resolves) or "-")
+        rows.append((text.shortened(str(baseline.test)), str(len(baseline.sessions)), *row))
     yield environment
     yield from (f"  {line}" for line in text.aligned([_BASELINE_TITLES, *rows]))
-
-
-def _day(session: Recording) -> str:
-    return session.created.partition("T")[0] or "unknown"
-
-
-def _resolves(session: Recording) -> str:
-    """Return the smallest change that two measurements like it can detect."""
-    found = session.resolution.items()
-    return ", ".join(f"{metric} {text.amount(text.resolved(metric, time))}" for metric, time in found)

@@ -10,7 +10,6 @@ import pytest
 
 from pytest_ddpperf.history.change_points import RunEstimate, find_change_points, find_largest, weigh_runs
 from pytest_ddpperf.history.local_level import (
-    JumpEstimates,
     Observations,
     estimate_jumps,
     filter_level,
@@ -38,7 +37,7 @@ def jumping(values: Sequence[float], *jumps: tuple[int, float]) -> list[float]:
     return [value + sum(by for place, by in jumps if at >= place) for at, value in enumerate(values)]
 
 
-def jumps_of(observations: Observations, share: float = 0.0) -> JumpEstimates:
+def jumps_of(observations: Observations, share: float = 0.0) -> list[tuple[float, float]]:
     return estimate_jumps(observations, filter_level(observations, set(), share))
 
 
@@ -55,23 +54,24 @@ def test_a_jump_explains_what_the_innovations_lose_by_it(share: float) -> None:
     values = jumping(gaussian(12), (7, 2.0))
     known = filter_level(observed(values), set(), share)
     jumps = estimate_jumps(observed(values), known)
-    size = jumps.sizes[7] * jumps.errors[7]
+    in_errors, error = jumps[7]
+    size = in_errors * error
     without = filter_level(observed(jumping(values, (7, -size))), set(), share)
-    assert without.squares == pytest.approx(known.squares - jumps.sizes[7] ** 2)
+    assert without.squares == pytest.approx(known.squares - in_errors**2)
     nearby = [filter_level(observed(jumping(values, (7, -size + by))), set(), share).squares for by in (-0.01, 0.01)]
     assert min(nearby) > without.squares
-    assert known.deviance(jumps.sizes[7] ** 2) == pytest.approx(without.deviance())
+    assert known.deviance(in_errors**2) == pytest.approx(without.deviance())
 
 
 def test_without_drift_a_jump_is_the_difference_of_means() -> None:
     jumps = jumps_of(observed([1.0, 3.0, 5.0, 9.0, 11.0]))
-    assert jumps.sizes[3] * jumps.errors[3] == pytest.approx(10.0 - 3.0)
-    assert jumps.errors[3] == pytest.approx(math.sqrt(1 / 3 + 1 / 2))
+    assert math.prod(jumps[3]) == pytest.approx(10.0 - 3.0)
+    assert jumps[3][1] == pytest.approx(math.sqrt(1 / 3 + 1 / 2))
 
 
 def test_points_count_by_their_own_error() -> None:
     jumps = jumps_of(observed([0.0, 0.0, 4.0, 8.0], noise=[1.0, 1.0, 1.0, 3.0]))
-    assert jumps.sizes[2] * jumps.errors[2] == pytest.approx((4.0 * 3 + 8.0) / 4)
+    assert math.prod(jumps[2]) == pytest.approx((4.0 * 3 + 8.0) / 4)
 
 
 def test_a_reset_level_is_independent_of_the_points_before() -> None:
@@ -79,7 +79,7 @@ def test_a_reset_level_is_independent_of_the_points_before() -> None:
     halves = filter_level(points, {2}, 0.5)
     assert halves.free == 2
     assert halves.squares == pytest.approx(2 / 2.5)
-    assert estimate_jumps(points, halves).sizes[2] == 0.0
+    assert estimate_jumps(points, halves)[2][0] == 0.0
 
 
 def test_the_distance_of_a_point_is_from_all_others() -> None:
@@ -90,7 +90,7 @@ def test_the_distance_of_a_point_is_from_all_others() -> None:
 def test_a_longer_time_lets_the_level_move_further() -> None:
     values = [0.0, 0.0, 3.0, 3.0]
     near, late = (jumps_of(observed(values, moves=[1, 1, move, 1]), 0.1) for move in (1, 100))
-    assert abs(late.sizes[2]) < abs(near.sizes[2]) / 2
+    assert abs(late[2][0]) < abs(near[2][0]) / 2
 
 
 # --- change points

@@ -555,7 +555,7 @@ USUAL: dict[str, Any] = {"launch": 2, "launches": 5, "phase": "steps", "step": 3
                 (58.0, "1 min"),
                 (5_900.0, "98 min"),
                 (7_830.0, "2 h 10 min"),
-                (7_140.0, "2 h"),
+                (7_140.0, "2 h 0 min"),
             )
         ),
     ],
