@@ -56,13 +56,8 @@ def launch_failure(error: LaunchError, launch: int, launches: int) -> str:
 def _gate_failure(outcome: Outcome) -> Iterator[str]:
     verdict = outcome.verdict
     assert verdict is not None
-    reason = {
-        Status.NO_BASELINE: sentences.missing(outcome),
-        Status.INCOMPARABLE: sentences.incomparable(outcome),
-        Status.NOT_GATED: sentences.not_gated(outcome),
-    }.get(verdict.status)
-    if reason is not None:
-        yield f"{verdict}: {reason}"
+    if not verdict.status.compared:
+        yield f"{verdict}: {sentences.why_not_compared(outcome)}"
         yield from outcome.notes
         yield from remedy(outcome)
         return

@@ -56,19 +56,21 @@ def sentence(outcome: Outcome) -> str:
     if verdict.status is Status.IMPROVED:
         accept = ": --ddp-save-baseline makes it the new baseline" if _stored(outcome) else ""
         return f"IMPROVED: {_changes(outcome)}{accept}"
-    if verdict.status is Status.NO_BASELINE and not _stored(outcome):
-        return f"NO BASELINE: {missing(outcome)}"
-    if verdict.status is Status.NO_BASELINE:
+    if verdict.status is Status.NO_BASELINE and _stored(outcome):
         return f"NO BASELINE at {outcome.baseline_path}: record one with --ddp-save-baseline"
-    if verdict.status is Status.INCOMPARABLE:
-        return f"INCOMPARABLE: {incomparable(outcome)}"
     if verdict.status is Status.NOT_GATED and outcome.saved:
         earlier = outcome.saved - 1
         before = f", in addition to {text.several(earlier, 'earlier session')}" if earlier else ""
         return f"saved {outcome.baseline_path}, {len(outcome.phases)} launches{before}"
-    if verdict.status is Status.NOT_GATED:
-        return f"NOT GATED: {not_gated(outcome)}"
-    return f"{verdict}: {_changes(outcome)}"
+    return f"{verdict}: {_changes(outcome) if verdict.status.compared else why_not_compared(outcome)}"
+
+
+def why_not_compared(outcome: Outcome) -> str:
+    """Return why nothing was compared, and what to do."""
+    assert outcome.verdict is not None
+    if outcome.verdict.status is Status.NO_BASELINE:
+        return _missing(outcome)
+    return _incomparable(outcome) if outcome.verdict.status is Status.INCOMPARABLE else _not_gated(outcome)
 
 
 def _stored(outcome: Outcome) -> bool:
@@ -98,7 +100,7 @@ def left_out(verdict: Verdict) -> Iterator[str]:
         yield f"dropped the default limit{'s' * (len(of_it) > 1)} {', '.join(of_it)}: {reason}"
 
 
-def missing(outcome: Outcome) -> str:
+def _missing(outcome: Outcome) -> str:
     """Return why there is nothing to compare with."""
     if outcome.baseline_side is not None:
         return not_measured(outcome.baseline_side)
@@ -114,7 +116,7 @@ def _changes(outcome: Outcome) -> str:
     return "; ".join(same)
 
 
-def incomparable(outcome: Outcome) -> str:
+def _incomparable(outcome: Outcome) -> str:
     """Return why the baseline cannot be compared, and what to do."""
     assert outcome.verdict is not None
     reason, differences = outcome.verdict.reason, ", ".join(outcome.verdict.differences)
@@ -131,7 +133,7 @@ def incomparable(outcome: Outcome) -> str:
     return f"{why}; record a new baseline with --ddp-save-baseline, or measure as it was recorded"
 
 
-def not_gated(outcome: Outcome) -> str:
+def _not_gated(outcome: Outcome) -> str:
     """Return why nothing was compared."""
     assert outcome.verdict is not None
     if outcome.verdict.reason == "saving":

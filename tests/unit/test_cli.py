@@ -52,6 +52,8 @@ def test_help_names_the_commands_and_the_exit_statuses(capsys: pytest.CaptureFix
         (["dif"], "invalid choice: 'dif'"),
         (["diff"], "the following arguments are required: BASE, NOW"),
         (["diff", "a", "b", "--thresh", "p50:5%"], "unrecognized arguments: --thresh"),
+        (["diff", "a", "b", "--threshold", "p50"], "argument --threshold: 'p50': not metric:N% or metric:Nms"),
+        (["diff", "a", "b", "--fail-on", "regresed"], "did you mean regressed?"),
     ],
 )
 def test_a_command_that_cannot_be_ends_with_4(

@@ -72,6 +72,13 @@ def comparison(status: Status = Status.REGRESSED, metric: str = "p50", **kwargs:
     )
 
 
+def risen(
+    metric: str = "rpc.bytes", before: int = 1000, now: int = 1250, status: Status = Status.REGRESSED
+) -> CounterChange:
+    limit = Limit(metric=metric, value=0.0, unit="%")
+    return CounterChange(limit=limit, status=status, baseline=before, now=now)
+
+
 def verdict(status: Status, reason: str = "x", **kwargs: Any) -> Verdict:
     compared = (comparison(status),) if status.compared else ()
     return Verdict(status=status, reason=reason, **{"comparisons": compared, **kwargs})
@@ -161,30 +168,25 @@ def test_the_header_names_versions_and_places() -> None:
 # --- table
 
 
-def test_a_row_has_times_rates_change_and_verdict() -> None:
-    head, row = terminal.table([outcome(verdict(Status.REGRESSED))], verbosity=0)
+EXAMPLES = (((10, 10, 40), (10, 10, 40)),) * 2  # two ranks; the steps process 20, 20, 80 examples in 0.2 s
+
+
+@pytest.mark.parametrize(
+    ("measured", "p50"),
+    [
+        (outcome(verdict(Status.REGRESSED)), ["0.200s", "320/s"]),  # 2 ranks x 32 examples / 0.2 s
+        (outcome(verdict(Status.REGRESSED), batch_size=None), ["0.200s", "-"]),
+        (outcome(verdict(Status.REGRESSED), measurement=measurement(examples=EXAMPLES)), ["0.200s", "100/s"]),
+    ],
+    ids=["batch size", "no batch size", "examples"],
+)
+def test_a_row_has_times_rates_change_and_verdict(measured: Outcome, p50: list[str]) -> None:
+    head, row = terminal.table([measured, FAILED], verbosity=0)
     assert head.split() == [
         "ranks", *[word for q in (50, 75, 90, 95) for word in (f"p{q}", "sec/iter", "ex/sec")], "change", "verdict"
     ]  # fmt: skip
-    assert row.startswith("tests/test_a.py::test_step  2 gloo  ")
-    assert "0.200s   320/s" in row  # 2 ranks x 32 examples / 0.2 s
-    assert "p50 +12.3 % [+8.1 %, +16.7 %]" in row
-    assert row.endswith("REGRESSED")
-
-
-def test_without_a_batch_size_there_is_no_rate_and_without_figures_no_row() -> None:
-    _, row = terminal.table([outcome(verdict(Status.NOT_GATED, "gate-off"), batch_size=None), FAILED], verbosity=0)
-    assert "/s" not in row
-    assert row.split()[-2:] == ["NOT", "GATED"]
-
-
-def test_a_rate_comes_from_the_examples_of_each_step() -> None:
-    reported = (((10, 10, 40), (10, 10, 40)),) * 2  # two ranks; the steps process 20, 20, 80 examples in 0.2 s
-    row = list(
-        terminal.table([outcome(verdict(Status.PASS), measurement=measurement(examples=reported))], verbosity=0)
-    )[1]
-    assert "100/s" in row  # p50: 20 / 0.2; the batch size of 32 is not used
-    assert "320/s" not in row
+    assert row.split()[:5] == ["tests/test_a.py::test_step", "2", "gloo", *p50]
+    assert row.endswith("  p50 +12.3 % [+8.1 %, +16.7 %]  REGRESSED")
 
 
 def test_ranks_and_costs_are_shown_when_asked() -> None:
@@ -313,6 +315,22 @@ def coarse(nodeid: str = "tests/test_a.py::test_step", **needed: int | None) -> 
             outcome(verdict(Status.INCOMPARABLE, "must-match", differences=("batch_size 32 -> 64",))),
             "INCOMPARABLE: batch_size 32 -> 64; record a new baseline with --ddp-save-baseline",
         ),
+        (
+            outcome(
+                verdict(
+                    Status.IMPROVED, "counter-fell", comparisons=(), counters=(risen(now=500, status=Status.IMPROVED),)
+                )
+            ),
+            "IMPROVED: rpc.bytes -50.0 % (limit rpc.bytes:0%)",
+        ),
+        (
+            outcome(verdict(Status.INCOMPARABLE, "unknown-counter-now", differences=("rpc.bytes is unknown now",))),
+            "is unknown now: launches differ, or do not report it, so",
+        ),
+        (
+            outcome(verdict(Status.INCOMPARABLE, "unknown-counter", differences=("x is unknown in the baseline",))),
+            "x is unknown in the baseline; record a new baseline",
+        ),
         (outcome(verdict(Status.INCOMPARABLE, "no-cpu-time")), "CPU time is limited, and the baseline has none"),
         (outcome(verdict(Status.NOT_GATED, "gate-off")), "NOT GATED: gate=False"),
         (outcome(verdict(Status.NOT_GATED, "disabled")), "NOT GATED: --ddp-disable"),
@@ -390,11 +408,6 @@ def test_advice_for_several_measurements_is_given_once(outcomes: list[Outcome], 
 # --- counters
 
 
-def risen(metric: str = "rpc.bytes", before: int = 1000, now: int = 1250) -> CounterChange:
-    limit = Limit(metric=metric, value=0.0, unit="%")
-    return CounterChange(limit=limit, status=Status.REGRESSED, baseline=before, now=now)
-
-
 def test_a_counter_that_rose_is_the_change_in_the_table_and_in_the_failure() -> None:
     red = verdict(Status.REGRESSED, "counter-rose", comparisons=(comparison(Status.PASS),), counters=(risen(),))
     _, row = terminal.table([outcome(red)], verbosity=0)
@@ -406,18 +419,6 @@ def test_a_counter_that_rose_is_the_change_in_the_table_and_in_the_failure() -> 
     ]
     assert dict(ci.junit_properties(outcome(red)))["ddpperf.metric"] == "rpc.bytes"
     assert dict(ci.junit_properties(outcome(red)))["ddpperf.ratio"] == "1.2500"
-
-
-def test_a_counter_that_fell_and_one_that_is_unknown_are_told() -> None:
-    fell = replace(risen(now=500), status=Status.IMPROVED)
-    green = outcome(verdict(Status.IMPROVED, "counter-fell", comparisons=(), counters=(fell,)))
-    assert "IMPROVED: rpc.bytes -50.0 % (limit rpc.bytes:0%)" in next(terminal.summary([green]))
-    unknown = outcome(verdict(Status.INCOMPARABLE, "unknown-counter-now", differences=("rpc.bytes is unknown now",)))
-    assert "is unknown now: launches differ, or do not report it, so" in next(terminal.summary([unknown]))
-    before = replace(
-        unknown, verdict=verdict(Status.INCOMPARABLE, "unknown-counter", differences=("x is unknown in the baseline",))
-    )
-    assert "x is unknown in the baseline; record a new baseline" in next(terminal.summary([before]))
 
 
 def test_a_failure_says_what_trainers_waited_for_rpc() -> None:
