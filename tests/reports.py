@@ -150,7 +150,7 @@ def in_turns(name: str, now: Drawn, base: Drawn, *, stretches: bool = True, **kw
     measured, other = measurement(now), measurement(base)
     lengths = ((now.steps // 5,) * 5,) * now.launches if stretches else ()
     verdict = judge(measured, [other], LIMITS, interleaved=True, stretches=lengths)
-    beside = BaselineSide(
+    side = BaselineSide(
         version=_VERSION,
         seed=now.seed,
         order="".join("".join(source.sample("bn", 2)) for _ in range(now.launches)),
@@ -159,7 +159,7 @@ def in_turns(name: str, now: Drawn, base: Drawn, *, stretches: bool = True, **kw
         imported=12,
         differing=("src/net.py",),
     )
-    reported = outcome(name, now, verdict, measured, baseline_side=beside, **kwargs)
+    reported = outcome(name, now, verdict, measured, baseline_side=side, **kwargs)
     baseline = Baseline(test=reported.test, sessions=(Recording(measurement=other, commit=_VERSION.commit),))
     return failure.explained(reported, baseline=baseline, accept_command="pytest --ddp-save-baseline")
 

@@ -68,13 +68,13 @@ _NAMES = ("verdict", "reason", "metric", "ratio", "interval", "resolution", "aga
 
 
 def junit_names(label: str) -> tuple[str, ...]:
-    """All properties that a measurement may have."""
+    """Return all properties that a measurement may have."""
     prefix = f"ddpperf.{label}." if label else "ddpperf."
     return tuple(prefix + name for name in _NAMES)
 
 
 def junit_properties(outcome: Outcome) -> list[tuple[str, str]]:
-    """ddpperf.verdict, .reason, .p50 (seconds); with a comparison .metric, .ratio (now / baseline), .interval
+    """Return ddpperf.verdict, .reason, .p50 (seconds); with a comparison .metric, .ratio (now / baseline), .interval
     (of the ratio), .resolution (the smallest detectable change); compared with another version .against and
     .against_commit.
 

@@ -44,12 +44,12 @@ def explained(outcome: Outcome, *, baseline: Baseline | None, accept_command: st
 
 
 def gate_failure(outcome: Outcome) -> str:
-    """Why a verdict fails its test, and the command that would accept the new figures."""
+    """Return why a verdict fails its test, and the command that would accept the new figures."""
     return "\n".join(_gate_failure(outcome))
 
 
 def launch_failure(error: LaunchError, launch: int, launches: int) -> str:
-    """A launch's error, with its place among the launches (from 1)."""
+    """Return a launch's error with its place among the launches (from 1)."""
     return f"launch {launch} of {launches}: {error}"
 
 
@@ -85,13 +85,13 @@ def _gate_failure(outcome: Outcome) -> Iterator[str]:
 
 
 def differences(verdict: Verdict) -> Iterator[str]:
-    """What else is not as it was, if anything."""
+    """Yield what differs in the environment, if anything."""
     if verdict.differences:
         yield f"differs from the baseline's environment: {', '.join(verdict.differences)}"
 
 
 def remedy(outcome: Outcome) -> Iterator[str]:
-    """What makes the figures a baseline, if anything does."""
+    """Yield the command that makes the figures a baseline, if there is one."""
     compared = outcome.verdict is not None and outcome.verdict.status.compared
     if outcome.accept:
         yield f"accept:   {outcome.accept}" if compared else f"record: {outcome.accept}"
@@ -120,7 +120,7 @@ def metrics(comparisons: Sequence[Comparison], counters: Sequence[CounterChange]
 
 
 def _evidence(outcome: Outcome, baseline: Baseline) -> str:
-    """What both sides are made of."""
+    """Return the numbers of launches and sessions of both sides."""
     assert outcome.verdict is not None
     sessions = len(baseline.sessions)
     before = sum(measurement.samples.launches for measurement in baseline.measurements)
@@ -138,7 +138,7 @@ _MAIN_PART = 0.5
 
 
 def rank_lines(outcome: Outcome, baseline: Baseline) -> Iterator[str]:
-    """What the ranks' own figures say of the times that got worse, if any did."""
+    """Yield what the ranks' own figures say about times that got worse, if any did."""
     assert outcome.verdict is not None
     assert outcome.measurement is not None
     sides = [outcome.measurement.samples, *(session.samples for session in baseline.measurements)]
@@ -152,7 +152,7 @@ def rank_lines(outcome: Outcome, baseline: Baseline) -> Iterator[str]:
 
 
 def _worst_change(verdict: Verdict) -> Comparison | None:
-    """The largest change for the worse that the verdict rests on: of wall time, if there is one."""
+    """Return the largest change for the worse that the verdict rests on: of wall time, if there is one."""
     worse = [c for c in verdict.comparisons if c.status is verdict.status and c.change.estimate > 0]
     return max(worse, key=lambda c: (not c.limit.is_cpu_time, c.change.estimate), default=None)
 
@@ -183,8 +183,9 @@ def _waiting(outcome: Outcome) -> str:
 
 
 def _slowest(names: Sequence[str], main: dict[str, list[float]], of_it: str) -> str:
-    """The ranks whose figure rose by a main part of the change, and the others' by less than half as much; `names` are
-    by rank."""
+    """Return the ranks whose figure rose by a main part of the change, if the others' rose by less than half as much.
+
+    `names` are by rank."""
     for figure, by_rank in main.items():
         slow = [rank for rank, rise in enumerate(by_rank) if rise > max(by_rank) / 2]
         if len(slow) < len(by_rank):
@@ -200,7 +201,7 @@ def _slowest(names: Sequence[str], main: dict[str, list[float]], of_it: str) -> 
 
 
 def _rises(sides: Sequence[LaunchRankSteps], q: float) -> list[float]:
-    """By how many seconds each rank's q-th percentile rose, from the mean over sessions to the first side."""
+    """Return by how many seconds each rank's q-th percentile rose, from the mean over sessions to the first side."""
     now, *before = (by_rank(side, q) for side in sides)
     return [after - stats.geometric_mean(earlier) for after, *earlier in zip(now, *before, strict=True)]
 
@@ -211,7 +212,7 @@ def by_rank(durations: LaunchRankSteps, q: float) -> list[float]:
 
 
 def _blocked(plan: Plan, *, now: Samples, base: Samples) -> Iterator[str]:
-    """How much of a step each trainer waited for RPC, and how much of the change that is."""
+    """Yield how long each trainer waited for RPC in a step, and how much of the change that is."""
     if now.blocked_seconds is None or base.blocked_seconds is None:
         return
     waited, waits = medians(base.blocked_seconds), medians(now.blocked_seconds)

@@ -84,7 +84,7 @@ def _about(run: RunInfo) -> Iterator[str]:
 
 
 def appends(path: Path) -> bool:
-    """Whether `path` is the summary of a GitHub step, to which all commands of the step append."""
+    """Return whether `path` is the summary of a GitHub step, to which all commands of the step append."""
     summary = os.environ.get("GITHUB_STEP_SUMMARY", "")
     return summary != "" and os.path.realpath(summary) == os.path.realpath(path)
 
@@ -125,7 +125,7 @@ def _details(outcome: Outcome) -> str:
 
 
 def _folded(summary: str, inner: str, *, open_: bool = False) -> str:
-    """`summary` is HTML, `inner` Markdown, which begins behind a line that is empty."""
+    """Return a folded section. `summary` is HTML; `inner` is Markdown, which begins after an empty line."""
     return f"<details{' open' * open_}><summary>{summary}</summary>\n\n{inner}\n\n</details>"
 
 

@@ -26,7 +26,7 @@ def line(
     tests: int = 1,
     left_seconds: float | None = None,
 ) -> str:
-    """ "test 3/12 (4 min left), launch 2/5, step 30/50, p50 so far 0.243s"; `launch` and `test` from 1, `step`
+    """Return "test 3/12 (4 min left), launch 2/5, step 30/50, p50 so far 0.243s"; `launch` and `test` from 1, `step`
     counts those that have ended. A launch without steps calls a function."""
     if phase == "steps":
         place = f"step {step}/{steps}" if steps else "the function"
@@ -43,7 +43,7 @@ def line(
 
 
 def _rounded(seconds: float) -> str:
-    """ "50 s", "4 min", "2 h 10 min": an estimate is no better."""
+    """Return "50 s", "4 min", "2 h 10 min": an estimate is no better."""
     if seconds < 55:
         return f"{max(10, round(seconds, -1)):.0f} s"
     minutes = round(seconds / 60)
@@ -52,6 +52,6 @@ def _rounded(seconds: float) -> str:
 
 
 def waiting(resource: str, holder: int | None, seconds: float) -> str:
-    """While other processes time their steps on the same core or device; `holder` is the pid of the one that does."""
+    """Return the line of a run that waits for a core or device; `holder` is the pid of the process that uses it."""
     by = f"pid {holder}" if holder is not None else "another process"
     return f"waiting for {resource or 'the host'}, in use by {by}, {seconds:.0f} s"

@@ -12,9 +12,9 @@ from typing import Any
 from pytest_ddpperf.baseline.content import environment_name
 from pytest_ddpperf.records import Outcome, RunInfo, Scalar, Status
 from pytest_ddpperf.records.errors import ReportError
-from pytest_ddpperf.report import failure, sentences, terminal, text
+from pytest_ddpperf.report import failure, sentences, text
 from pytest_ddpperf.report.json_report import Entry, StoredReport
-from pytest_ddpperf.report.summary import count, last_line
+from pytest_ddpperf.report.summary import advice, count, last_line
 from pytest_ddpperf.verdict import stats
 
 _TITLES = ("", "ranks", *failure.METRIC_TITLES, "verdict")
@@ -49,7 +49,7 @@ def summary_lines(now: StoredReport) -> Iterator[str]:
 def run_messages(report: StoredReport) -> list[str]:
     """Return the lines about a report that is shown alone, with the runs that `ddpperf diff` compared it with."""
     bases = (f"base: {_run(run)}" for run in report.bases)
-    return [*bases, *report.run.messages, *report.messages, *terminal.remarks(report.outcomes)]
+    return [*bases, *report.run.messages, *report.messages, *advice(report.outcomes)]
 
 
 def _run(run: RunInfo) -> str:

@@ -38,8 +38,9 @@ def count(outcomes: Sequence[Outcome], *runs: RunInfo) -> dict[str, int]:
 
 
 def last_line(counts: Mapping[str, int], only_before: int = 0) -> str:
-    """ "ddpperf: 3 of 5 compared: 2 passed, 1 regressed; 1 without baseline, 1 not gated; 1 skipped". `only_before` are
-    measurements that only the baseline run has."""
+    """Return "ddpperf: 3 of 5 compared: 2 passed, 1 regressed; 1 without baseline, 1 not gated; 1 skipped".
+
+    `only_before` is the number of measurements that only the baseline run has."""
     failures = counts["other_failures"]
     words = {"failed": "failed to measure", "other_failures": text.several(failures, "other failure").partition(" ")[2]}
     parts = [
@@ -56,7 +57,7 @@ _UNINTENDED = ("debugging-variable", "no-supported-limit")
 
 
 class Concern(IntEnum):
-    """How much a measurement is to be looked at, most important first."""
+    """The attention that a measurement needs, most first."""
 
     FAILS = 0  # its test
     DOUBTFUL = 1  # its test passes, but not because all is well
@@ -116,7 +117,7 @@ _TIMES_LAUNCHES, _USUAL_LAUNCHES = 4, 20
 
 
 def advice(outcomes: Sequence[Outcome]) -> Iterator[str]:
-    """For the summary of a run."""
+    """Yield advice for the summary of a run."""
     # In a comparison of two reports, both sides are already measured: no option helps.
     outcomes = [outcome for outcome in outcomes if outcome.baseline_path or outcome.baseline_side is not None]
     yield from _resolution(outcomes)
@@ -124,7 +125,7 @@ def advice(outcomes: Sequence[Outcome]) -> Iterator[str]:
 
 
 def _resolution(outcomes: Sequence[Outcome]) -> Iterator[str]:
-    """Limits that are finer than what measurements can see, with what would make them see those."""
+    """Yield limits that are finer than the smallest detectable change, with what would make that smaller."""
     advised: dict[str, dict[str, list[Comparison]]] = {}  # by advice, and by the name of a measurement
     for outcome in outcomes:
         comparisons = outcome.verdict.comparisons if outcome.verdict is not None else ()
@@ -145,7 +146,7 @@ def _resolution(outcomes: Sequence[Outcome]) -> Iterator[str]:
 
 
 def _advice_for(outcome: Outcome, coarse: Sequence[Comparison]) -> str:
-    """What would make a measurement see changes as small as its limits; it may have a place for `launches`."""
+    """Return what would make changes as small as the limits detectable; it may have a place for `launches`."""
     assert outcome.verdict is not None
     stored = outcome.baseline_side is None
     needed = [c.launches_needed for c in coarse if c.launches_needed is not None]

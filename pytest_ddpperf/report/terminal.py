@@ -25,7 +25,7 @@ _PERCENTILES = (50, 75, 90, 95)
 
 
 def header(facts: Mapping[str, Scalar], *, verbose: bool) -> Iterator[str]:
-    """What runs the ranks, from the facts of a probe rank; `places` says in words where each world size runs."""
+    """Yield what runs the ranks, from the facts of a probe rank; `places` says where each world size runs."""
     versions = [f"torch {facts.get('torch')}", f"Python {facts.get('python')}"]
     versions += [f"{name} {facts[key]}" for key, name in (("cuda", "CUDA"), ("nccl", "NCCL")) if facts.get(key)]
     parts = [", ".join(versions)]
@@ -44,7 +44,7 @@ def header(facts: Mapping[str, Scalar], *, verbose: bool) -> Iterator[str]:
 
 
 def table(outcomes: Sequence[Outcome], *, verbosity: int) -> Iterator[str]:
-    """A row a measurement: step times and rates at percentiles, change, verdict; with rows a rank at -v."""
+    """Yield a row per measurement: step times and rates at percentiles, change, verdict; at -v with rows per rank."""
     rows = [row(outcome) for outcome in outcomes if outcome.measurement is not None]
     if not rows:
         return
@@ -66,18 +66,13 @@ def summary(outcomes: Sequence[Outcome], *runs: RunInfo, never_measured: Sequenc
     are node ids."""
     for outcome in outcomes:
         yield from sentences.summary_lines(outcome)
-    yield from remarks(outcomes, never_measured=never_measured)
+    yield from unmeasured(never_measured)
+    yield from advice(outcomes)
     yield last_line(count(outcomes, *runs))
 
 
-def remarks(outcomes: Sequence[Outcome], *, never_measured: Sequence[str] = ()) -> Iterator[str]:
-    """Yield the remarks about a whole run."""
-    yield from unmeasured(never_measured)
-    yield from advice(outcomes)
-
-
 def unmeasured(nodeids: Sequence[str]) -> Iterator[str]:
-    """Of tests that passed and measured nothing."""
+    """Yield a line for each test that passed and measured nothing."""
     yield from (f"{nodeid}: never measured: it does not call the fixture that it asks for" for nodeid in nodeids)
 
 
@@ -93,12 +88,12 @@ def expected_false_alarms(outcomes: Sequence[Outcome]) -> Iterator[str]:
 
 
 def titles(q: int) -> tuple[str, str]:
-    """Of the two columns that a percentile has."""
+    """Return the titles of the two columns of a percentile."""
     return f"p{q} sec/iter", "ex/sec"
 
 
 def row(outcome: Outcome, percentiles: Sequence[int] = _PERCENTILES) -> list[str]:
-    """Name, ranks, step time and rate at each percentile, change, verdict."""
+    """Return name, ranks, step time and rate at each percentile, change, verdict."""
     cells = [text.name(outcome), text.ranks(outcome.plan)]
     for q in percentiles:
         if outcome.measurement is None:
@@ -110,7 +105,7 @@ def row(outcome: Outcome, percentiles: Sequence[int] = _PERCENTILES) -> list[str
 
 
 def change(verdict: Verdict | None) -> str:
-    """The change that decided."""
+    """Return the change that decided."""
     if verdict is None:
         return "-"
     if verdict.reason in ("counter-rose", "counter-fell"):
@@ -119,7 +114,7 @@ def change(verdict: Verdict | None) -> str:
 
 
 def _rate(outcome: Outcome, q: float, rank: int | None = None) -> str:
-    """Examples per second at a percentile of the step time: the whole group's, or a rank's over its own steps."""
+    """Return examples per second at a percentile of the step time, of the whole group or of a rank."""
     assert outcome.measurement is not None
     samples = outcome.measurement.samples
     durations = _durations(samples, rank)
@@ -192,7 +187,7 @@ _COLLECTIVE_UNITS = ("", "", "(B)", "(elements)", "", "", "", "(us)", "(GB/s)", 
 
 
 def collective_table(outcomes: Sequence[Outcome]) -> Iterator[str]:
-    """A row a size, at p50; nothing where no collective was measured."""
+    """Yield a row per size, at p50; nothing if no collective was measured."""
     rows = [_collective_row(outcome) for outcome in outcomes if outcome.plan.collective and outcome.measurement]
     if rows:
         yield ""

@@ -16,7 +16,7 @@ _LONGEST_NAME = 160
 
 
 def name(outcome: Outcome) -> str:
-    """A measurement's, on a line of its own, however long and whatever it holds."""
+    """Return the name of a measurement on one line, shortened and printable."""
     return shortened(f"{outcome.nodeid} ({outcome.test.label})" if outcome.test.label else outcome.nodeid)
 
 
@@ -27,25 +27,25 @@ def shortened(text: str, most: int = _LONGEST_NAME) -> str:
 
 
 def printable(text: str) -> str:
-    """With what moves a cursor, colours a terminal or turns the direction of writing around spelt out; lines stay."""
+    """Return the text with control characters spelt out, also those that turn the direction of writing; lines stay."""
     return "".join(
         each if each.isprintable() or each == "\n" else each.encode("unicode_escape").decode() for each in text
     )
 
 
 def commit(recorded: str) -> str:
-    """As `Recording.commit` has it, in twelve digits: "1a2b3c4d5e6f", "1a2b3c4d5e6f-dirty"."""
+    """Return a recorded commit in twelve digits: "1a2b3c4d5e6f", "1a2b3c4d5e6f-dirty"."""
     digits, dirty, _ = recorded.partition("-dirty")
     return digits[:12] + dirty
 
 
 def ranks(plan: Plan) -> str:
-    """Who runs, as tables have it: "2 gloo", or the roles of RPC."""
+    """Return who runs: "2 gloo", or the roles of RPC."""
     return plan.roles or f"{plan.world_size} {plan.backend}"
 
 
 def process(outcome: Outcome, rank: int) -> str:
-    """A process of a measurement: "rank 3", and where there are several nodes, "rank 3 (node 1, host-b)"."""
+    """Return the name of a process: "rank 3", or with several nodes "rank 3 (node 1, host-b)"."""
     plan, name = outcome.plan, outcome.plan.name(rank)
     if plan.nodes == 1 or outcome.measurement is None:
         return name
@@ -60,23 +60,23 @@ def some(items: Sequence[str], most: int = 5) -> str:
 
 
 def several(number: int, what: str) -> str:
-    """ "1 run", "2 runs" of "run"."""
+    """Return the number with its noun: "1 run", "2 runs"."""
     return f"{number} {what}{'s' * (number != 1)}"
 
 
 def seconds(value: float) -> str:
-    """A duration of `value` seconds: "12.4s", "0.243s", "3.41ms", "341us"."""
+    """Return a duration of `value` seconds: "12.4s", "0.243s", "3.41ms", "341us"."""
     # From 0.01 on in seconds: step times are read in columns, as PyTorch's DDP benchmark has them.
     return _in_units(value, least_seconds=0.01)
 
 
 def more(value: float) -> str:
-    """A difference of durations, in seconds: "+20.1ms", "-341us"."""
+    """Return a difference of durations in seconds: "+20.1ms", "-341us"."""
     return f"{'' if value < 0 else '+'}{_in_units(value, least_seconds=1.0)}"
 
 
 def _in_units(value: float, *, least_seconds: float) -> str:
-    """Three significant digits, all of those before the point."""
+    """Return three significant digits, and all of those before the point."""
     if not value:
         return "0s"
     rounded = float(f"{value:.2e}")  # so that 9.996 ms are 0.0100s, not 10.00ms
@@ -87,38 +87,38 @@ def _in_units(value: float, *, least_seconds: float) -> str:
 
 
 def rate(value: float) -> str:
-    """Examples per second."""
+    """Return examples per second."""
     return f"{value:,.0f}/s" if value >= 100 else f"{value:.3g}/s"
 
 
 def share(value: float) -> str:
-    """A relative change: "+12.3 %"; factors where percentages stop being read."""
+    """Return a relative change: "+12.3 %", or a factor if it is large."""
     return f"{value * 100:+.1f} %" if value < 9 else f"x {value + 1:.3g}"
 
 
 def amount(value: float) -> str:
-    """A share without direction: "18 %", "1.4 %"."""
+    """Return a share without direction: "18 %", "1.4 %"."""
     return f"{value * 100:.2g} %" if value < 0.995 else f"{value * 100:.0f} %"
 
 
 def span(values: Sequence[float], written: Callable[[float], str] = amount) -> str:
-    """From the least to the largest of some values, shares if nothing else: "4.1 % to 5.7 %", or "4.1 %"."""
+    """Return the range of some values, of shares by default: "4.1 % to 5.7 %", or "4.1 %"."""
     least, most = written(min(values)), written(max(values))
     return least if least == most else f"{least} to {most}"
 
 
 def interval(change: Interval) -> str:
-    """The change with its bounds."""
+    """Return the change with its bounds."""
     return f"{share(change.estimate)} [{share(change.low)}, {share(change.high)}]"
 
 
 def change(comparison: Comparison) -> str:
-    """The change of one metric, as a table has it."""
+    """Return the metric and its change with bounds."""
     return f"{comparison.limit.metric} {interval(changed(comparison))}"
 
 
 def changed(comparison: Comparison) -> Interval:
-    """The change of the metric: of a bandwidth, less is worse."""
+    """Return the change of the metric; the change of a bandwidth is that of time upside down."""
     change = comparison.change
     if not comparison.limit.is_bandwidth:
         return change
@@ -129,7 +129,7 @@ def changed(comparison: Comparison) -> Interval:
 
 
 def resolution(comparison: Comparison) -> float:
-    """The smallest change of the metric for the worse that would be found, as a share."""
+    """Return the smallest detectable change of the metric for the worse, as a share."""
     return resolved(comparison.limit.metric, comparison.resolution)
 
 
@@ -140,19 +140,19 @@ def limit_share(comparison: Comparison) -> float:
 
 
 def resolved(metric: str, time: float) -> float:
-    """A share of time as one of the metric."""
+    """Return a share of time as a share of the metric."""
     return 1 - 1 / (1 + time) if metric == BANDWIDTH else time
 
 
 def figure(comparison: Comparison, seconds_: float, collective: Collective | None) -> str:
-    """The metric where a step takes so long."""
+    """Return the value of the metric for a step of so many seconds."""
     if comparison.limit.is_bandwidth and collective is not None:
         return f"{collective.busbw(seconds_):.3g} GB/s"
     return seconds(seconds_)
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """A line a row: the first column and the last to the left, the others to the right."""
+    """Yield a line per row: the first column and the last to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         middle = (cell.rjust(width) for cell, width in zip(row[1:-1], widths[1:-1], strict=True))
@@ -160,6 +160,6 @@ def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 def counted(changed: CounterChange) -> str:
-    """The change of a counter, as a table has it; counts are exact."""
+    """Return the counter and its change; counts are exact."""
     how = "was 0" if not changed.baseline and changed.now else share(changed.change)
     return f"{changed.limit.metric} {how}"

@@ -41,7 +41,7 @@ def ddpperf(root: Path, command: str, *arguments: str | Path) -> int:
 # --- list
 
 
-def test_list_tells_what_is_stored_by_environment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_shows_what_is_stored_by_environment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = tmp_path / "baselines"
     save(
         root,
@@ -103,7 +103,9 @@ def test_what_cannot_be_listed_ends_with_4(
     assert words in capsys.readouterr().err
 
 
-def test_what_cannot_be_read_is_named_and_the_others_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_read_is_named_and_the_others_are_listed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     broken = save(tmp_path, "test_broken")
     broken.write_text("<<<<<<< HEAD")
     save(tmp_path)

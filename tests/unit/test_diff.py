@@ -115,7 +115,7 @@ def test_the_exit_status_is_that_of_the_verdicts(
     assert reported[-1].startswith("ddpperf: 1 of 1 compared: 1 ")
 
 
-def test_what_is_slower_is_told_with_its_evidence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_slower_has_its_evidence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     diff(tmp_path, [outcome(0.1, spread=0)], [outcome(0.15, spread=0)])
     reported = capsys.readouterr().out.splitlines()
     assert reported[:3] == [
@@ -149,8 +149,8 @@ def test_a_limit_of_the_command_line_holds_for_all(tmp_path: Path, capsys: pytes
 
 @pytest.mark.parametrize("scale", [1.0, 1.04, 1.3, 0.7])
 def test_the_verdict_is_the_plugins(scale: float, tmp_path: Path) -> None:
-    """A session is saved and told; the next run is gated against the store, and told. Both reports, held against each
-    other, come to what the gate came to, launches since a suspicion included."""
+    """A comparison of the reports of two runs has the verdict that the gate of the second run had, which compared with
+    the stored session of the first."""
     source = random.Random(7)
 
     def launch(level: float) -> Any:
@@ -330,7 +330,7 @@ def test_what_differs_and_what_was_assumed_is_said_once(tmp_path: Path, capsys: 
         assert "--ddp-extend-baseline" not in reported  # advice for stored baselines
 
 
-def test_nothing_is_left_of_what_a_run_was_held_against(tmp_path: Path) -> None:
+def test_nothing_is_left_of_an_earlier_comparison(tmp_path: Path) -> None:
     old = outcome(
         0.1,
         error="not saved: the folder is read-only",

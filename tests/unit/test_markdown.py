@@ -99,7 +99,7 @@ def test_if_nothing_needs_attention_the_table_is_open() -> None:
 
 
 @pytest.mark.parametrize("form", ["markdown", "html"])
-def test_the_command_tells_a_run_as_the_run_itself_did(form: str, tmp_path: Path) -> None:
+def test_the_command_reports_a_run_as_the_run_itself_did(form: str, tmp_path: Path) -> None:
     if form == "html":
         pytest.importorskip("matplotlib", reason="pages are drawn by matplotlib")
     run = RunResults(
@@ -145,7 +145,7 @@ def test_what_needs_attention_has_its_reason(measured: Outcome, words: Sequence[
     assert [word for word in words if word not in reported] == []
 
 
-def test_a_version_measured_beside_is_named_with_the_files_that_differ() -> None:
+def test_another_version_is_named_with_the_files_that_differ() -> None:
     red = explained(replace(outcome(verdict(Status.REGRESSED)), baseline_side=BESIDE, baseline_path=""))
     reported = report(red, facts={"against": "origin/main (1a2b3c4d5e6f)"})
     assert "1 of 12 imported files differs: src/net.py\n" in reported

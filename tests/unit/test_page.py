@@ -281,7 +281,7 @@ def test_a_hostile_name_harms_nothing(slower: Outcome) -> None:
     ]
     run = replace(reports.RUN, commit=HOSTILE, facts={"torch": HOSTILE, "places": HOSTILE, "against": HOSTILE})
     html = page.html(reports.report(outcomes, run, messages=[HOSTILE]))
-    html.encode()  # no surrogate is left
+    html.encode()  # every character has a form in UTF-8
     read = Read(html)
     assert not read.open
     assert not read.all("script")

@@ -43,7 +43,7 @@ def sides_of(row: str) -> tuple[list[float], list[float]]:
 
 
 def files(folder: Path) -> tuple[str, str]:
-    """The two files that the example was made from, as far as it tells, with the row that it leaves out."""
+    """The two files that the example was made from, with the row that it leaves out."""
     results: tuple[list[Any], list[Any]] = [], []
     for benchmark in EXAMPLE.split("Benchmark: ")[1:]:
         name, *rows = [line for line in benchmark.splitlines() if line and "sec/iter" not in line]
@@ -77,7 +77,7 @@ def changed(path: str, *place: str | int, to: Any) -> None:
     Path(path).write_text(json.dumps(data))
 
 
-def test_what_one_side_lacks_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_one_side_lacks_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     base, test = files(tmp_path)
     changed(test, "benchmark_results", 0, "model", to="vgg\x1b[31m")
     changed(test, "benchmark_results", 1, "result", 5, "ranks", to=list(range(32)))

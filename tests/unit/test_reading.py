@@ -17,7 +17,7 @@ from tests.unit.test_report import FAILED, comparison, measurement, outcome, ver
 RUN = RunInfo(
     id="7e1", created="2026-01-02T03:04:05+00:00", version="0.1", commit="c0ffee", committed="then", skipped=2
 )
-TOLD = replace(RUN, other_failures=1, problem="nothing differs", messages=("only main has a", "not in this clone: b"))
+LOUD = replace(RUN, other_failures=1, problem="nothing differs", messages=("only main has a", "not in this clone: b"))
 
 
 def written(path: Path, *outcomes: Outcome, run: RunInfo = RUN) -> Path:
@@ -41,15 +41,15 @@ def changed(path: Path, *place: str | int, to: Any = None, without: bool = False
 
 def test_a_report_comes_back_as_it_was(tmp_path: Path) -> None:
     outcomes = (outcome(verdict(Status.REGRESSED, comparisons=(comparison(),))), FAILED)
-    report = json_report.read([written(tmp_path / "a.json", *outcomes, run=TOLD)])
+    report = json_report.read([written(tmp_path / "a.json", *outcomes, run=LOUD)])
     assert report.outcomes == outcomes
-    assert report.runs == (TOLD,)
-    assert [entry.run for entry in report.entries] == [TOLD, TOLD]
+    assert report.runs == (LOUD,)
+    assert [entry.run for entry in report.entries] == [LOUD, LOUD]
     assert report.messages == ()
 
 
 def test_a_report_of_another_version_lacks_fields_and_has_others(tmp_path: Path) -> None:
-    path = written(tmp_path / "a.json", outcome(verdict(Status.PASS)), run=TOLD)
+    path = written(tmp_path / "a.json", outcome(verdict(Status.PASS)), run=LOUD)
     for name in ("file", "line", "limits", "level", "sessions"):
         changed(path, "measurements", 0, name, without=True)
     for name in ("run_id", "commit", "committed", "problem", "messages"):
@@ -131,7 +131,7 @@ def counted(metric: str) -> dict[str, Any]:
 def test_a_broken_field_is_named_with_its_place(
     tmp_path: Path, place: tuple[Any, ...], value: Any, problem: str
 ) -> None:
-    run = replace(TOLD, facts={"torch": "2.13"})
+    run = replace(LOUD, facts={"torch": "2.13"})
     path = changed(written(tmp_path / "a.json", FAILED, outcome(verdict(Status.PASS)), run=run), *place, to=value)
     with pytest.raises(ReportError) as failed:
         json_report.read([path])
@@ -156,7 +156,7 @@ def joined(folder: Path, *measured: tuple[Outcome, RunInfo]) -> json_report.Stor
 
 
 def test_several_reports_have_the_counts_and_messages_of_all(tmp_path: Path) -> None:
-    runs = TOLD, RUN, replace(TOLD, messages=("not in this clone: b", "c")), replace(RUN, problem="no such backend")
+    runs = LOUD, RUN, replace(LOUD, messages=("not in this clone: b", "c")), replace(RUN, problem="no such backend")
     report = json_report.read([written(tmp_path / f"{number}.json", run=run) for number, run in enumerate(runs)])
     assert report.paths == tuple(tmp_path / f"{number}.json" for number in range(4))
     assert report.run.problem == "nothing differs; no such backend"

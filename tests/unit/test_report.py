@@ -350,7 +350,7 @@ def coarse(nodeid: str = "tests/test_a.py::test_step", **needed: int | None) -> 
         (FAILED, "not measured: launch 1 of 2: rank 1 failed in setup: ValueError: bad"),
     ],
 )
-def test_what_is_told_in_the_summary(reported: Outcome, words: str) -> None:
+def test_the_summary_has_a_line_with_the_reason(reported: Outcome, words: str) -> None:
     lines = list(terminal.summary([reported]))[:-1]
     assert len(lines) == 1
     assert lines[0].startswith("tests/test_a.py::test_step: ")
