@@ -92,7 +92,9 @@ def test_the_reference_has_every_public_name() -> None:
 
 def test_the_sample_can_be_read_and_is_the_run_that_is_shown() -> None:
     kept = ROOT / "docs" / "sample"
-    counts = count(json_report.read([kept / "run.json"]).outcomes)
+    outcomes = json_report.read([kept / "run.json"]).outcomes
+    assert all(outcome.baseline_side is not None for outcome in outcomes)
+    counts = count(outcomes)
     assert f"\n{last_line(counts)}\n" in (kept / "output.txt").read_text()
 
 
