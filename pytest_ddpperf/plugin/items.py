@@ -28,6 +28,8 @@ FIXTURES = BENCHMARKS | {"ddp_run"}
 _CHOOSE_BASELINE = frozenset(
     {"world_sizes", "trainers", "parameter_servers", "backend", "device", "warmup", "timing", "baseline_dir"}
 )
+_INI_FILES = ("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg")
+_MARKS_ROOTDIR = (*_INI_FILES, "setup.py")
 _INSTALLED = frozenset({"site-packages", "dist-packages"})  # folders, wherever an environment is
 
 
@@ -81,9 +83,12 @@ def accept_command(item: pytest.Item, settings: Settings) -> str:
 
 
 def _same_rootdir(config: pytest.Config, test: Path) -> list[str]:
-    """Return the options for this run's rootdir and ini file, if they were given or the test is outside of rootdir."""
+    """Return the options for this run's rootdir and ini file if pytest may find others for the test alone."""
     root, start = config.rootpath, config.invocation_params.dir
-    if test.is_relative_to(root) and not config.option.inifilename and not config.option.rootdir:
+    between = [folder for folder in test.parents if folder != root and folder.is_relative_to(root)]
+    other = any((folder / name).exists() for folder in between for name in _MARKS_ROOTDIR)
+    given = config.option.inifilename or config.option.rootdir
+    if test.is_relative_to(root) and not other and not given:
         return []
     ini = os.path.relpath(config.inipath, start) if config.inipath else os.devnull  # an empty one
     return ["-c", ini, "--rootdir", os.path.relpath(root, start)]

@@ -77,7 +77,8 @@ def test_the_command_that_accepts_has_the_options_that_choose_the_baseline(
     [
         (["pytest.ini"], ["a", "b"], ""),
         ([], ["a", "b"], ""),
-        ([], ["a", "--rootdir=."], " -c /dev/null --rootdir ."),
+        (["a/setup.py"], ["a", "b"], " -c /dev/null --rootdir ."),
+        (["a/pytest.ini", "pytest.ini"], ["a", "b"], " -c pytest.ini --rootdir ."),
         (["my.ini"], ["a", "-c", "my.ini"], " -c my.ini --rootdir ."),
     ],
 )
