@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from pytest_ddpperf.records import Baseline, Environment, Plan, Samples, Scalar, TestId
-from pytest_ddpperf.records.codec import CodecError, decode, dumps, encode
+from pytest_ddpperf.records.codec import CodecError, decode, dumps, encode, loads
 from pytest_ddpperf.records.errors import BaselineError
 
 _CPU_KEY = ("cpu_model", "cores", "cores_per_rank", "pinned")
@@ -131,7 +131,7 @@ def parse(path: Path, data: bytes) -> Baseline:
     if not data.strip():
         raise BaselineError(path, "the file is empty", AGAIN)
     try:
-        content = json.loads(data)
+        content = loads(data)
     except (ValueError, RecursionError) as error:
         raise BaselineError(path, f"is not JSON, or not all of it: {error}", AGAIN) from error
     schema = content.pop("schema", None) if isinstance(content, dict) else None

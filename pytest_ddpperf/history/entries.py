@@ -6,7 +6,6 @@ A file is never rewritten and no two runs share a name, so branches that each ad
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -192,7 +191,7 @@ def _read_files(folder: Path) -> Iterator[tuple[Path, bytes]]:
 
 def _decode(kind: type[Any], path: Path, content: bytes) -> Any:
     try:
-        data = json.loads(content)
+        data = codec.loads(content)
         if not isinstance(data, dict) or data.pop("schema", None) != SCHEMA:
             raise HistoryError(path, f"is not a file of a history with schema {SCHEMA}")
         return codec.decode(kind, data)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import math
 import socket
 import time
@@ -72,9 +73,9 @@ def _difference(here: Message, there: Message) -> str:
         which = f"what it asks for as number {there.get('number')} there is number {here['number']} on the first node"
         return f"{which}: does something run the test again there?"
     plan = there.get("plan", {})
-    for name, value in here["plan"].items():
-        if plan.get(name) != value:
-            return f"the test asks for {name} {plan.get(name)!r} there, and for {value!r} on the first node"
+    for name, value in json.loads(json.dumps(here["plan"])).items():  # as the other one came
+        if (other := plan.get(name)) != value:
+            return f"the test asks for {name} {other!r} there, and for {value!r} on the first node"
     return ""
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -107,7 +106,7 @@ def load(path: Path) -> dict[str, Any]:
     if not data.strip():
         raise ReportError(path, "the file is empty")
     try:
-        content = json.loads(data)
+        content = codec.loads(data)
     except (ValueError, RecursionError) as error:
         raise ReportError(path, f"is not JSON, or not all of it: {error}") from error
     if not isinstance(content, dict):
@@ -141,7 +140,7 @@ def report_of(path: Path, content: dict[str, Any]) -> StoredReport:
     if schema > SCHEMA:
         raise ReportError(path, f"has schema {schema}; this version of pytest-ddpperf reads up to {SCHEMA}: upgrade it")
     try:
-        file = codec.decode(_File, content, of_another_version=True)
+        file = codec.decode(_File, content)
     except codec.CodecError as error:
         raise ReportError(path, str(error)) from error
     for number, outcome in enumerate(file.measurements):

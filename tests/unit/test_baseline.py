@@ -534,15 +534,16 @@ RECORD_AGAIN = "restore it with git checkout, or delete it and run with --ddp-sa
         (b"\xff\xfe\x00", "is not JSON, or not all of it: "),
         (b"[" * 200_000, "is not JSON, or not all of it: "),
         (b"9" * 5000, None),
+        (b'{"schema": NaN}', "is not JSON, or not all of it: NaN is not a number"),
         (b"[]", "is not a baseline: its schema is None, not a version number"),
         (b"{}", "is not a baseline: its schema is None, not a version number"),
         (b'{"schema": "1"}', "is not a baseline: its schema is '1', not a version number"),
         (b'{"schema": true}', "is not a baseline: its schema is True, not a version number"),
         (b'{"schema": 0}', "is not a baseline: its schema is 0, not a version number"),
-        (b'{"schema": 1}', "missing key 'sessions', 'test'"),
-        (b'{"schema": 1, "test": {}, "sessions": [1]}', "test: missing key 'label', 'module', 'name'"),
+        (b'{"schema": 1}', "object missing required field `test`"),
+        (b'{"schema": 1, "test": {}, "sessions": [1]}', "test: object missing required field `module`"),
     ],
-    ids=range(14),
+    ids=range(15),
 )
 def test_a_file_that_is_no_baseline_is_an_error_that_names_it(store, content, problem):
     store.write(BASELINE).write_bytes(content)
@@ -569,11 +570,7 @@ def test_a_newer_schema_asks_for_an_upgrade(store):
 @pytest.mark.parametrize(
     ("place", "value", "problem"),
     [
-        (("step_seconds", 0, 1), "x", ".step_seconds[0][1]: expected a number, found 'x'"),
-        (("step_seconds", 0, 1), float("nan"),
-         ".step_seconds[0][1]: expected a finite number, found nan"),
-        (("step_seconds", 0, 1), float("inf"),
-         ".step_seconds[0][1]: expected a finite number, found inf"),
+        (("step_seconds", 0, 1), "x", ".step_seconds[0][1]: expected `float`, got `str`"),
         (("step_seconds", 0, 1), 0, ".step_seconds[0][1]: 0.0 is not a positive duration"),
         (("step_seconds", 1, 0), -1, ".step_seconds[1][0]: -1.0 is not a positive duration"),
         (("step_seconds", 1), [0.1], ".step_seconds[1]: 1 steps, but 2 in the first launch"),
@@ -588,7 +585,6 @@ def test_a_newer_schema_asks_for_an_upgrade(store):
         (("rank_seconds", 0, 1, 0), -0.5, ".rank_seconds[0][1]: -0.5 is negative"),
         (("cpu_seconds", 0), [[1.0, 1.0]], ".cpu_seconds[0]: 1 ranks, but 2 expected"),
         (("examples",), [[[1, 1], [1, -2]]] * 2, ".examples[0][1]: -2 is negative"),
-        (("notes",), "ours", ": unknown key 'notes'"),
     ],
 )  # fmt: skip
 def test_samples_edited_to_nonsense_are_named_by_their_place(store, place, value, problem):
@@ -719,7 +715,7 @@ def test_an_interrupt_while_saving_leaves_the_old_baseline_and_no_other_file(sto
     ("samples", "problem"),
     [
         (replace(SAMPLES, step_seconds=((0.1, float("nan")), (0.1, 0.1))),
-         "cannot be saved: sessions[0].measurement.samples.step_seconds[0][1]: nan is not a finite number"),
+         "cannot be saved: a number is not finite"),
         (replace(SAMPLES, step_seconds=((0.1, 2e-10), (0.1, 0.1))),  # 0 once rounded
          "cannot be saved: sessions[0].measurement.samples.step_seconds[0][1]: 0.0 is not a positive duration"),
         (replace(SAMPLES, step_seconds=((0.1, -0.1), (0.1, 0.1))),

@@ -1,6 +1,6 @@
 import json
 import pickle
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import IntEnum
 from pathlib import PosixPath
 
@@ -23,7 +23,7 @@ from pytest_ddpperf.records import (
     TestId,
     Verdict,
 )
-from pytest_ddpperf.records.codec import DecodeError, EncodeError, decode, dumps, encode
+from pytest_ddpperf.records.codec import CodecError, decode, dumps, encode, loads
 
 SAMPLES = Samples(
     step_seconds=((0.25, 0.5), (0.125, 1.0)),
@@ -101,7 +101,7 @@ def test_floats_stay_exact_when_encoded():
     assert decode(Limit, json.loads(json.dumps(encode(limit)))).value == 0.1 + 0.2
 
 
-def test_encoding_leaves_only_the_simple_builtin_types():
+def test_encoding_leaves_only_the_plain_types():
     class Text(str):
         pass
 
@@ -114,34 +114,24 @@ def test_encoding_leaves_only_the_simple_builtin_types():
     def types(data):
         if type(data) is dict:
             return {str, dict}.union(*map(types, data.values()), map(type, data))
-        if type(data) is list:
-            return {list}.union(*map(types, data))
+        if type(data) in (list, tuple):
+            return {type(data)}.union(*map(types, data))
         return {type(data)}
 
-    encoded = encode((OUTCOME, {Text("key"): Text("value")}, Number(1.5), Level.HIGH))
-    assert types(encoded) == {dict, list, str, int, float, bool, type(None)}
+    encoded = encode((OUTCOME, {"key": Text("value")}, Number(1.5), Level.HIGH))
+    assert types(encoded) == {dict, tuple, str, int, float, bool, type(None)}
     assert encoded[0]["verdict"]["status"] == "REGRESSED"
-    assert encoded[1:] == [{"key": "value"}, 1.5, 3]
+    assert encoded[1:] == ({"key": "value"}, 1.5, 3)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_a_number_that_json_lacks_is_refused_with_its_path(value):
-    broken = replace(MEASUREMENT, samples=replace(SAMPLES, step_seconds=((0.1, 0.2), (0.1, value))))
-    with pytest.raises(ValueError) as caught:
-        encode(broken)
-    assert str(caught.value) == f"samples.step_seconds[1][1]: {value} is not a finite number"
-
-
-def test_a_value_without_a_form_in_json_is_refused_with_its_path():
-    with pytest.raises(EncodeError, match=r"^recorded\.where: PosixPath has no form in JSON$"):
+def test_a_value_without_a_form_in_json_is_refused():
+    with pytest.raises(CodecError, match=r"^PosixPath has no form in JSON$"):
         encode(Environment(recorded={"where": PosixPath("/")}))
-    with pytest.raises(EncodeError, match=r"^key: the key 1 is not a string$"):
-        encode(Environment(key={1: "a"}))
 
 
 def edited(record, *path, to):
     """The encoded record with the value at `path` replaced."""
-    data = encode(record)
+    data = json.loads(json.dumps(encode(record)))
     place = data
     for part in path[:-1]:
         place = place[part]
@@ -158,64 +148,28 @@ SAMPLES_PATH = (*MEASUREMENT_PATH, "samples")
     ("path", "value", "message"),
     [
         ((*SAMPLES_PATH, "step_seconds", 0, 1), "x",
-         "sessions[0].measurement.samples.step_seconds[0][1]: expected a number, found 'x'"),
+         "sessions[0].measurement.samples.step_seconds[0][1]: expected `float`, got `str`"),
         ((*SAMPLES_PATH, "step_seconds", 0, 1), True,
-         "sessions[0].measurement.samples.step_seconds[0][1]: expected a number, found True"),
-        ((*SAMPLES_PATH, "step_seconds", 0, 1), None,
-         "sessions[0].measurement.samples.step_seconds[0][1]: expected a number, found None"),
-        ((*SAMPLES_PATH, "step_seconds", 0, 1), float("nan"),
-         "sessions[0].measurement.samples.step_seconds[0][1]: expected a finite number, found nan"),
-        ((*SAMPLES_PATH, "step_seconds", 0, 1), 10**400,
-         "sessions[0].measurement.samples.step_seconds[0][1]: "
-         "expected a finite number, found an integer beyond the range of a float"),
-        ((*SAMPLES_PATH, "step_seconds", 0), 0.5,
-         "sessions[0].measurement.samples.step_seconds[0]: expected a list, found 0.5"),
+         "sessions[0].measurement.samples.step_seconds[0][1]: expected `float`, got `bool`"),
         ((*SAMPLES_PATH, "examples", 1, 0, 1), 1.5,
-         "sessions[0].measurement.samples.examples[1][0][1]: expected an integer, found 1.5"),
-        ((*SAMPLES_PATH, "cpu_seconds"), "none",
-         "sessions[0].measurement.samples.cpu_seconds: expected a list, found 'none'"),
+         "sessions[0].measurement.samples.examples[1][0][1]: expected `int`, got `float`"),
         ((*MEASUREMENT_PATH, "environment", "key"), ["cpu"],
-         "sessions[0].measurement.environment.key: expected an object, found ['cpu']"),
-        ((*MEASUREMENT_PATH, "environment", "key", "world_size"), [2],
-         "sessions[0].measurement.environment.key.world_size: "
-         "expected a string, an integer, a number, true or false or null, found [2]"),
-        ((*MEASUREMENT_PATH, "environment", "recorded", "clock_mhz"), float("inf"),
-         "sessions[0].measurement.environment.recorded.clock_mhz: expected a finite number, found inf"),
-        (MEASUREMENT_PATH, 3, "sessions[0].measurement: expected an object, found 3"),
-        (("test", "nmae"), "test_a", "test: unknown key 'nmae'"),
-        (("sessions", 0, "created"), "x" * 500, None),
-        (("sessions", 0, "created"), ["x" * 500],
-         "sessions[0].created: expected a string, found ['" + "x" * 55 + "..."),
+         "sessions[0].measurement.environment.key: expected `object`, got `array`"),
+        (MEASUREMENT_PATH, 3, "sessions[0].measurement: expected `object`, got `int`"),
     ],
 )  # fmt: skip
 def test_data_of_the_wrong_kind_is_named_with_its_path(path, value, message):
-    data = edited(BASELINE, *path, to=value)
-    if message is None:
-        assert decode(Baseline, data).sessions[0].created == value
-        return
-    with pytest.raises(DecodeError) as caught:
-        decode(Baseline, data)
+    with pytest.raises(CodecError) as caught:
+        decode(Baseline, json.loads(json.dumps(edited(BASELINE, *path, to=value))))
     assert str(caught.value) == message
 
 
-def test_the_path_reaches_through_lists_of_records():
-    data = edited(OUTCOME, "verdict", "comparisons", 0, "change", "low", to=None)
-    with pytest.raises(DecodeError, match=r"^verdict\.comparisons\[0\]\.change\.low: expected a number"):
-        decode(Outcome, data)
-
-
-def test_all_missing_keys_are_named():
-    data = encode(BASELINE)
-    del data["test"]["module"], data["test"]["label"]
-    with pytest.raises(DecodeError, match=r"^test: missing key 'label', 'module'$"):
-        decode(Baseline, data)
-
-
-def test_an_unknown_status_or_unit_is_told_what_there_is():
-    with pytest.raises(DecodeError, match=r"^status: expected one of 'PASS', 'IMPROVED', .*, found 'FAST'$"):
-        decode(Verdict, edited(VERDICT, "status", to="FAST"))
-    with pytest.raises(DecodeError, match=r"^unit: expected one of '%', 'ms', found \['%'\]$"):
-        decode(Limit, edited(VERDICT.comparisons[0].limit, "unit", to=["%"]))
+def test_nan_and_infinity_are_refused_in_both_directions():
+    for value in (float("nan"), float("inf"), float("-inf")):
+        with pytest.raises(CodecError, match="a number is not finite"):
+            dumps({"step_seconds": [0.1, value]})
+        with pytest.raises(ValueError, match="is not a number"):
+            loads(json.dumps([value]).encode())
 
 
 def test_an_integer_stands_for_a_float_and_becomes_one():
@@ -229,34 +183,18 @@ def test_scalars_keep_their_types():
     assert [type(value) for value in back.values()] == [int, float, bool, type(None), str]
 
 
-def test_of_another_version_keys_may_be_others_but_not_what_they_hold():
-    data = {**encode(MEASUREMENT), "of_tomorrow": 1}
+def test_another_version_may_have_written_other_keys():
+    data = json.loads(json.dumps({**encode(MEASUREMENT), "of_tomorrow": 1}))
     del data["counters"]
-    data["environment"]["of_tomorrow"] = []
-    del data["environment"]["must_match"]["warmup"]
-    again = decode(Measurement, data, of_another_version=True)
-    environment = replace(MEASUREMENT.environment, must_match=again.environment.must_match)
-    assert again == replace(MEASUREMENT, counters={}, environment=environment)
-    assert "warmup" not in again.environment.must_match
-    with pytest.raises(DecodeError, match="missing key 'counters'"):
-        decode(Measurement, data)
+    assert decode(Measurement, data) == replace(MEASUREMENT, counters={})
     del data["samples"]["rank_seconds"]
-    with pytest.raises(DecodeError, match="samples: missing key 'rank_seconds'"):
-        decode(Measurement, data, of_another_version=True)
+    with pytest.raises(CodecError, match=r"^samples: object missing required field `rank_seconds`$"):
+        decode(Measurement, data)
 
 
-def test_a_decode_error_survives_pickling():
-    error = pickle.loads(pickle.dumps(DecodeError("a[0]", "expected a list, found 1")))
-    assert (error.path, str(error)) == ("a[0]", "a[0]: expected a list, found 1")
-
-
-def test_a_record_that_could_not_be_read_back_is_refused():
-    @dataclass
-    class Ambiguous:
-        what: "list[int]"
-
-    with pytest.raises(TypeError, match=r"records may not hold list\[int\]"):
-        decode(Ambiguous, {"what": []})
+def test_an_error_survives_pickling():
+    error = pickle.loads(pickle.dumps(CodecError("a[0]", "expected a list")))
+    assert (error.path, str(error)) == ("a[0]", "a[0]: expected a list")
 
 
 def test_text_is_made_for_review():
@@ -303,13 +241,7 @@ def test_text_is_ascii_and_does_not_depend_on_the_order_of_keys():
     assert json.loads(one) == {"é": 1, "a": "\ud800\n"}
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_text_never_holds_nan(value):
-    with pytest.raises(ValueError):
-        dumps({"step_seconds": [0.1, value]})
-
-
 def test_text_of_a_record_reads_back_to_the_nanosecond():
     samples = replace(SAMPLES, step_seconds=((0.1234567894999, 0.5), (0.125, 1.0)))
-    back = decode(Samples, json.loads(dumps(encode(samples))))
+    back = decode(Samples, loads(dumps(encode(samples)).encode()))
     assert back == replace(samples, step_seconds=((0.123456789, 0.5), (0.125, 1.0)))

@@ -211,7 +211,7 @@ def test_runs_are_in_the_order_of_commits_then_of_measurements(tmp_path: Path) -
         ("", "is not a valid file of a history: Expecting value"),
         ("[1]", "is not a file of a history with schema 1"),
         ({"schema": 2}, "is not a file of a history with schema 1"),
-        ({"commit": 1}, "is not a valid file of a history: commit: expected a string"),
+        ({"commit": 1}, "is not a valid file of a history: commit: expected `str`"),
         ({"commit": "../evil"}, "commit: '../evil' is not the hash of a commit"),
         ({"committed": "then"}, "committed: 'then' is not a time in UTC in ISO 8601"),
         ({"measurements": [{"test": {"module": "m"}}]}, "is not a valid file of a history: measurements[0]"),
@@ -219,7 +219,7 @@ def test_runs_are_in_the_order_of_commits_then_of_measurements(tmp_path: Path) -
             ({"p50": seconds}, f"tests/perf/test_step::test_train: launch_seconds.p50 are not durations: {seconds}")
             for seconds in ([0.0, 0.1], [0.1, -0.1], [])
         ),
-        ({"p50": [math.inf]}, "is not a valid file of a history: measurements[0].launch_seconds.p50[0]: "),
+        ({"p50": [math.inf]}, "is not a valid file of a history: Infinity is not a number"),
     ],
 )
 def test_an_invalid_file_is_named(tmp_path: Path, change: Any, problem: str) -> None:
