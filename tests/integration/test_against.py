@@ -656,8 +656,13 @@ def test_what_goes_wrong_there_in_a_stretch_is_told_and_the_side_at_hand_goes_on
     )
 
 
-@pytest.mark.parametrize("where", ["setup", "a stretch, while the side at hand rests"])
-def test_nothing_is_left_of_a_run_that_is_stopped(repository: Repository, where: str) -> None:
+@pytest.mark.parametrize(
+    ("where", "signals"),
+    [("setup", [signal.SIGINT]), ("a stretch, at rest", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])],
+)
+def test_nothing_is_left_of_a_run_that_is_stopped(
+    repository: Repository, where: str, signals: list[signal.Signals]
+) -> None:
     """Of one that was killed git forgets the worktree when the next begins."""
     repository.write("src/speed/__init__.py", SECOND)
     repository.write(
@@ -684,7 +689,7 @@ def test_nothing_is_left_of_a_run_that_is_stopped(repository: Repository, where:
     plugins = ["-p", "no:randomly", "-p", "no:benchmark"]
     command = [sys.executable, "-m", "pytest", *plugins, *SMALL, "--ddp-against", "main"]
     with repository.untouched():
-        for signum in (signal.SIGTERM, signal.SIGKILL, signal.SIGINT):
+        for signum in signals:
             started = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             with ended(started) as process:
                 until((repository.root / "out").exists)
