@@ -96,7 +96,7 @@ def rpc_seconds(launcher: Any, rounds: int) -> tuple[list[float], list[float]]:
     from _common import progress
     from _workload import RPC_NAMES, spawned_rpc
 
-    from pytest_ddpperf.launch import Nobody
+    from pytest_ddpperf.launch import Observer
     from pytest_ddpperf.records import Plan
 
     plan = Plan(world_size=2, backend="gloo", device="cpu", steps=3, parameter_servers=2, master=True)
@@ -104,7 +104,7 @@ def rpc_seconds(launcher: Any, rounds: int) -> tuple[list[float], list[float]]:
     theirs: list[float] = []
     for done in range(-1, rounds):  # the first, in which the rank server learns of RPC, does not count
         began = time.perf_counter()
-        launcher.measure(plan, rpc_trainer, Nobody(), (rpc_master, None))
+        launcher.measure(plan, rpc_trainer, Observer(), (rpc_master, None))
         ended = time.perf_counter()
         with tempfile.TemporaryDirectory() as folder:
             torch.multiprocessing.spawn(spawned_rpc, args=(folder,), nprocs=len(RPC_NAMES))

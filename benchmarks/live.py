@@ -39,7 +39,7 @@ from _models import MODELS, training
 from neighbour import neighbour
 
 from pytest_ddpperf.baseline import Store
-from pytest_ddpperf.launch import Launcher, Nobody
+from pytest_ddpperf.launch import Launcher, Observer
 from pytest_ddpperf.measuring.baseline_side import PausedSide
 from pytest_ddpperf.measuring.judging import follow, schedule
 from pytest_ddpperf.measuring.launches import Job, Launches
@@ -206,7 +206,7 @@ class Live:
         }
 
     def _launch(self, setup: Any, steps: int | None) -> LaunchSamples:
-        return self._launcher.measure(self._plan if steps is None else self._plan.exactly(steps), setup, Nobody())
+        return self._launcher.measure(self._plan if steps is None else self._plan.exactly(steps), setup, Observer())
 
     def _in_turns(self, mode: str, model: str, kind: str) -> Row:
         slower = training(model, MODES[mode].slower if kind == "slower" else 0.0)
@@ -223,7 +223,7 @@ class Live:
             facts={},
         )
         base: Any = Other(self._other, self._plan, training(model, 0.0))
-        measured = carry_out(job, self._launcher, Store(self._folder), Nobody(), base)
+        measured = carry_out(job, self._launcher, Store(self._folder), Observer(), base)
         verdict = measured.verdict
         return {
             "mode": mode,

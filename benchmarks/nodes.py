@@ -30,7 +30,7 @@ from typing import Any
 from _common import progress, table, verdict
 
 from pytest_ddpperf.baseline import environment
-from pytest_ddpperf.launch import Launcher, Nobody
+from pytest_ddpperf.launch import Launcher, Observer
 from pytest_ddpperf.measuring.launches import measurement
 from pytest_ddpperf.records import Limit, Outcome, Plan, TestId, Window, codec
 from pytest_ddpperf.remote import handshake
@@ -120,10 +120,10 @@ def one(nodes: int, ranks_per_node: int, steps: int, launches: int) -> dict[str,
     plan = Plan(world_size=world_size, nodes=nodes, backend="gloo", device="cpu", warmup=5, steps=steps)
     launcher, trees = Launcher(dict), one_tree(Path.cwd())
     try:
-        launcher.lead(plan, side, Nobody(), trees, os.environ)  # starts the rank server
+        launcher.lead(plan, side, Observer(), trees, os.environ)  # starts the rank server
         before, memory = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         heard.update(messages=0, bytes=0)
-        taken = [launcher.lead(plan, side, Nobody(), trees, os.environ) for _ in range(launches)]
+        taken = [launcher.lead(plan, side, Observer(), trees, os.environ) for _ in range(launches)]
         remote_pytest = time.process_time()
         where = environment(taken[0].facts, plan, batch_size=None)
         made = measurement(taken, where)

@@ -14,7 +14,7 @@ from typing import Any
 
 from _common import progress, quartiles, spread, table, verdict
 
-from pytest_ddpperf.launch import Launcher, Nobody
+from pytest_ddpperf.launch import Launcher, Observer
 from pytest_ddpperf.records import Plan
 
 
@@ -42,9 +42,9 @@ def main() -> int:
     untimed: list[float] = []
     try:
         for done in range(options.rounds):
-            ranks = launcher.measure(plan, empty, Nobody()).rank_seconds
+            ranks = launcher.measure(plan, empty, Observer()).rank_seconds
             timed.append(max(sum(rank) for rank in ranks) / options.steps)
-            untimed.append(max(launcher.call(plan, bare, (options.steps,), Nobody())))
+            untimed.append(max(launcher.call(plan, bare, (options.steps,), Observer())))
             progress(done + 1, options.rounds, "overhead")
     finally:
         launcher.close()

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from _common import progress, spread, verdict
 
-from pytest_ddpperf.launch import Launcher, Nobody
+from pytest_ddpperf.launch import Launcher, Observer
 from pytest_ddpperf.records import Plan
 from pytest_ddpperf.records.errors import DdpPerfError
 
@@ -117,9 +117,9 @@ def launch(launcher: Launcher, planted: Any, ranks: int, rpc: bool) -> None:
     )
     if rpc:
         plan = replace(plan, parameter_servers=2, master=True)
-        launcher.measure(plan, trainer, Nobody(), (lambda ctx: None, planted))
+        launcher.measure(plan, trainer, Observer(), (lambda ctx: None, planted))
     else:
-        launcher.measure(plan, planted, Nobody())
+        launcher.measure(plan, planted, Observer())
 
 
 def what_is_there(launcher: Launcher, folder: Path) -> dict[str, int]:

@@ -39,7 +39,7 @@ from _common import done, progress, table
 from _models import MODELS, PLANTS, planted
 from neighbour import neighbour
 
-from pytest_ddpperf.launch import Launcher, Nobody
+from pytest_ddpperf.launch import Launcher, Observer
 from pytest_ddpperf.measuring.baseline_side import interleave
 from pytest_ddpperf.options import plan
 from pytest_ddpperf.records import LaunchSamples
@@ -116,10 +116,10 @@ class Pair:
     def _stretches(self, steps: int | None) -> list[LaunchSamples]:
         paused = {}
         with ExitStack() as alive:
-            alive.enter_context(self._launchers[0].alone(self._plan, Nobody()))
+            alive.enter_context(self._launchers[0].alone(self._plan, Observer()))
             for side in self._source.sample((0, 1), 2):
                 asked = self._plan if steps is None else self._plan.exactly(steps)
-                paused[side] = alive.enter_context(self._launchers[side].pause(asked, self._setups[side], Nobody()))
+                paused[side] = alive.enter_context(self._launchers[side].pause(asked, self._setups[side], Observer()))
                 steps = paused[side].steps
             interleave((paused[0], paused[1]), self._source)
             return [paused[side].deliver() for side in (0, 1)]
@@ -128,7 +128,7 @@ class Pair:
         steps, launched = None, {}
         for side in self._source.sample((0, 1), 2):
             asked = self._plan if steps is None else self._plan.exactly(steps)
-            launched[side] = self._launchers[side].measure(asked, self._setups[side], Nobody())
+            launched[side] = self._launchers[side].measure(asked, self._setups[side], Observer())
             steps = len(launched[side].step_seconds)
         return [launched[side] for side in (0, 1)]
 

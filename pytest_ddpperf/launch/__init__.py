@@ -2,6 +2,6 @@
 
 from pytest_ddpperf.launch.failure import describe_end
 from pytest_ddpperf.launch.launcher import Launcher
-from pytest_ddpperf.launch.output import Nobody, Observer
+from pytest_ddpperf.launch.output import Observer
 
-__all__ = ["Launcher", "Nobody", "Observer", "describe_end"]
+__all__ = ["Launcher", "Observer", "describe_end"]

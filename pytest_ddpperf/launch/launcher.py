@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from pytest_ddpperf.launch import locks, request
 from pytest_ddpperf.launch.local_share import Leader, LocalShareLaunch
-from pytest_ddpperf.launch.output import Nobody, Observer
+from pytest_ddpperf.launch.output import Observer
 from pytest_ddpperf.launch.paused import PausableLaunch, PausedLaunch, dropping
 from pytest_ddpperf.launch.placement import interconnect, place, visible_gpus
 from pytest_ddpperf.launch.remote_ranks import Clock, Nodes, Part
@@ -153,7 +153,7 @@ class Launcher:
         if self._facts is None:
             plan = Plan(world_size=1, backend="", device="cpu", preload=tuple(preload), timeout_seconds=timeout)
             self._visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-            delivery = self._launch(plan, payload.dumps("probe", None, ()), Nobody())
+            delivery = self._launch(plan, payload.dumps("probe", None, ()), Observer())
             self._facts = json.loads(delivery.results[0])
         return self._facts
 

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from pytest_ddpperf.records import LaunchSamples, RankOutput
 from pytest_ddpperf.wire.channels import Phase
 
 
-class Observer(Protocol):
-    """Watches a launch: a terminal, or nothing."""
+class Observer:
+    """Watches a launch. This one does nothing; that of a terminal shows progress."""
 
-    @property
-    def streams(self) -> bool:
-        """Whether `output` wants lines as they come."""
+    streams = False  # whether `output` wants lines as they come
 
     def begin(self, launch: int, launches: int) -> None:
         """Called before a launch of a measurement, counted from 0, of so many until the next look."""
@@ -32,27 +29,6 @@ class Observer(Protocol):
 
     def output(self, name: str, stream: str, line: str) -> None:
         """Called with each line of a process; `name` is `Plan.name`."""
-
-
-class Nobody:
-    """Watches nothing."""
-
-    streams = False
-
-    def begin(self, launch: int, launches: int) -> None:
-        pass
-
-    def launched(self, samples: LaunchSamples) -> None:
-        pass
-
-    def waiting(self, resource: object) -> None:
-        pass
-
-    def progress(self, phase: object, step: int, steps: int, marks_ns: Sequence[int]) -> None:
-        pass
-
-    def output(self, name: str, stream: str, line: str) -> None:
-        pass
 
 
 _KEEP_BYTES = 32_000  # of each end: enough for a log's beginning and for the traceback at its end

@@ -71,7 +71,7 @@ class PausableLaunch(Launch):
 
     def _pause(self) -> None:
         """Stop the ranks by signal, and all that they started."""
-        self._server.send(messages.PauseRanks())
+        self._server.send(messages.Request.PAUSE_RANKS)
         until = time.monotonic() + _PAUSE_SECONDS
         while not self._paused:
             left = until - time.monotonic()
@@ -84,7 +84,7 @@ class PausableLaunch(Launch):
         self._deadline = time.monotonic() + self._left
         if self._paused:
             self._paused = False
-            self._server.send(messages.ResumeRanks())
+            self._server.send(messages.Request.RESUME_RANKS)
         wake(self._ranks, steps)
 
     def _phases(self, ended: int) -> Phases:

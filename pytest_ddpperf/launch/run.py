@@ -144,7 +144,11 @@ class Launch:
             failing.pop_all()
         self._stream = output.Stream(self._folder, self._names, self._observer.output)
         self._diagnosis = Diagnosis(
-            self._folder, self._board, self._plan, lambda: self._server.send(messages.DumpStacks()), self._take_in
+            self._folder,
+            self._board,
+            self._plan,
+            lambda: self._server.send(messages.Request.DUMP_STACKS),
+            self._take_in,
         )
         return self
 
@@ -177,7 +181,7 @@ class Launch:
         self._requested = time.monotonic_ns()
         self._deadline = time.monotonic() + self._plan.timeout_seconds
         if self._store is not None:
-            self._server.send(messages.HoldStore(), self._store.fileno())
+            self._server.send(messages.Request.HOLD_STORE, self._store.fileno())
         self._remote.begin()
         self._fork()
 
@@ -276,7 +280,7 @@ class Launch:
 
     def _read_server(self) -> None:
         for answer in self._server.receive():
-            if isinstance(answer, messages.RanksPaused):
+            if answer is messages.Answer.RANKS_PAUSED:
                 self._paused = True
             for rank in self._ranks:
                 if isinstance(answer, messages.RankForked) and rank.number == answer.rank:
@@ -319,8 +323,8 @@ class Launch:
         if self.over or not self._begun:
             return
         try:
-            self._server.send(messages.EndLaunch())
-            while not any(isinstance(answer, messages.LaunchEnded) for answer in self._server.receive(_END_SECONDS)):
+            self._server.send(messages.Request.END_LAUNCH)
+            while not any(answer is messages.Answer.LAUNCH_ENDED for answer in self._server.receive(_END_SECONDS)):
                 pass
         except BaseException:
             self._server.stop()  # its late answers would be taken for those of the next launch

@@ -123,7 +123,7 @@ class RankServer:
             return
         if self._lines is not None:
             with suppress(OSError):
-                self._lines.send(messages.encode(messages.StopServer()))
+                self._lines.send(messages.encode(messages.Request.STOP_SERVER))
             self._lines.socket.close()  # it ends at the end of its stream
         try:
             self._process.wait(_END_SECONDS)

@@ -13,7 +13,7 @@ from typing import Any
 
 from pytest_ddpperf import __version__
 from pytest_ddpperf.baseline import Store
-from pytest_ddpperf.launch import Launcher, Nobody
+from pytest_ddpperf.launch import Launcher, Observer
 from pytest_ddpperf.launch.failure import text_with_output
 from pytest_ddpperf.launch.launcher import unpickle
 from pytest_ddpperf.launch.remote_ranks import Part
@@ -142,23 +142,12 @@ class LeaderConnection:
         return False
 
 
-class _Relay:
+class _Relay(Observer):
     """Lets the pytest that leads watch."""
-
-    streams = False
 
     def __init__(self, leader: LeaderConnection) -> None:
         self._serving = leader
         self._reported = 0.0
-
-    def begin(self, launch: int, launches: int) -> None:
-        pass
-
-    def launched(self, samples: LaunchSamples) -> None:
-        pass
-
-    def output(self, name: str, stream: str, line: str) -> None:
-        pass
 
     def waiting(self, resource: Path) -> None:
         self._serving.say("waiting", resource=str(resource))
@@ -202,7 +191,7 @@ class NodeLeaderConnection(LeaderConnection):
 
         def take(plan: Plan, part: Part) -> None:
             setup, *others = job.setups
-            launcher.take_part(plan, part, setup, others, Nobody(), self)
+            launcher.take_part(plan, part, setup, others, Observer(), self)
 
         measured = {"batch_size": job.batch_size, "facts": codec.encode(job.facts), "gate": job.gate}
         asked = measurement_of(job.plan, job.test.label)
@@ -219,7 +208,7 @@ class NodeLeaderConnection(LeaderConnection):
         """The same of a call: the results by rank."""
 
         def take(plan: Plan, part: Part) -> None:
-            launcher.take_part_in_call(plan, part, function, args, Nobody(), self)
+            launcher.take_part_in_call(plan, part, function, args, Observer(), self)
 
         reported = self._take_part(launcher, plan, call_of(plan, function), take)
         return unpickle([base64.b64decode(data) for data in reported["results"]])

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpperf.launch import locks
+from pytest_ddpperf.launch import Observer, locks
 from pytest_ddpperf.measuring.measurement import Measured
 from pytest_ddpperf.plugin.state import RUN
 from pytest_ddpperf.records import LaunchSamples
@@ -27,7 +27,7 @@ _REDRAW_SECONDS = 0.25
 _FIRST_REPORT_SECONDS = 10.0
 
 
-class Watcher:
+class Watcher(Observer):
     """The observer of a run's launches: shows what the ranks do on a terminal, and reports long waits."""
 
     def __init__(self, config: pytest.Config, *, warmup: int) -> None:

@@ -63,7 +63,7 @@ def main(descriptor: int, start: Message) -> NoReturn:
     gc.collect()
     gc.freeze()  # a collection in a rank would otherwise copy every page of torch's objects
     server = _Server(control, begin.folder)
-    control.send(messages.encode(messages.ServerReady()))
+    control.send(messages.encode(messages.Answer.SERVER_READY))
     server.serve()
 
 
@@ -138,20 +138,20 @@ class _Server:
             self._dir = request.folder
         elif isinstance(request, messages.ForkRank):
             self._fork(request.rank)
-        elif isinstance(request, messages.HoldStore):
+        elif request is messages.Request.HOLD_STORE:
             self._fork_store()
-        elif isinstance(request, messages.PauseRanks):
+        elif request is messages.Request.PAUSE_RANKS:
             self._signal_groups(signal.SIGSTOP)
-            self._answer(messages.RanksPaused())
-        elif isinstance(request, messages.ResumeRanks):
+            self._answer(messages.Answer.RANKS_PAUSED)
+        elif request is messages.Request.RESUME_RANKS:
             self._signal_groups(signal.SIGCONT)
-        elif isinstance(request, messages.DumpStacks):
+        elif request is messages.Request.DUMP_STACKS:
             self._signal_groups(signal.SIGCONT)
             for pid in self._ranks:
                 os.kill(pid, signal.SIGQUIT)  # not reaped yet, so still ours
-        elif isinstance(request, messages.EndLaunch):
+        elif request is messages.Request.END_LAUNCH:
             self._end()
-            self._answer(messages.LaunchEnded())
+            self._answer(messages.Answer.LAUNCH_ENDED)
         else:
             self._folder = ""
 

@@ -1,4 +1,4 @@
-"""Messages between processes: one dataclass each, sent as JSON with the name of its class.
+"""Messages between processes, sent as JSON: a dataclass each, or a member of an enumeration.
 
 Here are those between pytest (`launch.server`) and its rank server (`rank.server`): requests, then answers.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from enum import Enum
 from typing import Any
 
 
@@ -36,41 +37,6 @@ class ForkRank:
 
 
 @dataclass(frozen=True, slots=True)
-class HoldStore:
-    """Fork a process that holds the store where ranks of several nodes meet. A bound socket comes along."""
-
-
-@dataclass(frozen=True, slots=True)
-class PauseRanks:
-    """Send SIGSTOP to the ranks' process groups. Answer: RanksPaused."""
-
-
-@dataclass(frozen=True, slots=True)
-class ResumeRanks:
-    """Send SIGCONT to the ranks' process groups."""
-
-
-@dataclass(frozen=True, slots=True)
-class DumpStacks:
-    """Resume the ranks and send SIGQUIT to each: faulthandler writes its stacks."""
-
-
-@dataclass(frozen=True, slots=True)
-class EndLaunch:
-    """Kill what is left of the launch. Answer: LaunchEnded."""
-
-
-@dataclass(frozen=True, slots=True)
-class StopServer:
-    """Nothing more will come: pytest ends this server, or itself, in order."""
-
-
-@dataclass(frozen=True, slots=True)
-class ServerReady:
-    """All modules are imported."""
-
-
-@dataclass(frozen=True, slots=True)
 class ServerFailed:
     """A module could not be imported; the server has ended."""
 
@@ -86,11 +52,6 @@ class RankForked:
 
 
 @dataclass(frozen=True, slots=True)
-class RanksPaused:
-    """The signals of PauseRanks were sent."""
-
-
-@dataclass(frozen=True, slots=True)
 class RankEnded:
     """A rank has ended by itself."""
 
@@ -99,27 +60,41 @@ class RankEnded:
     when: float  # seconds of the monotonic clock
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchEnded:
-    """No process of the launch is left."""
+class Request(Enum):
+    """Requests that need nothing further."""
+
+    HOLD_STORE = "hold store"  # fork a process that holds the store of several nodes; a bound socket comes along
+    PAUSE_RANKS = "pause ranks"  # send SIGSTOP to the ranks' process groups; answered by RANKS_PAUSED
+    RESUME_RANKS = "resume ranks"  # send SIGCONT to them
+    DUMP_STACKS = "dump stacks"  # resume the ranks and send SIGQUIT to each: faulthandler writes its stacks
+    END_LAUNCH = "end launch"  # kill what is left of the launch; answered by LAUNCH_ENDED
+    STOP_SERVER = "stop server"  # nothing more will come: pytest ends this server, or itself, in order
 
 
-ServerRequest = BeginLaunch | ForkRank | HoldStore | PauseRanks | ResumeRanks | DumpStacks | EndLaunch | StopServer
-ServerAnswer = ServerReady | ServerFailed | RankForked | RanksPaused | RankEnded | LaunchEnded
-_MESSAGES: Mapping[str, type] = {
-    kind.__name__: kind
-    for kind in (
-        *(BeginLaunch, ForkRank, HoldStore, PauseRanks, ResumeRanks, DumpStacks, EndLaunch, StopServer),
-        *(ServerReady, ServerFailed, RankForked, RanksPaused, RankEnded, LaunchEnded),
-    )
-}
+class Answer(Enum):
+    """Answers that say nothing further."""
+
+    SERVER_READY = "server ready"  # all modules are imported
+    RANKS_PAUSED = "ranks paused"  # the signals were sent
+    LAUNCH_ENDED = "launch ended"  # no process of the launch is left
+
+
+ServerRequest = BeginLaunch | ForkRank | Request
+ServerAnswer = ServerFailed | RankForked | RankEnded | Answer
+_WITH_FIELDS = {kind.__name__: kind for kind in (BeginLaunch, ForkRank, ServerFailed, RankForked, RankEnded)}
+_WITHOUT = {str(message.value): message for kind in (Request, Answer) for message in kind}
 
 
 def encode(message: ServerRequest | ServerAnswer) -> dict[str, Any]:
-    """Return the fields for JSON, with the class name as `message`."""
+    """Return the fields for JSON, with the name of the message as `message`."""
+    if isinstance(message, Enum):
+        return {"message": message.value}
     return {"message": type(message).__name__, **asdict(message)}
 
 
 def decode(fields: Mapping[str, Any]) -> Any:
     """Return the message that `encode` made these fields from."""
-    return _MESSAGES[fields["message"]](**{name: value for name, value in fields.items() if name != "message"})
+    name = fields["message"]
+    if name in _WITHOUT:
+        return _WITHOUT[name]
+    return _WITH_FIELDS[name](**{key: value for key, value in fields.items() if key != "message"})

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from pytest_ddpperf.launch import Nobody, Observer
+from pytest_ddpperf.launch import Observer
 from pytest_ddpperf.launch.remote_ranks import Clock, Offset, RemoteRanks
 from pytest_ddpperf.records import Plan, RankError, RankOutput, Scalar, codec
 from pytest_ddpperf.records.errors import BaseSideError
@@ -53,7 +53,7 @@ class Member:
         """What its test asks for; raises BaseSideError if that is something else than what is `asked` on the first
         node, None if that is not known."""
         with self.tests.last_words():
-            reported = self.tests.hear(Nobody(), "the test ended there without asking for what it asks for here")
+            reported = self.tests.hear(Observer(), "the test ended there without asking for what it asks for here")
         if asked is not None and (difference := _difference(asked, reported)):
             raise BaseSideError(difference)
         return reported
@@ -379,7 +379,7 @@ class _SameMachine(BaseSideError):
     """A node waits for what another node of the same launch has: for ever."""
 
 
-class _RemoteObserver(Nobody):
+class _RemoteObserver(Observer):
     """Tells what a member waits for."""
 
     def __init__(self, member: Member, observer: Observer, taken: Mapping[tuple[str, str], str]) -> None:

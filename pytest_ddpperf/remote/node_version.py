@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pytest_ddpperf.git import commit_named
-from pytest_ddpperf.launch import Launcher, Nobody, Observer
+from pytest_ddpperf.launch import Launcher, Observer
 from pytest_ddpperf.launch.failure import text_with_output
 from pytest_ddpperf.options import Settings
 from pytest_ddpperf.records import LaunchSamples, Plan, codec
@@ -120,12 +120,12 @@ class BaseOfNodes(BaseSide):
         self._side.tell({"op": "done", **came}, nodes)
 
     def _called(self, plan: Plan) -> tuple[bytes, ...]:
-        return self._launcher().lead_call(plan, self._side, Nobody())
+        return self._launcher().lead_call(plan, self._side, Observer())
 
     def _ungated(self, plan: Plan, launches: int) -> list[Message]:
         taken: list[LaunchSamples] = []
         for _ in range(launches):
-            taken.append(replace(self._launch(plan, Nobody()), output=()))
+            taken.append(replace(self._launch(plan, Observer()), output=()))
             plan = plan.exactly(len(taken[0].step_seconds))
         return [codec.encode(launch) for launch in taken]
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from pytest_ddpperf import __version__
-from pytest_ddpperf.launch import Nobody, Observer
+from pytest_ddpperf.launch import Observer
 from pytest_ddpperf.records import Scalar, codec
 from pytest_ddpperf.records.errors import BaseSideError
 from pytest_ddpperf.remote.checkout import Sources
@@ -33,13 +33,13 @@ class Tests:
 
     def hello(self, seconds: float) -> None:
         """Raises BaseSideError if there is another version of the plugin."""
-        message = self._line.receive(Nobody(), seconds)
+        message = self._line.receive(Observer(), seconds)
         if message["version"] != __version__:
             raise BaseSideError(f"there is pytest-ddpperf {message['version']}, here {__version__}")
 
     def collect(self, seconds: float) -> Message:
         """What it has collected; raises BaseSideError."""
-        message = self._line.receive(Nobody(), seconds)
+        message = self._line.receive(Observer(), seconds)
         self.known, self._errors = frozenset(message["tests"]), message["errors"]
         self.sources = codec.decode(Sources, message["sources"])
         return message
@@ -61,7 +61,7 @@ class Tests:
         if self._started or self._line.dead:
             return {}
         self._started = True
-        facts: Mapping[str, Scalar] = self._line.receive(Nobody(), START_SECONDS).get("facts", {})
+        facts: Mapping[str, Scalar] = self._line.receive(Observer(), START_SECONDS).get("facts", {})
         return facts
 
     def enter(self, nodeid: str) -> None:
@@ -132,7 +132,7 @@ class Tests:
     def await_end(self) -> str:
         """Wait until the test has ended (after `request_end`); return what went wrong with the process, if anything."""
         try:
-            while (message := self._line.receive(Nobody(), self._patience))["event"] != "ended":
+            while (message := self._line.receive(Observer(), self._patience))["event"] != "ended":
                 pass
         except BaseSideError as error:
             return str(error)

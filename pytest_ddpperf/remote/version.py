@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_ddpperf import __version__
-from pytest_ddpperf.launch import Nobody, Observer
+from pytest_ddpperf.launch import Observer
 from pytest_ddpperf.launch.paused import dropping
 from pytest_ddpperf.options import Settings
 from pytest_ddpperf.records import LaunchSamples, Plan, Scalar, codec
@@ -250,12 +250,12 @@ class BaseSide:
     def _begin(self, nodeid: str, label: str, here: Plan) -> Ready:
         self.tests.enter(nodeid)
         ended = f"the test ended there without measuring {label or 'anything'}"
-        message = self.tests.hear(Nobody(), ended)
+        message = self.tests.hear(Observer(), ended)
         while self._invocation.own_tests and message["label"] != label:  # here nobody doubted that one
             self.remote_pytest.send({"op": "launch", "steps": 1})
-            if self.tests.hear(Nobody(), ended)["event"] == "launched":
+            if self.tests.hear(Observer(), ended)["event"] == "launched":
                 self.remote_pytest.send({"op": "done"})
-            message = self.tests.hear(Nobody(), ended)
+            message = self.tests.hear(Observer(), ended)
         if message["label"] != label:
             self.remote_pytest.send({"op": "leave"})  # it would wait for ever
             raise BaseSideError(f"there the test measured {message['label']!r} where it measures {label!r} here")

@@ -288,7 +288,7 @@ HOLDS = """
 import os, sys, time
 import torch
 import torch.distributed as dist
-from pytest_ddpperf.launch import Launcher, Nobody
+from pytest_ddpperf.launch import Launcher, Observer
 from pytest_ddpperf.records import Plan
 
 def setup(ctx):
@@ -298,9 +298,9 @@ plan = Plan(world_size=2, backend="gloo", device="cpu", warmup=1, steps=3)
 sides = Launcher(dict), Launcher(dict)
 try:
     for pair in range(int(sys.argv[1])):
-        with sides[0].alone(plan, Nobody()):
+        with sides[0].alone(plan, Observer()):
             began = time.monotonic()
-            with sides[0].pause(plan, setup, Nobody()) as one, sides[1].pause(plan, setup, Nobody()) as other:
+            with sides[0].pause(plan, setup, Observer()) as one, sides[1].pause(plan, setup, Observer()) as other:
                 for side in (one, other) * 2:
                     side.stretch(2)
                 if sys.argv[2:]:

@@ -13,7 +13,7 @@ import pytest
 
 from pytest_ddpperf import options
 from pytest_ddpperf.baseline import Store
-from pytest_ddpperf.launch import Nobody
+from pytest_ddpperf.launch import Observer
 from pytest_ddpperf.measuring import measurement
 from pytest_ddpperf.measuring.launches import Job
 from pytest_ddpperf.measuring.measurement import Measured, build_outcome, carry_out
@@ -30,7 +30,7 @@ def measure(launch: LaunchSamples, store: Store, **asked: Any) -> Measured:
 
 def carried_out(launch: Callable[[Plan], LaunchSamples], store: Store, **asked: Any) -> Measured:
     launcher: Any = SimpleNamespace(measure=lambda plan, *_: launch(plan))
-    return carry_out(job(**asked), launcher, store, Nobody())
+    return carry_out(job(**asked), launcher, store, Observer())
 
 
 def notes_of(measured: Measured) -> tuple[str, ...]:
@@ -161,7 +161,7 @@ def test_a_confirmation_and_the_same_code_rest_on_all_pairs_of_a_look(
     limits = (Limit(metric="p50", value=0.1, unit="%"),)
     of_test = job(limits=limits, turns="launches", against=asked.get("against"))
     seconds = asked.get("confirm_seconds")
-    found = carry_out(of_test, launcher, Store(tmp_path), Nobody(), base, confirm_seconds=seconds)
+    found = carry_out(of_test, launcher, Store(tmp_path), Observer(), base, confirm_seconds=seconds)
     assert (found.result.verdict, len(found.result.step_seconds)) == ("PASS", pairs)
 
 
@@ -195,6 +195,6 @@ def test_what_another_version_measures_without_a_gate_fails_nothing_there(tmp_pa
     asked: dict[str, Any] = {"gate": False, "fail_on": frozenset({"not-gated"})}
     assert measure(LAUNCH, Store(tmp_path), **asked).fails
     there = LeaderConnection.__new__(LeaderConnection)
-    there.relay = Nobody()  # type: ignore[assignment]
+    there.relay = Observer()  # type: ignore[assignment]
     launcher: Any = SimpleNamespace(measure=lambda *_: LAUNCH)
     assert not there.carry_out(job(**asked), launcher, Store(tmp_path)).fails

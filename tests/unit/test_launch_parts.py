@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpperf.launch import Launcher, Nobody, failure, locks, placement, run
+from pytest_ddpperf.launch import Launcher, Observer, failure, locks, placement, run
 from pytest_ddpperf.launch.failure import (
     describe_end,
     describe_exit,
@@ -185,7 +185,7 @@ def test_the_devices_that_a_launch_runs_on_are_held(
     monkeypatch.setattr(locks, "hold", lambda *args: None)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    launcher.alone_here(Plan(world_size=1, backend="nccl", device="cuda"), 1, Nobody())
+    launcher.alone_here(Plan(world_size=1, backend="nccl", device="cuda"), 1, Observer())
     assert asked == [paused]
 
 
@@ -249,7 +249,7 @@ def test_each_failure_gives_the_others_time_anew_to_say_what_they_saw(monkeypatc
     request = LaunchRequest(
         plan=plan, payload=b"", modules={}, placement=placement.place(5, {}), part=Part(processes=plan.part(0))
     )
-    launch: Any = run.Launch(None, request, Nobody())  # type: ignore[arg-type]
+    launch: Any = run.Launch(None, request, Observer())  # type: ignore[arg-type]
     launch._deadline, launch._ranks = 100.0, [Peer(number, None) for number in range(5)]  # type: ignore[arg-type]
     failing = iter(launch._ranks)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpperf.launch import Nobody, Observer, failure, paused, placement, run
+from pytest_ddpperf.launch import Observer, failure, paused, placement, run
 from pytest_ddpperf.launch import server as server_module
 from pytest_ddpperf.launch.remote_ranks import Part
 from pytest_ddpperf.launch.request import LaunchRequest
@@ -50,10 +50,10 @@ class Ranks:
             assert descriptor is not None
             self.channels.append(socket.socket(fileno=os.dup(descriptor)))
             self.answer(messages.RankForked(request.rank, PID + request.rank))
-        elif isinstance(request, messages.DumpStacks):
+        elif request is messages.Request.DUMP_STACKS:
             self.asked_for_stacks()
-        elif isinstance(request, messages.EndLaunch):
-            self.answer(messages.LaunchEnded())
+        elif request is messages.Request.END_LAUNCH:
+            self.answer(messages.Answer.LAUNCH_ENDED)
 
     def receive(self, timeout: float | None = None) -> list[messages.ServerAnswer]:
         return [messages.decode(fields) for fields in self._ours.receive() or ()]
@@ -112,7 +112,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-class Drawing(Nobody):
+class Drawing(Observer):
     """Does something each time that progress is drawn."""
 
     def __init__(self, act: Callable[[], object]) -> None:
@@ -233,7 +233,7 @@ def test_whatever_goes_wrong_at_its_end_a_launch_leaves_no_folder(
         raise ValueError("not closed")
 
     monkeypatch.setattr(Board, "close", fail)
-    with pytest.raises(ValueError, match="not closed"), launch_of(ranks, Nobody()):
+    with pytest.raises(ValueError, match="not closed"), launch_of(ranks, Observer()):
         pass
 
 
@@ -270,7 +270,7 @@ def test_a_server_whose_start_was_interrupted_is_not_taken_for_one_that_is_ready
     monkeypatch.setattr(server, "receive", interrupt)
     with pytest.raises(KeyboardInterrupt):
         server.ensure({}, ())
-    monkeypatch.setattr(server, "receive", lambda timeout: [messages.ServerReady()])
+    monkeypatch.setattr(server, "receive", lambda timeout: [messages.Answer.SERVER_READY])
     for _ in range(2):
         server.ensure({}, ())
     assert len(started) == 2

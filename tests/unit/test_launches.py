@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpperf.launch import Nobody
+from pytest_ddpperf.launch import Observer
 from pytest_ddpperf.measuring.baseline_side import Interleaved
 from pytest_ddpperf.measuring.launches import CurrentSide, Job, Launches, measurement
 from pytest_ddpperf.records import Counters, Environment, LaunchSamples, Phases, Plan, RankError, TestId
@@ -140,8 +140,8 @@ class Both:
             pause=lambda plan, setup, observer: self.pause("n", exact(plan)),
             alone=lambda plan, observer: nullcontext(),
         )
-        self.current = CurrentSide(job(), launcher, Nobody())
-        self.side = Interleaved(base, job(turns), Nobody())
+        self.current = CurrentSide(job(), launcher, Observer())
+        self.side = Interleaved(base, job(turns), Observer())
 
     @contextmanager
     def pause(self, side: str, steps: int | None) -> Iterator[Any]:

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from pytest_ddpperf import __version__
-from pytest_ddpperf.launch import Nobody, Observer, locks
+from pytest_ddpperf.launch import Observer, locks
 from pytest_ddpperf.launch.remote_ranks import Clock, Offset, offset
 from pytest_ddpperf.measuring import worker as following
 from pytest_ddpperf.measuring.machine import nodes_for
@@ -427,10 +427,10 @@ def test_what_is_said_of_each_version_is_for_its_own_line(closing: ExitStack) ->
     follows.say("one", "base")
     follows.say("two", "hand")
     follows.say("died", "base", text="it died")
-    assert follows.node.current.line.receive(Nobody(), SOON_SECONDS)["event"] == "two"
+    assert follows.node.current.line.receive(Observer(), SOON_SECONDS)["event"] == "two"
     assert [message["event"] for message in base.line.arrived()] == ["one"], "before its end"
     with pytest.raises(BaseSideError, match="it died"):
-        base.line.receive(Nobody(), SOON_SECONDS)
+        base.line.receive(Observer(), SOON_SECONDS)
     follows.node.current.line.send({"op": "leave"})
     assert [message["op"] for message in follows.heard()] == ["start-base", "leave"]
 
@@ -774,7 +774,7 @@ def test_a_node_that_does_not_answer_is_asked_and_then_gone(
     monkeypatch.setattr(line, "_GONE_SECONDS", 1.0)
     follows = Follows(closing)
     with pytest.raises(BaseSideError, match=r"node 1 \(b\) said nothing for \d s"):
-        follows.node.current.line.receive(Nobody(), SOON_SECONDS)
+        follows.node.current.line.receive(Observer(), SOON_SECONDS)
     assert {"op": "ping"} in follows.heard()
     with pytest.raises(BaseSideError, match="said nothing"):
         follows.node.current.line.send({"op": "test"})
@@ -815,7 +815,7 @@ def test_locks_are_taken_node_by_node_in_the_order_of_their_hosts(closing: ExitS
         yield ()
 
     follows.say("alone", resources=[])
-    with side.alone(plan, here(), Nobody()):
+    with side.alone(plan, here(), Observer()):
         assert taken == ["here"], "after the other, whose host comes first"
     assert [message["op"] for message in follows.heard()] == ["shared"]
 
@@ -834,7 +834,7 @@ def test_a_wait_for_what_this_very_launch_has_is_an_error(closing: ExitStack, tm
     follows.say("waiting", resource=str(tmp_path))
     follows.say("alone", resources=[str(tmp_path)])  # once it is free
     reported = r"^node 1 \(b\) is on the same machine and the same cores or devices as node 0: give each node its own"
-    with pytest.raises(BaseSideError, match=reported), side.alone(TWO_NODES, here, Nobody()):
+    with pytest.raises(BaseSideError, match=reported), side.alone(TWO_NODES, here, Observer()):
         pass
     assert [message["op"] for message in follows.heard()] == ["alone", "shared"]
     with locks.hold([tmp_path], lambda path: pytest.fail("it was not released")):
@@ -842,7 +842,7 @@ def test_a_wait_for_what_this_very_launch_has_is_an_error(closing: ExitStack, tm
 
 
 def test_a_wait_on_another_node_is_told_with_its_name(closing: ExitStack) -> None:
-    class Watches(Nobody):
+    class Watches(Observer):
         def waiting(self, resource: object) -> None:
             reported.append(str(resource))
 

@@ -25,7 +25,7 @@ from pytest_ddpperf.rank.server import _Server
 from pytest_ddpperf.wire.channels import Lines
 control = Lines(socket.socket(fileno=int(sys.argv[1])))
 server = _Server(control, sys.argv[2])
-control.send(messages.encode(messages.ServerReady()))
+control.send(messages.encode(messages.Answer.SERVER_READY))
 server.serve()
 """
 
@@ -110,15 +110,15 @@ def test_a_server_takes_folders_along_and_pytests_own_only_if_that_was_killed(
                 pass_fds=[theirs.fileno()],
             )
         lines = Lines(ours)
-        assert lines.receive() == [messages.encode(messages.ServerReady())]
+        assert lines.receive() == [messages.encode(messages.Answer.SERVER_READY)]
         for folder in folders[:2]:
             send(lines, messages.BeginLaunch(str(folder)))
             if folder != folders[1] or launch == "over":
-                send(lines, messages.EndLaunch())
-                assert lines.receive() == [messages.encode(messages.LaunchEnded())]
+                send(lines, messages.Request.END_LAUNCH)
+                assert lines.receive() == [messages.encode(messages.Answer.LAUNCH_ENDED)]
         assert all(folder.exists() for folder in folders), "pytest reads it after the end"
         if end == "stopped":
-            send(lines, messages.StopServer())
+            send(lines, messages.Request.STOP_SERVER)
         if end == "signalled":
             process.send_signal(signal.SIGTERM)
             process.wait(60)
@@ -142,7 +142,7 @@ def leader(played: str) -> Iterator[tuple[Lines, subprocess.Popen[str]]]:
         theirs.close()
         with ended(process):
             lines = Lines(ours)
-            await_answer(lines, messages.ServerReady)
+            await_answer(lines, messages.Answer.SERVER_READY)
             yield lines, process
 
 
@@ -150,13 +150,13 @@ def send(lines: Lines, request: messages.ServerRequest, descriptor: int | None =
     lines.send(messages.encode(request), descriptor)
 
 
-def await_answer(lines: Lines, kind: type) -> Any:
+def await_answer(lines: Lines, kind: type | messages.Answer) -> Any:
     """Wait for the server's next answer of a kind."""
     while (received := lines.receive()) is not None:
         for answer in map(messages.decode, received):
-            if isinstance(answer, kind):
+            if answer is kind or (isinstance(kind, type) and isinstance(answer, kind)):
                 return answer
-    pytest.fail(f"no {kind.__name__}")
+    pytest.fail(f"no {kind}")
 
 
 def ask_for_rank(lines: Lines) -> socket.socket:
@@ -189,18 +189,18 @@ def test_an_error_of_a_rank_that_has_no_log_yet_is_written() -> None:
 def test_a_rank_that_has_nowhere_to_write_its_stacks_does_not_end_of_being_asked_for_them() -> None:
     with leader(RANK_THAT_ENDS_WHEN_TOLD) as (lines, _), ask_for_rank(lines) as channel:
         assert channel.recv(4) == b"here"
-        for request in (messages.DumpStacks(), messages.PauseRanks(), messages.ResumeRanks()):
+        for request in (messages.Request.DUMP_STACKS, messages.Request.PAUSE_RANKS, messages.Request.RESUME_RANKS):
             send(lines, request)
-        await_answer(lines, messages.RanksPaused)
+        await_answer(lines, messages.Answer.RANKS_PAUSED)
         channel.send(b"x")
         assert await_answer(lines, messages.RankEnded).status == 5
 
 
 def test_a_store_ends_with_its_launch_where_the_kernel_tells_no_children() -> None:
     with leader(STORE_WHERE_NO_CHILDREN_ARE_TOLD) as (lines, process), socket.socket() as bound:
-        send(lines, messages.HoldStore(), bound.fileno())
+        send(lines, messages.Request.HOLD_STORE, bound.fileno())
         until(lambda: descendants(process.pid))
         store = descendants(process.pid)
-        send(lines, messages.EndLaunch())
-        await_answer(lines, messages.LaunchEnded)
+        send(lines, messages.Request.END_LAUNCH)
+        await_answer(lines, messages.Answer.LAUNCH_ENDED)
         assert gone(store)
