@@ -27,9 +27,8 @@ from pytest_ddpperf.remote.checkout import Sources, one_tree
 from pytest_ddpperf.remote.node_version import Base, from_top, refuse_lacking
 from pytest_ddpperf.remote.node_worker import NodeWorker
 from pytest_ddpperf.remote.nodes import OtherNodes, describe_node
-from pytest_ddpperf.remote.process import RemotePytest
+from pytest_ddpperf.remote.process import START_SECONDS, RemotePytest
 from pytest_ddpperf.remote.rendezvous import Role, interface_of, role
-from pytest_ddpperf.remote.runner import START_SECONDS
 from pytest_ddpperf.remote.version import BaseSide
 from pytest_ddpperf.wire import boot
 from pytest_ddpperf.wire.boot import die_with_parent

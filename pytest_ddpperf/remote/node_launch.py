@@ -16,8 +16,7 @@ from pytest_ddpperf.launch import Observer
 from pytest_ddpperf.launch.remote_ranks import Clock, Offset, RemoteRanks
 from pytest_ddpperf.records import Plan, RankError, RankOutput, Scalar, codec
 from pytest_ddpperf.records.errors import BaseSideError
-from pytest_ddpperf.remote.process import Line
-from pytest_ddpperf.remote.runner import Tests
+from pytest_ddpperf.remote.process import Line, Tests
 from pytest_ddpperf.wire.channels import Message, readable
 
 

@@ -20,8 +20,7 @@ from pytest_ddpperf.remote.checkout import Sources
 from pytest_ddpperf.remote.node import unlike
 from pytest_ddpperf.remote.node_launch import Member, in_words
 from pytest_ddpperf.remote.nodes import OtherNodes, host_order
-from pytest_ddpperf.remote.process import RemotePytest
-from pytest_ddpperf.remote.runner import START_SECONDS
+from pytest_ddpperf.remote.process import START_SECONDS, RemotePytest
 from pytest_ddpperf.remote.version import BaseSide, Ready
 from pytest_ddpperf.wire.channels import Message
 from pytest_ddpperf.wire.trees import Trees

@@ -22,8 +22,7 @@ from pytest_ddpperf.records import LaunchSamples, Plan, Scalar, codec
 from pytest_ddpperf.records.errors import AgainstError, BaseSideError
 from pytest_ddpperf.remote.arguments import Invocation
 from pytest_ddpperf.remote.checkout import Checkout, Sources, differing
-from pytest_ddpperf.remote.process import RemotePytest
-from pytest_ddpperf.remote.runner import START_SECONDS, Tests
+from pytest_ddpperf.remote.process import START_SECONDS, RemotePytest, Tests
 from pytest_ddpperf.wire import boot
 from pytest_ddpperf.wire.channels import Message
 
