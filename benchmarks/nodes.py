@@ -79,7 +79,7 @@ def play(number: int, port: int, steps: int) -> None:
 
 def answer(lines: Lines, node: int, message: dict[str, Any], steps: int) -> None:
     if message["op"] == "alone":
-        lines.send({"event": "alone", "side": "hand", "resources": []})
+        lines.send({"event": "alone", "side": "current", "resources": []})
     elif message["op"] == "clock":
         lines.send({"event": "clock"})
         for _ in range(message["exchanges"]):
@@ -87,10 +87,12 @@ def answer(lines: Lines, node: int, message: dict[str, Any], steps: int) -> None
             lines.socket.send(CLOCK.pack(time.monotonic_ns()))
     elif message["op"] == "part":
         ranks = codec.decode(Plan, message["plan"]).part(node)
-        lines.send({"event": "settled", "side": "hand", "results": {str(rank): window(rank, steps) for rank in ranks}})
+        lines.send(
+            {"event": "settled", "side": "current", "results": {str(rank): window(rank, steps) for rank in ranks}}
+        )
     elif message["op"] == "release":
         over = {"errors": [], "idle": [], "output": [], "notes": [], "results": {}}
-        lines.send({"event": "over", "side": "hand", **over})
+        lines.send({"event": "over", "side": "current", **over})
 
 
 def one(nodes: int, ranks_per_node: int, steps: int, launches: int) -> dict[str, float]:

@@ -222,7 +222,7 @@ _SILENCE_SECONDS = 10.0
 _NAMED = 5  # files
 _MACHINE = ("device_type", "device_count")  # facts that have to be the same on all nodes
 
-CURRENT, BASE = "hand", "base"  # the current code, and the version that it is compared with
+CURRENT, BASE = "current", "base"  # the current code, and the version that it is compared with
 
 
 class Node:

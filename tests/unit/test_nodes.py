@@ -358,7 +358,7 @@ class Follows:
         self._lines.send({"event": "hello", "host": "b", "order": "b", "versions": VERSIONS, **hello})
         self.node = Node(1, Lines(ours), SOON_SECONDS)
 
-    def say(self, event: str, side: str = "hand", **fields: object) -> None:
+    def say(self, event: str, side: str = "current", **fields: object) -> None:
         self._lines.send({"event": event, "side": side, **fields})
 
     def collects(self, files: dict[str, str], **facts: object) -> None:
@@ -386,18 +386,27 @@ HERE = Sources(python="3", prefix="/", files={"a.py": "1", "b.py": "2", "only_he
 MACHINE = {"device_type": "cpu", "device_count": 0}
 
 
-def test_another_number_of_devices_is_refused(closing: ExitStack) -> None:
+@pytest.mark.parametrize(
+    ("files", "devices", "problem"),
+    [
+        (dict(HERE.files), 4, r"node 1 \(b\) has device count 4, the first node 0"),
+        ({"src/a.py": "1"}, 0, "imported none of the first node's files"),
+        (
+            {"a.py": "1", "b.py": "other", "there.py": "4"},
+            0,
+            r"node 1 \(b\) has other files than the first node: b.py$",
+        ),
+        ({"a.py": "1", "there.py": "4"}, 0, ""),
+    ],
+)
+def test_devices_and_the_files_that_both_imported_have_to_be_the_same(
+    closing: ExitStack, files: dict[str, str], devices: int, problem: str
+) -> None:
     follows = Follows(closing)
-    follows.collects(dict(HERE.files), device_type="cpu", device_count=4)
-    with pytest.raises(NodesError, match=r"node 1 \(b\) has device count 4, the first node 0"):
+    follows.collects(files, device_type="cpu", device_count=devices)
+    with pytest.raises(NodesError, match=problem) if problem else nullcontext():
         follows.node.collected(HERE, MACHINE, SOON_SECONDS)
-
-
-def test_a_node_without_any_of_the_files_is_refused(closing: ExitStack) -> None:
-    follows = Follows(closing)
-    follows.collects({"src/a.py": "1"})
-    with pytest.raises(NodesError, match="imported none of the first node's files"):
-        follows.node.collected(HERE, MACHINE, SOON_SECONDS)
+    assert follows.node.current.tests.known == {"test_a.py::test_a"}
 
 
 def test_another_version_of_what_has_to_be_the_same_is_refused(closing: ExitStack) -> None:
@@ -407,25 +416,11 @@ def test_another_version_of_what_has_to_be_the_same_is_refused(closing: ExitStac
     Follows(closing).node.check(VERSIONS)
 
 
-def test_files_that_both_imported_have_to_be_the_same(closing: ExitStack) -> None:
-    follows = Follows(closing)
-    follows.collects({"a.py": "1", "b.py": "other", "only_there.py": "4"})
-    with pytest.raises(NodesError, match=r"node 1 \(b\) has other files than the first node: b.py$"):
-        follows.node.collected(HERE, MACHINE, SOON_SECONDS)
-
-
-def test_the_same_files_are_enough(closing: ExitStack) -> None:
-    follows = Follows(closing)
-    follows.collects({"a.py": "1", "only_there.py": "4"}, device_type="cpu", device_count=0)
-    follows.node.collected(HERE, MACHINE, SOON_SECONDS)
-    assert follows.node.current.tests.known == {"test_a.py::test_a"}
-
-
 def test_what_is_said_of_each_version_is_for_its_own_line(closing: ExitStack) -> None:
     follows = Follows(closing)
     base = follows.node.start_base(["tests"], "1a2b")
     follows.say("one", "base")
-    follows.say("two", "hand")
+    follows.say("two", "current")
     follows.say("died", "base", text="it died")
     assert follows.node.current.line.receive(Observer(), SOON_SECONDS)["event"] == "two"
     assert [message["event"] for message in base.line.arrived()] == ["one"], "before its end"
@@ -617,7 +612,7 @@ def test_what_fails_on_another_node_as_its_test_is_left_is_told_and_all_are_left
     first, second = several
 
     def answer() -> None:
-        assert second.heard() == [{"op": "leave", "side": "hand"}], "before the first has ended"
+        assert second.heard() == [{"op": "leave", "side": "current"}], "before the first has ended"
         second.say("alone", resources=[])  # late, and for nobody
         second.say("ended", text="", apart="Error: not removed")
         first.say("ended", text="over", apart="")
@@ -660,7 +655,7 @@ def test_a_node_that_is_gone_keeps_nothing_from_the_others(closing: ExitStack) -
     gone.go()
     with pytest.raises(BaseSideError, match="node 1"):
         side_of([gone.node.current, there.node.current]).tell({"op": "done"}, nodes=3)
-    assert there.heard() == [{"op": "done", "side": "hand"}]
+    assert there.heard() == [{"op": "done", "side": "current"}]
 
 
 @pytest.mark.parametrize("here", ["", "fails here"])
@@ -891,7 +886,7 @@ class Parted:
         self.parts = Parts(plan, ("127.0.0.1", 1), [member], names)
         self.parts.begin()
         (order,) = self.follows.heard()
-        assert (order["op"], order["store"], order["side"]) == ("part", ["127.0.0.1", 1], "hand")
+        assert (order["op"], order["store"], order["side"]) == ("part", ["127.0.0.1", 1], "current")
 
     def hear(self, until: Callable[[], bool]) -> None:
         end = time.monotonic() + SOON_SECONDS
@@ -941,7 +936,7 @@ def test_what_is_given_up_was_so_when_all_were(parted: Parted) -> None:
     parted.parts.await_end()
     assert [(found.rank, found.when) for found in parted.parts.errors] == [(2, 9.0), (3, math.inf)]
     reported = parted.follows.heard()
-    assert reported == [{"op": "stop", "at_deadline": True, "side": "hand"}]
+    assert reported == [{"op": "stop", "at_deadline": True, "side": "current"}]
 
 
 def test_a_node_that_goes_after_it_delivered_is_an_error_for_its_clock_is_not_known(parted: Parted) -> None:
