@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from pytest_ddpperf.plugin import watch
 from pytest_ddpperf.records import (
     Baseline,
     Comparison,
@@ -30,7 +31,7 @@ from pytest_ddpperf.records import (
     codec,
 )
 from pytest_ddpperf.records.errors import LaunchError
-from pytest_ddpperf.report import ci, failure, json_report, progress, terminal, text
+from pytest_ddpperf.report import ci, failure, json_report, terminal, text
 
 
 def measurement(
@@ -562,9 +563,9 @@ USUAL: dict[str, Any] = {"launch": 2, "launches": 5, "phase": "steps", "step": 3
     ],
 )
 def test_progress_has_its_place_and_what_is_left(facts: dict[str, Any], line: str) -> None:
-    assert progress.line(**{**USUAL, **facts}) == line
+    assert watch.progress_line(**{**USUAL, **facts}) == line
 
 
 def test_waiting_names_what_is_waited_for() -> None:
-    assert progress.waiting("cpu0", 4321, 10.2) == "waiting for cpu0, in use by pid 4321, 10 s"
-    assert progress.waiting("", None, 80.0) == "waiting for the host, in use by another process, 80 s"
+    assert watch.waiting_line("cpu0", 4321, 10.2) == "waiting for cpu0, in use by pid 4321, 10 s"
+    assert watch.waiting_line("", None, 80.0) == "waiting for the host, in use by another process, 80 s"
