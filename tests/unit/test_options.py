@@ -85,143 +85,73 @@ def test_without_being_asked_the_settings_are_the_documented_defaults(
     assert settings.sources.keys() == {row.field for row in ROWS} == set(Settings.__dataclass_fields__) - {"sources"}
 
 
-def test_every_option_is_taken_from_the_command_line(read: Callable[..., Settings], pytester: pytest.Pytester) -> None:
-    settings = read(
-        "--ddp-world-size=1,2,4",
-        "--ddp-trainers=8",
-        "--ddp-parameter-servers=3",
-        "--ddp-backend=gloo",
-        "--ddp-device=cpu",
-        "--ddp-warmup=0",
-        "--ddp-steps=50",
-        "--ddp-min-time=0.5",
-        "--ddp-launches=7",
-        "--ddp-max-launches=14",
-        "--ddp-threshold=p50:5%, p75:2ms,cpu_p10:0.5%",
-        "--ddp-timing=free",
-        "--ddp-turns=launches",
-        "--ddp-timeout=1.5",
-        "--ddp-preload=json,os.path",
-        "--ddp-baseline-dir=figures",
-        "--ddp-baseline-missing=fail",
-        "--ddp-fail-on=improved,no-baseline",
-        "--ddp-confirm=never",
-        "--ddp-against=origin/main",
-        "--ddp-against-setup=make build",
-        "--ddp-against-python=sh",
-        "--ddp-against-env=OMP_NUM_THREADS=2",
-        "--ddp-against-option=--my-bucket-mb 1",
-        "--ddp-suite-size=tiny",
-        "--ddp-suite-plots=figures/here",
-        "--ddp-json=out/all.json",
-        "--ddp-history=out/history",
-        "--ddp-markdown=out/all.md",
-        "--ddp-html=out/all.html",
-    )
-    assert settings == Settings(
-        world_sizes=(1, 2, 4),
-        trainers=8,
-        parameter_servers=3,
-        backend="gloo",
-        device="cpu",
-        warmup=0,
-        steps=50,
-        min_seconds=0.5,
-        launches=7,
-        max_launches=14,
-        limits=(
+ASKED: dict[str, tuple[str, Any]] = {
+    "world_sizes": ("1,2,4", (1, 2, 4)),
+    "trainers": ("8", 8),
+    "parameter_servers": ("3", 3),
+    "backend": ("gloo", "gloo"),
+    "device": ("cpu", "cpu"),
+    "warmup": ("0", 0),
+    "steps": ("50", 50),
+    "min_seconds": ("0.5", 0.5),
+    "launches": ("7", 7),
+    "max_launches": ("14", 14),
+    "limits": (
+        "p50:5%, p75:2ms,cpu_p10:0.5%",
+        (
             Limit(metric="p50", value=0.05, unit="%"),
             Limit(metric="p75", value=0.002, unit="ms"),
             Limit(metric="cpu_p10", value=0.005, unit="%"),
         ),
-        timing="free",
-        turns="launches",
-        timeout_seconds=1.5,
-        preload=("json", "os.path"),
-        baseline_dir=pytester.path / "figures",
-        baseline_missing="fail",
-        fail_on=frozenset({"improved", "no-baseline"}),
-        confirm_seconds=0.0,
-        save_baseline=False,
-        extend_baseline=False,
-        against="origin/main",
-        against_setup="make build",
-        against_python="sh",
-        against_env=("OMP_NUM_THREADS=2",),
-        against_option=("--my-bucket-mb", "1"),
-        disable=False,
-        suite_size="tiny",
-        suite_plots=pytester.path / "figures/here",
-        json_path=pytester.path / "out/all.json",
-        history_dir=pytester.path / "out/history",
-        markdown_path=pytester.path / "out/all.md",
-        html_path=pytester.path / "out/all.html",
-        sources=settings.sources,
-    )
-    assert {name for name, source in settings.sources.items() if source != "command line"} == {
-        "disable", "save_baseline", "extend_baseline", "nodes",
-    }  # fmt: skip
-
-
-INI_WORDS = {
-    "ddp_world_size": "1,4",
-    "ddp_trainers": "8",
-    "ddp_parameter_servers": "3",
-    "ddp_backend": "gloo",
-    "ddp_device": "cpu",
-    "ddp_warmup": "0",
-    "ddp_steps": "50",
-    "ddp_min_time": "0",
-    "ddp_launches": "7",
-    "ddp_max_launches": "14",
-    "ddp_threshold": "p50:5%,p75:2ms",
-    "ddp_timing": "free",
-    "ddp_turns": "launches",
-    "ddp_timeout": "1.5",
-    "ddp_preload": "json,os.path",
-    "ddp_baseline_dir": "figures",
-    "ddp_baseline_missing": "fail",
-    "ddp_fail_on": "improved",
-    "ddp_confirm": "60",
-    "ddp_against_setup": "make build",
-    "ddp_suite_size": "small",
-    "ddp_history": "kept",
+    ),
+    "timing": ("free", "free"),
+    "turns": ("launches", "launches"),
+    "timeout_seconds": ("1.5", 1.5),
+    "preload": ("json,os.path", ("json", "os.path")),
+    "baseline_dir": ("figures", Path("figures")),
+    "baseline_missing": ("fail", "fail"),
+    "fail_on": ("improved,no-baseline", frozenset({"improved", "no-baseline"})),
+    "confirm_seconds": ("never", 0.0),
+    "against": ("origin/main", "origin/main"),
+    "against_setup": ("make build", "make build"),
+    "against_python": ("sh", "sh"),
+    "against_env": ("OMP_NUM_THREADS=2", ("OMP_NUM_THREADS=2",)),
+    "against_option": ("--my-bucket-mb 1", ("--my-bucket-mb", "1")),
+    "suite_size": ("tiny", "tiny"),
+    "suite_plots": ("figures/here", Path("figures/here")),
+    "json_path": ("out/all.json", Path("out/all.json")),
+    "history_dir": ("out/history", Path("out/history")),
+    "markdown_path": ("out/all.md", Path("out/all.md")),
+    "html_path": ("out/all.html", Path("out/all.html")),
 }
+FLAGS = {"disable", "save_baseline", "extend_baseline"}
+INI_WORDS = {row.key: ASKED[row.field][0] for row in ROWS if row.ini}
 
 
-def check_ini_words(settings: Settings, root: Path) -> None:
-    assert settings.world_sizes == (1, 4)
-    assert (settings.trainers, settings.parameter_servers) == (8, 3)
-    assert (settings.backend, settings.device) == ("gloo", "cpu")
-    assert (settings.timing, settings.turns) == ("free", "launches")
-    assert (settings.warmup, settings.steps, settings.min_seconds, settings.launches) == (0, 50, 0.0, 7)
-    assert settings.max_launches == 14
-    assert metrics(settings) == ["p50:5%", "p75:2ms"]
-    assert settings.timeout_seconds == 1.5
-    assert settings.preload == ("json", "os.path")
-    assert settings.baseline_dir == root / "figures"
-    assert settings.baseline_missing == "fail"
-    assert settings.fail_on == {"improved"}
-    assert settings.confirm_seconds == 60.0
-    from_ini = {name for name, source in settings.sources.items() if source == "ini"}
-    assert settings.against_setup == "make build"
-    assert settings.suite_size == "small"
-    assert settings.history_dir == root / "kept"
-    assert from_ini == {row.field for row in ROWS if row.ini}
+def check_asked(settings: Settings, root: Path, fields: set[str], source: str) -> None:
+    asked = {field: value for field, (_, value) in ASKED.items() if field in fields}
+    asked = {field: root / value if isinstance(value, Path) else value for field, value in asked.items()}
+    assert {field: getattr(settings, field) for field in fields} == asked
+    assert {field for field, found in settings.sources.items() if found == source} == fields
 
 
-def test_every_ini_key_is_taken_from_an_ini_file(read: Callable[..., Settings], pytester: pytest.Pytester) -> None:
-    assert INI_WORDS.keys() == {row.key for row in ROWS if row.ini}
-    pytester.makeini("\n".join(["[pytest]", *(f"{key} = {value}" for key, value in INI_WORDS.items())]))
-    check_ini_words(read(), pytester.path)
+def test_every_option_is_taken_from_the_command_line(read: Callable[..., Settings], pytester: pytest.Pytester) -> None:
+    assert {row.field for row in ROWS if row.of_run} == ASKED.keys() | FLAGS
+    settings = read(*(f"{row.option}={ASKED[row.field][0]}" for row in ROWS if row.field in ASKED))
+    check_asked(settings, pytester.path, set(ASKED), "command line")
+    assert not any(getattr(settings, flag) for flag in FLAGS)
 
 
-@pytest.mark.parametrize("table", ["tool.pytest.ini_options", pytest.param("tool.pytest", marks=NATIVE_TOML)])
-def test_every_ini_key_is_taken_from_toml_as_text(
+@pytest.mark.parametrize("table", ["pytest", "tool.pytest.ini_options", pytest.param("tool.pytest", marks=NATIVE_TOML)])
+def test_every_ini_key_is_taken_from_a_file(
     read: Callable[..., Settings], pytester: pytest.Pytester, table: str
 ) -> None:
-    pytester.makepyprojecttoml("\n".join([f"[{table}]", *(f'{key} = "{value}"' for key, value in INI_WORDS.items())]))
-    check_ini_words(read("-Werror"), pytester.path)
+    if table == "pytest":
+        pytester.makeini("\n".join(["[pytest]", *(f"{key} = {value}" for key, value in INI_WORDS.items())]))
+    else:
+        lines = (f'{key} = "{value}"' for key, value in INI_WORDS.items())
+        pytester.makepyprojecttoml("\n".join([f"[{table}]", *lines]))
+    check_asked(read("-Werror"), pytester.path, {row.field for row in ROWS if row.ini}, "ini")
 
 
 @pytest.mark.parametrize("table", ["tool.pytest.ini_options", pytest.param("tool.pytest", marks=NATIVE_TOML)])
@@ -312,6 +242,11 @@ def test_a_set_up_in_the_ini_file_asks_for_no_comparison(
     for arguments in ([], ["--ddp-against=self"], ["--ddp-save-baseline"], ["--ddp-against-env=A=1"]):
         assert read(*arguments).against_setup == "make build"
     assert read().comparison_option == ""
+
+
+@pytest.mark.parametrize(("given", "seconds"), [("60", 60.0), ("never", 0.0)])
+def test_confirming_takes_seconds_or_never(read: Callable[..., Settings], given: str, seconds: float) -> None:
+    assert read(f"--ddp-confirm={given}").confirm_seconds == seconds
 
 
 def test_percentiles_that_are_equal_are_one_metric(read: Callable[..., Settings]) -> None:
