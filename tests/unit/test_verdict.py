@@ -80,19 +80,31 @@ def test_a_change_beyond_the_limit_with_evidence_is_a_regression() -> None:
     assert comparison.now_seconds == pytest.approx(1.2 * comparison.baseline_seconds)
 
 
-def test_a_change_within_the_limit_passes_however_certain() -> None:
-    assert decide(measurement(times(1.08)), measurement(STEADY)) == "PASS"
+MS = Limit(metric="p50", value=0.150, unit="ms")
+BUSBW = Limit(metric="busbw", value=0.2, unit="%")
 
 
-def test_a_change_beyond_the_limit_without_evidence_is_inconclusive() -> None:
-    verdict = decide(measurement(times(1.2, NOISY)), measurement(NOISY))
-    assert (verdict.status, verdict.reason) == (Status.INCONCLUSIVE, "not-significant")
-
-
-def test_an_improvement_is_the_mirror_of_a_regression() -> None:
-    assert decide(measurement(times(1 / 1.2)), measurement(STEADY)) == "IMPROVED"
-    assert decide(measurement(times(1 / 1.2, NOISY)), measurement(NOISY)) == "PASS"
-    assert decide(measurement(times(1 / 1.08)), measurement(STEADY)) == "PASS"
+@pytest.mark.parametrize(
+    ("factor", "levels", "limit", "status", "reason"),
+    [
+        (1.08, STEADY, P50, "PASS", "within-limit"),
+        (1.2, NOISY, P50, "INCONCLUSIVE", "not-significant"),
+        (1 / 1.2, STEADY, P50, "IMPROVED", "improved"),
+        (1 / 1.2, NOISY, P50, "PASS", None),
+        (1 / 1.08, STEADY, P50, "PASS", None),
+        (1.2, STEADY, MS, "REGRESSED", None),
+        (1.1, STEADY, MS, "PASS", None),
+        (0.8, STEADY, MS, "IMPROVED", None),
+        (1.24, STEADY, BUSBW, "PASS", None),
+        (1.26, STEADY, BUSBW, "REGRESSED", None),  # bandwidth falls by 20 % at 1 / 0.8 = 1.25
+        (0.79, STEADY, BUSBW, "IMPROVED", None),
+    ],
+)
+def test_limit_and_evidence_decide(
+    factor: float, levels: Sequence[float], limit: Limit, status: str, reason: str | None
+) -> None:
+    verdict = decide(measurement(times(factor, levels)), measurement(levels), limit)
+    assert (verdict.status.value, verdict.reason) == (status, reason or verdict.reason)
 
 
 def test_one_regressed_metric_outweighs_the_others() -> None:
@@ -103,21 +115,7 @@ def test_one_regressed_metric_outweighs_the_others() -> None:
     assert verdict.worst is verdict.comparisons[1]
 
 
-def test_a_limit_in_milliseconds_bounds_the_difference() -> None:
-    limit = Limit(metric="p50", value=0.150, unit="ms")
-    assert decide(measurement(times(1.2)), measurement(STEADY), limit) == "REGRESSED"
-    assert decide(measurement(times(1.1)), measurement(STEADY), limit) == "PASS"
-    assert decide(measurement(times(0.8)), measurement(STEADY), limit) == "IMPROVED"
-
-
-def test_a_limit_on_bandwidth_bounds_its_fall() -> None:
-    limit = Limit(metric="busbw", value=0.2, unit="%")
-    assert decide(measurement(times(1.24)), measurement(STEADY), limit) == "PASS"
-    assert decide(measurement(times(1.26)), measurement(STEADY), limit) == "REGRESSED"  # 1 / 0.8 is 1.25
-    assert decide(measurement(times(0.79)), measurement(STEADY), limit) == "IMPROVED"
-
-
-def test_cpu_time_is_held_against_cpu_time() -> None:
+def test_cpu_time_is_compared_with_cpu_time() -> None:
     limit = Limit(metric="cpu_p50", value=0.05, unit="%")
     now, base = measurement(STEADY, cpu=times(1.1)), measurement(STEADY, cpu=STEADY)
     assert decide(now, base, limit) == "REGRESSED"
@@ -221,7 +219,7 @@ def test_facts_that_must_match_make_it_incomparable_and_are_named() -> None:
     assert verdict.differences == ("batch_size 32 -> 64", "torch 2.12.0 -> 2.13.0")
 
 
-def test_recorded_facts_that_differ_are_told() -> None:
+def test_recorded_facts_that_differ_are_reported() -> None:
     now = measurement(STEADY, recorded={"torch": "2.13.0", "env:NCCL_ALGO": "Ring"})
     base = measurement(STEADY, recorded={"torch": "2.12.0"})
     verdict = decide(now, base)
@@ -418,6 +416,12 @@ LIMITS = tuple(Limit(metric=metric, value=0.1, unit="%") for metric in ("p10", "
 SEEDS = range(20)
 
 
+def check_same_figures(one: Verdict, other: Verdict) -> None:
+    assert other == one.status.value
+    for before, after in zip(figures(one), figures(other), strict=True):
+        assert after == pytest.approx(before)
+
+
 def figures(verdict: Verdict) -> list[tuple[float, ...]]:
     return [
         (c.change.estimate, c.change.low, c.change.high, c.p_value, c.resolution, c.drift or 0.0)
@@ -442,10 +446,7 @@ def test_scaling_everything_changes_nothing(seed: int) -> None:
     now, base, factor = noisy(source, 5), noisy(source, 4), source.uniform(0.01, 100)
     before = judge(now, [base], LIMITS)
     larger = [mapped(side, lambda table: scaled(table, factor)) for side in (now, base)]
-    after = judge(larger[0], larger[1:], LIMITS)
-    assert after == before.status.value
-    for one, other in zip(figures(before), figures(after), strict=True):
-        assert other == pytest.approx(one)
+    check_same_figures(before, judge(larger[0], larger[1:], LIMITS))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -465,14 +466,8 @@ def test_the_order_of_launches_and_of_ranks_changes_nothing(seed: int) -> None:
             cpu_seconds=tuple(launch[::-1] for launch in cpu),
         ),
     )
-    for changed in (launches, ranks):
-        after = judge(changed, base, LIMITS)
-        assert after == before.status.value
-        for one, other in zip(figures(before), figures(after), strict=True):
-            assert other == pytest.approx(one)
-    again = judge(now, base[::-1], LIMITS)
-    for one, other in zip(figures(before), figures(again), strict=True):
-        assert other == pytest.approx(one)
+    for changed, sessions in ((launches, base), (ranks, base), (now, base[::-1])):
+        check_same_figures(before, judge(changed, sessions, LIMITS))
 
 
 @pytest.mark.parametrize("interleaved", [True, False], ids=["paired", "sessions"])
@@ -575,10 +570,7 @@ def test_unsupported_says_what_a_limit_needs() -> None:
     assert "raise --ddp-steps to 60" in reported
 
 
-STATUSES = list(Status)
-
-
-@pytest.mark.parametrize("status", STATUSES)
+@pytest.mark.parametrize("status", list(Status))
 def test_what_a_verdict_does_to_a_test(status: Status) -> None:
     verdict = Verdict(status=status, reason="x")
     missing = status in (Status.NO_BASELINE, Status.INCOMPARABLE)
@@ -586,10 +578,24 @@ def test_what_a_verdict_does_to_a_test(status: Status) -> None:
     assert fails(verdict, fail_on=None, baseline_missing="fail") == (status is Status.REGRESSED or missing)
 
 
-def test_a_debugging_variable_counts_as_a_missing_baseline() -> None:
-    verdict = Verdict(status=Status.NOT_GATED, reason="debugging-variable")
-    assert fails(verdict, fail_on=None, baseline_missing="fail")
-    assert not fails(verdict, fail_on=None, baseline_missing="warn")
+NOT_GATED = frozenset({"not-gated"})
+
+
+@pytest.mark.parametrize(
+    ("reason", "fail_on", "missing", "failed"),
+    [
+        ("debugging-variable", None, "fail", True),
+        ("debugging-variable", None, "warn", False),
+        ("saving", NOT_GATED, "fail", False),
+        *((reason, NOT_GATED, "warn", True) for reason in ("gate-off", "disabled", "debugging-variable")),
+        ("no-supported-limit", NOT_GATED, "warn", True),
+    ],
+)
+def test_a_reason_to_compare_nothing_fails_only_where_that_is_asked(
+    reason: str, fail_on: frozenset[str] | None, missing: Literal["warn", "fail"], failed: bool
+) -> None:
+    verdict = Verdict(status=Status.NOT_GATED, reason=reason)
+    assert fails(verdict, fail_on=fail_on, baseline_missing=missing) == failed
 
 
 @pytest.mark.parametrize("name", FAIL_ON_NAMES)
@@ -599,17 +605,6 @@ def test_fail_on_names_exactly_what_fails(name: str) -> None:
         assert fails(verdict, fail_on=frozenset({name}), baseline_missing="fail") == (
             status == name.upper().replace("-", " ")
         )
-
-
-def test_what_is_saved_fails_nothing_though_it_is_not_gated() -> None:
-    verdict = Verdict(status=Status.NOT_GATED, reason="saving")
-    assert not fails(verdict, fail_on=frozenset({"not-gated"}), baseline_missing="fail")
-
-
-@pytest.mark.parametrize("reason", ["gate-off", "disabled", "debugging-variable", "no-supported-limit"])
-def test_other_reasons_to_compare_nothing_fail_where_that_is_asked(reason: str) -> None:
-    verdict = Verdict(status=Status.NOT_GATED, reason=reason)
-    assert fails(verdict, fail_on=frozenset({"not-gated"}), baseline_missing="warn")
 
 
 def test_fail_on_has_a_name_for_every_verdict_but_pass() -> None:
