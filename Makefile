@@ -31,7 +31,7 @@ test: $(INSTALLED)
 	.venv/bin/ruff check
 	.venv/bin/ruff format --check
 	.venv/bin/mypy
-	.venv/bin/pytest -n 3 tests  # tests switch the locks off with which timed launches wait for each other
+	.venv/bin/pytest -n 4 --dist worksteal tests  # tests switch the locks off with which timed launches wait for each other
 
 docs: $(DOCS_INSTALLED)
 	.venv/bin/sphinx-build --quiet --fail-on-warning --keep-going --nitpicky docs build/docs

@@ -67,7 +67,7 @@ def test_save_pass_regress(pytester: pytest.Pytester, run: Run, monkeypatch: pyt
     result.stdout.fnmatch_lines(
         [
             "REGRESSED: test_c::test_all_reduce (1mib) on 2 gloo ranks",
-            "  busbw   0.21 GB/s  0.0175 GB/s  -91.7 % [[]-9*%, -9*%[]]  70%  *",
+            "  busbw   0.21 GB/s  0.0175 GB/s  -91.7 % [[]-9*%, -9*%[]]  *70%  *",
             "ddpperf: 2 of 2 compared: 1 passed, 1 regressed",
         ]
     )
