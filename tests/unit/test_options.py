@@ -375,12 +375,35 @@ def test_the_ends_of_a_sample_are_no_metric(refusal: Callable[..., str], end: st
     )
 
 
-def test_a_misspelt_verdict_gets_the_nearest_name(refusal: Callable[..., str]) -> None:
-    names = "regressed, improved, inconclusive, no-baseline, incomparable, not-gated"
-    assert refusal("--ddp-fail-on=improved,regresed") == (
-        f"--ddp-fail-on: 'regresed': not one of {names}; did you mean regressed?"
-    )
-    assert refusal("--ddp-fail-on=") == f"--ddp-fail-on: '': name at least one of {names}"
+VERDICTS = "regressed, improved, inconclusive, no-baseline, incomparable, not-gated"
+NO_REF = "--ddp-against-setup: 'make build': builds the code of a git ref: name it with --ddp-against"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["--ddp-fail-on=improved,regresed"],
+            f"--ddp-fail-on: 'regresed': not one of {VERDICTS}; did you mean regressed?",
+        ),
+        (["--ddp-fail-on="], f"--ddp-fail-on: '': name at least one of {VERDICTS}"),
+        (
+            ["--ddp-disable", "--ddp-save-baseline"],
+            "--ddp-save-baseline: '--ddp-disable': a disabled run has nothing to save: leave out one",
+        ),
+        (["--ddp-against-setup=make build"], NO_REF),
+        (["--ddp-against-setup=make build", "--ddp-against=self"], NO_REF),
+        (["--ddp-against-setup=make build", "--ddp-against-env=A=1"], NO_REF),
+        (
+            ["--ddp-against-option=--name 'a"],
+            '--ddp-against-option: ["--name \'a"]: options for pytest, as in a shell: No closing quotation',
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_reason(
+    refusal: Callable[..., str], arguments: list[str], message: str
+) -> None:
+    assert refusal(*arguments) == message
 
 
 def test_nothing_may_be_preloaded_in_place_of_what_the_ini_file_names(
@@ -396,13 +419,7 @@ def test_a_folder_cannot_take_a_report(refusal: Callable[..., str], pytester: py
     assert refusal(f"{option}=out") == f"{option}: {str(folder)!r}: is a folder: name the file to write"
 
 
-def test_a_disabled_run_cannot_save(refusal: Callable[..., str]) -> None:
-    assert refusal("--ddp-disable", "--ddp-save-baseline") == (
-        "--ddp-save-baseline: '--ddp-disable': a disabled run has nothing to save: leave out one"
-    )
-
-
-BESIDE = [
+COMPARISONS = [
     ("--ddp-against", "HEAD"),
     ("--ddp-against", "self"),
     ("--ddp-against-python", "sh"),
@@ -412,7 +429,7 @@ BESIDE = [
 
 
 @pytest.mark.parametrize("other", ["--ddp-save-baseline", "--ddp-extend-baseline", "--ddp-disable"])
-@pytest.mark.parametrize(("option", "value"), BESIDE)
+@pytest.mark.parametrize(("option", "value"), COMPARISONS)
 def test_a_comparison_with_another_version_neither_saves_nor_is_disabled(
     refusal: Callable[..., str], option: str, value: str, other: str
 ) -> None:
@@ -421,25 +438,10 @@ def test_a_comparison_with_another_version_neither_saves_nor_is_disabled(
     )
 
 
-@pytest.mark.parametrize("arguments", [[], ["--ddp-against=self"], ["--ddp-against-env=A=1"]])
-def test_a_set_up_that_is_asked_for_needs_a_version_to_set_up(
-    refusal: Callable[..., str], arguments: list[str]
-) -> None:
-    assert refusal("--ddp-against-setup=make build", *arguments) == (
-        "--ddp-against-setup: 'make build': builds the code of a git ref: name it with --ddp-against"
-    )
-
-
-@pytest.mark.parametrize(("option", "value"), BESIDE[2:])
+@pytest.mark.parametrize(("option", "value"), COMPARISONS[2:])
 def test_the_same_code_is_not_to_be_otherwise(refusal: Callable[..., str], option: str, value: str) -> None:
     assert refusal("--ddp-against=self", f"{option}={value}") == (
         f"--ddp-against: 'self': is the same on both sides, and {option} is not: leave out one"
-    )
-
-
-def test_options_for_the_other_side_are_quoted_as_in_a_shell(refusal: Callable[..., str]) -> None:
-    assert refusal("--ddp-against-option=--name 'a") == (
-        '--ddp-against-option: ["--name \'a"]: options for pytest, as in a shell: No closing quotation'
     )
 
 
