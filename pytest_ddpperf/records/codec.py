@@ -6,6 +6,7 @@ msgspec checks every value against the type hints of its dataclass.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any, NoReturn, TypeVar
 
@@ -49,16 +50,33 @@ def _plain(value: Any) -> Json:
     raise NotImplementedError(f"{type(value).__name__} has no form in JSON")
 
 
-def decode(cls: type[T], data: object) -> T:
+def decode(cls: type[T], data: object, *, exact: bool = False) -> T:
     """Return the record that `encode` made `data` from; raises CodecError with the place of what is wrong.
 
-    Unknown keys are ignored, and those with a default may be missing: another version may have written them.
+    Unless it is to be `exact`, unknown keys are ignored, and those with a default may be missing: another version may
+    have written them.
     """
     try:
-        return msgspec.convert(data, cls)
+        record = msgspec.convert(data, cls)
     except msgspec.ValidationError as error:
         problem, _, place = str(error).partition(" - at `$")
         raise CodecError(place.strip(".`"), problem[:1].lower() + problem[1:]) from None
+    if exact:
+        _compare_keys(data, encode(record), "")
+    return record
+
+
+def _compare_keys(data: Json, known: Json, path: str) -> None:
+    """Raise CodecError if an object in `data` has other keys than there."""
+    if isinstance(known, dict):
+        for problem, names in (("missing", known.keys() - data.keys()), ("unknown", data.keys() - known.keys())):
+            if names:
+                raise CodecError(path, f"{problem} key {', '.join(repr(name) for name in sorted(names))}")
+        for key in known:
+            _compare_keys(data[key], known[key], f"{path}.{key}".strip("."))
+    elif isinstance(known, (list, tuple)) and known and not isinstance(known[0], (int, float)):
+        for index, item in enumerate(known):
+            _compare_keys(data[index], item, f"{path}[{index}]")
 
 
 def loads(text: bytes) -> Json:
@@ -67,7 +85,10 @@ def loads(text: bytes) -> Json:
     def refuse(constant: str) -> NoReturn:
         raise ValueError(f"{constant} is not a number")
 
-    return json.loads(text, parse_constant=refuse)
+    def finite(number: str) -> float:
+        return found if math.isfinite(found := float(number)) else refuse(number)
+
+    return json.loads(text, parse_constant=refuse, parse_float=finite)
 
 
 def dumps(data: Json) -> str:

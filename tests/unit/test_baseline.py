@@ -535,6 +535,7 @@ RECORD_AGAIN = "restore it with git checkout, or delete it and run with --ddp-sa
         (b"[" * 200_000, "is not JSON, or not all of it: "),
         (b"9" * 5000, None),
         (b'{"schema": NaN}', "is not JSON, or not all of it: NaN is not a number"),
+        (b'{"schema": 1e999}', "is not JSON, or not all of it: 1e999 is not a number"),
         (b"[]", "is not a baseline: its schema is None, not a version number"),
         (b"{}", "is not a baseline: its schema is None, not a version number"),
         (b'{"schema": "1"}', "is not a baseline: its schema is '1', not a version number"),
@@ -543,7 +544,7 @@ RECORD_AGAIN = "restore it with git checkout, or delete it and run with --ddp-sa
         (b'{"schema": 1}', "object missing required field `test`"),
         (b'{"schema": 1, "test": {}, "sessions": [1]}', "test: object missing required field `module`"),
     ],
-    ids=range(15),
+    ids=range(16),
 )
 def test_a_file_that_is_no_baseline_is_an_error_that_names_it(store, content, problem):
     store.write(BASELINE).write_bytes(content)
@@ -585,6 +586,7 @@ def test_a_newer_schema_asks_for_an_upgrade(store):
         (("rank_seconds", 0, 1, 0), -0.5, ".rank_seconds[0][1]: -0.5 is negative"),
         (("cpu_seconds", 0), [[1.0, 1.0]], ".cpu_seconds[0]: 1 ranks, but 2 expected"),
         (("examples",), [[[1, 1], [1, -2]]] * 2, ".examples[0][1]: -2 is negative"),
+        (("notes",), "ours", ": unknown key 'notes'"),
     ],
 )  # fmt: skip
 def test_samples_edited_to_nonsense_are_named_by_their_place(store, place, value, problem):

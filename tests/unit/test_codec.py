@@ -192,6 +192,18 @@ def test_another_version_may_have_written_other_keys():
         decode(Measurement, data)
 
 
+def test_an_exact_record_has_all_keys_and_no_other():
+    data = json.loads(json.dumps(encode(BASELINE)))
+    assert decode(Baseline, data, exact=True) == BASELINE
+    environment = data["sessions"][0]["measurement"]["environment"]
+    environment["must_mach"] = environment.pop("must_match")
+    with pytest.raises(CodecError, match=r"^sessions\[0\]\.measurement\.environment: missing key 'must_match'$"):
+        decode(Baseline, data, exact=True)
+    environment["must_match"] = {}
+    with pytest.raises(CodecError, match=r"^sessions\[0\]\.measurement\.environment: unknown key 'must_mach'$"):
+        decode(Baseline, data, exact=True)
+
+
 def test_an_error_survives_pickling():
     error = pickle.loads(pickle.dumps(CodecError("a[0]", "expected a list")))
     assert (error.path, str(error)) == ("a[0]", "a[0]: expected a list")
