@@ -25,7 +25,7 @@ from pytest_ddpperf.records import (
     Version,
 )
 from pytest_ddpperf.records.errors import BaseSideError, LaunchError
-from pytest_ddpperf.remote.checkout import differing
+from pytest_ddpperf.remote.checkout import differing_files
 from pytest_ddpperf.verdict import in_percentiles
 
 if TYPE_CHECKING:
@@ -315,6 +315,6 @@ class Interleaved:
             stretches=stretches if any(len(pair) > 1 for pair in stretches) else (),
             measurement=next(iter(self.measurements()), None),
             imported=len({*files[0], *files[1]}),
-            differing=differing(*files) if self._launches.taken else (),
+            differing=differing_files(*files) if self._launches.taken else (),
             error=self.error,
         )

@@ -297,7 +297,7 @@ class Sources:
         )
 
 
-def differing(one: Mapping[str, str], other: Mapping[str, str]) -> tuple[str, ...]:
+def differing_files(one: Mapping[str, str], other: Mapping[str, str]) -> tuple[str, ...]:
     """The files that are on one side only, or hold something else there, sorted."""
     return tuple(sorted(file for file in {*one, *other} if one.get(file) != other.get(file)))
 

@@ -13,7 +13,7 @@ from typing import NoReturn
 from pytest_ddpperf.launch.remote_ranks import Offset, offset
 from pytest_ddpperf.records import Scalar
 from pytest_ddpperf.records.errors import BaseSideError, NodesError
-from pytest_ddpperf.remote.checkout import Sources, differing
+from pytest_ddpperf.remote.checkout import Sources, differing_files
 from pytest_ddpperf.remote.node_launch import Member
 from pytest_ddpperf.remote.process import START_SECONDS, Line, Tests
 from pytest_ddpperf.wire.channels import Lines, Message, readable
@@ -286,6 +286,6 @@ def unlike(here: Sources, there: Sources) -> str:
     both = here.files.keys() & there.files.keys()
     if here.files and not both:
         return "imported none of the first node's files: does git tell the same of both?"
-    others = differing(*({file: side.files[file] for file in both} for side in (here, there)))
+    others = differing_files(*({file: side.files[file] for file in both} for side in (here, there)))
     more = ", ..." if len(others) > _NAMED else ""
     return f"has other files than the first node: {', '.join(others[:_NAMED])}{more}" if others else ""

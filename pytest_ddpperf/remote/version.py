@@ -21,7 +21,7 @@ from pytest_ddpperf.options import Settings
 from pytest_ddpperf.records import LaunchSamples, Plan, Scalar, codec
 from pytest_ddpperf.records.errors import AgainstError, BaseSideError
 from pytest_ddpperf.remote.arguments import Invocation
-from pytest_ddpperf.remote.checkout import Checkout, Sources, differing
+from pytest_ddpperf.remote.checkout import Checkout, Sources, differing_files
 from pytest_ddpperf.remote.process import START_SECONDS, RemotePytest, Tests
 from pytest_ddpperf.wire import boot
 from pytest_ddpperf.wire.channels import Message
@@ -37,7 +37,7 @@ def nothing_differs(
         return False
     if any(os.environ.get(name) != value for name, value in environ.items()):
         return False
-    return not differing(current.files, base.files) and all(map(for_people, changed))
+    return not differing_files(current.files, base.files) and all(map(for_people, changed))
 
 
 def for_people(file: str) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pytest_ddpperf.records import CounterChange, Limit, Measurement, Status, Verdict
-from pytest_ddpperf.verdict.times import LAUNCHES_NEEDED, differing, gravest
+from pytest_ddpperf.verdict.times import LAUNCHES_NEEDED, fact_changes, gravest
 
 
 def with_counters(
@@ -78,7 +78,7 @@ def refused(current: Measurement, before: Measurement, *, now: Verdict | None, t
         not_gated = _GATE_OFF
     if not_gated is not None:
         return Verdict(status=Status.NOT_GATED, reason=not_gated)
-    machines = differing(current.environment.key, before.environment.key)
+    machines = fact_changes(current.environment.key, before.environment.key)
     if machines:  # to the store that is another baseline
         return Verdict(status=Status.INCOMPARABLE, reason="must-match", differences=machines)
     if before.samples.launches < LAUNCHES_NEEDED:

@@ -120,12 +120,12 @@ def _environment_differences(
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the facts that must match and do not, and all others that differ."""
     now, before = current.environment, base.environment
-    recorded = differing(now.recorded, before.recorded)
+    recorded = fact_changes(now.recorded, before.recorded)
     if not interleaved:
-        return differing(now.must_match, before.must_match), recorded
-    asked = differing(*({name: env.must_match.get(name) for name in _ASKED} for env in (now, before)))
+        return fact_changes(now.must_match, before.must_match), recorded
+    asked = fact_changes(*({name: env.must_match.get(name) for name in _ASKED} for env in (now, before)))
     others = ({n: fact for n, fact in env.must_match.items() if n not in _ASKED} for env in (now, before))
-    return asked, (*differing(now.key, before.key), *differing(*others), *recorded)
+    return asked, (*fact_changes(now.key, before.key), *fact_changes(*others), *recorded)
 
 
 def _without_cpu_time(limits: Iterable[Limit], current: Measurement, baseline: Sequence[Measurement]) -> str:
@@ -302,8 +302,8 @@ def _share(logarithm: float) -> float:
     return math.expm1(min(logarithm, 700.0))
 
 
-def differing(now: Mapping[str, Scalar], base: Mapping[str, Scalar]) -> tuple[str, ...]:
-    """Facts that differ, as "torch 2.12 -> 2.13"."""
+def fact_changes(now: Mapping[str, Scalar], base: Mapping[str, Scalar]) -> tuple[str, ...]:
+    """Return the facts that differ, as "torch 2.12 -> 2.13"."""
 
     def lines() -> Iterator[str]:
         for name in sorted({*now, *base}):

@@ -24,7 +24,7 @@ from pytest_ddpperf.records.errors import AgainstError, GitError
 from pytest_ddpperf.remote import checkout as folder_module
 from pytest_ddpperf.remote import version as side
 from pytest_ddpperf.remote.arguments import Invocation, remote_arguments
-from pytest_ddpperf.remote.checkout import _SHOWN, Checkout, Sources, Worktree, differing
+from pytest_ddpperf.remote.checkout import _SHOWN, Checkout, Sources, Worktree, differing_files
 from pytest_ddpperf.remote.version import BaseSide, nothing_differs
 from pytest_ddpperf.wire.trees import Trees, digests
 from tests.git import git
@@ -122,8 +122,8 @@ SOURCES = Sources(python="3.11.7", prefix="/venv", files={"src/a.py": "1", "src/
 
 
 def test_files_differ_that_are_on_one_side_or_hold_something_else() -> None:
-    assert differing({"a": "1", "b": "2", "c": "3"}, {"d": "4", "c": "3", "b": "0"}) == ("a", "b", "d")
-    assert differing({}, {}) == differing({"a": "1"}, {"a": "1"}) == ()
+    assert differing_files({"a": "1", "b": "2", "c": "3"}, {"d": "4", "c": "3", "b": "0"}) == ("a", "b", "d")
+    assert differing_files({}, {}) == differing_files({"a": "1"}, {"a": "1"}) == ()
 
 
 def test_what_is_the_same_in_all_ways_does_not_differ() -> None:

@@ -11,7 +11,7 @@ import pytest
 from pytest_ddpperf.records import Outcome, Status
 from pytest_ddpperf.report import failure
 from pytest_ddpperf.report.ci import annotated
-from tests.unit.test_beside import BESIDE
+from tests.unit.test_baseline_side import BESIDE
 from tests.unit.test_report import FAILED, measurement, outcome, stored, verdict
 
 Command = tuple[str, dict[str, str], str]  # name, properties, message

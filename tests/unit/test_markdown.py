@@ -15,7 +15,7 @@ from pytest_ddpperf.measuring.outcomes import RunResults
 from pytest_ddpperf.records import Outcome, RunInfo, Status, TestId, codec
 from pytest_ddpperf.report import failure, markdown
 from tests import reports
-from tests.unit.test_beside import BESIDE
+from tests.unit.test_baseline_side import BESIDE
 from tests.unit.test_report import FAILED, measurement, outcome, stored, verdict
 
 

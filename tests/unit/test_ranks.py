@@ -23,7 +23,7 @@ from pytest_ddpperf.records import (
     Verdict,
 )
 from pytest_ddpperf.report import failure
-from tests.unit.test_beside import BESIDE
+from tests.unit.test_baseline_side import BESIDE
 
 NOT_TOLD = "slowest rank: unknown (ranks wait for each other in collectives)"
 WAITED = "the rest is waiting (sleep, I/O, communication)"
