@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from pytest_ddpperf.records import (
-    Baseline,
     BaselineSide,
     Counters,
     Environment,
@@ -49,6 +48,17 @@ def report(outcomes: Sequence[Outcome], *runs: RunInfo, messages: Sequence[str] 
     runs = runs or (RUN,)
     entries = tuple(Entry(outcome=outcome, run=runs[0]) for outcome in outcomes)
     return StoredReport(paths=(Path("run.json"),) * len(runs), runs=runs, entries=entries, messages=tuple(messages))
+
+
+_ACCEPT = "pytest --ddp-save-baseline"
+
+
+def explained(outcome: Outcome, baseline: Sequence[Measurement], accept: str = "") -> Outcome:
+    """Return the outcome with its causes, as a run has it."""
+    assert outcome.verdict is not None
+    assert outcome.measurement is not None
+    causes = failure.find_causes(outcome.verdict, outcome.plan, outcome.measurement, baseline)
+    return replace(outcome, evidence=causes if outcome.verdict != "PASS" else (), accept=accept)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,9 +149,7 @@ def against_baseline(
         limits=tuple(limits),
         **kwargs,
     )
-    baseline = Baseline(test=reported.test, sessions=recordings)
-    command = f"pytest 'tests/perf/test_step.py::{name}' --ddp-world-size 2 --ddp-save-baseline"
-    return failure.explained(reported, baseline=baseline, accept_command=command)
+    return explained(reported, found, f"pytest tests/perf/test_step.py::{name} --ddp-save-baseline")
 
 
 def in_turns(name: str, now: Drawn, base: Drawn, *, stretches: bool = True, **kwargs: Any) -> Outcome:
@@ -159,15 +167,13 @@ def in_turns(name: str, now: Drawn, base: Drawn, *, stretches: bool = True, **kw
         imported=12,
         differing=("src/net.py",),
     )
-    reported = outcome(name, now, verdict, measured, baseline_side=side, **kwargs)
-    baseline = Baseline(test=reported.test, sessions=(Recording(measurement=other, commit=_VERSION.commit),))
-    return failure.explained(reported, baseline=baseline, accept_command="pytest --ddp-save-baseline")
+    return explained(outcome(name, now, verdict, measured, baseline_side=side, **kwargs), [other])
 
 
 def without_baseline(name: str, now: Drawn) -> Outcome:
     measured = measurement(now)
-    reported = outcome(name, now, judge(measured, [], LIMITS), measured, baseline_path=f"baselines/cpu/{name}.json")
-    return failure.explained(reported, baseline=None, accept_command="pytest --ddp-save-baseline")
+    path = f"baselines/cpu/{name}.json"
+    return outcome(name, now, judge(measured, [], LIMITS), measured, baseline_path=path, accept=_ACCEPT)
 
 
 def failed(name: str) -> Outcome:

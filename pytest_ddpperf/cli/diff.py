@@ -13,7 +13,7 @@ from pytest_ddpperf.cli import console
 from pytest_ddpperf.measuring.judging import follow, schedule
 from pytest_ddpperf.options import parse
 from pytest_ddpperf.options.table import FAIL_ON_NAMES
-from pytest_ddpperf.records import Baseline, Limit, Measurement, Outcome, Recording, Status, Verdict, codec
+from pytest_ddpperf.records import Limit, Measurement, Outcome, Recording, Status, Verdict, codec
 from pytest_ddpperf.records.asked import TIME_LIMITS, limits_for
 from pytest_ddpperf.report import failure, figures, json_report, markdown, side_by_side, text
 from pytest_ddpperf.report.json_report import Entry, StoredReport, gone_of, identity
@@ -101,8 +101,10 @@ def _with_verdict(now: Outcome, other: Entry | None, limits: tuple[Limit, ...]) 
     notes += [f"no limit is applied to {line}" for line in refused]
     steps = min(now.measurement.samples.steps, before.measurement.samples.steps)
     sessions = (verdicts.in_percentiles(before, steps),)
-    judged = replace(fresh, verdict=verdict, notes=tuple(notes), sessions=sessions)
-    return failure.explained(judged, baseline=Baseline(test=now.test, sessions=(before,)), accept_command="")
+    causes: tuple[str, ...] = ()
+    if verdict.status.compared and verdict.status is not Status.PASS and fresh.measurement is not None:
+        causes = failure.find_causes(verdict, now.plan, fresh.measurement, [before.measurement])
+    return replace(fresh, verdict=verdict, notes=tuple(notes), sessions=sessions, evidence=causes)
 
 
 def _of_first(outcome: Outcome, measured: Measurement, launches: int) -> Outcome:

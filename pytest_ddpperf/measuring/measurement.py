@@ -30,6 +30,7 @@ from pytest_ddpperf.records import (
     RankOutput,
     Recorded,
     Recording,
+    Status,
     Verdict,
 )
 from pytest_ddpperf.records.asked import Collective
@@ -205,20 +206,25 @@ def build_outcome(found: Measured, rootdir: Path, accept_command: str) -> Outcom
     path = Path(stored.side.path)
     shown = path.relative_to(rootdir) if path.is_relative_to(rootdir) else path
     notes = current.notes(advise=not job.settings.disable)
-    built = _outcome(
+    side, verdict, baseline = found.side.record(current), found.verdict, found.side.baseline
+    changed = baseline is not None and verdict.status.compared and verdict.status is not Status.PASS
+    causes = failure.find_causes(verdict, job.plan, found.measurement, baseline.measurements) if changed else ()
+    accepts = verdict.status is not Status.NOT_GATED and (side is None or found.suspected is not None)
+    return _outcome(
         job,
-        verdict=found.verdict,
+        verdict=verdict,
         fails=found.fails,
         measurement=found.measurement,
         phases=tuple(launch.phases for launch in current.taken),
         recorded=recorded(current.taken),
-        baseline_side=found.side.record(current),
+        baseline_side=side,
         baseline_path=str(shown) if stored.side.path else "",
         sessions=stored.side.sessions(current),
         stored_verdict=stored.verdict if found.suspected is not None else None,
-        notes=(*job.notes, *notes, *found.side.notes(found.verdict, current), *found.further_notes),
+        evidence=causes,
+        accept=accept_command if accepts else "",
+        notes=(*job.notes, *notes, *found.side.notes(verdict, current), *found.further_notes),
     )
-    return failure.explained(built, baseline=found.side.baseline, accept_command=accept_command)
 
 
 def build_failure(job: Job, error: str) -> Outcome:

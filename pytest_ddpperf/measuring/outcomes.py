@@ -77,15 +77,16 @@ class RunResults:
         """Yield versions, backend and devices, from a probe rank."""
         yield from terminal.header(self.facts, verbose=verbosity > 0)
 
-    def lines(self, verbosity: int, *, header: bool) -> Iterator[str]:
-        """Yield the table, the messages and the counts; with the header if it was not shown before."""
-        if header and self.facts:
-            yield from self.header(verbosity)
-        yield from terminal.table(self.outcomes, verbosity=verbosity)
-        yield from filter(None, (*self.messages, *self.unwritten, self.usage_error))
-        if verbosity > 0:
-            yield from terminal.expected_false_alarms(self.outcomes)
-        yield from terminal.summary(self.outcomes, self.run, never_measured=self.never_measured)
+    def lines(self, verbosity: int, width: int) -> Iterator[str]:
+        """Yield the table, the problems and the counts."""
+        messages = (*self.messages, *terminal.unmeasured(self.never_measured)) if verbosity >= 0 else ()
+        yield from terminal.report(
+            self.outcomes,
+            self.run,
+            tuple(filter(None, (*messages, *self.unwritten, self.usage_error))),
+            verbosity=verbosity,
+            width=width,
+        )
 
     @property
     def run(self) -> RunInfo:

@@ -24,7 +24,7 @@ from pytest_ddpperf.plugin.watch import Watcher
 from pytest_ddpperf.records import Plan, RankOutput, TestId
 from pytest_ddpperf.records.asked import Collective, collective, in_words
 from pytest_ddpperf.records.errors import DdpPerfError, LaunchError, MarkerError, OptionError
-from pytest_ddpperf.report import ci, failure
+from pytest_ddpperf.report import ci, failure, sentences
 from pytest_ddpperf.verdict import TEST_LEVEL
 from pytest_ddpperf.wire import payload
 from pytest_ddpperf.wire.payload import StaysInPytest
@@ -39,10 +39,11 @@ class GateFailed(Failed):
     """A failed gate: an ordinary test failure that carries the Result."""
 
     result: Result  #: of the measurement; of several sizes of a collective, of the first that failed
+    headline: str  #: one line, for pytest's short summary and JUnit
 
-    def __init__(self, text: str, result: Result) -> None:
+    def __init__(self, text: str, result: Result, headline: str) -> None:
         super().__init__(text, pytrace=False)
-        self.result = result
+        self.result, self.headline = result, headline
 
 
 def plain_failure(text: str) -> Failed:
@@ -216,9 +217,9 @@ class BenchmarkFixture(DistributedFixture):
         self._item.user_properties[:] = [*kept, *ci.junit_properties(outcome)]
         result = measured.result
         if outcome.fails:
-            text = failure.gate_failure(outcome)
-            self._state.failed_gates[label] = text, result
-            raise GateFailed(text, result)
+            failed = failure.gate_failure(outcome), result, sentences.headline(outcome)
+            self._state.failed_gates[label] = failed
+            raise GateFailed(*failed)
         if measured.verdict.reason == "saving":
             imported = sorted({file for launch in measured.current.taken for file in launch.files})
             self._state.candidates.append((len(self._state.outcomes) - 1, measured.candidate, imported))
@@ -265,8 +266,8 @@ class BenchmarkFixture(DistributedFixture):
             raise ValueError(f"{self._name}: {taken} in this test: give each further measurement a name of its own")
         self._state.labels.add(label)
         if label in self._state.failed_gates:
-            text, result = self._state.failed_gates[label]
-            raise GateFailed(f"{text}\n\nA rerun does not measure again: noise must not turn red into green.", result)
+            text, *rest = self._state.failed_gates[label]
+            raise GateFailed(f"{text}\n\nA rerun does not measure again: noise must not turn red into green.", *rest)
         return label
 
     def _check_call(self, role: str, setup: Any, *arguments: str) -> None:
@@ -367,7 +368,9 @@ class CollectiveBenchmark(BenchmarkFixture):
             except pytest.fail.Exception as failed:  # a launch failed: report what was found before, too
                 raise plain_failure("\n\n".join(map(str, (*failures, failed)))) from None
         if failures:
-            raise GateFailed("\n\n".join(str(failed) for failed in failures), failures[0].result)
+            first, text = failures[0], "\n\n".join(str(failed) for failed in failures)
+            more = f" (and {len(failures) - 1} more sizes)" if len(failures) > 1 else ""
+            raise GateFailed(text, first.result, first.headline + more)
         return tuple(results)
 
     def _asked(self, op: Any, sizes: tuple[Any, ...], dtype: Any) -> dict[str, Collective]:

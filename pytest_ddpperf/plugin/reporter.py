@@ -4,6 +4,7 @@ report."""
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -50,13 +51,18 @@ class Reporter:
         if not run.reported:
             return
         from pytest_ddpperf.report.ci import annotated
+        from pytest_ddpperf.report.text import WIDTH
 
         terminalreporter.section("distributed performance")
-        collects = run.config.getoption("dist", "no") == "no"  # else xdist's workers do, and no header was shown
-        lines = run.report.lines(run.config.getoption("verbose"), header=not collects)
+        verbosity = run.config.getoption("verbose")
+        # Else xdist's workers collected, and no header was shown.
+        collected = run.config.getoption("dist", "no") == "no"
+        header = run.report.header(verbosity) if verbosity > 0 and run.report.facts and not collected else ()
+        width = min(WIDTH, shutil.get_terminal_size((WIDTH, 0)).columns)
+        lines = run.report.lines(verbosity, width)
         github = os.environ.get("GITHUB_ACTIONS") == "true"
         annotations = annotated(run.report.outcomes) if github else ()
-        for line in (*annotations, *lines):
+        for line in (*annotations, *header, *lines):
             terminalreporter.write_line(line)
 
 

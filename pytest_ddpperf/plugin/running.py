@@ -22,7 +22,7 @@ class TestState:
 
     def __init__(self) -> None:
         self.attempt = 0
-        self.failed_gates: dict[str, tuple[str, Any]] = {}  # label -> text and result; kept over reruns
+        self.failed_gates: dict[str, tuple[str, Any, str]] = {}  # label -> what GateFailed takes; kept over reruns
         self.unsaved: dict[str, str] = {}  # label -> why its baseline could not be written; kept over reruns
         self.usage_error = ""
         self.outcomes: list[Outcome] = []  # of this attempt, after those before
@@ -96,6 +96,8 @@ class RunningTests:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
         if is_distributed(item):
+            if call.excinfo is not None and hasattr(call.excinfo.value, "headline"):  # instead of the exception's class
+                report.longrepr.reprcrash.message = call.excinfo.value.headline  # type: ignore[union-attr]
             self._complete(report, item)
         return report
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from pytest_ddpperf.records import Outcome
-from pytest_ddpperf.report import failure, sentences, summary, text
+from pytest_ddpperf.report import sentences, summary, text
 from pytest_ddpperf.report.summary import Concern
 from pytest_ddpperf.verdict import stats
 
@@ -23,15 +23,8 @@ def annotated(outcomes: Sequence[Outcome]) -> Iterator[str]:
     shown, more = concerning[:_SHOWN], len(concerning) - _SHOWN
     for place, outcome in enumerate(shown, 1):
         last = [f"and {text.several(more, 'more measurement')} to look at"] if more > 0 and place == _SHOWN else []
-        yield _command(outcome, [*_message(outcome), *last])
-
-
-def _message(outcome: Outcome) -> Iterator[str]:
-    yield sentences.sentence(outcome)
-    yield from outcome.evidence
-    if outcome.verdict is not None and outcome.verdict.status.compared:
-        yield from failure.differences(outcome.verdict)
-    yield from failure.remedy(outcome)
+        accept = [f"accept: {outcome.accept}"] if outcome.accept else []
+        yield _command(outcome, [sentences.headline(outcome), *accept, *last])
 
 
 def _command(outcome: Outcome, message: Sequence[str]) -> str:

@@ -11,13 +11,12 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from html import escape
-from itertools import chain
 from pathlib import Path
 
 from pytest_ddpperf.records import Outcome, RunInfo, Status
 from pytest_ddpperf.report import failure, sentences, side_by_side, summary, terminal, text
 from pytest_ddpperf.report.json_report import Gone, StoredReport
-from pytest_ddpperf.report.summary import Concern, count, last_line
+from pytest_ddpperf.report.summary import Concern, last_line
 
 # A bot finds the comment that it should replace by this marker.
 MARKER = "<!-- pytest-ddpperf -->"
@@ -30,26 +29,23 @@ _MOST_REMARKS = 20
 _LONGEST_REMARK = 250  # characters
 _LONGEST_DETAILS = 2_000
 
-_PERCENTILES = (50, 95)
-
 
 def report(stored: StoredReport) -> str:
-    """Return the counts, then the worst measurements with their details, then the others, then the messages. Longer
-    lists end with "and N more"."""
+    """Return the counts, then a row for each measurement that needs attention, the worst first, with their details,
+    then the others, then the messages. Longer lists end with "and N more"."""
     whole, ordered = stored.run, summary.worst_first(stored.outcomes)
     concerning = [outcome for outcome in ordered if summary.concern(outcome) is not Concern.NONE]
-    rows, gone = list(map(_row, concerning)), list(map(_gone, stored.only_before))
+    quiet, rows, gone = ordered[len(concerning) :], list(map(_row, concerning)), list(map(_gone, stored.only_before))
+    room = max(0, _MOST_ROWS - len(rows))
     detailed = [outcome for outcome in concerning if _has_details(outcome)]
-    brief = [outcome for outcome in concerning if not _has_details(outcome)]
-    remarks = [line for line in (*_about(whole), *side_by_side.run_messages(stored)) if line]
-    remarks += chain.from_iterable(map(sentences.summary_lines, brief))
+    messages = filter(None, (*_about(whole), *side_by_side.run_messages(stored)))
     parts = [
-        f"{MARKER}\n## {last_line(count(ordered, whole), len(gone))}",
+        f"{MARKER}\n## {last_line(ordered, whole, only_before=len(gone))}",
         _code(whole.problem) if whole.problem else "",
         _table([*rows[:_MOST_ROWS], *gone[:_MOST_GONE]]),
         *map(_details, detailed[:_MOST_DETAILS]),
-        _quiet(ordered[len(concerning) :], max(0, _MOST_ROWS - len(rows)), open_=not concerning),
-        _list(remarks),
+        _quiet(quiet, room, open_=not concerning) if quiet else "",
+        _list([*messages, *sentences.problems([*concerning, *quiet[:room]], reasons=False)]),
         _more(max(0, len(rows) - _MOST_ROWS) + max(0, len(gone) - _MOST_GONE), "row"),
     ]
     return "\n\n".join(filter(None, parts)) + "\n"
@@ -57,12 +53,9 @@ def report(stored: StoredReport) -> str:
 
 def _quiet(outcomes: Sequence[Outcome], most: int, *, open_: bool) -> str:
     """Return a folded section of at most `most` measurements that need no attention."""
-    if not outcomes:
-        return ""
     statuses = Counter(str(outcome.verdict) for outcome in outcomes)
     summary = ", ".join(f"{number} {status}" for status, number in statuses.items())
-    remarks = list(chain.from_iterable(map(sentences.summary_lines, outcomes[:most])))
-    parts = (_table(list(map(_row, outcomes[:most]))), _list(remarks), _more(len(outcomes) - most, "row"))
+    parts = (_table(list(map(_row, outcomes[:most]))), _more(len(outcomes) - most, "row"))
     return _folded(summary, "\n\n".join(filter(None, parts)), open_=open_)
 
 
@@ -90,38 +83,35 @@ def appends(path: Path) -> bool:
 
 
 def _table(rows: Sequence[str]) -> str:
-    if not rows:
-        return ""
-    figures = [title for q in _PERCENTILES for title in terminal.titles(q)]
-    titles = ["verdict", "measurement", "ranks", *figures, "change"]
-    lines = ["|---", "|---", "|---", *["|--:"] * len(figures), "|---|"]
-    return "\n".join([f"| {' | '.join(titles)} |", "".join(lines), *rows])
+    """Return a table of three columns: a phone shows no more."""
+    return "\n".join(["| result | test | p50: before -> now |", "|---|---|--:|", *rows]) if rows else ""
 
 
 def _row(outcome: Outcome) -> str:
-    name, ranks, *figures, change, verdict = terminal.row(outcome, _PERCENTILES)
-    verdict = f"**{verdict}**" if summary.concern(outcome) is Concern.FAILS else verdict
-    return f"| {' | '.join([verdict, _code(name), _code(ranks), *figures, change])} |"
+    status, shown = sentences.verdict_of(outcome), sentences.headline(outcome)
+    said = shown.removeprefix(status).lstrip(": ") or terminal.change(outcome)
+    result = f"**{status}**" if summary.concern(outcome) is Concern.FAILS else status
+    p50 = ""
+    if outcome.measurement is not None:
+        before, now = terminal.p50(outcome)
+        p50 = f"{before} -> {now}" if before else now
+    test = _code(f"{text.name(outcome)} on {text.ranks(outcome.plan)}")
+    return f"| {result} {_code(said) if said else ''} | {test} | {p50} |"
 
 
 def _gone(gone: Gone) -> str:
-    blank = ["-"] * (2 * len(_PERCENTILES) + 1)
-    return f"| {' | '.join([side_by_side.ONLY_BEFORE, _code(gone.name), _code(gone.ranks), *blank])} |"
+    return f"| {side_by_side.ONLY_BEFORE} | {_code(f'{gone.name} on {gone.ranks}')} | |"
 
 
 def _has_details(outcome: Outcome) -> bool:
     verdict = outcome.verdict
-    return summary.concern(outcome) is Concern.FAILS or (verdict is not None and verdict.status is Status.INCONCLUSIVE)
+    return verdict is not None and (outcome.fails or verdict.status is Status.INCONCLUSIVE)
 
 
 def _details(outcome: Outcome) -> str:
-    """Return the text of a failure, or why a comparison was inconclusive."""
-    verdict = outcome.verdict
-    paragraphs = [failure.gate_failure(outcome)] if verdict is not None else [sentences.sentence(outcome)]
-    if verdict is not None and verdict.status is Status.INCONCLUSIVE and outcome.stored_verdict is None:
-        paragraphs.insert(0, sentences.sentence(outcome))
+    """Return the text of a failure."""
     name = f"<code>{escape(text.name(outcome))}</code>"
-    return _folded(f"{sentences.verdict_of(outcome)}: {name}", _fenced("\n\n".join(paragraphs)))
+    return _folded(f"{sentences.verdict_of(outcome)}: {name}", _fenced(failure.gate_failure(outcome)))
 
 
 def _folded(summary: str, inner: str, *, open_: bool = False) -> str:

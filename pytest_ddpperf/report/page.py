@@ -15,7 +15,6 @@ from pytest_ddpperf.report.json_report import StoredReport
 from pytest_ddpperf.report.summary import Concern
 from pytest_ddpperf.verdict import stats
 
-_LONGEST = 1_000  # characters of a line of the sentence; only what is hostile is longer
 _SHOWN = (5, 10, 25, 50, 75, 90, 95)
 
 
@@ -31,7 +30,7 @@ def html(stored: StoredReport) -> str:
         cards = [_card(outcome, number) for number, outcome in enumerate(ordered, 1)]
     return rendered(
         "run.html",
-        title=summary.last_line(counts, len(stored.only_before)),
+        title=summary.last_line(ordered, *stored.runs, only_before=len(stored.only_before)),
         counts=counts,
         cards=cards,
         only_before=stored.only_before,
@@ -76,8 +75,6 @@ def _run_facts(run: RunInfo) -> dict[str, Any]:
 def _card(outcome: Outcome, number: int) -> dict[str, Any]:
     """Return what the template shows of a measurement."""
     verdict, status = outcome.verdict, sentences.verdict_of(outcome)
-    # The status stands before the sentence.
-    sentence = sentences.sentence(outcome).removeprefix(status).removeprefix(":").strip()
     drawn, tables = _measured(outcome)
     limits = verdict is not None and (verdict.comparisons or verdict.counters)
     return {
@@ -85,12 +82,12 @@ def _card(outcome: Outcome, number: int) -> dict[str, Any]:
         "name": text.name(outcome),
         "kind": status.lower().replace(" ", "-"),  # in the style sheet
         "status": status,
-        "sentence": "\n".join(text.shortened(line, _LONGEST) for line in sentence.split("\n")),
-        "change": terminal.change(verdict),
+        "sentence": sentences.headline(outcome).removeprefix(status).lstrip(": "),  # the status is before it
+        "change": terminal.change(outcome) or "-",
         "who": text.ranks(outcome.plan),
         "opened": summary.concern(outcome) <= Concern.DOUBTFUL,
         "facts": list(_facts(outcome)),
-        "metrics": failure.metrics(verdict.comparisons, verdict.counters, outcome.plan) if verdict and limits else [],
+        "metrics": failure.metrics(verdict, outcome.plan) if verdict is not None and limits else [],
         "remarks": list(_remarks(outcome)),
         "differences": verdict.differences if verdict is not None else (),
         "figures": drawn,
@@ -114,21 +111,19 @@ def _facts(outcome: Outcome) -> Iterator[tuple[str, str]]:
         if plan.collective is not None:
             yield "busbw", f"{plan.collective.busbw(seconds):.3g} GB/s"
         yield "launches", f"{measured.samples.launches} of {measured.samples.steps} steps, timing {plan.timing}"
-    if outcome.baseline_side is not None:
-        yield "against", sentences.compared_commits(outcome.baseline_side)
+    if measured is not None and (outcome.baseline_side is not None or outcome.sessions):
+        yield "measured", sentences.measured(outcome)
     if outcome.baseline_path:
         yield "baseline", outcome.baseline_path
 
 
 def _remarks(outcome: Outcome) -> Iterator[str]:
-    verdict = outcome.verdict
     yield from outcome.evidence
-    if verdict is not None:
-        if outcome.stored_verdict is not None:
-            yield failure.suspected(outcome.stored_verdict)
-        yield from sentences.left_out(verdict)
-        if not outcome.evidence:
-            yield from sentences.comparison_lines(outcome)
+    if outcome.baseline_side is not None:
+        yield from outcome.baseline_side.error.splitlines()
+        yield from (f"changed: {file}" for file in outcome.baseline_side.differing)
+    if outcome.verdict is not None:
+        yield from sentences.left_out(outcome.verdict)
     yield from outcome.notes
 
 
@@ -179,7 +174,7 @@ def _tables(outcome: Outcome, sides: Sequence[Side], q: int) -> Iterator[Table]:
     if outcome.phases:
         yield _phases(outcome.phases)
     if counters := _counters(outcome):
-        yield Table(title="What a step sends", head=("counter", "baseline", "now"), rows=counters)
+        yield Table(title="What a step sends", head=("counter", "before", "now"), rows=counters)
     if outcome.recorded:
         yield Table(title="Recorded by steps", head=("figure", "least", "p50", "most"), rows=tuple(_recorded(outcome)))
     yield _environment(outcome)
@@ -193,8 +188,8 @@ def _ranks(outcome: Outcome) -> Table:
     columns |= {"CPU p50": _medians(samples.cpu_seconds), "blocked in RPC, p50": _medians(samples.blocked_seconds)}
     other = outcome.baseline_side.measurement if outcome.baseline_side is not None else None
     if other is not None and len(other.samples.rank_seconds[0]) == len(samples.rank_seconds[0]):
-        columns["baseline side p50"] = failure.by_rank(other.samples.rank_seconds, 50)
-        columns["baseline side CPU p50"] = _medians(other.samples.cpu_seconds)
+        columns["before, p50"] = failure.by_rank(other.samples.rank_seconds, 50)
+        columns["before, CPU p50"] = _medians(other.samples.cpu_seconds)
     columns = {title: values for title, values in columns.items() if values}
     return Table(
         title="Trainers' own steps" if outcome.plan.rpc else "Ranks' own steps",
@@ -250,7 +245,7 @@ def _environment(outcome: Outcome) -> Table:
     other = outcome.baseline_side.measurement if outcome.baseline_side is not None else None
     sides = {"now": _all_facts(outcome.measurement.environment)}
     if other is not None:
-        sides = {"baseline side": _all_facts(other.environment), **sides}
+        sides = {"before": _all_facts(other.environment), **sides}
     names = list(dict.fromkeys(name for facts in sides.values() for name in facts))
     names.sort(key=lambda name: len({facts.get(name) for facts in sides.values()}) == 1)
     return Table(

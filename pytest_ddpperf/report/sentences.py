@@ -1,181 +1,219 @@
-"""Sentences about a measurement: its verdict, what it was compared with, and the reason. The same in every report."""
+"""A verdict in words: the headline, the reason, what both sides are. The same in every report."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from pytest_ddpperf.records import BaselineSide, Outcome, Status, Verdict
+from pytest_ddpperf.records import SESSIONS_KEPT, Comparison, CounterChange, Outcome, Status, Verdict
 from pytest_ddpperf.report import text
+from pytest_ddpperf.verdict import stats
 
 # A reason code in words, with the next step.
 _WHY_NOT_GATED = {
-    "saving": "its figures become the baseline",
     "disabled": "--ddp-disable",
     "gate-off": "gate=False",
-    "debugging-variable": "a debugging variable (CUDA_LAUNCH_BLOCKING, TORCH_DISTRIBUTED_DEBUG=DETAIL or "
-    "NCCL_DEBUG=TRACE) is set: unset it",
-    "no-supported-limit": "no limit has support: raise --ddp-steps or --ddp-launches",
+    "debugging-variable": "a debugging variable is set (CUDA_LAUNCH_BLOCKING, TORCH_DISTRIBUTED_DEBUG=DETAIL or "
+    "NCCL_DEBUG=TRACE): unset it",
+    "no-supported-limit": "its limits need more --ddp-steps or --ddp-launches",
 }
-
 _WHY_INCONCLUSIVE = {
-    "not-significant": "launches and sessions differ as much by themselves",
     "not-confirmed": "further launches did not confirm it",
+    "recompiled": "most launches recompiled while they were timed: raise --ddp-warmup",
+    "machine-slower": "the machine is slower: the baseline's own code is as slow today",
 }
-_RECOMPILED = "INCONCLUSIVE: most launches recompiled within their window: raise --ddp-warmup"
 
 
 def verdict_of(outcome: Outcome) -> str:
-    return str(outcome.verdict) if outcome.verdict is not None else "not measured"
+    return str(outcome.verdict) if outcome.verdict is not None else "failed"
 
 
-def summary_lines(outcome: Outcome) -> Iterator[str]:
-    """Yield the lines about a measurement that stand below the table."""
-    name, verdict = text.name(outcome), outcome.verdict
-    if verdict is None or verdict.status not in (Status.PASS, Status.REGRESSED):  # which the table, a failure, say
-        yield f"{name}: {sentence(outcome)}"
-    if verdict is not None:
-        if outcome.stored_verdict is not None and verdict.status is Status.PASS:
-            changes = ", ".join(text.change(c) for c in outcome.stored_verdict.comparisons)
-            yield f"{name}: {changes} against the baseline; measured again next to its own code:"
-        yield from (f"{name}: {line}" for line in (*left_out(verdict), *comparison_lines(outcome)))
-    yield from (f"{name}: {note}" for note in outcome.notes)
+def shown(verdict: Verdict) -> Comparison | CounterChange | None:
+    """Return the change that a report shows of a verdict: one that decided; of several p50, else the largest."""
+    if verdict.reason in ("counter-rose", "counter-fell"):
+        return max((c for c in verdict.counters if c.status is verdict.status), key=lambda c: c.change)
+    same = [c for c in verdict.comparisons if c.status is verdict.status] or list(verdict.comparisons)
+    return next((c for c in same if c.limit.metric == "p50"), max(same, key=lambda c: c.change.estimate, default=None))
 
 
-def sentence(outcome: Outcome) -> str:
-    """Return the verdict, the change that decided, and the reason if it is not obvious."""
+def decided_on(outcome: Outcome) -> Comparison | CounterChange | None:
+    """Return the change that the headline names: if the machine is slower, the change against the baseline."""
+    verdict = outcome.verdict
+    if verdict is not None and verdict.reason == "machine-slower" and outcome.stored_verdict is not None:
+        verdict = outcome.stored_verdict
+    return shown(verdict) if verdict is not None else None
+
+
+def headline(outcome: Outcome) -> str:
+    """Return "REGRESSED p50 2.36x (limit 10 %): <why>", or the like, on one line."""
+    compared = decided_on(outcome)
+    said = verdict_of(outcome)
+    if compared is not None:
+        change = text.counter_change(compared) if isinstance(compared, CounterChange) else _short(compared)
+        said = f"{said} {compared.limit.metric} {change} (limit {text.limit(compared.limit)})"
+    return text.shortened(" ".join(": ".join(filter(None, (said, reason(outcome)))).split()), 1_000)
+
+
+def _short(comparison: Comparison) -> str:
+    return text.share(text.changed(comparison).estimate)
+
+
+def reason(outcome: Outcome) -> str:
+    """Return what the verdict alone does not say, with the next step; "" if there is nothing to say."""
     verdict = outcome.verdict
     if verdict is None:
         return f"not measured: {outcome.error}"
-    if outcome.stored_verdict is not None and verdict.reason == "machine-slower":
-        return f"INCONCLUSIVE: {machine_slower(outcome)}"
-    if verdict.reason == "recompiled":
-        return _RECOMPILED
+    if verdict.status is Status.REGRESSED:
+        return why(outcome)
     if verdict.status is Status.INCONCLUSIVE:
-        why = _WHY_INCONCLUSIVE.get(verdict.reason, verdict.reason)
-        return f"INCONCLUSIVE: {_changes(outcome)}: beyond the limit, but {why}"
+        return _WHY_INCONCLUSIVE.get(verdict.reason) or _noise(outcome) or "its launches differ as much by themselves"
     if verdict.status is Status.IMPROVED:
-        accept = ": --ddp-save-baseline makes it the new baseline" if _stored(outcome) else ""
-        return f"IMPROVED: {_changes(outcome)}{accept}"
-    if verdict.status is Status.NO_BASELINE and _stored(outcome):
-        return f"NO BASELINE at {outcome.baseline_path}: record one with --ddp-save-baseline"
-    if verdict.status is Status.NOT_GATED and outcome.saved:
-        earlier = outcome.saved - 1
-        before = f", in addition to {text.several(earlier, 'earlier session')}" if earlier else ""
-        return f"saved {outcome.baseline_path}, {len(outcome.phases)} launches{before}"
-    return f"{verdict}: {_changes(outcome) if verdict.status.compared else why_not_compared(outcome)}"
+        return "accept it with --ddp-save-baseline" if _is_stored(outcome) else ""
+    if verdict.status is Status.PASS:
+        return _noise(outcome) or _slower_within_limit(verdict)
+    return why_not_compared(outcome)
+
+
+def why(outcome: Outcome) -> str:
+    """Return what is known of the cause: "CPU time +12 ms of +13 ms; changed: net.py; torch 2.12 -> 2.13"."""
+    side = outcome.baseline_side
+    files = f"changed: {text.some(side.differing)}" if side is not None and side.differing else ""
+    differences = text.some(outcome.verdict.differences) if outcome.verdict is not None else ""
+    return "; ".join(filter(None, (*outcome.evidence, files, differences)))
 
 
 def why_not_compared(outcome: Outcome) -> str:
     """Return why nothing was compared, and what to do."""
-    assert outcome.verdict is not None
-    if outcome.verdict.status is Status.NO_BASELINE:
-        return _missing(outcome)
-    return _incomparable(outcome) if outcome.verdict.status is Status.INCOMPARABLE else _not_gated(outcome)
+    verdict = outcome.verdict
+    assert verdict is not None
+    differences = ", ".join(verdict.differences)
+    if verdict.status is Status.NO_BASELINE:
+        if outcome.baseline_side is not None:
+            return f"{outcome.baseline_side.version} was not measured:\n{outcome.baseline_side.error}"
+        return "record one with --ddp-save-baseline" if _is_stored(outcome) else "there is nothing to compare with"
+    if verdict.status is Status.NOT_GATED:
+        if verdict.reason == "saving":
+            return "" if outcome.saved else f"not saved: {outcome.error or 'the test did not pass, or it is a rerun'}"
+        return _WHY_NOT_GATED.get(verdict.reason, verdict.reason)
+    if verdict.reason == "no-cpu-time-now":
+        return "CPU time is limited, and the ranks used none"
+    if verdict.reason == "unknown-counter-now":
+        return f"{differences}: it is unknown, or differs between launches"
+    differs = {
+        "no-cpu-time": "CPU time is limited, and the baseline has none",
+        "baseline-support": f"the baseline has too few steps: {differences}",
+    }.get(verdict.reason, differences)
+    return f"{differs}: measure as before, or save a new baseline" if _is_stored(outcome) else differs
 
 
-def _stored(outcome: Outcome) -> bool:
+def _is_stored(outcome: Outcome) -> bool:
     """Return whether it was compared with a stored baseline alone, which can be saved again."""
     return outcome.baseline_side is None and bool(outcome.baseline_path)
 
 
-def machine_slower(outcome: Outcome) -> str:
-    """Say why a suspicion is not the code's."""
-    assert outcome.stored_verdict is not None
-    changes = ", ".join(text.change(c) for c in outcome.stored_verdict.comparisons)
+def _noise(outcome: Outcome) -> str:
+    """Return what changes are too small to be detected, if their limits are smaller; and what would help."""
+    assert outcome.verdict is not None
+    coarse = [c for c in outcome.verdict.comparisons if 0 < text.limit_share(c) < text.resolution(c)]
+    if not coarse:
+        return ""
+    limits = " and ".join(dict.fromkeys(text.limit(c.limit) for c in coarse))
+    found = ", ".join(f"{text.amount(text.resolution(c))} ({c.limit.metric})" for c in coarse)
+    return f"too noisy for a {limits} limit: the smallest change it can detect is {found}{_remedy(outcome, coarse)}"
+
+
+# Four times as many launches halve what is detected. Where twice as fine is not fine enough, it is not launches that
+# are missing. Twenty are what a measurement may take by default.
+_TIMES_LAUNCHES, _USUAL_LAUNCHES = 4, 20
+
+
+def _remedy(outcome: Outcome, coarse: Sequence[Comparison]) -> str:
+    """Return what would make changes as small as the limits detectable."""
+    assert outcome.verdict is not None
+    if not (outcome.baseline_path or outcome.baseline_side):
+        return ""  # of two reports, both of which are measured already
+    stored = outcome.baseline_side is None
+    needed = [c.launches_needed for c in coarse if c.launches_needed is not None]
+    if stored and len(needed) < len(coarse):
+        more = outcome.verdict.sessions < SESSIONS_KEPT
+        return "; add sessions with --ddp-extend-baseline" if more else "; compare with --ddp-against"
+    if needed and max(needed) <= _TIMES_LAUNCHES * max(_USUAL_LAUNCHES, len(outcome.phases)):
+        return f"; raise --ddp-launches to {max(needed)}"
     return (
-        f"{changes} against the baseline, but the machine is slower: the baseline's own code, measured again next to "
-        "today's, is as slow (files outside the repository were not checked)"
+        "; compare with --ddp-against, or raise the limit" if stored else "; use a quieter machine, or raise the limit"
     )
 
 
+def _slower_within_limit(verdict: Verdict) -> str:
+    """Return how much slower a test that passes is, if that is evident and at least half of its limit."""
+    worst = max(verdict.comparisons, key=lambda c: c.change.estimate / (text.limit_share(c) or 1), default=None)
+    if worst is None or worst.change.low <= 0 or worst.change.estimate < text.limit_share(worst) / 2:
+        return ""
+    return f"{worst.limit.metric} is {_short(worst)}, which its limit of {text.limit(worst.limit)} allows"
+
+
+def problems(outcomes: Sequence[Outcome], *, reasons: bool = True) -> Iterator[str]:
+    """Yield what the table does not say, a line each; a line that holds for several tests appears once.
+
+    `reasons`: include those of verdicts."""
+    named: dict[str, dict[str, None]] = {}
+    for outcome in outcomes:
+        for line in (*(_reasons(outcome) if reasons else ()), *_notes(outcome)):
+            named.setdefault(line, {})[_short_name(outcome)] = None
+    for line, names in named.items():
+        who = next(iter(names)) if len(names) == 1 else f"{len(names)} tests ({text.some([*names], 3)})"
+        yield f"{who}: {line}"
+
+
+def _short_name(outcome: Outcome) -> str:
+    label = f" ({outcome.test.label})" if outcome.test.label else ""
+    return text.shortened((outcome.nodeid.rpartition("::")[2] or outcome.nodeid) + label, 60)
+
+
+def _reasons(outcome: Outcome) -> Iterator[str]:
+    verdict = outcome.verdict
+    # A failure is shown above, and a missing baseline is counted below, with what to do.
+    counted = verdict is not None and (
+        (verdict.status is Status.NO_BASELINE and outcome.baseline_side is None)
+        or (verdict.reason in ("disabled", "gate-off") and bool(outcome.baseline_path))
+    )
+    if not (outcome.fails or counted) and (said := reason(outcome)):
+        yield said
+    if outcome.fails and outcome.error:
+        yield outcome.error
+
+
+def _notes(outcome: Outcome) -> tuple[str, ...]:
+    return (*(left_out(outcome.verdict) if outcome.verdict is not None else ()), *outcome.notes)
+
+
 def left_out(verdict: Verdict) -> Iterator[str]:
-    """Yield what was not compared: default limits without support, each reason once, and the steps of other nodes."""
+    """Yield what was not compared: default limits without support, and the steps of other nodes."""
     if verdict.first_node:
-        yield "the clocks of the nodes are not known closely enough for its steps: those of the first node are compared"
+        yield "the clocks of the nodes are not known closely enough: the first node's steps are compared"
     limits: dict[str, list[str]] = {}
     for line in verdict.dropped:
-        limit, _, reason = line.partition(": ")
-        limits.setdefault(reason, []).append(limit)
-    for reason, of_it in limits.items():
-        yield f"dropped the default limit{'s' * (len(of_it) > 1)} {', '.join(of_it)}: {reason}"
+        limit, _, because = line.partition(": ")
+        limits.setdefault(because, []).append(limit)
+    for because, of_it in limits.items():
+        yield f"dropped the default limit{'s' * (len(of_it) > 1)} {', '.join(of_it)}: {because}"
 
 
-def _missing(outcome: Outcome) -> str:
-    """Return why there is nothing to compare with."""
-    if outcome.baseline_side is not None:
-        return not_measured(outcome.baseline_side)
-    at = outcome.baseline_path
-    return f"there is no baseline at {at}" if at else "there is nothing to compare it with"
+def measured(outcome: Outcome) -> str:
+    """Return what both sides are: "10 interleaved launches of each side; main (fe7daa7) and 9e7bda6"."""
+    side, launches = outcome.baseline_side, len(outcome.phases)
+    if side is not None:
+        now = text.commit(side.version.now)
+        return f"{launches} interleaved launches of each side; {side.version} and {now or 'the working tree'}"
+    if not outcome.sessions:
+        return text.several(launches, "launch").replace("launchs", "launches")
+    before = sum(len(next(iter(session.launch_seconds.values()), ())) for session in outcome.sessions)
+    last = outcome.sessions[-1]
+    when = ", ".join(filter(None, (last.created.partition("T")[0], text.commit(last.commit))))
+    several = f"'s {len(outcome.sessions)} sessions" if len(outcome.sessions) > 1 else ""
+    return f"{launches} launches now, {before} in the baseline{several}" + f" ({when})" * bool(when)
 
 
-def _changes(outcome: Outcome) -> str:
-    assert outcome.verdict is not None
-    verdict = outcome.verdict
-    same = [f"{text.change(c)} (limit {c.limit})" for c in verdict.comparisons if c.status is verdict.status]
-    same += [f"{text.counted(c)} (limit {c.limit})" for c in verdict.counters if c.status is verdict.status]
-    return "; ".join(same)
-
-
-def _incomparable(outcome: Outcome) -> str:
-    """Return why the baseline cannot be compared, and what to do."""
-    assert outcome.verdict is not None
-    reason, differences = outcome.verdict.reason, ", ".join(outcome.verdict.differences)
-    if reason == "no-cpu-time-now":
-        return "CPU time is limited, and the ranks used none"
-    if reason == "unknown-counter-now":
-        return f"{differences}: launches differ, or do not report it, so no limit can apply"
-    why = {
-        "no-cpu-time": "CPU time is limited, and the baseline has none",
-        "baseline-support": f"the baseline has too few steps: {differences}",
-    }.get(reason, differences)
-    if not _stored(outcome):
-        return why
-    return f"{why}; record a new baseline with --ddp-save-baseline, or measure as it was recorded"
-
-
-def _not_gated(outcome: Outcome) -> str:
-    """Return why nothing was compared."""
-    assert outcome.verdict is not None
-    if outcome.verdict.reason == "saving":
-        return f"not saved: {outcome.error or 'the test did not pass as a whole, or this is a rerun'}"
-    return _WHY_NOT_GATED.get(outcome.verdict.reason, outcome.verdict.reason)
-
-
-def compared_commits(side: BaselineSide) -> str:
-    """ "HEAD~1 (1a2b3c4d5e6f), now 5d6e7f8a9b0c with uncommitted changes"."""
-    now = text.commit(side.version.now).replace("-dirty", " with uncommitted changes")
-    return f"{side.version}, now {now}" if now else str(side.version)
-
-
-def imported_files(side: BaselineSide) -> str:
-    """ "; 1 of 12 imported files differs: src/net.py"; "" if none was imported."""
-    if side.error or not side.imported:
-        return ""
-    count = len(side.differing)
-    if not count:
-        return f"; both sides imported the same, {text.several(side.imported, 'file')}"
-    return f"; {count} of {side.imported} imported files differ{'s' * (count == 1)}: {text.some(side.differing)}"
-
-
-def interleaved_evidence(outcome: Outcome) -> str:
-    """Return what both sides were measured with."""
-    assert outcome.baseline_side is not None
-    side = outcome.baseline_side
-    how = "interleaved step by step" if side.stretches else "interleaved launch by launch"
-    launches = f"{len(outcome.phases)} launches a side, {how}"
-    return f"evidence: {launches} (order by seed {side.seed}){imported_files(side)}"
-
-
-def not_measured(side: BaselineSide) -> str:
-    """Return why the baseline side has no measurement: its own error."""
-    return f"{side.version} was not measured:\n{side.error}"
-
-
-def comparison_lines(outcome: Outcome) -> Iterator[str]:
-    """Yield the changes, the smallest detectable changes and the files that differ, for the end of a run."""
-    side, verdict = outcome.baseline_side, outcome.verdict
-    if side is None or verdict is None or not verdict.status.compared:
-        return
-    parts = [f"{text.change(c)}, resolves {text.amount(text.resolution(c))}" for c in verdict.comparisons]
-    parts.append(f"{len(outcome.phases)} launches a side{imported_files(side)}")
-    yield f"against {side.version}: {'; '.join(parts)}"
+def p50(outcome: Outcome) -> str:
+    """Return the step time at p50 of the current side."""
+    assert outcome.measurement is not None
+    return text.seconds(stats.percentile(outcome.measurement.samples.step_seconds, 50))

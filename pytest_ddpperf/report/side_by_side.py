@@ -12,15 +12,13 @@ from typing import Any
 from pytest_ddpperf.baseline.content import environment_name
 from pytest_ddpperf.records import Outcome, RunInfo, Scalar, Status
 from pytest_ddpperf.records.errors import ReportError
-from pytest_ddpperf.report import failure, sentences, text
+from pytest_ddpperf.report import failure, sentences, terminal, text
 from pytest_ddpperf.report.json_report import Entry, StoredReport
-from pytest_ddpperf.report.summary import advice, count, last_line
+from pytest_ddpperf.report.summary import last_line
 from pytest_ddpperf.verdict import stats
 
-_TITLES = ("", "ranks", *failure.METRIC_TITLES, "verdict")
 _LONGEST_LINE = 1_000  # characters, of facts about a machine
 ONLY_BEFORE = "only in the base"
-_BLANK = ("-",) * (len(_TITLES) - 3)
 
 
 def lines(base: StoredReport, now: StoredReport) -> Iterator[str]:
@@ -28,9 +26,8 @@ def lines(base: StoredReport, now: StoredReport) -> Iterator[str]:
     for name, report in (("base:", base), ("now:", now)):
         yield from (f"{name:<5} {path}: {_run(run)}" for path, run in zip(report.paths, report.runs, strict=True))
     yield ""
-    rows = [row for outcome in now.outcomes for row in _rows(outcome)]
-    rows += [(gone.name, gone.ranks, *_BLANK, ONLY_BEFORE) for gone in now.only_before]
-    yield from text.aligned([_TITLES, *rows])
+    yield from terminal.table(now.outcomes)
+    yield from (f"{gone.name} ({gone.ranks}): {ONLY_BEFORE}" for gone in now.only_before)
     yield ""
     yield from summary_lines(now)
 
@@ -38,42 +35,28 @@ def lines(base: StoredReport, now: StoredReport) -> Iterator[str]:
 def summary_lines(now: StoredReport) -> Iterator[str]:
     """Yield the lines below the figures; the counts are the last line."""
     for outcome in now.outcomes:
-        yield from sentences.summary_lines(outcome)
         if outcome.verdict is not None and outcome.verdict.status is Status.REGRESSED:
-            yield f"{text.name(outcome)}: {sentences.sentence(outcome)}"
-            yield from (f"  {line}" for line in outcome.evidence)
+            yield f"{text.name(outcome)}:"
+            yield from (f"  {line}".rstrip() for line in failure.gate_failure(outcome).splitlines())
+            yield ""
+    yield from sentences.problems(now.outcomes)
     yield from now.messages
-    yield last_line(count(now.outcomes, *now.runs), len(now.only_before))
+    yield last_line(now.outcomes, *now.runs, only_before=len(now.only_before))
 
 
 def run_messages(report: StoredReport) -> list[str]:
     """Return the lines about a report that is shown alone, with the runs that `ddpperf diff` compared it with."""
     bases = (f"base: {_run(run)}" for run in report.bases)
-    return [*bases, *report.run.messages, *report.messages, *advice(report.outcomes)]
+    return [*bases, *report.run.messages, *report.messages]
 
 
 def _run(run: RunInfo) -> str:
-    commit = text.commit(run.commit).replace("-dirty", " with uncommitted changes")
     facts = [
         run.created,
-        f"commit {commit}" * bool(commit),
+        f"commit {text.commit(run.commit)}" * bool(run.commit),
         *(f"{fact} {run.facts[fact]}" for fact in ("torch", "device_model") if run.facts.get(fact)),
     ]
     return text.shortened(", ".join(filter(None, facts)), _LONGEST_LINE)
-
-
-def _rows(outcome: Outcome) -> Iterator[tuple[str, ...]]:
-    """Yield a row for each limit, and one if there is none."""
-    who = text.name(outcome), text.ranks(outcome.plan)
-    verdict = outcome.verdict
-    if verdict is None or not verdict.status.compared:
-        yield (*who, *_BLANK, sentences.verdict_of(outcome))
-        return
-    rows = failure.metrics(verdict.comparisons, verdict.counters, outcome.plan)[1:]
-    statuses = [c.status for c in verdict.comparisons] + [c.status for c in verdict.counters]
-    for row, status in zip(rows, statuses, strict=True):
-        yield (*who, *row, str(status))
-        who = "", ""
 
 
 def remarks(outcomes: Sequence[Outcome]) -> Iterator[str]:
@@ -85,10 +68,8 @@ def remarks(outcomes: Sequence[Outcome]) -> Iterator[str]:
         yield f"differs from the base's environment{which}: {shown}"
     assumed = [c.drift for verdict in verdicts for c in verdict.comparisons if c.drift is not None]
     if assumed:
-        yield (
-            f"the base is one session, which cannot tell how far sessions drift apart: {text.span(assumed)} was "
-            "assumed; pytest --ddp-against measures both sides on one occasion, without any"
-        )
+        drift = text.span(assumed)
+        yield f"two runs drift apart by an assumed {drift}: pytest --ddp-against measures both sides in one run"
 
 
 _PERCENTILES = (75, 95)
@@ -194,7 +175,7 @@ def _named(outcome: Outcome) -> tuple[str, str]:
 def _facts(entry: Entry) -> dict[str, Scalar]:
     """Return the configuration, by the names of the original if it has one."""
     return {
-        "commit": text.commit(entry.run.commit),
+        "commit": entry.run.commit[:12] + "-dirty" * entry.run.commit.endswith("-dirty"),
         "cuda_version": entry.run.facts.get("cuda"),
         "device": entry.run.facts.get("cpu_model" if entry.outcome.plan.device == "cpu" else "device_model"),
         "distributed_backend": entry.outcome.plan.backend,

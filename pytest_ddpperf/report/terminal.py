@@ -1,4 +1,4 @@
-"""The tables and lines at the end of a run, of collectives, and of stored baselines."""
+"""What a run shows on the terminal: a row per measurement, a line per problem, a last line; and more with -v."""
 
 from __future__ import annotations
 
@@ -15,17 +15,16 @@ from pytest_ddpperf.records import (
     RunInfo,
     Samples,
     Scalar,
-    Verdict,
 )
-from pytest_ddpperf.report import sentences, text
-from pytest_ddpperf.report.summary import advice, count, last_line
+from pytest_ddpperf.report import failure, sentences, text
+from pytest_ddpperf.report.summary import last_line
 from pytest_ddpperf.verdict import TEST_LEVEL, stats
 
 _PERCENTILES = (50, 75, 90, 95)
 
 
 def header(facts: Mapping[str, Scalar], *, verbose: bool) -> Iterator[str]:
-    """Yield what runs the ranks, from the facts of a probe rank; `places` says where each world size runs."""
+    """Yield what runs the ranks, from the facts of a probe rank, and where each world size runs."""
     versions = [f"torch {facts.get('torch')}", f"Python {facts.get('python')}"]
     versions += [f"{name} {facts[key]}" for key, name in (("cuda", "CUDA"), ("nccl", "NCCL")) if facts.get(key)]
     parts = [", ".join(versions)]
@@ -43,32 +42,71 @@ def header(facts: Mapping[str, Scalar], *, verbose: bool) -> Iterator[str]:
         yield from str(facts["topology"]).rstrip().splitlines()
 
 
-def table(outcomes: Sequence[Outcome], *, verbosity: int) -> Iterator[str]:
-    """Yield a row per measurement: step times and rates at percentiles, change, verdict; at -v with rows per rank."""
-    rows = [row(outcome) for outcome in outcomes if outcome.measurement is not None]
-    if not rows:
+def report(
+    outcomes: Sequence[Outcome], run: RunInfo, messages: Sequence[str], *, verbosity: int, width: int
+) -> Iterator[str]:
+    """Yield the table, a line for each problem, the `messages` and the counts. At -q no problems are shown, at -v
+    details are. No line is wider than `width`."""
+    yield from table(outcomes, width=width)
+    lines = [*details(outcomes)] if verbosity > 0 else []
+    lines += sentences.problems(outcomes) if verbosity >= 0 else ()
+    for line in "\n".join((*lines, *messages, last_line(outcomes, run))).split("\n"):
+        yield from text.wrapped(text.printable(line), width) if len(line) > width else (text.printable(line),)
+
+
+_GAP = 2  # between columns
+_LEAST_NAME = 15  # characters of a name: if there is less room, the ranges of changes are left out
+
+
+def table(outcomes: Sequence[Outcome], *, width: int = text.WIDTH) -> Iterator[str]:
+    """Yield a row per measurement: who, step time at p50 before and now, change, verdict."""
+    outcomes = [outcome for outcome in outcomes if outcome.measurement is not None]
+    if not outcomes:
         return
-    heads = ["", "ranks", *(title for q in _PERCENTILES for title in titles(q)), "change", "verdict"]
-    title, *lines = text.aligned([heads, *rows])
-    yield title
-    measured = (outcome for outcome in outcomes if outcome.measurement is not None)
-    for outcome, line in zip(measured, lines, strict=True):
-        yield line
-        if verbosity > 0:
-            yield from _details(outcome)
-        elif outcome.plan.rpc:
-            yield from (f"  {line}" for line in _ranks(outcome))
-    yield from collective_table(outcomes)
+    titles = ("ranks", "p50: before -> now", "change [range]", "verdict")
+    rows = [titles, *(tuple(_cells(outcome)) for outcome in outcomes)]
+    compared = any(change for _, _, change, _ in rows[1:])
+    if not compared:
+        rows = [("ranks", "p50", "verdict"), *((ranks, now, verdict) for ranks, now, _, verdict in rows[1:])]
+    elif _room(rows, width) < _LEAST_NAME:
+        rows = [tuple(cell.partition(" [")[0] for cell in row) for row in rows]
+    names = text.names_within(outcomes, max(_room(rows, width), 1))
+    yield from text.aligned(
+        [(name, *row) for name, row in zip(("", *names), rows, strict=True)], left=(1, 3) if compared else (1,)
+    )
 
 
-def summary(outcomes: Sequence[Outcome], *runs: RunInfo, never_measured: Sequence[str] = ()) -> Iterator[str]:
-    """Yield the remarks, then the counts, those of `runs` among them; the counts are the last line. `never_measured`
-    are node ids."""
-    for outcome in outcomes:
-        yield from sentences.summary_lines(outcome)
-    yield from unmeasured(never_measured)
-    yield from advice(outcomes)
-    yield last_line(count(outcomes, *runs))
+def _room(rows: Sequence[Sequence[str]], width: int) -> int:
+    """Return the number of columns that are left for names."""
+    return width - sum(max(map(len, column)) + _GAP for column in zip(*rows, strict=True))
+
+
+def _cells(outcome: Outcome) -> Iterator[str]:
+    before, now = p50(outcome)
+    yield text.several(outcome.plan.world_size, "trainer") if outcome.plan.rpc else text.ranks(outcome.plan)
+    yield f"{before:>6} -> {now}" if before else now
+    yield change(outcome)
+    yield sentences.verdict_of(outcome)
+
+
+def p50(outcome: Outcome) -> tuple[str, str]:
+    """Return the step time at p50 on the baseline side, "" if there is none, and now, with the unit of both."""
+    assert outcome.measurement is not None
+    verdict = outcome.verdict
+    compared = next((c for c in verdict.comparisons if c.limit.metric == "p50"), None) if verdict is not None else None
+    if compared is not None:
+        return text.both_sides(compared, None)
+    return "", sentences.p50(outcome)
+
+
+def change(outcome: Outcome) -> str:
+    """Return the change that decided, with its metric if that is not p50; "" if nothing was compared."""
+    verdict = outcome.verdict
+    shown = sentences.shown(verdict) if verdict is not None and verdict.status.compared else None
+    if shown is None:
+        return ""
+    metric = "" if shown.limit.metric == "p50" else f"{shown.limit.metric} "
+    return metric + failure.change_of(shown)
 
 
 def unmeasured(nodeids: Sequence[str]) -> Iterator[str]:
@@ -76,41 +114,30 @@ def unmeasured(nodeids: Sequence[str]) -> Iterator[str]:
     yield from (f"{nodeid}: never measured: it does not call the fixture that it asks for" for nodeid in nodeids)
 
 
-def expected_false_alarms(outcomes: Sequence[Outcome]) -> Iterator[str]:
-    """Say how many false alarms a run of several tests has on average, by its noise and limits."""
-    compared = [o.verdict for o in outcomes if o.verdict is not None and o.verdict.status.compared]
-    if len(compared) > 1:
-        expected = sum(comparison.alarm_rate for verdict in compared for comparison in verdict.comparisons)
-        yield (
-            f"expected false alarms in a run like this: {expected:.2g} "
-            f"(at most {text.amount(TEST_LEVEL)} in each of {len(compared)} tests)"
-        )
+def details(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    """Yield the percentiles and rates of each measurement, of the group and by rank; what a step sends; costs; error
+    rates."""
+    for outcome in outcomes:
+        if outcome.measurement is not None:
+            yield ""
+            yield text.name(outcome)
+            yield from (f"  {line}" for line in _details(outcome))
+    yield from collective_table(outcomes)
+    yield ""
+    yield from _error_rates([each for each in outcomes if each.verdict is not None and each.verdict.comparisons])
 
 
-def titles(q: int) -> tuple[str, str]:
-    """Return the titles of the two columns of a percentile."""
-    return f"p{q} sec/iter", "ex/sec"
-
-
-def row(outcome: Outcome, percentiles: Sequence[int] = _PERCENTILES) -> list[str]:
-    """Return name, ranks, step time and rate at each percentile, change, verdict."""
-    cells = [text.name(outcome), text.ranks(outcome.plan)]
-    for q in percentiles:
-        if outcome.measurement is None:
-            cells += ["-", "-"]
-        else:
-            launches = outcome.measurement.samples.step_seconds
-            cells += [text.seconds(stats.percentile(launches, q)), _rate(outcome, q)]
-    return [*cells, change(outcome.verdict), sentences.verdict_of(outcome)]
-
-
-def change(verdict: Verdict | None) -> str:
-    """Return the change that decided."""
-    if verdict is None:
-        return "-"
-    if verdict.reason in ("counter-rose", "counter-fell"):
-        return ", ".join(text.counted(c) for c in verdict.counters if c.status is verdict.status)
-    return text.change(verdict.worst) if verdict.worst else "-"
+def _error_rates(compared: Sequence[Outcome]) -> Iterator[str]:
+    """Yield how many false alarms a run of several tests has on average, by its noise and limits, and what was assumed
+    of the drift between sessions."""
+    verdicts = [outcome.verdict for outcome in compared if outcome.verdict is not None]
+    if len(verdicts) > 1:
+        expected = sum(comparison.alarm_rate for verdict in verdicts for comparison in verdict.comparisons)
+        most = f"at most {text.amount(TEST_LEVEL)} in each of {len(verdicts)} tests"
+        yield f"expected false alarms in a run like this: {expected:.2g} ({most})"
+    drifts = [c.drift for each in verdicts if each.sessions == 1 for c in each.comparisons if c.drift is not None]
+    if drifts:
+        yield f"assumed drift between sessions: {text.span(drifts)} (--ddp-extend-baseline measures it)"
 
 
 def _rate(outcome: Outcome, q: float, rank: int | None = None) -> str:
@@ -142,44 +169,51 @@ def _durations(samples: Samples, rank: int | None) -> LaunchSteps:
 
 def _details(outcome: Outcome) -> Iterator[str]:
     assert outcome.measurement is not None
-    yield from (f"  {line}" for line in _ranks(outcome))
+    yield from _percentiles(outcome)
     if outcome.verdict is not None and outcome.verdict.comparisons:
-        smallest = ", ".join(f"{c.limit.metric} {text.amount(text.resolution(c))}" for c in outcome.verdict.comparisons)
-        yield f"  resolves {smallest}"
+        smallest = ", ".join(
+            f"{text.amount(text.resolution(c))} ({c.limit.metric})" for c in outcome.verdict.comparisons
+        )
+        yield f"smallest detectable change: {smallest}"
     counters = outcome.measurement.counters.items()
-    known = {
-        name: n for name, n in counters if n is not None and (n or name in COUNTERS)
-    }  # of the finer ones few matter
+    # Of the finer counters few matter.
+    known = {name: n for name, n in counters if n is not None and (n or name in COUNTERS)}
     if known:
-        yield f"  a step: {', '.join(f'{name} {count:,}' for name, count in known.items())}"
+        yield f"a step: {', '.join(f'{name} {count:,}' for name, count in known.items())}"
     if outcome.measurement.samples.clock_seconds is not None:
-        yield f"  clocks of the nodes: within {text.seconds(max(outcome.measurement.samples.clock_seconds))}"
+        yield f"clocks of the nodes: within {text.seconds(max(outcome.measurement.samples.clock_seconds))}"
     if outcome.phases:
         costs = ", ".join(
             f"{field.name} {text.seconds(median(getattr(phases, field.name) for phases in outcome.phases))}"
             for field in fields(Phases)
         )
         total = sum(phases.total for phases in outcome.phases)
-        yield f"  a launch (median of {len(outcome.phases)}): {costs}; all launches {text.seconds(total)}"
+        yield f"a launch (median of {len(outcome.phases)}): {costs}; all: {text.seconds(total)}"
 
 
-def _ranks(outcome: Outcome) -> Iterator[str]:
-    """Each rank's own step durations, rates and CPU time. Of an RPC launch the trainers' and, as PyTorch's benchmark of
-    it has them, a last line for all."""
+def _percentiles(outcome: Outcome) -> Iterator[str]:
+    """Yield step times and rates at percentiles as PyTorch's DDP benchmark has them: of the group, then of each rank's
+    own steps, with their CPU time. In an RPC launch the ranks are the trainers."""
     assert outcome.measurement is not None
     samples = outcome.measurement.samples
-    rows = []
-    shown: list[int | None] = [*range(len(samples.rank_seconds[0])), *([None] if outcome.plan.rpc else [])]
-    for rank in shown:
-        cells = [f"{text.process(outcome, rank)}:" if rank is not None else "All:"]
-        durations = _durations(samples, rank)
+    rows = [["sec/iter", *(title for q in _PERCENTILES for title in (f"p{q}", "ex/sec"))]]
+    if samples.cpu_seconds is not None:
+        rows[0].append("CPU p50")
+    for rank in (None, *range(len(samples.rank_seconds[0]))):
+        name = "all" if rank is None else text.process(outcome.plan, outcome.measurement.environment, rank)
+        cells, durations = [name], _durations(samples, rank)
         for q in _PERCENTILES:
-            cells += [f"p{q}: {text.seconds(stats.percentile(durations, q))}", _rate(outcome, q, rank)]
+            cells += [_sec(stats.percentile(durations, q)), _rate(outcome, q, rank)]
         if samples.cpu_seconds is not None:
             used = [launch[rank] for launch in samples.cpu_seconds] if rank is not None else []
-            cells.append(f"CPU p50: {text.seconds(stats.percentile(used, 50))}" if used else "")
+            cells.append(_sec(stats.percentile(used, 50)) if used else "")
         rows.append(cells)
     yield from text.aligned(rows)
+
+
+def _sec(seconds: float) -> str:
+    """Return seconds in three decimals, as PyTorch's benchmark has them; shorter times in three digits."""
+    return f"{seconds:.3f}" if seconds >= 0.1 else f"{seconds:.3g}"
 
 
 _COLLECTIVE_TITLES = ("", "op", "size", "count", "type", "redop", "root", "time", "algbw", "busbw", "#wrong")
@@ -214,7 +248,7 @@ def _collective_row(outcome: Outcome) -> tuple[str, ...]:
     )
 
 
-_BASELINE_TITLES = ("", "sessions", "last", "commit", "resolves")
+_BASELINE_TITLES = ("", "sessions", "last", "commit", "smallest detectable change")
 
 
 def baseline_table(environment: str, baselines: Iterable[Baseline]) -> Iterator[str]:
@@ -223,7 +257,8 @@ def baseline_table(environment: str, baselines: Iterable[Baseline]) -> Iterator[
     for baseline in baselines:
         last = baseline.sessions[-1]
         resolves = (f"{name} {text.amount(text.resolved(name, time))}" for name, time in last.resolution.items())
-        row = (last.created.partition("T")[0] or "unknown", text.commit(last.commit) or "-", ", ".join(resolves) or "-")
+        commit = text.commit(last.commit.partition("-dirty")[0]) + "*" * last.commit.endswith("-dirty")
+        row = (last.created.partition("T")[0] or "unknown", commit or "-", ", ".join(resolves) or "-")
         rows.append((text.shortened(str(baseline.test)), str(len(baseline.sessions)), *row))
     yield environment
     yield from (f"  {line}" for line in text.aligned([_BASELINE_TITLES, *rows]))

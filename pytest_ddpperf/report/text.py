@@ -1,23 +1,37 @@
-"""How names and figures are written, the same in every report."""
+"""Names, figures and tables as text, the same in every report."""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 
-from pytest_ddpperf.records import Comparison, CounterChange, Interval, Outcome, Plan
+from pytest_ddpperf.records import Comparison, CounterChange, Environment, Interval, Limit, Outcome, Plan
 from pytest_ddpperf.records.asked import BANDWIDTH, Collective
 
-_LEAST = 1e-9  # of what a time was: bounds may be so wide that nothing is left of it
-_BELOW_SECONDS = ((1e-3, 1e3, "ms"), (1e-6, 1e6, "us"), (0.0, 1e9, "ns"))
+_LEAST = 1e-9  # of a time, as a share: bounds may be so wide that nothing is left of it
+_MOST = 99.99  # of a change, as a share: a bound beyond it is shown as this
+_UNITS = ((1.0, 1.0, "s"), (1e-3, 1e3, "ms"), (1e-6, 1e6, "us"), (0.0, 1e9, "ns"))
+_LONGEST_NAME = 160  # longer than the names that people give, short enough for a line
 
-
-# Of a name: longer than those that people give, short enough for a line of a table.
-_LONGEST_NAME = 160
+# Columns, at most, of what a terminal shows.
+WIDTH = 100
 
 
 def name(outcome: Outcome) -> str:
-    """Return the name of a measurement on one line, shortened and printable."""
+    """Return the name of a measurement on one line: node id and label."""
     return shortened(f"{outcome.nodeid} ({outcome.test.label})" if outcome.test.label else outcome.nodeid)
+
+
+def names_within(outcomes: Sequence[Outcome], width: int) -> list[str]:
+    """Return the names in at most `width` characters: if need be without folders, without files, without a middle."""
+    parts = [
+        (file, separator, test or file) for file, separator, test in (name(each).partition("::") for each in outcomes)
+    ]
+    whole = [name(each) for each in outcomes]
+    in_files = [file.rpartition("/")[2] + separator + test if separator else test for file, separator, test in parts]
+    tests = [test for _, _, test in parts]
+    fitting = (names for names in (whole, in_files) if max(map(len, names), default=0) <= width)
+    return [shortened(each, width) for each in next(fitting, tests)]
 
 
 def shortened(text: str, most: int = _LONGEST_NAME) -> str:
@@ -33,10 +47,17 @@ def printable(text: str) -> str:
     )
 
 
+def wrapped(line: str, width: int = WIDTH, indent: str = "  ") -> list[str]:
+    """Return a line as one or several of at most `width` characters; those after the first are indented."""
+    joined = line.replace(" %", "\u00a0%")  # so that an amount stays on one line
+    lines = textwrap.wrap(joined, width, subsequent_indent=indent, break_on_hyphens=False)
+    return [each.replace("\u00a0", " ") for each in lines] or [""]
+
+
 def commit(recorded: str) -> str:
-    """Return a recorded commit in twelve digits: "1a2b3c4d5e6f", "1a2b3c4d5e6f-dirty"."""
+    """Return a recorded commit in seven digits: "1a2b3c4", "1a2b3c4 with uncommitted changes"."""
     digits, dirty, _ = recorded.partition("-dirty")
-    return digits[:12] + dirty
+    return digits[:7] + " with uncommitted changes" * bool(dirty)
 
 
 def ranks(plan: Plan) -> str:
@@ -44,12 +65,12 @@ def ranks(plan: Plan) -> str:
     return plan.roles or f"{plan.world_size} {plan.backend}"
 
 
-def process(outcome: Outcome, rank: int) -> str:
+def process(plan: Plan, environment: Environment, rank: int) -> str:
     """Return the name of a process: "rank 3", or with several nodes "rank 3 (node 1, host-b)"."""
-    plan, name = outcome.plan, outcome.plan.name(rank)
-    if plan.nodes == 1 or outcome.measurement is None:
+    name = plan.name(rank)
+    if plan.nodes == 1:
         return name
-    hosts = str(outcome.measurement.environment.recorded.get("hosts") or "").split(", ")
+    hosts = str(environment.recorded.get("hosts") or "").split(", ")
     node = plan.node_of(rank)
     return f"{name} (node {node}, {hosts[node]})" if node < len(hosts) and hosts[node] else f"{name} (node {node})"
 
@@ -64,26 +85,22 @@ def several(number: int, what: str) -> str:
     return f"{number} {what}{'s' * (number != 1)}"
 
 
-def seconds(value: float) -> str:
-    """Return a duration of `value` seconds: "12.4s", "0.243s", "3.41ms", "341us"."""
-    # From 0.01 on in seconds: step times are read in columns, as PyTorch's DDP benchmark has them.
-    return _in_units(value, least_seconds=0.01)
+def seconds(value: float, *, signed: bool = False) -> str:
+    """Return a duration in seconds with its unit: "1.24 s", "12.4 ms", "341 us"; signed "+12.4 ms"."""
+    (figure,), unit = in_one_unit([value])
+    return f"{'+' if signed and value >= 0 else ''}{figure} {unit}"
 
 
-def more(value: float) -> str:
-    """Return a difference of durations in seconds: "+20.1ms", "-341us"."""
-    return f"{'' if value < 0 else '+'}{_in_units(value, least_seconds=1.0)}"
+def in_one_unit(values: Sequence[float]) -> tuple[list[str], str]:
+    """Return durations in seconds as figures in the unit of the largest, and that unit."""
+    most = float(f"{max(map(abs, values)):.2e}")  # so that 0.9996 ms are 1.00 ms, not 1000 us
+    scale, unit = next((scale, unit) for least, scale, unit in _UNITS if most >= least)
+    return [_in_three_digits(value * scale) for value in values], unit
 
 
-def _in_units(value: float, *, least_seconds: float) -> str:
-    """Return three significant digits, and all of those before the point."""
-    if not value:
-        return "0s"
-    rounded = float(f"{value:.2e}")  # so that 9.996 ms are 0.0100s, not 10.00ms
-    units = ((least_seconds, 1.0, "s"), *_BELOW_SECONDS)
-    scale, unit = next((scale, unit) for least, scale, unit in units if abs(rounded) >= least)
-    exponent = int(f"{value * scale:.2e}".partition("e")[2])
-    return f"{value * scale:.{max(2 - exponent, 0)}f}{unit}"
+def _in_three_digits(value: float) -> str:
+    exponent = int(f"{value:.2e}".partition("e")[2]) if value else 2
+    return f"{value:.{min(max(2 - exponent, 0), 5)}f}"
 
 
 def rate(value: float) -> str:
@@ -92,8 +109,22 @@ def rate(value: float) -> str:
 
 
 def share(value: float) -> str:
-    """Return a relative change: "+12.3 %", or a factor if it is large."""
-    return f"{value * 100:+.1f} %" if value < 9 else f"x {value + 1:.3g}"
+    """Return a relative change: "+12 %", "-1.3 %"; "2.36x" if it is more than double."""
+    return f"{1 + value:.3g}x" if value >= 1 else f"{100 * value:+.{_decimals(value)}f} %"
+
+
+def _decimals(value: float) -> int:
+    return 1 if abs(value) < 0.0995 else 0
+
+
+def interval(change: Interval) -> str:
+    """Return the change with its bounds: "-1.3 % [-5.0, +2.6]", "2.36x [2.08, 2.68]"."""
+    bounds = [min(bound, _MOST) for bound in (change.low, change.high)]
+    if change.estimate >= 1:
+        low, high = (f"{1 + bound:.3g}" for bound in bounds)
+    else:
+        low, high = (f"{100 * bound:+.{_decimals(change.estimate)}f}" for bound in bounds)
+    return f"{share(change.estimate)} [{low}, {high}]"
 
 
 def amount(value: float) -> str:
@@ -107,9 +138,9 @@ def span(values: Sequence[float], written: Callable[[float], str] = amount) -> s
     return least if least == most else f"{least} to {most}"
 
 
-def interval(change: Interval) -> str:
-    """Return the change with its bounds."""
-    return f"{share(change.estimate)} [{share(change.low)}, {share(change.high)}]"
+def limit(limit: Limit) -> str:
+    """Return the amount of a limit: "10 %", "2 ms"."""
+    return f"{limit.value * (100 if limit.unit == '%' else 1000):.10g} {limit.unit}"
 
 
 def change(comparison: Comparison) -> str:
@@ -128,6 +159,11 @@ def changed(comparison: Comparison) -> Interval:
     return Interval(estimate=estimate, low=low, high=high)
 
 
+def counter_change(changed: CounterChange) -> str:
+    """Return the change of a counter, which is exact."""
+    return "was 0" if not changed.baseline and changed.now else share(changed.change)
+
+
 def resolution(comparison: Comparison) -> float:
     """Return the smallest detectable change of the metric for the worse, as a share."""
     return resolved(comparison.limit.metric, comparison.resolution)
@@ -144,22 +180,24 @@ def resolved(metric: str, time: float) -> float:
     return 1 - 1 / (1 + time) if metric == BANDWIDTH else time
 
 
-def figure(comparison: Comparison, seconds_: float, collective: Collective | None) -> str:
-    """Return the value of the metric for a step of so many seconds."""
-    if comparison.limit.is_bandwidth and collective is not None:
-        return f"{collective.busbw(seconds_):.3g} GB/s"
-    return seconds(seconds_)
+def both_sides(compared: Comparison | CounterChange, collective: Collective | None) -> tuple[str, str]:
+    """Return the figures of the baseline and of now, the second with the unit of both."""
+    if isinstance(compared, CounterChange):
+        return f"{compared.baseline:,}", f"{compared.now:,}"
+    sides = [compared.baseline_seconds, compared.now_seconds]
+    if compared.limit.is_bandwidth and collective is not None:
+        before, now = (f"{collective.busbw(seconds):.3g}" for seconds in sides)
+        return before, f"{now} GB/s"
+    (before, now), unit = in_one_unit(sides)
+    return before, f"{now} {unit}"
 
 
-def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Yield a line per row: the first column and the last to the left, the others to the right."""
+def aligned(rows: Sequence[Sequence[str]], left: Sequence[int] = ()) -> Iterator[str]:
+    """Yield a line per row. The first column, the last one and those in `left` go to the left, others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    to_left = {0, len(widths) - 1, *left}
     for row in rows:
-        middle = (cell.rjust(width) for cell, width in zip(row[1:-1], widths[1:-1], strict=True))
-        yield "  ".join([row[0].ljust(widths[0]), *middle, row[-1]]).rstrip()
-
-
-def counted(changed: CounterChange) -> str:
-    """Return the counter and its change; counts are exact."""
-    how = "was 0" if not changed.baseline and changed.now else share(changed.change)
-    return f"{changed.limit.metric} {how}"
+        cells = enumerate(zip(row, widths, strict=True))
+        yield "  ".join(
+            cell.ljust(width) if at in to_left else cell.rjust(width) for at, (cell, width) in cells
+        ).rstrip()

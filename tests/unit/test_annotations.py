@@ -9,10 +9,10 @@ from urllib.parse import unquote
 import pytest
 
 from pytest_ddpperf.records import Outcome, Status
-from pytest_ddpperf.report import failure
 from pytest_ddpperf.report.ci import annotated
+from tests import reports
 from tests.unit.test_baseline_side import BESIDE
-from tests.unit.test_report import FAILED, measurement, outcome, stored, verdict
+from tests.unit.test_report import FAILED, measurement, outcome, verdict
 
 Command = tuple[str, dict[str, str], str]  # name, properties, message
 
@@ -31,12 +31,12 @@ def commands(*outcomes: Outcome) -> list[Command]:
     return [command(line) for line in annotated(outcomes)]
 
 
-def explained(measured: Outcome) -> Outcome:
-    return failure.explained(measured, baseline=stored(measurement(0.1)), accept_command="pytest x --ddp-save-baseline")
-
-
 PLACE: Any = {"file": "project/tests/test_a.py", "line": 12}
-RED = explained(outcome(verdict(Status.REGRESSED, differences=("torch 2.12 -> 2.13",)), **PLACE))
+RED = reports.explained(
+    outcome(verdict(Status.REGRESSED, differences=("torch 2.12 -> 2.13",)), **PLACE),
+    [measurement(0.1)],
+    "pytest x --ddp-save-baseline",
+)
 
 
 def test_what_fails_is_an_error_at_its_test() -> None:
@@ -44,11 +44,8 @@ def test_what_fails_is_an_error_at_its_test() -> None:
         (
             "error",
             {"title": "REGRESSED: tests/test_a.py::test_step", "file": "project/tests/test_a.py", "line": "12"},
-            "REGRESSED: p50 +12.3 % [+8.1 %, +16.7 %] (limit p50:10%)\n"
-            "evidence: 2 launches now, 2 in the baseline's 1 session\n"
-            "slowest rank: none; every rank's CPU time rose, +100ms of +100ms at p50\n"
-            "differs from the baseline's environment: torch 2.12 -> 2.13\n"
-            "accept:   pytest x --ddp-save-baseline",
+            "REGRESSED p50 +12 % (limit 10 %): every rank computes longer: CPU time +100 ms of +100 ms; "
+            "torch 2.12 -> 2.13\naccept: pytest x --ddp-save-baseline",
         )
     ]
 
@@ -71,10 +68,10 @@ def test_the_place_is_what_differs_or_the_test(measured: Outcome, place: dict[st
     [
         (FAILED, "error", "not measured: launch 1 of 2: rank 1 failed in setup: ValueError: bad"),
         (outcome(verdict(Status.INCONCLUSIVE, "not-significant")), "warning", "differ as much by themselves"),
-        (explained(outcome(verdict(Status.NO_BASELINE))), "warning", "record: pytest x --ddp-save-baseline"),
+        (outcome(verdict(Status.NO_BASELINE), accept="pytest x"), "warning", "accept: pytest x"),
         (outcome(verdict(Status.INCOMPARABLE, differences=("warmup 5 -> 2",))), "warning", "warmup 5 -> 2"),
-        (outcome(verdict(Status.NO_BASELINE), fails=True), "error", "NO BASELINE at "),
-        (outcome(verdict(Status.IMPROVED)), "notice", "IMPROVED: p50 "),
+        (outcome(verdict(Status.NO_BASELINE), fails=True), "error", "NO BASELINE: record one"),
+        (outcome(verdict(Status.IMPROVED)), "notice", "IMPROVED p50 "),
     ],
 )  # fmt: skip
 def test_the_rest_are_by_what_they_do_to_the_test(measured: Outcome, name: str, words: str) -> None:
@@ -109,7 +106,7 @@ def test_the_worst_ten_are_shown_and_the_last_says_how_many_more() -> None:
 def test_a_hostile_name_is_neither_a_command_nor_a_property(name: str) -> None:
     nodeid = f"tests/test_a.py::test_step[{name}]"
     hostile = outcome(verdict(Status.REGRESSED, differences=(name,)), nodeid=nodeid, notes=(name,), file=name, line=3)
-    hostile = failure.explained(hostile, baseline=stored(measurement(0.1)), accept_command=name)
+    hostile = reports.explained(hostile, [measurement(0.1)], name)
     for command, properties, message in commands(hostile, replace(FAILED, error=name, nodeid=nodeid)):
         assert command == "error"
         assert set(properties) <= {"title", "file", "line"}

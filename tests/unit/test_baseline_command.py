@@ -54,13 +54,13 @@ def test_list_shows_what_is_stored_by_environment(tmp_path: Path, capsys: pytest
     assert ddpperf(root, "list") == 0
     assert capsys.readouterr().out.splitlines() == [
         "cpu-pinned-ws2",
-        "                                          sessions        last              commit  resolves",
-        "  tests/perf/test_step::test_train[bf16]         2  2026-02-03  decadedecade-dirty  p10 0.21 %, p50 3.4 %",
-        "  tests/perf/test_step::test_wide                1     unknown                   -  -",
+        "                                          sessions        last    commit  smallest detectable change",
+        "  tests/perf/test_step::test_train[bf16]         2  2026-02-03  decaded*  p10 0.21 %, p50 3.4 %",
+        "  tests/perf/test_step::test_wide                1     unknown         -  -",
         "",
         "cpu-ws4",
-        "                                          sessions        last        commit  resolves",
-        "  tests/perf/test_step::test_train[bf16]         1  2026-01-02  c0ffeec0ffee  p10 0.21 %, p50 3.4 %",
+        "                                          sessions        last   commit  smallest detectable change",
+        "  tests/perf/test_step::test_train[bf16]         1  2026-01-02  c0ffeec  p10 0.21 %, p50 3.4 %",
         "",
         "3 baselines in 2 environments",
     ]

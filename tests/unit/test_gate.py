@@ -139,7 +139,7 @@ def test_a_gate_that_failed_is_reported_though_a_rerun_drops_the_report_of_its_a
     result, report, labels = run(TESTS, Status.PASS, Status.REGRESSED, Status.IMPROVED, plugin=RERUNS)
     assert labels == ["first", "", "first"], "a rerun does not measure again what was red"
     assert summary(report) == [("first", "IMPROVED", False, []), ("", "REGRESSED", True, [])]
-    result.stdout.fnmatch_lines(["*A rerun does not measure again*", "::error *", "ddpperf: 2 of 2 compared:*1 regre*"])
+    result.stdout.fnmatch_lines(["*A rerun does not measure again*", "::error *", "*(2 of 2 compared)"])
 
 
 def test_in_a_rerun_a_property_stands_once_and_those_of_others_stay(run: Run) -> None:
@@ -164,7 +164,7 @@ def test_what_is_expected_to_fail_is_reported_as_that(run: Run, status: Status |
     result.assert_outcomes(xfailed=1)
     assert [(each["fails"], each["notes"]) for each in report] == [(False, []), (False, ["expected to fail"])]
     assert "::error" not in result.stdout.str()
-    result.stdout.fnmatch_lines(["::warning *", "test_a.py::test_step: expected to fail"])
+    result.stdout.fnmatch_lines(["::warning *", "test_step: expected to fail"])
     assert "**" not in Path("a.md").read_text()
 
 

@@ -13,59 +13,51 @@ import pytest
 from pytest_ddpperf.cli.main import main
 from pytest_ddpperf.measuring.outcomes import RunResults
 from pytest_ddpperf.records import Outcome, RunInfo, Status, TestId, codec
-from pytest_ddpperf.report import failure, markdown
+from pytest_ddpperf.report import markdown
 from tests import reports
 from tests.unit.test_baseline_side import BESIDE
-from tests.unit.test_report import FAILED, measurement, outcome, stored, verdict
-
-
-def explained(measured: Outcome) -> Outcome:
-    return failure.explained(measured, baseline=stored(measurement(0.1)), accept_command="pytest x --ddp-save-baseline")
+from tests.unit.test_report import FAILED, measurement, outcome, verdict
 
 
 def report(*outcomes: Outcome, messages: Sequence[str] = (), **kwargs: Any) -> str:
     return markdown.report(reports.report(outcomes, RunInfo(**kwargs), messages=messages))
 
 
-RED = explained(outcome(verdict(Status.REGRESSED, differences=("torch 2.12 -> 2.13",))))
-DOUBT = explained(outcome(verdict(Status.INCONCLUSIVE, "not-significant"), nodeid="doubt"))
+ACCEPT = "pytest x --ddp-save-baseline"
+RED = reports.explained(
+    outcome(verdict(Status.REGRESSED, differences=("torch 2.12 -> 2.13",))), [measurement(0.1)], ACCEPT
+)
+DOUBT = outcome(verdict(Status.INCONCLUSIVE, "not-significant"), nodeid="doubt", accept=ACCEPT)
 NEW = outcome(verdict(Status.NO_BASELINE, "no-baseline"), nodeid="new")
 GREEN = outcome(verdict(Status.PASS), nodeid="green")
 FREE = outcome(verdict(Status.NOT_GATED, "gate-off"), nodeid="free")
 
 
-HEAD = """\
-| verdict | measurement | ranks | p50 sec/iter | ex/sec | p95 sec/iter | ex/sec | change |
-|---|---|---|--:|--:|--:|--:|---|
-"""
-FIGURES = "`2 gloo` | 0.200s | 320/s | 0.200s | 320/s"
-CHANGE = "p50 +12.3 % [+8.1 %, +16.7 %]"
-
-
 def test_it_reads_from_the_counts_over_what_is_wrong_to_what_is_well() -> None:
-    reported = report(GREEN, NEW, RED, FREE, messages=["2 tests, of which one is odd"], facts={"torch": "2.13.0"})
+    noted = replace(NEW, notes=("there is one for x",))
+    reported = report(GREEN, noted, RED, FREE, messages=["2 tests, of which one is odd"], facts={"torch": "2.13.0"})
     assert (
         reported
-        == f"""\
+        == """\
 <!-- pytest-ddpperf -->
-## ddpperf: 2 of 4 compared: 1 passed, 1 regressed; 1 without baseline, 1 not gated
+## compared with baselines: 1 regressed, 1 passed, 1 without baseline, 1 not gated (2 of 4 compared)
 
-{HEAD}\
-| **REGRESSED** | `tests/test_a.py::test_step` | {FIGURES} | {CHANGE} |
-| NO BASELINE | `new` | {FIGURES} | - |
+| result | test | p50: before -> now |
+|---|---|--:|
+| **REGRESSED** `p50 +12 % (limit 10 %): every rank computes longer: CPU time +100 ms of +100 ms; torch 2.12 -> 2.13` \
+| `tests/test_a.py::test_step on 2 gloo` | 100 -> 200 ms |
+| NO BASELINE `record one with --ddp-save-baseline` | `new on 2 gloo` | 200 ms |
 
 <details><summary>REGRESSED: <code>tests/test_a.py::test_step</code></summary>
 
 ```text
-REGRESSED: tests/test_a::test_step on 2 gloo ranks
+REGRESSED: step time p50 100 -> 200 ms, +12 % [+8, +17] (limit 10 %)
+why: every rank computes longer: CPU time +100 ms of +100 ms; torch 2.12 -> 2.13
 
-  metric  baseline     now            change [bounds]  limit  resolves
-  p50       0.100s  0.200s  +12.3 % [+8.1 %, +16.7 %]    10%  8 %
+  metric  before     now  change [range]   limit
+  p50        100  200 ms  +12 % [+8, +17]  10 %
 
-evidence: 2 launches now, 2 in the baseline's 1 session
-slowest rank: none; every rank's CPU time rose, +100ms of +100ms at p50
-differs from the baseline's environment: torch 2.12 -> 2.13
-baseline: baselines/cpu/tests/test_a/test_step.json
+measured: 2 launches
 accept:   pytest x --ddp-save-baseline
 ```
 
@@ -73,29 +65,26 @@ accept:   pytest x --ddp-save-baseline
 
 <details><summary>1 PASS, 1 NOT GATED</summary>
 
-{HEAD}\
-| PASS | `green` | {FIGURES} | {CHANGE} |
-| NOT GATED | `free` | {FIGURES} | - |
-
-- `free: NOT GATED: gate=False`
+| result | test | p50: before -> now |
+|---|---|--:|
+| PASS `p50 +1.0 % (limit 10 %)` | `green on 2 gloo` | 100 -> 200 ms |
+| NOT GATED `gate=False` | `free on 2 gloo` | 200 ms |
 
 </details>
 
 - `torch 2.13.0, Python None; None`
 - `2 tests, of which one is odd`
-- `new: NO BASELINE at baselines/cpu/tests/test_a/test_step.json: record one with --ddp-save-baseline`
+- `new: there is one for x`
 """
     )
 
 
 def test_if_nothing_needs_attention_the_table_is_open() -> None:
     reported = report(GREEN, problem="no test imported a file that differs", commit=f"{'c0ffee' * 6}-dirty")
-    begin = (
-        "1 passed\n\n`no test imported a file that differs`\n\n<details open><summary>1 PASS</summary>\n\n| verdict |"
-    )
+    begin = "(1 of 1 compared)\n\n`no test imported a file that differs`\n\n<details open><summary>1 PASS</summary>\n"
     assert begin in reported
-    assert f"- `commit {'c0ffee' * 2}-dirty`\n" in reported
-    assert report() == "<!-- pytest-ddpperf -->\n## ddpperf: 0 of 0 compared\n"
+    assert "- `commit c0ffeec with uncommitted changes`\n" in reported
+    assert report() == "<!-- pytest-ddpperf -->\n## nothing measured (0 of 0 compared)\n"
 
 
 @pytest.mark.parametrize("form", ["markdown", "html"])
@@ -111,7 +100,7 @@ def test_the_command_reports_a_run_as_the_run_itself_did(form: str, tmp_path: Pa
     (tmp_path / "run.json").write_text(codec.dumps(run.data()))
     assert main([form, str(tmp_path / "run.json"), "-o", str(tmp_path / "out")]) == 0
     reported = (tmp_path / "out").read_text()
-    assert "1 of 1 compared: 1 passed; 2 other failures; 1 skipped, 1 never measured" in reported
+    assert "1 passed, 1 skipped, 1 never measured, 2 other failures (1 of 1 compared)" in reported
     assert reported == (run.markdown() if form == "markdown" else run.html())
 
 
@@ -120,21 +109,21 @@ def test_the_command_reports_a_run_as_the_run_itself_did(form: str, tmp_path: Pa
     [
         (
             outcome(verdict(Status.NOT_GATED, "saving"), fails=True, error="baseline x: no space left"),
-            ("\n| **NOT GATED** | ", "```text\nNOT GATED: not saved: baseline x: no space left\n```"),
+            ("\n| **NOT GATED** `not saved: baseline x: no space left` | ",),
         ),
         (
             DOUBT,
             (
                 "<summary>INCONCLUSIVE: <code>doubt</code></summary>",
-                "beyond the limit, but launches and sessions differ as much by themselves\n\nINCONCLUSIVE: ",
+                "why: its launches differ as much by themselves\n",
                 "accept:   pytest x --ddp-save-baseline",
             ),
         ),
         (
             FAILED,
             (
-                "| **not measured** | `tests/test_a.py::test_step` | `2 gloo` | - | - | - | - | - |",
-                "```text\nnot measured: launch 1 of 2: rank 1 failed in setup: ValueError: bad\n```",
+                "| **failed** `not measured: launch 1 of 2: rank 1 failed in setup: ValueError: bad` | "
+                "`tests/test_a.py::test_step on 2 gloo` |  |",
             ),
         ),
     ],
@@ -146,12 +135,12 @@ def test_what_needs_attention_has_its_reason(measured: Outcome, words: Sequence[
 
 
 def test_another_version_is_named_with_the_files_that_differ() -> None:
-    red = explained(replace(outcome(verdict(Status.REGRESSED)), baseline_side=BESIDE, baseline_path=""))
-    reported = report(red, facts={"against": "origin/main (1a2b3c4d5e6f)"})
-    assert "1 of 12 imported files differs: src/net.py\n" in reported
-    assert "\nagainst:  origin/main (1a2b3c4d5e6f), now 5d6e7f8a9b0c\n```" in reported
+    red = replace(outcome(verdict(Status.REGRESSED)), baseline_side=BESIDE, baseline_path="")
+    reported = report(red, facts={"against": "origin/main (1a2b3c4)"})
+    assert "(limit 10 %): changed: src/net.py` |" in reported
+    assert "\nmeasured: 2 interleaved launches of each side; origin/main (1a2b3c4) and 5d6e7f8\n```" in reported
     assert "accept" not in reported
-    assert "- `against origin/main (1a2b3c4d5e6f)`\n" in reported
+    assert "- `against origin/main (1a2b3c4)`\n" in reported
 
 
 def test_the_recipe_for_comments_looks_for_the_marker_and_cuts_nothing() -> None:
@@ -176,16 +165,16 @@ def many(measured: Outcome, number: int = 1000) -> list[Outcome]:
 
 
 def rows(reported: str, status: str) -> int:
-    return len(re.findall(rf"^\| \**{status}\** \|", reported, re.MULTILINE))
+    return len(re.findall(rf"^\| \**{status}\** ", reported, re.MULTILINE))
 
 
 @pytest.mark.parametrize("measured", [RED, DOUBT, NEW, GREEN, FAILED], ids=lambda measured: str(measured.verdict))
 def test_fifty_rows_are_shown_and_the_others_counted(measured: Outcome) -> None:
     text = report(*many(measured), messages=["of the run"] * 30, facts={"torch": "2.13.0"})
     assert len(text) <= 60_000
-    status = str(measured.verdict) if measured.verdict is not None else "not measured"
+    status = str(measured.verdict) if measured.verdict is not None else "failed"
     assert rows(text, status) == 50
-    assert text.count("```text") == (10 if measured in (RED, DOUBT, FAILED) else 0)
+    assert text.count("```text") == (10 if measured in (RED, DOUBT) else 0)
     assert "\nAnd 950 more rows: see the JSON report.\n" in text
     assert " more remarks: see the JSON report.\n" in text
 
@@ -249,12 +238,14 @@ def with_name(name: str) -> list[Outcome]:
     nodeid = f"tests/test_a.py::test_step[{name}]"
     common: Any = {"nodeid": nodeid, "test": TestId(module="tests/test_a", name=f"test_step[{name}]"), "notes": (name,)}
     judged: Sequence[Outcome] = [
-        outcome(verdict(Status.REGRESSED, differences=(f"VARIABLE {name} -> 1",)), **common),
+        outcome(
+            verdict(Status.REGRESSED, differences=(f"VARIABLE {name} -> 1",)), evidence=(name,), accept=name, **common
+        ),
         outcome(verdict(Status.INCONCLUSIVE, "not-significant"), **common),
         outcome(verdict(Status.NO_BASELINE), baseline_path=name, **common),
         outcome(verdict(Status.PASS), **common),
     ]
-    return [*map(explained, judged), replace(FAILED, error=name, **common)]
+    return [*judged, replace(FAILED, error=name, **common)]
 
 
 @pytest.mark.parametrize("name", HOSTILE, ids=range(len(HOSTILE)))
@@ -266,7 +257,7 @@ def test_a_hostile_name_stays_in_code(name: str) -> None:
     reported, harmless = named(name), outside_of_code(named("plain")).splitlines()
     assert len(reported) <= 60_000
     assert all(character.isprintable() or character == "\n" for character in reported)
-    assert {line.count("|") for line in reported.splitlines() if line.startswith("| ")} == {9}
+    assert {line.count("|") for line in reported.splitlines() if line.startswith("| ")} == {4}
     lines = outside_of_code(reported).splitlines()
     assert [line for line in lines if "CODE" not in line] == [line for line in harmless if "CODE" not in line]
     assert {re.sub(r"[\d.]+", "", line) for line in lines} == {re.sub(r"[\d.]+", "", line) for line in harmless}

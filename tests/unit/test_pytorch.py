@@ -190,14 +190,14 @@ Benchmark: tests/test_a::test_step with batch size 32
 baseline: tests/test_a.py::test_step: not measured: launch 1 of 2: rank 1 failed in setup: ValueError: bad
 """
     )
-    assert reported.endswith("ddpperf: 2 of 3 compared: 2 passed; 1 without baseline\n")
+    assert reported.endswith("compared with the base: 2 passed, 1 without baseline (2 of 3 compared)\n")
 
 
 def test_short_steps_and_steps_without_examples_of_ours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rpc = replace(at(2, 0.000341, parameter_servers=1, master=True), batch_size=None)
     path = str(written(tmp_path / "a.json", rpc))
     main(["diff", path, path, "--form", "pytorch"])
-    row = "2 trainers 1 ps master:  p75:     341us         -     -0.0%  p95:     341us         -     -0.0%"
+    row = "2 trainers 1 ps master:  p75:    341 us         -     -0.0%  p95:    341 us         -     -0.0%"
     assert list(rows(capsys.readouterr().out)) == [row]
 
 

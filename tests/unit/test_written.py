@@ -67,7 +67,7 @@ def test_reports_of_a_run_that_is_refused_say_why(
     result.stderr.fnmatch_lines([f"ERROR: {problem.splitlines()[0]}"])
     assert "ddpperf: " not in result.stdout.str(), "it is shown once"
     assert data["problem"] == problem
-    assert markdown == f"## ddpperf: 0 of 0 compared\n\n`{problem.replace(chr(10), ' ')}`\n"
+    assert markdown == f"## nothing measured (0 of 0 compared)\n\n`{problem.replace(chr(10), ' ')}`\n"
 
 
 def test_reports_of_a_red_run_do_not_look_green(pytester: pytest.Pytester) -> None:
@@ -93,4 +93,4 @@ def test_reports_of_a_red_run_do_not_look_green(pytester: pytest.Pytester) -> No
     result, data, markdown = of_a_pytest(pytester, "--continue-on-collection-errors")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     assert data["summary"]["other_failures"] == 3
-    assert markdown == "## ddpperf: 0 of 0 compared: 3 other failures\n"
+    assert markdown == "## 3 other failures (0 of 0 compared)\n"
