@@ -207,8 +207,9 @@ def build_outcome(found: Measured, rootdir: Path, accept_command: str) -> Outcom
     shown = path.relative_to(rootdir) if path.is_relative_to(rootdir) else path
     notes = current.notes(advise=not job.settings.disable)
     side, verdict, baseline = found.side.record(current), found.verdict, found.side.baseline
-    changed = baseline is not None and verdict.status.compared and verdict.status is not Status.PASS
-    causes = failure.find_causes(verdict, job.plan, found.measurement, baseline.measurements) if changed else ()
+    causes: tuple[str, ...] = ()
+    if baseline is not None and verdict.status.compared and verdict.status is not Status.PASS:
+        causes = failure.find_causes(verdict, job.plan, found.measurement, baseline.measurements)
     accepts = verdict.status is not Status.NOT_GATED and (side is None or found.suspected is not None)
     return _outcome(
         job,

@@ -199,7 +199,7 @@ class BenchmarkFixture(DistributedFixture):
             text = str(error)
             if isinstance(error, LaunchError):
                 self._show(job.plan, (error.output,))
-                text = failure.launch_failure(error, watcher.launch, watcher.launches)
+                text = f"launch {watcher.launch} of {watcher.launches}: {text}"
             self._state.outcomes.append(measurement.build_failure(job, text.splitlines()[0]))
             raise plain_failure(text) from None
         finally:

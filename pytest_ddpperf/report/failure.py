@@ -55,8 +55,9 @@ def change_of(compared: Comparison | CounterChange) -> str:
 
 def metrics(verdict: Verdict, plan: Plan) -> list[tuple[str, ...]]:
     """Return a row for each limit below one of titles: the same in every report."""
-    rows = [("metric", "before", "now", "change [range]", "limit")]
-    for compared in (*verdict.comparisons, *verdict.counters):
+    rows: list[tuple[str, ...]] = [("metric", "before", "now", "change [range]", "limit")]
+    all_compared: list[Comparison | CounterChange] = [*verdict.comparisons, *verdict.counters]
+    for compared in all_compared:
         figures = text.both_sides(compared, plan.collective)
         rows.append((compared.limit.metric, *figures, change_of(compared), text.limit(compared.limit)))
     return rows
@@ -105,7 +106,8 @@ def _rank_causes(verdict: Verdict, plan: Plan, now: Measurement, baseline: Seque
         everyone = text.span(main["CPU time"], lambda value: text.seconds(value, signed=True))
         yield f"{'every rank computes' if len(names) > 1 else 'it computes'} longer: CPU time {everyone} {of_it}"
     elif "CPU time" in by_figure:
-        yield f"waiting, not computing: CPU time {text.seconds(max(by_figure['CPU time']), signed=True)} {of_it}"
+        most = text.seconds(max(0.0, *by_figure["CPU time"]), signed=True)
+        yield f"waiting, not computing: CPU time {most} {of_it}"
     blocked = [side.blocked_seconds for side in sides if side.blocked_seconds is not None]
     if len(blocked) == len(sides):
         waits = [after - before for before, after in zip(medians(blocked[-1]), medians(blocked[0]), strict=True)]
@@ -118,7 +120,7 @@ def _late(names: Sequence[str], figure: str, rises: Sequence[float], of_it: str)
     late = [rank for rank, rise in enumerate(rises) if rise > max(rises) / 2]
     if len(late) == len(rises):
         return ""
-    others = max(rise for rank, rise in enumerate(rises) if rank not in late)
+    others = max(0.0, *(rise for rank, rise in enumerate(rises) if rank not in late))
     theirs = text.span([rises[rank] for rank in late], lambda value: text.seconds(value, signed=True))
     who = text.some([names[rank] for rank in late], 3)
     return f"{who}: {figure} {theirs} {of_it} (others {text.seconds(others, signed=True)} at most)"

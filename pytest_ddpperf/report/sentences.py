@@ -48,13 +48,14 @@ def headline(outcome: Outcome) -> str:
     compared = decided_on(outcome)
     said = verdict_of(outcome)
     if compared is not None:
-        change = text.counter_change(compared) if isinstance(compared, CounterChange) else _short(compared)
-        said = f"{said} {compared.limit.metric} {change} (limit {text.limit(compared.limit)})"
+        said = f"{said} {compared.limit.metric} {_short(compared)} (limit {text.limit(compared.limit)})"
     return text.shortened(" ".join(": ".join(filter(None, (said, reason(outcome)))).split()), 1_000)
 
 
-def _short(comparison: Comparison) -> str:
-    return text.share(text.changed(comparison).estimate)
+def _short(compared: Comparison | CounterChange) -> str:
+    if isinstance(compared, CounterChange):
+        return text.counter_change(compared)
+    return text.share(text.changed(compared).estimate)
 
 
 def reason(outcome: Outcome) -> str:
@@ -69,6 +70,8 @@ def reason(outcome: Outcome) -> str:
     if verdict.status is Status.IMPROVED:
         return "accept it with --ddp-save-baseline" if _is_stored(outcome) else ""
     if verdict.status is Status.PASS:
+        if outcome.stored_verdict is not None:
+            return "the baseline's own code is as slow today"
         return _noise(outcome) or _slower_within_limit(verdict)
     return why_not_compared(outcome)
 
@@ -177,7 +180,11 @@ def _reasons(outcome: Outcome) -> Iterator[str]:
         or (verdict.reason in ("disabled", "gate-off") and bool(outcome.baseline_path))
     )
     if not (outcome.fails or counted) and (said := reason(outcome)):
-        yield said
+        suspected = shown(outcome.stored_verdict) if outcome.stored_verdict is not None else None
+        against = (
+            f"{suspected.limit.metric} {_short(suspected)} against the baseline: " if suspected is not None else ""
+        )
+        yield against + said
     if outcome.fails and outcome.error:
         yield outcome.error
 

@@ -16,6 +16,7 @@ from pytest_ddpperf.records import (
     Samples,
     Scalar,
 )
+from pytest_ddpperf.records.asked import Collective
 from pytest_ddpperf.report import failure, sentences, text
 from pytest_ddpperf.report.summary import last_line
 from pytest_ddpperf.verdict import TEST_LEVEL, stats
@@ -48,7 +49,7 @@ def report(
     """Yield the table, a line for each problem, the `messages` and the counts. At -q no problems are shown, at -v
     details are. No line is wider than `width`."""
     yield from table(outcomes, width=width)
-    lines = [*details(outcomes)] if verbosity > 0 else []
+    lines = [*details(outcomes, width)] if verbosity > 0 else []
     lines += sentences.problems(outcomes) if verbosity >= 0 else ()
     for line in "\n".join((*lines, *messages, last_line(outcomes, run))).split("\n"):
         yield from text.wrapped(text.printable(line), width) if len(line) > width else (text.printable(line),)
@@ -114,14 +115,15 @@ def unmeasured(nodeids: Sequence[str]) -> Iterator[str]:
     yield from (f"{nodeid}: never measured: it does not call the fixture that it asks for" for nodeid in nodeids)
 
 
-def details(outcomes: Sequence[Outcome]) -> Iterator[str]:
+def details(outcomes: Sequence[Outcome], width: int = text.WIDTH) -> Iterator[str]:
     """Yield the percentiles and rates of each measurement, of the group and by rank; what a step sends; costs; error
     rates."""
     for outcome in outcomes:
         if outcome.measurement is not None:
-            yield ""
-            yield text.name(outcome)
-            yield from (f"  {line}" for line in _details(outcome))
+            yield from ("", text.name(outcome))
+            whole, brief = list(_percentiles(outcome)), _percentiles(outcome, (50, 95))
+            table = whole if max(map(len, whole)) <= width - _GAP else brief
+            yield from (f"  {line}" for line in (*table, *_details(outcome)))
     yield from collective_table(outcomes)
     yield ""
     yield from _error_rates([each for each in outcomes if each.verdict is not None and each.verdict.comparisons])
@@ -169,7 +171,6 @@ def _durations(samples: Samples, rank: int | None) -> LaunchSteps:
 
 def _details(outcome: Outcome) -> Iterator[str]:
     assert outcome.measurement is not None
-    yield from _percentiles(outcome)
     if outcome.verdict is not None and outcome.verdict.comparisons:
         smallest = ", ".join(
             f"{text.amount(text.resolution(c))} ({c.limit.metric})" for c in outcome.verdict.comparisons
@@ -191,18 +192,18 @@ def _details(outcome: Outcome) -> Iterator[str]:
         yield f"a launch (median of {len(outcome.phases)}): {costs}; all: {text.seconds(total)}"
 
 
-def _percentiles(outcome: Outcome) -> Iterator[str]:
+def _percentiles(outcome: Outcome, percentiles: Sequence[int] = _PERCENTILES) -> Iterator[str]:
     """Yield step times and rates at percentiles as PyTorch's DDP benchmark has them: of the group, then of each rank's
     own steps, with their CPU time. In an RPC launch the ranks are the trainers."""
     assert outcome.measurement is not None
     samples = outcome.measurement.samples
-    rows = [["sec/iter", *(title for q in _PERCENTILES for title in (f"p{q}", "ex/sec"))]]
+    rows = [["sec/iter", *(title for q in percentiles for title in (f"p{q}", "ex/sec"))]]
     if samples.cpu_seconds is not None:
         rows[0].append("CPU p50")
     for rank in (None, *range(len(samples.rank_seconds[0]))):
         name = "all" if rank is None else text.process(outcome.plan, outcome.measurement.environment, rank)
         cells, durations = [name], _durations(samples, rank)
-        for q in _PERCENTILES:
+        for q in percentiles:
             cells += [_sec(stats.percentile(durations, q)), _rate(outcome, q, rank)]
         if samples.cpu_seconds is not None:
             used = [launch[rank] for launch in samples.cpu_seconds] if rank is not None else []
@@ -216,25 +217,25 @@ def _sec(seconds: float) -> str:
     return f"{seconds:.3f}" if seconds >= 0.1 else f"{seconds:.3g}"
 
 
-_COLLECTIVE_TITLES = ("", "op", "size", "count", "type", "redop", "root", "time", "algbw", "busbw", "#wrong")
-_COLLECTIVE_UNITS = ("", "", "(B)", "(elements)", "", "", "", "(us)", "(GB/s)", "(GB/s)", "")
+_COLLECTIVE_TITLES = ("op", "size", "count", "type", "redop", "root", "time", "algbw", "busbw", "#wrong")
+_COLLECTIVE_UNITS = ("", "(B)", "(elements)", "", "", "", "(us)", "(GB/s)", "(GB/s)", "")
 
 
 def collective_table(outcomes: Sequence[Outcome]) -> Iterator[str]:
-    """Yield a row per size, at p50; nothing if no collective was measured."""
-    rows = [_collective_row(outcome) for outcome in outcomes if outcome.plan.collective and outcome.measurement]
-    if rows:
-        yield ""
-        yield from text.aligned([_COLLECTIVE_TITLES, _COLLECTIVE_UNITS, *rows])
+    """Yield the tables of nccl-tests, one for each test and group, a row per size, at p50."""
+    tables: dict[str, list[tuple[str, ...]]] = {}
+    for outcome in outcomes:
+        if outcome.plan.collective is not None and outcome.measurement is not None:
+            rows = tables.setdefault(f"{text.shortened(outcome.nodeid)} on {text.ranks(outcome.plan)}", [])
+            rows.append(_collective_row(outcome.plan.collective, outcome.measurement.samples))
+    for title, rows in tables.items():
+        yield from ("", title)
+        yield from (f"  {line}" for line in text.aligned([_COLLECTIVE_TITLES, _COLLECTIVE_UNITS, *rows]))
 
 
-def _collective_row(outcome: Outcome) -> tuple[str, ...]:
-    asked, measured = outcome.plan.collective, outcome.measurement
-    assert asked is not None
-    assert measured is not None
-    seconds = stats.percentile(measured.samples.step_seconds, 50)
+def _collective_row(asked: Collective, samples: Samples) -> tuple[str, ...]:
+    seconds = stats.percentile(samples.step_seconds, 50)
     return (
-        f"{outcome.nodeid} on {outcome.plan.world_size} {outcome.plan.backend}",
         asked.op,
         str(asked.size),
         str(asked.count),

@@ -19,6 +19,7 @@ import pytest_ddpperf
 from pytest_ddpperf.launch import launcher
 from pytest_ddpperf.launch.request import read_at_import
 from pytest_ddpperf.launch.server import RankServer
+from pytest_ddpperf.report import text
 from pytest_ddpperf.wire.trees import Trees
 
 # A step that lasts LASTS milliseconds on a simulated clock of its rank: it takes no time, and load on the machine
@@ -147,6 +148,7 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, kept_servers
     """Run pytest on the files of `pytester`: small measurements, no CI, no other plugin that reorders or measures."""
     monkeypatch.delenv("CI", raising=False)
     monkeypatch.delenv("GITHUB_ACTIONS", raising=False)
+    monkeypatch.setenv("COLUMNS", "100")
     for name in ("PYTEST_ADDOPTS", "PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_XDIST_TESTRUNUID"):
         monkeypatch.delenv(name, raising=False)
 
@@ -160,9 +162,16 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, kept_servers
         with monkeypatch.context() as patch:
             patch.syspath_prepend(str(pytester.path))  # as `python -m pytest` has it
             patch.setattr(launcher, "RankServer", kept_servers.rank_server)
+            patch.setattr(text, "wrapped", lambda line, *width: [line])  # so that one pattern fits a line
             return pytester.runpytest_inprocess(*fixed, *args)
 
     return run
+
+
+def last_line(result: pytest.RunResult) -> str:
+    """Return the counts of a run, without the advice behind them."""
+    (found,) = [line for line in result.outlines if line.partition(": record ")[0].endswith(" compared)")]
+    return found.partition(": record ")[0]
 
 
 def line(result: pytest.RunResult, start: str) -> str:

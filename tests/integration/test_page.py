@@ -117,7 +117,7 @@ def test_a_run_writes_its_page(pytester: pytest.Pytester, run: Run) -> None:
     result = run("--ddp-html=out/page.html", "--ddp-json=out/run.json")
     assert result.ret == 0
     html = (pytester.path / "out/page.html").read_text()
-    assert "ddpperf: 0 of 1 compared: 1 without baseline" in html
+    assert "1 without baseline (0 of 1 compared)" in html
     assert "Nothing was compared: " in html
     status = main.main(["html", str(pytester.path / "out/run.json"), "-o", str(pytester.path / "again/page.html")])
     assert status == 0
@@ -144,7 +144,7 @@ def test_reports_of_shards_become_one_page(tmp_path: Path, capsys: pytest.Captur
     out = tmp_path / "page.html"
     assert main.main(["html", str(tmp_path / "a.json"), str(tmp_path / "b.json"), "-o", str(out)]) == 0
     html = out.read_text()
-    assert "ddpperf: 2 of 2 compared: 1 passed, 1 regressed" in html
+    assert "compared with baselines: 1 regressed, 1 passed (2 of 2 compared)" in html
     assert "the later one" in html
     assert "measured in several reports: that of 2026-03-04T05:06:01+00:00 counts" in html
     assert capsys.readouterr().out == ""

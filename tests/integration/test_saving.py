@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.git import git
-from tests.integration.conftest import STEP, Run, line
+from tests.integration.conftest import STEP, Run, last_line, line
 
 MANY = (
     STEP
@@ -62,9 +62,9 @@ def test_only_a_test_that_passed_as_a_whole_is_saved(pytester: pytest.Pytester, 
     session = last_session(pytester.path, "test_good")
     assert session["commit"] == ""
     assert session["tree"] == ""
-    result.stdout.fnmatch_lines(["*test_rerun: NOT GATED: not saved: the test did not pass as a whole, or this is *"])
+    result.stdout.fnmatch_lines(["*not saved: the test did not pass, or it is a rerun"])
     result.stdout.fnmatch_lines(["*rank ? failed in warm-up step 1 of 2: exited with status 7*"])
-    assert line(result, "ddpperf:") == "ddpperf: 0 of 6 compared: 5 not gated, 1 failed to measure; 2 other failures"
+    assert last_line(result) == "4 not gated, 1 failed to measure, 1 saved, 2 other failures (0 of 6 compared)"
 
 
 @pytest.mark.skipif(not hasattr(pytest, "Subtests"), reason="subtests are a fixture of pytest 9")
@@ -86,7 +86,7 @@ def test_one_skips(ddp_benchmark, subtests):
     )
     result = run("--ddp-save-baseline", "--ddp-json=run.json")
     assert stored(pytester.path) == ["test_one_skips+first.json", "test_one_skips+last.json"]
-    result.stdout.fnmatch_lines(["*test_one_fails: NOT GATED: not saved: the test did not pass as a whole*"])
+    result.stdout.fnmatch_lines(["test_one_fails: not saved: the test did not pass, or it is a rerun"])
     report = json.loads((pytester.path / "run.json").read_text())
     assert [each["test"]["label"] for each in report["measurements"]] == ["", "first", "last"]
     assert report["summary"]["skipped"] == 0
@@ -177,24 +177,24 @@ def test_what_verdicts_without_figures_do(pytester: pytest.Pytester, run: Run, m
     pytester.makepyfile(test_effects=EFFECTS)
     result = run("-q", "-W", "error", own=True)
     assert result.ret == 0
-    assert line(result, "ddpperf:") == "ddpperf: 0 of 1 compared: 1 without baseline"
-    assert any("p50 sec/iter" in text for text in result.outlines)
+    assert last_line(result) == "1 without baseline (0 of 1 compared)"
+    assert any(text.endswith("  NO BASELINE") for text in result.outlines)
     monkeypatch.setenv("CI", "true")
     result = run()
     assert result.ret == 1
-    result.stdout.fnmatch_lines(["NO BASELINE: there is no baseline at baselines*", "record: pytest *"])
+    result.stdout.fnmatch_lines(["NO BASELINE (step time p50 * ms): record one with --ddp-*", "record: *pytest *"])
     assert run("--ddp-baseline-missing=warn", "--ddp-save-baseline").ret == 0
     monkeypatch.setenv("BATCH", "8")
     result = run()
     assert result.ret == 1
-    result.stdout.fnmatch_lines(["INCOMPARABLE: batch_size 4 -> 8; record a new baseline*"])
+    result.stdout.fnmatch_lines(["INCOMPARABLE (step time p50 * ms): batch_size 4 -> 8: measure as before*"])
     monkeypatch.delenv("CI")
-    assert line(run(), "ddpperf:") == "ddpperf: 0 of 1 compared: 1 incomparable"
+    assert last_line(run()) == "1 incomparable (0 of 1 compared)"
     monkeypatch.setenv("BATCH", "4")
     monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
     result = run("--ddp-baseline-missing=fail")
     assert result.ret == 1
-    result.stdout.fnmatch_lines(["NOT GATED: a debugging variable*"])
+    result.stdout.fnmatch_lines(["NOT GATED (step time p50 * ms): a debugging variable*"])
     before = stored(pytester.path)
     assert run("--ddp-save-baseline").ret == 0
     assert stored(pytester.path) == before

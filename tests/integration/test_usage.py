@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.integration.conftest import STEP, Run, line
+from tests.integration.conftest import STEP, Run, last_line
 
 NOTHING = "def test_nothing(): pass"
 RUNS = "def test_a(ddp_run): ddp_run(print)"
@@ -133,7 +133,7 @@ def test_needs_no_measurement(ddp_run): pass
     result = run("-rs", "-v")
     result.assert_outcomes(skipped=3, passed=3, xfailed=1)
     result.stdout.fnmatch_lines(["SKIPPED*@pytest.mark.ddp(device=...): cuda: *", "SKIPPED*(backend=...): nccl: *"])
-    assert line(result, "ddpperf:") == "ddpperf: 0 of 1 compared: 1 without baseline; 3 skipped, 1 never measured"
+    assert last_line(result) == "1 without baseline, 3 skipped, 1 never measured (0 of 1 compared)"
     assert [text for text in result.outlines if "never measured: " in text] == [
         "test_a_marker_that_asks_for_more_than_there_is_skips_and_counts.py::test_forgets: never measured: it does not "
         "call the fixture that it asks for"

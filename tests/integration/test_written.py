@@ -37,7 +37,7 @@ def test_a_report_that_cannot_be_made_is_told_and_costs_no_other(
     result = run("--ddp-markdown=out.md", "--ddp-json=out.json")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     reported = f"--ddp-markdown {pytester.path}/out.md was not written: ImportError: undefined symbol: _Zn"
-    result.stdout.fnmatch_lines([reported, "ddpperf: 0 of 0 compared"])
+    result.stdout.fnmatch_lines([reported, "nothing measured (0 of 0 compared)"])
     assert json.loads((pytester.path / "out.json").read_text())["measurements"] == []
 
 
@@ -49,7 +49,7 @@ def test_a_run_without_distributed_tests_writes_a_report_of_none(pytester: pytes
     assert report["summary"]["measured"] == 0
 
 
-HEADING = "## ddpperf: 0 of 1 compared: 1 without baseline\n"
+HEADING = "## 1 without baseline (0 of 1 compared): record baselines with --ddp-save-baseline\n"
 
 
 def test_people_are_told_where_they_look(pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,14 +74,14 @@ def test_step(ddp_benchmark, name):
     commands = [each for each in result.outlines if each.startswith("::")]
     assert len(commands) == 1
     assert commands[0].startswith("::warning title=NO BASELINE%3A test_step.py%3A%3Atest_step[a\\n%3A%3Aerror")
-    assert f",file=test_step.py,line={line}::NO BASELINE at baselines/" in commands[0]
+    assert f",file=test_step.py,line={line}::NO BASELINE: record one with --ddp-save-baseline" in commands[0]
     assert summary.read_text().startswith("the summary of what ran before\n<!-- pytest-ddpperf -->\n" + HEADING)
 
     assert run("test_nothing.py", "--ddp-markdown=summary.md").ret == 0
-    assert summary.read_text().endswith("\n<!-- pytest-ddpperf -->\n## ddpperf: 0 of 0 compared\n")
+    assert summary.read_text().endswith("\n<!-- pytest-ddpperf -->\n## nothing measured (0 of 0 compared)\n")
     assert HEADING in summary.read_text()
     assert run("test_nothing.py", "--ddp-markdown=out/other.md").ret == 0
-    assert other.read_text() == "<!-- pytest-ddpperf -->\n## ddpperf: 0 of 0 compared\n"
+    assert other.read_text() == "<!-- pytest-ddpperf -->\n## nothing measured (0 of 0 compared)\n"
 
 
 def test_reports_say_of_which_commit_they_are_and_compare_as_the_gate_did(
@@ -112,4 +112,4 @@ def test_reports_say_of_which_commit_they_are_and_compare_as_the_gate_did(
     assert main(["diff", str(pytester.path / "base.json"), str(pytester.path / "now.json")]) == 1
     reported = capsys.readouterr().out
     assert measured["verdict"]["comparisons"][0]["change"]["estimate"] == pytest.approx(7)
-    assert "REGRESSED: p50 +700.0 % [" in reported
+    assert "REGRESSED: step time p50 5.00 -> 40.0 ms, 8x [" in reported

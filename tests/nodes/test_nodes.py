@@ -92,7 +92,7 @@ def test_same(ddp_benchmark):
     first, second = machines.both(machines.torchrun, "--ddp-threshold=cpu_p50:300%", "test_step.py")
     print(first.output, second.output)
     assert "REGRESSED" in first.output
-    assert re.search(r"slowest rank: 1 \(node 1, .+\), its CPU time", first.output)
+    assert re.search(r"why: rank 1 \(node 1, .+\): CPU time", first.output)
     assert "1 failed, 1 passed" in first.output
     assert first.process.returncode == second.process.returncode == 1, "torchrun's own, for both"
     assert machines.left() == []
@@ -562,7 +562,7 @@ def test_quick(ddp_run, ddp_benchmark):
     first.wait(), second.wait()
     print(first.output, second.output)
     assert "1 failed, 1 passed" in first.output
-    assert re.search(r"slowest rank: 1 \(node 1, .+\), its CPU time", first.output)
+    assert re.search(r"why: rank 1 \(node 1, .+\): CPU time", first.output)
     assert (first.process.returncode, second.process.returncode) == (1, 1)
     slow, _, quick, _, again = json.loads((machines.folder / "all.json").read_text())["measurements"]
     assert slow["verdict"]["status"] == "REGRESSED"
