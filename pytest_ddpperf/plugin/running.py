@@ -96,8 +96,10 @@ class RunningTests:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
         if is_distributed(item):
-            if call.excinfo is not None and hasattr(call.excinfo.value, "headline"):  # instead of the exception's class
-                report.longrepr.reprcrash.message = call.excinfo.value.headline  # type: ignore[union-attr]
+            headline = getattr(call.excinfo.value, "headline", "") if call.excinfo is not None else ""
+            crash = getattr(report.longrepr, "reprcrash", None)
+            if headline and crash is not None:
+                crash.message = headline  # without the exception's class
             self._complete(report, item)
         return report
 

@@ -407,9 +407,7 @@ def test_parameters_methods_rpc_and_collectives_are_confirmed_likewise(project: 
     with project.untouched():
         result = run(CONFIRM, *options)
     assert result.ret == 0
-    line = (
-        "*4 tests (test_step?1?, test_step?a/b ?c??, test_rpc, ...): * the machine is slower: *"
-    )
+    line = "*4 tests (test_step?1?, test_step?a/b ?c??, test_rpc, ...): * the machine is slower: *"
     result.stdout.fnmatch_lines([line])
 
 

@@ -65,7 +65,7 @@ def test_same(ddp_run, ddp_benchmark):
     print(first.output, second.output)
     assert "4 passed" in first.output
     assert "ddpperf: 2 nodes over dp" in first.output
-    assert re.search(r"rank 1 \(node 1, .+\):", first.output)
+    assert re.search(r"rank 1 \(node 1, .+\) ", first.output)
     assert re.search(r"clocks of the nodes: within \d", first.output)
     assert "test session starts" not in second.output
     assert (first.process.returncode, second.process.returncode) == (0, 0)

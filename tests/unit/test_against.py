@@ -587,7 +587,7 @@ def test_a_version_that_cannot_be_checked_out_is_refused(top: Path, temporary: P
     git(top, "config", "filter.broken.required", "true")
     option, problem, _ = refusal(top, against="main")
     assert option == "--ddp-against"
-    assert problem.startswith(f"main ({head[:12]}) cannot be checked out: ")
+    assert problem.startswith(f"main ({head[:7]}) cannot be checked out: ")
     assert "broken" in problem
     assert list(temporary.iterdir()) == []
 
@@ -677,7 +677,7 @@ def test_a_set_up_that_fails_shows_what_it_wrote(top: Path, command: str, end: s
     assert option == "--ddp-against-setup"
     reported, _, output = problem.partition("\n")
     assert reported.startswith(f"{command!r} {end}")
-    assert reported.endswith(f" in a worktree of v1 ({first[:12]})")
+    assert reported.endswith(f" in a worktree of v1 ({first[:7]})")
     assert output == ("said\nwarned" if "said" in command else "")
 
 

@@ -210,7 +210,7 @@ def test_reports_of_several_commits_are_named_and_have_none(tmp_path: Path) -> N
     dirty = replace(LATER, commit=f"{'decade' * 6}-dirty")
     report = joined(tmp_path, (GOOD, RUN), (OTHER, dirty), (third, replace(LATER, commit=RUN.commit)))
     assert report.messages == (
-        "these reports are not of one commit: c0ffee (0.json, 2.json); decadedecade-dirty (1.json)",
+        "these reports are not of one commit: c0ffee (0.json, 2.json); decaded with uncommitted changes (1.json)",
     )
     assert (report.run.commit, report.run.committed) == ("", "")
     alike = json_report.read([tmp_path / "0.json", tmp_path / "2.json"])
