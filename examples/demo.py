@@ -252,7 +252,7 @@ def planted() -> None:
     differing = measurement["baseline_side"]["differing"]
     if differing != [CONFIGURED]:
         raise Surprise(f"the report was to name {CONFIGURED} as what differs, but names {', '.join(differing)}")
-    say(f"Red, REGRESSED: {change(measurement)}. The line 'evidence' names what differs: {CONFIGURED}.")
+    say(f"Red, REGRESSED: {change(measurement)}. The line 'why' names what differs: {CONFIGURED}.")
 
 
 def stored() -> None:
