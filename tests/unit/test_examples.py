@@ -173,7 +173,7 @@ def test_the_demo_plays_a_small_history_of_a_project(
     output = capsys.readouterr().out
     assert "$ pytest --ddp-against=HEAD~1 --ddp-threshold=p10:25% --ddp-json=act3.json\n" in output
     assert "Green, PASS: p10 +0% (-4% to +5%); the limit is 25%: the step is no slower than the limit" in output
-    assert "Red, REGRESSED: p10 +480% (+476% to +485%); the limit is 25%. The line 'evidence' names" in output
+    assert "Red, REGRESSED: p10 +480% (+476% to +485%); the limit is 25%. The line 'why' names" in output
     assert "even so it could be decided." in output
     assert re.search(r"All four acts went as expected, in \d+ s\.", output)
 
