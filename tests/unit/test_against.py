@@ -24,9 +24,9 @@ from pytest_ddpperf.records.errors import AgainstError, GitError
 from pytest_ddpperf.remote import checkout as folder_module
 from pytest_ddpperf.remote import version as side
 from pytest_ddpperf.remote.arguments import Invocation, remote_arguments
-from pytest_ddpperf.remote.checkout import _SHOWN, Checkout, Sources, Worktree, differing_files
+from pytest_ddpperf.remote.checkout import _SHOWN, Checkout, Sources, Worktree
 from pytest_ddpperf.remote.version import BaseSide, nothing_differs
-from pytest_ddpperf.wire.trees import Trees, digests
+from pytest_ddpperf.wire.trees import Trees
 from tests.git import git
 from tests.unit.test_git import commit
 from tests.unit.test_machine import settings
@@ -69,14 +69,6 @@ def test_an_option_that_writes_selects_or_is_ours_is_dropped_with_its_value(opti
     assert remote_arguments(["tests", option], ["tests"]) == ["tests"]
 
 
-@pytest.mark.parametrize("option", ["--cov", "--benchmark-compare", "--benchmark-histogram"])
-def test_an_option_whose_value_may_be_left_out_takes_the_next_word_unless_that_is_an_option(option: str) -> None:
-    assert remote_arguments([option, "value", "tests"], ["tests"]) == ["tests"]
-    assert remote_arguments([f"{option}=value", "tests"], ["tests"]) == ["tests"]
-    assert remote_arguments([option, "-v", "tests"], ["tests"]) == ["-v", "tests"]
-    assert remote_arguments([option, option, "value", option], []) == []
-
-
 @pytest.mark.parametrize(
     ("given", "left"),
     [
@@ -96,54 +88,13 @@ def test_stopping_at_the_first_failure_is_taken_out_of_joined_flags(given: list[
     assert remote_arguments([*given, "tests"], ["tests"]) == [*left, "tests"]
 
 
-def test_all_else_is_left_as_it_is() -> None:
-    arguments = [
-        "-p", "no:randomly", "-o", "addopts=", "-c", "my ini", "--rootdir=x", "-k", "a and not b", "-m", "not slow",
-        "--ddp-steps", "50", "--ddp-threshold=p50:5%", "--my-option=a=b", "--ddp-against-x", "-n0", "--timeout=3",
-    ]  # fmt: skip
-    assert remote_arguments(arguments, []) == arguments
-
-
-def test_of_a_named_test_the_whole_file_is_collected() -> None:
-    tests = ["tests/test_a.py::test_x[a::b=c]", "tests/test_b.py::TestB::test_y", "tests", "test_c.py"]
-    other = ["--deselect", "tests/test_a.py::test_z", "--deselect=tests/test_a.py::test_w", "-k", "a::b"]
-    assert remote_arguments([*other, *tests], tests) == [
-        *other,
-        "tests/test_a.py",
-        "tests/test_b.py",
-        "tests",
-        "test_c.py",
-    ]
-
-
 # --- whether two sides are two
 
 SOURCES = Sources(python="3.11.7", prefix="/venv", files={"src/a.py": "1", "src/b.py": "2"})
 
 
-def test_files_differ_that_are_on_one_side_or_hold_something_else() -> None:
-    assert differing_files({"a": "1", "b": "2", "c": "3"}, {"d": "4", "c": "3", "b": "0"}) == ("a", "b", "d")
-    assert differing_files({}, {}) == differing_files({"a": "1"}, {"a": "1"}) == ()
-
-
 def test_what_is_the_same_in_all_ways_does_not_differ() -> None:
     assert nothing_differs(SOURCES, SOURCES, {}, (), ())
-
-
-@pytest.mark.parametrize(
-    "base",
-    [
-        replace(SOURCES, python="3.12.1"),
-        replace(SOURCES, prefix="/venv2"),
-        replace(SOURCES, files={**SOURCES.files, "src/a.py": "0"}),
-        replace(SOURCES, files={"src/a.py": "1"}),
-        replace(SOURCES, files={**SOURCES.files, "src/c.py": "3"}),
-    ],
-    ids=["python", "environment", "edited", "removed", "new"],
-)
-def test_what_runs_on_the_other_side_may_differ(base: Sources) -> None:
-    assert not nothing_differs(SOURCES, base, {}, (), ())
-    assert not nothing_differs(base, SOURCES, {}, (), ())
 
 
 def test_a_variable_differs_where_its_value_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,25 +209,6 @@ def test_a_worktree_has_the_commit_and_is_gone_again(top: Path, temporary: Path)
         worktree.remove()
         assert worktrees(top) == [top]
         assert list(temporary.iterdir()) == []
-
-
-def test_a_worktree_that_somebody_else_removed_is_no_error(top: Path, temporary: Path) -> None:
-    with untouched(top):
-        worktree = Worktree(top, "v1")
-        shutil.rmtree(worktree.tree.parent)
-        worktree.remove()
-        worktree = Worktree(top, "v1")
-        git(top, "worktree", "remove", worktree.tree)
-        worktree.remove()
-    assert list(temporary.iterdir()) == []
-
-
-def test_a_worktree_of_a_worktree_of_the_users_is_made_likewise(top: Path, tmp_path: Path) -> None:
-    git(top, "worktree", "add", "--quiet", "-b", "other", tmp_path / "an other", "v1")
-    with untouched(top), untouched(tmp_path / "an other"):
-        worktree = Worktree(tmp_path / "an other", "main")
-        assert (worktree.tree / "src/a.py").read_text() == "2"
-        worktree.remove()
 
 
 @pytest.mark.parametrize("by", ["commit", "filter", "folder"])
@@ -498,15 +430,6 @@ def test_the_versions_pytest_is_called_in_its_tree(top: Path) -> None:
     assert called.arguments_in(replace(trees, base=trees.current)) == list(called.arguments)
 
 
-def test_uncommitted_changes_are_told_of_the_tree_at_hand(top: Path) -> None:
-    head = git(top, "rev-parse", "main")
-    (top / "src/a.py").write_text("3")
-    version = Checkout(settings(against="HEAD"), top, ()).version
-    assert (version.commit, version.now) == (head, f"{head}-dirty")
-    version = Checkout(settings(against="self"), top, ()).version
-    assert (version.commit, version.now) == (f"{head}-dirty", f"{head}-dirty"), "both sides have what is not committed"
-
-
 @pytest.mark.parametrize(
     "asked", [{"against": "self"}, {"against_env": ("A=1", "B=x=y", "C=")}, {"against_option": ("--bucket-mb", "1")}]
 )
@@ -523,11 +446,6 @@ def test_without_another_ref_there_is_one_tree(
         assert list(temporary.iterdir()) == [checkout.folder], "for what its pytest leaves"
         checkout.remove()
     assert list(temporary.iterdir()) == []
-
-
-def test_variables_that_are_to_be_otherwise_are_taken_apart(top: Path) -> None:
-    checkout = Checkout(settings(against_env=("A=1", "B=x=y", "C=", "A=2")), top, ())
-    assert checkout.assignments == {"A": "2", "B": "x=y", "C": ""}
 
 
 def test_rootdir_may_be_below_the_top(top: Path) -> None:
@@ -559,11 +477,6 @@ def test_a_ref_of_no_repository_is_refused(tmp_path: Path, top: Path, monkeypatc
     )
 
 
-def test_a_repository_without_a_commit_has_no_version(tmp_path: Path) -> None:
-    git(tmp_path, "init", "--quiet")
-    assert refusal(tmp_path, against="HEAD")[1] == f"'HEAD' is no commit of {tmp_path}"
-
-
 def test_a_shallow_clone_is_told_how_to_become_deeper(top: Path, tmp_path: Path) -> None:
     git(top, "branch", "feature/x", "v1")
     clone = tmp_path / "clone"
@@ -592,51 +505,6 @@ def test_a_version_that_cannot_be_checked_out_is_refused(top: Path, temporary: P
     assert list(temporary.iterdir()) == []
 
 
-def test_the_repository_of_a_hook_is_not_asked(
-    top: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, temporary: Path
-) -> None:
-    first = git(top, "rev-parse", "v1")
-    other = tmp_path / "other"
-    commit(other, src__a="of the other")
-    git(other, "tag", "v1")
-    with untouched(top), untouched(other), monkeypatch.context() as patch:
-        patch.setenv("GIT_DIR", str(other / ".git"))
-        patch.setenv("GIT_WORK_TREE", str(other))
-        patch.setenv("GIT_INDEX_FILE", str(other / ".git/index"))
-        checkout = Checkout(settings(against="v1"), top, ())
-        assert (checkout.top, checkout.version.commit) == (top, first)
-        assert Path(checkout.check_out().base, "src/a.py").read_text() == "1"
-        assert checkout.changed() == ["src/a.py", "tests/test_a.py"]
-        checkout.remove()
-    assert list(temporary.iterdir()) == []
-
-
-@pytest.mark.parametrize("current_trees", ["lf", "crlf"])
-def test_a_version_whose_lines_git_ends_otherwise_does_not_differ(
-    top: Path, tmp_path: Path, current_trees: str
-) -> None:
-    clone = tmp_path / "clone"
-    (top / "src/a.py").write_text("a = 1\nb = 2\n")
-    commit(top)
-    git(
-        tmp_path,
-        "clone",
-        "--quiet",
-        "-c",
-        f"core.autocrlf={'true' if current_trees == 'crlf' else 'false'}",
-        top,
-        clone,
-    )
-    git(clone, "config", "core.autocrlf", "false" if current_trees == "crlf" else "true")
-    checkout = Checkout(settings(against="main"), clone, ())
-    trees = checkout.check_out()
-    holds = [Path(tree, "src/a.py").read_bytes() for tree in (trees.current, trees.base)]
-    assert sorted(holds) == [b"a = 1\nb = 2\n", b"a = 1\r\nb = 2\r\n"]
-    assert digests(trees.current, ["src/a.py"]) == digests(trees.base, ["src/a.py"])
-    assert checkout.changed() == []
-    checkout.remove()
-
-
 def test_what_changed_is_told_less_the_tests(top: Path) -> None:
     (top / "src/new.py").touch()
     (top / "README.md").touch()
@@ -658,14 +526,6 @@ def test_a_version_is_set_up_at_the_top_of_its_worktree_with_its_variables(
     assert Path(trees.base, "src/built.py").read_text() == "a b\n"
     assert not (top / "src/built.py").exists()
     checkout.remove()
-
-
-@pytest.mark.parametrize("asked", [{"against": "self"}, {"against_env": ("A=1",)}])
-def test_the_tree_at_hand_is_not_set_up(top: Path, asked: dict[str, Any]) -> None:
-    with untouched(top):
-        checkout = Checkout(settings(against_setup="touch ran", **asked), top, ())
-        checkout.check_out()
-        checkout.remove()
 
 
 @pytest.mark.parametrize(
@@ -710,12 +570,3 @@ def test_a_version_is_set_up_under_the_variables_of_the_run_and_not_of_the_test_
     checkout.check_out(given)
     checkout.remove()
     assert checkout.environ(given) == {"PATH": os.environ["PATH"], "CFLAGS": "-O3", "OTHER": "1"}
-
-
-def test_after_a_set_up_that_failed_nothing_is_left(top: Path, temporary: Path) -> None:
-    with untouched(top):
-        checkout = Checkout(settings(against="v1", against_setup="false"), top, ())
-        with pytest.raises(AgainstError):
-            checkout.check_out()
-        checkout.remove()
-    assert list(temporary.iterdir()) == []

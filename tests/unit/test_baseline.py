@@ -18,7 +18,6 @@ from pytest_ddpperf.baseline import store as store_module
 from pytest_ddpperf.records import (
     SESSIONS_KEPT,
     Baseline,
-    Distribution,
     Environment,
     Measurement,
     Plan,
@@ -156,16 +155,6 @@ def test_an_environment_name_that_lost_something_has_a_hash_of_the_key(other):
     assert name(cpu_model=other) != name(cpu_model=other + "!")
 
 
-def test_a_key_fact_without_words_still_makes_another_folder():
-    names = {environment_name(Environment(key={"device_type": "cpu", **more})) for more in ({}, {"x": 1}, {"x": 2})}
-    assert len(names) == 3
-
-
-def test_what_must_match_and_what_is_recorded_do_not_move_a_baseline(store):
-    remote_ranks = environment({**CPU_FACTS, "torch": "2.14", "deterministic": True}, CPU_PLAN, batch_size=64)
-    assert store.path(remote_ranks, TEST) == store.path(CPU, TEST)
-
-
 # --- names of files
 
 
@@ -211,13 +200,6 @@ def test_no_two_names_share_a_file():
     assert len({file.lower() for file in files}) == len(ids), "also where case does not count"
 
 
-def test_the_module_keeps_its_path(store):
-    folder = store.root / environment_name(CPU)
-    assert store.path(CPU, TEST) == folder / "tests/perf/test_step/test_a.json"
-    installed = TestId(module="package.tests.test_Step", name="test_a")
-    assert store.path(CPU, installed) == folder / "package.tests.test_Step/test_a.json"
-
-
 @pytest.mark.parametrize("name", ["../../x", "/etc/x", "a/../../../x", "a/\0/x", "", "."])
 def test_no_module_leads_out_of_the_store(store, name):
     path = store.path(CPU, TestId(module=name, name="test_a"))
@@ -236,12 +218,6 @@ def test_what_is_saved_is_read_back(store):
 
 
 OVER_NODES = replace(SAMPLES, node_seconds=SAMPLES.step_seconds, clock_seconds=(4e-6,) * len(SAMPLES.step_seconds))
-
-
-def test_what_is_saved_of_several_nodes_is_read_back(store):
-    saved = baseline(OVER_NODES)
-    store.write(saved)
-    assert store.read(CPU, TEST) == saved
 
 
 @pytest.mark.parametrize(
@@ -263,85 +239,6 @@ def test_any_test_id_can_be_saved_and_read(store):
         assert store.read(CPU, baseline.test) == baseline
 
 
-def test_a_baseline_that_does_not_exist_is_none(store):
-    assert store.read(CPU, TEST) is None
-    store.write(BASELINE)
-    assert store.read(CPU, replace(TEST, name="test_b")) is None
-    assert store.read(replace(CPU, key={**CPU.key, "world_size": 4}), TEST) is None
-
-
-def test_the_file_is_made_for_review(store):
-    (session,) = baseline(environment=Environment()).sessions
-    torch = Distribution(version="2.13.0+cpu", digest="")
-    session = replace(session, tree="5f2b8e0d", distributions={"torch": torch})
-    text = store.write(Baseline(test=TEST, sessions=(session,))).read_text()
-    assert (
-        text
-        == """\
-{
-  "schema": 1,
-  "sessions": [
-    {
-      "commit": "0000000000000000000000000000000000000000",
-      "created": "2026-01-02T03:04:05Z",
-      "distributions": {
-        "torch": {
-          "digest": "",
-          "version": "2.13.0+cpu"
-        }
-      },
-      "measurement": {
-        "counters": {},
-        "environment": {
-          "key": {},
-          "must_match": {},
-          "recorded": {}
-        },
-        "samples": {
-          "blocked_seconds": null,
-          "clock_seconds": null,
-          "cpu_seconds": [
-            [
-              [0.2, 0.3],
-              [0.0, 0.4]
-            ],
-            [
-              [0.1, 0.9],
-              [0.1, 0.8]
-            ]
-          ],
-          "examples": null,
-          "node_seconds": null,
-          "rank_seconds": [
-            [
-              [0.25, 0.5],
-              [0.2, 0.0]
-            ],
-            [
-              [0.125, 1.0],
-              [0.1, 0.9]
-            ]
-          ],
-          "step_seconds": [
-            [0.25, 0.5],
-            [0.125, 1.0]
-          ]
-        }
-      },
-      "resolution": {},
-      "tree": "5f2b8e0d"
-    }
-  ],
-  "test": {
-    "label": "",
-    "module": "tests/perf/test_step",
-    "name": "test_a"
-  }
-}
-"""
-    )
-
-
 def test_the_documented_file_is_what_is_written(store):
     page = (Path(__file__).parents[2] / "docs" / "baselines.md").read_text()
     (text,) = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
@@ -361,24 +258,6 @@ def test_saving_replaces_and_leaves_one_file_and_the_usual_permissions(store):
     mask = os.umask(0o022)
     os.umask(mask)
     assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~mask
-
-
-def test_the_lock_is_kept_outside_and_open_to_other_users(store):
-    store.write(BASELINE)
-    (lock,) = (store.root.parent / "tmp").rglob("*.lock")
-    assert stat.S_IMODE(lock.stat().st_mode) == 0o666
-    assert stat.S_IMODE(lock.parent.stat().st_mode) == 0o1777
-
-
-def test_one_root_has_one_lock_however_it_is_spelled(store, monkeypatch):
-    store.write(BASELINE)
-    (store.root.parent / "link").symlink_to(store.root)
-    Store(store.root.parent / "link").write(BASELINE)
-    monkeypatch.chdir(store.root.parent)
-    Store(Path("baselines")).write(BASELINE)
-    assert len(list((store.root.parent / "tmp").rglob("*.lock"))) == 1
-    Store(store.root.parent / "other").write(BASELINE)
-    assert len(list((store.root.parent / "tmp").rglob("*.lock"))) == 2
 
 
 def test_a_lock_that_stays_taken_is_told_and_nothing_is_written(store, monkeypatch):
@@ -432,19 +311,6 @@ def test_a_lock_folder_that_another_user_shares_is_used(store):
     os.chown(locks, 12345, 12345)
     store.write(BASELINE)
     assert [lock.parent for lock in (store.root.parent).rglob("*.lock")] == [locks]
-
-
-def test_a_lock_that_is_a_link_is_not_followed(store):
-    store.write(BASELINE)
-    (lock,) = (store.root.parent / "tmp").rglob("*.lock")
-    lock.unlink()
-    mine = store.root.parent / "mine"
-    mine.write_text("mine")
-    lock.symlink_to(mine)
-    with pytest.raises(BaselineError) as caught:
-        store.write(OTHER)
-    assert caught.value.remedy == f"see to {lock}, which its owner may remove, or set TMPDIR to another folder"
-    assert mine.read_text() == "mine"
 
 
 SAVER = """
@@ -634,16 +500,6 @@ def test_a_root_that_is_a_file_is_named_and_left_alone(store):
     assert caught.value.remedy == "move it away, or name another folder with --ddp-baseline-dir"
     assert store.root.read_text() == "mine"
     assert store.others(TEST) == ()
-
-
-def test_a_file_in_the_place_of_a_module_folder_is_named(store):
-    blocking = store.path(CPU, TEST).parent
-    blocking.parent.mkdir(parents=True)
-    blocking.write_text("mine")
-    for act in (lambda: store.write(BASELINE), lambda: store.read(CPU, TEST)):
-        with pytest.raises(BaselineError, match=re.escape(f"{blocking} is a file, not a folder")):
-            act()
-    assert blocking.read_text() == "mine"
 
 
 def failing(code):

@@ -35,14 +35,6 @@ def test_a_version_is_named_by_what_was_asked(version: Version, text: str) -> No
 SAME = replace(BESIDE, differing=())
 
 
-def test_nothing_differs_where_nothing_was_meant_to() -> None:
-    assert SAME.same
-    assert not BESIDE.same
-    assert not replace(SAME, error="it died").same
-    for version in (replace(VERSION, ref="self"), replace(VERSION, environ=("A=1",)), replace(VERSION, python="p")):
-        assert not replace(SAME, version=version).same
-
-
 @pytest.mark.parametrize(
     ("sides", "reported", "usage_error"),
     [

@@ -103,28 +103,6 @@ def test_sides_of_different_lengths_are_compared_and_it_is_noted_where_much_is_l
         assert found.result.verdict.differences == (), "of steps only what was asked is a fact"
 
 
-def test_an_outcome_has_the_percentiles_of_all_sessions_as_they_were_compared(tmp_path: Path) -> None:
-    store, limits = Store(tmp_path), (Limit(metric="p50", value=0.1, unit="%"),)
-    store.write(carried_out(lasting(0.02), store, save_baseline=True).candidate)
-    store.extend(carried_out(lasting(0.0201), store, extend_baseline=True).candidate)
-    found = build_outcome(carried_out(lasting(0.025), store, limits=limits), tmp_path, "pytest")
-    assert [session.steps for session in found.sessions] == [40, 40], "as many as now"
-    for session, level in zip(found.sessions, (0.02, 0.0201), strict=True):
-        assert list(session.launch_seconds) == [f"p{q}" for q in range(5, 100, 5)]
-        assert session.launch_seconds["p95"] == pytest.approx((level,) * 5)
-    assert (found.limits, found.level, found.accept) == (limits, 0.05, "pytest")
-    assert (tmp_path / found.baseline_path).exists(), "relative to rootdir"
-    saving = carried_out(lasting(0.02), store, save_baseline=True)
-    assert build_outcome(saving, tmp_path, "pytest").sessions == ()
-
-
-def test_what_is_not_compared_is_not_cut(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    store.write(carried_out(lasting(0.02), store, save_baseline=True, steps=10, min_seconds=0.0).candidate)
-    found = carried_out(lasting(0.02), store, warmup=3)
-    assert (found.result.verdict, notes_of(found)) == ("INCOMPARABLE", ())
-
-
 def scattered(step_seconds: float, scatter: float) -> Callable[[Plan], LaunchSamples]:
     """Launches of 10 s, with steps of that length, more or less."""
     lengths = cycle(step_seconds * (1 + scatter * place) for place in (0, 1, -1, 0.7, -0.7))

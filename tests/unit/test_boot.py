@@ -59,15 +59,3 @@ def test_a_process_is_told_more_than_an_argument_may_hold(module: str) -> None:
     path = [OURS, *sys.path, "", "x" * 200_000, "a\nb", "\udc80", module]
     start = {"sys_path": path, "kept": ["y" * 200] * 5000}
     assert reported(module, start) == {"start": start, "sys_path": path}
-
-
-@pytest.mark.parametrize("safe", ["", "1"])
-def test_without_a_path_it_has_its_interpreters_less_the_working_folder(module: str, tmp_path: Path, safe: str) -> None:
-    remote_ranks = tmp_path / "elsewhere"
-    remote_ranks.mkdir()
-    Path(module, "told_back.py").rename(remote_ranks / "told_back.py")
-    found = reported(
-        module, {"sys_path": None}, PYTHONPATH=os.pathsep.join([str(remote_ranks), OURS]), PYTHONSAFEPATH=safe
-    )
-    assert found["sys_path"][:2] == [str(remote_ranks), OURS]
-    assert "" not in found["sys_path"]

@@ -73,10 +73,5 @@ def test_how_many_arguments_a_function_takes(function: Any, counts: list[int]) -
     assert [count for count in range(3) if payload.accepts(function, count)] == counts
 
 
-def test_a_model_is_known_by_its_base() -> None:
-    assert payload.is_model(replica(Net()))
-    assert not any(map(payload.is_model, (Net, none, Net().forward, 3)))
-
-
 def test_a_function_is_named_by_itself_and_an_object_by_its_type() -> None:
     assert [payload.name_of(thing) for thing in (none, Net, Net(), partial(one))] == ["none", "Net", "Net", "partial"]

@@ -6,14 +6,13 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from pytest_ddpperf import __version__
 from pytest_ddpperf.baseline import Store
-from pytest_ddpperf.cli import console, diff, main
+from pytest_ddpperf.cli import diff, main
 from pytest_ddpperf.history.entries import add_entry
 from pytest_ddpperf.records import Baseline, Status, TestId
 from pytest_ddpperf.records.errors import SampleError
@@ -46,26 +45,6 @@ def test_help_names_the_commands_and_the_exit_statuses(capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize(
-    ("arguments", "reported"),
-    [
-        ([], "the following arguments are required: COMMAND"),
-        (["dif"], "invalid choice: 'dif'"),
-        (["diff"], "the following arguments are required: BASE, NOW"),
-        (["diff", "a", "b", "--thresh", "p50:5%"], "unrecognized arguments: --thresh"),
-        (["diff", "a", "b", "--threshold", "p50"], "argument --threshold: 'p50': not metric:N% or metric:Nms"),
-        (["diff", "a", "b", "--fail-on", "regresed"], "did you mean regressed?"),
-    ],
-)
-def test_a_command_that_cannot_be_ends_with_4(
-    arguments: Sequence[str], reported: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main.main(arguments) == 4
-    said = capsys.readouterr().err
-    assert "usage: ddpperf" in said
-    assert reported in said
-
-
-@pytest.mark.parametrize(
     ("error", "status", "reported"),
     [
         (SampleError("0.0 is not a duration"), 3, "0.0 is not a duration"),
@@ -86,11 +65,6 @@ def test_errors_of_our_own_and_interrupts_have_a_status(
     monkeypatch.setattr(diff, "run", fail)
     assert main.main(["diff", "a", "b"]) == status
     assert reported in capsys.readouterr().err
-
-
-def test_a_file_is_written_into_a_new_folder_in_utf_8(tmp_path: Path) -> None:
-    console.write(tmp_path / "new" / "b.txt", "ü\n")
-    assert (tmp_path / "new" / "b.txt").read_bytes() == b"\xc3\xbc\n"
 
 
 @pytest.fixture(scope="module")

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +11,6 @@ import pytest
 from pytest_ddpperf.cli import main
 from pytest_ddpperf.history.entries import add_entry
 from pytest_ddpperf.records import Outcome, Status
-from tests.git import git
 from tests.unit.test_history import TEST, commit_of, history, measured, run, stepped
 from tests.unit.test_reading import written
 from tests.unit.test_report import outcome, verdict
@@ -157,14 +152,6 @@ def test_an_unfit_report_is_not_added(
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
 
 
-def test_a_report_of_a_comparison_is_refused(tmp_path: Path, say: Say) -> None:
-    base, now = (written(tmp_path / f"{name}.json", measured(), run=run(day)) for day, name in enumerate("ab"))
-    assert main.main(["diff", str(base), str(now), "--json", str(tmp_path / "diff.json")]) in (0, 1)
-    status, _, err = say("add", tmp_path / "diff.json", "--to", tmp_path / "history")
-    assert status == 4
-    assert "cannot be added: it compares two runs: add the report of the run itself" in err
-
-
 # --- accept
 
 
@@ -212,47 +199,3 @@ def test_an_unclear_change_point_is_not_accepted(
 
 
 # --- the whole
-
-
-def test_the_recipe_for_ci_bears_a_push_meanwhile_and_a_job_that_is_run_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What the workflow of docs/ci.md runs, each time in a shallow checkout as GitHub makes it."""
-    recipe = (Path(__file__).parents[2] / "docs" / "ci.md").read_text()
-    (script,) = re.findall(r"run: \|\n((?: {10}\S.*\n)+) {8}env:\n {10}COMMIT:", recipe)
-    command = tmp_path / "bin" / "ddpperf"
-    command.parent.mkdir()
-    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m pytest_ddpperf "$@"\n')
-    command.chmod(0o755)
-    monkeypatch.setenv("PATH", str(command.parent), prepend=os.pathsep)
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
-    origin, seed = tmp_path / "origin", tmp_path / "seed"
-    git(tmp_path, "init", "-q", "--bare", "origin")
-    git(tmp_path, "init", "-q", "seed")
-    git(seed, "switch", "-q", "--orphan", "perf-history")
-    git(seed, "commit", "-q", "--allow-empty", "-m", "A history")
-    git(seed, "push", "-q", str(origin), "perf-history")
-
-    def checkout(name: str) -> Path:
-        git(tmp_path, "clone", "-q", "--depth=1", "--branch=perf-history", origin.as_uri(), name)
-        return tmp_path / name
-
-    def job(folder: Path, day: int) -> None:
-        report = tmp_path / f"{day}" / "report" / "ddpperf.json"
-        if not report.exists():
-            report.parent.mkdir(parents=True)
-            written(report, measured(), run=run(day))
-        environ = {**os.environ, "RUNNER_TEMP": str(report.parents[1]), "COMMIT": commit_of(day)}
-        ended = subprocess.run(
-            ["bash", "-e", "-c", script], cwd=folder, env=environ, capture_output=True, text=True, check=False
-        )
-        assert ended.returncode == 0, ended.stderr
-
-    first, second = checkout("first"), checkout("second")
-    job(first, 1)
-    job(second, 2)
-    job(checkout("again"), 1)
-    said = git(origin, "log", "--format=%s", "perf-history").splitlines()
-    assert said == [f"Add a run of {commit_of(2)}", f"Add a run of {commit_of(1)}", "A history"]
-    kept = git(origin, "ls-tree", "-r", "--name-only", "perf-history").splitlines()
-    assert [Path(name).parent.as_posix() for name in kept] == ["history"] * 2

@@ -1,5 +1,4 @@
 import json
-import pickle
 from dataclasses import replace
 from enum import IntEnum
 from pathlib import PosixPath
@@ -96,11 +95,6 @@ def test_a_record_comes_back_equal_through_json_text(record):
     assert decode(type(record), json.loads(json.dumps(encode(record), allow_nan=False))) == record
 
 
-def test_floats_stay_exact_when_encoded():
-    limit = Limit(metric="p50", value=0.1 + 0.2, unit="ms")
-    assert decode(Limit, json.loads(json.dumps(encode(limit)))).value == 0.1 + 0.2
-
-
 def test_encoding_leaves_only_the_plain_types():
     class Text(str):
         pass
@@ -172,26 +166,6 @@ def test_nan_and_infinity_are_refused_in_both_directions():
             loads(json.dumps([value]).encode())
 
 
-def test_an_integer_stands_for_a_float_and_becomes_one():
-    value = decode(Limit, {"metric": "p50", "value": 1, "unit": "ms", "default": False}).value
-    assert (value, type(value)) == (1.0, float)
-
-
-def test_scalars_keep_their_types():
-    facts = {"a": 1, "b": 1.0, "c": True, "d": None, "e": "1"}
-    back = decode(Environment, json.loads(json.dumps(encode(Environment(recorded=facts))))).recorded
-    assert [type(value) for value in back.values()] == [int, float, bool, type(None), str]
-
-
-def test_another_version_may_have_written_other_keys():
-    data = json.loads(json.dumps({**encode(MEASUREMENT), "of_tomorrow": 1}))
-    del data["counters"]
-    assert decode(Measurement, data) == replace(MEASUREMENT, counters={})
-    del data["samples"]["rank_seconds"]
-    with pytest.raises(CodecError, match=r"^samples: object missing required field `rank_seconds`$"):
-        decode(Measurement, data)
-
-
 def test_an_exact_record_has_all_keys_and_no_other():
     data = json.loads(json.dumps(encode(BASELINE)))
     assert decode(Baseline, data, exact=True) == BASELINE
@@ -202,11 +176,6 @@ def test_an_exact_record_has_all_keys_and_no_other():
     environment["must_match"] = {}
     with pytest.raises(CodecError, match=r"^sessions\[0\]\.measurement\.environment: unknown key 'must_mach'$"):
         decode(Baseline, data, exact=True)
-
-
-def test_an_error_survives_pickling():
-    error = pickle.loads(pickle.dumps(CodecError("a[0]", "expected a list")))
-    assert (error.path, str(error)) == ("a[0]", "a[0]: expected a list")
 
 
 def test_text_is_made_for_review():
@@ -244,13 +213,6 @@ def test_text_is_made_for_review():
 }
 """
     )
-
-
-def test_text_is_ascii_and_does_not_depend_on_the_order_of_keys():
-    one = dumps({"é": 1, "a": "\ud800\n"})
-    assert one == dumps({"a": "\ud800\n", "é": 1})
-    assert one.isascii()
-    assert json.loads(one) == {"é": 1, "a": "\ud800\n"}
 
 
 def test_text_of_a_record_reads_back_to_the_nanosecond():

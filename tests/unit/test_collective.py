@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_ddpperf.records.asked import Collective, collective, in_words, itemsize
+from pytest_ddpperf.records.asked import Collective, collective, in_words
 
 
 @pytest.mark.parametrize(
@@ -27,23 +27,8 @@ def test_figures_are_nccl_tests(op: str, count: int, redop: str, root: int, busb
     assert asked.busbw(0.01) == pytest.approx(busbw)
 
 
-@pytest.mark.parametrize(("ranks", "size"), [(2, 96), (3, 96), (4, 96), (7, 84)])
-def test_a_size_is_rounded_down_to_whole_blocks(ranks: int, size: int) -> None:
-    asked = collective("all_gather", 99, "float32", ranks)
-    assert asked.size == size == asked.count * ranks * 4
-    assert collective("all_reduce", 99, "float32", ranks).size == 96
-
-
 def test_a_single_rank_sends_nothing_over_a_link() -> None:
     assert collective("all_reduce", 1024, "float32", 1).busbw(1.0) == 0.0
-
-
-@pytest.mark.parametrize(
-    ("dtype", "size"),
-    [("float32", 4), ("bfloat16", 2), ("int8", 1), ("bool", 1), ("complex64", 8), ("float8_e4m3fn", 1), ("uint64", 8)],
-)
-def test_the_name_of_a_dtype_says_its_size(dtype: str, size: int) -> None:
-    assert itemsize(dtype) == size
 
 
 @pytest.mark.parametrize("dtype", ["float", "float4_e2m1fn_x2x", "int4", "Float32", "float32 ", ""])

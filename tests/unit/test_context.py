@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -135,14 +134,6 @@ class Broken(RuntimeError):
 )
 def test_an_error_has_a_summary(error: BaseException, summary: str) -> None:
     assert worker._summary(error).endswith(summary)
-
-
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="notes are of Python 3.11")
-@pytest.mark.parametrize("note", ["while loading shard 3", "check the shard\n", ""])
-def test_a_note_is_no_summary_of_an_error(note: str) -> None:
-    error = ValueError("no shard")
-    error.add_note(note)
-    assert worker._summary(error) == "ValueError: no shard"
 
 
 @pytest.mark.parametrize(

@@ -324,39 +324,6 @@ def test_what_differs_and_what_was_assumed_is_said_once(tmp_path: Path, capsys: 
         assert "--ddp-extend-baseline" not in reported  # advice for stored baselines
 
 
-def test_nothing_is_left_of_an_earlier_comparison(tmp_path: Path) -> None:
-    old = outcome(
-        0.1,
-        error="not saved: the folder is read-only",
-        notes=("there is a baseline for another environment",),
-        baseline_path="baselines/x.json",
-        saved=2,
-    )
-    path = tmp_path / "diff.json"
-    assert diff(tmp_path, [outcome(0.1)], [old], "--json", str(path)) == 0
-    (again,) = json_report.read([path]).outcomes
-    assert (again.notes, again.error, again.baseline_path, again.saved, again.accept) == ((), "", "", 0, "")
-    (session,) = again.sessions
-    assert (session.created, session.commit, session.host) == (BASE.created, BASE.commit, "a")
-    data = json.loads(path.read_text())
-    assert (data["run_id"], data["base"]["run_id"], data["only_in_base"]) == ("now", "base", [])
-
-
-def test_the_right_machine_of_several_is_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def on(cores: int, level: float) -> Outcome:
-        of = outcome(level)
-        assert of.measurement is not None
-        key = {**of.measurement.environment.key, "cores": cores}
-        return replace(
-            of, measurement=replace(of.measurement, environment=replace(of.measurement.environment, key=key))
-        )
-
-    assert diff(tmp_path, [on(8, 0.2), on(64, 0.1), on(4, 0.4)], [on(64, 0.1), on(2, 0.8)]) == 0
-    reported = capsys.readouterr().out
-    assert "1 passed, 1 incomparable, 1 only in the base" in reported
-    assert "cores 8 -> 2" in reported
-
-
 # --- files
 
 
@@ -401,30 +368,7 @@ def test_all_reports_of_a_comparison_say_the_same(
     assert files["markdown"].read_text().count("<!-- pytest-ddpperf -->") == 2
 
 
-def test_shards_that_lack_a_measurement_of_the_base_may_have_it_together(tmp_path: Path) -> None:
-    base = [outcome(0.1, name) for name in ("a", "b", "gone")]
-    for name in "ab":
-        diff(tmp_path, base, [outcome(0.1, name)], "--json", str(tmp_path / f"{name}.json"))
-    assert main(["markdown", *(str(tmp_path / f"{name}.json") for name in "ab"), "-o", str(tmp_path / "out.md")]) == 0
-    reported = (tmp_path / "out.md").read_text()
-    assert "## compared with the base: 2 passed, 1 only in the base (2 of 2 compared)\n" in reported
-    assert reported.count("base: 2026-01-02") == 1
-
-
 # --- the rest
 
 
 HOSTILE = "test_\x1b[31m<script>alert(1)</script>\"'\r\n\x1b]0;title\x07\u202e\r\n\ud800" + "x" * 10_000
-
-
-def test_a_hostile_name_harms_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    both = [outcome(0.1, HOSTILE, label="\x1b[2J"), outcome(0.1)]
-    slower = [outcome(0.2, HOSTILE, label="\x1b[2J"), outcome(0.1)]
-    for options in ([], ["--form", "pytorch"]):
-        assert diff(tmp_path, both, slower, *options) == 1
-        reported = capsys.readouterr().out
-        assert all(character.isprintable() or character == "\n" for character in reported)
-        assert max(map(len, reported.splitlines())) < 400
-        assert "<script>" in reported
-        assert "\\x1b[31m" in reported
-        assert not any(line.startswith("\\ud800") for line in reported.splitlines())

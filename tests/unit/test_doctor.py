@@ -12,7 +12,7 @@ from pytest_ddpperf import doctor as checks
 from pytest_ddpperf.cli.main import main
 from pytest_ddpperf.doctor import Check, run_checks
 from pytest_ddpperf.launch import locks
-from pytest_ddpperf.launch.placement import kernel_list, kernel_numbers, quota_cores
+from pytest_ddpperf.launch.placement import quota_cores
 
 CPU = "sys/devices/system/cpu"
 CGROUP = {
@@ -50,12 +50,6 @@ def found(root: Path) -> dict[str, Check]:
     return {check.name: check for check in run_checks(root, seconds=0.0) if check.name != "versions"}
 
 
-@pytest.mark.parametrize(("numbers", "text"), [((0, 1, 2, 3, 8), "0-3,8"), ((5,), "5"), ((1, 3), "1,3"), ((), "")])
-def test_lists_of_cores_are_read_and_written_as_the_kernel_does(numbers: tuple[int, ...], text: str) -> None:
-    assert kernel_numbers(text) == numbers
-    assert kernel_list(numbers[::-1]) == text
-
-
 @pytest.mark.parametrize(
     ("files", "cores"),
     [
@@ -71,13 +65,6 @@ def test_the_quota_is_the_least_of_all_cgroups_above(
 ) -> None:
     written(tmp_path, CGROUP, {f"sys/fs/cgroup/{path}": content for path, content in files.items()})
     assert quota_cores(tmp_path) == cores
-
-
-def test_a_system_that_shows_nothing_has_cores_alone(machine: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert found(tmp_path) == {
-        "cores": Check("cores", "4 cores"),
-        "quota": Check("quota", "no limit on CPU time"),
-    }
 
 
 def test_a_laptop_has_advice_on_clocks_and_threads(machine: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -54,24 +54,6 @@ def test_rounding_is_told_by_torchs_word(word: str) -> None:
     assert environment.state()["matmul_precision"] == word
 
 
-@pytest.mark.usefixtures("precision")
-@pytest.mark.skipif(not hasattr(torch.backends.mkldnn, "matmul"), reason="torch has a switch a backend since 2.9")
-@pytest.mark.parametrize(
-    ("word", "cuda", "mkldnn", "reported"),
-    [
-        ("highest", "tf32", "ieee", "cuda tf32, mkldnn ieee"),
-        ("highest", "ieee", "bf16", "cuda ieee, mkldnn bf16"),
-        ("high", "ieee", "tf32", "cuda ieee, mkldnn tf32"),
-        ("highest", "tf32", "tf32", "high"),
-    ],
-)
-def test_rounding_that_was_set_by_backend_is_told_by_backend(word: str, cuda: str, mkldnn: str, reported: str) -> None:
-    torch.set_float32_matmul_precision(word)
-    torch.backends.cuda.matmul.fp32_precision = cuda
-    torch.backends.mkldnn.matmul.fp32_precision = mkldnn
-    assert environment.state()["matmul_precision"] == reported
-
-
 @pytest.mark.parametrize(
     ("line", "facts"),
     [

@@ -19,13 +19,6 @@ def test_a_file_is_replaced_and_nothing_lies_beside_it(tmp_path: Path) -> None:
     assert os.listdir(path.parent) == ["a.txt"]
 
 
-def test_it_may_be_appended_to(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "a.txt"
-    files.write(path, "one\n", append=True)
-    files.write(path, "two\n", append=True)
-    assert path.read_text() == "one\ntwo\n"
-
-
 @pytest.mark.parametrize("call", ["fsync", "replace"])
 def test_what_cannot_be_written_leaves_the_file_as_it_was(
     call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -57,18 +50,3 @@ def test_a_link_stays_one(tmp_path: Path) -> None:
     files.write(link, "one\n")
     assert link.is_symlink()
     assert target.read_text() == "one\n"
-
-
-def test_a_pipe_is_written_to() -> None:
-    reading, writing = os.pipe()
-    try:
-        files.write(Path(f"/dev/fd/{writing}"), "one\n")
-        assert os.read(reading, 100) == b"one\n"
-    finally:
-        os.close(reading)
-        os.close(writing)
-
-
-def test_a_folder_is_no_file(tmp_path: Path) -> None:
-    with pytest.raises(IsADirectoryError):
-        files.write(tmp_path, "")

@@ -17,12 +17,9 @@ from pytest_ddpperf.history.entries import (
     AcceptedChange,
     HistoryEntry,
     HistoryMeasurement,
-    add_accepted,
     add_entry,
     make_entry,
-    read_accepted,
     read_entries,
-    why_unfit,
 )
 from pytest_ddpperf.history.series import (
     ChangeStatus,
@@ -123,25 +120,6 @@ def measured(**kwargs: Any) -> Outcome:
     return outcome(verdict(Status.PASS), measurement=now, **{"plan": plan, **kwargs})
 
 
-def test_an_entry_has_percentiles_of_launches_and_no_samples() -> None:
-    (row,) = make_entry([measured()], run()).measurements
-    assert row.launch_seconds == {"p10": (0.0059, 0.0118), "p50": (0.0255, 0.051), "p90": (0.0451, 0.0902)}
-    assert row.counters == {"all_reduce.count": 5}
-    assert row.must_match == {"batch_size": 32, "timing": "step", "steps": 50}
-    assert row.recorded == {"torch": "2.13.0", "host": "h", "env:NCCL_ALGO": "Ring"}
-    assert row.environment == "cpu-gloo-ws2"
-
-
-def test_percentiles_are_of_the_asked_number_of_steps() -> None:
-    shorter = measured()
-    assert shorter.measurement is not None
-    fewer = replace(shorter.measurement, samples=shorter.measurement.samples.first(60))
-    assert make_entry([measured()], run()) == make_entry([replace(shorter, measurement=fewer)], run())
-    many = replace(measured().plan, steps=100)
-    entries = [make_entry([measured(**plan)], run(day)) for day, plan in enumerate(({}, {}, {"plan": many}))]
-    assert [(len(each.runs), each.distinction) for each in build_series(entries)] == [(2, "steps 50"), (1, "steps 100")]
-
-
 BESIDE = BaselineSide(version=Version(ref="main", commit="a", now="b"), seed=1, order="bn")
 
 
@@ -161,48 +139,7 @@ def test_only_measurements_that_describe_their_commit_are_kept(measurement: Outc
     assert len(make_entry([measurement], run()).measurements) == number
 
 
-@pytest.mark.parametrize(
-    ("fields", "why"),
-    [
-        ({"commit": "", "committed": ""}, "what was measured is not a commit of a git repository"),
-        ({"commit": "c0ffee" * 6 + "-dirty"}, "the working tree differs from commit c0ffeec0ffee: commit what is"),
-        ({"commit": "../../../evil"}, "commit: '../../../evil' is not the hash of a commit"),
-        ({"commit": "c0ffee"}, "commit: 'c0ffee' is not the hash of a commit"),
-        ({"committed": "yesterday"}, "committed: 'yesterday' is not a time in UTC in ISO 8601"),
-        ({"committed": "2026-01-01T00:00:00"}, "committed: '2026-01-01T00:00:00' is not a time in UTC in ISO 8601"),
-        ({"created": "2026-01-01T00:00:00+02:00"}, "created: '2026-01-01T00:00:00+02:00' is not a time in UTC"),
-        ({"commit": "c0ffee11" * 8}, ""),
-        ({}, ""),
-    ],
-)
-def test_a_run_without_a_commit_is_unfit(fields: dict[str, str], why: str) -> None:
-    assert why_unfit(run(**fields)).startswith(why)
-    assert bool(why_unfit(run(**fields))) == bool(why)
-
-
 # --- files
-
-
-def test_an_entry_is_read_as_it_was_written_and_never_rewritten(tmp_path: Path) -> None:
-    entry = one(3, kept(), kept(0.5, replace(TEST, label="second"), environment="cpu-gloo-ws4"))
-    path = add_entry(tmp_path, entry)
-    assert path.parent == tmp_path
-    assert path.name.startswith("20260104T000000Z-000000030000-")
-    assert read_entries(tmp_path) == [entry]
-    content = path.read_text()
-    path.write_text(content + "\n")
-    assert add_entry(tmp_path, entry) == path
-    assert path.read_text() == content + "\n"
-    assert add_entry(tmp_path, one(3, kept(0.02))) != path
-
-
-def test_runs_are_in_the_order_of_commits_then_of_measurements(tmp_path: Path) -> None:
-    """Commits of a rebased branch have the same second, and hashes have no order."""
-    for hour, day in enumerate((1, 3, 2)):
-        created = run(4).created.replace("T00", f"T0{hour}")
-        add_entry(tmp_path, one(day, kept(), committed=run(3).committed, created=created))
-    add_entry(tmp_path, one(0, kept(), created=run(9).created))
-    assert [each.commit for each in read_entries(tmp_path)] == [commit_of(day) for day in (0, 1, 3, 2)]
 
 
 @pytest.mark.parametrize(
@@ -276,31 +213,6 @@ def test_runs_with_other_must_match_facts_are_another_series() -> None:
     assert [each.distinction for each in judged(entries).series] == ["batch_size 32", "batch_size 64"]
 
 
-def test_more_series_need_more_evidence() -> None:
-    small = history(stepped((40, 3.2)))
-    crowd = [each for number in range(60) for each in history(gaussian(20, seed=number), environment=f"e{number}")]
-    assert len(judged(small).changes) == 1
-    assert [each for each in judged([*small, *crowd]).changes if each.series.environment == "cpu-gloo-ws2"] == []
-
-
-def test_the_worst_is_first_and_short_series_are_counted() -> None:
-    entries = [
-        *history(stepped((40, 9.0)), environment="small"),
-        *history(stepped((40, -30.0)), environment="faster"),
-        *history(stepped((40, 20.0)), environment="large"),
-        *history([0.0] * 5, environment="short"),
-    ]
-    analysis = judged(entries)
-    assert [change.series.environment for change in analysis.changes] == ["large", "small", "faster"]
-    assert analysis.short == 1
-
-
-def test_a_long_pause_lets_a_machine_drift_further() -> None:
-    late = [replace(each, created=run(day + 30 * (day >= 30)).created) for day, each in enumerate(history(stepped()))]
-    moves = [estimate.moves for estimate in build_series(late)[0].estimates("p50")]
-    assert [moves[day] for day in (0, 29, 30, 31)] == [1.0, 1.0, 31.0, 1.0]
-
-
 # --- accepted
 
 
@@ -336,24 +248,3 @@ def test_a_larger_or_opposite_change_is_not_accepted(accepted: float, size: floa
     record = make_acceptance(found(history(stepped((40, accepted)))), "meant")
     change = found(history(stepped((40, size))), accepted=[record])
     assert (change.status is ChangeStatus.ACCEPTED) == is_accepted
-
-
-def test_of_two_change_points_only_the_nearer_one_is_accepted() -> None:
-    changes = judged(history(stepped((40, 9.0), (42, 9.0))), accepted=[bigger_model()]).changes
-    assert {change.index: change.status for change in changes} == {
-        40: ChangeStatus.ACCEPTED,
-        42: ChangeStatus.REGRESSED,
-    }
-
-
-def test_an_accepted_change_is_a_file_for_review(tmp_path: Path) -> None:
-    record = bigger_model(commit="c0ffee" * 6)
-    path = add_accepted(tmp_path, record)
-    assert path.parent == tmp_path / "accepted"
-    assert path.name.startswith("c0ffeec0ffee-")
-    assert '"why": "bigger model"' in path.read_text()
-    assert read_accepted(tmp_path) == [record]
-    assert read_accepted(tmp_path / "none") == read_entries(tmp_path) == []
-    path.write_text('{"schema": 1, "commit": "a"}')
-    with pytest.raises(HistoryError, match=f"{path}: is not a valid file of a history"):
-        read_accepted(tmp_path)

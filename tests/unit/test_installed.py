@@ -32,35 +32,10 @@ fastnet/kernels.cpython-311-x86_64-linux-gnu.so,sha256=def,100
 """
 
 
-def test_a_distribution_is_found_by_a_module_it_says_that_it_brings_or_has_in_its_record(site: Path) -> None:
-    install(site, "Fast-Net", "1.2+cu130", RECORD)
-    install(site, "single", "3", "single.py,sha256=abc,10\n_single.cpython-311-x86_64-linux-gnu.so,sha256=abc,10\n")
-    install(site, "said", "4", "said/__init__.py,sha256=abc,10\nother/__init__.py,,\n", top_level="said\n")
-    found = {module: list(distributions([module])) for module in ("fastnet", "single", "_single", "said", "other")}
-    assert found == {
-        "fastnet": ["Fast-Net"],
-        "single": ["single"],
-        "_single": ["single"],
-        "said": ["said"],
-        "other": ["other"],
-    }
-    assert distributions(["fastnet"])["Fast-Net"].version == "1.2+cu130"
-
-
 def test_all_distributions_of_a_namespace_are_listed(site: Path) -> None:
     for name in ("one", "two"):
         install(site, name, "1", f"shared_by_us/{name}/__init__.py,sha256={name},10\n")
     assert sorted(distributions({"shared_by_us"})) == ["one", "two"]
-
-
-def test_of_a_distribution_that_is_there_twice_the_one_counts_that_python_imports(
-    site: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    install(site, "twice", "1", "twice.py,sha256=abc,10\n")
-    (site / "first").mkdir()
-    install(site / "first", "twice", "2", "twice.py,sha256=def,10\n")
-    monkeypatch.syspath_prepend(str(site / "first"))
-    assert distributions(["twice"])["twice"].version == "2"
 
 
 @pytest.mark.parametrize(
@@ -88,12 +63,6 @@ def test_a_digest_is_of_what_a_distribution_brought_whoever_installed_it(
             found.append(distributions(["fastnet"])["fastnet"].digest)
     assert (found[0] == found[1]) is same
     assert len(found[0]) == 16
-
-
-@pytest.mark.parametrize("record", [None, ""])
-def test_a_distribution_without_a_record_has_no_digest(site: Path, record: str | None) -> None:
-    install(site, "bare", "1", record, top_level="bare")
-    assert distributions(["bare"]) == {"bare": Distribution(version="", digest="")}
 
 
 def test_what_a_broken_installation_left_is_no_distribution(site: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from pathlib import Path
 
 import pytest
@@ -37,18 +36,6 @@ def test_what_is_installed_has_its_import_name(
     monkeypatch.chdir(pytester.path / project)
     item = collected(pytester, "--pyargs", "shipped", "--rootdir=.", f"--import-mode={mode}")
     assert module_of(item.config, item) == "shipped.test_shipped"
-
-
-@pytest.mark.parametrize("above", ["", "opt/lib/python3.11/site-packages/project"])
-def test_a_projects_own_test_has_its_path_wherever_the_project_is(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, above: str
-) -> None:
-    project = pytester.path / above
-    write(project / "perf/test_step.py")
-    monkeypatch.setattr(sys, "prefix", str(pytester.path))
-    monkeypatch.chdir(project)
-    item = collected(pytester, "perf", "--rootdir=.")
-    assert module_of(item.config, item) == "perf/test_step"
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,6 @@ from pytest_ddpperf.launch.failure import (
     handles_a_call,
     launch_error,
     waits_for_others,
-    without_our_frames,
 )
 from pytest_ddpperf.launch.remote_ranks import Part
 from pytest_ddpperf.launch.request import LaunchRequest, for_ranks, read_at_import, recorded
@@ -97,12 +96,6 @@ def test_under_a_quota_ranks_share_all_cores_and_have_threads_for_their_time(
     assert (placed.cores, placed.cores_per_rank, placed.pinned) == (count, per_rank, False)
     assert (placed.own_threads, placed.quota) == (threads, True)
     assert placement.place(2, {}, usable, 8.0) == placement.place(2, {}, usable), "which is no less than the cores"
-
-
-def test_one_rank_has_all_cores_however_many_threads() -> None:
-    crowded, alone = (placement.place(1, {"OMP_NUM_THREADS": asked}, (0, 1)) for asked in ("3", "what?"))
-    assert crowded == replace(alone, threads=3)
-    assert (alone.cores_per_rank, alone.pinned, alone.threads) == (2, True, 0)
 
 
 def test_without_affinity_nobody_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -338,10 +331,3 @@ def test_the_processes_of_a_launch_have_names() -> None:
     assert [roles.name(process) for process in range(roles.processes)] == names
     assert (roles.rpc, roles.roles) == (True, "2 trainers 3 ps master")
     assert replace(roles, world_size=1, master=False).roles == "1 trainer 3 ps"
-
-
-def test_our_own_frames_are_dropped_from_stacks() -> None:
-    ours = str(Path(placement.__file__).parents[1] / "rank" / "worker.py")
-    assert without_our_frames(f'  File "a.py", line 1\n  File "{ours}", line 2\n  File "<string>", line 1') == (
-        '  File "a.py", line 1'
-    )

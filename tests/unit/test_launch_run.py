@@ -151,12 +151,6 @@ def held_launch_of(ranks: Ranks, observer: Observer) -> paused.PausableLaunch:
 # --- what arrives late
 
 
-def test_what_arrived_while_pytest_stood_still_is_not_missed(ranks: Ranks, clock: Clock) -> None:
-    with launch_of(ranks, StandingStill(clock, ranks.deliver)) as launch:
-        delivery = launch.run()
-    assert (delivery.results, delivery.notes) == ((b"0", b"1"), ())
-
-
 def test_what_arrives_while_stacks_are_asked_for_is_not_missed(ranks: Ranks, clock: Clock) -> None:
     ranks.asked_for_stacks = ranks.deliver
     with launch_of(ranks, StandingStill(clock)) as launch:
@@ -201,13 +195,6 @@ def test_a_rank_that_is_killed_at_rest_did_not_fail_in_a_step(ranks: Ranks) -> N
         with pytest.raises(LaunchError) as caught:
             launch.stretch(2)
     assert (caught.value.cause.rank, caught.value.cause.phase) == (0, "rest")
-
-
-def test_news_of_another_launch_do_no_harm(ranks: Ranks, clock: Clock) -> None:
-    ranks.end(7, -9)
-    ranks.answer(messages.RankForked(7, PID + 7))
-    with launch_of(ranks, StandingStill(clock, ranks.deliver)) as launch:
-        assert launch.run().results == (b"0", b"1")
 
 
 # --- interruptions

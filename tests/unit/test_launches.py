@@ -100,20 +100,6 @@ def job(turns: str = "launches") -> Job:
     )
 
 
-def test_the_first_launch_decides_how_many_steps_all_have() -> None:
-    asked: list[int | None] = []
-
-    def launch(place: int, planned: int, steps: int | None) -> LaunchSamples:
-        asked.append(steps)
-        return replace(LAUNCH, step_seconds=(0.1,) * (steps or 7))
-
-    side = Launches(PLAN, launch)
-    side.take(2)
-    side.take(3)
-    assert asked == [None, 7, 7]
-    assert [len(taken.step_seconds) for taken in side.taken] == [7] * 3
-
-
 # --- both sides
 
 
@@ -179,25 +165,6 @@ def exact(plan: Plan) -> int | None:
     return None if plan == PLAN else plan.steps
 
 
-@pytest.mark.parametrize("run", range(5))
-@pytest.mark.parametrize(("turns", "what"), [("stretches", "pause"), ("launches", "launch")])
-def test_the_side_that_launches_first_decides_the_steps_of_both(turns: str, what: str, run: int) -> None:
-    both = Both(turns=turns)
-    both.take(2)
-    both.take(3)
-    orders = [reported for reported in both.reported if what in reported]
-    assert sorted(orders[:2]) in ([f"b {what}", f"n {what} 7"], [f"b {what} 7", f"n {what}"])
-    assert sorted(orders[2:]) == [f"b {what} 7"] * 2 + [f"n {what} 7"] * 2
-
-
-@pytest.mark.parametrize("run", range(3))
-def test_windows_of_a_given_length_have_it_on_both_sides(run: int) -> None:
-    both = Both(turns="launches")
-    both.current.steps = 8
-    both.take(2)
-    assert sorted(both.reported) == ["b launch 8"] * 2 + ["n launch 8"] * 2
-
-
 def test_both_sides_of_a_pair_are_alive_and_run_the_same_stretches() -> None:
     both = Both()
     both.take(2)
@@ -232,14 +199,6 @@ def test_what_needs_the_room_of_the_other_side_says_how_to_measure_it(side: str,
         text = both.side.error
     assert ("it was interleaved with " in text, text.endswith(HINT)) == (needs_room, needs_room)
     assert both.alive == 0
-
-
-def test_a_side_that_cannot_be_set_up_alone_has_no_such_advice() -> None:
-    cause = RankError(rank=1, when=0.0, phase="setup", summary="broken", needs_room=True)
-    problem = LaunchError(cause, (), ())
-    both = Both(lambda who, order, alive: problem if order == "pause" and not alive else None)
-    with pytest.raises(LaunchError, match=r"broken$"):
-        both.take(1)
 
 
 @pytest.mark.parametrize("what", ["stretch", "deliver", "launch"])

@@ -189,8 +189,3 @@ def test_ranks_divide_evenly_over_nodes() -> None:
 def test_a_test_that_wants_more_nodes_than_there_are_is_skipped(nodes: int, there: str) -> None:
     with pytest.raises(Unavailable, match=there):
         nodes_for(settings("marker", nodes=3), settings(), 6, nodes)
-
-
-def test_a_node_without_a_device_for_each_of_its_ranks_is_reported_with_all() -> None:
-    with pytest.raises(OptionError, match="--ddp-world-size: 18: a rank needs a device of its own, 9 a node; 8 cuda"):
-        resolve(settings(world_sizes=(18,), device="cuda"), 9, GPUS, 2)

@@ -104,36 +104,6 @@ def test_the_command_reports_a_run_as_the_run_itself_did(form: str, tmp_path: Pa
     assert reported == (run.markdown() if form == "markdown" else run.html())
 
 
-@pytest.mark.parametrize(
-    ("measured", "words"),
-    [
-        (
-            outcome(verdict(Status.NOT_GATED, "saving"), fails=True, error="baseline x: no space left"),
-            ("\n| **NOT GATED** `not saved: baseline x: no space left` | ",),
-        ),
-        (
-            DOUBT,
-            (
-                "<summary>INCONCLUSIVE: <code>doubt</code></summary>",
-                "why: its launches differ as much by themselves\n",
-                "accept:   pytest x --ddp-save-baseline",
-            ),
-        ),
-        (
-            FAILED,
-            (
-                "| **failed** `not measured: launch 1 of 2: rank 1 failed in setup: ValueError: bad` | "
-                "`tests/test_a.py::test_step on 2 gloo` |  |",
-            ),
-        ),
-    ],
-    ids=["not saved", "inconclusive", "not measured"],
-)
-def test_what_needs_attention_has_its_reason(measured: Outcome, words: Sequence[str]) -> None:
-    reported = report(measured)
-    assert [word for word in words if word not in reported] == []
-
-
 def test_another_version_is_named_with_the_files_that_differ() -> None:
     red = replace(outcome(verdict(Status.REGRESSED)), baseline_side=BESIDE, baseline_path="")
     reported = report(red, facts={"against": "origin/main (1a2b3c4)"})

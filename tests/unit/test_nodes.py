@@ -25,14 +25,13 @@ from pytest_ddpperf import __version__
 from pytest_ddpperf.launch import Observer, locks
 from pytest_ddpperf.launch.remote_ranks import Clock, Offset, offset
 from pytest_ddpperf.measuring import worker as following
-from pytest_ddpperf.measuring.machine import nodes_for
 from pytest_ddpperf.measuring.worker import OVER as OVER_TEXT
 from pytest_ddpperf.plugin import remote as nodes_module
 from pytest_ddpperf.plugin import running
 from pytest_ddpperf.plugin import worker as base_module
 from pytest_ddpperf.rank import group as rendezvous
 from pytest_ddpperf.records import LaunchSamples, Plan, Status, Verdict, codec
-from pytest_ddpperf.records.errors import AgainstError, BaseSideError, NodesError, OptionError
+from pytest_ddpperf.records.errors import AgainstError, BaseSideError, NodesError
 from pytest_ddpperf.remote import handshake as door
 from pytest_ddpperf.remote import node as line
 from pytest_ddpperf.remote import node_launch as parts_module
@@ -151,11 +150,6 @@ def test_between_two_series_an_offset_moves_in_a_straight_line() -> None:
     assert clock.half_width_ns == 3000.0
     for here in (-1e9, 0.0, 3e9, 10e9, 11e9):
         assert clock.here(1e12 + here * fast) == pytest.approx(here, abs=0.01)
-
-
-def test_one_series_is_a_clock_that_does_not_drift() -> None:
-    only = Offset(at_ns=5.0, ns=100.0, half_width_ns=1.0)
-    assert Clock(first=only, last=only).here(150.0) == 50.0
 
 
 # --- who is let in
@@ -279,14 +273,6 @@ def test_strangers_that_say_nothing_keep_nobody_out(at_the_door: Door, monkeypat
     at_the_door.end()
     assert at_the_door.came.keys() == {1}
     assert any("4 others had given no proof yet" in reported for reported in at_the_door.dropped)
-
-
-def test_there_is_room_for_all_nodes_at_once_and_as_many_strangers(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
-    monkeypatch.setattr(door.socket, "create_server", lambda *_, backlog, **__: asked.append(backlog))
-    for nodes in (2, 500):
-        door.listening("127.0.0.1", nodes)
-    assert asked == [128, 564]
 
 
 def test_who_is_turned_away_tells_it_when_there_is_no_time_left() -> None:
@@ -521,15 +507,6 @@ def test_what_another_node_cannot_have_beside_it_is_told_with_its_name(
     assert str(raised.value) == reported
 
 
-def test_a_version_that_cannot_import_a_conftest_is_every_tests_to_tell(
-    closing: ExitStack, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(BaseSide, "collect", lambda self, here: None)
-    follows = Follows(closing)
-    follows.say("died", "base", text="while loading conftest")
-    OfNodes(follows, None).collect(HERE)
-
-
 def test_what_is_called_or_measured_there_without_a_gate_is_led_before_what_has_one(
     closing: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -752,15 +729,6 @@ def test_torchruns_store_listens_on_one_interface() -> None:
     assert found[1] == {"event": "found", "found": {"address": "127.0.0.1"}}
 
 
-@pytest.mark.parametrize(("world_size", "wanted"), [(1, 1), (2, 1), (3, 1), (4, 4)])
-def test_fewer_ranks_than_nodes_stay_on_the_first_where_a_marker_asks_for_them(world_size: int, wanted: int) -> None:
-    of_run = SimpleNamespace(world_sizes=(2,), nodes=None, sources={"world_sizes": "command line"})
-    marked = SimpleNamespace(world_sizes=(world_size,), nodes=None, sources={"world_sizes": "marker"})
-    assert nodes_for(marked, of_run, world_size, 4) == wanted  # type: ignore[arg-type]
-    with pytest.raises(OptionError, match="--ddp-world-size: 2: divides evenly over the 4 nodes"):
-        nodes_for(of_run, of_run, 2, 4)  # type: ignore[arg-type]
-
-
 def test_a_node_that_does_not_answer_is_asked_and_then_gone(
     closing: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -866,11 +834,6 @@ def test_who_is_interrupted_as_a_node_tells_its_time_hears_no_more_of_it(
         follows.node.current.line.send({"op": "leave"})
 
 
-def test_user_code_on_another_node_may_take_longer_than_a_launch(closing: ExitStack) -> None:
-    patience = Follows(closing).node.current.tests._patience
-    assert patience == 310
-
-
 # --- parts of a launch
 
 
@@ -948,15 +911,6 @@ def test_a_node_that_goes_after_it_delivered_is_an_error_for_its_clock_is_not_kn
     parted.follows.node.current._offset = gone
     parted.parts.release()
     assert "is gone" in parted.parts.errors[0].summary
-
-
-def test_clocks_are_asked_after_the_window_though_a_clean_up_hung(parted: Parted) -> None:
-    parted.follows.node.current._offset = lambda: Offset(at_ns=10.0, ns=1001e9, half_width_ns=9.0)
-    parted.parts.stop(9.0, at_deadline=True)
-    parted.follows.say("over", **OVER)
-    parted.parts.await_end()
-    assert parted.parts.errors == []
-    assert parted.parts.clocks[2].last.ns == 1001e9
 
 
 @pytest.mark.parametrize("event", ["failed", "ended"])

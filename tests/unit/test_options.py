@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 from pytest_ddpperf import options
 from pytest_ddpperf.options import Settings
 from pytest_ddpperf.options.table import ROWS, Row
-from pytest_ddpperf.records import Limit, Plan
+from pytest_ddpperf.records import Limit
 from pytest_ddpperf.records.errors import MarkerError, OptionError
 
 NATIVE_TOML = pytest.mark.skipif(pytest.version_tuple < (9,), reason="[tool.pytest] is read since pytest 9")
@@ -154,26 +153,6 @@ def test_every_ini_key_is_taken_from_a_file(
     check_asked(read("-Werror"), pytester.path, {row.field for row in ROWS if row.ini}, "ini")
 
 
-@pytest.mark.parametrize("table", ["tool.pytest.ini_options", pytest.param("tool.pytest", marks=NATIVE_TOML)])
-@pytest.mark.parametrize("sizes", ["[1, 4]", '["1", "4"]', '["1,4"]'])
-def test_toml_has_numbers_and_lists(
-    read: Callable[..., Settings], pytester: pytest.Pytester, table: str, sizes: str
-) -> None:
-    pytester.makepyprojecttoml(
-        f"[{table}]\nddp_world_size = {sizes}\nddp_steps = 50\nddp_timeout = 20\n"
-        'ddp_threshold = ["p50:5%", "p75:2ms"]\n'
-    )
-    settings = read()
-    assert settings.world_sizes == (1, 4)
-    assert (settings.steps, settings.timeout_seconds) == (50, 20.0)
-    assert metrics(settings) == ["p50:5%", "p75:2ms"]
-
-
-def test_a_list_in_an_ini_file_may_have_a_line_each(read: Callable[..., Settings], pytester: pytest.Pytester) -> None:
-    pytester.makeini("[pytest]\nddp_threshold =\n  p50:5%\n  p75:2ms\n")
-    assert metrics(read()) == ["p50:5%", "p75:2ms"]
-
-
 def test_the_command_line_wins_over_ini(read: Callable[..., Settings], pytester: pytest.Pytester) -> None:
     pytester.makeini("[pytest]\nddp_steps = 50\nddp_warmup = 9\n")
     assert read("-o", "ddp_steps=60").steps == 60
@@ -208,42 +187,6 @@ def test_a_missing_baseline_fails_by_default_where_ci_is_set(
     assert read("--ddp-baseline-missing=warn").baseline_missing == "warn"
 
 
-def test_what_is_compared_with_may_differ_in_several_ways(read: Callable[..., Settings]) -> None:
-    settings = read(
-        "--ddp-against-env=A=1", "--ddp-against-env", "B=x=y", "--ddp-against-env=C=",
-        "--ddp-against-option=--bucket-mb 1", "--ddp-against-option", "--name='a b' -v",
-    )  # fmt: skip
-    assert settings.against_env == ("A=1", "B=x=y", "C=")
-    assert settings.against_option == ("--bucket-mb", "1", "--name=a b", "-v")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "option"),
-    [
-        ([], ""),
-        (["--ddp-against=self"], "--ddp-against"),
-        (["--ddp-against=HEAD", "--ddp-against-env=A=1"], "--ddp-against"),
-        (["--ddp-against-python=sh"], "--ddp-against-python"),
-        (["--ddp-against-env=A=1"], "--ddp-against-env"),
-        (["--ddp-against-option=-v", "--ddp-against-env=A=1"], "--ddp-against-env"),
-        (["--ddp-against-option=-v"], "--ddp-against-option"),
-    ],
-)
-def test_a_comparison_with_another_version_is_known_by_its_option(
-    read: Callable[..., Settings], arguments: list[str], option: str
-) -> None:
-    assert read(*arguments).comparison_option == option
-
-
-def test_a_set_up_in_the_ini_file_asks_for_no_comparison(
-    read: Callable[..., Settings], pytester: pytest.Pytester
-) -> None:
-    pytester.makeini("[pytest]\nddp_against_setup = make build\n")
-    for arguments in ([], ["--ddp-against=self"], ["--ddp-save-baseline"], ["--ddp-against-env=A=1"]):
-        assert read(*arguments).against_setup == "make build"
-    assert read().comparison_option == ""
-
-
 @pytest.mark.parametrize(("given", "seconds"), [("60", 60.0), ("never", 0.0)])
 def test_confirming_takes_seconds_or_never(read: Callable[..., Settings], given: str, seconds: float) -> None:
     assert read(f"--ddp-confirm={given}").confirm_seconds == seconds
@@ -255,24 +198,6 @@ def test_percentiles_that_are_equal_are_one_metric(read: Callable[..., Settings]
 
 def test_a_backend_that_torch_may_know_is_not_ours_to_refuse(read: Callable[..., Settings]) -> None:
     assert read("--ddp-backend=glo").backend == "glo"
-
-
-def test_settings_cannot_be_changed(read: Callable[..., Settings]) -> None:
-    with pytest.raises(AttributeError):
-        read().steps = 3  # type: ignore[misc]
-
-
-def test_help_has_every_option_and_ini_key(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
-    monkeypatch.setenv("COLUMNS", "200")
-    text = pytester.runpytest_inprocess("--help", plugins=[_Registers()]).stdout.str()
-    assert "distributed performance regression:" in text
-    for row in ROWS:
-        assert (row.option in text) is row.of_run
-        assert row.ini is None or f"{row.key} ({row.ini}):" in text
-    assert "metric:N% or metric:Nms" in text
-    assert "%%" not in text
-    assert "(default: p10:10%,p50:10%)" in text
 
 
 DOCUMENT = Path(__file__).parents[2] / "docs/options.md"
@@ -360,21 +285,6 @@ def test_a_negative_world_size_is_a_value_not_an_option(refusal: Callable[..., s
     assert refusal("--ddp-world-size", "-1").startswith("--ddp-world-size: '-1': whole numbers from 1")
 
 
-def test_of_a_list_the_invalid_item_is_named(refusal: Callable[..., str]) -> None:
-    assert refusal("--ddp-threshold=p75:10%,p50:ten").startswith("--ddp-threshold: 'p50:ten': not metric:N%")
-    assert refusal("--ddp-against-env=B=2", "--ddp-against-env=A").startswith("--ddp-against-env: 'A': ")
-    for name in ("my-module", "a..b", "1a", ""):
-        assert refusal(f"--ddp-preload=json,{name}").startswith(f"--ddp-preload: {name!r}: not a module's import name")
-
-
-@pytest.mark.parametrize("end", ["p0", "p100", "p0.0"])
-def test_the_ends_of_a_sample_are_no_metric(refusal: Callable[..., str], end: str) -> None:
-    assert refusal(f"--ddp-threshold={end}:5%") == (
-        f"--ddp-threshold: '{end}:5%': {end} is an end of the sample, which no number of steps "
-        "supports: a metric is p1 to p99, decimals allowed (p99.9)"
-    )
-
-
 VERDICTS = "regressed, improved, inconclusive, no-baseline, incomparable, not-gated"
 NO_REF = "--ddp-against-setup: 'make build': builds the code of a git ref: name it with --ddp-against"
 
@@ -404,13 +314,6 @@ def test_what_cannot_be_is_refused_with_the_reason(
     refusal: Callable[..., str], arguments: list[str], message: str
 ) -> None:
     assert refusal(*arguments) == message
-
-
-def test_nothing_may_be_preloaded_in_place_of_what_the_ini_file_names(
-    read: Callable[..., Settings], pytester: pytest.Pytester
-) -> None:
-    pytester.makeini("[pytest]\nddp_preload = json\n")
-    assert read("--ddp-preload=").preload == ()
 
 
 @pytest.mark.parametrize("option", ["--ddp-json", "--ddp-markdown", "--ddp-html"])
@@ -529,19 +432,6 @@ def test_a_toml_value_of_the_wrong_type_names_its_key(
     assert refusal().startswith(message)
 
 
-@pytest.mark.parametrize("option", ["--ddp-foo", "--ddp-warm=3", "--ddp-worldsize=2"])
-def test_an_option_that_does_not_exist_is_a_usage_error_even_if_it_begins_like_one(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, option: str
-) -> None:
-    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
-    assert (
-        pytester.runpytest_inprocess("--ddp-warmup=3", plugins=[_Registers()]).ret == pytest.ExitCode.NO_TESTS_COLLECTED
-    )
-    result = pytester.runpytest_inprocess(option, plugins=[_Registers()])
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines([f"*unrecognized arguments: {option}*"])
-
-
 # --- markers
 
 ARGUMENTS = (
@@ -580,19 +470,6 @@ def test_the_closest_marker_wins_argument_by_argument(read: Callable[..., Settin
     assert settings.sources["launches"] == "command line"
 
 
-@pytest.mark.parametrize("markers", [[], [mark()]], ids=["none", "bare"])
-def test_without_arguments_the_settings_are_those_of_the_run(
-    read: Callable[..., Settings], markers: list[pytest.Mark]
-) -> None:
-    run = read()
-    assert options.with_markers(run, markers) is run
-
-
-@pytest.mark.parametrize("sizes", [(1, 2), [1, 2], "1,2", ["1", 2]])
-def test_a_marker_may_name_several_world_sizes(read: Callable[..., Settings], sizes: Any) -> None:
-    assert options.with_markers(read(), [mark(world_size=sizes)]).world_sizes == (1, 2)
-
-
 def test_a_marker_may_list_its_limits(read: Callable[..., Settings]) -> None:
     assert metrics(options.with_markers(read(), [mark(threshold=["p50:5%", "p75:2ms"])])) == ["p50:5%", "p75:2ms"]
 
@@ -608,69 +485,12 @@ def test_a_misspelt_argument_gets_the_nearest_name(read: Callable[..., Settings]
     )
 
 
-@pytest.mark.parametrize(
-    "name", ["preload", "baseline_dir", "save_baseline", "against", "disable", "json", "world_sizes"]
-)
-def test_a_setting_of_the_whole_run_is_not_a_markers(read: Callable[..., Settings], name: str) -> None:
-    assert f"@pytest.mark.ddp({name}=...): 'x': there is no such argument" in marker_refusal(read(), **{name: "x"})
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "allowed"),
-    [
-        ("world_size", "four", "whole numbers from 1"),
-        ("world_size", True, "whole numbers from 1"),
-        ("world_size", 0, "whole numbers from 1"),
-        ("world_size", None, "whole numbers from 1"),
-        ("world_size", [], "whole numbers from 1"),
-        ("steps", True, "a whole number from 1"),
-        ("steps", 2.5, "a whole number from 1"),
-        ("warmup", -1, "a whole number from 0"),
-        ("timeout", math.inf, "seconds, a number above 0"),
-        ("timeout", 10**400, "seconds, a number above 0"),
-        ("timeout", False, "seconds, a number above 0"),
-        ("threshold", 5, "not metric:N%"),
-        ("threshold", "p50:ten", "not metric:N%"),
-        ("backend", None, "auto, gloo, nccl or any torch backend"),
-        ("timing", "stp", "one of auto, free, step; did you mean step?"),
-    ],
-)
-def test_a_marker_argument_of_the_wrong_kind_is_refused(
-    read: Callable[..., Settings], name: str, value: Any, allowed: str
-) -> None:
-    message = marker_refusal(read(), **{name: value})
-    assert message.startswith(f"@pytest.mark.ddp({name}=...): {value!r}: {allowed}")
-
-
-def test_the_support_of_a_limit_is_checked_again_for_each_test(read: Callable[..., Settings]) -> None:
-    needs = "a limit is decided between launches: it needs at least 2, 1 was asked"
-    assert marker_refusal(read("--ddp-threshold=p50:5%"), launches=1) == f"--ddp-threshold: 'p50:5%': {needs}"
-    assert marker_refusal(read("--ddp-launches=1"), threshold="p50:5%") == (
-        f"@pytest.mark.ddp(threshold=...): 'p50:5%': {needs}"
-    )
-    assert "CPU time is measured on cpu only, not on cuda" in marker_refusal(
-        read("--ddp-threshold=cpu_p50:5%"), device="cuda"
-    )
-    lenient = options.with_markers(read("--ddp-launches=1"), [mark(launches=3, threshold="p50:5%")])
-    assert metrics(lenient) == ["p50:5%"]
-
-
 def test_the_help_of_the_marker_has_all_arguments() -> None:
     words = f"ddp({ARGUMENTS}): settings of a distributed test, by keyword, over --ddp-* and ini keys"
     assert words == options.MARKER_HELP
 
 
 # --- plans
-
-
-def test_a_plan_says_what_was_asked(read: Callable[..., Settings]) -> None:
-    asked = "--ddp-warmup=3", "--ddp-steps=40", "--ddp-min-time=2", "--ddp-timeout=9", "--ddp-preload=json"
-    settings = read(*asked, "--ddp-launches=4")
-    assert options.plan(settings, world_size=4, backend="gloo", device="cpu") == Plan(
-        world_size=4, backend="gloo", device="cpu", warmup=3, steps=40, min_seconds=2.0, most_steps=75, timing="step",
-        timeout_seconds=9.0, seed=0, preload=("json",),
-    )  # fmt: skip
-    assert options.launches(settings) == 4
 
 
 @pytest.mark.parametrize(("device", "timing"), [("cpu", "step"), ("cuda", "free"), ("xpu", "free")])

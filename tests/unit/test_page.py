@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpperf.records import Limit, Outcome, Status, TestId, Verdict
+from pytest_ddpperf.records import Outcome, Status, TestId, Verdict
 from pytest_ddpperf.records.errors import MissingExtraError
 from pytest_ddpperf.report import figures, page, sentences, text
 from pytest_ddpperf.report.json_report import StoredReport
@@ -157,17 +157,6 @@ def test_tables_have_the_percentiles_and_launches_of_both_sides(slower: Outcome)
     assert [launches.count(name) for name in ("baseline 2026-02", "now")] == [3, 1]
 
 
-def test_sides_are_shown_by_as_many_steps_as_they_are_compared_by() -> None:
-    longer, usual = Drawn(steps=90), Drawn(seed=9)
-    turned = reports.in_turns("test_x", longer, usual, stretches=False)
-    for outcome in (reports.against_baseline("test_x", longer, usual), turned):
-        now, base = figures.sides_of(outcome)
-        assert base is not None
-        comparison = outcome.verdict.comparisons[1]  # type: ignore[union-attr]
-        assert now.middle(50) == pytest.approx(comparison.now_seconds)
-        assert base.middle(50) == pytest.approx(comparison.baseline_seconds)
-
-
 @pytest.mark.parametrize(
     ("report", "words"),
     [
@@ -242,19 +231,6 @@ def test_launches_are_drawn_of_the_sides_that_there_are(outcome: Outcome, number
     assert words in read.words
     assert len(figures := axes_of(read)) == number
     assert legend in figures[-1]
-
-
-def test_limits_in_milliseconds_on_bandwidth_and_on_cpu_time_are_drawn_as_shares(slower: Outcome) -> None:
-    verdict = slower.verdict
-    assert verdict is not None
-    kept = verdict.comparisons[1]
-    asked = [Limit(metric="busbw", value=0.1, unit="%"), Limit(metric="p95", value=0.002, unit="ms")]
-    comparisons = tuple(replace(kept, limit=limit) for limit in asked)
-    shares = list(map(figures.signed_limit, comparisons))
-    assert shares == [-0.1, pytest.approx(0.002 / kept.baseline_seconds)]
-    read = drawn(replace(slower, verdict=replace(verdict, comparisons=comparisons)))
-    assert "busbw -" in read.words
-    assert "limit busbw:10%; p95 +" in read.words
 
 
 # --- what users name

@@ -13,8 +13,6 @@ import pytest
 from pytest_ddpperf.records.errors import TransportError
 from pytest_ddpperf.wire import payload
 
-LOCK = threading.Lock()  # cannot be pickled
-
 
 def there(function: Callable[..., Any], *args: Any) -> Any:
     """What a rank would return."""
@@ -47,25 +45,6 @@ def test_a_closure_may_refer_to_itself_and_to_later_names() -> None:
 
     assert there(factorial, 5) == 120
     assert there(first) == 2
-
-
-def test_a_closure_keeps_its_defaults_name_and_attributes() -> None:
-    base = 10
-
-    def setup(a: int, *, b: int = 2) -> int:
-        """Adds."""
-        return a + b + base
-
-    setup.extra = "kept"  # type: ignore[attr-defined]
-    arrived = payload.loads(payload.dumps("call", setup, ()))[1]
-    assert arrived(1) == 13
-    assert (arrived.__name__, arrived.__doc__, arrived.extra) == ("setup", "Adds.", "kept")
-    assert arrived.__qualname__ == setup.__qualname__
-
-
-def test_a_global_that_cannot_be_pickled_is_fine() -> None:
-    suffix = "!"
-    assert there(lambda: str(LOCK.locked()) + suffix) == "False!"
 
 
 def test_what_cannot_be_pickled_is_named() -> None:

@@ -28,13 +28,6 @@ def legend(axes: Axes) -> list[str]:
     return axes.get_legend_handles_labels()[1]
 
 
-def test_a_box_a_variant() -> None:
-    axes = drawn(boxes("Buckets", "MB", {"1": [1.0, 2.0, 3.0], "25": [2.0, 4.0, 6.0]}))
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "25"]
-    drawn_lines = {tuple(line.get_ydata()) for line in axes.get_lines()}
-    assert {(2.0, 2.0), (4.0, 4.0)} <= drawn_lines  # the medians
-
-
 def test_a_line_a_variant_with_its_spread_as_bars_or_as_a_band() -> None:
     few = {1.0: Spread(1.0, 0.5, 2.0), 2.0: Spread(3.0, 2.0, 3.5)}
     axes = drawn(lines("L", "ranks", "s", {"a": few}))
@@ -47,15 +40,6 @@ def test_a_line_a_variant_with_its_spread_as_bars_or_as_a_band() -> None:
     axes = drawn(lines("L", "iterations", "loss", {"a": many, "b": many}))
     assert len(axes.collections) == 2
     assert legend(axes) == ["a", "b"]
-
-
-def test_parts_are_stacked_and_the_whole_has_its_spread() -> None:
-    parts = {"overlapped": {"forward": 1.0, "backward": 2.0}, "not": {"forward": 1.0, "backward": 5.0}}
-    wholes = {"overlapped": Spread(3.0, 2.5, 3.5), "not": Spread(6.0, 6.0, 7.0)}
-    axes = drawn(stacks("S", parts, wholes))
-    bars = [(patch.get_y(), patch.get_height()) for patch in axes.patches]  # type: ignore[attr-defined]
-    assert bars == [(0, 1), (0, 1), (1, 2), (1, 5)]
-    assert legend(axes) == ["forward", "backward"]
 
 
 def test_a_part_that_only_some_have_is_drawn_of_those() -> None:

@@ -193,14 +193,6 @@ baseline: tests/test_a.py::test_step: not measured: launch 1 of 2: rank 1 failed
     assert reported.endswith("compared with the base: 2 passed, 1 without baseline (2 of 3 compared)\n")
 
 
-def test_short_steps_and_steps_without_examples_of_ours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rpc = replace(at(2, 0.000341, parameter_servers=1, master=True), batch_size=None)
-    path = str(written(tmp_path / "a.json", rpc))
-    main(["diff", path, path, "--form", "pytorch"])
-    row = "2 trainers 1 ps master:  p75:    341 us         -     -0.0%  p95:    341 us         -     -0.0%"
-    assert list(rows(capsys.readouterr().out)) == [row]
-
-
 def test_of_ours_what_several_machines_measured_is_a_benchmark_each(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

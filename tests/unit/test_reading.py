@@ -48,19 +48,6 @@ def test_a_report_comes_back_as_it_was(tmp_path: Path) -> None:
     assert report.messages == ()
 
 
-def test_a_report_of_another_version_lacks_fields_and_has_others(tmp_path: Path) -> None:
-    path = written(tmp_path / "a.json", outcome(verdict(Status.PASS)), run=LOUD)
-    for name in ("file", "line", "limits", "level", "sessions"):
-        changed(path, "measurements", 0, name, without=True)
-    for name in ("run_id", "commit", "committed", "problem", "messages"):
-        changed(path, name, without=True)
-    changed(path, "summary", "other_failures", without=True)
-    changed(path, "measurements", 0, "verdict", "comparisons", 0, "of_tomorrow", to=[1])
-    (again,) = json_report.read([path]).outcomes
-    assert again == outcome(verdict(Status.PASS))
-    assert json_report.read([path]).runs == (replace(RUN, id="", commit="", committed=""),)
-
-
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
@@ -144,7 +131,6 @@ def test_a_broken_field_is_named_with_its_place(
 GOOD = outcome(verdict(Status.PASS))
 BAD = replace(FAILED, nodeid=GOOD.nodeid, test=GOOD.test, plan=GOOD.plan)
 OTHER = outcome(verdict(Status.PASS), nodeid="m.py::b", test=TestId(module="m", name="b"))
-ON_64_CORES = replace(measurement().environment, key={"backend": "gloo", "cores": 64})
 LATER = replace(RUN, id="7e2", created="2026-01-02T04:00:00+00:00")
 LAST = replace(RUN, id="7e3", created="2026-01-02T05:00:00+00:00")
 
@@ -183,26 +169,6 @@ def test_of_reruns_the_run_that_ended_last_counts(
     last, run = max(measured, key=lambda each: each[1].created)
     assert report.outcomes == (last,)
     assert report.messages == (f"{last.nodeid}: measured in several reports: that of {run.created} counts",)
-
-
-@pytest.mark.parametrize(
-    "measured",
-    [
-        ((BAD, RUN), (OTHER, LATER)),
-        *(
-            ((replace(BAD, plan=replace(BAD.plan, **plan)), RUN), (GOOD, LATER))
-            for plan in ({"world_size": 4}, {"backend": "mpi"}, {"device": "xpu"})
-        ),
-        ((BAD, replace(RUN, facts={"cpu_model": "AMD"})), (GOOD, replace(LATER, facts={"cpu_model": "Intel"}))),
-        ((GOOD, RUN), (replace(GOOD, measurement=replace(measurement(), environment=ON_64_CORES)), LATER)),
-    ],
-    ids=["test", "ranks", "backend", "device", "model", "cores"],
-)
-def test_other_measurements_are_no_reruns(measured: tuple[tuple[Outcome, RunInfo], ...], tmp_path: Path) -> None:
-    report = joined(tmp_path, *measured)
-    assert report.outcomes == tuple(outcome for outcome, _ in measured)
-    assert [entry.run for entry in report.entries] == [run for _, run in measured]
-    assert report.messages == ()
 
 
 def test_reports_of_several_commits_are_named_and_have_none(tmp_path: Path) -> None:

@@ -35,14 +35,3 @@ def test_a_path_may_begin_with_the_home_folder(
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     assert getattr(read(f"{option}=~/there"), PATHS[option]) == tmp_path / "there"
-
-
-def test_so_may_those_of_the_ini_file_and_an_interpreter(
-    read: Callable[..., Settings], pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / "python").symlink_to("/bin/sh")
-    pytester.makeini("[pytest]\nddp_baseline_dir = ~/baselines\nddp_history = ~\n")
-    settings = read("--ddp-against-python=~/python")
-    assert (settings.baseline_dir, settings.history_dir) == (tmp_path / "baselines", tmp_path)
-    assert settings.against_python == str(tmp_path / "python")

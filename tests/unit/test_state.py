@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -45,12 +43,6 @@ class TestClass:
     def test_method(self, rpc_benchmark): ...
 def test_sound(ddp_run): ...
 """
-
-
-def test_tests_with_a_mistake_are_collected_under_bare_names(collect: Collect) -> None:
-    items = collect(MISTAKES, "--ddp-world-size=1,2", "--ddp-threshold=p90:5%")
-    names = ["test_typo", "test_value[1]", "test_few_steps", "test_method", "test_sound[ws1]", "test_sound[ws2]"]
-    assert [item.name for item in items] == names
 
 
 def test_parameters_may_each_have_one_world_size_unless_the_test_has_several(collect: Collect) -> None:
@@ -106,16 +98,6 @@ def test_of_conftests_by_one_name_all_are_known_and_the_last_is_imported_by_it(
         assert modules_by_name(item.config, [item])["conftest"] == inner.__file__
 
 
-def test_a_plugin_without_a_file_is_no_conftest(collect: Collect) -> None:
-    (item,) = collect("def test_a(ddp_run): ...")
-    notebook = ModuleType("__main__")
-    assert not hasattr(notebook, "__file__")
-    item.config.pluginmanager.register(notebook, "a notebook's")
-    items: list[Any] = [SimpleNamespace(module=notebook)]
-    assert conftests(item.config) == []
-    assert modules_by_name(item.config, items) == {}
-
-
 @pytest.mark.parametrize("option", ["--setup-plan", "--setup-only", "--collect-only"])
 def test_what_only_shows_tests_asks_no_rank_and_writes_nothing(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, option: str
@@ -127,16 +109,6 @@ def test_what_only_shows_tests_asks_no_rank_and_writes_nothing(
     result.stdout.fnmatch_lines(["*test_a*"])
     result.stdout.no_fnmatch_line("*ddpperf: *")
     assert not Path("a.json").exists()
-
-
-@pytest.mark.parametrize("name", ["pytest_benchmark.plugin", "benchmark"])
-def test_pytest_benchmark_is_seen_by_either_name(collect: Collect, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
-    monkeypatch.delenv("PYTEST_PLUGINS", raising=False)
-    (item,) = collect("def test_a(ddp_benchmark): ...", "-p", "pytest_ddpperf.plugin.hooks", "-p", name)
-    assert "benchmark" in item.fixturenames  # type: ignore[attr-defined]
-    filters = [mark.args[0] for mark in item.iter_markers("filterwarnings")]
-    assert filters == ["ignore:Benchmark fixture was not used at all"]
 
 
 @pytest.mark.parametrize(

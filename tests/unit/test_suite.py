@@ -15,13 +15,10 @@ from pytest_ddpperf import options
 from pytest_ddpperf.measuring.machine import nodes_for
 from pytest_ddpperf.suite import conftest, test_data_parallel, test_ddp_latency, test_ddp_sweep, workloads
 from pytest_ddpperf.suite.tables import Tables
-from pytest_ddpperf.suite.test_data_parallel import exposed
 from pytest_ddpperf.suite.test_rpc import _row
-from pytest_ddpperf.suite.workloads import SIZES, Size, SweepRow, share_of, tokens_of
+from pytest_ddpperf.suite.workloads import SIZES, Size, SweepRow, tokens_of
 from pytest_ddpperf.suite.wrappers import ddps_buckets
 from tests.unit.test_machine import settings as run_settings
-
-TINY = SIZES["tiny"]
 
 
 def configured(monkeypatch: pytest.MonkeyPatch, *, nodes: int = 1, devices: int = 0, **asked: Any) -> Any:
@@ -53,23 +50,6 @@ def test_every_row_has_its_place(monkeypatch: pytest.MonkeyPatch, nodes: int, ra
     for row in rows(config, "scaled_ranks") + rows(config, "sweep_row"):
         settings = options.with_markers(of_run, [mark.mark for mark in row.marks])
         assert nodes_for(settings, of_run, settings.world_sizes[0], nodes) == settings.nodes  # or it raised
-
-
-@pytest.mark.parametrize(
-    ("nodes", "ranks", "expected"),
-    [
-        (1, "1,2,6", {1: 1, 2: 1, 4: 1, 6: 1}),
-        (2, "8", {1: 1, 2: 1, 4: 1, 8: 2}),
-        (3, "6", {1: 1, 2: 1, 6: 3}),
-        (4, "8", {1: 1, 2: 1, 4: 4, 8: 4}),
-    ],
-)
-def test_ranks_are_scaled_over_machines(
-    monkeypatch: pytest.MonkeyPatch, nodes: int, ranks: str, expected: dict[int, int]
-) -> None:
-    made = rows(configured(monkeypatch, nodes=nodes, ddp_world_size=ranks), "scaled_ranks")
-    assert {row.values[0]: row.marks[0].mark.kwargs["nodes"] for row in made} == expected
-    assert [row.id for row in made] == [f"{each}-ranks" for each in expected]
 
 
 # --- figures
@@ -138,11 +118,6 @@ def test_of_a_tests_ranks_those_of_one_machine(
     assert workloads.ranks_per_machine(item, 8) == expected
 
 
-@pytest.mark.parametrize(("ranks", "share"), [(1, 4), (2, 2), (3, 1), (4, 1), (5, 1), (8, 1)])
-def test_sequences_are_dealt_evenly_and_each_rank_has_one(ranks: int, share: int) -> None:
-    assert (share_of(TINY, ranks), tokens_of(TINY, ranks)) == (share, share * 32)
-
-
 # --- batch sizes
 
 # Of the parameters of tests one each, whichever.
@@ -178,16 +153,6 @@ def test_a_baseline_of_another_size_has_another_batch_size(test: Callable[..., N
     assert len({batch_size(test, size) for size in SIZES.values()}) == len(SIZES)
 
 
-def test_a_batch_is_what_a_rank_trains_on_in_a_step() -> None:
-    images, tokens = TINY.images, 2 * 32
-    assert batch_size(test_ddp_latency.test_option, TINY) == images
-    assert batch_size(test_ddp_latency.test_bucket_latency, TINY, model="resnet50") == images
-    assert batch_size(test_ddp_latency.test_bucket_latency, TINY, model="gpt") == tokens
-    assert batch_size(test_ddp_latency.test_scalability, TINY) == 4 * 32  # each rank has all of them
-    assert batch_size(test_ddp_latency.test_sync_every, TINY) == 8 * tokens  # of that many iterations a step
-    assert batch_size(test_ddp_latency.test_sharding, TINY) == tokens
-
-
 # --- buckets, percentiles
 
 
@@ -207,25 +172,6 @@ def test_percentiles_of_a_trainer_are_interpolated() -> None:
 
 
 # --- communication that is not hidden
-
-# Communication, computation, and the time of the first without the second between 0 and 10.
-CASES: list[tuple[list[tuple[float, float]], list[tuple[float, float]], float]] = [
-    ([], [(0, 10)], 0),
-    ([(2, 4)], [], 2),
-    ([(2, 4)], [(1, 5)], 0),
-    ([(2, 6)], [(0, 3), (5, 9)], 2),
-    ([(2, 6), (3, 8)], [(4, 5)], 5),  # two at once count once
-    ([(2, 6)], [(3, 5), (3, 4)], 2),
-    ([(-5, 2), (9, 20)], [(1, 1.5)], 2.5),  # what lies outside the step does not count
-    ([(-5, -1), (11, 12)], [(20, 30)], 0),
-]
-
-
-@pytest.mark.parametrize(("communication", "computation", "expected"), CASES)
-def test_communication_counts_where_nothing_is_computed(
-    communication: list[tuple[float, float]], computation: list[tuple[float, float]], expected: float
-) -> None:
-    assert exposed(communication, computation, (0, 10)) == pytest.approx(expected)
 
 
 def event(name: str, start: float, end: float, **further: Any) -> Any:
@@ -278,17 +224,6 @@ def test_nccls_kernels_run_while_no_others_do(monkeypatch: pytest.MonkeyPatch) -
         event("Memcpy DtoD", 5e5, 6e5, **on_device),
     ]
     assert profiled(monkeypatch, "cuda", "nccl", events) == [pytest.approx((1, 0.4))]
-
-
-def test_gloo_on_cuda_devices_is_compared_with_their_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    on_device = {"device_type": SimpleNamespace(name="CUDA"), "thread": 7}
-    events = [
-        event("ddpperf step", 0, 1e6),
-        event("aten::mm", 0, 1e6),  # the CPU only says what there is to do
-        event("gemm", 0, 4e5, **on_device),
-        event("gloo:all_reduce", 3e5, 6e5, thread=2, is_async=True),
-    ]
-    assert profiled(monkeypatch, "cuda", "gloo", events) == [pytest.approx((1, 0.2))]
 
 
 # --- tables

@@ -15,11 +15,6 @@ Legend:
 """
 
 
-def test_two_gpus_have_the_link_between_them() -> None:
-    assert interconnect(TOPOLOGY, [0, 1]) == "NV2"
-    assert interconnect(TOPOLOGY, [1, 2]) == "NV1"
-
-
 def test_several_kinds_of_links_are_all_named() -> None:
     assert interconnect(TOPOLOGY, [0, 1, 2]) == "NV1+NV2+SYS"
 

@@ -18,24 +18,6 @@ TREES = Trees(current="/w/current", base="/t/base", kept=("/w/current/tests", "/
 INSTALLED = "venv/lib/python3/site-packages"
 
 
-@pytest.mark.parametrize(
-    ("path", "within"),
-    [
-        ("/w/current", ""),
-        ("/t/base", ""),
-        ("/w/current/src/a.py", "src/a.py"),
-        ("/t/base/src/a.py", "src/a.py"),
-        ("/w/current2/a.py", None),
-        ("/w", None),
-        ("", None),
-        (f"/w/current/{INSTALLED}/a.py", None),
-        ("/w/current/lib/dist-packages/a.py", None),
-    ],
-)
-def test_a_path_of_either_tree_is_relative_to_its_top(path: str, within: str | None) -> None:
-    assert TREES.within(path) == within
-
-
 def test_an_interpreter_below_the_top_is_not_of_the_tree_but_one_above_does_not_matter() -> None:
     prefix = os.path.realpath(sys.prefix)
     below = replace(TREES, current=os.path.dirname(prefix))
@@ -43,23 +25,6 @@ def test_an_interpreter_below_the_top_is_not_of_the_tree_but_one_above_does_not_
     assert below.within(prefix + "2/a.py") == os.path.basename(prefix) + "2/a.py"
     above = replace(TREES, current=os.path.join(prefix, "work"))
     assert above.within(os.path.join(prefix, "work", "a.py")) == "a.py"
-
-
-def test_a_version_checked_out_below_the_top_is_the_versions() -> None:
-    trees = replace(TREES, base="/w/current/tmp/base")
-    assert trees.within("/w/current/tmp/base/a.py") == "a.py"
-    assert trees.followed("/w/current/tmp/base/a.py") == "/w/current/tmp/base/a.py"
-
-
-@pytest.mark.parametrize(
-    ("within", "keeps"),
-    [
-        *(("tests", True), ("tests/below/a.py", True), ("test_top.py", True)),
-        *(("tests2/a.py", False), ("test_top.py2", False), ("src/tests/a.py", False), ("", False)),
-    ],
-)
-def test_tests_are_kept_with_all_in_their_folders(within: str, keeps: bool) -> None:
-    assert TREES.keeps(within) is keeps
 
 
 # --- imports

@@ -8,26 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from pytest_ddpperf.wire.channels import Board, FrameReader, Kind, Lines, Phase, readable, send_frame
+from pytest_ddpperf.wire.channels import Board, FrameReader, Kind, Lines, Phase, send_frame
 
 
 @pytest.fixture
 def pair() -> tuple[socket.socket, socket.socket]:
     return socket.socketpair()
-
-
-def test_what_is_readable_is_told_whatever_its_number(
-    pair: tuple[socket.socket, socket.socket], many_descriptors: None
-) -> None:
-    one, other = pair
-    with one, other, other.dup() as high:
-        assert high.fileno() >= 1024
-        assert readable([high, one], 0.0) == []
-        one.send(b"x")
-        assert readable([high, one]) == [high]
-        one.close()
-        high.recv(1)
-        assert readable([high.fileno()]) == [high.fileno()], "at its end"
 
 
 @pytest.mark.parametrize("piece", [1, 3, 9, 10, 1000])
@@ -81,14 +67,6 @@ def test_the_board_tells_where_each_rank_is(tmp_path: Path) -> None:
     assert read.describe(0, warmup=5) == "the start"
     for board in (written, read):
         board.close()
-
-
-def test_a_board_is_closed_though_somebody_has_a_view_of_it(tmp_path: Path) -> None:
-    board = Board(tmp_path / "board", world_size=2, steps=3)
-    board.set_steps(1, 3)
-    marks = board.marks(1)
-    board.close()
-    assert list(marks) == [0] * 4
 
 
 @pytest.mark.parametrize("allocates", [True, False])
