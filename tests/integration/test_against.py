@@ -248,29 +248,6 @@ def test_a_slower_version_is_caught_and_named_and_what_the_other_lacks_has_no_ba
     assert by_launches["baseline_side"]["stretches"] == []
 
 
-def test_conftests_by_the_same_name_are_those_at_hand(repository: Repository, run: Run) -> None:
-    """Neither the root's nor the tests' is in a package: pytest calls both `conftest`."""
-    for folder in ("", "tests/deep/"):
-        (repository.root / folder).mkdir(exist_ok=True)
-        repository.write(f"{folder}conftest.py", "raise RuntimeError('the old one')")
-    repository.commit()
-    for folder, name in (("", "outer"), ("tests/deep/", "inner")):
-        repository.write(f"{folder}conftest.py", f"import pytest\n@pytest.fixture\ndef {name}(): return {name!r}")
-    repository.write("src/speed/__init__.py", SECOND)
-    repository.write(
-        "tests/deep/test_step.py",
-        STEP,
-        """
-        def test_step(ddp_benchmark, outer, inner):
-            ddp_benchmark(lambda ctx: lasting(ctx, speed.MILLISECONDS))
-        """,
-    )
-    repository.commit()
-    result = run("--ddp-against=HEAD~1")
-    result.assert_outcomes(failed=1)
-    assert last_line(result).endswith("): 1 regressed (1 of 1 compared)")
-
-
 def test_what_can_be_set_up_only_alone_says_how_to_measure_it(repository: Repository, run: Run) -> None:
     repository.write(
         "tests/test_step.py",
@@ -600,44 +577,6 @@ def test_a_side_that_hangs_is_given_up_with_its_stacks(
     assert result.ret == 1
     result.stdout.fnmatch_lines(
         [f"pytest of main ({repository.first[:7]}) did not answer for 310 s", "*test_step.py*in waiting"]
-    )
-
-
-def test_what_goes_wrong_there_in_a_stretch_is_told_and_the_side_at_hand_goes_on(
-    repository: Repository, run: Run
-) -> None:
-    repository.write("src/speed/__init__.py", SECOND)
-    repository.write(
-        "tests/test_step.py",
-        STEP,
-        """
-        @pytest.mark.parametrize("end", ["dies", "raises"])
-        def test_step(ddp_benchmark, end):
-            def setup(ctx):
-                step, calls = lasting(ctx), iter(range(1000))
-                def ending():
-                    step()
-                    if next(calls) == 6 and speed.OLD and ctx.rank == 1:
-                        assert end == "dies", "too old"
-                        os.kill(os.getpid(), signal.SIGKILL)
-                return ending
-            ddp_benchmark(setup)
-
-        def test_after_it(ddp_benchmark):
-            ddp_benchmark(lasting)
-    """,
-    )
-    with repository.untouched():
-        result = run("--ddp-against", "main")
-    against = f"main ({repository.first[:7]})"
-    result.stdout.fnmatch_lines(
-        [
-            f"test_step?dies?: {against} was not measured:",
-            "rank 1 failed in step ? of 10: killed by SIGKILL*",
-            f"test_step?raises?: {against} was not measured:",
-            "rank 1 failed in step ? of 10: AssertionError: too old",
-            f"compared with {against}: 1 passed, 2 without baseline (1 of 3 compared)",
-        ]
     )
 
 

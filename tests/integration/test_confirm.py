@@ -95,21 +95,6 @@ def test_of_several_measurements_the_suspected_ones_are_confirmed(project: Repos
     )
 
 
-def test_what_one_test_does_to_the_environment_is_not_the_baselines(project: Repository, run: Run) -> None:
-    """With the variable of the first its code would take as long in the second as that at hand, and be acquitted."""
-    second = TEST.replace("test_step", "test_second")
-    project.write("tests/test_step.py", PROJECT, TEST, second)
-    assert run("--ddp-save-baseline").ret == 0
-    project.commit()
-    project.write("src/speed/__init__.py", "MILLISECONDS = 60\n")
-    first = TEST.replace("(ddp_benchmark):", "(ddp_benchmark, monkeypatch):\n    monkeypatch.setenv('LASTS', '12')")
-    project.write("tests/test_step.py", PROJECT, first, second)
-    result = run(CONFIRM)
-    assert result.ret == 1
-    result.stdout.fnmatch_lines(["compared with *: 2 regressed (2 of 2 compared)"])
-    assert result.stdout.str().count(" interleaved launches of each side") == 2
-
-
 def test_what_looks_slower_within_the_limit_passes_with_both_figures(
     project: Repository, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,20 +216,6 @@ def test_an_option_of_the_users_own_is_red_and_named(project: Repository, run: R
     )
 
 
-def test_the_baselines_code_has_as_many_ranks_as_its_baseline(project: Repository, run: Run) -> None:
-    """Whatever its own ini file says."""
-    assert run("--ddp-save-baseline", "--ddp-world-size=1").ret == 0
-    project.commit()
-    ini = "[pytest]\npythonpath = src\naddopts = -p no:cacheprovider\nddp_world_size = 1\n"
-    project.write("pytest.ini", ini)
-    project.write("src/speed/__init__.py", "MILLISECONDS = 60\n")
-    result = run(CONFIRM, "--ddp-json=out/run.json")
-    assert result.ret == 1
-    (measured,) = json.loads((project.root / "out/run.json").read_text())["measurements"]
-    assert measured["verdict"]["reason"] == "confirmed"
-    assert measured["baseline_side"]["measurement"]["environment"]["key"]["world_size"] == 1
-
-
 def test_another_version_of_a_package_that_the_step_imports_is_red_and_named(
     project: Repository, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -288,58 +259,6 @@ def hashed(text: str) -> str:
     """Hash and size, as a wheel's RECORD has them."""
     digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).decode()
     return f"sha256={digest.rstrip('=')},{len(text)}"
-
-
-def test_what_a_test_asks_for_now_holds_on_both_sides(project: Repository, run: Run) -> None:
-    """Its warm-up stood on the command line when the baseline was recorded."""
-    assert run("--ddp-save-baseline", "--ddp-warmup=3").ret == 0
-    project.commit()
-    project.write("src/speed/__init__.py", "MILLISECONDS = 60\n")
-    project.write("tests/test_step.py", PROJECT, "@pytest.mark.ddp(warmup=3, steps=12)", TEST)
-    result = run(CONFIRM, "--ddp-json=out/run.json")
-    assert result.ret == 1
-    (measured,) = json.loads((project.root / "out/run.json").read_text())["measurements"]
-    assert measured["verdict"]["reason"] == "confirmed"
-    steps = measured["baseline_side"]["measurement"]["samples"]["step_seconds"]
-    assert {len(launch) for launch in steps} == {12}
-
-
-def test_tests_of_several_files_share_a_tree_that_is_set_up_once(project: Repository, run: Run) -> None:
-    project.write("tests/test_other.py", PROJECT, TEST)
-    project.commit()
-    assert run("--ddp-save-baseline").ret == 0
-    project.write("src/speed/__init__.py", "MILLISECONDS = 60\n")
-    setups = project.top.parent / "setups"
-    with project.untouched():
-        result = run(CONFIRM, "-o", f"ddp_against_setup=echo set up >> '{setups}'")
-    assert result.ret == 1
-    assert result.stdout.str().count(" interleaved launches of each side") == 2
-    assert setups.read_text() == "set up\n"
-
-
-def test_the_baselines_fixtures_are_up_for_its_tests_only(
-    project: Repository, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What a fixture of a whole session started there would be beside all that is measured later."""
-    log = project.top.parent / "fixtures"
-    fixture = f"""
-        @pytest.fixture(scope="session", autouse=True)
-        def service():
-            here = "there" if "ddpperf-against" in __file__ else "here"
-            for said in ("up", "down"):
-                with open({str(log)!r}, "a") as file:
-                    file.write(f"{{here}} {{said}}\\n")
-                if said == "up":
-                    yield
-        """
-    project.write("tests/test_step.py", PROJECT, fixture, TEST, TEST.replace("test_step", "test_other"))
-    assert run("--ddp-save-baseline").ret == 0
-    project.commit()
-    log.unlink()
-    monkeypatch.setenv("LASTS", "12")
-    result = run(CONFIRM)
-    result.stdout.fnmatch_lines(["compared with *: 2 inconclusive (2 of 2 compared)"])
-    assert log.read_text().split("\n") == ["here up", *["there up", "there down"] * 2, "here down", ""]
 
 
 def test_a_test_that_changed_is_named_as_such(project: Repository, run: Run) -> None:
@@ -469,18 +388,3 @@ def test_what_cannot_be_confirmed_says_why(project: Repository, run: Run, monkey
     result = run(CONFIRM, "-n1")
     assert result.ret == 1
     result.stdout.fnmatch_lines(["note:     not confirmed with *: not under xdist: add -n 0"])
-
-
-def test_saving_says_when_no_commit_will_have_the_code(project: Repository, run: Run) -> None:
-    (project.top / ".gitignore").write_text("__pycache__\nout\nmade.py\n")
-    project.commit()
-    assert "cannot be confirmed" not in run("--ddp-save-baseline").stdout.str()
-    project.write("src/speed/made.py", "MILLISECONDS = 5\n")
-    project.write("tests/test_step.py", PROJECT.replace("from speed import", "from speed.made import"), TEST)
-    result = run("--ddp-save-baseline")
-    result.stdout.fnmatch_lines(
-        [
-            "a regression against these baselines cannot be confirmed with the baselines' own code: ranks imported "
-            "files that git ignores: python code/src/speed/made.py"
-        ]
-    )

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.conftest import STEP, Run, last_line
-from tests.processes import gone, until
+from tests.processes import gone
 
 ONE = (
     STEP
@@ -57,23 +57,6 @@ def test_may_warn(ddp_run):
     result = run("--benchmark-disable", "-k", "step", benchmark=True)
     result.assert_outcomes(passed=1, deselected=5)
     assert last_line(result) == "1 without baseline (0 of 1 compared)"
-
-
-def test_a_benchmark_fixture_that_is_not_theirs_is_left_alone(pytester: pytest.Pytester, run: Run) -> None:
-    pytester.makeconftest(
-        """
-import pytest
-@pytest.hookimpl(trylast=True)
-def pytest_configure(config):
-    config.pluginmanager.unregister(name="benchmark")
-@pytest.fixture
-def benchmark(request):
-    assert not request.node.get_closest_marker("benchmark")
-    return object()
-"""
-    )
-    pytester.makepyfile(ONE)
-    run(benchmark=True).assert_outcomes(passed=1)
 
 
 TIMED = (
@@ -182,27 +165,6 @@ def test_the_signal_of_pytest_timeout_leaves_no_rank(pytester: pytest.Pytester, 
     result.assert_outcomes(passed=1, failed=1)
     result.stdout.fnmatch_lines(["E * Failed: Timeout * from pytest-timeout."])
     assert gone([int((pytester.path / f"rank{rank}").read_text().split()[0]) for rank in (0, 1)])
-
-
-def test_the_thread_of_pytest_timeout_leaves_no_process(pytester: pytest.Pytester, run: Run) -> None:
-    """It ends pytest, without a word to us."""
-    pytester.makeconftest(
-        """
-import os, threading, time
-class Timer(threading.Timer):
-    def run(self):
-        while not os.path.exists("soon"):
-            time.sleep(0.05)
-        self.function(*self.args)
-threading.Timer = Timer
-"""
-    )
-    pytester.makepyfile(HANGING.replace("SOON", 'open("soon", "w").close()'))
-    result = run("--timeout=3600", "--timeout-method=thread", "-k", "hangs", small=False, own=True)
-    assert result.ret != 0
-    assert "Timeout" in result.stdout.str() + result.stderr.str()
-    pids = [int(pid) for rank in (0, 1) for pid in (pytester.path / f"rank{rank}").read_text().split()]
-    until(lambda: gone(pids))
 
 
 PACKAGE = {

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import shutil
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,32 +28,6 @@ def test_step(ddp_benchmark):
 for name in ("matplotlib.figure", "matplotlib.backends.backend_svg"):
     pytest.importorskip(name, reason="pages are drawn by matplotlib")
 
-_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-_BROWSER = next(filter(None, map(shutil.which, _NAMES)), None)
-in_a_browser = pytest.mark.skipif(_BROWSER is None, reason=f"no browser: none of {', '.join(_NAMES)} is on PATH")
-
-# A page in a frame as wide as a phone or a desk's screen; data-width is how wide it wants to be.
-_FRAME = """<!doctype html><body><iframe src="page.html" style="width:{width}px;height:900px"></iframe><script>
-addEventListener("load", () => {{
-  const shown = document.querySelector("iframe").contentDocument;
-  for (const each of shown.querySelectorAll("details")) each.open = true;
-  document.body.dataset.width = shown.documentElement.scrollWidth;
-}});
-</script>"""
-
-
-def browse(file: Path, profile: Path, at: str = "") -> tuple[str, list[str]]:
-    """The document as the browser has it in the end, and what its console says."""
-    assert _BROWSER is not None
-    options = [
-        "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run",
-        "--allow-file-access-from-files", f"--user-data-dir={profile}", "--enable-logging=stderr",
-        "--virtual-time-budget=5000", "--dump-dom",
-    ]  # fmt: skip
-    command = [_BROWSER, *options, file.as_uri() + at]
-    result = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
-    return result.stdout, re.findall(r"CONSOLE[^\]]*\] (.*)", result.stderr)
-
 
 def of_a_run() -> str:
     """One measurement of each kind, and one with a name that is as long as it may be."""
@@ -75,41 +46,6 @@ def shown(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     file = tmp_path_factory.mktemp("page") / "page.html"
     file.write_text(request.param(), encoding="utf-8")
     return file
-
-
-@in_a_browser
-def test_a_browser_has_nothing_to_complain_of_and_asks_for_nothing(shown: Path, tmp_path: Path) -> None:
-    document, console = browse(shown, tmp_path)
-    assert console == []  # where a request that the page's policy refuses would be told, see below
-    assert document.count("<figure>") == document.count("data:image/svg+xml") >= 8
-
-
-@in_a_browser
-@pytest.mark.parametrize("shown", [of_a_run], indirect=True)
-def test_a_link_to_a_folded_measurement_unfolds_it(shown: Path, tmp_path: Path) -> None:
-    folded = '<details class="card">'
-    document, _ = browse(shown, tmp_path)
-    last = re.findall('href="(#[ms][0-9]+)"', document)[-1]
-    linked, _ = browse(shown, tmp_path, at=last)
-    assert linked.count(folded) == document.count(folded) - 1
-
-
-@in_a_browser
-def test_a_request_would_be_seen(shown: Path, tmp_path: Path) -> None:
-    file = tmp_path / "page.html"
-    file.write_text(shown.read_text().replace("<main>", '<main><img src="http://127.0.0.1:9/x.png">'))
-    _, console = browse(file, tmp_path)
-    assert ["127.0.0.1:9/x.png" in reported for reported in console] == [True]
-
-
-@in_a_browser
-@pytest.mark.parametrize("width", [390, 1280], ids=["phone", "desk"])
-def test_it_fits_its_screen(shown: Path, tmp_path: Path, width: int) -> None:
-    (tmp_path / "page.html").write_bytes(shown.read_bytes())
-    file = tmp_path / "frame.html"
-    file.write_text(_FRAME.format(width=width))
-    document, _ = browse(file, tmp_path)
-    assert int(re.findall('data-width="(.*?)"', document)[0]) <= width
 
 
 def test_a_run_writes_its_page(pytester: pytest.Pytester, run: Run) -> None:

@@ -113,17 +113,6 @@ def test_all_ways(rpc_benchmark):
     run("--import-mode=importlib", "--ddp-steps=2", "folder").assert_outcomes(passed=1)
 
 
-def test_what_rpc_imports_is_paid_for_by_runs_that_use_it_only(pytester: pytest.Pytester, run: Run) -> None:
-    pytester.makepyfile(
-        """
-def test_without(ddp_run):
-    import sys
-    assert ddp_run(lambda ctx: "torch.distributed.optim" in sys.modules) == [False, False]
-"""
-    )
-    run().assert_outcomes(passed=1)
-
-
 def test_what_is_asked_amiss_and_a_server_that_dies_leave_the_next_test_alone(
     pytester: pytest.Pytester, run: Run
 ) -> None:

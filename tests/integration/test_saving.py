@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import shlex
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.git import git
-from tests.integration.conftest import STEP, Run, last_line, line
+from tests.integration.conftest import STEP, Run, last_line
 
 MANY = (
     STEP
@@ -198,26 +197,3 @@ def test_what_verdicts_without_figures_do(pytester: pytest.Pytester, run: Run, m
     before = stored(pytester.path)
     assert run("--ddp-save-baseline").ret == 0
     assert stored(pytester.path) == before
-
-
-def test_where_all_shall_be_compared_baselines_can_be_saved(pytester: pytest.Pytester, run: Run) -> None:
-    pytester.makeini("[pytest]\nddp_fail_on = regressed,not-gated\n")
-    pytester.makepyfile(test_all=STEP + "def test_step(ddp_benchmark): ddp_benchmark(lasting)\n")
-    run("--ddp-save-baseline").assert_outcomes(passed=1)
-    assert stored(pytester.path) == ["test_step.json"]
-    run("--ddp-disable").assert_outcomes(failed=1)
-    pytester.makepyfile(test_all=STEP + "def test_step(ddp_benchmark): ddp_benchmark(lasting, gate=False)\n")
-    run().assert_outcomes(failed=1)
-
-
-def test_what_records_a_test_alone_writes_where_its_run_had_looked(pytester: pytest.Pytester, run: Run) -> None:
-    pytester.makeini("[pytest]\n")
-    pytester.mkdir("a").joinpath("pytest.ini").write_text("[pytest]\nddp_baseline_dir = other\n")
-    Path("a/test_a.py").write_text(STEP + "def test_step(ddp_benchmark): ddp_benchmark(lasting)\n")
-    pytester.mkdir("b").joinpath("test_b.py").write_text("def test_plain(): pass")
-    result = run("a", "b", "--ddp-baseline-missing=fail")
-    result.assert_outcomes(passed=1, failed=1)
-    command = shlex.split(line(result, "record:").partition(":")[2])
-    run(*command[1:], small=False).assert_outcomes(passed=1)
-    assert stored(pytester.path) == ["test_step.json"]
-    run("a", "b", "--ddp-baseline-missing=fail").assert_outcomes(passed=2)

@@ -3,7 +3,6 @@ Parallel & RPC Model Parallel", and what the counters do not know."""
 
 from __future__ import annotations
 
-import threading
 from dataclasses import replace
 from typing import Any
 
@@ -142,21 +141,6 @@ def test_counting_leaves_compilation_alone(bench: Bench) -> None:
     assert (samples.unfit, samples.unsettled, samples.warmup) == ("", "", 4)
 
 
-def test_higher_order_operators_run_in_the_step_that_is_counted(bench: Bench) -> None:
-    def setup(ctx: Any) -> Any:
-        from torch._higher_order_ops.cond import cond_op
-
-        value = torch.ones(3)
-
-        def step() -> None:
-            (more,) = cond_op(torch.tensor(True), lambda x: (x + 1,), lambda x: (x - 1,), (value,))
-            dist.all_reduce(more)
-
-        return step
-
-    assert counted(bench, setup)["all_reduce.count"] == 1
-
-
 def test_functional_collectives_are_counted_like_the_others(bench: Bench) -> None:
     def setup(ctx: Any) -> Any:
         from torch.distributed import _functional_collectives as functional
@@ -166,30 +150,6 @@ def test_functional_collectives_are_counted_like_the_others(bench: Bench) -> Non
 
     counters = counted(bench, setup)
     assert (counters["all_reduce.count"], counters["all_reduce.bytes"]) == (1, 5 * FLOAT)
-
-
-def test_a_model_that_set_up_dropped_has_no_gradients(bench: Bench) -> None:
-    def try_out() -> None:
-        dropped = DDP(network())
-        dropped.__dict__["hook"] = lambda: dropped  # with hooks it is in a cycle
-
-    def setup(ctx: Any) -> Any:
-        try_out()
-        return lambda: dist.all_reduce(torch.ones(5))
-
-    assert counted(bench, setup)["gradient_bytes"] is None
-
-
-def test_parameters_that_ddp_ignores_are_no_gradients_of_its(bench: Bench) -> None:
-    def setup(ctx: Any) -> Any:
-        model = network()
-        DDP._set_params_and_buffers_to_ignore_for_model(model, ["2.bias"])
-        replicated = DDP(model)
-        inputs = torch.randn(4, 20)
-        return lambda: replicated(inputs).sum().backward()
-
-    counters = counted(bench, setup)
-    assert counters["gradient_bytes"] == counters["all_reduce.bytes"] == GRADIENTS - 3 * FLOAT
 
 
 # --- RPC
@@ -239,23 +199,6 @@ def test_backward_carries_what_forward_carried_for_tensors_that_require_a_gradie
     }
 
 
-def test_indices_and_offsets_have_no_gradient(bench: Bench) -> None:
-    def trainer(ctx: Any) -> Any:
-        from torch.distributed.nn import RemoteModule
-
-        table = RemoteModule("ps1/cpu", nn.EmbeddingBag, args=(10, 6))
-        indices, offsets = torch.arange(8), torch.tensor([0, 3, 5])
-
-        def step() -> None:
-            with dist_autograd.context() as context:
-                dist_autograd.backward(context, [table.forward(indices, offsets).sum()])
-
-        return step
-
-    bags = 3 * 6 * FLOAT  # what comes back, and whose gradient goes
-    assert counted_rpc(bench, trainer)["rpc.bytes"] == (8 + 3) * 8 + bags + bags
-
-
 def test_references_and_asynchronous_calls_are_counted(bench: Bench) -> None:
     def trainer(ctx: Any) -> Any:
         values = images(2)
@@ -269,20 +212,6 @@ def test_references_and_asynchronous_calls_are_counted(bench: Bench) -> None:
     counters = counted_rpc(bench, trainer)
     assert (counters["rpc.calls"], counters["rpc.bytes"]) == (3, 4 * 2 * BOUNDARY)
     assert counters["rpc.calls.parameter_server"] == 3
-
-
-def test_calls_of_builtin_functions_are_counted_without_their_bytes(bench: Bench) -> None:
-    def calling(ctx: Any) -> Any:
-        values = images(2)
-        return lambda: rpc.rpc_sync("ps0", torch.add, (values, 1))
-
-    def fetching(ctx: Any) -> Any:
-        sum_on_server = rpc.remote("ps1", torch.add, (images(2), 1))
-        return lambda: sum_on_server.to_here()
-
-    for trainer in (calling, fetching):
-        counters = counted_rpc(bench, trainer)
-        assert (counters["rpc.calls"], counters["rpc.bytes"]) == (1, None)
 
 
 def test_a_backward_that_was_not_seen_leaves_the_bytes_unknown(bench: Bench) -> None:
@@ -301,39 +230,8 @@ def test_a_backward_that_was_not_seen_leaves_the_bytes_unknown(bench: Bench) -> 
     assert (counters["rpc.calls"], counters["rpc.bytes"]) == (1, None)
 
 
-def test_what_is_sparse_or_has_no_gradient_leaves_the_bytes_unknown(bench: Bench) -> None:
-    def sparse(ctx: Any) -> Any:
-        value = torch.eye(4).to_sparse()
-        return lambda: rpc.rpc_sync("ps0", twice, (value,))
-
-    def unused(ctx: Any) -> Any:
-        values = images(2).requires_grad_()
-
-        def step() -> None:
-            with dist_autograd.context() as context:
-                first, _ = rpc.rpc_sync("ps0", twice, (values,))
-                dist_autograd.backward(context, [first.sum()])
-
-        return step
-
-    assert counted_rpc(bench, sparse)["rpc.bytes"] is None
-    assert counted_rpc(bench, unused)["rpc.bytes"] is None
-
-
 def twice(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return values * 2, values * 3
-
-
-def test_answers_nobody_waits_for_may_fail_or_not_come(bench: Bench) -> None:
-    def trainer(ctx: Any) -> Any:
-        def step() -> None:
-            rpc.rpc_async("ps0", fail)
-            rpc.rpc_async("ps1", torch.add, (torch.ones(2), torch.ones(3)))
-
-        return step
-
-    counters = counted_rpc(bench, trainer)
-    assert (counters["rpc.calls"], counters["rpc.bytes"]) == (2, None)
 
 
 def fail() -> None:
@@ -370,19 +268,3 @@ def test_calls_are_counted_by_the_role_of_the_other_side(bench: Bench) -> None:
 
 def doubled(values: torch.Tensor) -> dict[str, torch.Tensor]:
     return {"twice": values * 2}
-
-
-_scripting = threading.Lock()  # which two threads cannot do at once
-
-
-def scripted() -> torch.jit.ScriptModule:
-    with _scripting:
-        return torch.jit.script(nn.Linear(2, 2))
-
-
-def test_a_reference_to_a_torchscript_module_leaves_the_bytes_unknown(bench: Bench) -> None:
-    def trainer(ctx: Any) -> Any:
-        return lambda: rpc.remote("ps0", scripted).to_here()
-
-    counters = counted_rpc(bench, trainer)
-    assert (counters["rpc.calls"], counters["rpc.bytes"]) == (2, None)

@@ -5,7 +5,6 @@ What hangs does so for an hour: a test that ends has shown that nobody waits for
 from __future__ import annotations
 
 import ctypes
-import threading
 import time
 from typing import Any
 
@@ -105,27 +104,3 @@ def test_a_destructor_that_hangs_is_green(bench: Bench) -> None:
 
     samples = bench.measure(setup)
     assert (len(samples.step_seconds), samples.notes) == (3, ())
-
-
-def test_a_destructor_of_a_local_that_hangs_is_green(bench: Bench) -> None:
-    def setup(ctx: Any) -> Any:
-        local = SlowToDie()
-        assert local
-        return all_reduce
-
-    def function(ctx: Any) -> int:
-        local = [SlowToDie()]
-        assert local
-        return int(ctx.rank)
-
-    samples = bench.measure(setup)
-    assert (len(samples.step_seconds), samples.notes) == (3, ())
-    assert bench.call(function) == [0, 1]
-
-
-def test_a_thread_that_never_ends_is_green(bench: Bench) -> None:
-    def function(ctx: Any) -> int:
-        threading.Thread(target=time.sleep, args=(3600,)).start()
-        return int(ctx.rank)
-
-    assert bench.call(function) == [0, 1]

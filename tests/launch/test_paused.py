@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import subprocess
@@ -13,7 +12,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,8 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader
 
-from pytest_ddpperf.launch import paused, run
-from pytest_ddpperf.records.errors import LaunchError, ServerError
+from pytest_ddpperf.records.errors import LaunchError
 from pytest_ddpperf.wire.channels import readable
 from tests.launch.conftest import Bench, arrive, hang
 from tests.processes import descendants, ended, gone, until
@@ -92,17 +89,6 @@ def test_what_lies_between_stretches_is_in_no_figure(bench: Bench) -> None:
     assert samples.phases.total <= left, "nor has it cost this side anything"
 
 
-def test_garbage_is_collected_before_the_window_only(bench: Bench) -> None:
-    def setup(ctx: Any) -> Any:
-        collected: list[str] = []
-        gc.callbacks.append(lambda phase, info: collected.append(phase))
-        return lambda: len(collected) if not gc.isenabled() else 0
-
-    for reported in taken(bench, setup, 4, 4).examples:
-        assert set(reported) == {reported[0]}
-        assert reported[0] > 0, "it is off, and ran before"
-
-
 # --- rest
 
 
@@ -129,22 +115,6 @@ def test_nothing_runs_between_stretches(bench: Bench) -> None:
     assert gone(every)
 
 
-def test_before_its_first_stretch_a_launch_is_not_stopped(bench: Bench) -> None:
-    with bench.paused(counting) as paused_launch:
-        assert "T" not in set().union(*map(threads_state, ranks_of(bench)))
-        paused_launch.stretch(2)
-        paused_launch.deliver()
-
-
-def test_who_is_woken_by_others_rests_all_the_same(bench: Bench) -> None:
-    with bench.paused(counting) as paused_launch:
-        paused_launch.stretch(2)
-        for rank in ranks_of(bench):
-            os.kill(rank, signal.SIGCONT)
-        paused_launch.stretch(3)
-        assert paused_launch.deliver().stretches == (1, 2)
-
-
 @pytest.mark.parametrize("stretches", [0, 1])
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_launch_that_is_left_is_over_and_was_cleaned_up(
@@ -162,21 +132,6 @@ def test_a_launch_that_is_left_is_over_and_was_cleaned_up(
         1 / (not fails)
     assert gone(ranks)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
-
-
-def test_time_at_rest_is_none_of_the_launchs(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    ahead = 0.0
-    clock = SimpleNamespace(
-        monotonic=lambda: time.monotonic() + ahead, monotonic_ns=time.monotonic_ns, sleep=time.sleep
-    )
-    monkeypatch.setattr(run, "time", clock)
-    monkeypatch.setattr(paused, "time", clock)
-    with bench.paused(counting) as paused_launch:
-        for _ in range(3):
-            ahead += 1000.0  # three times its deadline
-            paused_launch.stretch(2)
-        ahead += 1000.0
-        assert paused_launch.deliver().stretches == (1, 1, 1)
 
 
 # --- bad luck
@@ -235,38 +190,6 @@ def test_a_rank_that_halts_in_a_stretch_shows_its_stack_at_the_deadline(bench: B
     assert cause.rank == 1
     assert cause.summary == "did not end within 300 s (--ddp-timeout)"
     assert f"in {halt.__name__}" in cause.traceback
-
-
-def test_a_rank_server_that_is_killed_leaves_nobody_stopped(bench: Bench) -> None:
-    """Its ranks die with it; what they had started goes on, and ends by itself."""
-
-    def setup(ctx: Any) -> Any:
-        batches = iter(DataLoader([torch.ones(1)] * 1000, num_workers=1, multiprocessing_context="fork"))
-        return lambda: (all_reduce(), next(batches))
-
-    every: list[int] = []
-
-    def kill() -> None:
-        every.extend(descendants(bench.server))
-        os.kill(bench.server, signal.SIGKILL)
-
-    with pytest.raises(ServerError, match=r"died \(status -9\)"):
-        taken(bench, setup, 2, 2, between=kill)
-    assert len(every) == 4
-    until(lambda: gone(every))
-
-
-@pytest.mark.parametrize(("number", "unfit"), [(4, ""), (5, "rank 0 recompiled at step 2")])
-def test_a_recompilation_in_a_counted_step_of_a_stretch_makes_a_launch_unfit(
-    bench: Bench, number: int, unfit: str
-) -> None:
-    def setup(ctx: Any) -> Any:
-        numbers = iter(range(1000))
-        compiled = torch.compile(lambda x: x + 1, backend="eager", dynamic=False)
-        return lambda: compiled(torch.ones(1 + (next(numbers) >= number)))
-
-    # The warm-up is 0 and 1, for it goes on while something compiles; then 2 3 | 4 5 6, of which 3, 5 and 6 count.
-    assert taken(bench, setup, 2, 3).unfit == unfit
 
 
 def test_ctrl_c_while_ranks_are_stopped_leaves_nothing(bench: Bench) -> None:

@@ -33,14 +33,6 @@ def test_a_figure_is_kept_of_each_timed_step_and_rank(bench: Bench) -> None:
     assert samples.recorded == {"number": ((2.0, 3.0, 4.0), (102.0, 103.0, 104.0))}
 
 
-def test_in_stretches_the_first_step_of_each_tells_nothing(bench: Bench) -> None:
-    with bench.paused(telling) as paused_launch:
-        for steps in (1, 3, 2):
-            paused_launch.stretch(steps)
-        samples = paused_launch.deliver()
-    assert samples.recorded == {"number": ((3.0, 4.0, 6.0), (103.0, 104.0, 106.0))}
-
-
 def test_trainers_record_too(bench: Bench) -> None:
     of_test = replace(bench.plan(steps=2), parameter_servers=1)
     launched = bench.launch(of_test, telling, None, None)

@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 import torch.distributed.rpc as rpc
 
-from pytest_ddpperf.launch import Launcher
 from pytest_ddpperf.records import LaunchSamples
 from pytest_ddpperf.records.errors import LaunchError
 from pytest_ddpperf.wire.trees import Trees
@@ -253,25 +252,6 @@ def test_what_rpc_cannot_carry_is_said_of_the_master(bench: Bench) -> None:
     assert "pickle" in error.cause.summary
 
 
-def test_a_master_that_is_called_before_all_have_heard_of_it_serves(bench: Bench) -> None:
-    def master(ctx: Any) -> None:
-        from pytest_ddpperf.rank import rpc as ours
-
-        call_all = ours._call_all
-
-        def tell_and_wait(*args: Any) -> None:
-            call_all(*args)
-            time.sleep(3600)
-
-        ours._call_all = tell_and_wait
-
-    def trainer(ctx: Any, shared: None) -> Any:
-        return lambda: rpc.rpc_sync("master", end, (7,))
-
-    error = failure(bench, trainer, master=master, left=2)
-    assert (error.cause.who, error.cause.phase) == ("master", "serving")
-
-
 def test_a_handler_that_raises_remotely_is_red_with_the_remote_traceback(bench: Bench) -> None:
     error = failure(bench, calling(fail), left=2)
     assert error.cause.who == "trainer1"
@@ -293,14 +273,6 @@ def test_a_handler_that_hangs_is_the_cause_at_the_deadline_not_who_waits_for_it(
     assert {other.who: other.summary for other in error.others}["ps0"] == "was waiting for calls"
 
 
-@pytest.mark.parametrize("role", ["master", "server"])
-def test_a_set_up_that_hangs_is_the_cause_not_who_waits_for_it(bench: Bench, role: str) -> None:
-    asked: dict[str, Any] = {"master": lambda ctx: None, "server": None, role: lambda ctx: hang()}
-    error = failure(bench, calling(nothing), left=5, **asked)
-    assert error.cause.who in {"master": ("master",), "server": ("ps0", "ps1")}[role]
-    assert error.cause.phase == "setup"
-
-
 def test_a_clean_up_of_a_trainer_that_hangs_is_green_and_told(bench: Bench) -> None:
     def trainer(ctx: Any) -> Iterator[Any]:
         yield nothing
@@ -312,36 +284,3 @@ def test_a_clean_up_of_a_trainer_that_hangs_is_green_and_told(bench: Bench) -> N
     with bench.over_once(arrived=1):
         samples = measure(bench, trainer)
     assert samples.notes == ("trainer1's clean-up did not end within 300 s (--ddp-timeout); it was killed",)
-
-
-def test_a_clean_up_of_a_server_that_hangs_is_green_and_told(bench: Bench) -> None:
-    def server(ctx: Any) -> Iterator[None]:
-        yield
-        if ctx.rank == 0:
-            hang()
-
-    with bench.over_once(arrived=1):
-        samples = measure(bench, calling(nothing), server=server)
-    assert samples.notes == ("ps0's clean-up did not end within 300 s (--ddp-timeout); it was killed",)
-
-
-def test_a_torch_without_rpc_says_so_where_it_is_needed(
-    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As in a build without it: nothing of it can be imported, and its package says that it is not available."""
-    (tmp_path / "torch_without_rpc.py").write_text(
-        "import sys, torch\n"
-        "del torch._C._rpc_init\n"
-        "lost = 'torch.distributed.rpc'\n"
-        "for name in [n for n in sys.modules if n == lost or n.startswith((lost + '.', 'pytest_ddpperf.rank.rpc'))]:\n"
-        "    del sys.modules[name]\n"
-        "sys.modules['torch._C._distributed_rpc'] = None\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    plan = replace(bench.plan(), parameter_servers=1, preload=("torch_without_rpc",))
-    launcher = Launcher(dict)
-    with pytest.raises(LaunchError) as caught:
-        launcher.measure(plan, calling(nothing), bench.recorder, (None, None))
-    assert "was built without torch.distributed.rpc" in caught.value.cause.summary
-    assert launcher.call(replace(plan, parameter_servers=0), lambda ctx: ctx.rank, (), bench.recorder) == [0, 1]
-    launcher.close()

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import mmap
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -23,11 +21,8 @@ import torch
 import torch.distributed as dist
 
 from pytest_ddpperf.launch import Launcher, placement
-from pytest_ddpperf.records import Plan
 from pytest_ddpperf.records.errors import LaunchError, ServerError, SpaceError
-from pytest_ddpperf.wire.trees import Trees
-from tests.launch.conftest import Bench, Recorder, listeners
-from tests.processes import alive, gone, until
+from tests.launch.conftest import Bench, listeners
 
 
 def environment(*names: str) -> Any:
@@ -38,23 +33,6 @@ def test_changes_of_the_environment_are_seen_deletions_too(bench: Bench, monkeyp
     monkeypatch.setenv("OURS", "yes")
     monkeypatch.delenv("HOME", raising=False)
     assert bench.call(environment("OURS", "HOME")) == [["yes", None]] * 2
-
-
-def test_sockets_that_time_out_by_default_and_a_path_that_is_no_text_do_no_harm(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """As conftests have them: sockets of the default are not blocking, and imports pass over what is no text."""
-    monkeypatch.setattr(sys, "path", [*sys.path, Path("/nowhere")])
-    before = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(30.0)
-    launcher = Launcher(dict)
-    try:
-        plan = Plan(world_size=2, backend="gloo", device="cpu", timeout_seconds=60.0)
-        large = launcher.call(plan, lambda ctx: bytes(1 << 22), (), Recorder())
-    finally:
-        socket.setdefaulttimeout(before)
-        launcher.close()
-    assert list(map(len, large)) == [1 << 22] * 2
 
 
 def test_ranks_have_torchruns_variables_and_none_of_an_outer_launcher(
@@ -138,15 +116,6 @@ def test_the_users_code_runs_under_the_warning_filters_of_its_test(bench: Bench)
         assert Path(__file__).name in caught.value.cause.traceback
 
 
-def test_a_filter_of_a_warning_that_ranks_do_not_know_is_told(bench: Bench) -> None:
-    with pytest.raises(LaunchError) as caught:
-        warned(bench, "ignore::no_such_package.Warning::0")
-    assert caught.value.cause.summary == (
-        "pytest's warning filter ignore::no_such_package.Warning::0 does not work in a rank: "
-        "No module named 'no_such_package'"
-    )
-
-
 LOOPBACK = "0100007F"
 
 
@@ -191,11 +160,6 @@ def test_a_variable_read_at_import_restarts_the_server(bench: Bench, monkeypatch
     assert (facts["cores"], facts["cores_per_rank"], facts["pinned"]) == (len(cores), 0, False)
 
 
-def test_a_pytest_with_many_open_files_launches_too(bench: Bench, many_descriptors: None) -> None:
-    bench.launcher.close()  # the next server hears of its own by a high number
-    assert bench.call(lambda ctx: ctx.rank) == [0, 1]
-
-
 @pytest.fixture
 def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A temporary folder of 16 pages and few files, on a file system of its own."""
@@ -218,22 +182,6 @@ def test_a_temporary_folder_without_space_is_told_and_nothing_is_left(bench: Ben
     assert list(small.iterdir()) == [small / "full"]
 
 
-@pytest.mark.parametrize(
-    "call", ["tempfile.mkdtemp", "tempfile.TemporaryFile", "os.posix_fallocate", "pathlib.Path.write_bytes"]
-)
-def test_a_share_of_the_temporary_folder_that_is_used_up_is_told_too(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, call: str
-) -> None:
-    def refuse(*args: Any, **kwargs: Any) -> Any:
-        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
-
-    launcher = Launcher(dict) if call == "tempfile.TemporaryFile" else bench.launcher  # the log of a new server
-    with monkeypatch.context() as patch:
-        patch.setattr(call, refuse)
-        with pytest.raises(SpaceError, match=re.escape(str(bench.tmp))):
-            launcher.call(bench.plan(), lambda ctx: None, (), bench.recorder)
-
-
 def test_a_module_to_preload_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = "no such kernel, " * 20_000
     (tmp_path / "broken_preload.py").write_text(f"raise ImportError({words!r})")
@@ -246,48 +194,6 @@ def test_a_module_to_preload_that_fails_is_named(tmp_path: Path, monkeypatch: py
     assert reported.rstrip().endswith(words.rstrip())
     assert reported.count("File ") == 1, "theirs"
     launcher.close()
-
-
-def test_what_is_preloaded_is_there_before_the_rank_begins_however_much_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What a server is told may be longer than a command's arguments."""
-    (tmp_path / "good_preload.py").write_text("import os; pid = os.getpid()")
-    path, modules = "x" * 200_000, ["good_preload", *["json"] * 30_000]
-    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path), path])
-    kept = tuple(f"{tmp_path}/hand/tests/test_{number}.py" for number in range(5000))
-    trees = Trees(current=f"{tmp_path}/hand", base=f"{tmp_path}/base", kept=kept)
-    launcher = Launcher(dict, trees=trees)
-    plan = Plan(world_size=1, backend="gloo", device="cpu", preload=tuple(modules))
-
-    def function(ctx: Any) -> tuple[bool, bool]:
-        return os.getppid() == sys.modules["good_preload"].pid, path in sys.path
-
-    assert launcher.call(plan, function, (), Recorder()) == [(True, True)]
-    launcher.close()
-
-
-def test_what_a_preloaded_module_starts_outlives_launches_and_ends_with_the_server(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "starting_preload.py").write_text(
-        "import subprocess; pid = subprocess.Popen(['sleep', 'infinity']).pid"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    preload = ("starting_preload",)
-    launcher = Launcher(dict)
-    try:
-        launcher.probe(preload, 300.0)
-        plan = Plan(world_size=2, backend="gloo", device="cpu", preload=preload)
-        reported = [
-            launcher.call(plan, lambda ctx: sys.modules["starting_preload"].pid, (), Recorder()) for _ in range(2)
-        ]
-        pid = reported[0][0]
-        assert reported == [[pid] * 2] * 2, "there is one server"
-        assert alive(pid)
-    finally:
-        launcher.close()
-    until(lambda: gone([pid]))
 
 
 def test_ctrl_c_leaves_nothing(bench: Bench) -> None:

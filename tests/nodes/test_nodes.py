@@ -12,7 +12,7 @@ import time
 import pytest
 
 from tests.git import git
-from tests.nodes.machines import ADDRESSES, SOON_SECONDS, Machines, Node
+from tests.nodes.machines import SOON_SECONDS, Machines, Node
 
 STEP = """
 import time, pytest
@@ -326,73 +326,6 @@ fleet.START_SECONDS = node.START_SECONDS = 1.0  # so that --ddp-timeout says how
 """
 
 
-def test_a_pytest_that_hangs_before_it_measures_is_given_up_with_its_stacks(machines: Machines) -> None:
-    (machines.folder / "conftest.py").write_text(IMPATIENT)
-    (machines.folder / "test_hangs.py").write_text(
-        """
-import os, time, pytest
-
-@pytest.fixture
-def hangs():
-    if "TORCHELASTIC_RUN_ID" not in os.environ:
-        time.sleep(3600)
-
-def test_hangs(ddp_run, hangs):
-    ddp_run(print)
-
-def test_next(ddp_run):
-    ddp_run(print)
-"""
-    )
-    first, second = machines.both(machines.pytest, "--ddp-timeout=10", "test_hangs.py")
-    print(first.output, second.output)
-    assert re.search(r"pytest of node 1 did not answer for 20 s", first.output)
-    assert "in hangs" in first.output
-    assert "2 failed" in first.output
-    assert (first.process.returncode, second.process.returncode) == (1, 1)
-    assert machines.left() == []
-
-
-@pytest.mark.parametrize(("asked", "status"), [(["--collect-only"], 0), (["-k", "nothing"], 5), (["-n", "2"], 4)])
-def test_a_run_in_which_nothing_is_measured_ends_all_nodes_alike(
-    waiting: Machines, asked: list[str], status: int
-) -> None:
-    first, second = waiting.both(waiting.pytest, *asked, "test_waiting.py")
-    print(first.output, second.output)
-    assert (first.process.returncode, second.process.returncode) == (status, status)
-    assert second.output == ""
-    assert waiting.left() == []
-
-
-def test_two_nodes_on_the_same_cores_are_told_and_wait_for_nothing(
-    machines: Machines, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("DDPPERF_LOCKS", "on")
-    (machines.folder / "test_step.py").write_text(
-        STEP
-        + """
-def test_step(ddp_benchmark):
-    ddp_benchmark(training)
-
-def test_again(ddp_benchmark):
-    with pytest.raises(pytest.fail.Exception, match="the same machine"):
-        ddp_benchmark(training)
-    with pytest.raises(pytest.fail.Exception, match="the same machine"):
-        ddp_benchmark(training, name="again")
-
-def test_who(ddp_run):
-    assert len(ddp_run(who)) == 2
-"""
-    )
-    first, second = (machines.pytest(node, "test_step.py", machine=0) for node in range(2))
-    assert (first.wait(), second.wait()) == (1, 1)
-    print(first.output, second.output)
-    said = r"node 1 \(.+\) is on the same machine and the same cores or devices as node 0: give each node its own"
-    assert re.search(said, first.output)
-    assert "1 failed, 2 passed" in first.output
-    assert machines.left() == []
-
-
 def test_a_node_that_does_not_come_is_named(waiting: Machines) -> None:
     (waiting.folder / "conftest.py").write_text(IMPATIENT)
     first = waiting.pytest(0, "--ddp-timeout=3", "test_waiting.py")
@@ -470,58 +403,6 @@ def test_other_code_on_a_node_is_refused(machines: Machines) -> None:
     print(first.output, second.output)
     assert re.search(r"node 1 \(.+\) has other files than the first node: test_step.py", first.output)
     assert second.output == ""
-
-
-def test_several_processes_a_node_and_a_rendezvous_of_torchruns_own(machines: Machines) -> None:
-    """As a training job is started. The first process of each node is its pytest."""
-    (machines.folder / "test_step.py").write_text(
-        """
-def says(ctx):
-    import torch.distributed
-    print("said by", ctx.rank)
-    torch.distributed.barrier()  # else the first to raise may end another before it has said so
-    raise ValueError
-
-def test_a(ddp_run):
-    assert len(ddp_run(print)) == 2
-
-def test_fails(ddp_run):
-    ddp_run(says)
-"""
-    )
-    c10d = ["--rdzv-backend=c10d", f"--rdzv-endpoint={ADDRESSES[0]}:29501", "--rdzv-id=7"]
-    first, second = (
-        machines.torchrun(
-            node,
-            "-s",
-            "test_step.py",
-            processes=2,
-            rendezvous=[*c10d, f"--rdzv-conf=is_host={'true' * (node == 0) or 'false'}", f"--local-addr={address}"],
-        )
-        for node, address in enumerate(ADDRESSES)
-    )
-    assert (first.wait(), second.wait()) == (1, 1)
-    print(first.output, second.output)
-    assert first.output.count("test session starts") == 1
-    assert first.output.count("[rank 0] said by 0") == 1, "streamed"
-    assert first.output.count("said by 1") == 1, "shown, for those of other nodes are not streamed"
-    assert "1 failed, 1 passed" in first.output
-    assert "test session starts" not in second.output
-    assert machines.left() == []
-
-
-def test_torchrun_that_is_killed_takes_all_along(waiting: Machines) -> None:
-    first, second = (waiting.torchrun(node, "test_waiting.py") for node in range(2))
-    until_in_launch(waiting, first, second)
-    os.kill(waiting.find(1, "torch.distributed.run"), signal.SIGKILL)
-    second.wait()
-    assert first.wait() == 1
-    print(first.output, second.output)
-    said = r"node 1 \(.+\) is gone: its connection ended"
-    assert re.search(rf"rank 1 \(node 1, .+\) failed in the launch: {said}", first.output)
-    assert "2 failed, 1 passed" in first.output
-    assert len(re.findall(said, first.output)) >= 2
-    waiting.until_empty()
 
 
 def test_another_commit_is_measured_on_every_node(machines: Machines) -> None:

@@ -6,7 +6,6 @@ import fcntl
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -24,7 +23,7 @@ from pytest_ddpperf.records.errors import AgainstError, GitError
 from pytest_ddpperf.remote import checkout as folder_module
 from pytest_ddpperf.remote import version as side
 from pytest_ddpperf.remote.arguments import Invocation, remote_arguments
-from pytest_ddpperf.remote.checkout import _SHOWN, Checkout, Sources, Worktree
+from pytest_ddpperf.remote.checkout import Checkout, Sources, Worktree
 from pytest_ddpperf.remote.version import BaseSide, nothing_differs
 from pytest_ddpperf.wire.trees import Trees
 from tests.git import git
@@ -297,18 +296,6 @@ def test_runs_in_one_repository_add_and_remove_worktrees_one_after_the_other(top
         assert worktrees(top) == [top]
 
 
-@pytest.mark.skipif(not Path("/proc/locks").exists(), reason="who waits for a lock is told by Linux only")
-def test_a_run_that_waits_to_check_out_can_be_interrupted(top: Path, temporary: Path) -> None:
-    holder = os.open(top / ".git", os.O_RDONLY)
-    fcntl.flock(holder, fcntl.LOCK_EX)
-    with untouched(top), another_run(top) as process:
-        await_lock(process)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(60) != 0
-    os.close(holder)
-    assert list(temporary.iterdir()) == []
-
-
 def await_lock(process: subprocess.Popen[str]) -> None:
     """Until it waits for one."""
     deadline = time.monotonic() + 60
@@ -539,34 +526,3 @@ def test_a_set_up_that_fails_shows_what_it_wrote(top: Path, command: str, end: s
     assert reported.startswith(f"{command!r} {end}")
     assert reported.endswith(f" in a worktree of v1 ({first[:7]})")
     assert output == ("said\nwarned" if "said" in command else "")
-
-
-def test_of_a_long_output_the_end_is_shown(top: Path) -> None:
-    command = "seq 10000; exit 1"
-    _, problem, _ = refusal(top, against="v1", against_setup=command)
-    assert problem.endswith("\n9999\n10000")
-    assert len(problem) < _SHOWN + 200
-
-
-def test_a_set_up_that_takes_longer_than_there_is_ends(
-    top: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    there_are = iter((None, 0.2))  # for git, which is not to be what takes too long here, and for the set-up
-    monkeypatch.setattr("pytest_ddpperf.remote.checkout._left", lambda until: next(there_are))
-    with untouched(top):
-        checkout = Checkout(settings(against="v1", against_setup="sleep 600"), top, ())
-        with pytest.raises(AgainstError, match="'sleep 600' did not end within the 0 s that there were"):
-            checkout.check_out()
-        checkout.remove()
-    assert list(temporary.iterdir()) == []
-
-
-def test_a_version_is_set_up_under_the_variables_of_the_run_and_not_of_the_test_under_way(
-    top: Path, temporary: Path
-) -> None:
-    asked = settings(against="v1", against_setup='test "$CFLAGS" = -O3', against_env=("OTHER=1", "GONE"))
-    checkout = Checkout(asked, top, ())
-    given = {"PATH": os.environ["PATH"], "GONE": "1", "CFLAGS": "-O3"}
-    checkout.check_out(given)
-    checkout.remove()
-    assert checkout.environ(given) == {"PATH": os.environ["PATH"], "CFLAGS": "-O3", "OTHER": "1"}

@@ -303,16 +303,6 @@ def test_a_lock_folder_that_others_spoilt_is_not_used(store, how):
     assert store.read(CPU, TEST) == BASELINE
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives folders to others")
-def test_a_lock_folder_that_another_user_shares_is_used(store):
-    locks = store.root.parent / "tmp" / "pytest-ddpperf-locks"
-    locks.mkdir()
-    locks.chmod(0o1777)
-    os.chown(locks, 12345, 12345)
-    store.write(BASELINE)
-    assert [lock.parent for lock in (store.root.parent).rglob("*.lock")] == [locks]
-
-
 SAVER = """
 import sys, tempfile
 from dataclasses import replace
@@ -481,27 +471,6 @@ def test_the_baseline_of_another_environment_is_refused(store):
     assert error.remedy == RECORD_AGAIN
 
 
-def test_a_folder_where_the_file_should_be_is_named(store):
-    path = store.path(CPU, TEST)
-    path.mkdir(parents=True)
-    assert refusal(store).problem == "cannot be read: it is a folder, not a file"
-    with pytest.raises(BaselineError, match="cannot be written: it is a folder, not a file"):
-        store.write(BASELINE)
-    assert files_below(store.root) == []
-
-
-def test_a_root_that_is_a_file_is_named_and_left_alone(store):
-    store.root.write_text("mine")
-    problem = f"{store.root} is a file, not a folder"
-    assert refusal(store).problem == f"cannot be read: {problem}"
-    with pytest.raises(BaselineError) as caught:
-        store.write(BASELINE)
-    assert caught.value.problem == f"cannot be written: {problem}"
-    assert caught.value.remedy == "move it away, or name another folder with --ddp-baseline-dir"
-    assert store.root.read_text() == "mine"
-    assert store.others(TEST) == ()
-
-
 def failing(code):
     def fail(*args, **kwargs):
         raise OSError(code, os.strerror(code), str(args[0]))
@@ -620,16 +589,6 @@ def test_sessions_that_were_measured_otherwise_do_not_mix(store):
     assert store.read_alike(CPU, TEST) == BASELINE
     assert store.read_alike(OTHERWISE, replace(TEST, name="test_b")) is None
     assert store.read(CPU, TEST) == BASELINE
-
-
-def test_what_cannot_be_read_is_not_extended(store):
-    path = store.write(BASELINE)
-    path.write_text("{")
-    with pytest.raises(BaselineError, match="is not JSON"):
-        store.extend(OTHER)
-    assert path.read_text() == "{"
-    store.write(OTHER)  # the lock is free again
-    assert store.read(CPU, TEST) == OTHER
 
 
 # --- near misses

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import subprocess
 import sys
@@ -110,32 +109,5 @@ def test_the_command_is_installed() -> None:
     assert f'ddpperf = "{main.main.__module__}:{main.main.__name__}"' in project
 
 
-STOPS = f"{shlex.quote(sys.executable)} -m pytest_ddpperf"
 BREAKS = f"{shlex.quote(sys.executable)} -c 'import sys; from pytest_ddpperf.cli import diff, main; diff.run = None; "
 BREAKS += "sys.exit(main.main())'"
-
-
-@pytest.mark.parametrize(
-    ("line", "status", "said"),
-    [
-        (f"{STOPS} diff a.json a.json", 0, ""),
-        (f"{STOPS} diff a.json a.json >&-", 0, ""),
-        (f"{STOPS} diff a.json a.json | true", 0, ""),  # a reader that has seen enough
-        (f"{STOPS} diff a.json a.json >/dev/full", 4, "standard output: cannot be written: No space left on device"),
-        (f"{STOPS} history history 2>&-", 0, ""),
-        (f"{STOPS} diff a.json other.json 2>&-", 5, ""),
-        (f"{STOPS} diff no-such.json a.json 2>&-", 4, ""),
-        (f"{STOPS} diff no-such.json a.json", 4, "no-such.json: cannot be read: No such file or directory"),
-        (f"{STOPS} diff a.json other.json 2> >(true)", 5, ""),
-        (f"{STOPS} dif 2>&-", 4, ""),
-        (f"{BREAKS} diff a b 2>&-", 3, ""),
-    ],
-)
-def test_the_status_does_not_depend_on_who_reads_the_output(line: str, status: int, said: str, inputs: Path) -> None:
-    environ = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": str(Path(__file__).parents[2])}
-    command = ["bash", "-o", "pipefail", "-c", line]
-    ended = subprocess.run(command, cwd=inputs, env=environ, capture_output=True, text=True, check=False)
-    assert (ended.returncode, ended.stderr) == (status, f"ddpperf: error: {said}\n" * bool(said))
-    assert [word for word in ("ddpperf: error", "usage", "Traceback") if word in ended.stdout] == []
-    if line.endswith("a.json a.json"):
-        assert "test_\\xfc\\u2192.py::test_step" in ended.stdout

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ import pytest
 from pytest_ddpperf.cli import main
 from pytest_ddpperf.history.entries import add_entry
 from pytest_ddpperf.records import Outcome, Status
-from tests.unit.test_history import TEST, commit_of, history, measured, run, stepped
+from tests.unit.test_history import commit_of, history, measured, run, stepped
 from tests.unit.test_reading import written
 from tests.unit.test_report import outcome, verdict
 
@@ -70,22 +69,6 @@ def test_what_is_not_a_regression_ends_with_0(
     assert status == 0
     assert words in out
     assert "REGRESSED" not in out
-
-
-def test_no_name_can_harm_the_output(tmp_path: Path, say: Say) -> None:
-    name = 'test_a[<script>"\n::error::\x1b[31m\u202e' + "x" * 10_000 + "]"
-    entries = history(stepped((40, 9.0)), test=replace(TEST, name=name), must_match={"\x1b[31m": 1})
-    entries[40] = replace(entries[40], commit=entries[39].commit)
-    for each in entries:
-        add_entry(tmp_path, each)
-    assert say("accept", commit_of(39)[:10], "script", "-m", "why\n\x1b[31m", "--in", tmp_path)[0] == 0
-    status, out, _ = say(tmp_path)
-    first, _, same, why, *_ = out.splitlines()
-    assert status == 0
-    assert first.startswith('ACCEPTED  tests/perf/test_step::test_a[<script>"\\n::error::\\x1b')
-    assert len(first) < 300
-    assert same == "  both runs are of the same commit: the machine may have changed"
-    assert why == "  accepted: why\\n\\x1b[31m"
 
 
 def test_series_that_are_all_too_short_end_with_5(tmp_path: Path, say: Say) -> None:
@@ -174,28 +157,6 @@ def test_an_accepted_change_fails_nothing_any_more(tmp_path: Path, say: Say) -> 
     assert status == 0
     assert "  accepted: a bigger model" in out
     assert "2 accepted in 2 series" in out
-
-
-@pytest.mark.parametrize(
-    ("jumps", "commit", "test", "words"),
-    [
-        (((40, 9.0),), "c0ffee", "test_train", "::test_train has no change point at c0ffee; all: 000000280000"),
-        (((40, 9.0),), "0", "test_eval", "test_eval: the history has no such test"),
-        (((40, 9.0),), "0", "test", "test: several tests have that name: tests/perf/test_step::test_other, "),
-        (((25, 9.0), (40, 9.0)), "0000", "train", "has several change points at 0000; all: 000000190000, 000000280000"),
-        (((25, 9.0), (40, -9.0)), commit_of(25), "train", "nothing to accept: the change point there is UNDONE"),
-    ],
-)
-def test_an_unclear_change_point_is_not_accepted(
-    tmp_path: Path, say: Say, jumps: tuple[tuple[int, float], ...], commit: str, test: str, words: str
-) -> None:
-    root = kept(tmp_path, stepped(*jumps))
-    for each in history(stepped(points=8), test=replace(TEST, name="test_other")):
-        add_entry(root, each)
-    status, _, err = say("accept", commit, test, "-m", "why", "--in", root)
-    assert status == 4
-    assert words in err
-    assert not (root / "accepted").exists()
 
 
 # --- the whole

@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 
@@ -140,21 +139,6 @@ def test_a_gate_that_failed_is_reported_though_a_rerun_drops_the_report_of_its_a
     assert labels == ["first", "", "first"], "a rerun does not measure again what was red"
     assert summary(report) == [("first", "IMPROVED", False, []), ("", "REGRESSED", True, [])]
     result.stdout.fnmatch_lines(["*A rerun does not measure again*", "::error *", "*(2 of 2 compared)"])
-
-
-def test_in_a_rerun_a_property_stands_once_and_those_of_others_stay(run: Run) -> None:
-    text = TESTS.replace("(ddp_benchmark)", "(ddp_benchmark, record_property)").rstrip() + (
-        "\n    record_property('ddpperf.mine', 1)\n    assert attempts.append(1) or len(attempts) > 1\nattempts = []\n"
-    )
-    run(text, *(Status.PASS, Status.PASS, Status.IMPROVED, Status.NO_BASELINE), plugin=RERUNS)
-    found = [each.attrib for each in ElementTree.parse("a.xml").iter("property")]
-    names = [each["name"] for each in found if each["name"] != "ddpperf.mine"]
-    assert len(names) == len(set(names))
-    values = {each["name"]: each["value"] for each in found}
-    assert (values["ddpperf.first.verdict"], values["ddpperf.verdict"]) == ("IMPROVED", "NO BASELINE")
-    assert "ddpperf.first.interval" in values
-    assert "ddpperf.interval" not in values, "the attempt before had one"
-    assert "ddpperf.mine" in values
 
 
 @pytest.mark.parametrize("status", [Status.REGRESSED, None])

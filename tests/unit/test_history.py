@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -214,30 +213,6 @@ def test_runs_with_other_must_match_facts_are_another_series() -> None:
 
 
 # --- accepted
-
-
-def bigger_model(**kwargs: Any) -> AcceptedChange:
-    """The change point of `history(stepped((40, 9.0)))`, accepted."""
-    return replace(make_acceptance(found(history(stepped((40, 9.0)))), "bigger model"), **kwargs)
-
-
-@pytest.mark.parametrize(
-    ("fields", "is_accepted"),
-    [
-        ({"commit": commit_of(38)}, True),
-        ({"commit": commit_of(42)}, True),
-        ({"commit": commit_of(43)}, False),
-        ({"commit": commit_of(99)}, False),
-        ({"test": replace(TEST, label="b")}, False),
-        ({"environment": "cpu-gloo-ws4"}, False),
-        ({"must_match": {"batch_size": 64}}, False),
-        ({"metric": "p10"}, False),
-    ],
-)
-def test_an_accepted_change_is_one_of_its_series_and_near_its_commit(fields: dict[str, Any], is_accepted: bool) -> None:
-    change = found(history(stepped((40, 9.0))), accepted=[bigger_model(**fields)])
-    assert change.status is (ChangeStatus.ACCEPTED if is_accepted else ChangeStatus.REGRESSED)
-    assert change.why == "bigger model" * is_accepted
 
 
 @pytest.mark.parametrize(

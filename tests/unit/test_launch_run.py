@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from pytest_ddpperf.launch import Observer, failure, paused, placement, run
-from pytest_ddpperf.launch import server as server_module
 from pytest_ddpperf.launch.remote_ranks import Part
 from pytest_ddpperf.launch.request import LaunchRequest
-from pytest_ddpperf.launch.server import RankServer
 from pytest_ddpperf.records import Plan, messages
 from pytest_ddpperf.records.errors import LaunchError, ServerError
 from pytest_ddpperf.wire.channels import Board, Kind, Lines, send_frame
@@ -151,19 +147,6 @@ def held_launch_of(ranks: Ranks, observer: Observer) -> paused.PausableLaunch:
 # --- what arrives late
 
 
-def test_what_arrives_while_stacks_are_asked_for_is_not_missed(ranks: Ranks, clock: Clock) -> None:
-    ranks.asked_for_stacks = ranks.deliver
-    with launch_of(ranks, StandingStill(clock)) as launch:
-        assert launch.run().results == (b"0", b"1")
-
-
-def test_who_comes_to_rest_while_stacks_are_asked_for_rests(ranks: Ranks, clock: Clock) -> None:
-    ranks.asked_for_stacks = lambda: ranks.rest(0, 1)
-    with held_launch_of(ranks, StandingStill(clock)) as launch:
-        launch.begin()
-        assert launch.steps == 30
-
-
 def test_a_cause_that_arrives_while_stacks_are_asked_for_comes_before_who_waits_for_it(
     ranks: Ranks, clock: Clock
 ) -> None:
@@ -222,43 +205,3 @@ def test_whatever_goes_wrong_at_its_end_a_launch_leaves_no_folder(
     monkeypatch.setattr(Board, "close", fail)
     with pytest.raises(ValueError, match="not closed"), launch_of(ranks, Observer()):
         pass
-
-
-def test_a_server_that_was_not_heard_to_the_end_of_a_launch_has_no_other(
-    ranks: Ranks, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    receive = ranks.receive
-    monkeypatch.setattr(ranks, "receive", lambda timeout=None: receive() if timeout is None else interrupt())
-    with pytest.raises(KeyboardInterrupt), launch_of(ranks, StandingStill(clock, ranks.deliver)) as launch:
-        launch.run()
-    assert ranks.stopped
-
-
-def test_a_server_whose_start_was_interrupted_is_not_taken_for_one_that_is_ready(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    started = []
-
-    class Process:
-        def __init__(self, command: object, *, pass_fds: Sequence[int], **_: object) -> None:
-            self._line = socket.socket(fileno=os.dup(pass_fds[0]))
-            started.append(self)
-
-        def poll(self) -> None:
-            pass
-
-        def wait(self, timeout: float) -> int:
-            self._line.close()
-            return 0
-
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(server_module, "subprocess", SimpleNamespace(Popen=Process, DEVNULL=subprocess.DEVNULL))
-    server = RankServer()
-    monkeypatch.setattr(server, "receive", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        server.ensure({}, ())
-    monkeypatch.setattr(server, "receive", lambda timeout: [messages.Answer.SERVER_READY])
-    for _ in range(2):
-        server.ensure({}, ())
-    assert len(started) == 2
-    server.stop()

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import base64
 import math
-import os
 import re
 import socket
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
-from multiprocessing import AuthenticationError
-from multiprocessing.connection import Connection, answer_challenge
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,20 +18,17 @@ from typing import Any
 import pytest
 
 from pytest_ddpperf import __version__
-from pytest_ddpperf.launch import Observer, locks
+from pytest_ddpperf.launch import Observer
 from pytest_ddpperf.launch.remote_ranks import Clock, Offset, offset
 from pytest_ddpperf.measuring import worker as following
 from pytest_ddpperf.measuring.worker import OVER as OVER_TEXT
-from pytest_ddpperf.plugin import remote as nodes_module
 from pytest_ddpperf.plugin import running
 from pytest_ddpperf.plugin import worker as base_module
-from pytest_ddpperf.rank import group as rendezvous
 from pytest_ddpperf.records import LaunchSamples, Plan, Status, Verdict, codec
 from pytest_ddpperf.records.errors import AgainstError, BaseSideError, NodesError
 from pytest_ddpperf.remote import handshake as door
 from pytest_ddpperf.remote import node as line
 from pytest_ddpperf.remote import node_launch as parts_module
-from pytest_ddpperf.remote import nodes as fleet_module
 from pytest_ddpperf.remote import rendezvous as interface
 from pytest_ddpperf.remote import rendezvous as role_module
 from pytest_ddpperf.remote.arguments import remote_arguments
@@ -254,59 +247,6 @@ def test_who_proves_nothing_is_dropped_and_does_no_harm(
     assert said in dropped
 
 
-def test_a_node_that_is_not_awaited_is_dropped(at_the_door: Door) -> None:
-    at_the_door.admit([1])
-    with door.connect_to_leader("127.0.0.1", at_the_door.port, KEY, 9).socket as connected:
-        assert ended(connected)
-    door.connect_to_leader("127.0.0.1", at_the_door.port, KEY, 1).socket.close()
-    at_the_door.end()
-    assert at_the_door.dropped == ["a connection from 127.0.0.1 was dropped: it says that it is node 9"]
-
-
-def test_strangers_that_say_nothing_keep_nobody_out(at_the_door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door, "_PROOF_SECONDS", 3)
-    monkeypatch.setattr(door, "_MOST_UNTRUSTED", 2)
-    at_the_door.admit([1])
-    for _ in range(6):
-        at_the_door.untrusted()
-    door.connect_to_leader("127.0.0.1", at_the_door.port, KEY, 1, SOON_SECONDS).socket.close()
-    at_the_door.end()
-    assert at_the_door.came.keys() == {1}
-    assert any("4 others had given no proof yet" in reported for reported in at_the_door.dropped)
-
-
-def test_who_is_turned_away_tells_it_when_there_is_no_time_left() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-
-        def turn_away() -> None:
-            connected, _ = listening.accept()
-            connected.close()
-
-        thread = threading.Thread(target=turn_away)
-        thread.start()
-        with pytest.raises(NodesError, match="it let nobody in: too many others had connected"):
-            door.connect_to_leader("127.0.0.1", listening.getsockname()[1], KEY, 1)
-        thread.join()
-
-
-def test_one_that_only_says_that_it_leads_is_not_believed() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-
-        def pretend() -> None:
-            connected, _ = listening.accept()
-            with connected, Connection(os.dup(connected.fileno())) as channel, suppress(AuthenticationError):
-                channel.send_bytes(b"#CHALLENGE#" + b"x" * 20)
-                channel.recv_bytes()
-                channel.send_bytes(b"#WELCOME#")
-                answer_challenge(channel, b"another")
-
-        thread = threading.Thread(target=pretend)
-        thread.start()
-        with pytest.raises(NodesError, match="its proof is wrong"):
-            door.connect_to_leader("127.0.0.1", listening.getsockname()[1], KEY, 1)
-        thread.join()
-
-
 # --- interfaces
 
 
@@ -507,39 +447,6 @@ def test_what_another_node_cannot_have_beside_it_is_told_with_its_name(
     assert str(raised.value) == reported
 
 
-def test_what_is_called_or_measured_there_without_a_gate_is_led_before_what_has_one(
-    closing: ExitStack, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(BaseSide, "collect", lambda self, here: None)
-    follows = Follows(closing)
-    base = OfNodes(follows, None)
-    base.collect(HERE)
-    base._side = side_of(base._others)
-    follows.heard()
-    (tests,) = (member.tests for member in base._others)
-    tests.known, tests._started = frozenset(["test_a"]), True
-    plan = Plan(world_size=2, nodes=2, backend="gloo", device="cpu", steps=3)
-    asked = {"what": "a measurement", "plan": codec.encode(plan), "batch_size": None, "facts": {}, "launches": 2}
-    follows.say("ready", "base", **asked, label="other", gate=False, number=1)
-    follows.say("ready", "base", **asked, label="", gate=True, number=2)
-    ready = base.begin("test_a", "", plan)
-    assert ready.plan == plan
-    assert base.launched == [3, 4], "the second has as many steps as the first had"
-    test, done = follows.heard()
-    assert (test["op"], done["op"], len(done["samples"])) == ("test", "done", 2)
-    follows.say("ready", "base", what="a call", label="f", plan=codec.encode(plan), number=3)
-    follows.say("ready", "base", **asked, label="again", gate=True, number=4)
-    base.begin("test_a", "again", plan)
-    results = [base64.b64encode(result).decode() for result in (b"one", b"two")]
-    assert follows.heard() == [{"op": "done", "results": results, "side": "base"}]
-    one = codec.encode(replace(plan, nodes=1))
-    follows.say("ready", "base", what="a call", label="f", plan=one, number=5)
-    follows.say("ended", "base", text="", apart="")
-    with pytest.raises(BaseSideError, match=re.escape("there the test asks for a call (f) first")):
-        base.begin("test_a", "more", plan)
-    assert [message["op"] for message in follows.heard()] == ["leave"]
-
-
 # --- what comes of a test
 
 
@@ -626,15 +533,6 @@ def test_what_a_test_asked_for_is_told_on_all_nodes_before_it_is_left(closing: E
     assert other_nodes.failed() == [f"{follows.node.current}: not removed"]
 
 
-def test_a_node_that_is_gone_keeps_nothing_from_the_others(closing: ExitStack) -> None:
-    gone, there = Follows(closing), Follows(closing)
-    gone.node.current.name = "node 1"
-    gone.go()
-    with pytest.raises(BaseSideError, match="node 1"):
-        side_of([gone.node.current, there.node.current]).tell({"op": "done"}, nodes=3)
-    assert there.heard() == [{"op": "done", "side": "current"}]
-
-
 @pytest.mark.parametrize("here", ["", "fails here"])
 def test_what_fails_on_another_node_is_an_error_of_the_tests_teardown(
     monkeypatch: pytest.MonkeyPatch, here: str
@@ -658,75 +556,6 @@ def test_what_fails_on_another_node_is_an_error_of_the_tests_teardown(
 
 
 # --- who comes
-
-
-class Stopwatch:
-    """Time as a fleet has it that waits for nodes."""
-
-    now = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-
-@pytest.mark.parametrize(("timeout", "said"), [(5.0, "within 300 s"), (900.0, "within 900 s (--ddp-timeout)")])
-def test_nodes_have_their_time_from_when_they_can_know_where_to_come(
-    monkeypatch: pytest.MonkeyPatch, timeout: float, said: str
-) -> None:
-    clock = Stopwatch()
-    untils: list[float] = []
-
-    def admit(
-        door: object, key: object, nodes: object, until: float, dropped: Callable[[str], None]
-    ) -> dict[int, Lines]:
-        untils.append(until)
-        dropped("a connection from 10.0.0.2 was dropped: its proof is wrong")
-        return {}
-
-    monkeypatch.setattr(fleet_module, "time", clock)
-    monkeypatch.setattr(fleet_module.handshake, "admit", admit)
-    other_nodes = OtherNodes.__new__(OtherNodes)
-    other_nodes.role, other_nodes._timeout, other_nodes.nodes, other_nodes._dropped = (
-        replace(role_of(0), nodes=3),
-        timeout,
-        [],
-        Counter(),
-    )
-    other_nodes._door = other_nodes._key = None  # type: ignore[assignment]
-    other_nodes._notice = SimpleNamespace(check=lambda: setattr(clock, "now", 70.0))  # type: ignore[assignment]
-    with pytest.raises(NodesError) as raised:
-        other_nodes.start([], [])
-    assert untils == [70.0 + max(timeout, 300.0)]
-    dropped = "a connection from 10.0.0.2 was dropped: its proof is wrong"
-    assert str(raised.value) == f"nodes 1, 2 of 3 did not come {said}\n{dropped}"
-
-
-def role_of(node: int) -> Role:
-    found = role({**TORCHRUN, "GROUP_RANK": str(node)})
-    assert found is not None
-    return found
-
-
-@pytest.mark.parametrize("option", ["help", "markers", "showfixtures"])
-def test_a_pytest_that_only_says_something_waits_for_nobody(monkeypatch: pytest.MonkeyPatch, option: str) -> None:
-    monkeypatch.setattr(nodes_module, "role", lambda environ: pytest.fail("it is to lead"))
-    config = SimpleNamespace(getoption=lambda name, default: name == option)
-    run = SimpleNamespace(leader=None, config=config, other_nodes=None)
-    nodes_module.lead(run)  # type: ignore[arg-type]
-    assert run.other_nodes is None
-    assert nodes_module.main(config) is None  # type: ignore[arg-type]
-
-
-def test_torchruns_store_listens_on_one_interface() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    start = {"address": "localhost", "port": port, "key": "where", "seconds": SOON_SECONDS}
-    paused = rendezvous._asked({**start, "hosts": True, "tell": {"address": "127.0.0.1"}})
-    assert paused[1] == {"event": "set"}
-    with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.2", port), SOON_SECONDS)
-    found = rendezvous._asked({**start, "address": "127.0.0.1", "hosts": False, "tell": None})
-    assert found[1] == {"event": "found", "found": {"address": "127.0.0.1"}}
 
 
 def test_a_node_that_does_not_answer_is_asked_and_then_gone(
@@ -786,24 +615,6 @@ def test_locks_are_taken_node_by_node_in_the_order_of_their_hosts(closing: ExitS
 TWO_NODES = Plan(world_size=2, nodes=2, backend="gloo", device="cpu")
 
 
-def test_a_wait_for_what_this_very_launch_has_is_an_error(closing: ExitStack, tmp_path: Path) -> None:
-    """Two nodes on one machine, perhaps in containers, whose cores are the same."""
-    follows = Follows(closing, order="pod-b boot")
-    side = Side(
-        [follows.node.current], address="127.0.0.1", interface="", hosts=["a", "b"], order="pod-a boot", facts={}
-    )
-    here = locks.hold([tmp_path], lambda path: None)
-    follows.say("waiting", resource=str(tmp_path))
-    follows.say("waiting", resource=str(tmp_path))
-    follows.say("alone", resources=[str(tmp_path)])  # once it is free
-    reported = r"^node 1 \(b\) is on the same machine and the same cores or devices as node 0: give each node its own"
-    with pytest.raises(BaseSideError, match=reported), side.alone(TWO_NODES, here, Observer()):
-        pass
-    assert [message["op"] for message in follows.heard()] == ["alone", "shared"]
-    with locks.hold([tmp_path], lambda path: pytest.fail("it was not released")):
-        pass
-
-
 def test_a_wait_on_another_node_is_told_with_its_name(closing: ExitStack) -> None:
     class Watches(Observer):
         def waiting(self, resource: object) -> None:
@@ -817,21 +628,6 @@ def test_a_wait_on_another_node_is_told_with_its_name(closing: ExitStack) -> Non
     follows.say("alone", resources=["/sys/devices/system/cpu/cpu3"])
     with side.alone(TWO_NODES, nullcontext(()), Watches()):
         assert reported == ["cpu3 of node 1 (b)", "all of node 1 (b)"]
-
-
-def test_who_is_interrupted_as_a_node_tells_its_time_hears_no_more_of_it(
-    closing: ExitStack, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(connected: socket.socket) -> tuple[int, int, int]:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(line, "_exchange", interrupted)
-    follows = Follows(closing)
-    follows._lines.send({"event": "clock"})
-    with pytest.raises(KeyboardInterrupt):
-        follows.node.connection.offset()
-    with pytest.raises(BaseSideError, match=r"node 1 \(b\) was left while it sent its time"):
-        follows.node.current.line.send({"op": "leave"})
 
 
 # --- parts of a launch

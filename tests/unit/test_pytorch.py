@@ -191,24 +191,3 @@ baseline: tests/test_a.py::test_step: not measured: launch 1 of 2: rank 1 failed
 """
     )
     assert reported.endswith("compared with the base: 2 passed, 1 without baseline (2 of 3 compared)\n")
-
-
-def test_of_ours_what_several_machines_measured_is_a_benchmark_each(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def on(model: str, seconds: float) -> Any:
-        environment = replace(measurement().environment, key={"device_type": "cuda", "device_model": model})
-        return replace(at(2, seconds), measurement=replace(measurement(seconds), environment=environment))
-
-    base = str(written(tmp_path / "a.json", on("H200", 0.2), on("H100", 0.1)))
-    now = str(written(tmp_path / "b.json", on("H100", 0.1), on("H200", 0.2), on("A100", 0.4)))
-    assert main(["diff", base, now, "--form", "pytorch"]) == 0
-    reported = capsys.readouterr().out
-    assert [line for line in reported.splitlines() if line.startswith(("Benchmark", "  only"))] == [
-        "Benchmark: tests/test_a::test_step with batch size 32 on cuda-h100",
-        "Benchmark: tests/test_a::test_step with batch size 32 on cuda-h200",
-        "Benchmark: tests/test_a::test_step with batch size 32 on cuda-a100",
-        "  only in test",
-    ]
-    assert [line.split()[3] for line in rows(reported)] == ["0.100s", "0.200s"]
-    assert [line.split()[5] for line in rows(reported)] == ["-0.0%", "-0.0%"]

@@ -45,35 +45,6 @@ def test_sound(ddp_run): ...
 """
 
 
-def test_parameters_may_each_have_one_world_size_unless_the_test_has_several(collect: Collect) -> None:
-    items = collect(
-        """
-        import pytest
-        ddp, param = pytest.mark.ddp, pytest.param
-        @pytest.mark.parametrize("n", [param(1, marks=ddp(world_size=1)), param(2, marks=ddp(world_size=2))])
-        @ddp(world_size=4)
-        def test_each(ddp_run, n): ...
-        @pytest.mark.parametrize("n", [param(1, marks=ddp(world_size=1)), 2])
-        def test_some(ddp_run, n): ...
-        """,
-        "--ddp-world-size=2,4",
-    )
-    each, some = items[:2], items[2:]
-    assert [(item.name, state.settings_of(item).world_sizes) for item in each] == [
-        ("test_each[1]", (1,)),
-        ("test_each[2]", (2,)),
-    ]
-    assert [item.name for item in some] == [
-        "test_some[1-ws2]",
-        "test_some[1-ws4]",
-        "test_some[2-ws2]",
-        "test_some[2-ws4]",
-    ]
-    for item in some[:2]:
-        with pytest.raises(MarkerError, match="the test itself runs with several: give the test one list"):
-            state.settings_of(item)
-
-
 @pytest.mark.parametrize("asked", [(), ("-m", "not slow"), ("test_named.py",), ("test_named.py::test_a", "-v")])
 def test_tests_are_named_by_the_command_line_alone(pytester: pytest.Pytester, asked: tuple[str, ...]) -> None:
     pytester.makeini("[pytest]\ntestpaths = .\n")

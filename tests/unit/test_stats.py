@@ -113,24 +113,6 @@ def test_the_test_across_sessions_holds_its_five_percent_where_they_drift_as_ass
         assert 0.02 < sum(found) / len(found) < 0.065
 
 
-def test_launches_for_a_resolution_reach_it() -> None:
-    known = [0.0, 1e-9, -1e-9, 0.0]
-    difference = stats.difference(normal(random.Random(1), 5), [known])
-    wanted = difference.resolution(0.05) / 2
-    assert difference.launches_for(wanted, 0.05) == 20, "half the error takes four times the launches"
-
-
-def test_no_number_of_launches_makes_up_for_the_bases() -> None:
-    source = random.Random(1)
-    difference = stats.difference(normal(source, 5), [normal(source, 5)])
-    assert difference.launches_for(difference.resolution(0.05) / 2, 0.05) is None
-
-
-def test_no_number_of_launches_makes_up_for_drift() -> None:
-    difference = stats.difference([1.0, 1.1], [[1.0, 1.1]], drift=stats.Drift(0.5, 0.0, 6.0))
-    assert difference.launches_for(0.1, 0.05) is None
-
-
 # --- pairs
 
 

@@ -185,18 +185,6 @@ def test_what_a_link_leads_to_is_the_versions(trees: Trees, folder: str) -> None
     assert process(one, "pkg.mod", path=(folder,), result="trees.imported()") == files
 
 
-def test_what_is_installed_below_the_top_and_an_interpreter_there_are_left_alone(trees: Trees) -> None:
-    python = Path(trees.current, "venv/bin/python")
-    python.parent.mkdir(parents=True)
-    python.symlink_to(os.path.realpath(sys.executable))
-    (python.parents[1] / "pyvenv.cfg").write_text(f"home = {os.path.dirname(os.path.realpath(sys.executable))}\n")
-    write(trees.current, "venv/share/tool.py", "venv2/share/other.py", f"{INSTALLED}/dep/mod.py")
-    found = process(
-        trees, "tool", "dep.mod", "other", path=("venv/share", INSTALLED, "venv2/share"), python=str(python)
-    )
-    assert found == ["current/venv/share/tool.py", f"current/{INSTALLED}/dep/mod.py", "No module named 'other'"]
-
-
 def test_the_path_is_that_of_the_version(trees: Trees) -> None:
     write(trees.current, "tests/a.py", "src/a.py", "lib/site-packages/a.py")
     path = ("src", "tests", "lib/site-packages", "", "gone")
@@ -265,12 +253,3 @@ def test_a_digest_changes_with_what_a_file_holds(tmp_path: Path) -> None:
     (tmp_path / "lf.py").write_text("more")
     assert digests(str(tmp_path), ["lf.py"])["lf.py"] not in found.values()
     assert digests(str(tmp_path), ["gone.py", "folder"]) == {"gone.py": "", "folder": ""}
-
-
-def test_links_of_what_is_loaded_are_resolved_once_for_all_ranks() -> None:
-    trees_module.know_loaded()
-    before = trees_module._real.cache_info()
-    Trees(current="/nowhere", base="/nowhere", kept=()).others()
-    after = trees_module._real.cache_info()
-    assert after.hits > before.hits
-    assert after.misses == before.misses

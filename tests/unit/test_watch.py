@@ -67,24 +67,3 @@ def test_a_terminal_shows_a_wait_while_it_lasts_and_a_dumb_one_in_lines(
     assert (status, lines) == (0, REPORTED if terminal == "dumb" else [])
     for text in ("cpu0, in use by pid 4321, 25 s", "the host, in use by another process, 1 s"):
         assert (f"\x1b7 waiting for {text}\x1b[K\x1b8" in output) is (terminal == "xterm")
-
-
-def test_a_line_that_the_output_has_no_letters_for_is_reported_all_the_same(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytester.makepyfile(
-        test_a="""
-        from pytest_ddpperf.plugin import watch
-
-        def test_lines(request):
-            watcher = watch.Watcher(request.config, warmup=1)
-            assert watcher.streams
-            for stream in ("stdout", "stderr"):
-                watcher.output("rank 1", stream, "\\u00e9poque \\u2192 1 \\udcff")
-        """
-    )
-    monkeypatch.setenv("PYTHONIOENCODING", "ascii:strict")
-    result = pytester.runpytest_subprocess(*ARGUMENTS, "-s")
-    result.assert_outcomes(passed=1)
-    for lines in (result.outlines, result.errlines):
-        assert any(line.endswith(r"[rank 1] \xe9poque \u2192 1 \udcff") for line in lines)

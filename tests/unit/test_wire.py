@@ -67,15 +67,3 @@ def test_the_board_tells_where_each_rank_is(tmp_path: Path) -> None:
     assert read.describe(0, warmup=5) == "the start"
     for board in (written, read):
         board.close()
-
-
-@pytest.mark.parametrize("allocates", [True, False])
-def test_the_board_has_its_space_before_it_is_written_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, allocates: bool
-) -> None:
-    if not allocates:  # macOS
-        monkeypatch.delattr(os, "posix_fallocate", raising=False)
-    path = tmp_path / "board"
-    Board(path, world_size=2, steps=10_000).close()
-    assert path.stat().st_blocks * 512 >= path.stat().st_size > 160_000
-    assert not any(path.read_bytes())
