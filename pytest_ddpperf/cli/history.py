@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_ddpperf.cli import console
 from pytest_ddpperf.records import Limit
-from pytest_ddpperf.records.errors import HistoryError
+from pytest_ddpperf.records.errors import FileError
 
 if TYPE_CHECKING:
     from pytest_ddpperf.history.series import HistoryAnalysis, HistoryChange
@@ -142,7 +142,7 @@ def add(arguments: argparse.Namespace) -> int:
         report = json_report.read([path])
         why = "it compares two runs: add the report of the run itself" if report.bases else ""
         if why := why or why_unfit(report.runs[0]):
-            raise HistoryError(path, f"cannot be added: {why}")
+            raise FileError(path, f"cannot be added: {why}")
         entry = make_entry(report.outcomes, report.runs[0])
         if entry.measurements:
             lines.append(f"{path} -> {add_entry(arguments.to, entry)}")

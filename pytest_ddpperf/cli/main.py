@@ -12,13 +12,12 @@ from pytest_ddpperf.cli import commands, console, diff, history
 from pytest_ddpperf.records.errors import (
     BaselineError,
     DdpPerfError,
-    HistoryError,
+    FileError,
     MissingExtraError,
     OptionError,
-    ReportError,
 )
 
-_USERS = (console.UsageError, BaselineError, HistoryError, MissingExtraError, OptionError, ReportError)
+_USERS = (console.UsageError, BaselineError, FileError, MissingExtraError, OptionError)
 
 _STATUSES = """\
 exit status:

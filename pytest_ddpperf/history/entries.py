@@ -17,7 +17,7 @@ from typing import Any
 from pytest_ddpperf.baseline.content import environment_name
 from pytest_ddpperf.files import write
 from pytest_ddpperf.records import Interval, Outcome, RunInfo, Scalar, TestId, codec
-from pytest_ddpperf.records.errors import HistoryError
+from pytest_ddpperf.records.errors import FileError
 from pytest_ddpperf.verdict.stats import launch_quantiles
 
 SCHEMA = 1
@@ -127,13 +127,13 @@ def _invalid_field(run: RunInfo | HistoryEntry) -> str:
 
 
 def add_entry(folder: Path, entry: HistoryEntry) -> Path:
-    """Write an entry and return its path; a file that exists already stays as it is. Raises HistoryError."""
+    """Write an entry and return its path; a file that exists already stays as it is. Raises FileError."""
     committed = datetime.fromisoformat(entry.committed)
     return _add(folder, f"{committed:%Y%m%dT%H%M%SZ}-{entry.commit[:12]}", entry)
 
 
 def add_accepted(folder: Path, accepted: AcceptedChange) -> Path:
-    """Write an accepted change point and return its path. Raises HistoryError."""
+    """Write an accepted change point and return its path. Raises FileError."""
     return _add(folder / _ACCEPTED, accepted.commit[:12], accepted)
 
 
@@ -144,21 +144,21 @@ def _add(folder: Path, name: str, record: HistoryEntry | AcceptedChange) -> Path
         if not path.exists():
             write(path, content)
     except OSError as error:
-        raise HistoryError(path, f"cannot be written: {error.strerror}") from error
+        raise FileError(path, f"cannot be written: {error.strerror}") from error
     return path
 
 
 def read_entries(folder: Path) -> list[HistoryEntry]:
     """Return all runs in the order of their commits, runs of one second in the order in which they were measured.
 
-    Raises HistoryError, which names the file.
+    Raises FileError, which names the file.
     """
     entries = []
     for path, content in _read_files(folder):
         entry = _decode(HistoryEntry, path, content)
         problem = _invalid_field(entry) or next(filter(None, map(_invalid_durations, entry.measurements)), "")
         if problem:
-            raise HistoryError(path, problem)
+            raise FileError(path, problem)
         entries.append(entry)
     return sorted(entries, key=lambda entry: (entry.committed, entry.created, entry.commit))
 
@@ -172,7 +172,7 @@ def _invalid_durations(measurement: HistoryMeasurement) -> str:
 
 
 def read_accepted(folder: Path) -> list[AcceptedChange]:
-    """Return all accepted change points; raises HistoryError, which names the file."""
+    """Return all accepted change points; raises FileError, which names the file."""
     accepted = folder / _ACCEPTED
     files = _read_files(accepted) if accepted.exists() else ()
     return [_decode(AcceptedChange, path, content) for path, content in files]
@@ -186,14 +186,14 @@ def _read_files(folder: Path) -> Iterator[tuple[Path, bytes]]:
             if name.endswith(".json"):
                 yield path, path.read_bytes()
     except OSError as error:
-        raise HistoryError(path, f"cannot be read: {error.strerror}") from error
+        raise FileError(path, f"cannot be read: {error.strerror}") from error
 
 
 def _decode(kind: type[Any], path: Path, content: bytes) -> Any:
     try:
         data = codec.loads(content)
         if not isinstance(data, dict) or data.pop("schema", None) != SCHEMA:
-            raise HistoryError(path, f"is not a file of a history with schema {SCHEMA}")
+            raise FileError(path, f"is not a file of a history with schema {SCHEMA}")
         return codec.decode(kind, data)
     except (ValueError, RecursionError) as error:
-        raise HistoryError(path, f"is not a valid file of a history: {error}") from error
+        raise FileError(path, f"is not a valid file of a history: {error}") from error

@@ -15,16 +15,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pytest_ddpperf.launch import locks, request
-from pytest_ddpperf.launch.local_share import Leader, LocalShareLaunch
 from pytest_ddpperf.launch.output import Observer
 from pytest_ddpperf.launch.paused import PausableLaunch, PausedLaunch, dropping
 from pytest_ddpperf.launch.placement import interconnect, place, visible_gpus
 from pytest_ddpperf.launch.remote_ranks import Clock, Nodes, Part
 from pytest_ddpperf.launch.request import LaunchRequest
-from pytest_ddpperf.launch.run import Delivery, Launch
+from pytest_ddpperf.launch.run import Delivery, Launch, Leader, LocalShareLaunch
 from pytest_ddpperf.launch.server import RankServer
 from pytest_ddpperf.records import COUNTERS, Imported, LaunchSamples, Plan, RankFigures, Scalar, Window, codec
-from pytest_ddpperf.records.errors import TransportError
+from pytest_ddpperf.records.errors import DdpPerfError
 from pytest_ddpperf.wire import payload
 from pytest_ddpperf.wire.trees import Trees, digests
 
@@ -164,7 +163,7 @@ class Launcher:
         observer: Observer,
         others: Sequence[Callable[..., Any] | None] = (),
     ) -> LaunchSamples:
-        """Run one launch of `plan` on fresh ranks; raises LaunchError, ServerError, SpaceError or TransportError.
+        """Run one launch of `plan` on fresh ranks; raises DdpPerfError.
 
         `setup` is None where the plan has a collective. In an RPC launch it is the trainers', and `others` those of the
         master and of the parameter servers.
@@ -198,8 +197,7 @@ class Launcher:
         observer: Observer,
         leader: Leader,
     ) -> None:
-        """This node's part of a launch of `plan` that another leads; raises ServerError, SpaceError or
-        TransportError."""
+        """This node's part of a launch of `plan` that another leads; raises DdpPerfError."""
         self._take_part(plan, part, _pickle_measurement(plan, setup, others), observer, leader)
 
     def take_part_in_call(
@@ -300,7 +298,7 @@ class Launcher:
         return locks.hold(locks.resources(cores, addresses if plan.device == "cuda" else ()), observer.waiting)
 
     def ready_for(self, plan: Plan) -> None:
-        """Start a rank server for these launches, unless there is one; raises ServerError or SpaceError."""
+        """Start a rank server for these launches, unless there is one; raises DdpPerfError."""
         self._ensure(plan)
 
     def _ensure(self, plan: Plan) -> None:
@@ -351,14 +349,14 @@ class Launcher:
 
 
 def unpickle(results: Sequence[bytes]) -> list[Any]:
-    """Unpickle the results of ranks, by rank; raises TransportError."""
+    """Unpickle the results of ranks, by rank; raises DdpPerfError."""
     values = []
     for rank, result in enumerate(results):
         try:
             values.append(pickle.loads(result))
         except Exception as error:
-            problem = f"it arrived, but {type(error).__name__}: {error}"
-            raise TransportError(f"the result of rank {rank}", problem) from None
+            problem = f"cannot be loaded in pytest: {type(error).__name__}: {error}"
+            raise DdpPerfError(f"the result of rank {rank} {problem}") from None
     return values
 
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import Protocol, TypeVar
+from typing import Any, TypeVar
 
 from pytest_ddpperf.launch.run import Delivery, Launch, Peer, wake
 from pytest_ddpperf.records import LaunchSamples, Phases, messages
@@ -116,15 +116,11 @@ class PausedLaunch:
                 self._launch.deliver()
 
 
-class _Droppable(Protocol):
-    def drop(self) -> None: ...
-
-
-_D = TypeVar("_D", bound=_Droppable)
+_L = TypeVar("_L", bound=Any)
 
 
 @contextmanager
-def dropping(launch: _D) -> Iterator[_D]:
+def dropping(launch: _L) -> Iterator[_L]:
     """Drop a launch when the context is left."""
     try:
         yield launch

@@ -43,82 +43,46 @@ class Nodes(Protocol):
         any node's cores or devices meanwhile; raises BaseSideError."""
 
 
-class RemoteRanks(Protocol):
-    """The other parts. What goes wrong there is in `errors`; nothing here raises."""
+class RemoteRanks:
+    """The ranks of a launch that other nodes start. What goes wrong there is in `errors`; nothing here raises.
 
-    @property
+    This one is for launches that one node starts alone: there are none."""
+
+    errors: Sequence[RankError] = ()  # `when` by the clock of this node
+    results: Mapping[int, bytes] = {}  # by process
+    output: Sequence[RankOutput] = ()
+    notes: Sequence[str] = ()
+
     def channels(self) -> Sequence[socket.socket]:
-        """Where something may arrive."""
+        """Return where something may arrive."""
+        return ()
 
-    @property
-    def errors(self) -> Sequence[RankError]:
-        """Of all of them, `when` by the clock of this node."""
-
-    @property
     def settled(self) -> bool:
-        """Whether every part has delivered all that it was to deliver, or has failed."""
+        """Say whether every other node has delivered all that it was to deliver, or has failed."""
+        return True
 
-    @property
-    def results(self) -> Mapping[int, bytes]:
-        """By process."""
-
-    @property
     def clocks(self) -> Mapping[int, Clock]:
-        """By process, once all is settled."""
-
-    @property
-    def output(self) -> Sequence[RankOutput]: ...
-
-    @property
-    def notes(self) -> Sequence[str]: ...
+        """Return the clocks by process, once all is settled."""
+        return {}
 
     def name(self, process: int) -> str:
-        """Of a process in errors; "" for the plan's."""
+        """Return the name of a process in errors; "" for the plan's."""
+        return ""
 
     def begin(self) -> None:
-        """Let all parts be started."""
+        """Let the other nodes start their ranks."""
 
     def hear(self) -> None:
         """Take in what has arrived, without waiting."""
 
     def release(self) -> None:
-        """Everybody has delivered: the processes may end."""
+        """Let the processes end: everybody has delivered."""
 
     def stop(self, when: float, *, at_deadline: bool) -> None:
-        """The launch was given up at that time, by this node's clock: the processes end where they are."""
+        """End the processes where they are: the launch was given up at that time, by this node's clock."""
 
     def await_end(self) -> None:
-        """Until all parts have ended, after `release` or `stop`."""
-
-
-class NoRemoteRanks:
-    """Where this process starts all of it."""
-
-    channels: Sequence[socket.socket] = ()
-    errors: Sequence[RankError] = ()
-    settled = True
-    results: Mapping[int, bytes] = {}
-    clocks: Mapping[int, Clock] = {}
-    output: Sequence[RankOutput] = ()
-    notes: Sequence[str] = ()
-
-    def name(self, process: int) -> str:
-        return ""
-
-    def begin(self) -> None:
-        pass
-
-    def hear(self) -> None:
-        pass
-
-    def release(self) -> None:
-        pass
-
-    def stop(self, when: float, *, at_deadline: bool) -> None:
-        pass
-
-    def await_end(self) -> None:
-        pass
+        """Wait until all ranks have ended, after `release` or `stop`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import shutil
@@ -11,20 +12,20 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from pytest_ddpperf.launch import output
 from pytest_ddpperf.launch.failure import Diagnosis, launch_error
 from pytest_ddpperf.launch.output import Observer
-from pytest_ddpperf.launch.remote_ranks import Clock, NoRemoteRanks, RemoteRanks
+from pytest_ddpperf.launch.remote_ranks import Clock, RemoteRanks
 from pytest_ddpperf.launch.request import LaunchRequest
 from pytest_ddpperf.launch.server import RankServer, writing_temporary_files
-from pytest_ddpperf.records import Phases, RankError, RankOutput, messages
+from pytest_ddpperf.records import Phases, RankError, RankOutput, codec, messages
 from pytest_ddpperf.records.errors import ServerError
-from pytest_ddpperf.wire.channels import Board, FrameReader, Kind, Phase, readable, send_word
+from pytest_ddpperf.wire.channels import Board, FrameReader, Kind, Message, Phase, readable, send_word
 
 
 class Peer:
@@ -121,7 +122,7 @@ class Launch:
         """`remote`: the ranks that other nodes start. `store`: a bound socket where all ranks will meet."""
         self._server, self._request, self._observer = server, request, observer
         self._plan, self._part = request.plan, request.part
-        self._remote = remote or NoRemoteRanks()
+        self._remote = remote or RemoteRanks()
         self._store = store
         plan = request.plan
         self._names = {process: plan.name(process) for process in self._part.processes}
@@ -202,7 +203,7 @@ class Launch:
             phases=self._phases(time.monotonic_ns()),
             output=self._output(),
             notes=(*self._notes, *self._remote.notes),
-            clocks=self._remote.clocks,
+            clocks=self._remote.clocks(),
         )
 
     def _output(self) -> tuple[RankOutput, ...]:
@@ -233,7 +234,7 @@ class Launch:
     def _collect(self, has_arrived: Callable[[Peer], bool]) -> None:
         """Wait until every rank `has_arrived` or failed, or until it is clear that one will do neither."""
         give_up, failed = self._deadline, 0
-        while not (all(has_arrived(rank) or rank.error for rank in self._ranks) and self._remote.settled):
+        while not (all(has_arrived(rank) or rank.error for rank in self._ranks) and self._remote.settled()):
             now = time.monotonic()
             if now >= give_up:
                 self._give_up(has_arrived, at_deadline=give_up == self._deadline)
@@ -254,7 +255,7 @@ class Launch:
     def _dismiss_servers(self) -> None:
         """Let the processes that only serve end when the ranks that they serve have ended."""
         servers = [rank for rank in self._ranks if rank.number >= self._plan.world_size]
-        if not self._dismissed and servers and all(rank.done for rank in self._timed) and self._remote.settled:
+        if not self._dismissed and servers and all(rank.done for rank in self._timed) and self._remote.settled():
             self._dismissed = True
             wake(servers)
 
@@ -270,7 +271,7 @@ class Launch:
     def _take_in(self, seconds: float = 0.0) -> None:
         """Take in what has arrived, or what arrives within `seconds`."""
         channels = {rank.channel: rank for rank in self._ranks if not rank.silent}
-        ready = readable([self._server.socket, *self._remote.channels, *channels], seconds)
+        ready = readable([self._server.socket, *self._remote.channels(), *channels], seconds)
         for channel in ready:
             if channel in channels:
                 channels[channel].read()
@@ -295,13 +296,13 @@ class Launch:
         """Stop waiting: find out where the ranks are that have not arrived."""
         self._take_in()  # pytest itself may have stood still (a blocked terminal, say) while they delivered
         pending = [rank for rank in self._ranks if not (has_arrived(rank) or rank.error)]
-        if not pending and self._remote.settled:
+        if not pending and self._remote.settled():
             return
         when = time.monotonic()
         self._remote.stop(when, at_deadline=at_deadline)
         if all(rank.result is not None and rank.error is None for rank in self._timed):
             self._remote.await_end()  # their results may be complete, too
-        delivered = all(rank.result is not None for rank in self._timed) and self._remote.settled
+        delivered = all(rank.result is not None for rank in self._timed) and self._remote.settled()
         if delivered and not any(rank.error for rank in self._ranks) and not self._remote.errors:
             # Every result is here; only clean-up hangs, and teardown is not what was asked to be judged.
             self._notes += self._diagnosis.notes_on_clean_up(pending)
@@ -342,3 +343,73 @@ class Launch:
         entered.append(ended)
         start, group, setup, warmup, steps, end = ((after - before) / 1e9 for before, after in pairwise(entered))
         return Phases(start=start, group=group, setup=setup, warmup=warmup, steps=steps, end=end)
+
+
+class Leader(Protocol):
+    """The line to who leads."""
+
+    @property
+    def socket(self) -> socket.socket: ...
+
+    def order_by_now(self) -> Message | None:
+        """The next order if there is one."""
+
+    def say(self, event: str, **fields: Any) -> None: ...
+
+
+class _LeaderChannel(RemoteRanks):
+    """Lets a launch look up when the leader says something."""
+
+    def __init__(self, leader: Leader) -> None:
+        self._leader = leader
+
+    def channels(self) -> Sequence[socket.socket]:
+        return (self._leader.socket,)
+
+
+class LocalShareLaunch(Launch):
+    """As a Launch, without a deadline: that is the leader's.
+
+    Told                                    Answered
+    {"op": "part", "plan": {...},           {"event": "failed-rank", "error": {...}} for each that fails, and
+     "store": [address, port]}              {"event": "settled", "results": {...}} when all have come to their ends
+    {"op": "release"}, when everybody has   {"event": "over", "errors": [...], "idle": [...], "output": [...],
+    {"op": "stop", "at_deadline": b}        "notes": [...], "results": {...}} when all processes have ended
+    """
+
+    def serve(self, leader: Leader) -> None:
+        """All of it; raises ServerError."""
+        self._remote = _LeaderChannel(leader)
+        self.begin()
+        failed: set[int] = set()
+        settled = False
+        while (order := leader.order_by_now()) is None:
+            self._wait(TICK_SECONDS)
+            for rank in self._ranks:
+                if rank.error is not None and rank.number not in failed:
+                    failed.add(rank.number)
+                    leader.say("failed-rank", error=asdict(rank.error))
+            if not settled and all(rank.done for rank in self._ranks):
+                settled = True
+                leader.say("settled", results=self._results())
+        if order["op"] == "release":
+            self._release()
+        else:
+            self._give_up(lambda rank: rank.settled, at_deadline=order.get("at_deadline", False))
+        self._end()
+        errors = [rank.error for rank in self._ranks if rank.error is not None]
+        known = {error.rank for error in errors}
+        idle = [error for error in self._diagnosis.failures(self._ranks) if error.rank not in known]
+        leader.say(
+            "over",
+            errors=[asdict(error) for error in errors],
+            idle=[asdict(error) for error in idle],
+            output=codec.encode(self._output()),
+            notes=list(self._notes),
+            results={} if settled else self._results(),
+        )
+
+    def _results(self) -> dict[str, str]:
+        """Those that there are, by process."""
+        there = ((rank.number, rank.result) for rank in self._timed if rank.result is not None)
+        return {str(number): base64.b64encode(result).decode() for number, result in there}

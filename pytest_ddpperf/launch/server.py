@@ -11,12 +11,11 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
-from pathlib import Path
 from typing import IO
 
 from pytest_ddpperf.launch.request import read_at_import
 from pytest_ddpperf.records import messages
-from pytest_ddpperf.records.errors import ServerError, SpaceError
+from pytest_ddpperf.records.errors import DdpPerfError, ServerError
 from pytest_ddpperf.wire import boot
 from pytest_ddpperf.wire.channels import Lines, Message
 from pytest_ddpperf.wire.trees import Trees
@@ -24,13 +23,13 @@ from pytest_ddpperf.wire.trees import Trees
 
 @contextmanager
 def writing_temporary_files() -> Iterator[None]:
-    """Raise SpaceError if the temporary folder, or the quota of this user there, is full."""
+    """Raise DdpPerfError if the temporary folder, or the quota of this user there, is full."""
     try:
         yield
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        raise SpaceError(Path(tempfile.gettempdir())) from None
+        raise DdpPerfError(f"no space in {tempfile.gettempdir()}; set TMPDIR to a folder that has some") from None
 
 
 # For importing torch and the preloaded modules, from a cold network disk too. No launch has begun, so it is not of
@@ -55,7 +54,7 @@ class RankServer:
         """Start a server that has imported its modules under these variables, unless there is one.
 
         Importing torch takes seconds, once; variables that libraries read at import need a new server. Raises
-        ServerError or SpaceError.
+        ServerError, and DdpPerfError if there is no space.
         """
         wanted = (read_at_import(variables), tuple(preload))
         if self._process is not None and self._process.poll() is None and wanted == self._made_for:

@@ -132,7 +132,7 @@ def _noting_errors(report: RunResults, what: str) -> Iterator[None]:
 
 
 def _add_to_history(report: RunResults, root: Path, measured: Path) -> None:
-    """Add the measurements of the code in `measured` to the history, or say why not; raises HistoryError."""
+    """Add the measurements of the code in `measured` to the history, or say why not; raises FileError."""
     from pytest_ddpperf.git import why_unknown
     from pytest_ddpperf.history import entries
     from pytest_ddpperf.report.text import several

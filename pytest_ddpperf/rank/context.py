@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar
 import cloudpickle
 import torch
 
-from pytest_ddpperf.records.errors import SetupError, TransportError
+from pytest_ddpperf.records.errors import DdpPerfError
 
 
 class Figures:
@@ -119,7 +119,7 @@ def describe_not_run(value: object) -> str:
 
 def read_examples(returned: Any) -> Any:
     """Return what a step returned if it is a whole number, for `count_examples`; else None, because keeping a loss
-    would keep its graph. Raises SetupError if the step has not run.
+    would keep its graph. Raises DdpPerfError if the step has not run.
 
     To read an accelerator's tensor would wait for the device, so it is copied there: a step may return the same one
     each time.
@@ -134,7 +134,7 @@ def read_examples(returned: Any) -> Any:
         with suppress(TypeError):  # NumPy's arrays of other numbers, or of several
             return operator.index(returned)
     if kind := describe_not_run(returned):
-        raise SetupError(
+        raise DdpPerfError(
             f"the step returned {kind}, of which nothing has run: a step does its work when it is called, "
             "without yield or async"
         )
@@ -142,12 +142,12 @@ def read_examples(returned: Any) -> Any:
 
 
 def count_examples(examples: Sequence[Any]) -> tuple[int, ...] | None:
-    """Return the number of examples of each step, if every step returned one; raises SetupError."""
+    """Return the number of examples of each step, if every step returned one; raises DdpPerfError."""
     if any(number is None for number in examples):
         return None
     numbers = tuple(map(operator.index, examples))
     if min(numbers, default=0) < 0:
-        raise SetupError(
+        raise DdpPerfError(
             f"the step returned {min(numbers)}: a whole number that a step returns is how many examples it processed"
         )
     return numbers
@@ -166,12 +166,12 @@ class _ResultPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
 
 
 def dump_result(value: Any) -> bytes:
-    """Pickle a result, with tensors on the CPU and without the rest of larger storages; raises TransportError."""
+    """Pickle a result, with tensors on the CPU and without the rest of larger storages; raises DdpPerfError."""
     buffer = io.BytesIO()
     try:
         _ResultPickler(buffer).dump(value)
     except Exception as error:
-        raise TransportError("the result", f"{type(error).__name__}: {error}") from None
+        raise DdpPerfError(f"the result cannot travel to pytest: {type(error).__name__}: {error}") from None
     return buffer.getvalue()
 
 

@@ -10,20 +10,20 @@ import torch.distributed as dist
 
 from pytest_ddpperf.rank.context import Context
 from pytest_ddpperf.records.asked import Collective
-from pytest_ddpperf.records.errors import SetupError, WrongResultError
+from pytest_ddpperf.records.errors import DdpPerfError
 
 # No checked value is larger, for int8 has no more.
 _LARGEST = 127
 
 
 def setup(ctx: Context, asked: Collective) -> Iterator[Callable[[], object]]:
-    """Yield the step, and check its result before and after the window; raises WrongResultError.
+    """Yield the step, and check its result before and after the window; raises DdpPerfError.
 
     The timed buffers hold zeros, whose sums stay zero however often they are added.
     """
     dtype = getattr(torch, asked.dtype, None)
     if not isinstance(dtype, torch.dtype):
-        raise SetupError(f"this torch ({torch.__version__}) has no dtype {asked.dtype}")
+        raise DdpPerfError(f"this torch ({torch.__version__}) has no dtype {asked.dtype}")
     buffers = _Buffers(ctx, asked, dtype)
     buffers.check()
     buffers.sent.zero_()
@@ -76,7 +76,7 @@ class _Buffers:
             self.step = partial(_MOVES[asked.op], self.received, self.sent)
 
     def check(self) -> None:
-        """Run the operation on known values; raises WrongResultError on the rank that received others."""
+        """Run the operation on known values; raises DdpPerfError on the rank that received others."""
         asked = self._asked
         self.sent.fill_(self._value(self._rank))
         self.step()
@@ -94,7 +94,7 @@ class _Buffers:
             wrong += int(differs.sum())
             start += len(block)
         if wrong:
-            raise WrongResultError(f"{asked}: {wrong:,} of {len(self.received):,} elements are wrong: {first}")
+            raise DdpPerfError(f"{asked}: {wrong:,} of {len(self.received):,} elements are wrong: {first}")
 
     @property
     def _largest(self) -> int:

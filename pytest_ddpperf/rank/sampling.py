@@ -19,7 +19,7 @@ from pytest_ddpperf.rank import clock, context
 from pytest_ddpperf.rank.context import Context
 from pytest_ddpperf.rank.counters import Meter
 from pytest_ddpperf.records import Plan, Window
-from pytest_ddpperf.records.errors import SetupError
+from pytest_ddpperf.records.errors import DdpPerfError
 from pytest_ddpperf.wire import payload
 from pytest_ddpperf.wire.channels import Board, Phase
 
@@ -36,7 +36,7 @@ class Prepared:
             self._generator = self.made
             self.made = next(self._generator, None)
         elif kind := context.describe_not_run(self.made):
-            raise SetupError(
+            raise DdpPerfError(
                 f"setup returned {kind}, of which nothing has run: it must be a plain function that returns the step, "
                 "or a generator that yields it"
             )
@@ -45,7 +45,7 @@ class Prepared:
     def step(self) -> Step:
         if not (callable(self.made) and payload.accepts(self.made, 0)):
             what = f"{payload.name_of(self.made)}, which needs arguments" if callable(self.made) else repr(self.made)
-            raise SetupError(
+            raise DdpPerfError(
                 f"setup returned {what}; it must return the step to time, a callable without arguments "
                 "(or yield it, and clean up after)"
             )
@@ -56,7 +56,7 @@ class Prepared:
         if self._generator is None:
             return
         for _ in self._generator:
-            raise SetupError("setup yielded twice; it must yield once")
+            raise DdpPerfError("setup yielded twice; it must yield once")
 
 
 # How many steps each stretch of a window of so many steps has, one after the other; a step lasts so many nanoseconds.

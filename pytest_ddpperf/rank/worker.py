@@ -29,7 +29,7 @@ from typing import Any, NoReturn
 from pytest_ddpperf.rank import context, counters, environment, group, operation, sampling
 from pytest_ddpperf.rank.context import Context, RpcContext
 from pytest_ddpperf.records import Imported, Plan, codec
-from pytest_ddpperf.records.errors import DdpPerfError, SetupError
+from pytest_ddpperf.records.errors import DdpPerfError
 from pytest_ddpperf.wire import boot, payload
 from pytest_ddpperf.wire.channels import Board, Kind, Message, Phase, receive_word, send_frame
 from pytest_ddpperf.wire.trees import Trees
@@ -177,7 +177,7 @@ def _rpc() -> Any:
     import torch.distributed.rpc
 
     if not torch.distributed.rpc.is_available():
-        raise SetupError(f"this torch ({torch.__version__}) was built without torch.distributed.rpc")
+        raise DdpPerfError(f"this torch ({torch.__version__}) was built without torch.distributed.rpc")
     from pytest_ddpperf.rank import rpc
 
     return rpc
@@ -312,7 +312,7 @@ def _apply_warning_filters(filters: Sequence[str]) -> None:
         try:
             kind = pkgutil.resolve_name(category)
         except (ImportError, AttributeError) as error:
-            raise SetupError(f"pytest's warning filter {text} does not work in a rank: {error}") from None
+            raise DdpPerfError(f"pytest's warning filter {text} does not work in a rank: {error}") from None
         warnings.filterwarnings(action, message, kind, module, int(line))  # type: ignore[arg-type]
 
 

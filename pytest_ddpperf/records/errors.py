@@ -45,19 +45,8 @@ class BaselineError(DdpPerfError):
         return f"baseline {self.path}: {self.problem}\n{self.remedy}"
 
 
-class ReportError(DdpPerfError):
-    """A report that cannot be read: names the file and, where there is one, the field."""
-
-    def __init__(self, path: Path, problem: str) -> None:
-        super().__init__(path, problem)
-        self.path, self.problem = path, problem
-
-    def __str__(self) -> str:
-        return f"{self.path}: {self.problem}"
-
-
-class HistoryError(DdpPerfError):
-    """A history, or a file of one, that cannot be read or added to: names it."""
+class FileError(DdpPerfError):
+    """A report, or a file of a history, that cannot be read or written: names it and, if there is one, the field."""
 
     def __init__(self, path: Path, problem: str) -> None:
         super().__init__(path, problem)
@@ -78,36 +67,6 @@ class MissingExtraError(DdpPerfError):
         return f"{self.what} needs {' and '.join(self.missing)}: pip install 'pytest-ddpperf[{self.extra}]'"
 
 
-class SampleError(DdpPerfError, ValueError):
-    """Figures that are no measurement, so that there is nothing to judge."""
-
-
-class TransportError(DdpPerfError):
-    """Something that cannot travel between pytest and a rank."""
-
-    def __init__(self, what: str, problem: str) -> None:
-        super().__init__(what, problem)
-        self.what, self.problem = what, problem
-
-    def __str__(self) -> str:
-        return f"{self.what} cannot travel to the ranks: {self.problem}"
-
-
-class SetupError(DdpPerfError):
-    """What `setup` made is not a step."""
-
-    def __init__(self, problem: str) -> None:
-        super().__init__(problem)
-        self.problem = problem
-
-    def __str__(self) -> str:
-        return self.problem
-
-
-class WrongResultError(DdpPerfError):
-    """A collective that did not do what it should."""
-
-
 class ServerError(DdpPerfError):
     """The rank server did not start or died; carries what it wrote."""
 
@@ -117,17 +76,6 @@ class ServerError(DdpPerfError):
 
     def __str__(self) -> str:
         return f"the rank server {self.problem}\n{self.output}".rstrip()
-
-
-class SpaceError(DdpPerfError):
-    """The temporary folder, where the processes of a launch meet, is full."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        self.folder = folder
-
-    def __str__(self) -> str:
-        return f"no space in {self.folder}; set TMPDIR to a folder that has some"
 
 
 class GitError(DdpPerfError):
@@ -143,10 +91,6 @@ class AgainstError(DdpPerfError):
 
     def __str__(self) -> str:
         return "\n".join(filter(None, (f"{self.option}: {self.problem}", self.remedy)))
-
-
-class CheckoutError(AgainstError):
-    """Its tree cannot be had, whatever of its tests is asked for."""
 
 
 class NodesError(DdpPerfError):

@@ -31,7 +31,7 @@ from pytest_ddpperf.git import (
 from pytest_ddpperf.launch import describe_end
 from pytest_ddpperf.options import Settings
 from pytest_ddpperf.records import Version
-from pytest_ddpperf.records.errors import AgainstError, CheckoutError, GitError
+from pytest_ddpperf.records.errors import AgainstError, GitError
 from pytest_ddpperf.wire.trees import Trees, digests
 
 _PREFIX = "ddpperf-against-"
@@ -180,7 +180,7 @@ class Checkout:
         try:
             self._folder = folder = self._add(until) if self._another else Folder()
         except (GitError, OSError) as error:
-            raise CheckoutError(self._settings.comparison_option, self._unavailable(error)) from None
+            raise AgainstError(self._settings.comparison_option, self._unavailable(error)) from None
         if not isinstance(folder, Worktree):
             return self.current_trees
         if self._settings.against_setup is not None:
@@ -191,7 +191,7 @@ class Checkout:
                 copy_tests(trees)
                 link_ignored(trees)
             except (GitError, OSError) as error:
-                raise CheckoutError(self._settings.comparison_option, self._unavailable(error)) from None
+                raise AgainstError(self._settings.comparison_option, self._unavailable(error)) from None
         return trees
 
     @property
@@ -215,11 +215,11 @@ class Checkout:
             ended = run_whole(command, self.environ(outside_of_hooks(environ)), folder=folder, timeout=seconds)
         except subprocess.TimeoutExpired:
             problem = f"{command!r} did not end within the {seconds:.0f} s that there were"
-            raise CheckoutError("--ddp-against-setup", problem) from None
+            raise AgainstError("--ddp-against-setup", problem) from None
         if ended.returncode:
             written = (ended.stdout + ended.stderr).decode(errors="replace")[-_SHOWN:].rstrip()
             problem = f"{command!r} {describe_end(ended.returncode)} in a worktree of {self.version}\n{written}"
-            raise CheckoutError("--ddp-against-setup", problem)
+            raise AgainstError("--ddp-against-setup", problem)
 
     def changed(self) -> list[str]:
         """Files other than tests that differ between the trees; raises AgainstError."""

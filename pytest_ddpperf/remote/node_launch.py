@@ -102,7 +102,7 @@ class _Part:
     idle: list[RankError] = field(default_factory=list)
 
 
-class Parts:
+class Parts(RemoteRanks):
     """All but the part of the node that leads. Nothing here raises: what goes wrong is an error of a rank."""
 
     def __init__(self, plan: Plan, store: tuple[str, int], members: Sequence[Member], names: Mapping[int, str]) -> None:
@@ -116,15 +116,12 @@ class Parts:
         self.output: list[RankOutput] = []
         self.notes: list[str] = []
 
-    @property
     def channels(self) -> Sequence[socket.socket]:
         return [part.member.line.socket for part in self._parts if not (part.over or part.member.line.dead)]
 
-    @property
     def settled(self) -> bool:
         return all(part.settled or part.over for part in self._parts)
 
-    @property
     def clocks(self) -> Mapping[int, Clock]:
         return {
             process: Clock(first=part.before, last=part.after or part.before)
@@ -243,7 +240,7 @@ class Parts:
                         with self._watched(part):
                             part.member.give_up(f"did not end its ranks within {_END_SECONDS:g} s")
                 break
-            readable(self.channels, _TICK_SECONDS)
+            readable(self.channels(), _TICK_SECONDS)
             self.hear()
         self._tell_times()
         if self.errors:

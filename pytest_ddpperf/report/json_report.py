@@ -10,7 +10,7 @@ from typing import Any
 
 from pytest_ddpperf.baseline import nonsense
 from pytest_ddpperf.records import Limit, Outcome, RunInfo, Scalar, codec
-from pytest_ddpperf.records.errors import ReportError
+from pytest_ddpperf.records.errors import FileError
 from pytest_ddpperf.report import text
 from pytest_ddpperf.report.summary import count
 from pytest_ddpperf.verdict import stats
@@ -93,24 +93,24 @@ class StoredReport:
 
 
 def read(paths: Sequence[Path]) -> StoredReport:
-    """Read the measurements of all files; raises ReportError."""
+    """Read the measurements of all files; raises FileError."""
     return merged([report_of(path, load(path)) for path in paths])
 
 
 def load(path: Path) -> dict[str, Any]:
-    """Return the JSON object of a file; raises ReportError."""
+    """Return the JSON object of a file; raises FileError."""
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise ReportError(path, f"cannot be read: {error.strerror}") from error
+        raise FileError(path, f"cannot be read: {error.strerror}") from error
     if not data.strip():
-        raise ReportError(path, "the file is empty")
+        raise FileError(path, "the file is empty")
     try:
         content = codec.loads(data)
     except (ValueError, RecursionError) as error:
-        raise ReportError(path, f"is not JSON, or not all of it: {error}") from error
+        raise FileError(path, f"is not JSON, or not all of it: {error}") from error
     if not isinstance(content, dict):
-        raise ReportError(path, "is not a report: it holds no JSON object")
+        raise FileError(path, "is not a report: it holds no JSON object")
     return content
 
 
@@ -133,19 +133,19 @@ class _File:
 
 
 def report_of(path: Path, content: dict[str, Any]) -> StoredReport:
-    """Decode what `load` read from `path`; raises ReportError, which names the field."""
+    """Decode what `load` read from `path`; raises FileError, which names the field."""
     schema = content.get("schema")
     if type(schema) is not int or schema < 1 or not isinstance(content.get("measurements"), list):
-        raise ReportError(path, "is not a report of pytest --ddp-json: it has no schema and measurements")
+        raise FileError(path, "is not a report of pytest --ddp-json: it has no schema and measurements")
     if schema > SCHEMA:
-        raise ReportError(path, f"has schema {schema}; this version of pytest-ddpperf reads up to {SCHEMA}: upgrade it")
+        raise FileError(path, f"has schema {schema}; this version of pytest-ddpperf reads up to {SCHEMA}: upgrade it")
     try:
         file = codec.decode(_File, content)
     except codec.CodecError as error:
-        raise ReportError(path, str(error)) from error
+        raise FileError(path, str(error)) from error
     for number, outcome in enumerate(file.measurements):
         if problem := _problem(outcome):
-            raise ReportError(path, f"measurements[{number}].{problem}")
+            raise FileError(path, f"measurements[{number}].{problem}")
     run = RunInfo(
         id=file.run_id,
         created=file.created,

@@ -11,7 +11,7 @@ from typing import Any
 
 from pytest_ddpperf.baseline.content import environment_name
 from pytest_ddpperf.records import Outcome, RunInfo, Scalar, Status
-from pytest_ddpperf.records.errors import ReportError
+from pytest_ddpperf.records.errors import FileError
 from pytest_ddpperf.report import failure, sentences, terminal, text
 from pytest_ddpperf.report.json_report import Entry, StoredReport
 from pytest_ddpperf.report.summary import last_line
@@ -97,12 +97,12 @@ def is_theirs(content: Mapping[str, Any]) -> bool:
 
 
 def theirs(path: Path, content: Mapping[str, Any], matches: Callable[[str], bool] | None) -> Sweep:
-    """Return the benchmarks with a matching name in a file of PyTorch's benchmark; raises ReportError, which names the
+    """Return the benchmarks with a matching name in a file of PyTorch's benchmark; raises FileError, which names the
     benchmark that is wrong."""
     benchmarks: dict[str, Rows] = {}
     sizes: dict[str, int | None] = {}
     if not isinstance(content[_RESULTS], list):
-        raise ReportError(path, f"{_RESULTS}: expected a list")
+        raise FileError(path, f"{_RESULTS}: expected a list")
     for number, result in enumerate(content[_RESULTS]):
         try:
             name = f"{text.shortened(result['model'])} with batch size {result['batch_size']}"
@@ -111,7 +111,7 @@ def theirs(path: Path, content: Mapping[str, Any], matches: Callable[[str], bool
             benchmarks[name], sizes[name] = _read_rows(result["result"]), int(result["batch_size"])
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             problem = f"is not as PyTorch's benchmark writes it: {type(error).__name__}: {error}"
-            raise ReportError(path, f"{_RESULTS}[{number}] {problem}") from error
+            raise FileError(path, f"{_RESULTS}[{number}] {problem}") from error
     facts = {name: text.shortened(str(value)) for name, value in content.items() if name != _RESULTS}
     chosen = {name: rows for name, rows in benchmarks.items() if matches is None or matches(name)}
     return Sweep(facts=facts, benchmarks=chosen, batch_sizes=sizes)

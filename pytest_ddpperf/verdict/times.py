@@ -21,7 +21,6 @@ from pytest_ddpperf.records import (
     StoredSession,
     Verdict,
 )
-from pytest_ddpperf.records.errors import SampleError
 from pytest_ddpperf.verdict import stats
 from pytest_ddpperf.verdict.stats import Difference, Drift, Evidence
 
@@ -75,7 +74,7 @@ def judge_times(
     between the environments may be just what is compared. `stretches` are the lengths in which the windows of a pair
     were interleaved (`in_stretches`). Of windows of different lengths, as many steps are compared (`alike`).
 
-    Raises SampleError for figures that are no measurement: a step time that is not a positive number, a single
+    Raises ValueError for figures that are no measurement: a step time that is not a positive number, a single
     launch on a side that is to be compared, sides without as many launches that are `interleaved`.
     """
     if not_gated is not None:
@@ -89,7 +88,7 @@ def judge_times(
     if not kept:
         return Verdict(status=Status.NOT_GATED, reason="no-supported-limit", dropped=dropped, differences=differences)
     if min(session.samples.launches for session in baseline) < LAUNCHES_NEEDED:
-        raise SampleError(f"a baseline of a single launch: a comparison needs {LAUNCHES_NEEDED} a side")
+        raise ValueError(f"a baseline of a single launch: a comparison needs {LAUNCHES_NEEDED} a side")
     first_node = not on_one_clock([side.samples for side in (current, *baseline)])
     current, *baseline = alike([current, *baseline], first_node=first_node)
     thin = dict.fromkeys(line for side in (current, *baseline) for line in _supported(side, kept)[1])
@@ -99,7 +98,7 @@ def judge_times(
         return Verdict(status=Status.INCOMPARABLE, reason=reason, differences=differences)
     if interleaved and [current.samples.launches] != [side.samples.launches for side in baseline]:
         counts = " + ".join(str(side.samples.launches) for side in baseline)
-        raise SampleError(f"{current.samples.launches} launches and {counts}: they were not interleaved")
+        raise ValueError(f"{current.samples.launches} launches and {counts}: they were not interleaved")
     comparisons = _compare(
         kept, current, baseline, level=level, drift=None if interleaved else assumed, stretches=stretches
     )
@@ -341,7 +340,7 @@ def _quantiles(limit: Limit, measurement: Measurement) -> tuple[float, ...]:
 def _check(seconds: Iterable[float]) -> None:
     for value in seconds:
         if not 0 < value < math.inf:  # nan is neither
-            raise SampleError(f"{value!r} is not a duration in seconds")
+            raise ValueError(f"{value!r} is not a duration in seconds")
 
 
 def has_cpu(limit: Limit, measurement: Measurement) -> bool:

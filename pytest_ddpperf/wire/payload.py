@@ -23,18 +23,18 @@ from typing import Any, NamedTuple
 
 import cloudpickle
 
-from pytest_ddpperf.records.errors import TransportError
+from pytest_ddpperf.records.errors import DdpPerfError
 
 # --- in pytest
 
 
 def dumps(task: str, function: Any, args: Sequence[Any]) -> bytes:
-    """Pickle a task for ranks; raises TransportError that names the variable at fault."""
+    """Pickle a task for ranks; raises DdpPerfError that names the variable at fault."""
     try:
         return _dump((task, function, tuple(args)))
     except Exception as error:
         what = _culprit(function, args)
-        raise TransportError(what, f"{type(error).__name__}: {error}") from None
+        raise DdpPerfError(f"{what} cannot travel to the ranks: {type(error).__name__}: {error}") from None
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no type hints

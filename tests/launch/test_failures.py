@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pytest_ddpperf.records.errors import LaunchError, TransportError
+from pytest_ddpperf.records.errors import DdpPerfError, LaunchError
 from tests.launch.conftest import Bench, arrivals, hang
 from tests.processes import gone, until
 
@@ -200,13 +200,13 @@ def test_an_argument_that_fails_to_load_has_the_ranks_traceback(bench: Bench) ->
 
 
 def test_a_result_that_fails_to_load_names_the_rank(bench: Bench) -> None:
-    with pytest.raises(TransportError, match=r"the result of rank 0 .* cannot be loaded in pytest"):
+    with pytest.raises(DdpPerfError, match=r"the result of rank 0 .* cannot be loaded in pytest"):
         bench.call(lambda ctx: FailsToLoad("pytest"))
 
 
 def test_a_closure_that_cannot_be_pickled_names_the_variable(bench: Bench) -> None:
     guard = threading.Lock()
-    with pytest.raises(TransportError, match=r"variable 'guard', which <lambda> uses, cannot travel"):
+    with pytest.raises(DdpPerfError, match=r"variable 'guard', which <lambda> uses, cannot travel"):
         bench.call(lambda ctx: guard)
-    with pytest.raises(TransportError, match=r"argument 2 of <lambda> cannot travel"):
+    with pytest.raises(DdpPerfError, match=r"argument 2 of <lambda> cannot travel"):
         bench.call(lambda ctx, a, b: None, 1, guard)

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from pytest_ddpperf.launch import Launcher, placement
-from pytest_ddpperf.records.errors import LaunchError, ServerError, SpaceError
+from pytest_ddpperf.records.errors import DdpPerfError, LaunchError, ServerError
 from tests.launch.conftest import Bench, listeners
 
 
@@ -176,7 +176,7 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 @pytest.mark.parametrize("pages", [0, 1, 2])
 def test_a_temporary_folder_without_space_is_told_and_nothing_is_left(bench: Bench, small: Path, pages: int) -> None:
     (small / "full").write_bytes(bytes((16 - pages) * mmap.PAGESIZE))
-    with pytest.raises(SpaceError) as caught:
+    with pytest.raises(DdpPerfError) as caught:
         bench.call(lambda ctx: None)
     assert str(caught.value) == f"no space in {small}; set TMPDIR to a folder that has some"
     assert list(small.iterdir()) == [small / "full"]

@@ -8,12 +8,15 @@ from collections.abc import Sequence
 
 import pytest
 
-from pytest_ddpperf.history.change_points import RunEstimate, find_change_points, find_largest, weigh_runs
-from pytest_ddpperf.history.local_level import (
+from pytest_ddpperf.history.change_points import (
     Observations,
+    RunEstimate,
     estimate_jumps,
     filter_level,
+    find_change_points,
+    find_largest,
     measure_distances,
+    weigh_runs,
 )
 
 ALTERNATING = [(-1.0) ** place for place in range(40)]  # unit noise that neither drifts nor jumps

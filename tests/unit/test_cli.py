@@ -14,7 +14,7 @@ from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.cli import diff, main
 from pytest_ddpperf.history.entries import add_entry
 from pytest_ddpperf.records import Baseline, Status, TestId
-from pytest_ddpperf.records.errors import SampleError
+from pytest_ddpperf.records.errors import ValueError
 from tests.unit.test_baseline_command import SESSION
 from tests.unit.test_history import history, stepped
 from tests.unit.test_reading import written
@@ -46,7 +46,7 @@ def test_help_names_the_commands_and_the_exit_statuses(capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("error", "status", "reported"),
     [
-        (SampleError("0.0 is not a duration"), 3, "0.0 is not a duration"),
+        (ValueError("0.0 is not a duration"), 3, "0.0 is not a duration"),
         (ZeroDivisionError("oops"), 3, "oops"),
         (KeyboardInterrupt(), 130, ""),
     ],

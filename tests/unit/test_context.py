@@ -11,7 +11,7 @@ import torch
 
 from pytest_ddpperf.rank import context, worker
 from pytest_ddpperf.rank.sampling import Prepared
-from pytest_ddpperf.records.errors import SetupError
+from pytest_ddpperf.records.errors import DdpPerfError
 
 
 def argument(x: torch.Tensor) -> torch.Tensor:
@@ -51,7 +51,7 @@ class Later:
     ids=["None", "number", "function", "model"],
 )
 def test_setup_must_make_a_step_without_arguments(made: Any, words: str) -> None:
-    with pytest.raises(SetupError) as caught:
+    with pytest.raises(DdpPerfError) as caught:
         _ = Prepared(lambda: made).step
     assert str(caught.value) == (
         f"setup returned {words}; it must return the step to time, a callable without arguments "
@@ -64,13 +64,13 @@ def test_setup_must_yield_once() -> None:
         yield argument
         yield argument
 
-    with pytest.raises(SetupError, match=r"^setup yielded twice; it must yield once$"):
+    with pytest.raises(DdpPerfError, match=r"^setup yielded twice; it must yield once$"):
         Prepared(setup).clean_up()
 
 
 @pytest.mark.parametrize(("setup", "kind"), [(awaits, "a coroutine"), (yields_later, "an async generator")])
 def test_a_setup_that_never_runs_is_refused(setup: Callable[..., Any], kind: str) -> None:
-    with pytest.raises(SetupError) as caught:
+    with pytest.raises(DdpPerfError) as caught:
         Prepared(setup)
     assert str(caught.value) == (
         f"setup returned {kind}, of which nothing has run: it must be a plain function that returns the step, "
@@ -92,7 +92,7 @@ def test_a_setup_that_never_runs_is_refused(setup: Callable[..., Any], kind: str
 )
 @pytest.mark.filterwarnings("error")  # a coroutine that was never awaited
 def test_a_step_that_never_runs_is_refused(step: Any, kind: str) -> None:
-    with pytest.raises(SetupError) as caught:
+    with pytest.raises(DdpPerfError) as caught:
         context.read_examples(step())
     assert str(caught.value) == (
         f"the step returned {kind}, of which nothing has run: a step does its work when it is called, "
@@ -111,7 +111,7 @@ def test_anything_else_is_no_number_of_examples(value: Any) -> None:
 
 
 def test_a_step_cannot_process_less_than_nothing() -> None:
-    with pytest.raises(SetupError) as caught:
+    with pytest.raises(DdpPerfError) as caught:
         context.count_examples([context.read_examples(torch.tensor(-1))])
     assert str(caught.value) == (
         "the step returned -1: a whole number that a step returns is how many examples it processed"
@@ -129,7 +129,7 @@ class Broken(RuntimeError):
         (ValueError("bad shape\nof a tensor"), "ValueError: bad shape"),
         (SystemExit(3), "sys.exit(3) was called"),
         (Broken(), "Broken: <exception str() failed>"),
-        (SetupError("no step"), "no step"),
+        (DdpPerfError("no step"), "no step"),
     ],
 )
 def test_an_error_has_a_summary(error: BaseException, summary: str) -> None:

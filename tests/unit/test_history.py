@@ -41,7 +41,7 @@ from pytest_ddpperf.records import (
     TestId,
     Version,
 )
-from pytest_ddpperf.records.errors import HistoryError
+from pytest_ddpperf.records.errors import FileError
 from tests.unit.test_change_points import gaussian
 from tests.unit.test_report import FAILED, outcome, verdict
 
@@ -165,10 +165,10 @@ def test_an_invalid_file_is_named(tmp_path: Path, change: Any, problem: str) -> 
         data["measurements"][0]["launch_seconds"] |= change
         change = {}
     path.write_text(change if isinstance(change, str) else json.dumps({**data, **change}))
-    with pytest.raises(HistoryError) as raised:
+    with pytest.raises(FileError) as raised:
         read_entries(tmp_path)
     assert str(raised.value).startswith(f"{path}: {problem}")
-    with pytest.raises(HistoryError, match=r"cannot be written: (Not a directory|File exists)"):
+    with pytest.raises(FileError, match=r"cannot be written: (Not a directory|File exists)"):
         add_entry(path, one(1, kept()))
 
 

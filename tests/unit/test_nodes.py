@@ -668,12 +668,12 @@ OVER: dict[str, list[Any] | dict[str, str]] = {"errors": [], "idle": [], "output
 
 def test_results_of_other_nodes_arrive_by_rank(parted: Parted) -> None:
     results = {"2": base64.b64encode(b"two").decode(), "3": base64.b64encode(b"three").decode()}
-    assert not parted.parts.settled
+    assert not parted.parts.settled()
     parted.follows.say("settled", results=results)
-    parted.hear(lambda: parted.parts.settled)
+    parted.hear(lambda: parted.parts.settled())
     assert parted.parts.results == {2: b"two", 3: b"three"}
-    assert parted.parts.clocks.keys() == {2, 3}
-    assert parted.parts.clocks[2].here(1003e9) == pytest.approx(3e9)
+    assert parted.parts.clocks().keys() == {2, 3}
+    assert parted.parts.clocks()[2].here(1003e9) == pytest.approx(3e9)
     parted.parts.release()
     parted.follows.say("over", **{**OVER, "notes": ["odd"]})
     parted.parts.await_end()
@@ -703,7 +703,7 @@ def test_a_node_that_goes_after_it_delivered_is_an_error_for_its_clock_is_not_kn
         raise BaseSideError("node 1 (b) is gone")
 
     parted.follows.say("settled", results={})
-    parted.hear(lambda: parted.parts.settled)
+    parted.hear(lambda: parted.parts.settled())
     parted.follows.node.current._offset = gone
     parted.parts.release()
     assert "is gone" in parted.parts.errors[0].summary
@@ -715,7 +715,7 @@ def test_a_part_that_cannot_be_is_an_error_of_its_first_rank(parted: Parted, eve
     parted.hear(lambda: bool(parted.parts.errors))
     (found,) = parted.parts.errors
     assert (found.rank, found.summary) == (2, "no space")
-    assert parted.parts.settled
+    assert parted.parts.settled()
 
 
 def test_a_node_that_goes_is_an_error_and_not_a_wait(parted: Parted) -> None:
@@ -724,7 +724,7 @@ def test_a_node_that_goes_is_an_error_and_not_a_wait(parted: Parted) -> None:
     assert "node 1 (b) is gone" in parted.parts.errors[0].summary
     parted.parts.stop(1.0, at_deadline=False)
     parted.parts.await_end()
-    assert parted.parts.channels == []
+    assert parted.parts.channels() == []
 
 
 def test_a_node_that_does_not_end_its_ranks_is_not_waited_for(parted: Parted, monkeypatch: pytest.MonkeyPatch) -> None:

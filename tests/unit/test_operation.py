@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pytest_ddpperf.rank.operation import _Buffers
 from pytest_ddpperf.records.asked import OPS, collective
-from pytest_ddpperf.records.errors import WrongResultError
+from pytest_ddpperf.records.errors import DdpPerfError
 
 DTYPES = ("float32", "bfloat16", "float16", "int8", "uint8", "float8_e4m3fn", "float8_e5m2", "int64")
 SUMMING = ("all_reduce", "reduce_scatter", "reduce")
@@ -45,7 +45,7 @@ def received(op: str, sent: list[Tensor], rank: int) -> Tensor:
 
 
 def check(op: str, ranks: int, dtype: str, got: Tensor) -> None:
-    """The check of rank 0, which received that; raises WrongResultError."""
+    """The check of rank 0, which received that; raises DdpPerfError."""
     mine = buffers(op, ranks, dtype)
     mine.step = lambda: mine.received.copy_(got)
     mine.check()
@@ -70,19 +70,19 @@ def test_the_right_result_passes_and_that_of_another_rank_fails(op: str, dtype: 
     sent = all_sent(op, ranks, dtype)
     check(op, ranks, dtype, received(op, sent, 0))
     if op == "send_recv" and dtype != "bool":
-        with pytest.raises(WrongResultError):
+        with pytest.raises(DdpPerfError):
             check(op, ranks, dtype, received(op, sent, 1))
 
 
 @pytest.mark.parametrize("op", SUMMING)
 def test_a_missing_rank_is_found(op: str) -> None:
     sent = all_sent(op, 4, "float32")
-    with pytest.raises(WrongResultError, match=r"element 0 is 8.0 instead of 10.0"):
+    with pytest.raises(DdpPerfError, match=r"element 0 is 8.0 instead of 10.0"):
         check(op, 4, "float32", received(op, [sent[0], torch.zeros_like(sent[1]), *sent[2:]], 0))
 
 
 @pytest.mark.parametrize("op", ["all_gather", "all_to_all"])
 def test_blocks_in_the_wrong_order_are_found(op: str) -> None:
     right = received(op, all_sent(op, 4, "float32"), 0)
-    with pytest.raises(WrongResultError):
+    with pytest.raises(DdpPerfError):
         check(op, 4, "float32", right.roll(64))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpperf.records.errors import TransportError
+from pytest_ddpperf.records.errors import DdpPerfError
 from pytest_ddpperf.wire import payload
 
 
@@ -53,11 +53,11 @@ def test_what_cannot_be_pickled_is_named() -> None:
     def setup() -> Any:
         return lock
 
-    with pytest.raises(TransportError, match="variable 'lock', which setup uses"):
+    with pytest.raises(DdpPerfError, match="variable 'lock', which setup uses"):
         payload.dumps("call", setup, ())
-    with pytest.raises(TransportError, match="variable 'lock', which setup uses"):
+    with pytest.raises(DdpPerfError, match="variable 'lock', which setup uses"):
         payload.dumps("measure_rpc", module_level, (None, setup))
-    with pytest.raises(TransportError, match="argument 2 of module_level"):
+    with pytest.raises(DdpPerfError, match="argument 2 of module_level"):
         payload.dumps("call", module_level, (1, lock))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pytest_ddpperf.records import Outcome, RunInfo, Status, TestId, codec
-from pytest_ddpperf.records.errors import ReportError
+from pytest_ddpperf.records.errors import FileError
 from pytest_ddpperf.report import json_report
 from tests.unit.test_report import FAILED, comparison, measurement, outcome, verdict
 
@@ -67,7 +67,7 @@ def test_what_is_no_report_is_named_with_what_is_wrong(tmp_path: Path, content: 
     path = tmp_path / "a.json"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(ReportError) as failed:
+    with pytest.raises(FileError) as failed:
         json_report.read([path])
     assert str(failed.value).startswith(f"{path}: {problem}")
 
@@ -120,7 +120,7 @@ def test_a_broken_field_is_named_with_its_place(
 ) -> None:
     run = replace(LOUD, facts={"torch": "2.13"})
     path = changed(written(tmp_path / "a.json", FAILED, outcome(verdict(Status.PASS)), run=run), *place, to=value)
-    with pytest.raises(ReportError) as failed:
+    with pytest.raises(FileError) as failed:
         json_report.read([path])
     assert str(failed.value).startswith(f"{path}: {problem}")
 
