@@ -73,28 +73,6 @@ def test_a_slower_machine_is_not_red(project: Repository, run: Run, monkeypatch:
     assert run("--ddp-confirm=never").ret == 1, "the stored rule alone says regressed"
 
 
-def test_of_several_measurements_the_suspected_ones_are_confirmed(project: Repository, run: Run) -> None:
-    several = """
-        def test_several(ddp_benchmark):
-            for name in (None, "second", "third"):
-                milliseconds = MILLISECONDS if name == "third" else 5
-                ddp_benchmark(lambda ctx: lasting(ctx, milliseconds), name=name)
-        """
-    project.write("tests/test_step.py", PROJECT, several)
-    assert run("--ddp-save-baseline").ret == 0
-    project.commit()
-    project.write("src/speed/__init__.py", "MILLISECONDS = 60\n")
-    result = run(CONFIRM)
-    assert result.ret == 1
-    result.stdout.fnmatch_lines(
-        [
-            "REGRESSED: step time p50 *",
-            "measured: 6 interleaved launches of each side; * with uncommitted changes",
-            "compared with *: 1 regressed, 2 passed (3 of 3 compared)",
-        ]
-    )
-
-
 def test_what_looks_slower_within_the_limit_passes_with_both_figures(
     project: Repository, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -60,20 +60,3 @@ def test_a_run_of_a_commit_is_added_and_others_are_not(
     result = run("--ddp-history=kept", "--ddp-disable")
     result.stdout.fnmatch_lines(["--ddp-history: nothing was added: no measurement describes this commit alone"])
     assert list((pytester.path / "kept").glob("*.json")) == [file]
-
-
-def test_a_run_is_of_the_commit_it_began_with_though_a_worker_of_xdist_saves(
-    pytester: pytest.Pytester, run: Run
-) -> None:
-    """A baseline that is tracked makes the working tree another."""
-    pytest.importorskip("xdist")
-    pytester.makepyfile(test_step=STEPS)
-    git(pytester.path, "init", "--quiet")
-    assert run("--ddp-save-baseline").ret == 0
-    git(pytester.path, "add", "test_step.py", "baselines")
-    git(pytester.path, "commit", "--quiet", "-m", "a commit")
-    commit = git(pytester.path, "rev-parse", "HEAD")
-    result = run("-n", "1", "--ddp-save-baseline", "--ddp-history=kept", "--ddp-json=out.json")
-    assert git(pytester.path, "status", "--short", "baselines")
-    assert json.loads((pytester.path / "out.json").read_text())["commit"] == commit
-    result.stdout.fnmatch_lines(["--ddp-history: 1 measurement added as *"])

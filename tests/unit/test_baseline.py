@@ -4,8 +4,6 @@ import json
 import os
 import re
 import stat
-import subprocess
-import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -301,60 +299,6 @@ def test_a_lock_folder_that_others_spoilt_is_not_used(store, how):
     assert caught.value.problem == f"cannot be written: {problem}"
     assert caught.value.remedy == f"see to {own}, which its owner may remove, or set TMPDIR to another folder"
     assert store.read(CPU, TEST) == BASELINE
-
-
-SAVER = """
-import sys, tempfile
-from dataclasses import replace
-from pathlib import Path
-from pytest_ddpperf.baseline import Store
-from pytest_ddpperf.records import Baseline, Measurement, Recording, Samples, TestId
-
-root, tempfile.tempdir, who = sys.argv[1:]
-samples = Samples(step_seconds=((0.1,) * 1000,) * 2, rank_seconds=(((0.1,) * 1000,),) * 2)
-recording = Recording(measurement=Measurement(samples=samples), commit=who)
-print("ready", flush=True)
-sys.stdin.read()
-for turn in range(10):
-    for name in ("test_common", "test_" + who):
-        test = TestId(module="tests/test_step", name=name)
-        Store(Path(root)).write(Baseline(test=test, sessions=(recording,)))
-"""
-
-
-def test_two_runs_that_save_at_once_both_leave_whole_files(store):
-    savers = [
-        subprocess.Popen(
-            [sys.executable, "-c", SAVER, store.root, store.root.parent / "tmp", who],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        for who in ("one", "two")
-    ]
-    try:
-        for saver in savers:
-            assert saver.stdout.readline() == b"ready\n"
-        for saver in savers:
-            saver.stdin.close()
-        common = TestId(module="tests/test_step", name="test_common")
-        seen = set()
-        while any(saver.poll() is None for saver in savers):
-            stored = store.read(Environment(), common)  # never an error: never half a file
-            seen.add(stored and stored.sessions[0].commit)
-        assert [saver.returncode for saver in savers] == [0, 0]
-        assert seen <= {None, "one", "two"}
-        for who in ("one", "two"):
-            own = store.read(Environment(), replace(common, name="test_" + who))
-            assert own.sessions[0].commit == who
-        assert store.read(Environment(), common).sessions[0].commit in ("one", "two")
-        assert [Path(name).name for name in files_below(store.root)] == [
-            "test_common.json", "test_one.json", "test_two.json",
-        ]  # fmt: skip
-    finally:
-        for saver in savers:
-            saver.kill()
-            saver.wait()
-            saver.stdout.close()
 
 
 # --- files that cannot be read

@@ -66,18 +66,6 @@ def test_what_nvidia_smi_does_not_tell_is_unknown(line: str, facts: tuple[object
     assert tuple(environment.parse_smi(line).values()) == facts
 
 
-@pytest.mark.parametrize(
-    ("said", "driver"),
-    [
-        ("WARNING: infoROM is corrupted at gpu 0000:3B:00.0\n580.1, 700.00, 1980, 345, 31\n", "580.1"),
-        ("Unable to determine the device handle for GPU0000:3B:00.0: Unknown Error\n", None),
-        ("", None),
-    ],
-)
-def test_a_sentence_of_nvidia_smi_is_no_row(said: str, driver: str | None) -> None:
-    assert environment.parse_smi(said).get("driver") == driver
-
-
 def test_the_matrix_of_gpus_is_plain_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "_output", lambda *command: "\t\x1b[4mGPU0\tGPU1\x1b[0m\nGPU0\t X \tNV2\n")
     assert environment.topology() == "        GPU0    GPU1\nGPU0     X      NV2\n"

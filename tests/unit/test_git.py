@@ -112,29 +112,6 @@ def test_all_files_that_differ_are_told_less_those_that_git_ignores(tmp_path: Pa
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("ends", [b"\n", b"\r\n"], ids=["lf", "crlf"])
-@pytest.mark.parametrize("by", ["autocrlf", "attribute", "nothing"])
-def test_a_text_whose_lines_end_otherwise_does_not_differ(tmp_path: Path, by: str, ends: bytes) -> None:
-    lines = [b"one", b"two", b""]
-    (tmp_path / "text.py").write_bytes(ends.join(lines))
-    (tmp_path / "edited.py").write_bytes(ends.join(lines))
-    (tmp_path / "binary").write_bytes(b"\0" + ends.join(lines))
-    first = commit(tmp_path, same="1\n")
-    if by == "autocrlf":
-        git(tmp_path, "config", "core.autocrlf", "true")
-    if by == "attribute":
-        (tmp_path / ".git/info/attributes").write_text("*.py text eol=crlf\n")
-    for other in (b"\n", b"\r\n"):
-        (tmp_path / "text.py").write_bytes(other.join(lines))
-        (tmp_path / "edited.py").write_bytes(other.join([b"three", *lines]))
-        (tmp_path / "binary").write_bytes(b"\0" + other.join(lines))
-        (tmp_path / "empty.py").touch()
-        git(tmp_path, "add", "empty.py")
-        assert changed_files(tmp_path, first) == ["binary"] * (other != ends) + ["edited.py", "empty.py"]
-        git(tmp_path, "rm", "-q", "--cached", "empty.py")
-        assert changed_files(tmp_path, first) == ["binary"] * (other != ends) + ["edited.py", "empty.py"], "untracked"
-
-
 @pytest.mark.parametrize(
     "name", ["GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_OBJECT_DIRECTORY"]
 )

@@ -410,28 +410,6 @@ def test_a_wrong_override_is_not_covered_up_by_the_ini_file(
     assert refusal("-o", "ddp_steps=two") == "ini key ddp_steps: 'two': a whole number from 1"
 
 
-@NATIVE_TOML
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("ddp_steps = 1.5", "ini key ddp_steps: 1.5: a whole number from 1"),
-        ("ddp_steps = true", "ini key ddp_steps: True: a whole number from 1"),
-        ("ddp_timeout = true", "ini key ddp_timeout: True: seconds, a number above 0"),
-        ("ddp_timeout = [3]", "ini key ddp_timeout: [3]: seconds, a number above 0"),
-        ("ddp_backend = 3", "ini key ddp_backend: 3: auto, gloo, nccl or any torch backend"),
-        ("ddp_timing = ['free']", "ini key ddp_timing: ['free']: one of auto, free, step"),
-        ("ddp_threshold = 5", "ini key ddp_threshold: 5: not metric:N%"),
-        ("ddp_fail_on = [['improved']]", "ini key ddp_fail_on: ['improved']: not one of regressed"),
-        ("ddp_preload = 1", "ini key ddp_preload: 1: not a module's import name"),
-    ],
-)
-def test_a_toml_value_of_the_wrong_type_names_its_key(
-    refusal: Callable[..., str], pytester: pytest.Pytester, line: str, message: str
-) -> None:
-    pytester.makepyprojecttoml(f"[tool.pytest]\n{line}\n")
-    assert refusal().startswith(message)
-
-
 # --- markers
 
 ARGUMENTS = (

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpperf.records import Outcome, Status, TestId, Verdict
+from pytest_ddpperf.records import Outcome, TestId
 from pytest_ddpperf.records.errors import MissingExtraError
 from pytest_ddpperf.report import figures, page, sentences, text
 from pytest_ddpperf.report.json_report import StoredReport
@@ -200,37 +200,8 @@ def test_a_measurement_has_at_most_three_figures_which_are_described(each_kind: 
         assert any(label.endswith(" ms") for label in words)
 
 
-SINGLE = Drawn(launches=1, steps=1)
 TURNED = reports.in_turns("test_x", Drawn(seed=5, step=0.023), Drawn(seed=500))
 ALONE = replace(TURNED.baseline_side, measurement=None, error="no such test")  # type: ignore[type-var]
-
-
-@pytest.mark.parametrize(
-    ("outcome", "number", "words", "legend"),
-    [
-        (TURNED, 3, "now was slower in 5 of 5 pairs", "origin/main (1a2b3c4)"),
-        (
-            replace(TURNED, verdict=Verdict(status=Status.NO_BASELINE, reason="no-baseline"), baseline_side=ALONE),
-            2,
-            "origin/main (1a2b3c4) was not measured: no such test",
-            "now",
-        ),
-        (
-            reports.outcome(
-                "test_x", SINGLE, Verdict(status=Status.NOT_GATED, reason="disabled"), reports.measurement(SINGLE)
-            ),
-            2,
-            "--ddp-disable",
-            "now",
-        ),
-    ],
-    ids=["pairs", "baseline side not measured", "one step"],
-)
-def test_launches_are_drawn_of_the_sides_that_there_are(outcome: Outcome, number: int, words: str, legend: str) -> None:
-    read = drawn(outcome)
-    assert words in read.words
-    assert len(figures := axes_of(read)) == number
-    assert legend in figures[-1]
 
 
 # --- what users name

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from pytest_ddpperf.suite.plots import Plot, Spread, boxes, drawable, lines, save, stacks
-from pytest_ddpperf.suite.tables import Latencies, Scaling, spread_of
+from pytest_ddpperf.suite.tables import Scaling, spread_of
 
 
 def drawn(plot: Plot) -> Axes:
@@ -65,24 +65,6 @@ def test_figures_are_files_named_as_they_are(tmp_path: Path) -> None:
     (path,) = save([plot], tmp_path / "made" / "here")
     assert path == tmp_path / "made" / "here" / "bucket-size-gpt-mini-2-ranks.png"
     assert path.read_bytes().startswith(b"\x89PNG")
-
-
-def test_variants_are_compared_with_the_first_and_drawn_over_ranks() -> None:
-    table = Latencies()
-    for ranks in (4, 2):
-        table.add("Buckets", "0 MB", result(ranks, [4.0, 8.0, 8.0]), iterations=2)
-        table.add("Buckets", "25 MB", result(ranks, [1.0, 2.0, 9.0], [3.0, 3.0, 3.0]))
-    first, none, other, *_ = table.lines()
-    assert first.startswith("Buckets, gloo, 2 ranks")
-    assert none.split() == ["0", "MB:", "4.000000s", "(4.000000", "to", "4.000000)", "+0.0%"]
-    assert other.split()[2:] == ["2.000000s", "(2.000000", "to", "3.000000)", "-50.0%", "fastest"]
-
-    two, four, over_ranks = table.plots()
-    assert (two.title, four.title) == ("Buckets, gloo, 2 ranks", "Buckets, gloo, 4 ranks")
-    assert (4.0, 4.0) in {tuple(line.get_ydata()) for line in drawn(two).get_lines()}
-    axes = drawn(over_ranks)
-    assert legend(axes) == ["0 MB", "25 MB"]
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["2", "4"]
 
 
 def test_efficiency_over_ranks_is_compared_with_the_fewest() -> None:

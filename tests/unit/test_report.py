@@ -372,32 +372,6 @@ def test_a_failed_gate_reads_from_the_result_to_the_command_that_accepts() -> No
     assert sentences.headline(red) == f"REGRESSED p50 +12 % (limit 10 %): {why}"
 
 
-@pytest.mark.parametrize(
-    ("now", "base", "cause"),
-    [
-        (measurement(ranks=(0.5, 1.0)), measurement(0.1, ranks=(0.9, 1.0)), "rank 1: CPU time +100 ms of +100 ms"),
-        (measurement(0.2, cpu=False, ranks=(0.5, 1.0)), measurement(0.1, cpu=False), "rank 1: step time +100 ms"),
-        (
-            replace(
-                measurement(), samples=replace(measurement().samples, cpu_seconds=measurement(0.1).samples.cpu_seconds)
-            ),
-            measurement(0.1),
-            "waiting, not computing: CPU time +0 ns of +100 ms",
-        ),
-        (
-            replace(measurement(cpu=False), counters={"all_reduce.count": 24}),
-            replace(measurement(0.1, cpu=False), counters={"all_reduce.count": 3}),
-            "all_reduce.count 3 -> 24",
-        ),
-    ],
-    ids=["late by CPU time", "late by step time", "waiting", "counters"],
-)
-def test_the_figures_name_the_cause(now: Measurement, base: Measurement, cause: str) -> None:
-    plan = Plan(world_size=2, backend="gloo", device="cpu")
-    (found,) = failure.find_causes(verdict(Status.REGRESSED), plan, now, [base])
-    assert found.startswith(cause)
-
-
 def test_a_failure_says_how_long_trainers_waited_for_rpc() -> None:
     def waiting(level: float, waited: tuple[float, float]) -> Measurement:
         plain = measurement(level, cpu=False)

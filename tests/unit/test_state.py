@@ -120,28 +120,3 @@ def test_warning_filters_are_those_of_pytest_in_its_order(collect: Collect, pyte
         "error:(a|b):builtins.Warning::0",
     )
     assert warning_filters(collect(WARNED, "-p", "no:warnings", *asked)[0]) == ()
-
-
-def test_the_remaining_time_follows_from_tests_that_have_ended_and_a_rerun_is_no_other_test(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = pytester.parseconfigure("-p", "no:randomly").stash[state.RUN]
-    run.items = [None] * 4  # type: ignore[list-item]
-    clock = [100.0]
-    monkeypatch.setattr(state.time, "monotonic", lambda: clock[0])
-
-    def take(nodeid: str, seconds: float) -> None:
-        run.begin_test(nodeid)
-        clock[0] += seconds
-        run.end_test(nodeid)
-
-    run.begin_test("a")
-    assert run.remaining() == (1, 4, None)
-    take("a", 20)
-    take("a", 20)  # once more, which failed before
-    run.begin_test("b")
-    assert run.remaining() == (2, 4, 120)
-    clock[0] += 30
-    assert run.remaining() == (2, 4, 90)
-    clock[0] += 30
-    assert run.remaining() == (2, 4, 80), "longer than those before: two more are left"

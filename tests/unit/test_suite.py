@@ -227,30 +227,3 @@ def test_nccls_kernels_run_while_no_others_do(monkeypatch: pytest.MonkeyPatch) -
 
 
 # --- tables
-
-
-def test_rows_and_columns_become_tables_and_skips_are_listed_together() -> None:
-    tables = Tables()
-    tables.add("Loss", synchronised="every 1", mean=4.2)
-    tables.add("Loss", synchronised="every 2", mean=6.7)
-    tables.add_column("Costs", "Naive", {"step": 3})
-    tables.add_column("Costs", "Flat", {"step": 4})
-    tables.add_text(["a text"])
-    tables.skipped += [("test_a[x]", "too large"), ("test_a[y]", "too large"), ("test_b", "no device")]
-    assert list(tables.lines()) == [
-        "a text",
-        "",
-        "Loss",
-        "| synchronised | mean |",
-        "| :----------- | :--- |",
-        "| every 1      | 4.2  |",
-        "| every 2      | 6.7  |",
-        "",
-        "Costs",
-        "|      | Naive | Flat |",
-        "| :--- | :---- | :--- |",
-        "| step | 3     | 4    |",
-        "",
-        "skipped: test_a[x, y]: too large",
-        "skipped: test_b: no device",
-    ]

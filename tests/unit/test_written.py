@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from pytest_ddpperf.measuring.outcomes import RunResults
-from pytest_ddpperf.plugin import reporter, state
+from pytest_ddpperf.plugin import reporter
 from pytest_ddpperf.records import RunInfo, Status, codec
-from pytest_ddpperf.records.errors import AgainstError
 from tests.unit.test_git import commit
 from tests.unit.test_report import outcome, verdict
 
@@ -44,30 +43,6 @@ def of_a_pytest(pytester: pytest.Pytester, *arguments: str) -> tuple[pytest.RunR
     fixed = ("-p", "no:randomly", "-p", "no:benchmark", "--ddp-json=out.json", "--ddp-markdown=out.md")
     result = pytester.runpytest_inprocess(*fixed, *arguments)
     return result, json.loads(Path("out.json").read_text()), Path("out.md").read_text().partition("\n")[2]
-
-
-@pytest.mark.parametrize(
-    ("argument", "problem"),
-    [
-        (".", "--ddp-against: nothing differs\n--ddp-against self measures"),
-        ("no_such.py", "file or directory not found: no_such.py"),
-    ],
-    ids=["ours", "pytest's"],
-)
-def test_reports_of_a_run_that_is_refused_say_why(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, argument: str, problem: str
-) -> None:
-    def refuse(run: state.Run, items: object) -> None:
-        raise AgainstError("--ddp-against", "nothing differs", "--ddp-against self measures")
-
-    monkeypatch.setattr(state.Run, "start_others", refuse)
-    pytester.makepyfile("def test_a(ddp_run): ...")
-    result, data, markdown = of_a_pytest(pytester, argument)
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines([f"ERROR: {problem.splitlines()[0]}"])
-    assert "ddpperf: " not in result.stdout.str(), "it is shown once"
-    assert data["problem"] == problem
-    assert markdown == f"## nothing measured (0 of 0 compared)\n\n`{problem.replace(chr(10), ' ')}`\n"
 
 
 def test_reports_of_a_red_run_do_not_look_green(pytester: pytest.Pytester) -> None:
