@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 
 from tests.integration.conftest import SMALL, Run, last_line
-from tests.integration.test_against import STEP, Repository, git
+from tests.integration.test_against import STEP, Repository, git, repository
 from tests.integration.test_collectives import SLOW
 from tests.processes import descendants, gone, until
 
+__all__ = ["repository"]
 PROJECT = STEP + "from speed import MILLISECONDS\n"
 TEST = """
 def test_step(ddp_benchmark):

@@ -9,11 +9,10 @@ from tests.integration.conftest import Run
 
 SUITE = ("--pyargs", "pytest_ddpperf.suite", "--ddp-suite-size=tiny", "--ddp-confirm=never")
 ONCE = ("--ddp-steps=1", "--ddp-warmup=1", "--ddp-launches=1")
-TWICE = ("--ddp-steps=3", "--ddp-warmup=0", "--ddp-launches=2", "--ddp-threshold=p50:300%")
 
 
-def test_the_sweep_has_the_form_of_pytorchs_benchmark(pytester: pytest.Pytester, run: Run) -> None:
-    result = run(*SUITE, *TWICE, "--ddp-save-baseline", "-k", "sweep and resnet50", small=False)
+def test_the_sweep_has_the_form_of_pytorchs_benchmark(run: Run) -> None:
+    result = run(*SUITE, *ONCE, "-k", "sweep and resnet50", small=False)
     assert result.parseoutcomes()["passed"] == 3
     numbers = "p50:  *.???s *[0-9]/s  p75:  *.???s *[0-9]/s  p90:  *.???s *[0-9]/s  p95:  *.???s *[0-9]/s"
     result.stdout.fnmatch_lines(
@@ -25,11 +24,8 @@ def test_the_sweep_has_the_form_of_pytorchs_benchmark(pytester: pytest.Pytester,
             f"   1 CPUs --   no ddp:  {numbers}",
             f"   1 CPUs --    1M/1G:  {numbers}       100%",
             f"   2 CPUs --    1M/2G:  {numbers}  *%",
-            "*test_ddp_sweep[[]1m-2g-resnet50[]]: saved *, ? launches",
         ]
     )
-    stored = [path.name for path in (pytester.path / "baselines").rglob("*.json")]
-    assert sorted(stored) == [f"test_ddp_sweep-{row}-resnet50.json" for row in ("1m-1g", "1m-2g", "no-ddp")]
 
 
 def test_what_does_not_fit_is_skipped_with_its_reason(run: Run) -> None:
@@ -69,7 +65,7 @@ def test_experiments_are_shown_in_their_forms_with_the_numbers_that_are_asked(ru
             "| parameter server * | *s (*) | * examples/s *|",
             "| agent, 2 observers * | *s (*) | * actions/s *|",
             "| pipeline of two stages | *s (*) | * examples/s *|",
-            "test_rpc.py::test_hybrid  *3 trainers 2 ps master *",
+            "*test_hybrid  *3 trainers *",
             "test_rpc.py::test_agent_and_observers *1 trainer 2 ps *",
             "test_rpc.py::test_pipeline *3 trainers 3 ps *",
             "| RPC, used 3 times | 4     | forward  | 36,864 |",

@@ -170,7 +170,7 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         pytest.skip("this user may not mount a file system")
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     yield folder
-    subprocess.run(["umount", folder], check=True)
+    subprocess.run(["umount", "--lazy", folder], check=True)
 
 
 @pytest.mark.parametrize("pages", [0, 1, 2])

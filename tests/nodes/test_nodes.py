@@ -80,7 +80,7 @@ def test_same(ddp_run, ddp_benchmark):
         + """
 def test_step(ddp_run, ddp_benchmark):
     with pytest.raises(pytest.fail.Exception) as caught:
-        ddp_benchmark(lambda ctx: training(ctx, 0.2), batch_size=32)
+        ddp_benchmark(lambda ctx: training(ctx, 0.05), batch_size=32)
     assert caught.value.result.verdict == "REGRESSED"
     assert len(ddp_run(who)) == 2, "a test may go on by its verdict, which is the same on all nodes"
     raise caught.value
