@@ -67,7 +67,7 @@ def test_experiments_are_shown_in_their_forms_with_the_numbers_that_are_asked(ru
             "| pipeline of two stages | *s (*) | * examples/s *|",
             "*test_hybrid  *3 trainers *",
             "*test_agent_and_observers  *1 trainer *",
-            "test_rpc.py::test_pipeline *3 trainers 3 ps *",
+            "*test_pipeline  *3 trainers *",
             "| RPC, used 3 times | 4     | forward  | 36,864 |",
             "| RPC, used 3 times | 4     | backward | 36,864 |",
             "| all_reduce     | 2     | 2,000,000 | 4,000,000 | * x payload |",
