@@ -110,7 +110,7 @@ def rate(value: float) -> str:
 
 def share(value: float) -> str:
     """Return a relative change: "+12 %", "-1.3 %"; "2.36x" if it is more than double."""
-    return f"{1 + value:.3g}x" if value >= 1 else f"{100 * value:+.{_decimals(value)}f} %"
+    return f"{_in_three_digits(1 + value)}x" if value >= 1 else f"{100 * value:+.{_decimals(value)}f} %"
 
 
 def _decimals(value: float) -> int:
@@ -121,7 +121,7 @@ def interval(change: Interval) -> str:
     """Return the change with its bounds: "-1.3 % [-5.0, +2.6]", "2.36x [2.08, 2.68]"."""
     bounds = [min(bound, _MOST) for bound in (change.low, change.high)]
     if change.estimate >= 1:
-        low, high = (f"{1 + bound:.3g}" for bound in bounds)
+        low, high = (_in_three_digits(1 + bound) for bound in bounds)
     else:
         low, high = (f"{100 * bound:+.{_decimals(change.estimate)}f}" for bound in bounds)
     return f"{share(change.estimate)} [{low}, {high}]"

@@ -44,7 +44,7 @@ def test_slower_code_is_red_and_its_file_named(project: Repository, run: Run) ->
     assert result.ret == 1
     result.stdout.fnmatch_lines(
         [
-            "REGRESSED: step time p50 5.00 -> 60.0 ms, 12x * (limit 300 %)",
+            "REGRESSED: step time p50 5.00 -> 60.0 ms, 12.0x * (limit 300 %)",
             "why: *changed: python code/src/speed/__init__.py",
             "measured: 6 interleaved launches of each side; * with uncommitted changes",
             "accept: *--ddp-save-baseline",
@@ -67,7 +67,7 @@ def test_a_slower_machine_is_not_red(project: Repository, run: Run, monkeypatch:
     result.stdout.fnmatch_lines(
         [
             "tests/test_step.py::test_step * +0.0 % * INCONCLUSIVE",
-            "test_step: p50 12x against the baseline: the machine is slower: the baseline's own code is as slow *",
+            "test_step: p50 12.0x against the baseline: the machine is slower: the baseline's own code is as slow *",
         ]
     )
     assert last_line(result) == "compared with baselines: 1 inconclusive (1 of 1 compared)"
@@ -82,7 +82,7 @@ def test_what_looks_slower_within_the_limit_passes_with_both_figures(
     assert result.ret == 0
     result.stdout.fnmatch_lines(
         [
-            "test_step: p50 3x against the baseline: the baseline's own code is as slow today",
+            "test_step: p50 3.00x against the baseline: the baseline's own code is as slow today",
             "compared with *: 1 passed (1 of 1 compared)",
         ]
     )

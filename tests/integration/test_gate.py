@@ -53,7 +53,7 @@ def test_save_pass_regress_accept(pytester: pytest.Pytester, run: Run, monkeypat
             "REGRESSED: step time p50 * -> * ms, *x ?*? (limit 300 %)",
             "why: waiting, not computing: CPU time *; NCCL_ALGO unset -> Ring",
             "  metric * before * now * change ?range? *limit",
-            "  p50 * ms * 12x * 300 %",
+            "  p50 * ms * 12.0x * 300 %",
             "measured: 6 launches now, ? in the baseline (*)",
             "FAILED test_gate.py::test_step - REGRESSED p50 *x (limit 300 %): wait*",
         ]

@@ -112,4 +112,4 @@ def test_reports_say_of_which_commit_they_are_and_compare_as_the_gate_did(
     assert main(["diff", str(pytester.path / "base.json"), str(pytester.path / "now.json")]) == 1
     reported = capsys.readouterr().out
     assert measured["verdict"]["comparisons"][0]["change"]["estimate"] == pytest.approx(7)
-    assert "REGRESSED: step time p50 5.00 -> 40.0 ms, 8x [" in reported
+    assert "REGRESSED: step time p50 5.00 -> 40.0 ms, 8.00x [" in reported
