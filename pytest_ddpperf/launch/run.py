@@ -370,7 +370,7 @@ class _LeaderChannel(RemoteRanks):
 class LocalShareLaunch(Launch):
     """As a Launch, without a deadline: that is the leader's.
 
-    Told                                    Answered
+    Order                                   Answer
     {"op": "part", "plan": {...},           {"event": "failed-rank", "error": {...}} for each that fails, and
      "store": [address, port]}              {"event": "settled", "results": {...}} when all have come to their ends
     {"op": "release"}, when everybody has   {"event": "over", "errors": [...], "idle": [...], "output": [...],

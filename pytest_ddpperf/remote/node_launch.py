@@ -376,7 +376,7 @@ class _SameMachine(BaseSideError):
 
 
 class _RemoteObserver(Observer):
-    """Tells what a member waits for."""
+    """Reports what a member waits for."""
 
     def __init__(self, member: Member, observer: Observer, taken: Mapping[tuple[str, str], str]) -> None:
         """`taken`: by host and resource, which node has it."""

@@ -69,7 +69,7 @@ _MAIN_PART = 0.5
 
 def find_causes(verdict: Verdict, plan: Plan, now: Measurement, baseline: Sequence[Measurement]) -> tuple[str, ...]:
     """Return what the figures of both sides say about a change for the worse, in words; () if they say nothing."""
-    found = [*_rank_causes(verdict, plan, now, baseline), *_counters(verdict, now.counters, baseline[-1].counters)]
+    found = [*_counters(verdict, now.counters, baseline[-1].counters), *_rank_causes(verdict, plan, now, baseline)]
     return tuple(found)
 
 

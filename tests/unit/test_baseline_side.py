@@ -19,7 +19,7 @@ BESIDE = BaselineSide(version=VERSION, seed=7, order="bnnb", imported=12, differ
     ("version", "text"),
     [
         (VERSION, "origin/main (1a2b3c4)"),
-        (replace(VERSION, ref=COMMIT), "1a2b3c4d5e6f"),
+        (replace(VERSION, ref=COMMIT), "1a2b3c4"),
         (replace(VERSION, ref="1a2b3c4"), "1a2b3c4"),
         (replace(VERSION, ref="self"), "the same code"),
         (replace(VERSION, ref="", environ=("A=1", "B=")), "A=1, B="),
