@@ -31,7 +31,8 @@ class Version:
     def __str__(self) -> str:
         """ "origin/main (1a2b3c4d5e6f), OMP_NUM_THREADS=2"."""
         commit = f" ({self.commit[:7]})" if self.commit and not self.commit.startswith(self.ref) else ""
-        ref = "the same code" if self.ref == "self" else (self.ref if commit or len(self.ref) < 40 else self.ref[:7]) + commit
+        named = self.ref if commit or len(self.ref) < 40 else self.ref[:7]
+        ref = "the same code" if self.ref == "self" else named + commit
         variables = (each if "=" in each else f"{each} unset" for each in self.environ)
         return ", ".join(filter(None, (ref, self.python, *variables, shlex.join(self.option))))
 

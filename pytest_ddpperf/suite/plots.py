@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -82,15 +81,6 @@ def stacks(title: str, parts: Mapping[str, Mapping[str, float]], wholes: Mapping
 
 def _errors(middle: Sequence[float], least: Sequence[float], most: Sequence[float]) -> list[list[float]]:
     return [[abs(m - end) for m, end in zip(middle, ends, strict=True)] for ends in (least, most)]
-
-
-def drawable() -> bool:
-    """Whether a sufficient version of matplotlib is installed."""
-    try:
-        major, minor, *_ = metadata.version("matplotlib").split(".")
-    except (metadata.PackageNotFoundError, ValueError):
-        return False
-    return (int(major), int(minor)) >= (3, 9)
 
 
 def save(plots: Iterable[Plot], folder: Path) -> Iterator[Path]:

@@ -367,3 +367,11 @@ def test_what_cannot_be_confirmed_says_why(project: Repository, run: Run, monkey
     result = run(CONFIRM, "-n1")
     assert result.ret == 1
     result.stdout.fnmatch_lines(["note:     not confirmed with *: not under xdist: add -n 0"])
+
+
+def test_saving_says_when_no_commit_will_have_the_code(project: Repository, run: Run) -> None:
+    (project.top / ".gitignore").write_text("__pycache__\nout\nmade.py\n")
+    project.write("src/speed/made.py", "MILLISECONDS = 5\n")
+    project.write("tests/test_step.py", PROJECT.replace("from speed import", "from speed.made import"), TEST)
+    result = run("--ddp-save-baseline")
+    result.stdout.fnmatch_lines(["* cannot be confirmed *: ranks imported files that git ignores: *made.py"])

@@ -126,10 +126,10 @@ def test_figures_that_cannot_be_are_refused_before_anything_is_measured(
     pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (pytester.path / "file").touch()
-    monkeypatch.setattr("pytest_ddpperf.suite.conftest.drawable", lambda: False)
+    monkeypatch.setattr("pytest_ddpperf.suite.conftest.find_spec", lambda name: None)
     for arguments, reported in (
         ((*SUITE, "--ddp-suite-plots=file"), "*--ddp-suite-plots: '*/file': is a file: name a folder for figures*"),
-        ((*SUITE, "--ddp-suite-plots=new"), "*needs matplotlib 3.9: pip install 'pytest-ddpperf[[]plots[]]'*"),
+        ((*SUITE, "--ddp-suite-plots=new"), "*needs matplotlib: pip install 'pytest-ddpperf[[]plots[]]'*"),
         ((*SUITE, "--ddp-suite-plots=new", "-n2"), "*with 2 xdist workers: figures are drawn by one; add -n 0*"),
     ):
         result = run(*arguments, small=False)

@@ -19,8 +19,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.rpc
 
 from pytest_ddpperf.launch import Launcher, placement
+from pytest_ddpperf.rank import worker
 from pytest_ddpperf.records.errors import DdpPerfError, LaunchError, ServerError
 from tests.launch.conftest import Bench, listeners
 
@@ -114,6 +116,17 @@ def test_the_users_code_runs_under_the_warning_filters_of_its_test(bench: Bench)
             warned(bench, *filters)
         assert (caught.value.cause.phase, caught.value.cause.summary) == (phase, warning)
         assert Path(__file__).name in caught.value.cause.traceback
+
+
+def test_a_filter_of_a_warning_that_ranks_do_not_know_is_told(bench: Bench) -> None:
+    with pytest.raises(LaunchError, match=r"no_such\.Warning::0 does not work in a rank: No module named"):
+        warned(bench, "ignore::no_such.Warning::0")
+
+
+def test_a_torch_without_rpc_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.distributed.rpc, "is_available", lambda: False)
+    with pytest.raises(DdpPerfError, match=r"was built without torch\.distributed\.rpc"):
+        worker._rpc()
 
 
 LOOPBACK = "0100007F"

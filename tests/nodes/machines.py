@@ -104,10 +104,10 @@ class Machines:
         self._closing.callback(_end, process)
         return Node(process, written)
 
-    def torchrun(self, node: int, *arguments: str, processes: int = 1, rendezvous: Sequence[str] = ()) -> Node:
+    def torchrun(self, node: int, *arguments: str) -> Node:
         static = ("--node-rank", str(node), "--master-addr", ADDRESSES[0], "--master-port", str(_PORT))
-        launcher = (sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", str(processes))
-        return self.start(node, [*launcher, *(rendezvous or static), "-m", "pytest", *SMALL, *arguments])
+        launcher = (sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1")
+        return self.start(node, [*launcher, *static, "-m", "pytest", *SMALL, *arguments])
 
     def pytest(
         self,
@@ -115,26 +115,22 @@ class Machines:
         *arguments: str,
         variables: Mapping[str, str] | None = None,
         folder: Path | None = None,
-        nodes: int = 2,
-        machine: int | None = None,
     ) -> Node:
-        """As torchrun would start it that lets the first worker hold its store: some seconds sooner. `machine`: where,
-        if not on the node's own."""
+        """As torchrun would start it that lets the first worker hold its store: some seconds sooner."""
         place = {
             "RANK": str(node),
             "LOCAL_RANK": "0",
-            "WORLD_SIZE": str(nodes),
+            "WORLD_SIZE": "2",
             "LOCAL_WORLD_SIZE": "1",
             "GROUP_RANK": str(node),
-            "GROUP_WORLD_SIZE": str(nodes),
+            "GROUP_WORLD_SIZE": "2",
             "MASTER_ADDR": ADDRESSES[0],
             "MASTER_PORT": str(_PORT),
             "TORCHELASTIC_RUN_ID": "test",
             "TORCHELASTIC_USE_AGENT_STORE": "False",
         }
         command = [sys.executable, "-m", "pytest", *SMALL, *arguments]
-        where = node if machine is None else machine
-        return self.start(where, command, {**place, **(variables or {})}, folder, f"node{node}")
+        return self.start(node, command, {**place, **(variables or {})}, folder, f"node{node}")
 
     def both(self, start: Callable[..., Node], *arguments: str) -> tuple[Node, Node]:
         """On both nodes, until both have ended."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpperf.launch import Launcher, Observer, failure, locks, placement, run
+from pytest_ddpperf.launch import Launcher, Observer, failure, locks, output, placement, run
 from pytest_ddpperf.launch.failure import (
     describe_end,
     describe_exit,
@@ -331,3 +332,9 @@ def test_the_processes_of_a_launch_have_names() -> None:
     assert [roles.name(process) for process in range(roles.processes)] == names
     assert (roles.rpc, roles.roles) == (True, "2 trainers 3 ps master")
     assert replace(roles, world_size=1, master=False).roles == "1 trainer 3 ps"
+
+
+def test_the_middle_of_a_long_output_is_cut(tmp_path: Path) -> None:
+    (tmp_path / "rank0.out").write_text("begin" + "x" * 100_000 + "end")
+    (written,) = output.read(tmp_path, {0: "rank 0"})
+    assert re.fullmatch(r"begin(x+)\n\.\.\. 36,008 bytes cut \.\.\.\n(x+)end", written.stdout)

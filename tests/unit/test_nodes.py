@@ -630,6 +630,19 @@ def test_a_wait_on_another_node_is_told_with_its_name(closing: ExitStack) -> Non
         assert reported == ["cpu3 of node 1 (b)", "all of node 1 (b)"]
 
 
+def test_a_wait_for_what_this_very_launch_has_is_an_error(closing: ExitStack) -> None:
+    """Two nodes on one machine, perhaps in containers, whose cores are the same."""
+    follows = Follows(closing, order="pod-b boot")
+    side = Side([follows.node.current], address="", interface="", hosts=["a", "b"], order="pod-a boot", facts={})
+    here = nullcontext([Path("/cores/0")])
+    follows.say("waiting", resource="/cores/0")
+    follows.say("alone", resources=["/cores/0"])  # once it is free
+    reported = r"^node 1 \(b\) is on the same machine and the same cores or devices as node 0: give each node its own"
+    with pytest.raises(BaseSideError, match=reported), side.alone(TWO_NODES, here, Observer()):
+        pass
+    assert [message["op"] for message in follows.heard()] == ["alone", "shared"]
+
+
 # --- parts of a launch
 
 

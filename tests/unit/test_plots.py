@@ -10,7 +10,7 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from pytest_ddpperf.suite.plots import Plot, Spread, boxes, drawable, lines, save, stacks
+from pytest_ddpperf.suite.plots import Plot, Spread, boxes, lines, save, stacks
 from pytest_ddpperf.suite.tables import Scaling, spread_of
 
 
@@ -48,16 +48,6 @@ def test_a_part_that_only_some_have_is_drawn_of_those() -> None:
     axes = drawn(stacks("S", parts, wholes))
     heights = [patch.get_height() for patch in axes.patches]  # type: ignore[attr-defined]
     assert heights == [2, 1, 0, 5]
-
-
-@pytest.mark.parametrize(
-    ("version", "expected"), [("3.8.4", False), ("3.9.0", True), ("3.11.2", True), ("4.0", True), ("odd", False)]
-)
-def test_a_matplotlib_that_is_too_old_draws_nothing(
-    monkeypatch: pytest.MonkeyPatch, version: str, expected: bool
-) -> None:
-    monkeypatch.setattr("pytest_ddpperf.suite.plots.metadata.version", lambda name: version)
-    assert drawable() is expected
 
 
 def test_figures_are_files_named_as_they_are(tmp_path: Path) -> None:
