@@ -169,16 +169,16 @@ class Session:
             ignored = ignored_files(top, imported) if imported else []
             if not ignored:
                 return tree_of(top, self.settings.baseline_dir)
-            self._unidentified.setdefault(f"ranks imported files that git ignores: {text.some(ignored)}")
+            self._unidentified.setdefault(f"git ignores files that ranks imported: {text.some(ignored)}")
         except GitError as error:
-            self._unidentified.setdefault(f"git has no tree of it: {str(error).partition(chr(10))[0]}")
+            self._unidentified.setdefault(str(error).partition("\n")[0].removeprefix("fatal: "))
         return ""
 
     def messages(self) -> Iterator[str]:
         """Yield what is said once about all baselines."""
         yield from self._confirmation.messages()
         for why in self._unidentified:
-            yield f"a regression against these baselines cannot be confirmed with the baselines' own code: {why}"
+            yield f"a later run cannot measure the code of these baselines again, to confirm a regression: {why}"
 
     def end_test(self) -> None:
         """End a test on the baseline side and on other nodes."""
