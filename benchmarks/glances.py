@@ -3,7 +3,7 @@
     python benchmarks/glances.py [benchmarks/results/in-turns.jsonl]
 
 Takes the results of benchmarks/live.py, which have the difference of each pair at each limited percentile, and judges
-them by looks alone, as they were, and with a glance after each pair between two looks (`measuring.judging`). A
+them by looks alone, as they were, and with a glance after each pair between two looks (`measuring.stopping_rule`). A
 measurement cannot end later than it did, so nothing has to be measured again; its seconds are in proportion to its
 pairs.
 """
@@ -23,7 +23,7 @@ from _common import table
 from _traces import Launch, measurement
 from live import MODES, limits
 
-from pytest_ddpperf.measuring.judging import early_stop, follow, schedule
+from pytest_ddpperf.measuring.stopping_rule import early_stop, follow, schedule
 from pytest_ddpperf.records import Verdict
 from pytest_ddpperf.verdict import TEST_LEVEL, judge
 

@@ -41,9 +41,9 @@ from neighbour import neighbour
 from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.launch import Launcher, Observer
 from pytest_ddpperf.measuring.baseline_side import PausedSide
-from pytest_ddpperf.measuring.judging import follow, schedule
 from pytest_ddpperf.measuring.launches import Job, Launches
 from pytest_ddpperf.measuring.measurement import Measured, carry_out
+from pytest_ddpperf.measuring.stopping_rule import follow, schedule
 from pytest_ddpperf.options import plan
 from pytest_ddpperf.records import LaunchSamples, Limit, Measurement, Plan, Samples, TestId, Verdict, Version
 from pytest_ddpperf.remote.version import Ready

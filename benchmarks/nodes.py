@@ -34,10 +34,10 @@ from pytest_ddpperf.launch import Launcher, Observer
 from pytest_ddpperf.measuring.launches import measurement
 from pytest_ddpperf.records import Limit, Outcome, Plan, TestId, Window, codec
 from pytest_ddpperf.remote import handshake
-from pytest_ddpperf.remote.checkout import one_tree
 from pytest_ddpperf.remote.node import CLOCK, Node
 from pytest_ddpperf.remote.node_launch import Side
 from pytest_ddpperf.remote.nodes import describe_node
+from pytest_ddpperf.remote.worktree import one_tree
 from pytest_ddpperf.report import terminal
 from pytest_ddpperf.verdict import judge_times
 from pytest_ddpperf.wire.channels import Lines

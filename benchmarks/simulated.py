@@ -25,7 +25,7 @@ from statistics import fmean, median
 
 from _common import table
 
-from pytest_ddpperf.measuring.judging import follow, schedule
+from pytest_ddpperf.measuring.stopping_rule import follow, schedule
 from pytest_ddpperf.records import Limit, Measurement, Samples, Verdict
 from pytest_ddpperf.verdict import ASSUMED_DRIFT, TEST_LEVEL, judge
 from pytest_ddpperf.verdict.stats import Drift

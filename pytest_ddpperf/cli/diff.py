@@ -10,12 +10,12 @@ from typing import Any
 
 from pytest_ddpperf import verdict as verdicts
 from pytest_ddpperf.cli import console
-from pytest_ddpperf.measuring.judging import follow, schedule
+from pytest_ddpperf.measuring.stopping_rule import follow, schedule
 from pytest_ddpperf.options import parse
-from pytest_ddpperf.options.table import FAIL_ON_NAMES
+from pytest_ddpperf.options.definitions import FAIL_ON_NAMES
 from pytest_ddpperf.records import Limit, Measurement, Outcome, Recording, Status, Verdict, codec
-from pytest_ddpperf.records.asked import TIME_LIMITS, limits_for
-from pytest_ddpperf.report import failure, figures, json_report, markdown, side_by_side, text
+from pytest_ddpperf.records.plan import TIME_LIMITS, limits_for
+from pytest_ddpperf.report import diff_report, failure, figures, json_report, markdown, text
 from pytest_ddpperf.report.json_report import Entry, StoredReport, gone_of, identity
 
 
@@ -44,7 +44,7 @@ def compare(
         runs=tuple(
             replace(run, skipped=0, never_measured=0, other_failures=0, problem="", messages=()) for run in now.runs
         ),
-        messages=(*base.messages, *now.messages, *side_by_side.remarks(outcomes)),
+        messages=(*base.messages, *now.messages, *diff_report.remarks(outcomes)),
         bases=base.runs,
         only_before=tuple(gone_of(entry.outcome) for number, entry in enumerate(base.entries) if number not in taken),
     )
@@ -180,7 +180,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     contents = [(path, json_report.load(path)) for path in (arguments.base, *arguments.now)]
-    theirs = [path for path, content in contents if side_by_side.is_theirs(content)]
+    theirs = [path for path, content in contents if diff_report.is_theirs(content)]
     if len(theirs) == len(contents):
         return _theirs(arguments, contents)
     if theirs:
@@ -193,10 +193,10 @@ def run(arguments: argparse.Namespace) -> int:
     compared = compare(base, now, arguments.threshold, arguments.fail_on or frozenset({"regressed"}))
     _write(arguments, base, compared)
     if arguments.form == "pytorch":
-        console.say(side_by_side.side_by_side(*side_by_side.ours(base, now)))
-        console.say(side_by_side.summary_lines(compared))
+        console.say(diff_report.side_by_side(*diff_report.ours(base, now)))
+        console.say(diff_report.summary_lines(compared))
     else:
-        console.say(side_by_side.lines(base, compared))
+        console.say(diff_report.lines(base, compared))
     if any(outcome.fails for outcome in compared.outcomes):
         return console.NAMED_VERDICT
     found = (outcome.verdict for outcome in compared.outcomes)
@@ -235,6 +235,6 @@ def _theirs(arguments: argparse.Namespace, contents: Sequence[tuple[Path, dict[s
             raise console.UsageError(f"{name}: files of PyTorch's benchmark hold one launch, so there is no verdict")
     if len(contents) > 2:
         raise console.UsageError("files of PyTorch's benchmark are compared by two")
-    base, now = (side_by_side.theirs(*each, arguments.matches) for each in contents)
-    console.say(side_by_side.side_by_side(base, now))
-    return _status(side_by_side.in_common(base, now))
+    base, now = (diff_report.theirs(*each, arguments.matches) for each in contents)
+    console.say(diff_report.side_by_side(base, now))
+    return _status(diff_report.in_common(base, now))

@@ -1,6 +1,6 @@
 """Asking for N ranks: the rank server's handle, one launch with its deadline, code and results in between."""
 
-from pytest_ddpperf.launch.failure import describe_end
+from pytest_ddpperf.launch.failed_ranks import describe_end
 from pytest_ddpperf.launch.launcher import Launcher
 from pytest_ddpperf.launch.output import Observer
 

@@ -16,16 +16,16 @@ from typing import Any, TypeVar
 
 from pytest_ddpperf.launch import locks, request
 from pytest_ddpperf.launch.output import Observer
-from pytest_ddpperf.launch.paused import PausableLaunch, PausedLaunch, dropping
 from pytest_ddpperf.launch.placement import interconnect, place, visible_gpus
+from pytest_ddpperf.launch.rank_server import RankServer
 from pytest_ddpperf.launch.remote_ranks import Clock, Nodes, Part
 from pytest_ddpperf.launch.request import LaunchRequest
 from pytest_ddpperf.launch.run import Delivery, Launch, Leader, LocalShareLaunch
-from pytest_ddpperf.launch.server import RankServer
+from pytest_ddpperf.launch.stretches import PausableLaunch, PausedLaunch, dropping
 from pytest_ddpperf.records import COUNTERS, Imported, LaunchSamples, Plan, RankFigures, Scalar, Window, codec
 from pytest_ddpperf.records.errors import DdpPerfError
 from pytest_ddpperf.wire import payload
-from pytest_ddpperf.wire.trees import Trees, digests
+from pytest_ddpperf.wire.source_trees import Trees, digests
 
 
 def collected(

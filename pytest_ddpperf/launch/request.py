@@ -15,7 +15,7 @@ from pytest_ddpperf.launch.placement import Placement
 from pytest_ddpperf.launch.remote_ranks import Part
 from pytest_ddpperf.records import Plan, Scalar, codec
 from pytest_ddpperf.wire import boot
-from pytest_ddpperf.wire.trees import Trees
+from pytest_ddpperf.wire.source_trees import Trees
 
 # The place of a process in another job than ours, by torchrun, Slurm, Open MPI and PMI.
 _OUTER = {

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from pytest_ddpperf.launch import output
-from pytest_ddpperf.launch.failure import Diagnosis, launch_error
+from pytest_ddpperf.launch.failed_ranks import Diagnosis, launch_error
 from pytest_ddpperf.launch.output import Observer
+from pytest_ddpperf.launch.rank_server import RankServer, writing_temporary_files
 from pytest_ddpperf.launch.remote_ranks import Clock, RemoteRanks
 from pytest_ddpperf.launch.request import LaunchRequest
-from pytest_ddpperf.launch.server import RankServer, writing_temporary_files
 from pytest_ddpperf.records import Phases, RankError, RankOutput, codec, messages
 from pytest_ddpperf.records.errors import ServerError
 from pytest_ddpperf.wire.channels import Board, FrameReader, Kind, Message, Phase, readable, send_word

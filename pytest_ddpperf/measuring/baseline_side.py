@@ -25,7 +25,7 @@ from pytest_ddpperf.records import (
     Version,
 )
 from pytest_ddpperf.records.errors import BaseSideError, LaunchError
-from pytest_ddpperf.remote.checkout import differing_files
+from pytest_ddpperf.remote.worktree import differing_files
 from pytest_ddpperf.verdict import in_percentiles
 
 if TYPE_CHECKING:

@@ -31,11 +31,11 @@ from pytest_ddpperf.records import (
     Scalar,
     TestId,
 )
-from pytest_ddpperf.records.asked import Limit, limits_for
+from pytest_ddpperf.records.plan import Limit, limits_for
 
 if TYPE_CHECKING:
     from pytest_ddpperf.launch import Launcher, Observer
-    from pytest_ddpperf.launch.paused import PausedLaunch
+    from pytest_ddpperf.launch.stretches import PausedLaunch
 
 Setup = Callable[..., Any] | None  # None if the plan says everything
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_ddpperf import verdict as verdicts
 from pytest_ddpperf.measuring.baseline_side import Interleaved, Stored
-from pytest_ddpperf.measuring.judging import Judge
 from pytest_ddpperf.measuring.launches import (
     CurrentSide,
     Job,
@@ -19,6 +18,7 @@ from pytest_ddpperf.measuring.launches import (
     modules_imported,
     recorded,
 )
+from pytest_ddpperf.measuring.stopping_rule import Judge
 from pytest_ddpperf.records import (
     Baseline,
     Counters,
@@ -33,7 +33,7 @@ from pytest_ddpperf.records import (
     Status,
     Verdict,
 )
-from pytest_ddpperf.records.asked import Collective
+from pytest_ddpperf.records.plan import Collective
 from pytest_ddpperf.report import failure
 from pytest_ddpperf.verdict.stats import geometric_mean, launch_quantiles
 

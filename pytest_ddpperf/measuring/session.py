@@ -20,13 +20,13 @@ from pytest_ddpperf.measuring.confirm import Confirmation, SideOf
 from pytest_ddpperf.measuring.launches import Job
 from pytest_ddpperf.measuring.machine import Place, described, nodes_for, resolve
 from pytest_ddpperf.measuring.measurement import Measured
-from pytest_ddpperf.measuring.worker import LeaderConnection, NodeLeaderConnection, call_of, measurement_of
+from pytest_ddpperf.measuring.remote_worker import LeaderConnection, NodeLeaderConnection, call_of, measurement_of
 from pytest_ddpperf.options import Settings
 from pytest_ddpperf.records import Baseline, Plan, Scalar, codec
 from pytest_ddpperf.records.errors import GitError
-from pytest_ddpperf.remote.checkout import one_tree
 from pytest_ddpperf.remote.nodes import OtherNodes
 from pytest_ddpperf.remote.version import BaseSide
+from pytest_ddpperf.remote.worktree import one_tree
 from pytest_ddpperf.report import text
 
 

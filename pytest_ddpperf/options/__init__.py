@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pytest_ddpperf.options.table import MARKER as MARKER
-from pytest_ddpperf.options.table import MARKER_HELP as MARKER_HELP
-from pytest_ddpperf.options.table import add_options as add_options
-from pytest_ddpperf.options.table import given as given
+from pytest_ddpperf.options.definitions import MARKER as MARKER
+from pytest_ddpperf.options.definitions import MARKER_HELP as MARKER_HELP
+from pytest_ddpperf.options.definitions import add_options as add_options
+from pytest_ddpperf.options.definitions import given as given
 
 if TYPE_CHECKING:
     from pytest_ddpperf.options.settings import Settings as Settings

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, cast
 
-from pytest_ddpperf.options.table import FAIL_ON_NAMES
-from pytest_ddpperf.records.asked import BANDWIDTH, COUNTERS, Limit
+from pytest_ddpperf.options.definitions import FAIL_ON_NAMES
+from pytest_ddpperf.records.plan import BANDWIDTH, COUNTERS, Limit
 
 _LONGEST_SECONDS = 1e9  # 31 years; from ten times that on a socket's timeout overflows
 # Four decimals: p99.9999 needs three million steps, and with many more a percentile is rounded to 100.

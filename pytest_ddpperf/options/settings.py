@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from pytest_ddpperf.options.definitions import BY_ARGUMENT, MARKER, ROWS, Row
 from pytest_ddpperf.options.parse import PARSERS, Refused, near
-from pytest_ddpperf.options.table import BY_ARGUMENT, MARKER, ROWS, Row
-from pytest_ddpperf.records.asked import Limit, Plan
 from pytest_ddpperf.records.errors import MarkerError, OptionError
+from pytest_ddpperf.records.plan import Limit, Plan
 
 if TYPE_CHECKING:
     import pytest

@@ -22,8 +22,8 @@ from pytest_ddpperf.plugin.running import state_of
 from pytest_ddpperf.plugin.state import RUN, Run, own_options, own_settings
 from pytest_ddpperf.plugin.watch import Watcher
 from pytest_ddpperf.records import Plan, RankOutput, TestId
-from pytest_ddpperf.records.asked import Collective, collective, in_words
 from pytest_ddpperf.records.errors import DdpPerfError, LaunchError, MarkerError, OptionError
+from pytest_ddpperf.records.plan import Collective, collective, in_words
 from pytest_ddpperf.report import ci, failure, sentences
 from pytest_ddpperf.verdict import TEST_LEVEL
 from pytest_ddpperf.wire import payload

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 from _pytest.config import parse_warning_filter
 
-from pytest_ddpperf.options.table import ROWS
+from pytest_ddpperf.options.definitions import ROWS
 
 if TYPE_CHECKING:
     from pytest_ddpperf.options import Settings

@@ -23,13 +23,13 @@ from pytest_ddpperf.records import Scalar, codec
 from pytest_ddpperf.records.errors import DdpPerfError, NodesError
 from pytest_ddpperf.remote import handshake, rendezvous
 from pytest_ddpperf.remote.arguments import Invocation, spelt_out
-from pytest_ddpperf.remote.checkout import Sources, one_tree
 from pytest_ddpperf.remote.node_version import Base, from_top, refuse_lacking
 from pytest_ddpperf.remote.node_worker import NodeWorker
 from pytest_ddpperf.remote.nodes import OtherNodes, describe_node
 from pytest_ddpperf.remote.process import START_SECONDS, RemotePytest
 from pytest_ddpperf.remote.rendezvous import Role, interface_of, role
 from pytest_ddpperf.remote.version import BaseSide
+from pytest_ddpperf.remote.worktree import Sources, one_tree
 from pytest_ddpperf.wire import boot
 from pytest_ddpperf.wire.boot import die_with_parent
 

@@ -15,7 +15,7 @@ import pytest
 from pytest_ddpperf.plugin.state import Run
 
 if TYPE_CHECKING:
-    from pytest_ddpperf.measuring.outcomes import RunResults
+    from pytest_ddpperf.measuring.results import RunResults
 
 
 class Reporter:

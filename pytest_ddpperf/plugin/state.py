@@ -19,9 +19,9 @@ from pytest_ddpperf.plugin.items import RPC, WORLD_SIZE, measures, modules_by_na
 
 if TYPE_CHECKING:
     from pytest_ddpperf.measuring.confirm import SideOf
-    from pytest_ddpperf.measuring.outcomes import RunResults
+    from pytest_ddpperf.measuring.remote_worker import LeaderConnection
+    from pytest_ddpperf.measuring.results import RunResults
     from pytest_ddpperf.measuring.session import Session
-    from pytest_ddpperf.measuring.worker import LeaderConnection
     from pytest_ddpperf.options import Settings
     from pytest_ddpperf.remote.nodes import OtherNodes
     from pytest_ddpperf.remote.version import BaseSide
@@ -180,7 +180,7 @@ class Run:
         """Wait until they have collected. Raises AgainstError if nothing differs from the other version, and NodesError
         if another node has other code or another kind of machine."""
         if self._base is not None:
-            from pytest_ddpperf.remote.checkout import Sources
+            from pytest_ddpperf.remote.worktree import Sources
 
             self._base.collect(Sources.here(self._base.trees))
             only_there = self._base.only_there({*self.deselected, *(item.nodeid for item in self.items)})
@@ -194,7 +194,7 @@ class Run:
     def report(self) -> RunResults:
         """Return the results of the run; the first call begins them."""
         if self._report is None:
-            from pytest_ddpperf.measuring.outcomes import RunResults, describe_run
+            from pytest_ddpperf.measuring.results import RunResults, describe_run
 
             self._report = RunResults(describe_run(self.config.rootpath))
         return self._report

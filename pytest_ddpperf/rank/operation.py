@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 
 from pytest_ddpperf.rank.context import Context
-from pytest_ddpperf.records.asked import Collective
 from pytest_ddpperf.records.errors import DdpPerfError
+from pytest_ddpperf.records.plan import Collective
 
 # No checked value is larger, for int8 has no more.
 _LARGEST = 127

@@ -6,8 +6,8 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from pytest_ddpperf.records.asked import Limit, Plan
-from pytest_ddpperf.records.measured import (
+from pytest_ddpperf.records.plan import Limit, Plan
+from pytest_ddpperf.records.samples import (
     Measurement,
     Phases,
     Recorded,

@@ -13,9 +13,9 @@ from typing import NoReturn
 from pytest_ddpperf.launch.remote_ranks import Offset, offset
 from pytest_ddpperf.records import Scalar
 from pytest_ddpperf.records.errors import BaseSideError, NodesError
-from pytest_ddpperf.remote.checkout import Sources, differing_files
 from pytest_ddpperf.remote.node_launch import Member
 from pytest_ddpperf.remote.process import START_SECONDS, Line, Tests
+from pytest_ddpperf.remote.worktree import Sources, differing_files
 from pytest_ddpperf.wire.channels import Lines, Message, readable
 
 # A node that is asked answers at once, whatever its tests do, unless it is stopped, hangs or is cut off.

@@ -11,19 +11,19 @@ from pathlib import Path
 
 from pytest_ddpperf.git import commit_named
 from pytest_ddpperf.launch import Launcher, Observer
-from pytest_ddpperf.launch.failure import text_with_output
+from pytest_ddpperf.launch.failed_ranks import text_with_output
 from pytest_ddpperf.options import Settings
 from pytest_ddpperf.records import LaunchSamples, Plan, codec
 from pytest_ddpperf.records.errors import AgainstError, BaseSideError, DdpPerfError, GitError
 from pytest_ddpperf.remote.arguments import Invocation
-from pytest_ddpperf.remote.checkout import Sources
 from pytest_ddpperf.remote.node import unlike
 from pytest_ddpperf.remote.node_launch import Member, in_words
 from pytest_ddpperf.remote.nodes import OtherNodes, host_order
 from pytest_ddpperf.remote.process import START_SECONDS, RemotePytest
 from pytest_ddpperf.remote.version import BaseSide, Ready
+from pytest_ddpperf.remote.worktree import Sources
 from pytest_ddpperf.wire.channels import Message
-from pytest_ddpperf.wire.trees import Trees
+from pytest_ddpperf.wire.source_trees import Trees
 
 
 def from_top(trees: Trees) -> list[str]:

@@ -16,11 +16,11 @@ from pathlib import Path
 from pytest_ddpperf.records import Scalar
 from pytest_ddpperf.records.errors import BaseSideError, DdpPerfError, NodesError
 from pytest_ddpperf.remote import handshake, rendezvous
-from pytest_ddpperf.remote.checkout import Sources
 from pytest_ddpperf.remote.node import Node
 from pytest_ddpperf.remote.node_launch import Member, Side
 from pytest_ddpperf.remote.process import START_SECONDS
 from pytest_ddpperf.remote.rendezvous import Role, interface_of, link_of
+from pytest_ddpperf.remote.worktree import Sources
 from pytest_ddpperf.wire.channels import Message
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")

@@ -17,10 +17,10 @@ from typing import NoReturn
 
 from pytest_ddpperf import __version__
 from pytest_ddpperf.launch import Observer, describe_end
-from pytest_ddpperf.launch.failure import await_stacks
+from pytest_ddpperf.launch.failed_ranks import await_stacks
 from pytest_ddpperf.records import Scalar, codec
 from pytest_ddpperf.records.errors import BaseSideError
-from pytest_ddpperf.remote.checkout import Sources
+from pytest_ddpperf.remote.worktree import Sources
 from pytest_ddpperf.wire import boot
 from pytest_ddpperf.wire.channels import Lines, Message, Phase, readable
 
@@ -114,7 +114,7 @@ class RemotePytest(Line):
             self._log = failing.enter_context(tempfile.TemporaryFile())
             with theirs:
                 self._process = subprocess.Popen(
-                    boot.command(python, "pytest_ddpperf.plugin.worker", theirs.fileno()),
+                    boot.command(python, "pytest_ddpperf.plugin.remote_worker", theirs.fileno()),
                     env=dict(environ),
                     cwd=folder,
                     pass_fds=[theirs.fileno()],

@@ -16,13 +16,13 @@ from typing import Any
 
 from pytest_ddpperf import __version__
 from pytest_ddpperf.launch import Observer
-from pytest_ddpperf.launch.paused import dropping
+from pytest_ddpperf.launch.stretches import dropping
 from pytest_ddpperf.options import Settings
 from pytest_ddpperf.records import LaunchSamples, Plan, Scalar, codec
 from pytest_ddpperf.records.errors import AgainstError, BaseSideError
 from pytest_ddpperf.remote.arguments import Invocation
-from pytest_ddpperf.remote.checkout import Checkout, Sources, differing_files
 from pytest_ddpperf.remote.process import START_SECONDS, RemotePytest, Tests
+from pytest_ddpperf.remote.worktree import Checkout, Sources, differing_files
 from pytest_ddpperf.wire import boot
 from pytest_ddpperf.wire.channels import Message
 

@@ -14,7 +14,7 @@ from html import escape
 from pathlib import Path
 
 from pytest_ddpperf.records import Outcome, RunInfo, Status
-from pytest_ddpperf.report import failure, sentences, side_by_side, summary, terminal, text
+from pytest_ddpperf.report import diff_report, failure, sentences, summary, terminal, text
 from pytest_ddpperf.report.json_report import Gone, StoredReport
 from pytest_ddpperf.report.summary import Concern, last_line
 
@@ -38,7 +38,7 @@ def report(stored: StoredReport) -> str:
     quiet, rows, gone = ordered[len(concerning) :], list(map(_row, concerning)), list(map(_gone, stored.only_before))
     room = max(0, _MOST_ROWS - len(rows))
     detailed = [outcome for outcome in concerning if _has_details(outcome)]
-    messages = filter(None, (*_about(whole), *side_by_side.run_messages(stored)))
+    messages = filter(None, (*_about(whole), *diff_report.run_messages(stored)))
     parts = [
         f"{MARKER}\n## {last_line(ordered, whole, only_before=len(gone))}",
         _code(whole.problem) if whole.problem else "",
@@ -100,7 +100,7 @@ def _row(outcome: Outcome) -> str:
 
 
 def _gone(gone: Gone) -> str:
-    return f"| {side_by_side.ONLY_BEFORE} | {_code(f'{gone.name} on {gone.ranks}')} | |"
+    return f"| {diff_report.ONLY_BEFORE} | {_code(f'{gone.name} on {gone.ranks}')} | |"
 
 
 def _has_details(outcome: Outcome) -> bool:

@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from pytest_ddpperf.records import COUNTERS, Environment, LaunchRankSteps, Outcome, Phases, RunInfo, Scalar, Status
-from pytest_ddpperf.report import failure, figures, sentences, side_by_side, summary, terminal, text
+from pytest_ddpperf.report import diff_report, failure, figures, sentences, summary, terminal, text
 from pytest_ddpperf.report.figures import Side
 from pytest_ddpperf.report.json_report import StoredReport
 from pytest_ddpperf.report.summary import Concern
@@ -36,7 +36,7 @@ def html(stored: StoredReport) -> str:
         only_before=stored.only_before,
         runs=list(map(_run_facts, stored.runs)),
         problem=stored.run.problem,
-        messages=side_by_side.run_messages(stored),
+        messages=diff_report.run_messages(stored),
     )
 
 

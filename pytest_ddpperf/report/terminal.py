@@ -16,7 +16,7 @@ from pytest_ddpperf.records import (
     Samples,
     Scalar,
 )
-from pytest_ddpperf.records.asked import Collective
+from pytest_ddpperf.records.plan import Collective
 from pytest_ddpperf.report import failure, sentences, text
 from pytest_ddpperf.report.summary import last_line
 from pytest_ddpperf.verdict import TEST_LEVEL, stats

@@ -17,10 +17,10 @@ import pytest
 
 import pytest_ddpperf
 from pytest_ddpperf.launch import launcher
+from pytest_ddpperf.launch.rank_server import RankServer
 from pytest_ddpperf.launch.request import read_at_import
-from pytest_ddpperf.launch.server import RankServer
 from pytest_ddpperf.report import text
-from pytest_ddpperf.wire.trees import Trees
+from pytest_ddpperf.wire.source_trees import Trees
 
 # A step that lasts LASTS milliseconds on a simulated clock of its rank: it takes no time, and load on the machine
 # decides no verdict. tests/launch shows that real time is measured.

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from pytest_ddpperf.cli.main import main
-from pytest_ddpperf.measuring.outcomes import RunResults
+from pytest_ddpperf.measuring.results import RunResults
 from tests.git import git
 from tests.integration.conftest import STEP, Run
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpperf.records.asked import OPS, collective
 from pytest_ddpperf.records.errors import LaunchError
+from pytest_ddpperf.records.plan import OPS, collective
 from tests.launch.conftest import Bench
 
 

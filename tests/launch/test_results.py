@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader
 
 from pytest_ddpperf.records.errors import LaunchError
-from pytest_ddpperf.wire.trees import Trees, digests
+from pytest_ddpperf.wire.source_trees import Trees, digests
 from tests.launch.conftest import Bench, hang
 
 

@@ -18,7 +18,7 @@ import torch.distributed.rpc as rpc
 
 from pytest_ddpperf.records import LaunchSamples
 from pytest_ddpperf.records.errors import LaunchError
-from pytest_ddpperf.wire.trees import Trees
+from pytest_ddpperf.wire.source_trees import Trees
 from tests.launch.conftest import Bench, arrive, hang, listeners
 
 paused: dict[str, Any] = {}

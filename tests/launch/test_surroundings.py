@@ -22,7 +22,7 @@ import torch.distributed as dist
 import torch.distributed.rpc
 
 from pytest_ddpperf.launch import Launcher, placement
-from pytest_ddpperf.rank import worker
+from pytest_ddpperf.rank import lifecycle
 from pytest_ddpperf.records.errors import DdpPerfError, LaunchError, ServerError
 from tests.launch.conftest import Bench, listeners
 
@@ -126,7 +126,7 @@ def test_a_filter_of_a_warning_that_ranks_do_not_know_is_told(bench: Bench) -> N
 def test_a_torch_without_rpc_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.distributed.rpc, "is_available", lambda: False)
     with pytest.raises(DdpPerfError, match=r"was built without torch\.distributed\.rpc"):
-        worker._rpc()
+        lifecycle._rpc()
 
 
 LOOPBACK = "0100007F"

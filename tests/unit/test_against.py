@@ -20,12 +20,12 @@ import pytest
 
 from pytest_ddpperf.git import worktrees
 from pytest_ddpperf.records.errors import AgainstError, GitError
-from pytest_ddpperf.remote import checkout as folder_module
 from pytest_ddpperf.remote import version as side
+from pytest_ddpperf.remote import worktree as folder_module
 from pytest_ddpperf.remote.arguments import Invocation, remote_arguments
-from pytest_ddpperf.remote.checkout import Checkout, Sources, Worktree
 from pytest_ddpperf.remote.version import BaseSide, nothing_differs
-from pytest_ddpperf.wire.trees import Trees
+from pytest_ddpperf.remote.worktree import Checkout, Sources, Worktree
+from pytest_ddpperf.wire.source_trees import Trees
 from tests.git import git
 from tests.unit.test_git import commit
 from tests.unit.test_machine import settings
@@ -247,7 +247,7 @@ def test_the_users_hooks_do_not_run(top: Path, tmp_path: Path) -> None:
 HOLDER = """
 import sys
 from pathlib import Path
-from pytest_ddpperf.remote.checkout import Worktree
+from pytest_ddpperf.remote.worktree import Worktree
 worktree = Worktree(Path(sys.argv[1]), "v1")
 print(worktree.tree, flush=True)
 sys.stdin.read()

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_ddpperf.measuring.outcomes import RunResults
+from pytest_ddpperf.measuring.results import RunResults
 from pytest_ddpperf.records import BaselineSide, Outcome, Plan, RunInfo, TestId, Version
 from pytest_ddpperf.records.codec import encode
 

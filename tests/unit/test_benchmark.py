@@ -17,7 +17,7 @@ from pytest_ddpperf.launch import Observer
 from pytest_ddpperf.measuring import measurement
 from pytest_ddpperf.measuring.launches import Job
 from pytest_ddpperf.measuring.measurement import Measured, build_outcome, carry_out
-from pytest_ddpperf.measuring.worker import LeaderConnection
+from pytest_ddpperf.measuring.remote_worker import LeaderConnection
 from pytest_ddpperf.records import LaunchSamples, Limit, Phases, Plan, TestId
 from tests.unit.test_launches import LAUNCH, UNFIT
 from tests.unit.test_machine import settings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_ddpperf.records.asked import Collective, collective, in_words
+from pytest_ddpperf.records.plan import Collective, collective, in_words
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_ddpperf.rank import context, worker
+from pytest_ddpperf.rank import context, lifecycle
 from pytest_ddpperf.rank.sampling import Prepared
 from pytest_ddpperf.records.errors import DdpPerfError
 
@@ -133,7 +133,7 @@ class Broken(RuntimeError):
     ],
 )
 def test_an_error_has_a_summary(error: BaseException, summary: str) -> None:
-    assert worker._summary(error).endswith(summary)
+    assert lifecycle._summary(error).endswith(summary)
 
 
 @pytest.mark.parametrize(
@@ -145,4 +145,4 @@ def test_an_error_has_a_summary(error: BaseException, summary: str) -> None:
     ],
 )
 def test_a_lost_connection_is_known_by_its_words(error: BaseException, lost: bool) -> None:
-    assert worker.is_lost_connection(error) == lost
+    assert lifecycle.is_lost_connection(error) == lost

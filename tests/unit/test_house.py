@@ -108,7 +108,11 @@ def test_a_run_without_distributed_tests_imports_the_table_of_options_and_the_ho
     code = "import sys, pytest_ddpperf.plugin.hooks; print(*sorted(sys.modules))"
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     found = [name for name in output.split() if name.startswith("pytest_ddpperf")]
-    modules = ("options", "options.table", "plugin", "plugin.hooks", "plugin.items", "plugin.reporter", "plugin.state")
+    modules = (
+        "options",
+        "options.definitions",
+        *(f"plugin{part}" for part in ("", ".hooks", ".items", ".reporter", ".state")),
+    )
     assert found == ["pytest_ddpperf", *(f"pytest_ddpperf.{package}" for package in modules)]
 
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpperf.launch import Launcher, Observer, failure, locks, output, placement, run
-from pytest_ddpperf.launch.failure import (
+from pytest_ddpperf.launch import Launcher, Observer, failed_ranks, locks, output, placement, run
+from pytest_ddpperf.launch.failed_ranks import (
     describe_end,
     describe_exit,
     handles_a_call,
@@ -275,10 +275,10 @@ def test_stacks_are_waited_for_until_all_are_whole(
     def sleep(seconds: float) -> None:
         nonlocal now
         assert asked
-        now += failure._STACKS_LONGEST_SECONDS / len(looks)
+        now += failed_ranks._STACKS_LONGEST_SECONDS / len(looks)
 
-    monkeypatch.setattr(failure, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
-    failure.await_stacks(lambda: asked.append("now"), lambda: next(sizes))
+    monkeypatch.setattr(failed_ranks, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
+    failed_ranks.await_stacks(lambda: asked.append("now"), lambda: next(sizes))
     assert list(sizes) == []
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpperf.measuring.judging import early_stop, follow, schedule
+from pytest_ddpperf.measuring.stopping_rule import early_stop, follow, schedule
 from pytest_ddpperf.records import Comparison, Interval, Limit, Status, Verdict
 
 PASS, REGRESSED, INCONCLUSIVE, IMPROVED = Status.PASS, Status.REGRESSED, Status.INCONCLUSIVE, Status.IMPROVED

@@ -14,8 +14,8 @@ from pytest_ddpperf.measuring.machine import Place, Unavailable, nodes_for, reso
 from pytest_ddpperf.measuring.session import Session
 from pytest_ddpperf.options import Settings
 from pytest_ddpperf.records import Scalar
-from pytest_ddpperf.records.asked import Limit
 from pytest_ddpperf.records.errors import MarkerError, OptionError
+from pytest_ddpperf.records.plan import Limit
 from tests.unit.test_git import git
 
 CPU: dict[str, Scalar] = {

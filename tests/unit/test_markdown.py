@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pytest_ddpperf.cli.main import main
-from pytest_ddpperf.measuring.outcomes import RunResults
+from pytest_ddpperf.measuring.results import RunResults
 from pytest_ddpperf.records import Outcome, RunInfo, Status, TestId, codec
 from pytest_ddpperf.report import markdown
 from tests import reports

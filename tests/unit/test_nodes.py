@@ -20,10 +20,10 @@ import pytest
 from pytest_ddpperf import __version__
 from pytest_ddpperf.launch import Observer
 from pytest_ddpperf.launch.remote_ranks import Clock, Offset, offset
-from pytest_ddpperf.measuring import worker as following
-from pytest_ddpperf.measuring.worker import OVER as OVER_TEXT
+from pytest_ddpperf.measuring import remote_worker as following
+from pytest_ddpperf.measuring.remote_worker import OVER as OVER_TEXT
+from pytest_ddpperf.plugin import remote_worker as base_module
 from pytest_ddpperf.plugin import running
-from pytest_ddpperf.plugin import worker as base_module
 from pytest_ddpperf.records import LaunchSamples, Plan, Status, Verdict, codec
 from pytest_ddpperf.records.errors import AgainstError, BaseSideError, NodesError
 from pytest_ddpperf.remote import handshake as door
@@ -32,7 +32,6 @@ from pytest_ddpperf.remote import node_launch as parts_module
 from pytest_ddpperf.remote import rendezvous as interface
 from pytest_ddpperf.remote import rendezvous as role_module
 from pytest_ddpperf.remote.arguments import remote_arguments
-from pytest_ddpperf.remote.checkout import Sources
 from pytest_ddpperf.remote.node import Node
 from pytest_ddpperf.remote.node_launch import Member, Parts, Side
 from pytest_ddpperf.remote.node_version import Base, BaseOfNodes, refuse_lacking
@@ -40,6 +39,7 @@ from pytest_ddpperf.remote.node_worker import NodeWorker
 from pytest_ddpperf.remote.nodes import OtherNodes
 from pytest_ddpperf.remote.rendezvous import Role, role
 from pytest_ddpperf.remote.version import BaseSide
+from pytest_ddpperf.remote.worktree import Sources
 from pytest_ddpperf.wire.channels import Lines
 from tests.git import git
 from tests.unit.test_launches import LAUNCH

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from pytest_ddpperf.rank.operation import _Buffers
-from pytest_ddpperf.records.asked import OPS, collective
 from pytest_ddpperf.records.errors import DdpPerfError
+from pytest_ddpperf.records.plan import OPS, collective
 
 DTYPES = ("float32", "bfloat16", "float16", "int8", "uint8", "float8_e4m3fn", "float8_e5m2", "int64")
 SUMMING = ("all_reduce", "reduce_scatter", "reduce")

@@ -11,7 +11,7 @@ import pytest
 
 from pytest_ddpperf import options
 from pytest_ddpperf.options import Settings
-from pytest_ddpperf.options.table import ROWS, Row
+from pytest_ddpperf.options.definitions import ROWS, Row
 from pytest_ddpperf.records import Limit
 from pytest_ddpperf.records.errors import MarkerError, OptionError
 

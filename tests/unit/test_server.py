@@ -21,7 +21,7 @@ from tests.processes import descendants, ended, gone, until
 SERVE = """
 import socket, sys
 from pytest_ddpperf.records import messages
-from pytest_ddpperf.rank.server import _Server
+from pytest_ddpperf.rank.rank_server import _Server
 from pytest_ddpperf.wire.channels import Lines
 control = Lines(socket.socket(fileno=int(sys.argv[1])))
 server = _Server(control, sys.argv[2])
@@ -32,21 +32,21 @@ server.serve()
 
 RANK_THAT_RAISES = """
 import pytest_ddpperf.rank
-class worker:
+class lifecycle:
     def run(rank, directory, channel):
         raise ValueError("before it has a log")
-pytest_ddpperf.rank.worker = worker
+pytest_ddpperf.rank.lifecycle = lifecycle
 """
 
 RANK_THAT_ENDS_WHEN_TOLD = """
 import os
 import pytest_ddpperf.rank
-class worker:
+class lifecycle:
     def run(rank, directory, channel):
         channel.send(b"here")
         channel.recv(1)
         os._exit(5)
-pytest_ddpperf.rank.worker = worker
+pytest_ddpperf.rank.lifecycle = lifecycle
 """
 
 NO_FORK = """
@@ -69,7 +69,7 @@ pytest_ddpperf.rank.store = store
 
 ENDED = """
 import os, signal, subprocess, sys
-from pytest_ddpperf.rank.server import _Server
+from pytest_ddpperf.rank.rank_server import _Server
 if sys.argv[1] == "without":
     del os.waitid
 server = object.__new__(_Server)

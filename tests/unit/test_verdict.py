@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import pytest
 
-from pytest_ddpperf.options.table import FAIL_ON_NAMES
+from pytest_ddpperf.options.definitions import FAIL_ON_NAMES
 from pytest_ddpperf.records import Environment, Limit, Measurement, Samples, Scalar, Status, Verdict
 from pytest_ddpperf.verdict import (
     ASSUMED_DRIFT,

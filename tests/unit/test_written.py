@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpperf.measuring.outcomes import RunResults
+from pytest_ddpperf.measuring.results import RunResults
 from pytest_ddpperf.plugin import reporter
 from pytest_ddpperf.records import RunInfo, Status, codec
 from tests.unit.test_git import commit

@@ -32,7 +32,7 @@ from pytest_ddpperf.records import Imported, Plan, codec
 from pytest_ddpperf.records.errors import DdpPerfError
 from pytest_ddpperf.wire import boot, payload
 from pytest_ddpperf.wire.channels import Board, Kind, Message, Phase, receive_word, send_frame
-from pytest_ddpperf.wire.trees import Trees
+from pytest_ddpperf.wire.source_trees import Trees
 
 _OURS = str(Path(__file__).parent)
 # How peers' ends show in a rank: Gloo's and NCCL's words, and the store's. A rank that says so is rarely the cause.

@@ -12,15 +12,15 @@ from typing import NoReturn
 
 import pytest
 
-from pytest_ddpperf.measuring.worker import LeaderConnection, NodeLeaderConnection
+from pytest_ddpperf.measuring.remote_worker import LeaderConnection, NodeLeaderConnection
 from pytest_ddpperf.plugin import state
 from pytest_ddpperf.plugin.items import is_distributed
 from pytest_ddpperf.records import Scalar, codec
 from pytest_ddpperf.records.errors import DdpPerfError
-from pytest_ddpperf.remote.checkout import Sources
+from pytest_ddpperf.remote.worktree import Sources
 from pytest_ddpperf.wire.boot import die_with_parent
 from pytest_ddpperf.wire.channels import Message
-from pytest_ddpperf.wire.trees import install
+from pytest_ddpperf.wire.source_trees import install
 
 
 def main(descriptor: int, start: Message) -> NoReturn:

@@ -18,7 +18,7 @@ from pytest_ddpperf.records import messages
 from pytest_ddpperf.records.errors import DdpPerfError, ServerError
 from pytest_ddpperf.wire import boot
 from pytest_ddpperf.wire.channels import Lines, Message
-from pytest_ddpperf.wire.trees import Trees
+from pytest_ddpperf.wire.source_trees import Trees
 
 
 @contextmanager
@@ -64,7 +64,7 @@ class RankServer:
             self._log = tempfile.TemporaryFile()  # noqa: SIM115  # closed by stop()
         ours, theirs = socket.socketpair()
         self._process = subprocess.Popen(
-            boot.command(sys.executable, "pytest_ddpperf.rank.server", theirs.fileno()),
+            boot.command(sys.executable, "pytest_ddpperf.rank.rank_server", theirs.fileno()),
             env=dict(variables),
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,

@@ -32,7 +32,7 @@ from pytest_ddpperf.launch import describe_end
 from pytest_ddpperf.options import Settings
 from pytest_ddpperf.records import Version
 from pytest_ddpperf.records.errors import AgainstError, GitError
-from pytest_ddpperf.wire.trees import Trees, digests
+from pytest_ddpperf.wire.source_trees import Trees, digests
 
 _PREFIX = "ddpperf-against-"
 _ATTEMPTS = 20

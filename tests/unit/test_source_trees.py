@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_ddpperf.wire import trees as trees_module
-from pytest_ddpperf.wire.trees import Trees, digests
+from pytest_ddpperf.wire import source_trees as trees_module
+from pytest_ddpperf.wire.source_trees import Trees, digests
 
 TREES = Trees(current="/w/current", base="/t/base", kept=("/w/current/tests", "/w/current/test_top.py"))
 INSTALLED = "venv/lib/python3/site-packages"
@@ -33,7 +33,7 @@ CODE = """
 import importlib, json, os, sys
 from importlib.util import module_from_spec, spec_from_file_location
 from pytest_ddpperf.records.errors import BaseSideError
-from pytest_ddpperf.wire.trees import Trees, install
+from pytest_ddpperf.wire.source_trees import Trees, install
 trees = Trees(**json.loads(sys.argv[1]))
 class Editable:  # an editable install's finder
     mapping = {mapping}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
-from pytest_ddpperf.records.asked import Limit
+from pytest_ddpperf.records.plan import Limit
 
 Scalar = str | int | float | bool | None
 LaunchSteps = tuple[tuple[float, ...], ...]  # launch x step

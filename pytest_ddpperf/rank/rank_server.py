@@ -27,7 +27,7 @@ from typing import NoReturn
 from pytest_ddpperf.records import messages
 from pytest_ddpperf.wire import boot
 from pytest_ddpperf.wire.channels import Lines, Message, readable
-from pytest_ddpperf.wire.trees import Trees, install, know_loaded
+from pytest_ddpperf.wire.source_trees import Trees, install, know_loaded
 
 # Imported once for all ranks. DDP's constructor imports torch._dynamo lazily, one more second in every rank;
 # test modules import pytest, and their payload comes by cloudpickle.
@@ -39,7 +39,7 @@ PRELOAD = (
     "torch.utils.data",
     "cloudpickle",
     "pytest",
-    "pytest_ddpperf.rank.worker",
+    "pytest_ddpperf.rank.lifecycle",
 )
 # Imported lazily by the first forward pass and by seeding, each rank anew; not every torch has them, or NumPy.
 PRELOAD_IF_THERE = ("torch.profiler._cupti_monitor", "numpy.random")
@@ -167,9 +167,9 @@ class _Server:
 
     def _become_rank(self, rank: int, channel: int) -> NoReturn:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        from pytest_ddpperf.rank import worker
+        from pytest_ddpperf.rank import lifecycle
 
-        worker.run(rank, self._dir, socket.socket(fileno=channel))
+        lifecycle.run(rank, self._dir, socket.socket(fileno=channel))
 
     def _fork_store(self) -> None:
         """Fork the process that holds a store; it ends with the launch, as all children of this process."""

@@ -14,7 +14,7 @@ from typing import Any
 from pytest_ddpperf import __version__
 from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.launch import Launcher, Observer
-from pytest_ddpperf.launch.failure import text_with_output
+from pytest_ddpperf.launch.failed_ranks import text_with_output
 from pytest_ddpperf.launch.launcher import unpickle
 from pytest_ddpperf.launch.remote_ranks import Part
 from pytest_ddpperf.measuring import measurement
@@ -25,7 +25,7 @@ from pytest_ddpperf.records import LaunchSamples, Plan, Scalar, Status, Verdict,
 from pytest_ddpperf.records.errors import BaseSideError, DdpPerfError, LaunchError
 from pytest_ddpperf.wire import payload
 from pytest_ddpperf.wire.channels import Lines, Message, Phase, readable
-from pytest_ddpperf.wire.trees import Trees
+from pytest_ddpperf.wire.source_trees import Trees
 
 # Often enough to be seen alive, rarely enough to leave the cores to the ranks.
 _RELAY_SECONDS = 0.5

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpperf.measuring.judging import Judge
 from pytest_ddpperf.measuring.launches import Job, measurement
+from pytest_ddpperf.measuring.stopping_rule import Judge
 from pytest_ddpperf.records import Environment, LaunchSamples, Limit, Measurement, Verdict
 from tests.unit.test_launches import LAUNCH, job
 from tests.unit.test_machine import settings
