@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 from _common import binomial_interval, progress, table
 
-from pytest_ddpperf.history.change_points import RunEstimate, find_change_points, weigh_runs
-from pytest_ddpperf.verdict.stats import launch_quantiles, variance
+from pytest_ddpperf.history.change_points import find_change_points, weigh_runs
+from pytest_ddpperf.verdict.stats import Part, launch_quantiles, variance
 
 LAUNCHES = 5
 SPREAD = 0.05  # between launches, of the logarithm
@@ -28,7 +28,7 @@ NOISE = SPREAD / math.sqrt(LAUNCHES)  # of a point
 LEVEL = 0.01
 LOOKS = (1, 2, 3, 4)  # points after a step
 
-Series = list[RunEstimate]
+Series = list[tuple[float, Part]]  # the mean over launches of each point, in logarithms, and their spread
 Rule = Callable[[Series], list[int]]  # the indexes of the change points that it finds
 Source = Callable[[random.Random, int, int, float], Series]  # points, place of a step, its size in logarithms
 
@@ -42,7 +42,7 @@ def simulated(walk: float, heavy: bool = False) -> Source:
             level += rng.gauss(0, walk * SPREAD)
             session = math.sqrt(rng.gammavariate(2.5, 0.4)) if heavy else 1.0
             launches = [level + size * (day >= at) + rng.gauss(0, SPREAD) / session for _ in range(LAUNCHES)]
-            found.append(RunEstimate(fmean(launches), launches=LAUNCHES, spread=variance(launches)))
+            found.append((fmean(launches), Part(variance(launches), LAUNCHES - 1)))
         return found
 
     return series
@@ -68,18 +68,18 @@ def recorded(folder: Path, q: float, slower: float) -> Iterator[tuple[str, Sourc
             found = []
             for day in range(points):
                 launches = rng.sample(rng.choice(cells)[size > 0 and day >= at], LAUNCHES)
-                found.append(RunEstimate(fmean(launches), launches=LAUNCHES, spread=variance(launches)))
+                found.append((fmean(launches), Part(variance(launches), LAUNCHES - 1)))
             return found
 
         yield str(workload), series
 
 
 def ours(points: Series) -> list[int]:
-    return [point.index for point in find_change_points(weigh_runs(points), LEVEL)]
+    return [point.index for point in find_change_points(weigh_runs(*zip(*points, strict=True)), LEVEL)]
 
 
 def seconds(points: Series) -> list[float]:
-    return [math.exp(point.value) for point in points]
+    return [math.exp(value) for value, _ in points]
 
 
 def previous(share: float) -> Rule:

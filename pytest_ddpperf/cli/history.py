@@ -183,9 +183,9 @@ def _changes_at(analysis: HistoryAnalysis, test: str, commit: str) -> list[Histo
         problem = f"several tests have that name: {', '.join(chosen)}" if chosen else "the history has no such test"
         raise console.UsageError(f"{test}: {problem}")
     changes = [change for change in analysis.changes if str(change.series.test) == chosen[0]]
-    found = [change for change in changes if change.after.entry.commit.startswith(commit)]
-    if len({change.after.entry.commit for change in found}) != 1:
-        places = ", ".join(sorted({change.after.entry.commit[:12] for change in found or changes}))
+    found = [change for change in changes if change.after.commit.startswith(commit)]
+    if len({change.after.commit for change in found}) != 1:
+        places = ", ".join(sorted({change.after.commit[:12] for change in found or changes}))
         problem = "several change points" if found else "no change point"
         raise console.UsageError(f"{chosen[0]} has {problem} at {commit}; all: {places or 'none'}")
     return found

@@ -35,16 +35,6 @@ _PRIOR_FREEDOM = 8.0
 
 
 @dataclass(frozen=True, slots=True)
-class RunEstimate:
-    """One run: the mean over launches of the logarithms of their percentiles, and its uncertainty."""
-
-    value: float
-    launches: int = 1
-    spread: float = 0.0  # the variance between launches
-    moves: float = 1.0  # the time since the run before, in usual intervals
-
-
-@dataclass(frozen=True, slots=True)
 class ChangePoint:
     """A jump of the level between two points."""
 
@@ -60,23 +50,24 @@ class ChangePoint:
         return math.expm1(self.change - reach), math.expm1(self.change + reach)
 
 
-def weigh_runs(runs: Sequence[RunEstimate]) -> Observations:
-    """Return the runs with their errors: the spread of their launches, and a drift between runs, alike for all.
+def weigh_runs(values: Sequence[float], spreads: Sequence[Part], moves: Sequence[float] = ()) -> Observations:
+    """Return runs with their errors: the spread of their launches, and a drift between runs, alike for all.
+
+    A value is the mean over launches of the logarithms of their percentiles; `spreads` are the variances between
+    launches; a move is the time since the run before, in usual intervals (by default all are alike).
 
     The spread of few launches is uncertain. It is moderated by that of all runs: G. K. Smyth, "Linear models and
     empirical Bayes methods for assessing differential expression", Statistical Applications in Genetics and Molecular
     Biology 3 (2004).
     """
-    values = [run.value for run in runs]
-    spreads = [Part(run.spread, run.launches - 1) for run in runs]
     usual = pooled(spreads).variance if any(spread.freedom for spread in spreads) else 0.0
     prior = Part(usual, _PRIOR_FREEDOM)
-    own = [pooled([prior, spread]).variance / run.launches for run, spread in zip(runs, spreads, strict=True)]
+    own = [pooled([prior, spread]).variance / (spread.freedom + 1) for spread in spreads]
     between = max(0.0, _noise_between(values) - fmean(own))
     noise = [variance + between for variance in own]
     scale = fmean(noise)
     relative = [variance / scale for variance in noise] if scale > 0 else [1.0] * len(values)
-    return Observations(values, relative, [run.moves for run in runs])
+    return Observations(values, relative, moves or [1.0] * len(values))
 
 
 def _noise_between(values: Sequence[float]) -> float:

@@ -13,32 +13,24 @@ from datetime import datetime
 from enum import Enum
 from itertools import pairwise
 from statistics import fmean, median
-from typing import NamedTuple
 
 from pytest_ddpperf.history.change_points import (
     MIN_POINTS,
     ChangePoint,
-    RunEstimate,
+    Observations,
     find_change_points,
     find_largest,
     weigh_runs,
 )
 from pytest_ddpperf.history.entries import AcceptedChange, HistoryEntry, HistoryMeasurement
 from pytest_ddpperf.records import Interval, Limit, Scalar, TestId
-from pytest_ddpperf.verdict.stats import holm, variance
+from pytest_ddpperf.verdict.stats import Part, holm, variance
 
 # The probability of any false change point in a history in which nothing changed.
 LEVEL = 0.01
 # The index of a change point errs by one or two, and moves as further runs come.
 _INDEX_ERROR = 2
 _RUNS_BEFORE = 5  # for the time before a change point
-
-
-class SeriesRun(NamedTuple):
-    """One run in a series."""
-
-    entry: HistoryEntry
-    measurement: HistoryMeasurement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,22 +40,20 @@ class Series:
     test: TestId
     environment: str
     must_match: Mapping[str, Scalar]
-    runs: tuple[SeriesRun, ...]
+    runs: tuple[HistoryEntry, ...]
+    measurements: tuple[HistoryMeasurement, ...]  # one of each run
     distinction: str = ""  # the must-match facts that differ from other series of the same test and environment
 
-    def estimates(self, metric: str) -> list[RunEstimate]:
-        """Return the value of each run, with what is known of its error."""
-        times = [datetime.fromisoformat(run.entry.created).timestamp() for run in self.runs]
+    def observe(self, metric: str) -> Observations:
+        """Return the logarithm of a metric in each run, with what is known of its error."""
+        times = [datetime.fromisoformat(run.created).timestamp() for run in self.runs]
         gaps = [abs(after - before) for before, after in pairwise(times)]
         usual = median(gaps) if gaps else 0.0
         # A machine drifts further in a longer time, and from run to run at least.
         moves = [1.0, *(max(1.0, gap / usual) if usual > 0 else 1.0 for gap in gaps)]
-        estimates = []
-        for run, move in zip(self.runs, moves, strict=True):
-            logs = [math.log(seconds) for seconds in run.measurement.launch_seconds[metric]]
-            spread = variance(logs) if len(logs) > 1 else 0.0
-            estimates.append(RunEstimate(fmean(logs), len(logs), spread, move))
-        return estimates
+        logs = [list(map(math.log, each.launch_seconds[metric])) for each in self.measurements]
+        spreads = [Part(variance(run) if len(run) > 1 else 0.0, len(run) - 1) for run in logs]
+        return weigh_runs(list(map(fmean, logs)), spreads, moves)
 
 
 class ChangeStatus(Enum):
@@ -90,18 +80,18 @@ class HistoryChange:
     why: str = ""  # it was accepted
 
     @property
-    def before(self) -> SeriesRun:
+    def before(self) -> HistoryEntry:
         """The last run before it."""
         return self.series.runs[self.index - 1]
 
     @property
-    def after(self) -> SeriesRun:
+    def after(self) -> HistoryEntry:
         """The first run after it."""
         return self.series.runs[self.index]
 
     def differences(self) -> Iterator[str]:
         """Yield what else changed there: "torch 2.12 -> 2.13", "all_reduce.count 5 -> 6"."""
-        before, after = self.before.measurement, self.after.measurement
+        before, after = self.series.measurements[self.index - 1 : self.index + 1]
         for old, new in ((before.recorded, after.recorded), (before.counters, after.counters)):
             for name in sorted({*old, *new}):
                 if old.get(name) != new.get(name):
@@ -124,23 +114,27 @@ class HistoryAnalysis:
 
 def build_series(entries: Sequence[HistoryEntry]) -> list[Series]:
     """Return all series by test and environment."""
-    groups: dict[tuple[TestId, str], dict[frozenset[tuple[str, Scalar]], list[SeriesRun]]] = {}
+    groups: dict[
+        tuple[TestId, str], dict[frozenset[tuple[str, Scalar]], list[tuple[HistoryEntry, HistoryMeasurement]]]
+    ] = {}
     for entry in entries:
         for measurement in entry.measurements:
             by_facts = groups.setdefault((measurement.test, measurement.environment), {})
             facts = frozenset(measurement.must_match.items())
-            by_facts.setdefault(facts, []).append(SeriesRun(entry, measurement))
+            by_facts.setdefault(facts, []).append((entry, measurement))
     found = []
     for _, by_facts in sorted(groups.items(), key=lambda item: (str(item[0][0]), item[0][1])):
         common = frozenset.intersection(*by_facts)
         for facts, runs in by_facts.items():
-            last = runs[-1].measurement
+            entries, measurements = zip(*runs, strict=True)
+            last = measurements[-1]
             found.append(
                 Series(
                     test=last.test,
                     environment=last.environment,
                     must_match=last.must_match,
-                    runs=tuple(runs),
+                    runs=entries,
+                    measurements=measurements,
                     distinction=", ".join(f"{name} {value}" for name, value in sorted(facts - common, key=str)),
                 )
             )
@@ -156,7 +150,7 @@ def analyze(
     level that its largest one had to pass.
     """
     candidates = [(each, limit) for each in series for limit in limits if len(each.runs) >= MIN_POINTS]
-    observations = [weigh_runs(each.estimates(limit.metric)) for each, limit in candidates]
+    observations = [each.observe(limit.metric) for each, limit in candidates]
     largest = [find_largest(each) for each in observations]
     evidence = holm([point.p_value if point is not None else 1.0 for point in largest], LEVEL)
     changes: list[HistoryChange] = []
@@ -214,7 +208,7 @@ def _match_accepted(
     for each in accepted:
         if (each.environment, each.test, each.must_match, each.metric) != key:
             continue
-        places = [index for index, run in enumerate(series.runs) if run.entry.commit == each.commit]
+        places = [index for index, run in enumerate(series.runs) if run.commit == each.commit]
         fitting = [point.index for point in points if _is_no_larger(point, each.change)]
         distance, index = min(((abs(i - place), i) for i in fitting for place in places), default=(math.inf, 0))
         if distance <= _INDEX_ERROR:
@@ -233,7 +227,7 @@ def _is_no_larger(point: ChangePoint, accepted: Interval) -> bool:
 def make_acceptance(change: HistoryChange, why: str) -> AcceptedChange:
     """Return the record that accepts this change point."""
     return AcceptedChange(
-        commit=change.after.entry.commit,
+        commit=change.after.commit,
         test=change.series.test,
         environment=change.series.environment,
         must_match=change.series.must_match,

@@ -36,7 +36,7 @@ def history_lines(analysis: HistoryAnalysis, changes: Sequence[HistoryChange]) -
 def change_lines(change: HistoryChange) -> Iterator[str]:
     """Yield the size and the commits of a change point, and what else changed there."""
     before, after = map(text.seconds, change.seconds)
-    earlier, later = change.before.entry, change.after.entry
+    earlier, later = change.before, change.after
     yield (
         f"{change.metric} {text.interval(change.change)}, {before} -> {after}; "
         f"at {later.commit[:12]} of {later.committed[:10]}, after {earlier.commit[:12]}; "
@@ -56,11 +56,11 @@ def summary_line(analysis: HistoryAnalysis) -> str:
     """Return the numbers of change points, series, runs and commits."""
     counts = Counter(change.status for change in analysis.changes)
     found = ", ".join(f"{counts[status]} {status.value.lower()}" for status in ChangeStatus if counts[status])
-    entries = {id(run.entry): run.entry for series in analysis.series for run in series.runs}
-    commits = len({entry.commit for entry in entries.values()})
+    runs = {id(run): run for series in analysis.series for run in series.runs}
+    commits = len({run.commit for run in runs.values()})
     short = f"; too short: {analysis.short} series" if analysis.short else ""
     return (
-        f"{found or 'no change point'} in {len(analysis.series)} series of {text.several(len(entries), 'run')} "
+        f"{found or 'no change point'} in {len(analysis.series)} series of {text.several(len(runs), 'run')} "
         f"at {text.several(commits, 'commit')} ({', '.join(analysis.metrics)}){short}"
     )
 
@@ -106,9 +106,9 @@ def _card(anchor: str, series: Series, changes: Sequence[HistoryChange], metrics
 
 def _figure(series: Series, metric: str, changes: Sequence[HistoryChange]) -> dict[str, str]:
     """Draw one metric of a series. Runs are at equal distances, whatever the time between them."""
-    logs = [estimate.value for estimate in series.estimates(metric)]
+    logs = series.observe(metric).values
     seconds = [math.exp(each) for each in logs]
-    dates = [run.entry.committed[:10] for run in series.runs]
+    dates = [run.committed[:10] for run in series.runs]
 
     def draw(axes: Axes) -> None:
         every = -(-len(dates) // 4)

@@ -10,7 +10,6 @@ import pytest
 
 from pytest_ddpperf.history.change_points import (
     Observations,
-    RunEstimate,
     estimate_jumps,
     filter_level,
     find_change_points,
@@ -18,6 +17,7 @@ from pytest_ddpperf.history.change_points import (
     measure_distances,
     weigh_runs,
 )
+from pytest_ddpperf.verdict.stats import Part
 
 ALTERNATING = [(-1.0) ** place for place in range(40)]  # unit noise that neither drifts nor jumps
 
@@ -142,16 +142,14 @@ def test_few_points_have_no_change_point() -> None:
 
 
 def test_a_run_of_noisy_launches_weighs_less() -> None:
-    quiet, loud = (RunEstimate(0.0, launches=20, spread=spread) for spread in (0.01, 1.0))
-    noise = weigh_runs([*[quiet, loud] * 10]).noise
+    noise = weigh_runs([0.0] * 20, [Part(0.01, 19), Part(1.0, 19)] * 10).noise
     assert noise[1] > 5 * noise[0]  # not a hundred times: a spread of few launches is uncertain itself
 
 
 def test_the_drift_between_runs_is_in_all_points() -> None:
-    exact = [RunEstimate(value, launches=5, spread=1e-6) for value in gaussian(30)]
-    noise = weigh_runs([*exact, RunEstimate(0.0, launches=5, spread=1e-3)]).noise
+    noise = weigh_runs([*gaussian(30), 0.0], [*[Part(1e-6, 4)] * 30, Part(1e-3, 4)]).noise
     assert noise[-1] == pytest.approx(noise[0], rel=0.01)  # next to the spread of the points it is nothing
 
 
 def test_runs_without_any_noise_weigh_alike() -> None:
-    assert weigh_runs([RunEstimate(1.0)] * 3).noise == [1.0, 1.0, 1.0]
+    assert weigh_runs([1.0] * 3, [Part(0.0, 0)] * 3).noise == [1.0, 1.0, 1.0]

@@ -181,7 +181,7 @@ def test_a_change_point_has_its_commits_and_its_size() -> None:
     change = found(history(logs)[:40] + history(logs, **later)[40:])
     assert [*change.differences()] == ["NCCL_ALGO unset -> Ring", "torch 2.12 -> 2.13", "all_reduce.count 5 -> 6"]
     assert (change.status, change.index, change.runs_since) == (ChangeStatus.REGRESSED, 40, 20)
-    assert (change.before.entry.commit, change.after.entry.commit) == (commit_of(39), commit_of(40))
+    assert (change.before.commit, change.after.commit) == (commit_of(39), commit_of(40))
     assert change.change.estimate == pytest.approx(math.expm1(0.09), abs=0.01)
     assert change.change.low < math.expm1(0.09) < change.change.high
     assert change.seconds[1] / change.seconds[0] == pytest.approx(1 + change.change.estimate)
