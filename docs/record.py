@@ -48,7 +48,7 @@ addopts = -p no:benchmark -p no:cacheprovider -p no:randomly
 ddp_backend = gloo
 ddp_device = cpu
 ddp_steps = 20
-ddp_min_time = 0
+ddp_min_time = 0.3
 ddp_launches = 5
 ddp_max_launches = 10
 """
@@ -63,7 +63,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from smallgpt.models import GPT, GPTConfig
 
 CONFIG = GPTConfig(vocabulary=512, context=32, layers=3, width=64)
-BATCH_SIZE = 2  # sequences a rank
+BATCH_SIZE = 8  # sequences a rank
 BUCKET_CAP_MB = 25  # DDP gathers gradients in buckets of this size, and sends each with one all-reduce
 
 
@@ -104,10 +104,6 @@ def test_train_step(ddp_benchmark):
 
 def test_forward(ddp_benchmark):
     ddp_benchmark(lambda ctx: forward(GPT(CONFIG).to(ctx.device), ctx.device), batch_size=BATCH_SIZE)
-
-
-def test_gradients(collective_benchmark):
-    collective_benchmark("all_reduce", sizes=[1 << 20])
 """
 
 TRAINED = "smallgpt/train.py"
@@ -119,8 +115,23 @@ PROJECT = {
     TRAINED: TRAIN,
     "tests/perf/test_gpt.py": TESTS,
 }
+# Less memory, and the forward pass of a block is computed twice.
+CHECKPOINTS = {
+    TRAINED: TRAIN.replace(
+        "import DistributedDataParallel as DDP\n",
+        "import DistributedDataParallel as DDP\nfrom torch.utils.checkpoint import checkpoint\n",
+    )
+    .replace(
+        "    model = DDP(GPT(CONFIG).to(device), ",
+        """    gpt = GPT(CONFIG).to(device)
+    first = gpt.blocks[0]
+    first.forward = partial(checkpoint, first.forward, use_reentrant=False)
+    model = DDP(gpt, """,
+    )
+    .replace("\nimport torch\n", "\nfrom functools import partial\n\nimport torch\n")
+}
 # 50 kB hold few gradients: one all-reduce becomes many.
-SLOWER = {TRAINED: TRAIN.replace("BUCKET_CAP_MB = 25 ", "BUCKET_CAP_MB = 0.05 ")}
+SMALL_BUCKETS = {TRAINED: TRAIN.replace("BUCKET_CAP_MB = 25 ", "BUCKET_CAP_MB = 0.05 ")}
 
 _SETTINGS = (
     *("user.name=A Colleague", "user.email=colleague@example.invalid", "commit.gpgSign=false"),
@@ -149,8 +160,8 @@ def measure() -> None:
         project.mkdir()
         in_git(project, "init", "--quiet", "--template=")
         commit(project, "A small GPT under DDP, and tests that time it", PROJECT)
-        in_git(project, "checkout", "--quiet", "-b", "smaller-buckets")
-        commit(project, "Use smaller gradient buckets to lower memory", SLOWER)
+        in_git(project, "checkout", "--quiet", "-b", "checkpoints")
+        commit(project, "Checkpoint the first block to lower memory", CHECKPOINTS)
         arguments = ["tests/perf", "--ddp-against", "main"]
         environment: dict[str, Any] = {**outside_of_hooks(), "COLUMNS": str(COLUMNS)}
         result = subprocess.run(
@@ -174,7 +185,11 @@ def measure_history() -> None:
         in_git(project, "init", "--quiet", "--template=")
         for number in range(COMMITS):
             os.environ["GIT_COMMITTER_DATE"] = f"2026-11-{number + 1:02}T12:00:00+00:00"
-            files = PROJECT if number == 0 else {**(SLOWER if number == SLOWER_FROM else {}), "day.txt": f"{number}\n"}
+            files = (
+                PROJECT
+                if number == 0
+                else {**(SMALL_BUCKETS if number == SLOWER_FROM else {}), "day.txt": f"{number}\n"}
+            )
             commit(project, f"Commit {number + 1} of {COMMITS}", files)
             tests = ["tests/perf/test_gpt.py::test_train_step", "tests/perf/test_gpt.py::test_forward"]
             options = ["--ddp-baseline-missing=warn", f"--ddp-history={HISTORY}"]
