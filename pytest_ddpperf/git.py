@@ -149,7 +149,7 @@ def why_unknown(path: Path) -> str:
     except GitError as error:
         reported = " ".join(str(error).split())
         return "" if "not a git repository" in reported else reported
-    return "git could not say when the run began, and can now"
+    return "git did not answer when the run began"
 
 
 def top_level(path: Path) -> Path:

@@ -89,8 +89,8 @@ class Store:
         if differing := _differing(before, environment.must_match):
             raise BaselineError(
                 self.path(environment, test),
-                f"was measured otherwise: {differing}",
-                "measure alike, or replace it with --ddp-save-baseline",
+                f"was measured under other conditions: {differing}",
+                "measure as before, or replace it with --ddp-save-baseline",
             )
         return stored
 
@@ -169,9 +169,9 @@ def _locked(path: Path, root: Path) -> Iterator[None]:
         lock = FileLock(_lock_folder() / f"baselines-{name}.lock", timeout=_LOCK_WAIT_SECONDS, mode=0o666)
         lock.acquire()
     except OSError as error:
-        remedy = f"see to {error.filename}, which its owner may remove, or set TMPDIR to another folder"
+        remedy = f"remove {error.filename} as its owner, or set TMPDIR to another folder"
         if isinstance(error, Timeout):
-            remedy = "another run is saving here: wait for it to end, or end it"
+            remedy = "another run is saving here: wait until it ends"
         raise BaselineError(path, f"cannot be written: {error}", remedy) from error
     try:
         yield
@@ -196,7 +196,7 @@ def _lock_folder() -> Path:
             return folder
         if stat.S_ISDIR(found.st_mode) and found.st_mode & 0o1777 == 0o1777:
             return folder
-    raise FileExistsError(errno.EEXIST, "is not a folder that this user may keep locks in", str(own))
+    raise FileExistsError(errno.EEXIST, "is not a folder in which this user may create locks", str(own))
 
 
 def _failure(path: Path, what: str, error: OSError) -> BaselineError:
@@ -211,5 +211,5 @@ def _failure(path: Path, what: str, error: OSError) -> BaselineError:
     elif error.errno in (errno.ENOSPC, errno.EDQUOT):
         remedy = f"free some space, {_ELSEWHERE}"
     else:
-        remedy = f"look after the disk, {_ELSEWHERE}"
+        remedy = f"check the disk, {_ELSEWHERE}"
     return BaselineError(path, f"{what}: {error}", remedy)

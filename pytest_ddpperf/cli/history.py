@@ -147,7 +147,7 @@ def add(arguments: argparse.Namespace) -> int:
         if entry.measurements:
             lines.append(f"{path} -> {add_entry(arguments.to, entry)}")
         else:
-            lines.append(f"{path}: no measurement describes its commit alone")
+            lines.append(f"{path}: no measurement of this commit alone can be added (see docs/history.md)")
     console.say(lines)
     return console.OK
 

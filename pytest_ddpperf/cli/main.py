@@ -22,10 +22,10 @@ _USERS = (console.UsageError, BaselineError, FileError, MissingExtraError, Optio
 _STATUSES = """\
 exit status:
   0    all is well
-  1    a verdict that --fail-on names, regressed if nothing is said, or a measurement that failed
+  1    a verdict that --fail-on names (default: regressed), or a failed measurement
   3    an error of ddpperf's own
-  4    an invalid command, or a file that cannot be read or written: it is named
-  5    nothing in common: no measurement could be compared
+  4    an invalid command, or a file that cannot be read or written
+  5    no measurement could be compared
   130  it was interrupted
 """
 
@@ -64,8 +64,8 @@ def _ended(error: DdpPerfError, status: int) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="ddpperf",
-        description="Reports of distributed performance runs, by what pytest --ddp-json wrote; their history over "
-        "months; stored baselines; and how well this machine can measure.",
+        description="Compare and show reports of pytest --ddp-json, find change points in a history, list baselines, "
+        "and check this machine.",
         epilog=_STATUSES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

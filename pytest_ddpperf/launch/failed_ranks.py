@@ -138,7 +138,7 @@ class Diagnosis:
             if rank.error is not None:  # at that time at the latest: whoever waits for this rank comes after it
                 rank.error = replace(rank.error, when=min(rank.error.when, when))
             elif rank.result is None and rank.resting is None:
-                late = self._late() if at_deadline else "was still running when the launch was given up"
+                late = self._late() if at_deadline else "was still running when the launch was stopped"
                 rank.error = self._error_of_hanging(rank, places[rank.number], when, late)
 
     def _error_of_hanging(self, rank: Peer, phase: str, when: float, late: str) -> RankError:

@@ -344,7 +344,7 @@ class Launcher:
 
     @property
     def _other_nodes(self) -> Nodes:
-        assert self._nodes is not None, "a plan for several nodes, and there are none"
+        assert self._nodes is not None, "a plan for several nodes in a run on one"
         return self._nodes
 
 

@@ -85,7 +85,7 @@ class Stored:
                 "--ddp-save-baseline records longer windows",
             )
         if self._begins:
-            notes += ("there was no baseline to extend: the first session begins one",)
+            notes += ("there was no baseline to extend: this is its first session",)
         return notes
 
     def _steps(self, current: Launches) -> int:
@@ -297,7 +297,7 @@ class Interleaved:
         plan, settings = self._job.plan, self._job.settings
         if settings.turns == "stretches" and not settings.in_stretches(plan) and not self.error:
             why = "a launch over several nodes" if plan.nodes > 1 else "an RPC launch"
-            notes += (f"launches were measured one after the other: {why} has no stretches",)
+            notes += (f"launches were measured one after the other: {why} cannot be interleaved step by step",)
         return notes
 
     def sessions(self, current: Launches) -> tuple[StoredSession, ...]:

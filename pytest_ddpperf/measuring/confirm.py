@@ -211,11 +211,11 @@ def find_source(session: Recording, baseline: Path, baseline_dir: Path, rootdir:
     fetched.
     """
     if not session.tree:
-        return Source(why="the baseline does not say which code it is of: git had no tree of it")
+        return Source(why="the baseline does not identify its code: git had no tree of it")
     try:
         top = top_level(rootdir)
     except GitError as error:
-        return Source(why=f"git has no code of another time: {error}")
+        return Source(why=f"git cannot find the baseline's code: {error}")
     recorded = session.commit.partition("-dirty")[0]
     for commit in dict.fromkeys(_candidates(top, recorded, baseline)):
         try:

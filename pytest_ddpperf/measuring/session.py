@@ -95,7 +95,7 @@ class Session:
         who = text.several(ranks, kind)
         if parameter_servers is not None:
             who += f" and {text.several(parameter_servers, 'parameter server')}"
-        who += "" if certain else ", where a call does not say otherwise,"
+        who += "" if certain else " (unless a call asks for others)"
         self._describe(place, who, ranks // nodes + (parameter_servers or 0))
         return place
 

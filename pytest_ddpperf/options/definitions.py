@@ -150,13 +150,13 @@ ROWS = (
     ),
     Row(
         option="--ddp-extend-baseline", field="extend_baseline", default="",
-        help="measure, and add a session to the baselines of the tests that pass, to learn how sessions drift",
+        help="measure, and add a session to the baselines of the tests that pass",
     ),
     Row(
         option="--ddp-against", field="against", default=None,
         metavar="REF",
         help="compare with the code of a git ref, interleaved with the working tree, instead of with baselines; "
-        "self: the same code on both sides, to see how far it differs from itself",
+        "self: the same code on both sides, to see the noise",
     ),
     Row(
         option="--ddp-against-setup", field="against_setup", default=None, metavar="CMD", ini="string",
@@ -183,11 +183,11 @@ ROWS = (
     Row(
         option="--ddp-suite-size", field="suite_size", default="auto", metavar="SIZE", ini="string",
         help="how much the shipped suite (--pyargs pytest_ddpperf.suite) measures: tiny, small or full; "
-        "auto: full where ranks have a CUDA device each, else small",
+        "auto: full if each rank has a CUDA device, else small",
     ),
     Row(
         option="--ddp-suite-plots", field="suite_plots", default=None, metavar="DIR",
-        help="draw the suite's results as figures there, by matplotlib: pip install 'pytest-ddpperf[plots]'",
+        help="write figures of the suite's results to this folder: pip install 'pytest-ddpperf[plots]'",
     ),
     Row(
         option="--ddp-json", field="json_path", default=None, metavar="PATH",
@@ -195,7 +195,7 @@ ROWS = (
     ),
     Row(
         option="--ddp-history", field="history_dir", default=None, metavar="DIR", ini="string",
-        help="add the measurements of a commit to the history there, one file per run: see ddpperf history",
+        help="add the run's measurements to the history in this folder: see ddpperf history",
     ),
     Row(
         option="--ddp-markdown", field="markdown_path", default=None, metavar="PATH",
@@ -204,7 +204,7 @@ ROWS = (
     ),
     Row(
         option="--ddp-html", field="html_path", default=None, metavar="PATH",
-        help="write a page with figures, one file that needs no network; by matplotlib and Jinja2: "
+        help="write an HTML page with figures: "
         "pip install 'pytest-ddpperf[report]'",
     ),
 )  # fmt: skip

@@ -109,7 +109,7 @@ def _limit(item: object) -> Limit:
     bandwidth = _BANDWIDTH.fullmatch(item) if isinstance(item, str) else None
     if bandwidth is not None:
         if float(bandwidth[1]) >= 100:
-            raise Refused(item, "no bandwidth falls by so much: less than 100 %")
+            raise Refused(item, "must be less than 100 %: a bandwidth cannot fall further")
         return Limit(metric=BANDWIDTH, value=float(bandwidth[1]) / 100, unit="%")
     match = _LIMIT.fullmatch(item) if isinstance(item, str) else None
     if match is None:
@@ -117,7 +117,7 @@ def _limit(item: object) -> Limit:
     cpu, percentile, value, unit = match.groups()
     q, amount = float(percentile), float(value) / (100 if unit == "%" else 1000)
     if not 0 < q < 100:
-        end = "an end of the sample, which no number of steps supports" if q in (0, 100) else "no percentile"
+        end = "an end of the sample" if q in (0, 100) else "no percentile"
         raise Refused(item, f"p{percentile} is {end}: a metric is p1 to p99, decimals allowed (p99.9)")
     if amount == float("inf"):
         raise Refused(item, f"the limit is not finite: {_LIMIT_FORM}")

@@ -120,27 +120,27 @@ def _resolve_paths(config: pytest.Config, values: dict[str, Any], sources: Mappi
 
 def _check_saving(settings: Settings) -> None:
     if settings.save_baseline and settings.extend_baseline:
-        allowed = "the one replaces a baseline, the other adds to it: leave out one"
+        allowed = "one replaces a baseline, the other adds to it: use only one"
         raise OptionError("--ddp-save-baseline", "--ddp-extend-baseline", allowed)
     if settings.records and settings.disable:
-        raise OptionError(settings.records, "--ddp-disable", "a disabled run has nothing to save: leave out one")
+        raise OptionError(settings.records, "--ddp-disable", "a disabled run has nothing to save: use only one")
 
 
 def _check_comparison(settings: Settings) -> None:
     """Refuse what a comparison with another version excludes."""
     for other in filter(None, (settings.records, "--ddp-disable" * settings.disable)):
         if settings.comparison_option:
-            raise OptionError(settings.comparison_option, other, "the one compares, the other does not: leave out one")
+            raise OptionError(settings.comparison_option, other, "one compares, the other does not: use only one")
     if settings.against in (None, "self") and settings.sources["against_setup"] == "command line":
         allowed = "builds the code of a git ref: name it with --ddp-against"
         raise OptionError("--ddp-against-setup", settings.against_setup, allowed)
     for word in settings.against_option or ():
         if word.startswith("--ddp-against"):
-            raise OptionError("--ddp-against-option", word, "says what is compared, not how the other side runs")
+            raise OptionError("--ddp-against-option", word, "options that choose the other side cannot be passed to it")
     others = [name for name in _COMPARISONS[1:] if getattr(settings, name)]
     if settings.against == "self" and others:
         option = f"--ddp-{others[0].replace('_', '-')}"
-        raise OptionError("--ddp-against", "self", f"is the same on both sides, and {option} is not: leave out one")
+        raise OptionError("--ddp-against", "self", f"has the same code on both sides, {option} does not: use only one")
     if settings.against_python is not None and shutil.which(settings.against_python) is None:
         raise OptionError("--ddp-against-python", settings.against_python, "there is no such program")
 

@@ -61,8 +61,8 @@ class DistributedFixture:
         self._item: pytest.Item = request.node
         if self._name not in self._item.fixturenames:  # which tests use it has to be known before any of them runs
             raise plain_failure(
-                f"{self._name}: request.getfixturevalue asks for it too late; ask for it as an argument, or with "
-                f"@pytest.mark.usefixtures({self._name!r}), and take its value then"
+                f"{self._name}: make it an argument of the test; for request.getfixturevalue also add "
+                f"@pytest.mark.usefixtures({self._name!r})"
             )
         self._run: Run = request.config.stash[RUN]
         self._state = state_of(self._item)
@@ -276,7 +276,7 @@ class BenchmarkFixture(DistributedFixture):
         if payload.is_model(setup):
             raise TypeError(f"{self._name}({name}): {role} is called with {given}, and not a model: {does}")
         if not payload.accepts(setup, len(arguments)):
-            guess = "was the step passed? " if role in ("setup", "trainer") else ""
+            guess = "did you pass the step itself? " if role in ("setup", "trainer") else ""
             raise TypeError(
                 f"{self._name}({name}): {role} is called with {given}, which {name} does not take; {guess}{does}"
             )
@@ -299,9 +299,9 @@ def check_number(name: str, value: Any, what: str = "") -> None:
 def check_name(name: Any) -> None:
     __tracebackhide__ = True
     if name is not None and (not isinstance(name, str) or not name.strip()):
-        raise ValueError(f"name={name!r}: a second measurement of a test needs a name that is not empty")
+        raise ValueError(f"name={name!r}: a name must not be empty")
     if name is not None and not name.isprintable():
-        raise ValueError(f"name={name!r}: it stands in reports and file names, so it is printable text")
+        raise ValueError(f"name={name!r}: must be printable: it is used in reports and file names")
 
 
 class DdpBenchmark(BenchmarkFixture):

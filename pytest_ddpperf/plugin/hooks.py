@@ -76,17 +76,17 @@ def _check(config: pytest.Config, run: Run) -> None:
     workers = _workers(config)
     over_nodes = "several nodes" if run.other_nodes is not None else ""
     refusals = [
-        (1, settings.records, "baselines are recorded by one"),
-        (0, "--ddp-suite-plots" if settings.suite_plots else "", "figures are drawn by one"),
-        (0, settings.comparison_option, "both sides are interleaved by one"),
-        (0, over_nodes, "each node takes part in one test at a time"),
+        (1, settings.records, "only one process can save baselines"),
+        (0, "--ddp-suite-plots" if settings.suite_plots else "", "only one process can draw figures"),
+        (0, settings.comparison_option, "only one process can interleave both sides"),
+        (0, over_nodes, "a node takes part in one test at a time"),
     ]
     for allowed_workers, option, reason in refusals:
         if option and workers > allowed_workers:
             raise pytest.UsageError(f"{option} with {workers} xdist workers: {reason}; add -n 0")
     if settings.comparison_option and traces_one_side(run.snapshot):
         option = settings.comparison_option
-        raise pytest.UsageError(f"{option} with --cov that traces ranks, but of one side only: add --no-cov")
+        raise pytest.UsageError(f"{option} is not supported with --cov in ranks: add --no-cov")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -196,7 +196,7 @@ def _ddp_world_size(request: pytest.FixtureRequest) -> int:
     if len(settings.world_sizes) > 1:
         sizes = ",".join(map(str, settings.world_sizes))
         pytest.fail(
-            f"world sizes {sizes}: neither a unittest.TestCase nor a single parameter can have several; "
+            f"world sizes {sizes}: a unittest.TestCase or a single parameter cannot have several; "
             "give it @pytest.mark.ddp(world_size=N), or the test one list",
             pytrace=False,
         )

@@ -138,7 +138,11 @@ def _add_to_history(report: RunResults, root: Path, measured: Path) -> None:
     from pytest_ddpperf.report.text import several
 
     entry = entries.make_entry(report.outcomes, report.run)
-    why = entries.why_unfit(report.run) if entry.measurements else "no measurement describes this commit alone"
+    why = (
+        entries.why_unfit(report.run)
+        if entry.measurements
+        else "no measurement of this commit alone can be added (see docs/history.md)"
+    )
     if why:
         unknown = entry.measurements and not (report.run.commit and report.run.committed)
         reason = why_unknown(measured) if unknown else ""

@@ -155,10 +155,10 @@ class Run:
         if not settings.confirm_seconds or settings.records or settings.comparison_option or self.leader is not None:
             return ""
         if self.other_nodes is not None:
-            return "not in a run over several nodes"
+            return "not supported over several nodes"
         if traces_one_side(self.snapshot):
-            return "not with --cov that traces ranks: add --no-cov"
-        return "not under xdist: add -n 0" if self.worker else self._side_of
+            return "not supported with --cov in ranks: add --no-cov"
+        return "not supported under xdist: add -n 0" if self.worker else self._side_of
 
     def start_others(self, items: Sequence[pytest.Item]) -> None:
         """Let other nodes and the other version collect at the same time as this pytest; raises DdpPerfError."""

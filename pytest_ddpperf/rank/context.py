@@ -31,10 +31,10 @@ class Figures:
     def record(self, name: str, value: Any) -> None:
         """Raises TypeError or ValueError for what is no name or no number."""
         if not isinstance(name, str) or not name.strip() or not name.isprintable():
-            raise ValueError(f"ctx.record({name!r}, ...): a figure's name is printable text")
+            raise ValueError(f"ctx.record({name!r}, ...): the name must be printable text")
         if isinstance(value, torch.Tensor):
             if value.numel() != 1:
-                problem = f"a figure is a number, not a tensor of {tuple(value.shape)}"
+                problem = f"the figure must be a number, not a tensor of {tuple(value.shape)}"
                 raise TypeError(f"ctx.record({name!r}, ...): {problem}")
             value = value.detach()  # torch warns of a number made of one that requires grad
         if isinstance(value, torch.Tensor) and value.device.type != "cpu":
@@ -43,7 +43,7 @@ class Figures:
         elif hasattr(type(value), "__float__"):
             self.values[name] = float(value)
         else:
-            raise TypeError(f"ctx.record({name!r}, {value!r}): a figure is a number")
+            raise TypeError(f"ctx.record({name!r}, {value!r}): the figure must be a number")
 
     def take(self) -> dict[str, Any]:
         """Return the figures since the last call."""
@@ -135,7 +135,7 @@ def read_examples(returned: Any) -> Any:
             return operator.index(returned)
     if kind := describe_not_run(returned):
         raise DdpPerfError(
-            f"the step returned {kind}, of which nothing has run: a step does its work when it is called, "
+            f"the step returned {kind}, which did not run: a step must do its work when it is called, "
             "without yield or async"
         )
     return None
@@ -148,7 +148,7 @@ def count_examples(examples: Sequence[Any]) -> tuple[int, ...] | None:
     numbers = tuple(map(operator.index, examples))
     if min(numbers, default=0) < 0:
         raise DdpPerfError(
-            f"the step returned {min(numbers)}: a whole number that a step returns is how many examples it processed"
+            f"the step returned {min(numbers)}: a step may only return the number of examples that it processed"
         )
     return numbers
 

@@ -37,7 +37,7 @@ class Prepared:
             self.made = next(self._generator, None)
         elif kind := context.describe_not_run(self.made):
             raise DdpPerfError(
-                f"setup returned {kind}, of which nothing has run: it must be a plain function that returns the step, "
+                f"setup returned {kind}, which did not run: it must be a plain function that returns the step, "
                 "or a generator that yields it"
             )
 

@@ -222,7 +222,7 @@ def collective(op: str, size: int, dtype: str, ranks: int) -> Collective:
     if op not in OPS:
         raise ValueError(f"{op!r}: one of {', '.join(OPS)}")
     if op == "send_recv" and ranks < 2:
-        raise ValueError("send_recv: from one rank to another, and there is one")
+        raise ValueError("send_recv needs at least two ranks")
     count = size // itemsize(dtype) // (ranks if op in _IN_BLOCKS else 1)
     if not count:
         each = f" for each of {ranks} ranks" if op in _IN_BLOCKS else ""

@@ -22,7 +22,7 @@ from pytest_ddpperf.wire.channels import Lines, readable
 VARIABLE = "DDPPERF_SECRET"
 
 _WRONG = "its proof is wrong: is DDPPERF_SECRET the same on all nodes?"
-_UNKNOWN = "it is no pytest of this plugin"
+_UNKNOWN = "it is not a pytest with this plugin"
 _PROOF_SECONDS = 10  # for each message of a proof
 _MOST_UNTRUSTED = 64  # at once, in addition to the nodes
 _TICK_SECONDS = 0.5
@@ -55,7 +55,7 @@ def _verify(connected: socket.socket, secret: bytes) -> int:
     except AuthenticationError:
         raise NodesError(_WRONG) from None
     except (EOFError, ConnectionError):
-        raise NodesError("it left without a proof") from None
+        raise NodesError("it disconnected without a proof") from None
     except (OSError, AssertionError, struct.error):  # a length or a message that no proof has
         raise NodesError(_UNKNOWN) from None
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 0))
@@ -119,7 +119,7 @@ def connect_to_leader(address: str, port: int, secret: bytes, node: int, seconds
         except (EOFError, ConnectionError):
             connected.close()
             if time.monotonic() > until:
-                raise NodesError("it let nobody in: too many others had connected to it") from None
+                raise NodesError("it refused the connection: too many others were open") from None
             time.sleep(_TICK_SECONDS)
         except BaseException:
             connected.close()

@@ -285,7 +285,7 @@ def unlike(here: Sources, there: Sources) -> str:
         return f"has Python {there.python}, the first node {here.python}"
     both = here.files.keys() & there.files.keys()
     if here.files and not both:
-        return "imported none of the first node's files: does git tell the same of both?"
+        return "imported none of the first node's files: do both have the same git repository?"
     others = differing_files(*({file: side.files[file] for file in both} for side in (here, there)))
     more = ", ..." if len(others) > _NAMED else ""
     return f"has other files than the first node: {', '.join(others[:_NAMED])}{more}" if others else ""

@@ -58,9 +58,9 @@ def role(environ: Mapping[str, str]) -> Role | None:
             run=environ["TORCHELASTIC_RUN_ID"],
         )
     except (KeyError, ValueError) as error:
-        raise NodesError(f"torchrun's variables are not whole: {type(error).__name__}: {error}") from None
+        raise NodesError(f"torchrun's variables are incomplete: {type(error).__name__}: {error}") from None
     if environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0":
-        raise NodesError("torchrun --max-restarts: a run that begins again says nothing: leave it out, or say 0")
+        raise NodesError("torchrun --max-restarts is not supported: use 0")
     if changing := _elastic(environ):
         raise NodesError(f"torchrun --nnodes {changing}: the number of nodes must be fixed: --nnodes {found.nodes}")
     return found

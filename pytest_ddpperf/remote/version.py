@@ -218,8 +218,8 @@ class BaseSide:
         kept = [path.removeprefix(top) for path in self.trees.kept if path.startswith(top) and os.path.isdir(path)]
         tests = f"; tests are the same on both sides, with all in {', '.join(kept)}" if kept else ""
         return (
-            f"{NOTHING_DIFFERS} {self.version} and the current code: the same interpreter, the same environment, "
-            f"and the same in all files that Python imports, {len(files)} of them so far{named}{tests}",
+            f"{NOTHING_DIFFERS} {self.version} and the current code: interpreter, environment and all files that "
+            f"Python imports are the same, {len(files)} so far{named}{tests}",
             "--ddp-against self measures how far the same code differs from itself",
         )
 

@@ -140,7 +140,7 @@ class Checkout:
             self.top = top_level(rootdir)
         except GitError as error:
             if self._another:
-                problem = f"{ref} is a version in git, and {rootdir} has none: {error}"
+                problem = f"{ref} is a git ref, and {rootdir} has no repository: {error}"
                 raise AgainstError("--ddp-against", problem) from None
             self.top = Path(os.path.realpath(rootdir))
         now = commit_of(self.top)
@@ -228,7 +228,7 @@ class Checkout:
         try:
             files = changed_files(self.top, self.version.commit)
         except GitError as error:
-            raise AgainstError("--ddp-against", f"git cannot tell what differs from {self.version}: {error}") from None
+            raise AgainstError("--ddp-against", f"git cannot compare with {self.version}: {error}") from None
         return [file for file in files if not self.current_trees.keeps(file)]
 
     def remove(self) -> None:
@@ -276,7 +276,7 @@ def _remedy(top: Path, ref: str) -> str:
             if branch and remote in git(top, "remote").split():
                 return f"this clone is shallow: git fetch --depth=1 {remote} +{branch}:refs/remotes/{ref} brings it"
             return "this clone is shallow: git fetch --unshallow brings all commits, --deepen=N some more"
-    return "git fetch brings what other repositories have; git branch --all and git tag list what there is"
+    return "git fetch may bring it; git branch --all and git tag list what there is"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

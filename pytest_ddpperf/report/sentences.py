@@ -66,7 +66,7 @@ def reason(outcome: Outcome) -> str:
     if verdict.status is Status.REGRESSED:
         return why(outcome)
     if verdict.status is Status.INCONCLUSIVE:
-        return _WHY_INCONCLUSIVE.get(verdict.reason) or _noise(outcome) or "its launches differ as much by themselves"
+        return _WHY_INCONCLUSIVE.get(verdict.reason) or _noise(outcome) or "launches of the same code differ by as much"
     if verdict.status is Status.IMPROVED:
         return "accept it with --ddp-save-baseline" if _is_stored(outcome) else ""
     if verdict.status is Status.PASS:
@@ -151,7 +151,7 @@ def _slower_within_limit(verdict: Verdict) -> str:
     worst = max(verdict.comparisons, key=lambda c: c.change.estimate / (text.limit_share(c) or 1), default=None)
     if worst is None or worst.change.low <= 0 or worst.change.estimate < text.limit_share(worst) / 2:
         return ""
-    return f"{worst.limit.metric} is {_short(worst)}, which its limit of {text.limit(worst.limit)} allows"
+    return f"{worst.limit.metric} {_short(worst)}: slower, within the limit of {text.limit(worst.limit)}"
 
 
 def problems(outcomes: Sequence[Outcome], *, reasons: bool = True) -> Iterator[str]:

@@ -112,7 +112,7 @@ def change(outcome: Outcome) -> str:
 
 def unmeasured(nodeids: Sequence[str]) -> Iterator[str]:
     """Yield a line for each test that passed and measured nothing."""
-    yield from (f"{nodeid}: never measured: it does not call the fixture that it asks for" for nodeid in nodeids)
+    yield from (f"{nodeid}: never measured: it does not call its fixture" for nodeid in nodeids)
 
 
 def details(outcomes: Sequence[Outcome], width: int = text.WIDTH) -> Iterator[str]:

@@ -42,7 +42,7 @@ LAUNCHES_NEEDED = 2
 def unsupported(limit: Limit, *, steps: int, launches: int) -> str | None:
     """What a limit needs, where the asked steps and launches cannot support it; None where they can."""
     if launches < LAUNCHES_NEEDED:
-        return f"a limit is decided between launches: it needs at least {LAUNCHES_NEEDED}, {launches} was asked"
+        return f"a limit needs at least {LAUNCHES_NEEDED}, {launches} was asked"
     needed, asked = stats.steps_needed(limit.percentile), steps * launches
     if asked >= needed:
         return None

@@ -119,7 +119,7 @@ class StaysInPytest:
         self._name = name
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
-        raise RuntimeError(f"{self._name} starts ranks: it is pytest's to call, not a rank's")
+        raise RuntimeError(f"{self._name} starts ranks: call it in the test, not in a rank")
 
 
 # --- in a rank

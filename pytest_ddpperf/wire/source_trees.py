@@ -164,7 +164,7 @@ class _Finder:
                 return moved
             is_missing = True
         if is_missing:
-            raise ModuleNotFoundError(f"No module named {name!r} in the version that this is measured with", name=name)
+            raise ModuleNotFoundError(f"No module named {name!r} in the version to compare with", name=name)
         return None
 
     def _moved(self, spec: ModuleSpec) -> ModuleSpec | None:

@@ -294,7 +294,7 @@ def test_the_same_code_on_both_sides_is_a_mistake_unless_it_was_asked_for(
         result.stderr.fnmatch_lines(
             [
                 f"ERROR: --ddp-against: nothing differs between HEAD ({repository.first[:7]}) and the current code: "
-                "* 1 of them so far (python code/src/speed/__init__.py); tests are the same on both sides, with all in "
+                "* 1 so far (python code/src/speed/__init__.py); tests are the same on both sides, with all in "
                 "python code/tests",
                 "--ddp-against self measures how far the same code differs from itself",
             ]
@@ -412,7 +412,10 @@ def test_another_interpreter_may_be_all_that_differs(repository: Repository, run
     [
         (["--ddp-against=nonesuch"], "--ddp-against: 'nonesuch' is no commit of *a repo"),
         (["--ddp-against=first", "--ddp-against-setup=echo no compiler; exit 7"], "*exited with status 7*"),
-        (["--ddp-against=first", "-n2"], "--ddp-against with 2 xdist workers: both sides are interleaved by one; *"),
+        (
+            ["--ddp-against=first", "-n2"],
+            "--ddp-against with 2 xdist workers: only one process can interleave both sides; *",
+        ),
         (["--ddp-against=first", "--ddp-save-baseline"], "--ddp-against: '--ddp-save-baseline': the one compares, *"),
     ],
     ids=["ref", "setup", "xdist", "saving"],

@@ -366,7 +366,7 @@ def test_what_cannot_be_confirmed_says_why(project: Repository, run: Run, monkey
 
     result = run(CONFIRM, "-n1")
     assert result.ret == 1
-    result.stdout.fnmatch_lines(["note:     not confirmed with *: not under xdist: add -n 0"])
+    result.stdout.fnmatch_lines(["note:     not confirmed with *: not supported under xdist: add -n 0"])
 
 
 def test_saving_says_when_no_commit_will_have_the_code(project: Repository, run: Run) -> None:

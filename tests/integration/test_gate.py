@@ -115,8 +115,8 @@ def test_second_call_without_a_name(ddp_benchmark):
 @pytest.mark.parametrize(("kwargs", "words"), [
     ({"batch_size": 0}, "batch_size=0: examples per rank and step, a whole number from 1"),
     ({"batch_size": 2.5}, "batch_size=2.5: examples per rank and step"),
-    ({"name": " "}, "name=' ': a second measurement of a test needs a name that is not empty"),
-    ({"name": "\\x1b[2J"}, r"name='\\x1b[2J': it stands in reports and file names, so it is printable text"),
+    ({"name": " "}, "name=' ': a name must not be empty"),
+    ({"name": "\\x1b[2J"}, r"name='\\x1b[2J': must be printable: it is used in reports and file names"),
     ({"name": "a\\nb"}, r"name='a\\nb': it stands in reports"),
     ({"name": "\\ud800"}, r"name='\\ud800': it stands in reports"),
 ])
@@ -168,7 +168,9 @@ def test_told(request):
     )
     result = run()
     result.assert_outcomes(passed=1, failed=1)
-    result.stdout.fnmatch_lines(["ddp_benchmark: request.getfixturevalue asks for it too late; ask for it as an *"])
+    result.stdout.fnmatch_lines(
+        ["ddp_benchmark: make it an argument of the test; for request.getfixturevalue also add *"]
+    )
     assert last_line(result) == "1 without baseline, 1 other failure (0 of 1 compared)"
 
 

@@ -58,5 +58,7 @@ def test_a_run_of_a_commit_is_added_and_others_are_not(
         [f"--ddp-history: nothing was added: the working tree differs from commit {commit[:12]}*"]
     )
     result = run("--ddp-history=kept", "--ddp-disable")
-    result.stdout.fnmatch_lines(["--ddp-history: nothing was added: no measurement describes this commit alone"])
+    result.stdout.fnmatch_lines(
+        ["--ddp-history: nothing was added: no measurement of this commit alone can be added (see docs/history.md)"]
+    )
     assert list((pytester.path / "kept").glob("*.json")) == [file]

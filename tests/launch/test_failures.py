@@ -161,7 +161,7 @@ def test_a_sibling_that_goes_on_is_not_asked_to_end(bench: Bench, tmp_path: Path
     with bench.over_once(arrived=1, left=1):
         error = failure(bench, setup)
     assert (error.cause.rank, error.cause.summary) == (1, "ValueError: bad")
-    assert error.others[0].summary == "was still running when the launch was given up"
+    assert error.others[0].summary == "was still running when the launch was stopped"
     assert list(tmp_path.iterdir()) == []
 
 

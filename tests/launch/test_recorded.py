@@ -67,12 +67,16 @@ def test_nothing_recorded_is_nothing(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "reported"),
     [
-        ("loss", "3", "TypeError: ctx.record('loss', '3'): a figure is a number"),
-        ("loss", None, "TypeError: ctx.record('loss', None): a figure is a number"),
-        ("loss", torch.ones(2), "TypeError: ctx.record('loss', ...): a figure is a number, not a tensor of (2,)"),
-        ("", 3, "ValueError: ctx.record('', ...): a figure's name is printable text"),
-        (3, 3, "ValueError: ctx.record(3, ...): a figure's name is printable text"),
-        ("a\nb", 3, r"ValueError: ctx.record('a\nb', ...): a figure's name is printable text"),
+        ("loss", "3", "TypeError: ctx.record('loss', '3'): the figure must be a number"),
+        ("loss", None, "TypeError: ctx.record('loss', None): the figure must be a number"),
+        (
+            "loss",
+            torch.ones(2),
+            "TypeError: ctx.record('loss', ...): the figure must be a number, not a tensor of (2,)",
+        ),
+        ("", 3, "ValueError: ctx.record('', ...): the name must be printable text"),
+        (3, 3, "ValueError: ctx.record(3, ...): the name must be printable text"),
+        ("a\nb", 3, r"ValueError: ctx.record('a\nb', ...): the name must be printable text"),
     ],
 )
 def test_what_is_no_figure_is_red_where_it_stands(bench: Bench, name: Any, value: Any, reported: str) -> None:

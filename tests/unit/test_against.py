@@ -449,7 +449,7 @@ def test_rootdir_may_be_below_the_top(top: Path) -> None:
 def test_a_ref_that_names_no_commit_is_refused(top: Path, ref: str) -> None:
     option, problem, remedy = refusal(top, against=ref)
     assert (option, problem) == ("--ddp-against", f"{ref!r} is no commit of {top}")
-    assert remedy == "git fetch brings what other repositories have; git branch --all and git tag list what there is"
+    assert remedy == "git fetch may bring it; git branch --all and git tag list what there is"
 
 
 def test_a_ref_of_no_repository_is_refused(tmp_path: Path, top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -457,10 +457,10 @@ def test_a_ref_of_no_repository_is_refused(tmp_path: Path, top: Path, monkeypatc
     outside.mkdir()
     option, problem, _ = refusal(outside, against="main")
     assert option == "--ddp-against"
-    assert problem.startswith(f"main is a version in git, and {outside} has none: fatal: not a git repository")
+    assert problem.startswith(f"main is a git ref, and {outside} has no repository: fatal: not a git repository")
     monkeypatch.setenv("PATH", str(outside))
     assert refusal(top, against="main")[1] == (
-        f"main is a version in git, and {top} has none: git is not installed, or not on PATH"
+        f"main is a git ref, and {top} has no repository: git is not installed, or not on PATH"
     )
 
 

@@ -67,7 +67,7 @@ def test_the_place_is_what_differs_or_the_test(measured: Outcome, place: dict[st
     ("measured", "name", "words"),
     [
         (FAILED, "error", "not measured: launch 1 of 2: rank 1 failed in setup: ValueError: bad"),
-        (outcome(verdict(Status.INCONCLUSIVE, "not-significant")), "warning", "differ as much by themselves"),
+        (outcome(verdict(Status.INCONCLUSIVE, "not-significant")), "warning", "differ by as much"),
         (outcome(verdict(Status.NO_BASELINE), accept="pytest x"), "warning", "accept: pytest x"),
         (outcome(verdict(Status.INCOMPARABLE, differences=("warmup 5 -> 2",))), "warning", "warmup 5 -> 2"),
         (outcome(verdict(Status.NO_BASELINE), fails=True), "error", "NO BASELINE: record one"),

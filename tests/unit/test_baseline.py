@@ -265,7 +265,7 @@ def test_a_lock_that_stays_taken_is_told_and_nothing_is_written(store, monkeypat
     with filelock.FileLock(lock), pytest.raises(BaselineError) as caught:
         store.write(OTHER)
     assert str(lock) in str(caught.value)
-    assert "another run is saving here: wait for it to end, or end it" in str(caught.value)
+    assert "another run is saving here: wait until it ends" in str(caught.value)
     assert store.read(CPU, TEST) == BASELINE
 
 
@@ -295,9 +295,9 @@ def test_a_lock_folder_that_others_spoilt_is_not_used(store, how):
     spoil(own, how)
     with pytest.raises(BaselineError) as caught:
         store.write(OTHER)
-    problem = f"[Errno 17] is not a folder that this user may keep locks in: '{own}'"
+    problem = f"[Errno 17] is not a folder in which this user may create locks: '{own}'"
     assert caught.value.problem == f"cannot be written: {problem}"
-    assert caught.value.remedy == f"see to {own}, which its owner may remove, or set TMPDIR to another folder"
+    assert caught.value.remedy == f"remove {own} as its owner, or set TMPDIR to another folder"
     assert store.read(CPU, TEST) == BASELINE
 
 
@@ -426,7 +426,7 @@ def failing(code):
     ("code", "remedy"),
     [
         (errno.EACCES, "give this user permission, or name another folder with --ddp-baseline-dir"),
-        (errno.EIO, "look after the disk, or name another folder with --ddp-baseline-dir"),
+        (errno.EIO, "check the disk, or name another folder with --ddp-baseline-dir"),
     ],
 )
 def test_a_file_that_may_not_be_read_is_an_error_not_a_missing_baseline(store, monkeypatch, code, remedy):
@@ -525,10 +525,10 @@ def test_the_latest_sessions_are_kept(store):
 
 def test_sessions_that_were_measured_otherwise_do_not_mix(store):
     store.write(BASELINE)
-    with pytest.raises(BaselineError, match="was measured otherwise: batch_size 32, here 64") as caught:
+    with pytest.raises(BaselineError, match="was measured under other conditions: batch_size 32, here 64") as caught:
         store.extend(baseline(environment=OTHERWISE))
-    assert caught.value.remedy == "measure alike, or replace it with --ddp-save-baseline"
-    with pytest.raises(BaselineError, match="was measured otherwise"):
+    assert caught.value.remedy == "measure as before, or replace it with --ddp-save-baseline"
+    with pytest.raises(BaselineError, match="was measured under other conditions"):
         store.read_alike(OTHERWISE, TEST)
     assert store.read_alike(CPU, TEST) == BASELINE
     assert store.read_alike(OTHERWISE, replace(TEST, name="test_b")) is None

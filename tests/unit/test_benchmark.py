@@ -62,7 +62,7 @@ def test_a_disabled_measurement_has_no_advice_on_measuring(tmp_path: Path, disab
 def test_extending_says_that_there_was_nothing_to_extend(tmp_path: Path) -> None:
     store = Store(tmp_path)
     began = measure(LAUNCH, store, extend_baseline=True)
-    assert notes_of(began) == ("there was no baseline to extend: the first session begins one",)
+    assert notes_of(began) == ("there was no baseline to extend: this is its first session",)
     assert notes_of(measure(LAUNCH, store, save_baseline=True)) == ()
     store.extend(began.candidate)
     assert notes_of(measure(LAUNCH, store, extend_baseline=True)) == ()

@@ -123,7 +123,12 @@ def test_a_report_is_added_once(tmp_path: Path, say: Say) -> None:
     [
         (measured(), {"commit": ""}, 4, "cannot be added: what was measured is not a commit of a git repository"),
         (measured(), {"commit": "../evil"}, 4, "cannot be added: commit: '../evil' is not the hash of a commit"),
-        (outcome(verdict(Status.NOT_GATED, "disabled")), {}, 0, "no measurement describes its commit alone"),
+        (
+            outcome(verdict(Status.NOT_GATED, "disabled")),
+            {},
+            0,
+            "no measurement of this commit alone can be added (see docs/history.md)",
+        ),
     ],
 )
 def test_an_unfit_report_is_not_added(

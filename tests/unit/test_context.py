@@ -73,7 +73,7 @@ def test_a_setup_that_never_runs_is_refused(setup: Callable[..., Any], kind: str
     with pytest.raises(DdpPerfError) as caught:
         Prepared(setup)
     assert str(caught.value) == (
-        f"setup returned {kind}, of which nothing has run: it must be a plain function that returns the step, "
+        f"setup returned {kind}, which did not run: it must be a plain function that returns the step, "
         "or a generator that yields it"
     )
 
@@ -95,7 +95,7 @@ def test_a_step_that_never_runs_is_refused(step: Any, kind: str) -> None:
     with pytest.raises(DdpPerfError) as caught:
         context.read_examples(step())
     assert str(caught.value) == (
-        f"the step returned {kind}, of which nothing has run: a step does its work when it is called, "
+        f"the step returned {kind}, which did not run: a step must do its work when it is called, "
         "without yield or async"
     )
 
@@ -114,7 +114,7 @@ def test_a_step_cannot_process_less_than_nothing() -> None:
     with pytest.raises(DdpPerfError) as caught:
         context.count_examples([context.read_examples(torch.tensor(-1))])
     assert str(caught.value) == (
-        "the step returned -1: a whole number that a step returns is how many examples it processed"
+        "the step returned -1: a step may only return the number of examples that it processed"
     )
 
 

@@ -216,11 +216,11 @@ def framed(data: bytes) -> bytes:
 
 
 ATTACKS = {
-    "HTTP": (b"GET / HTTP/1.1\r\n\r\n", "it is no pytest of this plugin"),
-    "endless": (framed(b"x" * 100_000), "it is no pytest of this plugin"),
+    "HTTP": (b"GET / HTTP/1.1\r\n\r\n", "it is not a pytest with this plugin"),
+    "endless": (framed(b"x" * 100_000), "it is not a pytest with this plugin"),
     "silence": (b"", "it gave no proof within 1 s"),
     "a wrong proof": (framed(b"x" * 16), "its proof is wrong"),
-    "no proof": (None, "it left without a proof"),
+    "no proof": (None, "it disconnected without a proof"),
 }
 
 

@@ -299,7 +299,7 @@ NO_REF = "--ddp-against-setup: 'make build': builds the code of a git ref: name 
         (["--ddp-fail-on="], f"--ddp-fail-on: '': name at least one of {VERDICTS}"),
         (
             ["--ddp-disable", "--ddp-save-baseline"],
-            "--ddp-save-baseline: '--ddp-disable': a disabled run has nothing to save: leave out one",
+            "--ddp-save-baseline: '--ddp-disable': a disabled run has nothing to save: use only one",
         ),
         (["--ddp-against-setup=make build"], NO_REF),
         (["--ddp-against-setup=make build", "--ddp-against=self"], NO_REF),
@@ -337,14 +337,14 @@ def test_a_comparison_with_another_version_neither_saves_nor_is_disabled(
     refusal: Callable[..., str], option: str, value: str, other: str
 ) -> None:
     assert refusal(f"{option}={value}", other) == (
-        f"{option}: {other!r}: the one compares, the other does not: leave out one"
+        f"{option}: {other!r}: one compares, the other does not: use only one"
     )
 
 
 @pytest.mark.parametrize(("option", "value"), COMPARISONS[2:])
 def test_the_same_code_is_not_to_be_otherwise(refusal: Callable[..., str], option: str, value: str) -> None:
     assert refusal("--ddp-against=self", f"{option}={value}") == (
-        f"--ddp-against: 'self': is the same on both sides, and {option} is not: leave out one"
+        f"--ddp-against: 'self': has the same code on both sides, {option} does not: use only one"
     )
 
 
@@ -372,9 +372,7 @@ def test_a_limit_that_the_asked_steps_cannot_support_says_what_it_needs(
 
 def test_a_limit_needs_more_than_one_launch(refusal: Callable[..., str], pytester: pytest.Pytester) -> None:
     pytester.makeini("[pytest]\nddp_threshold = p50:5%\n")
-    assert refusal("--ddp-launches=1") == (
-        "ini key ddp_threshold: 'p50:5%': a limit is decided between launches: it needs at least 2, 1 was asked"
-    )
+    assert refusal("--ddp-launches=1") == ("ini key ddp_threshold: 'p50:5%': a limit needs at least 2, 1 was asked")
 
 
 def test_a_default_limit_without_support_is_not_refused(read: Callable[..., Settings]) -> None:

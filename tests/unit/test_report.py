@@ -280,7 +280,7 @@ SLOWER = comparison(Status.PASS, change=Interval(estimate=0.097, low=0.05, high=
 @pytest.mark.parametrize(
     ("reported", "line"),
     [
-        (outcome(verdict(Status.INCONCLUSIVE, "not-significant")), "its launches differ as much by themselves"),
+        (outcome(verdict(Status.INCONCLUSIVE, "not-significant")), "launches of the same code differ by as much"),
         (outcome(verdict(Status.INCONCLUSIVE, "not-confirmed")), "further launches did not confirm it"),
         (
             outcome(verdict(Status.INCONCLUSIVE, "recompiled")),
@@ -296,7 +296,7 @@ SLOWER = comparison(Status.PASS, change=Interval(estimate=0.097, low=0.05, high=
         (coarse(p50=650), f"{NOISY} 50 % (p50); compare with --ddp-against, or raise the limit"),
         (replace(coarse(p50=300), phases=(Phases(),) * 80), f"{NOISY} 50 % (p50); raise --ddp-launches to 300"),
         (replace(coarse(p50=300), baseline_path=""), f"{NOISY} 50 % (p50)"),
-        (outcome(verdict(Status.PASS, comparisons=(SLOWER,))), "p50 is +9.7 %, which its limit of 10 % allows"),
+        (outcome(verdict(Status.PASS, comparisons=(SLOWER,))), "p50 +9.7 %: slower, within the limit of 10 %"),
         (outcome(verdict(Status.IMPROVED)), "accept it with --ddp-save-baseline"),
         (
             outcome(verdict(Status.INCOMPARABLE, "must-match", differences=("batch_size 32 -> 64",))),

@@ -62,9 +62,9 @@ def test_ranks_that_are_traced_are_not_compared_with_those_of_another_version(
     configured = pytester.parseconfigure("-p", "no:randomly").stash[RUN]
     assert callable(configured._confirms())
     pytester.makeconftest(f"import os; os.environ[{variable!r}] = 'traced'")
-    with pytest.raises(pytest.UsageError, match=r"--ddp-against with --cov that traces ranks, .*: add --no-cov"):
+    with pytest.raises(pytest.UsageError, match="--ddp-against is not supported with --cov in ranks: add --no-cov"):
         pytester.parseconfigure("-p", "no:randomly", "--ddp-against=HEAD")
-    assert configured._confirms() == "not with --cov that traces ranks: add --no-cov"
+    assert configured._confirms() == "not supported with --cov in ranks: add --no-cov"
 
 
 SECRETS = (

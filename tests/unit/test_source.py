@@ -128,4 +128,4 @@ def test_outside_git_and_without_a_tree_there_is_none(tmp_path: Path, tree: str)
     session = Recording(measurement=MEASUREMENT, commit="", tree=tree)
     found = find_source(session, tmp_path / "a.json", tmp_path, Path(os.path.abspath(os.sep)))
     assert found.commit == ""
-    assert ("does not say which code" in found.why) == (tree == "")
+    assert ("does not identify its code" in found.why) == (tree == "")

@@ -118,7 +118,7 @@ def process(
 
 
 def missing(name: str) -> str:
-    return f"No module named {name!r} in the version that this is measured with"
+    return f"No module named {name!r} in the version to compare with"
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def reported(run: RunInfo, measured: Path) -> list[str]:
 def test_why_there_is_no_commit_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert reported(RunInfo(), tmp_path) == [NO_COMMIT]
     commit(tmp_path)
-    assert reported(RunInfo(), tmp_path) == [f"{NO_COMMIT}: git could not say when the run began, and can now"]
+    assert reported(RunInfo(), tmp_path) == [f"{NO_COMMIT}: git did not answer when the run began"]
     known = replace(RunInfo(), commit="c0ffee" * 6 + "c0ff-dirty", committed="2026-01-02T03:04:05+00:00")
     monkeypatch.setenv("PATH", str(tmp_path))
     assert reported(RunInfo(), tmp_path) == [f"{NO_COMMIT}: git is not installed, or not on PATH"]
