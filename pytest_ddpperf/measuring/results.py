@@ -13,6 +13,7 @@ from pytest_ddpperf import __version__
 from pytest_ddpperf.git import commit_of, commit_time
 from pytest_ddpperf.records import Outcome, RunInfo, Scalar, codec
 from pytest_ddpperf.report import json_report, markdown, page, terminal
+from pytest_ddpperf.report.text import terminal_width
 
 
 def describe_run(rootdir: Path) -> RunInfo:
@@ -75,7 +76,7 @@ class RunResults:
 
     def header(self, verbosity: int) -> Iterator[str]:
         """Yield versions, backend and devices, from a probe rank."""
-        yield from terminal.header(self.facts, verbose=verbosity > 0)
+        yield from terminal.header(self.facts, verbose=verbosity > 0, width=terminal_width())
 
     def lines(self, verbosity: int, width: int) -> Iterator[str]:
         """Yield the table, the problems and the counts."""

@@ -25,6 +25,7 @@ from pytest_ddpperf.records import Plan, RankOutput, TestId
 from pytest_ddpperf.records.errors import DdpPerfError, LaunchError, MarkerError, OptionError
 from pytest_ddpperf.records.plan import Collective, collective, in_words
 from pytest_ddpperf.report import ci, failure, sentences
+from pytest_ddpperf.report.text import terminal_width
 from pytest_ddpperf.verdict import TEST_LEVEL
 from pytest_ddpperf.wire import payload
 from pytest_ddpperf.wire.payload import StaysInPytest
@@ -217,7 +218,7 @@ class BenchmarkFixture(DistributedFixture):
         self._item.user_properties[:] = [*kept, *ci.junit_properties(outcome)]
         result = measured.result
         if outcome.fails:
-            failed = failure.gate_failure(outcome), result, sentences.headline(outcome)
+            failed = failure.gate_failure(outcome, terminal_width()), result, sentences.headline(outcome)
             self._state.failed_gates[label] = failed
             raise GateFailed(*failed)
         if measured.verdict.reason == "saving":

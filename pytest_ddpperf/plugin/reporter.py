@@ -4,7 +4,6 @@ report."""
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,15 +50,14 @@ class Reporter:
         if not run.reported:
             return
         from pytest_ddpperf.report.ci import annotated
-        from pytest_ddpperf.report.text import WIDTH
+        from pytest_ddpperf.report.text import terminal_width
 
         terminalreporter.section("distributed performance")
         verbosity = run.config.getoption("verbose")
         # Else xdist's workers collected, and no header was shown.
         collected = run.config.getoption("dist", "no") == "no"
         header = run.report.header(verbosity) if verbosity > 0 and run.report.facts and not collected else ()
-        width = min(WIDTH, shutil.get_terminal_size((WIDTH, 0)).columns)
-        lines = run.report.lines(verbosity, width)
+        lines = run.report.lines(verbosity, terminal_width())
         github = os.environ.get("GITHUB_ACTIONS") == "true"
         annotations = annotated(run.report.outcomes) if github else ()
         for line in (*annotations, *header, *lines):

@@ -24,20 +24,21 @@ from pytest_ddpperf.verdict import TEST_LEVEL, stats
 _PERCENTILES = (50, 75, 90, 95)
 
 
-def header(facts: Mapping[str, Scalar], *, verbose: bool) -> Iterator[str]:
-    """Yield what runs the ranks, from the facts of a probe rank, and where each world size runs."""
+def header(facts: Mapping[str, Scalar], *, verbose: bool, width: int | None = None) -> Iterator[str]:
+    """Yield what runs the ranks, from the facts of a probe rank, and where each world size runs. With a `width`,
+    long lines are wrapped."""
     versions = [f"torch {facts.get('torch')}", f"Python {facts.get('python')}"]
     versions += [f"{name} {facts[key]}" for key, name in (("cuda", "CUDA"), ("nccl", "NCCL")) if facts.get(key)]
     parts = [", ".join(versions)]
     if facts.get("device_count"):
         parts.append(f"{facts['device_count']} x {facts.get('device_model')}")
     parts.append(str(facts.get("cpu_model")))
-    yield "ddpperf: " + "; ".join(parts)
-    if facts.get("machines"):
-        yield f"ddpperf: {facts['machines']}"
-    yield from (f"ddpperf: {place}" for place in str(facts.get("places") or "").splitlines())
+    lines = ["; ".join(parts), str(facts.get("machines") or ""), *str(facts.get("places") or "").splitlines()]
     if facts.get("against"):
-        yield f"ddpperf: against {facts['against']}"
+        lines.append(f"against {facts['against']}")
+    for line in filter(None, lines):
+        whole = f"ddpperf: {line}"
+        yield from text.wrapped(whole, width, " " * 9) if width is not None else [whole]
     if verbose and facts.get("topology"):
         yield "nvidia-smi topo -m"
         yield from str(facts["topology"]).rstrip().splitlines()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 
@@ -52,6 +53,11 @@ def wrapped(line: str, width: int = WIDTH, indent: str = "  ") -> list[str]:
     joined = line.replace(" %", "\u00a0%")  # so that an amount stays on one line
     lines = textwrap.wrap(joined, width, subsequent_indent=indent, break_on_hyphens=False)
     return [each.replace("\u00a0", " ") for each in lines] or [""]
+
+
+def terminal_width() -> int:
+    """Return the columns of a line: those of the terminal, at most 100."""
+    return min(WIDTH, shutil.get_terminal_size((WIDTH, 0)).columns)
 
 
 def commit(recorded: str) -> str:
@@ -123,7 +129,8 @@ def interval(change: Interval) -> str:
     if change.estimate >= 1:
         low, high = (_in_three_digits(1 + bound) for bound in bounds)
     else:
-        low, high = (f"{100 * bound:+.{_decimals(change.estimate)}f}" for bound in bounds)
+        decimals = _decimals(change.estimate)
+        low, high = (f"{100 * round(bound, decimals + 2) + 0.0:+.{decimals}f}" for bound in bounds)
     return f"{share(change.estimate)} [{low}, {high}]"
 
 

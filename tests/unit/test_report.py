@@ -151,6 +151,7 @@ def test_both_sides_have_one_unit_and_a_change_of_more_than_double_is_a_factor()
     changes = [Interval(estimate=e, low=low, high=h) for e, low, h in ((-0.013, -0.05, 0.026), (0.51, -0.09, 1e9))]
     assert list(map(text.interval, changes)) == ["-1.3 % [-5.0, +2.6]", "+51 % [-9, +9999]"]
     assert text.interval(Interval(estimate=1.36, low=1.08, high=1.68)) == "2.36x [2.08, 2.68]"
+    assert text.interval(Interval(estimate=0.13, low=-0.004, high=0.27)) == "+13 % [+0, +27]"
     assert text.counter_change(risen("rpc.calls", 0, 3)) == "was 0"
 
 
@@ -172,6 +173,7 @@ def test_the_header_names_versions_and_places() -> None:
         "ddpperf: 8 ranks over nccl (auto: 8 CUDA devices), a cuda device each",
     ]
     assert list(terminal.header(facts, verbose=True)) == [*quiet, "nvidia-smi topo -m", "GPU0 X"]
+    assert list(terminal.header(facts, verbose=False, width=60))[-1] == "         device each"
 
 
 def test_a_row_has_both_sides_the_change_and_the_verdict() -> None:
