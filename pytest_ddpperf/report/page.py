@@ -65,7 +65,7 @@ def _breakable(name: str) -> Any:
 
 
 def _run_facts(run: RunInfo) -> dict[str, Any]:
-    names = {"ended": "created", "commit": "commit", "committed": "committed", "pytest-ddpperf": "version", "run": "id"}
+    names = {"ended": "created", "commit": "commit", "committed": "committed", "pytest-ddpperf": "version"}
     facts = [(title, getattr(run, name)) for title, name in names.items()]
     header = terminal.header(run.facts, verbose=False) if run.facts else ()
     lines = [line.removeprefix("ddpperf: ") for line in header]
