@@ -193,7 +193,7 @@ def run(arguments: argparse.Namespace) -> int:
     compared = compare(base, now, arguments.threshold, arguments.fail_on or frozenset({"regressed"}))
     _write(arguments, base, compared)
     if arguments.form == "pytorch":
-        console.say(diff_report.side_by_side(*diff_report.ours(base, now)))
+        console.say(diff_report.side_by_side(diff_report.ours(base), diff_report.ours(now)))
         console.say(diff_report.summary_lines(compared))
     else:
         console.say(diff_report.lines(base, compared))

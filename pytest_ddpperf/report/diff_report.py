@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pytest_ddpperf.baseline.content import environment_name
 from pytest_ddpperf.records import Outcome, RunInfo, Scalar, Status
 from pytest_ddpperf.records.errors import FileError
 from pytest_ddpperf.report import failure, sentences, terminal, text
@@ -74,21 +72,12 @@ def remarks(outcomes: Sequence[Outcome]) -> Iterator[str]:
 
 _PERCENTILES = (75, 95)
 _RESULTS = "benchmark_results"
-_NO_DDP = "no ddp:"
 _LEAST_SECONDS = 0.001  # the original's three decimals show nothing of less
 
-
-Rows = dict[str, tuple[float, ...]]  # by its head, "2 GPUs:": seconds at _PERCENTILES
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sweep:
-    """One side: models, each over several numbers of ranks."""
-
-    facts: Mapping[str, str]  # the configuration
-    benchmarks: Mapping[str, Rows]  # by model and batch size, in words
-    batch_sizes: Mapping[str, int | None]  # examples per rank and step, by model and batch size
-    remarks: tuple[str, ...] = ()  # what it lacks
+# Seconds at _PERCENTILES, by number of ranks ("2 GPUs:").
+Rows = dict[str, tuple[float, ...]]
+# The configuration; and the rows of each benchmark, by its name and batch size.
+Sweep = tuple[Mapping[str, str], Mapping[tuple[str, int | None], Rows]]
 
 
 def is_theirs(content: Mapping[str, Any]) -> bool:
@@ -97,24 +86,17 @@ def is_theirs(content: Mapping[str, Any]) -> bool:
 
 
 def theirs(path: Path, content: Mapping[str, Any], matches: Callable[[str], bool] | None) -> Sweep:
-    """Return the benchmarks with a matching name in a file of PyTorch's benchmark; raises FileError, which names the
-    benchmark that is wrong."""
-    benchmarks: dict[str, Rows] = {}
-    sizes: dict[str, int | None] = {}
-    if not isinstance(content[_RESULTS], list):
-        raise FileError(path, f"{_RESULTS}: expected a list")
-    for number, result in enumerate(content[_RESULTS]):
-        try:
-            name = f"{text.shortened(result['model'])} with batch size {result['batch_size']}"
-            if name in benchmarks:
-                raise ValueError(f"{name} is there twice")
-            benchmarks[name], sizes[name] = _read_rows(result["result"]), int(result["batch_size"])
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
-            problem = f"is not as PyTorch's benchmark writes it: {type(error).__name__}: {error}"
-            raise FileError(path, f"{_RESULTS}[{number}] {problem}") from error
+    """Return the benchmarks with a matching name in a file of PyTorch's benchmark; raises FileError."""
+    try:
+        benchmarks = {
+            (text.shortened(each["model"]), int(each["batch_size"])): _read_rows(each["result"])
+            for each in content[_RESULTS]
+        }
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        problem = f"is not as PyTorch's benchmark writes it: {type(error).__name__}: {error}"
+        raise FileError(path, f"{_RESULTS} {problem}") from error
     facts = {name: text.shortened(str(value)) for name, value in content.items() if name != _RESULTS}
-    chosen = {name: rows for name, rows in benchmarks.items() if matches is None or matches(name)}
-    return Sweep(facts=facts, benchmarks=chosen, batch_sizes=sizes)
+    return facts, {key: rows for key, rows in benchmarks.items() if matches is None or matches(_title(*key))}
 
 
 def _read_rows(results: Sequence[Mapping[str, Any]]) -> Rows:
@@ -125,51 +107,31 @@ def _read_rows(results: Sequence[Mapping[str, Any]]) -> Rows:
         if not 0 < min(seconds) <= max(seconds) < math.inf:
             raise ValueError("measurements are positive numbers")
         # Of two rows of a single rank the first is without DDP; the file does not say so.
-        head = _NO_DDP if len(single) > 1 and result is single[0] else f"{len(result['ranks'])} GPUs:"
-        if head in rows:
-            raise ValueError(f"{head.rstrip(':')} are there twice")
+        head = "no ddp:" if len(single) > 1 and result is single[0] else f"{len(result['ranks'])} GPUs:"
         rows[head] = tuple(stats.quantile(seconds, q) for q in _PERCENTILES)
     return rows
 
 
-def ours(base: StoredReport, now: StoredReport) -> tuple[Sweep, Sweep]:
-    """Return both reports with a benchmark for each test and a row for each world size. If one of them has measurements
-    of several machines, each machine has its own benchmark."""
-    counts = (
-        Counter(_named(each) for each in report.outcomes if each.measurement is not None) for report in (base, now)
-    )
-    several = {named for count in counts for named, number in count.items() if number > 1}
-    return _sweep(base, several), _sweep(now, several)
-
-
-def _sweep(report: StoredReport, several: Container[tuple[str, str]]) -> Sweep:
+def ours(report: StoredReport) -> Sweep:
+    """Return a report with a benchmark for each test and a row for each world size. Raises FileError if it has
+    measurements of several machines."""
     facts: dict[str, dict[str, None]] = {}
-    benchmarks: dict[str, Rows] = {}
-    sizes: dict[str, int | None] = {}
-    remarks: list[str] = []
+    benchmarks: dict[tuple[str, int | None], Rows] = {}
     for entry in report.entries:
         outcome = entry.outcome
         if outcome.measurement is None:
-            remarks.append(f"{text.name(outcome)}: not measured: {text.shortened(outcome.error)}")
-            continue
+            continue  # the lines below the figures have its error
         for fact, value in _facts(entry).items():
             facts.setdefault(fact, {})[str(value or "-")] = None
-        name, head = _named(outcome)
-        if (name, head) in several:
-            name += f" on {environment_name(outcome.measurement.environment)}"
+        rows = benchmarks.setdefault((text.shortened(str(outcome.test)), outcome.batch_size), {})
+        plan = outcome.plan
+        kind = "ranks" if plan.device == "cpu" else "GPUs"
+        head = f"{plan.roles or f'{plan.world_size} {kind}'}:"
+        if head in rows:
+            raise FileError(report.paths[0], f"has {outcome.test} of several machines: leave out --form pytorch")
         launches = outcome.measurement.samples.step_seconds
-        benchmarks.setdefault(name, {})[head] = tuple(stats.percentile(launches, q) for q in _PERCENTILES)
-        sizes[name] = outcome.batch_size
-    named = {fact: ", ".join(values) for fact, values in facts.items()}
-    return Sweep(facts=named, benchmarks=benchmarks, batch_sizes=sizes, remarks=tuple(remarks))
-
-
-def _named(outcome: Outcome) -> tuple[str, str]:
-    """Return the names of the benchmark and of the row."""
-    plan = outcome.plan
-    size = f" with batch size {outcome.batch_size}" if outcome.batch_size is not None else ""
-    ranks = plan.roles or f"{plan.world_size} {'ranks' if plan.device == 'cpu' else 'GPUs'}"
-    return f"{text.shortened(str(outcome.test))}{size}", f"{ranks}:"
+        rows[head] = tuple(stats.percentile(launches, q) for q in _PERCENTILES)
+    return {fact: ", ".join(values) for fact, values in facts.items()}, benchmarks
 
 
 def _facts(entry: Entry) -> dict[str, Scalar]:
@@ -184,28 +146,30 @@ def _facts(entry: Entry) -> dict[str, Scalar]:
     }
 
 
+def _title(name: str, batch_size: int | None) -> str:
+    return name if batch_size is None else f"{name} with batch size {batch_size}"
+
+
 def in_common(base: Sweep, now: Sweep) -> bool:
     """Return whether any row is in both."""
-    return any(rows.keys() & base.benchmarks.get(name, {}).keys() for name, rows in now.benchmarks.items())
+    return any(rows.keys() & base[1].get(key, {}).keys() for key, rows in now[1].items())
 
 
 def side_by_side(base: Sweep, now: Sweep) -> Iterator[str]:
     """Yield the form, line by line."""
     yield f"{'':20s} {'baseline':>20s}      {'test':>20s}"
     yield f"{'':20s} {'-' * 20:>20s}      {'-' * 20:>20s}"
-    for name in sorted({*base.facts, *now.facts}):
+    for name in sorted({*base[0], *now[0]}):
         named = text.shortened(name)
-        yield f"{named + ':':20s} {base.facts.get(name, '-'):>20s}  vs  {now.facts.get(name, '-'):>20s}"
+        yield f"{named + ':':20s} {base[0].get(name, '-'):>20s}  vs  {now[0].get(name, '-'):>20s}"
     yield ""
-    for name in dict.fromkeys([*now.benchmarks, *base.benchmarks]):
-        yield from (f"Benchmark: {name}", "")
-        if name in base.benchmarks and name in now.benchmarks:
-            yield from _table(base.benchmarks[name], now.benchmarks[name], now.batch_sizes[name])
+    for key in dict.fromkeys([*now[1], *base[1]]):
+        yield from (f"Benchmark: {_title(*key)}", "")
+        if key in base[1] and key in now[1]:
+            yield from _table(base[1][key], now[1][key], key[1])
         else:
-            yield f"  only in {'baseline' if name in base.benchmarks else 'test'}"
+            yield f"  only in {'baseline' if key in base[1] else 'test'}"
         yield ""
-    yield from (f"baseline: {line}" for line in base.remarks)
-    yield from (f"test: {line}" for line in now.remarks)
 
 
 def _table(base: Rows, now: Rows, batch_size: int | None) -> Iterator[str]:
