@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import chain
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pytest_ddpperf.baseline import nonsense
-from pytest_ddpperf.records import Limit, Outcome, RunInfo, Scalar, codec
+from pytest_ddpperf.records import Outcome, RunInfo, codec
 from pytest_ddpperf.records.errors import FileError
 from pytest_ddpperf.report import text
 from pytest_ddpperf.report.summary import count
 from pytest_ddpperf.verdict import stats
 
 SCHEMA = 1
-_BASE_FIELDS = ("run_id", "created", "version", "commit", "committed")
+T = TypeVar("T")
 
 
 def report(outcomes: Sequence[Outcome], run: RunInfo) -> dict[str, Any]:
@@ -114,24 +113,6 @@ def load(path: Path) -> dict[str, Any]:
     return content
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _File:
-    """The fields of a report, as `report` writes them; the last two are added by `ddpperf diff`."""
-
-    run_id: str = ""
-    created: str = ""
-    version: str = ""
-    commit: str = ""
-    committed: str = ""
-    machine: Mapping[str, Scalar] = field(default_factory=dict)
-    summary: Mapping[str, int] = field(default_factory=dict)
-    problem: str = ""
-    messages: tuple[str, ...] = ()
-    measurements: tuple[Outcome, ...]
-    base: Mapping[str, str] = field(default_factory=dict)
-    only_in_base: tuple[Gone, ...] = ()
-
-
 def report_of(path: Path, content: dict[str, Any]) -> StoredReport:
     """Decode what `load` read from `path`; raises FileError, which names the field."""
     schema = content.get("schema")
@@ -139,55 +120,33 @@ def report_of(path: Path, content: dict[str, Any]) -> StoredReport:
         raise FileError(path, "is not a report of pytest --ddp-json: it has no schema and measurements")
     if schema > SCHEMA:
         raise FileError(path, f"has schema {schema}; this version of pytest-ddpperf reads up to {SCHEMA}: upgrade it")
-    try:
-        file = codec.decode(_File, content)
-    except codec.CodecError as error:
-        raise FileError(path, str(error)) from error
-    for number, outcome in enumerate(file.measurements):
-        if problem := _problem(outcome):
-            raise FileError(path, f"measurements[{number}].{problem}")
-    run = RunInfo(
-        id=file.run_id,
-        created=file.created,
-        version=file.version,
-        commit=file.commit,
-        committed=file.committed,
-        facts=file.machine,
-        skipped=file.summary.get("skipped", 0),
-        never_measured=file.summary.get("never_measured", 0),
-        other_failures=file.summary.get("other_failures", 0),
-        problem=file.problem,
-        messages=file.messages,
-    )
-    base: dict[str, Any] = {name: file.base[name] for name in _BASE_FIELDS if name in file.base}
+    run = _decode(path, RunInfo, _run_fields({**content.get("summary", {}), **content}))
+    outcomes = _decode(path, tuple[Outcome, ...], content["measurements"], "measurements")
+    for number, outcome in enumerate(outcomes):
+        other = outcome.baseline_side.measurement if outcome.baseline_side is not None else None
+        for place, measurement in (("measurement", outcome.measurement), ("baseline_side.measurement", other)):
+            if measurement is not None and (problem := nonsense(measurement.samples)):
+                raise FileError(path, f"measurements[{number}].{place}.samples.{problem}")
+    base = content.get("base")
     return StoredReport(
         paths=(path,),
         runs=(run,),
-        entries=tuple(Entry(outcome=outcome, run=run) for outcome in file.measurements),
-        bases=(RunInfo(id=base.pop("run_id", ""), **base),) if base else (),
-        only_before=file.only_in_base,
+        entries=tuple(Entry(outcome=outcome, run=run) for outcome in outcomes),
+        bases=(_decode(path, RunInfo, _run_fields(base), "base"),) if base else (),
+        only_before=_decode(path, tuple[Gone, ...], content.get("only_in_base", ()), "only_in_base"),
     )
 
 
-def _problem(outcome: Outcome) -> str:
-    """Return what is invalid and why, or ""."""
-    other = outcome.baseline_side.measurement if outcome.baseline_side is not None else None
-    for place, measurement in (("measurement", outcome.measurement), ("baseline_side.measurement", other)):
-        if measurement is not None and (wrong := nonsense(measurement.samples)):
-            return f"{place}.samples.{wrong}"
-    verdicts = filter(None, (outcome.verdict, outcome.stored_verdict))
-    limits = [*outcome.limits]
-    for verdict in verdicts:
-        limits += [c.limit for c in verdict.comparisons] + [c.limit for c in verdict.counters]
-    unknown = [limit.metric for limit in limits if not _is_metric(limit)]
-    return f"limits: {unknown[0]!r} is not a metric" if unknown else ""
+def _run_fields(content: Mapping[str, Any]) -> dict[str, Any]:
+    return {**content, "id": content.get("run_id", ""), "facts": content.get("machine", {})}
 
 
-def _is_metric(limit: Limit) -> bool:
+def _decode(path: Path, kind: type[T], data: object, place: str = "") -> T:
     try:
-        return limit.is_counter or 0 < limit.percentile < 100
-    except ValueError:
-        return False
+        return codec.decode(kind, data)
+    except codec.CodecError as error:
+        where = f"{place}.{error}" if place and not str(error).startswith("[") else f"{place}{error}"
+        raise FileError(path, where) from error
 
 
 def merged(reports: Iterable[StoredReport]) -> StoredReport:
@@ -195,26 +154,20 @@ def merged(reports: Iterable[StoredReport]) -> StoredReport:
     machine, a rerun of a job for example, the run that ended last counts, and a message says so."""
     reports = list(reports)
     entries = [entry for report in reports for entry in report.entries]
-    kept: dict[Hashable, list[int]] = {}  # places in `entries`, by what was asked for
-    again: set[int] = set()
-    for place, entry in sorted(enumerate(entries), key=lambda item: item[1].run.created):
-        alike = kept.setdefault(_asked(entry), [])
-        others = [other for other in alike if not _is_rerun(entry, entries[other])]
-        if len(others) < len(alike):
-            again.add(place)
-        alike[:] = [*others, place]
-    counting = sorted(chain.from_iterable(kept.values()))
+    latest = {_asked(entry): entry.run for entry in sorted(entries, key=lambda entry: entry.run.created)}
+    again = {_asked(entry) for entry in entries if entry.run is not latest[_asked(entry)]}
+    counting = tuple(entry for entry in entries if entry.run is latest[_asked(entry)])
     repeated = (
-        f"{text.name(entries[place].outcome)}: measured in several reports: that of {entries[place].run.created} counts"
-        for place in counting
-        if place in again
+        f"{text.name(entry.outcome)}: measured in several reports: that of {entry.run.created} counts"
+        for entry in counting
+        if _asked(entry) in again
     )
     measured = {gone_of(entry.outcome) for entry in entries}
     gone = dict.fromkeys(gone for report in reports for gone in report.only_before)
     return StoredReport(
         paths=tuple(path for report in reports for path in report.paths),
         runs=tuple(run for report in reports for run in report.runs),
-        entries=tuple(entries[place] for place in counting),
+        entries=counting,
         messages=(*(line for report in reports for line in report.messages), *_of_several_commits(reports), *repeated),
         bases=tuple({str(base): base for report in reports for base in report.bases}.values()),
         only_before=tuple(each for each in gone if len(reports) == 1 or each not in measured),
@@ -227,16 +180,9 @@ def gone_of(outcome: Outcome) -> Gone:
 
 def _asked(entry: Entry) -> Hashable:
     """Return what is known of a measurement even if it failed: test, group, and the model of the machine."""
-    model = "cpu_model" if entry.outcome.plan.device == "cpu" else "device_model"
-    return *_group(entry.outcome), entry.run.facts.get(model)
-
-
-def _is_rerun(entry: Entry, before: Entry) -> bool:
-    """Whether two measurements of which the same was asked are of different runs, and of one kind of machine if both
-    have figures."""
-    one, other = entry.outcome, before.outcome
-    known = one.measurement is not None and other.measurement is not None
-    return entry.run is not before.run and (not known or identity(one) == identity(other))
+    plan = entry.outcome.plan
+    model = "cpu_model" if plan.device == "cpu" else "device_model"
+    return *_group(entry.outcome), plan.nodes, entry.run.facts.get(model)
 
 
 def _of_several_commits(reports: Sequence[StoredReport]) -> Iterator[str]:
