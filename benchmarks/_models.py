@@ -10,7 +10,7 @@ from typing import Any
 
 MODELS = ("mlp", "conv", "transformer")
 # Where a step's time may be lost: what is not called when it is, who computes, who talks, who does so now and then, and
-# who feeds it: one worker, or four, of whom each takes four times as long.
+# who feeds it: one worker, or four, each of which takes four times as long.
 PLANTS = ("sleeping", "computing", "collective", "fourth", "loader", "loaders")
 _LOAD_SECONDS = 0.008  # more than the step takes, so that the loader is what it waits for
 _CALIBRATION = 12  # steps, half of them to warm up

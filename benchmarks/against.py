@@ -3,8 +3,8 @@
     python benchmarks/against.py [--runs 30] [--slower 10]
 
 Runs against `self` are green where the gate holds what it promises: REGRESSED there is a false alarm. Runs against
-`HEAD~1` have the slower commit at hand: anything but REGRESSED is a miss. They take turns; each is a pytest process of
-its own, from start to end, with limits of 5 %, and its seconds are told.
+`HEAD~1` have the slower commit: anything but REGRESSED is a miss. They take turns; each is a pytest process of
+its own, from start to end, with limits of 5 %, and shows how long it took.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     python benchmarks/clocks.py [--rounds 8]          (Linux, as root: it makes network and time namespaces)
 
 Two nodes on one machine, joined by a pair of links, with a core each. In every round the same test runs over both
-twice, in random order: with the monotonic clock of the second node 1,000 s ahead, and with the same clock on both. Told
-are the step's p50 of both, their ratio with its 95 % interval over rounds, and how closely the clocks were known.
+twice, in random order: with the monotonic clock of the second node 1,000 s ahead, and with the same clock on both.
+Shown are the step's p50 of both, their ratio with its 95 % interval over rounds, and how closely the clocks were known.
 """
 
 from __future__ import annotations

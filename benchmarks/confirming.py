@@ -3,12 +3,12 @@
     python benchmarks/confirming.py [--measurements 20] [--results confirming.jsonl]
 
 A session of three small DDP models is saved while the machine is quiet, or beside benchmarks/neighbour.py. At least ten
-minutes later, under the other load, the same code is held against it, where REGRESSED is a false alarm, and code that
+minutes later, under the other load, the same code is compared with it, where REGRESSED is a false alarm, and code that
 is slower by 20 %, where anything else is a miss. Options are the default ones: limits of 10 %, and what lies beyond
 half of that is measured beside the baseline's own commit. So many measurements are made of each model, kind and
 direction, in turns, the oldest session that is younger than half an hour first.
 
-Nothing is left out: each measurement is a line of the results file; a run goes on where the last one ended, and tells
+Nothing is left out: each measurement is a line of the results file; a run goes on where the last one ended, and shows
 all of it.
 """
 

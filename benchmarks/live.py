@@ -7,16 +7,16 @@ on two Gloo ranks) and a kind: unchanged code, where REGRESSED is a false alarm,
 a miss. So many measurements are made of each cell, in turns. Options are the default ones, but for limits where both
 sides take turns.
 
-"stored": every measurement of unchanged code is a session, too. A measurement is held against one that ended ten
+"stored": every measurement of unchanged code is a session, too. A measurement is compared with one that ended ten
 minutes before, and against the last three that did; limit 10 %, slower by 20 %. All rules judge the same launches, of
 which there are as many as the one that wants most of them takes.
 
 "in turns": both sides in turns, as --ddp-against has them; limit 5 %, slower by 10 %. "fine": the same with a limit of
 3 %, slower by 5 %, at most 40 launches a side.
 
-Nothing is left out: each finished measurement is a line of the results file (benchmarks/results has those that the docs
-tell of); a run goes on where the last one ended,
-and tells all of it. A session that no measurement could be held against (the first ten minutes, and those after a
+Nothing is left out: each finished measurement is a line of the results file (benchmarks/results has those of the
+docs); a run goes on where the last one ended,
+and shows all of it. A session that no measurement could be compared with (the first ten minutes, and those after a
 break) counts in no rate.
 """
 
@@ -149,7 +149,7 @@ def cell_of(row: Row) -> tuple[str, ...]:
 
 
 def sessions(rows: Sequence[Row], machine: str, model: str, now: float) -> list[Row]:
-    """The sessions that a measurement which begins `now` is held against, the latest last."""
+    """The sessions that a measurement which begins `now` is compared with, the latest last."""
     cell = STORED, machine, model, "unchanged"
     known = [row for row in rows if cell_of(row) == cell and row["ended"] <= now - SESSION_AGE]
     return known if known and known[-1]["ended"] > now - TOO_OLD else []
@@ -327,7 +327,7 @@ def limits(mode: str) -> tuple[Limit, ...]:
 
 
 @dataclass(frozen=True)
-class Told:
+class Judged:
     """What came of one measurement."""
 
     cell: tuple[str, ...]  # of the table: mode, machine, kind, model
@@ -336,15 +336,15 @@ class Told:
     resolution: float  # at p10
 
 
-def outcomes(rows: Sequence[Row]) -> Iterator[Told]:
-    """Of every measurement that something was held against, under each of the rules."""
+def outcomes(rows: Sequence[Row]) -> Iterator[Judged]:
+    """Of every measurement that something was compared with, under each of the rules."""
     for row in rows:
         if not row["held"]:
             continue
         where = row["machine"], row["kind"], row["model"]
         if row["mode"] != STORED:
             mode = f"{row['mode']}, limit {MODES[row['mode']].limit:.0%}"
-            yield Told((mode, *where), row["status"], row["seconds"], row["resolution"])
+            yield Judged((mode, *where), row["status"], row["seconds"], row["resolution"])
             continue
         before = [steps_of(other) for other in sessions(rows, row["machine"], row["model"], row["began"])]
         for paused, (name, rule) in product(SESSIONS, RULES.items()):
@@ -353,7 +353,7 @@ def outcomes(rows: Sequence[Row]) -> Iterator[Told]:
             verdict, launches = reported(steps_of(row), before[-paused:], rule)
             seconds = sum(row["seconds"][:launches])
             mode = ", ".join(filter(None, ("stored", f"{paused} session{'s' * (paused > 1)}", name)))
-            yield Told((mode, *where), str(verdict), seconds, verdict.comparisons[0].resolution)
+            yield Judged((mode, *where), str(verdict), seconds, verdict.comparisons[0].resolution)
 
 
 def report(rows: Sequence[Row]) -> None:
@@ -368,18 +368,18 @@ def report(rows: Sequence[Row]) -> None:
             ]
             if chosen:
                 lines.append([*(cell if model == "all" else ("", "", "", model)), *rates(chosen)])
-    unheld = sum(not row["held"] for row in rows)
+    uncompared = sum(not row["held"] for row in rows)
     print("\nfalse alarms are REGRESSED of unchanged code, detections of slower code; median [quartiles]\n")
     print(table(lines))
-    print(f"\n{len(rows) - unheld} measurements; {unheld} further sessions had nothing to be held against")
+    print(f"\n{len(rows) - uncompared} measurements; {uncompared} further sessions had nothing to be compared with")
 
 
-def order(found: Told) -> tuple[Any, ...]:
+def order(found: Judged) -> tuple[Any, ...]:
     mode, machine, kind, _ = found.cell
     return mode, list(MACHINES).index(machine), KINDS.index(kind)
 
 
-def rates(chosen: Sequence[Told]) -> list[str]:
+def rates(chosen: Sequence[Judged]) -> list[str]:
     red = sum(found.status == "REGRESSED" for found in chosen)
     open_ = sum(found.status == "INCONCLUSIVE" for found in chosen)
     low, high = binomial_interval(red, len(chosen))

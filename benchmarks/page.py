@@ -123,7 +123,7 @@ def _fill(root: Path, series: int, points: int) -> None:
 
 
 def _report(measurements: int, size: reports.Drawn) -> str:
-    """Every third is red or open; half are held against a baseline of five sessions, half in turns."""
+    """Every third is red or open; half are compared with a baseline of five sessions, half in turns."""
     found = []
     for number in range(measurements):
         step = size.step * (1.2 if number % 3 == 0 else 1.0)

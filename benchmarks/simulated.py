@@ -3,7 +3,7 @@
     python benchmarks/simulated.py [--runs 1000] [--assume FLOOR,SHARE,FREEDOM,USUAL,STEEP] [--level 0.05]
 
 A machine is two numbers: how far the launches of a session differ, and how far sessions do, as standard deviations of
-logarithms, both normal. A baseline of one session or three, five launches each, is held against five launches of
+logarithms, both normal. A baseline of one session or three, five launches each, is compared with five launches of
 another session, and against further ones while the verdict is open, by the plugin's own rule and looks, with both
 default metrics. Seeds are fixed: the same runs give the same table.
 

@@ -17,7 +17,7 @@ launches apart see, with 95 % intervals.
 
 Windows: stretches only, of windows of exactly so many steps, which take turns.
 
-Each pair is a line of the results file; a run goes on where the last one ended, and tells all of it. Without
+Each pair is a line of the results file; a run goes on where the last one ended, and shows all of it. Without
 --planted the file has pairs with slower code too, which benchmarks/detection.py replays.
 """
 
@@ -150,7 +150,7 @@ Estimators = dict[str, tuple[str, Callable[[Row, float], float]]]
 
 
 def estimators(ways: Sequence[str]) -> Estimators:
-    """By name, which way's rows they are for; what the others are held against first."""
+    """By name, which way's rows they are for; what the others are compared with first."""
     found: Estimators = {}
     for way in ways:
         found[f"{way}, pooled"] = way, pooled

@@ -30,7 +30,7 @@ default_role = "code"  # of docstrings, which are written as Markdown is
 highlight_language = "text"  # of what names no other: output
 nitpicky = True
 
-# No network: nothing is looked up at other projects, so their names are told and lead nowhere.
+# No network: nothing is looked up at other projects, so their names have no links.
 nitpick_ignore_regex = [(r"py:.*", r"(torch|pytest|_pytest|collections|typing)\..*")]
 # Ranks import torch, a page need not.
 autodoc_mock_imports = ["torch"]
