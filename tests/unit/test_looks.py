@@ -8,26 +8,15 @@ from typing import Any
 import pytest
 
 from pytest_ddpperf.measuring.stopping_rule import early_stop, follow, schedule
-from pytest_ddpperf.records import Comparison, Interval, Limit, Status, Verdict
+from pytest_ddpperf.records import Interval, Status, Verdict
+from tests.unit.test_report import comparison
 
 PASS, REGRESSED, INCONCLUSIVE, IMPROVED = Status.PASS, Status.REGRESSED, Status.INCONCLUSIVE, Status.IMPROVED
 
 
 def verdict(status: Status, *, settled: bool = False, metric: str = "p50") -> Verdict:
-    comparison = Comparison(
-        limit=Limit(metric=metric, value=0.1, unit="%"),
-        status=status,
-        reason="x",
-        baseline_seconds=1.0,
-        now_seconds=1.0,
-        change=Interval(estimate=0.0, low=0.0, high=0.0),
-        p_value=0.5,
-        level=0.05,
-        resolution=0.1,
-        alarm_rate=0.0,
-        settled=settled,
-    )
-    return Verdict(status=status, reason="x", comparisons=(comparison,))
+    compared = comparison(status, metric, change=Interval(estimate=0.0, low=0.0, high=0.0), settled=settled)
+    return Verdict(status=status, reason="x", comparisons=(compared,))
 
 
 def course(looks: tuple[int, ...], said: dict[tuple[int, int], Verdict]) -> tuple[Verdict, int]:

@@ -1,4 +1,4 @@
-"""Whom a failure names, and what it says of work and waiting: by given figures of ranks."""
+"""Which rank a failure names, and what it says of work and waiting: by given figures of ranks."""
 
 from __future__ import annotations
 
@@ -7,17 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_ddpperf.records import (
-    Comparison,
-    Interval,
-    Limit,
-    Measurement,
-    Plan,
-    Samples,
-    Status,
-    Verdict,
-)
+from pytest_ddpperf.records import Interval, Measurement, Plan, Samples, Status, Verdict
 from pytest_ddpperf.report import failure
+from tests.unit.test_report import comparison
 
 
 def side(step: float, *, cpu: Sequence[float] | None, own: Sequence[float] = ()) -> Measurement:
@@ -40,19 +32,8 @@ def causes(
 ) -> tuple[str, ...]:
     """Return the causes of a verdict on `metric` between the first session and now."""
     before, after = (side.samples.step_seconds[0][0] for side in (base[0], now))
-    change = Comparison(
-        limit=Limit(metric=metric, value=0.1, unit="%"),
-        status=status,
-        reason="x",
-        baseline_seconds=before,
-        now_seconds=after,
-        change=Interval(estimate=after / before - 1, low=0.0, high=9.0),
-        p_value=0.0,
-        level=0.05,
-        resolution=0.1,
-        alarm_rate=0.0,
-        settled=True,
-    )
+    interval = Interval(estimate=after / before - 1, low=0.0, high=9.0)
+    change = comparison(status, metric, baseline_seconds=before, now_seconds=after, change=interval)
     plan = Plan(world_size=len(now.samples.rank_seconds[0]), backend="gloo", device="cpu")
     return failure.find_causes(Verdict(status=status, reason="x", comparisons=(change,)), plan, now, base)
 

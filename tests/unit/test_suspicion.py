@@ -6,27 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_ddpperf.records import Comparison, CounterChange, Interval, Limit, Status, Verdict
+from pytest_ddpperf.records import CounterChange, Interval, Limit, Status, Verdict
 from pytest_ddpperf.verdict import MACHINE_SLOWER, confirm, is_suspected, without_steady_windows
+from tests.unit.test_report import comparison
 
 LIMIT = Limit(metric="p50", value=0.1, unit="%")
 
 
 def verdict(status: Status, estimate: float, *, high: float | None = None, limit: Limit = LIMIT) -> Verdict:
-    comparison = Comparison(
-        limit=limit,
-        status=status,
-        reason="",
-        baseline_seconds=0.1,
-        now_seconds=0.1 * (1 + estimate),
-        change=Interval(estimate=estimate, low=estimate - 0.05, high=estimate + 0.05 if high is None else high),
-        p_value=0.5,
-        level=0.05,
-        resolution=0.01,
-        alarm_rate=0.0,
-        settled=True,
-    )
-    return Verdict(status=status, reason="from-the-baseline", comparisons=(comparison,))
+    change = Interval(estimate=estimate, low=estimate - 0.05, high=estimate + 0.05 if high is None else high)
+    compared = comparison(status, limit=limit, now_seconds=0.1 * (1 + estimate), change=change, resolution=0.01)
+    return Verdict(status=status, reason="from-the-baseline", comparisons=(compared,))
 
 
 SUSPECTED = [verdict(Status.REGRESSED, 0.3), verdict(Status.INCONCLUSIVE, 0.3), verdict(Status.PASS, 0.08)]
