@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from pytest_ddpperf.launch import locks
 from pytest_ddpperf.launch.placement import kernel_list, kernel_numbers, quota_cores
 from pytest_ddpperf.report import text
 
@@ -66,7 +65,6 @@ def run_checks(root: Path = Path("/"), seconds: float = _SAMPLE_SECONDS) -> tupl
         *_quota(root, usable),
         *_clocks(root, usable),
         *_load(root, usable, seconds),
-        *_locks(usable),
         *_gpus(),
     )
 
@@ -104,15 +102,6 @@ def _cores(root: Path, usable: Sequence[int]) -> Iterator[Check]:
             "echo off > /sys/devices/system/cpu/smt/control, or use one thread of each core: "
             f"taskset -c {kernel_list([group[0] for group in shared])} pytest ...",
         )
-    folder = root / "sys/devices/system/node"
-    lists = (kernel_numbers(_read(node / "cpulist")) for node in sorted(folder.glob("node[0-9]*")))
-    nodes = [own for cores in lists if (own := [core for core in cores if core in usable])]
-    if len(nodes) > 1:
-        yield Check(
-            "NUMA",
-            f"the cores belong to {len(nodes)} nodes, so that some memory is far from some cores",
-            f"use the cores of one node: taskset -c {kernel_list(max(nodes, key=len))} pytest ...",
-        )
 
 
 def _siblings(root: Path, core: int, usable: Sequence[int]) -> tuple[int, ...]:
@@ -140,14 +129,6 @@ def _clocks(root: Path, usable: Sequence[int]) -> Iterator[Check]:
         slow = governors - {"performance"}
         advice = "cpupower frequency-set -g performance" if slow else ""
         yield Check("governor", ", ".join(sorted(governors)), advice)
-    no_turbo, boost = _read(root / _CPU / "intel_pstate/no_turbo"), _read(root / _CPU / "cpufreq/boost")
-    if no_turbo == "0" or boost == "1":
-        command = "echo 1 > /sys/devices/system/cpu/intel_pstate/no_turbo"
-        yield Check(
-            "boost",
-            "clocks rise above the base clock as long as heat allows",
-            command if no_turbo else "echo 0 > /sys/devices/system/cpu/cpufreq/boost",
-        )
 
 
 def _load(root: Path, usable: Sequence[int], seconds: float) -> Iterator[Check]:
@@ -184,17 +165,6 @@ def _ticks(root: Path, usable: Sequence[int]) -> dict[int, tuple[int, int, int]]
             busy = user + nice + system + irq + softirq
             found[int(name[3:])] = busy, stolen, busy + idle + waiting + stolen
     return found
-
-
-def _locks(usable: Sequence[int]) -> Iterator[Check]:
-    holders = {path.name or "this host": locks.holder(path) for path in locks.resources(usable)}
-    timed = [f"{name} (pid {pid})" for name, pid in holders.items() if pid is not None]
-    if timed:
-        yield Check(
-            "locks",
-            f"another run times steps on {', '.join(timed)}",
-            "run one job per machine: timed launches wait for each other",
-        )
 
 
 def _read(path: Path) -> str:

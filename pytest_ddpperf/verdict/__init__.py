@@ -23,7 +23,6 @@ from pytest_ddpperf.verdict.times import (
     judge_times,
     of_one_length,
     resolutions,
-    shift,
     unsupported,
 )
 
@@ -42,7 +41,6 @@ __all__ = [
     "of_one_length",
     "refused",
     "resolutions",
-    "shift",
     "unsupported",
     "with_counters",
     "without_steady_windows",

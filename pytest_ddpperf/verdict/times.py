@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from statistics import fmean
-from typing import NamedTuple
 
 from pytest_ddpperf.records import (
     Comparison,
@@ -145,29 +144,21 @@ def _on_times(limits: Iterable[Limit]) -> list[Limit]:
 
 def resolutions(current: Measurement, limits: Iterable[Limit], *, level: float = TEST_LEVEL) -> dict[str, float]:
     """By metric, the relative slowdown that two measurements like this one, taken on one occasion, would resolve."""
-    return {own.limit.metric: _share(own.resolution) for own in _with_itself(current, limits, level)}
+    return {limit.metric: _share(own) for limit, _, own in _with_itself(current, limits, level)}
 
 
 def coarse(current: Measurement, limits: Iterable[Limit], *, level: float = TEST_LEVEL) -> bool:
     """Whether there is a limit that two measurements like this one, taken on one occasion, would not resolve."""
-    return any(own.resolution > bound(own.limit, own.mean) for own in _with_itself(current, limits, level))
+    return any(own > bound(limit, mean) for limit, mean, own in _with_itself(current, limits, level))
 
 
-class _Own(NamedTuple):
-    """What a measurement says of one limit by itself; both figures are logarithms."""
-
-    limit: Limit
-    mean: float
-    resolution: float
-
-
-def _with_itself(current: Measurement, limits: Iterable[Limit], level: float) -> Iterator[_Own]:
-    """The limits it supports."""
+def _with_itself(current: Measurement, limits: Iterable[Limit], level: float) -> Iterator[tuple[Limit, float, float]]:
+    """Yield each limit that the measurement supports, with its mean and its resolution, both logarithms."""
     kept, _ = _supported(current, _on_times(limits))
     kept = [limit for limit in kept if not limit.is_cpu_time or has_cpu(limit, current)]
     for limit in kept:
         observed = logs(limit, current)
-        yield _Own(limit, fmean(observed), stats.difference(observed, [observed]).resolution(level / len(kept)))
+        yield limit, fmean(observed), stats.difference(observed, [observed]).resolution(level / len(kept))
 
 
 def _supported(current: Measurement, limits: Iterable[Limit]) -> tuple[list[Limit], tuple[str, ...]]:
@@ -229,22 +220,6 @@ def _across(
     if here not in hosts:
         sessions = joined(sessions, hosts)
     return stats.difference(now, sessions, drift=drift)
-
-
-def shift(
-    now: Sequence[float],
-    sessions: Sequence[Sequence[float]],
-    *,
-    here: Scalar,
-    hosts: Sequence[Scalar],
-    level: float,
-) -> Interval:
-    """How much more `now` is than the sessions of a baseline, as `judge_times` would have it of a limit: each value is
-    the percentile of a launch, in seconds, two a session at least. `here` is the host, `hosts` those of the sessions;
-    each bound is at `level`."""
-    logs = [[math.log(value) for value in side] for side in (now, *sessions)]
-    found = _across(logs[0], logs[1:], here, hosts, ASSUMED_DRIFT)
-    return _interval(found, found.reach(level))
 
 
 def _interval(difference: Difference, reach: float) -> Interval:
