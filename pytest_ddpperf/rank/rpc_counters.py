@@ -21,8 +21,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import wraps
 from typing import Any
 from weakref import WeakSet
@@ -58,6 +58,7 @@ class RpcMeter(Meter):
         self._counting = False
         self._reset()
         self._seen_backwards: set[int] = set()  # ids of autograd contexts
+        self._of_collectives: WeakSet[Any] = WeakSet()  # futures
         self._unpickled = threading.local()  # whether this thread has unpickled the value of a reference
 
     def _reset(self) -> None:
@@ -96,31 +97,42 @@ class RpcMeter(Meter):
             "rpc.bytes.backward": backward if known else None,
         }
 
-    def requested(self, name: str) -> None:
-        """Count a request to the process of that name."""
+    # The methods below replace functions of torch, which each of them calls as `original`.
+
+    def request(self, original: Any, to: Any) -> Any:
+        """Count a request to another process."""
+        worker = original(to)
         if self._counting:
             with self._lock:
                 self._requests += 1
-                self._calls[role_of(name)] += 1
+                self._calls[role_of(worker.name)] += 1
+        return worker
 
-    def await_answer(self, answer: Any) -> None:
+    def invoke(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """Keep the future of an answer."""
+        answer = original(*args, **kwargs)
         if self._counting:
             self._answers.append(answer)
+        return answer
 
-    def serialized(self, value: Any, tensors: Iterable[Any]) -> None:
+    def serialize(self, original: Any, value: Any) -> Any:
         """Count what leaves: a request of this process, or its answer to another's."""
+        made = original(value)
         if self._counting:
-            self._carry_forward(tensors)
+            self._carry_forward(made[1])
             with self._lock:
                 self._pickled_requests += isinstance(value, internal.PythonUDF)
+        return made
 
-    def deserialized(self, value: Any, tensors: Iterable[Any]) -> None:
+    def deserialize(self, original: Any, data: Any, tensors: Any) -> Any:
         """Count what arrives."""
+        value = original(data, tensors)
         self._unpickled.last = True
         if self._counting:
             self._carry_forward(tensors)
             if isinstance(value, torch.jit.ScriptModule):  # its tensors are part of its pickle
                 self._bytes_known = False
+        return value
 
     def _carry_forward(self, tensors: Iterable[Any]) -> None:
         size = self._size(tensors)
@@ -136,40 +148,48 @@ class RpcMeter(Meter):
                 size += tensor.numel() * tensor.element_size()
         return size
 
-    def called(self) -> None:
-        """Another process calls this one; gradients that pass through here in its backward are not seen."""
+    def serve(self, original: Any, function: Any) -> Any:
+        """Answer another process; gradients that pass through here in its backward are not seen."""
         if self._counting:
             with suppress(RuntimeError):  # there is no autograd context, most often
                 dist_autograd._current_context()
                 self._bytes_known = False
+        return original(function)
 
-    @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Count the time of a wait, on the main thread only."""
+    def mark_collective(self, original: Any, work: Any) -> Any:
+        """Remember the future of a collective."""
+        future = original(work)
+        self._of_collectives.add(future)
+        return future
+
+    def wait(self, original: Any, future: Any) -> Any:
+        """Count the time of a wait for an answer."""
+        return original(future) if future in self._of_collectives else self._timed(original, future)
+
+    def _timed(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """Count the time of a call as blocked, on the main thread only."""
         if threading.current_thread() is not threading.main_thread() or self._waits:
-            yield
-            return
+            return original(*args, **kwargs)
         self._waits += 1
         began = time.monotonic_ns()
         try:
-            yield
+            return original(*args, **kwargs)
         finally:
             self._blocked_ns += time.monotonic_ns() - began
             self._waits -= 1
 
-    def fetch(self, to_here: Callable[..., Any], reference: Any, *args: Any, **kwargs: Any) -> Any:
-        """Call `to_here` of a reference; if another process owns it, count a call and the time."""
+    def fetch(self, original: Any, reference: Any, *args: Any, **kwargs: Any) -> Any:
+        """Fetch the value of a reference; if another process owns it, count a call and the time."""
         if reference.is_owner():
-            return to_here(reference, *args, **kwargs)
+            return original(reference, *args, **kwargs)
         self._unpickled.last = False
-        with self.waiting():
-            value = to_here(reference, *args, **kwargs)
+        value = self._timed(original, reference, *args, **kwargs)
         if self._counting:
             self._calls[role_of(reference.owner_name())] += 1
             self._bytes_known &= self._unpickled.last  # else a builtin or TorchScript function made the value
         return value
 
-    def backward(self, backward: Callable[..., None], context: int, *args: Any, **kwargs: Any) -> None:
+    def backward(self, original: Any, context: int, *args: Any, **kwargs: Any) -> None:
         """Run a distributed backward.
 
         It counts as blocked from when a gradient has left until one comes back or the backward ends.
@@ -203,108 +223,44 @@ class RpcMeter(Meter):
         hooks += [function.register_hook(arrives) for function in functions._send_functions().values()]
         self._waits += 1  # waits inside are part of this one
         try:
-            backward(context, *args, **kwargs)
+            original(context, *args, **kwargs)
         finally:
             self._waits -= 1
             come_back()
             for hook in hooks:
                 hook.remove()
 
-    def end_context(self, context: int) -> None:
-        """Take note that a distributed autograd context ends."""
-        seen = context in self._seen_backwards
-        self._seen_backwards.discard(context)
-        if self._counting and not seen and dist_autograd._retrieve_context(context)._recv_functions():
+    def end_context(self, original: Any, context: Any, *error: Any) -> Any:
+        """Look for gradients that were not seen when a distributed autograd context ends."""
+        number = context.autograd_context._context_id()
+        seen = number in self._seen_backwards
+        self._seen_backwards.discard(number)
+        if self._counting and not seen and dist_autograd._retrieve_context(number)._recv_functions():
             self._bytes_known = False
+        return original(context, *error)
 
 
 def install(meter: RpcMeter) -> None:
     """Wrap torch's functions, in this process."""
-    _count_requests(meter)
-    _count_tensors(meter)
-    _count_backwards(meter)
-    _time_waits(meter)
-
-
-def _count_requests(meter: RpcMeter) -> None:
-    to_worker_info, invoke, run = _api._to_worker_info, _api._invoke_rpc_python_udf, _internal._run_function
-
-    @wraps(to_worker_info)
-    def request(to: Any) -> Any:
-        worker = to_worker_info(to)
-        meter.requested(worker.name)
-        return worker
-
-    @wraps(invoke)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        answer = invoke(*args, **kwargs)
-        meter.await_answer(answer)
-        return answer
-
-    @wraps(run)
-    def serve(function: Any) -> Any:
-        meter.called()
-        return run(function)
-
-    _api._to_worker_info, _api._invoke_rpc_python_udf, _internal._run_function = request, call, serve
-
-
-def _count_tensors(meter: RpcMeter) -> None:
     pickler = _internal._internal_rpc_pickler
-    serialize, deserialize = pickler.serialize, pickler.deserialize
-
-    @wraps(serialize)
-    def leave(value: Any) -> Any:
-        made = serialize(value)
-        meter.serialized(value, made[1])
-        return made
-
-    @wraps(deserialize)
-    def arrive(data: Any, tensors: Any) -> Any:
-        value = deserialize(data, tensors)
-        meter.deserialized(value, tensors)
-        return value
-
-    pickler.serialize, pickler.deserialize = leave, arrive
+    for owner, name, replacement in (
+        (_api, "_to_worker_info", meter.request),
+        (_api, "_invoke_rpc_python_udf", meter.invoke),
+        (_internal, "_run_function", meter.serve),
+        (pickler, "serialize", meter.serialize),
+        (pickler, "deserialize", meter.deserialize),
+        (dist_autograd, "backward", meter.backward),
+        (dist_autograd.context, "__exit__", meter.end_context),
+        (Future, "wait", meter.wait),
+        (PyRRef, "to_here", meter.fetch),
+        (Work, "get_future", meter.mark_collective),
+    ):
+        setattr(owner, name, _bound_to(getattr(owner, name), replacement))
 
 
-def _count_backwards(meter: RpcMeter) -> None:
-    backward, exit_context = dist_autograd.backward, dist_autograd.context.__exit__
-
-    @wraps(backward)
-    def run(context: int, *args: Any, **kwargs: Any) -> None:
-        meter.backward(backward, context, *args, **kwargs)
-
-    @wraps(exit_context)
-    def end(context: Any, *error: Any) -> Any:
-        meter.end_context(context.autograd_context._context_id())
-        return exit_context(context, *error)
-
-    dist_autograd.backward, dist_autograd.context.__exit__ = run, end
-
-
-def _time_waits(meter: RpcMeter) -> None:
-    wait, to_here, get_future = Future.wait, PyRRef.to_here, Work.get_future
-    of_collectives: WeakSet[Any] = WeakSet()
-
-    @wraps(get_future)
-    def collective_future(work: Any) -> Any:
-        future = get_future(work)
-        of_collectives.add(future)
-        return future
-
-    @wraps(wait)
-    def await_future(future: Any) -> Any:
-        if future in of_collectives:
-            return wait(future)
-        with meter.waiting():
-            return wait(future)
-
-    @wraps(to_here)
-    def fetch(reference: Any, *args: Any, **kwargs: Any) -> Any:
-        return meter.fetch(to_here, reference, *args, **kwargs)
-
-    Future.wait, PyRRef.to_here, Work.get_future = await_future, fetch, collective_future
+def _bound_to(original: Any, replacement: Callable[..., Any]) -> Any:
+    """Return a function, which as an attribute of a class is a method, that calls `replacement` with `original`."""
+    return wraps(original)(lambda *args, **kwargs: replacement(original, *args, **kwargs))
 
 
 def _succeeded(answer: Any) -> bool:
