@@ -7,69 +7,53 @@ the window, then the end of each step. Differences of marks add up to the wall t
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 
 Marks = memoryview  # of signed 8-byte integers
 
 
-class StepClock(Protocol):
+class StepClock:
+    """Marks steps of a launch in a timing mode.
+
+    A CPU has no queue: a step has ended when it returns, in both modes. On a device, `step` synchronises after each
+    step. `free` records a device event after each step and synchronises only around the whole window, as training runs.
+    Events are placed on the host's clock by the two moments that both clocks know: the synchronisations at the start
+    and at the end of the window.
+    """
+
+    def __init__(self, timing: Literal["free", "step"], device: torch.device, marks: Marks) -> None:
+        self._marks = marks
+        self._on_device = device.type != "cpu"
+        with_events = self._on_device and timing == "free"
+        self._events = [torch.Event(enable_timing=True) for _ in marks] if with_events else []
+
     def start(self) -> None:
         """Mark the start of the window."""
+        if self._events:
+            torch.accelerator.synchronize()
+            self._events[0].record()
+        self._read_clock(0)
 
     def mark(self, step: int) -> None:
         """Mark the end of `step` (from 0)."""
+        if self._events:
+            self._events[step + 1].record()
+        else:
+            self._read_clock(step + 1)
 
     def finish(self) -> None:
-        """After the last step: all marks are in the buffer when it returns."""
+        """Fill all marks, after the last step."""
+        if self._events:
+            self._read_clock(len(self._events) - 1)
+            first, *later = self._events
+            place_events(self._marks, [first.elapsed_time(event) for event in later])
 
-
-class HostClock:
-    """Reads the host's clock after each step, behind a device synchronisation where there is a device."""
-
-    def __init__(self, marks: Marks, synchronize: Callable[[], None] | None = None) -> None:
-        self._marks = marks
-        self._synchronize = synchronize
-
-    def start(self) -> None:
-        self.mark(-1)
-
-    def mark(self, step: int) -> None:
-        if self._synchronize is not None:
-            self._synchronize()
-        self._marks[step + 1] = time.monotonic_ns()
-
-    def finish(self) -> None:
-        pass
-
-
-class EventClock:
-    """Records a device event after each step and synchronises only around the whole window, as training runs.
-
-    Events are placed on the host's clock by the two moments that both clocks know: the synchronisations at the
-    start and at the end of the window.
-    """
-
-    def __init__(self, marks: Marks, steps: int) -> None:
-        self._marks = marks
-        self._events = [torch.Event(enable_timing=True) for _ in range(steps + 1)]
-
-    def start(self) -> None:
-        torch.accelerator.synchronize()
-        self._events[0].record()
-        torch.accelerator.synchronize()
-        self._marks[0] = time.monotonic_ns()
-
-    def mark(self, step: int) -> None:
-        self._events[step + 1].record()
-
-    def finish(self) -> None:
-        torch.accelerator.synchronize()
-        self._marks[len(self._events) - 1] = time.monotonic_ns()
-        first = self._events[0]
-        place_events(self._marks, [first.elapsed_time(event) for event in self._events[1:]])
+    def _read_clock(self, index: int) -> None:
+        if self._on_device:
+            torch.accelerator.synchronize()
+        self._marks[index] = time.monotonic_ns()
 
 
 def place_events(marks: Marks, elapsed_milliseconds: list[float]) -> None:
@@ -82,12 +66,3 @@ def place_events(marks: Marks, elapsed_milliseconds: list[float]) -> None:
     total = elapsed_milliseconds[-1]
     for step, elapsed in enumerate(elapsed_milliseconds[:-1]):
         marks[step + 1] = start + round(span * elapsed / total) if total > 0 else start
-
-
-def make_clock(timing: Literal["free", "step"], device: torch.device, marks: Marks) -> StepClock:
-    """The clock for a mode and a device. A CPU has no queue: a step has ended when it returns, in both modes."""
-    if device.type == "cpu":
-        return HostClock(marks)
-    if timing == "step":
-        return HostClock(marks, torch.accelerator.synchronize)
-    return EventClock(marks, len(marks) - 1)

@@ -20,37 +20,6 @@ import torch
 from pytest_ddpperf.records.errors import DdpPerfError
 
 
-class Figures:
-    """The figures of the current step. The timed loop takes them after each step and drops those of the warm-up."""
-
-    __slots__ = ("values",)
-
-    def __init__(self) -> None:
-        self.values: dict[str, Any] = {}
-
-    def record(self, name: str, value: Any) -> None:
-        """Raises TypeError or ValueError for what is no name or no number."""
-        if not isinstance(name, str) or not name.strip() or not name.isprintable():
-            raise ValueError(f"ctx.record({name!r}, ...): the name must be printable text")
-        if isinstance(value, torch.Tensor):
-            if value.numel() != 1:
-                problem = f"the figure must be a number, not a tensor of {tuple(value.shape)}"
-                raise TypeError(f"ctx.record({name!r}, ...): {problem}")
-            value = value.detach()  # torch warns of a number made of one that requires grad
-        if isinstance(value, torch.Tensor) and value.device.type != "cpu":
-            # To read it would wait for the device, so it is copied there: a step may record the same one each time.
-            self.values[name] = value.clone()
-        elif hasattr(type(value), "__float__"):
-            self.values[name] = float(value)
-        else:
-            raise TypeError(f"ctx.record({name!r}, {value!r}): the figure must be a number")
-
-    def take(self) -> dict[str, Any]:
-        """Return the figures since the last call."""
-        values, self.values = self.values, {}
-        return values
-
-
 def figures_by_name(steps: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float | None, ...]]:
     """Return each figure by step: None where the step recorded none, or one that is not finite."""
     names = dict.fromkeys(name for said in steps for name in said)
@@ -76,8 +45,8 @@ class Context:
     device: torch.device
     backend: str
     seed: int  #: random, numpy and torch are seeded with it, alike in every rank
-    # What `record` keeps of the step under way; for the timed loop to take.
-    figures: Figures = field(default_factory=Figures, init=False, repr=False, compare=False)
+    # What `record` keeps of the step under way; for the timed loop to take, and to drop after the warm-up.
+    figures: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def record(self, name: str, value: Any) -> None:
         """Keep a figure of the step under way: `result.recorded[name]` has it by launch, rank and step.
@@ -86,7 +55,20 @@ class Context:
         accelerator. The last figure counts that a step records under a name; those of warm-up steps are not kept.
         Raises TypeError or ValueError for what is no number or no name.
         """
-        self.figures.record(name, value)
+        if not isinstance(name, str) or not name.strip() or not name.isprintable():
+            raise ValueError(f"ctx.record({name!r}, ...): the name must be printable text")
+        if isinstance(value, torch.Tensor):
+            if value.numel() != 1:
+                problem = f"the figure must be a number, not a tensor of {tuple(value.shape)}"
+                raise TypeError(f"ctx.record({name!r}, ...): {problem}")
+            value = value.detach()  # torch warns of a number made of one that requires grad
+        if isinstance(value, torch.Tensor) and value.device.type != "cpu":
+            # To read it would wait for the device, so it is copied there: a step may record the same one each time.
+            self.figures[name] = value.clone()
+        elif hasattr(type(value), "__float__"):
+            self.figures[name] = float(value)
+        else:
+            raise TypeError(f"ctx.record({name!r}, {value!r}): the figure must be a number")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

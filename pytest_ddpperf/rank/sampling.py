@@ -111,7 +111,7 @@ class _Stretch:
         self._device, self._rank, self._figures, self.length = ctx.device, ctx.rank, ctx.figures, length
         if self._device.type != "cpu":
             torch.accelerator.synchronize()
-        self._timer = clock.make_clock(plan.timing, self._device, marks_ns)
+        self._timer = clock.StepClock(plan.timing, self._device, marks_ns)
         self.marks_ns = marks_ns
         self.returned: list[Any] = [None] * length
         self.recorded: list[Mapping[str, Any]] = [{}] * length
@@ -124,7 +124,7 @@ class _Stretch:
         row, cell, timer, on_cpu = board.row(self._rank), Board.STEP_CELL, self._timer, self._device.type == "cpu"
         processed, cpu_ns, blocked_ns, graphs = self.returned, self.cpu_ns, self.blocked_ns, self.graphs
         figures, recorded = self._figures, self.recorded
-        figures.take()  # of warm-up steps, or of set-up
+        figures.clear()  # of warm-up steps, or of set-up
         dist.barrier()
         if board.phase(self._rank) is not Phase.STEPS:
             board.enter(self._rank, Phase.STEPS, time.monotonic_ns())
@@ -140,8 +140,9 @@ class _Stretch:
             # Of the usual ones without a call.
             processed[index] = value if value is None or type(value) is int else context.read_examples(value)
             value = None  # the graph of a step's result must not live through the next step
-            if figures.values:
-                recorded[index] = figures.take()
+            if figures:
+                recorded[index] = dict(figures)
+                figures.clear()
             graphs[index + 1] = count_compilations()
             blocked_ns[index + 1] = meter.blocked_ns()
         timer.finish()
@@ -226,11 +227,18 @@ class Steadiness:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._rebuilds = _Rebuilds()
+        self._rebuilds = 0
+        # DDP reports the rebuilds of its buckets to its log only, whatever log level the user set.
+        log = logging.getLogger("torch.nn.parallel.distributed")
+        log.info, self._info = self._count_rebuild, log.info  # type: ignore[method-assign, assignment]
         self._before = self._counts()
 
     def _counts(self) -> tuple[int, ...]:
-        return count_compilations(), _allocator_growth(self._device), self._rebuilds.count
+        return count_compilations(), _allocator_growth(self._device), self._rebuilds
+
+    def _count_rebuild(self, message: object, *arguments: object, **options: Any) -> None:
+        self._rebuilds += "buckets have been rebuilt" in str(message)
+        self._info(message, *arguments, **{"stacklevel": 2, **options})
 
     def changed(self) -> list[bool]:
         """Return whether anything changed since the last call, by cause."""
@@ -257,16 +265,3 @@ def _allocator_growth(device: torch.device) -> int:
         return 0
     stats = torch.accelerator.memory_stats(device)
     return int(stats.get("segment.all.allocated", 0)) + int(stats.get("num_alloc_retries", 0))
-
-
-class _Rebuilds:
-    """Counts the rebuilds of DDP's buckets, which DDP reports to its log only, whatever log level the user set."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        log = logging.getLogger("torch.nn.parallel.distributed")
-        log.info, self._info = self._counted, log.info  # type: ignore[method-assign, assignment]
-
-    def _counted(self, message: object, *arguments: object, **options: Any) -> None:
-        self.count += "buckets have been rebuilt" in str(message)
-        self._info(message, *arguments, **{"stacklevel": 2, **options})
