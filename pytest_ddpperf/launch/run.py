@@ -25,7 +25,7 @@ from pytest_ddpperf.launch.remote_ranks import Clock, RemoteRanks
 from pytest_ddpperf.launch.request import LaunchRequest
 from pytest_ddpperf.records import Phases, RankError, RankOutput, codec, messages
 from pytest_ddpperf.records.errors import ServerError
-from pytest_ddpperf.wire.channels import Board, FrameReader, Kind, Message, Phase, readable, send_word
+from pytest_ddpperf.wire.channels import Board, Kind, Message, Phase, readable, send_word, take_frames
 
 
 class Peer:
@@ -40,7 +40,7 @@ class Peer:
         self.silent = False  # its channel has ended
         self.exited = False
         self.error: RankError | None = None
-        self._reader = FrameReader()
+        self._arrived = bytearray()
 
     @property
     def settled(self) -> bool:
@@ -58,7 +58,8 @@ class Peer:
             if not data:
                 self.silent = True
                 return
-            for kind, content in self._reader.feed(data):
+            self._arrived += data
+            for kind, content in take_frames(self._arrived):
                 if kind is Kind.RESULT:
                     self.result = content
                 elif kind is Kind.DONE:

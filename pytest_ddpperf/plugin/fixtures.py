@@ -28,7 +28,7 @@ from pytest_ddpperf.report import ci, failure, sentences
 from pytest_ddpperf.report.text import terminal_width
 from pytest_ddpperf.verdict import TEST_LEVEL
 from pytest_ddpperf.wire import payload
-from pytest_ddpperf.wire.payload import StaysInPytest
+from pytest_ddpperf.wire.payload import make_refusal
 
 if TYPE_CHECKING:
     from _pytest.outcomes import Failed
@@ -71,7 +71,7 @@ class DistributedFixture:
         self._world_size = world_size
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return StaysInPytest, (self._name,)
+        return make_refusal, (self._name,)
 
     def _plan(self) -> Plan:
         return self._plan_at(self._find_place(self._settings, self._world_size), self._world_size)

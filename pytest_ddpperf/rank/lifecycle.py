@@ -155,7 +155,7 @@ def _work(rank: Rank, folder: Path, request: Message) -> None:
     payload.install(request["modules"])
     if rank.plan.rpc:
         _rpc().watch()
-    task = payload.loads((folder / "payload").read_bytes())
+    task, function, args = payload.loads((folder / "payload").read_bytes())
     rank.enter(Phase.GROUP)
     store = tuple(request["store"]) if request["store"] else None
     place = group.ProcessPlace(
@@ -164,7 +164,7 @@ def _work(rank: Rank, folder: Path, request: Message) -> None:
     ctx: Context = (_rpc() if rank.plan.rpc else group).start(rank.plan, place)
     rank.enter(Phase.SETUP)
     _apply_warning_filters(rank.plan.warning_filters)
-    clean_up = _TASKS[task.name](rank, ctx, task.function, *task.args)
+    clean_up = _TASKS[task](rank, ctx, function, *args)
     rank.enter(Phase.CLEANUP)
     if clean_up is not None:
         clean_up()

@@ -13,7 +13,7 @@ import os
 import selectors
 import socket
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from enum import IntEnum
 from pathlib import Path
@@ -104,23 +104,16 @@ def receive_word(sock: socket.socket) -> int:
     return int(_WORD.unpack(data)[0]) if len(data) == _WORD.size else 0
 
 
-class FrameReader:
-    """Puts frames together from the pieces a non-blocking socket yields; results may be hundreds of megabytes."""
-
-    def __init__(self) -> None:
-        self._buffer = bytearray()
-
-    def feed(self, data: bytes) -> list[tuple[Kind, bytes]]:
-        self._buffer += data
-        frames = []
-        while len(self._buffer) >= _HEADER.size:
-            kind, length = _HEADER.unpack_from(self._buffer)
-            end = _HEADER.size + length
-            if len(self._buffer) < end:
-                break
-            frames.append((Kind(kind), bytes(memoryview(self._buffer)[_HEADER.size : end])))
-            del self._buffer[:end]
-        return frames
+def take_frames(buffer: bytearray) -> Iterator[tuple[Kind, bytes]]:
+    """Take the whole frames from what has arrived so far; results may be hundreds of megabytes."""
+    while len(buffer) >= _HEADER.size:
+        kind, length = _HEADER.unpack_from(buffer)
+        end = _HEADER.size + length
+        if len(buffer) < end:
+            return
+        data = bytes(memoryview(buffer)[_HEADER.size : end])
+        del buffer[:end]
+        yield Kind(kind), data
 
 
 class Phase(IntEnum):
@@ -135,15 +128,6 @@ class Phase(IntEnum):
     CLEANUP = 6
     DONE = 7
     LEADER = 8  # in an RPC launch, a process that others call: after its set-up, before its delivery
-
-
-def _allocate(descriptor: int, size: int) -> None:
-    """Make a file of zeros, for which there is space: a process that writes to memory without any dies of SIGBUS."""
-    if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(descriptor, 0, size)
-    else:  # macOS
-        with open(descriptor, "wb", closefd=False) as file:
-            file.write(bytes(size))
 
 
 class Board:
@@ -165,7 +149,9 @@ class Board:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             if os.fstat(descriptor).st_size < size:
-                _allocate(descriptor, size)
+                # Zeros take space now: a process that writes to memory for which there is none dies of SIGBUS.
+                with open(descriptor, "wb", closefd=False) as file:
+                    file.write(bytes(size))
             self._map = mmap.mmap(descriptor, size)
         finally:
             os.close(descriptor)

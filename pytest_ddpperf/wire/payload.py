@@ -14,12 +14,12 @@ import io
 import pickle
 import sys
 import unittest
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_file_location
 from pathlib import Path
-from types import CellType, CodeType, FunctionType, ModuleType
-from typing import Any, NamedTuple
+from types import CellType, CodeType, FunctionType, SimpleNamespace
+from typing import Any
 
 import cloudpickle
 
@@ -112,60 +112,43 @@ def _picklable(value: Any) -> bool:
     return True
 
 
-class StaysInPytest:
-    """Replaces a fixture's callable on its way to a rank: a test's `self` may refer to it, no rank may call it."""
+def make_refusal(name: str) -> Callable[..., None]:
+    """Return what replaces a fixture's callable in a rank: a test's `self` may refer to it, no rank may call it."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise RuntimeError(f"{name} starts ranks: call it in the test, not in a rank")
 
-    def __call__(self, *args: Any, **kwargs: Any) -> None:
-        raise RuntimeError(f"{self._name} starts ranks: call it in the test, not in a rank")
+    return refuse
 
 
 # --- in a rank
 
 
 def install(files: Mapping[str, str]) -> None:
-    """Make the modules of `files` (name -> file) importable, ahead of everything else."""
-    sys.meta_path.insert(0, _TestModules(files))
-    sys.meta_path.append(_MissingParents(files))
+    """Make the modules of `files` (name -> file) importable, ahead of everything else.
 
+    Packages that pytest's importlib mode invented for their names come after everything else.
+    """
+    parents = {name[:end] for name in files for end, letter in enumerate(name) if letter == "."}
 
-class Task(NamedTuple):
-    """A task of a rank."""
-
-    name: str
-    function: Any
-    args: tuple[Any, ...]
-
-
-def loads(data: bytes) -> Task:
-    """Unpickle a task."""
-    return Task(*pickle.loads(data))
-
-
-class _TestModules:
-    """Finds the modules that pytest collected in the files it took them from."""
-
-    def __init__(self, files: Mapping[str, str]) -> None:
-        self._files = files
-
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        file = self._files.get(name)
+    def find_module(name: str, *_: object) -> ModuleSpec | None:
+        file = files.get(name)
         if file is None:
             return None
         package = [str(Path(file).parent)] if Path(file).name == "__init__.py" else None
         return spec_from_file_location(name, file, submodule_search_locations=package)
 
+    def find_parent(name: str, *_: object) -> ModuleSpec | None:
+        return ModuleSpec(name, None, is_package=True) if name in parents else None
 
-class _MissingParents:
-    """Makes the packages that pytest's importlib mode invented for the names of test modules."""
+    finders: list[Any] = [SimpleNamespace(find_spec=find) for find in (find_module, find_parent)]
+    sys.meta_path[:] = [finders[0], *sys.meta_path, finders[1]]
 
-    def __init__(self, files: Mapping[str, str]) -> None:
-        self._parents = {name[:end] for name in files for end, letter in enumerate(name) if letter == "."}
 
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        return ModuleSpec(name, None, is_package=True) if name in self._parents else None
+def loads(data: bytes) -> tuple[str, Any, tuple[Any, ...]]:
+    """Unpickle a task: its name, its function and the arguments."""
+    name, function, args = pickle.loads(data)
+    return name, function, args
 
 
 def _new_function(module: str, code: CodeType) -> FunctionType:

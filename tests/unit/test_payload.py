@@ -79,4 +79,4 @@ def test_a_test_case_travels_without_pytests_own_objects() -> None:
 
 def test_a_fixture_that_starts_ranks_stays_in_pytest() -> None:
     with pytest.raises(RuntimeError, match="ddp_run starts ranks: call it in the test"):
-        payload.StaysInPytest("ddp_run")()
+        payload.make_refusal("ddp_run")()
