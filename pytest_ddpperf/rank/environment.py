@@ -136,14 +136,7 @@ def pci_address(index: int) -> str:
 
 
 def _backends() -> list[str]:
-    available = {
-        "gloo": dist.is_gloo_available(),
-        "nccl": dist.is_nccl_available(),
-        "mpi": dist.is_mpi_available(),
-        "ucc": dist.is_ucc_available(),
-        "xccl": dist.is_xccl_available(),
-    }
-    known = [name for name in dist.Backend.backend_list if available.get(name, True)]
+    known = (name for name in dist.Backend.backend_list if dist.is_backend_available(name))
     return [name for name in known if name not in ("undefined", "fake", "threaded")]
 
 

@@ -18,7 +18,6 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from pytest_ddpperf.rank import group as store
 from pytest_ddpperf.rank.context import Context
 from pytest_ddpperf.rank.environment import pci_address
 from pytest_ddpperf.records import Plan
@@ -164,7 +163,7 @@ def join(plan: Plan, rank: int, world_size: int, place: ProcessPlace, name: str,
     bound = device if dist.get_default_backend_for_device(device) == plan.backend else None
     dist.init_process_group(
         plan.backend,
-        store=store.store_of(name, world_size, place.folder, place.store, timeout_of(plan)),
+        store=store_of(name, world_size, place.folder, place.store, timeout_of(plan)),
         rank=rank,
         world_size=world_size,
         timeout=timeout_of(plan),

@@ -260,9 +260,9 @@ class _Server:
 
 
 def _hold_store(descriptor: int) -> NoReturn:
-    from pytest_ddpperf.rank import group as store
+    from pytest_ddpperf.rank import group
 
-    store.serve(descriptor)
+    group.serve(descriptor)
 
 
 def _signal_group(pid: int, signum: signal.Signals) -> None:

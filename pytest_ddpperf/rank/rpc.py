@@ -9,7 +9,7 @@ import queue
 import threading
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -19,7 +19,6 @@ import torch.distributed.optim
 import torch.distributed.rpc as rpc
 
 from pytest_ddpperf.rank import group, rpc_counters, sampling
-from pytest_ddpperf.rank import group as store
 from pytest_ddpperf.rank.context import RpcContext
 from pytest_ddpperf.records import Plan
 
@@ -42,63 +41,55 @@ _shared: queue.SimpleQueue[Any] = queue.SimpleQueue()
 def start(plan: Plan, place: group.ProcessPlace) -> RpcContext:
     """Seed, choose the device, pin, join the RPC world, and the process group of one's role."""
     process, timeout = place.number, group.timeout_of(plan)
-    part = _role_of(plan, process)
+    role, index, size = _role_of(plan, process)
     devices = 1 if plan.device == "cpu" else torch.accelerator.device_count()
     device = group.prepare(plan, place.index % devices, place.threads)
-    url = store.url_of("store-rpc", plan.processes, place.folder, place.store, timeout)
+    url = group.url_of("store-rpc", plan.processes, place.folder, place.store, timeout)
     options = rpc.TensorPipeRpcBackendOptions(init_method=url, rpc_timeout=timeout.total_seconds())
     if plan.device != "cpu":
         for node in range(plan.nodes):
-            for index, other in enumerate(plan.part(node)):
-                options.set_device_map(plan.name(other), {device: torch.device(plan.device, index % devices)})
+            for place_there, other in enumerate(plan.part(node)):
+                options.set_device_map(plan.name(other), {device: torch.device(plan.device, place_there % devices)})
     with warnings.catch_warnings():
         # torch's own use of a process group as a backend, which is nothing a user can mend.
         warnings.filterwarnings("ignore", "You are using a Backend", UserWarning)
         rpc.init_rpc(  # type: ignore[no-untyped-call]
             plan.name(process), rank=process, world_size=plan.processes, rpc_backend_options=options
         )
-    if part.role != "master":
+    if role != "master":
         # Trainers have a device each; servers may share theirs, and NCCL takes one rank a device.
-        shared = part.role == "parameter_server" and part.size > devices
+        shared = role == "parameter_server" and size > devices
         joined = replace(plan, backend="gloo") if shared else plan
-        group.join(joined, part.index, part.size, place, f"store-{part.role}", device)
-    trains = part.role == "trainer"
+        group.join(joined, index, size, place, f"store-{role}", device)
+    trains = role == "trainer"
     return RpcContext(
-        rank=part.index,
-        local_rank=place.index if trains else part.index,
-        world_size=part.size,
-        local_world_size=part.size // plan.nodes if trains else part.size,
+        rank=index,
+        local_rank=place.index if trains else index,
+        world_size=size,
+        local_world_size=size // plan.nodes if trains else size,
         node_rank=place.node,
         device=device,
         backend=plan.backend,
         seed=plan.seed,
-        role=part.role,
+        role=role,
         name=plan.name(process),
         workers=_workers(plan),
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _RoleShare:
-    """The role of a process in the launch."""
-
-    role: Role
-    index: int  # in it
-    size: int  # how many have that role
-
-
-def _role_of(plan: Plan, process: int) -> _RoleShare:
+def _role_of(plan: Plan, process: int) -> tuple[Role, int, int]:
+    """Return the role of a process in the launch, its index in the role, and how many have that role."""
     if process < plan.world_size:
-        return _RoleShare("trainer", process, plan.world_size)
+        return "trainer", process, plan.world_size
     if process < plan.world_size + plan.parameter_servers:
-        return _RoleShare("parameter_server", process - plan.world_size, plan.parameter_servers)
-    return _RoleShare("master", 0, 1)
+        return "parameter_server", process - plan.world_size, plan.parameter_servers
+    return "master", 0, 1
 
 
 def _workers(plan: Plan) -> dict[str, tuple[str, ...]]:
     workers: dict[str, tuple[str, ...]] = {"trainer": (), "parameter_server": (), "master": ()}
     for process in range(plan.processes):
-        workers[_role_of(plan, process).role] += (plan.name(process),)
+        workers[_role_of(plan, process)[0]] += (plan.name(process),)
     return workers
 
 
