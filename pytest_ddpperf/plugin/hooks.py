@@ -49,7 +49,7 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", options.MARKER_HELP)
     if has_benchmark(config.pluginmanager):
-        config.pluginmanager.register(_ReplayToBenchmark(), "ddpperf-replay")
+        config.pluginmanager.register(_ReplayToBenchmark(config), "ddpperf-replay")
     run = config.stash[RUN] = Run(config)
     if "TORCHELASTIC_RUN_ID" in os.environ:
         from pytest_ddpperf.plugin import remote
@@ -242,8 +242,31 @@ def _ddp_replay() -> None:
     """Without pytest-benchmark nothing is replayed."""
 
 
+# The options of pytest-benchmark that ask for its reports.
+_THEIR_REPORTS = ("json", "save", "autosave", "compare", "histogram", "cprofile", "only")
+
+
 class _ReplayToBenchmark:
-    """Replays to pytest-benchmark. Its fixture is among those of a test, so that --benchmark-only and -skip see it."""
+    """Replays to pytest-benchmark. Its fixture is among those of a test, so that --benchmark-only and -skip see it.
+
+    Its header and its rows of distributed tests are shown if the user asked for its reports, or at -v."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        asked = (config.getoption(f"benchmark_{name}", None) for name in _THEIR_REPORTS)
+        self._shows = config.getoption("verbose") > 0 or any(asked)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_report_header(self) -> Generator[None, list[Any], list[Any]]:
+        lines = yield
+        return [line for line in lines if self._shows or not str(line).startswith("benchmark: ")]
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_benchmark_group_stats(self) -> Generator[None, list[tuple[Any, list[Any]]], list[tuple[Any, list[Any]]]]:
+        groups = yield
+        if self._shows:
+            return groups
+        theirs = ((name, [row for row in rows if "ddpperf" not in row["extra_info"]]) for name, rows in groups)
+        return [(name, rows) for name, rows in theirs if rows]
 
     @pytest.fixture
     def _ddp_replay(self, request: pytest.FixtureRequest, benchmark: Any) -> Replay | None:
