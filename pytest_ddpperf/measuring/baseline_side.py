@@ -76,13 +76,13 @@ class Stored:
         """Say which other baselines there are if this one is missing, and where much was lost by comparing."""
         notes: tuple[str, ...] = ()
         if verdict == "NO BASELINE":
-            notes += tuple(f"there is a baseline for {name}" for name in self._store.others(self._test))
+            notes += tuple(f"a baseline exists for {name}" for name in self._store.others(self._test))
         steps = len(current.taken[0].step_seconds)
         compared = self.baseline is not None and verdict.status.compared
         if compared and steps >= _MUCH_LONGER * (shortest := self._steps(current)):
             notes += (
-                f"compared by the first {shortest} of {steps} steps a launch, as many as the baseline has: "
-                "--ddp-save-baseline records longer windows",
+                f"only the first {shortest} of {steps} steps of each launch were compared, because the baseline has no "
+                "more: --ddp-save-baseline records longer windows",
             )
         if self._begins:
             notes += ("there was no baseline to extend: this is its first session",)

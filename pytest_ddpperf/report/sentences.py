@@ -24,6 +24,9 @@ _WHY_INCONCLUSIVE = {
 
 
 def verdict_of(outcome: Outcome) -> str:
+    """Return the verdict as reports show it."""
+    if outcome.saved:
+        return "SAVED"
     return str(outcome.verdict) if outcome.verdict is not None else "failed"
 
 

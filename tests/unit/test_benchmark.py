@@ -80,7 +80,7 @@ def lasting(step_seconds: float) -> Callable[[Plan], LaunchSamples]:
 
 def reported(steps: int, cut: int) -> str:
     return (
-        f"compared by the first {cut} of {steps} steps a launch, as many as the baseline has: "
+        f"only the first {cut} of {steps} steps of each launch were compared, because the baseline has no more: "
         "--ddp-save-baseline records longer windows"
     )
 
