@@ -416,7 +416,7 @@ def test_another_interpreter_may_be_all_that_differs(repository: Repository, run
             ["--ddp-against=first", "-n2"],
             "--ddp-against with 2 xdist workers: only one process can interleave both sides; *",
         ),
-        (["--ddp-against=first", "--ddp-save-baseline"], "--ddp-against: '--ddp-save-baseline': the one compares, *"),
+        (["--ddp-against=first", "--ddp-save-baseline"], "--ddp-against: '--ddp-save-baseline': one compares, *"),
     ],
     ids=["ref", "setup", "xdist", "saving"],
 )
@@ -439,7 +439,7 @@ def test_without_git_or_a_repository_a_ref_is_a_usage_error(
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(pytester.path.parent))
     result = run("--ddp-against=main")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines([f"ERROR: --ddp-against: main is a version in git, and {pytester.path} has none: *"])
+    result.stderr.fnmatch_lines([f"ERROR: --ddp-against: main is a git ref, and {pytester.path} has no repository: *"])
     monkeypatch.setenv("PATH", str(pytester.path))
     result = run("--ddp-against=main")
     assert result.ret == pytest.ExitCode.USAGE_ERROR

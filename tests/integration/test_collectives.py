@@ -107,7 +107,7 @@ def test_named(collective_benchmark):
     collective_benchmark("broadcast", [64], name="b")
     with pytest.raises(ValueError, match="name='b-64b' is taken in this test: give each"):
         collective_benchmark("broadcast", [64], name="b")
-    with pytest.raises(ValueError, match="needs a name that is not empty"):
+    with pytest.raises(ValueError, match="a name must not be empty"):
         collective_benchmark("broadcast", [64], name=" ")
 
 @pytest.mark.ddp(threshold="busbw:5%")

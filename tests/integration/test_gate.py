@@ -117,8 +117,8 @@ def test_second_call_without_a_name(ddp_benchmark):
     ({"batch_size": 2.5}, "batch_size=2.5: examples per rank and step"),
     ({"name": " "}, "name=' ': a name must not be empty"),
     ({"name": "\\x1b[2J"}, r"name='\\x1b[2J': must be printable: it is used in reports and file names"),
-    ({"name": "a\\nb"}, r"name='a\\nb': it stands in reports"),
-    ({"name": "\\ud800"}, r"name='\\ud800': it stands in reports"),
+    ({"name": "a\\nb"}, r"name='a\\nb': must be printable"),
+    ({"name": "\\ud800"}, r"name='\\ud800': must be printable"),
 ])
 def test_bad_argument(ddp_benchmark, kwargs, words):
     with pytest.raises(ValueError) as caught:
@@ -127,7 +127,7 @@ def test_bad_argument(ddp_benchmark, kwargs, words):
 
 @pytest.mark.parametrize(("setup", "words"), [
     (3, "(3): setup must be callable: setup(ctx) returns"),
-    (all_reduce, "(all_reduce): setup is called with ctx, which all_reduce does not take; was the step passed?"),
+    (all_reduce, "(all_reduce): setup is called with ctx, which all_reduce does not take; did you pass"),
     (torch.nn.Linear(2, 2), "(Linear): setup is called with ctx, and not a model: setup(ctx) returns"),
 ], ids="npm")
 def test_setup_that_cannot_be_called(ddp_benchmark, ddp_run, setup, words):

@@ -124,7 +124,7 @@ def test_mistakes(rpc_benchmark):
         rpc_benchmark(None)
     with pytest.raises(TypeError, match="master must be callable"):
         rpc_benchmark(trainer, master=7)
-    with pytest.raises(TypeError, match="trainer is called with ctx and shared, which trainer does not take; was the"):
+    with pytest.raises(TypeError, match="trainer is called with ctx and shared, which trainer does not take; did you"):
         rpc_benchmark(trainer, master=parameter_server)
     with pytest.raises(TypeError, match="parameter_server is called with ctx, which end does not take; parameter_ser"):
         rpc_benchmark(trainer, parameter_server=end)

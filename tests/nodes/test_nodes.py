@@ -254,7 +254,7 @@ def until_in_launch(machines: Machines, first: Node, second: Node) -> None:
         time.sleep(0.05)
 
 
-PYTEST, WORKER = "pytest --ddp", "plugin.worker"  # of commands
+PYTEST, WORKER = "pytest --ddp", "plugin.remote_worker"  # of commands
 
 
 @pytest.mark.parametrize(
