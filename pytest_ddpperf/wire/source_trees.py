@@ -90,6 +90,48 @@ class Trees:
             if within is not None and not self.keeps(within) and name.partition(".")[0] != _PLUGIN:
                 yield path, within
 
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Ask all other finders, and move what they find in the current tree to the version's.
+
+        Raise ModuleNotFoundError for what only the current tree has: whoever is asked next would take it.
+        """
+        __tracebackhide__ = True
+        if name.partition(".")[0] == _PLUGIN:
+            return None
+        is_missing = False
+        for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
+            spec = finder.find_spec(name, path, target) if hasattr(finder, "find_spec") else None
+            if spec is None:
+                continue
+            if (moved := self._moved(spec)) is not None:
+                return moved
+            is_missing = True
+        if is_missing:
+            raise ModuleNotFoundError(f"No module named {name!r} in the version to compare with", name=name)
+        return None
+
+    def _moved(self, spec: ModuleSpec) -> ModuleSpec | None:
+        """Return what was found, in the version's tree where it is in one; None if that tree lacks it."""
+        folders = list(spec.submodule_search_locations or ())
+        moved = list(map(self.followed, folders))
+        if spec.origin is None or not spec.has_location:
+            if moved == folders:
+                return spec
+            namespace = ModuleSpec(spec.name, None, is_package=True)
+            namespace.submodule_search_locations = list(dict.fromkeys(filter(os.path.isdir, moved)))
+            return namespace if namespace.submodule_search_locations else None
+        home = self.followed(spec.origin)
+        if home == spec.origin:
+            return spec
+        if os.path.exists(home):
+            is_package = spec.submodule_search_locations is not None
+            return spec_from_file_location(spec.name, home, submodule_search_locations=moved if is_package else None)
+        # A module there may be a package in the version, or the other way.
+        folder = os.path.dirname(home)
+        return PathFinder.find_spec(spec.name, [os.path.dirname(folder) if folders else folder])
+
 
 def know_loaded() -> None:
     """Resolve the links of all files imported by now, for the processes that are forked from this one: torch has two
@@ -139,50 +181,4 @@ def _below(path: str, folder: str) -> bool:
 def install(trees: Trees) -> None:
     """Let this process import from the version's tree: map sys.path, and put a finder before all others."""
     sys.path[:] = [trees.followed(folder) if os.path.isabs(folder) else folder for folder in sys.path]
-    sys.meta_path.insert(0, _Finder(trees))
-
-
-class _Finder:
-    """Asks all other finders, and moves what they find in the current tree to the version's."""
-
-    def __init__(self, trees: Trees) -> None:
-        self._trees = trees
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """Raise ModuleNotFoundError for what only the current tree has: whoever is asked next would take it."""
-        __tracebackhide__ = True
-        if name.partition(".")[0] == _PLUGIN:
-            return None
-        is_missing = False
-        for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
-            spec = finder.find_spec(name, path, target) if hasattr(finder, "find_spec") else None
-            if spec is None:
-                continue
-            if (moved := self._moved(spec)) is not None:
-                return moved
-            is_missing = True
-        if is_missing:
-            raise ModuleNotFoundError(f"No module named {name!r} in the version to compare with", name=name)
-        return None
-
-    def _moved(self, spec: ModuleSpec) -> ModuleSpec | None:
-        """Return what was found, in the version's tree where it is in one; None if that tree lacks it."""
-        folders = list(spec.submodule_search_locations or ())
-        moved = list(map(self._trees.followed, folders))
-        if spec.origin is None or not spec.has_location:
-            if moved == folders:
-                return spec
-            namespace = ModuleSpec(spec.name, None, is_package=True)
-            namespace.submodule_search_locations = list(dict.fromkeys(filter(os.path.isdir, moved)))
-            return namespace if namespace.submodule_search_locations else None
-        home = self._trees.followed(spec.origin)
-        if home == spec.origin:
-            return spec
-        if os.path.exists(home):
-            is_package = spec.submodule_search_locations is not None
-            return spec_from_file_location(spec.name, home, submodule_search_locations=moved if is_package else None)
-        # A module there may be a package in the version, or the other way.
-        folder = os.path.dirname(home)
-        return PathFinder.find_spec(spec.name, [os.path.dirname(folder) if folders else folder])
+    sys.meta_path.insert(0, trees)
