@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import cloudpickle
 import torch
@@ -71,20 +71,17 @@ class Context:
             raise TypeError(f"ctx.record({name!r}, {value!r}): the figure must be a number")
 
 
+Role = Literal["trainer", "parameter_server", "master"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RpcContext(Context):
     """The `ctx` of an RPC launch. `rank` and `world_size` count the processes of the same role, which have a process
     group of their own; the master has none."""
 
-    role: Literal["trainer", "parameter_server", "master"]
+    role: Role
     name: str  #: for torch.distributed.rpc: "trainer0", "ps0", "master"
     workers: Mapping[str, tuple[str, ...]]  #: names by role
-
-
-_INTEGERS = (
-    *(torch.int64, torch.int32, torch.int16, torch.int8),
-    *(torch.uint64, torch.uint32, torch.uint16, torch.uint8),
-)
 
 
 def describe_not_run(value: object) -> str:
@@ -107,7 +104,8 @@ def read_examples(returned: Any) -> Any:
     each time.
     """
     if isinstance(returned, torch.Tensor):
-        if returned.numel() != 1 or returned.dtype not in _INTEGERS:
+        dtype = returned.dtype
+        if returned.numel() != 1 or dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
             return None
         return operator.index(returned) if returned.device.type == "cpu" else returned.clone()
     if isinstance(returned, bool):
@@ -157,11 +155,10 @@ def dump_result(value: Any) -> bytes:
     return buffer.getvalue()
 
 
-T = TypeVar("T")
 _kept: list[FrameType] = []
 
 
-def call_keeping_locals(function: Callable[..., T], *args: Any) -> T:
+def call_keeping_locals(function: Callable[..., Any], *args: Any) -> Any:
     """`function(*args)`, whose locals live as long as this process: a frame that is referred to keeps them.
 
     The profiler's hook sees the first call and is put back then, so the function itself runs at full speed.

@@ -154,7 +154,7 @@ def _work(rank: Rank, folder: Path, request: Message) -> None:
         os.sched_setaffinity(0, cpus)
     payload.install(request["modules"])
     if rank.plan.rpc:
-        _rpc().watch()
+        _rpc().meter.install()  # before the user's code is imported and this process joins the RPC world
     task, function, args = payload.loads((folder / "payload").read_bytes())
     rank.enter(Phase.GROUP)
     store = tuple(request["store"]) if request["store"] else None

@@ -10,7 +10,7 @@ import threading
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed.autograd
@@ -19,18 +19,12 @@ import torch.distributed.optim
 import torch.distributed.rpc as rpc
 
 from pytest_ddpperf.rank import group, rpc_counters, sampling
-from pytest_ddpperf.rank.context import RpcContext
+from pytest_ddpperf.rank.context import Role, RpcContext
 from pytest_ddpperf.records import Plan
 
-Role = Literal["trainer", "parameter_server", "master"]
 Setup = Callable[..., Any]
 
 meter = rpc_counters.RpcMeter()
-
-
-def watch() -> None:
-    """Install the meter: before the user's code is imported and this process joins the RPC world."""
-    rpc_counters.install(meter)
 
 
 # Received by RPC: that a parameter server is ready; what the master's set-up returned.
@@ -73,7 +67,10 @@ def start(plan: Plan, place: group.ProcessPlace) -> RpcContext:
         seed=plan.seed,
         role=role,
         name=plan.name(process),
-        workers=_workers(plan),
+        workers={
+            role: tuple(plan.name(other) for other in range(plan.processes) if _role_of(plan, other)[0] == role)
+            for role in rpc_counters.ROLES
+        },
     )
 
 
@@ -84,13 +81,6 @@ def _role_of(plan: Plan, process: int) -> tuple[Role, int, int]:
     if process < plan.world_size + plan.parameter_servers:
         return "parameter_server", process - plan.world_size, plan.parameter_servers
     return "master", 0, 1
-
-
-def _workers(plan: Plan) -> dict[str, tuple[str, ...]]:
-    workers: dict[str, tuple[str, ...]] = {"trainer": (), "parameter_server": (), "master": ()}
-    for process in range(plan.processes):
-        workers[_role_of(plan, process)[0]] += (plan.name(process),)
-    return workers
 
 
 def prepared(ctx: RpcContext, trainer: Setup, master: Setup | None) -> sampling.Prepared:

@@ -1,6 +1,6 @@
 """Counters of a trainer's RPC traffic, and its time blocked in RPC, seen in the Python layer of torch.distributed.rpc.
 
-`install` wraps these functions of torch, in this process, once:
+`RpcMeter.install` wraps these functions of torch, in this process, once:
 
 - `rpc.api._to_worker_info`: called once for every request (rpc_sync, rpc_async, remote): `rpc.calls`.
 - `rpc.api._invoke_rpc_python_udf`: returns the future of an answer, which is waited for before bytes are reported.
@@ -65,7 +65,7 @@ class RpcMeter(Meter):
         self._answers: list[Any] = []  # futures
         self._calls: Counter[str] = Counter()  # by role of the process that is called
         self._requests = self._pickled_requests = 0
-        self._forward_bytes = self._backward_bytes = 0
+        self._bytes: Counter[str] = Counter()  # forward and backward
         self._bytes_known = True
 
     def blocked_ns(self) -> int:
@@ -81,21 +81,41 @@ class RpcMeter(Meter):
         for answer in self._answers:
             while not answer.done() and time.monotonic() < until:
                 time.sleep(0.001)
-            if not answer.done() or not _succeeded(answer):
+            try:
+                self._bytes_known &= answer.done()
+                if answer.done():
+                    answer.value()
+            except Exception:  # whoever waits for it sees it
                 self._bytes_known = False
 
     def close(self) -> dict[str, Count]:
         self._counting = False
         # Calls of builtin and TorchScript functions do not pass the pickler.
         known = self._bytes_known and self._pickled_requests == self._requests
-        forward, backward = self._forward_bytes, self._backward_bytes
         return {
             "rpc.calls": sum(self._calls.values()),
             **{f"rpc.calls.{role}": self._calls[role] for role in ROLES},
-            "rpc.bytes": forward + backward if known else None,
-            "rpc.bytes.forward": forward if known else None,
-            "rpc.bytes.backward": backward if known else None,
+            "rpc.bytes": self._bytes.total() if known else None,
+            "rpc.bytes.forward": self._bytes["forward"] if known else None,
+            "rpc.bytes.backward": self._bytes["backward"] if known else None,
         }
+
+    def install(self) -> None:
+        """Wrap torch's functions, in this process."""
+        pickler = _internal._internal_rpc_pickler
+        for owner, name, replacement in (
+            (_api, "_to_worker_info", self.request),
+            (_api, "_invoke_rpc_python_udf", self.invoke),
+            (_internal, "_run_function", self.serve),
+            (pickler, "serialize", self.serialize),
+            (pickler, "deserialize", self.deserialize),
+            (dist_autograd, "backward", self.backward),
+            (dist_autograd.context, "__exit__", self.end_context),
+            (Future, "wait", self.wait),
+            (PyRRef, "to_here", self.fetch),
+            (Work, "get_future", self.mark_collective),
+        ):
+            setattr(owner, name, _bound_to(getattr(owner, name), replacement))
 
     # The methods below replace functions of torch, which each of them calls as `original`.
 
@@ -119,7 +139,7 @@ class RpcMeter(Meter):
         """Count what leaves: a request of this process, or its answer to another's."""
         made = original(value)
         if self._counting:
-            self._carry_forward(made[1])
+            self._carry("forward", made[1])
             with self._lock:
                 self._pickled_requests += isinstance(value, internal.PythonUDF)
         return made
@@ -129,24 +149,19 @@ class RpcMeter(Meter):
         value = original(data, tensors)
         self._unpickled.last = True
         if self._counting:
-            self._carry_forward(tensors)
+            self._carry("forward", tensors)
             if isinstance(value, torch.jit.ScriptModule):  # its tensors are part of its pickle
                 self._bytes_known = False
         return value
 
-    def _carry_forward(self, tensors: Iterable[Any]) -> None:
-        size = self._size(tensors)
-        with self._lock:
-            self._forward_bytes += size
-
-    def _size(self, tensors: Iterable[Any]) -> int:
-        size = 0
+    def _carry(self, way: str, tensors: Iterable[Any]) -> None:
+        """Count the bytes of tensors on their way forward or backward."""
         for tensor in tensors:
             if tensor is None or tensor.layout is not torch.strided:
                 self._bytes_known = False
-            else:
-                size += tensor.numel() * tensor.element_size()
-        return size
+                continue
+            with self._lock:
+                self._bytes[way] += tensor.numel() * tensor.element_size()
 
     def serve(self, original: Any, function: Any) -> Any:
         """Answer another process; gradients that pass through here in its backward are not seen."""
@@ -197,20 +212,16 @@ class RpcMeter(Meter):
         functions = dist_autograd._retrieve_context(context)
         last_left = 0
 
-        def count(gradients: Any) -> None:
-            if self._counting:
-                size = self._size(gradients)
-                with self._lock:
-                    self._backward_bytes += size
-
         def leaves(_: Any, gradients: Any) -> None:
             nonlocal last_left
             last_left = time.monotonic_ns()
-            count(gradients)
+            if self._counting:
+                self._carry("backward", gradients)
 
         def arrives(gradients: Any, _: Any) -> None:
             come_back()
-            count(gradients)
+            if self._counting:
+                self._carry("backward", gradients)
 
         def come_back() -> None:
             nonlocal last_left
@@ -240,35 +251,9 @@ class RpcMeter(Meter):
         return original(context, *error)
 
 
-def install(meter: RpcMeter) -> None:
-    """Wrap torch's functions, in this process."""
-    pickler = _internal._internal_rpc_pickler
-    for owner, name, replacement in (
-        (_api, "_to_worker_info", meter.request),
-        (_api, "_invoke_rpc_python_udf", meter.invoke),
-        (_internal, "_run_function", meter.serve),
-        (pickler, "serialize", meter.serialize),
-        (pickler, "deserialize", meter.deserialize),
-        (dist_autograd, "backward", meter.backward),
-        (dist_autograd.context, "__exit__", meter.end_context),
-        (Future, "wait", meter.wait),
-        (PyRRef, "to_here", meter.fetch),
-        (Work, "get_future", meter.mark_collective),
-    ):
-        setattr(owner, name, _bound_to(getattr(owner, name), replacement))
-
-
 def _bound_to(original: Any, replacement: Callable[..., Any]) -> Any:
     """Return a function, which as an attribute of a class is a method, that calls `replacement` with `original`."""
     return wraps(original)(lambda *args, **kwargs: replacement(original, *args, **kwargs))
-
-
-def _succeeded(answer: Any) -> bool:
-    try:
-        answer.value()
-    except Exception:  # whoever waits for it sees it
-        return False
-    return True
 
 
 def role_of(name: str) -> str:
