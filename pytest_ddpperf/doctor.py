@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from pytest_ddpperf.launch.placement import kernel_list, kernel_numbers, quota_cores
+from pytest_ddpperf.launch.placement import kernel_list, quota_cores
 from pytest_ddpperf.report import text
+from pytest_ddpperf.wire.boot import kernel_numbers
 
 _CPU = Path("sys/devices/system/cpu")
 _SAMPLE_SECONDS = 1.0  # long enough for the load of a core to be known to a few percent

@@ -116,15 +116,6 @@ def _lines(path: Path) -> list[str]:
         return []
 
 
-def kernel_numbers(written: str) -> tuple[int, ...]:
-    """Return the numbers of a list as the kernel writes it: "0-3,8"."""
-    found: list[int] = []
-    for part in written.split(","):
-        if match := re.fullmatch(r"(\d+)(?:-(\d+))?", part.strip()):
-            found += range(int(match[1]), int(match[2] or match[1]) + 1)
-    return tuple(found)
-
-
 def kernel_list(numbers: Sequence[int]) -> str:
     """Write numbers as the kernel and taskset do: "0-3,8"."""
     runs: list[list[int]] = []

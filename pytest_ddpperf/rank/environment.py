@@ -6,6 +6,7 @@ import platform
 import re
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +60,9 @@ def device(kind: str, index: int = 0) -> dict[str, Scalar]:
     facts: dict[str, Scalar] = {
         "device_model": properties.name,
         "device_memory_gib": round(properties.total_memory / 2**30),
+        "mig_profile": properties.name.partition(" MIG ")[2] or None,
     }
     uuid = str(getattr(properties, "uuid", ""))
-    facts["mig_profile"] = properties.name.partition(" MIG ")[2] or None
     return facts | _nvidia_smi(f"GPU-{uuid}" if uuid and not uuid.startswith(("GPU-", "MIG-")) else uuid)
 
 
@@ -85,13 +86,7 @@ def parse_smi(said: str) -> dict[str, Scalar]:
     "[N/A]" and its kin are unknown, so None."""
     rows = ([part.strip() for part in line.split(",")] for line in said.splitlines())
     row = next((row for row in rows if len(row) == len(_SMI_FIELDS)), [])
-    facts: dict[str, Scalar] = {}
-    for name, text in zip(_SMI_FIELDS, row, strict=False):
-        if not text or text.startswith("["):
-            facts[name] = None
-        else:
-            facts[name] = text if name == "driver" else _number(text)
-    return facts
+    return {name: text if name == "driver" else _number(text) for name, text in zip(_SMI_FIELDS, row, strict=False)}
 
 
 def _number(text: str) -> float | None:
@@ -152,12 +147,10 @@ def _cpu_model() -> str:
     if sys.platform == "darwin" and (brand := _output("sysctl", "-n", "machdep.cpu.brand_string").strip()):
         return brand
     fields: dict[str, str] = {}
-    try:
+    with suppress(OSError):
         for line in _CPUINFO.read_text().splitlines():
             name, _, value = line.partition(":")
             fields.setdefault(name.strip(), value.strip())
-    except OSError:
-        pass
     # Linux on Arm has numbers of the core's maker, and no name.
     arm = [fields[name] for name in ("CPU implementer", "CPU variant", "CPU part") if name in fields]
     known = " ".join([platform.machine(), *arm]) if arm else platform.processor() or platform.machine()

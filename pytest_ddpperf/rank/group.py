@@ -187,15 +187,6 @@ def _pin_near(device: torch.device) -> None:
         text = Path(f"/sys/bus/pci/devices/{pci_address(device.index)}/local_cpulist").read_text()
     except OSError:
         return  # a virtual machine may not have it
-    near = parse_cpulist(text) & os.sched_getaffinity(0)
+    near = set(boot.kernel_numbers(text)) & os.sched_getaffinity(0)
     if near:
         os.sched_setaffinity(0, near)
-
-
-def parse_cpulist(text: str) -> set[int]:
-    """The kernel's list format: "0-3,8,10-11"."""
-    cpus: set[int] = set()
-    for part in filter(None, text.strip().split(",")):
-        first, _, last = part.partition("-")
-        cpus.update(range(int(first), int(last or first) + 1))
-    return cpus

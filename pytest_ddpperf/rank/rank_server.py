@@ -173,8 +173,10 @@ class _Server:
 
     def _fork_store(self) -> None:
         """Fork the process that holds a store; it ends with the launch, as all children of this process."""
+        from pytest_ddpperf.rank import group
+
         descriptor = self._control.take_descriptor()
-        self._stores.add(self._forked(lambda: _hold_store(descriptor)))
+        self._stores.add(self._forked(lambda: group.serve(descriptor)))
         os.close(descriptor)
 
     def _forked(self, run: Callable[[], NoReturn]) -> int:
@@ -257,12 +259,6 @@ class _Server:
                 shutil.rmtree(folder, ignore_errors=True)
         finally:
             os._exit(status)
-
-
-def _hold_store(descriptor: int) -> NoReturn:
-    from pytest_ddpperf.rank import group
-
-    group.serve(descriptor)
 
 
 def _signal_group(pid: int, signum: signal.Signals) -> None:

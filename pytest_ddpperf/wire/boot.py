@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import signal
 import sys
 from collections.abc import Sequence
@@ -34,6 +35,15 @@ def command(python: str, module: str, descriptor: int) -> list[str]:
     """Calls `main(descriptor, start)` of a module: `start` is the first message that came over the socket `descriptor`,
     as `Lines` sends it, and none may follow before it is answered. Its `sys_path` is None for the interpreter's own."""
     return [python, "-c", _BOOT, module, str(descriptor)]
+
+
+def kernel_numbers(written: str) -> tuple[int, ...]:
+    """Return the numbers of a list as the kernel writes it: "0-3,8"."""
+    found: list[int] = []
+    for part in written.split(","):
+        if match := re.fullmatch(r"(\d+)(?:-(\d+))?", part.strip()):
+            found += range(int(match[1]), int(match[2] or match[1]) + 1)
+    return tuple(found)
 
 
 _PR_SET_PDEATHSIG = 1

@@ -137,7 +137,7 @@ class Board:
     A cell has one writer, and aligned 8-byte stores are whole.
     """
 
-    _STEP = 1
+    STEP_CELL = 1
     _STEPS = 2
     _ENTERED = 3  # the first of len(Phase) cells
     _MARKS = _ENTERED + len(Phase)
@@ -159,15 +159,13 @@ class Board:
 
     def enter(self, rank: int, phase: Phase, when_ns: int) -> None:
         base = rank * self._row
-        self._cells[base + self._STEP] = 0
+        self._cells[base + self.STEP_CELL] = 0
         self._cells[base + self._ENTERED + phase] = when_ns
         self._cells[base] = phase
 
     def row(self, rank: int) -> memoryview:
         """The cells of one rank, for a loop that cannot spare a method call: `STEP_CELL` is the step's."""
         return self._cells[rank * self._row : (rank + 1) * self._row]
-
-    STEP_CELL = _STEP
 
     def set_steps(self, rank: int, steps: int) -> None:
         """Say how many steps the rank's window has."""
@@ -186,7 +184,7 @@ class Board:
 
     def step(self, rank: int) -> int:
         """Steps ended in the phase that the rank is in."""
-        return self._cells[rank * self._row + self._STEP]
+        return self._cells[rank * self._row + self.STEP_CELL]
 
     def entered(self, rank: int, phase: Phase) -> int:
         """Return when the rank entered a phase, in nanoseconds; 0 if it has not yet."""

@@ -8,6 +8,7 @@ logger), while a global that was monkeypatched in pytest is not seen. Does not i
 
 from __future__ import annotations
 
+import copyreg
 import importlib
 import inspect
 import io
@@ -45,7 +46,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
             # While it runs, its _outcome and its test method hold pytest's own objects, which stay here.
             ours = ("_outcome", obj._testMethodName)
             state = {name: value for name, value in vars(obj).items() if name not in ours}
-            return _new_instance, (type(obj), state)
+            return copyreg.__newobj__, (type(obj),), state  # type: ignore[attr-defined]
         return super().reducer_override(obj)
 
 
@@ -165,12 +166,6 @@ def _fill_function(function: FunctionType, state: dict[str, Any]) -> None:
     function.__globals__.update(state.pop("globals"))
     for name, value in state.items():
         setattr(function, name, value)
-
-
-def _new_instance(cls: type, state: dict[str, Any]) -> object:
-    instance: object = object.__new__(cls)
-    vars(instance).update(state)
-    return instance
 
 
 _MODULE = "torch.nn.modules.module.Module"
