@@ -204,6 +204,14 @@ def test_no_line_is_wider_than_the_terminal(width: int, verbosity: int) -> None:
     assert ("too noisy" in "\n".join(lines)) is (verbosity >= 0)
 
 
+def test_a_failure_is_as_wide_as_the_terminal_but_for_the_command_to_paste() -> None:
+    judged = verdict(Status.REGRESSED, differences=("torch 2.12.0 -> 2.13.0",))
+    long = outcome(judged, evidence=("waiting for RPC " * 9,), notes=("a note " * 20,), accept=f"pytest {'a' * 90}")
+    *lines, accept = failure.gate_failure(long, 80).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert accept == f"accept:   pytest {'a' * 90}"
+
+
 EXAMPLES = (((10, 10, 40), (10, 10, 40)),) * 2  # two ranks; the steps process 20, 20, 80 examples in 0.2 s
 
 
