@@ -143,7 +143,7 @@ def require_memory(request: pytest.FixtureRequest, ranks: int) -> Callable[..., 
         else:
             needed, free = each * here, _free_bytes()
         if needed > free:
-            pytest.skip(f"needs about {needed / 1e9:.1f} GB of memory, {free / 1e9:.1f} GB are there")
+            pytest.skip(f"needs about {needed / 1e9:.1f} GB of memory, {free / 1e9:.1f} GB are free")
 
     return require
 

@@ -178,7 +178,7 @@ def fitting(size: Size, require_memory: Callable[..., None]) -> Callable[[str], 
 
     def check(model: str) -> None:
         if model not in size.gpts:
-            pytest.skip(f"GPT {model} is not in --ddp-suite-size {size.name}")
+            pytest.skip(f"GPT {model} is too large for --ddp-suite-size {size.name}")
         require_memory(needed_bytes(model))
 
     return check

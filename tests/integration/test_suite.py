@@ -41,9 +41,9 @@ def test_what_does_not_fit_is_skipped_with_its_reason(run: Run) -> None:
             "|  * | Naive  * | Flat  * | torch's DDP |",
             "| benchmark_steps   | 3 * | 3 * | 3 * |",
             "| comm_frac_avg * | *.* | *.* | *.* |",
-            "skipped: test_all_reduce_by_backend[[]gloo-2-100mb[]]: 100 MB are not in --ddp-suite-size tiny",
+            "skipped: test_all_reduce_by_backend[[]gloo-2-100mb[]]: 100 MB is too large for --ddp-suite-size tiny",
             "skipped: test_all_reduce_by_backend[[]gloo-cuda-2-1mb*[]]: *cuda*",
-            "skipped: test_variant[[]Flat-medium, Naive-medium[]]: GPT medium is not in --ddp-suite-size tiny",
+            "skipped: test_variant[[]Flat-medium, Naive-medium[]]: GPT medium is too large for --ddp-suite-size tiny",
         ]
     )
     result.stdout.fnmatch_lines(["skipped: *nccl-2-1mb[]]: *"])  # for its device where torch was built with NCCL
@@ -86,7 +86,7 @@ def test_memory_is_asked_for_the_ranks_of_each_test(run: Run, monkeypatch: pytes
     text = result.stdout.str()
     assert "test_variant[Naive-mini-ws1] PASSED" in text
     assert "test_variant[Naive-mini-ws2] SKIPPED" in text
-    result.stdout.fnmatch_lines(["skipped: test_variant[[]Naive-mini-ws2[]]: needs about * GB of memory, * are there"])
+    result.stdout.fnmatch_lines(["skipped: test_variant[[]Naive-mini-ws2[]]: needs about * GB of memory, * are free"])
 
 
 def test_it_runs_disabled_and_rows_have_their_own_numbers_of_ranks(run: Run) -> None:
