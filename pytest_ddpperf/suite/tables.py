@@ -211,7 +211,7 @@ class Breakdown:
 
     def lines(self) -> Iterator[str]:
         for ranks, parts in self._parts():
-            yield f"Latency breakdown, {ranks} ranks (p50 of each phase; communication: extra time of the backward pass)"
+            yield f"Latency breakdown, {ranks} ranks (p50 of each phase; communication: what it adds to backward)"
             yield f"  {'':>24} {'forward':>11} {'backward':>11} {'communication':>14} {'optimizer':>11}"
             for variant, each in parts.items():
                 apart = f"{each['communication']:13.6f}s" if "communication" in each else f"{'-':>14}"
