@@ -90,8 +90,8 @@ PROJECT = {
     CONFIGURED: TRAIN,
     "tests/perf/test_train_step.py": TEST,
 }
-# 100 bytes hold no more than one gradient: each has an all-reduce of its own.
-PLANTED = {CONFIGURED: TRAIN.replace("BUCKET_CAP_MB = 25 ", "BUCKET_CAP_MB = 0.0001 ")}
+# 30 kB hold a part of the gradients: one all-reduce becomes several.
+PLANTED = {CONFIGURED: TRAIN.replace("BUCKET_CAP_MB = 25 ", "BUCKET_CAP_MB = 0.03 ")}
 
 # A user's own settings shall not decide who commits, how, and which files.
 GIT_SETTINGS = (
@@ -226,8 +226,8 @@ def same_code() -> None:
 def planted() -> None:
     headline("Act 3 of 4: a colleague's commit makes training slower, and the test must fail")
     explain("""
-        Buckets of 25 MB take memory, so they are made smaller: 0.0001 MB, by mistake. Now every gradient is sent by
-        itself. --ddp-against compares with the commit before: launches of both are alive at once, and a few steps of
+        Buckets of 25 MB take memory, so they are made smaller: 0.03 MB, by mistake. One all-reduce becomes
+        several. --ddp-against compares with the commit before: launches of both are alive at once, and a few steps of
         each are interleaved.
     """)
     commit("Use smaller gradient buckets to lower memory", PLANTED)

@@ -154,7 +154,7 @@ def test_the_demo_plays_a_small_history_of_a_project(
     assert asked_of_git(folder, "show", "--format=", "--name-only", "HEAD~1") == ["baselines/test_train_step.json"]
     assert asked_of_git(folder, "show", "--format=", "--name-only", "HEAD") == ["smallgpt/train.py"]
     changed = [line.split("  #")[0] for line in asked_of_git(folder, "show", "--format=", "-U0")[-2:]]
-    assert changed == ["-BUCKET_CAP_MB = 25", "+BUCKET_CAP_MB = 0.0001"]
+    assert changed == ["-BUCKET_CAP_MB = 25", "+BUCKET_CAP_MB = 0.03"]
     assert not asked_of_git(folder, "status", "--porcelain")
     assert not (folder / "left-by-an-earlier-demo").exists()
 
