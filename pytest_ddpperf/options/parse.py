@@ -1,7 +1,8 @@
 """Parse values as written into settings. Knows neither pytest nor where a value comes from.
 
-A value is a text (command line, ini file) or of any type (marker, native TOML). Each parser raises ValueError that
-says what is allowed; whoever calls it adds the place and the value, or the item of it that is refused.
+A value is a text (command line, ini file) or of any type (marker, native TOML). `Row.parser` names the function that
+parses it. Each raises ValueError that says what is allowed; whoever calls it adds the place and the value, or the item
+of it that is refused.
 """
 
 from __future__ import annotations
@@ -10,9 +11,8 @@ import math
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
-from typing import Any, Literal, cast
+from collections.abc import Iterable
+from typing import Literal, cast
 
 from pytest_ddpperf.options.definitions import FAIL_ON_NAMES
 from pytest_ddpperf.records.plan import BANDWIDTH, COUNTERS, Limit
@@ -52,7 +52,7 @@ def _items(value: object) -> tuple[object, ...]:
     return tuple(items)
 
 
-def count(value: object, *, least: int) -> int:
+def count(value: object, least: int) -> int:
     text = value.strip() if isinstance(value, str) else ""
     if text.isascii() and text.isdigit():
         value = int(text)
@@ -64,7 +64,7 @@ def count(value: object, *, least: int) -> int:
 def world_sizes(value: object) -> tuple[int, ...]:
     allowed = "whole numbers from 1, separated by commas, none twice: 2 or 1,2,4"
     try:
-        sizes = tuple(count(item, least=1) for item in _items(value))
+        sizes = tuple(count(item, 1) for item in _items(value))
     except ValueError:
         raise ValueError(allowed) from None
     if not sizes or len(set(sizes)) < len(sizes):
@@ -72,24 +72,24 @@ def world_sizes(value: object) -> tuple[int, ...]:
     return sizes
 
 
-def word(value: object, *, allowed: str) -> str:
+def word(value: object, allowed: str) -> str:
     if not isinstance(value, str) or not value.strip():
         raise ValueError(allowed)
     return value.strip()
 
 
-def path(value: object, *, allowed: str) -> str:
+def path(value: object, allowed: str) -> str:
     """Parse a word and expand `~`, which no shell does in `--option=~/x` nor pytest in an ini file."""
-    return os.path.expanduser(word(value, allowed=allowed))
+    return os.path.expanduser(word(value, allowed))
 
 
-def choice(value: object, *, names: Sequence[str]) -> str:
+def choice(value: object, *names: str) -> str:
     if value not in names:
         raise ValueError(f"one of {near(value, names)}")
-    return cast(str, value)
+    return value
 
 
-def seconds(value: object, *, least: float = math.ulp(0.0)) -> float:
+def seconds(value: object, least: float = math.ulp(0.0)) -> float:
     allowed = f"seconds, a number {'above' if least else 'from'} 0 and up to {_LONGEST_SECONDS:.0f}"
     if type(value) not in (int, float, str):  # not isinstance: True is an int
         raise ValueError(allowed)
@@ -184,42 +184,3 @@ def arguments(value: object) -> tuple[str, ...]:
     if "--" in words:
         raise ValueError("options for pytest, as in a shell: -- ends them")
     return words
-
-
-# By field of Settings; what a flag is given is a bool.
-PARSERS: Mapping[str, Callable[[object], Any]] = {
-    "world_sizes": world_sizes,
-    "nodes": partial(count, least=1),
-    "trainers": partial(count, least=1),
-    "parameter_servers": partial(count, least=1),
-    "backend": partial(word, allowed="auto, gloo, nccl or any torch backend"),
-    "device": partial(word, allowed="auto or a device type: cpu, cuda, ..."),
-    "warmup": partial(count, least=0),
-    "steps": partial(count, least=1),
-    "min_seconds": partial(seconds, least=0.0),
-    "launches": partial(count, least=1),
-    "max_launches": partial(count, least=1),
-    "limits": limits,
-    "timing": partial(choice, names=("auto", "free", "step")),
-    "turns": partial(choice, names=("auto", "stretches", "launches")),
-    "timeout_seconds": seconds,
-    "preload": modules,
-    "baseline_dir": partial(path, allowed="a folder"),
-    "baseline_missing": partial(choice, names=("auto", "warn", "fail")),
-    "fail_on": fail_on,
-    "confirm_seconds": confirm_seconds,
-    "save_baseline": bool,
-    "extend_baseline": bool,
-    "against": partial(word, allowed="a git ref, or self"),
-    "against_setup": partial(word, allowed="a shell command"),
-    "against_python": partial(path, allowed="an interpreter"),
-    "against_env": assignments,
-    "against_option": arguments,
-    "disable": bool,
-    "suite_size": partial(choice, names=("auto", "tiny", "small", "full")),
-    "suite_plots": partial(path, allowed="a folder"),
-    "json_path": partial(path, allowed="a file"),
-    "history_dir": partial(path, allowed="a folder"),
-    "markdown_path": partial(path, allowed="a file"),
-    "html_path": partial(path, allowed="a file"),
-}

@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from pytest_ddpperf.options import parse
 from pytest_ddpperf.options.definitions import BY_ARGUMENT, MARKER, ROWS, Row
-from pytest_ddpperf.options.parse import PARSERS, Refused, near
+from pytest_ddpperf.options.parse import Refused, near
 from pytest_ddpperf.records.errors import MarkerError, OptionError
 from pytest_ddpperf.records.plan import Limit, Plan
 
@@ -146,8 +147,10 @@ def _check_comparison(settings: Settings) -> None:
 
 
 def _parsed(row: Row, value: object, source: str) -> Any:
+    if not row.parser:
+        return value
     try:
-        return PARSERS[row.field](value)
+        return getattr(parse, row.parser)(value, *row.allowed)
     except ValueError as error:
         refused = error.item if isinstance(error, Refused) else value
         raise OptionError(row.where(source), refused, str(error)) from None
