@@ -62,7 +62,7 @@ class RunningTests:
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         if not is_distributed(item):
             return
-        self._run.begin_test(item.nodeid)
+        self._run.begun.add(item.nodeid)
         state_of(item).begin_attempt()
         # Asked again: CodSpeed unregisters pytest-benchmark, and its own reading of the marker knows no timer.
         if has_benchmark(item.config.pluginmanager) and measures(item):
@@ -107,7 +107,7 @@ class RunningTests:
         """End the test on all nodes. Returns what failed on other nodes in its setup or teardown."""
         if not is_distributed(item):
             return []
-        self._run.end_test(item.nodeid)
+        self._run.end_test()
         return self._run.other_nodes.failed() if self._run.other_nodes is not None else []
 
     def _save(self, test: TestState) -> None:

@@ -6,7 +6,6 @@ import ast
 import os
 import re
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import cached_property
@@ -109,8 +108,7 @@ class Run:
         self.items: list[pytest.Item] = []  # distributed tests
         self.deselected: set[str] = set()  # node ids
         self.failed: set[str] = set()  # node ids of tests, and of what could not be collected
-        self._started: dict[str, float] = {}  # by node id: when the last attempt of a distributed test began
-        self._seconds: dict[str, float] = {}  # by node id: of all attempts that ended
+        self.begun: set[str] = set()  # node ids of distributed tests that have begun
         self.snapshot = snapshot_of(config)
         self.other_nodes: OtherNodes | None = None  # the other nodes, if this pytest leads them
         self.pytest_session: pytest.Session | None = None
@@ -224,25 +222,10 @@ class Run:
         refused_nodes = self.other_nodes is not None and bool(self.other_nodes.reported)
         return self._report is not None and (refused_nodes or not self._report.empty)
 
-    def begin_test(self, nodeid: str) -> None:
-        self._started[nodeid] = time.monotonic()
-
-    def end_test(self, nodeid: str) -> None:
+    def end_test(self) -> None:
         """End a distributed test; on the baseline side and on other nodes too."""
-        if nodeid in self._started:
-            self._seconds[nodeid] = self._seconds.get(nodeid, 0.0) + time.monotonic() - self._started[nodeid]
         if self._session is not None:
             self._session.end_test()
-
-    def remaining(self) -> tuple[int, int, float | None]:
-        """Return the number of the running test, from 1, how many there are, and about how many seconds they will still
-        take, by the mean of those so far; None before one ended."""
-        number, tests = len(self._started), len(self.items)
-        if not self._seconds:
-            return number, tests, None
-        running = time.monotonic() - max(self._started.values())
-        mean = sum(self._seconds.values()) / len(self._seconds)
-        return number, tests, max(mean - running, 0.0) + mean * max(tests - number, 0)
 
     def close(self) -> None:
         with ExitStack() as closing:

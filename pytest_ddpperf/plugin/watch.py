@@ -79,20 +79,15 @@ class Watcher(Observer):
         if phase is Phase.STEPS:
             done = [mark for mark in marks_ns[: step + 1] if mark]
             seconds += [(after - before) / 1e9 for before, after in pairwise(done)]
-        test, tests, left = self._config.stash[RUN].remaining()
-        self._draw(
-            progress_line(
-                test=test,
-                tests=tests,
-                left_seconds=left,
-                launch=self.launch,
-                launches=self.launches,
-                phase=phase.name.lower(),
-                step=step,
-                steps=self._warmup if phase is Phase.WARMUP else steps,
-                p50_seconds=quantile(seconds, 50) if seconds else None,
-            )
+        run = self._config.stash[RUN]
+        line = progress_line(
+            phase,
+            (step, self._warmup if phase is Phase.WARMUP else steps),
+            launch=(self.launch, self.launches),
+            test=(len(run.begun), len(run.items)),
+            p50_seconds=quantile(seconds, 50) if seconds else None,
         )
+        self._draw(line)
 
     def output(self, name: str, stream: str, line: str) -> None:
         file = sys.stderr if stream == "stderr" else sys.stdout
@@ -175,50 +170,32 @@ def replay_into(benchmark: Any, item: pytest.Item) -> Callable[[Measured], None]
 
 
 _PHASES = {
-    "start": "starting ranks",
-    "group": "init_process_group",
-    "setup": "setup",
-    "delivery": "collecting",
-    "cleanup": "clean-up",
-    "done": "ending",
+    Phase.START: "starting ranks",
+    Phase.GROUP: "init_process_group",
+    Phase.DELIVERY: "collecting",
+    Phase.CLEANUP: "clean-up",
+    Phase.DONE: "ending",
 }
 
 
 def progress_line(
-    *,
-    launch: int,
-    launches: int,
-    phase: str,
-    step: int,
-    steps: int,
-    p50_seconds: float | None,
-    test: int = 1,
-    tests: int = 1,
-    left_seconds: float | None = None,
+    phase: Phase, step: tuple[int, int], *, launch: tuple[int, int], test: tuple[int, int], p50_seconds: float | None
 ) -> str:
-    """Return "test 3/12 (4 min left), launch 2/5, step 30/50, p50 so far 0.243s"; `launch` and `test` from 1, `step`
-    counts those that have ended. A launch without steps calls a function."""
-    if phase == "steps":
-        place = f"step {step}/{steps}" if steps else "the function"
-    elif phase == "warmup":
-        place = f"warm-up {step}/{steps}"
+    """Return "test 3/12, launch 2/5, step 30/50, p50 so far 0.243s".
+
+    Each pair is a number and how many there are; `launch` and `test` count from 1, `step` counts those that have
+    ended. A launch without steps calls a function."""
+    if phase is Phase.STEPS:
+        place = f"step {step[0]}/{step[1]}" if step[1] else "the function"
+    elif phase is Phase.WARMUP:
+        place = f"warm-up {step[0]}/{step[1]}"
     else:
-        place = _PHASES.get(phase, phase)
-    parts = [f"launch {launch}/{launches}", place] if launches else [place]
+        place = _PHASES.get(phase, phase.name.lower())
+    above = (("test", test, 1), ("launch", launch, 0))  # first: a narrow terminal has room for no more
+    parts = [*(f"{name} {number}/{count}" for name, (number, count), least in above if count > least), place]
     if p50_seconds is not None:
         parts.append(f"p50 so far {text.seconds(p50_seconds)}")
-    if tests > 1:  # first: a narrow terminal has room for no more
-        parts.insert(0, f"test {test}/{tests}" + (f" ({_rounded(left_seconds)} left)" if left_seconds else ""))
     return ", ".join(parts)
-
-
-def _rounded(seconds: float) -> str:
-    """Return "50 s", "4 min", "2 h 10 min": an estimate is no better."""
-    if seconds < 55:
-        return f"{max(10, round(seconds, -1)):.0f} s"
-    minutes = round(seconds / 60)
-    hours, rest = divmod(round(minutes, -1), 60)
-    return f"{minutes} min" if minutes < 100 else f"{hours} h {rest} min"
 
 
 def waiting_line(resource: str, holder: int | None, seconds: float) -> str:

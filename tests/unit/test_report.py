@@ -31,6 +31,7 @@ from pytest_ddpperf.records import (
 )
 from pytest_ddpperf.records.errors import LaunchError
 from pytest_ddpperf.report import ci, failure, json_report, sentences, summary, terminal, text
+from pytest_ddpperf.wire.channels import Phase
 from tests import reports
 
 
@@ -470,27 +471,23 @@ def test_the_json_has_everything_and_the_same_counts() -> None:
 
 # --- progress
 
-
-USUAL: dict[str, Any] = {"launch": 2, "launches": 5, "phase": "steps", "step": 30, "steps": 50, "p50_seconds": None}
+Pair = tuple[int, int]
 
 
 @pytest.mark.parametrize(
-    ("facts", "line"),
+    ("phase", "step", "launch", "test", "p50_seconds", "line"),
     [
-        ({"p50_seconds": 0.2431}, "launch 2/5, step 30/50, p50 so far 243 ms"),
-        ({"phase": "warmup", "step": 3, "steps": 5}, "launch 2/5, warm-up 3/5"),
-        ({"launches": 0, "phase": "setup"}, "setup"),
-        ({"launches": 0, "steps": 0}, "the function"),
-        ({"left_seconds": 60.0}, "launch 2/5, step 30/50"),
-        ({"test": 3, "tests": 12}, "test 3/12, launch 2/5, step 30/50"),
-        *(
-            ({"test": 3, "tests": 12, "left_seconds": seconds}, f"test 3/12 ({left} left), launch 2/5, step 30/50")
-            for seconds, left in ((3.0, "10 s"), (58.0, "1 min"), (7_830.0, "2 h 10 min"))
-        ),
+        (Phase.STEPS, (30, 50), (2, 5), (1, 1), 0.2431, "launch 2/5, step 30/50, p50 so far 243 ms"),
+        (Phase.WARMUP, (3, 5), (2, 5), (1, 1), None, "launch 2/5, warm-up 3/5"),
+        (Phase.SETUP, (0, 0), (0, 0), (1, 1), None, "setup"),
+        (Phase.STEPS, (0, 0), (0, 0), (1, 1), None, "the function"),
+        (Phase.DELIVERY, (50, 50), (2, 5), (3, 12), None, "test 3/12, launch 2/5, collecting"),
     ],
 )
-def test_progress_has_its_place_and_what_is_left(facts: dict[str, Any], line: str) -> None:
-    assert watch.progress_line(**{**USUAL, **facts}) == line
+def test_progress_has_its_place(
+    phase: Phase, step: Pair, launch: Pair, test: Pair, p50_seconds: float | None, line: str
+) -> None:
+    assert watch.progress_line(phase, step, launch=launch, test=test, p50_seconds=p50_seconds) == line
 
 
 def test_waiting_names_what_is_waited_for() -> None:
