@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,25 +33,16 @@ def git(
     path: Path,
     *arguments: str | Path,
     timeout: float | None = None,
-    offline: bool = False,
-    index: Path | None = None,
-    objects: Path | None = None,
-) -> str:
-    """What a git command prints; raises GitError. Runs none of the user's hooks and asks nothing of a terminal;
-    `offline`: nor of another repository, which a partial clone does for the files that it lacks. `index`: another than
-    the repository's. `objects`: the folder for new objects, in place of the repository's."""
-    return os.fsdecode(_git(path, *arguments, timeout=timeout, offline=offline, index=index, objects=objects))
-
-
-def _git(
-    path: Path,
-    *arguments: str | Path,
-    timeout: float | None = None,
     given: bytes = b"",
     offline: bool = False,
     index: Path | None = None,
     objects: Path | None = None,
-) -> bytes:
+) -> str:
+    """Return what a git command that reads what is `given` prints; raises GitError.
+
+    It runs none of the user's hooks and asks nothing of a terminal; with `offline` nor of another repository, which a
+    partial clone does for the files that it lacks. `index`: another than the repository's. `objects`: the folder for
+    new objects, in place of the repository's."""
     command: list[Any] = ["git", "--no-optional-locks", "-c", f"core.hooksPath={os.devnull}", "-C", path, *arguments]
     environ = {**outside_of_hooks(), "LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0", **(_OFFLINE if offline else {})}
     if index is not None:
@@ -69,7 +61,7 @@ def _git(
         raise GitError(str(error)) from None
     if ended.returncode:
         raise GitError(ended.stderr.decode(errors="replace").strip())
-    return ended.stdout
+    return os.fsdecode(ended.stdout)
 
 
 def outside_of_hooks(environ: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -112,40 +104,29 @@ def run_whole(
     return subprocess.CompletedProcess(command, process.returncode, output, errors)
 
 
-def commit_of(path: Path) -> str:
-    """The commit checked out at `path`, with "-dirty" where tracked files differ; "" where git cannot say."""
+def checked_out(path: Path) -> tuple[str, str]:
+    """Return the commit that is checked out at `path`, with "-dirty" if tracked files differ, and its time, ISO 8601 in
+    UTC; two empty texts if git cannot say."""
     try:
-        return _described(path)
+        return _checked_out(path)
     except GitError:
-        return ""
+        return "", ""
 
 
-def _described(path: Path) -> str:
-    commit = git(path, "rev-parse", "--verify", "HEAD", timeout=_GIT_SECONDS).strip()
+def _checked_out(path: Path) -> tuple[str, str]:
+    ask = partial(git, path, timeout=_GIT_SECONDS)
+    commit = ask("rev-parse", "--verify", "HEAD").strip()
     # `git describe --dirty` writes the index, even without optional locks.
-    changed = git(path, "status", "--porcelain", "--untracked-files=no", "--no-renames", timeout=_GIT_SECONDS)
-    return f"{commit}-dirty" if changed else commit
-
-
-def commit_time(path: Path) -> str:
-    """When what is checked out at `path` was committed, ISO 8601 in UTC; "" where git cannot say."""
-    try:
-        return _committed(path)
-    except GitError:
-        return ""
-
-
-def _committed(path: Path) -> str:
-    seconds = git(path, "show", "--no-patch", "--no-show-signature", "--format=%ct", "HEAD", timeout=_GIT_SECONDS)
-    return datetime.fromtimestamp(int(seconds), timezone.utc).isoformat()
+    changed = ask("status", "--porcelain", "--untracked-files=no", "--no-renames")
+    seconds = ask("show", "--no-patch", "--no-show-signature", "--format=%ct", "HEAD")
+    time = datetime.fromtimestamp(int(seconds), timezone.utc).isoformat()
+    return f"{commit}-dirty" if changed else commit, time
 
 
 def why_unknown(path: Path) -> str:
-    """Why `commit_of` or `commit_time` did not say anything before, on one line; "" outside a repository, where there
-    is no more to say."""
+    """Return why `checked_out` could not say anything before, on one line; "" outside a repository."""
     try:
-        _described(path)
-        _committed(path)
+        _checked_out(path)
     except GitError as error:
         reported = " ".join(str(error).split())
         return "" if "not a git repository" in reported else reported
@@ -171,43 +152,40 @@ def tree_of(top: Path, without: Path, commit: str = "") -> str:
     GitError.
     """
     with tempfile.TemporaryDirectory() as folder:
-        index, objects = Path(folder) / "index", Path(folder) / "objects"
+        objects = Path(folder) / "objects"
         objects.mkdir()
-        if commit:
-            git(top, "read-tree", commit, index=index, objects=objects, offline=True)
-        else:
-            with suppress(FileNotFoundError):  # nothing was ever added
-                # With its time: git does not trust what it knows of files that are not older than the index.
-                shutil.copy2(top / git(top, "rev-parse", "--git-path", "index").rstrip("\n"), index)
-            git(top, "add", "--all", "--", ".", index=index, objects=objects)
+        index = Path(folder) / "index" if commit else _copy_of_index(top, folder)
+        apart = partial(git, top, index=index, objects=objects, offline=bool(commit))
+        apart(*(("read-tree", commit) if commit else ("add", "--all", "--", ".")))
         left_out = ["*.pyc"]
         if (real := Path(os.path.realpath(without))).is_relative_to(top) and real != top:
             left_out.append(real.relative_to(top).as_posix())
-        git(
-            top,
-            "rm",
-            "--cached",
-            "--force",
-            "-r",
-            "--quiet",
-            "--ignore-unmatch",
-            "--",
-            *left_out,
-            index=index,
-            objects=objects,
-        )
-        return git(top, "write-tree", "--missing-ok", index=index, objects=objects).strip()
+        apart("rm", "--cached", "--force", "-r", "--quiet", "--ignore-unmatch", "--", *left_out)
+        return apart("write-tree", "--missing-ok").strip()
+
+
+def _copy_of_index(top: Path, folder: str) -> Path:
+    """Copy the index to a folder; raises GitError. There is no copy if nothing was ever added."""
+    copy = Path(folder) / "index"
+    try:
+        # With its time: git does not trust what it knows of files that are not older than the index.
+        shutil.copy2(top / git(top, "rev-parse", "--git-path", "index").rstrip("\n"), copy)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise GitError(str(error)) from None
+    return copy
 
 
 def ignored_files(top: Path, files: Sequence[str]) -> list[str]:
     """Return the files that git ignores, and no commit has; raises GitError."""
     try:
-        said = _git(top, "check-ignore", "-z", "--stdin", given=b"".join(os.fsencode(f"{file}\0") for file in files))
+        said = git(top, "check-ignore", "-z", "--stdin", given=b"".join(os.fsencode(f"{file}\0") for file in files))
     except GitError as error:
         if str(error):
             raise
         return []  # how git says that there are none
-    return os.fsdecode(said).split("\0")[:-1]
+    return said.split("\0")[:-1]
 
 
 def all_ignored(top: Path) -> list[str]:
@@ -228,15 +206,7 @@ def changed_files(top: Path, commit: str) -> list[str]:
     command = ("diff", "--numstat", "--ignore-cr-at-eol", "-z", "--no-ext-diff", "--no-renames", commit, "--")
     # It writes what it finds into the index, even without optional locks: so it gets a copy.
     with tempfile.TemporaryDirectory() as folder:
-        index = Path(folder) / "index"
-        try:
-            # With its time: files that are not older than the index are those that git does not trust it about.
-            shutil.copy2(top / git(top, "rev-parse", "--git-path", "index").rstrip("\n"), index)
-        except FileNotFoundError:
-            pass  # nothing was ever added
-        except OSError as error:
-            raise GitError(str(error)) from None
-        counted = git(top, *command, index=index)
+        counted = git(top, *command, index=_copy_of_index(top, folder))
     differing = [line.split("\t", 2)[2] for line in counted.split("\0")[:-1]]
     untracked = git(top, "ls-files", "--others", "--exclude-standard", "-z")
     return sorted({*differing, *untracked.split("\0")[:-1]})

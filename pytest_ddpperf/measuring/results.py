@@ -10,7 +10,7 @@ from typing import Any
 from uuid import uuid4
 
 from pytest_ddpperf import __version__
-from pytest_ddpperf.git import commit_of, commit_time
+from pytest_ddpperf.git import checked_out
 from pytest_ddpperf.records import Outcome, RunInfo, Scalar, codec
 from pytest_ddpperf.report import json_report, markdown, page, terminal
 from pytest_ddpperf.report.text import terminal_width
@@ -18,7 +18,8 @@ from pytest_ddpperf.report.text import terminal_width
 
 def describe_run(rootdir: Path) -> RunInfo:
     """Describe the run at its start: saved baselines would change the state of the working tree."""
-    return RunInfo(id=uuid4().hex, version=__version__, commit=commit_of(rootdir), committed=commit_time(rootdir))
+    commit, committed = checked_out(rootdir)
+    return RunInfo(id=uuid4().hex, version=__version__, commit=commit, committed=committed)
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_ddpperf.baseline import Store
-from pytest_ddpperf.git import commit_of, ignored_files, tree_of
+from pytest_ddpperf.git import checked_out, ignored_files, tree_of
 from pytest_ddpperf.launch import Launcher, Observer
 from pytest_ddpperf.launch.launcher import unpickle
 from pytest_ddpperf.measuring import measurement
@@ -67,7 +67,7 @@ class Session:
         self._places: dict[str, None] = {}  # in words, in the order of their first test
         self._store = Store(settings.baseline_dir)
         # Once: the first baseline that is refreshed makes the working tree dirty for the second.
-        self._commit = commit_of(rootdir) if settings.records else ""
+        self._commit = checked_out(rootdir)[0] if settings.records else ""
 
     @cached_property
     def _top(self) -> Path:

@@ -20,8 +20,8 @@ from pathlib import Path
 from pytest_ddpperf.git import (
     all_ignored,
     changed_files,
+    checked_out,
     commit_named,
-    commit_of,
     git,
     outside_of_hooks,
     run_whole,
@@ -143,7 +143,7 @@ class Checkout:
                 problem = f"{ref} is a git ref, and {rootdir} has no repository: {error}"
                 raise AgainstError("--ddp-against", problem) from None
             self.top = Path(os.path.realpath(rootdir))
-        now = commit_of(self.top)
+        now = checked_out(self.top)[0]
         self.version = Version(
             ref=ref,
             commit=self._commit(ref) if self._another else now,

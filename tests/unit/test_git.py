@@ -10,9 +10,8 @@ import pytest
 from pytest_ddpperf import git as git_module
 from pytest_ddpperf.git import (
     changed_files,
+    checked_out,
     commit_named,
-    commit_of,
-    commit_time,
     top_level,
     why_unknown,
     worktrees,
@@ -37,7 +36,7 @@ def commit(folder: Path, **files: str) -> str:
 
 def test_the_commit_is_told_whole_and_dirty_where_tracked_files_differ(tmp_path: Path) -> None:
     git(tmp_path, "init", "-q")
-    assert commit_of(tmp_path) == "", "no commit yet"
+    assert checked_out(tmp_path)[0] == "", "no commit yet"
     (tmp_path / "file").write_text("1")
     git(tmp_path, "add", "file")
     git(tmp_path, "commit", "-qm", "first")
@@ -45,27 +44,27 @@ def test_the_commit_is_told_whole_and_dirty_where_tracked_files_differ(tmp_path:
     head = git(tmp_path, "rev-parse", "HEAD")
     assert len(head) == 40
     (tmp_path / "untracked").write_text("a new baseline, say")
-    assert commit_of(tmp_path) == head
+    assert checked_out(tmp_path)[0] == head
     (tmp_path / "file").write_text("2")
-    assert commit_of(tmp_path) == head + "-dirty"
+    assert checked_out(tmp_path)[0] == head + "-dirty"
     (tmp_path / "below").mkdir()
-    assert commit_of(tmp_path / "below") == head + "-dirty"
+    assert checked_out(tmp_path / "below")[0] == head + "-dirty"
 
 
 def test_the_time_of_a_commit_is_told_in_utc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     git(tmp_path, "init", "-q")
     git(tmp_path, "config", "log.showSignature", "true")
-    assert commit_time(tmp_path) == "", "no commit yet"
+    assert checked_out(tmp_path)[1] == "", "no commit yet"
     monkeypatch.setenv("GIT_COMMITTER_DATE", "2026-01-02T03:04:05+09:00")
     git(tmp_path, "commit", "--allow-empty", "-qm", "first")
-    assert commit_time(tmp_path) == "2026-01-01T18:04:05+00:00"
+    assert checked_out(tmp_path)[1] == "2026-01-01T18:04:05+00:00"
 
 
 def test_without_git_the_commit_is_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert commit_of(tmp_path) == ""
-    assert commit_of(tmp_path / "missing") == ""
+    assert checked_out(tmp_path)[0] == ""
+    assert checked_out(tmp_path / "missing")[0] == ""
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert commit_of(Path(__file__).parent) == commit_time(Path(__file__).parent) == ""
+    assert checked_out(Path(__file__).parent) == ("", "")
     with pytest.raises(GitError, match="git is not installed, or not on PATH"):
         top_level(Path(__file__).parent)
 
@@ -85,7 +84,7 @@ def test_the_reason_for_an_unknown_commit_is_reported(tmp_path: Path, monkeypatc
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr(git_module, "_GIT_SECONDS", 0.05)
-    assert commit_of(tmp_path) == ""
+    assert checked_out(tmp_path)[0] == ""
     assert why_unknown(tmp_path) == "git did not answer within 0.05 s"
     fake.unlink()
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -123,7 +122,7 @@ def test_what_git_tells_its_hooks_of_another_repository_has_no_effect(
     commit(other, b="1")
     below = {"GIT_WORK_TREE": "", "GIT_INDEX_FILE": ".git/index", "GIT_OBJECT_DIRECTORY": ".git/objects"}
     monkeypatch.setenv(name, str(other / below.get(name, ".git")))
-    assert (top_level(top), commit_of(top), commit_named(top, "HEAD")) == (top, head, head)
+    assert (top_level(top), checked_out(top)[0], commit_named(top, "HEAD")) == (top, head, head)
     assert changed_files(top, head) == []
 
 
@@ -131,7 +130,7 @@ def test_neither_the_index_nor_a_file_is_touched(tmp_path: Path) -> None:
     head = commit(tmp_path, a="1")
     os.utime(tmp_path / "a.py", (0, 0))  # git status would now write what it found into the index, and so does describe
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    assert commit_of(tmp_path) == head
+    assert checked_out(tmp_path)[0] == head
     changed_files(tmp_path, head)
     worktrees(tmp_path)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
