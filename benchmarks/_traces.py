@@ -96,7 +96,7 @@ def read(folder: Path, recording: str = "pinned") -> list[Workload]:
 
 def _launch(microseconds: list[list[float]]) -> Launch:
     own = tuple(tuple(step / 1e6 for step in rank) for rank in microseconds)
-    return own, completions([0.0] * len(own), [tuple(accumulate(rank)) for rank in own])
+    return own, completions([(0.0, *accumulate(rank)) for rank in own])
 
 
 def measurement(launches: list[Launch]) -> Measurement:

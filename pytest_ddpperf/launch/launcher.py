@@ -7,7 +7,7 @@ import os
 import pickle
 import socket
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -21,7 +21,7 @@ from pytest_ddpperf.launch.rank_server import RankServer
 from pytest_ddpperf.launch.remote_ranks import Clock, Nodes, Part
 from pytest_ddpperf.launch.request import LaunchRequest
 from pytest_ddpperf.launch.run import Delivery, Launch, Leader, LocalShareLaunch
-from pytest_ddpperf.launch.stretches import PausableLaunch, PausedLaunch, dropping
+from pytest_ddpperf.launch.stretches import PausedLaunch, dropping
 from pytest_ddpperf.records import COUNTERS, Imported, LaunchSamples, Plan, RankFigures, Scalar, Window, codec
 from pytest_ddpperf.records.errors import DdpPerfError
 from pytest_ddpperf.wire import payload
@@ -67,22 +67,16 @@ def _on_our_clock(marks: Sequence[int], clock: Clock | None) -> Sequence[float]:
 
 def _step_seconds(stretches: Sequence[Sequence[Sequence[float]]]) -> tuple[float, ...]:
     """`stretches` is stretch x rank x mark."""
-    return tuple(seconds for marks in stretches for seconds in _seconds(_completions_of(marks)))
+    return tuple(seconds for marks in stretches for seconds in _seconds(completions(marks)))
 
 
-def _completions_of(marks: Sequence[Sequence[float]]) -> tuple[float, ...]:
-    """`marks` is rank x mark, of one stretch."""
-    return completions([own[0] for own in marks], [own[1:] for own in marks])
-
-
-def completions(starts: Sequence[float], ends: Sequence[Sequence[float]]) -> tuple[float, ...]:
+def completions(marks: Sequence[Sequence[float]]) -> tuple[float, ...]:
     """Return the group's step times: between completions of the whole group, the first from the common start.
 
-    `starts` is by rank, `ends` rank x step, all on one clock and in one unit, which is the result's. They add up to
-    the wall time of the window.
+    `marks` is rank x mark: a rank's start, then the end of each of its steps, all on one clock and in one unit, which
+    is the result's. They add up to the wall time of the window.
     """
-    marks = [max(starts), *(max(step) for step in zip(*ends, strict=True))]
-    return _differences(marks)
+    return _differences([max(each) for each in zip(*marks, strict=True)])
 
 
 def _unfit(plan: Plan, windows: Sequence[Window]) -> str:
@@ -168,53 +162,28 @@ class Launcher:
         `setup` is None where the plan has a collective. In an RPC launch it is the trainers', and `others` those of the
         master and of the parameter servers.
         """
-        data = _pickle_measurement(plan, setup, others)
+        task = measurement_task(plan, setup, others)
         with self.alone(plan, observer):
-            return self._samples(plan, self._launch(plan, data, observer))
+            return self._samples(plan, self._launch(plan, task, observer))
 
     def lead(
         self, plan: Plan, nodes: Nodes, observer: Observer, trees: Trees, variables: Mapping[str, str]
     ) -> LaunchSamples:
         """One launch of which other processes start all parts, with the code in `trees` under these `variables`; raises
         as `measure`, and BaseSideError."""
-        self._ensure(plan)
-        with nodes.alone(plan, None, observer), self._parted(Launch, plan, b"", observer, nodes, ()) as launch:
+        self.ready_for(plan)
+        with nodes.alone(plan, None, observer), self._opened(Launch, plan, b"", observer, nodes) as launch:
             return self._samples(plan, launch.run(), nodes, trees, variables)
 
     def lead_call(self, plan: Plan, nodes: Nodes, observer: Observer) -> tuple[bytes, ...]:
         """Run a `call_for_bytes` all of whose parts other processes start."""
-        self._ensure(plan)
-        asked = replace(plan, warmup=0, steps=0)
-        with self._parted(Launch, asked, b"", observer, nodes, ()) as launch:
+        with self._opened(Launch, replace(plan, warmup=0, steps=0), b"", observer, nodes) as launch:
             return launch.run().results
 
-    def take_part(
-        self,
-        plan: Plan,
-        part: Part,
-        setup: Callable[..., Any] | None,
-        others: Sequence[Callable[..., Any] | None],
-        observer: Observer,
-        leader: Leader,
-    ) -> None:
-        """This node's part of a launch of `plan` that another leads; raises DdpPerfError."""
-        self._take_part(plan, part, _pickle_measurement(plan, setup, others), observer, leader)
-
-    def take_part_in_call(
-        self,
-        plan: Plan,
-        part: Part,
-        function: Callable[..., Any],
-        args: Sequence[Any],
-        observer: Observer,
-        leader: Leader,
-    ) -> None:
-        """Start this node's part of a `call` that another node leads."""
-        self._take_part(plan, part, payload.dumps("call", function, args), observer, leader)
-
-    def _take_part(self, plan: Plan, part: Part, data: bytes, observer: Observer, leader: Leader) -> None:
-        self._ensure(plan)
-        with LocalShareLaunch(self._server, self._request(plan, part, data), observer) as launch:
+    def take_part(self, plan: Plan, part: Part, task: bytes, leader: Leader) -> None:
+        """Start this node's part of a launch of `plan` that another leads; raises DdpPerfError."""
+        self.ready_for(plan)
+        with LocalShareLaunch(self._server, self._request(plan, part, task), Observer()) as launch:
             launch.serve(leader)
 
     @contextmanager
@@ -222,10 +191,11 @@ class Launcher:
         """Yield a launch of `plan` that has warmed up and is paused; it is over, clean-up included, on exit.
 
         One at a time, while the caller holds the cores (see `alone`); raises as `measure`."""
-        with self._opened(PausableLaunch, plan, payload.dumps("measure", setup, ()), observer) as launch:
+        with self._opened(PausedLaunch, plan, payload.dumps("measure", setup, ()), observer) as launch:
+            launch.samples = partial(self._samples, plan)
             launch.begin()
-            with dropping(PausedLaunch(launch, partial(self._samples, plan))) as paused:
-                yield paused
+            with dropping(launch):
+                yield launch
 
     def _samples(
         self,
@@ -269,7 +239,7 @@ class Launcher:
     ) -> tuple[bytes, ...]:
         """Run a `call` and return the pickled results."""
         asked = replace(plan, warmup=0, steps=0)
-        return self._launch(asked, payload.dumps("call", function, args), observer).results
+        return self._launch(asked, call_task(function, args), observer).results
 
     def _interconnect(self, plan: Plan) -> str | None:
         if plan.device != "cuda":
@@ -284,7 +254,7 @@ class Launcher:
     @contextmanager
     def alone(self, plan: Plan, observer: Observer) -> Iterator[None]:
         """Hold the locks of the cores or devices, on all nodes: nothing else is timed there meanwhile."""
-        self._ensure(plan)  # first, for it may take seconds
+        self.ready_for(plan)  # first, for it may take seconds
         here = self.alone_here(plan, len(plan.part(0)), observer)
         with here if plan.nodes == 1 else self._other_nodes.alone(plan, here, observer):
             yield
@@ -299,43 +269,36 @@ class Launcher:
 
     def ready_for(self, plan: Plan) -> None:
         """Start a rank server for these launches, unless there is one; raises DdpPerfError."""
-        self._ensure(plan)
-
-    def _ensure(self, plan: Plan) -> None:
         self._rpc = self._rpc or plan.rpc
         self._server.ensure(os.environ, (*plan.preload, *(_RPC_PRELOAD if self._rpc else ())))
 
-    def _launch(self, plan: Plan, data: bytes, observer: Observer) -> Delivery:
-        with self._opened(Launch, plan, data, observer) as launch:
+    def _launch(self, plan: Plan, task: bytes, observer: Observer) -> Delivery:
+        with self._opened(Launch, plan, task, observer) as launch:
             return launch.run()
 
     @contextmanager
-    def _opened(self, kind: type[_L], plan: Plan, data: bytes, observer: Observer) -> Iterator[_L]:
-        self._ensure(plan)
-        if plan.nodes == 1:
-            wanted = self._request(plan, Part(processes=plan.part(0)), data)
-            with kind(self._server, wanted, observer) as launch:
-                yield launch
-            return
-        with self._parted(kind, plan, data, observer, self._other_nodes, plan.part(0)) as launch:
+    def _opened(
+        self, kind: type[_L], plan: Plan, task: bytes, observer: Observer, others: Nodes | None = None
+    ) -> Iterator[_L]:
+        """Open a launch. `others` start all of its parts; by default this node starts its own part."""
+        self.ready_for(plan)
+        part = Part(processes=() if others is not None else plan.part(0))
+        nodes = others or (self._other_nodes if plan.nodes > 1 else None)
+        with ExitStack() as opened:
+            remote, bound = None, None
+            if nodes is not None:
+                bound = opened.enter_context(socket.create_server((nodes.address, 0), family=_family(nodes.address)))
+                host, port = bound.getsockname()[:2]
+                part = replace(part, store=(host, port), interface=nodes.interface)
+                remote = nodes.parts(plan, (host, port))
+            launch = kind(self._server, self._request(plan, part, task), observer, remote, bound)
+            opened.enter_context(launch)
             yield launch
 
-    @contextmanager
-    def _parted(
-        self, kind: type[_L], plan: Plan, data: bytes, observer: Observer, nodes: Nodes, processes: tuple[int, ...]
-    ) -> Iterator[_L]:
-        """Open a launch that starts these `processes` here and the others on `nodes`."""
-        with socket.create_server((nodes.address, 0), family=_family(nodes.address)) as bound:
-            host, port = bound.getsockname()[:2]
-            part = Part(processes=processes, store=(host, port), interface=nodes.interface)
-            wanted = self._request(plan, part, data)
-            with kind(self._server, wanted, observer, nodes.parts(plan, (host, port)), bound) as launch:
-                yield launch
-
-    def _request(self, plan: Plan, part: Part, data: bytes) -> LaunchRequest:
+    def _request(self, plan: Plan, part: Part, task: bytes) -> LaunchRequest:
         return LaunchRequest(
             plan=plan,
-            payload=data,
+            payload=task,
             modules=self._modules(),
             placement=place(max(len(part.processes), 1), os.environ),
             part=part,
@@ -360,10 +323,16 @@ def unpickle(results: Sequence[bytes]) -> list[Any]:
     return values
 
 
-def _pickle_measurement(
+def measurement_task(
     plan: Plan, setup: Callable[..., Any] | None, others: Sequence[Callable[..., Any] | None]
 ) -> bytes:
+    """Pickle what the ranks of a measurement do, with the set-ups as `Launcher.measure` has them."""
     return payload.dumps("measure_rpc" if plan.rpc else "measure", setup, others)
+
+
+def call_task(function: Callable[..., Any], args: Sequence[Any]) -> bytes:
+    """Pickle what the ranks of a call do."""
+    return payload.dumps("call", function, args)
 
 
 def _files(trees: Trees | None, imported: Collection[str]) -> dict[str, str]:

@@ -53,9 +53,12 @@ class RemoteRanks:
     output: Sequence[RankOutput] = ()
     notes: Sequence[str] = ()
 
+    def __init__(self, *channels: socket.socket) -> None:
+        self._channels = channels
+
     def channels(self) -> Sequence[socket.socket]:
         """Return where something may arrive."""
-        return ()
+        return self._channels
 
     def settled(self) -> bool:
         """Say whether every other node has delivered all that it was to deliver, or has failed."""

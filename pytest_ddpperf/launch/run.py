@@ -175,7 +175,7 @@ class Launch:
     def run(self) -> Delivery:
         """Run the whole launch; raises LaunchError with the first cause, or ServerError."""
         self.begin()
-        return self.deliver()
+        return self.finish()
 
     def begin(self) -> None:
         """Start the ranks."""
@@ -187,7 +187,7 @@ class Launch:
         self._remote.begin()
         self._fork()
 
-    def deliver(self) -> Delivery:
+    def finish(self) -> Delivery:
         """Wait for the ranks' results and for their end; raises LaunchError with the first cause, or ServerError."""
         self._collect(lambda rank: rank.settled)
         self._check()
@@ -358,16 +358,6 @@ class Leader(Protocol):
     def say(self, event: str, **fields: Any) -> None: ...
 
 
-class _LeaderChannel(RemoteRanks):
-    """Lets a launch look up when the leader says something."""
-
-    def __init__(self, leader: Leader) -> None:
-        self._leader = leader
-
-    def channels(self) -> Sequence[socket.socket]:
-        return (self._leader.socket,)
-
-
 class LocalShareLaunch(Launch):
     """As a Launch, without a deadline: that is the leader's.
 
@@ -380,7 +370,7 @@ class LocalShareLaunch(Launch):
 
     def serve(self, leader: Leader) -> None:
         """All of it; raises ServerError."""
-        self._remote = _LeaderChannel(leader)
+        self._remote = RemoteRanks(leader.socket)  # so that it looks up when the leader says something
         self.begin()
         failed: set[int] = set()
         settled = False

@@ -26,10 +26,11 @@ def _rests(rank: Peer) -> bool:
     return rank.resting is not None
 
 
-class PausableLaunch(Launch):
-    """A Launch that can pause; its deadline does not count meanwhile."""
+class PausedLaunch(Launch):
+    """A Launch that is paused between stretches; its deadline does not count meanwhile."""
 
     in_stretches = True
+    samples: Callable[[Delivery], LaunchSamples]  # by whoever opens it
 
     def begin(self) -> None:
         """Start the ranks; returns when all have warmed up and rest. Raises LaunchError or ServerError."""
@@ -58,11 +59,20 @@ class PausableLaunch(Launch):
         self._pause()
         self._stretches_ns += time.monotonic_ns() - began
 
-    def deliver(self) -> Delivery:
-        """Return the results of all stretches; raises as `Launch.deliver`."""
+    def deliver(self) -> LaunchSamples:
+        """Return the samples of all stretches; raises as `begin`."""
+        return self.samples(self.finish())
+
+    def drop(self) -> None:
+        """End it as `deliver` does, clean-up included, whatever comes of it; nothing if it has ended."""
+        if not self.over:
+            with suppress(DdpPerfError):
+                self.finish()
+
+    def finish(self) -> Delivery:
         self._asked_ns = time.monotonic_ns()
         self._resume(0)
-        return super().deliver()
+        return super().finish()
 
     def _rest(self) -> None:
         self._collect(_rests)
@@ -95,25 +105,6 @@ class PausableLaunch(Launch):
             steps=self._stretches_ns / 1e9,
             end=(ended - self._asked_ns) / 1e9,
         )
-
-
-class PausedLaunch:
-    """A paused launch as its users see it: stretches, then samples."""
-
-    def __init__(self, launch: PausableLaunch, samples: Callable[[Delivery], LaunchSamples]) -> None:
-        self.steps, self.step_seconds = launch.steps, launch.step_seconds
-        self.stretch = launch.stretch
-        self._launch, self._samples = launch, samples
-
-    def deliver(self) -> LaunchSamples:
-        """Raises LaunchError or ServerError."""
-        return self._samples(self._launch.deliver())
-
-    def drop(self) -> None:
-        """End it as `deliver` does, clean-up included, whatever comes of it; nothing where it has ended."""
-        if not self._launch.over:
-            with suppress(DdpPerfError):
-                self._launch.deliver()
 
 
 _L = TypeVar("_L", bound=Any)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from pytest_ddpperf import __version__
 from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.launch import Launcher, Observer
 from pytest_ddpperf.launch.failed_ranks import text_with_output
-from pytest_ddpperf.launch.launcher import unpickle
+from pytest_ddpperf.launch.launcher import call_task, measurement_task, unpickle
 from pytest_ddpperf.launch.remote_ranks import Part
 from pytest_ddpperf.measuring import measurement
 from pytest_ddpperf.measuring.baseline_side import Stored
@@ -189,13 +190,11 @@ class NodeLeaderConnection(LeaderConnection):
         if job.plan.nodes == 1:  # the first node does it by itself
             return super().carry_out(job if self.node == 0 else replace(job, gate=False), launcher, store)
 
-        def take(plan: Plan, part: Part) -> None:
-            setup, *others = job.setups
-            launcher.take_part(plan, part, setup, others, Observer(), self)
-
+        setup, *others = job.setups
+        task = partial(measurement_task, job.plan, setup, others)
         measured = {"batch_size": job.batch_size, "facts": codec.encode(job.facts), "gate": job.gate}
         asked = measurement_of(job.plan, job.test.label)
-        reported = self._take_part(launcher, job.plan, {**asked, **measured, "launches": job.launches}, take)
+        reported = self._take_part(launcher, job.plan, {**asked, **measured, "launches": job.launches}, task)
         launches = Launches(job.plan, _never)
         if not reported["samples"]:
             self.over = True
@@ -207,10 +206,7 @@ class NodeLeaderConnection(LeaderConnection):
     def call(self, plan: Plan, function: Callable[..., Any], args: Sequence[Any], launcher: Launcher) -> list[Any]:
         """The same of a call: the results by rank."""
 
-        def take(plan: Plan, part: Part) -> None:
-            launcher.take_part_in_call(plan, part, function, args, Observer(), self)
-
-        reported = self._take_part(launcher, plan, call_of(plan, function), take)
+        reported = self._take_part(launcher, plan, call_of(plan, function), partial(call_task, function, args))
         return unpickle([base64.b64decode(data) for data in reported["results"]])
 
     def started(self, facts: Mapping[str, Scalar]) -> None:
@@ -220,7 +216,7 @@ class NodeLeaderConnection(LeaderConnection):
         super().begin_test()
         self._asked = 0
 
-    def _take_part(self, launcher: Launcher, plan: Plan, asked: Message, take: Callable[[Plan, Part], None]) -> Message:
+    def _take_part(self, launcher: Launcher, plan: Plan, asked: Message, task: Callable[[], bytes]) -> Message:
         """Take part in the launches of what the test asks for; what is said at its end."""
         self.refuse_after_end()
         self.trees.refuse_strays()
@@ -243,7 +239,7 @@ class NodeLeaderConnection(LeaderConnection):
                             store=(order["store"][0], order["store"][1]),
                             interface=self._interface,
                         )
-                        take(codec.decode(Plan, order["plan"]), part)
+                        launcher.take_part(codec.decode(Plan, order["plan"]), part, task(), self)
                 except DdpPerfError as error:
                     self.say("failed", text=text_with_output(error))
         if order["op"] == "leave":

@@ -6,23 +6,20 @@ from pytest_ddpperf.launch.launcher import completions
 
 
 def test_completions_add_up_to_the_wall_time_of_the_window() -> None:
-    starts = [0.0, 0.5]
-    ends = [[2.0, 3.0, 6.0], [1.5, 4.0, 5.0]]
-    steps = completions(starts, ends)
+    steps = completions([[0.0, 2.0, 3.0, 6.0], [0.5, 1.5, 4.0, 5.0]])
     assert steps == (1.5, 2.0, 2.0)
-    assert sum(steps) == max(6.0, 5.0) - max(starts)
+    assert sum(steps) == 6.0 - 0.5
 
 
 def test_a_delay_after_the_last_collective_is_counted_once() -> None:
     # Rank 0 is late in step 1, rank 1 in step 2: the largest own durations would add up to 2 + 2 + 1.
-    ends = [[2.0, 3.0, 4.0], [1.0, 3.0, 4.0]]
-    assert sum(completions([0.0, 0.0], ends)) == 4.0
+    assert sum(completions([[0.0, 2.0, 3.0, 4.0], [0.0, 1.0, 3.0, 4.0]])) == 4.0
 
 
 def test_completions_keep_the_unit_of_their_clock() -> None:
-    assert completions([10, 12], [[15, 20], [14, 22]]) == (3, 7)
+    assert completions([[10, 15, 20], [12, 14, 22]]) == (3, 7)
 
 
 def test_ranks_with_different_numbers_of_steps_are_refused() -> None:
     with pytest.raises(ValueError, match="zip"):
-        completions([0.0, 0.0], [[1.0, 2.0], [1.0]])
+        completions([[0.0, 1.0, 2.0], [0.0, 1.0]])
