@@ -6,7 +6,7 @@ import json
 import os
 import pickle
 import socket
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -162,7 +162,7 @@ class Launcher:
         `setup` is None where the plan has a collective. In an RPC launch it is the trainers', and `others` those of the
         master and of the parameter servers.
         """
-        task = measurement_task(plan, setup, others)
+        task = payload.dumps("measure", setup, others)
         with self.alone(plan, observer):
             return self._samples(plan, self._launch(plan, task, observer))
 
@@ -172,13 +172,8 @@ class Launcher:
         """One launch of which other processes start all parts, with the code in `trees` under these `variables`; raises
         as `measure`, and BaseSideError."""
         self.ready_for(plan)
-        with nodes.alone(plan, None, observer), self._opened(Launch, plan, b"", observer, nodes) as launch:
-            return self._samples(plan, launch.run(), nodes, trees, variables)
-
-    def lead_call(self, plan: Plan, nodes: Nodes, observer: Observer) -> tuple[bytes, ...]:
-        """Run a `call_for_bytes` all of whose parts other processes start."""
-        with self._opened(Launch, replace(plan, warmup=0, steps=0), b"", observer, nodes) as launch:
-            return launch.run().results
+        with nodes.alone(plan, None, observer):
+            return self._samples(plan, self._launch(plan, b"", observer, nodes), nodes, trees, variables)
 
     def take_part(self, plan: Plan, part: Part, task: bytes, leader: Leader) -> None:
         """Start this node's part of a launch of `plan` that another leads; raises DdpPerfError."""
@@ -211,35 +206,35 @@ class Launcher:
         timed = delivery.results[: plan.world_size]
         windows = [codec.decode(Window, json.loads(result)) for result in timed]
         placement = place(len(plan.part(0)), variables)
-        facts: Mapping[str, Scalar] = {
+        facts: dict[str, Scalar] = {
             **windows[0].facts,
             "interconnect": self._interconnect(plan),
             **request.recorded(variables),
             "cores": placement.cores,
             "cores_per_rank": placement.cores_per_rank,
             "pinned": placement.pinned,
-            **(_facts_of_nodes(plan, nodes) if nodes is not None and plan.nodes > 1 else {}),
         }
+        if nodes is not None and plan.nodes > 1:
+            facts |= {**nodes.facts, "nodes": plan.nodes, "devices_per_node": plan.world_size // plan.nodes}
         # Empty if the process was killed while serving, because a trainer's clean-up did not end.
         served = filter(None, delivery.results[plan.world_size :])
         every = [window.imported for window in windows]
         every += [codec.decode(Imported, json.loads(result)) for result in served]
         return replace(
             collected(plan, windows, delivery, facts=facts),
-            files=_files(trees, {file for imported in every for file in imported.files}),
+            files=digests(trees.base, sorted({file for imported in every for file in imported.files})) if trees else {},
             others=tuple(sorted({module for imported in every for module in imported.others})),
         )
 
     def call(self, plan: Plan, function: Callable[..., Any], args: Sequence[Any], observer: Observer) -> list[Any]:
         """`function(ctx, *args)` on every rank of a fresh group: the results by rank."""
-        return unpickle(self.call_for_bytes(plan, function, args, observer))
+        return unpickle(self.call_for_bytes(plan, payload.dumps("call", function, args), observer))
 
     def call_for_bytes(
-        self, plan: Plan, function: Callable[..., Any], args: Sequence[Any], observer: Observer
+        self, plan: Plan, task: bytes, observer: Observer, others: Nodes | None = None
     ) -> tuple[bytes, ...]:
-        """Run a `call` and return the pickled results."""
-        asked = replace(plan, warmup=0, steps=0)
-        return self._launch(asked, call_task(function, args), observer).results
+        """Run a `call` and return the pickled results; `others` may start all ranks."""
+        return self._launch(replace(plan, warmup=0, steps=0), task, observer, others).results
 
     def _interconnect(self, plan: Plan) -> str | None:
         if plan.device != "cuda":
@@ -272,8 +267,8 @@ class Launcher:
         self._rpc = self._rpc or plan.rpc
         self._server.ensure(os.environ, (*plan.preload, *(_RPC_PRELOAD if self._rpc else ())))
 
-    def _launch(self, plan: Plan, task: bytes, observer: Observer) -> Delivery:
-        with self._opened(Launch, plan, task, observer) as launch:
+    def _launch(self, plan: Plan, task: bytes, observer: Observer, others: Nodes | None = None) -> Delivery:
+        with self._opened(Launch, plan, task, observer, others) as launch:
             return launch.run()
 
     @contextmanager
@@ -321,27 +316,6 @@ def unpickle(results: Sequence[bytes]) -> list[Any]:
             problem = f"cannot be loaded in pytest: {type(error).__name__}: {error}"
             raise DdpPerfError(f"the result of rank {rank} {problem}") from None
     return values
-
-
-def measurement_task(
-    plan: Plan, setup: Callable[..., Any] | None, others: Sequence[Callable[..., Any] | None]
-) -> bytes:
-    """Pickle what the ranks of a measurement do, with the set-ups as `Launcher.measure` has them."""
-    return payload.dumps("measure_rpc" if plan.rpc else "measure", setup, others)
-
-
-def call_task(function: Callable[..., Any], args: Sequence[Any]) -> bytes:
-    """Pickle what the ranks of a call do."""
-    return payload.dumps("call", function, args)
-
-
-def _files(trees: Trees | None, imported: Collection[str]) -> dict[str, str]:
-    return digests(trees.base, sorted(imported)) if trees is not None else {}
-
-
-def _facts_of_nodes(plan: Plan, nodes: Nodes) -> dict[str, Scalar]:
-    """Return the facts of a launch on several nodes."""
-    return {**nodes.facts, "nodes": plan.nodes, "devices_per_node": plan.world_size // plan.nodes}
 
 
 def _family(address: str) -> socket.AddressFamily:

@@ -16,7 +16,7 @@ from pytest_ddpperf import __version__
 from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.launch import Launcher, Observer
 from pytest_ddpperf.launch.failed_ranks import text_with_output
-from pytest_ddpperf.launch.launcher import call_task, measurement_task, unpickle
+from pytest_ddpperf.launch.launcher import unpickle
 from pytest_ddpperf.launch.remote_ranks import Part
 from pytest_ddpperf.measuring import measurement
 from pytest_ddpperf.measuring.baseline_side import Stored
@@ -191,7 +191,7 @@ class NodeLeaderConnection(LeaderConnection):
             return super().carry_out(job if self.node == 0 else replace(job, gate=False), launcher, store)
 
         setup, *others = job.setups
-        task = partial(measurement_task, job.plan, setup, others)
+        task = partial(payload.dumps, "measure", setup, others)
         measured = {"batch_size": job.batch_size, "facts": codec.encode(job.facts), "gate": job.gate}
         asked = measurement_of(job.plan, job.test.label)
         reported = self._take_part(launcher, job.plan, {**asked, **measured, "launches": job.launches}, task)
@@ -206,7 +206,9 @@ class NodeLeaderConnection(LeaderConnection):
     def call(self, plan: Plan, function: Callable[..., Any], args: Sequence[Any], launcher: Launcher) -> list[Any]:
         """The same of a call: the results by rank."""
 
-        reported = self._take_part(launcher, plan, call_of(plan, function), partial(call_task, function, args))
+        reported = self._take_part(
+            launcher, plan, call_of(plan, function), partial(payload.dumps, "call", function, args)
+        )
         return unpickle([base64.b64decode(data) for data in reported["results"]])
 
     def started(self, facts: Mapping[str, Scalar]) -> None:

@@ -28,6 +28,7 @@ from pytest_ddpperf.remote.nodes import OtherNodes
 from pytest_ddpperf.remote.version import BaseSide
 from pytest_ddpperf.remote.worktree import one_tree
 from pytest_ddpperf.report import text
+from pytest_ddpperf.wire import payload
 
 
 class Session:
@@ -124,7 +125,7 @@ class Session:
         if self._other_nodes is None or plan.nodes == 1:
             return self.launcher.call(plan, function, args, observer)
         with self._other_nodes.together(nodeid, call_of(plan, function), plan.nodes) as came:
-            results = self.launcher.call_for_bytes(plan, function, args, observer)
+            results = self.launcher.call_for_bytes(plan, payload.dumps("call", function, args), observer)
             came({"results": [base64.b64encode(result).decode() for result in results]})
         return unpickle(results)
 

@@ -183,7 +183,9 @@ def _rpc() -> Any:
     return rpc
 
 
-def _measure(rank: Rank, ctx: Context, setup: Any) -> CleanUp:
+def _measure(rank: Rank, ctx: Context, setup: Any, *others: Any) -> CleanUp | None:
+    if isinstance(ctx, RpcContext):
+        return _measure_rpc(rank, ctx, setup, *others)
     asked = rank.plan.collective
     made = sampling.Prepared(setup, ctx) if asked is None else sampling.Prepared(operation.setup, ctx, asked)
     return _timed(rank, ctx, made, counters.Meter())
@@ -236,7 +238,6 @@ def _probe(rank: Rank, ctx: Context, function: None) -> None:
 
 _TASKS: dict[str, Callable[..., CleanUp | None]] = {
     "measure": _measure,
-    "measure_rpc": _measure_rpc,
     "call": _call,
     "probe": _probe,
 }

@@ -119,7 +119,7 @@ class BaseOfNodes(BaseSide):
         self._side.tell({"op": "done", **came}, nodes)
 
     def _called(self, plan: Plan) -> tuple[bytes, ...]:
-        return self._launcher().lead_call(plan, self._side, Observer())
+        return self._launcher().call_for_bytes(plan, b"", Observer(), self._side)
 
     def _ungated(self, plan: Plan, launches: int) -> list[Message]:
         taken: list[LaunchSamples] = []

@@ -56,7 +56,7 @@ def test_what_cannot_be_pickled_is_named() -> None:
     with pytest.raises(DdpPerfError, match="variable 'lock', which setup uses"):
         payload.dumps("call", setup, ())
     with pytest.raises(DdpPerfError, match="variable 'lock', which setup uses"):
-        payload.dumps("measure_rpc", module_level, (None, setup))
+        payload.dumps("measure", module_level, (None, setup))
     with pytest.raises(DdpPerfError, match="argument 2 of module_level"):
         payload.dumps("call", module_level, (1, lock))
 
