@@ -204,11 +204,9 @@ class NodeLeaderConnection(LeaderConnection):
         return _measured(job, launches, _verdict(reported), store, fails=reported.get("fails", False))
 
     def call(self, plan: Plan, function: Callable[..., Any], args: Sequence[Any], launcher: Launcher) -> list[Any]:
-        """The same of a call: the results by rank."""
-
-        reported = self._take_part(
-            launcher, plan, call_of(plan, function), partial(payload.dumps, "call", function, args)
-        )
+        """Take part in a call as often as the leader asks; return the results by rank."""
+        task = partial(payload.dumps, "call", function, args)
+        reported = self._take_part(launcher, plan, call_of(plan, function), task)
         return unpickle([base64.b64decode(data) for data in reported["results"]])
 
     def started(self, facts: Mapping[str, Scalar]) -> None:
