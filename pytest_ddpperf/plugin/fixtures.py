@@ -23,7 +23,7 @@ from pytest_ddpperf.plugin.state import RUN, Run, own_options, own_settings
 from pytest_ddpperf.plugin.watch import Watcher
 from pytest_ddpperf.records import Plan, RankOutput, TestId
 from pytest_ddpperf.records.errors import DdpPerfError, LaunchError, MarkerError, OptionError
-from pytest_ddpperf.records.plan import Collective, collective, in_words
+from pytest_ddpperf.records.plan import collective, in_words
 from pytest_ddpperf.report import ci, failure, sentences
 from pytest_ddpperf.report.text import terminal_width
 from pytest_ddpperf.verdict import TEST_LEVEL
@@ -255,12 +255,10 @@ class BenchmarkFixture(DistributedFixture):
         """Check the arguments of a call and return its label. Raises GateFailed in a rerun of a gate that failed."""
         __tracebackhide__ = True
         for role, setup in setups.items():
-            if not callable(setup):
-                raise TypeError(f"{self._name}({setup!r}): {role} must be callable: {_WHAT_SETUP_DOES[role]}")
-        for role, setup in setups.items():
-            self._check_call(role, setup, "ctx", *["shared"] * (role == "trainer" and "master" in setups))
+            self._check_setup(role, setup, "ctx", *["shared"] * (role == "trainer" and "master" in setups))
         check_number("batch_size", batch_size, "examples per rank and step, ")
-        check_name(name)
+        if name is not None and not (isinstance(name, str) and name.strip() and name.isprintable()):
+            raise ValueError(f"name={name!r}: must be printable and not empty: it is used in reports and file names")
         label = name or ""
         if label in self._state.labels:
             taken = f"name={name!r} is taken" if name else "it was called before without a name"
@@ -271,16 +269,15 @@ class BenchmarkFixture(DistributedFixture):
             raise GateFailed(f"{text}\n\nA rerun does not measure again: noise must not turn red into green.", *rest)
         return label
 
-    def _check_call(self, role: str, setup: Any, *arguments: str) -> None:
+    def _check_setup(self, role: str, setup: Any, *arguments: str) -> None:
         __tracebackhide__ = True
-        name, given, does = payload.name_of(setup), " and ".join(arguments), _WHAT_SETUP_DOES[role]
-        if payload.is_model(setup):
-            raise TypeError(f"{self._name}({name}): {role} is called with {given}, and not a model: {does}")
-        if not payload.accepts(setup, len(arguments)):
-            guess = "did you pass the step itself? " if role in ("setup", "trainer") else ""
-            raise TypeError(
-                f"{self._name}({name}): {role} is called with {given}, which {name} does not take; {guess}{does}"
-            )
+        name, problem = payload.name_of(setup), ""
+        if not callable(setup) or payload.is_model(setup):
+            problem = f"must be a function, not {name}"
+        elif not payload.accepts(setup, len(arguments)):
+            problem = f"is called with {' and '.join(arguments)}, which {name} does not take"
+        if problem:
+            raise TypeError(f"{self._name}({name}): {role} {problem}: {_WHAT_SETUP_DOES[role]}")
 
 
 _WHAT_SETUP_DOES = {
@@ -295,14 +292,6 @@ def check_number(name: str, value: Any, what: str = "") -> None:
     __tracebackhide__ = True
     if value is not None and (type(value) is not int or value < 1):
         raise ValueError(f"{name}={value!r}: {what}a whole number from 1")
-
-
-def check_name(name: Any) -> None:
-    __tracebackhide__ = True
-    if name is not None and (not isinstance(name, str) or not name.strip()):
-        raise ValueError(f"name={name!r}: a name must not be empty")
-    if name is not None and not name.isprintable():
-        raise ValueError(f"name={name!r}: must be printable: it is used in reports and file names")
 
 
 class DdpBenchmark(BenchmarkFixture):
@@ -350,17 +339,17 @@ class CollectiveBenchmark(BenchmarkFixture):
         share the error rate of one gate; all are measured before GateFailed is raised for those that failed.
         """
         __tracebackhide__ = True
-        if not isinstance(sizes, Iterable):
-            raise TypeError(f"{self._name}({op!r}, {sizes!r}): sizes are several, as in ({sizes!r},)")
-        asked = self._asked(op, tuple(sizes), dtype)
-        check_name(name)
+        sizes, named = tuple(map(operator.index, sizes)), str(dtype).removeprefix("torch.")
+        asked = [collective(op, size, named, self._world_size) for size in sizes]
+        if not asked:
+            raise ValueError(f"{self._name}({op!r}): no size was given")
         plan = self._plan()
         level = self._level(gate) / len(asked)
         # All labels first: after a red size a rerun measures no other one either.
-        of_label = {self._label({}, None, "-".join(filter(None, (name, size.lower())))): asked[size] for size in asked}
+        labels = [self._label({}, None, "-".join(filter(None, (name, in_words(size).lower())))) for size in sizes]
         results: list[CollectiveResult] = []
         failures: list[GateFailed] = []
-        for label, of_size in of_label.items():
+        for label, of_size in zip(labels, asked, strict=True):
             try:
                 result = self._gated(replace(plan, collective=of_size), None, label=label, gate=gate, level=level)
                 results.append(cast(CollectiveResult, result))
@@ -373,26 +362,6 @@ class CollectiveBenchmark(BenchmarkFixture):
             more = f" (and {len(failures) - 1} more sizes)" if len(failures) > 1 else ""
             raise GateFailed(text, first.result, first.headline + more)
         return tuple(results)
-
-    def _asked(self, op: Any, sizes: tuple[Any, ...], dtype: Any) -> dict[str, Collective]:
-        """Return the collectives by size in words; raises TypeError or ValueError."""
-        __tracebackhide__ = True
-        if not sizes:
-            raise ValueError(f"{self._name}({op!r}): no size was given")
-        asked = {}
-        for size in sizes:
-            whole = hasattr(type(size), "__index__") and not isinstance(size, bool)
-            if not whole or size < 1:
-                raise ValueError(f"{self._name}: a size of {size!r}: bytes, a whole number from 1")
-            size = operator.index(size)
-            if in_words(size) in asked:
-                raise ValueError(f"{self._name}: {in_words(size)} is among the sizes twice")
-            try:
-                named = str(dtype).removeprefix("torch.")
-                asked[in_words(size)] = collective(str(op).replace("-", "_"), size, named, self._world_size)
-            except ValueError as error:
-                raise ValueError(f"{self._name}: {error}") from None
-        return asked
 
 
 class RpcBenchmark(BenchmarkFixture):

@@ -224,7 +224,7 @@ def collective(op: str, size: int, dtype: str, ranks: int) -> Collective:
     if op == "send_recv" and ranks < 2:
         raise ValueError("send_recv needs at least two ranks")
     count = size // itemsize(dtype) // (ranks if op in _IN_BLOCKS else 1)
-    if not count:
+    if count < 1:
         each = f" for each of {ranks} ranks" if op in _IN_BLOCKS else ""
         raise ValueError(f"{op} of {in_words(size)}: less than one element of {dtype}{each}")
     return Collective(op=op, dtype=dtype, ranks=ranks, count=count)

@@ -41,6 +41,7 @@ def test_what_is_no_dtype_is_refused(dtype: str) -> None:
     ("op", "size", "ranks", "words"),
     [
         ("allreduce", 8, 2, "'allreduce': one of all_reduce, all_gather, "),
+        ("all_reduce", -8, 2, "all_reduce of -8B: less than one element of float32"),
         ("all_reduce", 3, 2, "all_reduce of 3B: less than one element of float32"),
         ("all_gather", 8, 4, "all_gather of 8B: less than one element of float32 for each of 4 ranks"),
         ("send_recv", 8, 1, "send_recv needs at least two ranks"),
