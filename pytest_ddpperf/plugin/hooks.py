@@ -60,7 +60,7 @@ def pytest_configure(config: pytest.Config) -> None:
         _check(config, run)
     if not run.worker:
         config.pluginmanager.register(Reporter(run, writes=given and not _only_shows(config)), "ddpperf-reporter")
-        if given or config.getoption("dist", "no") != "no":  # xdist's controller collects no tests itself
+        if given or _under_xdist(config):
             _listen(run)
 
 
@@ -73,17 +73,11 @@ def _check(config: pytest.Config, run: Run) -> None:
         prepare_files(run)
     except (OptionError, MissingExtraError) as error:
         raise pytest.UsageError(str(error)) from None
-    workers = _workers(config)
-    over_nodes = "several nodes" if run.other_nodes is not None else ""
-    refusals = [
-        (1, settings.records, "only one process can save baselines"),
-        (0, "--ddp-suite-plots" if settings.suite_plots else "", "only one process can draw figures"),
-        (0, settings.comparison_option, "only one process can interleave both sides"),
-        (0, over_nodes, "a node takes part in one test at a time"),
-    ]
-    for allowed_workers, option, reason in refusals:
-        if option and workers > allowed_workers:
-            raise pytest.UsageError(f"{option} with {workers} xdist workers: {reason}; add -n 0")
+    plots = "--ddp-suite-plots" if settings.suite_plots else ""
+    nodes = "a run on several nodes" if run.other_nodes is not None else ""
+    in_one_process = settings.records or settings.comparison_option or plots or nodes
+    if in_one_process and _under_xdist(config):
+        raise pytest.UsageError(f"{in_one_process} is not supported under xdist: add -n 0")
     if settings.comparison_option and traces_one_side(run.snapshot):
         option = settings.comparison_option
         raise pytest.UsageError(f"{option} is not supported with --cov in ranks: add --no-cov")
@@ -99,12 +93,9 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         config.stash[RUN].close()
 
 
-def _workers(config: pytest.Config) -> int:
-    """Return how many xdist workers this controller starts; 0 without xdist, or in a worker."""
-    if config.getoption("dist", "no") == "no":
-        return 0
-    counts = [spec.partition("*")[0] for spec in config.getoption("tx", None) or ()]
-    return sum(int(count) if count.isdigit() else 1 for count in counts)
+def _under_xdist(config: pytest.Config) -> bool:
+    """Say whether this process is the controller of xdist, which collects no tests itself."""
+    return bool(config.getoption("dist", "no") != "no")
 
 
 # --- collection
