@@ -44,7 +44,7 @@ from pytest_ddpperf.measuring.baseline_side import PausedSide
 from pytest_ddpperf.measuring.launches import Job, Launches
 from pytest_ddpperf.measuring.measurement import Measured, carry_out
 from pytest_ddpperf.measuring.stopping_rule import follow, schedule
-from pytest_ddpperf.options import plan
+from pytest_ddpperf.options.settings import make_plan, read_settings
 from pytest_ddpperf.records import LaunchSamples, Limit, Measurement, Plan, Samples, TestId, Verdict, Version
 from pytest_ddpperf.remote.version import Ready
 from pytest_ddpperf.verdict import ASSUMED_DRIFT, TEST_LEVEL, coarse, judge_times
@@ -162,7 +162,7 @@ class Live:
         """The second is the other side's."""
         (self._launcher, self._other), self._folder = launchers, folder
         self._settings = read_defaults(folder)
-        self._plan = plan(self._settings, world_size=2, backend="gloo", device="cpu")
+        self._plan = make_plan(self._settings, world_size=2, backend="gloo", device="cpu")
 
     def measured(
         self, rows: Sequence[Row], machine: str, model: str, kind: str, wanted: dict[str, int]
@@ -240,9 +240,7 @@ def read_defaults(folder: Path) -> Any:
     """The settings of a run that is given none."""
     import pytest
 
-    from pytest_ddpperf import options
-
-    return options.read(pytest.Config.fromdictargs({}, ["-c", "/dev/null", f"--rootdir={folder}"]))
+    return read_settings(pytest.Config.fromdictargs({}, ["-c", "/dev/null", f"--rootdir={folder}"]))
 
 
 class Other:

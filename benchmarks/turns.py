@@ -41,7 +41,7 @@ from neighbour import neighbour
 
 from pytest_ddpperf.launch import Launcher, Observer
 from pytest_ddpperf.measuring.baseline_side import interleave
-from pytest_ddpperf.options import plan
+from pytest_ddpperf.options.settings import make_plan
 from pytest_ddpperf.records import LaunchSamples
 from pytest_ddpperf.verdict.stats import by_stretches, quantile, t_quantile
 
@@ -100,7 +100,7 @@ class Pair:
 
         self._launchers, self._kind = launchers, kind
         self._source = random.Random(repr(key(kind)))
-        self._plan = plan(read_defaults(Path.cwd()), world_size=2, backend="gloo", device="cpu")
+        self._plan = make_plan(read_defaults(Path.cwd()), world_size=2, backend="gloo", device="cpu")
         plant = kind["plant"] if kind["amount"] else "computing"
         self._setups = [planted(plant, kind["model"], amount) for amount in (0.0, kind["amount"])]
 

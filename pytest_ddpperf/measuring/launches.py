@@ -16,8 +16,8 @@ from importlib import metadata
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from pytest_ddpperf import baseline, options
-from pytest_ddpperf.options import Settings
+from pytest_ddpperf import baseline
+from pytest_ddpperf.options.settings import Settings
 from pytest_ddpperf.records import (
     Counters,
     Distribution,
@@ -60,7 +60,7 @@ class Job:
     @property
     def launches(self) -> int:
         """How many launches there are before the first look."""
-        return options.launches(self.settings)
+        return self.settings.launches
 
     @property
     def limits(self) -> tuple[Limit, ...]:

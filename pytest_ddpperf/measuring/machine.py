@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from pytest_ddpperf.launch.placement import place as cores_of
-from pytest_ddpperf.options import MARKER, Settings, where
+from pytest_ddpperf.options.definitions import MARKER
 from pytest_ddpperf.options.parse import near
+from pytest_ddpperf.options.settings import Settings, where
 from pytest_ddpperf.records import Scalar
 from pytest_ddpperf.records.errors import MarkerError, OptionError
 from pytest_ddpperf.report import text

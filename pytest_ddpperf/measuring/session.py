@@ -21,7 +21,7 @@ from pytest_ddpperf.measuring.launches import Job
 from pytest_ddpperf.measuring.machine import Place, described, nodes_for, resolve
 from pytest_ddpperf.measuring.measurement import Measured
 from pytest_ddpperf.measuring.remote_worker import LeaderConnection, NodeLeaderConnection, call_of, measurement_of
-from pytest_ddpperf.options import Settings
+from pytest_ddpperf.options.settings import Settings
 from pytest_ddpperf.records import Baseline, Plan, Scalar, codec
 from pytest_ddpperf.records.errors import GitError
 from pytest_ddpperf.remote.nodes import OtherNodes

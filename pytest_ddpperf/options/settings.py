@@ -87,7 +87,7 @@ _FOLDERS = ("baseline_dir", "history_dir", "suite_plots")
 _COMPARISONS = ("against", "against_python", "against_env", "against_option")
 
 
-def read(config: pytest.Config) -> Settings:
+def read_settings(config: pytest.Config) -> Settings:
     """Return the settings of a run; raises OptionError."""
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
@@ -216,6 +216,8 @@ def _marked(settings: Settings, marks: Iterable[pytest.Mark]) -> Settings:
 
 def _checked(settings: Settings) -> Settings:
     """Refuse contradictory launches, and the user's limits that the asked steps and launches cannot support."""
+    if settings.disable:
+        return replace(settings, warmup=0, steps=1, min_seconds=0.0, launches=1)
     if settings.max_launches < 2 * settings.launches:
         if settings.sources["max_launches"] != "default":
             allowed = (
@@ -239,7 +241,7 @@ def _check_limits(settings: Settings) -> None:
     for limit in settings.limits:
         if limit.is_cpu_time and settings.device not in ("auto", "cpu"):
             raise OptionError(place, str(limit), f"CPU time is measured on cpu only, not on {settings.device}")
-        if limit.default or limit.is_counter or settings.disable:
+        if limit.default or limit.is_counter:
             continue
         from pytest_ddpperf.verdict import unsupported  # with the records, which a run without limits need not pay
 
@@ -253,17 +255,12 @@ def where(settings: Settings, field: str) -> str:
     return next(row for row in ROWS if row.field == field).where(settings.sources[field])
 
 
-def launches(settings: Settings) -> int:
-    """Return the number of launches before the first look."""
-    return 1 if settings.disable else settings.launches
-
-
 # Launches x ranks x steps to which windows may be lengthened, for a baseline keeps them all: on CPU two figures of each
 # rank's step and one of the group's, 13 bytes a figure. 20 launches of 2 ranks come to 150 steps and 200 KB.
 _MOST_TIMED = 6000
 
 
-def plan(
+def make_plan(
     settings: Settings,
     *,
     world_size: int,
@@ -283,9 +280,9 @@ def plan(
         nodes=nodes,
         backend=backend,
         device=device,
-        warmup=0 if settings.disable else settings.warmup,
-        steps=1 if settings.disable else settings.steps,
-        min_seconds=0.0 if settings.disable else settings.min_seconds,
+        warmup=settings.warmup,
+        steps=settings.steps,
+        min_seconds=settings.min_seconds,
         most_steps=_MOST_TIMED // (settings.max_launches * world_size),
         timing=timing,
         timeout_seconds=settings.timeout_seconds,

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from pytest_ddpperf import options
 from pytest_ddpperf.measuring import measurement
 from pytest_ddpperf.measuring.launches import Job, Setup
 from pytest_ddpperf.measuring.machine import Place, Unavailable
 from pytest_ddpperf.measuring.measurement import CollectiveResult, Measured, Result
-from pytest_ddpperf.options import MARKER, Settings
+from pytest_ddpperf.options.definitions import MARKER
+from pytest_ddpperf.options.settings import Settings, make_plan
 from pytest_ddpperf.plugin.items import accept_command, module_of, name_of, nodeid_of, warning_filters, with_place
 from pytest_ddpperf.plugin.running import state_of
 from pytest_ddpperf.plugin.state import RUN, Run, own_options, own_settings
@@ -92,7 +92,7 @@ class DistributedFixture:
             raise plain_failure(str(error)) from None
 
     def _plan_at(self, place: Place, world_size: int, **roles: Any) -> Plan:
-        return options.plan(
+        return make_plan(
             self._settings,
             world_size=world_size,
             nodes=place.nodes,

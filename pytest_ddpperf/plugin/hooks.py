@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_ddpperf import options
+from pytest_ddpperf.options import definitions
 from pytest_ddpperf.plugin import state
 from pytest_ddpperf.plugin.items import WORLD_SIZE, has_benchmark, is_distributed, measures
 from pytest_ddpperf.plugin.reporter import Reporter, ResultListener, prepare_files
@@ -28,7 +28,7 @@ _LISTENER = "ddpperf-results"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    options.add_options(parser)
+    definitions.add_options(parser)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -47,7 +47,7 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", options.MARKER_HELP)
+    config.addinivalue_line("markers", definitions.MARKER_HELP)
     if has_benchmark(config.pluginmanager):
         config.pluginmanager.register(_ReplayToBenchmark(config), "ddpperf-replay")
     run = config.stash[RUN] = Run(config)
@@ -55,7 +55,7 @@ def pytest_configure(config: pytest.Config) -> None:
         from pytest_ddpperf.plugin import remote
 
         remote.lead(run)
-    given = options.given(config)
+    given = definitions.given(config)
     if given or run.other_nodes is not None:
         _check(config, run)
     if not run.worker:

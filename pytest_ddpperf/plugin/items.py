@@ -17,7 +17,7 @@ from _pytest.config import parse_warning_filter
 from pytest_ddpperf.options.definitions import ROWS
 
 if TYPE_CHECKING:
-    from pytest_ddpperf.options import Settings
+    from pytest_ddpperf.options.settings import Settings
     from pytest_ddpperf.records.errors import MarkerError
 
 WORLD_SIZE = "_ddp_world_size"

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from pytest_ddpperf import __version__, options
+from pytest_ddpperf import __version__
 from pytest_ddpperf.launch.request import inherited
-from pytest_ddpperf.options import Settings
+from pytest_ddpperf.options.settings import Settings, read_settings
 from pytest_ddpperf.plugin.items import conftests, named_tests
 from pytest_ddpperf.plugin.state import Run, snapshot_of
 from pytest_ddpperf.records import Scalar, codec
@@ -170,7 +170,7 @@ def collected(other_nodes: OtherNodes, config: pytest.Config, facts: Mapping[str
 
 def _work_for_leader(config: pytest.Config, found: Role) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # torchrun's way to end it: nothing shall be left
-    settings = options.read(config)  # a mistake is the same on all nodes: nobody waits for anybody
+    settings = read_settings(config)  # a mistake is the same on all nodes: nobody waits for anybody
     seconds = max(START_SECONDS, settings.timeout_seconds)  # the first node may begin as much later
     reported = rendezvous.found(found, seconds)
     key = (os.environ.get(handshake.VARIABLE) or reported["secret"]).encode()

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-from pytest_ddpperf import options
 from pytest_ddpperf.plugin.items import RPC, WORLD_SIZE, measures, modules_by_name, uses, with_place, world_sizes
 
 if TYPE_CHECKING:
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from pytest_ddpperf.measuring.remote_worker import LeaderConnection
     from pytest_ddpperf.measuring.results import RunResults
     from pytest_ddpperf.measuring.session import Session
-    from pytest_ddpperf.options import Settings
+    from pytest_ddpperf.options.settings import Settings
     from pytest_ddpperf.remote.nodes import OtherNodes
     from pytest_ddpperf.remote.version import BaseSide
 
@@ -119,7 +118,9 @@ class Run:
     @cached_property
     def settings(self) -> Settings:
         """Return the settings of the run, read once; raises OptionError."""
-        return options.read(self.config)
+        from pytest_ddpperf.options.settings import read_settings
+
+        return read_settings(self.config)
 
     @property
     def nodes(self) -> int:
@@ -252,6 +253,7 @@ def node_count(config: pytest.Config) -> int:
 def settings_of(item: pytest.Item) -> Settings:
     """Return the settings of one test, its markers included; those of its parameters are the closest. Raises
     MarkerError."""
+    from pytest_ddpperf.options.settings import with_markers
     from pytest_ddpperf.records.errors import MarkerError
 
     callspec = getattr(item, "callspec", None)
@@ -260,7 +262,7 @@ def settings_of(item: pytest.Item) -> Settings:
         if "world_size" in mark.kwargs:
             where, allowed = "a parameter's @pytest.mark.ddp(world_size=...)", "the test itself runs with several"
             raise MarkerError(where, mark.kwargs["world_size"], f"{allowed}: give the test one list")
-    return options.with_markers(item.config.stash[RUN].settings, [*closest, *item.iter_markers("ddp")])
+    return with_markers(item.config.stash[RUN].settings, [*closest, *item.iter_markers("ddp")])
 
 
 def own_settings(item: pytest.Item) -> Settings:

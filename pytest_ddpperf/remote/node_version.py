@@ -12,7 +12,7 @@ from pathlib import Path
 from pytest_ddpperf.git import commit_named
 from pytest_ddpperf.launch import Launcher, Observer
 from pytest_ddpperf.launch.failed_ranks import text_with_output
-from pytest_ddpperf.options import Settings
+from pytest_ddpperf.options.settings import Settings
 from pytest_ddpperf.records import LaunchSamples, Plan, codec
 from pytest_ddpperf.records.errors import AgainstError, BaseSideError, DdpPerfError, GitError
 from pytest_ddpperf.remote.arguments import Invocation

@@ -17,7 +17,7 @@ from typing import Any
 from pytest_ddpperf import __version__
 from pytest_ddpperf.launch import Observer
 from pytest_ddpperf.launch.stretches import dropping
-from pytest_ddpperf.options import Settings
+from pytest_ddpperf.options.settings import Settings
 from pytest_ddpperf.records import LaunchSamples, Plan, Scalar, codec
 from pytest_ddpperf.records.errors import AgainstError, BaseSideError
 from pytest_ddpperf.remote.arguments import Invocation

@@ -29,7 +29,7 @@ from pytest_ddpperf.git import (
     worktrees,
 )
 from pytest_ddpperf.launch import describe_end
-from pytest_ddpperf.options import Settings
+from pytest_ddpperf.options.settings import Settings
 from pytest_ddpperf.records import Version
 from pytest_ddpperf.records.errors import AgainstError, GitError
 from pytest_ddpperf.wire.source_trees import Trees, digests

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpperf import options
 from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.launch import Observer
 from pytest_ddpperf.measuring import measurement
 from pytest_ddpperf.measuring.launches import Job
 from pytest_ddpperf.measuring.measurement import Measured, build_outcome, carry_out
 from pytest_ddpperf.measuring.remote_worker import LeaderConnection
+from pytest_ddpperf.options.settings import make_plan
 from pytest_ddpperf.records import LaunchSamples, Limit, Phases, Plan, TestId
 from tests.unit.test_launches import LAUNCH, UNFIT
 from tests.unit.test_machine import settings
@@ -44,7 +44,7 @@ def job(*, gate: bool = True, **asked: Any) -> Job:
         nodeid="m.py::t",
         setups=(lambda ctx: lambda: None,),
         settings=of_test,
-        plan=options.plan(of_test, world_size=1, backend="gloo", device="cpu"),
+        plan=make_plan(of_test, world_size=1, backend="gloo", device="cpu"),
         level=0.05,
         batch_size=None,
         gate=gate,

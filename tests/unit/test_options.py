@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpperf import options
-from pytest_ddpperf.options import Settings
-from pytest_ddpperf.options.definitions import ROWS, Row
+from pytest_ddpperf.options.definitions import MARKER_HELP, ROWS, Row, add_options
+from pytest_ddpperf.options.settings import Settings, make_plan, read_settings, with_markers
 from pytest_ddpperf.records import Limit
 from pytest_ddpperf.records.errors import MarkerError, OptionError
 
@@ -19,18 +18,18 @@ NATIVE_TOML = pytest.mark.skipif(pytest.version_tuple < (9,), reason="[tool.pyte
 
 
 class _Registers:
-    pytest_addoption = staticmethod(options.add_options)
+    pytest_addoption = staticmethod(add_options)
 
 
 @pytest.fixture
 def read(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Settings]:
-    """`options.read` of a pytest called with these arguments, with our options and no plugin's."""
+    """`read_settings` of a pytest called with these arguments, with our options and no plugin's."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
     monkeypatch.delenv("CI", raising=False)
     monkeypatch.delenv("GITHUB_ACTIONS", raising=False)
     pytester.plugins = [_Registers()]
-    return lambda *arguments: options.read(pytester.parseconfig(*arguments))
+    return lambda *arguments: read_settings(pytester.parseconfig(*arguments))
 
 
 @pytest.fixture
@@ -51,7 +50,7 @@ def mark(*args: Any, **kwargs: Any) -> pytest.Mark:
 
 def marker_refusal(settings: Settings, *args: Any, **kwargs: Any) -> str:
     with pytest.raises(MarkerError) as caught:
-        options.with_markers(settings, [mark(*args, **kwargs)])
+        with_markers(settings, [mark(*args, **kwargs)])
     return str(caught.value)
 
 
@@ -381,7 +380,7 @@ def test_a_default_limit_without_support_is_not_refused(read: Callable[..., Sett
 
 def test_a_disabled_run_needs_no_support_for_its_limits(read: Callable[..., Settings]) -> None:
     settings = read("--ddp-disable", "--ddp-threshold=p99:5%", "--ddp-launches=1")
-    assert options.with_markers(settings, [mark(steps=1)]).disable
+    assert with_markers(settings, [mark(steps=1)]).disable
 
 
 @pytest.mark.parametrize(
@@ -419,7 +418,7 @@ ARGUMENTS = (
 def test_a_marker_wins_over_everything(read: Callable[..., Settings], pytester: pytest.Pytester) -> None:
     pytester.makeini("[pytest]\nddp_steps = 60\n")
     run = read("--ddp-world-size=1,4", "--ddp-warmup=9")
-    settings = options.with_markers(
+    settings = with_markers(
         run,
         [
             mark(
@@ -441,13 +440,13 @@ def test_a_marker_wins_over_everything(read: Callable[..., Settings], pytester: 
 
 
 def test_the_closest_marker_wins_argument_by_argument(read: Callable[..., Settings]) -> None:
-    settings = options.with_markers(read("--ddp-launches=8"), [mark(steps=50), mark(steps=60, warmup=7)])
+    settings = with_markers(read("--ddp-launches=8"), [mark(steps=50), mark(steps=60, warmup=7)])
     assert (settings.steps, settings.warmup, settings.launches) == (50, 7, 8)
     assert settings.sources["launches"] == "command line"
 
 
 def test_a_marker_may_list_its_limits(read: Callable[..., Settings]) -> None:
-    assert metrics(options.with_markers(read(), [mark(threshold=["p50:5%", "p75:2ms"])])) == ["p50:5%", "p75:2ms"]
+    assert metrics(with_markers(read(), [mark(threshold=["p50:5%", "p75:2ms"])])) == ["p50:5%", "p75:2ms"]
 
 
 def test_a_marker_takes_keywords_only(read: Callable[..., Settings]) -> None:
@@ -463,7 +462,7 @@ def test_a_misspelt_argument_gets_the_nearest_name(read: Callable[..., Settings]
 
 def test_the_help_of_the_marker_has_all_arguments() -> None:
     words = f"ddp({ARGUMENTS}): settings of a distributed test, by keyword, over --ddp-* and ini keys"
-    assert words == options.MARKER_HELP
+    assert words == MARKER_HELP
 
 
 # --- plans
@@ -473,12 +472,12 @@ def test_the_help_of_the_marker_has_all_arguments() -> None:
 def test_steps_run_ahead_on_an_accelerator_unless_asked_otherwise(
     read: Callable[..., Settings], device: str, timing: str
 ) -> None:
-    assert options.plan(read(), world_size=2, backend="gloo", device=device).timing == timing
+    assert make_plan(read(), world_size=2, backend="gloo", device=device).timing == timing
     asked = read("--ddp-timing=step")
-    assert options.plan(asked, world_size=2, backend="gloo", device=device).timing == "step"
+    assert make_plan(asked, world_size=2, backend="gloo", device=device).timing == "step"
 
 
 def test_disabled_is_one_launch_of_one_step_whatever_a_marker_asks(read: Callable[..., Settings]) -> None:
-    settings = options.with_markers(read("--ddp-disable"), [mark(steps=50, launches=7, warmup=9)])
-    plan = options.plan(settings, world_size=2, backend="gloo", device="cpu")
-    assert (plan.warmup, plan.steps, plan.min_seconds, options.launches(settings)) == (0, 1, 0.0, 1)
+    settings = with_markers(read("--ddp-disable"), [mark(steps=50, launches=7, warmup=9)])
+    plan = make_plan(settings, world_size=2, backend="gloo", device="cpu")
+    assert (plan.warmup, plan.steps, plan.min_seconds, settings.launches) == (0, 1, 0.0, 1)

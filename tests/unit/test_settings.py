@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_ddpperf import options
-from pytest_ddpperf.options import Settings
+from pytest_ddpperf.options.settings import Settings, read_settings
 from tests.unit.test_options import _Registers
 
 PATHS = {
@@ -26,7 +25,7 @@ def read(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Callable
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
     pytester.plugins = [_Registers()]
-    return lambda *arguments: options.read(pytester.parseconfig(*arguments))
+    return lambda *arguments: read_settings(pytester.parseconfig(*arguments))
 
 
 @pytest.mark.parametrize("option", PATHS)

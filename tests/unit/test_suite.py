@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_ddpperf import options
 from pytest_ddpperf.measuring.machine import nodes_for
+from pytest_ddpperf.options.settings import with_markers
 from pytest_ddpperf.suite import conftest, test_data_parallel, test_ddp_latency, test_ddp_sweep, workloads
 from pytest_ddpperf.suite.tables import Tables
 from pytest_ddpperf.suite.test_rpc import _row
@@ -48,7 +48,7 @@ def test_every_row_has_its_place(monkeypatch: pytest.MonkeyPatch, nodes: int, ra
     config = configured(monkeypatch, nodes=nodes, ddp_world_size=[str(ranks)])
     of_run = run_settings(world_sizes=(ranks,))
     for row in rows(config, "scaled_ranks") + rows(config, "sweep_row"):
-        settings = options.with_markers(of_run, [mark.mark for mark in row.marks])
+        settings = with_markers(of_run, [mark.mark for mark in row.marks])
         assert nodes_for(settings, of_run, settings.world_sizes[0], nodes) == settings.nodes  # or it raised
 
 
@@ -106,7 +106,7 @@ def test_a_size_sets_what_the_run_leaves_open(
     settings = conftest._open_settings(config)
     assert settings.keys() == expected
     of_run = run_settings("default", **{name.removeprefix("ddp_"): value for name, value in asked.items()})
-    options.with_markers(of_run, [pytest.mark.ddp(**settings).mark])  # or it raised
+    with_markers(of_run, [pytest.mark.ddp(**settings).mark])  # or it raised
 
 
 @pytest.mark.parametrize(("marks", "expected"), [([], 4), ([{"world_size": 8}], 4), ([{"nodes": 1}], 8)])
