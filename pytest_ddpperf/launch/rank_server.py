@@ -17,7 +17,7 @@ from pytest_ddpperf.launch.request import read_at_import
 from pytest_ddpperf.records import messages
 from pytest_ddpperf.records.errors import DdpPerfError, ServerError
 from pytest_ddpperf.wire import boot
-from pytest_ddpperf.wire.channels import Lines, Message
+from pytest_ddpperf.wire.channels import Lines
 from pytest_ddpperf.wire.source_trees import Trees
 
 
@@ -82,7 +82,7 @@ class RankServer:
             trees=asdict(self._trees) if self._trees is not None else None,
             folder=self._folder,
         )
-        self._send_fields(asdict(start))
+        self.send(start)
         answers: list[messages.ServerAnswer] = []
         while not answers:  # a long traceback comes in parts
             answers = self.receive(_START_SECONDS)
@@ -97,11 +97,8 @@ class RankServer:
 
     def send(self, request: messages.ServerRequest, descriptor: int | None = None) -> None:
         """Send a request, with a file descriptor if it needs one; raises ServerError if the server is gone."""
-        self._send_fields(messages.encode(request), descriptor)
-
-    def _send_fields(self, fields: Message, descriptor: int | None = None) -> None:
         try:
-            self._connected().send(fields, descriptor)
+            self._connected().send(messages.encode(request), descriptor)
         except OSError:
             self._raise_dead()
 

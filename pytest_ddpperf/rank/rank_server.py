@@ -49,7 +49,7 @@ _MAY_LACK = ("pytest_ddpperf.rank.rpc",)
 
 def main(descriptor: int, start: Message) -> NoReturn:
     """Serve until pytest goes. `start` has the fields of StartServer."""
-    begin = messages.StartServer(**start)
+    begin: messages.StartServer = messages.decode(start)
     if begin.trees is not None:
         install(Trees(**begin.trees))
     boot.die_with_parent(begin.parent, signal.SIGTERM)
@@ -95,8 +95,8 @@ class _Server:
     def __init__(self, control: Lines, folder: str) -> None:
         self._control = control
         self._folder = folder  # of pytest's own, to be removed if it is killed; "" for none
-        self._ranks: set[int] = set()  # pids; each leads a session and a process group of its own
-        self._stores: set[int] = set()  # pids of processes that hold one
+        # Pids of ranks and of processes that hold a store; each leads a session and a process group of its own.
+        self._ranks: set[int] = set()
         self._dir = ""  # of the last launch, to be removed if pytest cannot
         self._spared = set(boot.children())  # of modules that are preloaded: launches may need them
         signal.pthread_sigmask(signal.SIG_SETMASK, ())  # whoever started pytest may have blocked what wakes us
@@ -137,9 +137,12 @@ class _Server:
         if isinstance(request, messages.BeginLaunch):
             self._dir = request.folder
         elif isinstance(request, messages.ForkRank):
-            self._fork(request.rank)
+            pid = self._fork(lambda channel: self._become_rank(request.rank, channel))
+            self._answer(messages.RankForked(request.rank, pid))
         elif request is messages.Request.HOLD_STORE:
-            self._fork_store()
+            from pytest_ddpperf.rank import group
+
+            self._fork(group.serve)
         elif request is messages.Request.PAUSE_RANKS:
             self._signal_groups(signal.SIGSTOP)
             self._answer(messages.Answer.RANKS_PAUSED)
@@ -158,38 +161,26 @@ class _Server:
     def _answer(self, answer: messages.ServerAnswer) -> None:
         self._control.send(messages.encode(answer))
 
-    def _fork(self, rank: int) -> None:
-        channel = self._control.take_descriptor()
-        pid = self._forked(lambda: self._become_rank(rank, channel))
-        os.close(channel)
-        self._ranks.add(pid)
-        self._answer(messages.RankForked(rank, pid))
-
     def _become_rank(self, rank: int, channel: int) -> NoReturn:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         from pytest_ddpperf.rank import lifecycle
 
         lifecycle.run(rank, self._dir, socket.socket(fileno=channel))
 
-    def _fork_store(self) -> None:
-        """Fork the process that holds a store; it ends with the launch, as all children of this process."""
-        from pytest_ddpperf.rank import group
-
+    def _fork(self, run: Callable[[int], NoReturn]) -> int:
+        """Fork a child that does nothing but `run`, with the descriptor that came along; returns its pid."""
         descriptor = self._control.take_descriptor()
-        self._stores.add(self._forked(lambda: group.serve(descriptor)))
-        os.close(descriptor)
-
-    def _forked(self, run: Callable[[], NoReturn]) -> int:
-        """Fork a child that does nothing but `run`; returns its pid."""
         with warnings.catch_warnings():
             # The import of NumPy may leave idle BLAS threads, which are safe to fork around.
             warnings.simplefilter("ignore", DeprecationWarning)
             pid = os.fork()
         if pid:
+            os.close(descriptor)
+            self._ranks.add(pid)
             return pid
         try:
             self._close_own_resources()
-            run()
+            run(descriptor)
         except BaseException:
             traceback.print_exc()  # to the rank's own log, if it has come that far
         finally:
@@ -213,7 +204,6 @@ class _Server:
                 return
             if not pid:
                 return
-            self._stores.discard(pid)
             if pid in self._ranks:
                 self._ranks.remove(pid)
                 code = os.waitstatus_to_exitcode(status)
@@ -242,13 +232,12 @@ class _Server:
     def _end(self) -> None:
         """Kill what is left of the launch: ranks, their groups, its store, and orphans that left their group."""
         self._signal_groups(signal.SIGKILL)
-        while pids := [pid for pid in boot.children() if pid not in self._spared] or [*self._ranks, *self._stores]:
+        while pids := [pid for pid in boot.children() if pid not in self._spared] or [*self._ranks]:
             for pid in pids:
                 os.kill(pid, signal.SIGKILL)
             for pid in pids:
                 os.waitpid(pid, 0)
                 self._ranks.discard(pid)
-                self._stores.discard(pid)
 
     def _exit(self, status: int) -> NoReturn:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

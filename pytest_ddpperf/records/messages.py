@@ -13,7 +13,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartServer:
-    """The first message: import the modules to `preload`, then serve. It is sent as its plain fields."""
+    """The first message: import the modules to `preload`, then serve."""
 
     sys_path: list[str]
     parent: int  # pytest's pid: the server dies with it
@@ -79,9 +79,11 @@ class Answer(Enum):
     LAUNCH_ENDED = "launch ended"  # no process of the launch is left
 
 
-ServerRequest = BeginLaunch | ForkRank | Request
+ServerRequest = StartServer | BeginLaunch | ForkRank | Request
 ServerAnswer = ServerFailed | RankForked | RankEnded | Answer
-_WITH_FIELDS = {kind.__name__: kind for kind in (BeginLaunch, ForkRank, ServerFailed, RankForked, RankEnded)}
+_WITH_FIELDS = {
+    kind.__name__: kind for kind in (StartServer, BeginLaunch, ForkRank, ServerFailed, RankForked, RankEnded)
+}
 _WITHOUT = {str(message.value): message for kind in (Request, Answer) for message in kind}
 
 

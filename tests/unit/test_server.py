@@ -64,7 +64,7 @@ boot.children = list
 class store:
     def serve(descriptor):
         time.sleep(600)
-pytest_ddpperf.rank.store = store
+pytest_ddpperf.rank.group = store
 """
 
 ENDED = """
