@@ -100,7 +100,6 @@ def read_settings(config: pytest.Config) -> Settings:
         values["baseline_missing"] = "fail" if os.environ.get("CI") else "warn"
     _resolve_paths(config, values, sources)
     settings = Settings(**values, sources=sources)
-    _check_saving(settings)
     _check_comparison(settings)
     return _checked(settings)
 
@@ -119,19 +118,13 @@ def _resolve_paths(config: pytest.Config, values: dict[str, Any], sources: Mappi
             raise OptionError(row.option, str(path), "is a file: name a folder for figures")
 
 
-def _check_saving(settings: Settings) -> None:
-    if settings.save_baseline and settings.extend_baseline:
-        allowed = "one replaces a baseline, the other adds to it: use only one"
-        raise OptionError("--ddp-save-baseline", "--ddp-extend-baseline", allowed)
-    if settings.records and settings.disable:
-        raise OptionError(settings.records, "--ddp-disable", "a disabled run has nothing to save: use only one")
-
-
 def _check_comparison(settings: Settings) -> None:
-    """Refuse what a comparison with another version excludes."""
-    for other in filter(None, (settings.records, "--ddp-disable" * settings.disable)):
-        if settings.comparison_option:
-            raise OptionError(settings.comparison_option, other, "one compares, the other does not: use only one")
+    """Refuse a comparison that contradicts itself or another option."""
+    extends = "--ddp-extend-baseline" * settings.extend_baseline
+    asked = settings.comparison_option, settings.records, extends, "--ddp-disable" * settings.disable
+    first, *others = dict.fromkeys(filter(None, asked)) or [""]
+    if others:
+        raise OptionError(first, others[0], "they exclude each other: use only one")
     if settings.against in (None, "self") and settings.sources["against_setup"] == "command line":
         allowed = "builds the code of a git ref: name it with --ddp-against"
         raise OptionError("--ddp-against-setup", settings.against_setup, allowed)

@@ -240,16 +240,11 @@ _THEIR_REPORTS = ("json", "save", "autosave", "compare", "histogram", "cprofile"
 class _ReplayToBenchmark:
     """Replays to pytest-benchmark. Its fixture is among those of a test, so that --benchmark-only and -skip see it.
 
-    Its header and its rows of distributed tests are shown if the user asked for its reports, or at -v."""
+    Its rows of distributed tests are shown if the user asked for its reports, or at -v."""
 
     def __init__(self, config: pytest.Config) -> None:
         asked = (config.getoption(f"benchmark_{name}", None) for name in _THEIR_REPORTS)
         self._shows = config.getoption("verbose") > 0 or any(asked)
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_report_header(self) -> Generator[None, list[Any], list[Any]]:
-        lines = yield
-        return [line for line in lines if self._shows or not str(line).startswith("benchmark: ")]
 
     @pytest.hookimpl(wrapper=True)
     def pytest_benchmark_group_stats(self) -> Generator[None, list[tuple[Any, list[Any]]], list[tuple[Any, list[Any]]]]:

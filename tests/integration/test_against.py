@@ -413,7 +413,7 @@ def test_another_interpreter_may_be_all_that_differs(repository: Repository, run
         (["--ddp-against=nonesuch"], "--ddp-against: 'nonesuch' is no commit of *a repo"),
         (["--ddp-against=first", "--ddp-against-setup=echo no compiler; exit 7"], "*exited with status 7*"),
         (["--ddp-against=first", "-n2"], "--ddp-against is not supported under xdist: add -n 0"),
-        (["--ddp-against=first", "--ddp-save-baseline"], "--ddp-against: '--ddp-save-baseline': one compares, *"),
+        (["--ddp-against=first", "--ddp-save-baseline"], "--ddp-against: '--ddp-save-baseline': they exclude *"),
     ],
     ids=["ref", "setup", "xdist", "saving"],
 )

@@ -298,7 +298,11 @@ NO_REF = "--ddp-against-setup: 'make build': builds the code of a git ref: name 
         (["--ddp-fail-on="], f"--ddp-fail-on: '': name at least one of {VERDICTS}"),
         (
             ["--ddp-disable", "--ddp-save-baseline"],
-            "--ddp-save-baseline: '--ddp-disable': a disabled run has nothing to save: use only one",
+            "--ddp-save-baseline: '--ddp-disable': they exclude each other: use only one",
+        ),
+        (
+            ["--ddp-save-baseline", "--ddp-extend-baseline"],
+            "--ddp-save-baseline: '--ddp-extend-baseline': they exclude each other: use only one",
         ),
         (["--ddp-against-setup=make build"], NO_REF),
         (["--ddp-against-setup=make build", "--ddp-against=self"], NO_REF),
@@ -335,9 +339,7 @@ COMPARISONS = [
 def test_a_comparison_with_another_version_neither_saves_nor_is_disabled(
     refusal: Callable[..., str], option: str, value: str, other: str
 ) -> None:
-    assert refusal(f"{option}={value}", other) == (
-        f"{option}: {other!r}: one compares, the other does not: use only one"
-    )
+    assert refusal(f"{option}={value}", other) == f"{option}: {other!r}: they exclude each other: use only one"
 
 
 @pytest.mark.parametrize(("option", "value"), COMPARISONS[2:])
