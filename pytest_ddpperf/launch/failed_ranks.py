@@ -106,6 +106,7 @@ class Diagnosis:
     ) -> None:
         """`dump` asks every rank for its stacks, `take_in` reads what has arrived from them."""
         self._folder, self._board, self._plan, self._dump, self._take_in = folder, board, plan, dump, take_in
+        self._late = f"did not end within {plan.timeout_seconds:g} s (--ddp-timeout)"
 
     def place(self, rank: Peer) -> str:
         """Describe where a rank is."""
@@ -113,51 +114,36 @@ class Diagnosis:
             return "rest"
         return self._board.describe(rank.number, warmup=self._plan.warmup)
 
-    def stacks(self, rank: Peer) -> str:
-        """Return the stacks that a rank has written, without our frames."""
-        return without_our_frames(self._raw_stacks(rank))
-
-    def _raw_stacks(self, rank: Peer) -> str:
+    def _stacks(self, rank: Peer) -> str:
         path = self._folder / f"rank{rank.number}.stacks"
         return path.read_text(errors="replace") if path.exists() else ""
 
     def notes_on_clean_up(self, ranks: Sequence[Peer]) -> list[str]:
         """Return notes on ranks that delivered their results and whose clean-up does not end."""
         timed = [rank for rank in ranks if self._board.phase(rank.number) is not Phase.LEADER]
-        return [f"{self._plan.name(rank.number)}'s clean-up {self._late()}; it was killed" for rank in timed]
-
-    def _late(self) -> str:
-        return f"did not end within {self._plan.timeout_seconds:g} s (--ddp-timeout)"
+        return [f"{self._plan.name(rank.number)}'s clean-up {self._late}; it was killed" for rank in timed]
 
     def add_hanging(self, ranks: Sequence[Peer], when: float, *, at_deadline: bool) -> None:
         """Give an error to each of `ranks` that has neither delivered nor failed when the launch is given up."""
         places = {rank.number: self.place(rank) for rank in ranks}  # the signal may wake a rank from its sleep
-        await_stacks(self._dump, lambda: [len(self._raw_stacks(rank)) for rank in ranks])
+        await_stacks(self._dump, lambda: [len(self._stacks(rank)) for rank in ranks])
         self._take_in()  # asking takes up to seconds, in which the cause may have come, or what was waited for
+        late = self._late if at_deadline else "was still running when the launch was stopped"
         for rank in ranks:
+            place, stacks = places[rank.number], self._stacks(rank)
             if rank.error is not None:  # at that time at the latest: whoever waits for this rank comes after it
                 rank.error = replace(rank.error, when=min(rank.error.when, when))
             elif rank.result is None and rank.resting is None:
-                late = self._late() if at_deadline else "was still running when the launch was stopped"
-                rank.error = self._error_of_hanging(rank, places[rank.number], when, late)
-
-    def _error_of_hanging(self, rank: Peer, phase: str, when: float, late: str) -> RankError:
-        written = self._raw_stacks(rank)
-        if phase == LEADER and not handles_a_call(written):
-            return self.error(rank, when=math.inf, phase=phase, summary="was waiting for calls")
-        return self.error(
-            rank,
-            when=when,
-            phase=phase,
-            summary=late,
-            traceback=without_our_frames(written),
-            waits=waits_for_others(phase, written),
-        )
+                idle = place == LEADER and not handles_a_call(stacks)
+                if idle:
+                    rank.error = self._error(rank, math.inf, "was waiting for calls", place)
+                else:
+                    rank.error = self._error(rank, when, late, place, stacks)
 
     def error_of_end(self, rank: Peer, status: int, when: float) -> RankError:
         """Return the error of a rank that ended too early."""
         summary = describe_exit(status, delivered=rank.result is not None)
-        error = self.error(rank, when=when, summary=summary, traceback=self.stacks(rank))
+        error = self._error(rank, when, summary, self.place(rank), self._stacks(rank))
         return replace(error, needs_room=error.needs_room or status == -signal.SIGKILL)
 
     def failures(self, ranks: Sequence[Peer]) -> list[RankError]:
@@ -166,26 +152,17 @@ class Diagnosis:
         def idle(rank: Peer) -> str:
             return "rested" if rank.resting is not None else "had delivered its result and waited for the others"
 
-        return [rank.error or self.error(rank, when=math.inf, summary=idle(rank)) for rank in ranks]
+        return [rank.error or self._error(rank, math.inf, idle(rank), self.place(rank)) for rank in ranks]
 
-    def error(
-        self,
-        rank: Peer,
-        *,
-        when: float,
-        summary: str,
-        phase: str | None = None,
-        traceback: str = "",
-        waits: bool = False,
-    ) -> RankError:
+    def _error(self, rank: Peer, when: float, summary: str, phase: str, stacks: str = "") -> RankError:
         return RankError(
             rank=rank.number,
             name=self._plan.name(rank.number),
             when=when,
-            phase=phase if phase is not None else self.place(rank),
+            phase=phase,
             summary=summary,
-            traceback=traceback,
-            waits=waits,
+            traceback=without_our_frames(stacks),
+            waits=waits_for_others(phase, stacks),
             needs_room=self._board.phase(rank.number) <= Phase.SETUP,
         )
 
