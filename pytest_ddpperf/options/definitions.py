@@ -20,7 +20,6 @@ class Row(NamedTuple):
     """One setting. Its ini key and its marker argument follow from the option's name."""
 
     option: str
-    field: str  # of Settings
     default: str | bool | None  # as on the command line; None stands for itself
     help: str
     parser: str = ""  # a function of `parse`; "" for a flag
@@ -29,6 +28,7 @@ class Row(NamedTuple):
     ini: Literal["int", "float", "string", "linelist"] | None = None  # pytest's name of the type
     marker: bool = False
     many: bool = False  # may be given more than once; its parser gets the list
+    name: str = ""  # of the field of Settings, unless that is `argument`
     of_run: bool = True  # whether it is an option at all; else a marker's argument alone
 
     @property
@@ -41,6 +41,11 @@ class Row(NamedTuple):
         """The marker's argument."""
         return self.key.removeprefix("ddp_")
 
+    @property
+    def field(self) -> str:
+        """The name of the field of Settings."""
+        return self.name or self.argument
+
     def where(self, source: str) -> str:
         """Return the setting's name at its source."""
         if source == MARKER:
@@ -50,173 +55,161 @@ class Row(NamedTuple):
 
 ROWS = (
     Row(
-        option="--ddp-world-size", field="world_sizes", default="2",
+        option="--ddp-world-size", name="world_sizes", default="2",
         parser="world_sizes", metavar="N[,N...]", ini="linelist", marker=True,
         help="ranks; with several sizes, each test runs once with each",
     ),
     Row(
-        option="--ddp-nodes", field="nodes", default=None, parser="count", allowed=(1,), marker=True, of_run=False,
+        option="--ddp-nodes", default=None, parser="count", allowed=(1,), marker=True, of_run=False,
         help="nodes for a test's ranks, if torchrun started several; by default all, or the first alone if it has as "
         "many ranks as the marker asks for",
     ),
     Row(
-        option="--ddp-trainers", field="trainers", default="2",
-        parser="count", allowed=(1,), metavar="N", ini="int", marker=True,
+        option="--ddp-trainers", default="2", parser="count", allowed=(1,), metavar="N", ini="int", marker=True,
         help="trainers of an RPC launch (rpc_benchmark), for which --ddp-world-size has no effect",
     ),
     Row(
-        option="--ddp-parameter-servers", field="parameter_servers", default="2",
+        option="--ddp-parameter-servers", default="2",
         parser="count", allowed=(1,), metavar="N", ini="int", marker=True,
         help="parameter servers of an RPC launch (rpc_benchmark)",
     ),
     Row(
-        option="--ddp-backend", field="backend", default="auto",
+        option="--ddp-backend", default="auto",
         parser="word", allowed=("auto, gloo, nccl or any torch backend",), metavar="NAME", ini="string", marker=True,
         help="auto, gloo, nccl or any torch backend; auto is nccl if there are enough CUDA devices, else gloo",
     ),
     Row(
-        option="--ddp-device", field="device", default="auto",
+        option="--ddp-device", default="auto",
         parser="word", allowed=("auto or a device type: cpu, cuda, ...",), metavar="TYPE", ini="string", marker=True,
         help="auto, cpu, cuda or another device type; auto is the backend's",
     ),
     Row(
-        option="--ddp-warmup", field="warmup", default="5",
-        parser="count", allowed=(0,), metavar="N", ini="int", marker=True,
+        option="--ddp-warmup", default="5", parser="count", allowed=(0,), metavar="N", ini="int", marker=True,
         help="steps before the timed ones, at least",
     ),
     Row(
-        option="--ddp-steps", field="steps", default="30",
-        parser="count", allowed=(1,), metavar="N", ini="int", marker=True,
+        option="--ddp-steps", default="30", parser="count", allowed=(1,), metavar="N", ini="int", marker=True,
         help="timed steps per launch, at least",
     ),
     Row(
-        option="--ddp-min-time", field="min_seconds", default="1",
+        option="--ddp-min-time", name="min_seconds", default="1",
         parser="seconds", allowed=(0.0,), metavar="S", ini="float", marker=True,
         help="seconds of timed steps per launch, if --ddp-steps take less; 0: exactly --ddp-steps",
     ),
     Row(
-        option="--ddp-launches", field="launches", default="5",
-        parser="count", allowed=(1,), metavar="N", ini="int", marker=True,
+        option="--ddp-launches", default="5", parser="count", allowed=(1,), metavar="N", ini="int", marker=True,
         help="launches (fresh process groups) before the first look at a measurement",
     ),
     Row(
-        option="--ddp-max-launches", field="max_launches", default="20",
-        parser="count", allowed=(1,), metavar="N", ini="int", marker=True,
+        option="--ddp-max-launches", default="20", parser="count", allowed=(1,), metavar="N", ini="int", marker=True,
         help="launches at most, if the first ones leave the verdict open",
     ),
     Row(
-        option="--ddp-threshold", field="limits", default="p10:10%,p50:10%",
+        option="--ddp-threshold", name="limits", default="p10:10%,p50:10%",
         parser="limits", metavar="LIST", ini="linelist", marker=True,
         help="how much worse a metric may get: metric:N% or metric:Nms, comma-separated; replaces all time limits",
     ),
     Row(
-        option="--ddp-timing", field="timing", default="auto",
+        option="--ddp-timing", default="auto",
         parser="choice", allowed=("auto", "free", "step"), metavar="MODE", ini="string", marker=True,
         help="free: steps run ahead; step: synchronise around every step; auto: step on cpu, else free",
     ),
     Row(
-        option="--ddp-turns", field="turns", default="auto",
+        option="--ddp-turns", default="auto",
         parser="choice", allowed=("auto", "stretches", "launches"), metavar="MODE", ini="string", marker=True,
         help="with --ddp-against: stretches: interleave a few steps of each side, both alive; "
         "launches: one launch after the other; auto: stretches on cpu, launches on other devices and for RPC",
     ),
     Row(
-        option="--ddp-timeout", field="timeout_seconds", default="300",
+        option="--ddp-timeout", name="timeout_seconds", default="300",
         parser="seconds", metavar="S", ini="float", marker=True,
         help="seconds for one launch; waiting for a lock does not count",
     ),
     Row(
-        option="--ddp-preload", field="preload", default="", parser="modules", metavar="MODULES", ini="linelist",
+        option="--ddp-preload", default="", parser="modules", metavar="MODULES", ini="linelist",
         help="modules to import once, for all ranks, comma-separated",
     ),
     Row(
-        option="--ddp-baseline-dir", field="baseline_dir", default="baselines",
+        option="--ddp-baseline-dir", default="baselines",
         parser="path", allowed=("a folder",), metavar="DIR", ini="string",
         help="where baselines are; in the ini file relative to rootdir",
     ),
     Row(
-        option="--ddp-baseline-missing", field="baseline_missing", default="auto",
+        option="--ddp-baseline-missing", default="auto",
         parser="choice", allowed=("auto", "warn", "fail"), metavar="ACTION", ini="string",
         help="if a test has nothing to be compared with: warn, fail, auto (fail if CI is set, else warn)",
     ),
     Row(
-        option="--ddp-fail-on", field="fail_on", default=None, parser="fail_on", metavar="LIST", ini="linelist",
+        option="--ddp-fail-on", default=None, parser="fail_on", metavar="LIST", ini="linelist",
         help=f"exactly these fail a test: {', '.join(FAIL_ON_NAMES)}, comma-separated",
     ),
     Row(
-        option="--ddp-confirm", field="confirm_seconds", default="auto",
+        option="--ddp-confirm", name="confirm_seconds", default="auto",
         parser="confirm_seconds", metavar="S", ini="string",
         help="seconds of a run for re-measuring tests that look slower than their baseline, interleaved with the "
         "baseline's own code from git; auto: 300; never",
     ),
     Row(
-        option="--ddp-save-baseline", field="save_baseline", default=False,
+        option="--ddp-save-baseline", default=False,
         help="measure, and replace the baselines of the tests that pass",
     ),
     Row(
-        option="--ddp-extend-baseline", field="extend_baseline", default=False,
+        option="--ddp-extend-baseline", default=False,
         help="measure, and add a session to the baselines of the tests that pass",
     ),
     Row(
-        option="--ddp-against", field="against", default=None,
-        parser="word", allowed=("a git ref, or self",), metavar="REF",
+        option="--ddp-against", default=None, parser="word", allowed=("a git ref, or self",), metavar="REF",
         help="compare with the code of a git ref, interleaved with the working tree, instead of with baselines; "
         "self: the same code on both sides, to see the noise",
     ),
     Row(
-        option="--ddp-against-setup", field="against_setup", default=None,
+        option="--ddp-against-setup", default=None,
         parser="word", allowed=("a shell command",), metavar="CMD", ini="string",
         help="command that builds the code of --ddp-against, run first at the top of its worktree",
     ),
     Row(
-        option="--ddp-against-python", field="against_python", default=None,
-        parser="path", allowed=("an interpreter",), metavar="PATH",
+        option="--ddp-against-python", default=None, parser="path", allowed=("an interpreter",), metavar="PATH",
         help="compare with another interpreter, which has pytest-ddpperf too",
     ),
     Row(
-        option="--ddp-against-env", field="against_env", default=None,
-        parser="assignments", metavar="NAME=VALUE", many=True,
+        option="--ddp-against-env", default=None, parser="assignments", metavar="NAME=VALUE", many=True,
         help="compare with another value of a variable; may be repeated",
     ),
     Row(
-        option="--ddp-against-option", field="against_option", default=None,
-        parser="arguments", metavar="OPTIONS", many=True,
+        option="--ddp-against-option", default=None, parser="arguments", metavar="OPTIONS", many=True,
         help='compare with more options for pytest: "--my-bucket-mb 1"; may be repeated',
     ),
     Row(
-        option="--ddp-disable", field="disable", default=False,
+        option="--ddp-disable", default=False,
         help="run each step once in one launch, compare nothing",
     ),
     Row(
-        option="--ddp-suite-size", field="suite_size", default="auto",
+        option="--ddp-suite-size", default="auto",
         parser="choice", allowed=("auto", "tiny", "small", "full"), metavar="SIZE", ini="string",
         help="how much the shipped suite (--pyargs pytest_ddpperf.suite) measures: tiny, small or full; "
         "auto: full if each rank has a CUDA device, else small",
     ),
     Row(
-        option="--ddp-suite-plots", field="suite_plots", default=None,
-        parser="path", allowed=("a folder",), metavar="DIR",
+        option="--ddp-suite-plots", default=None, parser="path", allowed=("a folder",), metavar="DIR",
         help="write figures of the suite's results to this folder: pip install 'pytest-ddpperf[plots]'",
     ),
     Row(
-        option="--ddp-json", field="json_path", default=None, parser="path", allowed=("a file",), metavar="PATH",
+        option="--ddp-json", name="json_path", default=None, parser="path", allowed=("a file",), metavar="PATH",
         help="write everything measured, raw samples included",
     ),
     Row(
-        option="--ddp-history", field="history_dir", default=None,
+        option="--ddp-history", name="history_dir", default=None,
         parser="path", allowed=("a folder",), metavar="DIR", ini="string",
         help="add the run's measurements to the history in this folder: see ddpperf history",
     ),
     Row(
-        option="--ddp-markdown", field="markdown_path", default=None,
-        parser="path", allowed=("a file",), metavar="PATH",
+        option="--ddp-markdown", name="markdown_path", default=None, parser="path", allowed=("a file",), metavar="PATH",
         help="write a report for people, at most 60,000 characters of Markdown; appended to the file that "
         "$GITHUB_STEP_SUMMARY names",
     ),
     Row(
-        option="--ddp-html", field="html_path", default=None, parser="path", allowed=("a file",), metavar="PATH",
-        help="write an HTML page with figures: "
-        "pip install 'pytest-ddpperf[report]'",
+        option="--ddp-html", name="html_path", default=None, parser="path", allowed=("a file",), metavar="PATH",
+        help="write an HTML page with figures: pip install 'pytest-ddpperf[report]'",
     ),
 )  # fmt: skip
 BY_ARGUMENT = {row.argument: row for row in ROWS if row.marker}
