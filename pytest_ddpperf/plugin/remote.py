@@ -18,7 +18,7 @@ from pytest_ddpperf import __version__
 from pytest_ddpperf.launch.request import inherited
 from pytest_ddpperf.options.settings import Settings, read_settings
 from pytest_ddpperf.plugin.items import conftests, named_tests
-from pytest_ddpperf.plugin.state import Run, snapshot_of
+from pytest_ddpperf.plugin.state import ProcessSnapshot, Run, snapshot_of
 from pytest_ddpperf.records import Scalar, codec
 from pytest_ddpperf.records.errors import DdpPerfError, NodesError
 from pytest_ddpperf.remote import handshake, rendezvous
@@ -56,14 +56,8 @@ def of_commit(run: Run, commit: str, seconds: float) -> BaseSide:
     return side
 
 
-def invocation(
-    config: pytest.Config,
-    kept: tuple[str, ...],
-    *,
-    environ: Mapping[str, str],
-    sys_path: Sequence[str],
-) -> Invocation:
-    """How this pytest was called; the rest as `Invocation` has it."""
+def _invocation(config: pytest.Config, kept: tuple[str, ...], snapshot: ProcessSnapshot) -> Invocation:
+    """Return how this pytest was called; the rest as `Invocation` has it."""
     return Invocation(
         arguments=(
             *config.getini("addopts"),
@@ -76,16 +70,19 @@ def invocation(
         rootdir=config.rootpath,
         kept=kept,
         ini=config.inipath,
-        environ=environ,
-        sys_path=sys_path,
+        environ=snapshot.environ,
+        sys_path=snapshot.sys_path,
     )
 
 
 def _of_run(run: Run, kept: tuple[str, ...]) -> Invocation:
-    snapshot = run.snapshot
-    environ = snapshot.environ if run.other_nodes is None else inherited(snapshot.environ)  # which would lead, too
-    found = invocation(run.config, kept, environ=environ, sys_path=snapshot.sys_path)
+    snapshot = run.snapshot if run.other_nodes is None else _inherited(run.snapshot)  # or it would lead, too
+    found = _invocation(run.config, kept, snapshot)
     return replace(found, arguments=(*found.arguments, *seed(run.config)))
+
+
+def _inherited(snapshot: ProcessSnapshot) -> ProcessSnapshot:
+    return snapshot._replace(environ=inherited(snapshot.environ))
 
 
 def _kept(run: Run, items: Sequence[pytest.Item]) -> tuple[str, ...]:
@@ -185,15 +182,15 @@ def _work_for_leader(config: pytest.Config, found: Role) -> int:
 
         place = {"node": found.node, "nodes": found.nodes, "interface": interface}
         here = one_tree(config.rootpath)
-        snapshot = snapshot_of(config)
-        environ = inherited(snapshot.environ)
-        asked = invocation(config, (), environ=environ, sys_path=snapshot.sys_path)
+        snapshot = _inherited(snapshot_of(config))
+        asked = _invocation(config, (), snapshot)
 
         def kept_here(kept: Sequence[str]) -> tuple[str, ...]:
             return tuple(os.path.join(here.current, path) for path in kept)
 
         def start(further: Sequence[str], kept: Sequence[str]) -> RemotePytest:
-            variables = {name: value for name, value in environ.items() if name != "PYTEST_ADDOPTS"}  # of the arguments
+            # Its words are among the arguments.
+            variables = {name: value for name, value in snapshot.environ.items() if name != "PYTEST_ADDOPTS"}
             remote_pytest = RemotePytest(f"node {found.node}", sys.executable, variables, config.invocation_params.dir)
             remote_pytest.send(
                 {
