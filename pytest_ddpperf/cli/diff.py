@@ -10,10 +10,9 @@ from typing import Any
 
 from pytest_ddpperf import verdict as verdicts
 from pytest_ddpperf.cli import console
-from pytest_ddpperf.measuring.stopping_rule import follow, schedule
 from pytest_ddpperf.options import parse
 from pytest_ddpperf.options.definitions import FAIL_ON_NAMES
-from pytest_ddpperf.records import Limit, Measurement, Outcome, Recording, Status, Verdict, codec
+from pytest_ddpperf.records import Limit, Outcome, Recording, Status, Verdict, codec
 from pytest_ddpperf.records.plan import TIME_LIMITS, limits_for
 from pytest_ddpperf.report import diff_report, failure, figures, json_report, markdown, text
 from pytest_ddpperf.report.json_report import Entry, StoredReport, gone_of, identity
@@ -86,58 +85,20 @@ def _with_verdict(now: Outcome, other: Entry | None, limits: tuple[Limit, ...]) 
             why = f"not measured in the earlier run: {text.shortened(other.outcome.error)}"
         return replace(fresh, verdict=Verdict(status=Status.NO_BASELINE, reason="no-baseline"), notes=(why,))
     before = Recording(measurement=other.outcome.measurement, created=other.run.created, commit=other.run.commit)
-    launches = taken = now.measurement.samples.launches
     verdict = verdicts.refused(now.measurement, before.measurement, now=now.verdict, then=other.outcome.verdict)
     if verdict is None:
-        verdict, taken = _verdict(now.launches, now.measurement, before.measurement, limits, level)
-    notes = []
-    if taken < launches:
-        fresh = _of_first(fresh, now.measurement, taken)
-        notes.append(f"the first {taken} of {launches} launches decide: the gate would have taken no more")
+        verdict = verdicts.judge(now.measurement, [before.measurement], limits, level=level)
     # The gate refuses what cannot be supported before it measures, but for its own limits; here a note must do.
     ours = {str(limit) for limit in limits if limit.default}
     refused = [line for line in verdict.dropped if line.partition(": ")[0] not in ours]
     verdict = replace(verdict, dropped=tuple(line for line in verdict.dropped if line not in refused))
-    notes += [f"no limit is applied to {line}" for line in refused]
+    notes = tuple(f"no limit is applied to {line}" for line in refused)
     steps = min(now.measurement.samples.steps, before.measurement.samples.steps)
     sessions = (verdicts.in_percentiles(before, steps),)
     causes: tuple[str, ...] = ()
-    if verdict.status.compared and verdict.status is not Status.PASS and fresh.measurement is not None:
-        causes = failure.find_causes(verdict, now.plan, fresh.measurement, [before.measurement])
-    return replace(fresh, verdict=verdict, notes=tuple(notes), sessions=sessions, evidence=causes)
-
-
-def _of_first(outcome: Outcome, measured: Measurement, launches: int) -> Outcome:
-    """Return the outcome with the first launches alone, those that the verdict rests on."""
-    return replace(
-        outcome,
-        measurement=replace(measured, samples=measured.samples.of_launches(0, launches)),
-        phases=outcome.phases[:launches],
-        recorded={name: of_all[:launches] for name, of_all in outcome.recorded.items()},
-    )
-
-
-def _verdict(
-    asked: int, current: Measurement, before: Measurement, limits: tuple[Limit, ...], level: float
-) -> tuple[Verdict, int]:
-    """Return the verdict and the number of launches that it rests on: if the first look, after `asked`, leaves nothing
-    open, the gate takes no more."""
-    taken = 0
-
-    def judge(start: int, stop: int, ease: float) -> Verdict:
-        nonlocal taken
-        taken = max(taken, stop)
-        part = replace(current, samples=current.samples.of_launches(start, stop))
-        return verdicts.judge_times(part, [before], limits, level=level * ease)
-
-    launches = current.samples.launches
-    looks = schedule(asked, launches)
-    if len(looks) > 1 and looks[-1] == launches:  # so a suspicion was confirmed, or was not
-        verdict, _ = follow(looks, judge, final=True)
-    else:
-        verdict = judge(0, launches, 1.0)
-    verdict = verdicts.with_counters(verdict, current, [before], limits)
-    return verdict, taken if verdict.status.compared else launches
+    if verdict.status.compared and verdict.status is not Status.PASS:
+        causes = failure.find_causes(verdict, now.plan, now.measurement, [before.measurement])
+    return replace(fresh, verdict=verdict, notes=notes, sessions=sessions, evidence=causes)
 
 
 _DESCRIPTION = """\
