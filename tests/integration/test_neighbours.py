@@ -45,7 +45,7 @@ def test_may_warn(ddp_run):
     result = run("--benchmark-json=theirs.json", "--ddp-json=ours.json", "-W", "error", benchmark=True, own=True)
     result.assert_outcomes(passed=5, failed=1)
     shown = result.stdout.str()
-    assert re.findall(r"^(benchmark:|test_step|test_theirs) ", shown, re.MULTILINE).count("test_step") == 1
+    assert re.findall(r"^(test_step|test_theirs) ", shown, re.MULTILINE).count("test_step") == 1
     theirs = json.loads((pytester.path / "theirs.json").read_text())["benchmarks"]
     ours = json.loads((pytester.path / "ours.json").read_text())["measurements"]
     (step,) = (entry for entry in theirs if entry["name"] == "test_step")
@@ -58,7 +58,7 @@ def test_may_warn(ddp_run):
     run("--benchmark-skip", "-k", "step or plain", benchmark=True).assert_outcomes(passed=1, skipped=1, deselected=4)
     run("--benchmark-cprofile=cumtime", "-k", "step", benchmark=True).assert_outcomes(passed=1, deselected=5)
     shown = run("-k", "step or theirs", benchmark=True).stdout.str()
-    assert re.findall(r"^(benchmark:|test_step|test_theirs) ", shown, re.MULTILINE) == ["test_theirs"]
+    assert re.findall(r"^(test_step|test_theirs) ", shown, re.MULTILINE) == ["test_theirs"]
     result = run("--benchmark-disable", "-k", "step", benchmark=True)
     result.assert_outcomes(passed=1, deselected=5)
     assert last_line(result) == "1 without baseline (0 of 1 compared)"
