@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from pytest_ddpperf.records import Baseline, Environment, Plan, Samples, Scalar, TestId
 from pytest_ddpperf.records.codec import CodecError, decode, dumps, encode, loads
@@ -173,39 +174,37 @@ def nonsense(samples: Samples) -> str:
     resolution of an accelerator's events, and so may the CPU time of one that waited.
     """
     launches, steps = len(samples.step_seconds), len(next(iter(samples.step_seconds), ()))
+    ranks = len(next(iter(samples.rank_seconds), ()))
     if not steps:
         return "step_seconds: no steps"
-    for launch, times in enumerate(samples.step_seconds):
-        if len(times) != steps:
-            return f"step_seconds[{launch}]: {len(times)} steps, but {steps} in the first launch"
-        if min(times) <= 0:
-            place = f"step_seconds[{launch}][{times.index(min(times))}]"
-            return f"{place}: {min(times)!r} is not a positive duration"
-    own = samples.node_seconds
-    if own is not None and [len(times) for times in own] != [steps] * launches:
-        return f"node_seconds: not {steps} steps of {launches} launches, as in step_seconds"
-    if own is not None and min(map(min, own)) <= 0:
-        return f"node_seconds: {min(map(min, own))!r} is not a positive duration"
-    if len(samples.clock_seconds or (0.0,) * launches) != launches:
-        return f"clock_seconds: not of {launches} launches, as in step_seconds"
-    ranks = len(next(iter(samples.rank_seconds), ()))
-    tables: dict[str, tuple[tuple[tuple[float, ...], ...], ...] | None] = {
-        "rank_seconds": samples.rank_seconds,
-        "cpu_seconds": samples.cpu_seconds,
-        "examples": samples.examples,
-        "blocked_seconds": samples.blocked_seconds,
+    group = {"launches": launches, "steps": steps}
+    own = {"launches": launches, "ranks": ranks or 1, "steps": steps}
+    shapes = {
+        "step_seconds": group,
+        "node_seconds": group,
+        "clock_seconds": {"launches": launches},
+        "rank_seconds": own,
+        "cpu_seconds": own,
+        "examples": own,
+        "blocked_seconds": own,
     }
-    for name, table in tables.items():
-        if table is None:
-            continue
-        if len(table) != launches:
-            return f"{name}: {len(table)} launches, but {launches} in step_seconds"
-        for launch, rows in enumerate(table):
-            if len(rows) != ranks or not ranks:
-                return f"{name}[{launch}]: {len(rows)} ranks, but {ranks or 'at least one'} expected"
-            for rank, row in enumerate(rows):
-                if len(row) != steps:
-                    return f"{name}[{launch}][{rank}]: {len(row)} steps, but {steps} in step_seconds"
-                if min(row) < 0:
-                    return f"{name}[{launch}][{rank}]: {min(row)!r} is negative"
+    for name, shape in shapes.items():
+        table = getattr(samples, name)
+        if table is not None and (wrong := _wrong(table, list(shape.items()), is_positive=shape is group)):
+            return name + wrong
+    return ""
+
+
+def _wrong(rows: Sequence[Any], shape: Sequence[tuple[str, int]], *, is_positive: bool) -> str:
+    """Return the place in nested rows that has another shape, or a figure that is negative, or 0 if `is_positive`."""
+    (unit, count), *inner = shape
+    if len(rows) != count:
+        return f": {len(rows)} {unit}, not {count}"
+    for number, row in enumerate(rows):
+        if inner and (wrong := _wrong(row, inner, is_positive=is_positive)):
+            return f"[{number}]{wrong}"
+        if not inner and (row < 0 or (is_positive and row == 0)):
+            return (
+                f"[{number}]: {row!r} is not a positive duration" if is_positive else f"[{number}]: {row!r} is negative"
+            )
     return ""

@@ -221,9 +221,12 @@ OVER_NODES = replace(SAMPLES, node_seconds=SAMPLES.step_seconds, clock_seconds=(
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"node_seconds": OVER_NODES.node_seconds[:1]}, "node_seconds: not"),
-        ({"clock_seconds": (4e-6,)}, "clock_seconds: not of"),
-        ({"node_seconds": tuple((-1.0,) * len(own) for own in OVER_NODES.node_seconds)}, "node_seconds: -1.0 is not"),
+        ({"node_seconds": OVER_NODES.node_seconds[:1]}, "node_seconds: 1 launches, not 2"),
+        ({"clock_seconds": (4e-6,)}, "clock_seconds: 1 launches, not 2"),
+        (
+            {"node_seconds": tuple((-1.0,) * len(own) for own in OVER_NODES.node_seconds)},
+            "[0][0]: -1.0 is not",
+        ),
     ],
 )
 def test_what_no_measurement_of_several_nodes_is_is_refused(wrong, said):
@@ -374,18 +377,18 @@ def test_a_newer_schema_asks_for_an_upgrade(store):
         (("step_seconds", 0, 1), "x", ".step_seconds[0][1]: expected `float`, got `str`"),
         (("step_seconds", 0, 1), 0, ".step_seconds[0][1]: 0.0 is not a positive duration"),
         (("step_seconds", 1, 0), -1, ".step_seconds[1][0]: -1.0 is not a positive duration"),
-        (("step_seconds", 1), [0.1], ".step_seconds[1]: 1 steps, but 2 in the first launch"),
+        (("step_seconds", 1), [0.1], ".step_seconds[1]: 1 steps, not 2"),
         (("step_seconds",), [], ".step_seconds: no steps"),
         (("step_seconds",), [[], []], ".step_seconds: no steps"),
         (("step_seconds",), [[1.0, 1.0]], ".step_seconds: a single launch, with which nothing can be compared"),
-        (("step_seconds",), [[1.0, 1.0]] * 3, ".rank_seconds: 2 launches, but 3 in step_seconds"),
-        (("rank_seconds",), [[], []], ".rank_seconds[0]: 0 ranks, but at least one expected"),
-        (("rank_seconds",), [], ".rank_seconds: 0 launches, but 2 in step_seconds"),
-        (("rank_seconds", 1), [[1.0, 1.0]], ".rank_seconds[1]: 1 ranks, but 2 expected"),
-        (("rank_seconds", 0, 1), [1.0], ".rank_seconds[0][1]: 1 steps, but 2 in step_seconds"),
-        (("rank_seconds", 0, 1, 0), -0.5, ".rank_seconds[0][1]: -0.5 is negative"),
-        (("cpu_seconds", 0), [[1.0, 1.0]], ".cpu_seconds[0]: 1 ranks, but 2 expected"),
-        (("examples",), [[[1, 1], [1, -2]]] * 2, ".examples[0][1]: -2 is negative"),
+        (("step_seconds",), [[1.0, 1.0]] * 3, ".rank_seconds: 2 launches, not 3"),
+        (("rank_seconds",), [[], []], ".rank_seconds[0]: 0 ranks, not 1"),
+        (("rank_seconds",), [], ".rank_seconds: 0 launches, not 2"),
+        (("rank_seconds", 1), [[1.0, 1.0]], ".rank_seconds[1]: 1 ranks, not 2"),
+        (("rank_seconds", 0, 1), [1.0], ".rank_seconds[0][1]: 1 steps, not 2"),
+        (("rank_seconds", 0, 1, 0), -0.5, ".rank_seconds[0][1][0]: -0.5 is negative"),
+        (("cpu_seconds", 0), [[1.0, 1.0]], ".cpu_seconds[0]: 1 ranks, not 2"),
+        (("examples",), [[[1, 1], [1, -2]]] * 2, ".examples[0][1][1]: -2 is negative"),
         (("notes",), "ours", ": unknown key 'notes'"),
     ],
 )  # fmt: skip

@@ -90,7 +90,7 @@ def test_what_is_no_report_is_named_with_what_is_wrong(tmp_path: Path, content: 
         (
             ("measurements", 1, "measurement", "samples", "rank_seconds", 0),
             [],
-            "measurements[1].measurement.samples.rank_seconds[0]: 0 ranks, but at least one expected",
+            "measurements[1].measurement.samples.rank_seconds[0]: 0 ranks, not 1",
         ),
         (("measurements", 1, "verdict", "status"), "FINE", "measurements[1].verdict.status: invalid enum value 'FINE'"),
     ],
