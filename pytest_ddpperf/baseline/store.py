@@ -119,18 +119,6 @@ class Store:
         except OSError as error:
             raise _failure(path, "cannot be read", error) from error
 
-    def remove(self, path: Path) -> None:
-        """Delete a baseline, and the folders that are then empty, while nobody saves; raises BaselineError."""
-        folders = [folder for folder in path.parents if self.root in folder.parents]
-        with _locked(path, self.root):
-            try:
-                path.unlink()
-            except OSError as error:
-                raise _failure(path, "cannot be removed", error) from error
-            with suppress(OSError):  # the first that holds others
-                for folder in folders:
-                    folder.rmdir()
-
     def others(self, test: TestId) -> tuple[str, ...]:
         """Names of the environments that have a baseline for this test; none where the root is unreadable."""
         try:

@@ -6,8 +6,7 @@ import argparse
 import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from datetime import datetime, timedelta, timezone
-from fnmatch import fnmatchcase
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -71,61 +70,30 @@ def add_baseline(subparsers: Any) -> None:
         metavar="DIR",
         help="the folder of baselines (default: baselines)",
     )
-    listed.add_argument("--environment", metavar="NAME", help="only this environment, a folder's name or a glob")
-    listed.add_argument("--older-than", type=_days, metavar="DAYS", help="only those not saved in the last DAYS days")
-    console.add_k(listed, "tests")
+    console.add_k(listed, "tests and environments")
     listed.set_defaults(run=_list)
-
-
-def _days(value: str) -> timedelta:
-    try:
-        return timedelta(days=float(value))
-    except (ValueError, OverflowError):
-        raise argparse.ArgumentTypeError(f"{value!r}: a number of days") from None
 
 
 def _list(arguments: argparse.Namespace) -> int:
     """List the baselines; one that cannot be read is named, and ends the command with status 4."""
     store, status = Store(arguments.baseline_dir), console.OK
     chosen: dict[str, list[Baseline]] = {}
-    environments: dict[str, None] = {}
     for path in store.files():
         name = path.relative_to(store.root).parts[0]
-        environments[name] = None
-        if arguments.environment is not None and not fnmatchcase(name, arguments.environment):
-            continue
         try:
             baseline = store.read_file(path)
         except BaselineError as error:
             console.complain(f"error: {error}")
             status = console.USAGE_ERROR
             continue
-        if _is_wanted(baseline, arguments):
+        test = baseline.test
+        if arguments.matches is None or arguments.matches(f"{name} {test.module}::{test.name} {test.label}"):
             chosen.setdefault(name, []).append(baseline)
-    if arguments.environment is not None and not any(fnmatchcase(name, arguments.environment) for name in environments):
-        there = ", ".join(environments) or "none"
-        raise console.UsageError(f"--environment {arguments.environment}: not found; there are {there}")
     for name, baselines in chosen.items():
         console.say((*terminal.baseline_table(name, baselines), ""))
     count = sum(map(len, chosen.values()))
     console.say([f"{text.several(count, 'baseline')} in {text.several(len(chosen), 'environment')}"])
     return status
-
-
-def _is_wanted(baseline: Baseline, arguments: argparse.Namespace) -> bool:
-    test = baseline.test
-    if arguments.matches is not None and not arguments.matches(f"{test.module}::{test.name} {test.label}"):
-        return False
-    if arguments.older_than is None:
-        return True
-    try:
-        created = datetime.fromisoformat(baseline.sessions[-1].created)
-    except ValueError:
-        return True  # its age is unknown
-    if created.tzinfo is None:
-        created = created.replace(tzinfo=timezone.utc)
-    oldest: timedelta = arguments.older_than
-    return datetime.now(timezone.utc) - created > oldest
 
 
 def add_doctor(subparsers: Any) -> None:
