@@ -89,7 +89,6 @@ class Side:
 
     name: str
     sessions: tuple[Mapping[int, Sequence[float]], ...]  # by percentile, the seconds of each launch
-    descriptions: tuple[str, ...] = ("",)  # of each session: date, commit, host
 
     def at(self, q: int) -> list[float]:
         """Return the percentile of each launch, in seconds."""
@@ -115,7 +114,6 @@ def sides_of(outcome: Outcome) -> tuple[Side, Side | None]:
         base = Side(
             name="baseline",
             sessions=tuple({q: session.launch_seconds[f"p{q}"] for q in PERCENTILES} for session in sessions),
-            descriptions=tuple(f"{each.created} {each.commit[:12]} {each.host}".strip() for each in sessions),
         )
     return Side(name="now", sessions=(launch_quantiles(own.step_seconds),)), base
 

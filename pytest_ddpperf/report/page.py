@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
-from statistics import median
 from typing import Any
 
-from pytest_ddpperf.records import COUNTERS, Environment, LaunchRankSteps, Outcome, Phases, RunInfo, Scalar, Status
+from pytest_ddpperf.records import COUNTERS, Environment, LaunchRankSteps, Outcome, RunInfo, Scalar, Status
 from pytest_ddpperf.report import diff_report, failure, figures, sentences, summary, terminal, text
 from pytest_ddpperf.report.figures import Side
 from pytest_ddpperf.report.json_report import StoredReport
@@ -140,7 +138,7 @@ def _measured(outcome: Outcome) -> tuple[list[dict[str, str]], list[Table]]:
         drawn.append(figures.draw_changes(outcome.verdict.comparisons, against))
     drawn.append(figures.draw_distributions(now, base))
     drawn.append(figures.draw_launches(now, base, q, interleaved=interleaved))
-    return drawn, list(_tables(outcome, [now] if base is None else [base, now], q))
+    return drawn, list(_tables(outcome, [now] if base is None else [base, now]))
 
 
 def _decisive(outcome: Outcome) -> int:
@@ -150,29 +148,13 @@ def _decisive(outcome: Outcome) -> int:
     return int(found) if found in figures.PERCENTILES else 50
 
 
-def _tables(outcome: Outcome, sides: Sequence[Side], q: int) -> Iterator[Table]:
+def _tables(outcome: Outcome, sides: Sequence[Side]) -> Iterator[Table]:
     yield Table(
         title="Step times",
         head=("", *(f"p{shown}" for shown in _SHOWN)),
         rows=tuple((side.name, *(text.seconds(side.middle(shown)) for shown in _SHOWN)) for side in sides),
     )
-    yield Table(
-        title=f"Launches, p{q}",
-        head=("session", "launches", "mean", "each, in their order"),
-        rows=tuple(
-            (
-                f"{side.name} {description}".strip(),
-                str(len(session[q])),
-                text.seconds(stats.geometric_mean(session[q])),
-                " ".join(map(text.seconds, session[q])),
-            )
-            for side in sides
-            for description, session in zip(side.descriptions, side.sessions, strict=True)
-        ),
-    )
     yield _ranks(outcome)
-    if outcome.phases:
-        yield _phases(outcome.phases)
     if counters := _counters(outcome):
         yield Table(title="What a step sends", head=("counter", "before", "now"), rows=counters)
     if outcome.recorded:
@@ -203,16 +185,6 @@ def _ranks(outcome: Outcome) -> Table:
 
 def _medians(durations: LaunchRankSteps | None) -> list[float]:
     return failure.medians(durations) if durations is not None else []
-
-
-def _phases(phases: Sequence[Phases]) -> Table:
-    medians = {field.name: median(getattr(launch, field.name) for launch in phases) for field in fields(Phases)}
-    whole = sum(medians.values()) or 1.0
-    return Table(
-        title=f"Phases of a launch, median of {len(phases)}",
-        head=("phase", "seconds", "share"),
-        rows=tuple((name, text.seconds(value), text.amount(value / whole)) for name, value in medians.items()),
-    )
 
 
 def _counters(outcome: Outcome) -> tuple[tuple[str, ...], ...]:
