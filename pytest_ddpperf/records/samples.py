@@ -64,29 +64,14 @@ class Samples:
     def first(self, steps: int) -> Samples:
         """With so many steps of each launch, those that came first."""
         tables: dict[str, Any] = {
-            name: tuple(tuple(rank[:steps] for rank in launch) for launch in table)
-            for name, table in self._by_rank().items()
+            name: tuple(launch[:steps] for launch in table)
+            for name in ("step_seconds", "node_seconds")
+            if (table := getattr(self, name)) is not None
         }
-        for name, of_group in self._of_groups().items():
-            tables[name] = tuple(launch[:steps] for launch in of_group)
+        for name in ("rank_seconds", "cpu_seconds", "examples", "blocked_seconds"):
+            if (table := getattr(self, name)) is not None:
+                tables[name] = tuple(tuple(rank[:steps] for rank in launch) for launch in table)
         return replace(self, **tables)
-
-    def of_launches(self, start: int, stop: int) -> Samples:
-        """Of launches start..stop, counted from 0, `stop` excluded."""
-        tables: dict[str, Any] = {**self._of_groups(), **self._by_rank()}
-        if self.clock_seconds is not None:
-            tables["clock_seconds"] = self.clock_seconds
-        return replace(self, **{name: table[start:stop] for name, table in tables.items()})
-
-    def _of_groups(self) -> dict[str, LaunchSteps]:
-        """The tables of launch x step."""
-        own = {"node_seconds": self.node_seconds} if self.node_seconds is not None else {}
-        return {"step_seconds": self.step_seconds, **own}
-
-    def _by_rank(self) -> dict[str, Any]:
-        """The tables of launch x rank x step that there are."""
-        names = ("rank_seconds", "cpu_seconds", "examples", "blocked_seconds")
-        return {name: table for name in names if (table := getattr(self, name)) is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
