@@ -41,9 +41,10 @@ from _traces import Launch, Pairs, Workload, measurement, read, read_pairs
 from pytest_ddpperf.measuring.stopping_rule import follow, schedule
 from pytest_ddpperf.records import Verdict
 from pytest_ddpperf.records.plan import Limit
-from pytest_ddpperf.verdict import ASSUMED_DRIFT, TEST_LEVEL, is_suspected, judge
+from pytest_ddpperf.verdict import is_suspected, judge
 from pytest_ddpperf.verdict import times as observations
 from pytest_ddpperf.verdict.stats import Drift
+from pytest_ddpperf.verdict.times import ASSUMED_DRIFT, TEST_LEVEL
 
 LEAST_TRIALS = 200
 FIRST_LOOK = 5  # the default of --ddp-launches

@@ -47,9 +47,9 @@ from pytest_ddpperf.measuring.stopping_rule import follow, schedule
 from pytest_ddpperf.options.settings import make_plan, read_settings
 from pytest_ddpperf.records import LaunchSamples, Limit, Measurement, Plan, Samples, TestId, Verdict, Version
 from pytest_ddpperf.remote.version import Ready
-from pytest_ddpperf.verdict import ASSUMED_DRIFT, TEST_LEVEL, coarse, judge_times
 from pytest_ddpperf.verdict import times as observations
 from pytest_ddpperf.verdict.stats import Drift
+from pytest_ddpperf.verdict.times import ASSUMED_DRIFT, TEST_LEVEL, coarse, judge_times
 
 MACHINES = {"quiet": None, "neighbour": 20261121}  # seeds; the second's moves on from cycle to cycle
 KINDS = ("unchanged", "slower")

@@ -39,7 +39,7 @@ from pytest_ddpperf.remote.node_launch import Side
 from pytest_ddpperf.remote.nodes import describe_node
 from pytest_ddpperf.remote.worktree import one_tree
 from pytest_ddpperf.report import terminal
-from pytest_ddpperf.verdict import judge_times
+from pytest_ddpperf.verdict.times import judge_times
 from pytest_ddpperf.wire.channels import Lines
 
 KEY = b"of nobody"

@@ -27,8 +27,9 @@ from _common import table
 
 from pytest_ddpperf.measuring.stopping_rule import follow, schedule
 from pytest_ddpperf.records import Limit, Measurement, Samples, Verdict
-from pytest_ddpperf.verdict import ASSUMED_DRIFT, TEST_LEVEL, judge
+from pytest_ddpperf.verdict import judge
 from pytest_ddpperf.verdict.stats import Drift
+from pytest_ddpperf.verdict.times import ASSUMED_DRIFT, TEST_LEVEL
 
 FIRST, MOST = 5, 20  # the defaults of --ddp-launches and --ddp-max-launches
 STEPS = 6  # alike within a launch: with five launches enough for p10

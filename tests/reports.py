@@ -28,7 +28,8 @@ from pytest_ddpperf.records import (
 )
 from pytest_ddpperf.report import failure
 from pytest_ddpperf.report.json_report import Entry, StoredReport
-from pytest_ddpperf.verdict import fails, in_percentiles, judge
+from pytest_ddpperf.verdict import fails, judge
+from pytest_ddpperf.verdict.times import in_percentiles
 
 LIMITS = (Limit(metric="p10", value=0.1, unit="%"), Limit(metric="p50", value=0.1, unit="%"))
 FACTS: Mapping[str, Scalar] = {"torch": "2.13.0", "python": "3.11.7", "cpu_model": "AMD EPYC 9654", "places": ""}

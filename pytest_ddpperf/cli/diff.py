@@ -16,6 +16,8 @@ from pytest_ddpperf.records import Limit, Outcome, Recording, Status, Verdict, c
 from pytest_ddpperf.records.plan import TIME_LIMITS, limits_for
 from pytest_ddpperf.report import diff_report, failure, figures, json_report, markdown, text
 from pytest_ddpperf.report.json_report import Entry, StoredReport, gone_of, identity
+from pytest_ddpperf.verdict import times
+from pytest_ddpperf.verdict.counters import refused
 
 
 def compare(
@@ -71,7 +73,7 @@ def _by_name(outcome: Outcome) -> Hashable:
 
 def _with_verdict(now: Outcome, other: Entry | None, limits: tuple[Limit, ...]) -> Outcome:
     """Return a measurement with the new verdict, without traces of the comparison in its own run."""
-    level = now.level if now.level is not None else verdicts.TEST_LEVEL
+    level = now.level if now.level is not None else times.TEST_LEVEL
     fresh = replace(
         now, limits=limits, level=level, baseline_path="", baseline_side=None, stored_verdict=None, saved=0,
         sessions=(), evidence=(), accept="", notes=(),
@@ -85,16 +87,16 @@ def _with_verdict(now: Outcome, other: Entry | None, limits: tuple[Limit, ...]) 
             why = f"not measured in the earlier run: {text.shortened(other.outcome.error)}"
         return replace(fresh, verdict=Verdict(status=Status.NO_BASELINE, reason="no-baseline"), notes=(why,))
     before = Recording(measurement=other.outcome.measurement, created=other.run.created, commit=other.run.commit)
-    verdict = verdicts.refused(now.measurement, before.measurement, now=now.verdict, then=other.outcome.verdict)
+    verdict = refused(now.measurement, before.measurement, now=now.verdict, then=other.outcome.verdict)
     if verdict is None:
         verdict = verdicts.judge(now.measurement, [before.measurement], limits, level=level)
     # The gate refuses what cannot be supported before it measures, but for its own limits; here a note must do.
     ours = {str(limit) for limit in limits if limit.default}
-    refused = [line for line in verdict.dropped if line.partition(": ")[0] not in ours]
-    verdict = replace(verdict, dropped=tuple(line for line in verdict.dropped if line not in refused))
-    notes = tuple(f"no limit is applied to {line}" for line in refused)
+    unsupported = [line for line in verdict.dropped if line.partition(": ")[0] not in ours]
+    verdict = replace(verdict, dropped=tuple(line for line in verdict.dropped if line not in unsupported))
+    notes = tuple(f"no limit is applied to {line}" for line in unsupported)
     steps = min(now.measurement.samples.steps, before.measurement.samples.steps)
-    sessions = (verdicts.in_percentiles(before, steps),)
+    sessions = (times.in_percentiles(before, steps),)
     causes: tuple[str, ...] = ()
     if verdict.status.compared and verdict.status is not Status.PASS:
         causes = failure.find_causes(verdict, now.plan, now.measurement, [before.measurement])

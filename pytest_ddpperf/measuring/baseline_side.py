@@ -26,7 +26,7 @@ from pytest_ddpperf.records import (
 )
 from pytest_ddpperf.records.errors import BaseSideError, LaunchError
 from pytest_ddpperf.remote.worktree import differing_files
-from pytest_ddpperf.verdict import in_percentiles
+from pytest_ddpperf.verdict.times import in_percentiles
 
 if TYPE_CHECKING:
     from pytest_ddpperf.launch import Observer

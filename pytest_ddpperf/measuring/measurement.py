@@ -35,6 +35,7 @@ from pytest_ddpperf.records import (
 )
 from pytest_ddpperf.records.plan import Collective
 from pytest_ddpperf.report import failure
+from pytest_ddpperf.verdict import times
 from pytest_ddpperf.verdict.stats import geometric_mean, launch_quantiles
 
 if TYPE_CHECKING:
@@ -156,7 +157,7 @@ class Measured:
         """The baseline that would be saved, with what a later run needs to know of it."""
         recording = Recording(
             measurement=self.measurement,
-            resolution=verdicts.resolutions(self.measurement, self.job.limits, level=self.job.level),
+            resolution=times.resolutions(self.measurement, self.job.limits, level=self.job.level),
             distributions=distributions(modules_imported(self.current.taken)),
         )
         return Baseline(test=self.job.test, sessions=(recording,))

@@ -20,9 +20,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pytest_ddpperf import verdict as verdicts
 from pytest_ddpperf.measuring.launches import CurrentSide, Job, measurement
 from pytest_ddpperf.records import Environment, Measurement, Scalar, Status, Verdict
+from pytest_ddpperf.verdict import times, without_steady_windows
+from pytest_ddpperf.verdict.counters import with_counters
 
 if TYPE_CHECKING:
     from pytest_ddpperf.measuring.baseline_side import Interleaved, Stored
@@ -155,16 +156,16 @@ class Judge:
     def _completed(self, verdict: Verdict, ended: bool, *, final: bool) -> tuple[Verdict, bool]:
         """Add what does not depend on times to a verdict, and return whether the measurement ends with it."""
         current = self._measurement()
-        verdict = verdicts.with_counters(verdict, current, self._side.measurements(), self._job.limits)
+        verdict = with_counters(verdict, current, self._side.measurements(), self._job.limits)
         ended = ended or verdict.reason == "counter-rose"  # which no further launch would change
         if self._not_gated == "saving":
-            ended = final or not verdicts.coarse(current, self._job.limits, level=self._job.level)
+            ended = final or not times.coarse(current, self._job.limits, level=self._job.level)
         if self._current.mostly_recompiled or self._side.mostly_recompiled:
-            verdict = verdicts.without_steady_windows(verdict)
+            verdict = without_steady_windows(verdict)
         return verdict, ended
 
     def _verdict(self, start: int, stop: int, ease: float) -> Verdict:
-        return verdicts.judge_times(
+        return times.judge_times(
             self._measurement(start, stop),
             self._side.measurements(start, stop),
             self._job.limits,

@@ -236,7 +236,9 @@ def _check_limits(settings: Settings) -> None:
             raise OptionError(place, str(limit), f"CPU time is measured on cpu only, not on {settings.device}")
         if limit.default or limit.is_counter:
             continue
-        from pytest_ddpperf.verdict import unsupported  # with the records, which a run without limits need not pay
+        from pytest_ddpperf.verdict.times import (
+            unsupported,  # with the records, which a run without limits need not pay
+        )
 
         needs = unsupported(limit, steps=settings.steps, launches=settings.launches)
         if needs:

@@ -26,7 +26,7 @@ from pytest_ddpperf.records.errors import DdpPerfError, LaunchError, MarkerError
 from pytest_ddpperf.records.plan import collective, in_words
 from pytest_ddpperf.report import ci, failure, sentences
 from pytest_ddpperf.report.text import terminal_width
-from pytest_ddpperf.verdict import TEST_LEVEL
+from pytest_ddpperf.verdict.times import TEST_LEVEL
 from pytest_ddpperf.wire import payload
 from pytest_ddpperf.wire.payload import make_refusal
 

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from pytest_ddpperf.records import Comparison, CounterChange, LaunchRankSteps, Measurement, Outcome, Plan, Verdict
 from pytest_ddpperf.report import sentences, text
-from pytest_ddpperf.verdict import of_one_length, stats
+from pytest_ddpperf.verdict import stats
+from pytest_ddpperf.verdict.times import of_one_length
 
 
 def gate_failure(outcome: Outcome, width: int = text.WIDTH) -> str:

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from pytest_ddpperf.records import Comparison, Outcome
 from pytest_ddpperf.records.errors import MissingExtraError
 from pytest_ddpperf.report import text
-from pytest_ddpperf.verdict import of_one_length, stats
+from pytest_ddpperf.verdict import stats
+from pytest_ddpperf.verdict.times import of_one_length
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

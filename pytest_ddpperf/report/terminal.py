@@ -19,7 +19,8 @@ from pytest_ddpperf.records import (
 from pytest_ddpperf.records.plan import Collective
 from pytest_ddpperf.report import failure, sentences, text
 from pytest_ddpperf.report.summary import last_line
-from pytest_ddpperf.verdict import TEST_LEVEL, stats
+from pytest_ddpperf.verdict import stats
+from pytest_ddpperf.verdict.times import TEST_LEVEL
 
 _PERCENTILES = (50, 75, 90, 95)
 

@@ -12,39 +12,8 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from pytest_ddpperf.records import Comparison, Limit, Measurement, Status, Verdict
-from pytest_ddpperf.verdict.counters import refused, with_counters
-from pytest_ddpperf.verdict.times import (
-    ASSUMED_DRIFT,
-    TEST_LEVEL,
-    bound,
-    coarse,
-    fact_changes,
-    in_percentiles,
-    judge_times,
-    of_one_length,
-    resolutions,
-    unsupported,
-)
-
-__all__ = [
-    "ASSUMED_DRIFT",
-    "MACHINE_SLOWER",
-    "TEST_LEVEL",
-    "coarse",
-    "confirm",
-    "fact_changes",
-    "fails",
-    "in_percentiles",
-    "is_suspected",
-    "judge",
-    "judge_times",
-    "of_one_length",
-    "refused",
-    "resolutions",
-    "unsupported",
-    "with_counters",
-    "without_steady_windows",
-]
+from pytest_ddpperf.verdict.counters import with_counters
+from pytest_ddpperf.verdict.times import bound, judge_times
 
 
 def judge(current: Measurement, baseline: Sequence[Measurement], limits: Sequence[Limit], **how: Any) -> Verdict:

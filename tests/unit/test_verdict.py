@@ -10,17 +10,9 @@ import pytest
 
 from pytest_ddpperf.options.definitions import FAIL_ON_NAMES
 from pytest_ddpperf.records import Environment, Limit, Measurement, Samples, Scalar, Status, Verdict
-from pytest_ddpperf.verdict import (
-    ASSUMED_DRIFT,
-    coarse,
-    fails,
-    judge,
-    judge_times,
-    of_one_length,
-    resolutions,
-    unsupported,
-)
+from pytest_ddpperf.verdict import fails, judge
 from pytest_ddpperf.verdict.stats import Drift
+from pytest_ddpperf.verdict.times import ASSUMED_DRIFT, coarse, judge_times, of_one_length, resolutions, unsupported
 
 NO_DRIFT = Drift(floor=0.0, share=0.0, freedom=8)
 P50 = Limit(metric="p50", value=0.10, unit="%")
