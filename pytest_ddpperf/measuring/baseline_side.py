@@ -8,6 +8,7 @@ import statistics
 import time
 from collections.abc import Generator
 from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from pytest_ddpperf.baseline import Store, environment
@@ -75,8 +76,9 @@ class Stored:
     def notes(self, verdict: Verdict, current: Launches) -> tuple[str, ...]:
         """Say which other baselines there are if this one is missing, and where much was lost by comparing."""
         notes: tuple[str, ...] = ()
-        if verdict == "NO BASELINE":
-            notes += tuple(f"a baseline exists for {name}" for name in self._store.others(self._test))
+        if verdict == "NO BASELINE" and (others := self._store.others(self._test)):
+            own = Path(self.path).relative_to(self._store.root).parts[0]
+            notes += (f"a baseline exists for {', '.join(others)}, not for {own}",)
         steps = len(current.taken[0].step_seconds)
         compared = self.baseline is not None and verdict.status.compared
         if compared and steps >= _MUCH_LONGER * (shortest := self._steps(current)):

@@ -132,7 +132,7 @@ class DdpRun(DistributedFixture):
     def __call__(self, fn: Callable[..., Any], *args: Any) -> list[Any]:
         """Call `fn(ctx, *args)` on every rank of a fresh process group.
 
-        Returns the results by rank, tensors on the CPU. A rank that raises, dies, hangs or returns nothing fails
+        Returns the results by rank, tensors on the CPU. A rank that raises, dies, hangs or delivers no result fails
         the test with its own traceback.
         """
         __tracebackhide__ = True

@@ -88,7 +88,8 @@ def _counters(verdict: Verdict, now: Mapping[str, int | None], before: Mapping[s
 def _rank_causes(verdict: Verdict, plan: Plan, now: Measurement, baseline: Sequence[Measurement]) -> Iterator[str]:
     sides = [now.samples, *(session.samples for session in baseline)]
     worse = [c for c in verdict.comparisons if c.status is verdict.status and c.change.estimate > 0]
-    change = max(worse, key=lambda c: (not c.limit.is_cpu_time, c.change.estimate), default=None)
+    shown = sentences.shown(verdict)  # the headline's, so that its change and the cause are of one metric
+    change = max(worse, key=lambda c: (c is shown, not c.limit.is_cpu_time, c.change.estimate), default=None)
     if change is None or len({len(side.rank_seconds[0]) for side in sides}) > 1:
         return
     sides = of_one_length(sides)
@@ -124,7 +125,7 @@ def _late(names: Sequence[str], figure: str, rises: Sequence[float], of_it: str)
     others = max(0.0, *(rise for rank, rise in enumerate(rises) if rank not in late))
     theirs = text.span([rises[rank] for rank in late], lambda value: text.seconds(value, signed=True))
     who = text.some([names[rank] for rank in late], 3)
-    return f"{who}: {figure} {theirs} {of_it} (others {text.seconds(others, signed=True)} at most)"
+    return f"{who}: {figure} {theirs} {of_it} (other ranks: at most {text.seconds(others, signed=True)})"
 
 
 def _rises(sides: Sequence[LaunchRankSteps], q: float) -> list[float]:

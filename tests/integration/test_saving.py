@@ -189,6 +189,7 @@ def test_what_verdicts_without_figures_do(pytester: pytest.Pytester, run: Run, m
     result.stdout.fnmatch_lines(["INCOMPARABLE (step time p50 * ms): batch_size 4 -> 8: measure as before*"])
     monkeypatch.delenv("CI")
     assert last_line(run()) == "1 incomparable (0 of 1 compared)"
+    run("--ddp-world-size=1").stdout.fnmatch_lines(["test_step: a baseline exists for *-ws2-*, not for *-ws1-*"])
     monkeypatch.setenv("BATCH", "4")
     monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
     result = run("--ddp-baseline-missing=fail")

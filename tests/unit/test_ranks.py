@@ -44,11 +44,11 @@ BASE = side(11, cpu=(10, 10))
 @pytest.mark.parametrize(
     ("now", "base", "found"),
     [
-        (side(30, cpu=(10, 29)), [BASE], ("rank 1: CPU time +19.0 ms of +19.0 ms (others +0 ns at most)",)),
+        (side(30, cpu=(10, 29)), [BASE], ("rank 1: CPU time +19.0 ms of +19.0 ms (other ranks: at most +0 ns)",)),
         (
             side(30, cpu=(10, 29, 11, 28)),
             [side(11, cpu=(10, 10, 10, 10))],
-            ("rank 1, rank 3: CPU time +18.0 ms to +19.0 ms of +19.0 ms (others +1.00 ms at most)",),
+            ("rank 1, rank 3: CPU time +18.0 ms to +19.0 ms of +19.0 ms (other ranks: at most +1.00 ms)",),
         ),
         (
             side(30, cpu=(20, 29)),
@@ -58,17 +58,17 @@ BASE = side(11, cpu=(10, 10))
         # Rank 1 is late by sleeping; that rank 0's CPU time rose, too, has nothing to do with it.
         (side(31, cpu=(10.13, 10)), [BASE], None),
         (side(31, cpu=(19.9, 10)), [BASE], None),
-        (side(31, cpu=(20.1, 10)), [BASE], ("rank 0: CPU time +10.1 ms of +20.0 ms (others +0 ns at most)",)),
+        (side(31, cpu=(20.1, 10)), [BASE], ("rank 0: CPU time +10.1 ms of +20.0 ms (other ranks: at most +0 ns)",)),
         # Where ranks do not wait for each other, their own steps show who slept.
         (
             side(31, cpu=(10, 10), own=(31, 11)),
             [BASE],
-            ("rank 0: step time +20.0 ms of +20.0 ms (others +0 ns at most)",),
+            ("rank 0: step time +20.0 ms of +20.0 ms (other ranks: at most +0 ns)",),
         ),
         (
             side(31, cpu=None, own=(11, 31)),
             [side(11, cpu=None, own=(11, 11))],
-            ("rank 1: step time +20.0 ms of +20.0 ms (others +0 ns at most)",),
+            ("rank 1: step time +20.0 ms of +20.0 ms (other ranks: at most +0 ns)",),
         ),
         (side(31, cpu=None, own=(31, 31)), [side(11, cpu=None, own=(11, 11))], ()),
         (side(31, cpu=(11, 31)), [side(11, cpu=None, own=(11, 11))], ()),  # the baseline has no CPU time
@@ -77,7 +77,7 @@ BASE = side(11, cpu=(10, 10))
         (
             side(30, cpu=(10, 30)),
             [side(11, cpu=(10, 5)), side(11, cpu=(10, 20))],
-            ("rank 1: CPU time +20.0 ms of +19.0 ms (others +0 ns at most)",),
+            ("rank 1: CPU time +20.0 ms of +19.0 ms (other ranks: at most +0 ns)",),
         ),
         (side(31, cpu=(10, 10)), [side(11, cpu=(10, 10, 10, 10))], ()),
     ],
@@ -115,3 +115,12 @@ def test_a_limit_on_cpu_time_is_explained_by_cpu_time_alone() -> None:
 
 def test_what_got_better_has_no_cause() -> None:
     assert causes(side(11, cpu=(10, 10)), side(31, cpu=(10, 30)), status=Status.IMPROVED) == ()
+
+
+def test_a_cause_is_about_the_metric_of_the_headline() -> None:
+    p10 = comparison(Status.REGRESSED, "p10", change=Interval(estimate=2.0, low=1.0, high=3.0))
+    p50 = comparison(Status.REGRESSED, "p50", baseline_seconds=0.011, now_seconds=0.03)
+    verdict = Verdict(status=Status.REGRESSED, reason="x", comparisons=(p10, p50))
+    plan = Plan(world_size=2, backend="gloo", device="cpu")
+    (cause,) = failure.find_causes(verdict, plan, side(30, cpu=(20, 29)), [BASE])
+    assert cause.endswith("of +19.0 ms")
