@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_ddpperf.launch.launcher import completions
-from pytest_ddpperf.records import Measurement, Samples
+from pytest_ddpperf.records.samples import Measurement, Samples
 
 Launch = tuple[tuple[tuple[float, ...], ...], tuple[float, ...]]  # rank x step, and the group's steps, in seconds
 

@@ -24,7 +24,7 @@ from _traces import Launch, measurement
 from live import MODES, limits
 
 from pytest_ddpperf.measuring.stopping_rule import early_stop, follow, schedule
-from pytest_ddpperf.records import Verdict
+from pytest_ddpperf.records.samples import Verdict
 from pytest_ddpperf.verdict import judge
 from pytest_ddpperf.verdict.times import TEST_LEVEL
 

@@ -97,7 +97,7 @@ def rpc_seconds(launcher: Any, rounds: int) -> tuple[list[float], list[float]]:
     from _workload import RPC_NAMES, spawned_rpc
 
     from pytest_ddpperf.launch import Observer
-    from pytest_ddpperf.records import Plan
+    from pytest_ddpperf.records.plan import Plan
 
     plan = Plan(world_size=2, backend="gloo", device="cpu", steps=3, parameter_servers=2, master=True)
     ours: list[float] = []

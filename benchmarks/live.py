@@ -45,7 +45,9 @@ from pytest_ddpperf.measuring.launches import Job, Launches
 from pytest_ddpperf.measuring.measurement import Measured, carry_out
 from pytest_ddpperf.measuring.stopping_rule import follow, schedule
 from pytest_ddpperf.options.settings import make_plan, read_settings
-from pytest_ddpperf.records import LaunchSamples, Limit, Measurement, Plan, Samples, TestId, Verdict, Version
+from pytest_ddpperf.records.outcome import Version
+from pytest_ddpperf.records.plan import Limit, Plan
+from pytest_ddpperf.records.samples import LaunchSamples, Measurement, Samples, TestId, Verdict
 from pytest_ddpperf.remote.version import Ready
 from pytest_ddpperf.verdict import times as observations
 from pytest_ddpperf.verdict.stats import Drift

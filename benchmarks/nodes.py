@@ -32,7 +32,10 @@ from _common import progress, table, verdict
 from pytest_ddpperf.baseline import environment
 from pytest_ddpperf.launch import Launcher, Observer
 from pytest_ddpperf.measuring.launches import measurement
-from pytest_ddpperf.records import Limit, Outcome, Plan, TestId, Window, codec
+from pytest_ddpperf.records import codec
+from pytest_ddpperf.records.outcome import Outcome
+from pytest_ddpperf.records.plan import Limit, Plan
+from pytest_ddpperf.records.samples import TestId, Window
 from pytest_ddpperf.remote import handshake
 from pytest_ddpperf.remote.node import CLOCK, Node
 from pytest_ddpperf.remote.node_launch import Side

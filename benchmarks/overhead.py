@@ -15,7 +15,7 @@ from typing import Any
 from _common import progress, quartiles, spread, table, verdict
 
 from pytest_ddpperf.launch import Launcher, Observer
-from pytest_ddpperf.records import Plan
+from pytest_ddpperf.records.plan import Plan
 
 
 def empty(ctx: Any) -> Any:

@@ -139,7 +139,8 @@ def _report(measurements: int, size: reports.Drawn) -> str:
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
     from pytest_ddpperf.history.entries import METRICS, HistoryEntry, HistoryMeasurement, add_entry
-    from pytest_ddpperf.records import TestId, codec
+    from pytest_ddpperf.records import codec
+    from pytest_ddpperf.records.samples import TestId
     from pytest_ddpperf.report import json_report
     from tests import reports
 

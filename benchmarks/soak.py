@@ -23,8 +23,8 @@ import torch
 from _common import progress, spread, verdict
 
 from pytest_ddpperf.launch import Launcher, Observer
-from pytest_ddpperf.records import Plan
 from pytest_ddpperf.records.errors import DdpPerfError
+from pytest_ddpperf.records.plan import Plan
 
 _DEADLINE = 30.0  # no healthy launch of this takes a second
 _SHORT_DEADLINE = 2.0  # of the launches whose clean-up hangs

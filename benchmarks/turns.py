@@ -42,7 +42,7 @@ from neighbour import neighbour
 from pytest_ddpperf.launch import Launcher, Observer
 from pytest_ddpperf.measuring.baseline_side import interleave
 from pytest_ddpperf.options.settings import make_plan
-from pytest_ddpperf.records import LaunchSamples
+from pytest_ddpperf.records.samples import LaunchSamples
 from pytest_ddpperf.verdict.stats import by_stretches, quantile, t_quantile
 
 MACHINES = {"quiet": None, "neighbour": 20261121}  # seeds

@@ -9,22 +9,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pytest_ddpperf.records import (
-    BaselineSide,
+from pytest_ddpperf.records.outcome import BaselineSide, Outcome, RunInfo, Version
+from pytest_ddpperf.records.plan import Limit, Plan
+from pytest_ddpperf.records.samples import (
     Counters,
     Environment,
-    Limit,
     Measurement,
-    Outcome,
     Phases,
-    Plan,
     Recording,
-    RunInfo,
     Samples,
     Scalar,
     TestId,
     Verdict,
-    Version,
 )
 from pytest_ddpperf.report import failure
 from pytest_ddpperf.report.json_report import Entry, StoredReport

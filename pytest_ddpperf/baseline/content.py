@@ -10,9 +10,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pytest_ddpperf.records import Baseline, Environment, Plan, Samples, Scalar, TestId
 from pytest_ddpperf.records.codec import CodecError, decode, dumps, encode, loads
 from pytest_ddpperf.records.errors import BaselineError
+from pytest_ddpperf.records.plan import Plan
+from pytest_ddpperf.records.samples import Baseline, Environment, Samples, Scalar, TestId
 
 _CPU_KEY = ("cpu_model", "cores", "cores_per_rank", "pinned")
 _ACCELERATOR_KEY = ("device_model", "device_memory_gib", "mig_profile")

@@ -19,9 +19,9 @@ from pathlib import Path
 from pytest_ddpperf import files
 from pytest_ddpperf.baseline import content
 from pytest_ddpperf.baseline.content import environment_name, file_name, module_folder
-from pytest_ddpperf.records import SESSIONS_KEPT, Baseline, Environment, Scalar, TestId
 from pytest_ddpperf.records.codec import CodecError
 from pytest_ddpperf.records.errors import BaselineError
+from pytest_ddpperf.records.samples import SESSIONS_KEPT, Baseline, Environment, Scalar, TestId
 
 _LOCK_WAIT_SECONDS = 60.0  # a save takes milliseconds; whoever holds the lock for a minute is stuck
 _ELSEWHERE = "or name another folder with --ddp-baseline-dir"

@@ -13,8 +13,9 @@ from typing import Any
 from pytest_ddpperf import __version__
 from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.cli import console
-from pytest_ddpperf.records import Baseline, codec
+from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import BaselineError
+from pytest_ddpperf.records.samples import Baseline
 from pytest_ddpperf.report import figures, json_report, markdown, terminal, text
 
 _DOCTOR_SCHEMA = 1

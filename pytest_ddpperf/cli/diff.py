@@ -12,8 +12,10 @@ from pytest_ddpperf import verdict as verdicts
 from pytest_ddpperf.cli import console
 from pytest_ddpperf.options import parse
 from pytest_ddpperf.options.definitions import FAIL_ON_NAMES
-from pytest_ddpperf.records import Limit, Outcome, Recording, Status, Verdict, codec
-from pytest_ddpperf.records.plan import TIME_LIMITS, limits_for
+from pytest_ddpperf.records import codec
+from pytest_ddpperf.records.outcome import Outcome
+from pytest_ddpperf.records.plan import TIME_LIMITS, Limit, limits_for
+from pytest_ddpperf.records.samples import Recording, Status, Verdict
 from pytest_ddpperf.report import diff_report, failure, figures, json_report, markdown, text
 from pytest_ddpperf.report.json_report import Entry, StoredReport, gone_of, identity
 from pytest_ddpperf.verdict import times

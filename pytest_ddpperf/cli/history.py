@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_ddpperf.cli import console
-from pytest_ddpperf.records import Limit
 from pytest_ddpperf.records.errors import FileError
+from pytest_ddpperf.records.plan import Limit
 
 if TYPE_CHECKING:
     from pytest_ddpperf.history.series import HistoryAnalysis, HistoryChange

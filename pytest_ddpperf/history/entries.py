@@ -16,8 +16,10 @@ from typing import Any
 
 from pytest_ddpperf.baseline.content import environment_name
 from pytest_ddpperf.files import write
-from pytest_ddpperf.records import Interval, Outcome, RunInfo, Scalar, TestId, codec
+from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import FileError
+from pytest_ddpperf.records.outcome import Outcome, RunInfo
+from pytest_ddpperf.records.samples import Interval, Scalar, TestId
 from pytest_ddpperf.verdict.stats import launch_quantiles
 
 SCHEMA = 1

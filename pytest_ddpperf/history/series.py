@@ -23,7 +23,8 @@ from pytest_ddpperf.history.change_points import (
     weigh_runs,
 )
 from pytest_ddpperf.history.entries import AcceptedChange, HistoryEntry, HistoryMeasurement
-from pytest_ddpperf.records import Interval, Limit, Scalar, TestId
+from pytest_ddpperf.records.plan import Limit
+from pytest_ddpperf.records.samples import Interval, Scalar, TestId
 from pytest_ddpperf.verdict.stats import Part, holm, variance
 
 # The probability of any false change point in a history in which nothing changed.

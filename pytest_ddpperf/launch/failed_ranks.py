@@ -11,8 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_ddpperf.records import Plan, RankError, RankOutput
 from pytest_ddpperf.records.errors import DdpPerfError, LaunchError
+from pytest_ddpperf.records.plan import Plan
+from pytest_ddpperf.records.samples import RankError, RankOutput
 from pytest_ddpperf.wire.channels import Board, Phase
 
 if TYPE_CHECKING:

@@ -22,8 +22,10 @@ from pytest_ddpperf.launch.remote_ranks import Clock, Nodes, Part
 from pytest_ddpperf.launch.request import LaunchRequest
 from pytest_ddpperf.launch.run import Delivery, Launch, Leader, LocalShareLaunch
 from pytest_ddpperf.launch.stretches import PausedLaunch, dropping
-from pytest_ddpperf.records import COUNTERS, Imported, LaunchSamples, Plan, RankFigures, Scalar, Window, codec
+from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import DdpPerfError
+from pytest_ddpperf.records.plan import COUNTERS, Plan
+from pytest_ddpperf.records.samples import Imported, LaunchSamples, RankFigures, Scalar, Window
 from pytest_ddpperf.wire import payload
 from pytest_ddpperf.wire.source_trees import Trees, digests
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from pytest_ddpperf.records import LaunchSamples, RankOutput
+from pytest_ddpperf.records.samples import LaunchSamples, RankOutput
 from pytest_ddpperf.wire.channels import Phase
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Protocol
 
 from pytest_ddpperf.launch.output import Observer
-from pytest_ddpperf.records import Plan, RankError, RankOutput, Scalar
+from pytest_ddpperf.records.plan import Plan
+from pytest_ddpperf.records.samples import RankError, RankOutput, Scalar
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,9 @@ from typing import Any
 
 from pytest_ddpperf.launch.placement import Placement
 from pytest_ddpperf.launch.remote_ranks import Part
-from pytest_ddpperf.records import Plan, Scalar, codec
+from pytest_ddpperf.records import codec
+from pytest_ddpperf.records.plan import Plan
+from pytest_ddpperf.records.samples import Scalar
 from pytest_ddpperf.wire import boot
 from pytest_ddpperf.wire.source_trees import Trees
 

@@ -23,8 +23,9 @@ from pytest_ddpperf.launch.output import Observer
 from pytest_ddpperf.launch.rank_server import RankServer, writing_temporary_files
 from pytest_ddpperf.launch.remote_ranks import Clock, RemoteRanks
 from pytest_ddpperf.launch.request import LaunchRequest
-from pytest_ddpperf.records import Phases, RankError, RankOutput, codec, messages
+from pytest_ddpperf.records import codec, messages
 from pytest_ddpperf.records.errors import ServerError
+from pytest_ddpperf.records.samples import Phases, RankError, RankOutput
 from pytest_ddpperf.wire.channels import Board, Kind, Message, Phase, readable, send_word, take_frames
 
 

@@ -14,8 +14,9 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from pytest_ddpperf.launch.run import Delivery, Launch, Peer, wake
-from pytest_ddpperf.records import LaunchSamples, Phases, messages
+from pytest_ddpperf.records import messages
 from pytest_ddpperf.records.errors import DdpPerfError, ServerError
+from pytest_ddpperf.records.samples import LaunchSamples, Phases
 from pytest_ddpperf.wire.channels import Phase
 
 # For the server to send its signals.

@@ -13,19 +13,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from pytest_ddpperf.baseline import Store, environment
 from pytest_ddpperf.measuring.launches import CurrentSide, Job, Launches, measurement
-from pytest_ddpperf.records import (
-    Baseline,
-    BaselineSide,
-    Environment,
-    LaunchSamples,
-    Measurement,
-    Recording,
-    StoredSession,
-    TestId,
-    Verdict,
-    Version,
-)
 from pytest_ddpperf.records.errors import BaseSideError, LaunchError
+from pytest_ddpperf.records.outcome import BaselineSide, StoredSession, Version
+from pytest_ddpperf.records.samples import Baseline, Environment, LaunchSamples, Measurement, Recording, TestId, Verdict
 from pytest_ddpperf.remote.worktree import differing_files
 from pytest_ddpperf.verdict.times import in_percentiles
 

@@ -18,8 +18,8 @@ from pytest_ddpperf import verdict as verdicts
 from pytest_ddpperf.git import commit_named, git, last_change, top_level, tree_of
 from pytest_ddpperf.measuring.launches import distributions, modules_imported
 from pytest_ddpperf.measuring.measurement import Measured, does_fail
-from pytest_ddpperf.records import Baseline, Recording, Scalar, Status
 from pytest_ddpperf.records.errors import AgainstError, DdpPerfError, GitError
+from pytest_ddpperf.records.samples import Baseline, Recording, Scalar, Status
 from pytest_ddpperf.remote.version import BaseSide, for_people
 from pytest_ddpperf.report import text
 

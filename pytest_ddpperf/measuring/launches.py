@@ -18,20 +18,19 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_ddpperf import baseline
 from pytest_ddpperf.options.settings import Settings
-from pytest_ddpperf.records import (
+from pytest_ddpperf.records.plan import Limit, Plan, limits_for
+from pytest_ddpperf.records.samples import (
     Counters,
     Distribution,
     Environment,
     LaunchSamples,
     Measurement,
-    Plan,
     RankFigures,
     Recorded,
     Samples,
     Scalar,
     TestId,
 )
-from pytest_ddpperf.records.plan import Limit, limits_for
 
 if TYPE_CHECKING:
     from pytest_ddpperf.launch import Launcher, Observer

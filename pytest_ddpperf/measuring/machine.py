@@ -9,8 +9,8 @@ from pytest_ddpperf.launch.placement import place as cores_of
 from pytest_ddpperf.options.definitions import MARKER
 from pytest_ddpperf.options.parse import near
 from pytest_ddpperf.options.settings import Settings, where
-from pytest_ddpperf.records import Scalar
 from pytest_ddpperf.records.errors import MarkerError, OptionError
+from pytest_ddpperf.records.samples import Scalar
 from pytest_ddpperf.report import text
 
 # Backends that torch knows by name, whether or not this build has them: missing here is not a typo.

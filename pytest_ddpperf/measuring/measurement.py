@@ -19,21 +19,21 @@ from pytest_ddpperf.measuring.launches import (
     recorded,
 )
 from pytest_ddpperf.measuring.stopping_rule import Judge
-from pytest_ddpperf.records import (
+from pytest_ddpperf.records.outcome import Outcome
+from pytest_ddpperf.records.plan import Collective
+from pytest_ddpperf.records.samples import (
     Baseline,
     Counters,
     Environment,
     LaunchRankSteps,
     LaunchSteps,
     Measurement,
-    Outcome,
     RankOutput,
     Recorded,
     Recording,
     Status,
     Verdict,
 )
-from pytest_ddpperf.records.plan import Collective
 from pytest_ddpperf.report import failure
 from pytest_ddpperf.verdict import times
 from pytest_ddpperf.verdict.stats import geometric_mean, launch_quantiles

@@ -22,8 +22,10 @@ from pytest_ddpperf.measuring import measurement
 from pytest_ddpperf.measuring.baseline_side import Stored
 from pytest_ddpperf.measuring.launches import CurrentSide, Job, Launches
 from pytest_ddpperf.measuring.measurement import Measured
-from pytest_ddpperf.records import LaunchSamples, Plan, Scalar, Status, Verdict, codec
+from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import BaseSideError, DdpPerfError, LaunchError
+from pytest_ddpperf.records.plan import Plan
+from pytest_ddpperf.records.samples import LaunchSamples, Scalar, Status, Verdict
 from pytest_ddpperf.wire import payload
 from pytest_ddpperf.wire.channels import Lines, Message, Phase, readable
 from pytest_ddpperf.wire.source_trees import Trees

@@ -11,7 +11,9 @@ from uuid import uuid4
 
 from pytest_ddpperf import __version__
 from pytest_ddpperf.git import checked_out
-from pytest_ddpperf.records import Outcome, RunInfo, Scalar, codec
+from pytest_ddpperf.records import codec
+from pytest_ddpperf.records.outcome import Outcome, RunInfo
+from pytest_ddpperf.records.samples import Scalar
 from pytest_ddpperf.report import json_report, markdown, page, terminal
 from pytest_ddpperf.report.text import terminal_width
 

@@ -22,8 +22,10 @@ from pytest_ddpperf.measuring.machine import Place, described, nodes_for, resolv
 from pytest_ddpperf.measuring.measurement import Measured
 from pytest_ddpperf.measuring.remote_worker import LeaderConnection, NodeLeaderConnection, call_of, measurement_of
 from pytest_ddpperf.options.settings import Settings
-from pytest_ddpperf.records import Baseline, Plan, Scalar, codec
+from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import GitError
+from pytest_ddpperf.records.plan import Plan
+from pytest_ddpperf.records.samples import Baseline, Scalar
 from pytest_ddpperf.remote.nodes import OtherNodes
 from pytest_ddpperf.remote.version import BaseSide
 from pytest_ddpperf.remote.worktree import one_tree

@@ -21,7 +21,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pytest_ddpperf.measuring.launches import CurrentSide, Job, measurement
-from pytest_ddpperf.records import Environment, Measurement, Scalar, Status, Verdict
+from pytest_ddpperf.records.samples import Environment, Measurement, Scalar, Status, Verdict
 from pytest_ddpperf.verdict import times, without_steady_windows
 from pytest_ddpperf.verdict.counters import with_counters
 

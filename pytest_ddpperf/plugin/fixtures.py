@@ -21,9 +21,9 @@ from pytest_ddpperf.plugin.items import accept_command, module_of, name_of, node
 from pytest_ddpperf.plugin.running import state_of
 from pytest_ddpperf.plugin.state import RUN, Run, own_options, own_settings
 from pytest_ddpperf.plugin.watch import Watcher
-from pytest_ddpperf.records import Plan, RankOutput, TestId
 from pytest_ddpperf.records.errors import DdpPerfError, LaunchError, MarkerError, OptionError
-from pytest_ddpperf.records.plan import collective, in_words
+from pytest_ddpperf.records.plan import Plan, collective, in_words
+from pytest_ddpperf.records.samples import RankOutput, TestId
 from pytest_ddpperf.report import ci, failure, sentences
 from pytest_ddpperf.report.text import terminal_width
 from pytest_ddpperf.verdict.times import TEST_LEVEL

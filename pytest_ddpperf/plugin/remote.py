@@ -19,8 +19,9 @@ from pytest_ddpperf.launch.request import inherited
 from pytest_ddpperf.options.settings import Settings, read_settings
 from pytest_ddpperf.plugin.items import conftests, named_tests
 from pytest_ddpperf.plugin.state import ProcessSnapshot, Run, snapshot_of
-from pytest_ddpperf.records import Scalar, codec
+from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import DdpPerfError, NodesError
+from pytest_ddpperf.records.samples import Scalar
 from pytest_ddpperf.remote import handshake, rendezvous
 from pytest_ddpperf.remote.arguments import Invocation, spelt_out
 from pytest_ddpperf.remote.node_version import Base, from_top, refuse_lacking

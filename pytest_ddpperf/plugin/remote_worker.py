@@ -15,8 +15,9 @@ import pytest
 from pytest_ddpperf.measuring.remote_worker import LeaderConnection, NodeLeaderConnection
 from pytest_ddpperf.plugin import state
 from pytest_ddpperf.plugin.items import is_distributed
-from pytest_ddpperf.records import Scalar, codec
+from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import DdpPerfError
+from pytest_ddpperf.records.samples import Scalar
 from pytest_ddpperf.remote.worktree import Sources
 from pytest_ddpperf.wire.boot import die_with_parent
 from pytest_ddpperf.wire.channels import Message

@@ -11,8 +11,10 @@ import pytest
 from pytest_ddpperf.plugin.items import has_benchmark, is_distributed, measures
 from pytest_ddpperf.plugin.state import Run
 from pytest_ddpperf.plugin.watch import mark_with_timer
-from pytest_ddpperf.records import Baseline, Outcome, codec
+from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import DdpPerfError
+from pytest_ddpperf.records.outcome import Outcome
+from pytest_ddpperf.records.samples import Baseline
 
 
 class TestState:

@@ -17,7 +17,7 @@ import pytest
 from pytest_ddpperf.launch import Observer, locks
 from pytest_ddpperf.measuring.measurement import Measured
 from pytest_ddpperf.plugin.state import RUN
-from pytest_ddpperf.records import LaunchSamples
+from pytest_ddpperf.records.samples import LaunchSamples
 from pytest_ddpperf.report import text
 from pytest_ddpperf.verdict.stats import quantile
 from pytest_ddpperf.wire.channels import Phase

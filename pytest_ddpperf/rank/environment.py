@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pytest_ddpperf.records import Scalar
+from pytest_ddpperf.records.samples import Scalar
 
 
 def versions() -> dict[str, Scalar]:

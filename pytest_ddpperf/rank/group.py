@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from pytest_ddpperf.rank.context import Context
 from pytest_ddpperf.rank.environment import pci_address
-from pytest_ddpperf.records import Plan
+from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.wire import boot
 from pytest_ddpperf.wire.channels import Lines, Message
 

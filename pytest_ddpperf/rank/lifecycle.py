@@ -28,8 +28,10 @@ from typing import Any, NoReturn
 
 from pytest_ddpperf.rank import context, counters, environment, group, operation, sampling
 from pytest_ddpperf.rank.context import Context, RpcContext
-from pytest_ddpperf.records import Imported, Plan, codec
+from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import DdpPerfError
+from pytest_ddpperf.records.plan import Plan
+from pytest_ddpperf.records.samples import Imported
 from pytest_ddpperf.wire import boot, payload
 from pytest_ddpperf.wire.channels import Board, Kind, Message, Phase, receive_word, send_frame
 from pytest_ddpperf.wire.source_trees import Trees

@@ -20,7 +20,7 @@ import torch.distributed.rpc as rpc
 
 from pytest_ddpperf.rank import group, rpc_counters, sampling
 from pytest_ddpperf.rank.context import Role, RpcContext
-from pytest_ddpperf.records import Plan
+from pytest_ddpperf.records.plan import Plan
 
 Setup = Callable[..., Any]
 

@@ -18,8 +18,9 @@ import torch.distributed as dist
 from pytest_ddpperf.rank import clock, context
 from pytest_ddpperf.rank.context import Context
 from pytest_ddpperf.rank.counters import Meter
-from pytest_ddpperf.records import Plan, Window
 from pytest_ddpperf.records.errors import DdpPerfError
+from pytest_ddpperf.records.plan import Plan
+from pytest_ddpperf.records.samples import Window
 from pytest_ddpperf.wire import payload
 from pytest_ddpperf.wire.channels import Board, Phase
 

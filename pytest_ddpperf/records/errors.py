@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pytest_ddpperf.records import RankError, RankOutput
+    from pytest_ddpperf.records.samples import RankError, RankOutput
 
 
 class DdpPerfError(Exception):

@@ -11,8 +11,8 @@ from contextlib import suppress
 from typing import NoReturn
 
 from pytest_ddpperf.launch.remote_ranks import Offset, offset
-from pytest_ddpperf.records import Scalar
 from pytest_ddpperf.records.errors import BaseSideError, NodesError
+from pytest_ddpperf.records.samples import Scalar
 from pytest_ddpperf.remote.node_launch import Member
 from pytest_ddpperf.remote.process import START_SECONDS, Line, Tests
 from pytest_ddpperf.remote.worktree import Sources, differing_files

@@ -14,8 +14,10 @@ from pathlib import Path
 
 from pytest_ddpperf.launch import Observer
 from pytest_ddpperf.launch.remote_ranks import Clock, Offset, RemoteRanks
-from pytest_ddpperf.records import Plan, RankError, RankOutput, Scalar, codec
+from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import BaseSideError
+from pytest_ddpperf.records.plan import Plan
+from pytest_ddpperf.records.samples import RankError, RankOutput, Scalar
 from pytest_ddpperf.remote.process import Line, Tests
 from pytest_ddpperf.wire.channels import Message, readable
 

@@ -13,8 +13,10 @@ from pytest_ddpperf.git import commit_named
 from pytest_ddpperf.launch import Launcher, Observer
 from pytest_ddpperf.launch.failed_ranks import text_with_output
 from pytest_ddpperf.options.settings import Settings
-from pytest_ddpperf.records import LaunchSamples, Plan, codec
+from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import AgainstError, BaseSideError, DdpPerfError, GitError
+from pytest_ddpperf.records.plan import Plan
+from pytest_ddpperf.records.samples import LaunchSamples
 from pytest_ddpperf.remote.arguments import Invocation
 from pytest_ddpperf.remote.node import unlike
 from pytest_ddpperf.remote.node_launch import Member, in_words

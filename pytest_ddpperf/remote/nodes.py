@@ -13,8 +13,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 
-from pytest_ddpperf.records import Scalar
 from pytest_ddpperf.records.errors import BaseSideError, DdpPerfError, NodesError
+from pytest_ddpperf.records.samples import Scalar
 from pytest_ddpperf.remote import handshake, rendezvous
 from pytest_ddpperf.remote.node import Node
 from pytest_ddpperf.remote.node_launch import Member, Side

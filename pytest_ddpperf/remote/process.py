@@ -18,8 +18,9 @@ from typing import NoReturn
 from pytest_ddpperf import __version__
 from pytest_ddpperf.launch import Observer, describe_end
 from pytest_ddpperf.launch.failed_ranks import await_stacks
-from pytest_ddpperf.records import Scalar, codec
+from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import BaseSideError
+from pytest_ddpperf.records.samples import Scalar
 from pytest_ddpperf.remote.worktree import Sources
 from pytest_ddpperf.wire import boot
 from pytest_ddpperf.wire.channels import Lines, Message, Phase, readable

@@ -18,8 +18,10 @@ from pytest_ddpperf import __version__
 from pytest_ddpperf.launch import Observer
 from pytest_ddpperf.launch.stretches import dropping
 from pytest_ddpperf.options.settings import Settings
-from pytest_ddpperf.records import LaunchSamples, Plan, Scalar, codec
+from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import AgainstError, BaseSideError
+from pytest_ddpperf.records.plan import Plan
+from pytest_ddpperf.records.samples import LaunchSamples, Scalar
 from pytest_ddpperf.remote.arguments import Invocation
 from pytest_ddpperf.remote.process import START_SECONDS, RemotePytest, Tests
 from pytest_ddpperf.remote.worktree import Checkout, Sources, differing_files

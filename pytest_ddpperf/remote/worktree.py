@@ -30,8 +30,8 @@ from pytest_ddpperf.git import (
 )
 from pytest_ddpperf.launch import describe_end
 from pytest_ddpperf.options.settings import Settings
-from pytest_ddpperf.records import Version
 from pytest_ddpperf.records.errors import AgainstError, GitError
+from pytest_ddpperf.records.outcome import Version
 from pytest_ddpperf.wire.source_trees import Trees, digests
 
 _PREFIX = "ddpperf-against-"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from pytest_ddpperf.records import Outcome
+from pytest_ddpperf.records.outcome import Outcome
 from pytest_ddpperf.report import sentences, summary, text
 from pytest_ddpperf.report.summary import Concern
 from pytest_ddpperf.verdict import stats

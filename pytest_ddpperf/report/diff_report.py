@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pytest_ddpperf.records import Outcome, RunInfo, Scalar, Status
 from pytest_ddpperf.records.errors import FileError
+from pytest_ddpperf.records.outcome import Outcome, RunInfo
+from pytest_ddpperf.records.samples import Scalar, Status
 from pytest_ddpperf.report import failure, sentences, terminal, text
 from pytest_ddpperf.report.json_report import Entry, StoredReport
 from pytest_ddpperf.report.summary import last_line

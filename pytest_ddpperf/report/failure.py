@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from pytest_ddpperf.records import Comparison, CounterChange, LaunchRankSteps, Measurement, Outcome, Plan, Verdict
+from pytest_ddpperf.records.outcome import Outcome
+from pytest_ddpperf.records.plan import Plan
+from pytest_ddpperf.records.samples import Comparison, CounterChange, LaunchRankSteps, Measurement, Verdict
 from pytest_ddpperf.report import sentences, text
 from pytest_ddpperf.verdict import stats
 from pytest_ddpperf.verdict.times import of_one_length

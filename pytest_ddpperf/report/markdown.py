@@ -13,7 +13,8 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
 
-from pytest_ddpperf.records import Outcome, RunInfo, Status
+from pytest_ddpperf.records.outcome import Outcome, RunInfo
+from pytest_ddpperf.records.samples import Status
 from pytest_ddpperf.report import diff_report, failure, sentences, summary, terminal, text
 from pytest_ddpperf.report.json_report import Gone, StoredReport
 from pytest_ddpperf.report.summary import Concern, last_line

@@ -6,7 +6,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pytest_ddpperf.records import COUNTERS, Environment, LaunchRankSteps, Outcome, RunInfo, Scalar, Status
+from pytest_ddpperf.records.outcome import Outcome, RunInfo
+from pytest_ddpperf.records.plan import COUNTERS
+from pytest_ddpperf.records.samples import Environment, LaunchRankSteps, Scalar, Status
 from pytest_ddpperf.report import diff_report, failure, figures, sentences, summary, terminal, text
 from pytest_ddpperf.report.figures import Side
 from pytest_ddpperf.report.json_report import StoredReport

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from pytest_ddpperf.records import SESSIONS_KEPT, Comparison, CounterChange, Outcome, Status, Verdict
+from pytest_ddpperf.records.outcome import Outcome
+from pytest_ddpperf.records.samples import SESSIONS_KEPT, Comparison, CounterChange, Status, Verdict
 from pytest_ddpperf.report import text
 from pytest_ddpperf.verdict import stats
 

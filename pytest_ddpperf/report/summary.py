@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import IntEnum
 
-from pytest_ddpperf.records import Outcome, RunInfo, Status
+from pytest_ddpperf.records.outcome import Outcome, RunInfo
+from pytest_ddpperf.records.samples import Status
 from pytest_ddpperf.report import text
 
 # The counts of a run by verdict, in the order of its last line: those that were compared, then the others.

@@ -6,17 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from statistics import median
 
-from pytest_ddpperf.records import (
-    COUNTERS,
-    Baseline,
-    LaunchSteps,
-    Outcome,
-    Phases,
-    RunInfo,
-    Samples,
-    Scalar,
-)
-from pytest_ddpperf.records.plan import Collective
+from pytest_ddpperf.records.outcome import Outcome, RunInfo
+from pytest_ddpperf.records.plan import COUNTERS, Collective
+from pytest_ddpperf.records.samples import Baseline, LaunchSteps, Phases, Samples, Scalar
 from pytest_ddpperf.report import failure, sentences, text
 from pytest_ddpperf.report.summary import last_line
 from pytest_ddpperf.verdict import stats

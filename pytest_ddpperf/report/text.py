@@ -6,8 +6,9 @@ import shutil
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 
-from pytest_ddpperf.records import Comparison, CounterChange, Environment, Interval, Limit, Outcome, Plan
-from pytest_ddpperf.records.plan import BANDWIDTH, Collective
+from pytest_ddpperf.records.outcome import Outcome
+from pytest_ddpperf.records.plan import BANDWIDTH, Collective, Limit, Plan
+from pytest_ddpperf.records.samples import Comparison, CounterChange, Environment, Interval
 
 _LEAST = 1e-9  # of a time, as a share: bounds may be so wide that nothing is left of it
 _MOST = 99.99  # of a change, as a share: a bound beyond it is shown as this

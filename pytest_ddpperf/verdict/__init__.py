@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from pytest_ddpperf.records import Comparison, Limit, Measurement, Status, Verdict
+from pytest_ddpperf.records.plan import Limit
+from pytest_ddpperf.records.samples import Comparison, Measurement, Status, Verdict
 from pytest_ddpperf.verdict.counters import with_counters
 from pytest_ddpperf.verdict.times import bound, judge_times
 

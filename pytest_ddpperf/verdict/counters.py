@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pytest_ddpperf.records import CounterChange, Limit, Measurement, Status, Verdict
+from pytest_ddpperf.records.plan import Limit
+from pytest_ddpperf.records.samples import CounterChange, Measurement, Status, Verdict
 from pytest_ddpperf.verdict.times import LAUNCHES_NEEDED, fact_changes, gravest
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from statistics import NormalDist, fmean
 from typing import Any
 
-from pytest_ddpperf.records import LaunchRankSteps
+from pytest_ddpperf.records.samples import LaunchRankSteps
 
 _NORMAL = NormalDist()
 # Beyond it the two differ by less than 1e-5, and the continued fraction loses digits.

@@ -8,16 +8,16 @@ from dataclasses import replace
 from itertools import chain
 from statistics import fmean
 
-from pytest_ddpperf.records import (
+from pytest_ddpperf.records.outcome import StoredSession
+from pytest_ddpperf.records.plan import Limit
+from pytest_ddpperf.records.samples import (
     Comparison,
     Interval,
-    Limit,
     Measurement,
     Recording,
     Samples,
     Scalar,
     Status,
-    StoredSession,
     Verdict,
 )
 from pytest_ddpperf.verdict import stats

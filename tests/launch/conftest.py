@@ -16,7 +16,8 @@ import pytest
 
 from pytest_ddpperf.launch import Launcher, failed_ranks, placement, rank_server, run
 from pytest_ddpperf.launch.stretches import PausedLaunch
-from pytest_ddpperf.records import LaunchSamples, Plan
+from pytest_ddpperf.records.plan import Plan
+from pytest_ddpperf.records.samples import LaunchSamples
 from tests.processes import descendants
 
 

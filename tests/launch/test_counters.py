@@ -15,7 +15,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from pytest_ddpperf.launch import Launcher
-from pytest_ddpperf.records import Counters, Plan
+from pytest_ddpperf.records.plan import Plan
+from pytest_ddpperf.records.samples import Counters
 from tests.launch.conftest import Bench, Recorder
 
 FLOAT = 4  # bytes

@@ -212,7 +212,7 @@ import os, sys, time
 import torch
 import torch.distributed as dist
 from pytest_ddpperf.launch import Launcher, Observer
-from pytest_ddpperf.records import Plan
+from pytest_ddpperf.records.plan import Plan
 
 def setup(ctx):
     return lambda: dist.all_reduce(torch.ones(1))

@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 import torch.distributed.rpc as rpc
 
-from pytest_ddpperf.records import LaunchSamples
 from pytest_ddpperf.records.errors import LaunchError
+from pytest_ddpperf.records.samples import LaunchSamples
 from pytest_ddpperf.wire.source_trees import Trees
 from tests.launch.conftest import Bench, arrive, hang, listeners
 

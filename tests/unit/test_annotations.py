@@ -8,7 +8,8 @@ from urllib.parse import unquote
 
 import pytest
 
-from pytest_ddpperf.records import Outcome, Status
+from pytest_ddpperf.records.outcome import Outcome
+from pytest_ddpperf.records.samples import Status
 from pytest_ddpperf.report.ci import annotated
 from tests import reports
 from tests.unit.test_baseline_side import BESIDE

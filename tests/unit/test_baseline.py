@@ -13,17 +13,9 @@ import pytest
 
 from pytest_ddpperf.baseline import Store, content, environment, environment_name, file_name
 from pytest_ddpperf.baseline import store as store_module
-from pytest_ddpperf.records import (
-    SESSIONS_KEPT,
-    Baseline,
-    Environment,
-    Measurement,
-    Plan,
-    Recording,
-    Samples,
-    TestId,
-)
 from pytest_ddpperf.records.errors import BaselineError
+from pytest_ddpperf.records.plan import Plan
+from pytest_ddpperf.records.samples import SESSIONS_KEPT, Baseline, Environment, Measurement, Recording, Samples, TestId
 
 CPU_FACTS = {
     "python": "3.11.7",

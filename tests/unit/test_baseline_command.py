@@ -9,7 +9,7 @@ import pytest
 
 from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.cli.main import main
-from pytest_ddpperf.records import Baseline, Recording, TestId
+from pytest_ddpperf.records.samples import Baseline, Recording, TestId
 from tests.unit.test_codec import MEASUREMENT
 
 SESSION = Recording(

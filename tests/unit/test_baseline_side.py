@@ -7,8 +7,10 @@ from dataclasses import replace
 import pytest
 
 from pytest_ddpperf.measuring.results import RunResults
-from pytest_ddpperf.records import BaselineSide, Outcome, Plan, RunInfo, TestId, Version
 from pytest_ddpperf.records.codec import encode
+from pytest_ddpperf.records.outcome import BaselineSide, Outcome, RunInfo, Version
+from pytest_ddpperf.records.plan import Plan
+from pytest_ddpperf.records.samples import TestId
 
 COMMIT = "1a2b3c4d5e6f" + "0" * 28
 VERSION = Version(ref="origin/main", commit=COMMIT, now="5d6e7f8a9b0c" + "0" * 28)

@@ -18,7 +18,8 @@ from pytest_ddpperf.measuring.launches import Job
 from pytest_ddpperf.measuring.measurement import Measured, build_outcome, carry_out
 from pytest_ddpperf.measuring.remote_worker import LeaderConnection
 from pytest_ddpperf.options.settings import make_plan
-from pytest_ddpperf.records import LaunchSamples, Limit, Phases, Plan, TestId
+from pytest_ddpperf.records.plan import Limit, Plan
+from pytest_ddpperf.records.samples import LaunchSamples, Phases, TestId
 from tests.unit.test_launches import LAUNCH, UNFIT
 from tests.unit.test_machine import settings
 

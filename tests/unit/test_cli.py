@@ -13,7 +13,7 @@ from pytest_ddpperf import __version__
 from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.cli import diff, main
 from pytest_ddpperf.history.entries import add_entry
-from pytest_ddpperf.records import Baseline, Status, TestId
+from pytest_ddpperf.records.samples import Baseline, Status, TestId
 from tests.unit.test_baseline_command import SESSION
 from tests.unit.test_history import history, stepped
 from tests.unit.test_reading import written

@@ -9,7 +9,8 @@ import pytest
 
 from pytest_ddpperf.cli import main
 from pytest_ddpperf.history.entries import add_entry
-from pytest_ddpperf.records import Outcome, Status
+from pytest_ddpperf.records.outcome import Outcome
+from pytest_ddpperf.records.samples import Status
 from tests.unit.test_history import commit_of, history, measured, run, stepped
 from tests.unit.test_reading import written
 from tests.unit.test_report import outcome, verdict

@@ -5,16 +5,16 @@ from pathlib import PosixPath
 
 import pytest
 
-from pytest_ddpperf.records import (
+from pytest_ddpperf.records.codec import CodecError, decode, dumps, encode, loads
+from pytest_ddpperf.records.outcome import Outcome
+from pytest_ddpperf.records.plan import Limit, Plan
+from pytest_ddpperf.records.samples import (
     Baseline,
     Comparison,
     Environment,
     Interval,
-    Limit,
     Measurement,
-    Outcome,
     Phases,
-    Plan,
     RankError,
     Recording,
     Samples,
@@ -22,7 +22,6 @@ from pytest_ddpperf.records import (
     TestId,
     Verdict,
 )
-from pytest_ddpperf.records.codec import CodecError, decode, dumps, encode, loads
 
 SAMPLES = Samples(
     step_seconds=((0.25, 0.5), (0.125, 1.0)),

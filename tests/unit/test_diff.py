@@ -16,18 +16,9 @@ from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.cli.main import main
 from pytest_ddpperf.measuring.measurement import build_outcome
 from pytest_ddpperf.options import parse
-from pytest_ddpperf.records import (
-    Environment,
-    Measurement,
-    Outcome,
-    Phases,
-    Plan,
-    RunInfo,
-    Samples,
-    Status,
-    TestId,
-    Verdict,
-)
+from pytest_ddpperf.records.outcome import Outcome, RunInfo
+from pytest_ddpperf.records.plan import Plan
+from pytest_ddpperf.records.samples import Environment, Measurement, Phases, Samples, Status, TestId, Verdict
 from pytest_ddpperf.report import json_report
 from tests.unit.test_benchmark import carried_out
 from tests.unit.test_launches import LAUNCH

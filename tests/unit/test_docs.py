@@ -11,7 +11,7 @@ import pytest
 import pytest_ddpperf
 from pytest_ddpperf.history.entries import read_entries
 from pytest_ddpperf.history.series import ChangeStatus, analyze, build_series
-from pytest_ddpperf.records import Limit
+from pytest_ddpperf.records.plan import Limit
 from pytest_ddpperf.report import json_report
 from pytest_ddpperf.report.summary import last_line
 

@@ -28,20 +28,10 @@ from pytest_ddpperf.history.series import (
     build_series,
     make_acceptance,
 )
-from pytest_ddpperf.records import (
-    BaselineSide,
-    Environment,
-    Limit,
-    Measurement,
-    Outcome,
-    Plan,
-    RunInfo,
-    Samples,
-    Status,
-    TestId,
-    Version,
-)
 from pytest_ddpperf.records.errors import FileError
+from pytest_ddpperf.records.outcome import BaselineSide, Outcome, RunInfo, Version
+from pytest_ddpperf.records.plan import Limit, Plan
+from pytest_ddpperf.records.samples import Environment, Measurement, Samples, Status, TestId
 from tests.unit.test_change_points import gaussian
 from tests.unit.test_report import FAILED, outcome, verdict
 

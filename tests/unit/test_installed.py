@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pytest_ddpperf.measuring.launches import distributions
-from pytest_ddpperf.records import Distribution
+from pytest_ddpperf.records.samples import Distribution
 
 
 def install(site: Path, name: str, version: str, record: str | None, top_level: str = "") -> None:

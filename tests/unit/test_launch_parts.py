@@ -25,7 +25,8 @@ from pytest_ddpperf.launch.failed_ranks import (
 from pytest_ddpperf.launch.remote_ranks import Part
 from pytest_ddpperf.launch.request import LaunchRequest, for_ranks, read_at_import, recorded
 from pytest_ddpperf.launch.run import Peer
-from pytest_ddpperf.records import Plan, RankError
+from pytest_ddpperf.records.plan import Plan
+from pytest_ddpperf.records.samples import RankError
 
 # --- cores
 

@@ -13,8 +13,9 @@ import pytest
 from pytest_ddpperf.launch import Observer
 from pytest_ddpperf.measuring.baseline_side import Interleaved
 from pytest_ddpperf.measuring.launches import CurrentSide, Job, Launches, measurement
-from pytest_ddpperf.records import Counters, Environment, LaunchSamples, Phases, Plan, RankError, TestId
 from pytest_ddpperf.records.errors import BaseSideError, LaunchError
+from pytest_ddpperf.records.plan import Plan
+from pytest_ddpperf.records.samples import Counters, Environment, LaunchSamples, Phases, RankError, TestId
 from tests.unit.test_machine import settings
 
 LAUNCH = LaunchSamples(

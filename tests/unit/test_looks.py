@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pytest_ddpperf.measuring.stopping_rule import early_stop, follow, schedule
-from pytest_ddpperf.records import Interval, Status, Verdict
+from pytest_ddpperf.records.samples import Interval, Status, Verdict
 from tests.unit.test_report import comparison
 
 PASS, REGRESSED, INCONCLUSIVE, IMPROVED = Status.PASS, Status.REGRESSED, Status.INCONCLUSIVE, Status.IMPROVED

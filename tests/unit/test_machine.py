@@ -13,9 +13,9 @@ from pytest_ddpperf.launch import placement
 from pytest_ddpperf.measuring.machine import Place, Unavailable, nodes_for, resolve
 from pytest_ddpperf.measuring.session import Session
 from pytest_ddpperf.options.settings import Settings
-from pytest_ddpperf.records import Scalar
 from pytest_ddpperf.records.errors import MarkerError, OptionError
 from pytest_ddpperf.records.plan import Limit
+from pytest_ddpperf.records.samples import Scalar
 from tests.unit.test_git import git
 
 CPU: dict[str, Scalar] = {

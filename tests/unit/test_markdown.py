@@ -12,7 +12,9 @@ import pytest
 
 from pytest_ddpperf.cli.main import main
 from pytest_ddpperf.measuring.results import RunResults
-from pytest_ddpperf.records import Outcome, RunInfo, Status, TestId, codec
+from pytest_ddpperf.records import codec
+from pytest_ddpperf.records.outcome import Outcome, RunInfo
+from pytest_ddpperf.records.samples import Status, TestId
 from pytest_ddpperf.report import markdown
 from tests import reports
 from tests.unit.test_baseline_side import BESIDE

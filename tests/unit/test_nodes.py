@@ -24,8 +24,10 @@ from pytest_ddpperf.measuring import remote_worker as following
 from pytest_ddpperf.measuring.remote_worker import OVER as OVER_TEXT
 from pytest_ddpperf.plugin import remote_worker as base_module
 from pytest_ddpperf.plugin import running
-from pytest_ddpperf.records import LaunchSamples, Plan, Status, Verdict, codec
+from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import AgainstError, BaseSideError, NodesError
+from pytest_ddpperf.records.plan import Plan
+from pytest_ddpperf.records.samples import LaunchSamples, Status, Verdict
 from pytest_ddpperf.remote import handshake as door
 from pytest_ddpperf.remote import node as line
 from pytest_ddpperf.remote import node_launch as parts_module

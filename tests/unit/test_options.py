@@ -11,8 +11,8 @@ import pytest
 
 from pytest_ddpperf.options.definitions import MARKER_HELP, ROWS, Row, add_options
 from pytest_ddpperf.options.settings import Settings, make_plan, read_settings, with_markers
-from pytest_ddpperf.records import Limit
 from pytest_ddpperf.records.errors import MarkerError, OptionError
+from pytest_ddpperf.records.plan import Limit
 
 NATIVE_TOML = pytest.mark.skipif(pytest.version_tuple < (9,), reason="[tool.pytest] is read since pytest 9")
 

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpperf.records import Outcome, TestId
 from pytest_ddpperf.records.errors import MissingExtraError
+from pytest_ddpperf.records.outcome import Outcome
+from pytest_ddpperf.records.samples import TestId
 from pytest_ddpperf.report import figures, page, sentences, text
 from pytest_ddpperf.report.json_report import StoredReport
 from tests import reports

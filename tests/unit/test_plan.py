@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from pytest_ddpperf.options import parse
-from pytest_ddpperf.records import Plan
-from pytest_ddpperf.records.plan import collective, limits_for
+from pytest_ddpperf.records.plan import Plan, collective, limits_for
 
 PLAN = Plan(world_size=2, backend="gloo", device="cpu", steps=30, min_seconds=1.0, most_steps=150)
 

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from pytest_ddpperf.cli.main import main
-from pytest_ddpperf.records import Plan, Status
+from pytest_ddpperf.records.plan import Plan
+from pytest_ddpperf.records.samples import Status
 from tests.unit.test_reading import RUN, written
 from tests.unit.test_report import FAILED, measurement, outcome, verdict
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_ddpperf.records import Interval, Measurement, Plan, Samples, Status, Verdict
+from pytest_ddpperf.records.plan import Plan
+from pytest_ddpperf.records.samples import Interval, Measurement, Samples, Status, Verdict
 from pytest_ddpperf.report import failure
 from tests.unit.test_report import comparison
 

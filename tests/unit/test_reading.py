@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpperf.records import Outcome, RunInfo, Status, TestId, codec
+from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import FileError
+from pytest_ddpperf.records.outcome import Outcome, RunInfo
+from pytest_ddpperf.records.samples import Status, TestId
 from pytest_ddpperf.report import json_report
 from tests.unit.test_report import FAILED, comparison, measurement, outcome, verdict
 

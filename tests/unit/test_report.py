@@ -10,26 +10,23 @@ from typing import Any
 import pytest
 
 from pytest_ddpperf.plugin import watch
-from pytest_ddpperf.records import (
+from pytest_ddpperf.records import codec
+from pytest_ddpperf.records.errors import LaunchError
+from pytest_ddpperf.records.outcome import Outcome, RunInfo, StoredSession
+from pytest_ddpperf.records.plan import Limit, Plan
+from pytest_ddpperf.records.samples import (
     Comparison,
     CounterChange,
     Environment,
     Interval,
-    Limit,
     Measurement,
-    Outcome,
     Phases,
-    Plan,
     RankError,
-    RunInfo,
     Samples,
     Status,
-    StoredSession,
     TestId,
     Verdict,
-    codec,
 )
-from pytest_ddpperf.records.errors import LaunchError
 from pytest_ddpperf.report import ci, failure, json_report, sentences, summary, terminal, text
 from pytest_ddpperf.wire.channels import Phase
 from tests import reports

@@ -11,7 +11,8 @@ import pytest
 
 from pytest_ddpperf.measuring.launches import Job, measurement
 from pytest_ddpperf.measuring.stopping_rule import Judge
-from pytest_ddpperf.records import Environment, LaunchSamples, Limit, Measurement, Verdict
+from pytest_ddpperf.records.plan import Limit
+from pytest_ddpperf.records.samples import Environment, LaunchSamples, Measurement, Verdict
 from tests.unit.test_launches import LAUNCH, job
 from tests.unit.test_machine import settings
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_ddpperf.records import CounterChange, Interval, Limit, Status, Verdict
+from pytest_ddpperf.records.plan import Limit
+from pytest_ddpperf.records.samples import CounterChange, Interval, Status, Verdict
 from pytest_ddpperf.verdict import MACHINE_SLOWER, confirm, is_suspected, without_steady_windows
 from tests.unit.test_report import comparison
 

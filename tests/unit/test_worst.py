@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_ddpperf.records import CounterChange, Interval, Limit, Outcome, Status
+from pytest_ddpperf.records.outcome import Outcome
+from pytest_ddpperf.records.plan import Limit
+from pytest_ddpperf.records.samples import CounterChange, Interval, Status
 from pytest_ddpperf.report import summary
 from pytest_ddpperf.report.summary import Concern
 from tests.unit.test_report import FAILED, comparison, outcome, risen, verdict

@@ -11,7 +11,9 @@ import pytest
 
 from pytest_ddpperf.measuring.results import RunResults
 from pytest_ddpperf.plugin import reporter
-from pytest_ddpperf.records import RunInfo, Status, codec
+from pytest_ddpperf.records import codec
+from pytest_ddpperf.records.outcome import RunInfo
+from pytest_ddpperf.records.samples import Status
 from tests.unit.test_git import commit
 from tests.unit.test_report import outcome, verdict
 
