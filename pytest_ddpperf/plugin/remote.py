@@ -9,6 +9,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,13 +23,13 @@ from pytest_ddpperf.plugin.state import ProcessSnapshot, Run, snapshot_of
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import DdpPerfError, NodesError
 from pytest_ddpperf.records.samples import Scalar
-from pytest_ddpperf.remote import handshake, rendezvous
+from pytest_ddpperf.remote import handshake
 from pytest_ddpperf.remote.arguments import Invocation, spelt_out
-from pytest_ddpperf.remote.node_version import Base, from_top, refuse_lacking
+from pytest_ddpperf.remote.node_version import from_top, refuse_lacking
 from pytest_ddpperf.remote.node_worker import NodeWorker
 from pytest_ddpperf.remote.nodes import OtherNodes, describe_node
 from pytest_ddpperf.remote.process import START_SECONDS, RemotePytest
-from pytest_ddpperf.remote.rendezvous import Role, interface_of, role
+from pytest_ddpperf.remote.rendezvous import Role, TorchrunStore, interface_of, role
 from pytest_ddpperf.remote.version import BaseSide
 from pytest_ddpperf.remote.worktree import Sources, one_tree
 from pytest_ddpperf.wire import boot
@@ -170,7 +171,8 @@ def _work_for_leader(config: pytest.Config, found: Role) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # torchrun's way to end it: nothing shall be left
     settings = read_settings(config)  # a mistake is the same on all nodes: nobody waits for anybody
     seconds = max(START_SECONDS, settings.timeout_seconds)  # the first node may begin as much later
-    reported = rendezvous.found(found, seconds)
+    with closing(TorchrunStore(found, seconds)) as store:
+        reported = store.answer()["found"]
     key = (os.environ.get(handshake.VARIABLE) or reported["secret"]).encode()
     where = f"{reported['address']}, port {reported['port']}"
     try:
@@ -214,7 +216,7 @@ def _work_for_leader(config: pytest.Config, found: Role) -> int:
             side.more = place
             return side
 
-        status = NodeWorker(leader, start, Base(base)).run()
+        status = NodeWorker(leader, start, base).run()
     if status is None:
         print(f"pytest-ddpperf, node {found.node}: the pytest of node 0 is gone: it was at {where}", file=sys.stderr)
         return pytest.ExitCode.TESTS_FAILED

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +20,7 @@ from pytest_ddpperf.remote.arguments import Invocation
 from pytest_ddpperf.remote.node import unlike
 from pytest_ddpperf.remote.node_launch import Member, in_words
 from pytest_ddpperf.remote.nodes import OtherNodes, host_order
-from pytest_ddpperf.remote.process import START_SECONDS, RemotePytest
+from pytest_ddpperf.remote.process import START_SECONDS
 from pytest_ddpperf.remote.version import BaseSide, Ready
 from pytest_ddpperf.remote.worktree import Sources
 from pytest_ddpperf.wire.channels import Message
@@ -154,37 +153,3 @@ class BaseOfNodes(BaseSide):
 
     def leave(self) -> None:
         self._side.leave()
-
-
-class Base:
-    """As a node that follows has it."""
-
-    def __init__(self, make: Callable[[Sequence[str], str], BaseSide]) -> None:
-        """`make` has what comes from the working tree on both sides, from the top, and the commit as the first node has
-        it, "" where no other one is asked for."""
-        self._make = make
-        self._side: BaseSide | None = None
-        self._thread = ThreadPoolExecutor(1)
-        self._prepared: Future[BaseSide] | None = None
-
-    def prepare(self, kept: Sequence[str], commit: str) -> None:
-        """Bring its tree here, in the background: this process answers at once."""
-        self._prepared = self._thread.submit(self._prepare, kept, commit)
-
-    def _prepare(self, kept: Sequence[str], commit: str) -> BaseSide:
-        self._side = side = self._make(kept, commit)
-        side.prepare()
-        return side
-
-    def started(self) -> RemotePytest | None:
-        """Its pytest, once the tree is there; None before, and where it was asked before. Raises what went wrong."""
-        if self._prepared is None or not self._prepared.done():
-            return None
-        prepared, self._prepared = self._prepared, None
-        return prepared.result().spawn()
-
-    def close(self) -> None:
-        """Remove its tree."""
-        self._thread.shutdown()
-        if self._side is not None:
-            self._side.close()

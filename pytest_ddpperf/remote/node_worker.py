@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from pytest_ddpperf.records.errors import BaseSideError, DdpPerfError
 from pytest_ddpperf.remote.node import BASE, CLOCK, CURRENT, spun
-from pytest_ddpperf.remote.node_version import Base
 from pytest_ddpperf.remote.process import RemotePytest
+from pytest_ddpperf.remote.version import BaseSide
 from pytest_ddpperf.wire.channels import Lines, Message, readable
 
 _TICK_SECONDS = 1.0
 
 Start = Callable[[Sequence[str], Sequence[str]], RemotePytest]
+MakeBase = Callable[[Sequence[str], str], BaseSide]
 
 
 class _Gone(Exception):
@@ -24,11 +26,15 @@ class _Gone(Exception):
 class NodeWorker:
     """Of one run, until the pytest that leads says that it is over, or is gone."""
 
-    def __init__(self, leader: Lines, start: Start, base: Base) -> None:
+    def __init__(self, leader: Lines, start: Start, make_base: MakeBase) -> None:
         """`start` starts this node's pytest, with further arguments, and what both versions have from the working tree,
-        from its top; `base` is the other version, if one is asked for."""
-        self._leader, self._start, self._base = leader, start, base
+        from its top. `make_base` returns the other version, by the same files and its commit as the first node has it,
+        "" where no other one is asked for."""
+        self._leader, self._start, self._make_base = leader, start, make_base
         self._led: dict[str, RemotePytest] = {}  # by side
+        self._base: BaseSide | None = None
+        self._thread = ThreadPoolExecutor(1)
+        self._prepared: Future[BaseSide] | None = None
 
     def run(self) -> int | None:
         """The status to exit with; None if the leader is gone."""
@@ -52,7 +58,9 @@ class NodeWorker:
         finally:
             for remote_pytest in self._led.values():
                 remote_pytest.kill()  # and its ranks with it
-            self._base.close()
+            self._thread.shutdown()
+            if self._base is not None:
+                self._base.close()
 
     def _orders(self) -> list[Message]:
         messages = self._leader.receive()
@@ -86,7 +94,8 @@ class NodeWorker:
             except (OSError, DdpPerfError) as error:
                 self._died(CURRENT, error)
         elif operation == "start-base":
-            self._base.prepare(message["kept"], message["commit"])
+            # In the background: this process answers at once.
+            self._prepared = self._thread.submit(self._prepare_base, message["kept"], message["commit"])
         elif message["side"] in self._led:
             side = message.pop("side")
             try:
@@ -97,13 +106,18 @@ class NodeWorker:
             except BaseSideError as error:
                 self._died(side, error)
 
+    def _prepare_base(self, kept: Sequence[str], commit: str) -> BaseSide:
+        self._base = side = self._make_base(kept, commit)
+        side.prepare()
+        return side
+
     def _look_for_base(self) -> None:
         """Start its pytest once its tree is there."""
-        if BASE in self._led:
+        if self._prepared is None or not self._prepared.done():
             return
+        prepared, self._prepared = self._prepared, None
         try:
-            if (remote_pytest := self._base.started()) is not None:
-                self._led[BASE] = remote_pytest
+            self._led[BASE] = prepared.result().spawn()
         except DdpPerfError as error:
             self._died(BASE, error)
 

@@ -15,15 +15,16 @@ from pathlib import Path
 
 from pytest_ddpperf.records.errors import BaseSideError, DdpPerfError, NodesError
 from pytest_ddpperf.records.samples import Scalar
-from pytest_ddpperf.remote import handshake, rendezvous
+from pytest_ddpperf.remote import handshake
 from pytest_ddpperf.remote.node import Node
 from pytest_ddpperf.remote.node_launch import Member, Side
 from pytest_ddpperf.remote.process import START_SECONDS
-from pytest_ddpperf.remote.rendezvous import Role, interface_of, link_of
+from pytest_ddpperf.remote.rendezvous import Role, TorchrunStore, interface_of, link_of
 from pytest_ddpperf.remote.worktree import Sources
 from pytest_ddpperf.wire.channels import Message
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_STORE_SECONDS = 60.0  # for torchrun's store to answer
 _MOST_LINES = 10  # about untrusted connections
 _LAST_SECONDS = 30.0  # for nodes that have not come when all is over, so that they end, too
 
@@ -59,7 +60,8 @@ class OtherNodes:
             raise NodesError(f"MASTER_ADDR {role.address}: it cannot be listened on here: {error}") from None
         self.interface = interface_of(self.address)
         found = {"address": self.address, "port": self._door.getsockname()[1], "secret": reported}
-        self._notice = self._closing.enter_context(rendezvous.Notice(role, found))
+        self._store = TorchrunStore(role, _STORE_SECONDS, found)
+        self._closing.callback(self._store.close)
         self._awaited = False
         self._begun = ""  # the test that all nodes are in
         self._asked = 0  # how often it asked for something
@@ -128,7 +130,7 @@ class OtherNodes:
                 node.start(arguments, kept)
 
     def _admit(self, seconds: float) -> None:
-        self._notice.check()  # first, for it may import torch meanwhile
+        self._store.answer()  # first, for it may import torch meanwhile
         until = time.monotonic() + seconds
         wanted = set(range(1, self.role.nodes)) - {node.number for node in self.nodes}
         came = handshake.admit(self._door, self._key, wanted, until, lambda reported: self._dropped.update([reported]))
@@ -136,7 +138,7 @@ class OtherNodes:
             self.nodes += [Node(number, lines, self._timeout) for number, lines in sorted(came.items())]
         if len(came) == len(wanted):
             self._door.close()
-            self._notice.close()
+            self._store.close()
 
     def collected(self, here: Sources, facts: Mapping[str, Scalar], seconds: float) -> None:
         """Wait until all have collected the same as `here`, on machines with as many devices as the `facts` tell."""

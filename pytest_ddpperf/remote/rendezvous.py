@@ -139,11 +139,15 @@ _LONGER_SECONDS = 60.0  # than it was asked for: to import torch, and to say so
 _SHOWN = 4000  # characters of what it wrote
 
 
-class _Asking:
-    """A process that does so, from the beginning to `close`."""
+class TorchrunStore:
+    """torchrun's store, asked by a process of its own, which imports torch; `close` ends it.
 
-    def __init__(self, role: Role, reported: Message | None, seconds: float) -> None:
-        self._seconds = seconds
+    With `reported`, where the first node listens, the process says that to the others until it ends; without, it waits
+    for it.
+    """
+
+    def __init__(self, role: Role, seconds: float, reported: Message | None = None) -> None:
+        self._seconds, self._answer = seconds, Message()
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  # closed by close()
         ours, theirs = socket.socketpair()
         with theirs:
@@ -171,19 +175,22 @@ class _Asking:
         )
 
     def answer(self) -> Message:
-        """Raises NodesError."""
-        messages = None
-        if readable([self._lines.socket], self._seconds + _LONGER_SECONDS):
-            messages = self._lines.receive()
-        if not messages:
-            self._log.seek(0)
-            written = self._log.read().decode(errors="replace")[-_SHOWN:].rstrip()
-            raise NodesError(f"torchrun's store did not answer\n{written}".rstrip())
-        if messages[0]["event"] == "failed":
-            raise NodesError(f"torchrun's store: {messages[0]['text']}")
-        return messages[0]
+        """Wait until it is said, or return what was said; raises NodesError."""
+        if not self._answer:
+            messages = None
+            if readable([self._lines.socket], self._seconds + _LONGER_SECONDS):
+                messages = self._lines.receive()
+            if not messages:
+                self._log.seek(0)
+                written = self._log.read().decode(errors="replace")[-_SHOWN:].rstrip()
+                raise NodesError(f"torchrun's store did not answer\n{written}".rstrip())
+            if messages[0]["event"] == "failed":
+                raise NodesError(f"torchrun's store: {messages[0]['text']}")
+            self._answer = messages[0]
+        return self._answer
 
     def close(self) -> None:
+        """End the process: no node waits any more."""
         self._lines.socket.close()  # it ends at the end of its stream
         try:
             self._process.wait(_END_SECONDS)
@@ -191,39 +198,3 @@ class _Asking:
             self._process.kill()
             self._process.wait()
         self._log.close()
-
-
-class Notice:
-    """Lets the store say to the others where the first node listens; it does so in the background, until `close`."""
-
-    def __init__(self, role: Role, found: Message) -> None:
-        self._asking: _Asking | None = _Asking(role, found, _LONGER_SECONDS)
-        self._said = False
-
-    def __enter__(self) -> Notice:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def check(self) -> None:
-        """Wait until it is said; raises NodesError."""
-        if self._asking is not None and not self._said:
-            self._asking.answer()
-            self._said = True
-
-    def close(self) -> None:
-        """End it: no node waits any more."""
-        if self._asking is not None:
-            self._asking.close()
-            self._asking = None
-
-
-def found(role: Role, seconds: float) -> Message:
-    """Where the first node listens, once that is said; raises NodesError."""
-    asking = _Asking(role, None, seconds)
-    try:
-        message: Message = asking.answer()["found"]
-        return message
-    finally:
-        asking.close()

@@ -38,47 +38,33 @@ _PREFIX = "ddpperf-against-"
 _ATTEMPTS = 20
 
 
-class Folder:
-    """A temporary folder of this run's own: `path`. If this run is killed, its rank server removes it."""
-
-    def __init__(self) -> None:
-        """Raises OSError."""
-        self.path = Path(os.path.realpath(tempfile.mkdtemp(prefix=_own_prefix())))
-
-    def remove(self) -> None:
-        """Leave nothing of it."""
-        for _ in range(_ATTEMPTS):
-            shutil.rmtree(self.path, ignore_errors=True)
-            if not self.path.exists():
-                break
-            time.sleep(0.1)  # ranks that were killed may still have been writing
-
-
 def _own_prefix() -> str:
     """Return how these folders are named on this host: a container's are not seen by others that share a repository."""
     return f"{_PREFIX}{hashlib.sha256(os.uname().nodename.encode()).hexdigest()[:6]}-"
 
 
-class Worktree(Folder):
-    """A folder with a worktree of one commit."""
+class Worktree:
+    """A temporary folder of this run's own, `path`, and a worktree of a commit in it, `tree`, if one is given. If this
+    run is killed, its rank server removes the folder."""
 
-    def __init__(self, top: Path, commit: str, *, offline: bool = False, timeout: float | None = None) -> None:
+    def __init__(self, top: Path, commit: str = "", *, offline: bool = False, timeout: float | None = None) -> None:
         """`offline`: nothing is fetched. `timeout`: seconds that git has. Raises GitError or OSError,
         with nothing left."""
-        super().__init__()
-        self._top = top
+        self._top, self._commit = top, commit
+        self.path = Path(os.path.realpath(tempfile.mkdtemp(prefix=_own_prefix())))
         # Named by git after the repository; the folder around it is ours to recognise.
         self.tree = self.path / (top.name or "tree")
-        try:
-            with _alone(top):
-                _forget_old_worktrees(top)
-                self._add(commit, offline, timeout)
-        except BaseException:
-            super().remove()
-            raise
+        if commit:
+            try:
+                with _alone(top):
+                    _forget_old_worktrees(top)
+                    self._add(offline, timeout)
+            except BaseException:
+                self._clear()
+                raise
 
-    def _add(self, commit: str, offline: bool, timeout: float | None) -> None:
-        command = ("worktree", "add", "--detach", "--quiet", self.tree, commit)
+    def _add(self, offline: bool, timeout: float | None) -> None:
+        command = ("worktree", "add", "--detach", "--quiet", self.tree, self._commit)
         try:
             git(self._top, *command, offline=offline, timeout=timeout)
         except BaseException:
@@ -89,9 +75,17 @@ class Worktree(Folder):
 
     def remove(self) -> None:
         """Leave nothing, in the repository neither."""
-        super().remove()
-        with _alone(self._top):
-            _forget(self._top, self.tree)
+        self._clear()
+        if self._commit:
+            with _alone(self._top):
+                _forget(self._top, self.tree)
+
+    def _clear(self) -> None:
+        for _ in range(_ATTEMPTS):
+            shutil.rmtree(self.path, ignore_errors=True)
+            if not self.path.exists():
+                break
+            time.sleep(0.1)  # ranks that were killed may still have been writing
 
 
 @contextmanager
@@ -133,7 +127,7 @@ class Checkout:
         """`kept` as `Trees.kept`. With `own_tests` it is the commit as it was, and nothing is fetched for it. Raises
         AgainstError."""
         self._settings, self._kept, self._own_tests = settings, tuple(kept), own_tests
-        self._folder: Folder | None = None
+        self._folder: Worktree | None = None
         ref = settings.against or ""
         self._another = ref not in ("", "self")
         try:
@@ -178,10 +172,11 @@ class Checkout:
         `environ` are the variables of the set-up, by default this process's; `until` is its end by the monotonic clock.
         """
         try:
-            self._folder = folder = self._add(until) if self._another else Folder()
+            commit = self.version.commit if self._another else ""
+            self._folder = folder = Worktree(self.top, commit, offline=self._own_tests, timeout=_left(until))
         except (GitError, OSError) as error:
             raise AgainstError(self._settings.comparison_option, self._unavailable(error)) from None
-        if not isinstance(folder, Worktree):
+        if not commit:
             return self.current_trees
         if self._settings.against_setup is not None:
             self._set_up(self._settings.against_setup, folder.tree, environ, until)
@@ -199,9 +194,6 @@ class Checkout:
         """For what this side leaves: it goes with `remove`."""
         assert self._folder is not None, "check_out comes first"
         return self._folder.path
-
-    def _add(self, until: float) -> Worktree:
-        return Worktree(self.top, self.version.commit, offline=self._own_tests, timeout=_left(until))
 
     def _unavailable(self, error: Exception) -> str:
         """Why there is no tree, in one line: git's last says what is wrong."""

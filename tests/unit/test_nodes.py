@@ -36,7 +36,7 @@ from pytest_ddpperf.remote import rendezvous as role_module
 from pytest_ddpperf.remote.arguments import remote_arguments
 from pytest_ddpperf.remote.node import Node
 from pytest_ddpperf.remote.node_launch import Member, Parts, Side
-from pytest_ddpperf.remote.node_version import Base, BaseOfNodes, refuse_lacking
+from pytest_ddpperf.remote.node_version import BaseOfNodes, refuse_lacking
 from pytest_ddpperf.remote.node_worker import NodeWorker
 from pytest_ddpperf.remote.nodes import OtherNodes
 from pytest_ddpperf.remote.rendezvous import Role, role
@@ -366,12 +366,16 @@ def test_the_commit_of_the_first_node_is_every_nodes(closing: ExitStack) -> None
     follows.node.start_base(["tests"], "1a2b")
     assert follows.heard() == [{"op": "start-base", "kept": ["tests"], "commit": "1a2b"}]
     asked: list[tuple[Sequence[str], str]] = []
-    base = Base(lambda kept, commit: asked.append((kept, commit)))  # type: ignore[func-returns-value, arg-type]
+
+    def make_base(kept: Sequence[str], commit: str) -> BaseSide:
+        asked.append((kept, commit))
+        raise AgainstError("--ddp-against", "not here")
+
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        follower = NodeWorker(Lines(ours), lambda *_: pytest.fail("of another side"), base)
+        follower = NodeWorker(Lines(ours), lambda *_: pytest.fail("of another side"), make_base)
         follower._obey({"op": "start-base", "kept": ["tests"], "commit": "1a2b"})
-    base.close()
+        follower._thread.shutdown()
     assert asked == [(["tests"], "1a2b")]
 
 
