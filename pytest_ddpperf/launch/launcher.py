@@ -232,11 +232,9 @@ class Launcher:
         """`function(ctx, *args)` on every rank of a fresh group: the results by rank."""
         return unpickle(self.call_for_bytes(plan, payload.dumps("call", function, args), observer))
 
-    def call_for_bytes(
-        self, plan: Plan, task: bytes, observer: Observer, others: Nodes | None = None
-    ) -> tuple[bytes, ...]:
-        """Run a `call` and return the pickled results; `others` may start all ranks."""
-        return self._launch(replace(plan, warmup=0, steps=0), task, observer, others).results
+    def call_for_bytes(self, plan: Plan, task: bytes, observer: Observer) -> tuple[bytes, ...]:
+        """Run a `call` and return the pickled results."""
+        return self._launch(replace(plan, warmup=0, steps=0), task, observer).results
 
     def _interconnect(self, plan: Plan) -> str | None:
         if plan.device != "cuda":

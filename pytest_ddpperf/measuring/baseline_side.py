@@ -37,7 +37,6 @@ class Stored:
     def __init__(self, store: Store, test: TestId, *, to_extend: bool = False) -> None:
         self._store, self._test, self._to_extend = store, test, to_extend
         self.path = ""
-        self._begins = False  # there is none to which a session could be added
         self.baseline: Baseline | None = None
 
     def take(self, current: CurrentSide, count: int, *, planned: int) -> None:
@@ -54,7 +53,7 @@ class Stored:
             self.baseline = self._store.read(environment, self._test)
         elif not_gated == "saving" and self._to_extend:
             # Before launches are spent on what could not be added.
-            self._begins = self._store.read_alike(environment, self._test) is None
+            self._store.read_alike(environment, self._test)
 
     def measurements(self, start: int = 0, stop: int | None = None) -> tuple[Measurement, ...]:
         """Return the sessions of the baseline, whichever launches are compared."""
@@ -76,8 +75,6 @@ class Stored:
                 f"only the first {shortest} of {steps} steps of each launch were compared, because the baseline has no "
                 "more: --ddp-save-baseline records longer windows",
             )
-        if self._begins:
-            notes += ("there was no baseline to extend: this is its first session",)
         return notes
 
     def _steps(self, current: Launches) -> int:

@@ -28,8 +28,6 @@ FIXTURES = BENCHMARKS | {"ddp_run"}
 _CHOOSE_BASELINE = frozenset(
     {"world_sizes", "trainers", "parameter_servers", "backend", "device", "warmup", "timing", "baseline_dir"}
 )
-_INI_FILES = ("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg")
-_MARKS_ROOTDIR = (*_INI_FILES, "setup.py")
 _INSTALLED = frozenset({"site-packages", "dist-packages"})  # folders, wherever an environment is
 
 
@@ -76,22 +74,13 @@ def accept_command(item: pytest.Item, settings: Settings) -> str:
     for row in ROWS:
         if row.field in _CHOOSE_BASELINE and settings.sources[row.field] == "command line":
             words += [row.option, config.getoption(row.key)]
-    words += _same_rootdir(config, item.path)
+    if config.option.inifilename or config.option.rootdir:
+        start = config.invocation_params.dir
+        ini = os.path.relpath(config.inipath, start) if config.inipath else os.devnull  # an empty one
+        words += ["-c", ini, "--rootdir", os.path.relpath(config.rootpath, start)]
     if hasattr(config, "workerinput"):  # xdist's workers may not record
         words += ["-n", "0"]
     return shlex.join([*words, "--ddp-save-baseline"])
-
-
-def _same_rootdir(config: pytest.Config, test: Path) -> list[str]:
-    """Return the options for this run's rootdir and ini file if pytest may find others for the test alone."""
-    root, start = config.rootpath, config.invocation_params.dir
-    between = [folder for folder in test.parents if folder != root and folder.is_relative_to(root)]
-    other = any((folder / name).exists() for folder in between for name in _MARKS_ROOTDIR)
-    given = config.option.inifilename or config.option.rootdir
-    if test.is_relative_to(root) and not other and not given:
-        return []
-    ini = os.path.relpath(config.inipath, start) if config.inipath else os.devnull  # an empty one
-    return ["-c", ini, "--rootdir", os.path.relpath(root, start)]
 
 
 def nodeid_of(item: pytest.Item) -> str:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 from pytest_ddpperf.git import commit_named
@@ -23,7 +21,6 @@ from pytest_ddpperf.remote.nodes import OtherNodes, host_order
 from pytest_ddpperf.remote.process import START_SECONDS
 from pytest_ddpperf.remote.version import BaseSide, Ready
 from pytest_ddpperf.remote.worktree import Sources
-from pytest_ddpperf.wire.channels import Message
 from pytest_ddpperf.wire.source_trees import Trees
 
 
@@ -97,37 +94,14 @@ class BaseOfNodes(BaseSide):
             raise
 
     def _begin_on_all(self, nodeid: str, label: str, nodes: int) -> Ready:
-        while not (reported := self._side.begin(nodeid, None, nodes)[0]).get("gate"):
-            self._carry_along(reported, nodes)
+        reported = self._side.begin(nodeid, None, nodes)[0]
+        if not reported.get("gate"):
+            first = f"the test asks for {in_words(reported)} first"
+            raise BaseSideError(f"{first}, which is not supported over several nodes")
         if reported["label"] != label:
             raise BaseSideError(f"there the test measured {reported['label']!r} where it measures {label!r} here")
         self._plan = codec.decode(Plan, reported["plan"])
         return Ready(plan=self._plan, batch_size=reported["batch_size"], facts=reported["facts"])
-
-    def _carry_along(self, reported: Message, nodes: int) -> None:
-        """Run what the test asks for there and what is not compared; raises BaseSideError."""
-        plan = codec.decode(Plan, reported["plan"])
-        if plan.rpc or plan.nodes != nodes:
-            raise BaseSideError(f"there the test asks for {in_words(reported)} first, which is not supported there")
-        came: Message
-        try:
-            if "launches" in reported:
-                came = {"samples": self._ungated(plan, reported["launches"])}
-            else:
-                came = {"results": [base64.b64encode(result).decode() for result in self._called(plan)]}
-        except DdpPerfError as error:  # as the test may expect there
-            came = {"error": text_with_output(error)}
-        self._side.tell({"op": "done", **came}, nodes)
-
-    def _called(self, plan: Plan) -> tuple[bytes, ...]:
-        return self._launcher().call_for_bytes(plan, b"", Observer(), self._side)
-
-    def _ungated(self, plan: Plan, launches: int) -> list[Message]:
-        taken: list[LaunchSamples] = []
-        for _ in range(launches):
-            taken.append(replace(self._launch(plan, Observer()), output=()))
-            plan = plan.exactly(len(taken[0].step_seconds))
-        return [codec.encode(launch) for launch in taken]
 
     def measure(self, observer: Observer, steps: int | None) -> LaunchSamples:
         if self._plan is None:

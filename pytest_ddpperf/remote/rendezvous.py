@@ -61,28 +61,7 @@ def role(environ: Mapping[str, str]) -> Role | None:
         raise NodesError(f"torchrun's variables are incomplete: {type(error).__name__}: {error}") from None
     if environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0":
         raise NodesError("torchrun --max-restarts is not supported: use 0")
-    if changing := _elastic(environ):
-        raise NodesError(f"torchrun --nnodes {changing}: the number of nodes must be fixed: --nnodes {found.nodes}")
     return found
-
-
-def _elastic(environ: Mapping[str, str]) -> str:
-    """The range of nodes that torchrun was asked for, if this can be seen and is one; else ""."""
-    least, colon, most = (_asked_of_torchrun() or environ.get("PET_NNODES", "")).partition(":")
-    return f"{least}:{most}" if colon and least != most else ""
-
-
-def _asked_of_torchrun() -> str:
-    """The number of nodes on its command line; "" if none is seen there."""
-    try:
-        words = Path(f"/proc/{os.getppid()}/cmdline").read_text().split("\0")
-    except (OSError, UnicodeDecodeError):
-        return ""
-    for word, following in zip(words, [*words[1:], ""], strict=True):
-        name, equals, value = word.partition("=")
-        if len(name) >= len("--nn") and "--nnodes".startswith(name):  # argparse takes what begins no other option
-            return value if equals else following
-    return ""
 
 
 _GET_ADDRESS = 0x8915  # SIOCGIFADDR, Linux

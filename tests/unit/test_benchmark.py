@@ -60,15 +60,6 @@ def test_a_disabled_measurement_has_no_advice_on_measuring(tmp_path: Path, disab
     assert any("raise --ddp-warmup" in note for note in notes) is not disable
 
 
-def test_extending_says_that_there_was_nothing_to_extend(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    began = measure(LAUNCH, store, extend_baseline=True)
-    assert notes_of(began) == ("there was no baseline to extend: this is its first session",)
-    assert notes_of(measure(LAUNCH, store, save_baseline=True)) == ()
-    store.extend(began.candidate)
-    assert notes_of(measure(LAUNCH, store, extend_baseline=True)) == ()
-
-
 def lasting(step_seconds: float) -> Callable[[Plan], LaunchSamples]:
     """Launches whose windows have as many steps as the plan says, of that length."""
 

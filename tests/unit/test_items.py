@@ -64,8 +64,6 @@ def test_the_command_that_accepts_has_the_options_that_choose_the_baseline(
     [
         (["pytest.ini"], ["a", "b"], ""),
         ([], ["a", "b"], ""),
-        (["a/setup.py"], ["a", "b"], " -c /dev/null --rootdir ."),
-        (["a/pytest.ini", "pytest.ini"], ["a", "b"], " -c pytest.ini --rootdir ."),
         (["my.ini"], ["a", "-c", "my.ini"], " -c my.ini --rootdir ."),
     ],
 )

@@ -32,7 +32,6 @@ from pytest_ddpperf.remote import handshake as door
 from pytest_ddpperf.remote import node as line
 from pytest_ddpperf.remote import node_launch as parts_module
 from pytest_ddpperf.remote import rendezvous as interface
-from pytest_ddpperf.remote import rendezvous as role_module
 from pytest_ddpperf.remote.arguments import remote_arguments
 from pytest_ddpperf.remote.node import Node
 from pytest_ddpperf.remote.node_launch import Member, Parts, Side
@@ -60,11 +59,6 @@ TORCHRUN = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _no_torchrun_around(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(role_module, "_asked_of_torchrun", str)
-
-
 def test_a_role_is_torchruns() -> None:
     found = role(TORCHRUN)
     assert found == Role(node=1, nodes=2, local_rank=0, address="head", port=29500, hosted=True, run="7")
@@ -88,35 +82,6 @@ def test_restarts_are_refused() -> None:
 def test_variables_that_are_not_whole_are_told(wrong: dict[str, str]) -> None:
     with pytest.raises(NodesError, match="torchrun's variables"):
         role({**TORCHRUN, **wrong})
-
-
-@pytest.mark.parametrize(
-    ("words", "variable", "changing"),
-    [
-        (["torchrun", "--nnodes", "1:4", "x.py"], "", "1:4"),
-        (["torchrun", "--nnodes=2:3"], "", "2:3"),
-        (["torchrun", "--nnode=2:3"], "", "2:3"),
-        (["torchrun", "--nn", "2:3"], "", "2:3"),
-        (["torchrun", "--n", "2:3"], "", ""),  # torchrun refuses it: it may be --no-python
-        (["torchrun", "--nnodes", "2:2"], "", ""),
-        (["torchrun", "--nnodes=2"], "", ""),
-        (["torchrun", "-m", "pytest"], "1:4", "1:4"),
-        (["torchrun", "-m", "pytest"], "2", ""),
-        (["torchrun", "--nnodes=2"], "1:4", ""),
-        (["python", "-m", "pytest"], "", ""),
-    ],
-)
-def test_a_range_of_nodes_is_refused(
-    words: list[str], variable: str, changing: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.undo()
-    monkeypatch.setattr(Path, "read_text", lambda self: "\0".join(words) + "\0")
-    environ = {**TORCHRUN, "PET_NNODES": variable}
-    if changing:
-        with pytest.raises(NodesError, match=f"torchrun --nnodes {changing}: the number of nodes must be fixed"):
-            role(environ)
-    else:
-        assert role(environ) is not None
 
 
 # --- parts of a plan
@@ -406,9 +371,6 @@ class OfNodes(BaseOfNodes):
     def _launch(self, plan: Plan, observer: Observer) -> LaunchSamples:
         self.launched.append(plan.steps)
         return replace(LAUNCH, step_seconds=(0.1,) * 4)
-
-    def _called(self, plan: Plan) -> tuple[bytes, ...]:
-        return b"one", b"two"
 
 
 def side_of(members: Sequence[Member]) -> Side:
