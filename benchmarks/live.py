@@ -40,7 +40,6 @@ from neighbour import neighbour
 
 from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.launch import Launcher, Observer
-from pytest_ddpperf.measuring.baseline_side import PausedSide
 from pytest_ddpperf.measuring.launches import Job, Launches
 from pytest_ddpperf.measuring.measurement import Measured, carry_out
 from pytest_ddpperf.measuring.stopping_rule import follow, schedule
@@ -259,7 +258,7 @@ class Other:
     def measure(self, observer: Any, steps: int | None) -> LaunchSamples:
         return self._launcher.measure(self._plan if steps is None else self._plan.exactly(steps), self._setup, observer)
 
-    def pause(self, observer: Any, steps: int | None) -> AbstractContextManager[PausedSide]:
+    def pause(self, observer: Any, steps: int | None) -> AbstractContextManager[Any]:
         return self._launcher.pause(self._plan if steps is None else self._plan.exactly(steps), self._setup, observer)
 
     def done(self) -> None:

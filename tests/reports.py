@@ -157,7 +157,6 @@ def in_turns(name: str, now: Drawn, base: Drawn, *, stretches: bool = True, **kw
     verdict = judge(measured, [other], LIMITS, interleaved=True, stretches=lengths)
     side = BaselineSide(
         version=_VERSION,
-        seed=now.seed,
         order="".join("".join(source.sample("bn", 2)) for _ in range(now.launches)),
         stretches=lengths,
         measurement=other,

@@ -144,8 +144,7 @@ class Diagnosis:
     def error_of_end(self, rank: Peer, status: int, when: float) -> RankError:
         """Return the error of a rank that ended too early."""
         summary = describe_exit(status, delivered=rank.result is not None)
-        error = self._error(rank, when, summary, self.place(rank), self._stacks(rank))
-        return replace(error, needs_room=error.needs_room or status == -signal.SIGKILL)
+        return self._error(rank, when, summary, self.place(rank), self._stacks(rank))
 
     def failures(self, ranks: Sequence[Peer]) -> list[RankError]:
         """Return the errors, and entries for the ranks without one."""
@@ -164,7 +163,6 @@ class Diagnosis:
             summary=summary,
             traceback=without_our_frames(stacks),
             waits=waits_for_others(phase, stacks),
-            needs_room=self._board.phase(rank.number) <= Phase.SETUP,
         )
 
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Generator
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from pytest_ddpperf.baseline import Store, environment
 from pytest_ddpperf.measuring.launches import CurrentSide, Job, Launches, measurement
@@ -21,7 +21,10 @@ from pytest_ddpperf.verdict.times import in_percentiles
 
 if TYPE_CHECKING:
     from pytest_ddpperf.launch import Observer
-    from pytest_ddpperf.remote.version import BaseSide, Ready
+    from pytest_ddpperf.launch.stretches import PausedLaunch
+    from pytest_ddpperf.remote.version import BaseSide, Ready, RemotePausedLaunch
+
+    PausedSide = PausedLaunch | RemotePausedLaunch
 
 # Two measurements of one step hardly ever have the same number of steps; with twice as many, more is lost than that.
 _MUCH_LONGER = 2
@@ -99,24 +102,6 @@ _STRETCH_STEPS = 3
 _STRETCHES = 8
 
 
-class PausedSide(Protocol):
-    """A paused launch of either side, which has warmed up."""
-
-    @property
-    def steps(self) -> int:
-        """The steps of its window."""
-
-    @property
-    def step_seconds(self) -> float:
-        """The approximate time of a step; 0 if that is unknown."""
-
-    def stretch(self, steps: int) -> None:
-        """Run so many steps, of which the first is not counted."""
-
-    def deliver(self) -> LaunchSamples:
-        """End the launch, and return its samples."""
-
-
 def interleave(sides: tuple[PausedSide, PausedSide], source: random.Random) -> None:
     """Run the windows of both sides, which have the same number of steps, to their ends."""
     for side in source.sample(sides, 2):
@@ -166,8 +151,7 @@ class Interleaved:
     def __init__(self, base: BaseSide, job: Job, observer: Observer) -> None:
         self._base, self._job, self._observer = base, job, observer
         self.version = base.version
-        self._seed = random.SystemRandom().randrange(2**32)
-        self._random = random.Random(self._seed)
+        self._random = random.Random()
         self._order = ""
         self._ready: Ready | None = None  # what the test asks for there, once it runs
         self._launches = Launches(job.plan, self._measure)
@@ -222,7 +206,8 @@ class Interleaved:
         Raises the errors of a launch. If the sides may not fit side by side, the error says how to measure them one by
         one.
         """
-        steps, sides = current.steps, dict[str, PausedSide]()
+        steps = current.steps
+        sides: dict[str, PausedSide] = {}
         with ExitStack() as alive:
             alive.enter_context(current.alone())
             try:
@@ -233,12 +218,12 @@ class Interleaved:
                 interleave((sides["n"], sides["b"]), self._random)
                 launched = sides["n"].deliver(), sides["b"].deliver()
             except LaunchError as error:
-                if sides and error.needs_room:
+                if len(sides) == 1:  # it did not start next to the other one
                     error.hint = f"it was interleaved with {self.version}: {_ONE_BY_ONE}"
                 raise
             except BaseSideError as error:
-                crowded = sides and error.needs_room
-                self.error = str(error) + f"\nit was interleaved with the current code: {_ONE_BY_ONE}" * bool(crowded)
+                hint = f"\nit was interleaved with the current code: {_ONE_BY_ONE}"
+                self.error = str(error) + hint * (len(sides) == 1)
                 return
         for launches, samples in zip((current, self._launches), launched, strict=True):
             launches.add(samples)
@@ -281,13 +266,8 @@ class Interleaved:
             self._base.done()
 
     def notes(self, verdict: Verdict, current: Launches) -> tuple[str, ...]:
-        """Return the notes on the baseline side's launches, and why no stretches were, if asked."""
-        notes = tuple(f"{self.version}: {note}" for note in self._launches.notes())
-        plan, settings = self._job.plan, self._job.settings
-        if settings.turns == "stretches" and not settings.in_stretches(plan) and not self.error:
-            why = "a launch over several nodes" if plan.nodes > 1 else "an RPC launch"
-            notes += (f"launches were measured one after the other: {why} cannot be interleaved step by step",)
-        return notes
+        """Return the notes on the baseline side's launches."""
+        return tuple(f"{self.version}: {note}" for note in self._launches.notes())
 
     def sessions(self, current: Launches) -> tuple[StoredSession, ...]:
         """Return nothing: no stored baseline was read."""
@@ -299,7 +279,6 @@ class Interleaved:
         files = [side[0].files if side else {} for side in (current.taken, self._launches.taken)]
         return BaselineSide(
             version=self.version,
-            seed=self._seed,
             order=self._order,
             stretches=stretches if any(len(pair) > 1 for pair in stretches) else (),
             measurement=next(iter(self.measurements()), None),

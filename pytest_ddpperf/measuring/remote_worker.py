@@ -23,7 +23,7 @@ from pytest_ddpperf.measuring.baseline_side import Stored
 from pytest_ddpperf.measuring.launches import CurrentSide, Job, Launches
 from pytest_ddpperf.measuring.measurement import Measured
 from pytest_ddpperf.records import codec
-from pytest_ddpperf.records.errors import BaseSideError, DdpPerfError, LaunchError
+from pytest_ddpperf.records.errors import BaseSideError, DdpPerfError
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import LaunchSamples, Scalar, Status, Verdict
 from pytest_ddpperf.wire import payload
@@ -111,8 +111,7 @@ class LeaderConnection:
                 elif not self._pause(launches):
                     continue
             except DdpPerfError as error:
-                needs_room = isinstance(error, LaunchError) and error.needs_room
-                self.say("failed", text=text_with_output(error), needs_room=needs_room)
+                self.say("failed", text=text_with_output(error))
                 if order["op"] == "pause":  # who leads may want to see it alone
                     continue
                 self.over = True

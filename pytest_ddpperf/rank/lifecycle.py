@@ -258,7 +258,6 @@ def _report(error: BaseException, rank: Rank) -> None:
         # An error of ours says in its text what is wrong; its frames are ours too.
         "traceback": "" if isinstance(error, DdpPerfError) else "".join(traceback.format_exception(error)),
         "lost_connection": is_lost_connection(error),
-        "needs_room": rank.board.phase(rank.number) <= Phase.SETUP or is_out_of_memory(error),
     }
     send_frame(rank.channel, Kind.ERROR, json.dumps(fields).encode())
 
@@ -282,11 +281,6 @@ def _words(error: BaseException) -> str:
 def is_lost_connection(error: BaseException) -> bool:
     """Judge whether the error says that another rank went away: then it is hardly the first cause."""
     return isinstance(error, RuntimeError | ConnectionError) and _LOST.search(_words(error)) is not None
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Judge whether the error says that there is no memory left, on the host or on a device."""
-    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"  # torch's
 
 
 def _drop_our_frames(error: BaseException, seen: set[int]) -> None:

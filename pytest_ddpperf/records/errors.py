@@ -98,14 +98,7 @@ class NodesError(DdpPerfError):
 
 
 class BaseSideError(DdpPerfError):
-    """What the version to compare with could not do, in its own words; `needs_room` as in `RankError`."""
-
-    def __init__(self, problem: str, needs_room: bool = False) -> None:
-        super().__init__(problem, needs_room)
-        self.problem, self.needs_room = problem, needs_room
-
-    def __str__(self) -> str:
-        return self.problem
+    """What the version to compare with could not do, in its own words."""
 
 
 class LaunchError(DdpPerfError):
@@ -114,7 +107,6 @@ class LaunchError(DdpPerfError):
     def __init__(self, cause: RankError, others: tuple[RankError, ...], output: tuple[RankOutput, ...]) -> None:
         super().__init__(cause, others, output)
         self.cause, self.others, self.output = cause, others, output
-        self.needs_room = cause.needs_room
         self.hint = ""  # of what else may have had a part in it
 
     def __str__(self) -> str:

@@ -42,7 +42,6 @@ class BaselineSide:
     """The other side of a measurement whose launches took turns with it."""
 
     version: Version
-    seed: int  # of the order
     order: str  # of the launches: "b" for the version's, "n" for now's
     stretches: tuple[tuple[int, ...], ...] = ()  # of each pair, in which both sides took turns; empty where by launches
     measurement: Measurement | None = None  # None: there is none, for the reason in `error`

@@ -246,7 +246,6 @@ class RankError:
     traceback: str = ""  # the rank's own
     lost_connection: bool = False  # a consequence of another rank's end, most likely
     waits: bool = False  # of one that hung: for another, most likely
-    needs_room: bool = False  # in its set-up or for want of memory, so that another live launch may be the cause
     name: str = ""  # as `Plan.name`; "" is "rank N"
 
     @property

@@ -260,7 +260,7 @@ class Tests:
             self._line.send(order)
             message = self.hear(observer, "the test ended there during a launch")
         if message["event"] == "failed":
-            raise BaseSideError(message["text"], message.get("needs_room", False))
+            raise BaseSideError(message["text"])
         return message
 
     @property

@@ -287,11 +287,6 @@ class BaseSide:
         """Whether its process has ended."""
         return bool(self.remote_pytest.dead)
 
-    @property
-    def gone(self) -> bool:
-        """Whether it is in no test any more, of which something could be asked."""
-        return self.tests.gone
-
     def done(self) -> None:
         """The measurement is over."""
         self.tests.done()

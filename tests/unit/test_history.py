@@ -109,7 +109,7 @@ def measured(**kwargs: Any) -> Outcome:
     return outcome(verdict(Status.PASS), measurement=now, **{"plan": plan, **kwargs})
 
 
-BESIDE = BaselineSide(version=Version(ref="main", commit="a", now="b"), seed=1, order="bn")
+BESIDE = BaselineSide(version=Version(ref="main", commit="a", now="b"), order="bn")
 
 
 @pytest.mark.parametrize(
