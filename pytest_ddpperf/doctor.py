@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import platform
 import re
-import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from pathlib import Path
 
 from pytest_ddpperf.launch.placement import kernel_list, quota_cores
 from pytest_ddpperf.report import text
-from pytest_ddpperf.wire.boot import kernel_numbers
+from pytest_ddpperf.wire.boot import kernel_numbers, number_in, output_of
 
 _CPU = Path("sys/devices/system/cpu")
 _SAMPLE_SECONDS = 1.0  # long enough for the load of a core to be known to a few percent
@@ -183,7 +182,7 @@ def _gpus() -> Iterator[Check]:
         clocks = f"{row['clocks.sm']} of {row['clocks.max.sm']} MHz"
         fact = f"{row['name']}, {row['enforced.power.limit']} W, {clocks}{mig}"
         yield Check(f"GPU {row['index']}", fact)
-    if busy := [row for row in rows if (_number(row["utilization.gpu"]) or 0.0) >= _BUSY_PERCENT]:
+    if busy := [row for row in rows if (number_in(row["utilization.gpu"]) or 0.0) >= _BUSY_PERCENT]:
         yield Check(
             "GPU load",
             f"{_names(busy)} in use by other processes",
@@ -203,14 +202,14 @@ def _gpus() -> Iterator[Check]:
             "nvidia-smi -pm 1, or nvidia-persistenced",
         )
     if len(rows) > 1:
-        topology = _output("nvidia-smi", "topo", "-m").splitlines()
+        topology = output_of("nvidia-smi", "topo", "-m").splitlines()
         yield from (Check("topology", line.strip()) for line in topology if line)
 
 
 def _query() -> list[dict[str, str]]:
     for mask in (*_REASON_MASKS, ""):
         names = (*_FIELDS, mask) if mask else _FIELDS
-        said = _output("nvidia-smi", f"--query-gpu={','.join(names)}", "--format=csv,noheader,nounits")
+        said = output_of("nvidia-smi", f"--query-gpu={','.join(names)}", "--format=csv,noheader,nounits")
         # For a GPU that fell off the bus nvidia-smi prints a sentence instead of a row.
         rows = ([cell.strip() for cell in line.split(",")] for line in said.splitlines())
         found = [dict(zip((*_FIELDS, "mask"), [*row, ""], strict=False)) for row in rows if len(row) >= len(_FIELDS)]
@@ -219,24 +218,9 @@ def _query() -> list[dict[str, str]]:
     return []
 
 
-def _output(*command: str) -> str:
-    """Return what a tool prints; "" if it is missing or does not answer."""
-    try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return ""
-
-
 def _reasons(mask: str) -> list[str]:
     bits = int(mask, 16) if re.fullmatch("0x[0-9a-fA-F]+", mask) else 0
     return [words for bit, words in _REASONS.items() if bits & bit]
-
-
-def _number(cell: str) -> float | None:
-    try:
-        return float(cell)
-    except ValueError:  # "[N/A]" and the like
-        return None
 
 
 def _names(rows: Sequence[dict[str, str]]) -> str:

@@ -143,7 +143,7 @@ def parse(path: Path, data: bytes) -> Baseline:
         problem = f"has schema {schema}; this version of pytest-ddpperf reads schema {SCHEMA}"
         raise BaselineError(path, problem, "upgrade pytest-ddpperf, or " + AGAIN)
     try:
-        baseline = decode(Baseline, content, exact=True)
+        baseline = decode(Baseline, content)
     except CodecError as error:
         raise BaselineError(path, str(error), AGAIN) from error
     if problem := _problem(baseline):

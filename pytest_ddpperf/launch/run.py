@@ -75,9 +75,7 @@ def wake(ranks: Sequence[Peer], number: int = 0) -> None:
     """Send the word that these ranks wait for."""
     for rank in ranks:
         rank.resting = None
-        with suppress(
-            OSError
-        ):  # it is gone already: after its delivery that is fine, at rest the rank server reports it
+        with suppress(OSError):  # it is gone: after its delivery that is fine, at rest the rank server reports it
             send_word(rank.channel, number)
 
 

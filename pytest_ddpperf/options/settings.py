@@ -236,9 +236,7 @@ def _check_limits(settings: Settings) -> None:
             raise OptionError(place, str(limit), f"CPU time is measured on cpu only, not on {settings.device}")
         if limit.default or limit.is_counter:
             continue
-        from pytest_ddpperf.verdict.times import (
-            unsupported,  # with the records, which a run without limits need not pay
-        )
+        from pytest_ddpperf.verdict.times import unsupported  # rarely needed, and every run would pay for it
 
         needs = unsupported(limit, steps=settings.steps, launches=settings.launches)
         if needs:
@@ -264,7 +262,6 @@ def make_plan(
     nodes: int = 1,
     parameter_servers: int = 0,
     master: bool = False,
-    warning_filters: tuple[str, ...] = (),
 ) -> Plan:
     """Return the plan of a test's launches; backend and device are names that torch knows, no longer "auto"."""
     timing = settings.timing
@@ -285,5 +282,4 @@ def make_plan(
         preload=settings.preload,
         parameter_servers=parameter_servers,
         master=master,
-        warning_filters=warning_filters,
     )

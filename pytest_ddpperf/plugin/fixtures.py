@@ -17,7 +17,7 @@ from pytest_ddpperf.measuring.machine import Place, Unavailable
 from pytest_ddpperf.measuring.measurement import CollectiveResult, Measured, Result
 from pytest_ddpperf.options.definitions import MARKER
 from pytest_ddpperf.options.settings import Settings, make_plan
-from pytest_ddpperf.plugin.items import accept_command, module_of, name_of, nodeid_of, warning_filters, with_place
+from pytest_ddpperf.plugin.items import accept_command, module_of, name_of, nodeid_of, with_place
 from pytest_ddpperf.plugin.running import state_of
 from pytest_ddpperf.plugin.state import RUN, Run, own_options, own_settings
 from pytest_ddpperf.plugin.watch import Watcher
@@ -98,7 +98,6 @@ class DistributedFixture:
             nodes=place.nodes,
             backend=place.backend,
             device=place.device,
-            warning_filters=warning_filters(self._item),
             **roles,
         )
 

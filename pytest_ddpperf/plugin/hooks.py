@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -111,11 +111,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         sizes = state.settings_of(metafunc.definition).world_sizes
         if len(sizes) > 1:
             metafunc.parametrize(WORLD_SIZE, sizes, ids=[f"ws{size}" for size in sizes])
-
-
-def pytest_deselected(items: Sequence[pytest.Item]) -> None:
-    for item in items:
-        item.config.stash[RUN].deselected.add(item.nodeid)
 
 
 @pytest.hookimpl(tryfirst=True)

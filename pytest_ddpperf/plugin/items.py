@@ -1,4 +1,4 @@
-"""Read from a pytest item what the plugin needs: fixtures, world sizes, names, modules and warning filters."""
+"""Read from a pytest item what the plugin needs: fixtures, world sizes, names and modules."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ import os
 import shlex
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 import pytest
-from _pytest.config import parse_warning_filter
 
 from pytest_ddpperf.options.definitions import ROWS
 
@@ -133,19 +131,3 @@ def conftests(config: pytest.Config) -> list[ModuleType]:
         for plugin in config.pluginmanager.get_plugins()
         if isinstance(plugin, ModuleType) and os.path.basename(getattr(plugin, "__file__", None) or "") == "conftest.py"
     ]
-
-
-def warning_filters(item: pytest.Item) -> tuple[str, ...]:
-    """Return the filters of ini file, command line and marks in the form of `Plan`. pytest applied them to the test."""
-    config = item.config
-    if not config.pluginmanager.hasplugin("warnings"):
-        return ()
-    asked = [(text, False) for text in config.getini("filterwarnings")]
-    asked += [(text, True) for text in config.getoption("pythonwarnings") or ()]
-    asked += [(text, False) for mark in item.iter_markers("filterwarnings") for text in mark.args]
-    filters = []
-    for text, escape in asked:
-        with suppress(ImportError):  # of the category, which pytest has reported
-            action, message, category, module, line = parse_warning_filter(text, escape=escape)
-            filters.append(f"{action}:{message}:{category.__module__}.{category.__qualname__}:{module}:{line}")
-    return tuple(filters)

@@ -105,7 +105,6 @@ class Run:
         self.leader = config.stash.get(LEADER, None)  # the pytest that asked for this one, if any
         self.worker = self.leader is not None or hasattr(config, "workerinput")  # another process reports
         self.items: list[pytest.Item] = []  # distributed tests
-        self.deselected: set[str] = set()  # node ids
         self.failed: set[str] = set()  # node ids of tests, and of what could not be collected
         self.begun: set[str] = set()  # node ids of distributed tests that have begun
         self.snapshot = snapshot_of(config)
@@ -182,8 +181,6 @@ class Run:
             from pytest_ddpperf.remote.worktree import Sources
 
             self._base.collect(Sources.here(self._base.trees))
-            only_there = self._base.only_there({*self.deselected, *(item.nodeid for item in self.items)})
-            self.report.messages += [f"only {self._base.version} has {nodeid}" for nodeid in only_there]
         if self.other_nodes is not None:
             from pytest_ddpperf.plugin import remote
 

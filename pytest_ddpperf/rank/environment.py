@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import re
-import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from pytest_ddpperf.records.samples import Scalar
+from pytest_ddpperf.wire.boot import number_in, output_of
 
 
 def versions() -> dict[str, Scalar]:
@@ -77,7 +77,7 @@ _SMI_FIELDS = {
 
 def _nvidia_smi(device: str) -> dict[str, Scalar]:
     query = f"--query-gpu={','.join(_SMI_FIELDS.values())}"
-    lines = _output("nvidia-smi", query, "--format=csv,noheader,nounits", *(["-i", device] if device else []))
+    lines = output_of("nvidia-smi", query, "--format=csv,noheader,nounits", *(["-i", device] if device else []))
     return parse_smi(lines)
 
 
@@ -86,14 +86,7 @@ def parse_smi(said: str) -> dict[str, Scalar]:
     "[N/A]" and its kin are unknown, so None."""
     rows = ([part.strip() for part in line.split(",")] for line in said.splitlines())
     row = next((row for row in rows if len(row) == len(_SMI_FIELDS)), [])
-    return {name: text if name == "driver" else _number(text) for name, text in zip(_SMI_FIELDS, row, strict=False)}
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
+    return {name: text if name == "driver" else number_in(text) for name, text in zip(_SMI_FIELDS, row, strict=False)}
 
 
 _CPUINFO = Path("/proc/cpuinfo")
@@ -121,7 +114,7 @@ def probe() -> dict[str, Scalar]:
 
 def topology() -> str:
     """nvidia-smi's matrix of what links GPUs, without the escapes that underline its header, piped or not."""
-    return _ESCAPES.sub("", _output("nvidia-smi", "topo", "-m")).expandtabs()
+    return _ESCAPES.sub("", output_of("nvidia-smi", "topo", "-m")).expandtabs()
 
 
 def pci_address(index: int) -> str:
@@ -144,7 +137,7 @@ def _nccl_version() -> str | None:
 
 
 def _cpu_model() -> str:
-    if sys.platform == "darwin" and (brand := _output("sysctl", "-n", "machdep.cpu.brand_string").strip()):
+    if sys.platform == "darwin" and (brand := output_of("sysctl", "-n", "machdep.cpu.brand_string").strip()):
         return brand
     fields: dict[str, str] = {}
     with suppress(OSError):
@@ -155,11 +148,3 @@ def _cpu_model() -> str:
     arm = [fields[name] for name in ("CPU implementer", "CPU variant", "CPU part") if name in fields]
     known = " ".join([platform.machine(), *arm]) if arm else platform.processor() or platform.machine()
     return fields.get("model name") or known
-
-
-def _output(*command: str) -> str:
-    """Return what a tool prints; "" if it is missing or does not answer."""
-    try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return ""

@@ -11,16 +11,14 @@ import faulthandler
 import json
 import multiprocessing
 import os
-import pkgutil
 import re
 import signal
 import socket
 import sys
 import time
 import traceback
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -165,7 +163,6 @@ def _work(rank: Rank, folder: Path, request: Message) -> None:
     )
     ctx: Context = (_rpc() if rank.plan.rpc else group).start(rank.plan, place)
     rank.enter(Phase.SETUP)
-    _apply_warning_filters(rank.plan.warning_filters)
     clean_up = _TASKS[task](rank, ctx, function, *args)
     rank.enter(Phase.CLEANUP)
     if clean_up is not None:
@@ -215,8 +212,7 @@ def _timed(rank: Rank, ctx: Context, prepared: sampling.Prepared, meter: counter
         prepared.step, rank.plan, ctx, rank.board, meter, rank.stretches, in_stretches=rank.in_stretches
     )
     if ctx.rank == 0:
-        with _without_warnings():
-            facts = environment.versions() | environment.state() | environment.device(ctx.device.type)
+        facts = environment.versions() | environment.state() | environment.device(ctx.device.type)
         window = replace(window, facts=facts)
     if rank.plan.collective is not None:  # its closing check is part of the result
         rank.enter(Phase.CLEANUP)
@@ -229,9 +225,7 @@ def _timed(rank: Rank, ctx: Context, prepared: sampling.Prepared, meter: counter
 def _call(rank: Rank, ctx: Context, function: Any, *args: Any) -> None:
     rank.enter(Phase.STEPS)
     made = context.call_keeping_locals(function, ctx, *args)
-    with _without_warnings():
-        result = context.dump_result(made)
-    rank.deliver(result)
+    rank.deliver(context.dump_result(made))
 
 
 def _probe(rank: Rank, ctx: Context, function: None) -> None:
@@ -300,22 +294,3 @@ def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):  # closed by the user's code, or no space for the log
             stream.flush()
-
-
-def _apply_warning_filters(filters: Sequence[str]) -> None:
-    """Apply `Plan.warning_filters`, from here to the end of this process: what the user's code adds comes before."""
-    for text in filters:
-        action, message, category, module, line = text.split(":")
-        try:
-            kind = pkgutil.resolve_name(category)
-        except (ImportError, AttributeError) as error:
-            raise DdpPerfError(f"pytest's warning filter {text} does not work in a rank: {error}") from None
-        warnings.filterwarnings(action, message, kind, module, int(line))  # type: ignore[arg-type]
-
-
-@contextmanager
-def _without_warnings() -> Iterator[None]:
-    """Ignore warnings in code of ours: a filter that makes errors is meant for the user's."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield

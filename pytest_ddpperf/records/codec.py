@@ -50,33 +50,16 @@ def _plain(value: Any) -> Json:
     raise NotImplementedError(f"{type(value).__name__} has no form in JSON")
 
 
-def decode(cls: type[T], data: object, *, exact: bool = False) -> T:
+def decode(cls: type[T], data: object) -> T:
     """Return the record that `encode` made `data` from; raises CodecError with the place of what is wrong.
 
-    Unless it is to be `exact`, unknown keys are ignored, and those with a default may be missing: another version may
-    have written them.
+    Unknown keys are ignored, and those with a default may be missing: another version may have written them.
     """
     try:
-        record = msgspec.convert(data, cls)
+        return msgspec.convert(data, cls)
     except msgspec.ValidationError as error:
         problem, _, place = str(error).partition(" - at `$")
         raise CodecError(place.strip(".`"), problem[:1].lower() + problem[1:]) from None
-    if exact:
-        _compare_keys(data, encode(record), "")
-    return record
-
-
-def _compare_keys(data: Json, known: Json, path: str) -> None:
-    """Raise CodecError if an object in `data` has other keys than there."""
-    if isinstance(known, dict):
-        for problem, names in (("missing", known.keys() - data.keys()), ("unknown", data.keys() - known.keys())):
-            if names:
-                raise CodecError(path, f"{problem} key {', '.join(repr(name) for name in sorted(names))}")
-        for key in known:
-            _compare_keys(data[key], known[key], f"{path}.{key}".strip("."))
-    elif isinstance(known, (list, tuple)) and known and not isinstance(known[0], (int, float)):
-        for index, item in enumerate(known):
-            _compare_keys(data[index], item, f"{path}[{index}]")
 
 
 def loads(text: bytes) -> Json:

@@ -101,9 +101,8 @@ class Outcome:
     phases: tuple[Phases, ...] = ()  # one a launch
     recorded: Recorded = field(default_factory=dict)  # what steps recorded of themselves
     baseline_path: str = ""  # relative to rootdir where it is below it; "" where nothing stored was asked for
-    baseline_side: BaselineSide | None = (
-        None  # what it was compared with instead or, after the baseline, to settle a suspicion
-    )
+    # What it was compared with instead or, after the baseline, to confirm a suspicion.
+    baseline_side: BaselineSide | None = None
     stored_verdict: Verdict | None = None  # of the baseline alone, where `baseline_side` confirmed or refuted it
     saved: int = 0  # sessions that its baseline now holds; 0: nothing was written
     file: str = ""  # of the test, from the top of the git working tree, or from rootdir outside git

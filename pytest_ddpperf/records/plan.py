@@ -74,8 +74,6 @@ class Plan:
     parameter_servers: int = 0  # with some it is an RPC launch: trainers, then these, then the master
     master: bool = False
     collective: Collective | None = None  # is the step, instead of what a set-up makes
-    # "action:message:category:module:line", message and module as patterns; the last that fits holds
-    warning_filters: tuple[str, ...] = ()
 
     @property
     def rpc(self) -> bool:

@@ -15,16 +15,8 @@ _FLAGS = {
     *("--ddp-save-baseline", "--ddp-extend-baseline", "--ddp-disable"),
     *("-x", "--exitfirst", "--lf", "--last-failed", "--ff", "--failed-first", "--nf", "--new-first"),
     *("--sw", "--stepwise", "--sw-skip", "--stepwise-skip", "--sw-reset", "--stepwise-reset", "--cache-clear"),
-    *(
-        "--pdb",
-        "--trace",
-        "--no-cov",
-        "--no-cov-on-fail",
-        "--cov-append",
-        "--cov-branch",
-        "--self-contained-html",
-        "--json-report",
-    ),
+    *("--pdb", "--trace", "--no-cov", "--no-cov-on-fail", "--cov-append", "--cov-branch"),
+    *("--self-contained-html", "--json-report"),
     *("--benchmark-autosave", "--benchmark-save-data", "--collect-only", "--co", "--fail-on-flaky"),
 }
 _WITH_VALUE = {

@@ -233,14 +233,6 @@ class BaseSide:
         """Why it has no such test; "" if it has."""
         return self.tests.why_missing(nodeid)
 
-    def only_there(self, nodeids: Collection[str]) -> list[str]:
-        """Tests that only the other side has, of the files that were collected here; none where tests were named, for
-        there whole files are collected."""
-        if any("::" in test for test in self._invocation.tests):
-            return []
-        files = {nodeid.partition("::")[0] for nodeid in nodeids}
-        return sorted(test for test in self.tests.known.difference(nodeids) if test.partition("::")[0] in files)
-
     # --- one test
 
     def begin(self, nodeid: str, label: str, plan: Plan) -> Ready:

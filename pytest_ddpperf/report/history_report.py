@@ -17,8 +17,6 @@ from pytest_ddpperf.report.page import rendered
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Each figure takes a tenth of a second and 10 kB.
-_MAX_FIGURES = 200
 _COLOURS = {ChangeStatus.REGRESSED: figures.BAD, ChangeStatus.IMPROVED: figures.GOOD}
 
 
@@ -73,18 +71,13 @@ def history_html(analysis: HistoryAnalysis) -> str:
         by_series.setdefault(id(change.series), []).append(change)
     ranks = {key: rank for rank, key in enumerate(by_series)}
     ordered = sorted(analysis.series, key=lambda series: ranks.get(id(series), len(ranks)))
-    drawn = ordered[: _MAX_FIGURES // len(analysis.metrics)]
     with figures.style():
         cards = [
             _card(f"s{number}", series, by_series.get(id(series), []), analysis.metrics)
-            for number, series in enumerate(drawn, 1)
+            for number, series in enumerate(ordered, 1)
         ]
-    notes = []
-    if analysis.short == len(analysis.series):
-        notes.append(f"Nothing was judged: no series has {MIN_POINTS} runs.")
-    if len(drawn) < len(ordered):
-        notes.append(f"{len(ordered) - len(drawn):,} further series are not shown.")
-    return rendered("history.html", title=f"ddpperf history: {summary_line(analysis)}", notes=notes, cards=cards)
+    note = f"Nothing was judged: no series has {MIN_POINTS} runs." if analysis.short == len(analysis.series) else ""
+    return rendered("history.html", title=f"ddpperf history: {summary_line(analysis)}", note=note, cards=cards)
 
 
 def _card(anchor: str, series: Series, changes: Sequence[HistoryChange], metrics: Sequence[str]) -> dict[str, Any]:

@@ -55,10 +55,10 @@ class SweepTable:
         for q in PERCENTILES:
             seconds = result.percentile(q)
             text += f"  p{q:02d}:  {seconds:1.3f}s  {self._images / seconds:6.0f}/s"
-        alike = (
-            alone is not None and alone.backend == result.backend
-        )  # a single rank may have a device that many have not
-        return text + (f"  {alone.p50 / result.p50:9.0%}" if alone is not None and alike and row.ranks else "")
+        # A single rank may have a device that many have not.
+        if alone is None or alone.backend != result.backend or not row.ranks:
+            return text
+        return text + f"  {alone.p50 / result.p50:9.0%}"
 
 
 @pytest.mark.ddp(world_size=1)  # each parameter has its own

@@ -10,6 +10,7 @@ import ctypes
 import os
 import re
 import signal
+import subprocess
 import sys
 from collections.abc import Sequence
 
@@ -44,6 +45,22 @@ def kernel_numbers(written: str) -> tuple[int, ...]:
         if match := re.fullmatch(r"(\d+)(?:-(\d+))?", part.strip()):
             found += range(int(match[1]), int(match[2] or match[1]) + 1)
     return tuple(found)
+
+
+def output_of(*command: str) -> str:
+    """Return what a tool prints; "" if it is missing or does not answer."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def number_in(cell: str) -> float | None:
+    """Return the number that a tool printed; None for "[N/A]" and the like."""
+    try:
+        return float(cell)
+    except ValueError:
+        return None
 
 
 _PR_SET_PDEATHSIG = 1

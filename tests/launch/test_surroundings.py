@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import mmap
 import os
-import re
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-import warnings
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +20,7 @@ import torch.distributed.rpc
 
 from pytest_ddpperf.launch import Launcher, placement
 from pytest_ddpperf.rank import lifecycle
-from pytest_ddpperf.records.errors import DdpPerfError, LaunchError, ServerError
+from pytest_ddpperf.records.errors import DdpPerfError, ServerError
 from tests.launch.conftest import Bench, listeners
 
 
@@ -70,23 +67,6 @@ def test_ranks_are_pinned_and_seeded_alike(bench: Bench) -> None:
         assert not set(first) & set(second)
 
 
-def warned(bench: Bench, *filters: str) -> list[str]:
-    """What ranks write where the user's code gives warnings; raises what they raise."""
-
-    def setup(ctx: Any) -> Any:
-        warnings.warn("of setup", stacklevel=1)
-
-        def step() -> None:
-            warnings.warn("of the step", DeprecationWarning, stacklevel=1)
-
-        yield step
-        warnings.warn("of clean-up", ResourceWarning, stacklevel=1)
-
-    plan = replace(bench.plan(ranks=1), warning_filters=filters)
-    (written,) = bench.launch(plan, setup).output
-    return re.findall(r"(\w+Warning: .*)", written.stderr)
-
-
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core has no smaller share")
 def test_under_a_quota_ranks_are_on_all_cores_with_threads_for_their_share(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
@@ -98,29 +78,6 @@ def test_under_a_quota_ranks_are_on_all_cores_with_threads_for_their_share(
         return os.sched_getaffinity(0), torch.get_num_threads()
 
     assert bench.call(function, ranks=1) == [(usable, len(usable) - 1)]
-
-
-def test_the_users_code_runs_under_the_warning_filters_of_its_test(bench: Bench) -> None:
-    assert warned(bench) == ["UserWarning: of setup"]  # Python's own
-    assert warned(bench, "ignore:of:builtins.Warning::0") == []
-    reported = warned(
-        bench, "always::builtins.Warning::0", "ignore::builtins.DeprecationWarning::0"
-    )  # the last that fits
-    assert reported == ["UserWarning: of setup", "ResourceWarning: of clean-up"]
-    for filters, phase, warning in (
-        (["error::builtins.Warning::0"], "setup", "UserWarning: of setup"),
-        (["error::builtins.DeprecationWarning::0"], "warm-up step 1 of 1", "DeprecationWarning: of the step"),
-        (["error:of cl:builtins.Warning::0"], "clean-up", "ResourceWarning: of clean-up"),
-    ):
-        with pytest.raises(LaunchError) as caught:
-            warned(bench, *filters)
-        assert (caught.value.cause.phase, caught.value.cause.summary) == (phase, warning)
-        assert Path(__file__).name in caught.value.cause.traceback
-
-
-def test_a_filter_of_a_warning_that_ranks_do_not_know_is_told(bench: Bench) -> None:
-    with pytest.raises(LaunchError, match=r"no_such\.Warning::0 does not work in a rank: No module named"):
-        warned(bench, "ignore::no_such.Warning::0")
 
 
 def test_a_torch_without_rpc_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

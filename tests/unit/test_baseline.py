@@ -381,7 +381,6 @@ def test_a_newer_schema_asks_for_an_upgrade(store):
         (("rank_seconds", 0, 1, 0), -0.5, ".rank_seconds[0][1][0]: -0.5 is negative"),
         (("cpu_seconds", 0), [[1.0, 1.0]], ".cpu_seconds[0]: 1 ranks, not 2"),
         (("examples",), [[[1, 1], [1, -2]]] * 2, ".examples[0][1][1]: -2 is negative"),
-        (("notes",), "ours", ": unknown key 'notes'"),
     ],
 )  # fmt: skip
 def test_samples_edited_to_nonsense_are_named_by_their_place(store, place, value, problem):

@@ -40,7 +40,7 @@ def threads(*groups: Sequence[int]) -> dict[str, str]:
 def machine(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """A machine of four usable cores, without GPUs."""
     monkeypatch.setattr(checks, "_usable_cores", lambda: (0, 1, 2, 3))
-    monkeypatch.setattr(checks, "_output", lambda *command: "")
+    monkeypatch.setattr(checks, "output_of", lambda *command: "")
     return monkeypatch
 
 
@@ -129,7 +129,7 @@ def test_gpus_are_read_whatever_the_driver_calls_its_masks(machine: pytest.Monke
         asked = command[1]
         return SMI if (asked.endswith(mask) and mask) or (not mask and "reasons" not in asked) else ""
 
-    machine.setattr(checks, "_output", output)
+    machine.setattr(checks, "output_of", output)
     checked = {each.name: (each.fact, each.advice) for each in checks._gpus()}
     assert checked["GPU 0"][0] == "NVIDIA H100, 700.00 W, 1980 of 1980 MHz"
     assert checked["GPU 1"][0] == "NVIDIA H100, 500.00 W, 1200 of 1980 MHz, MIG enabled"

@@ -67,5 +67,5 @@ def test_what_nvidia_smi_does_not_tell_is_unknown(line: str, facts: tuple[object
 
 
 def test_the_matrix_of_gpus_is_plain_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment, "_output", lambda *command: "\t\x1b[4mGPU0\tGPU1\x1b[0m\nGPU0\t X \tNV2\n")
+    monkeypatch.setattr(environment, "output_of", lambda *command: "\t\x1b[4mGPU0\tGPU1\x1b[0m\nGPU0\t X \tNV2\n")
     assert environment.topology() == "        GPU0    GPU1\nGPU0     X      NV2\n"

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from pytest_ddpperf.history.entries import HistoryEntry
-from pytest_ddpperf.report import history_report as module
 from pytest_ddpperf.report.history_report import history_html
 from tests.unit.test_history import TEST, history, judged, stepped
 from tests.unit.test_page import Read
@@ -44,9 +43,5 @@ def test_the_worst_is_first_and_unfolded(several: Read) -> None:
     assert ["open" in attributes for attributes in cards] == [True] * 2 + [False] * 3
 
 
-def test_a_history_that_is_too_short_or_too_large_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_history_that_is_too_short_says_so() -> None:
     assert "Nothing was judged: no series has 6 runs." in drawn(SEVERAL[3]).words
-    monkeypatch.setattr(module, "_MAX_FIGURES", 1)
-    read = drawn(*SEVERAL[:3])
-    assert len(read.all("img")) == 1
-    assert "2 further series are not shown." in read.words

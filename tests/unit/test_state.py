@@ -11,7 +11,7 @@ import pytest
 from pytest_ddpperf.measuring.session import Session
 from pytest_ddpperf.plugin import items as items_module
 from pytest_ddpperf.plugin import state
-from pytest_ddpperf.plugin.items import conftests, modules_by_name, named_tests, warning_filters, with_place
+from pytest_ddpperf.plugin.items import conftests, modules_by_name, named_tests, with_place
 from pytest_ddpperf.records.errors import MarkerError
 
 Collect = Callable[..., list[pytest.Item]]
@@ -96,27 +96,3 @@ def test_a_mistake_is_shown_with_its_test_and_place(collect: Collect, number: in
     with pytest.raises(MarkerError) as refused:
         state.settings_of(item)
     assert with_place(item, refused.value).startswith(f"{item.path.name}{message}")
-
-
-WARNED = """
-import pytest
-@pytest.mark.filterwarnings("error:(a|b)")
-class TestA:
-    @pytest.mark.filterwarnings("i::DeprecationWarning:torch.*:3")
-    def test_a(self, ddp_run): ...
-"""
-
-
-def test_warning_filters_are_those_of_pytest_in_its_order(collect: Collect, pytester: pytest.Pytester) -> None:
-    pytester.makeini("[pytest]\nfilterwarnings = default:x.y")
-    asked = ["-W", "error:x.y:pytest.PytestWarning:m", "-W", "once"]
-    (item,) = collect(WARNED, *asked)
-    item.add_marker(pytest.mark.filterwarnings("ignore::no_such_package.Warning"))  # which pytest itself reports
-    assert warning_filters(item) == (
-        "default:x.y:builtins.Warning::0",
-        r"error:x\.y:pytest.PytestWarning:m\Z:0",
-        "once::builtins.Warning::0",
-        "ignore::builtins.DeprecationWarning:torch.*:3",
-        "error:(a|b):builtins.Warning::0",
-    )
-    assert warning_filters(collect(WARNED, "-p", "no:warnings", *asked)[0]) == ()
