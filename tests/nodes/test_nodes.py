@@ -421,13 +421,7 @@ def test_step(ddp_benchmark):
 
 def test_quick(ddp_run, ddp_benchmark):
     assert [found[2] for found in ddp_run(who)] == [0, 1]
-    before = ddp_benchmark(training, name="before", gate=False)
-    result = ddp_benchmark(training)
-    with pytest.raises(pytest.fail.Exception, match="ZeroDivisionError"):
-        ddp_run(lambda ctx: 1 / 0)
-    ddp_benchmark(training, name="between", gate=False)
-    ddp_benchmark(training, name="again")
-    assert before.p50 < 10 and result.p50 < 10
+    ddp_benchmark(training)
 """
     )
     (machines.folder / ".gitignore").write_text("*.log\n__pycache__\n*.json\n")
@@ -445,10 +439,11 @@ def test_quick(ddp_run, ddp_benchmark):
     assert "1 failed, 1 passed" in first.output
     assert re.search(r"why: rank 1 \(node 1, .+\): CPU time", first.output)
     assert (first.process.returncode, second.process.returncode) == (1, 1)
-    slow, _, quick, _, again = json.loads((machines.folder / "all.json").read_text())["measurements"]
+    slow, quick = json.loads((machines.folder / "all.json").read_text())["measurements"]
     assert slow["verdict"]["status"] == "REGRESSED"
     assert slow["baseline_side"]["differing"] == ["speed.py"]
-    assert quick["baseline_side"]["error"] == again["baseline_side"]["error"] == ""
+    refused = "the test asks for a call (who) first, which is not supported over several nodes"
+    assert quick["baseline_side"]["error"] == refused
     assert sorted(slow["baseline_side"]["order"][:2]) == ["b", "n"]
     assert len(git(machines.folder, "worktree", "list").splitlines()) == 1
     assert machines.left() == []
