@@ -12,6 +12,7 @@ import copyreg
 import importlib
 import inspect
 import io
+import marshal
 import pickle
 import sys
 import unittest
@@ -42,6 +43,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, FunctionType) and (module := _home(obj)) is not None:
             return (_new_function, (module, obj.__code__), _state(obj), None, None, _fill_function)
+        if isinstance(obj, CodeType):  # cloudpickle 3.1.3 drops the file's name, which tracebacks show
+            return marshal.loads, (marshal.dumps(obj),)
         if isinstance(obj, unittest.TestCase):
             # While it runs, its _outcome and its test method hold pytest's own objects, which stay here.
             ours = ("_outcome", obj._testMethodName)
