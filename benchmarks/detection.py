@@ -41,8 +41,8 @@ from _traces import Launch, Pairs, Workload, measurement, read, read_pairs
 from pytest_ddpperf.measuring.stopping_rule import follow, schedule
 from pytest_ddpperf.records.plan import Limit
 from pytest_ddpperf.records.samples import Verdict
-from pytest_ddpperf.verdict import is_suspected, judge
 from pytest_ddpperf.verdict import times as observations
+from pytest_ddpperf.verdict.decision import is_suspected, judge
 from pytest_ddpperf.verdict.stats import Drift
 from pytest_ddpperf.verdict.times import ASSUMED_DRIFT, TEST_LEVEL
 

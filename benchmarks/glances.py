@@ -25,7 +25,7 @@ from live import MODES, limits
 
 from pytest_ddpperf.measuring.stopping_rule import early_stop, follow, schedule
 from pytest_ddpperf.records.samples import Verdict
-from pytest_ddpperf.verdict import judge
+from pytest_ddpperf.verdict.decision import judge
 from pytest_ddpperf.verdict.times import TEST_LEVEL
 
 FIRST_LOOK = 5  # the default of --ddp-launches

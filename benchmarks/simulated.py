@@ -28,7 +28,7 @@ from _common import table
 from pytest_ddpperf.measuring.stopping_rule import follow, schedule
 from pytest_ddpperf.records.plan import Limit
 from pytest_ddpperf.records.samples import Measurement, Samples, Verdict
-from pytest_ddpperf.verdict import judge
+from pytest_ddpperf.verdict.decision import judge
 from pytest_ddpperf.verdict.stats import Drift
 from pytest_ddpperf.verdict.times import ASSUMED_DRIFT, TEST_LEVEL
 

@@ -24,7 +24,7 @@ from pytest_ddpperf.records.samples import (
 )
 from pytest_ddpperf.report import failure
 from pytest_ddpperf.report.json_report import Entry, StoredReport
-from pytest_ddpperf.verdict import fails, judge
+from pytest_ddpperf.verdict.decision import fails, judge
 from pytest_ddpperf.verdict.times import in_percentiles
 
 LIMITS = (Limit(metric="p10", value=0.1, unit="%"), Limit(metric="p50", value=0.1, unit="%"))

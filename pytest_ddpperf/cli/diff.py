@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pytest_ddpperf import verdict as verdicts
 from pytest_ddpperf.cli import console
 from pytest_ddpperf.options import parse
 from pytest_ddpperf.options.definitions import FAIL_ON_NAMES
@@ -18,8 +17,8 @@ from pytest_ddpperf.records.plan import TIME_LIMITS, Limit, limits_for
 from pytest_ddpperf.records.samples import Recording, Status, Verdict
 from pytest_ddpperf.report import diff_report, failure, figures, json_report, markdown, text
 from pytest_ddpperf.report.json_report import Entry, StoredReport, gone_of, identity
-from pytest_ddpperf.verdict import times
-from pytest_ddpperf.verdict.counters import refused
+from pytest_ddpperf.verdict import decision, times
+from pytest_ddpperf.verdict.decision import refused
 
 
 def compare(
@@ -35,7 +34,7 @@ def compare(
         asked = limits if limits is not None else entry.outcome.limits or TIME_LIMITS
         outcome = _with_verdict(entry.outcome, partner, limits_for(entry.outcome.plan, asked))
         if outcome.verdict is not None:
-            fails = verdicts.fails(outcome.verdict, fail_on=fail_on, baseline_missing="warn")
+            fails = decision.fails(outcome.verdict, fail_on=fail_on, baseline_missing="warn")
             outcome = replace(outcome, fails=fails)
         entries.append(replace(entry, outcome=outcome))
     taken = set(partners.values())
@@ -91,7 +90,7 @@ def _with_verdict(now: Outcome, other: Entry | None, limits: tuple[Limit, ...]) 
     before = Recording(measurement=other.outcome.measurement, created=other.run.created, commit=other.run.commit)
     verdict = refused(now.measurement, before.measurement, now=now.verdict, then=other.outcome.verdict)
     if verdict is None:
-        verdict = verdicts.judge(now.measurement, [before.measurement], limits, level=level)
+        verdict = decision.judge(now.measurement, [before.measurement], limits, level=level)
     # The gate refuses what cannot be supported before it measures, but for its own limits; here a note must do.
     ours = {str(limit) for limit in limits if limit.default}
     unsupported = [line for line in verdict.dropped if line.partition(": ")[0] not in ours]

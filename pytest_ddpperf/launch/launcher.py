@@ -16,12 +16,12 @@ from typing import Any, TypeVar
 
 from pytest_ddpperf.launch import locks, request
 from pytest_ddpperf.launch.output import Observer
+from pytest_ddpperf.launch.paused_launch import PausedLaunch, dropping
 from pytest_ddpperf.launch.placement import interconnect, place, visible_gpus
-from pytest_ddpperf.launch.rank_server import RankServer
 from pytest_ddpperf.launch.remote_ranks import Clock, Nodes, Part
 from pytest_ddpperf.launch.request import LaunchRequest
 from pytest_ddpperf.launch.run import Delivery, Launch, Leader, LocalShareLaunch
-from pytest_ddpperf.launch.stretches import PausedLaunch, dropping
+from pytest_ddpperf.launch.server_client import RankServer
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import DdpPerfError
 from pytest_ddpperf.records.plan import COUNTERS, Plan

@@ -89,7 +89,7 @@ class LaunchRequest:
     trees: Trees | None = None  # the ranks report what they imported from there
 
     def fields(self, *, in_stretches: bool) -> dict[str, Any]:
-        """Return the file that `rank.worker` reads, with this process's environment, folder and search path."""
+        """Return the file that `rank.lifecycle` reads, with this process's environment, folder and search path."""
         plan, part, on_cpu = self.plan, self.part, self.plan.device == "cpu"
         return {
             "plan": codec.encode(plan),

@@ -64,7 +64,7 @@ class RankServer:
             self._log = tempfile.TemporaryFile()  # noqa: SIM115  # closed by stop()
         ours, theirs = socket.socketpair()
         self._process = subprocess.Popen(
-            boot.command(sys.executable, "pytest_ddpperf.rank.rank_server", theirs.fileno()),
+            boot.command(sys.executable, "pytest_ddpperf.rank.fork_server", theirs.fileno()),
             env=dict(variables),
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,

@@ -21,7 +21,7 @@ from pytest_ddpperf.verdict.times import in_percentiles
 
 if TYPE_CHECKING:
     from pytest_ddpperf.launch import Observer
-    from pytest_ddpperf.launch.stretches import PausedLaunch
+    from pytest_ddpperf.launch.paused_launch import PausedLaunch
     from pytest_ddpperf.remote.version import BaseSide, Ready, RemotePausedLaunch
 
     PausedSide = PausedLaunch | RemotePausedLaunch

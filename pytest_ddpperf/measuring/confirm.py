@@ -14,7 +14,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pytest_ddpperf import verdict as verdicts
 from pytest_ddpperf.git import commit_named, git, last_change, top_level, tree_of
 from pytest_ddpperf.measuring.launches import distributions, modules_imported
 from pytest_ddpperf.measuring.measurement import Measured, does_fail
@@ -22,6 +21,7 @@ from pytest_ddpperf.records.errors import AgainstError, DdpPerfError, GitError
 from pytest_ddpperf.records.samples import Baseline, Recording, Scalar, Status
 from pytest_ddpperf.remote.version import BaseSide, for_people
 from pytest_ddpperf.report import text
+from pytest_ddpperf.verdict import decision
 
 SideOf = Callable[[str, float], BaseSide]  # of a commit, ready within so many seconds; raises DdpPerfError
 Compare = Callable[..., Measured]  # `measurement.carry_out` of the same job with another baseline side
@@ -52,7 +52,7 @@ class Confirmation:
     def confirm(self, measured: Measured, compare: Compare) -> Measured:
         """Return `measured` or, if there is a suspicion, what re-measuring the baseline's code makes of it."""
         stored, baseline = measured.verdict, measured.side.baseline
-        if not self._side_of or baseline is None or not verdicts.is_suspected(stored):
+        if not self._side_of or baseline is None or not decision.is_suspected(stored):
             return measured
         self._until = time.monotonic() + self._left
         try:
@@ -98,7 +98,7 @@ class Confirmation:
         if not verdict.status.compared:
             raise NotConfirmed(", ".join(verdict.differences) or verdict.reason)
         causes = tuple(_other_causes(measured, baseline))
-        final = verdicts.confirm(measured.verdict, verdict, causes)
+        final = decision.confirm(measured.verdict, verdict, causes)
         if final is measured.verdict:
             changes = ", ".join(text.change(comparison) for comparison in verdict.comparisons)
             differs = f"; what else differs: {', '.join(causes)}" if causes else ""

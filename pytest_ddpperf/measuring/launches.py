@@ -34,7 +34,7 @@ from pytest_ddpperf.records.samples import (
 
 if TYPE_CHECKING:
     from pytest_ddpperf.launch import Launcher, Observer
-    from pytest_ddpperf.launch.stretches import PausedLaunch
+    from pytest_ddpperf.launch.paused_launch import PausedLaunch
 
 Setup = Callable[..., Any] | None  # None if the plan says everything
 

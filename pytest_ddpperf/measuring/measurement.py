@@ -7,7 +7,6 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_ddpperf import verdict as verdicts
 from pytest_ddpperf.measuring.baseline_side import Interleaved, Stored
 from pytest_ddpperf.measuring.launches import (
     CurrentSide,
@@ -35,7 +34,7 @@ from pytest_ddpperf.records.samples import (
     Verdict,
 )
 from pytest_ddpperf.report import failure
-from pytest_ddpperf.verdict import times
+from pytest_ddpperf.verdict import decision, times
 from pytest_ddpperf.verdict.stats import geometric_mean, launch_quantiles
 
 if TYPE_CHECKING:
@@ -198,7 +197,7 @@ def carry_out(
 def does_fail(job: Job, verdict: Verdict) -> bool:
     """Return whether a verdict fails the test of a job."""
     settings = job.settings
-    return verdicts.fails(verdict, fail_on=settings.fail_on, baseline_missing=settings.baseline_missing)
+    return decision.fails(verdict, fail_on=settings.fail_on, baseline_missing=settings.baseline_missing)
 
 
 def build_outcome(found: Measured, rootdir: Path, accept_command: str) -> Outcome:

@@ -18,9 +18,9 @@ from pytest_ddpperf.launch.launcher import unpickle
 from pytest_ddpperf.measuring import measurement
 from pytest_ddpperf.measuring.confirm import Confirmation, SideOf
 from pytest_ddpperf.measuring.launches import Job
+from pytest_ddpperf.measuring.leader_connection import LeaderConnection, NodeLeaderConnection, call_of, measurement_of
 from pytest_ddpperf.measuring.machine import Place, described, nodes_for, resolve
 from pytest_ddpperf.measuring.measurement import Measured
-from pytest_ddpperf.measuring.remote_worker import LeaderConnection, NodeLeaderConnection, call_of, measurement_of
 from pytest_ddpperf.options.settings import Settings
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import GitError

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING
 
 from pytest_ddpperf.measuring.launches import CurrentSide, Job, measurement
 from pytest_ddpperf.records.samples import Environment, Measurement, Scalar, Status, Verdict
-from pytest_ddpperf.verdict import times, without_steady_windows
-from pytest_ddpperf.verdict.counters import with_counters
+from pytest_ddpperf.verdict import times
+from pytest_ddpperf.verdict.decision import with_counters, without_steady_windows
 
 if TYPE_CHECKING:
     from pytest_ddpperf.measuring.baseline_side import Interleaved, Stored

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import pytest
 
-from pytest_ddpperf.measuring.remote_worker import LeaderConnection, NodeLeaderConnection
+from pytest_ddpperf.measuring.leader_connection import LeaderConnection, NodeLeaderConnection
 from pytest_ddpperf.plugin import state
 from pytest_ddpperf.plugin.items import is_distributed
 from pytest_ddpperf.records import codec
@@ -25,7 +25,7 @@ from pytest_ddpperf.wire.source_trees import install
 
 
 def main(descriptor: int, start: Message) -> NoReturn:
-    """Serve until the pytest that leads goes; `start` is what `against.side` sends first."""
+    """Serve until the pytest that leads goes; `start` is what `remote.version` or `plugin.remote` sends first."""
     os.set_inheritable(descriptor, False)
     # Where pytest's capture does not reach: the stacks of a side that does not answer.
     faulthandler.register(signal.SIGQUIT, os.fdopen(os.dup(2), "w"), all_threads=True)

@@ -17,7 +17,7 @@ from pytest_ddpperf.plugin.items import RPC, WORLD_SIZE, measures, modules_by_na
 
 if TYPE_CHECKING:
     from pytest_ddpperf.measuring.confirm import SideOf
-    from pytest_ddpperf.measuring.remote_worker import LeaderConnection
+    from pytest_ddpperf.measuring.leader_connection import LeaderConnection
     from pytest_ddpperf.measuring.results import RunResults
     from pytest_ddpperf.measuring.session import Session
     from pytest_ddpperf.options.settings import Settings

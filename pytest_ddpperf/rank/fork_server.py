@@ -1,6 +1,6 @@
 """The rank server: imports torch once, then forks a rank whenever pytest asks.
 
-It stands alone: started by `launch.server` as a process of its own, it speaks `wire.Lines` on one descriptor.
+It stands alone: `launch.server_client` starts it as a process of its own and talks to it over one descriptor.
 It never touches an accelerator (a CUDA context does not survive a fork), runs no code of the user's but the
 imports of --ddp-preload, and dies with pytest, taking along its ranks, what they started, and their folder; a folder of
 pytest's own only if pytest went without a word.

@@ -1,6 +1,6 @@
 """Messages between processes, sent as JSON: a dataclass each, or a member of an enumeration.
 
-Here are those between pytest (`launch.server`) and its rank server (`rank.server`): requests, then answers.
+Here are those between pytest (`launch.server_client`) and its rank server (`rank.fork_server`): requests, then answers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class StartServer:
     sys_path: list[str]
     parent: int  # pytest's pid: the server dies with it
     preload: list[str]
-    trees: dict[str, Any] | None  # the fields of `wire.trees.Trees` if there are two
+    trees: dict[str, Any] | None  # the fields of `wire.source_trees.Trees` if there are two
     folder: str  # removed if pytest goes without a word; "" for none
 
 

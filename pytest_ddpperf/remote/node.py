@@ -65,8 +65,8 @@ def _exchange(connected: socket.socket) -> tuple[int, int, int]:
 
 
 class Connection:
-    """To the process that torchrun started on another node: see `nodes.follower`. What it says of the pytests there is
-    for their lines."""
+    """Connect to the process that torchrun started on another node (`remote.node_worker`). What it says of the pytests
+    there is for their lines."""
 
     def __init__(self, name: str, lines: Lines) -> None:
         self.name, self.lines = name, lines

@@ -45,7 +45,7 @@ class OtherNodes:
     """Of one run. Raises NodesError where it cannot be; `close` ends it for all."""
 
     def __init__(self, role: Role, versions: Mapping[str, str], timeout_seconds: float) -> None:
-        """Opens the door, and lets torchrun's store say where it is; `versions` as `about_itself` has them."""
+        """Listen, and publish the address in torchrun's store; `versions` as `describe_node` has them."""
         self.role, self._versions, self._timeout = role, versions, timeout_seconds
         self.nodes: list[Node] = []
         self._dropped: Counter[str] = Counter()  # untrusted connections, in words

@@ -16,7 +16,7 @@ from typing import Any
 
 from pytest_ddpperf import __version__
 from pytest_ddpperf.launch import Observer
-from pytest_ddpperf.launch.stretches import dropping
+from pytest_ddpperf.launch.paused_launch import dropping
 from pytest_ddpperf.options.settings import Settings
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import AgainstError, BaseSideError

@@ -79,7 +79,7 @@ class Kind(IntEnum):
     RESULT = 1  # the pickled result; the launch needs one from every rank
     ERROR = 2  # JSON: the fields of a RankError
     DONE = 3  # clean-up has ended, nothing more will come
-    RESTING = 4  # JSON: steps and step_ns of a paused launch (`launch.paused`); a word says what comes next
+    RESTING = 4  # JSON: steps and step_ns of a paused launch (`launch.paused_launch`); a word says what comes next
 
 
 _HEADER = struct.Struct(">BQ")

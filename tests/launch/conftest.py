@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpperf.launch import Launcher, failed_ranks, placement, rank_server, run
-from pytest_ddpperf.launch.stretches import PausedLaunch
+from pytest_ddpperf.launch import Launcher, failed_ranks, placement, run, server_client
+from pytest_ddpperf.launch.paused_launch import PausedLaunch
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import LaunchSamples
 from tests.processes import descendants
@@ -190,7 +190,7 @@ def _without_hurry() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run, "_GRACE_SECONDS", 60.0)
         patch.setattr(run, "_CAUSE_GRACE_SECONDS", 60.0)
-        patch.setattr(rank_server, "_END_SECONDS", 60.0)
+        patch.setattr(server_client, "_END_SECONDS", 60.0)
         patch.setattr(failed_ranks, "_STACKS_LOOK_SECONDS", 0.3)
         patch.setattr(failed_ranks, "_STACKS_LONGEST_SECONDS", 30.0)
         patch.setattr(placement, "quota_cores", lambda root: None)

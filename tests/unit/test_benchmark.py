@@ -15,8 +15,8 @@ from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.launch import Observer
 from pytest_ddpperf.measuring import measurement
 from pytest_ddpperf.measuring.launches import Job
+from pytest_ddpperf.measuring.leader_connection import LeaderConnection
 from pytest_ddpperf.measuring.measurement import Measured, build_outcome, carry_out
-from pytest_ddpperf.measuring.remote_worker import LeaderConnection
 from pytest_ddpperf.options.settings import make_plan
 from pytest_ddpperf.records.plan import Limit, Plan
 from pytest_ddpperf.records.samples import LaunchSamples, Phases, TestId

@@ -94,7 +94,9 @@ def test_a_module_has_at_most_450_lines(path: Path) -> None:
 
 def test_the_check_sees_an_import_upwards(tmp_path: Path) -> None:
     file = tmp_path / "stats.py"
-    file.write_text("def f():\n    from pytest_ddpperf.verdict import judge\n    from pytest_ddpperf import git\n")
+    file.write_text(
+        "def f():\n    from pytest_ddpperf.verdict.decision import judge\n    from pytest_ddpperf import git\n"
+    )
     assert packages_imported_by(file) == {"verdict", "git"}
 
 

@@ -20,8 +20,8 @@ import pytest
 from pytest_ddpperf import __version__
 from pytest_ddpperf.launch import Observer
 from pytest_ddpperf.launch.remote_ranks import Clock, Offset, offset
-from pytest_ddpperf.measuring import remote_worker as following
-from pytest_ddpperf.measuring.remote_worker import OVER as OVER_TEXT
+from pytest_ddpperf.measuring import leader_connection as following
+from pytest_ddpperf.measuring.leader_connection import OVER as OVER_TEXT
 from pytest_ddpperf.plugin import remote_worker as base_module
 from pytest_ddpperf.plugin import running
 from pytest_ddpperf.records import codec

@@ -21,7 +21,7 @@ from tests.processes import descendants, ended, gone, until
 SERVE = """
 import socket, sys
 from pytest_ddpperf.records import messages
-from pytest_ddpperf.rank.rank_server import _Server
+from pytest_ddpperf.rank.fork_server import _Server
 from pytest_ddpperf.wire.channels import Lines
 control = Lines(socket.socket(fileno=int(sys.argv[1])))
 server = _Server(control, sys.argv[2])
@@ -69,7 +69,7 @@ pytest_ddpperf.rank.group = store
 
 ENDED = """
 import os, signal, subprocess, sys
-from pytest_ddpperf.rank.rank_server import _Server
+from pytest_ddpperf.rank.fork_server import _Server
 if sys.argv[1] == "without":
     del os.waitid
 server = object.__new__(_Server)

@@ -8,7 +8,7 @@ import pytest
 
 from pytest_ddpperf.records.plan import Limit
 from pytest_ddpperf.records.samples import CounterChange, Interval, Status, Verdict
-from pytest_ddpperf.verdict import MACHINE_SLOWER, confirm, is_suspected, without_steady_windows
+from pytest_ddpperf.verdict.decision import MACHINE_SLOWER, confirm, is_suspected, without_steady_windows
 from tests.unit.test_report import comparison
 
 LIMIT = Limit(metric="p50", value=0.1, unit="%")

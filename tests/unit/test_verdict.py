@@ -11,7 +11,7 @@ import pytest
 from pytest_ddpperf.options.definitions import FAIL_ON_NAMES
 from pytest_ddpperf.records.plan import Limit
 from pytest_ddpperf.records.samples import Environment, Measurement, Samples, Scalar, Status, Verdict
-from pytest_ddpperf.verdict import fails, judge
+from pytest_ddpperf.verdict.decision import fails, judge
 from pytest_ddpperf.verdict.stats import Drift
 from pytest_ddpperf.verdict.times import ASSUMED_DRIFT, coarse, judge_times, of_one_length, resolutions, unsupported
 
