@@ -35,7 +35,7 @@ from pytest_ddpperf.records.samples import (
 )
 from pytest_ddpperf.report import failure
 from pytest_ddpperf.verdict import decision, times
-from pytest_ddpperf.verdict.stats import geometric_mean, launch_quantiles
+from pytest_ddpperf.verdict.stats import geometric_mean, launch_means, launch_quantiles
 
 if TYPE_CHECKING:
     from pytest_ddpperf.baseline import Store
@@ -62,6 +62,11 @@ class Result:
         if not 0 <= q <= 100:
             raise ValueError(f"percentile({q!r}): from 0 to 100")
         return geometric_mean(launch_quantiles(self.step_seconds, q))
+
+    @property
+    def mean(self) -> float:
+        """The time of the whole window per step: per launch, then the geometric mean over launches."""
+        return geometric_mean(launch_means(self.step_seconds))
 
     @property
     def p10(self) -> float:
@@ -209,7 +214,8 @@ def build_outcome(found: Measured, rootdir: Path, accept_command: str) -> Outcom
     side, verdict, baseline = found.side.record(current), found.verdict, found.side.baseline
     causes: tuple[str, ...] = ()
     if baseline is not None and verdict.status.compared and verdict.status is not Status.PASS:
-        causes = failure.find_causes(verdict, job.plan, found.measurement, baseline.measurements)
+        stretches = side.stretches if side is not None else ()
+        causes = failure.find_causes(verdict, job.plan, found.measurement, baseline.measurements, stretches)
     accepts = verdict.status is not Status.NOT_GATED and (side is None or found.suspected is not None)
     return _outcome(
         job,

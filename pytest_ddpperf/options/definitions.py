@@ -105,7 +105,7 @@ ROWS = (
         help="launches at most, if the first ones leave the verdict open",
     ),
     Row(
-        option="--ddp-threshold", name="limits", default="p10:10%,p50:10%",
+        option="--ddp-threshold", name="limits", default="p10:10%,p50:10%,mean:25%",
         parser="limits", metavar="LIST", ini="linelist", marker=True,
         help="how much worse a metric may get: metric:N% or metric:Nms, comma-separated; replaces all time limits",
     ),

@@ -15,14 +15,14 @@ from collections.abc import Iterable
 from typing import Literal, cast
 
 from pytest_ddpperf.options.definitions import FAIL_ON_NAMES
-from pytest_ddpperf.records.plan import BANDWIDTH, COUNTERS, Limit
+from pytest_ddpperf.records.plan import BANDWIDTH, COUNTERS, MEAN, Limit
 
 _LONGEST_SECONDS = 1e9  # 31 years; from ten times that on a socket's timeout overflows
 # Four decimals: p99.9999 needs three million steps, and with many more a percentile is rounded to 100.
-_LIMIT = re.compile(r"(cpu_)?p(\d+(?:\.\d{1,4})?):(\d+(?:\.\d+)?)(%|ms)", re.ASCII)
+_LIMIT = re.compile(r"(?:(cpu_)?p(\d+(?:\.\d{1,4})?)|mean):(\d+(?:\.\d+)?)(%|ms)", re.ASCII)
 _COUNTER = re.compile(rf"({'|'.join(map(re.escape, COUNTERS))}):(\d+(?:\.\d+)?)%", re.ASCII)
 _BANDWIDTH = re.compile(r"busbw:(\d+(?:\.\d+)?)%", re.ASCII)
-_LIMIT_FORM = "metric:N% or metric:Nms, as in p50:5%, p99.9:0.5%, p95:2ms, cpu_p50:5%, busbw:5%, rpc.bytes:0%"
+_LIMIT_FORM = "metric:N% or metric:Nms, as in p50:5%, p95:2ms, mean:20%, cpu_p50:5%, busbw:5%, rpc.bytes:0%"
 
 
 class Refused(ValueError):
@@ -115,14 +115,17 @@ def _limit(item: object) -> Limit:
     if match is None:
         raise Refused(item, f"not {_LIMIT_FORM}")
     cpu, percentile, value, unit = match.groups()
-    q, amount = float(percentile), float(value) / (100 if unit == "%" else 1000)
-    if not 0 < q < 100:
-        end = "an end of the sample" if q in (0, 100) else "no percentile"
-        raise Refused(item, f"p{percentile} is {end}: a metric is p1 to p99, decimals allowed (p99.9)")
+    amount, metric = float(value) / (100 if unit == "%" else 1000), MEAN
+    if percentile is not None:
+        q = float(percentile)
+        if not 0 < q < 100:
+            end = "an end of the sample" if q in (0, 100) else "no percentile"
+            raise Refused(item, f"p{percentile} is {end}: a metric is p1 to p99, decimals allowed (p99.9)")
+        # One text for one percentile, so that p50 and p50.0 are the same metric to baselines and reports.
+        metric = f"{cpu or ''}p{q:.10g}"
     if amount == float("inf"):
         raise Refused(item, f"the limit is not finite: {_LIMIT_FORM}")
-    # One text for one percentile, so that p50 and p50.0 are the same metric to baselines and reports.
-    return Limit(metric=f"{cpu or ''}p{q:.10g}", value=amount, unit=cast(Literal["%", "ms"], unit))
+    return Limit(metric=metric, value=amount, unit=cast(Literal["%", "ms"], unit))
 
 
 def limits(value: object) -> tuple[Limit, ...]:

@@ -6,11 +6,13 @@ does not use, shows which rank worked more; nothing shows sleep and I/O.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate, pairwise
 
 from pytest_ddpperf.records.outcome import Outcome
-from pytest_ddpperf.records.plan import Plan
-from pytest_ddpperf.records.samples import Comparison, CounterChange, LaunchRankSteps, Measurement, Verdict
+from pytest_ddpperf.records.plan import MEAN, Limit, Plan
+from pytest_ddpperf.records.samples import Comparison, CounterChange, LaunchRankSteps, LaunchSteps, Measurement, Verdict
 from pytest_ddpperf.report import sentences, text
 from pytest_ddpperf.verdict import stats
 from pytest_ddpperf.verdict.times import of_one_length
@@ -44,7 +46,7 @@ def _gate_failure(outcome: Outcome, width: int) -> Iterator[str]:
 def _result(verdict: Verdict, compared: Comparison | CounterChange, plan: Plan) -> str:
     before, now = text.both_sides(compared, plan.collective)
     metric, change = compared.limit.metric, change_of(compared)
-    if metric.startswith("p"):
+    if metric.startswith(("p", MEAN)):
         metric = f"step time {metric}"
     return f"{verdict}: {metric} {before} -> {now}, {change} (limit {text.limit(compared.limit)})"
 
@@ -70,10 +72,76 @@ def metrics(verdict: Verdict, plan: Plan) -> list[tuple[str, ...]]:
 _MAIN_PART = 0.5
 
 
-def find_causes(verdict: Verdict, plan: Plan, now: Measurement, baseline: Sequence[Measurement]) -> tuple[str, ...]:
-    """Return what the figures of both sides say about a change for the worse, in words; () if they say nothing."""
-    found = [*_counters(verdict, now.counters, baseline[-1].counters), *_rank_causes(verdict, plan, now, baseline)]
+def find_causes(
+    verdict: Verdict,
+    plan: Plan,
+    now: Measurement,
+    baseline: Sequence[Measurement],
+    stretches: Sequence[Sequence[int]] = (),
+) -> tuple[str, ...]:
+    """Return what the figures of both sides say about a change for the worse, in words; () if they say nothing.
+
+    `stretches` are those of interleaved launches, as in `BaselineSide`."""
+    found = [
+        *_slow_steps(verdict, now.samples.step_seconds, baseline[-1].samples.step_seconds, stretches),
+        *_counters(verdict, now.counters, baseline[-1].counters),
+        *_rank_causes(verdict, plan, now, baseline),
+    ]
     return tuple(found)
+
+
+# Steps that take more than so many times the median of their launch are slow: beyond what load does to most of them.
+_SLOW = 2.0
+# Of all steps, at most as many are few.
+_FEW = 0.25
+# Of the distances between slow steps, so many must be multiples of one period.
+_REGULAR = 0.9
+
+
+def _slow_steps(
+    verdict: Verdict, now: LaunchSteps, before: LaunchSteps, stretches: Sequence[Sequence[int]]
+) -> Iterator[str]:
+    """Yield which steps are slow if few are, and they make up most of the rise of the mean."""
+    mean = next((c for c in verdict.comparisons if c.limit.is_mean and c.status is verdict.status), None)
+    if mean is None or mean.change.estimate <= 0:
+        return
+    (slow, share, seconds), (_, _, seconds_before) = _slow(now), _slow(before)
+    if not 0 < share <= _FEW or seconds - seconds_before < _MAIN_PART * (mean.now_seconds - mean.baseline_seconds):
+        return
+    period = _period(slow, stretches)
+    which = f"every {_ordinal(period)} step takes" if period else f"1 of {round(1 / share)} steps takes"
+    durations = [now[launch][step] for launch, steps in enumerate(slow) for step in steps]
+    yield f"{which} {text.seconds(stats.quantile(durations, 50))}"
+
+
+def _slow(launches: LaunchSteps) -> tuple[list[list[int]], float, float]:
+    """Return the slow steps of each launch, their share of all, and how much they add to the mean, in seconds."""
+    medians = [stats.quantile(launch, 50) for launch in launches]
+    slow = [
+        [step for step, seconds in enumerate(launch) if seconds > _SLOW * median]
+        for launch, median in zip(launches, medians, strict=True)
+    ]
+    added = sum(launches[k][step] - medians[k] for k, steps in enumerate(slow) for step in steps)
+    steps = sum(map(len, launches))
+    return slow, sum(map(len, slow)) / steps, added / steps
+
+
+def _period(slow: Sequence[Sequence[int]], stretches: Sequence[Sequence[int]]) -> int:
+    """Return after how many steps the next slow one comes; 0 if they do not come at regular distances."""
+    distances: list[int] = []
+    for launch, steps in enumerate(slow):
+        # A stretch begins with a step that is not counted.
+        starts = [*accumulate(stretches[launch])] if launch < len(stretches) else []
+        places = [step + bisect_right(starts, step) for step in steps]
+        distances += [after - before for before, after in pairwise(places)]
+    period = max(set(distances), key=distances.count, default=0)
+    regular = sum(distance % period == 0 for distance in distances) if period > 1 else 0
+    return period if regular >= max(_REGULAR * len(distances), 2) else 0
+
+
+def _ordinal(number: int) -> str:
+    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"
 
 
 def _counters(verdict: Verdict, now: Mapping[str, int | None], before: Mapping[str, int | None]) -> Iterator[str]:
@@ -96,12 +164,12 @@ def _rank_causes(verdict: Verdict, plan: Plan, now: Measurement, baseline: Seque
         return
     sides = of_one_length(sides)
     names = [text.process(plan, now.environment, rank) for rank in range(len(sides[0].rank_seconds[0]))]
-    q, rise = change.limit.percentile, change.now_seconds - change.baseline_seconds
+    limit, rise = change.limit, change.now_seconds - change.baseline_seconds
     of_it = f"of {text.seconds(rise, signed=True)}"
     cpu = [side.cpu_seconds for side in sides if side.cpu_seconds is not None]
-    by_figure = {"CPU time": _rises(cpu, q)} if len(cpu) == len(sides) else {}
-    if not change.limit.is_cpu_time:
-        by_figure["step time"] = _rises([side.rank_seconds for side in sides], q)
+    by_figure = {"CPU time": _rises(cpu, limit)} if len(cpu) == len(sides) else {}
+    if not limit.is_cpu_time:
+        by_figure["step time"] = _rises([side.rank_seconds for side in sides], limit)
     main = {figure: rises for figure, rises in by_figure.items() if max(rises) >= rise * _MAIN_PART}
     late = next(filter(None, (_late(names, figure, rises, of_it) for figure, rises in main.items())), "")
     if late:
@@ -130,10 +198,17 @@ def _late(names: Sequence[str], figure: str, rises: Sequence[float], of_it: str)
     return f"{who}: {figure} {theirs} {of_it} (other ranks: at most {text.seconds(others, signed=True)})"
 
 
-def _rises(sides: Sequence[LaunchRankSteps], q: float) -> list[float]:
-    """Return by how many seconds each rank's q-th percentile rose, from the mean over sessions to the first side."""
-    now, *before = (by_rank(side, q) for side in sides)
+def _rises(sides: Sequence[LaunchRankSteps], limit: Limit) -> list[float]:
+    """Return by how many seconds each rank's limited figure rose, from the mean over sessions to the first side."""
+    now, *before = (_by_rank(side, limit) for side in sides)
     return [after - stats.geometric_mean(earlier) for after, *earlier in zip(now, *before, strict=True)]
+
+
+def _by_rank(durations: LaunchRankSteps, limit: Limit) -> list[float]:
+    if not limit.is_mean:
+        return by_rank(durations, limit.percentile)
+    ranks = range(len(durations[0]))
+    return [stats.geometric_mean(stats.launch_means([launch[rank] for launch in durations])) for rank in ranks]
 
 
 def by_rank(durations: LaunchRankSteps, q: float) -> list[float]:

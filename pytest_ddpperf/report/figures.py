@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -17,14 +17,11 @@ from pytest_ddpperf.records.outcome import Outcome
 from pytest_ddpperf.records.samples import Comparison
 from pytest_ddpperf.report import text
 from pytest_ddpperf.verdict import stats
-from pytest_ddpperf.verdict.times import of_one_length
+from pytest_ddpperf.verdict.times import PERCENTILES, launch_figures, of_one_length
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
-
-# The percentiles that reports keep of each launch of a stored session.
-PERCENTILES = tuple(range(5, 100, 5))
 
 # As in the style sheet where its ground is white: figures are drawn on white, also in a dark page.
 INK, FAINT = "#1c2126", "#d3d9df"
@@ -90,15 +87,15 @@ class Side:
     """One side of a comparison: the sessions of a stored baseline, or one session."""
 
     name: str
-    sessions: tuple[Mapping[int, Sequence[float]], ...]  # by percentile, the seconds of each launch
+    sessions: tuple[Mapping[str, Sequence[float]], ...]  # by metric, the seconds of each launch
 
-    def at(self, q: int) -> list[float]:
-        """Return the percentile of each launch, in seconds."""
-        return [seconds for session in self.sessions for seconds in session[q]]
+    def at(self, metric: str) -> list[float]:
+        """Return the metric of each launch, in seconds."""
+        return [seconds for session in self.sessions for seconds in session[metric]]
 
-    def middle(self, q: int) -> float:
+    def middle(self, metric: str) -> float:
         """Return the mean over launches, then over sessions, as the verdict computes it."""
-        return stats.geometric_mean([stats.geometric_mean(session[q]) for session in self.sessions])
+        return stats.geometric_mean([stats.geometric_mean(session[metric]) for session in self.sessions])
 
 
 def sides_of(outcome: Outcome) -> tuple[Side, Side | None]:
@@ -110,22 +107,11 @@ def sides_of(outcome: Outcome) -> tuple[Side, Side | None]:
     if side is not None and side.measurement is not None:
         own, other = of_one_length([own, side.measurement.samples])
         name = text.shortened(str(side.version), 60)
-        base = Side(name=name, sessions=(launch_quantiles(other.step_seconds),))
+        base = Side(name=name, sessions=(launch_figures(other.step_seconds),))
     elif side is None and sessions:
         own = own.first(min(session.steps for session in sessions))
-        base = Side(
-            name="baseline",
-            sessions=tuple({q: session.launch_seconds[f"p{q}"] for q in PERCENTILES} for session in sessions),
-        )
-    return Side(name="now", sessions=(launch_quantiles(own.step_seconds),)), base
-
-
-def launch_quantiles(
-    launches: Iterable[Sequence[float]], percentiles: Sequence[int] = PERCENTILES
-) -> dict[int, list[float]]:
-    """Return the percentiles of each launch, by percentile."""
-    ordered = [sorted(launch) for launch in launches]  # once, for sorting again costs next to nothing
-    return {q: [stats.quantile(launch, q) for launch in ordered] for q in percentiles}
+        base = Side(name="baseline", sessions=tuple(session.launch_seconds for session in sessions))
+    return Side(name="now", sessions=(launch_figures(own.step_seconds),)), base
 
 
 def draw_changes(comparisons: Sequence[Comparison], name: str) -> dict[str, str]:
@@ -169,9 +155,9 @@ def draw_distributions(now: Side, base: Side | None) -> dict[str, str]:
     def draw(axes: Axes) -> None:
         for side, colour, line in ((base, BASELINE, "--"), (now, CURRENT, "-")):
             if side is not None:
-                least, most = ([end(side.at(q)) for q in PERCENTILES] for end in (min, max))
+                least, most = ([end(side.at(f"p{q}")) for q in PERCENTILES] for end in (min, max))
                 axes.fill_betweenx(PERCENTILES, least, most, color=colour, alpha=0.15, linewidth=0)
-                middle = [side.middle(q) for q in PERCENTILES]
+                middle = [side.middle(f"p{q}") for q in PERCENTILES]
                 axes.plot(middle, PERCENTILES, color=colour, linewidth=2, linestyle=line, label=_label(side))
         axes.set_yticks((10, 25, 50, 75, 90), ("p10", "p25", "p50", "p75", "p90"))
         axes.locator_params(axis="x", nbins=5)
@@ -179,7 +165,7 @@ def draw_distributions(now: Side, base: Side | None) -> dict[str, str]:
 
     sides = filter(None, (now, base))
     described = (
-        f"{each.name}: p50 {text.seconds(each.middle(50))}, p95 {text.seconds(each.middle(95))}" for each in sides
+        f"{each.name}: p50 {text.seconds(each.middle('p50'))}, p95 {text.seconds(each.middle('p95'))}" for each in sides
     )
     return figure("Step times", f"{'; '.join(described)}; bands: fastest to slowest launch", draw)
 
@@ -189,26 +175,26 @@ def _label(side: Side) -> str:
     return text.printable(side.name).lstrip("_") or "baseline"
 
 
-def draw_launches(now: Side, base: Side | None, q: int, *, interleaved: bool) -> dict[str, str]:
-    """Draw a percentile of each launch: interleaved ones in pairs, else those of the baseline's sessions first."""
-    sessions = [session[q] for session in base.sessions] if base is not None else []
+def draw_launches(now: Side, base: Side | None, metric: str, *, interleaved: bool) -> dict[str, str]:
+    """Draw a metric of each launch: interleaved ones in pairs, else those of the baseline's sessions first."""
+    sessions = [session[metric] for session in base.sessions] if base is not None else []
     earlier = 0 if interleaved else sum(map(len, sessions))
 
     def draw(axes: Axes) -> None:
         if base is not None:
-            axes.plot(range(1, 1 + len(base.at(q))), base.at(q), label=_label(base), **_BASELINE)
+            axes.plot(range(1, 1 + len(base.at(metric))), base.at(metric), label=_label(base), **_BASELINE)
         if base is not None and interleaved:
-            axes.vlines(range(1, 1 + len(now.at(q))), base.at(q), now.at(q), FAINT, linewidth=2)
+            axes.vlines(range(1, 1 + len(now.at(metric))), base.at(metric), now.at(metric), FAINT, linewidth=2)
         elif base is not None:
             for start in accumulate(map(len, sessions)):
                 axes.axvline(start + 0.5, color=FAINT, linewidth=1, linestyle="dotted")
-        axes.plot(range(1 + earlier, 1 + earlier + len(now.at(q))), now.at(q), label="now", **_CURRENT)
+        axes.plot(range(1 + earlier, 1 + earlier + len(now.at(metric))), now.at(metric), label="now", **_CURRENT)
         axes.locator_params(axis="x", integer=True)
         show_seconds(axes.yaxis)
 
-    ranges = [f"{side.name}: {text.span(side.at(q), text.seconds)}" for side in (now, base) if side is not None]
+    ranges = [f"{side.name}: {text.span(side.at(metric), text.seconds)}" for side in (now, base) if side is not None]
     if base is not None and interleaved:
-        slower = sum(after > before for before, after in zip(base.at(q), now.at(q), strict=True))
-        ranges.insert(0, f"now was slower in {slower} of {len(now.at(q))} pairs")
+        slower = sum(after > before for before, after in zip(base.at(metric), now.at(metric), strict=True))
+        ranges.insert(0, f"now was slower in {slower} of {len(now.at(metric))} pairs")
     order = "Interleaved launches" if interleaved else "Launches in the order they were taken"
-    return figure(f"{order}, p{q}", "; ".join(ranges), draw)
+    return figure(f"{order}, {metric}", "; ".join(ranges), draw)

@@ -41,6 +41,7 @@ def _measurement(outcome: Outcome) -> dict[str, Any]:
     if outcome.measurement is not None:
         launches = outcome.measurement.samples.step_seconds
         data["percentile_seconds"] = {f"p{q}": stats.percentile(launches, q) for q in (10, 50, 75, 90, 95)}
+        data["mean_seconds"] = stats.geometric_mean(stats.launch_means(launches))
     return data
 
 

@@ -15,7 +15,7 @@ from pytest_ddpperf.report.json_report import StoredReport
 from pytest_ddpperf.report.summary import Concern
 from pytest_ddpperf.verdict import stats
 
-_SHOWN = (5, 10, 25, 50, 75, 90, 95)
+_SHOWN = ("p5", "p10", "p25", "p50", "p75", "p90", "p95", "mean")
 
 
 Table = dict[str, Any]  # title, head and rows, as the template shows it; the first cell names a row
@@ -132,28 +132,28 @@ def _measured(outcome: Outcome) -> tuple[list[dict[str, str]], list[Table]]:
     if outcome.measurement is None:
         return [], []
     now, base = figures.sides_of(outcome)
-    q = _decisive(outcome)
-    interleaved = base is not None and outcome.baseline_side is not None and len(base.at(q)) == len(now.at(q))
+    metric = _decisive(outcome, now)
+    pairs = len(now.at(metric))
+    interleaved = base is not None and outcome.baseline_side is not None and len(base.at(metric)) == pairs
     drawn = []
     if outcome.verdict is not None and outcome.verdict.comparisons:
         against = base.name if base is not None else "the baseline"
         drawn.append(figures.draw_changes(outcome.verdict.comparisons, against))
     drawn.append(figures.draw_distributions(now, base))
-    drawn.append(figures.draw_launches(now, base, q, interleaved=interleaved))
+    drawn.append(figures.draw_launches(now, base, metric, interleaved=interleaved))
     return drawn, list(_tables(outcome, [now] if base is None else [base, now]))
 
 
-def _decisive(outcome: Outcome) -> int:
-    """Return the percentile that decided, or p50 if reports do not have that one for each launch."""
+def _decisive(outcome: Outcome, side: Side) -> str:
+    """Return the metric that decided, or p50 if reports do not have that one for each launch."""
     worst = outcome.verdict.worst if outcome.verdict is not None else None
-    found = worst.limit.percentile if worst is not None and not worst.limit.is_cpu_time else 50.0
-    return int(found) if found in figures.PERCENTILES else 50
+    return worst.limit.metric if worst is not None and worst.limit.metric in side.sessions[0] else "p50"
 
 
 def _tables(outcome: Outcome, sides: Sequence[Side]) -> Iterator[Table]:
     yield Table(
         title="Step times",
-        head=("", *(f"p{shown}" for shown in _SHOWN)),
+        head=("", *_SHOWN),
         rows=tuple((side.name, *(text.seconds(side.middle(shown)) for shown in _SHOWN)) for side in sides),
     )
     yield _ranks(outcome)

@@ -94,6 +94,11 @@ def launch_quantiles(launches: Sequence[Sequence[float]], q: float) -> tuple[flo
     return tuple(quantile(launch, q) for launch in launches)
 
 
+def launch_means(launches: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    """The mean of each launch: of step times, the time that its window takes per step."""
+    return tuple(map(fmean, launches))
+
+
 def percentile(launches: Sequence[Sequence[float]], q: float) -> float:
     """Return the mean over launches of their q-th percentile."""
     return geometric_mean(launch_quantiles(launches, q))

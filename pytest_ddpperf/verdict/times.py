@@ -9,10 +9,11 @@ from itertools import chain
 from statistics import fmean
 
 from pytest_ddpperf.records.outcome import StoredSession
-from pytest_ddpperf.records.plan import Limit
+from pytest_ddpperf.records.plan import MEAN, Limit
 from pytest_ddpperf.records.samples import (
     Comparison,
     Interval,
+    LaunchSteps,
     Measurement,
     Recording,
     Samples,
@@ -313,7 +314,12 @@ def _quantiles(limit: Limit, measurement: Measurement) -> tuple[float, ...]:
         assert samples.cpu_seconds is not None, "judge checks it first"
         return stats.cpu_quantiles(samples.cpu_seconds, limit.percentile)
     _check(chain.from_iterable(samples.step_seconds))
-    return stats.launch_quantiles(samples.step_seconds, limit.percentile)
+    return of_launches(limit, samples.step_seconds)
+
+
+def of_launches(limit: Limit, launches: LaunchSteps) -> tuple[float, ...]:
+    """Return the limited figure of each launch, in seconds: a percentile of its steps, or their mean."""
+    return stats.launch_means(launches) if limit.is_mean else stats.launch_quantiles(launches, limit.percentile)
 
 
 def _check(seconds: Iterable[float]) -> None:
@@ -330,7 +336,7 @@ def has_cpu(limit: Limit, measurement: Measurement) -> bool:
 
 def is_middle(limit: Limit) -> bool:
     """Whether stretches show it better than all steps together."""
-    return not limit.is_cpu_time and _MIDDLE[0] <= limit.percentile <= _MIDDLE[1]
+    return not (limit.is_cpu_time or limit.is_mean) and _MIDDLE[0] <= limit.percentile <= _MIDDLE[1]
 
 
 def in_stretches(
@@ -391,7 +397,13 @@ def of_one_length(sides: Sequence[Samples]) -> list[Samples]:
 
 
 # The percentiles of each launch that a report has: those that are limited, and enough to draw a distribution.
-_PERCENTILES = range(5, 100, 5)
+PERCENTILES = range(5, 100, 5)
+
+
+def launch_figures(launches: LaunchSteps) -> dict[str, tuple[float, ...]]:
+    """Return what a report draws of launches, in seconds, by metric: percentiles and the mean."""
+    ordered = [sorted(launch) for launch in launches]  # once, for sorting again costs next to nothing
+    return {**{f"p{q}": stats.launch_quantiles(ordered, q) for q in PERCENTILES}, MEAN: stats.launch_means(launches)}
 
 
 def in_percentiles(session: Recording, steps: int) -> StoredSession:
@@ -402,5 +414,5 @@ def in_percentiles(session: Recording, steps: int) -> StoredSession:
         commit=session.commit,
         host=str(host(session.measurement) or ""),
         steps=steps,
-        launch_seconds={f"p{q}": stats.launch_quantiles(samples.step_seconds, q) for q in _PERCENTILES},
+        launch_seconds=launch_figures(samples.step_seconds),
     )

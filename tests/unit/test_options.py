@@ -68,7 +68,7 @@ def test_without_being_asked_the_settings_are_the_documented_defaults(
     assert (settings.world_sizes, settings.trainers, settings.parameter_servers) == ((2,), 2, 2)
     assert (settings.warmup, settings.steps, settings.launches, settings.max_launches) == (5, 30, 5, 20)
     assert (settings.min_seconds, settings.timeout_seconds, settings.confirm_seconds) == (1.0, 300.0, 300.0)
-    assert metrics(settings) == ["p10:10%", "p50:10%"]
+    assert metrics(settings) == ["p10:10%", "p50:10%", "mean:25%"]
     assert all(limit.default for limit in settings.limits)
     assert (settings.baseline_dir, settings.baseline_missing) == (pytester.path / "baselines", "warn")
     auto = {name for name in settings.sources if getattr(settings, name) == "auto"}
@@ -239,7 +239,7 @@ def test_the_documents_ini_files_can_be_read(read: Callable[..., Settings], pyte
 # --- what is refused
 
 
-FORM = "metric:N% or metric:Nms, as in p50:5%, p99.9:0.5%, p95:2ms, cpu_p50:5%, busbw:5%, rpc.bytes:0%"
+FORM = "metric:N% or metric:Nms, as in p50:5%, p95:2ms, mean:20%, cpu_p50:5%, busbw:5%, rpc.bytes:0%"
 SIZES = "whole numbers from 1, separated by commas, none twice: 2 or 1,2,4"
 SECONDS = "seconds, a number {} 0 and up to 1000000000"
 REFUSED: list[tuple[str, list[str], str]] = [  # an option, values that cannot be, and what is allowed
@@ -249,7 +249,7 @@ REFUSED: list[tuple[str, list[str], str]] = [  # an option, values that cannot b
     ("--ddp-warmup", ["-1"], "a whole number from 0"),
     ("--ddp-timeout", ["0", "-1", "inf", "nan", "soon", "", "1e10"], SECONDS.format("above")),
     ("--ddp-min-time", ["-1", "inf", "soon"], SECONDS.format("from")),
-    ("--ddp-threshold", ["p50:ten", "p50", "p50:-5%", "mean:5%", "p50:5", "p50:5s", "p50:nan%"], f"not {FORM}"),
+    ("--ddp-threshold", ["p50:ten", "p50", "p50:-5%", "mean", "p50:5", "p50:5s", "p50:nan%"], f"not {FORM}"),
     ("--ddp-threshold", ["p50:inf%", "P50:5%", "p:5%", "p-1:5%", "p99.99999:5%"], f"not {FORM}"),
     ("--ddp-threshold", [""], f"no limit given: {FORM}, separated by commas"),
     ("--ddp-threshold", ["p101:5%"], "p101 is no percentile: a metric is p1 to p99, decimals allowed (p99.9)"),
@@ -377,7 +377,7 @@ def test_a_limit_needs_more_than_one_launch(refusal: Callable[..., str], pyteste
 
 
 def test_a_default_limit_without_support_is_not_refused(read: Callable[..., Settings]) -> None:
-    assert metrics(read("--ddp-launches=1", "--ddp-steps=1")) == ["p10:10%", "p50:10%"]
+    assert metrics(read("--ddp-launches=1", "--ddp-steps=1")) == ["p10:10%", "p50:10%", "mean:25%"]
 
 
 def test_a_disabled_run_needs_no_support_for_its_limits(read: Callable[..., Settings]) -> None:

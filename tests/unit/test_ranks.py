@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from statistics import fmean
 
 import pytest
 
@@ -125,3 +126,36 @@ def test_a_cause_is_about_the_metric_of_the_headline() -> None:
     plan = Plan(world_size=2, backend="gloo", device="cpu")
     (cause,) = failure.find_causes(verdict, plan, side(30, cpu=(20, 29)), [BASE])
     assert cause.endswith("of +19.0 ms")
+
+
+def with_slow_steps(*launches: Sequence[int]) -> Measurement:
+    """Two ranks whose steps take 10 ms, but for those of these numbers, which take 150 ms."""
+    seconds = tuple(tuple(0.15 if step in slow else 0.01 for step in range(30)) for slow in launches)
+    return Measurement(samples=Samples(step_seconds=seconds, rank_seconds=tuple((each, each) for each in seconds)))
+
+
+@pytest.mark.parametrize(
+    ("slow", "stretches", "cause"),
+    [
+        # Steps 9, 19 and 29 of a window.
+        (((9, 19, 29), (9, 19, 29)), (), "every 10th step takes 150 ms"),
+        # Of three stretches, the first step of each is not counted, and one of those was slow: 5, 15, (25), 35.
+        (((4, 13, 30), (4, 13)), ((10, 12, 8),) * 2, "every 10th step takes 150 ms"),
+        (((3, 7, 21), (11, 12, 28)), (), "1 of 10 steps takes 150 ms"),
+        (((0,), (17,)), (), "1 of 30 steps takes 150 ms"),
+    ],
+)
+def test_few_slow_steps_are_named_with_their_period(
+    slow: tuple[Sequence[int], ...], stretches: tuple[Sequence[int], ...], cause: str
+) -> None:
+    now, base = with_slow_steps(*slow), with_slow_steps((), ())
+    mean = fmean(step for launch in now.samples.step_seconds for step in launch)
+    rise = Interval(estimate=mean / 0.01 - 1, low=0.1, high=2.0)
+    change = comparison(Status.REGRESSED, "mean", baseline_seconds=0.01, now_seconds=mean, change=rise)
+    verdict = Verdict(status=Status.REGRESSED, reason="x", comparisons=(change,))
+    plan = Plan(world_size=2, backend="gloo", device="cpu")
+    assert failure.find_causes(verdict, plan, now, [base], stretches)[0] == cause
+
+
+def test_slow_steps_are_no_cause_where_all_steps_became_slower() -> None:
+    assert not [cause for cause in causes(side(30, cpu=(10, 29)), BASE, metric="mean") if "step takes" in cause]

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import pytest
 
 from pytest_ddpperf.options.definitions import FAIL_ON_NAMES
-from pytest_ddpperf.records.plan import Limit
+from pytest_ddpperf.records.plan import TIME_LIMITS, Limit
 from pytest_ddpperf.records.samples import Environment, Measurement, Samples, Scalar, Status, Verdict
 from pytest_ddpperf.verdict.decision import fails, judge
 from pytest_ddpperf.verdict.stats import Drift
@@ -704,3 +704,19 @@ def test_one_node_has_one_clock() -> None:
     steps = ((0.01, 0.0101),) * 3
     alone = Measurement(samples=Samples(step_seconds=steps, rank_seconds=(steps[:1],) * 3))
     assert not judge_times(alone, [alone], LIMIT).first_node
+
+
+def test_slow_steps_that_no_percentile_shows_are_a_regression_of_the_mean() -> None:
+    limits = tuple(replace(limit, default=False) for limit in TIME_LIMITS)
+    before = measurement(STEADY)
+    slower = tuple(
+        tuple(15 * s if k % 10 == 9 else s for k, s in enumerate(each)) for each in before.samples.step_seconds
+    )
+    now = replace(before, samples=replace(before.samples, step_seconds=slower))
+    verdict = decide(now, before, *limits)
+    assert [(c.limit.metric, c.status) for c in verdict.comparisons] == [
+        ("p10", Status.PASS),
+        ("p50", Status.PASS),
+        ("mean", Status.REGRESSED),
+    ]
+    assert verdict.comparisons[2].change.estimate == pytest.approx(1.4, abs=0.01)
