@@ -51,7 +51,7 @@ FIRST_LOOK = 5  # the default of --ddp-launches
 MOST_LAUNCHES = (10, 20)
 LIMITS = {"default": 0.10, "5%": 0.05}
 PAIRED_LIMITS = {"5%": 0.05, "3%": 0.03}
-METRICS = ("p10", "p50")  # the default of --ddp-threshold
+METRICS = ("p10", "p50", "mean:0.25")  # the default of --ddp-threshold; with a value, whatever the limit is
 SEED = 20261121
 RESAMPLES = 200
 
@@ -74,7 +74,7 @@ def main() -> int:
     given.add_argument("--traces", type=Path, metavar="DIR")
     given.add_argument("--pairs", type=Path, metavar="FILE")
     parser.add_argument("--json", type=Path, metavar="OUT")
-    parser.add_argument("--metrics", help="ours with limits on these percentiles instead of " + ",".join(METRICS))
+    parser.add_argument("--metrics", help="ours with limits on these metrics instead of " + ",".join(METRICS))
     parser.add_argument("--sessions", type=int, help="ours with baselines of so many sessions under history")
     parser.add_argument(
         "--assume", metavar="FLOOR,SHARE,FREEDOM[,USUAL,STEEP]", help="ours with another assumption about drift"
@@ -247,7 +247,8 @@ def suspicion(trial: Trial, limit: float, scope: str, *, share: float) -> str:
 
 
 def judged(trial: Trial, limit: float, scope: str, metrics: Sequence[str], drift: Drift) -> Verdict:
-    limits = [Limit(metric=metric, value=limit, unit="%") for metric in metrics]
+    named = (metric.partition(":") for metric in metrics)
+    limits = [Limit(metric=name, value=float(value or limit), unit="%") for name, _, value in named]
     interleaved = scope == "within" or is_paired(scope)
     stored = [measurement(session) for session in trial.sessions]
 

@@ -186,11 +186,18 @@ def carry_out(
     side: Stored | Interleaved = Stored(store, job.test, to_extend=job.settings.extend_baseline)
     if base is not None and job.gate:
         side = Interleaved(base, job, observer)
-    # Calling suspected code as fast as the baseline's is a claim, and the smallest detectable change of the same code
-    # has to rest on all pairs.
-    stops_early = confirm_seconds is None and job.settings.against != "self"
+    # The smallest detectable change of the same code has to rest on all pairs. Calling suspected code as fast as the
+    # baseline's is a claim, which needs a look.
+    gives_up = job.settings.against != "self"
     max_seconds = MAX_SECONDS if confirm_seconds is None else min(MAX_SECONDS, confirm_seconds)
-    judge = Judge(job, current, side, max_seconds=max_seconds, stops_early=stops_early)
+    judge = Judge(
+        job,
+        current,
+        side,
+        max_seconds=max_seconds,
+        stops_early=gives_up and confirm_seconds is None,
+        gives_up=gives_up,
+    )
     try:
         verdict = judge.decide()
         fails, environment = does_fail(job, verdict), judge.environment

@@ -11,11 +11,14 @@ So a regression is reported only if launches that had no part in raising the sus
 of their own.
 
 Between two looks the pairs so far end the measurement early if they are within the limit and settled. That claims
-nothing, so it causes no false alarm.
+nothing, so it causes no false alarm. From the second look on, a measurement also ends if the launches that are left
+would hardly settle it (a stop for futility: J. M. Lachin, "A review of methods for futility stopping based on
+conditional power", Statistics in Medicine 24 (2005)).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -24,15 +27,20 @@ from pytest_ddpperf.measuring.launches import CurrentSide, Job, measurement
 from pytest_ddpperf.records.samples import Environment, Measurement, Scalar, Status, Verdict
 from pytest_ddpperf.verdict import times
 from pytest_ddpperf.verdict.decision import with_counters, without_steady_windows
+from pytest_ddpperf.verdict.stats import Difference
 
 if TYPE_CHECKING:
     from pytest_ddpperf.measuring.baseline_side import Interleaved, Stored
 
 # The verdict on launches start..stop, counted from 0, `stop` excluded, with so many times the error rate.
 VerdictOn = Callable[[int, int, float], Verdict]
+# The difference of logarithms behind each comparison of a verdict, on launches start..stop.
+DifferencesOf = Callable[[Verdict, int, int], Sequence[Difference]]
 
 # What confirms may err more often than what decides: all launches together, of which it is half, decide as well.
 _CONFIRMING = 2.0
+# A measurement goes on only if the launches that are left would settle it at least so often.
+_FUTILE = 0.2
 _CLAIMS = {Status.REGRESSED: Status.INCONCLUSIVE, Status.IMPROVED: Status.PASS}  # what is left without confirmation
 
 
@@ -84,12 +92,53 @@ def _claimed(verdict: Verdict, status: Status) -> set[str]:
 
 
 def _unconfirmed(verdict: Verdict) -> Verdict:
-    left, reason = _CLAIMS[verdict.status], "not-confirmed"
+    return _without_claim(verdict, _CLAIMS[verdict.status], "not-confirmed")
+
+
+def _without_claim(verdict: Verdict, left: Status, reason: str) -> Verdict:
+    """Return the verdict with another status, also of the comparisons that decided it."""
     comparisons = tuple(
         replace(comparison, status=left, reason=reason) if comparison.status is verdict.status else comparison
         for comparison in verdict.comparisons
     )
     return replace(verdict, status=left, reason=reason, comparisons=comparisons)
+
+
+def is_futile(
+    verdict: Verdict, launches: int, looks: Sequence[int], judge: VerdictOn, differences: DifferencesOf
+) -> bool:
+    """Whether the launches that are left, after so many, would hardly settle a verdict."""
+    if launches < looks[1] or launches >= looks[-1] or not verdict.comparisons:
+        return False
+    suspicious = (Status.REGRESSED, Status.INCONCLUSIVE)
+    since = next((look for look in looks if look <= launches and judge(0, look, 1.0).status in suspicious), None)
+    if since is None:  # a suspicion may yet be raised, but at the last look nothing confirms it
+        since = next((look for look in looks[:-1] if look > launches), None)
+    every = differences(verdict, 0, launches)
+    enough = since is not None and launches - since >= times.LAUNCHES_NEEDED
+    fresh = differences(verdict, since, launches) if since is not None and enough else [None] * len(every)
+    chances = [
+        difference.chance_to_settle(
+            times.bound(comparison.limit, math.log(comparison.baseline_seconds)),
+            looks[-1],
+            fresh=later,
+            since=since,
+            level=comparison.level,
+            noise_level=times.SETTLED_LEVEL,
+        )
+        for comparison, difference, later in zip(verdict.comparisons, every, fresh, strict=True)
+    ]
+    return min(passes for passes, _ in chances) + max(shows for _, shows in chances) < _FUTILE
+
+
+def given_up(verdict: Verdict) -> Verdict:
+    """Return what is left of a verdict that further launches would hardly settle: PASS if no range reaches twice its
+    limit, else what the launches so far say without a claim."""
+    bounds = (times.bound(c.limit, math.log(c.baseline_seconds)) for c in verdict.comparisons)
+    near = all(c.change.high < 2 * math.expm1(bound) for c, bound in zip(verdict.comparisons, bounds, strict=True))
+    if near or verdict.status is Status.IMPROVED:
+        return _without_claim(verdict, Status.PASS, "undecided")
+    return verdict if verdict.status is Status.PASS else _without_claim(verdict, Status.INCONCLUSIVE, "undecided")
 
 
 # Under these a run is measured, but its figures say nothing about the code.
@@ -115,11 +164,19 @@ class Judge:
     """Lets both sides launch, and judges them at each look."""
 
     def __init__(
-        self, job: Job, current: CurrentSide, side: Stored | Interleaved, *, max_seconds: float, stops_early: bool
+        self,
+        job: Job,
+        current: CurrentSide,
+        side: Stored | Interleaved,
+        *,
+        max_seconds: float,
+        stops_early: bool,
+        gives_up: bool,
     ) -> None:
-        """`max_seconds` are for all launches; `stops_early`: an interleaved comparison may end between two looks."""
+        """`max_seconds` are for all launches; `stops_early`: an interleaved comparison may end between two looks;
+        `gives_up`: a measurement ends if it would hardly be settled."""
         self._job, self._current, self._side = job, current, side
-        self._max_seconds, self._stops_early = max_seconds, stops_early and side.interleaved
+        self._max_seconds, self._stops_early, self._gives_up = max_seconds, stops_early, gives_up
         self._not_gated: str | None = None
         self.environment = Environment()  # of the launches, from the first look on
 
@@ -129,23 +186,36 @@ class Judge:
         looks = schedule(self._job.launches, self._job.settings.max_launches)
         self._side.take(self._current, looks[0], planned=looks[0])
         self._not_gated = why_not_gated(self._job, {**self._current.facts, **self._job.facts})
-        self._stops_early &= self._not_gated is None
+        self._gives_up &= self._not_gated is None
         self.environment = self._job.environment(self._current)
         self._side.read(self.environment, self._not_gated)
         for number, look in enumerate(looks, 1):
             for count in range(len(self._current.taken) + 1, look):
                 self._side.take(self._current, count, planned=look)
-                if self._stops_early:
-                    verdict, ended = self._completed(*early_stop(count, self._verdict), final=False)
+                if self._side.interleaved and self._gives_up:
+                    verdict, ended = self._completed(*self._between(count, looks), final=False)
                     if ended:
                         return verdict
             self._side.take(self._current, look, planned=look)
             further = number < len(looks) and self._has_time_for(looks[number])
-            found = follow(looks[:number], self._verdict, final=not further)
-            verdict, ended = self._completed(*found, final=not further)
+            verdict, ended = follow(looks[:number], self._verdict, final=not further)
+            if further and not ended:
+                verdict, ended = self._given_up(verdict, look, looks)
+            verdict, ended = self._completed(verdict, ended, final=not further)
             if ended or not further:
                 break
         return verdict
+
+    def _between(self, count: int, looks: Sequence[int]) -> tuple[Verdict, bool]:
+        """Return the verdict after `count` launches, between two looks, and whether the measurement ends with it."""
+        verdict, ended = early_stop(count, self._verdict)
+        return (verdict, True) if ended and self._stops_early else self._given_up(verdict, count, looks)
+
+    def _given_up(self, verdict: Verdict, count: int, looks: Sequence[int]) -> tuple[Verdict, bool]:
+        """Return what is left of a verdict if the measurement ends because it would hardly be settled."""
+        if self._gives_up and is_futile(verdict, count, looks, self._verdict, self._differences):
+            return given_up(verdict), True
+        return verdict, False
 
     def _has_time_for(self, count: int) -> bool:
         """Whether `count` launches fit into the time. Those that confirm a suspicion of the first look always do."""
@@ -171,6 +241,15 @@ class Judge:
             self._job.limits,
             not_gated=self._not_gated,
             level=self._job.level * ease,
+            interleaved=self._side.interleaved,
+            stretches=[launch.stretches for launch in self._current.taken[start:stop]],
+        )
+
+    def _differences(self, verdict: Verdict, start: int, stop: int) -> Sequence[Difference]:
+        return times.differences_of(
+            verdict,
+            self._measurement(start, stop),
+            self._side.measurements(start, stop),
             interleaved=self._side.interleaved,
             stretches=[launch.stretches for launch in self._current.taken[start:stop]],
         )

@@ -70,13 +70,20 @@ def reason(outcome: Outcome) -> str:
     if verdict.status is Status.REGRESSED:
         return why(outcome)
     if verdict.status is Status.INCONCLUSIVE:
-        return _WHY_INCONCLUSIVE.get(verdict.reason) or _noise(outcome) or "launches of the same code differ by as much"
+        unclear = "close to its limit: further launches would hardly decide it"
+        same = "launches of the same code differ by as much"
+        return (
+            _WHY_INCONCLUSIVE.get(verdict.reason)
+            or _noise(outcome)
+            or (unclear if verdict.reason == "undecided" else same)
+        )
     if verdict.status is Status.IMPROVED:
         return "accept it with --ddp-save-baseline" if _is_stored(outcome) else ""
     if verdict.status is Status.PASS:
         if outcome.stored_verdict is not None:
-            return "the baseline's own code is as slow today"
-        return _noise(outcome) or _slower_within_limit(verdict)
+            return "next to the baseline's own code it is not slower"
+        slower = _slower_within_limit(verdict)
+        return slower if verdict.reason == "undecided" and slower else _noise(outcome) or slower
     return why_not_compared(outcome)
 
 
@@ -155,7 +162,8 @@ def _slower_within_limit(verdict: Verdict) -> str:
     worst = max(verdict.comparisons, key=lambda c: c.change.estimate / (text.limit_share(c) or 1), default=None)
     if worst is None or worst.change.low <= 0 or worst.change.estimate < text.limit_share(worst) / 2:
         return ""
-    return f"{worst.limit.metric} {_short(worst)}: slower, within the limit of {text.limit(worst.limit)}"
+    where = "within" if worst.change.estimate <= text.limit_share(worst) else "at about"
+    return f"{worst.limit.metric} {_short(worst)}: slower, {where} the limit of {text.limit(worst.limit)}"
 
 
 def problems(outcomes: Sequence[Outcome], *, reasons: bool = True) -> Iterator[str]:

@@ -208,6 +208,45 @@ class Difference:
         known: dict[str, Any] = dict.fromkeys(parts, NOTHING)
         return replace(self, **known)
 
+    def chance_to_settle(
+        self,
+        bound: float,
+        most: int,
+        *,
+        fresh: Difference | None,
+        since: int | None,
+        level: float,
+        noise_level: float,
+    ) -> tuple[float, float]:
+        """Return how likely `most` launches show no difference beyond `bound`, and how likely they show one.
+
+        By the predictive distribution of the mean of the launches that are left, from those so far. No difference: the
+        estimate lies below the bound by its own noise at `noise_level`. A difference: the estimate is beyond the
+        bound with evidence at `level`, and so is that of the launches after launch `since`, at twice that level. Those
+        so far are `fresh`, if there are two. With `since` None a difference cannot be shown any more.
+        """
+        launches, left = self.launches, most - self.launches
+        own = self.now.variance * launches  # of one launch
+        fixed = self.error**2 - self.now.variance
+        spread = math.sqrt(own / launches + own / left)
+        if spread == 0:
+            return float(self.estimate <= bound), float(self.estimate > bound)
+
+        def likely(mean: float) -> float:
+            """How likely the mean of the launches that are left is at most so large."""
+            return t_cdf((mean - self.estimate) / spread, self.now.freedom)
+
+        room = bound - t_quantile(1 - noise_level, most - 1) * math.sqrt(own / most)
+        passes = likely((most * room - launches * self.estimate) / left)
+        if since is None:
+            return passes, 0.0
+        later, seen = most - since, fresh.launches if fresh is not None else 0
+        evidence = t_quantile(1 - level, most - 1) * math.sqrt(own / most + fixed)
+        confirmed = t_quantile(1 - 2 * level, later - 1) * math.sqrt(own / later + fixed)
+        all_need = most * max(bound, evidence) - launches * self.estimate
+        fresh_need = later * max(bound, confirmed) - seen * (fresh.estimate if fresh is not None else 0.0)
+        return passes, 1 - likely(max(all_need / left, fresh_need / (left if fresh is not None else later)))
+
     def launches_for(self, resolution: float, level: float) -> int | None:
         """Return about how many current launches would detect so small a change; None if no number of them would."""
         if self.error == 0:

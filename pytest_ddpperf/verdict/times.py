@@ -32,7 +32,7 @@ TEST_LEVEL = 0.015
 ASSUMED_DRIFT = Drift(floor=0.018, share=0.5, freedom=8, usual=0.05, steep=3.0)
 _ANOTHER_HOST = 0.05
 # A verdict is settled where further launches would bring another with less than this probability.
-_SETTLED_LEVEL = 0.05
+SETTLED_LEVEL = 0.05
 # Of the facts that must match, those that are asked for: with others, step times of one test are not alike.
 _ASKED = ("batch_size", "warmup", "timing", "collective")
 # Between launches there must be something to compare.
@@ -186,17 +186,7 @@ def _compare(
     stretches: Sequence[Sequence[int]],
 ) -> tuple[Comparison, ...]:
     pairs = [(logs(limit, current), [logs(limit, session) for session in baseline]) for limit in limits]
-    if drift is None:
-        found = []
-        for limit, (now, (base,)) in zip(limits, pairs, strict=True):
-            if is_middle(limit) and any(len(own) > 1 for own in stretches):
-                shown = in_stretches(limit, now, base, current, baseline[0], stretches)
-                found.append(stats.paired(now, shown, trim=TRIM))
-            else:
-                found.append(stats.paired(now, base))
-    else:
-        here, hosts = host(current), [host(session) for session in baseline]
-        found = [_across(now, sessions, here, hosts, drift) for now, sessions in pairs]
+    found = _differences(limits, current, baseline, drift, stretches)
     slower = stats.holm([difference.p_value() for difference in found], level)
     faster = stats.holm([difference.mirrored().p_value() for difference in found], level)
     fastest = [_share(min(now) - fmean(map(min, sessions))) if drift is not None else None for now, sessions in pairs]
@@ -210,6 +200,42 @@ def _compare(
             limits, pairs, found, fastest, slower, faster, strict=True
         )
     )
+
+
+def _differences(
+    limits: Sequence[Limit],
+    current: Measurement,
+    baseline: Sequence[Measurement],
+    drift: Drift | None,
+    stretches: Sequence[Sequence[int]],
+) -> list[Difference]:
+    """Return the difference of logarithms for each limit; without `drift` the launches were interleaved."""
+    found = []
+    here, hosts = host(current), [host(session) for session in baseline]
+    for limit in limits:
+        now, sessions = logs(limit, current), [logs(limit, session) for session in baseline]
+        if drift is not None:
+            found.append(_across(now, sessions, here, hosts, drift))
+        elif is_middle(limit) and any(len(own) > 1 for own in stretches):
+            shown = in_stretches(limit, now, sessions[0], current, baseline[0], stretches)
+            found.append(stats.paired(now, shown, trim=TRIM))
+        else:
+            found.append(stats.paired(now, sessions[0]))
+    return found
+
+
+def differences_of(
+    verdict: Verdict,
+    current: Measurement,
+    baseline: Sequence[Measurement],
+    *,
+    interleaved: bool,
+    stretches: Sequence[Sequence[int]],
+) -> list[Difference]:
+    """Return the difference of logarithms behind each comparison of a verdict, or of other launches by its limits."""
+    limits = [comparison.limit for comparison in verdict.comparisons]
+    current, *baseline = alike([current, *baseline], first_node=verdict.first_node)
+    return _differences(limits, current, baseline, None if interleaved else ASSUMED_DRIFT, stretches)
 
 
 def _across(
@@ -238,7 +264,7 @@ def _comparison(
     base = now - difference.estimate
     slower, faster = difference.estimate > bound(limit, base), -difference.estimate > bound(limit, now)
     # What only further launches could change: the part of the error that is the current launches' own.
-    noise = difference.without("base", "drift").reach(_SETTLED_LEVEL)
+    noise = difference.without("base", "drift").reach(SETTLED_LEVEL)
     evidence = evidence_slower if difference.estimate > 0 else evidence_faster
     status, reason = Status.PASS, "within-limit"
     settled = difference.estimate + noise <= bound(limit, base)

@@ -13,7 +13,7 @@ import pytest
 
 from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.launch import Observer
-from pytest_ddpperf.measuring import measurement
+from pytest_ddpperf.measuring import measurement, stopping_rule
 from pytest_ddpperf.measuring.launches import Job
 from pytest_ddpperf.measuring.leader_connection import LeaderConnection
 from pytest_ddpperf.measuring.measurement import Measured, build_outcome, carry_out
@@ -108,6 +108,7 @@ def test_an_open_verdict_has_as_many_launches_as_there_is_time_for_but_those_tha
     store, limits = Store(tmp_path), (Limit(metric="p50", value=0.1, unit="%"),)
     store.write(carried_out(scattered(0.02, 0.01), store, save_baseline=True).candidate)
     monkeypatch.setattr(measurement, "MAX_SECONDS", max_seconds)
+    monkeypatch.setattr(stopping_rule, "_FUTILE", 0.0)
     found = carried_out(scattered(0.022, 0.08), store, limits=limits)
     assert (len(found.result.step_seconds), found.result.verdict) == (launches, "PASS")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -54,6 +55,7 @@ def decided(
     *,
     interleaved: bool = True,
     stops_early: bool = True,
+    gives_up: bool = True,
     max_seconds: float = 1e9,
     recompiled: bool = False,
 ) -> tuple[Verdict, int, list[int]]:
@@ -62,7 +64,8 @@ def decided(
     every = launches(*(0.01 * ratio for ratio in ratios))
     current: Any = SimpleNamespace(every=every, taken=[], facts={}, mostly_recompiled=recompiled)
     side: Any = BaselineSide(interleaved=interleaved)
-    verdict = Judge(of_test, current, side, max_seconds=max_seconds, stops_early=stops_early).decide()
+    ends = {"max_seconds": max_seconds, "stops_early": stops_early, "gives_up": gives_up}
+    verdict = Judge(of_test, current, side, **ends).decide()
     return verdict, len(current.taken), side.planned
 
 
@@ -81,6 +84,30 @@ def test_interleaved_launches_may_end_between_two_looks(asked: dict[str, bool], 
     assert (taken, verdict.status) == (count, "PASS")
     assert planned[0] == 5
     assert set(planned[2:]) == {10}, "of which look each is one"
+
+
+def drawn(seed: int, slower: float, spread: float) -> list[float]:
+    source = random.Random(seed)
+    return [source.gauss(slower, spread) for _ in range(20)]
+
+
+@pytest.mark.parametrize(
+    ("ratios", "count", "status"),
+    [
+        (drawn(6, 1.11, 0.12), 10, "PASS"),  # its range does not reach twice the limit
+        (drawn(7, 1.14, 0.25), 17, "INCONCLUSIVE"),
+    ],
+    ids=["near the limit", "too noisy"],
+)
+def test_a_measurement_that_would_hardly_be_settled_ends(ratios: Sequence[float], count: int, status: str) -> None:
+    verdict, taken, _ = decided(ratios)
+    assert (taken, verdict.status, verdict.reason) == (count, status, "undecided")
+    assert decided(ratios, gives_up=False)[1] == 20
+
+
+def test_a_slowdown_that_further_launches_may_confirm_is_not_given_up() -> None:
+    verdict, taken, _ = decided(drawn(4, 1.11, 0.12))
+    assert (taken, verdict.status) == (20, "REGRESSED")
 
 
 def test_a_red_waits_for_the_look() -> None:
