@@ -44,10 +44,10 @@ from pytest_ddpperf.measuring.launches import Job, Launches
 from pytest_ddpperf.measuring.measurement import Measured, carry_out
 from pytest_ddpperf.measuring.stopping_rule import follow, schedule
 from pytest_ddpperf.options.settings import make_plan, read_settings
+from pytest_ddpperf.records.messages import Event, EventKind
 from pytest_ddpperf.records.outcome import Version
 from pytest_ddpperf.records.plan import Limit, Plan
 from pytest_ddpperf.records.samples import LaunchSamples, Measurement, Samples, TestId, Verdict
-from pytest_ddpperf.remote.version import Ready
 from pytest_ddpperf.verdict import times as observations
 from pytest_ddpperf.verdict.stats import Drift
 from pytest_ddpperf.verdict.times import ASSUMED_DRIFT, TEST_LEVEL, coarse, judge_times
@@ -252,8 +252,8 @@ class Other:
     def __init__(self, launcher: Launcher, asked: Plan, setup: Any) -> None:
         self._launcher, self._plan, self._setup = launcher, asked, setup
 
-    def begin(self, nodeid: str, label: str, plan: Plan) -> Ready:
-        return Ready(plan=self._plan, batch_size=None, facts={})
+    def begin(self, nodeid: str, label: str, plan: Plan) -> Event:
+        return Event(EventKind.READY, plan=self._plan)
 
     def measure(self, observer: Any, steps: int | None) -> LaunchSamples:
         return self._launcher.measure(self._plan if steps is None else self._plan.exactly(steps), self._setup, observer)
@@ -261,7 +261,7 @@ class Other:
     def pause(self, observer: Any, steps: int | None) -> AbstractContextManager[Any]:
         return self._launcher.pause(self._plan if steps is None else self._plan.exactly(steps), self._setup, observer)
 
-    def done(self) -> None:
+    def end_measurement(self) -> None:
         pass
 
 

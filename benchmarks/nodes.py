@@ -14,7 +14,6 @@ how much the peak of its memory rose.
 from __future__ import annotations
 
 import argparse
-import base64
 import json
 import os
 import random
@@ -33,11 +32,12 @@ from pytest_ddpperf.baseline import environment
 from pytest_ddpperf.launch import Launcher, Observer
 from pytest_ddpperf.measuring.launches import measurement
 from pytest_ddpperf.records import codec
+from pytest_ddpperf.records.messages import Event, EventKind, Order, OrderKind
 from pytest_ddpperf.records.outcome import Outcome
 from pytest_ddpperf.records.plan import Limit, Plan
 from pytest_ddpperf.records.samples import TestId, Window
 from pytest_ddpperf.remote import handshake
-from pytest_ddpperf.remote.node import CLOCK, Node
+from pytest_ddpperf.remote.node import CLOCK, CURRENT, EXCHANGES, Node
 from pytest_ddpperf.remote.node_launch import Side
 from pytest_ddpperf.remote.nodes import describe_node
 from pytest_ddpperf.remote.worktree import one_tree
@@ -51,7 +51,7 @@ NODES = (1, 2, 4, 8, 16)
 MOST_A_RANK = 1.5  # of what one costs among few: no more than linear
 
 
-def window(rank: int, steps: int) -> str:
+def window(rank: int, steps: int) -> bytes:
     """What a rank delivers."""
     source = random.Random(rank)
     marks = [time.monotonic_ns()]
@@ -68,34 +68,33 @@ def window(rank: int, steps: int) -> str:
         warmup=5,
         facts={"host": "nobody's", "cpu_model": "none"} if rank == 0 else {},
     )
-    return base64.b64encode(json.dumps(codec.encode(made)).encode()).decode()
+    return json.dumps(codec.encode(made)).encode()
 
 
 def play(number: int, port: int, steps: int) -> None:
     """One node, until its connection ends."""
     lines = handshake.connect_to_leader("127.0.0.1", port, KEY, number)
-    lines.send(describe_node(VERSIONS))
+    lines.send(codec.encode_message(describe_node(VERSIONS)))
     while (messages := lines.receive()) is not None:
         for message in messages:
-            answer(lines, number - 1, message, steps)
+            answer(lines, number - 1, codec.decode(Order, message), steps)
 
 
-def answer(lines: Lines, node: int, message: dict[str, Any], steps: int) -> None:
-    if message["op"] == "alone":
-        lines.send({"event": "alone", "side": "current", "resources": []})
-    elif message["op"] == "clock":
-        lines.send({"event": "clock"})
-        for _ in range(message["exchanges"]):
+def answer(lines: Lines, node: int, order: Order, steps: int) -> None:
+    def send(kind: EventKind, side: str = CURRENT, **fields: Any) -> None:
+        lines.send(codec.encode_message(Event(kind, side=side, **fields)))
+
+    if order.kind is OrderKind.HOLD_LOCKS:
+        send(EventKind.LOCKS_HELD)
+    elif order.kind is OrderKind.SEND_CLOCK:
+        send(EventKind.CLOCK_READY, side="")
+        for _ in range(EXCHANGES):
             lines.socket.recv(1)
             lines.socket.send(CLOCK.pack(time.monotonic_ns()))
-    elif message["op"] == "part":
-        ranks = codec.decode(Plan, message["plan"]).part(node)
-        lines.send(
-            {"event": "settled", "side": "current", "results": {str(rank): window(rank, steps) for rank in ranks}}
-        )
-    elif message["op"] == "release":
-        over = {"errors": [], "idle": [], "output": [], "notes": [], "results": {}}
-        lines.send({"event": "over", "side": "current", **over})
+    elif order.kind is OrderKind.TAKE_SHARE:
+        send(EventKind.SHARE_SETTLED, results={rank: window(rank, steps) for rank in order.plan.part(node)})
+    elif order.kind is OrderKind.RELEASE_RANKS:
+        send(EventKind.SHARE_ENDED)
 
 
 def one(nodes: int, ranks_per_node: int, steps: int, launches: int) -> dict[str, float]:

@@ -9,13 +9,7 @@ from typing import NoReturn
 
 from pytest_ddpperf import __version__
 from pytest_ddpperf.cli import commands, console, diff, history
-from pytest_ddpperf.records.errors import (
-    BaselineError,
-    DdpPerfError,
-    FileError,
-    MissingExtraError,
-    OptionError,
-)
+from pytest_ddpperf.records.errors import BaselineError, DdpPerfError, FileError, MissingExtraError, OptionError
 
 _USERS = (console.UsageError, BaselineError, FileError, MissingExtraError, OptionError)
 

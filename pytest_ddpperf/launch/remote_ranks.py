@@ -76,7 +76,7 @@ class RemoteRanks:
     def begin(self) -> None:
         """Let the other nodes start their ranks."""
 
-    def hear(self) -> None:
+    def receive(self) -> None:
         """Take in what has arrived, without waiting."""
 
     def release(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import shutil
@@ -12,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -23,10 +22,11 @@ from pytest_ddpperf.launch.output import Observer
 from pytest_ddpperf.launch.remote_ranks import Clock, RemoteRanks
 from pytest_ddpperf.launch.request import LaunchRequest
 from pytest_ddpperf.launch.server_client import RankServer, writing_temporary_files
-from pytest_ddpperf.records import codec, messages
+from pytest_ddpperf.records import messages
 from pytest_ddpperf.records.errors import ServerError
+from pytest_ddpperf.records.messages import Event, EventKind, Order, OrderKind
 from pytest_ddpperf.records.samples import Phases, RankError, RankOutput
-from pytest_ddpperf.wire.channels import Board, Kind, Message, Phase, readable, send_word, take_frames
+from pytest_ddpperf.wire.channels import Board, Kind, Phase, readable, send_word, take_frames
 
 
 class Peer:
@@ -277,7 +277,7 @@ class Launch:
                 channels[channel].read()
         if self._server.socket in ready:
             self._read_server()
-        self._remote.hear()
+        self._remote.receive()
 
     def _read_server(self) -> None:
         for answer in self._server.receive():
@@ -346,29 +346,22 @@ class Launch:
 
 
 class Leader(Protocol):
-    """The line to who leads."""
+    """The connection to the leader."""
 
     @property
     def socket(self) -> socket.socket: ...
 
-    def order_by_now(self) -> Message | None:
-        """The next order if there is one."""
+    def order_by_now(self) -> Order | None:
+        """Return the next order if there is one."""
 
-    def say(self, event: str, **fields: Any) -> None: ...
+    def send(self, event: Event) -> None: ...
 
 
 class LocalShareLaunch(Launch):
-    """As a Launch, without a deadline: that is the leader's.
-
-    Order                                   Answer
-    {"op": "part", "plan": {...},           {"event": "failed-rank", "error": {...}} for each that fails, and
-     "store": [address, port]}              {"event": "settled", "results": {...}} when all have come to their ends
-    {"op": "release"}, when everybody has   {"event": "over", "errors": [...], "idle": [...], "output": [...],
-    {"op": "stop", "at_deadline": b}        "notes": [...], "results": {...}} when all processes have ended
-    """
+    """This node's part of a Launch (`OrderKind.TAKE_SHARE`), without a deadline: that is the leader's."""
 
     def serve(self, leader: Leader) -> None:
-        """All of it; raises ServerError."""
+        """Start the ranks, report on them, and end them when the leader says so; raises ServerError."""
         self._remote = RemoteRanks(leader.socket)  # so that it looks up when the leader says something
         self.begin()
         failed: set[int] = set()
@@ -378,28 +371,28 @@ class LocalShareLaunch(Launch):
             for rank in self._ranks:
                 if rank.error is not None and rank.number not in failed:
                     failed.add(rank.number)
-                    leader.say("failed-rank", error=asdict(rank.error))
+                    leader.send(Event(EventKind.RANK_FAILED, errors=(rank.error,)))
             if not settled and all(rank.done for rank in self._ranks):
                 settled = True
-                leader.say("settled", results=self._results())
-        if order["op"] == "release":
+                leader.send(Event(EventKind.SHARE_SETTLED, results=self._results()))
+        if order.kind is OrderKind.RELEASE_RANKS:
             self._release()
         else:
-            self._give_up(lambda rank: rank.settled, at_deadline=order.get("at_deadline", False))
+            self._give_up(lambda rank: rank.settled, at_deadline=order.at_deadline)
         self._end()
-        errors = [rank.error for rank in self._ranks if rank.error is not None]
-        known = {error.rank for error in errors}
-        idle = [error for error in self._diagnosis.failures(self._ranks) if error.rank not in known]
-        leader.say(
-            "over",
-            errors=[asdict(error) for error in errors],
-            idle=[asdict(error) for error in idle],
-            output=codec.encode(self._output()),
-            notes=list(self._notes),
-            results={} if settled else self._results(),
+        failures = self._diagnosis.failures(self._ranks)
+        failed = {rank.number for rank in self._ranks if rank.error is not None}
+        leader.send(
+            Event(
+                EventKind.SHARE_ENDED,
+                errors=tuple(error for error in failures if error.rank in failed),
+                waiting=tuple(error for error in failures if error.rank not in failed),
+                output=self._output(),
+                notes=tuple(self._notes),
+                results={} if settled else self._results(),
+            )
         )
 
-    def _results(self) -> dict[str, str]:
-        """Those that there are, by process."""
-        there = ((rank.number, rank.result) for rank in self._timed if rank.result is not None)
-        return {str(number): base64.b64encode(result).decode() for number, result in there}
+    def _results(self) -> dict[int, bytes]:
+        """Return the results that have come, by process."""
+        return {rank.number: rank.result for rank in self._timed if rank.result is not None}

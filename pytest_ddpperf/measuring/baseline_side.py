@@ -22,7 +22,8 @@ from pytest_ddpperf.verdict.times import in_percentiles
 if TYPE_CHECKING:
     from pytest_ddpperf.launch import Observer
     from pytest_ddpperf.launch.paused_launch import PausedLaunch
-    from pytest_ddpperf.remote.version import BaseSide, Ready, RemotePausedLaunch
+    from pytest_ddpperf.records.messages import Event
+    from pytest_ddpperf.remote.version import BaseSide, RemotePausedLaunch
 
     PausedSide = PausedLaunch | RemotePausedLaunch
 
@@ -153,7 +154,7 @@ class Interleaved:
         self.version = base.version
         self._random = random.Random()
         self._order = ""
-        self._ready: Ready | None = None  # what the test asks for there, once it runs
+        self._ready: Event | None = None  # what the test asks for there, once it runs
         self._launches = Launches(job.plan, self._measure)
         self.error = ""
 
@@ -263,7 +264,7 @@ class Interleaved:
     def end(self) -> None:
         """Let the test go on there, too."""
         if self._ready is not None:
-            self._base.done()
+            self._base.end_measurement()
 
     def notes(self, verdict: Verdict, current: Launches) -> tuple[str, ...]:
         """Return the notes on the baseline side's launches."""

@@ -82,7 +82,7 @@ class Confirmation:
         if not source.commit:
             raise NotConfirmed(source.why)
         side = self._side_for(source.commit)
-        if missing := side.why_missing(job.nodeid):
+        if missing := side.tests.why_missing(job.nodeid):
             raise NotConfirmed(_first_line(missing))
         left = self._check_budget(needed)
         # Windows are as long as those that raised the suspicion: some slowdowns grow with every step.
@@ -120,7 +120,7 @@ class Confirmation:
         """Return the side of a commit: the one that is alive, or another in its place."""
         if commit in self._failed:
             raise NotConfirmed(self._failed[commit])
-        if self._side is None or self._commit != commit or self._side.dead:
+        if self._side is None or self._commit != commit or self._side.remote_pytest.dead:
             self.close()
             assert callable(self._side_of)
             try:

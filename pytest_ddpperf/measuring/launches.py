@@ -79,11 +79,7 @@ class Launches:
     """
 
     def __init__(
-        self,
-        plan: Plan,
-        launch: Callable[[int, int, int | None], LaunchSamples],
-        *,
-        steps: int | None = None,
+        self, plan: Plan, launch: Callable[[int, int, int | None], LaunchSamples], *, steps: int | None = None
     ) -> None:
         self._plan, self._launch = plan, launch
         self.steps = steps  # of each launch

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import base64
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pytest_ddpperf import __version__
 from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.launch import Launcher, Observer
 from pytest_ddpperf.launch.failed_ranks import text_with_output
@@ -24,10 +22,11 @@ from pytest_ddpperf.measuring.launches import CurrentSide, Job, Launches
 from pytest_ddpperf.measuring.measurement import Measured
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import BaseSideError, DdpPerfError
+from pytest_ddpperf.records.messages import Event, EventKind, Order, OrderKind, StartPytest
 from pytest_ddpperf.records.plan import Plan
-from pytest_ddpperf.records.samples import LaunchSamples, Scalar, Status, Verdict
+from pytest_ddpperf.records.samples import LaunchSamples, Status, Verdict
 from pytest_ddpperf.wire import payload
-from pytest_ddpperf.wire.channels import Lines, Message, Phase, readable
+from pytest_ddpperf.wire.channels import Lines, Phase, readable
 from pytest_ddpperf.wire.source_trees import Trees
 
 # Often enough to be seen alive, rarely enough to leave the cores to the ranks.
@@ -40,105 +39,94 @@ class LeaderConnection:
 
     nodes = 1  # that tests of this pytest may have ranks on
 
-    def __init__(self, descriptor: int, start: Message) -> None:
-        """`start` has the fields of the `trees` to import from, and the `folder` that goes with this side."""
-        self._lines = Lines(socket.socket(fileno=descriptor))
-        self._orders: list[Message] = []
+    def __init__(self, lines: Lines, start: StartPytest) -> None:
+        self._lines = lines
+        self._orders: list[Order] = []
         self.relay = _Relay(self)
         self.over = False  # nothing more will be asked of the test that runs
-        self.say("hello", version=__version__)  # first: another one may mean something else by what follows
-        self.trees = codec.decode(Trees, start["trees"])
-        self.folder: str = start["folder"]
+        self.trees = codec.decode(Trees, start.trees)
+        self.folder = start.folder
 
-    def started(self, facts: Mapping[str, Scalar]) -> None:
-        """Say that there is a rank server; `facts` are what that found here."""
-        self.say("started")
-
-    def say(self, event: str, **fields: Any) -> None:
+    def send(self, event: Event) -> None:
+        """Send an event; raises KeyboardInterrupt if the leader is gone."""
         try:
-            self._lines.send({"event": event, **fields})
+            self._lines.send(codec.encode_message(event))
         except OSError:
             raise KeyboardInterrupt from None
 
     @property
     def sources_of(self) -> Trees:
-        """What it says by digests."""
+        """The code that COLLECTED describes by digests."""
         return self.trees
 
     @property
     def socket(self) -> socket.socket:
         return self._lines.socket
 
-    def order_by_now(self) -> Message | None:
-        """The next order if there is one; raises as `order`."""
+    def order_by_now(self) -> Order | None:
+        """Return the next order if there is one; raises as `order`."""
         return self.order() if self._orders or readable([self.socket], 0) else None
 
-    def order(self) -> Message:
-        """The next order; raises KeyboardInterrupt when there is nobody left to give one."""
+    def order(self) -> Order:
+        """Wait for the next order; raises KeyboardInterrupt if the leader is gone."""
         while not self._orders:
             arrived = self._lines.receive()
             if arrived is None:
                 raise KeyboardInterrupt
-            self._orders += arrived
+            self._orders += [codec.decode(Order, message) for message in arrived]
         return self._orders.pop(0)
 
     def begin_test(self) -> None:
-        self.over = False
+        self.over, self._asked = False, 0
 
     def carry_out(self, job: Job, launcher: Launcher, store: Store) -> Measured:
         """Launch as often as the leader asks; raises BaseSideError when it has ended the test."""
         if not job.gate:  # nothing is compared, so nothing is asked
             return replace(measurement.carry_out(job, launcher, store, self.relay), fails=False)
-        self.refuse_after_end()
-        self.trees.refuse_strays()
+        self._check_test()
         launches = CurrentSide(job, launcher, self.relay)
-        self.say(
-            "ready",
-            label=job.test.label,
-            plan=codec.encode(job.plan),
-            batch_size=job.batch_size,
-            facts=codec.encode(job.facts),
-        )
-        while (order := self.order())["op"] in ("like", "launch", "pause"):
-            if order["op"] == "like":
-                job = replace(job, plan=codec.decode(Plan, order["plan"]))
+        self.send(ready_job(job))
+        while (order := self.order()).kind in (OrderKind.MEASURE_AS, OrderKind.LAUNCH, OrderKind.PAUSE_LAUNCH):
+            if order.kind is OrderKind.MEASURE_AS:
+                job = replace(job, plan=order.plan)
                 launches = CurrentSide(job, launcher, self.relay)
                 continue
-            launches.steps = order["steps"]
+            launches.steps = order.steps
             try:
-                if order["op"] == "launch":
+                if order.kind is OrderKind.LAUNCH:
                     launches.take(len(launches.taken) + 1)
                 elif not self._pause(launches):
                     continue
             except DdpPerfError as error:
-                self.say("failed", text=text_with_output(error))
-                if order["op"] == "pause":  # who leads may want to see it alone
+                self.send(Event(EventKind.LAUNCH_FAILED, text=text_with_output(error)))
+                if order.kind is OrderKind.PAUSE_LAUNCH:  # the leader may want to see it alone
                     continue
                 self.over = True
                 raise
-            self.say("launched", samples=codec.encode(replace(launches.taken[-1], output=())))
-        if order["op"] != "done" or not launches.taken:
+            self.send(Event(EventKind.LAUNCHED, samples=(replace(launches.taken[-1], output=()),)))
+        if order.kind is not OrderKind.END_MEASUREMENT or not launches.taken:
             self.over = True
             raise BaseSideError(OVER)
         return _measured(job, launches, Verdict(status=Status.NOT_GATED, reason="base-side"), store)
 
-    def refuse_after_end(self) -> None:
-        """Raise BaseSideError if the leader has ended the test, and a plugin reruns it."""
+    def _check_test(self) -> None:
+        """Raise BaseSideError if the leader has ended the test, or the test imported the other tree."""
         if self.over:
             raise BaseSideError(OVER)
+        self.trees.refuse_strays()
 
     def _pause(self, launches: CurrentSide) -> bool:
         """Pause a launch until it is to deliver or to be dropped; return whether it was added to `launches`."""
         with launches.pause(len(launches.taken) + 1, launches.steps) as launch:
-            self.say("paused", steps=launch.steps, step_seconds=launch.step_seconds)
-            while (order := self.order())["op"] == "stretch":
-                launch.stretch(order["steps"])
-                self.say("rested")
-            if order["op"] == "deliver":
+            self.send(Event(EventKind.PAUSED, steps=launch.steps, step_seconds=launch.step_seconds))
+            while (order := self.order()).kind is OrderKind.RUN_STRETCH:
+                launch.stretch(order.steps or 0)
+                self.send(Event(EventKind.STRETCH_DONE))
+            if order.kind is OrderKind.DELIVER:
                 launches.add(launch.deliver())
                 return True
-        if order["op"] == "drop":
-            self.say("dropped")
+        if order.kind is OrderKind.DROP:
+            self.send(Event(EventKind.DROPPED))
         else:
             self._orders.insert(0, order)
         return False
@@ -148,38 +136,36 @@ class _Relay(Observer):
     """Lets the pytest that leads watch."""
 
     def __init__(self, leader: LeaderConnection) -> None:
-        self._serving = leader
+        self._leader = leader
         self._reported = 0.0
 
     def waiting(self, resource: Path) -> None:
-        self._serving.say("waiting", resource=str(resource))
+        self._leader.send(Event(EventKind.WAITING_FOR_LOCK, resources=(str(resource),)))
 
     def progress(self, phase: Phase, step: int, steps: int, marks_ns: Sequence[int]) -> None:
         if time.monotonic() - self._reported < _RELAY_SECONDS:
             return
         self._reported = time.monotonic()
-        self._serving.say("progress", phase=int(phase), step=step, steps=steps)
+        self._leader.send(Event(EventKind.PROGRESS, phase=int(phase), step=step, steps=steps))
 
 
-def measurement_of(plan: Plan, label: str) -> Message:
-    """What a test asks for: all nodes of a launch have to ask for the same."""
-    return {"what": "a measurement", "label": label, "plan": codec.encode(plan)}
+def ready_job(job: Job) -> Event:
+    """Return the event that a test asks for a measurement; all nodes of a launch have to ask for the same."""
+    label, facts = job.test.label, job.facts
+    return Event(EventKind.READY, label=label, plan=job.plan, batch_size=job.batch_size, facts=facts, gate=job.gate)
 
 
-def call_of(plan: Plan, function: Callable[..., Any]) -> Message:
-    """The same of a call."""
-    return {"what": "a call", "label": payload.name_of(function), "plan": codec.encode(plan)}
+def ready_call(plan: Plan, function: Callable[..., Any]) -> Event:
+    """Return the event that a test asks for a call."""
+    return Event(EventKind.READY, asks_for="a call", label=payload.name_of(function), plan=plan)
 
 
 class NodeLeaderConnection(LeaderConnection):
     """The connection to the node that leads."""
 
-    def __init__(self, descriptor: int, start: Message) -> None:
-        """`start` has also this `node`, of how many `nodes`, and the `interface` to the others."""
-        super().__init__(descriptor, start)
-        self.node: int = start["node"]
-        self.nodes: int = start["nodes"]
-        self._interface: str = start["interface"]
+    def __init__(self, lines: Lines, start: StartPytest) -> None:
+        super().__init__(lines, start)
+        self.node, self.nodes, self._interface = start.node, start.nodes, start.interface
 
     @property
     def sources_of(self) -> Trees:
@@ -193,61 +179,45 @@ class NodeLeaderConnection(LeaderConnection):
 
         setup, *others = job.setups
         task = partial(payload.dumps, "measure", setup, others)
-        measured = {"batch_size": job.batch_size, "facts": codec.encode(job.facts), "gate": job.gate}
-        asked = measurement_of(job.plan, job.test.label)
-        reported = self._take_part(launcher, job.plan, {**asked, **measured, "launches": job.launches}, task)
+        end = self._take_part(launcher, ready_job(job), task)
         launches = Launches(job.plan, _never)
-        if not reported["samples"]:
+        if not end.samples:
             self.over = True
             raise BaseSideError(OVER)
-        for data in reported["samples"]:
-            launches.add(codec.decode(LaunchSamples, data))
-        return _measured(job, launches, _verdict(reported), store, fails=reported.get("fails", False))
+        for samples in end.samples:
+            launches.add(samples)
+        return _measured(job, launches, _verdict(end.verdict), store, fails=end.fails)
 
     def call(self, plan: Plan, function: Callable[..., Any], args: Sequence[Any], launcher: Launcher) -> list[Any]:
         """Take part in a call as often as the leader asks; return the results by rank."""
         task = partial(payload.dumps, "call", function, args)
-        reported = self._take_part(launcher, plan, call_of(plan, function), task)
-        return unpickle([base64.b64decode(data) for data in reported["results"]])
+        return unpickle(self._take_part(launcher, ready_call(plan, function), task).results)
 
-    def started(self, facts: Mapping[str, Scalar]) -> None:
-        self.say("started", facts=codec.encode(facts))
-
-    def begin_test(self) -> None:
-        super().begin_test()
-        self._asked = 0
-
-    def _take_part(self, launcher: Launcher, plan: Plan, asked: Message, task: Callable[[], bytes]) -> Message:
-        """Take part in the launches of what the test asks for; what is said at its end."""
-        self.refuse_after_end()
-        self.trees.refuse_strays()
-        launcher.ready_for(plan)  # which may take seconds, and no launch has begun
+    def _take_part(self, launcher: Launcher, ready: Event, task: Callable[[], bytes]) -> Order:
+        """Take part in the launches of what the test asks for; return the order that ends it."""
+        self._check_test()
+        launcher.ready_for(ready.plan)  # which may take seconds, and no launch has begun
         self._asked += 1  # a plugin may run the test again here, and not at the leader
-        self.say("ready", **asked, number=self._asked)
-        processes = plan.part(self.node)
-        with ExitStack() as alone:
-            while (order := self.order())["op"] not in ("done", "leave"):
+        self.send(replace(ready, number=self._asked))
+        processes = ready.plan.part(self.node)
+        with ExitStack() as locks:
+            while (order := self.order()).kind not in (OrderKind.END_MEASUREMENT, OrderKind.LEAVE_TEST):
                 try:
-                    if order["op"] == "alone":
-                        paused = alone.enter_context(launcher.alone_here(plan, len(processes), self.relay))
-                        self.say("alone", resources=list(map(str, paused)))
-                    elif order["op"] == "shared":
-                        alone.close()
-                    elif order["op"] == "part":
-                        part = Part(
-                            processes=processes,
-                            node=self.node,
-                            store=(order["store"][0], order["store"][1]),
-                            interface=self._interface,
-                        )
-                        launcher.take_part(codec.decode(Plan, order["plan"]), part, task(), self)
+                    if order.kind is OrderKind.HOLD_LOCKS:
+                        taken = locks.enter_context(launcher.alone_here(ready.plan, len(processes), self.relay))
+                        self.send(Event(EventKind.LOCKS_HELD, resources=tuple(map(str, taken))))
+                    elif order.kind is OrderKind.RELEASE_LOCKS:
+                        locks.close()
+                    elif order.kind is OrderKind.TAKE_SHARE:
+                        part = Part(processes=processes, node=self.node, store=order.store, interface=self._interface)
+                        launcher.take_part(order.plan, part, task(), self)
                 except DdpPerfError as error:
-                    self.say("failed", text=text_with_output(error))
-        if order["op"] == "leave":
+                    self.send(Event(EventKind.LAUNCH_FAILED, text=text_with_output(error)))
+        if order.kind is OrderKind.LEAVE_TEST:
             self.over = True
             raise BaseSideError(OVER)
-        if "error" in order:  # as at the leader: the test may expect it
-            raise BaseSideError(order["error"])
+        if order.error is not None:  # as at the leader: the test may expect it
+            raise BaseSideError(order.error)
         return order
 
 
@@ -263,11 +233,10 @@ def _measured(job: Job, launches: Launches, verdict: Verdict, store: Store, *, f
     )
 
 
-def _verdict(reported: Message) -> Verdict:
-    """The first node's: a test may go on by it. What that one is to save is not gated, and nobody else's to save."""
-    found = codec.decode(Verdict, reported["verdict"]) if "verdict" in reported else None
-    gated = found is not None and found.status is not Status.NOT_GATED
-    return found if found is not None and gated else Verdict(status=Status.NOT_GATED, reason="follows")
+def _verdict(first: Verdict | None) -> Verdict:
+    """Return the verdict of the first node, for a test may go on by it. What the first node saves, only it saves."""
+    gated = first is not None and first.status is not Status.NOT_GATED
+    return first if first is not None and gated else Verdict(status=Status.NOT_GATED, reason="follows")
 
 
 def _never(launch: int, launches: int, steps: int | None) -> LaunchSamples:

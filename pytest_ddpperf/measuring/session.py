@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -18,12 +17,12 @@ from pytest_ddpperf.launch.launcher import unpickle
 from pytest_ddpperf.measuring import measurement
 from pytest_ddpperf.measuring.confirm import Confirmation, SideOf
 from pytest_ddpperf.measuring.launches import Job
-from pytest_ddpperf.measuring.leader_connection import LeaderConnection, NodeLeaderConnection, call_of, measurement_of
+from pytest_ddpperf.measuring.leader_connection import LeaderConnection, NodeLeaderConnection, ready_call, ready_job
 from pytest_ddpperf.measuring.machine import Place, described, nodes_for, resolve
 from pytest_ddpperf.measuring.measurement import Measured
 from pytest_ddpperf.options.settings import Settings
-from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import GitError
+from pytest_ddpperf.records.messages import Order, OrderKind
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import Baseline, Scalar
 from pytest_ddpperf.remote.nodes import OtherNodes
@@ -126,9 +125,9 @@ class Session:
             return self.launcher.call(plan, function, args, self._leader.relay)
         if self._other_nodes is None or plan.nodes == 1:
             return self.launcher.call(plan, function, args, observer)
-        with self._other_nodes.together(nodeid, call_of(plan, function), plan.nodes) as came:
+        with self._other_nodes.together(nodeid, ready_call(plan, function), plan.nodes) as end:
             results = self.launcher.call_for_bytes(plan, payload.dumps("call", function, args), observer)
-            came({"results": [base64.b64encode(result).decode() for result in results]})
+            end(Order(OrderKind.END_MEASUREMENT, results=results))
         return unpickle(results)
 
     def carry_out(self, job: Job, observer: Observer) -> Measured:
@@ -137,11 +136,11 @@ class Session:
             return self._leader.carry_out(job, self.launcher, self._store)
         if self._other_nodes is None or job.plan.nodes == 1:
             return self._measured(job, observer)
-        asked = measurement_of(job.plan, job.test.label)
-        with self._other_nodes.together(job.nodeid, asked, job.plan.nodes) as came:
+        with self._other_nodes.together(job.nodeid, ready_job(job), job.plan.nodes) as end:
             measured = self._measured(job, observer)
-            samples = [codec.encode(replace(launch, output=())) for launch in measured.current.taken]
-            came({"samples": samples, "verdict": codec.encode(measured.verdict), "fails": measured.fails})
+            samples = tuple(replace(launch, output=()) for launch in measured.current.taken)
+            kind = OrderKind.END_MEASUREMENT
+            end(Order(kind, samples=samples, verdict=measured.verdict, fails=measured.fails))
         return measured
 
     def _measured(self, job: Job, observer: Observer) -> Measured:

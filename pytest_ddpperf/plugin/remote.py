@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,6 +23,7 @@ from pytest_ddpperf.plugin.items import conftests, named_tests
 from pytest_ddpperf.plugin.state import ProcessSnapshot, Run, snapshot_of
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import DdpPerfError, NodesError
+from pytest_ddpperf.records.messages import StartPytest
 from pytest_ddpperf.records.samples import Scalar
 from pytest_ddpperf.remote import handshake
 from pytest_ddpperf.remote.arguments import Invocation, spelt_out
@@ -31,7 +33,7 @@ from pytest_ddpperf.remote.nodes import OtherNodes, describe_node
 from pytest_ddpperf.remote.process import START_SECONDS, RemotePytest
 from pytest_ddpperf.remote.rendezvous import Role, TorchrunStore, interface_of, role
 from pytest_ddpperf.remote.version import BaseSide
-from pytest_ddpperf.remote.worktree import Sources, one_tree
+from pytest_ddpperf.remote.worktree import one_tree, sources_here
 from pytest_ddpperf.wire import boot
 from pytest_ddpperf.wire.boot import die_with_parent
 
@@ -164,7 +166,7 @@ def start(other_nodes: OtherNodes, config: pytest.Config, base: BaseSide | None)
 
 def collected(other_nodes: OtherNodes, config: pytest.Config, facts: Mapping[str, Scalar]) -> None:
     """Wait until they have; raises NodesError where they have other code, or other machines than the `facts` tell."""
-    other_nodes.collected(Sources.here(one_tree(config.rootpath)), facts, START_SECONDS)
+    other_nodes.collected(sources_here(one_tree(config.rootpath)), facts, START_SECONDS)
 
 
 def _work_for_leader(config: pytest.Config, found: Role) -> int:
@@ -180,10 +182,10 @@ def _work_for_leader(config: pytest.Config, found: Role) -> int:
     except (NodesError, OSError) as error:
         raise NodesError(f"the pytest of node 0 at {where}: {error}") from None
     with leader.socket, tempfile.TemporaryDirectory(prefix="ddpperf-") as folder:
-        leader.send(describe_node(_versions()))
+        leader.send(codec.encode_message(describe_node(_versions())))
         interface = interface_of(leader.socket.getsockname()[0])
 
-        place = {"node": found.node, "nodes": found.nodes, "interface": interface}
+        place: Mapping[str, Any] = {"node": found.node, "nodes": found.nodes, "interface": interface}
         here = one_tree(config.rootpath)
         snapshot = _inherited(snapshot_of(config))
         asked = _invocation(config, (), snapshot)
@@ -196,15 +198,16 @@ def _work_for_leader(config: pytest.Config, found: Role) -> int:
             variables = {name: value for name, value in snapshot.environ.items() if name != "PYTEST_ADDOPTS"}
             remote_pytest = RemotePytest(f"node {found.node}", sys.executable, variables, config.invocation_params.dir)
             remote_pytest.send(
-                {
-                    "sys_path": boot.search_path(snapshot.sys_path),
-                    "trees": codec.encode(replace(here, kept=kept_here(kept))),
-                    "arguments": [*asked.arguments_in(here), *further, *_apart(config, settings, Path(folder))],
-                    "argv": sys.argv,
-                    "folder": folder,  # which the rank server there removes, if this process cannot
-                    "parent": os.getpid(),
+                StartPytest(
+                    sys_path=boot.search_path(snapshot.sys_path),
+                    version=__version__,
+                    trees=codec.encode(replace(here, kept=kept_here(kept))),
+                    arguments=[*asked.arguments_in(here), *further, *_apart(config, settings, Path(folder))],
+                    argv=sys.argv,
+                    folder=folder,
+                    parent=os.getpid(),
                     **place,
-                }
+                )
             )
             return remote_pytest
 

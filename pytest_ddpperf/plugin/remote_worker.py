@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import os
 import signal
+import socket
 import sys
 from collections.abc import Generator, Mapping
 from contextlib import suppress
@@ -12,29 +13,36 @@ from typing import NoReturn
 
 import pytest
 
+from pytest_ddpperf import __version__
 from pytest_ddpperf.measuring.leader_connection import LeaderConnection, NodeLeaderConnection
 from pytest_ddpperf.plugin import state
 from pytest_ddpperf.plugin.items import is_distributed
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import DdpPerfError
+from pytest_ddpperf.records.messages import Event, EventKind, OrderKind, StartPytest
 from pytest_ddpperf.records.samples import Scalar
-from pytest_ddpperf.remote.worktree import Sources
+from pytest_ddpperf.remote.worktree import sources_here
 from pytest_ddpperf.wire.boot import die_with_parent
-from pytest_ddpperf.wire.channels import Message
+from pytest_ddpperf.wire.channels import Lines, Message
 from pytest_ddpperf.wire.source_trees import install
 
 
-def main(descriptor: int, start: Message) -> NoReturn:
-    """Serve until the pytest that leads goes; `start` is what `remote.version` or `plugin.remote` sends first."""
+def main(descriptor: int, fields: Message) -> NoReturn:
+    """Run tests for the leader until it goes; `fields` are those of a StartPytest."""
     os.set_inheritable(descriptor, False)
     # Where pytest's capture does not reach: the stacks of a side that does not answer.
     faulthandler.register(signal.SIGQUIT, os.fdopen(os.dup(2), "w"), all_threads=True)
-    leader = (NodeLeaderConnection if "node" in start else LeaderConnection)(descriptor, start)
-    die_with_parent(start["parent"], signal.SIGKILL)
-    sys.argv[:] = start["argv"]
+    lines = Lines(socket.socket(fileno=descriptor))
+    lines.send(codec.encode_message(Event(EventKind.HELLO, version=__version__)))
+    if fields.get("version") != __version__:  # which may mean something else by all other messages
+        sys.exit()
+    start = codec.decode(StartPytest, fields)
+    leader = (NodeLeaderConnection if start.nodes > 1 else LeaderConnection)(lines, start)
+    die_with_parent(start.parent, signal.SIGKILL)
+    sys.argv[:] = start.argv
     if leader.trees.base != leader.trees.current:
         install(leader.trees)
-    sys.exit(pytest.main(start["arguments"], plugins=[WorkerPlugin(leader, own_tests=start.get("own_tests", False))]))
+    sys.exit(pytest.main(start.arguments, plugins=[WorkerPlugin(leader, own_tests=start.own_tests)]))
 
 
 class WorkerPlugin:
@@ -42,7 +50,7 @@ class WorkerPlugin:
 
     def __init__(self, leader: LeaderConnection, *, own_tests: bool) -> None:
         """`own_tests`: a baseline's code is measured again, a test now and then."""
-        self._serving, self._own_tests = leader, own_tests
+        self._leader, self._own_tests = leader, own_tests
         self._errors: dict[str, str] = {}
         self._reports: list[pytest.TestReport] = []
         self._broken = False  # whether a fixture of the test failed
@@ -50,7 +58,7 @@ class WorkerPlugin:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_configure(self, config: pytest.Config) -> None:
-        config.stash[state.LEADER] = self._serving
+        config.stash[state.LEADER] = self._leader
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
@@ -59,22 +67,18 @@ class WorkerPlugin:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         items = {item.nodeid: item for item in session.items if is_distributed(item)}
-        self._serving.say(
-            "collected",
-            tests=list(items),
-            errors=self._errors,
-            sources=codec.encode(Sources.here(self._serving.sources_of)),
-        )
+        sources = sources_here(self._leader.sources_of)
+        self._leader.send(Event(EventKind.COLLECTED, tests=tuple(items), file_errors=self._errors, sources=sources))
         run = session.config.stash[state.RUN]
         facts: Mapping[str, Scalar] = {}
         with suppress(DdpPerfError):  # each test will say it
             facts = run.session.facts()  # starts the rank server while the other pytest starts its own
-        self._serving.started(facts)
+        self._leader.send(Event(EventKind.SERVER_STARTED, facts=facts))
         following: pytest.Item | None = None
         while True:
-            order = self._serving.order()
-            if order["op"] == "test":
-                item = items[order["nodeid"]]
+            order = self._leader.order()
+            if order.kind is OrderKind.RUN_TEST:
+                item = items[order.nodeid]
                 if item is not following:  # for which fixtures of wider scope were kept; pytest has no public way
                     with suppress(Exception, pytest.fail.Exception, pytest.skip.Exception):  # of another test
                         session._setupstate.teardown_exact(item)
@@ -85,12 +89,12 @@ class WorkerPlugin:
     def _run(self, item: pytest.Item, following: pytest.Item | None) -> None:
         self._reports.clear()
         self._broken = self._apart = False
-        self._serving.begin_test()
+        self._leader.begin_test()
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
         text = "\n".join(filter(None, map(_why, self._reports)))
         if self._broken:  # what a fixture failed with is kept for all that follow, else
             text = "\n".join(filter(None, (text, _torn_down(item))))
-        self._serving.say("ended", text=text, apart=text if self._apart else "")
+        self._leader.send(Event(EventKind.TEST_ENDED, text=text, apart=text if self._apart else ""))
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_makereport(
@@ -101,7 +105,7 @@ class WorkerPlugin:
             # No failure here, for which a plugin would run it again, after some delay: that is for who leads.
             if report.when != "call":
                 self._broken = True
-                self._apart = self._apart or not self._serving.over  # which may be why
+                self._apart = self._apart or not self._leader.over  # which may be why
             report.longrepr = (str(item.path), 0, report.longreprtext)
             report.outcome = "skipped"
         return report

@@ -125,7 +125,7 @@ class Run:
     def nodes(self) -> int:
         """Return the number of nodes, this one included."""
         if self.other_nodes is not None:
-            return len(self.other_nodes)
+            return self.other_nodes.role.nodes
         return self.leader.nodes if self.leader is not None else 1
 
     @property
@@ -178,9 +178,9 @@ class Run:
         """Wait until they have collected. Raises AgainstError if nothing differs from the other version, and NodesError
         if another node has other code or another kind of machine."""
         if self._base is not None:
-            from pytest_ddpperf.remote.worktree import Sources
+            from pytest_ddpperf.remote.worktree import sources_here
 
-            self._base.collect(Sources.here(self._base.trees))
+            self._base.collect(sources_here(self._base.trees))
         if self.other_nodes is not None:
             from pytest_ddpperf.plugin import remote
 

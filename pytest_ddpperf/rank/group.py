@@ -72,7 +72,7 @@ def main(descriptor: int, start: Message) -> NoReturn:
         store, answered = _asked(start)
         control.send(answered)
     except Exception as error:
-        control.send({"event": "failed", "text": f"{type(error).__name__}: {error}"})
+        control.send({"error": f"{type(error).__name__}: {error}"})
         store = None
     while control.receive() is not None:
         pass
@@ -92,9 +92,9 @@ def _asked(start: Message) -> tuple[Any, Message]:
         )
     if start["tell"] is not None:
         store.set(start["key"], json.dumps(start["tell"]))
-        return store, {"event": "set"}
+        return store, {"set": True}
     store.wait([start["key"]], timeout)
-    return store, {"event": "found", "found": json.loads(store.get(start["key"]))}
+    return store, {"found": json.loads(store.get(start["key"]))}
 
 
 def _own_store(address: str, port: int, timeout: timedelta) -> Any:

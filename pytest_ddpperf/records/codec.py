@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
@@ -40,6 +41,11 @@ def encode(value: object) -> Json:
         raise CodecError("", str(error)) from None
 
 
+def encode_message(message: Any) -> Json:
+    """Return a dataclass as `encode`, without the fields that have their defaults: most messages need few."""
+    return encode({f.name: value for f in fields(message) if (value := getattr(message, f.name)) != f.default})
+
+
 def _plain(value: Any) -> Json:
     """Return the plain value of a subclass, which other processes may not have: a NumPy float, say."""
     for kind in (float, int, str):
@@ -56,7 +62,7 @@ def decode(cls: type[T], data: object) -> T:
     Unknown keys are ignored, and those with a default may be missing: another version may have written them.
     """
     try:
-        return msgspec.convert(data, cls)
+        return msgspec.convert(data, cls, str_keys=True)
     except msgspec.ValidationError as error:
         problem, _, place = str(error).partition(" - at `$")
         raise CodecError(place.strip(".`"), problem[:1].lower() + problem[1:]) from None

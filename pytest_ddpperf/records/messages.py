@@ -1,14 +1,21 @@
-"""Messages between processes, sent as JSON: a dataclass each, or a member of an enumeration.
+"""Messages between processes, sent as JSON.
 
-Here are those between pytest (`launch.server_client`) and its rank server (`rank.fork_server`): requests, then answers.
+First those between pytest (`launch.server_client`) and its rank server (`rank.fork_server`): a dataclass each, or a
+member of an enumeration. Then those between a leading pytest (`remote`) and a remote one
+(`measuring.leader_connection`): orders and events, each of a kind that says what it means and which fields it has.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import KW_ONLY, asdict, dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, Literal
+
+from pytest_ddpperf.records.plan import Plan
+from pytest_ddpperf.records.samples import LaunchSamples, RankError, RankOutput, Scalar, Verdict
+
+# --- between pytest and its rank server
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,3 +107,163 @@ def decode(fields: Mapping[str, Any]) -> Any:
     if name in _WITHOUT:
         return _WITHOUT[name]
     return _WITH_FIELDS[name](**{key: value for key, value in fields.items() if key != "message"})
+
+
+# --- between a leading pytest and a remote one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sources:
+    """What a side runs."""
+
+    python: str  # version
+    prefix: str  # of the interpreter's environment: virtual ones share an interpreter
+    files: Mapping[str, str]  # those of the user's package that were imported by now: path -> digest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartPytest:
+    """The first message to a remote pytest: collect these tests, then do what the leader orders. Answer: HELLO."""
+
+    sys_path: list[str] | None  # None for the interpreter's own
+    version: str  # of the plugin; a remote pytest of another one sends HELLO and ends
+    parent: int  # the pid of the process that started it: it dies with that
+    trees: dict[str, Any]  # the fields of `wire.source_trees.Trees`
+    folder: str  # removed by the rank server there if the process that started it cannot
+    arguments: list[str]  # of pytest
+    argv: list[str]  # sys.argv, as tests see it
+    own_tests: bool = False  # whether a baseline's code is measured again, with its own tests
+    node: int = 0
+    nodes: int = 1
+    interface: str = ""  # to the other nodes
+
+
+class OrderKind(Enum):
+    """The orders of a leader: to a remote pytest and, from CHECK_ALIVE on, to the process that runs those of a node.
+
+    A comment says what to do, with which fields of `Order`, and by which event it is answered.
+    """
+
+    RUN_TEST = (
+        "run test"  # run the test `nodeid`: READY when it asks for a measurement or a call; TEST_ENDED at its end
+    )
+    MEASURE_AS = "measure as"  # use this `plan` instead of the one in READY
+    LAUNCH = "launch"  # take one launch of so many `steps`: LAUNCHED or LAUNCH_FAILED
+    PAUSE_LAUNCH = "pause launch"  # start a launch and pause it after its warm-up: PAUSED or LAUNCH_FAILED
+    RUN_STRETCH = "run stretch"  # run so many `steps` of the paused launch: STRETCH_DONE or LAUNCH_FAILED
+    DELIVER = "deliver"  # end the paused launch: LAUNCHED or LAUNCH_FAILED
+    DROP = "drop"  # end the paused launch, whatever comes of it: DROPPED or LAUNCH_FAILED
+    # Go on with the test. On several nodes with what the leader got: `samples`, `verdict` and `fails` of a measurement,
+    # `results` of a call, or an `error` to raise.
+    END_MEASUREMENT = "end measurement"
+    LEAVE_TEST = "leave test"  # give up what the test asked for: TEST_ENDED
+    HOLD_LOCKS = "hold locks"  # wait for the locks of the node's cores or devices: LOCKS_HELD or LAUNCH_FAILED
+    RELEASE_LOCKS = "release locks"
+    # Start this node's ranks of a launch of `plan`, which meet at `store`: RANK_FAILED for each that fails,
+    # SHARE_SETTLED when none has; LAUNCH_FAILED if it cannot.
+    TAKE_SHARE = "take share"
+    RELEASE_RANKS = "release ranks"  # let the ranks end, for all nodes have delivered: SHARE_ENDED
+    STOP_RANKS = "stop ranks"  # end the ranks where they are, perhaps `at_deadline`: SHARE_ENDED
+
+    CHECK_ALIVE = "check alive"  # ALIVE
+    SEND_CLOCK = "send clock"  # CLOCK_READY, then the time for each byte that comes
+    START_CURRENT = "start current"  # start the pytest of the current code, with further `arguments` and `kept`
+    START_BASE = "start base"  # start the pytest of the version to compare with, of this `commit` if given, and `kept`
+    GIVE_UP = "give up"  # end the pytest of `side`, which was silent for so many `seconds`: DIED
+    EXIT = "exit"  # end all pytests, then exit with `status`
+
+
+NO_PLAN = Plan(world_size=0, backend="", device="")
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A message of a leader. Only the fields that `OrderKind` names for its kind have a meaning."""
+
+    kind: OrderKind
+    _: KW_ONLY
+    side: str = ""  # of which pytest of another node it is: "current" or "base"; "" for the process that runs both
+    nodeid: str = ""
+    plan: Plan = NO_PLAN
+    steps: int | None = None  # None: as many as the launch finds right
+    samples: tuple[LaunchSamples, ...] = ()
+    verdict: Verdict | None = None
+    fails: bool = False  # whether the test fails by its verdict
+    results: tuple[bytes, ...] = ()  # pickled, by rank
+    error: str | None = None
+    store: tuple[str, int] | None = None  # address and port
+    at_deadline: bool = False  # whether the time of the launch is over
+    arguments: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()  # as `wire.source_trees.Trees.kept`, from the top of the tree
+    commit: str = ""
+    seconds: float = 0.0
+    status: int = 0  # of the leader's process
+
+
+class EventKind(Enum):
+    """The events that a remote pytest reports to its leader; from NODE_JOINED on the process that runs those of a node.
+
+    A comment says what has happened, and which fields of `Event` say more.
+    """
+
+    HELLO = "hello"  # the process has started, with this `version` of the plugin
+    COLLECTED = "collected"  # `tests`, `sources`, and `file_errors` of collection
+    SERVER_STARTED = "server started"  # the rank server has, and found these `facts`
+    # The test asks for a measurement or a call: `asks_for`, `label`, `plan` and, of several nodes, its `number` within
+    # the test. Of a measurement `batch_size`, `facts` and `gate`, too.
+    READY = "ready"
+    LAUNCHED = "launched"  # the launch has ended: one of `samples`
+    LAUNCH_FAILED = "launch failed"  # why: `text`
+    PAUSED = "paused"  # the launch has warmed up: `steps` of its window, and `step_seconds` about
+    STRETCH_DONE = "stretch done"
+    DROPPED = "dropped"  # the paused launch has ended
+    TEST_ENDED = "test ended"  # what failed: `text`; as much as is to be reported even after LEAVE_TEST: `apart`
+    PROGRESS = "progress"  # the first rank's `phase` and `step` of so many `steps`
+    WAITING_FOR_LOCK = "waiting for lock"  # `resources`: one
+    LOCKS_HELD = "locks held"  # of these `resources`
+    RANK_FAILED = "rank failed"  # `errors`: one
+    SHARE_SETTLED = "share settled"  # all ranks of this node have delivered `results`
+    # All ranks of this node have ended: `errors`, `waiting`, `output`, `notes`, and `results` unless SHARE_SETTLED was
+    # sent.
+    SHARE_ENDED = "share ended"
+
+    NODE_JOINED = "node joined"  # `host`, `lock_order` and `versions`
+    ALIVE = "alive"
+    CLOCK_READY = "clock ready"
+    DIED = "died"  # the pytest of `side` has, or could not be started: `text`
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A message to a leader. Only the fields that `EventKind` names for its kind have a meaning."""
+
+    kind: EventKind
+    _: KW_ONLY
+    side: str = ""  # from which pytest of another node it is: "current" or "base"; "" from the process that runs both
+    version: str = ""
+    tests: tuple[str, ...] = ()  # node ids
+    file_errors: Mapping[str, str] = field(default_factory=dict)  # by file
+    sources: Sources | None = None
+    facts: Mapping[str, Scalar] = field(default_factory=dict)
+    asks_for: Literal["a measurement", "a call"] = "a measurement"
+    label: str = ""  # the name of the measurement or of the function
+    plan: Plan = NO_PLAN
+    number: int = 0
+    batch_size: int | None = None
+    gate: bool = False  # whether it is to be compared
+    samples: tuple[LaunchSamples, ...] = ()
+    text: str = ""
+    apart: str = ""
+    phase: int = 0  # a `wire.channels.Phase`
+    step: int = 0
+    steps: int = 0
+    step_seconds: float = 0.0
+    resources: tuple[str, ...] = ()  # cores or devices, as paths
+    errors: tuple[RankError, ...] = ()  # `when` by the clock of the node
+    waiting: tuple[RankError, ...] = ()  # of ranks that had not failed, but waited for others
+    output: tuple[RankOutput, ...] = ()
+    notes: tuple[str, ...] = ()
+    results: Mapping[int, bytes] = field(default_factory=dict)  # by rank
+    host: str = ""
+    lock_order: str = ""  # the place of the host's locks among those of all hosts
+    versions: Mapping[str, str] = field(default_factory=dict)  # of what has to be the same on all nodes

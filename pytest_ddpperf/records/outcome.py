@@ -7,14 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pytest_ddpperf.records.plan import Limit, Plan
-from pytest_ddpperf.records.samples import (
-    Measurement,
-    Phases,
-    Recorded,
-    Scalar,
-    TestId,
-    Verdict,
-)
+from pytest_ddpperf.records.samples import Measurement, Phases, Recorded, Scalar, TestId, Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,15 +8,18 @@ import struct
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import NoReturn
 
 from pytest_ddpperf.launch.remote_ranks import Offset, offset
+from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import BaseSideError, NodesError
+from pytest_ddpperf.records.messages import Event, EventKind, Order, OrderKind, Sources
 from pytest_ddpperf.records.samples import Scalar
 from pytest_ddpperf.remote.node_launch import Member
 from pytest_ddpperf.remote.process import START_SECONDS, Line, Tests
-from pytest_ddpperf.remote.worktree import Sources, differing_files
-from pytest_ddpperf.wire.channels import Lines, Message, readable
+from pytest_ddpperf.remote.worktree import differing_files
+from pytest_ddpperf.wire.channels import Lines, readable
 
 # A node that is asked answers at once, whatever its tests do, unless it is stopped, hangs or is cut off.
 _ASK_SECONDS = 3.0
@@ -65,34 +68,33 @@ def _exchange(connected: socket.socket) -> tuple[int, int, int]:
 
 
 class Connection:
-    """Connect to the process that torchrun started on another node (`remote.node_worker`). What it says of the pytests
-    there is for their lines."""
+    """The connection to the process that torchrun started on another node (`remote.node_worker`), which passes on what
+    is sent to the pytests there and what they report."""
 
     def __init__(self, name: str, lines: Lines) -> None:
         self.name, self.lines = name, lines
         lines.socket.settimeout(_GONE_SECONDS)
-        self.gone = ""  # why nothing can be asked of it any more
         self._heard = self._asked = self._watched = time.monotonic()
         self._sides: dict[str, NodeLine] = {}
-        self._own: list[Message] = []  # what it said of itself
+        self._own: list[Event] = []  # of that process itself
 
     def line(self, side: str) -> NodeLine:
-        """To its pytest of a version."""
+        """Return the line to its pytest of a version."""
         return self._sides.setdefault(side, NodeLine(self, side))
 
-    def send(self, message: Message) -> None:
+    def send(self, order: Order) -> None:
         """Raises BaseSideError."""
-        left = memoryview(json.dumps(message).encode() + b"\n")
+        left = memoryview(json.dumps(codec.encode_message(order)).encode() + b"\n")
         try:
             while left:  # each piece has its time, for all of them may take longer
                 left = left[self.lines.socket.send(left) :]
         except OSError:
             self.lost()
 
-    def answer(self, event: str) -> Message:
-        """What it says of itself next, by its name; raises BaseSideError."""
+    def answer(self, kind: EventKind) -> Event:
+        """Return the next event of this kind of that process itself; raises BaseSideError."""
         until = time.monotonic() + _GONE_SECONDS
-        while not (found := [message for message in self._own if message["event"] == event]):
+        while not (found := [event for event in self._own if event.kind is kind]):
             if not self.arrives(until):
                 self.end(f"said nothing for {_GONE_SECONDS:g} s")
             self.take_in()
@@ -117,24 +119,24 @@ class Connection:
             self.end(f"said nothing for {now - self._heard:.0f} s")
         if now - max(self._heard, self._asked) > _ASK_SECONDS:
             self._asked = now
-            self.send({"op": "ping"})
+            self.send(Order(OrderKind.CHECK_ALIVE))
 
     def take_in(self) -> None:
-        """All that has arrived; waits where nothing has. Raises BaseSideError."""
+        """Take in all that has arrived; waits if nothing has. Raises BaseSideError."""
         arrived = self.lines.receive()
         if arrived is None:
             self.lost()
         self._heard = time.monotonic()
-        for message in arrived:
-            if "side" in message:
-                self.line(message.pop("side")).hear(message)
-            elif message["event"] != "alive":
-                self._own.append(message)
+        for event in (codec.decode(Event, message) for message in arrived):
+            if event.side:
+                self.line(event.side).add(event)
+            elif event.kind is not EventKind.ALIVE:
+                self._own.append(event)
 
     def offset(self) -> Offset:
-        """Of that node's clock; raises BaseSideError."""
-        self.send({"op": "clock", "exchanges": EXCHANGES})
-        self.answer("clock")
+        """Measure the offset of that node's clock; raises BaseSideError."""
+        self.send(Order(OrderKind.SEND_CLOCK))
+        self.answer(EventKind.CLOCK_READY)
         connected = self.lines.socket
         try:
             connected.setblocking(False)
@@ -152,36 +154,32 @@ class Connection:
         self.end("is gone: its connection ended")
 
     def end(self, problem: str) -> NoReturn:
-        """Nothing will be asked of it any more; raises BaseSideError."""
-        self.gone = f"{self.name} {problem}"
+        """Close the connection, with all lines; raises BaseSideError."""
         self.lines.socket.close()
         for line in self._sides.values():
-            line.dead = line.dead or self.gone
-        raise BaseSideError(self.gone)
-
-    def close(self) -> None:
-        self.lines.socket.close()
+            line.dead = line.dead or f"{self.name} {problem}"
+        raise BaseSideError(f"{self.name} {problem}")
 
 
 class NodeLine(Line):
-    """To the pytest of one version on another node."""
+    """The line to the pytest of one version on another node."""
 
     def __init__(self, connection: Connection, side: str) -> None:
         super().__init__(connection.name, connection.lines)
         self._connection, self._side = connection, side
 
-    def hear(self, message: Message) -> None:
-        """What came for this line."""
-        if message["event"] == "died":
-            self.dead = message["text"]
+    def add(self, event: Event) -> None:
+        """Take an event that came for this line."""
+        if event.kind is EventKind.DIED:
+            self.dead = event.text
         else:
-            self._pending.append(message)
+            self._pending.append(event)
 
-    def send(self, message: Message) -> None:
+    def send(self, order: Order) -> None:
         self._refuse_dead()
-        self._connection.send({**message, "side": self._side})
+        self._connection.send(replace(order, side=self._side))
 
-    def arrived(self) -> list[Message]:
+    def arrived(self) -> list[Event]:
         if not self._pending:
             self._refuse_dead()
             self._connection.watch()
@@ -191,30 +189,26 @@ class NodeLine(Line):
         self._connection.end(problem)
 
     def _arrives(self, patience: float) -> bool:
-        known = self._pending or self.dead or self._connection.gone  # from what came for another line
+        known = self._pending or self.dead  # from what came for another line
         return bool(known) or self._connection.arrives(time.monotonic() + patience)
 
     def _take_in(self) -> None:
-        if not (self._pending or self.dead or self._connection.gone):
+        if not (self._pending or self.dead):
             self._connection.take_in()
         if not self._pending:
             self._refuse_dead()
 
     def _refuse_dead(self) -> None:
-        if self.dead or self._connection.gone:
-            self.dead = self.dead or self._connection.gone
+        if self.dead:
             raise BaseSideError(self.dead)
 
-    def _silent(self, patience: float) -> NoReturn:
-        self.send({"op": "give-up", "seconds": patience})
+    def give_up(self, patience: float) -> NoReturn:
+        self.send(Order(OrderKind.GIVE_UP, seconds=patience))
         until = time.monotonic() + _GONE_SECONDS
         while self._arrives(until - time.monotonic()):
             self._take_in()  # raises, once it says how its pytest ended
             self._pending.clear()
         self._connection.end(f"did not answer for {patience:.3g} s")
-
-    def _lost(self) -> NoReturn:
-        self._connection.lost()
 
 
 # Beyond what a test may take there: whoever hangs says so before we say it of the whole node.
@@ -232,10 +226,8 @@ class Node:
         """Raises BaseSideError."""
         self.number, self._timeout = number, timeout_seconds
         self.connection = Connection(f"node {number}", lines)
-        hello = self.connection.answer("hello")
-        self.host: str = hello["host"]
-        self._order: str = hello["order"]
-        self.versions: Mapping[str, str] = hello["versions"]
+        joined = self.connection.answer(EventKind.NODE_JOINED)
+        self.host, self._order, self.versions = joined.host, joined.lock_order, joined.versions
         self.connection.name = str(self)
         self.current = self._member(CURRENT)
 
@@ -257,12 +249,12 @@ class Node:
     def start(self, arguments: Sequence[str], kept: Sequence[str]) -> None:
         """Let its pytest collect, with further `arguments`; `kept` as `Trees` has them, from the top. Raises
         BaseSideError."""
-        self.connection.send({"op": "start", "arguments": list(arguments), "kept": list(kept)})
+        self.connection.send(Order(OrderKind.START_CURRENT, arguments=tuple(arguments), kept=tuple(kept)))
 
     def start_base(self, kept: Sequence[str], commit: str) -> Member:
         """Let the pytest of the other version collect, of this `commit` if that is another one's;
         raises BaseSideError."""
-        self.connection.send({"op": "start-base", "kept": list(kept), "commit": commit})
+        self.connection.send(Order(OrderKind.START_BASE, kept=tuple(kept), commit=commit))
         return self._member(BASE)
 
     def collected(self, here: Sources, facts: Mapping[str, Scalar], seconds: float) -> None:

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import base64
-import json
 import math
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from pytest_ddpperf.launch import Observer
 from pytest_ddpperf.launch.remote_ranks import Clock, Offset, RemoteRanks
-from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import BaseSideError
+from pytest_ddpperf.records.messages import Event, EventKind, Order, OrderKind
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import RankError, RankOutput, Scalar
 from pytest_ddpperf.remote.process import Line, Tests
-from pytest_ddpperf.wire.channels import Message, readable
+from pytest_ddpperf.wire.channels import readable
 
 
 class Member:
@@ -41,48 +39,43 @@ class Member:
             return self._offset()
         return Offset(at_ns=time.monotonic_ns(), ns=0.0, half_width_ns=0.0)
 
-    def give_up(self, problem: str) -> None:
-        """Nothing will be asked of it any more: what it says yet would be taken for an answer. Raises BaseSideError."""
-        self.line.end(problem)
-
     def begin(self, nodeid: str) -> None:
         """Let it run a test up to what that asks for; raises BaseSideError."""
-        with self.tests.last_words():
+        with self.tests.output_shown_once():
             self.tests.enter(nodeid)
 
-    def asks(self, asked: Message | None) -> Message:
-        """What its test asks for; raises BaseSideError if that is something else than what is `asked` on the first
-        node, None if that is not known."""
-        with self.tests.last_words():
-            reported = self.tests.hear(Observer(), "the test ended there without asking for what it asks for here")
-        if asked is not None and (difference := _difference(asked, reported)):
+    def ready(self, first: Event | None) -> Event:
+        """Return what its test asks for; raises BaseSideError if that is something else than on the first node, None
+        if that is not known."""
+        with self.tests.output_shown_once():
+            ready = self.tests.receive(Observer(), "the test ended there without asking for what it asks for here")
+        if first is not None and (difference := _difference(first, ready)):
             raise BaseSideError(difference)
-        return reported
+        return ready
 
     def lost(self, plan: Plan, problem: str) -> RankError:
-        """The error of a launch of which it can tell no more."""
+        """Return the error of a launch of which it reports nothing more."""
         first = plan.part(self.node)[0]
         return RankError(rank=first, when=time.monotonic(), phase="the launch", summary=problem)
 
 
-def _difference(here: Message, there: Message) -> str:
-    """What a test asks for there and not here, in words; "" where both ask for the same."""
-    for name in ("what", "label"):
-        if there.get(name) != here[name]:
-            return f"the test asks for {in_words(there)} there, and for {in_words(here)} on the first node"
-    if there.get("number") != here["number"]:
-        which = f"what it asks for as number {there.get('number')} there is number {here['number']} on the first node"
+def _difference(here: Event, there: Event) -> str:
+    """Say what a test asks for there and not here; "" if both ask for the same."""
+    if (there.asks_for, there.label) != (here.asks_for, here.label):
+        return f"the test asks for {in_words(there)} there, and for {in_words(here)} on the first node"
+    if there.number != here.number:
+        which = f"what it asks for as number {there.number} there is number {here.number} on the first node"
         return f"{which}: does something run the test again there?"
-    plan = there.get("plan", {})
-    for name, value in json.loads(json.dumps(here["plan"])).items():  # as the other one came
-        if (other := plan.get(name)) != value:
-            return f"the test asks for {name} {other!r} there, and for {value!r} on the first node"
+    plan = asdict(there.plan)
+    for name, value in asdict(here.plan).items():
+        if plan[name] != value:
+            return f"the test asks for {name} {plan[name]!r} there, and for {value!r} on the first node"
     return ""
 
 
-def in_words(asked: Message) -> str:
-    """What a test asks for: "a call (f)"."""
-    return f"{asked.get('what')} ({asked['label']})" if asked.get("label") else str(asked.get("what"))
+def in_words(ready: Event) -> str:
+    """Say what a test asks for: "a call (f)"."""
+    return f"{ready.asks_for} ({ready.label})" if ready.label else ready.asks_for
 
 
 # For a node to end its processes and to send their stacks after the leader asked for it: longer than `launch.run`
@@ -100,8 +93,8 @@ class _Part:
     after: Offset | None = None
     settled: bool = False
     over: bool = False
-    failed: dict[int, RankError] = field(default_factory=dict)
-    idle: list[RankError] = field(default_factory=list)
+    failed: set[int] = field(default_factory=set)  # ranks
+    waiting: list[RankError] = field(default_factory=list)
 
 
 class Parts(RemoteRanks):
@@ -132,7 +125,7 @@ class Parts(RemoteRanks):
         }
 
     def begin(self) -> None:
-        order = {"op": "part", "plan": codec.encode(self._plan), "store": list(self._store)}
+        order = Order(OrderKind.TAKE_SHARE, plan=self._plan, store=self._store)
         for member in self._members:
             part = _Part(member, Offset(at_ns=0, ns=0, half_width_ns=math.inf))
             self._parts.append(part)
@@ -143,57 +136,50 @@ class Parts(RemoteRanks):
                 if not part.over:
                     part.member.line.send(order)
 
-    def hear(self) -> None:
+    def receive(self) -> None:
         for part in self._parts:
             if part.over:
                 continue
             with self._watched(part):
-                for message in part.member.line.arrived():
-                    self._take(part, message)
+                for event in part.member.line.arrived():
+                    self._take(part, event)
 
-    def _take(self, part: _Part, message: Message) -> None:
-        event = message["event"]
-        if event == "failed-rank":
-            self._failed(part, [message["error"]])
-        elif event == "settled":
+    def _take(self, part: _Part, event: Event) -> None:
+        self.results |= event.results
+        if event.kind is EventKind.RANK_FAILED:
+            self._failed(part, event.errors)
+        elif event.kind is EventKind.SHARE_SETTLED:
             part.settled = True
-            self._take_results(message)
-        elif event == "over":
+        elif event.kind is EventKind.SHARE_ENDED:
             part.over = True
-            self._take_results(message)
             # What had not failed before was given up when all were: who was at fault, its place says, and not its time.
-            self._failed(part, message["errors"], self._given_up)
-            part.idle = [self._error(part, fields) for fields in message["idle"]]
-            self.output += [codec.decode(RankOutput, reported) for reported in message["output"]]
-            self.notes += message["notes"]
-        elif event in ("failed", "ended"):
-            if event == "ended":
-                part.member.tests.ended(message, "the test ended there during a launch")
-            self._end(part, message["text"] or "the test ended there during a launch")
+            self._failed(part, event.errors, self._given_up)
+            part.waiting = [self._by_our_clock(part, error) for error in event.waiting]
+            self.output += event.output
+            self.notes += event.notes
+        elif event.kind in (EventKind.LAUNCH_FAILED, EventKind.TEST_ENDED):
+            problem = "the test ended there during a launch"
+            if event.kind is EventKind.TEST_ENDED:
+                part.member.tests.ended(event, problem)
+            self._end(part, event.text or problem)
 
-    def _failed(self, part: _Part, reported: Sequence[Message], when: float = math.inf) -> None:
-        for fields in reported:
-            error = self._error(part, fields)
-            error = replace(error, when=min(error.when, when))
+    def _failed(self, part: _Part, errors: Sequence[RankError], when: float = math.inf) -> None:
+        for error in errors:
             if error.rank not in part.failed:
-                part.failed[error.rank] = error
-                self.errors.append(error)
+                ours = self._by_our_clock(part, error)
+                part.failed.add(error.rank)
+                self.errors.append(replace(ours, when=min(ours.when, when)))
 
-    def _error(self, part: _Part, fields: Message) -> RankError:
-        """`when` by this node's clock, so that errors of all nodes are in order."""
-        error = RankError(**fields)
-        when = error.when if math.isinf(error.when) else error.when - part.before.ns / 1e9
-        return replace(error, when=when)
+    def _by_our_clock(self, part: _Part, error: RankError) -> RankError:
+        """Return an error with its time by the clock of this node, so that errors of all nodes are in order."""
+        return replace(error, when=error.when - part.before.ns / 1e9)
 
     def name(self, process: int) -> str:
         return self._names[process]
 
-    def _take_results(self, message: Message) -> None:
-        self.results |= {int(rank): base64.b64decode(data) for rank, data in message["results"].items()}
-
-    def _tell_times(self) -> None:
-        """The offsets after the window, where all is well. A node that cannot be asked any more is an error though it
-        has delivered: its clock is unknown."""
+    def _measure_offsets(self) -> None:
+        """Measure the offsets after the window, if all is well. A node that cannot be asked any more is an error though
+        it has delivered: its clock is unknown."""
         for part in self._parts if not self.errors else ():
             if part.after is None:
                 try:
@@ -216,15 +202,15 @@ class Parts(RemoteRanks):
             self.errors.append(part.member.lost(self._plan, problem))
 
     def release(self) -> None:
-        self._tell_times()
-        self._send_to_all({"op": "release"})
+        self._measure_offsets()
+        self._send_to_all(Order(OrderKind.RELEASE_RANKS))
 
     def stop(self, when: float, *, at_deadline: bool) -> None:
         if not self._reported:
             self._given_up = when
-        self._send_to_all({"op": "stop", "at_deadline": at_deadline})
+        self._send_to_all(Order(OrderKind.STOP_RANKS, at_deadline=at_deadline))
 
-    def _send_to_all(self, order: Message) -> None:
+    def _send_to_all(self, order: Order) -> None:
         if self._reported:
             return
         self._reported = True
@@ -239,80 +225,67 @@ class Parts(RemoteRanks):
             if time.monotonic() > until:
                 for part in self._parts:
                     if not part.over:
-                        with self._watched(part):
-                            part.member.give_up(f"did not end its ranks within {_END_SECONDS:g} s")
+                        with self._watched(part):  # a late event would be taken for an answer
+                            part.member.line.end(f"did not end its ranks within {_END_SECONDS:g} s")
                 break
             readable(self.channels(), _TICK_SECONDS)
-            self.hear()
-        self._tell_times()
-        if self.errors:
-            self.errors += [error for part in self._parts for error in part.idle]
-            for part in self._parts:
-                part.idle = []
+            self.receive()
+        self._measure_offsets()
+        for part in self._parts if self.errors else ():
+            self.errors += part.waiting
+            part.waiting = []
 
 
 _FOR_EVER = 1e6  # seconds: while others have the node, as on one's own
 
 
+@dataclass
 class Side:
     """The members that take part in addition to what this process starts itself, if anything."""
 
-    def __init__(
-        self,
-        members: Sequence[Member],
-        *,
-        address: str,
-        interface: str,
-        hosts: Sequence[str],
-        order: str,
-        facts: Mapping[str, Scalar],
-    ) -> None:
-        """`hosts` are by node; `order` of this one's locks among those of all."""
-        self.members, self.address, self.interface, self._hosts = list(members), address, interface, hosts
-        self._order, self.facts = order, facts
+    members: Sequence[Member]
+    address: str
+    interface: str
+    hosts: Sequence[str]  # by node
+    order: str  # of this one's locks among those of all
+    facts: Mapping[str, Scalar]
 
     def taking_part(self, nodes: int) -> list[Member]:
         return [member for member in self.members if member.node < nodes]
 
-    def begin(self, nodeid: str, asked: Message | None, nodes: int) -> list[Message]:
-        """Let the test run on so many nodes up to what it asks for there: what that is. Raises BaseSideError if it is
-        not the same everywhere: as what is `asked` here or, where that is not known, on the first. The test is over
-        everywhere then."""
+    def begin(self, nodeid: str, first: Event | None, nodes: int) -> Event:
+        """Let the test run on so many nodes up to what it asks for, and return that; `first` is what it asks for here,
+        if it does. If it is not the same everywhere, the test ends everywhere; raises BaseSideError."""
         taking_part = self.taking_part(nodes)
-        reported: list[Message] = []
         try:
             for member in taking_part:
                 with _named(member):
                     member.begin(nodeid)
             for member in taking_part:
                 with _named(member):
-                    reported.append(member.asks(asked if asked is not None or not reported else reported[0]))
+                    ready = member.ready(first)
+                    first = first or ready
         except BaseSideError:
             self.leave()  # else some would wait for what comes of it
             raise
-        return reported
+        assert first is not None, "several nodes"
+        return first
 
-    def tell(self, message: Message, nodes: int) -> None:
-        """Send a message to all; raises BaseSideError, once it was sent to all that are there."""
-        gone = None
+    def send_to_all(self, nodes: int, order: Order) -> None:
+        """Send an order to all members that are still there; the next test reports those that are not."""
         for member in self.taking_part(nodes):
-            try:
-                with _named(member):
-                    member.line.send(message)
-            except BaseSideError as error:
-                gone = gone or error
-        if gone is not None:
-            raise gone
+            with suppress(BaseSideError):
+                member.line.send(order)
 
     def leave(self) -> list[str]:
-        """The test is over here. Returns when it is over everywhere: what failed there outside of its call."""
+        """End the test everywhere and wait for it; return what failed there outside of its call."""
         ending = [member for member in self.members if member.tests.request_end()]  # all at once
         reported = [(member, member.tests.await_end()) for member in ending]
         return [f"{member}: {apart}" for member, apart in reported if apart]
 
     def parts(self, plan: Plan, store: tuple[str, int]) -> RemoteRanks:
         names = {
-            process: f"{plan.name(process)} (node {node}, {self._hosts[node]})"
+            process: f"{plan.name(process)} (node {node}, {self.hosts[node]})"
             for node in range(plan.nodes)
             for process in plan.part(node)
         }
@@ -326,7 +299,7 @@ class Side:
             (member.order, member.node): member for member in self.taking_part(plan.nodes)
         }
         if here is not None:
-            places[self._order, 0] = here
+            places[self.order, 0] = here
         taken: dict[tuple[str, str], str] = {}  # by host and resource, who has it
         with ExitStack() as late, ExitStack() as paused:
             for order, node in sorted(places):
@@ -341,10 +314,10 @@ class Side:
             yield
 
     @contextmanager
-    def _alone_on(self, member: Member, there: _RemoteObserver, late: ExitStack) -> Iterator[list[str]]:
-        member.line.send({"op": "alone"})
+    def _alone_on(self, member: Member, there: _RemoteObserver, late: ExitStack) -> Iterator[Sequence[str]]:
+        member.line.send(Order(OrderKind.HOLD_LOCKS))
         try:
-            resources = _when_alone(member, there)
+            resources = _await_locks(member, there)
         except _SameMachine:
             late.callback(_request_end, member, there)
             raise
@@ -352,25 +325,25 @@ class Side:
             yield resources
         finally:
             with suppress(BaseSideError):
-                member.line.send({"op": "shared"})
+                member.line.send(Order(OrderKind.RELEASE_LOCKS))
 
 
-def _when_alone(member: Member, observer: Observer) -> list[str]:
-    """Wait until it is: on what. Raises BaseSideError."""
-    said = member.line.receive(observer, _FOR_EVER)
-    if said["event"] == "ended":
-        member.tests.ended(said, "the test ended there before it measured")
-    if said["event"] != "alone":
-        raise BaseSideError(f"{member}: {said.get('text', said)}")
-    return list(said["resources"])
+def _await_locks(member: Member, observer: Observer) -> Sequence[str]:
+    """Wait until it holds the locks; return of which resources. Raises BaseSideError."""
+    event = member.line.receive(observer, _FOR_EVER)
+    if event.kind is EventKind.TEST_ENDED:
+        member.tests.ended(event, "the test ended there before it measured")
+    if event.kind is not EventKind.LOCKS_HELD:
+        raise BaseSideError(f"{member}: {event.text or event.kind.value}")
+    return event.resources
 
 
 def _request_end(member: Member, there: _RemoteObserver) -> None:
-    """What it waited for is free by now: it says so, and is to leave it to others."""
+    """Let it release the locks that it waited for, which are free by now."""
     there.taken.clear()
     with suppress(BaseSideError):
-        _when_alone(member, there)
-        member.line.send({"op": "shared"})
+        _await_locks(member, there)
+        member.line.send(Order(OrderKind.RELEASE_LOCKS))
 
 
 class _SameMachine(BaseSideError):

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 from pytest_ddpperf.git import commit_named
 from pytest_ddpperf.launch import Launcher, Observer
 from pytest_ddpperf.launch.failed_ranks import text_with_output
 from pytest_ddpperf.options.settings import Settings
-from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import AgainstError, BaseSideError, DdpPerfError, GitError
+from pytest_ddpperf.records.messages import Event, Order, OrderKind, Sources
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import LaunchSamples
 from pytest_ddpperf.remote.arguments import Invocation
@@ -19,8 +18,7 @@ from pytest_ddpperf.remote.node import unlike
 from pytest_ddpperf.remote.node_launch import Member, in_words
 from pytest_ddpperf.remote.nodes import OtherNodes, host_order
 from pytest_ddpperf.remote.process import START_SECONDS
-from pytest_ddpperf.remote.version import BaseSide, Ready
-from pytest_ddpperf.remote.worktree import Sources
+from pytest_ddpperf.remote.version import BaseSide
 from pytest_ddpperf.wire.source_trees import Trees
 
 
@@ -49,23 +47,23 @@ class BaseOfNodes(BaseSide):
     ) -> None:
         """Raises AgainstError."""
         super().__init__(settings, invocation)
-        self._fleet, self._launcher = other_nodes, launcher
+        self._other_nodes, self._launcher = other_nodes, launcher
         self._measured: list[LaunchSamples] = []  # of the measurement under way
         self._plan: Plan | None = None  # of a measurement over several nodes
-        self.more = {"node": 0, "nodes": len(other_nodes), "interface": other_nodes.interface}
+        self.more = {"node": 0, "nodes": other_nodes.role.nodes, "interface": other_nodes.interface}
 
     def start(self, seconds: float | None = None) -> None:
         # Of one name each clone may have another commit.
         commit = self.version.commit if self.version.ref not in ("", "self") else ""
         try:
-            self._others = [node.start_base(from_top(self.trees), commit) for node in self._fleet.nodes]
+            self._others = [node.start_base(from_top(self.trees), commit) for node in self._other_nodes.nodes]
         except BaseSideError as error:
             raise AgainstError(self.option, str(error)) from None
         super().start(seconds)
 
     def collect(self, here: Sources | None) -> None:
-        first = Member(0, f"node 0 ({self._fleet.hosts[0]})", host_order(), self.remote_pytest, self.tests)
-        self._side = self._fleet.side([first, *self._others])
+        first = Member(0, f"node 0 ({self._other_nodes.hosts[0]})", host_order(), self.remote_pytest, self.tests)
+        self._side = self._other_nodes.side([first, *self._others])
         super().collect(here)
         if self.tests.sources is None:
             return  # which every test will report: it lacks the code, on all nodes
@@ -79,7 +77,7 @@ class BaseOfNodes(BaseSide):
             if member.tests.sources is not None and (problem := unlike(self.tests.sources, member.tests.sources)):
                 raise AgainstError(self.option, f"{self.version}: {member} {problem}")
 
-    def begin(self, nodeid: str, label: str, plan: Plan) -> Ready:
+    def begin(self, nodeid: str, label: str, plan: Plan) -> Event:
         self._measured, self._plan = [], None
         if plan.nodes == 1:
             return super().begin(nodeid, label, plan)
@@ -93,15 +91,15 @@ class BaseOfNodes(BaseSide):
             self._side.leave()  # it would wait for ever
             raise
 
-    def _begin_on_all(self, nodeid: str, label: str, nodes: int) -> Ready:
-        reported = self._side.begin(nodeid, None, nodes)[0]
-        if not reported.get("gate"):
-            first = f"the test asks for {in_words(reported)} first"
+    def _begin_on_all(self, nodeid: str, label: str, nodes: int) -> Event:
+        ready = self._side.begin(nodeid, None, nodes)
+        if not ready.gate:
+            first = f"the test asks for {in_words(ready)} first"
             raise BaseSideError(f"{first}, which is not supported over several nodes")
-        if reported["label"] != label:
-            raise BaseSideError(f"there the test measured {reported['label']!r} where it measures {label!r} here")
-        self._plan = codec.decode(Plan, reported["plan"])
-        return Ready(plan=self._plan, batch_size=reported["batch_size"], facts=reported["facts"])
+        if ready.label != label:
+            raise BaseSideError(f"there the test measured {ready.label!r} where it measures {label!r} here")
+        self._plan = ready.plan
+        return ready
 
     def measure(self, observer: Observer, steps: int | None) -> LaunchSamples:
         if self._plan is None:
@@ -117,13 +115,12 @@ class BaseOfNodes(BaseSide):
     def _launch(self, plan: Plan, observer: Observer) -> LaunchSamples:
         return self._launcher().lead(plan, self._side, observer, self.tree, self.environ)
 
-    def done(self) -> None:
+    def end_measurement(self) -> None:
         if self._plan is None:
-            super().done()
+            super().end_measurement()
             return
-        came = [codec.encode(taken) for taken in self._measured]
-        with suppress(BaseSideError):  # the next test will report it
-            self._side.tell({"op": "done", "samples": came}, self._plan.nodes)
+        end = Order(OrderKind.END_MEASUREMENT, samples=tuple(self._measured))
+        self._side.send_to_all(self._plan.nodes, end)
 
     def leave(self) -> None:
         self._side.leave()

@@ -10,18 +10,18 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from functools import cached_property
+from dataclasses import replace
+from functools import cached_property, partial
 from pathlib import Path
 
 from pytest_ddpperf.records.errors import BaseSideError, DdpPerfError, NodesError
+from pytest_ddpperf.records.messages import Event, EventKind, Order, OrderKind, Sources
 from pytest_ddpperf.records.samples import Scalar
 from pytest_ddpperf.remote import handshake
 from pytest_ddpperf.remote.node import Node
 from pytest_ddpperf.remote.node_launch import Member, Side
 from pytest_ddpperf.remote.process import START_SECONDS
 from pytest_ddpperf.remote.rendezvous import Role, TorchrunStore, interface_of, link_of
-from pytest_ddpperf.remote.worktree import Sources
-from pytest_ddpperf.wire.channels import Message
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _STORE_SECONDS = 60.0  # for torchrun's store to answer
@@ -36,9 +36,9 @@ def host_order() -> str:
     return socket.gethostname()
 
 
-def describe_node(versions: Mapping[str, str]) -> Message:
-    """What a node says of itself when it comes in; `versions` are of what has to be the same on all nodes."""
-    return {"event": "hello", "host": socket.gethostname(), "order": host_order(), "versions": dict(versions)}
+def describe_node(versions: Mapping[str, str]) -> Event:
+    """Return what a node reports when it joins; `versions` are of what has to be the same on all nodes."""
+    return Event(EventKind.NODE_JOINED, host=socket.gethostname(), lock_order=host_order(), versions=versions)
 
 
 class OtherNodes:
@@ -93,24 +93,13 @@ class OtherNodes:
         lines = [f"{reported} ({times} times)" if times > 1 else reported for reported, times in most]
         return [*lines, f"... and connections that were dropped in {more} other ways"] if more else lines
 
-    def __len__(self) -> int:
-        """How many nodes there are, this one included."""
-        return self.role.nodes
-
     @cached_property
     def current(self) -> Side:
         """The other nodes' pytests of the current code, once all have come."""
         return self.side([node.current for node in self.nodes])
 
     def side(self, members: Sequence[Member]) -> Side:
-        return Side(
-            members,
-            address=self.address,
-            interface=self.interface,
-            hosts=self.hosts,
-            order=host_order(),
-            facts=self.facts,
-        )
+        return Side(members, self.address, self.interface, self.hosts, host_order(), self.facts)
 
     def start(self, arguments: Sequence[str], kept: Sequence[str]) -> None:
         """Wait for all nodes, and let their pytests collect: see `Node.start`."""
@@ -150,30 +139,27 @@ class OtherNodes:
     # --- one test
 
     @contextmanager
-    def together(self, nodeid: str, asked: Message, nodes: int) -> Iterator[Callable[[Message], None]]:
-        """The test is, on so many nodes, at what it asks for here, while the context lasts; raises BaseSideError if
-        they do not ask for the same. What is yielded is called with what came of it; if an error did, the nodes get it,
-        and go on to the end of the test, for what is torn down there may need what it did."""
+    def together(self, nodeid: str, ready: Event, nodes: int) -> Iterator[Callable[[Order], None]]:
+        """Let the test run on so many nodes up to what it asks for here; raises BaseSideError if it asks for something
+        else there. The function that is yielded sends the order that ends the measurement or call. If an error does,
+        the nodes get it, and go on to the end of the test, for what is torn down there may need what it did."""
         self._asked = self._asked + 1 if self._begun == nodeid else 1
         self._begun = nodeid
         try:
-            self.current.begin(nodeid, {**asked, "number": self._asked}, nodes)
+            self.current.begin(nodeid, replace(ready, number=self._asked), nodes)
         except BaseSideError:
             self.leave()
             raise
 
-        def tell(came: Message) -> None:
-            with suppress(BaseSideError):  # the next test will report it
-                self.current.tell({"op": "done", **came}, nodes)
-
+        end = partial(self.current.send_to_all, nodes)
         try:
-            yield tell
+            yield end
         except DdpPerfError as error:
-            tell({"error": str(error)})
+            end(Order(OrderKind.END_MEASUREMENT, error=str(error)))
             raise
 
     def leave(self) -> None:
-        """The test is over here. Returns when it is over everywhere."""
+        """End the test everywhere, and wait for it."""
         self._begun = ""
         self._failed += self.current.leave()
 
@@ -192,8 +178,8 @@ class OtherNodes:
                     self._admit(_LAST_SECONDS)
             for node in self.nodes:
                 with suppress(BaseSideError):
-                    node.connection.send({"op": "exit", "status": status})
-                node.connection.close()
+                    node.connection.send(Order(OrderKind.EXIT, status=status))
+                node.connection.lines.socket.close()
 
 
 @contextmanager

@@ -20,81 +20,71 @@ from pytest_ddpperf.launch import Observer, describe_end
 from pytest_ddpperf.launch.failed_ranks import await_stacks
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import BaseSideError
+from pytest_ddpperf.records.messages import Event, EventKind, Order, OrderKind, Sources, StartPytest
 from pytest_ddpperf.records.samples import Scalar
-from pytest_ddpperf.remote.worktree import Sources
 from pytest_ddpperf.wire import boot
-from pytest_ddpperf.wire.channels import Lines, Message, Phase, readable
+from pytest_ddpperf.wire.channels import Lines, Phase, readable
 
 
 class Line(ABC):
-    """A connection to a remote pytest. The subclass says how it ends, and what is known then."""
+    """A connection to a remote pytest."""
 
     def __init__(self, name: str, lines: Lines) -> None:
         """`name` is for messages."""
         self._name, self._lines = name, lines
         self.dead = ""  # why nothing can be asked of it any more
-        self._pending: list[Message] = []
+        self._pending: list[Event] = []
 
     @property
     def socket(self) -> socket.socket:
         return self._lines.socket
 
-    def arrived(self) -> list[Message]:
-        """What has arrived by now, progress included; raises BaseSideError."""
+    def arrived(self) -> list[Event]:
+        """Return what has arrived by now, progress included; raises BaseSideError."""
         if not self._pending and readable([self.socket], 0):
             self._take_in()
         arrived, self._pending = self._pending, []
         return arrived
 
-    def send(self, message: Message) -> None:
+    @abstractmethod
+    def send(self, order: Order) -> None:
         """Raises BaseSideError."""
-        try:
-            self._lines.send(message)
-        except OSError:
-            self._lost()
 
-    def receive(self, observer: Observer, patience: float) -> Message:
-        """The next message that is not about progress; raises BaseSideError if the process died, or said nothing for
-        `patience` seconds."""
+    def receive(self, observer: Observer, patience: float) -> Event:
+        """Return the next event that is not about progress; raises BaseSideError if the process died, or reported
+        nothing for `patience` seconds."""
         until = time.monotonic() + patience
         while True:
             while self._pending:
                 until = time.monotonic() + patience
-                message = self._pending.pop(0)
-                if message["event"] == "progress":
-                    observer.progress(Phase(message["phase"]), message["step"], message["steps"], ())
-                elif message["event"] == "waiting":
-                    observer.waiting(Path(message["resource"]))
+                event = self._pending.pop(0)
+                if event.kind is EventKind.PROGRESS:
+                    observer.progress(Phase(event.phase), event.step, event.steps, ())
+                elif event.kind is EventKind.WAITING_FOR_LOCK:
+                    observer.waiting(Path(event.resources[0]))
                 else:
-                    return message
+                    return event
             if not self._arrives(max(0.0, until - time.monotonic())):
-                self._silent(patience)
+                self.give_up(patience)
             self._take_in()
 
     def _arrives(self, patience: float) -> bool:
         """Whether there is something to take in within so many seconds, its end included."""
         return bool(readable([self._lines.socket], patience))
 
+    @abstractmethod
     def _take_in(self) -> None:
-        """All that has arrived; waits where nothing has."""
-        arrived = self._lines.receive()
-        if arrived is None:
-            self._lost()
-        self._pending += arrived
+        """Take in all that has arrived; waits if nothing has. Raises BaseSideError."""
 
     def end(self, problem: str) -> NoReturn:
-        """Close the connection: nothing of it is heard any more. Raises BaseSideError."""
+        """Close the connection: nothing more is received. Raises BaseSideError."""
         self._lines.socket.close()
         self.dead = f"{self._name} {problem}"
         raise BaseSideError(self.dead)
 
     @abstractmethod
-    def _lost(self) -> NoReturn:
-        """The connection has ended: raises BaseSideError."""
-
-    @abstractmethod
-    def _silent(self, patience: float) -> NoReturn:
-        """Nothing was said for so many seconds: raises BaseSideError."""
+    def give_up(self, patience: float) -> NoReturn:
+        """End the remote pytest, which did not answer for so many seconds; raises BaseSideError with its stacks."""
 
 
 # For a process that closed its connection to end, and for one that was asked to end to tear its fixtures down.
@@ -134,14 +124,19 @@ class RemotePytest(Line):
             if os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None:
                 self._die("was stopped by a signal")
 
-    def _lost(self) -> NoReturn:
-        self._die(f"died: {self._exit()}")
+    def send(self, order: Order | StartPytest) -> None:
+        try:
+            self._lines.send(codec.encode_message(order))
+        except OSError:
+            self._die(f"died: {self._exit()}")
 
-    def _silent(self, patience: float) -> NoReturn:
-        self.give_up(patience)
+    def _take_in(self) -> None:
+        arrived = self._lines.receive()
+        if arrived is None:
+            self._die(f"died: {self._exit()}")
+        self._pending += [codec.decode(Event, message) for message in arrived]
 
     def give_up(self, patience: float) -> NoReturn:
-        """End it, for it did not answer for so many seconds; raises BaseSideError with its stacks."""
         await_stacks(lambda: self._process.send_signal(signal.SIGQUIT), lambda: [os.fstat(self._log.fileno()).st_size])
         self._die(f"did not answer for {patience:.3g} s")
 
@@ -193,16 +188,14 @@ class Tests:
 
     def hello(self, seconds: float) -> None:
         """Raises BaseSideError if there is another version of the plugin."""
-        message = self._line.receive(Observer(), seconds)
-        if message["version"] != __version__:
-            raise BaseSideError(f"there is pytest-ddpperf {message['version']}, here {__version__}")
+        version = self._line.receive(Observer(), seconds).version
+        if version != __version__:
+            raise BaseSideError(f"there is pytest-ddpperf {version}, here {__version__}")
 
-    def collect(self, seconds: float) -> Message:
-        """What it has collected; raises BaseSideError."""
-        message = self._line.receive(Observer(), seconds)
-        self.known, self._errors = frozenset(message["tests"]), message["errors"]
-        self.sources = codec.decode(Sources, message["sources"])
-        return message
+    def collect(self, seconds: float) -> None:
+        """Wait until it has collected; raises BaseSideError."""
+        event = self._line.receive(Observer(), seconds)
+        self.known, self._errors, self.sources = frozenset(event.tests), event.file_errors, event.sources
 
     def why_missing(self, nodeid: str) -> str:
         """Why it has no such test; "" if it has."""
@@ -216,13 +209,11 @@ class Tests:
         return errors[0] if errors else f"there is no such test: {nodeid}"
 
     def started(self) -> Mapping[str, Scalar]:
-        """Wait for its rank server; what that found there, the first time another node's says it. Raises
-        BaseSideError."""
+        """Wait for its rank server; return what that found there, the first time. Raises BaseSideError."""
         if self._started or self._line.dead:
             return {}
         self._started = True
-        facts: Mapping[str, Scalar] = self._line.receive(Observer(), START_SECONDS).get("facts", {})
-        return facts
+        return self._line.receive(Observer(), START_SECONDS).facts
 
     def enter(self, nodeid: str) -> None:
         """Let a test run there, if it is not in it already, up to what it asks for; raises BaseSideError."""
@@ -235,56 +226,51 @@ class Tests:
             raise BaseSideError(self.why_missing(nodeid))
         if self._test != nodeid:
             self.leave()
-            self._line.send({"op": "test", "nodeid": nodeid})
+            self._line.send(Order(OrderKind.RUN_TEST, nodeid=nodeid))
             self._test = nodeid
 
-    def hear(self, observer: Observer, otherwise: str) -> Message:
-        """The next message of the test that it is in; raises BaseSideError, with `otherwise` or its own words, if that
-        ended."""
-        message = self._line.receive(observer, self._patience)
-        if message["event"] == "ended":
-            self.ended(message, otherwise)
-            raise BaseSideError(message["text"] or otherwise)
-        return message
+    def receive(self, observer: Observer, otherwise: str) -> Event:
+        """Return the next event of the test that it is in; raises BaseSideError, with the event's text or `otherwise`,
+        if the test ended."""
+        event = self._line.receive(observer, self._patience)
+        if event.kind is EventKind.TEST_ENDED:
+            self.ended(event, otherwise)
+            raise BaseSideError(event.text or otherwise)
+        return event
 
-    def ended(self, message: Message, otherwise: str) -> None:
-        """The test that it is in has ended, as it says or else `otherwise`."""
-        self._ended[self._test] = message["text"] or otherwise
+    def ended(self, event: Event, otherwise: str) -> None:
+        """Note that the test that it is in has ended, with the event's text or `otherwise`."""
+        self._ended[self._test] = event.text or otherwise
         self._test = ""
 
-    def ask(self, observer: Observer, order: Message) -> Message:
-        """What comes of an order to a launch; raises BaseSideError."""
-        if self.gone:
+    def ask(self, observer: Observer, order: Order) -> Event:
+        """Send an order to a launch and return the answer; raises BaseSideError."""
+        if self._line.dead or not self._test:  # there is no test that could answer
             raise BaseSideError(self._line.dead or next(reversed(self._ended.values())))
-        with self.last_words():
+        with self.output_shown_once():
             self._line.send(order)
-            message = self.hear(observer, "the test ended there during a launch")
-        if message["event"] == "failed":
-            raise BaseSideError(message["text"])
-        return message
+            event = self.receive(observer, "the test ended there during a launch")
+        if event.kind is EventKind.LAUNCH_FAILED:
+            raise BaseSideError(event.text)
+        return event
 
-    @property
-    def gone(self) -> bool:
-        """Whether it is in no test any more, of which something could be asked."""
-        return bool(self._line.dead) or not self._test
-
-    def done(self) -> None:
-        """The measurement is over."""
+    def end_measurement(self) -> None:
+        """Let the test go on: its measurement is over."""
         with suppress(BaseSideError):  # the next test will report it
-            self._line.send({"op": "done"})
+            self._line.send(Order(OrderKind.END_MEASUREMENT))
 
     def leave(self) -> str:
-        """The test is over here. Returns when it is over there: what failed there outside of its call, or ""."""
+        """End the test there and wait for it; return what failed there outside of its call, or ""."""
         return self.await_end() if self.request_end() else ""
 
     def request_end(self) -> bool:
-        """Say that the test is over here: whether its end there is to be awaited."""
+        """Tell it that the test is over here; return whether its end there is to be awaited."""
         self._ended.clear()
         if not self._test or self._line.dead:
             return False
         self._test = ""
         try:
-            self._line.send({"op": "leave"})
+            self._line.send(Order(OrderKind.LEAVE_TEST))
         except BaseSideError:  # the next test will report it
             return False
         return True
@@ -292,15 +278,15 @@ class Tests:
     def await_end(self) -> str:
         """Wait until the test has ended (after `request_end`); return what went wrong with the process, if anything."""
         try:
-            while (message := self._line.receive(Observer(), self._patience))["event"] != "ended":
+            while (event := self._line.receive(Observer(), self._patience)).kind is not EventKind.TEST_ENDED:
                 pass
         except BaseSideError as error:
             return str(error)
-        return str(message.get("apart", ""))
+        return event.apart
 
     @contextmanager
-    def last_words(self) -> Iterator[None]:
-        """Show what it wrote before it died to one test, and to others that it did."""
+    def output_shown_once(self) -> Iterator[None]:
+        """Show what it wrote before it died in the error of one test; later ones say only that it died."""
         try:
             yield
         finally:

@@ -163,8 +163,8 @@ class TorchrunStore:
                 self._log.seek(0)
                 written = self._log.read().decode(errors="replace")[-_SHOWN:].rstrip()
                 raise NodesError(f"torchrun's store did not answer\n{written}".rstrip())
-            if messages[0]["event"] == "failed":
-                raise NodesError(f"torchrun's store: {messages[0]['text']}")
+            if "error" in messages[0]:
+                raise NodesError(f"torchrun's store: {messages[0]['error']}")
             self._answer = messages[0]
         return self._answer
 

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,13 @@ from pytest_ddpperf.launch.paused_launch import dropping
 from pytest_ddpperf.options.settings import Settings
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import AgainstError, BaseSideError
+from pytest_ddpperf.records.messages import Event, EventKind, Order, OrderKind, Sources, StartPytest
 from pytest_ddpperf.records.plan import Plan
-from pytest_ddpperf.records.samples import LaunchSamples, Scalar
+from pytest_ddpperf.records.samples import LaunchSamples
 from pytest_ddpperf.remote.arguments import Invocation
 from pytest_ddpperf.remote.process import START_SECONDS, RemotePytest, Tests
-from pytest_ddpperf.remote.worktree import Checkout, Sources, differing_files
+from pytest_ddpperf.remote.worktree import Checkout, differing_files
 from pytest_ddpperf.wire import boot
-from pytest_ddpperf.wire.channels import Message
 
 
 def nothing_differs(
@@ -50,36 +50,31 @@ def for_people(file: str) -> bool:
 
 
 class RemotePausedLaunch:
-    def __init__(self, said: Message, ask: Callable[[Message], Message]) -> None:
-        """`said` when it came to rest; `ask` sends an order and returns the answer, or raises BaseSideError."""
-        self.steps: int = said["steps"]
-        self.step_seconds: float = said["step_seconds"]
-        self._ask = ask
-        self.over = False
+    over = False
+
+    def __init__(self, paused: Event, ask: Callable[[Order], Event]) -> None:
+        """`paused` says that it is; `ask` sends an order and returns the answer, or raises BaseSideError."""
+        self.steps, self.step_seconds, self._ask = paused.steps, paused.step_seconds, ask
 
     def stretch(self, steps: int) -> None:
         """Run so many steps, of which the first is not counted; returns when all ranks rest. Raises BaseSideError."""
-        self._order({"op": "stretch", "steps": steps})
+        try:
+            self._ask(Order(OrderKind.RUN_STRETCH, steps=steps))
+        except BaseSideError:
+            self.over = True
+            raise
 
     def deliver(self) -> LaunchSamples:
-        """The end of it, and what came of it; raises BaseSideError."""
-        answer = self._order({"op": "deliver"})
+        """End it and return its samples; raises BaseSideError."""
         self.over = True
-        return codec.decode(LaunchSamples, answer["samples"])
+        return self._ask(Order(OrderKind.DELIVER)).samples[0]
 
     def drop(self) -> None:
         """End it as `deliver` does, clean-up included, whatever comes of it."""
         if not self.over:
+            self.over = True
             with suppress(BaseSideError):
-                self._order({"op": "drop"})
-            self.over = True
-
-    def _order(self, order: Message) -> Message:
-        try:
-            return self._ask(order)
-        except BaseSideError:
-            self.over = True
-            raise
+                self._ask(Order(OrderKind.DROP))
 
 
 # Beyond what a launch may take: whoever hangs there says so before we say it of the whole side.
@@ -91,15 +86,6 @@ _CONFTEST = "while loading conftest"
 NOTHING_DIFFERS = "nothing differs between"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ready:
-    """A measurement that a test asks for on the other side."""
-
-    plan: Plan
-    batch_size: int | None
-    facts: Mapping[str, Scalar]
-
-
 class BaseSide:
     """The other version: a process of its own, from `start` to `close`, which leaves nothing. One test at a time."""
 
@@ -108,7 +94,7 @@ class BaseSide:
         self._settings, self._invocation = settings, invocation
         self._checkout = Checkout(settings, invocation.rootdir, invocation.kept, own_tests=invocation.own_tests)
         self.version, self.trees = self._checkout.version, self._checkout.current_trees
-        self.more: Mapping[str, Any] = {}  # fields of the message that starts its pytest
+        self.more: Mapping[str, Any] = {}  # further fields of StartPytest: the place of this node among several
         self._closing = ExitStack()
         self._until = math.inf  # when it has to have collected, by the monotonic clock
 
@@ -116,23 +102,6 @@ class BaseSide:
         """Check the version out and let its pytest collect, in the background; raises AgainstError. `seconds`: that
         there are for both, and for what `collect` waits for."""
         self.prepare(seconds)
-        self._lead()
-
-    def prepare(self, seconds: float | None = None) -> None:
-        """Check the version out; raises AgainstError."""
-        self._may_take(seconds)
-        self._closing.callback(self._checkout.remove)
-        self.tree = self._checkout.check_out(self._invocation.environ, self._until)
-
-    def _may_take(self, seconds: float | None) -> None:
-        self._until = math.inf if seconds is None else time.monotonic() + seconds
-
-    @property
-    def _to_start(self) -> float:
-        return max(0.0, min(START_SECONDS, self._until - time.monotonic()))
-
-    def _lead(self) -> None:
-        """A pytest of its own, that has nothing to do yet."""
         self.remote_pytest = self.spawn()
         self.tests = Tests(self.remote_pytest, self._settings.timeout_seconds + _SILENCE_SECONDS)
         try:
@@ -140,22 +109,33 @@ class BaseSide:
         except BaseSideError as error:
             raise self._unlike_ours(error) from None
 
+    def prepare(self, seconds: float | None = None) -> None:
+        """Check the version out; raises AgainstError."""
+        self._until = math.inf if seconds is None else time.monotonic() + seconds
+        self._closing.callback(self._checkout.remove)
+        self.tree = self._checkout.check_out(self._invocation.environ, self._until)
+
+    @property
+    def _to_start(self) -> float:
+        return max(0.0, min(START_SECONDS, self._until - time.monotonic()))
+
     def spawn(self) -> RemotePytest:
-        """Its pytest, in the tree that `prepare` brought; what it says is not heard yet. Raises AgainstError."""
+        """Start its pytest in the tree that `prepare` brought; nothing is received yet. Raises AgainstError."""
         remote_pytest = self._process()
         self._closing.callback(remote_pytest.close)
         folder = self._checkout.folder
         cache = ["-o", f"cache_dir={folder / _CACHE}"] if self._invocation.caches else []
-        start = {
-            "sys_path": None if self.version.python else boot.search_path(self._invocation.sys_path),
-            "trees": codec.encode(self.tree),
-            "arguments": [*self._invocation.arguments_in(self.tree), *self.version.option, "-o", "addopts=", *cache],
-            "argv": sys.argv,
-            "folder": str(folder),
-            "parent": os.getpid(),
-            "own_tests": self._invocation.own_tests,
+        start = StartPytest(
+            sys_path=None if self.version.python else boot.search_path(self._invocation.sys_path),
+            version=__version__,
+            trees=codec.encode(self.tree),
+            arguments=[*self._invocation.arguments_in(self.tree), *self.version.option, "-o", "addopts=", *cache],
+            argv=sys.argv,
+            folder=str(folder),
+            parent=os.getpid(),
+            own_tests=self._invocation.own_tests,
             **self.more,
-        }
+        )
         try:
             remote_pytest.send(start)
         except BaseSideError as error:
@@ -201,13 +181,13 @@ class BaseSide:
         """Wait until the other side has collected; raises AgainstError where nothing differs from `here`, unless that
         is not asked."""
         try:
-            message = self.tests.collect(self._to_start)
+            self.tests.collect(self._to_start)
         except BaseSideError as error:
             if _CONFTEST in str(error):
                 return  # which every test will report: it lacks the code
             raise AgainstError(self.option, str(error)) from None
-        there = codec.decode(Sources, message["sources"])
-        if self.version.ref == "self" or here is None:
+        there = self.tests.sources
+        if self.version.ref == "self" or here is None or there is None:
             return
         differ = self._checkout.assignments, self.version.option, self.changed()
         if nothing_differs(here, there, *differ):
@@ -229,62 +209,54 @@ class BaseSide:
         """Return files other than tests that differ between the current tree and it; raises AgainstError."""
         return self._checkout.changed()
 
-    def why_missing(self, nodeid: str) -> str:
-        """Why it has no such test; "" if it has."""
-        return self.tests.why_missing(nodeid)
-
     # --- one test
 
-    def begin(self, nodeid: str, label: str, plan: Plan) -> Ready:
-        """Let a test run there up to its measurement of this name, which has the `plan` here; raises BaseSideError."""
-        with self.tests.last_words():
+    def begin(self, nodeid: str, label: str, plan: Plan) -> Event:
+        """Let a test run there up to its measurement of this name, which has the `plan` here; return what it asks for
+        there (`EventKind.READY`). Raises BaseSideError."""
+        with self.tests.output_shown_once():
             return self._begin(nodeid, label, plan)
 
-    def _begin(self, nodeid: str, label: str, here: Plan) -> Ready:
+    def _begin(self, nodeid: str, label: str, here: Plan) -> Event:
         self.tests.enter(nodeid)
         ended = f"the test ended there without measuring {label or 'anything'}"
-        message = self.tests.hear(Observer(), ended)
-        while self._invocation.own_tests and message["label"] != label:  # here nobody doubted that one
-            self.remote_pytest.send({"op": "launch", "steps": 1})
-            if self.tests.hear(Observer(), ended)["event"] == "launched":
-                self.remote_pytest.send({"op": "done"})
-            message = self.tests.hear(Observer(), ended)
-        if message["label"] != label:
-            self.remote_pytest.send({"op": "leave"})  # it would wait for ever
-            raise BaseSideError(f"there the test measured {message['label']!r} where it measures {label!r} here")
-        plan = codec.decode(Plan, message["plan"])
+        ready = self.tests.receive(Observer(), ended)
+        while self._invocation.own_tests and ready.label != label:  # here nobody doubted that one
+            self.remote_pytest.send(Order(OrderKind.LAUNCH, steps=1))
+            if self.tests.receive(Observer(), ended).kind is EventKind.LAUNCHED:
+                self.remote_pytest.send(Order(OrderKind.END_MEASUREMENT))
+            ready = self.tests.receive(Observer(), ended)
+        if ready.label != label:
+            self.remote_pytest.send(Order(OrderKind.LEAVE_TEST))  # it would wait for ever
+            raise BaseSideError(f"there the test measured {ready.label!r} where it measures {label!r} here")
+        plan = ready.plan
         if self._invocation.own_tests:  # what its options ask for may have changed since, and is not the code
             if (plan.rpc, plan.master) != (here.rpc, here.master):
                 raise BaseSideError(f"there the test has {plan.roles or 'ranks'}, here {here.roles or 'ranks'}")
             plan = plan.measured_as(here)
-            self.remote_pytest.send({"op": "like", "plan": codec.encode(plan)})
-        return Ready(plan=plan, batch_size=message["batch_size"], facts=message["facts"])
+            self.remote_pytest.send(Order(OrderKind.MEASURE_AS, plan=plan))
+        return replace(ready, plan=plan)
 
     def measure(self, observer: Observer, steps: int | None) -> LaunchSamples:
         """Take one launch of the measurement that `begin` reached; raises BaseSideError.
 
         `steps` is the length of the window; None leaves that to the launch.
         """
-        return codec.decode(LaunchSamples, self.tests.ask(observer, {"op": "launch", "steps": steps})["samples"])
+        return self.tests.ask(observer, Order(OrderKind.LAUNCH, steps=steps)).samples[0]
 
     @contextmanager
     def pause(self, observer: Observer, steps: int | None) -> Iterator[RemotePausedLaunch]:
-        """As `measure`, a launch that has warmed up and rests; over, clean-up included, when the context is left."""
-        said = self.tests.ask(observer, {"op": "pause", "steps": steps})
-        with dropping(RemotePausedLaunch(said, partial(self.tests.ask, observer))) as paused:
-            yield paused
+        """Yield a launch as `measure` takes it, which has warmed up and is paused; it ends with the context."""
+        paused = self.tests.ask(observer, Order(OrderKind.PAUSE_LAUNCH, steps=steps))
+        with dropping(RemotePausedLaunch(paused, partial(self.tests.ask, observer))) as launch:
+            yield launch
 
-    @property
-    def dead(self) -> bool:
-        """Whether its process has ended."""
-        return bool(self.remote_pytest.dead)
-
-    def done(self) -> None:
-        """The measurement is over."""
-        self.tests.done()
+    def end_measurement(self) -> None:
+        """Let the test go on: its measurement is over."""
+        self.tests.end_measurement()
 
     def leave(self) -> None:
-        """The test is over here. Returns when it is over there."""
+        """End the test there, and wait for it."""
         self.tests.leave()
 
     def close(self) -> None:

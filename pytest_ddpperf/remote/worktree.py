@@ -14,7 +14,6 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_ddpperf.git import (
@@ -31,6 +30,7 @@ from pytest_ddpperf.git import (
 from pytest_ddpperf.launch import describe_end
 from pytest_ddpperf.options.settings import Settings
 from pytest_ddpperf.records.errors import AgainstError, GitError
+from pytest_ddpperf.records.messages import Sources
 from pytest_ddpperf.records.outcome import Version
 from pytest_ddpperf.wire.source_trees import Trees, digests
 
@@ -271,22 +271,13 @@ def _remedy(top: Path, ref: str) -> str:
     return "git fetch may bring it; git branch --all and git tag list what there is"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sources:
-    """What a side runs."""
-
-    python: str  # version
-    prefix: str  # of the interpreter's environment: virtual ones share an interpreter
-    files: Mapping[str, str]  # those of the user's package that were imported by now: path -> digest
-
-    @classmethod
-    def here(cls, trees: Trees) -> Sources:
-        """Of this process."""
-        return cls(
-            python=platform.python_version(),
-            prefix=os.path.realpath(sys.prefix),
-            files=digests(trees.base, trees.imported()),
-        )
+def sources_here(trees: Trees) -> Sources:
+    """Return what this process runs."""
+    return Sources(
+        python=platform.python_version(),
+        prefix=os.path.realpath(sys.prefix),
+        files=digests(trees.base, trees.imported()),
+    )
 
 
 def differing_files(one: Mapping[str, str], other: Mapping[str, str]) -> tuple[str, ...]:

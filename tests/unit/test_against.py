@@ -20,11 +20,12 @@ import pytest
 
 from pytest_ddpperf.git import worktrees
 from pytest_ddpperf.records.errors import AgainstError, GitError
+from pytest_ddpperf.records.messages import Sources
 from pytest_ddpperf.remote import version as side
 from pytest_ddpperf.remote import worktree as folder_module
 from pytest_ddpperf.remote.arguments import Invocation, remote_arguments
 from pytest_ddpperf.remote.version import BaseSide, nothing_differs
-from pytest_ddpperf.remote.worktree import Checkout, Sources, Worktree
+from pytest_ddpperf.remote.worktree import Checkout, Worktree, sources_here
 from pytest_ddpperf.wire.source_trees import Trees
 from tests.git import git
 from tests.unit.test_git import commit
@@ -125,7 +126,7 @@ def test_a_changed_file_differs_unless_it_is_text_for_people(changed: str, same:
 
 def test_the_sources_of_this_process_are_its_interpreter_and_the_files_of_a_tree() -> None:
     top = os.path.realpath(Path(__file__).parents[2])
-    here = Sources.here(Trees(current=top, base=top, kept=(os.path.join(top, "tests"),)))
+    here = sources_here(Trees(current=top, base=top, kept=(os.path.join(top, "tests"),)))
     assert (here.python, here.prefix) == (sys.version.split()[0], os.path.realpath(sys.prefix))
     assert "conftest.py" in here.files
     assert all(here.files.values())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import math
 import re
 import socket
@@ -26,8 +25,9 @@ from pytest_ddpperf.plugin import remote_worker as base_module
 from pytest_ddpperf.plugin import running
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import AgainstError, BaseSideError, NodesError
+from pytest_ddpperf.records.messages import Event, EventKind, Order, OrderKind, Sources
 from pytest_ddpperf.records.plan import Plan
-from pytest_ddpperf.records.samples import LaunchSamples, Status, Verdict
+from pytest_ddpperf.records.samples import LaunchSamples, RankError, Status, Verdict
 from pytest_ddpperf.remote import handshake as door
 from pytest_ddpperf.remote import node as line
 from pytest_ddpperf.remote import node_launch as parts_module
@@ -40,7 +40,6 @@ from pytest_ddpperf.remote.node_worker import NodeWorker
 from pytest_ddpperf.remote.nodes import OtherNodes
 from pytest_ddpperf.remote.rendezvous import Role, role
 from pytest_ddpperf.remote.version import BaseSide
-from pytest_ddpperf.remote.worktree import Sources
 from pytest_ddpperf.wire.channels import Lines
 from tests.git import git
 from tests.unit.test_launches import LAUNCH
@@ -241,30 +240,33 @@ VERSIONS = {"pytest-ddpperf": __version__, "pytest": "9.2"}
 
 
 class Follows:
-    """The other end of a connection to a node: says what it is told to."""
+    """The other end of a connection to a node: sends the events that a test asks for."""
 
-    def __init__(self, closing: ExitStack, **hello: object) -> None:
+    def __init__(self, closing: ExitStack, **joined: Any) -> None:
         ours, theirs = socket.socketpair()
         closing.enter_context(theirs)
         closing.enter_context(ours)
         self._lines = Lines(theirs)
-        self._lines.send({"event": "hello", "host": "b", "order": "b", "versions": VERSIONS, **hello})
+        self.send(EventKind.NODE_JOINED, "", **{"host": "b", "lock_order": "b", "versions": VERSIONS, **joined})
         self.node = Node(1, Lines(ours), SOON_SECONDS)
 
-    def say(self, event: str, side: str = "current", **fields: object) -> None:
-        self._lines.send({"event": event, "side": side, **fields})
+    def send(self, kind: EventKind, side: str = "current", **fields: Any) -> None:
+        self._lines.send(codec.encode_message(Event(kind, side=side, **fields)))
 
     def collects(self, files: dict[str, str], **facts: object) -> None:
-        sources = {"python": "3", "prefix": "/", "files": files}
-        self.say("hello", version=__version__)
-        self.say("collected", tests=["test_a.py::test_a"], errors={}, sources=sources)
-        self.say("started", facts=facts)
+        self.send(EventKind.HELLO, version=__version__)
+        sources = Sources(python="3", prefix="/", files=files)
+        self.send(EventKind.COLLECTED, tests=("test_a.py::test_a",), sources=sources)
+        self.send(EventKind.SERVER_STARTED, facts=facts)
 
     def go(self) -> None:
         self._lines.socket.close()
 
-    def heard(self) -> list[dict[str, Any]]:
-        return self._lines.receive() or []
+    def received(self) -> list[Order]:
+        return [codec.decode(Order, message) for message in self._lines.receive() or ()]
+
+    def kinds(self) -> list[OrderKind]:
+        return [order.kind for order in self.received()]
 
 
 @pytest.fixture
@@ -312,15 +314,15 @@ def test_another_version_of_what_has_to_be_the_same_is_refused(closing: ExitStac
 def test_what_is_said_of_each_version_is_for_its_own_line(closing: ExitStack) -> None:
     follows = Follows(closing)
     base = follows.node.start_base(["tests"], "1a2b")
-    follows.say("one", "base")
-    follows.say("two", "current")
-    follows.say("died", "base", text="it died")
-    assert follows.node.current.line.receive(Observer(), SOON_SECONDS)["event"] == "two"
-    assert [message["event"] for message in base.line.arrived()] == ["one"], "before its end"
+    follows.send(EventKind.DROPPED, "base")
+    follows.send(EventKind.STRETCH_DONE, "current")
+    follows.send(EventKind.DIED, "base", text="it died")
+    assert follows.node.current.line.receive(Observer(), SOON_SECONDS).kind is EventKind.STRETCH_DONE
+    assert [event.kind for event in base.line.arrived()] == [EventKind.DROPPED], "before its end"
     with pytest.raises(BaseSideError, match="it died"):
         base.line.receive(Observer(), SOON_SECONDS)
-    follows.node.current.line.send({"op": "leave"})
-    assert [message["op"] for message in follows.heard()] == ["start-base", "leave"]
+    follows.node.current.line.send(Order(OrderKind.LEAVE_TEST))
+    assert follows.kinds() == [OrderKind.START_BASE, OrderKind.LEAVE_TEST]
 
 
 # --- the version that is measured beside it
@@ -329,7 +331,8 @@ def test_what_is_said_of_each_version_is_for_its_own_line(closing: ExitStack) ->
 def test_the_commit_of_the_first_node_is_every_nodes(closing: ExitStack) -> None:
     follows = Follows(closing)
     follows.node.start_base(["tests"], "1a2b")
-    assert follows.heard() == [{"op": "start-base", "kept": ["tests"], "commit": "1a2b"}]
+    order = Order(OrderKind.START_BASE, kept=("tests",), commit="1a2b")
+    assert follows.received() == [order]
     asked: list[tuple[Sequence[str], str]] = []
 
     def make_base(kept: Sequence[str], commit: str) -> BaseSide:
@@ -339,9 +342,9 @@ def test_the_commit_of_the_first_node_is_every_nodes(closing: ExitStack) -> None
     ours, theirs = socket.socketpair()
     with ours, theirs:
         follower = NodeWorker(Lines(ours), lambda *_: pytest.fail("of another side"), make_base)
-        follower._obey({"op": "start-base", "kept": ["tests"], "commit": "1a2b"})
+        follower._obey(order)
         follower._thread.shutdown()
-    assert asked == [(["tests"], "1a2b")]
+    assert asked == [(("tests",), "1a2b")]
 
 
 def test_a_clone_without_that_commit_is_told_how_to_bring_it(tmp_path: Path) -> None:
@@ -365,7 +368,7 @@ class OfNodes(BaseOfNodes):
         self._others = [follows.node.start_base([], "")]
         self.tests = SimpleNamespace(sources=here)  # type: ignore[assignment]
         self.remote_pytest = SimpleNamespace()  # type: ignore[assignment]
-        self._fleet = SimpleNamespace(hosts=["a", "b"], side=side_of)  # type: ignore[assignment]
+        self._other_nodes = SimpleNamespace(hosts=["a", "b"], side=side_of)  # type: ignore[assignment]
         self.launched: list[int | None] = []
 
     def _launch(self, plan: Plan, observer: Observer) -> LaunchSamples:
@@ -380,22 +383,22 @@ def side_of(members: Sequence[Member]) -> Side:
 @pytest.mark.parametrize(
     ("there", "said"),
     [
-        ({"files": {"a.py": "1"}}, ""),
+        (Sources(python="3", prefix="/", files={"a.py": "1"}), ""),
         (
-            {"files": {"a.py": "other"}},
+            Sources(python="3", prefix="/", files={"a.py": "other"}),
             r"--ddp-against: main \(1a2b\): node 1 \(b\) has other files than the first .*a.py",
         ),
-        ({"files": {"a.py": "1"}, "python": "4"}, r"node 1 \(b\) has Python 4, the first node 3"),
+        (Sources(python="4", prefix="/", files={"a.py": "1"}), r"node 1 \(b\) has Python 4, the first node 3"),
     ],
 )
 def test_what_is_measured_beside_has_to_be_the_same_on_all_nodes(
-    closing: ExitStack, monkeypatch: pytest.MonkeyPatch, there: dict[str, Any], said: str
+    closing: ExitStack, monkeypatch: pytest.MonkeyPatch, there: Sources, said: str
 ) -> None:
     monkeypatch.setattr(BaseSide, "collect", lambda self, here: None)
     follows = Follows(closing)
     base = OfNodes(follows, HERE)
-    follows.say("hello", "base", version=__version__)
-    follows.say("collected", "base", tests=[], errors={}, sources={"python": "3", "prefix": "/", **there})
+    follows.send(EventKind.HELLO, "base", version=__version__)
+    follows.send(EventKind.COLLECTED, "base", sources=there)
     with pytest.raises(AgainstError, match=said) if said else nullcontext():
         base.collect(HERE)
 
@@ -406,9 +409,8 @@ def test_what_another_node_cannot_have_beside_it_is_told_with_its_name(
     monkeypatch.setattr(BaseSide, "collect", lambda self, here: None)
     follows = Follows(closing)
     base = OfNodes(follows, HERE)
-    follows.say(
-        "died", "base", text="--ddp-against: x lacks 1a2b, which main is on the first node\ngit fetch brings it"
-    )
+    problem = "--ddp-against: x lacks 1a2b, which main is on the first node\ngit fetch brings it"
+    follows.send(EventKind.DIED, "base", text=problem)
     with pytest.raises(AgainstError) as raised:
         base.collect(HERE)
     reported = "--ddp-against: node 1 (b): x lacks 1a2b, which main is on the first node\ngit fetch brings it"
@@ -420,12 +422,12 @@ def test_what_another_node_cannot_have_beside_it_is_told_with_its_name(
 
 def test_the_verdict_is_every_nodes_but_what_is_saved_is_the_first_nodes() -> None:
     def reported(status: Status, reason: str) -> Verdict:
-        return following._verdict({"verdict": codec.encode(Verdict(status=status, reason=reason))})
+        return following._verdict(Verdict(status=status, reason=reason))
 
     assert reported(Status.PASS, "within-limits") == Verdict(status=Status.PASS, reason="within-limits")
     assert reported(Status.NO_BASELINE, "missing").status is Status.NO_BASELINE
     follows = Verdict(status=Status.NOT_GATED, reason="follows")
-    assert reported(Status.NOT_GATED, "saving") == following._verdict({}) == follows
+    assert reported(Status.NOT_GATED, "saving") == following._verdict(None) == follows
 
 
 RERUNS = ("--reruns", "--reruns-delay", "--only-rerun", "--rerun-except", "--force-reruns", "--max-suite-reruns")
@@ -464,10 +466,10 @@ def test_what_fails_on_another_node_as_its_test_is_left_is_told_and_all_are_left
     first, second = several
 
     def answer() -> None:
-        assert second.heard() == [{"op": "leave", "side": "current"}], "before the first has ended"
-        second.say("alone", resources=[])  # late, and for nobody
-        second.say("ended", text="", apart="Error: not removed")
-        first.say("ended", text="over", apart="")
+        assert second.received() == [Order(OrderKind.LEAVE_TEST, side="current")], "before the first has ended"
+        second.send(EventKind.LOCKS_HELD)  # late, and for nobody
+        second.send(EventKind.TEST_ENDED, apart="Error: not removed")
+        first.send(EventKind.TEST_ENDED, text="over")
 
     thread = threading.Thread(target=answer)
     thread.start()
@@ -487,17 +489,17 @@ def test_what_a_test_asked_for_is_told_on_all_nodes_before_it_is_left(closing: E
     other_nodes._begun, other_nodes._asked, other_nodes._failed = "", 0, []
     other_nodes.__dict__["current"] = side
     plan = Plan(world_size=2, nodes=2, backend="gloo", device="cpu")
-    asked = {"what": "a call", "label": "f", "plan": codec.encode(plan)}
-    follows.say("ready", **asked, number=1)
-    with suppress(NodesError), other_nodes.together("test_a", asked, 2) as came:
+    follows.send(EventKind.READY, asks_for="a call", label="f", plan=plan, number=1)
+    ready = Event(EventKind.READY, asks_for="a call", label="f", plan=plan)
+    with suppress(NodesError), other_nodes.together("test_a", ready, 2) as end:
         if fails:
             raise NodesError("rank 1 failed")
-        came({"results": ["one"]})
-    follows.say("ended", text="", apart="not removed")
+        end(Order(OrderKind.END_MEASUREMENT, results=(b"one",)))
+    follows.send(EventKind.TEST_ENDED, apart="not removed")
     other_nodes.leave()
-    ops = follows.heard()
-    assert [message["op"] for message in ops] == ["test", "done", "leave"]
-    assert (ops[1].get("error"), ops[1].get("results")) == (("rank 1 failed", None) if fails else (None, ["one"]))
+    orders = follows.received()
+    assert [order.kind for order in orders] == [OrderKind.RUN_TEST, OrderKind.END_MEASUREMENT, OrderKind.LEAVE_TEST]
+    assert (orders[1].error, orders[1].results) == (("rank 1 failed", ()) if fails else (None, (b"one",)))
     assert other_nodes.failed() == [f"{follows.node.current}: not removed"]
 
 
@@ -535,52 +537,51 @@ def test_a_node_that_does_not_answer_is_asked_and_then_gone(
     follows = Follows(closing)
     with pytest.raises(BaseSideError, match=r"node 1 \(b\) said nothing for \d s"):
         follows.node.current.line.receive(Observer(), SOON_SECONDS)
-    assert {"op": "ping"} in follows.heard()
+    assert OrderKind.CHECK_ALIVE in follows.kinds()
     with pytest.raises(BaseSideError, match="said nothing"):
-        follows.node.current.line.send({"op": "test"})
+        follows.node.current.line.send(Order(OrderKind.RUN_TEST))
 
 
-ASKED = {"what": "a call", "label": "f", "plan": {"steps": 3, "warmup": 2}, "number": 2}
+TWO_NODES = Plan(world_size=2, nodes=2, backend="gloo", device="cpu")
+CALL = Event(EventKind.READY, asks_for="a call", label="f", plan=replace(TWO_NODES, warmup=2), number=2)
 
 
 @pytest.mark.parametrize(
     ("there", "said"),
     [
-        ({**ASKED, "what": "a measurement", "label": ""}, "for a measurement there, and for a call (f) on the first"),
-        ({**ASKED, "label": "g"}, "for a call (g) there, and for a call (f) on the first node"),
-        ({**ASKED, "number": 1}, "as number 1 there is number 2 on the first node: does something run the test again"),
-        ({**ASKED, "plan": {"steps": 3, "warmup": 5}}, "for warmup 5 there, and for 2 on the first node"),
+        ({"asks_for": "a measurement", "label": ""}, "for a measurement there, and for a call (f) on the first"),
+        ({"label": "g"}, "for a call (g) there, and for a call (f) on the first node"),
+        ({"number": 1}, "as number 1 there is number 2 on the first node: does something run the test again"),
+        ({"plan": replace(TWO_NODES, warmup=5)}, "for warmup 5 there, and for 2 on the first node"),
     ],
 )
 def test_what_nodes_ask_for_has_to_be_the_same(closing: ExitStack, there: dict[str, Any], said: str) -> None:
     follows = Follows(closing)
-    follows.say("ready", **there)
+    same = {"asks_for": "a call", "label": "f", "plan": CALL.plan, "number": 2}
+    follows.send(EventKind.READY, **{**same, **there})
     with pytest.raises(BaseSideError, match=re.escape(said)):
-        follows.node.current.asks(ASKED)
-    follows.say("ready", **ASKED)
-    assert follows.node.current.asks(ASKED)["label"] == "f"
+        follows.node.current.ready(CALL)
+    follows.send(EventKind.READY, **same)
+    assert follows.node.current.ready(CALL) == replace(CALL, side="current")
 
 
 def test_locks_are_taken_node_by_node_in_the_order_of_their_hosts(closing: ExitStack) -> None:
     """Whoever leads: two runs that lead from either end of the same nodes cannot wait for each other in a ring."""
-    follows = Follows(closing, order="host a")
+    follows = Follows(closing, lock_order="host a")
     side = Side([follows.node.current], address="127.0.0.1", interface="", hosts=["z", "a"], order="host z", facts={})
     plan = Plan(world_size=2, nodes=2, backend="gloo", device="cpu")
     taken: list[str] = []
 
     @contextmanager
     def here() -> Iterator[tuple[()]]:
-        assert [message["op"] for message in follows.heard()] == ["alone"]
+        assert follows.kinds() == [OrderKind.HOLD_LOCKS]
         taken.append("here")
         yield ()
 
-    follows.say("alone", resources=[])
+    follows.send(EventKind.LOCKS_HELD)
     with side.alone(plan, here(), Observer()):
         assert taken == ["here"], "after the other, whose host comes first"
-    assert [message["op"] for message in follows.heard()] == ["shared"]
-
-
-TWO_NODES = Plan(world_size=2, nodes=2, backend="gloo", device="cpu")
+    assert follows.kinds() == [OrderKind.RELEASE_LOCKS]
 
 
 def test_a_wait_on_another_node_is_told_with_its_name(closing: ExitStack) -> None:
@@ -589,26 +590,26 @@ def test_a_wait_on_another_node_is_told_with_its_name(closing: ExitStack) -> Non
             reported.append(str(resource))
 
     reported: list[str] = []
-    follows = Follows(closing, order="b boot")
+    follows = Follows(closing, lock_order="b boot")
     side = Side([follows.node.current], address="127.0.0.1", interface="", hosts=["a", "b"], order="a other", facts={})
     for resource in ("/sys/devices/system/cpu/cpu3", "/"):
-        follows.say("waiting", resource=resource)
-    follows.say("alone", resources=["/sys/devices/system/cpu/cpu3"])
+        follows.send(EventKind.WAITING_FOR_LOCK, resources=(resource,))
+    follows.send(EventKind.LOCKS_HELD, resources=("/sys/devices/system/cpu/cpu3",))
     with side.alone(TWO_NODES, nullcontext(()), Watches()):
         assert reported == ["cpu3 of node 1 (b)", "all of node 1 (b)"]
 
 
 def test_a_wait_for_what_this_very_launch_has_is_an_error(closing: ExitStack) -> None:
     """Two nodes on one machine, perhaps in containers, whose cores are the same."""
-    follows = Follows(closing, order="pod-b boot")
+    follows = Follows(closing, lock_order="pod-b boot")
     side = Side([follows.node.current], address="", interface="", hosts=["a", "b"], order="pod-a boot", facts={})
     here = nullcontext([Path("/cores/0")])
-    follows.say("waiting", resource="/cores/0")
-    follows.say("alone", resources=["/cores/0"])  # once it is free
+    follows.send(EventKind.WAITING_FOR_LOCK, resources=("/cores/0",))
+    follows.send(EventKind.LOCKS_HELD, resources=("/cores/0",))  # once it is free
     reported = r"^node 1 \(b\) is on the same machine and the same cores or devices as node 0: give each node its own"
     with pytest.raises(BaseSideError, match=reported), side.alone(TWO_NODES, here, Observer()):
         pass
-    assert [message["op"] for message in follows.heard()] == ["alone", "shared"]
+    assert follows.kinds() == [OrderKind.HOLD_LOCKS, OrderKind.RELEASE_LOCKS]
 
 
 # --- parts of a launch
@@ -625,14 +626,14 @@ class Parted:
         names = {rank: f"rank {rank} (node {rank // 2})" for rank in range(4)}
         self.parts = Parts(plan, ("127.0.0.1", 1), [member], names)
         self.parts.begin()
-        (order,) = self.follows.heard()
-        assert (order["op"], order["store"], order["side"]) == ("part", ["127.0.0.1", 1], "current")
+        order = Order(OrderKind.TAKE_SHARE, plan=plan, store=("127.0.0.1", 1), side="current")
+        assert self.follows.received() == [order]
 
-    def hear(self, until: Callable[[], bool]) -> None:
+    def receive(self, until: Callable[[], bool]) -> None:
         end = time.monotonic() + SOON_SECONDS
         while not until():
             assert time.monotonic() < end
-            self.parts.hear()
+            self.parts.receive()
 
 
 @pytest.fixture
@@ -640,31 +641,27 @@ def parted(closing: ExitStack) -> Parted:
     return Parted(closing)
 
 
-def error(rank: int, when: float) -> dict[str, object]:
-    return {"rank": rank, "when": when, "phase": "setup", "summary": "ValueError: x", "name": f"rank {rank}"}
-
-
-OVER: dict[str, list[Any] | dict[str, str]] = {"errors": [], "idle": [], "output": [], "notes": [], "results": {}}
+def error(rank: int, when: float) -> RankError:
+    return RankError(rank=rank, when=when, phase="setup", summary="ValueError: x", name=f"rank {rank}")
 
 
 def test_results_of_other_nodes_arrive_by_rank(parted: Parted) -> None:
-    results = {"2": base64.b64encode(b"two").decode(), "3": base64.b64encode(b"three").decode()}
     assert not parted.parts.settled()
-    parted.follows.say("settled", results=results)
-    parted.hear(lambda: parted.parts.settled())
+    parted.follows.send(EventKind.SHARE_SETTLED, results={2: b"two", 3: b"three"})
+    parted.receive(lambda: parted.parts.settled())
     assert parted.parts.results == {2: b"two", 3: b"three"}
     assert parted.parts.clocks().keys() == {2, 3}
     assert parted.parts.clocks()[2].here(1003e9) == pytest.approx(3e9)
     parted.parts.release()
-    parted.follows.say("over", **{**OVER, "notes": ["odd"]})
+    parted.follows.send(EventKind.SHARE_ENDED, notes=("odd",))
     parted.parts.await_end()
-    assert [message["op"] for message in parted.follows.heard()] == ["release"]
+    assert parted.follows.kinds() == [OrderKind.RELEASE_RANKS]
     assert (parted.parts.errors, parted.parts.notes) == ([], ["odd"])
 
 
 def test_an_error_is_in_order_by_the_clock_of_the_node_that_leads(parted: Parted) -> None:
-    parted.follows.say("failed-rank", error=error(3, 1007.0))
-    parted.hear(lambda: bool(parted.parts.errors))
+    parted.follows.send(EventKind.RANK_FAILED, errors=(error(3, 1007.0),))
+    parted.receive(lambda: bool(parted.parts.errors))
     (found,) = parted.parts.errors
     assert found.when == pytest.approx(7.0)
     assert parted.parts.name(found.rank) == "rank 3 (node 1)"
@@ -672,28 +669,27 @@ def test_an_error_is_in_order_by_the_clock_of_the_node_that_leads(parted: Parted
 
 def test_what_is_given_up_was_so_when_all_were(parted: Parted) -> None:
     parted.parts.stop(9.0, at_deadline=True)
-    parted.follows.say("over", **{**OVER, "errors": [error(2, 1012.0)], "idle": [error(3, math.inf)]})
+    parted.follows.send(EventKind.SHARE_ENDED, errors=(error(2, 1012.0),), waiting=(error(3, math.inf),))
     parted.parts.await_end()
     assert [(found.rank, found.when) for found in parted.parts.errors] == [(2, 9.0), (3, math.inf)]
-    reported = parted.follows.heard()
-    assert reported == [{"op": "stop", "at_deadline": True, "side": "current"}]
+    assert parted.follows.received() == [Order(OrderKind.STOP_RANKS, at_deadline=True, side="current")]
 
 
 def test_a_node_that_goes_after_it_delivered_is_an_error_for_its_clock_is_not_known(parted: Parted) -> None:
     def gone() -> Offset:
         raise BaseSideError("node 1 (b) is gone")
 
-    parted.follows.say("settled", results={})
-    parted.hear(lambda: parted.parts.settled())
+    parted.follows.send(EventKind.SHARE_SETTLED)
+    parted.receive(lambda: parted.parts.settled())
     parted.follows.node.current._offset = gone
     parted.parts.release()
     assert "is gone" in parted.parts.errors[0].summary
 
 
-@pytest.mark.parametrize("event", ["failed", "ended"])
-def test_a_part_that_cannot_be_is_an_error_of_its_first_rank(parted: Parted, event: str) -> None:
-    parted.follows.say(event, text="no space")
-    parted.hear(lambda: bool(parted.parts.errors))
+@pytest.mark.parametrize("kind", [EventKind.LAUNCH_FAILED, EventKind.TEST_ENDED])
+def test_a_part_that_cannot_be_is_an_error_of_its_first_rank(parted: Parted, kind: EventKind) -> None:
+    parted.follows.send(kind, text="no space")
+    parted.receive(lambda: bool(parted.parts.errors))
     (found,) = parted.parts.errors
     assert (found.rank, found.summary) == (2, "no space")
     assert parted.parts.settled()
@@ -701,7 +697,7 @@ def test_a_part_that_cannot_be_is_an_error_of_its_first_rank(parted: Parted, eve
 
 def test_a_node_that_goes_is_an_error_and_not_a_wait(parted: Parted) -> None:
     parted.follows.go()
-    parted.hear(lambda: bool(parted.parts.errors))
+    parted.receive(lambda: bool(parted.parts.errors))
     assert "node 1 (b) is gone" in parted.parts.errors[0].summary
     parted.parts.stop(1.0, at_deadline=False)
     parted.parts.await_end()
