@@ -144,23 +144,21 @@ class OrderKind(Enum):
     A comment says what to do, with which fields of `Order`, and by which event it is answered.
     """
 
-    RUN_TEST = (
-        "run test"  # run the test `nodeid`: READY when it asks for a measurement or a call; TEST_ENDED at its end
-    )
+    RUN_TEST = "run test"  # `nodeid`: READY when it asks for a measurement or a call, TEST_ENDED at its end
     MEASURE_AS = "measure as"  # use this `plan` instead of the one in READY
     LAUNCH = "launch"  # take one launch of so many `steps`: LAUNCHED or LAUNCH_FAILED
     PAUSE_LAUNCH = "pause launch"  # start a launch and pause it after its warm-up: PAUSED or LAUNCH_FAILED
     RUN_STRETCH = "run stretch"  # run so many `steps` of the paused launch: STRETCH_DONE or LAUNCH_FAILED
     DELIVER = "deliver"  # end the paused launch: LAUNCHED or LAUNCH_FAILED
-    DROP = "drop"  # end the paused launch, whatever comes of it: DROPPED or LAUNCH_FAILED
+    DROP = "drop"  # end the paused launch, whatever comes of it: DROPPED
     # Go on with the test. On several nodes with what the leader got: `samples`, `verdict` and `fails` of a measurement,
     # `results` of a call, or an `error` to raise.
     END_MEASUREMENT = "end measurement"
     LEAVE_TEST = "leave test"  # give up what the test asked for: TEST_ENDED
-    HOLD_LOCKS = "hold locks"  # wait for the locks of the node's cores or devices: LOCKS_HELD or LAUNCH_FAILED
+    HOLD_LOCKS = "hold locks"  # take the locks of the node's cores or devices: LOCKS_HELD or LAUNCH_FAILED
     RELEASE_LOCKS = "release locks"
     # Start this node's ranks of a launch of `plan`, which meet at `store`: RANK_FAILED for each that fails,
-    # SHARE_SETTLED when none has; LAUNCH_FAILED if it cannot.
+    # SHARE_SETTLED when all have delivered, LAUNCH_FAILED if they cannot be started.
     TAKE_SHARE = "take share"
     RELEASE_RANKS = "release ranks"  # let the ranks end, for all nodes have delivered: SHARE_ENDED
     STOP_RANKS = "stop ranks"  # end the ranks where they are, perhaps `at_deadline`: SHARE_ENDED
@@ -173,7 +171,7 @@ class OrderKind(Enum):
     EXIT = "exit"  # end all pytests, then exit with `status`
 
 
-NO_PLAN = Plan(world_size=0, backend="", device="")
+NO_PLAN = Plan(world_size=0, backend="", device="")  # of messages without one
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,10 +180,10 @@ class Order:
 
     kind: OrderKind
     _: KW_ONLY
-    side: str = ""  # of which pytest of another node it is: "current" or "base"; "" for the process that runs both
+    side: str = ""  # for which pytest of another node it is: "current" or "base"; "" for the process that runs both
     nodeid: str = ""
     plan: Plan = NO_PLAN
-    steps: int | None = None  # None: as many as the launch finds right
+    steps: int | None = None  # None: the launch decides by its plan
     samples: tuple[LaunchSamples, ...] = ()
     verdict: Verdict | None = None
     fails: bool = False  # whether the test fails by its verdict
@@ -217,20 +215,20 @@ class EventKind(Enum):
     PAUSED = "paused"  # the launch has warmed up: `steps` of its window, and `step_seconds` about
     STRETCH_DONE = "stretch done"
     DROPPED = "dropped"  # the paused launch has ended
-    TEST_ENDED = "test ended"  # what failed: `text`; as much as is to be reported even after LEAVE_TEST: `apart`
-    PROGRESS = "progress"  # the first rank's `phase` and `step` of so many `steps`
-    WAITING_FOR_LOCK = "waiting for lock"  # `resources`: one
+    TEST_ENDED = "test ended"  # what failed: `text`; what failed outside of the test's call, again: `apart`
+    PROGRESS = "progress"  # of the launch under way: the first rank's `phase`, and its `step` of so many `steps`
+    WAITING_FOR_LOCK = "waiting for lock"  # that another process has: one of `resources`
     LOCKS_HELD = "locks held"  # of these `resources`
-    RANK_FAILED = "rank failed"  # `errors`: one
+    RANK_FAILED = "rank failed"  # one of `errors`
     SHARE_SETTLED = "share settled"  # all ranks of this node have delivered `results`
     # All ranks of this node have ended: `errors`, `waiting`, `output`, `notes`, and `results` unless SHARE_SETTLED was
     # sent.
     SHARE_ENDED = "share ended"
 
-    NODE_JOINED = "node joined"  # `host`, `lock_order` and `versions`
+    NODE_JOINED = "node joined"  # the first one: `host`, `lock_order` and `versions`
     ALIVE = "alive"
-    CLOCK_READY = "clock ready"
-    DIED = "died"  # the pytest of `side` has, or could not be started: `text`
+    CLOCK_READY = "clock ready"  # what follows is no event, but the time
+    DIED = "died"  # the pytest of `side` ended, or could not be started: `text`
 
 
 @dataclass(frozen=True, slots=True)
