@@ -84,8 +84,8 @@ def answer(lines: Lines, node: int, order: Order, steps: int) -> None:
     def send(kind: EventKind, side: str = CURRENT, **fields: Any) -> None:
         lines.send(codec.encode_message(Event(kind, side=side, **fields)))
 
-    if order.kind is OrderKind.HOLD_LOCKS:
-        send(EventKind.LOCKS_HELD)
+    if order.kind is OrderKind.ACQUIRE_LOCKS:
+        send(EventKind.LOCKS_ACQUIRED)
     elif order.kind is OrderKind.SEND_CLOCK:
         send(EventKind.CLOCK_READY, side="")
         for _ in range(EXCHANGES):

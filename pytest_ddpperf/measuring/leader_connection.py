@@ -203,9 +203,9 @@ class NodeLeaderConnection(LeaderConnection):
         with ExitStack() as locks:
             while (order := self.order()).kind not in (OrderKind.END_MEASUREMENT, OrderKind.LEAVE_TEST):
                 try:
-                    if order.kind is OrderKind.HOLD_LOCKS:
+                    if order.kind is OrderKind.ACQUIRE_LOCKS:
                         taken = locks.enter_context(launcher.alone_here(ready.plan, len(processes), self.relay))
-                        self.send(Event(EventKind.LOCKS_HELD, resources=tuple(map(str, taken))))
+                        self.send(Event(EventKind.LOCKS_ACQUIRED, resources=tuple(map(str, taken))))
                     elif order.kind is OrderKind.RELEASE_LOCKS:
                         locks.close()
                     elif order.kind is OrderKind.TAKE_SHARE:

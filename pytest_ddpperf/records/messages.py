@@ -155,7 +155,7 @@ class OrderKind(Enum):
     # `results` of a call, or an `error` to raise.
     END_MEASUREMENT = "end measurement"
     LEAVE_TEST = "leave test"  # give up what the test asked for: TEST_ENDED
-    HOLD_LOCKS = "hold locks"  # take the locks of the node's cores or devices: LOCKS_HELD or LAUNCH_FAILED
+    ACQUIRE_LOCKS = "acquire locks"  # those of the node's cores or devices: LOCKS_ACQUIRED or LAUNCH_FAILED
     RELEASE_LOCKS = "release locks"
     # Start this node's ranks of a launch of `plan`, which meet at `store`: RANK_FAILED for each that fails,
     # SHARE_SETTLED when all have delivered, LAUNCH_FAILED if they cannot be started.
@@ -218,7 +218,7 @@ class EventKind(Enum):
     TEST_ENDED = "test ended"  # what failed: `text`; what failed outside of the test's call, again: `apart`
     PROGRESS = "progress"  # of the launch under way: the first rank's `phase`, and its `step` of so many `steps`
     WAITING_FOR_LOCK = "waiting for lock"  # that another process has: one of `resources`
-    LOCKS_HELD = "locks held"  # of these `resources`
+    LOCKS_ACQUIRED = "locks acquired"  # of these `resources`
     RANK_FAILED = "rank failed"  # one of `errors`
     SHARE_SETTLED = "share settled"  # all ranks of this node have delivered `results`
     # All ranks of this node have ended: `errors`, `waiting`, `output`, `notes`, and `results` unless SHARE_SETTLED was

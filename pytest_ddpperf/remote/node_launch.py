@@ -315,7 +315,7 @@ class Side:
 
     @contextmanager
     def _alone_on(self, member: Member, there: _RemoteObserver, late: ExitStack) -> Iterator[Sequence[str]]:
-        member.line.send(Order(OrderKind.HOLD_LOCKS))
+        member.line.send(Order(OrderKind.ACQUIRE_LOCKS))
         try:
             resources = _await_locks(member, there)
         except _SameMachine:
@@ -333,7 +333,7 @@ def _await_locks(member: Member, observer: Observer) -> Sequence[str]:
     event = member.line.receive(observer, _FOR_EVER)
     if event.kind is EventKind.TEST_ENDED:
         member.tests.ended(event, "the test ended there before it measured")
-    if event.kind is not EventKind.LOCKS_HELD:
+    if event.kind is not EventKind.LOCKS_ACQUIRED:
         raise BaseSideError(f"{member}: {event.text or event.kind.value}")
     return event.resources
 

@@ -467,7 +467,7 @@ def test_what_fails_on_another_node_as_its_test_is_left_is_told_and_all_are_left
 
     def answer() -> None:
         assert second.received() == [Order(OrderKind.LEAVE_TEST, side="current")], "before the first has ended"
-        second.send(EventKind.LOCKS_HELD)  # late, and for nobody
+        second.send(EventKind.LOCKS_ACQUIRED)  # late, and for nobody
         second.send(EventKind.TEST_ENDED, apart="Error: not removed")
         first.send(EventKind.TEST_ENDED, text="over")
 
@@ -574,11 +574,11 @@ def test_locks_are_taken_node_by_node_in_the_order_of_their_hosts(closing: ExitS
 
     @contextmanager
     def here() -> Iterator[tuple[()]]:
-        assert follows.kinds() == [OrderKind.HOLD_LOCKS]
+        assert follows.kinds() == [OrderKind.ACQUIRE_LOCKS]
         taken.append("here")
         yield ()
 
-    follows.send(EventKind.LOCKS_HELD)
+    follows.send(EventKind.LOCKS_ACQUIRED)
     with side.alone(plan, here(), Observer()):
         assert taken == ["here"], "after the other, whose host comes first"
     assert follows.kinds() == [OrderKind.RELEASE_LOCKS]
@@ -594,7 +594,7 @@ def test_a_wait_on_another_node_is_told_with_its_name(closing: ExitStack) -> Non
     side = Side([follows.node.current], address="127.0.0.1", interface="", hosts=["a", "b"], order="a other", facts={})
     for resource in ("/sys/devices/system/cpu/cpu3", "/"):
         follows.send(EventKind.WAITING_FOR_LOCK, resources=(resource,))
-    follows.send(EventKind.LOCKS_HELD, resources=("/sys/devices/system/cpu/cpu3",))
+    follows.send(EventKind.LOCKS_ACQUIRED, resources=("/sys/devices/system/cpu/cpu3",))
     with side.alone(TWO_NODES, nullcontext(()), Watches()):
         assert reported == ["cpu3 of node 1 (b)", "all of node 1 (b)"]
 
@@ -605,11 +605,11 @@ def test_a_wait_for_what_this_very_launch_has_is_an_error(closing: ExitStack) ->
     side = Side([follows.node.current], address="", interface="", hosts=["a", "b"], order="pod-a boot", facts={})
     here = nullcontext([Path("/cores/0")])
     follows.send(EventKind.WAITING_FOR_LOCK, resources=("/cores/0",))
-    follows.send(EventKind.LOCKS_HELD, resources=("/cores/0",))  # once it is free
+    follows.send(EventKind.LOCKS_ACQUIRED, resources=("/cores/0",))  # once it is free
     reported = r"^node 1 \(b\) is on the same machine and the same cores or devices as node 0: give each node its own"
     with pytest.raises(BaseSideError, match=reported), side.alone(TWO_NODES, here, Observer()):
         pass
-    assert follows.kinds() == [OrderKind.HOLD_LOCKS, OrderKind.RELEASE_LOCKS]
+    assert follows.kinds() == [OrderKind.ACQUIRE_LOCKS, OrderKind.RELEASE_LOCKS]
 
 
 # --- parts of a launch
