@@ -30,6 +30,10 @@ _FAR = 3.0
 _VERY_FAR = 6.0
 # The level of the simulated thresholds.
 _LEVEL = 0.01
+# The variance of a move that is unlikely: sessions of a busy machine differ by 4 to 10 % (docs/evidence.md).
+_UNLIKELY_MOVE = 0.12**2
+# The odds against a drift of larger moves. Longer series can outweigh them, and show that their level does drift.
+_ODDS = 10.0
 # Degrees of freedom of the spread of launches in other runs, as evidence about that in one run.
 _PRIOR_FREEDOM = 8.0
 
@@ -67,7 +71,7 @@ def weigh_runs(values: Sequence[float], spreads: Sequence[Part], moves: Sequence
     noise = [variance + between for variance in own]
     scale = fmean(noise)
     relative = [variance / scale for variance in noise] if scale > 0 else [1.0] * len(values)
-    return Observations(values, relative, moves or [1.0] * len(values))
+    return Observations(values, relative, moves or [1.0] * len(values), _UNLIKELY_MOVE)
 
 
 def _noise_between(values: Sequence[float]) -> float:
@@ -130,7 +134,8 @@ def _scan(
     for index, side in {_largest_jump(jump, start, end) for jump in jumps for start, end in stretches}:
         deviances = [each.deviance(jump[index][0] ** 2) for each, jump in zip(filtered, jumps, strict=True)]
         deviance, share = _minimum(deviances)
-        excess = without - deviance - _threshold(filtered[0].free + 1, _SHARES[share], side)
+        most = observations.unlikely_move / filtered[share].variance(jumps[share][index][0] ** 2)
+        excess = without - deviance - _threshold(filtered[0].free + 1, _SHARES[share], side, most)
         if best is None or excess > best[0]:
             best = excess, index, share
     if best is None:
@@ -170,15 +175,16 @@ def _minimum(deviances: list[float]) -> tuple[float, int]:
     return least, index
 
 
-def _threshold(points: int, share: float, side: int) -> float:
+def _threshold(points: int, share: float, side: int, most: float) -> float:
     """Return the ratio that the largest jump exceeds in 1 % of series where nothing changed, whatever the drift.
 
     Simulated by `benchmarks/history.py --calibrate`. The first line holds where the level can hardly have moved within
-    the shorter side, given that so many points can exclude a drift only up to a share; else the second.
+    the shorter side, given that so many points can exclude a drift only up to a share; the second where a drift that
+    is likely, up to the share `most`, moves it little; else the third.
     """
     if (share + 10 / points**2) * side**2 <= 0.1:
         return 9.0 + 0.75 * math.log(points)
-    return 10.6 + 1.35 * math.log(points)
+    return 12.2 if most * side <= 2 else 10.6 + 1.35 * math.log(points)
 
 
 def _p_value(excess: float, points: int) -> float:
@@ -215,6 +221,7 @@ class Observations:
     values: Sequence[float]
     noise: Sequence[float]  # the variance of each point, relative to that of the others
     moves: Sequence[float]  # the usual moves of the level between a point and the one before
+    unlikely_move: float = math.inf  # the variance of a usual move that is unlikely
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,13 +236,16 @@ class FilteredLevel:
     free: int  # the number of innovations
     scaled: list[float]  # innovations over their variances; 0 at a reset
     precisions: list[float]  # the inverse of those variances; 0 at a reset
+    unlikely: float  # the scale of the noise, squared, at which the drift is unlikely
 
     def deviance(self, less: float = 0.0) -> float:
         """Return -2 times the log-likelihood, up to a constant, at the likeliest scale of the noise.
 
-        `less` is what one more effect takes from the squares.
+        `less` is what one more effect takes from the squares. An unlikely drift has the odds against it.
         """
-        return self.free * math.log(self.variance(less)) + self.logs
+        variance = self.variance(less)
+        against = 2 * math.log(_ODDS) / (1 + (self.unlikely / variance) ** 4)
+        return self.free * math.log(variance) + self.logs + against
 
     def variance(self, less: float = 0.0) -> float:
         """Return the likeliest scale of the noise, squared."""
@@ -263,7 +273,8 @@ def filter_level(observations: Observations, resets: Set[int], share: float) -> 
             scaled.append(own)
             precisions.append(precision)
     logs = -math.fsum(map(math.log, filter(None, precisions)))
-    return FilteredLevel(squares, logs, len(rows) - 1 - len(resets), scaled, precisions)
+    unlikely = observations.unlikely_move / share if share else math.inf
+    return FilteredLevel(squares, logs, len(rows) - 1 - len(resets), scaled, precisions, unlikely)
 
 
 def estimate_jumps(observations: Observations, known: FilteredLevel) -> list[tuple[float, float]]:

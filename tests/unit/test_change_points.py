@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
+from itertools import accumulate
 
 import pytest
 
@@ -131,6 +132,20 @@ def test_change_points_are_found_and_outliers_are_none(
 @pytest.mark.parametrize("share", [0.0, 0.1, 1.25])
 def test_neither_noise_nor_drift_is_a_change_point(share: float) -> None:
     assert [found(gaussian(100, share=share, seed=seed), 0.001) for seed in range(10)] == [[]] * 10
+
+
+@pytest.mark.parametrize(("drift", "is_a_change"), [(0.12, True), (math.inf, False)])
+def test_few_points_need_a_limit_of_the_drift(drift: float, is_a_change: bool) -> None:
+    """A level that drifts by a third from run to run explains as much: no machine does."""
+    logs = [math.log(value) for value in (12, 11, 9, 16, 33, 23, 26, 27)]
+    point = find_largest(Observations(logs, [1.0] * 8, [1.0] * 8, drift**2))
+    assert point is not None
+    assert (point.index, point.p_value <= 0.01) == (4, is_a_change)
+
+
+def test_a_long_series_shows_that_its_level_drifts_further_than_is_likely() -> None:
+    walk = list(accumulate(gaussian(200)))
+    assert find_change_points(Observations(walk, [1.0] * 200, [1.0] * 200, 0.12**2), 0.01) == []
 
 
 def test_few_points_have_no_change_point() -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from pytest_ddpperf.cli import main
-from pytest_ddpperf.history.entries import add_entry
+from pytest_ddpperf.history.entries import HistoryEntry, add_entry
 from pytest_ddpperf.records.outcome import Outcome
 from pytest_ddpperf.records.samples import Status
-from tests.unit.test_history import commit_of, history, measured, run, stepped
+from tests.unit.test_history import commit_of, history, measured, of_two_launches, run, stepped
 from tests.unit.test_reading import written
 from tests.unit.test_report import outcome, verdict
 
@@ -31,7 +31,11 @@ def say(capsys: pytest.CaptureFixture[str]) -> Say:
 
 
 def kept(root: Path, logs: Sequence[float]) -> Path:
-    for each in history(logs):
+    return written_to(root, history(logs))
+
+
+def written_to(root: Path, entries: Sequence[HistoryEntry]) -> Path:
+    for each in entries:
         add_entry(root, each)
     return root
 
@@ -70,6 +74,14 @@ def test_what_is_not_a_regression_ends_with_0(
     assert status == 0
     assert words in out
     assert "REGRESSED" not in out
+
+
+def test_a_change_to_more_than_the_double_is_found_in_eight_noisy_runs(tmp_path: Path, say: Say) -> None:
+    root = written_to(tmp_path, of_two_launches(12, 11, 9, 16, 33, 23, 26, 27))
+    status, out, err = say(root)
+    assert (status, err) == (1, "")
+    assert out.startswith("REGRESSED  tests/perf/test_step::test_train  cpu-gloo-ws2\n  p10 2.30x [")
+    assert "; at 000000040000 of 2026-01-05, after 000000030000; 4 runs since" in out
 
 
 def test_series_that_are_all_too_short_end_with_5(tmp_path: Path, say: Say) -> None:

@@ -75,6 +75,12 @@ def history(logs: Sequence[float], **facts: Any) -> list[HistoryEntry]:
     return [one(day, kept(0.01 * math.exp(log / 100), **facts)) for day, log in enumerate(logs)]
 
 
+def of_two_launches(*milliseconds: float) -> list[HistoryEntry]:
+    """One run per day of two launches, which differ by 2 %."""
+    launches = [tuple(0.001 * each * factor for factor in (0.99, 1.01)) for each in milliseconds]
+    return [one(day, kept(launch_seconds=dict.fromkeys(METRICS, each))) for day, each in enumerate(launches)]
+
+
 def stepped(*jumps: tuple[int, float], points: int = 60) -> list[float]:
     return [value + sum(by for place, by in jumps if day >= place) for day, value in enumerate(gaussian(points))]
 
