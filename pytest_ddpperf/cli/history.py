@@ -12,7 +12,7 @@ from pytest_ddpperf.records.errors import FileError
 from pytest_ddpperf.records.plan import Limit
 
 if TYPE_CHECKING:
-    from pytest_ddpperf.history.series import HistoryAnalysis, HistoryChange
+    from pytest_ddpperf.history.series import HistoryAnalysis, HistoryChange, Series
 
 _DESCRIPTION = """\
 Finds the commits at which tests became slower or faster for good, in a history to which pytest --ddp-history and
@@ -108,19 +108,17 @@ def show(arguments: argparse.Namespace) -> int:
     if arguments.html is not None:
         figures.check("--html")
     analysis = _analyze(arguments)
-    matches = arguments.matches
-    changes = [
-        change
-        for change in analysis.changes
-        if matches is None or matches(f"{change.series.test} {change.series.environment}")
-    ]
+
+    def is_chosen(series: Series) -> bool:
+        return arguments.matches is None or arguments.matches(f"{series.test} {series.environment}")
+
     if arguments.html is not None:
         console.write(arguments.html, history_report.history_html(analysis))
-    console.say(history_report.history_lines(analysis, changes))
+    console.say(history_report.history_lines(analysis, is_chosen))
     if analysis.short == len(analysis.series):
         console.complain(f"{arguments.folder}: nothing to judge: no series has {MIN_POINTS} runs")
         return console.NOTHING_IN_COMMON
-    is_slower = any(change.status is ChangeStatus.REGRESSED for change in changes)
+    is_slower = any(change.status is ChangeStatus.REGRESSED and is_chosen(change.series) for change in analysis.changes)
     return console.NAMED_VERDICT if is_slower else console.OK
 
 

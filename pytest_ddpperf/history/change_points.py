@@ -8,6 +8,7 @@ simulated: docs/history.md has the method, `benchmarks/history.py` the error rat
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -115,6 +116,26 @@ def find_largest(
     if point is not None and distance > _FAR and (point.p_value <= 10 * _LEVEL or distance > _VERY_FAR):
         point, _, _ = _scan(replace(observations, noise=noise), resets, near)
     return point
+
+
+def smallest_change(observations: Observations, level: float) -> float:
+    """Return the relative change in the middle that is found at `level` in about four of five series like this one.
+
+    It is the one that is found in the series itself, and a margin for the noise of another one, from simulations.
+    """
+    middle = len(observations.values) // 2
+    filtered = _filter_by_share(observations, frozenset())
+    known = filtered[_minimum([each.deviance() for each in filtered])[1]]
+    point = _change_point(known, estimate_jumps(observations, known)[middle], middle, 1.0)
+
+    def is_found(power: int) -> bool:
+        more = point.error * 1.05**power - point.change
+        moved = [value + more * (at >= middle) for at, value in enumerate(observations.values)]
+        largest = find_largest(replace(observations, values=moved))
+        return largest is not None and largest.p_value <= level
+
+    power = bisect_left(range(127), True, key=is_found)  # up to 490 standard errors
+    return math.expm1((1.05**power + t_quantile(0.95, point.freedom)) * point.error)
 
 
 def _scan(

@@ -20,6 +20,7 @@ from pytest_ddpperf.history.change_points import (
     Observations,
     find_change_points,
     find_largest,
+    smallest_change,
     weigh_runs,
 )
 from pytest_ddpperf.history.entries import AcceptedChange, HistoryEntry, HistoryMeasurement
@@ -106,6 +107,7 @@ class HistoryAnalysis:
     series: Sequence[Series]
     metrics: Sequence[str]
     changes: Sequence[HistoryChange]  # the worst first
+    unchanged: Sequence[tuple[Series, str, float]]  # a series, its metric, and the smallest detectable change
 
     @property
     def short(self) -> int:
@@ -155,13 +157,17 @@ def analyze(
     largest = [find_largest(each) for each in observations]
     evidence = holm([point.p_value if point is not None else 1.0 for point in largest], LEVEL)
     changes: list[HistoryChange] = []
+    unchanged: list[tuple[Series, str, float]] = []
     for (each, limit), observed, enough in zip(candidates, observations, evidence, strict=True):
-        if enough.enough:
-            points = find_change_points(observed, enough.level)
+        points = find_change_points(observed, enough.level) if enough.enough else []
+        if points:
             changes += _judge_points(each, limit, observed.values, points, accepted)
+        else:
+            unchanged.append((each, limit.metric, smallest_change(observed, enough.level)))
     order = list(ChangeStatus)
     changes.sort(key=lambda change: (order.index(change.status), -abs(change.change.estimate)))
-    return HistoryAnalysis(series=series, metrics=[limit.metric for limit in limits], changes=changes)
+    metrics = [limit.metric for limit in limits]
+    return HistoryAnalysis(series=series, metrics=metrics, changes=changes, unchanged=unchanged)
 
 
 def _judge_points(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -20,15 +20,26 @@ if TYPE_CHECKING:
 _COLOURS = {ChangeStatus.REGRESSED: figures.BAD, ChangeStatus.IMPROVED: figures.GOOD}
 
 
-def history_lines(analysis: HistoryAnalysis, changes: Sequence[HistoryChange]) -> Iterator[str]:
-    """Yield the change points that were chosen, then the summary."""
-    for change in changes:
-        name, environment = text.shortened(str(change.series.test)), text.shortened(change.series.environment)
-        yield f"{change.status.value}  {name}  {environment}"
+def history_lines(analysis: HistoryAnalysis, is_chosen: Callable[[Series], bool]) -> Iterator[str]:
+    """Yield the change points of the series that were chosen, what could be found in the others, and the summary."""
+    for change in filter(lambda change: is_chosen(change.series), analysis.changes):
+        yield f"{change.status.value}  {_name(change.series)}"
         for line in change_lines(change):
             yield f"  {line}"
         yield ""
+    for series, metric, smallest in analysis.unchanged:
+        if is_chosen(series):
+            yield f"{_name(series)}  {unchanged_line(metric, smallest)}"
     yield summary_line(analysis)
+
+
+def _name(series: Series) -> str:
+    return f"{text.shortened(str(series.test))}  {text.shortened(series.environment)}"
+
+
+def unchanged_line(metric: str, smallest: float) -> str:
+    """Return the smallest detectable change of a series without a change point."""
+    return f"{metric}: no change point; a change under {text.amount(smallest)} could not be seen"
 
 
 def change_lines(change: HistoryChange) -> Iterator[str]:
@@ -73,18 +84,19 @@ def history_html(analysis: HistoryAnalysis) -> str:
     ordered = sorted(analysis.series, key=lambda series: ranks.get(id(series), len(ranks)))
     with figures.style():
         cards = [
-            _card(f"s{number}", series, by_series.get(id(series), []), analysis.metrics)
+            _card(f"s{number}", series, by_series.get(id(series), []), analysis)
             for number, series in enumerate(ordered, 1)
         ]
     note = f"Nothing was judged: no series has {MIN_POINTS} runs." if analysis.short == len(analysis.series) else ""
     return rendered("history.html", title=f"ddpperf history: {summary_line(analysis)}", note=note, cards=cards)
 
 
-def _card(anchor: str, series: Series, changes: Sequence[HistoryChange], metrics: Sequence[str]) -> dict[str, Any]:
+def _card(anchor: str, series: Series, changes: Sequence[HistoryChange], analysis: HistoryAnalysis) -> dict[str, Any]:
     """Return what the template shows of a series."""
     status = changes[0].status.value if changes else "no change point"  # the worst
     facts = (series.environment, series.distinction, text.several(len(series.runs), "run"))
-    by_metric = {metric: [change for change in changes if change.metric == metric] for metric in metrics}
+    by_metric = {metric: [change for change in changes if change.metric == metric] for metric in analysis.metrics}
+    unchanged = [unchanged_line(metric, smallest) for each, metric, smallest in analysis.unchanged if each is series]
     return {
         "anchor": anchor,
         "kind": status.lower().replace(" ", "-"),  # in the style sheet
@@ -92,7 +104,7 @@ def _card(anchor: str, series: Series, changes: Sequence[HistoryChange], metrics
         "name": text.shortened(str(series.test)),
         "sentence": ", ".join(text.shortened(fact) for fact in facts if fact),
         "opened": status == ChangeStatus.REGRESSED.value,
-        "changes": [f"{change.status.value}: {'; '.join(change_lines(change))}" for change in changes],
+        "changes": [*(f"{change.status.value}: {'; '.join(change_lines(change))}" for change in changes), *unchanged],
         "figures": [_figure(series, metric, of_metric) for metric, of_metric in by_metric.items()],
     }
 

@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Sequence
 from itertools import accumulate
+from statistics import median
 
 import pytest
 
@@ -16,6 +17,7 @@ from pytest_ddpperf.history.change_points import (
     find_change_points,
     find_largest,
     measure_distances,
+    smallest_change,
     weigh_runs,
 )
 from pytest_ddpperf.verdict.stats import Part
@@ -146,6 +148,17 @@ def test_few_points_need_a_limit_of_the_drift(drift: float, is_a_change: bool) -
 def test_a_long_series_shows_that_its_level_drifts_further_than_is_likely() -> None:
     walk = list(accumulate(gaussian(200)))
     assert find_change_points(Observations(walk, [1.0] * 200, [1.0] * 200, 0.12**2), 0.01) == []
+
+
+def test_the_smallest_change_is_found_in_most_series_like_it() -> None:
+    """In about four of five, with the scatter of a size that rests on eight points."""
+    series = [[value / 10 for value in gaussian(8, seed=seed)] for seed in range(100)]
+    observations = [weigh_runs(values, [Part(0.0, 0)] * 8) for values in series]
+    smallest = median(smallest_change(each, 0.01) for each in observations)
+    largest = [
+        find_largest(weigh_runs(jumping(values, (4, math.log1p(smallest))), [Part(0.0, 0)] * 8)) for values in series
+    ]
+    assert 70 <= sum(point is not None and point.p_value <= 0.01 for point in largest) <= 95
 
 
 def test_few_points_have_no_change_point() -> None:

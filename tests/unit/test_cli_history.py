@@ -84,6 +84,18 @@ def test_a_change_to_more_than_the_double_is_found_in_eight_noisy_runs(tmp_path:
     assert "; at 000000040000 of 2026-01-05, after 000000030000; 4 runs since" in out
 
 
+def test_without_a_change_point_the_smallest_detectable_change_is_shown(tmp_path: Path, say: Say) -> None:
+    root = written_to(tmp_path, of_two_launches(12, 11, 9, 16, 13, 10, 15, 11))
+    status, out, err = say(root)
+    first, last = out.splitlines()
+    assert (status, err) == (0, "")
+    name, _, smallest = first.partition("  p10: no change point; a change under ")
+    assert name == "tests/perf/test_step::test_train  cpu-gloo-ws2"
+    assert 100 < float(smallest.removesuffix(" % could not be seen")) < 300
+    assert last == "no change point in 1 series of 8 runs at 8 commits (p10)"
+    assert say(root, "-k", "no-such-test")[1].splitlines() == [last]
+
+
 def test_series_that_are_all_too_short_end_with_5(tmp_path: Path, say: Say) -> None:
     status, out, err = say(kept(tmp_path, [0.0] * 5))
     assert (status, err) == (5, f"ddpperf: {tmp_path}: nothing to judge: no series has 6 runs\n")

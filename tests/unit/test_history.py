@@ -208,6 +208,15 @@ def test_runs_with_other_must_match_facts_are_another_series() -> None:
     assert [each.distinction for each in judged(entries).series] == ["batch_size 32", "batch_size 64"]
 
 
+def test_a_series_without_a_change_point_has_a_smallest_detectable_change() -> None:
+    """A noisier series has a larger one, and the more series are searched the larger it is."""
+    quiet, noisy = history(stepped()), history([4 * log for log in stepped()], environment="cpu-gloo-ws4")
+    alone, (one_of_two, four_times) = judged(quiet).unchanged, judged(quiet + noisy).unchanged
+    assert [(series.environment, metric) for series, metric, _ in alone] == [("cpu-gloo-ws2", "p50")]
+    assert 0.02 < alone[0][2] < one_of_two[2] < four_times[2] / 3
+    assert judged(history(stepped((40, 9.0)))).unchanged == []
+
+
 # --- accepted
 
 

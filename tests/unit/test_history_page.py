@@ -43,5 +43,10 @@ def test_the_worst_is_first_and_unfolded(several: Read) -> None:
     assert ["open" in attributes for attributes in cards] == [True] * 2 + [False] * 3
 
 
+def test_a_series_without_a_change_point_has_its_smallest_detectable_change(several: Read) -> None:
+    assert several.words.count("p50: no change point; a change under ") == 1
+    assert " % could not be seen" in several.words
+
+
 def test_a_history_that_is_too_short_says_so() -> None:
     assert "Nothing was judged: no series has 6 runs." in drawn(SEVERAL[3]).words
