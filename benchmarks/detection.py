@@ -248,7 +248,9 @@ def suspicion(trial: Trial, limit: float, scope: str, *, share: float) -> str:
 
 def judged(trial: Trial, limit: float, scope: str, metrics: Sequence[str], drift: Drift) -> Verdict:
     named = (metric.partition(":") for metric in metrics)
-    limits = [Limit(metric=name, value=float(value or limit), unit="%") for name, _, value in named]
+    limits = [
+        Limit(metric=name, value=float(value or limit), unit="%", default=bool(value)) for name, _, value in named
+    ]
     interleaved = scope == "within" or is_paired(scope)
     stored = [measurement(session) for session in trial.sessions]
 

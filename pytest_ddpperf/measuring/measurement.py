@@ -212,8 +212,8 @@ def does_fail(job: Job, verdict: Verdict) -> bool:
     return decision.fails(verdict, fail_on=settings.fail_on, baseline_missing=settings.baseline_missing)
 
 
-def build_outcome(found: Measured, rootdir: Path, accept_command: str) -> Outcome:
-    """Return the outcome of a measurement, with its evidence and the command that accepts it."""
+def build_outcome(found: Measured, rootdir: Path, accept_command: str, seconds: float) -> Outcome:
+    """Return the outcome of a measurement that took so long, with its evidence and the command that accepts it."""
     job, current, stored = found.job, found.current, found.suspected or found
     path = Path(stored.side.path)
     shown = path.relative_to(rootdir) if path.is_relative_to(rootdir) else path
@@ -230,6 +230,7 @@ def build_outcome(found: Measured, rootdir: Path, accept_command: str) -> Outcom
         fails=found.fails,
         measurement=found.measurement,
         phases=tuple(launch.phases for launch in current.taken),
+        seconds=seconds,
         recorded=recorded(current.taken),
         baseline_side=side,
         baseline_path=str(shown) if stored.side.path else "",

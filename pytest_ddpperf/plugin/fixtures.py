@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -189,7 +190,9 @@ class BenchmarkFixture(DistributedFixture):
             facts=self._facts(),
             notes=self._notes(),
         )
-        return self._judged(self._measure(job), label)
+        began = time.monotonic()
+        measured = self._measure(job)
+        return self._judged(measured, label, time.monotonic() - began)
 
     def _measure(self, job: Job) -> Measured:
         watcher = Watcher(self._run.config, warmup=job.plan.warmup)
@@ -207,10 +210,10 @@ class BenchmarkFixture(DistributedFixture):
         self._show(job.plan, measured.output)
         return measured
 
-    def _judged(self, measured: Measured, label: str) -> Result:
+    def _judged(self, measured: Measured, label: str, seconds: float) -> Result:
         __tracebackhide__ = True
         accept = accept_command(self._item, self._settings)
-        outcome = measurement.build_outcome(measured, self._run.config.rootpath, accept)
+        outcome = measurement.build_outcome(measured, self._run.config.rootpath, accept, seconds)
         self._state.outcomes.append(outcome)
         before = ci.junit_names(label)  # of an attempt that was rerun
         kept = [each for each in self._item.user_properties if each[0] not in before]

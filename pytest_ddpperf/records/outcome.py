@@ -92,6 +92,7 @@ class Outcome:
     error: str = ""  # why these did, one line
     measurement: Measurement | None = None
     phases: tuple[Phases, ...] = ()  # one a launch
+    seconds: float = 0.0  # that all launches of both sides took, with the waits for locks
     recorded: Recorded = field(default_factory=dict)  # what steps recorded of themselves
     baseline_path: str = ""  # relative to rootdir where it is below it; "" where nothing stored was asked for
     # What it was compared with instead or, after the baseline, to confirm a suspicion.

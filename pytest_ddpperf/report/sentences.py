@@ -224,7 +224,7 @@ def measured(outcome: Outcome) -> str:
         now = text.commit(side.version.now)
         return f"{launches} interleaved launches of each side; {side.version} and {now or 'the working tree'}"
     if not outcome.sessions:
-        return text.several(launches, "launch").replace("launchs", "launches")
+        return text.several(launches, "launch")
     before = sum(len(next(iter(session.launch_seconds.values()), ())) for session in outcome.sessions)
     last = outcome.sessions[-1]
     when = ", ".join(filter(None, (last.created.partition("T")[0], text.commit(last.commit))))

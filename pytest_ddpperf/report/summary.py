@@ -50,7 +50,9 @@ def last_line(outcomes: Sequence[Outcome], *runs: RunInfo, only_before: int = 0)
     parts = [f"{number} {what}" for what, number in numbers.items() if number]
     parts += [text.several(counts["other_failures"], "other failure")] * bool(counts["other_failures"])
     parts += [f"{only_before} only in the base"] * bool(only_before)
-    line = f"{', '.join(parts) or 'nothing measured'} ({counts['compared']} of {counts['measured']} compared)"
+    seconds = sum(outcome.seconds for outcome in outcomes)
+    cost = f", {seconds:.0f} s" if seconds >= 1 else ""
+    line = f"{', '.join(parts) or 'nothing measured'} ({counts['compared']} of {counts['measured']} compared{cost})"
     missing = any(outcome.baseline_path for outcome in outcomes if outcome.verdict == Status.NO_BASELINE.value)
     advice = ": record baselines with --ddp-save-baseline" if missing and not counts["compared"] else ""
     return f"compared with {_base(outcomes)}: {line}" if counts["compared"] else line + advice

@@ -182,8 +182,9 @@ def _details(outcome: Outcome) -> Iterator[str]:
             f"{field.name} {text.seconds(median(getattr(phases, field.name) for phases in outcome.phases))}"
             for field in fields(Phases)
         )
-        total = sum(phases.total for phases in outcome.phases)
-        yield f"a launch (median of {len(outcome.phases)}): {costs}; all: {text.seconds(total)}"
+        launches = text.several(len(outcome.phases), "launch")
+        each = f"a launch (median): {costs}"
+        yield f"cost: {launches}, {outcome.seconds:.0f} s; {each}"
 
 
 def _percentiles(outcome: Outcome, percentiles: Sequence[int] = _PERCENTILES) -> Iterator[str]:

@@ -88,8 +88,9 @@ def some(items: Sequence[str], most: int = 5) -> str:
 
 
 def several(number: int, what: str) -> str:
-    """Return the number with its noun: "1 run", "2 runs"."""
-    return f"{number} {what}{'s' * (number != 1)}"
+    """Return the number with its noun: "1 run", "2 runs", "2 launches"."""
+    plural = "es" if what.endswith("ch") else "s"
+    return f"{number} {what}{plural * (number != 1)}"
 
 
 def seconds(value: float, *, signed: bool = False) -> str:

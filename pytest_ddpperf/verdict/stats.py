@@ -333,18 +333,21 @@ class Evidence:
     level: float  # that it was compared with
 
 
-def holm(p_values: Sequence[float], level: float) -> tuple[Evidence, ...]:
-    """Which of several p-values are evidence, such that any is wrong at most with probability `level`.
+def holm(p_values: Sequence[float], level: float, weights: Sequence[float] = ()) -> tuple[Evidence, ...]:
+    """Which of several p-values are evidence, such that any is wrong at most with probability `level`, which they share
+    by their `weights`, equal by default.
 
     S. Holm, "A simple sequentially rejective multiple test procedure", Scandinavian Journal of Statistics 6 (1979).
     """
-    order = sorted(range(len(p_values)), key=p_values.__getitem__)
+    weights = weights or [1.0] * len(p_values)
+    order = sorted(range(len(p_values)), key=lambda index: p_values[index] / weights[index])
     found: dict[int, Evidence] = {}
-    share, enough = level, True
+    left, enough = 0.0, True
     for place, index in enumerate(order):
         if enough:
-            share = level / (len(order) - place)
-            enough = p_values[index] <= share
+            left = math.fsum(weights[other] for other in order[place:])
+        share = level * weights[index] / left
+        enough = enough and p_values[index] <= share
         found[index] = Evidence(enough, share)
     return tuple(found[index] for index in range(len(order)))
 

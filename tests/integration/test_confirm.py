@@ -82,7 +82,7 @@ def test_what_looks_slower_within_the_limit_passes_with_both_figures(
     assert result.ret == 0
     result.stdout.fnmatch_lines(
         [
-            "test_step: p50 3.00x against the baseline: the baseline's own code is as slow today",
+            "test_step: p50 3.00x against the baseline: next to the baseline's own code it is not slower",
             "compared with *: 1 passed (1 of 1 compared)",
         ]
     )

@@ -40,7 +40,7 @@ def test_header_table_and_details(pytester: pytest.Pytester, run: Run) -> None:
             "  all *",
             "  rank 0 *",
             "  rank 1 *",
-            "  a launch (median of 3): start *, group *, setup *, warmup *, steps *",
+            "  cost: 3 launches, * s; a launch (median): start *, group *, setup *, warmup *, steps *",
         ]
     )
     assert "\x1b7" not in result.stdout.str()  # no progress where nobody watches

@@ -235,12 +235,12 @@ def test_details_have_counters_costs_and_error_rates() -> None:
     counted = replace(measurement(), counters={"rpc.bytes": 12345, "rpc.calls": None, "rpc.bytes.master": 0})
     first = comparison(Status.PASS, drift=0.041)
     compared = verdict(Status.PASS, comparisons=(first, comparison(Status.PASS, "p10", alarm_rate=0.0077)), sessions=1)
-    lines = list(terminal.details([outcome(compared, measurement=counted), NEW, GREEN]))
+    lines = list(terminal.details([outcome(compared, measurement=counted, seconds=12.3), NEW, GREEN]))
     assert lines[6:9] == [
         "  smallest detectable change: 8 % (p50), 8 % (p10)",
         "  a step: rpc.bytes 12,345",
-        "  a launch (median of 2): start 20.0 ms, group 10.0 ms, setup 300 ms, warmup 1.00 s, steps 600 ms, "
-        "end 10.0 ms; all: 3.88 s",
+        "  cost: 2 launches, 12 s; a launch (median): start 20.0 ms, group 10.0 ms, setup 300 ms, warmup 1.00 s, "
+        "steps 600 ms, end 10.0 ms",
     ]
     assert lines[-2:] == [
         "expected false alarms in a run like this: 0.016 (at most 1.5 % in each of 2 tests)",

@@ -226,6 +226,12 @@ def test_one_p_value_is_held_against_the_whole_level() -> None:
     assert stats.holm([0.05], 0.05) == (stats.Evidence(True, 0.05),)
 
 
+def test_holm_shares_the_level_by_weights() -> None:
+    found = stats.holm([0.009, 0.02, 0.001], 0.021, (1.0, 1.0, 0.1))
+    assert [each.enough for each in found] == [True, True, True]
+    assert [each.level for each in found] == pytest.approx([0.01, 0.021, 0.021 / 11], rel=0.05)
+
+
 @pytest.mark.parametrize(("q", "steps"), [(50, 5), (10, 29), (90, 29), (95, 59), (99, 299), (1, 299), (99.9, 2995)])
 def test_steps_that_support_a_percentile(q: float, steps: int) -> None:
     share = max(q, 100 - q) / 100
