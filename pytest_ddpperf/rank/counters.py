@@ -14,9 +14,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from pytest_ddpperf.rank.group import OwnGroup
 
 Count = int | None
 Reduced = tuple[int, torch.dtype | None]  # an all-reduce: of so many elements of a kind
@@ -49,19 +50,22 @@ class _Dispatched(TorchDispatchMode):  # type: ignore[no-untyped-call]
 _RECORDERS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
 
 
-def _recorded() -> dict[tuple[str, int], Reduced | None] | None:
+def _recorded(own: OwnGroup) -> dict[tuple[str, int], Reduced | None] | None:
     """Return the entries of the flight recorders by recorder and number, None for other operations than all-reduces.
 
-    None if they are off or write an unknown format."""
+    Those of our `own` group are left out. None if they are off or write an unknown format."""
     found: dict[tuple[str, int], Reduced | None] = {}
+    are_on = False
     for recorder in _RECORDERS:
         dump = getattr(torch._C._distributed_c10d, recorder, None)
         try:
             for entry in json.loads(dump()).get("entries", ()) if dump is not None else ():
-                found[recorder, entry["record_id"]] = _reduced(entry)
+                are_on = True
+                if entry["process_group"][0] != own.name:
+                    found[recorder, entry["record_id"]] = _reduced(entry)
         except (KeyError, TypeError, ValueError, AttributeError):
             return None
-    return found or None
+    return found if are_on else None
 
 
 def _reduced(entry: dict[str, Any]) -> Reduced | None:
@@ -78,20 +82,20 @@ class Meter:
         """Return how long this process has waited for RPC so far."""
         return 0
 
-    def counters(self, step: Callable[[], Any]) -> dict[str, Count]:
+    def counters(self, step: Callable[[], Any], own: OwnGroup) -> dict[str, Count]:
         """Run a step of this process, as all do, and count its all-reduces."""
         gc.collect()  # DDP modules that a set-up made and dropped live in cycles
-        dist.barrier()  # so that the recorder holds something, if it is on
-        before = _recorded()
+        own.barrier()  # so that the recorder holds something, if it is on
+        before = _recorded(own)
         self.begin()
-        dist.barrier()  # what a step of another's asks of this process is counted here, too
+        own.barrier()  # what a step of another's asks of this process is counted here, too
         with _Dispatched() as dispatched:
             step()
-        after = _recorded()
+        after = _recorded(own)
         self.end()
-        dist.barrier()  # a later step of another's must not be counted in this one
+        own.barrier()  # a later step of another's must not be counted in this one
         more = self.close()
-        dist.barrier()  # nor before this one was
+        own.barrier()  # nor before this one was
         seen = None
         if before is not None and after is not None:
             new = [reduced for number, reduced in after.items() if number not in before]

@@ -8,7 +8,7 @@ import random
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -169,6 +169,33 @@ def join(plan: Plan, rank: int, world_size: int, place: ProcessPlace, name: str,
         timeout=timeout_of(plan),
         device_id=bound if device.type != "cpu" else None,
     )
+
+
+class OwnGroup:
+    """The process group of this plugin's own collectives, which on the default one would meet those of the user's
+    threads. A collective is over when all ranks have joined it."""
+
+    def __init__(self, plan: Plan, place: ProcessPlace, ctx: Context) -> None:
+        self._group: Any
+        if dist.is_gloo_available():
+            # Not by `new_group`: it has no name, and `destroy_process_group` in the user's code does not end it.
+            store = store_of("store-own", ctx.world_size, place.folder, place.store, timeout_of(plan))
+            self._group = dist.ProcessGroupGloo(store, ctx.rank, ctx.world_size, timeout_of(plan))
+            self._device = torch.device("cpu")
+        else:
+            self._group = dist.new_group(timeout=timeout_of(plan))
+            self._device = ctx.device
+        self.name = str(getattr(self._group, "group_name", ""))  # in the flight recorders
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        self.maximum([0])
+
+    def maximum(self, values: Sequence[int]) -> list[int]:
+        """Return, for each of `values`, the largest of any rank."""
+        largest = torch.tensor(values, dtype=torch.int64, device=self._device)
+        self._group.allreduce([largest], dist.ReduceOp.MAX).wait()
+        return [int(value) for value in largest.tolist()]
 
 
 def _seed(seed: int) -> None:

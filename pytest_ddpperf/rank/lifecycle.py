@@ -102,6 +102,7 @@ class Rank:
     channel: socket.socket
     trees: Trees | None  # it reports what it imported from there
     in_stretches: bool  # whether it pauses between stretches of its window
+    own_group: group.OwnGroup | None = None  # of a process that times steps
 
     def enter(self, phase: Phase) -> None:
         self.board.enter(self.number, phase, time.monotonic_ns())
@@ -123,12 +124,8 @@ class Rank:
         return receive_word(self.channel)
 
     def stretches(self, steps: int, step_ns: int) -> Iterator[int]:
-        """Yield the number of steps of each stretch of a window of `steps`, each of which takes about `step_ns`.
-
-        There is one stretch, unless pytest asks for several, one after the other."""
-        if not self.in_stretches:
-            yield steps
-            return
+        """Yield the number of steps of each stretch of a window of `steps`, each of which takes about `step_ns`, as
+        pytest asks for one after the other."""
         said = json.dumps({"steps": steps, "step_ns": step_ns}).encode()
         send_frame(self.channel, Kind.RESTING, said)
         while stretch := self.await_word():
@@ -162,6 +159,8 @@ def _work(rank: Rank, folder: Path, request: Message) -> None:
         number=rank.number, index=index, node=request["node"], folder=folder, store=store, threads=request["threads"]
     )
     ctx: Context = (_rpc() if rank.plan.rpc else group).start(rank.plan, place)
+    if task == "measure" and rank.number < rank.plan.world_size:
+        rank = replace(rank, own_group=group.OwnGroup(rank.plan, place, ctx))
     rank.enter(Phase.SETUP)
     clean_up = _TASKS[task](rank, ctx, function, *args)
     rank.enter(Phase.CLEANUP)
@@ -208,9 +207,9 @@ def _measure_rpc(rank: Rank, ctx: RpcContext, trainer: Any, master: Any, paramet
 
 
 def _timed(rank: Rank, ctx: Context, prepared: sampling.Prepared, meter: counters.Meter) -> CleanUp:
-    window = sampling.measure(
-        prepared.step, rank.plan, ctx, rank.board, meter, rank.stretches, in_stretches=rank.in_stretches
-    )
+    assert rank.own_group is not None, "only trainers time steps"
+    stretches = rank.stretches if rank.in_stretches else None
+    window = sampling.measure(prepared.step, rank.plan, ctx, rank.board, meter, rank.own_group, stretches)
     if ctx.rank == 0:
         facts = environment.versions() | environment.state() | environment.device(ctx.device.type)
         window = replace(window, facts=facts)

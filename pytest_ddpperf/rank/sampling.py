@@ -13,11 +13,11 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from pytest_ddpperf.rank import clock, context
 from pytest_ddpperf.rank.context import Context
 from pytest_ddpperf.rank.counters import Meter
+from pytest_ddpperf.rank.group import OwnGroup
 from pytest_ddpperf.records.errors import DdpPerfError
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import Window
@@ -65,27 +65,27 @@ Stretches = Callable[[int, int], Iterable[int]]
 
 
 def measure(
-    step: Step, plan: Plan, ctx: Context, board: Board, meter: Meter, stretches: Stretches, *, in_stretches: bool
+    step: Step, plan: Plan, ctx: Context, board: Board, meter: Meter, own: OwnGroup, stretches: Stretches | None
 ) -> Window:
-    """Warm up, then time the steps of the window, each stretch of them from a common start.
+    """Warm up, then time the steps of the window, each stretch of them from a common start; None: it is one stretch.
 
     Between several stretches other processes use the cores, so the first step of each, with cold caches, is not
     counted. Garbage is collected before the window only: collecting before each stretch would give loaders time to get
     ahead.
     """
-    warmed = _warm_up(step, plan, ctx, board, meter)
-    steps = _window_steps(warmed, plan, ctx)
+    warmed = _warm_up(step, plan, ctx, board, meter, own)
+    steps = _window_steps(warmed, plan, own)
     board.set_steps(ctx.rank, steps)
-    uncounted = 1 if in_stretches else 0
+    uncounted = 1 if stretches else 0
     taken: list[_Stretch] = []
     counted = 0
     gc.collect()
     gc.disable()
     try:
-        for length in stretches(steps, warmed.step_ns):
-            marks = memoryview(bytearray(8 * (length + 1))).cast("q") if in_stretches else board.marks(ctx.rank)
+        for length in stretches(steps, warmed.step_ns) if stretches else (steps,):
+            marks = memoryview(bytearray(8 * (length + 1))).cast("q") if stretches else board.marks(ctx.rank)
             stretch = _Stretch(length, marks, plan, ctx)
-            stretch.take(step, board, meter, counted)
+            stretch.take(step, board, meter, own, counted)
             taken.append(stretch)
             counted += length - uncounted
     finally:
@@ -120,13 +120,13 @@ class _Stretch:
         self.blocked_ns = [0] * (length + 1)
         self.graphs = [count_compilations()] * (length + 1)
 
-    def take(self, step: Step, board: Board, meter: Meter, counted: int) -> None:
+    def take(self, step: Step, board: Board, meter: Meter, own: OwnGroup, counted: int) -> None:
         """Time `step`, of which so many were `counted` before."""
         row, cell, timer, on_cpu = board.row(self._rank), Board.STEP_CELL, self._timer, self._device.type == "cpu"
         processed, cpu_ns, blocked_ns, graphs = self.returned, self.cpu_ns, self.blocked_ns, self.graphs
         figures, recorded = self._figures, self.recorded
         figures.clear()  # of warm-up steps, or of set-up
-        dist.barrier()
+        own.barrier()
         if board.phase(self._rank) is not Phase.STEPS:
             board.enter(self._rank, Phase.STEPS, time.monotonic_ns())
         timer.start()
@@ -181,7 +181,7 @@ _TELLING = 3
 _COUNTED_FROM = 3
 
 
-def _warm_up(step: Step, plan: Plan, ctx: Context, board: Board, meter: Meter) -> _WarmUp:
+def _warm_up(step: Step, plan: Plan, ctx: Context, board: Board, meter: Meter, own: OwnGroup) -> _WarmUp:
     """Take the asked steps, and more until no rank's last one changed anything, up to a cap."""
     row, cell = board.row(ctx.rank), Board.STEP_CELL
     board.enter(ctx.rank, Phase.WARMUP, time.monotonic_ns())
@@ -196,26 +196,25 @@ def _warm_up(step: Step, plan: Plan, ctx: Context, board: Board, meter: Meter) -
         row[cell] = index
         began = time.monotonic_ns()
         if index == plan.warmup - 2 and plan.warmup >= _COUNTED_FROM:
-            counters = meter.counters(step)
+            counters = meter.counters(step, own)
         else:
             context.read_examples(step())
         if ctx.device.type != "cpu":
             torch.accelerator.synchronize()
         step_ns.append(time.monotonic_ns() - began)
         if index >= plan.warmup - 1:
-            unsettled = watch.unsettled()
+            unsettled = watch.unsettled(own)
             if not unsettled:
                 break
     return _WarmUp(steps=index + 1, unsettled=unsettled, counters=counters, step_ns=min(step_ns[-_TELLING:]))
 
 
-def _window_steps(warmed: _WarmUp, plan: Plan, ctx: Context) -> int:
+def _window_steps(warmed: _WarmUp, plan: Plan, own: OwnGroup) -> int:
     """Return how many steps all ranks time, by the slowest rank, since none ends before it."""
     if not warmed.steps:
         return plan.steps
-    longest = torch.tensor(warmed.step_ns, device=ctx.device)
-    dist.all_reduce(longest, dist.ReduceOp.MAX)
-    return plan.steps_for(max(int(longest), 1) / 1e9)
+    (longest,) = own.maximum([warmed.step_ns])
+    return plan.steps_for(max(longest, 1) / 1e9)
 
 
 # How many steps the warm-up may go on beyond those asked, until nothing changes any more.
@@ -247,11 +246,10 @@ class Steadiness:
         self._before = now
         return [after != earlier for after, earlier in zip(now, before, strict=True)]
 
-    def unsettled(self) -> str:
+    def unsettled(self, own: OwnGroup) -> str:
         """Describe what the last step changed in any rank; all ranks call it together."""
-        changes = torch.tensor(self.changed(), dtype=torch.uint8, device=self._device)
-        dist.all_reduce(changes, dist.ReduceOp.MAX)
-        return ", ".join(cause for cause, any_rank in zip(_CAUSES, changes.tolist(), strict=True) if any_rank)
+        changes = own.maximum(self.changed())
+        return ", ".join(cause for cause, any_rank in zip(_CAUSES, changes, strict=True) if any_rank)
 
 
 def count_compilations() -> int:

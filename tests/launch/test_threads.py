@@ -1,0 +1,59 @@
+"""Steps that hand their work to a thread, as a training loop does that is paused in a callback."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.launch.conftest import Bench
+
+LATE_SECONDS = 0.2  # far more than from the end of a step to the first collective after it
+
+
+def in_a_thread(work: Callable[[], None], after: Callable[[], None] = lambda: None) -> Callable[[], None]:
+    """Return a step whose `work` a thread does, which goes on with `after` once it has handed the step over."""
+    go, done = threading.Semaphore(0), threading.Semaphore(0)
+
+    def loop() -> None:
+        while go.acquire():
+            work()
+            done.release()
+            after()
+
+    threading.Thread(target=loop, daemon=True).start()
+
+    def step() -> None:
+        go.release()
+        done.acquire()
+
+    return step
+
+
+@pytest.mark.parametrize("servers", [0, 1], ids=["ranks", "trainers"])
+def test_a_thread_may_use_the_default_group_when_the_step_is_over(bench: Bench, servers: int) -> None:
+    """On one rank late, so that on the default group a collective of the plugin's would come before it there only."""
+
+    def setup(ctx: Any) -> Any:
+        total = torch.zeros(1)
+
+        def work() -> None:
+            dist.all_reduce(total.fill_(1))
+            assert total.item() == ctx.world_size
+
+        def log() -> None:
+            time.sleep(LATE_SECONDS * ctx.rank)
+            dist.all_reduce(torch.ones(3))
+
+        return in_a_thread(work, log)
+
+    plan = replace(bench.plan(warmup=3), parameter_servers=servers, timeout_seconds=30.0)
+    samples = bench.launch(plan, setup, *[None] * (2 * servers))
+    assert len(samples.step_seconds) == 3
+    assert samples.counters["all_reduce.count"] is None  # the dispatcher sees those of the main thread only
