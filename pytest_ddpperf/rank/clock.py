@@ -1,12 +1,14 @@
-"""Clocks: how the ends of a rank's steps are marked on the host-wide monotonic clock.
+"""Clocks: how the ends of a rank's steps are marked on the host-wide monotonic clock, and the CPU time of its threads.
 
-A clock writes steps + 1 marks, in nanoseconds of CLOCK_MONOTONIC, into the buffer it was made with: the start of
+A step clock writes steps + 1 marks, in nanoseconds of CLOCK_MONOTONIC, into the buffer it was made with: the start of
 the window, then the end of each step. Differences of marks add up to the wall time of the window.
 """
 
 from __future__ import annotations
 
+import threading
 import time
+from contextlib import suppress
 from typing import Literal
 
 import torch
@@ -54,6 +56,27 @@ class StepClock:
         if self._on_device:
             torch.accelerator.synchronize()
         self._marks[index] = time.monotonic_ns()
+
+
+class CpuClock:
+    """The CPU time of this thread and of the other Python threads that are alive now, which may do a step's work.
+
+    Native threads, such as Gloo's and OpenMP's, are left out, also where they have called Python.
+    """
+
+    def __init__(self) -> None:
+        own = threading.get_ident()
+        others = [each for each in threading.enumerate() if not isinstance(each, threading._DummyThread)]
+        find = getattr(time, "pthread_getcpuclockid", None)  # macOS has none
+        clocks = [find(each.ident) for each in others if each.ident not in (None, own)] if find is not None else []
+        self._others_ns: dict[int, int] = dict.fromkeys(clocks, 0)
+
+    def read_ns(self) -> int:
+        """Return the time so far; a thread that has ended keeps what it had when it was last read."""
+        for clock in self._others_ns:
+            with suppress(OSError):
+                self._others_ns[clock] = time.clock_gettime_ns(clock)
+        return time.thread_time_ns() + sum(self._others_ns.values())
 
 
 def place_events(marks: Marks, elapsed_milliseconds: list[float]) -> None:

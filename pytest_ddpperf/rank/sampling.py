@@ -116,7 +116,8 @@ class _Stretch:
         self.marks_ns = marks_ns
         self.returned: list[Any] = [None] * length
         self.recorded: list[Mapping[str, Any]] = [{}] * length
-        self.cpu_ns = [0] * (length + 1)  # of the training thread; zeros off CPU
+        self._cpu = clock.CpuClock()
+        self.cpu_ns = [0] * (length + 1)  # zeros off CPU
         self.blocked_ns = [0] * (length + 1)
         self.graphs = [count_compilations()] * (length + 1)
 
@@ -124,20 +125,20 @@ class _Stretch:
         """Time `step`, of which so many were `counted` before."""
         row, cell, timer, on_cpu = board.row(self._rank), Board.STEP_CELL, self._timer, self._device.type == "cpu"
         processed, cpu_ns, blocked_ns, graphs = self.returned, self.cpu_ns, self.blocked_ns, self.graphs
-        figures, recorded = self._figures, self.recorded
+        figures, recorded, cpu = self._figures, self.recorded, self._cpu
         figures.clear()  # of warm-up steps, or of set-up
         own.barrier()
         if board.phase(self._rank) is not Phase.STEPS:
             board.enter(self._rank, Phase.STEPS, time.monotonic_ns())
         timer.start()
         blocked_ns[0] = meter.blocked_ns()
-        cpu_ns[0] = time.thread_time_ns()
+        cpu_ns[0] = cpu.read_ns()
         for index in range(self.length):
             row[cell] = counted + index
             value = step()
             timer.mark(index)
             if on_cpu:
-                cpu_ns[index + 1] = time.thread_time_ns()
+                cpu_ns[index + 1] = cpu.read_ns()
             # Of the usual ones without a call.
             processed[index] = value if value is None or type(value) is int else context.read_examples(value)
             value = None  # the graph of a step's result must not live through the next step

@@ -46,7 +46,7 @@ class Samples:
 
     step_seconds: LaunchSteps  # the group's step times (completion to completion)
     rank_seconds: LaunchRankSteps  # each rank's own step durations
-    cpu_seconds: LaunchRankSteps | None = None  # CPU time of each training thread; None off CPU
+    cpu_seconds: LaunchRankSteps | None = None  # CPU time of each rank's Python threads; None off CPU
     examples: tuple[tuple[tuple[int, ...], ...], ...] | None = None  # launch x rank x step, if steps return it
     blocked_seconds: LaunchRankSteps | None = None  # each trainer's wait for RPC; None where there is none
     node_seconds: LaunchSteps | None = None  # of several nodes, the step times of the first node's ranks alone
@@ -276,7 +276,7 @@ class Window:
     """What one rank measured, as it delivers it."""
 
     marks_ns: tuple[tuple[int, ...], ...]  # of each stretch: the start, then the end of each step, CLOCK_MONOTONIC
-    cpu_ns: tuple[int, ...] | None  # CPU time of the training thread by step; None off CPU
+    cpu_ns: tuple[int, ...] | None  # CPU time of the Python threads by step; None off CPU
     examples: tuple[int, ...] | None  # by step, if every step returned it
     blocked_ns: tuple[int, ...]  # by step, what it waited for RPC
     counters: Counters

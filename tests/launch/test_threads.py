@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -15,6 +16,7 @@ import torch.distributed as dist
 from tests.launch.conftest import Bench
 
 LATE_SECONDS = 0.2  # far more than from the end of a step to the first collective after it
+BUSY_NS = 20_000_000
 
 
 def in_a_thread(work: Callable[[], None], after: Callable[[], None] = lambda: None) -> Callable[[], None]:
@@ -57,3 +59,44 @@ def test_a_thread_may_use_the_default_group_when_the_step_is_over(bench: Bench, 
     samples = bench.launch(plan, setup, *[None] * (2 * servers))
     assert len(samples.step_seconds) == 3
     assert samples.counters["all_reduce.count"] is None  # the dispatcher sees those of the main thread only
+
+
+def test_cpu_time_is_that_of_all_python_threads(bench: Bench) -> None:
+    def setup(ctx: Any) -> Any:
+        taken: list[int] = []
+
+        def work() -> None:
+            began = time.thread_time_ns()
+            while time.thread_time_ns() < began + BUSY_NS:
+                pass
+            taken.append(time.thread_time_ns() - began)
+
+        step = in_a_thread(work)
+
+        def timed() -> None:
+            step()
+            ctx.record("cpu", taken[-1] / 1e9)
+
+        return timed
+
+    samples = bench.measure(setup)
+    assert samples.cpu_seconds is not None
+    for measured, taken in zip(samples.cpu_seconds, samples.recorded["cpu"], strict=True):
+        assert all(cpu >= own for cpu, own in zip(measured, taken, strict=True) if own is not None)
+
+
+def test_threads_that_end_in_the_window_keep_the_cpu_time_that_they_had(bench: Bench) -> None:
+    def setup(ctx: Any) -> Any:
+        left = [in_a_thread(lambda: None, after=sys.exit) for _ in range(4)]
+
+        def step() -> None:
+            others = threading.active_count()
+            left.pop()()
+            while threading.active_count() == others:
+                time.sleep(0.001)
+
+        return step
+
+    samples = bench.measure(setup)
+    assert samples.cpu_seconds is not None
+    assert all(seconds > 0 for rank in samples.cpu_seconds for seconds in rank)
