@@ -60,6 +60,7 @@ def collected(
         unfit=_unfit(plan, windows),
         unsettled=windows[0].unsettled,
         warmup=windows[0].warmup,
+        doubts=_doubts(windows),
     )
 
 
@@ -85,6 +86,24 @@ def _unfit(plan: Plan, windows: Sequence[Window]) -> str:
     """Why a launch says little of steady training, in words, by what happened and not by its times."""
     compiled = [(rank, window.compiled_at) for rank, window in enumerate(windows) if window.compiled_at]
     return f"{plan.name(compiled[0][0])} recompiled at step {compiled[0][1]}" if compiled else ""
+
+
+# More than cold caches and a late rank add to the first step.
+_FIRST_RATIO = 10
+
+
+def _doubts(windows: Sequence[Window]) -> dict[str, str]:
+    """Return, by kind, what suggests that steps differ in their work. All ranks must show it."""
+    found: dict[str, str] = {}
+    if all(any(window.sent) and window.sent[1:] == (0,) for window in windows):
+        most = max(window.sent[0] for window in windows)
+        sent = f"{most} collective{'s' if most > 1 else ''}"
+        found["sent"] = f"the first warm-up step sent {sent}, a later one none: does the step still train?"
+    ratio = min(window.first_ratio for window in windows)
+    if ratio > _FIRST_RATIO and not any(window.compiled_at for window in windows):
+        took = f"{ratio:.0f}x the median of the others"
+        found["first step"] = f"the first timed step took {took}: does the step do the same work each time?"
+    return found
 
 
 def _counters(windows: Sequence[Window]) -> dict[str, int | None]:

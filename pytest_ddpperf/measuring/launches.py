@@ -121,6 +121,10 @@ class Launches:
         if unsettled:
             cause, steps = unsettled[0]
             notes.append(f"after {steps} warm-up steps ({self._plan.warmup} asked) ranks were still {cause}")
+        for kind in dict.fromkeys(kind for launch in self.taken for kind in launch.doubts):
+            doubts = [launch.doubts[kind] for launch in self.taken if kind in launch.doubts]
+            if len(doubts) > len(self.taken) / 2:  # one launch alone may have been disturbed
+                notes.append(doubts[0])
         return tuple(notes)
 
 

@@ -65,11 +65,10 @@ class CpuClock:
     """
 
     def __init__(self) -> None:
-        own = threading.get_ident()
-        others = [each for each in threading.enumerate() if not isinstance(each, threading._DummyThread)]
-        find = getattr(time, "pthread_getcpuclockid", None)  # macOS has none
-        clocks = [find(each.ident) for each in others if each.ident not in (None, own)] if find is not None else []
-        self._others_ns: dict[int, int] = dict.fromkeys(clocks, 0)
+        idents = {each.ident for each in threading.enumerate() if not isinstance(each, threading._DummyThread)}
+        others = idents - {None, threading.get_ident()}
+        clock_of = getattr(time, "pthread_getcpuclockid", None)  # macOS has none
+        self._others_ns: dict[int, int] = {clock_of(ident): 0 for ident in others} if clock_of is not None else {}
 
     def read_ns(self) -> int:
         """Return the time so far; a thread that has ended keeps what it had when it was last read."""

@@ -50,10 +50,10 @@ class _Dispatched(TorchDispatchMode):  # type: ignore[no-untyped-call]
 _RECORDERS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
 
 
-def _recorded(own: OwnGroup) -> dict[tuple[str, int], Reduced | None] | None:
+def recorded(own: OwnGroup) -> dict[tuple[str, int], Reduced | None] | None:
     """Return the entries of the flight recorders by recorder and number, None for other operations than all-reduces.
 
-    Those of our `own` group are left out. None if they are off or write an unknown format."""
+    Barriers and what our `own` group sent are left out. None if they are off or write an unknown format."""
     found: dict[tuple[str, int], Reduced | None] = {}
     are_on = False
     for recorder in _RECORDERS:
@@ -61,7 +61,8 @@ def _recorded(own: OwnGroup) -> dict[tuple[str, int], Reduced | None] | None:
         try:
             for entry in json.loads(dump()).get("entries", ()) if dump is not None else ():
                 are_on = True
-                if entry["process_group"][0] != own.name:
+                # NCCL's barrier is an all-reduce.
+                if not entry["profiling_name"].endswith("barrier") and entry["process_group"][0] != own.name:
                     found[recorder, entry["record_id"]] = _reduced(entry)
         except (KeyError, TypeError, ValueError, AttributeError):
             return None
@@ -69,7 +70,7 @@ def _recorded(own: OwnGroup) -> dict[tuple[str, int], Reduced | None] | None:
 
 
 def _reduced(entry: dict[str, Any]) -> Reduced | None:
-    if "all_reduce" not in entry["profiling_name"] or entry["profiling_name"].endswith("barrier"):  # NCCL's is one
+    if "all_reduce" not in entry["profiling_name"]:
         return None
     kind = entry["input_dtypes"][0].lower()
     return sum(map(math.prod, entry["input_sizes"])), getattr(torch, _OTHER_NAMES.get(kind, kind), None)
@@ -86,12 +87,12 @@ class Meter:
         """Run a step of this process, as all do, and count its all-reduces."""
         gc.collect()  # DDP modules that a set-up made and dropped live in cycles
         own.barrier()  # so that the recorder holds something, if it is on
-        before = _recorded(own)
+        before = recorded(own)
         self.begin()
         own.barrier()  # what a step of another's asks of this process is counted here, too
         with _Dispatched() as dispatched:
             step()
-        after = _recorded(own)
+        after = recorded(own)
         self.end()
         own.barrier()  # a later step of another's must not be counted in this one
         more = self.close()

@@ -176,15 +176,12 @@ class OwnGroup:
     threads. A collective is over when all ranks have joined it."""
 
     def __init__(self, plan: Plan, place: ProcessPlace, ctx: Context) -> None:
-        self._group: Any
-        if dist.is_gloo_available():
-            # Not by `new_group`: it has no name, and `destroy_process_group` in the user's code does not end it.
-            store = store_of("store-own", ctx.world_size, place.folder, place.store, timeout_of(plan))
-            self._group = dist.ProcessGroupGloo(store, ctx.rank, ctx.world_size, timeout_of(plan))
-            self._device = torch.device("cpu")
-        else:
-            self._group = dist.new_group(timeout=timeout_of(plan))
-            self._device = ctx.device
+        size, timeout = ctx.world_size, timeout_of(plan)
+        store = store_of("store-own", size, place.folder, place.store, timeout)
+        gloo = dist.ProcessGroupGloo(store, ctx.rank, size, timeout) if dist.is_gloo_available() else None
+        self._device = torch.device("cpu") if gloo is not None else ctx.device
+        # Not by `new_group`, if possible: `destroy_process_group` in the user's code would end it.
+        self._group: Any = gloo or dist.new_group(timeout=timeout)
         self.name = str(getattr(self._group, "group_name", ""))  # in the flight recorders
 
     def barrier(self) -> None:

@@ -10,13 +10,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from statistics import median
 from typing import Any
 
 import torch
 
 from pytest_ddpperf.rank import clock, context
 from pytest_ddpperf.rank.context import Context
-from pytest_ddpperf.rank.counters import Meter
+from pytest_ddpperf.rank.counters import Meter, recorded
 from pytest_ddpperf.rank.group import OwnGroup
 from pytest_ddpperf.records.errors import DdpPerfError
 from pytest_ddpperf.records.plan import Plan
@@ -100,6 +101,8 @@ def measure(
         counters=warmed.counters,
         recorded=context.figures_by_name([figures for stretch in taken for figures in stretch.recorded[uncounted:]]),
         compiled_at=_compiled_at(taken, uncounted),
+        sent=tuple(warmed.sent),
+        first_ratio=_first_ratio(taken) if warmed.steps else 0.0,
         unsettled=warmed.unsettled,
         warmup=warmed.steps,
     )
@@ -154,6 +157,16 @@ def _differences(totals: Sequence[int]) -> list[int]:
     return [after - before for before, after in pairwise(totals)]
 
 
+# Cold caches alone can make a shorter step ten times as long.
+_COLD_NS = 1_000_000
+
+
+def _first_ratio(taken: Sequence[_Stretch]) -> float:
+    """Return the first step of the window, counted or not, over the median of the others; 0 if it says nothing."""
+    took = [ns for stretch in taken for ns in _differences(stretch.marks_ns)]
+    return took[0] / max(median(took[1:]), 1) if len(took) > 1 and took[0] > _COLD_NS else 0.0
+
+
 def _compiled_at(taken: Sequence[_Stretch], uncounted: int) -> int:
     """Return the first counted step, from 1, in which torch.compile compiled something; 0 for none."""
     counted = 0
@@ -171,6 +184,7 @@ class _WarmUp:
     steps: int  # it took
     unsettled: str  # what its last step still changed, in words
     counters: Mapping[str, int | None]  # of a step; nothing is known of less than three
+    sent: Sequence[int] = ()  # as `Window` has it
     step_ns: int = 0  # the shortest of its last steps, with what it left the device to do
 
 
@@ -190,32 +204,35 @@ def _warm_up(step: Step, plan: Plan, ctx: Context, board: Board, meter: Meter, o
     if plan.warmup == 0:
         return _WarmUp(steps=0, unsettled="", counters=counters)
     watch = Steadiness(ctx.device)
-    step_ns = []
+    step_ns, sent = [], []
+    watched = (0, plan.warmup - 2) if plan.warmup >= _COUNTED_FROM else ()
     for index in range(plan.warmup + WARMUP_BEYOND):
         if index >= plan.warmup - 1:
             watch.changed()
         row[cell] = index
+        before = recorded(own) if index in watched else None
         began = time.monotonic_ns()
-        if index == plan.warmup - 2 and plan.warmup >= _COUNTED_FROM:
+        if index and index in watched:
             counters = meter.counters(step, own)
         else:
             context.read_examples(step())
         if ctx.device.type != "cpu":
             torch.accelerator.synchronize()
         step_ns.append(time.monotonic_ns() - began)
+        if index in watched and (after := recorded(own)) is not None:
+            sent.append(len(after.keys() - (before or {}).keys()))
         if index >= plan.warmup - 1:
             unsettled = watch.unsettled(own)
             if not unsettled:
                 break
-    return _WarmUp(steps=index + 1, unsettled=unsettled, counters=counters, step_ns=min(step_ns[-_TELLING:]))
+    return _WarmUp(steps=index + 1, unsettled=unsettled, counters=counters, sent=sent, step_ns=min(step_ns[-_TELLING:]))
 
 
 def _window_steps(warmed: _WarmUp, plan: Plan, own: OwnGroup) -> int:
     """Return how many steps all ranks time, by the slowest rank, since none ends before it."""
     if not warmed.steps:
         return plan.steps
-    (longest,) = own.maximum([warmed.step_ns])
-    return plan.steps_for(max(longest, 1) / 1e9)
+    return plan.steps_for(max(*own.maximum([warmed.step_ns]), 1) / 1e9)
 
 
 # How many steps the warm-up may go on beyond those asked, until nothing changes any more.

@@ -283,6 +283,8 @@ class Window:
     compiled_at: int  # the first timed step, from 1, that handed something to torch.compile; 0 for none
     unsettled: str  # what was still changing when the warm-up ended at its cap, in words
     warmup: int  # steps it took
+    sent: tuple[int, ...] = ()  # collectives of the first warm-up step and of the counted one, where they are known
+    first_ratio: float = 0.0  # of the first timed step to the median of the others; 0 if it says nothing
     recorded: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)  # by name and step
     facts: Mapping[str, Scalar] = field(default_factory=dict)  # the environment, of rank 0
     imported: Imported = Imported()
@@ -307,6 +309,7 @@ class LaunchSamples:
     unfit: str = ""  # why it says little of steady training: "rank 0 recompiled at step 17"
     unsettled: str = ""  # what still changed when the warm-up ended at its cap: "compiling"
     warmup: int = 0  # steps it took
+    doubts: Mapping[str, str] = field(default_factory=dict)  # by kind, why steps may differ in their work, in words
     node_seconds: tuple[float, ...] | None = None  # of several nodes, the steps of the first node's ranks alone
     clock_seconds: float | None = None  # by how much marks of several nodes may be apart
     files: Mapping[str, str] = field(default_factory=dict)  # `Imported.files` of any process: path -> digest

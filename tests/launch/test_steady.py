@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,8 +13,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from pytest_ddpperf.launch import Launcher
 from pytest_ddpperf.rank.sampling import WARMUP_BEYOND
-from tests.launch.conftest import Bench
+from pytest_ddpperf.records.plan import Plan
+from tests.launch.conftest import Bench, Recorder
 
 
 def compiling(at: set[int], rank: int = 0) -> Any:
@@ -93,3 +97,108 @@ def test_buckets_are_rebuilt_before_the_window(bench: Bench, logged: bool) -> No
     # The first step brings the order of gradients, the second rebuilds, the third finds nothing to do.
     assert first_timed(bench.measure(setup, warmup=1)) == [2, 2]
     assert first_timed(bench.measure(setup, warmup=2)) == [4, 4]
+
+
+# --- steps that do not do the same work
+
+
+def sending(counts: list[int]) -> Any:
+    """A set-up whose step sends so many collectives in its first calls, and none later."""
+
+    def setup(ctx: Any) -> Any:
+        left = iter(counts)
+
+        def step() -> None:
+            for _ in range(next(left, 0)):
+                dist.broadcast(torch.ones(1), 0)
+            dist.barrier()  # sends nothing
+
+        return step
+
+    return setup
+
+
+@pytest.mark.parametrize(("sent", "words"), [(1, "1 collective"), (3, "3 collectives")])
+def test_a_step_that_no_longer_sends_anything_is_doubted(bench: Bench, sent: int, words: str) -> None:
+    note = f"the first warm-up step sent {words}, a later one none: does the step still train?"
+    assert bench.measure(sending([sent, 1]), warmup=4).doubts["sent"] == note
+
+
+def test_trainers_that_no_longer_send_anything_are_doubted(bench: Bench) -> None:
+    plan = replace(bench.plan(warmup=3), parameter_servers=1)
+    assert "sent 2 collectives" in bench.launch(plan, sending([2]), None, None).doubts["sent"]
+
+
+@pytest.mark.parametrize(
+    ("counts", "warmup"),
+    [([], 3), ([0, 5, 5], 4), ([5, 5, 1], 4), ([5], 2)],
+    ids=["never sent", "sent later", "still sends", "not counted"],
+)
+def test_other_changes_of_what_a_step_sends_are_not_doubted(bench: Bench, counts: list[int], warmup: int) -> None:
+    assert "sent" not in bench.measure(sending(counts), warmup=warmup).doubts
+
+
+def test_what_a_step_sends_is_not_doubted_where_the_flight_recorder_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "0")
+    launcher = Launcher(dict)
+    try:
+        plan = Plan(world_size=2, backend="gloo", device="cpu", warmup=3, steps=3)
+        assert "sent" not in launcher.measure(plan, sending([3]), Recorder()).doubts
+    finally:
+        launcher.close()
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_ordinary_training_is_not_doubted(bench: Bench, compiled: bool) -> None:
+    """DDP sends its gradients in other buckets from the second step on."""
+
+    def setup(ctx: Any) -> Any:
+        model = nn.Sequential(*[nn.Linear(200, 200) for _ in range(4)])
+        if compiled:
+            replicated = DistributedDataParallel(torch.compile(model, backend="eager"))
+        else:
+            replicated = DistributedDataParallel(model, bucket_cap_mb=1e-5)
+        inputs = torch.ones(64, 200)
+        return lambda: replicated(inputs).sum().backward()
+
+    samples = bench.measure(setup, warmup=5, steps=9)
+    assert samples.counters["all_reduce.count"] == (1 if compiled else 8)
+    assert samples.doubts == {}
+
+
+def sleeping(calls: set[int]) -> Any:
+    """A set-up whose step takes fifty times as long in its calls of these numbers, from 1."""
+
+    def setup(ctx: Any) -> Any:
+        numbers = iter(range(1, 1000))
+        return lambda: time.sleep(1.0 if next(numbers) in calls else 0.02)
+
+    return setup
+
+
+def test_a_first_timed_step_that_is_far_longer_is_doubted(bench: Bench) -> None:
+    doubt = bench.measure(sleeping({2}), steps=5).doubts["first step"]
+    assert doubt.endswith("x the median of the others: does the step do the same work each time?")
+    with bench.paused(sleeping({2}), steps=5) as paused_launch:
+        paused_launch.stretch(5)
+        paused_launch.stretch(5)
+        assert "first step" in paused_launch.deliver().doubts
+
+
+@pytest.mark.parametrize(("calls", "warmup"), [({1}, 0), ({1, 3}, 1)], ids=["no warm-up", "later"])
+def test_other_long_steps_are_not_doubted(bench: Bench, calls: set[int], warmup: int) -> None:
+    assert bench.measure(sleeping(calls), warmup=warmup, steps=5).doubts == {}
+
+
+def test_the_first_of_empty_steps_is_not_doubted(bench: Bench) -> None:
+    assert bench.measure(lambda ctx: lambda: None, warmup=3, steps=30).doubts == {}
+
+
+def test_a_first_timed_step_that_compiles_is_not_doubted(bench: Bench) -> None:
+    def setup(ctx: Any) -> Any:
+        step = compiling({2})(ctx)
+        sleep = sleeping({2})(ctx)
+        return lambda: (step(), sleep())
+
+    samples = bench.measure(setup, steps=5)
+    assert (samples.unfit, samples.doubts) == ("rank 0 recompiled at step 1", {})

@@ -32,6 +32,7 @@ LAUNCH = LaunchSamples(
 )
 UNFIT = replace(LAUNCH, unfit="rank 0 recompiled at step 1", notes=("rank 0's clean-up did not end",))
 UNSETTLED = replace(LAUNCH, unsettled="compiling", warmup=25)
+DOUBTED = [replace(LAUNCH, doubts={"first step": f"the first timed step took {ratio}x"}) for ratio in (12, 13)]
 
 
 def launches(*taken: LaunchSamples) -> Launches:
@@ -60,8 +61,10 @@ def launches(*taken: LaunchSamples) -> Launches:
             True,
         ),
         ((UNSETTLED,), ("after 25 warm-up steps (5 asked) ranks were still compiling",), False),
+        ((LAUNCH, *DOUBTED), ("the first timed step took 12x",), False),
+        ((LAUNCH, DOUBTED[0]), (), False),
     ],
-    ids=["fit", "one unfit", "most unfit", "unsettled"],
+    ids=["fit", "one unfit", "most unfit", "unsettled", "most doubted", "half doubted"],
 )
 def test_notes_on_launches(taken: tuple[LaunchSamples, ...], notes: tuple[str, ...], mostly: bool) -> None:
     every = launches(*taken)
