@@ -241,6 +241,7 @@ class Launcher:
         served = filter(None, delivery.results[plan.world_size :])
         every = [window.imported for window in windows]
         every += [codec.decode(Imported, json.loads(result)) for result in served]
+        facts |= request.read_by(imported.variables for imported in every)
         return replace(
             collected(plan, windows, delivery, facts=facts),
             files=digests(trees.base, sorted({file for imported in every for file in imported.files})) if trees else {},

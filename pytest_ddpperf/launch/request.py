@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import Scalar
 from pytest_ddpperf.wire import boot
 from pytest_ddpperf.wire.source_trees import Trees
+from pytest_ddpperf.wire.variables import READ
 
 # The place of a process in another job than ours, by torchrun, Slurm, Open MPI and PMI.
 _OUTER = {
@@ -74,6 +75,19 @@ def recorded(environ: Mapping[str, str]) -> dict[str, Scalar]:
     """Return the user's variables that belong to a measurement, as "env:NAME"."""
     return {
         f"env:{name}": value for name, value in environ.items() if name in _RECORDED_NAMES or name.startswith(_RECORDED)
+    }
+
+
+def read_by(processes: Iterable[Mapping[str, str]]) -> dict[str, Scalar]:
+    """Return the digests of the variables that processes read, as "read:NAME"; without those that are recorded with
+    their value, and those that differ by process or run."""
+    merged: dict[str, str] = {}
+    for read in processes:
+        merged = {**read, **merged}
+    return {
+        f"{READ}{name}": value
+        for name, value in sorted(merged.items())
+        if inherited({name: value}) and not recorded({name: value}) and not name.startswith("PYTEST_")
     }
 
 

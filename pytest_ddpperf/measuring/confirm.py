@@ -22,6 +22,7 @@ from pytest_ddpperf.records.samples import Baseline, Recording, Scalar, Status
 from pytest_ddpperf.remote.version import BaseSide, for_people
 from pytest_ddpperf.report import text
 from pytest_ddpperf.verdict import decision
+from pytest_ddpperf.wire.variables import READ, digest
 
 SideOf = Callable[[str, float], BaseSide]  # of a commit, ready within so many seconds; raises DdpPerfError
 Compare = Callable[..., Measured]  # `measurement.carry_out` of the same job with another baseline side
@@ -165,6 +166,11 @@ def _other_causes(measured: Measured, baseline: Baseline) -> Iterator[str]:
         if _is_cause(name, current, recorded) and current.get(name) != recorded.get(name):
             shown = name.removeprefix(_VARIABLE)
             yield f"{shown} {recorded.get(name, 'unset')} -> {current.get(name, 'unset')}"
+    for name in filter(lambda name: name.startswith(READ), recorded):  # whether today's code reads it or not
+        variable = name.removeprefix(READ)
+        value = current.get(name, digest(os.environ.get(variable)))
+        if value != recorded[name]:
+            yield f"{variable} {recorded[name]} -> {value}"
     hosts = [each.measurement.environment.recorded.get("host") for each in baseline.sessions]
     if current.get("host") not in hosts:
         yield f"host {hosts[-1]} -> {current.get('host')}"

@@ -30,7 +30,7 @@ from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import DdpPerfError
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import Imported
-from pytest_ddpperf.wire import boot, payload
+from pytest_ddpperf.wire import boot, payload, variables
 from pytest_ddpperf.wire.channels import Board, Kind, Message, Phase, receive_word, send_frame
 from pytest_ddpperf.wire.source_trees import Trees
 
@@ -115,9 +115,10 @@ class Rank:
         send_frame(self.channel, Kind.RESULT, data)
 
     def imported(self) -> Imported:
+        read = variables.read_so_far()
         if self.trees is None:
-            return Imported()
-        return Imported(files=tuple(self.trees.imported()), others=tuple(self.trees.others()))
+            return Imported(variables=read)
+        return Imported(files=tuple(self.trees.imported()), others=tuple(self.trees.others()), variables=read)
 
     def await_word(self) -> int:
         """Wait until pytest says what comes next, or is gone; returns the number that it sends."""
@@ -149,6 +150,7 @@ def _work(rank: Rank, folder: Path, request: Message) -> None:
     cpus: list[int] = request["cpus"][index]
     if cpus:
         os.sched_setaffinity(0, cpus)
+    variables.watch()
     payload.install(request["modules"])
     if rank.plan.rpc:
         _rpc().meter.install()  # before the user's code is imported and this process joins the RPC world

@@ -265,10 +265,11 @@ class RankOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
-    """Where the modules of one process came from; empty where it is not asked."""
+    """Where the modules of one process came from, where that is asked; and which variables its code read."""
 
     files: tuple[str, ...] = ()  # of the user's repository: paths from its top
     others: tuple[str, ...] = ()  # from outside the repository: top-level modules
+    variables: Mapping[str, str] = field(default_factory=dict)  # as `wire.variables` has them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,7 @@ from pytest_ddpperf.records.samples import (
 )
 from pytest_ddpperf.verdict import stats
 from pytest_ddpperf.verdict.stats import Difference, Drift, Evidence
+from pytest_ddpperf.wire.variables import READ
 
 # How likely a test may be to call unchanged code regressed, over all its limits, however many tests a run has.
 # docs/statistics.md has the figures of other rates.
@@ -317,8 +318,9 @@ def fact_changes(now: Mapping[str, Scalar], base: Mapping[str, Scalar]) -> tuple
     def lines() -> Iterator[str]:
         for name in sorted({*now, *base}):
             before, after = (_text(facts.get(name)) for facts in (base, now))
-            if before != after:
-                yield f"{name.removeprefix('env:')} {before} -> {after}"
+            both_read = name in now and name in base
+            if before != after and (both_read or not name.startswith(READ)):
+                yield f"{name.removeprefix('env:').removeprefix(READ)} {before} -> {after}"
 
     return tuple(lines())
 
@@ -420,8 +422,7 @@ def on_one_clock(sides: Iterable[Samples]) -> bool:
 
 
 def of_one_length(sides: Sequence[Samples]) -> list[Samples]:
-    """With as many steps a launch as the side with the fewest has, the first ones: a percentile of few steps lies
-    somewhere else than one of many."""
+    """Cut launches to the first steps, as many as the shortest side has: a percentile depends on their number."""
     steps = min(side.steps for side in sides)
     return [side if side.steps == steps else side.first(steps) for side in sides]
 

@@ -20,9 +20,10 @@ from tests.processes import descendants, gone, until
 
 __all__ = ["repository"]
 PROJECT = STEP + "from speed import MILLISECONDS\n"
+# LASTS stands for the machine: it is read in a way that the plugin does not see.
 TEST = """
 def test_step(ddp_benchmark):
-    ddp_benchmark(lambda ctx: lasting(ctx, MILLISECONDS * float(os.environ.get("LASTS", 1))))
+    ddp_benchmark(lambda ctx: lasting(ctx, MILLISECONDS * float(os.environ._data.get(b"LASTS", 1))))
 """
 CONFIRM = "--ddp-confirm=3600"  # seconds: what there is for it ends nowhere but where a test is about its end
 
@@ -90,7 +91,7 @@ def test_what_looks_slower_within_the_limit_passes_with_both_figures(
 
 def test_a_recorded_variable_is_red_and_named(project: Repository, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both sides run with today's, so that the comparison shows nothing."""
-    project.write("tests/test_step.py", PROJECT, TEST.replace("LASTS", "GLOO_LASTS"))
+    project.write("tests/test_step.py", PROJECT, TEST.replace('._data.get(b"LASTS', '.get("GLOO_LASTS'))
     assert run("--ddp-save-baseline").ret == 0
     project.commit()
     monkeypatch.setenv("GLOO_LASTS", "12")
@@ -107,10 +108,27 @@ def test_a_recorded_variable_is_red_and_named(project: Repository, run: Run, mon
     )
 
 
+def test_a_variable_that_the_code_reads_is_red_and_named(
+    project: Repository, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A value is not recorded, but a digest of it."""
+    project.write("src/speed/__init__.py", "import os\n\nMILLISECONDS = 5 * float(os.environ.get('SPEED_N', '1'))\n")
+    project.write("tests/test_step.py", PROJECT, TEST)
+    project.commit()
+    assert run("--ddp-save-baseline").ret == 0
+    project.commit()
+    monkeypatch.setenv("SPEED_N", "12")
+    result = run(CONFIRM)
+    assert result.ret == 1
+    digest = hashlib.sha256(b"12").hexdigest()[:8]
+    result.stdout.fnmatch_lines(["REGRESSED: *", f"why: *SPEED_N unset -> digest {digest}", "note: *not confirmed *"])
+    assert '"read:SPEED_N": "unset"' in next(project.root.glob("baselines/**/test_step.json")).read_text()
+
+
 @pytest.mark.parametrize("how", ["committed", "dirty", "ignored"])
 def test_a_data_file_that_makes_steps_slower_is_red(project: Repository, run: Run, how: str) -> None:
     read = "(__import__('pathlib').Path(speed.__file__).parent / 'data.txt').read_text()"
-    test = TEST.replace('os.environ.get("LASTS", 1)', read)
+    test = TEST.replace('os.environ._data.get(b"LASTS", 1)', read)
     project.write("tests/test_step.py", PROJECT, "import speed\n", test)
     project.write("src/speed/data.txt", "1")
     if how == "ignored":
@@ -179,7 +197,7 @@ def test_an_option_of_the_users_own_is_red_and_named(project: Repository, run: R
     conftest = "def pytest_addoption(parser):\n    parser.addoption('--lasts', type=float, default=1)\n"
     project.write("tests/conftest.py", conftest)
     test = TEST.replace("(ddp_benchmark):", "(ddp_benchmark, request):\n    lasts = request.config.getoption('lasts')")
-    project.write("tests/test_step.py", PROJECT, test.replace('float(os.environ.get("LASTS", 1))', "lasts"))
+    project.write("tests/test_step.py", PROJECT, test.replace('float(os.environ._data.get(b"LASTS", 1))', "lasts"))
     assert run("--ddp-save-baseline", "tests").ret == 0
     project.commit()
     assert run(CONFIRM, "tests").ret == 0

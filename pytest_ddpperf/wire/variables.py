@@ -1,0 +1,85 @@
+"""Which environment variables the Python code of a process reads: the user's and its libraries', without the standard
+library's, torch's and pytest's.
+
+A value is kept as a digest: it may be a secret, and baselines end up in git.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import sysconfig
+from collections.abc import Iterator
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from types import CodeType
+
+READ = "read:"  # before the name of such a variable, among recorded facts
+
+
+def digest(value: str | None) -> str:
+    """Return what is recorded of a value; None if the variable is not set."""
+    if value is None:
+        return "unset"
+    return f"digest {hashlib.sha256(value.encode('utf-8', 'surrogateescape')).hexdigest()[:8]}"
+
+
+_read: dict[str, str] = {}  # in this process, by name: the digest of the first value
+_bulk: set[tuple[CodeType, int]] = set()  # instructions that read all variables, to pass them on to a process, say
+
+
+class _Watched(os._Environ):  # type: ignore[type-arg]  # not generic at run time
+    """`os.environ` that notes which variables are read."""
+
+    def __getitem__(self, key: str) -> str:
+        value = None
+        try:
+            value = super().__getitem__(key)
+        finally:
+            reader = _reader()
+            if reader is not None and reader not in _bulk:
+                _read.setdefault(key, digest(value))
+        return str(value)
+
+    def __iter__(self) -> Iterator[str]:
+        if (reader := _reader()) is not None:
+            _bulk.add(reader)
+        return super().__iter__()
+
+
+def _reader() -> tuple[CodeType, int] | None:
+    """Return the instruction that reads `os.environ`; None if its code does not count."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_THROUGH):
+        frame = frame.f_back
+    return (frame.f_code, frame.f_lasti) if _counts(frame.f_code.co_filename) else None
+
+
+# os.getenv, and methods that os.environ inherits; their files' names are frozen, or not, by version.
+_THROUGH = ("<frozen os", "<frozen _collections_abc", os.__file__, str(Path(os.__file__).with_name("_collections_abc")))
+
+
+@cache
+def _counts(file: str) -> bool:
+    """Whether code of this file is the user's, or of a library that is neither Python's nor torch's nor a test tool."""
+    packages = {"pytest_ddpperf": Path(__file__).parents[1]}
+    for name in ("torch", "_pytest", "pluggy", "cloudpickle"):
+        found = find_spec(name)
+        if found is not None and found.origin:
+            packages[name] = Path(found.origin).parent
+    if file.startswith("<frozen") or any(file.startswith(f"{folder}{os.sep}") for folder in packages.values()):
+        return False
+    is_library = file.startswith(sysconfig.get_path("stdlib") + os.sep)
+    return not is_library or "site-packages" in file or "dist-packages" in file
+
+
+def watch() -> None:
+    """Note from here on which variables are read."""
+    os.environ.__class__ = _Watched
+
+
+def read_so_far() -> dict[str, str]:
+    """Return the digests of the variables that were read, by name."""
+    return dict(_read)
