@@ -7,7 +7,7 @@ import os
 import pickle
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -142,7 +142,8 @@ class Launcher:
 
     `modules` yields the test modules and conftests as name -> file. `rpc`: there will be RPC launches, so their imports
     are preloaded. `trees`: where the ranks import the user's code from; samples then list what they imported. `folder`
-    is removed if this process is killed. `nodes`: the other nodes, for plans that have several.
+    is removed if this process is killed. `nodes`: the other nodes, for plans that have several. `takes_locks`: whether
+    measurements hold the locks of their cores or devices.
     """
 
     def __init__(
@@ -153,8 +154,10 @@ class Launcher:
         trees: Trees | None = None,
         folder: str = "",
         nodes: Nodes | None = None,
+        takes_locks: bool = True,
     ) -> None:
         self._modules = modules
+        self._takes_locks = takes_locks
         self._nodes = nodes
         self._rpc = rpc
         self._trees = trees
@@ -276,6 +279,8 @@ class Launcher:
 
     def alone_here(self, plan: Plan, processes: int, observer: Observer) -> AbstractContextManager[Sequence[Path]]:
         """Hold the locks of this node, which starts so many of the processes; yields their paths."""
+        if not self._takes_locks:
+            return nullcontext(())
         addresses = str((self._facts or {}).get("device_addresses") or "").split(",")
         if os.environ.get("CUDA_VISIBLE_DEVICES") == self._visible:  # else a test has chosen devices: lock all
             addresses = addresses[:processes]

@@ -64,6 +64,7 @@ class Session:
             trees=self._trees,
             folder=leader.folder if leader is not None else "",
             nodes=other_nodes.current if other_nodes is not None else None,
+            takes_locks=not settings.disable,  # else nothing is measured
         )
         self._unidentified: dict[str, None] = {}  # why saved baselines do not say which code they are of
         self._places: dict[str, None] = {}  # in words, in the order of their first test

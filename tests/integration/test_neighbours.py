@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from pytest_ddpperf.launch import locks
 from tests.integration.conftest import STEP, Run, last_line
 from tests.processes import gone
 
@@ -216,3 +218,14 @@ def test_code_travels_under_every_import_mode(pytester: pytest.Pytester, run: Ru
     result = run(f"--import-mode={mode}")
     result.assert_outcomes(passed=4, failed=1)
     result.stdout.fnmatch_lines(["rank ? failed in the function: AssertionError: assert ?1, ?? == ?1, 2?"])
+
+
+def test_a_disabled_run_takes_no_locks(pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[Path] = []
+    monkeypatch.delenv(locks.SWITCH)
+    monkeypatch.setattr(locks, "_locked", lambda path, waiting: nullcontext(taken.append(path)))
+    pytester.makepyfile(test_one=ONE)
+    run("--ddp-disable").assert_outcomes(passed=1)
+    assert taken == []
+    run().assert_outcomes(passed=1)
+    assert taken
