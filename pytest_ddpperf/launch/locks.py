@@ -30,6 +30,11 @@ def resources(cpus: Sequence[int], addresses: Sequence[str] = ()) -> tuple[Path,
     return tuple(sorted({path for path in wanted if path.exists()})) or (Path("/"),)
 
 
+def is_device(resource: Path) -> bool:
+    """Say whether a path of `resources` is a device's: its name is a PCI address."""
+    return ":" in resource.name
+
+
 @contextmanager
 def hold(paths: Sequence[Path], waiting: Callable[[Path], None]) -> Iterator[Sequence[Path]]:
     """Lock all `paths`, which it yields, in their order, so that two launches never wait for each other in a ring.

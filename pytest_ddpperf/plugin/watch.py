@@ -59,7 +59,8 @@ class Watcher(Observer):
         self._waits_since = self._waits_since or now
         if self._writer is not None:
             if now - self._drawn >= _REDRAW_SECONDS:
-                self._draw(self._wait(resource, now))
+                what, *seconds = self._wait(resource, now).rpartition(",")
+                self._draw(what, "".join(seconds))
         elif self._reporter is not None and now - self._waits_since >= self._next_report:
             self._next_report *= 2
             with self._uncaptured():
@@ -70,7 +71,7 @@ class Watcher(Observer):
                 self._reporter.flush()
 
     def _wait(self, resource: Path, now: float) -> str:
-        return waiting_line(resource.name, locks.holder(resource), now - self._waits_since)
+        return waiting_line(resource, locks.holder(resource), now - self._waits_since)
 
     def progress(self, phase: Phase, step: int, steps: int, marks_ns: Sequence[int]) -> None:
         if self._writer is None or time.monotonic() - self._drawn < _REDRAW_SECONDS:
@@ -99,10 +100,12 @@ class Watcher(Observer):
             self._write("\x1b7\x1b[K\x1b8")
             self._drawn = 0.0
 
-    def _draw(self, text: str) -> None:
+    def _draw(self, text: str, end: str = "") -> None:
+        """Show a line; if there is not enough room, without a part of `text`, which comes before `end`."""
         if self._writer is not None:
-            room = self._writer.fullwidth - self._writer.width_of_current_line - 2
-            self._write(f"\x1b7 {text[: max(room, 0)]}\x1b[K\x1b8")  # the cursor goes back to behind the test's name
+            room = max(self._writer.fullwidth - self._writer.width_of_current_line - 2, 0)
+            line = (text[: max(room - len(end), 0)] + end)[:room]
+            self._write(f"\x1b7 {line}\x1b[K\x1b8")  # the cursor goes back to behind the test's name
             self._drawn = time.monotonic()
 
     def _write(self, text: str) -> None:
@@ -198,7 +201,10 @@ def progress_line(
     return ", ".join(parts)
 
 
-def waiting_line(resource: str, holder: int | None, seconds: float) -> str:
-    """Return the line of a run that waits for a core or device; `holder` is the pid of the process that uses it."""
-    by = f"pid {holder}" if holder is not None else "another process"
-    return f"waiting for {resource or 'the host'}, in use by {by}, {seconds:.0f} s"
+def waiting_line(resource: Path, holder: int | None, seconds: float) -> str:
+    """Return the line of a run that waits for a core or device; `holder` is the pid of the process that uses it. The
+    path of one on another node is relative, below the node's name."""
+    pid = f" (pid {holder})" if holder is not None else ""
+    node = "" if resource.is_absolute() else f" on {resource.parent}"
+    what = "devices" if locks.is_device(resource) else "cores"
+    return f"waiting for another timed run{pid}{node} to release its {what}, {seconds:.0f} s"

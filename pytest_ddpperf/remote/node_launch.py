@@ -363,7 +363,7 @@ class _RemoteObserver(Observer):
             problem = f"{self._member} is on the same machine and the same cores or devices as {by}"
             raise _SameMachine(f"{problem}: give each node its own (taskset, CUDA_VISIBLE_DEVICES)")
         # Of another node by a name that is no file here: who has it there, this machine does not know.
-        self._observer.waiting(Path(f"{path.name or 'all'} of {self._member}") if self._member.node else path)
+        self._observer.waiting(Path(str(self._member), path.name or "all") if self._member.node else path)
 
 
 def _boot(order: str) -> str:

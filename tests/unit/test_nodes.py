@@ -596,7 +596,7 @@ def test_a_wait_on_another_node_is_told_with_its_name(closing: ExitStack) -> Non
         follows.send(EventKind.WAITING_FOR_LOCK, resources=(resource,))
     follows.send(EventKind.LOCKS_ACQUIRED, resources=("/sys/devices/system/cpu/cpu3",))
     with side.alone(TWO_NODES, nullcontext(()), Watches()):
-        assert reported == ["cpu3 of node 1 (b)", "all of node 1 (b)"]
+        assert reported == ["node 1 (b)/cpu3", "node 1 (b)/all"]
 
 
 def test_a_wait_for_what_this_very_launch_has_is_an_error(closing: ExitStack) -> None:

@@ -32,7 +32,8 @@ def test_next():
     pass
 """
 ARGUMENTS = ("-p", "no:randomly", "-p", "no:benchmark", "-p", "no:cacheprovider")
-REPORTED = ["waiting for cpu0, in use by pid 4321, 10 s", "waiting for cpu0, in use by pid 4321, 20 s"]
+WAIT = "waiting for another timed run"
+REPORTED = [f"{WAIT} (pid 4321) to release its cores, {seconds} s" for seconds in (10, 20)]
 
 
 @pytest.mark.parametrize(
@@ -62,8 +63,9 @@ def test_a_terminal_shows_a_wait_while_it_lasts_and_a_dumb_one_in_lines(
 ) -> None:
     pytester.makepyfile(test_waits=WAITING)
     monkeypatch.setenv("TERM", terminal)
+    monkeypatch.setenv("COLUMNS", "80")
     status, output = on_terminal(*ARGUMENTS)
     lines = [line for line in output.splitlines() if line.startswith("waiting")]
     assert (status, lines) == (0, REPORTED if terminal == "dumb" else [])
-    for text in ("cpu0, in use by pid 4321, 25 s", "the host, in use by another process, 1 s"):
-        assert (f"\x1b7 waiting for {text}\x1b[K\x1b8" in output) is (terminal == "xterm")
+    for text in (" (pid 4321) to release its c, 25 s", " to release its cores, 1 s"):
+        assert (f"\x1b7 {WAIT}{text}\x1b[K\x1b8" in output) is (terminal == "xterm")
