@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import operator
+import re
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -114,13 +114,29 @@ class DistributedFixture:
                     self._item.add_report_section("call", f"{stream} {outputs[0].name}", text)
 
 
+# What differs between launches and says nothing: other numbers may be results.
+_TIMES_AND_IDS = re.compile(
+    r"\b[IWEF]\d{4} \d\d:\d\d:\d\d(\.\d+)?( +\d+(?= ))?"  # glog: "W1124 22:01:02.123456 4321 file.cpp:12] "
+    r"|(?<!\d)\d\d:\d\d:\d\d([.,]\d+)?( \[\d+\])?"
+    r"|(?<!\d)\d{4}-\d\d-\d\d(?!\d)"
+    r"|(?<![\d.])1[7-9]\d{8}(\.\d+)?(?!\d)"  # seconds of the epoch, from 2023 to 2033
+    r"|\b(?i:pid)[ =:]*\d+|(?:(?m:^)|(?<=[A-Z] ))\[\d+\](?= )|(?<=\w)\[\d+\](?=: )"  # no lists, no shapes
+    r"|\b0x[0-9a-fA-F]+"
+)
+
+
 def merge_outputs(texts: Iterable[str]) -> str:
-    """Join what launches wrote, in order; a text that several launches wrote is shown once."""
+    """Join what launches wrote, in order. Texts that differ in nothing but time stamps, process ids and addresses are
+    shown once."""
+    alike: dict[str, list[str]] = {}
+    for text in filter(None, texts):
+        alike.setdefault(_TIMES_AND_IDS.sub("?", text), []).append(text)
     shown = ""
-    for text, times in Counter(filter(None, texts)).items():
-        shown += text
-        if times > 1:
-            shown += "\n" * (not text.endswith("\n")) + f"(the same in {times} launches)\n"
+    for same in alike.values():
+        shown += same[0]
+        if len(same) > 1:
+            but = ", but for times and process ids" * (len(set(same)) > 1)
+            shown += "\n" * (not same[0].endswith("\n")) + f"(the same in {len(same)} launches{but})\n"
     return shown
 
 
