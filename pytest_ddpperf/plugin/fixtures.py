@@ -1,4 +1,7 @@
-"""The public fixtures: from a test's call to its Result, or to an ordinary test failure without a traceback of ours."""
+"""The public fixtures: from a test's call to its Result, or to an ordinary test failure without a traceback of ours.
+
+What may raise between a test and its failure hides its frame, so that --pdb opens in the test's.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -60,6 +64,7 @@ class DistributedFixture:
 
     def __init__(self, request: pytest.FixtureRequest, world_size: int = 0) -> None:
         """`world_size`: 0 for RPC launches, which have trainers and parameter servers."""
+        __tracebackhide__ = True
         self._item: pytest.Item = request.node
         if self._name not in self._item.fixturenames:  # which tests use it has to be known before any of them runs
             raise plain_failure(
@@ -75,10 +80,12 @@ class DistributedFixture:
         return make_refusal, (self._name,)
 
     def _plan(self) -> Plan:
+        __tracebackhide__ = True
         return self._plan_at(self._find_place(self._settings, self._world_size), self._world_size)
 
     def _find_place(self, settings: Settings, *counts: int) -> Place:
         """Return the place of the test, as `Session.place`, and turn its errors into pytest's."""
+        __tracebackhide__ = True
         try:
             return self._run.session.place(settings, *counts)
         except Unavailable as error:
@@ -211,6 +218,7 @@ class BenchmarkFixture(DistributedFixture):
         return self._judged(measured, label, time.monotonic() - began)
 
     def _measure(self, job: Job) -> Measured:
+        __tracebackhide__ = True
         watcher = Watcher(self._run.config, warmup=job.plan.warmup)
         try:
             measured = self._run.session.carry_out(job, watcher)
@@ -357,14 +365,17 @@ class CollectiveBenchmark(BenchmarkFixture):
         share the error rate of one gate; all are measured before GateFailed is raised for those that failed.
         """
         __tracebackhide__ = True
+        __tracebackhide__ = True
         sizes, named = tuple(map(operator.index, sizes)), str(dtype).removeprefix("torch.")
-        asked = [collective(op, size, named, self._world_size) for size in sizes]
+        # Without comprehensions: their frames would not be hidden.
+        asked = [*map(partial(collective, op, dtype=named, ranks=self._world_size), sizes)]
         if not asked:
             raise ValueError(f"{self._name}({op!r}): no size was given")
         plan = self._plan()
         level = self._level(gate) / len(asked)
         # All labels first: after a red size a rerun measures no other one either.
-        labels = [self._label({}, None, "-".join(filter(None, (name, in_words(size).lower())))) for size in sizes]
+        names = ["-".join(filter(None, (name, in_words(size).lower()))) for size in sizes]
+        labels = [*map(partial(self._label, {}, None), names)]
         results: list[CollectiveResult] = []
         failures: list[GateFailed] = []
         for label, of_size in zip(labels, asked, strict=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pytest_ddpperf.launch import locks
-from tests.integration.conftest import STEP, Run, last_line
+from tests.integration.conftest import SMALL, STEP, Run, last_line
 from tests.processes import gone
 
 ONE = (
@@ -229,3 +230,35 @@ def test_a_disabled_run_takes_no_locks(pytester: pytest.Pytester, run: Run, monk
     assert taken == []
     run().assert_outcomes(passed=1)
     assert taken
+
+
+DEBUGGED = """
+def test_gate(ddp_benchmark):
+    ddp_benchmark(lambda ctx: lambda: None)
+
+def test_gate_of_a_collective(collective_benchmark):
+    collective_benchmark("all_reduce", [64])
+
+def test_launch(ddp_benchmark):
+    ddp_benchmark(lambda ctx: 1 / 0)
+
+def test_launch_of_a_collective(collective_benchmark):
+    collective_benchmark("all_reduce", [64], dtype="float7_is_none_of_8_bits")
+
+def test_call(ddp_run):
+    ddp_run(lambda ctx: 1 / 0)
+
+def test_backend(ddp_run):
+    ddp_run(print)
+test_backend.pytestmark = [__import__("pytest").mark.ddp(backend="glo")]
+"""
+
+
+def test_a_debugger_opens_in_the_frame_of_the_test(pytester: pytest.Pytester, run: Run) -> None:
+    pytester.makepyfile(test_debugged=DEBUGGED)
+    command = [sys.executable, "-m", "pytest", *SMALL, "-p", "no:randomly", "-p", "no:cacheprovider", "--pdb"]
+    result = pytester.run(*command, "--ddp-fail-on=no-baseline", timeout=600, stdin=b"w\nc\n" * 6)
+    result.assert_outcomes(failed=6)
+    frames = re.findall(r"^> (.*)\(\d+\)(\w+)\(\)", result.stdout.str(), re.MULTILINE)
+    tests = re.findall(r"def (test_\w+)", DEBUGGED)
+    assert [name for _, name in frames] == [name for name in tests for _ in (1, 2)]
