@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,9 +46,13 @@ class Reporter:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        if self._run.reported:
+            self._summarise(terminalreporter)
+        if self._run.ran and self._run.config.getoption("verbose") >= 0 and _covers_no_ranks(self._run.config):
+            terminalreporter.write_line(_NO_COVERAGE)
+
+    def _summarise(self, terminalreporter: Any) -> None:
         run = self._run
-        if not run.reported:
-            return
         from pytest_ddpperf.report.ci import annotated
         from pytest_ddpperf.report.text import terminal_width
 
@@ -75,7 +79,23 @@ class ResultListener:
             self._run.failed.add(report.nodeid)
         message = getattr(report, "ddpperf", None)
         if message is not None:
+            # A skipped test has two messages: of the skip, and of its teardown.
+            self._run.ran += -1 if message["skipped"] else 1
             self._run.report.take(message)
+
+
+# What measures the rank server, the ranks that it forks, and their end.
+_PATCHES = ("subprocess", "fork", "_exit")
+_NO_COVERAGE = f"coverage does not measure ranks: set patch = {', '.join(_PATCHES)} in its section run (coverage 7.10)"
+
+
+def _covers_no_ranks(config: pytest.Config) -> bool:
+    """Say whether pytest-cov measures this run, but not its ranks."""
+    controller: Any = getattr(config.pluginmanager.get_plugin("_cov"), "cov_controller", None)
+    patches: list[str] = []
+    with suppress(Exception):  # coverage.py before 7.10 refuses the name of the option
+        patches = controller.cov.get_option("run:patch")
+    return controller is not None and not {*_PATCHES} <= {*patches}
 
 
 # --- reports that are files

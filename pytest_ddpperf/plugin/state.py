@@ -107,6 +107,7 @@ class Run:
         self.items: list[pytest.Item] = []  # distributed tests
         self.failed: set[str] = set()  # node ids of tests, and of what could not be collected
         self.begun: set[str] = set()  # node ids of distributed tests that have begun
+        self.ran = 0  # distributed tests that were not skipped; with xdist, those of all workers
         self.snapshot = snapshot_of(config)
         self.other_nodes: OtherNodes | None = None  # the other nodes, if this pytest leads them
         self.pytest_session: pytest.Session | None = None
