@@ -107,7 +107,7 @@ class Diagnosis:
     ) -> None:
         """`dump` asks every rank for its stacks, `take_in` reads what has arrived from them."""
         self._folder, self._board, self._plan, self._dump, self._take_in = folder, board, plan, dump, take_in
-        self._late = f"did not end within {plan.timeout_seconds:g} s (--ddp-timeout)"
+        self._late = f"did not end within {plan.timeout_seconds:g} s ({plan.timeout_setting})"
 
     def place(self, rank: Peer) -> str:
         """Describe where a rank is."""

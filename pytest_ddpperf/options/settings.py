@@ -278,6 +278,7 @@ def make_plan(
         most_steps=_MOST_TIMED // (settings.max_launches * world_size),
         timing=timing,
         timeout_seconds=settings.timeout_seconds,
+        timeout_setting=where(settings, "timeout_seconds"),
         seed=0,
         preload=settings.preload,
         parameter_servers=parameter_servers,

@@ -79,6 +79,7 @@ class Plan:
     most_steps: int = 0  # timed; less than `steps` has no effect
     timing: Literal["free", "step"] = "step"
     timeout_seconds: float = 300.0
+    timeout_setting: str = "--ddp-timeout"  # by its name where it was made, for messages
     seed: int = 0
     preload: tuple[str, ...] = ()
     parameter_servers: int = 0  # with some it is an RPC launch: trainers, then these, then the master

@@ -283,6 +283,21 @@ def test_stacks_are_waited_for_until_all_are_whole(
     assert list(sizes) == []
 
 
+@pytest.mark.parametrize("setting", ["--ddp-timeout", "@pytest.mark.ddp(timeout=...)"])
+def test_a_launch_that_is_too_late_names_the_setting_of_its_timeout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str
+) -> None:
+    monkeypatch.setattr(failed_ranks, "await_stacks", lambda send, sizes: None)
+    plan = Plan(world_size=1, backend="gloo", device="cpu", timeout_seconds=5.0, timeout_setting=setting)
+    board: Any = SimpleNamespace(describe=lambda number, warmup: "setup", phase=lambda number: None)
+    diagnosis = failed_ranks.Diagnosis(tmp_path, board, plan, lambda: None, lambda: None)
+    rank: Any = SimpleNamespace(number=0, resting=None, error=None, result=None)
+    diagnosis.add_hanging([rank], 0.0, at_deadline=True)
+    assert rank.error.summary == f"did not end within 5 s ({setting})"
+    (note,) = diagnosis.notes_on_clean_up([rank])
+    assert f"did not end within 5 s ({setting});" in note
+
+
 STACKS = """Thread 0x1 (most recent call first):
   File "/usr/lib/python3/threading.py", line 1 in wait
 

@@ -436,6 +436,8 @@ def test_a_marker_wins_over_everything(read: Callable[..., Settings], pytester: 
     assert (settings.steps, settings.min_seconds, settings.launches, settings.warmup) == (50, 3.0, 6, 4)
     assert settings.limits == (Limit(metric="p50", value=0.05, unit="%"),)
     assert settings.timeout_seconds == 120.0
+    plans = [make_plan(of, world_size=4, backend="gloo", device="cpu") for of in (settings, run)]
+    assert [plan.timeout_setting for plan in plans] == ["@pytest.mark.ddp(timeout=...)", "--ddp-timeout"]
     from_marker = {name for name, source in settings.sources.items() if source == "marker"}
     assert from_marker == {row.field for row in ROWS if row.marker}
     assert run.sources["world_sizes"] == "command line", "the run's own settings stay"
