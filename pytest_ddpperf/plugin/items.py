@@ -54,10 +54,9 @@ def world_sizes(item: pytest.Item, settings: Settings) -> tuple[int, ...]:
 
 
 def with_place(item: pytest.Item, error: MarkerError) -> str:
-    """Return the text of a mistake with the test's place and name, since no traceback shows them."""
-    path, line, name = item.reportinfo()
-    place = os.path.relpath(path, item.config.invocation_params.dir) + (f":{line + 1}" if line is not None else "")
-    return f"{place}: {name}: {error}"
+    """Return the text of a mistake with the test's name and line, since no traceback shows them."""
+    line = item.reportinfo()[1]
+    return f"{_named(item)}{f' (line {line + 1})' if line is not None else ''}: {error}"
 
 
 def named_tests(config: pytest.Config) -> tuple[str, ...]:
@@ -68,7 +67,7 @@ def named_tests(config: pytest.Config) -> tuple[str, ...]:
 def accept_command(item: pytest.Item, settings: Settings) -> str:
     """Return the command that records this test's baseline, with the options that choose its file."""
     config = item.config
-    words = ["pytest", f"{os.path.relpath(item.path, config.invocation_params.dir)}::{_within(item)}"]
+    words = ["pytest", _named(item)]
     for row in ROWS:
         if row.field in _CHOOSE_BASELINE and settings.sources[row.field] == "command line":
             words += [row.option, config.getoption(row.key)]
@@ -84,6 +83,11 @@ def accept_command(item: pytest.Item, settings: Settings) -> str:
 def nodeid_of(item: pytest.Item) -> str:
     """Return the node id as collected. With --dist loadgroup xdist's workers add the group."""
     return f"{item.nodeid.partition('::')[0]}::{_within(item)}"
+
+
+def _named(item: pytest.Item) -> str:
+    """Return the node id from where pytest was called, to be pasted there."""
+    return f"{os.path.relpath(item.path, item.config.invocation_params.dir)}::{_within(item)}"
 
 
 def _within(item: pytest.Item) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpperf.plugin.items import has_benchmark, is_distributed, measures
+from pytest_ddpperf.plugin.items import has_benchmark, is_distributed, measures, nodeid_of
 from pytest_ddpperf.plugin.state import Run
 from pytest_ddpperf.plugin.watch import mark_with_timer
 from pytest_ddpperf.records import codec
@@ -148,7 +148,7 @@ class RunningTests:
         results = {
             "outcomes": [codec.encode(outcome) for outcome in test.outcomes],
             "skipped": skipped,
-            "never_measured": item.nodeid if never_measured else "",
+            "never_measured": nodeid_of(item) if never_measured else "",
             "facts": self._run.session.machine() if test.outcomes else {},
             "usage_error": test.usage_error,
         }

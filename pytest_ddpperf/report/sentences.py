@@ -173,15 +173,10 @@ def problems(outcomes: Sequence[Outcome], *, reasons: bool = True) -> Iterator[s
     named: dict[str, dict[str, None]] = {}
     for outcome in outcomes:
         for line in (*(_reasons(outcome) if reasons else ()), *_notes(outcome)):
-            named.setdefault(line, {})[_short_name(outcome)] = None
+            named.setdefault(line, {})[text.name(outcome)] = None
     for line, names in named.items():
         who = next(iter(names)) if len(names) == 1 else f"{len(names)} tests ({text.some([*names], 3)})"
         yield f"{who}: {line}"
-
-
-def _short_name(outcome: Outcome) -> str:
-    label = f" ({outcome.test.label})" if outcome.test.label else ""
-    return text.shortened((outcome.nodeid.rpartition("::")[2] or outcome.nodeid) + label, 60)
 
 
 def _reasons(outcome: Outcome) -> Iterator[str]:

@@ -84,12 +84,12 @@ def test_a_mistake_that_a_marker_has_a_part_in_is_its_tests_alone(
     assert json.loads((pytester.path / "run.json").read_text())["summary"]["other_failures"] == 6
     text = result.stdout.str()
     for message in (
-        "test_mistaken.py:2: test_typo: @pytest.mark.ddp(wrld_size=...): 2: there is no such argument; there are ",
-        "test_mistaken.py:4: test_few_steps: --ddp-threshold: 'p90:300%': needs at least 29 timed steps",
-        "test_mistaken.py:6: test_backend: @pytest.mark.ddp(backend=...): 'glo': this torch",
-        "test_mistaken.py:10: TestMethods.test_a: @pytest.mark.ddp(world_size=...): 'four': whole numbers",
-        "test_mistaken.py:16: TestCase.test_b: @pytest.mark.ddp(...): 2: arguments are given by keyword",
-        "test_module.py:3: test_c: @pytest.mark.ddp(step=...): 9: there is no such argument",
+        "test_mistaken.py::test_typo (line 2): @pytest.mark.ddp(wrld_size=...): 2: there is no such argument; ",
+        "test_mistaken.py::test_few_steps (line 4): --ddp-threshold: 'p90:300%': needs at least 29 timed steps",
+        "test_mistaken.py::test_backend (line 6): @pytest.mark.ddp(backend=...): 'glo': this torch",
+        "test_mistaken.py::TestMethods::test_a (line 10): @pytest.mark.ddp(world_size=...): 'four': whole numbers",
+        "test_mistaken.py::TestCase::test_b (line 16): @pytest.mark.ddp(...): 2: arguments are given by keyword",
+        "test_module.py::test_c (line 3): @pytest.mark.ddp(step=...): 9: there is no such argument",
     ):
         assert text.count("\n" + message) == 1
     assert "Traceback" not in text

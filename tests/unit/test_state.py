@@ -85,13 +85,13 @@ def test_what_only_shows_tests_asks_no_rank_and_writes_nothing(
 @pytest.mark.parametrize(
     ("number", "message"),
     [
-        (0, ":2: test_typo: @pytest.mark.ddp(wrold_size=...): 4: there is no such argument; there are "),
-        (1, ":4: test_value[1]: @pytest.mark.ddp(world_size=...): 'two': whole numbers from 1"),
-        (2, ":7: test_few_steps: --ddp-threshold: 'p90:5%': needs at least 29 timed steps in all"),
-        (3, ":11: TestClass.test_method: @pytest.mark.ddp(...): 4: arguments are given by keyword"),
+        (0, "::test_typo (line 2): @pytest.mark.ddp(wrold_size=...): 4: there is no such argument; there are "),
+        (1, "::test_value[1] (line 4): @pytest.mark.ddp(world_size=...): 'two': whole numbers from 1"),
+        (2, "::test_few_steps (line 7): --ddp-threshold: 'p90:5%': needs at least 29 timed steps in all"),
+        (3, "::TestClass::test_method (line 11): @pytest.mark.ddp(...): 4: arguments are given by keyword"),
     ],
 )
-def test_a_mistake_is_shown_with_its_test_and_place(collect: Collect, number: int, message: str) -> None:
+def test_a_mistake_is_shown_with_its_tests_node_id_and_line(collect: Collect, number: int, message: str) -> None:
     item = collect(MISTAKES, "--ddp-threshold=p90:5%")[number]
     with pytest.raises(MarkerError) as refused:
         state.settings_of(item)
