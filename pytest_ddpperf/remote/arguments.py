@@ -32,6 +32,11 @@ _WITH_VALUE = {
 }
 _WITH_OPTIONAL_VALUE = {"--cov", "--benchmark-compare", "--benchmark-histogram", "--debug"}
 
+# Options whose values are paths, from where pytest is called: those of pytest that a remote one keeps.
+_OF_PATHS = {"-c", "--config-file", "--rootdir", "--confcutdir", "--ignore", "--ignore-glob"}
+# A word's option, of "--option=value", "-cvalue" and the "key=value" of -o, and the rest.
+_OPTION = re.compile(r"(-c(?=.)|[\w-]+=|)(.*)", re.DOTALL)
+
 
 def remote_arguments(arguments: Sequence[str], tests: Collection[str]) -> list[str]:
     """Return the arguments of a remote pytest, without those that write, select or are about another version.
@@ -88,9 +93,29 @@ class Invocation:
         arguments = remote_arguments(self.arguments, self.tests)
         if trees.base == trees.current:
             return arguments
-        moved = [_there(trees, word) if os.path.isabs(word) else word for word in arguments]
+        moved = self._moved(trees, arguments)
         ini = ["-c", _there(trees, self.ini)] if self.ini is not None and not self.own_tests else []
         return [*moved, f"--rootdir={_there(trees, self.rootdir)}", *ini]
+
+    def _moved(self, trees: Trees, words: Iterable[str]) -> Iterator[str]:
+        """Yield the words of a command line, with paths in the repository moved to the version's tree: tests, values of
+        `_OF_PATHS`, and whatever else is absolute."""
+        tests = {test.partition("::")[0] for test in self.tests}
+        before = ""
+        for word in words:
+            option, path = ("", word) if word in tests else _OPTION.fullmatch(word).groups()  # type: ignore[union-attr]
+            if os.path.isabs(path) or word in tests or {option.rstrip("="), before} & _OF_PATHS:
+                path = self._path_in(trees, path)
+            yield option + path
+            before = word
+
+    def _path_in(self, trees: Trees, path: str) -> str:
+        """Return the path in the version's tree; the same one if it is relative and leads there, or where it did."""
+        here, folder = os.path.join(self.folder, path), self.folder_in(trees)
+        there = _there(trees, here)
+        leads_there = os.path.commonpath([os.path.normpath(folder / path), trees.base]) == trees.base
+        stays = there == here and folder == self.folder
+        return path if not os.path.isabs(path) and (leads_there or stays) else there
 
     def folder_in(self, trees: Trees) -> Path:
         """Return the folder where the other version's pytest is called."""

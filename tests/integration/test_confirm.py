@@ -193,6 +193,22 @@ def test_a_variable_that_a_conftest_sets_is_red_and_the_file_named(
     )
 
 
+def test_an_ini_file_that_is_named_by_its_whole_path_is_each_sides_own(project: Repository, run: Run) -> None:
+    ini = "[pytest]\npythonpath = src\naddopts = -p no:cacheprovider\nlasts = {}\n"
+    project.write("conftest.py", "def pytest_addoption(parser): parser.addini('lasts', 'milliseconds')\n")
+    test = "(ddp_benchmark, pytestconfig):\n    lasts = float(pytestconfig.getini('lasts'))"
+    test = TEST.replace("(ddp_benchmark):", test).replace('MILLISECONDS * float(os.environ.get("LASTS", 1))', "lasts")
+    project.write("tests/test_step.py", PROJECT, test)
+    project.write("ci.ini", ini.format(5))
+    project.commit()
+    named = f"--config-file={project.root / 'ci.ini'}", f"--rootdir={project.root}"
+    assert run("--ddp-save-baseline", *named).ret == 0
+    project.write("ci.ini", ini.format(60))
+    result = run(CONFIRM, *named)
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["REGRESSED: step time p50 5.00 -> 60.0 ms, 12.0x *"])
+
+
 def test_an_option_of_the_users_own_is_red_and_named(project: Repository, run: Run) -> None:
     conftest = "def pytest_addoption(parser):\n    parser.addoption('--lasts', type=float, default=1)\n"
     project.write("tests/conftest.py", conftest)

@@ -418,6 +418,52 @@ def test_the_versions_pytest_is_called_in_its_tree(top: Path) -> None:
     assert called.arguments_in(replace(trees, base=trees.current)) == list(called.arguments)
 
 
+INI = "{top}/ci.ini"
+MOVED = "/t/base/ci.ini"
+
+
+@pytest.mark.parametrize(
+    ("folder", "given", "moved"),
+    [
+        ("", ["-c", INI], ["-c", MOVED]),
+        ("", [f"-c{INI}"], [f"-c{MOVED}"]),
+        ("", ["--config-file", INI, "--rootdir", "{top}"], ["--config-file", MOVED, "--rootdir", "/t/base/"]),
+        ("", [f"--config-file={INI}", "--rootdir={top}"], [f"--config-file={MOVED}", "--rootdir=/t/base/"]),
+        ("", ["--confcutdir={top}/tests", "--ignore={top}/a"], ["--confcutdir=/t/base/tests", "--ignore=/t/base/a"]),
+        ("", ["--data={top}/data"], ["--data=/t/base/data"]),
+        ("", ["-o", "pythonpath={top}/src"], ["-o", "pythonpath=/t/base/src"]),
+        ("", ["-c", "/outside/ci.ini", "--data=/outside"], ["-c", "/outside/ci.ini", "--data=/outside"]),
+        # In the repository a relative path leads into the version's tree by itself.
+        ("tests", ["-c", "../ci.ini", "--rootdir=..", "test_a.py"], ["-c", "../ci.ini", "--rootdir=..", "test_a.py"]),
+        ("tests", ["-c../ci.ini", "--ignore", "old"], ["-c../ci.ini", "--ignore", "old"]),
+        ("tests", ["-c", "../../ci.ini"], ["-c", "{top}/tests/../../ci.ini"]),
+        (
+            "..",
+            ["-c{name}/ci.ini", "--rootdir={name}", "{name}/tests/test_a.py", "-k", "{name}"],
+            [f"-c{MOVED}", "--rootdir=/t/base/", "/t/base/tests/test_a.py", "-k", "{name}"],
+        ),
+        ("..", ["--config-file", "{name}/ci.ini", "other/test_a.py"], ["--config-file", MOVED, "other/test_a.py"]),
+    ],
+)
+def test_paths_into_the_repository_lead_into_the_versions_tree(
+    top: Path, folder: str, given: list[str], moved: list[str]
+) -> None:
+    def filled(words: list[str]) -> tuple[str, ...]:
+        return tuple(word.format(top=top, name=top.name) for word in words)
+
+    called = Invocation(
+        arguments=filled(given),
+        tests=tuple(f"{word}::test_a" for word in filled(given) if word.endswith("test_a.py")),
+        folder=Path(os.path.normpath(top / folder)),
+        rootdir=top,
+        caches=False,
+        kept=(),
+        own_tests=True,
+    )
+    trees = Trees(current=str(top), base="/t/base", kept=())
+    assert called.arguments_in(trees) == [*filled(moved), "--rootdir=/t/base/"]
+
+
 @pytest.mark.parametrize(
     "asked", [{"against": "self"}, {"against_env": ("A=1", "B=x=y", "C=")}, {"against_option": ("--bucket-mb", "1")}]
 )
