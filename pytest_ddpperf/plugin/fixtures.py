@@ -64,7 +64,6 @@ class DistributedFixture:
 
     def __init__(self, request: pytest.FixtureRequest, world_size: int = 0) -> None:
         """`world_size`: 0 for RPC launches, which have trainers and parameter servers."""
-        __tracebackhide__ = True
         self._item: pytest.Item = request.node
         if self._name not in self._item.fixturenames:  # which tests use it has to be known before any of them runs
             raise plain_failure(
@@ -124,11 +123,9 @@ class DistributedFixture:
 # What differs between launches and says nothing: other numbers may be results.
 _TIMES_AND_IDS = re.compile(
     r"\b[IWEF]\d{4} \d\d:\d\d:\d\d(\.\d+)?( +\d+(?= ))?"  # glog: "W1124 22:01:02.123456 4321 file.cpp:12] "
-    r"|(?<!\d)\d\d:\d\d:\d\d([.,]\d+)?( \[\d+\])?"
-    r"|(?<!\d)\d{4}-\d\d-\d\d(?!\d)"
-    r"|(?<![\d.])1[7-9]\d{8}(\.\d+)?(?!\d)"  # seconds of the epoch, from 2023 to 2033
+    r"|(?<!\d)\d\d:\d\d:\d\d([.,]\d+)?( \[\d+\])?|(?<!\d)\d{4}-\d\d-\d\d(?!\d)"
+    r"|\b0x[0-9a-fA-F]+|(?<![\d.])1[7-9]\d{8}(\.\d+)?(?!\d)"  # seconds of the epoch, from 2023 to 2033
     r"|\b(?i:pid)[ =:]*\d+|(?:(?m:^)|(?<=[A-Z] ))\[\d+\](?= )|(?<=\w)\[\d+\](?=: )"  # no lists, no shapes
-    r"|\b0x[0-9a-fA-F]+"
 )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-# What a step is counted to do, exactly: see docs/counters.md.
+# What is counted of a step: see docs/counters.md.
 COUNTERS = ("rpc.calls", "rpc.bytes", "all_reduce.count", "all_reduce.bytes", "gradient_bytes")
 
 # The metric of a collective's limit on bandwidth.

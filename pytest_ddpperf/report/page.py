@@ -158,7 +158,7 @@ def _tables(outcome: Outcome, sides: Sequence[Side]) -> Iterator[Table]:
     )
     yield _ranks(outcome)
     if counters := _counters(outcome):
-        yield Table(title="What a step sends", head=("counter", "before", "now"), rows=counters)
+        yield Table(title="Counters of a step", head=("counter", "before", "now"), rows=counters)
     if outcome.recorded:
         yield Table(title="Recorded by steps", head=("figure", "least", "p50", "most"), rows=tuple(_recorded(outcome)))
     yield _environment(outcome)

@@ -110,7 +110,7 @@ def unmeasured(nodeids: Sequence[str]) -> Iterator[str]:
 
 
 def details(outcomes: Sequence[Outcome], width: int = text.WIDTH) -> Iterator[str]:
-    """Yield the percentiles and rates of each measurement, of the group and by rank; what a step sends; costs; error
+    """Yield the percentiles and rates of each measurement, of the group and by rank; counters; costs; error
     rates."""
     for outcome in outcomes:
         if outcome.measurement is not None:

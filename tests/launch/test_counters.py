@@ -1,4 +1,4 @@
-"""What a step sends, as equalities: those of the forum thread "Node-to-node communication traffic in Distributed Data
+"""Counters of a step, as equalities: those of the forum thread "Node-to-node communication traffic in Distributed Data
 Parallel & RPC Model Parallel", and what the counters do not know."""
 
 from __future__ import annotations

@@ -76,6 +76,11 @@ def test_no_example_asks_for_a_verdict_that_saving_does_not_have(page: Path) -> 
     assert [example for example in examples if re.search(r"assert .*\.verdict\b", example)] == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_page_claims_that_all_communication_is_counted(page: Path) -> None:
+    assert "what a step sends" not in page.read_text(encoding="utf-8").lower()
+
+
 def test_the_site_has_every_page() -> None:
     index = (ROOT / "docs" / "index.md").read_text()
     trees = re.findall(r"^```{toctree}\n(.*?)^```", index, re.MULTILINE | re.DOTALL)

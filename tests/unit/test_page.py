@@ -108,6 +108,7 @@ def test_the_worst_is_first_and_what_needs_a_look_is_unfolded(each_kind: Read) -
     assert [head.rpartition("::test_")[2].strip() for head in heads][: len(order)] == order
     cards = [attributes for attributes in each_kind.all("details") if attributes.get("class") == "card"]
     assert ["open" in attributes for attributes in cards] == [True] * 6 + [False] * 4
+    assert "Counters of a step" in each_kind.words
     overview = [a["href"] for a in each_kind.all("a")]
     assert overview == [f"#m{number}" for number in range(1, 11)]
 
