@@ -37,10 +37,10 @@ def count(outcomes: Sequence[Outcome], *runs: RunInfo) -> dict[str, int]:
     }
 
 
-def last_line(outcomes: Sequence[Outcome], *runs: RunInfo, only_before: int = 0) -> str:
+def last_line(outcomes: Sequence[Outcome], *runs: RunInfo, only_before: int = 0, with_cost: bool = False) -> str:
     """Return "compared with main (fe7daa7): 1 regressed, 2 passed (3 of 3 compared)".
 
-    `only_before` is the number of measurements that only the baseline run has."""
+    `only_before` is the number of measurements that only the baseline run has. `with_cost`: add what it took."""
     counts = count(outcomes, *runs)
     saved = sum(outcome.saved > 0 for outcome in outcomes)
     numbers = {name.replace("_", " "): counts[name] for name in (*_COMPARED, *_NOT_COMPARED)}
@@ -50,9 +50,9 @@ def last_line(outcomes: Sequence[Outcome], *runs: RunInfo, only_before: int = 0)
     parts = [f"{number} {what}" for what, number in numbers.items() if number]
     parts += [text.several(counts["other_failures"], "other failure")] * bool(counts["other_failures"])
     parts += [f"{only_before} only in the base"] * bool(only_before)
-    seconds = sum(outcome.seconds for outcome in outcomes)
-    cost = f", {seconds:.0f} s" if seconds >= 1 else ""
-    line = f"{', '.join(parts) or 'nothing measured'} ({counts['compared']} of {counts['measured']} compared{cost})"
+    seconds = sum(outcome.seconds for outcome in outcomes) if with_cost else 0.0
+    cost = f" in {seconds:.0f} s" if seconds >= 1 else ""
+    line = f"{', '.join(parts) or 'nothing measured'} ({counts['compared']} of {counts['measured']} compared){cost}"
     missing = any(outcome.baseline_path for outcome in outcomes if outcome.verdict == Status.NO_BASELINE.value)
     advice = ": record baselines with --ddp-save-baseline" if missing and not counts["compared"] else ""
     return f"compared with {_base(outcomes)}: {line}" if counts["compared"] else line + advice

@@ -45,7 +45,7 @@ def report(
     yield from table(outcomes, width=width)
     lines = [*details(outcomes, width)] if verbosity > 0 else []
     lines += sentences.problems(outcomes) if verbosity >= 0 else ()
-    for line in "\n".join((*lines, *messages, last_line(outcomes, run))).split("\n"):
+    for line in "\n".join((*lines, *messages, last_line(outcomes, run, with_cost=True))).split("\n"):
         yield from text.wrapped(text.printable(line), width) if len(line) > width else (text.printable(line),)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import re
 import shutil
 import socket
 import tempfile
@@ -169,9 +170,11 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, kept_servers
 
 
 def last_line(result: pytest.RunResult) -> str:
-    """Return the counts of a run, without the advice behind them."""
-    (found,) = [line for line in result.outlines if line.partition(": record ")[0].endswith(" compared)")]
-    return found.partition(": record ")[0]
+    """Return the counts of a run, without its cost and the advice behind them."""
+    (found,) = [
+        match[1] for line in result.outlines if (match := re.match(r"(.* compared\))(?: in \d+ s)?(?:$|: )", line))
+    ]
+    return found
 
 
 def line(result: pytest.RunResult, start: str) -> str:

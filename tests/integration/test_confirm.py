@@ -84,7 +84,7 @@ def test_what_looks_slower_within_the_limit_passes_with_both_figures(
     result.stdout.fnmatch_lines(
         [
             "*::test_step: p50 3.00x against the baseline: next to the baseline's own code it is not slower",
-            "compared with *: 1 passed (1 of 1 compared)",
+            "compared with *: 1 passed (1 of 1 compared)*",
         ]
     )
 
@@ -359,7 +359,7 @@ def test_code_that_cannot_be_collected_or_run_today_confirms_nothing_and_is_told
         [
             "note:     not confirmed with the baseline's own code: *ZeroDivisionError: division by zero",
             "note:     not confirmed with the baseline's own code: *RuntimeError: not built",
-            "compared with *: 2 regressed (2 of 2 compared)",
+            "compared with *: 2 regressed (2 of 2 compared)*",
         ]
     )
 

@@ -51,7 +51,7 @@ def test_save_pass_regress_accept(pytester: pytest.Pytester, run: Run, monkeypat
     result.stdout.fnmatch_lines(
         [
             "REGRESSED: step time p50 * -> * ms, *x ?*? (limit 300 %)",
-            "why: waiting, not computing: CPU time *; NCCL_ALGO unset -> Ring",
+            "why: waiting, not computing: CPU time *; NCCL_ALGO unset -> Ring, LASTS *",
             "  metric * before * now * change ?range? *limit",
             "  p50 * ms * 12.0x * 300 %",
             "measured: 6 launches now, ? in the baseline (*)",
