@@ -46,7 +46,7 @@ from pytest_ddpperf.measuring.stopping_rule import follow, schedule
 from pytest_ddpperf.options.settings import make_plan, read_settings
 from pytest_ddpperf.records.messages import Event, EventKind
 from pytest_ddpperf.records.outcome import Version
-from pytest_ddpperf.records.plan import Limit, Plan
+from pytest_ddpperf.records.plan import TIME_LIMITS, Limit, Plan
 from pytest_ddpperf.records.samples import LaunchSamples, Measurement, Samples, TestId, Verdict
 from pytest_ddpperf.verdict import times as observations
 from pytest_ddpperf.verdict.stats import Drift
@@ -319,7 +319,9 @@ def differences(limit: Limit, measured: Measured) -> list[float]:
 
 
 def limits(mode: str) -> tuple[Limit, ...]:
-    return tuple(Limit(metric=metric, value=MODES[mode].limit, unit="%") for metric in ("p10", "p50"))
+    """Those of a user who wants the mode's limit at p10 and p50, and the default one on the mean."""
+    named = tuple(Limit(metric=metric, value=MODES[mode].limit, unit="%") for metric in ("p10", "p50"))
+    return (*named, *(limit for limit in TIME_LIMITS if limit.is_mean))
 
 
 # --- the table

@@ -3,8 +3,7 @@
     python benchmarks/neighbour.py [--seed 0] [--seconds 600]           # by itself, for so long or until Ctrl-C
     python benchmarks/neighbour.py [--seed 0] -- make test              # beside a command, whose exit status it has
 
-The same seed gives the same bursts. `against.py` has `--neighbour`; live.py, turns.py and
-confirming.py measure beside it and without.
+The same seed gives the same bursts. live.py, turns.py, confirming.py and expect.py measure next to it and without.
 """
 
 from __future__ import annotations
@@ -48,18 +47,6 @@ def neighbour(seed: int | None) -> Iterator[None]:
     finally:
         process.kill()
         process.wait()
-
-
-def add_option(parser: argparse.ArgumentParser) -> None:
-    """`--neighbour [SEED]`."""
-    parser.add_argument(
-        "--neighbour",
-        metavar="SEED",
-        type=int,
-        nargs="?",
-        const=0,
-        help="beside a process that burns one core in bursts of about a second (neighbour.py)",
-    )
 
 
 def main() -> int:

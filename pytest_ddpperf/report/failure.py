@@ -70,6 +70,7 @@ def metrics(verdict: Verdict, plan: Plan) -> list[tuple[str, ...]]:
 
 # What makes up half of a change is its main cause; where it is less, more comes from something else.
 _MAIN_PART = 0.5
+_MINOR_PART = 0.25
 
 
 def find_causes(
@@ -178,8 +179,9 @@ def _rank_causes(verdict: Verdict, plan: Plan, now: Measurement, baseline: Seque
         everyone = text.span(main["CPU time"], lambda value: text.seconds(value, signed=True))
         yield f"{'every rank computes' if len(names) > 1 else 'it computes'} longer: CPU time {everyone} {of_it}"
     elif "CPU time" in by_figure:
-        most = text.seconds(max(0.0, *by_figure["CPU time"]), signed=True)
-        yield f"waiting, not computing: CPU time {most} {of_it}"
+        most = max(0.0, *by_figure["CPU time"])
+        how = "waiting, not computing" if most < rise * _MINOR_PART else "waiting more than computing"
+        yield f"{how}: CPU time {text.seconds(most, signed=True)} {of_it}"
     blocked = [side.blocked_seconds for side in sides if side.blocked_seconds is not None]
     if len(blocked) == len(sides):
         waits = [after - before for before, after in zip(medians(blocked[-1]), medians(blocked[0]), strict=True)]

@@ -20,7 +20,8 @@ _WHY_NOT_GATED = {
 _WHY_INCONCLUSIVE = {
     "not-confirmed": "further launches did not confirm it",
     "recompiled": "most launches recompiled while they were timed: raise --ddp-warmup",
-    "machine-slower": "the machine is slower: the baseline's own code is as slow today",
+    "machine-slower": "the machine is slower: the baseline's own code is as slow today (not checked: files that git "
+    "ignores, and data outside the repository)",
 }
 
 
@@ -173,10 +174,16 @@ def problems(outcomes: Sequence[Outcome], *, reasons: bool = True) -> Iterator[s
     named: dict[str, dict[str, None]] = {}
     for outcome in outcomes:
         for line in (*(_reasons(outcome) if reasons else ()), *_notes(outcome)):
-            named.setdefault(line, {})[text.name(outcome)] = None
+            named.setdefault(line, {})[_short_name(outcome)] = None
     for line, names in named.items():
         who = next(iter(names)) if len(names) == 1 else f"{len(names)} tests ({text.some([*names], 3)})"
         yield f"{who}: {line}"
+
+
+def _short_name(outcome: Outcome) -> str:
+    """Return the name without its file: the table above has that."""
+    label = f" ({outcome.test.label})" if outcome.test.label else ""
+    return text.shortened((outcome.nodeid.rpartition("::")[2] or outcome.nodeid) + label, 60)
 
 
 def _reasons(outcome: Outcome) -> Iterator[str]:

@@ -209,22 +209,22 @@ def test_a_slower_version_is_caught_and_named_and_what_the_other_lacks_has_no_ba
     assert f"\n::error title={slower},file=python code/src/speed/__init__.py::REGRESSED p50 " in text
     result.stdout.fnmatch_lines(
         [
-            f"*::test_new: {against} was not measured:",
+            f"test_new: {against} was not measured:",
             "*ModuleNotFoundError: No module named 'speed.new'*",
-            f"*::test_size?3?: {against} was not measured:",
+            f"test_size?3?: {against} was not measured:",
             "there is no such test: tests/test_step.py::test_size?3?",
-            f"*::test_refuses: {against} was not measured:",
+            f"test_refuses: {against} was not measured:",
             "*ValueError: too old for this",
-            f"*::test_skips: {against} was not measured:",
+            f"test_skips: {against} was not measured:",
             "*not in old ones*",
-            f"*::test_rank_dies: {against} was not measured:",
+            f"test_rank_dies: {against} was not measured:",
             "rank 1 failed in setup: killed by SIGKILL*",
-            f"*::test_rank_hangs: {against} was not measured:",
+            f"test_rank_hangs: {against} was not measured:",
             "rank ? failed in setup: did not end within 300 s (--ddp-timeout)",
-            "*::test_fails_here: launch 1 of 3: rank * failed in setup: ValueError*",
-            f"*::test_side_dies: {against} was not measured:",
+            "test_fails_here: launch 1 of 3: rank * failed in setup: ValueError*",
+            f"test_side_dies: {against} was not measured:",
             f"pytest of {against} died: exited with status 3*",
-            f"*::test_after_it: {against} was not measured:",
+            f"test_after_it: {against} was not measured:",
             f"pytest of {against} died: exited with status 3",
             f"compared with {against}: 1 regressed, 3 passed, 8 without baseline, 1 not gated, 1 failed to *",
         ]
@@ -529,16 +529,16 @@ def test_both_sides_stay_in_step_whatever_a_test_does(repository: Repository, ru
     against = f"main ({repository.first[:7]})"
     result.stdout.fnmatch_lines_random(
         [
-            "*::test_caught (fails): launch 1 of 3: rank * in setup: ValueError: caught",
-            f"*::test_expected: {against} was not measured:",
+            "test_caught (fails): launch 1 of 3: rank * in setup: ValueError: caught",
+            f"test_expected: {against} was not measured:",
             "*ValueError: expected there",
             "there the test measured 'old' where it measures 'new' here",
-            f"*::test_other_names (more): {against} was not measured:",
+            f"test_other_names (more): {against} was not measured:",
             "there the test measured 'old inside' where it measures 'new inside' here",
-            f"*::test_wrong_in_ranks: {against} was not measured:",
+            f"test_wrong_in_ranks: {against} was not measured:",
             "rank ? failed in the delivery of its result: imported from the working tree, not from the version to "
             "compare with: python code/src/speed/__init__.py",
-            f"*::test_wrong_in_pytest: {against} was not measured:",
+            f"test_wrong_in_pytest: {against} was not measured:",
             "imported from the working tree, not from the version to compare with: python code/src/speed/__init__.py",
             f"compared with {against}: 3 passed, 6 without baseline, 1 failed to measure (3 of 10 compared)*",
         ]

@@ -68,7 +68,7 @@ def test_a_slower_machine_is_not_red(project: Repository, run: Run, monkeypatch:
     result.stdout.fnmatch_lines(
         [
             "tests/test_step.py::test_step * +0.0 % * INCONCLUSIVE",
-            "*::test_step: p50 12.0x against the baseline: the machine is slower: the baseline's own code is as slow *",
+            "test_step: p50 12.0x against the baseline: the machine is slower: the baseline's own code is as slow *",
         ]
     )
     assert last_line(result) == "compared with baselines: 1 inconclusive (1 of 1 compared)"
@@ -83,7 +83,7 @@ def test_what_looks_slower_within_the_limit_passes_with_both_figures(
     assert result.ret == 0
     result.stdout.fnmatch_lines(
         [
-            "*::test_step: p50 3.00x against the baseline: next to the baseline's own code it is not slower",
+            "test_step: p50 3.00x against the baseline: next to the baseline's own code it is not slower",
             "compared with *: 1 passed (1 of 1 compared)*",
         ]
     )
@@ -337,7 +337,7 @@ def test_parameters_methods_rpc_and_collectives_are_confirmed_likewise(project: 
     with project.untouched():
         result = run(CONFIRM, *options)
     assert result.ret == 0
-    line = "*4 tests (*::test_step?1?, *::test_step?a/b ?c??, *::test_rpc, ...): * the machine is slower: *"
+    line = "*4 tests (test_step?1?, test_step?a/b ?c??, test_rpc, ...): * the machine is slower: *"
     result.stdout.fnmatch_lines([line])
 
 

@@ -82,7 +82,7 @@ def test_save_pass_regress_accept(pytester: pytest.Pytester, run: Run, monkeypat
     result = run("--ddp-steps=20")
     assert result.ret == 0
     assert last_line(result) == "compared with baselines: 1 improved (1 of 1 compared)"
-    result.stdout.fnmatch_lines(["*::test_step: only the first 10 of 20 steps of each launch were compared, *"])
+    result.stdout.fnmatch_lines(["test_step: only the first 10 of 20 steps of each launch were compared, *"])
 
 
 def test_what_a_result_holds(pytester: pytest.Pytester, run: Run) -> None:

@@ -84,7 +84,7 @@ def test_send(rpc_benchmark):
     result = run(*asked)
     assert last_line(result) == "compared with baselines: 1 passed, 1 improved (2 of 2 compared)"
     result.stdout.fnmatch_lines(
-        ["*test_send * rpc.bytes -10 % *IMPROVED", "*::test_send: accept it with --ddp-save-baseline"]
+        ["*test_send * rpc.bytes -10 % *IMPROVED", "test_send: accept it with --ddp-save-baseline"]
     )
 
 

@@ -85,7 +85,7 @@ def test_one_skips(ddp_benchmark, subtests):
     )
     result = run("--ddp-save-baseline", "--ddp-json=run.json")
     assert stored(pytester.path) == ["test_one_skips+first.json", "test_one_skips+last.json"]
-    result.stdout.fnmatch_lines(["*::test_one_fails: not saved: the test did not pass, or it is a rerun"])
+    result.stdout.fnmatch_lines(["test_one_fails: not saved: the test did not pass, or it is a rerun"])
     report = json.loads((pytester.path / "run.json").read_text())
     assert [each["test"]["label"] for each in report["measurements"]] == ["", "first", "last"]
     assert report["summary"]["skipped"] == 0
@@ -189,7 +189,7 @@ def test_what_verdicts_without_figures_do(pytester: pytest.Pytester, run: Run, m
     result.stdout.fnmatch_lines(["INCOMPARABLE (step time p50 * ms): batch_size 4 -> 8: measure as before*"])
     monkeypatch.delenv("CI")
     assert last_line(run()) == "1 incomparable (0 of 1 compared)"
-    run("--ddp-world-size=1").stdout.fnmatch_lines(["*::test_step: a baseline exists for *-ws2-*, not for *-ws1-*"])
+    run("--ddp-world-size=1").stdout.fnmatch_lines(["test_step: a baseline exists for *-ws2-*, not for *-ws1-*"])
     monkeypatch.setenv("BATCH", "4")
     monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
     result = run("--ddp-baseline-missing=fail")
