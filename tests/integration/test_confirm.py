@@ -197,7 +197,9 @@ def test_an_ini_file_that_is_named_by_its_whole_path_is_each_sides_own(project: 
     ini = "[pytest]\npythonpath = src\naddopts = -p no:cacheprovider\nlasts = {}\n"
     project.write("conftest.py", "def pytest_addoption(parser): parser.addini('lasts', 'milliseconds')\n")
     test = "(ddp_benchmark, pytestconfig):\n    lasts = float(pytestconfig.getini('lasts'))"
-    test = TEST.replace("(ddp_benchmark):", test).replace('MILLISECONDS * float(os.environ.get("LASTS", 1))', "lasts")
+    test = TEST.replace("(ddp_benchmark):", test).replace(
+        'MILLISECONDS * float(os.environ._data.get(b"LASTS", 1))', "lasts"
+    )
     project.write("tests/test_step.py", PROJECT, test)
     project.write("ci.ini", ini.format(5))
     project.commit()
