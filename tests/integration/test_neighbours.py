@@ -272,13 +272,10 @@ NO_COVERAGE = "coverage does not measure ranks: set patch = subprocess, fork, _e
     ("config", "arguments", "noted"),
     [
         ("", ["--cov=test_call"], True),
-        ("[run]\npatch = subprocess\n", ["--cov=test_call", "-n", "1"], True),
         (PATCHED, ["--cov=test_call"], False),
         ("", ["--cov=test_call", "--no-cov"], False),
-        ("", ["--cov=test_call", "-k", "plain or skipped"], False),
-        ("", [], False),
     ],
-    ids=["not set", "set in part", "set", "off", "no ranks", "no coverage"],
+    ids=["not set", "set", "off"],
 )
 def test_a_run_says_that_coverage_does_not_measure_ranks(
     pytester: pytest.Pytester, run: Run, config: str, arguments: list[str], noted: bool
@@ -289,9 +286,6 @@ def test_a_run_says_that_coverage_does_not_measure_ranks(
         test_call="""
 import pytest
 def test_call(ddp_run): ddp_run(lambda ctx: None)
-@pytest.mark.skip
-def test_skipped(ddp_run): pass
-def test_plain(): pass
 """
     )
     result = run(*arguments, own=True)

@@ -100,15 +100,12 @@ def test_it_runs_disabled_and_rows_have_their_own_numbers_of_ranks(run: Run) -> 
 
 
 def test_figures_are_drawn_and_named(pytester: pytest.Pytester, run: Run) -> None:
-    asked = "breakdown or sync_every and (1 or 8) or scalability or convergence"
+    asked = "breakdown or sync_every and (1 or 8)"
     result = run(*SUITE, "-k", asked, "--ddp-suite-plots=figures", *ONCE, small=False)
-    assert result.parseoutcomes()["passed"] == 8
+    assert result.parseoutcomes()["passed"] == 3
     result.stdout.fnmatch_lines_random(
         [
-            "Loss after 48 iterations, 2 ranks *",
             "  *overlapped *s *s *s *s",
-            "Latency over ranks *",
-            "  *GPT mini, gloo    2 ranks: *%",
             "Synchronisation every n iterations, gloo, 2 ranks (p50 *)",
             "  *every 8:  *s (* to *) *%*",
             "drawn: */figures/latency-breakdown-2-ranks.png",
@@ -116,8 +113,6 @@ def test_figures_are_drawn_and_named(pytester: pytest.Pytester, run: Run) -> Non
     )
     assert sorted(path.stem for path in (pytester.path / "figures").iterdir()) == [
         "latency-breakdown-2-ranks",
-        "latency-over-ranks",
-        "loss-against-samples-2-ranks",
         "synchronisation-every-n-iterations-gloo-2-ranks",
     ]
 

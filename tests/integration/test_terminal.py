@@ -112,7 +112,7 @@ def test_hangs(ddp_run):
 )
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
 def test_the_end_of_pytest_is_the_end_of_its_ranks(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, signum: signal.Signals
 ) -> None:

@@ -70,15 +70,12 @@ def test_sound(ddp_run): assert ddp_run(lambda ctx: ctx.rank) == [0, 1]
 """
 
 
-@pytest.mark.parametrize("xdist", [(), ("-n", "1")], ids=["alone", "xdist"])
-def test_a_mistake_that_a_marker_has_a_part_in_is_its_tests_alone(
-    pytester: pytest.Pytester, run: Run, xdist: tuple[str, ...]
-) -> None:
+def test_a_mistake_that_a_marker_has_a_part_in_is_its_tests_alone(pytester: pytest.Pytester, run: Run) -> None:
     pytester.makepyfile(
         test_mistaken=MISTAKEN,
         test_module="import pytest\npytestmark = pytest.mark.ddp(step=9)\ndef test_c(ddp_run): pass",
     )
-    result = run("--ddp-threshold=p90:300%", "--ddp-json=run.json", *xdist)
+    result = run("--ddp-threshold=p90:300%", "--ddp-json=run.json", "-n", "1")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.assert_outcomes(passed=2, failed=1, errors=5, skipped=1)
     assert json.loads((pytester.path / "run.json").read_text())["summary"]["other_failures"] == 6

@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from pytest_ddpperf.measuring.confirm import _other_causes
 from pytest_ddpperf.records.plan import Limit
-from pytest_ddpperf.records.samples import CounterChange, Interval, Status, Verdict
+from pytest_ddpperf.records.samples import (
+    Baseline,
+    CounterChange,
+    Environment,
+    Interval,
+    Measurement,
+    Recording,
+    Samples,
+    Status,
+    TestId,
+    Verdict,
+)
 from pytest_ddpperf.verdict.decision import MACHINE_SLOWER, confirm, is_suspected, without_steady_windows
+from pytest_ddpperf.wire import variables
 from tests.unit.test_report import comparison
 
 LIMIT = Limit(metric="p50", value=0.1, unit="%")
@@ -135,3 +150,18 @@ def test_code_that_is_not_slower_is_not_the_cause(stored: Status, status: Status
     assert (found.status, found.sessions) == (status, 3)
     assert found.reason == reason or status is stored is Status.PASS
     assert found.comparisons[0].change.estimate == 0.01
+
+
+def test_what_else_differs_may_be_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UNREAD_NOW", "5")
+    same = {"host": "a", "torch": "2.13.0", "read:SAME": "unset", "clock_mhz": 900}
+    recorded = {**same, "env:GLOO_X": "1", "read:READ": "unset", "read:UNREAD_NOW": variables.digest("5"), "--own": 1}
+    current = {**same, "env:GLOO_X": "2", "read:READ": variables.digest("6"), "clock_mhz": 800, "read:NEW": "unset"}
+    measured: Any = SimpleNamespace(environment=Environment(recorded=current), current=SimpleNamespace(taken=[]))
+    samples = Samples(step_seconds=((0.1,),), rank_seconds=(((0.1,),),))
+    session = Recording(measurement=Measurement(samples=samples, environment=Environment(recorded=recorded)))
+    baseline = Baseline(test=TestId(module="m", name="t"), sessions=(session,))
+    found = list(_other_causes(measured, baseline))
+    assert found == ["GLOO_X 1 -> 2", f"READ unset -> {variables.digest('6')}"]
+    monkeypatch.setenv("UNREAD_NOW", "7")
+    assert f"UNREAD_NOW {variables.digest('5')} -> {variables.digest('7')}" in _other_causes(measured, baseline)
