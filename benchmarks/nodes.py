@@ -144,7 +144,7 @@ def one(nodes: int, ranks_per_node: int, steps: int, launches: int) -> dict[str,
             measurement=made,
             phases=tuple(launch.phases for launch in taken),
         )
-        lines = list(terminal.table([outcome], verbosity=1))
+        lines = list(terminal.details([outcome]))
         text = json.dumps(codec.encode(outcome))
         reported = time.process_time()
         assert min(len(lines), len(text)) > world_size
