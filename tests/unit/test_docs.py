@@ -99,7 +99,7 @@ def test_the_sample_can_be_read_and_is_the_run_that_is_shown() -> None:
     kept = ROOT / "docs" / "sample"
     outcomes = json_report.read([kept / "run.json"]).outcomes
     assert all(outcome.baseline_side is not None for outcome in outcomes)
-    assert f"\n{last_line(outcomes)}\n" in (kept / "output.txt").read_text()
+    assert f"\n{last_line(outcomes, with_cost=True)}\n" in (kept / "output.txt").read_text()
 
 
 def test_the_history_that_is_shown_can_be_read_and_has_a_change_point() -> None:
