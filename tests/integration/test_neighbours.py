@@ -273,9 +273,8 @@ NO_COVERAGE = "coverage does not measure ranks: set patch = subprocess, fork, _e
     [
         ("", ["--cov=test_call"], True),
         (PATCHED, ["--cov=test_call"], False),
-        ("", ["--cov=test_call", "--no-cov"], False),
     ],
-    ids=["not set", "set", "off"],
+    ids=["not set", "set"],
 )
 def test_a_run_says_that_coverage_does_not_measure_ranks(
     pytester: pytest.Pytester, run: Run, config: str, arguments: list[str], noted: bool

@@ -102,7 +102,7 @@ def test_it_runs_disabled_and_rows_have_their_own_numbers_of_ranks(run: Run) -> 
 def test_figures_are_drawn_and_named(pytester: pytest.Pytester, run: Run) -> None:
     asked = "breakdown or sync_every and (1 or 8)"
     result = run(*SUITE, "-k", asked, "--ddp-suite-plots=figures", *ONCE, small=False)
-    assert result.parseoutcomes()["passed"] == 3
+    assert result.parseoutcomes()["passed"] == 5
     result.stdout.fnmatch_lines_random(
         [
             "  *overlapped *s *s *s *s",
