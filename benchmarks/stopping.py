@@ -28,9 +28,9 @@ from _common import table
 from _traces import Launch, measurement
 from live import MODES, limits
 
-from pytest_ddpperf.measuring.stopping_rule import early_stop, follow, given_up, is_futile, schedule
+from pytest_ddpperf.measuring.stopping_rule import early_stop, follow, is_futile, schedule
 from pytest_ddpperf.records.samples import Verdict
-from pytest_ddpperf.verdict.decision import judge
+from pytest_ddpperf.verdict.decision import given_up, judge
 from pytest_ddpperf.verdict.stats import Difference
 from pytest_ddpperf.verdict.times import TEST_LEVEL, differences_of
 

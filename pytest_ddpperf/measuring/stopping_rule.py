@@ -20,13 +20,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pytest_ddpperf.measuring.launches import CurrentSide, Job, measurement
 from pytest_ddpperf.records.samples import Environment, Measurement, Scalar, Status, Verdict
 from pytest_ddpperf.verdict import times
-from pytest_ddpperf.verdict.decision import with_counters, without_steady_windows
+from pytest_ddpperf.verdict.decision import given_up, with_counters, without_claim, without_steady_windows
 from pytest_ddpperf.verdict.stats import Difference
 
 if TYPE_CHECKING:
@@ -92,16 +91,7 @@ def _claimed(verdict: Verdict, status: Status) -> set[str]:
 
 
 def _unconfirmed(verdict: Verdict) -> Verdict:
-    return _without_claim(verdict, _CLAIMS[verdict.status], "not-confirmed")
-
-
-def _without_claim(verdict: Verdict, left: Status, reason: str) -> Verdict:
-    """Return the verdict with another status, also of the comparisons that decided it."""
-    comparisons = tuple(
-        replace(comparison, status=left, reason=reason) if comparison.status is verdict.status else comparison
-        for comparison in verdict.comparisons
-    )
-    return replace(verdict, status=left, reason=reason, comparisons=comparisons)
+    return without_claim(verdict, _CLAIMS[verdict.status], "not-confirmed")
 
 
 def is_futile(
@@ -129,16 +119,6 @@ def is_futile(
         for comparison, difference, later in zip(verdict.comparisons, every, fresh, strict=True)
     ]
     return min(passes for passes, _ in chances) + max(shows for _, shows in chances) < _FUTILE
-
-
-def given_up(verdict: Verdict) -> Verdict:
-    """Return what is left of a verdict that further launches would hardly settle: PASS if no range reaches twice its
-    limit, else what the launches so far say without a claim."""
-    bounds = (times.bound(c.limit, math.log(c.baseline_seconds)) for c in verdict.comparisons)
-    near = all(c.change.high < 2 * math.expm1(bound) for c, bound in zip(verdict.comparisons, bounds, strict=True))
-    if near or verdict.status is Status.IMPROVED:
-        return _without_claim(verdict, Status.PASS, "undecided")
-    return verdict if verdict.status is Status.PASS else _without_claim(verdict, Status.INCONCLUSIVE, "undecided")
 
 
 # Under these a run is measured, but its figures say nothing about the code.

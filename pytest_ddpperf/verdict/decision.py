@@ -42,6 +42,7 @@ def fails(verdict: Verdict, *, fail_on: frozenset[str] | None, baseline_missing:
 
 
 MACHINE_SLOWER = "machine-slower"
+UNDECIDED = "undecided"
 # Of the limit: a change beyond that share is worth the seconds of a confirmation. docs/statistics.md has the rates.
 SUSPICIOUS = 0.5
 
@@ -72,12 +73,32 @@ def confirm(stored: Verdict, interleaved: Verdict, causes: Sequence[str]) -> Ver
         return stored  # its launches say little of steady training, however fast the machine was
     if causes or interleaved.status not in (Status.PASS, Status.IMPROVED) or not _is_clear(stored, interleaved):
         return stored
+    if interleaved.reason == UNDECIDED:
+        return stored  # it may be slower by about its limit
     interleaved = replace(interleaved, differences=stored.differences, sessions=stored.sessions)
     if stored.status in (Status.REGRESSED, Status.INCONCLUSIVE):
         return replace(interleaved, status=Status.INCONCLUSIVE, reason=MACHINE_SLOWER)
     if stored.status is interleaved.status:
         return interleaved
     return replace(interleaved, status=Status.PASS, reason="within-limit")
+
+
+def without_claim(verdict: Verdict, left: Status, reason: str) -> Verdict:
+    """Return the verdict with another status, also of the comparisons that decided it."""
+    comparisons = tuple(
+        replace(comparison, status=left, reason=reason) if comparison.status is verdict.status else comparison
+        for comparison in verdict.comparisons
+    )
+    return replace(verdict, status=left, reason=reason, comparisons=comparisons)
+
+
+def given_up(verdict: Verdict) -> Verdict:
+    """Return what is left of a verdict that further launches would hardly settle: PASS if no range reaches twice its
+    limit, else what the launches so far say without a claim."""
+    near = all(each.change.high < 2 * math.expm1(_bound(each)) for each in verdict.comparisons)
+    if near or verdict.status is Status.IMPROVED:
+        return without_claim(verdict, Status.PASS, UNDECIDED)
+    return verdict if verdict.status is Status.PASS else without_claim(verdict, Status.INCONCLUSIVE, UNDECIDED)
 
 
 def _is_clear(stored: Verdict, interleaved: Verdict) -> bool:

@@ -152,6 +152,13 @@ def test_code_that_is_not_slower_is_not_the_cause(stored: Status, status: Status
     assert found.comparisons[0].change.estimate == 0.01
 
 
+def test_a_comparison_that_was_given_up_near_its_limit_leaves_the_stored_verdict() -> None:
+    stored = verdict(Status.REGRESSED, 2.0)
+    given_up = replace(verdict(Status.PASS, 0.11, high=0.14), reason="undecided")
+    assert confirm(stored, given_up, ()) is stored
+    assert confirm(stored, replace(given_up, reason="within-limit"), ()) is not stored
+
+
 def test_what_else_differs_may_be_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UNREAD_NOW", "5")
     same = {"host": "a", "torch": "2.13.0", "read:SAME": "unset", "clock_mhz": 900}
