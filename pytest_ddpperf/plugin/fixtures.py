@@ -10,7 +10,6 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -27,7 +26,7 @@ from pytest_ddpperf.plugin.running import state_of
 from pytest_ddpperf.plugin.state import RUN, Run, own_options, own_settings
 from pytest_ddpperf.plugin.watch import Watcher
 from pytest_ddpperf.records.errors import DdpPerfError, LaunchError, MarkerError, OptionError
-from pytest_ddpperf.records.plan import Plan, collective, in_words
+from pytest_ddpperf.records.plan import Collective, Plan, collective, in_words
 from pytest_ddpperf.records.samples import RankOutput, TestId
 from pytest_ddpperf.report import ci, failure, sentences
 from pytest_ddpperf.report.text import terminal_width
@@ -362,17 +361,16 @@ class CollectiveBenchmark(BenchmarkFixture):
         share the error rate of one gate; all are measured before GateFailed is raised for those that failed.
         """
         __tracebackhide__ = True
-        __tracebackhide__ = True
-        sizes, named = tuple(map(operator.index, sizes)), str(dtype).removeprefix("torch.")
-        # Without comprehensions: their frames would not be hidden.
-        asked = [*map(partial(collective, op, dtype=named, ranks=self._world_size), sizes)]
+        sizes = tuple(map(operator.index, sizes))
+        asked = self._collectives(op, sizes, str(dtype).removeprefix("torch."))
         if not asked:
             raise ValueError(f"{self._name}({op!r}): no size was given")
         plan = self._plan()
         level = self._level(gate) / len(asked)
         # All labels first: after a red size a rerun measures no other one either.
-        names = ["-".join(filter(None, (name, in_words(size).lower()))) for size in sizes]
-        labels = [*map(partial(self._label, {}, None), names)]
+        labels = []
+        for size in sizes:  # no comprehension: before Python 3.12 it has a frame, which --pdb would show
+            labels.append(self._label({}, None, "-".join(filter(None, (name, in_words(size).lower())))))
         results: list[CollectiveResult] = []
         failures: list[GateFailed] = []
         for label, of_size in zip(labels, asked, strict=True):
@@ -388,6 +386,14 @@ class CollectiveBenchmark(BenchmarkFixture):
             more = f" (and {len(failures) - 1} more sizes)" if len(failures) > 1 else ""
             raise GateFailed(text, first.result, first.headline + more)
         return tuple(results)
+
+    def _collectives(self, op: str, sizes: Iterable[int], dtype: str) -> list[Collective]:
+        """Return what is measured, a collective for each size; raises ValueError without a frame of ours."""
+        __tracebackhide__ = True
+        try:
+            return [collective(op, size, dtype, self._world_size) for size in sizes]
+        except ValueError as error:
+            raise ValueError(str(error)) from None
 
 
 class RpcBenchmark(BenchmarkFixture):

@@ -206,26 +206,26 @@ class EventKind(Enum):
 
     HELLO = "hello"  # the process has started, with this `version` of the plugin
     COLLECTED = "collected"  # `tests`, `sources`, and `file_errors` of collection
-    SERVER_STARTED = "server started"  # the rank server has, and found these `facts`
+    SERVER_STARTED = "server started"  # the rank server has started and found these `facts`
     # The test asks for a measurement or a call: `asks_for`, `label`, `plan` and, of several nodes, its `number` within
     # the test. Of a measurement `batch_size`, `facts` and `gate`, too.
     READY = "ready"
-    LAUNCHED = "launched"  # the launch has ended: one of `samples`
+    LAUNCHED = "launched"  # the launch has ended: `samples` has one item
     LAUNCH_FAILED = "launch failed"  # why: `text`
-    PAUSED = "paused"  # the launch has warmed up: `steps` of its window, and `step_seconds` about
+    PAUSED = "paused"  # the launch has warmed up: its window has `steps`, each of about `step_seconds`
     STRETCH_DONE = "stretch done"
     DROPPED = "dropped"  # the paused launch has ended
     TEST_ENDED = "test ended"  # what failed: `text`; what failed outside of the test's call, again: `apart`
     PROGRESS = "progress"  # of the launch under way: the first rank's `phase`, and its `step` of so many `steps`
-    WAITING_FOR_LOCK = "waiting for lock"  # that another process has: one of `resources`
-    LOCKS_ACQUIRED = "locks acquired"  # of these `resources`
-    RANK_FAILED = "rank failed"  # one of `errors`
+    WAITING_FOR_LOCK = "waiting for lock"  # another process has the lock: `resources` has one item
+    LOCKS_ACQUIRED = "locks acquired"  # this node has locked these `resources`
+    RANK_FAILED = "rank failed"  # `errors` has one item
     SHARE_SETTLED = "share settled"  # all ranks of this node have delivered `results`
     # All ranks of this node have ended: `errors`, `waiting`, `output`, `notes`, and `results` unless SHARE_SETTLED was
     # sent.
     SHARE_ENDED = "share ended"
 
-    NODE_JOINED = "node joined"  # the first one: `host`, `lock_order` and `versions`
+    NODE_JOINED = "node joined"  # the first event of a node: its `host`, `lock_order` and `versions`
     ALIVE = "alive"
     CLOCK_READY = "clock ready"  # what follows is no event, but the time
     DIED = "died"  # the pytest of `side` ended, or could not be started: `text`

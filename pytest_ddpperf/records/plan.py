@@ -228,7 +228,6 @@ class Collective:
 def collective(op: str, size: int, dtype: str, ranks: int) -> Collective:
     """Of `size` bytes, or the next size below that divides into elements, and into blocks where the operation has such;
     raises ValueError."""
-    __tracebackhide__ = True
     if op not in OPS:
         raise ValueError(f"{op!r}: one of {', '.join(OPS)}")
     if op == "send_recv" and ranks < 2:
@@ -242,7 +241,6 @@ def collective(op: str, size: int, dtype: str, ranks: int) -> Collective:
 
 def itemsize(dtype: str) -> int:
     """Bytes of an element; raises ValueError for what is no dtype whose name says it."""
-    __tracebackhide__ = True
     match = re.fullmatch(_DTYPE, dtype)
     if match is None or (match[1] and int(match[1]) % 8):
         raise ValueError(f"{dtype!r}: one of torch's dtypes by name: float32, bfloat16, int8, ...")

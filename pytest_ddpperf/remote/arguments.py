@@ -34,8 +34,8 @@ _WITH_OPTIONAL_VALUE = {"--cov", "--benchmark-compare", "--benchmark-histogram",
 
 # Options whose values are paths, from where pytest is called: those of pytest that a remote one keeps.
 _OF_PATHS = {"-c", "--config-file", "--rootdir", "--confcutdir", "--ignore", "--ignore-glob"}
-# A word's option, of "--option=value", "-cvalue" and the "key=value" of -o, and the rest.
-_OPTION = re.compile(r"(-c(?=.)|[\w-]+=|)(.*)", re.DOTALL)
+# What comes before a path in a word: of "--option=path", "-cpath" and the "key=path" of -o; else nothing.
+_OPTION_NAME = re.compile(r"^(?:-c(?=.)|[\w-]+=|)", re.DOTALL)
 
 
 def remote_arguments(arguments: Sequence[str], tests: Collection[str]) -> list[str]:
@@ -103,7 +103,8 @@ class Invocation:
         tests = {test.partition("::")[0] for test in self.tests}
         before = ""
         for word in words:
-            option, path = ("", word) if word in tests else _OPTION.fullmatch(word).groups()  # type: ignore[union-attr]
+            option = "" if word in tests else _OPTION_NAME.findall(word)[0]
+            path = word[len(option) :]
             if os.path.isabs(path) or word in tests or {option.rstrip("="), before} & _OF_PATHS:
                 path = self._path_in(trees, path)
             yield option + path

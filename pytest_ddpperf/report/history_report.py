@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 _COLOURS = {ChangeStatus.REGRESSED: figures.BAD, ChangeStatus.IMPROVED: figures.GOOD}
 
 
+_MOST_UNCHANGED = 50  # lines, as many as other reports have rows
+
+
 def history_lines(analysis: HistoryAnalysis, is_chosen: Callable[[Series], bool]) -> Iterator[str]:
     """Yield the change points of the series that were chosen, what could be found in the others, and the summary."""
     for change in filter(lambda change: is_chosen(change.series), analysis.changes):
@@ -27,9 +30,11 @@ def history_lines(analysis: HistoryAnalysis, is_chosen: Callable[[Series], bool]
         for line in change_lines(change):
             yield f"  {line}"
         yield ""
-    for series, metric, smallest in analysis.unchanged:
-        if is_chosen(series):
-            yield f"{_name(series)}  {unchanged_line(metric, smallest)}"
+    unchanged = [each for each in analysis.unchanged if is_chosen(each[0])]
+    for series, metric, smallest in unchanged[:_MOST_UNCHANGED]:
+        yield f"{_name(series)}  {unchanged_line(metric, smallest)}"
+    if (more := len(unchanged) - _MOST_UNCHANGED) > 0:
+        yield f"and {more} more without a change point: -k NAME shows them"
     yield summary_line(analysis)
 
 

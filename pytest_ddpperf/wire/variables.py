@@ -30,7 +30,7 @@ _read: dict[str, str] = {}  # in this process, by name: the digest of the first 
 _bulk: set[tuple[CodeType, int]] = set()  # instructions that read all variables, to pass them on to a process, say
 
 
-class _Watched(os._Environ):  # type: ignore[type-arg]  # not generic at run time
+class _Watched(os._Environ[str]):
     """`os.environ` that notes which variables are read."""
 
     def __getitem__(self, key: str) -> str:
