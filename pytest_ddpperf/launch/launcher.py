@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import socket
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
@@ -27,7 +28,7 @@ from pytest_ddpperf.records.errors import DdpPerfError
 from pytest_ddpperf.records.plan import COUNTERS, Plan
 from pytest_ddpperf.records.samples import Imported, LaunchSamples, RankFigures, Scalar, Window
 from pytest_ddpperf.wire import payload
-from pytest_ddpperf.wire.source_trees import Trees, digests
+from pytest_ddpperf.wire.source_trees import Trees
 
 
 def collected(
@@ -162,6 +163,7 @@ class Launcher:
         self._rpc = rpc
         self._trees = trees
         self._server = RankServer(trees if trees is not None and trees.base != trees.current else None, folder)
+        self._began = time.time()
         self._facts: dict[str, Scalar] | None = None
         self._visible: str | None = None  # of accelerators, by CUDA, when facts were asked for
 
@@ -245,9 +247,15 @@ class Launcher:
         every = [window.imported for window in windows]
         every += [codec.decode(Imported, json.loads(result)) for result in served]
         facts |= request.read_by(imported.variables for imported in every)
+        files: dict[str, str] = {}
+        if trees is not None:
+            delivery.opened.refuse_strays(trees)
+            imported = trees.digests({file for imported in every for file in imported.files})
+            files = dict(sorted((delivery.opened.digests(trees, self._began) | imported).items()))
         return replace(
             collected(plan, windows, delivery, facts=facts),
-            files=digests(trees.base, sorted({file for imported in every for file in imported.files})) if trees else {},
+            files=files,
+            libraries=delivery.opened.libraries,
             others=tuple(sorted({module for imported in every for module in imported.others})),
         )
 

@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from pytest_ddpperf.launch.placement import Placement
@@ -16,7 +17,7 @@ from pytest_ddpperf.launch.remote_ranks import Part
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import Scalar
-from pytest_ddpperf.wire import boot
+from pytest_ddpperf.wire import boot, opened
 from pytest_ddpperf.wire.source_trees import Trees
 from pytest_ddpperf.wire.variables import READ
 
@@ -33,8 +34,11 @@ _OUTER_PREFIXES = ("TORCHELASTIC_", "OMPI_COMM_WORLD_", "PMI_", "PMIX_")
 _READ_AT_IMPORT = ("OMP_", "MKL_", "KMP_", "OPENBLAS_", "TORCH", "PYTORCH", "LD_", "PYTHON", "MALLOC_", "GLIBC_")
 
 # Worth recording: what changes the figures and holds no secrets (the whole environment would end up in git).
-_RECORDED = ("NCCL_", "TORCH_", "PYTORCH_", "GLOO_", "OMP_", "MKL_", "KMP_", "MALLOC_")
-_RECORDED_NAMES = ("CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_MODULE_LOADING", "LD_PRELOAD")
+_RECORDED = (
+    *("NCCL_", "TORCH_", "PYTORCH_", "TORCHINDUCTOR_", "TORCHDYNAMO_", "GLOO_", "OMP_", "MKL_", "KMP_", "MALLOC_"),
+    *("ATEN_CPU_CAPABILITY", "ONEDNN_", "DNNL_", "OPENBLAS_", "CUBLAS_", "LD_LIBRARY_PATH", "LD_PRELOAD"),
+    *("CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_MODULE_LOADING"),
+)
 
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
@@ -73,9 +77,7 @@ def read_at_import(environ: Mapping[str, str]) -> dict[str, str]:
 
 def recorded(environ: Mapping[str, str]) -> dict[str, Scalar]:
     """Return the user's variables that belong to a measurement, as "env:NAME"."""
-    return {
-        f"env:{name}": value for name, value in environ.items() if name in _RECORDED_NAMES or name.startswith(_RECORDED)
-    }
+    return {f"env:{name}": value for name, value in environ.items() if name.startswith(_RECORDED)}
 
 
 def read_by(processes: Iterable[Mapping[str, str]]) -> dict[str, Scalar]:
@@ -100,15 +102,19 @@ class LaunchRequest:
     modules: Mapping[str, str]  # name -> file
     placement: Placement
     part: Part
-    trees: Trees | None = None  # the ranks report what they imported from there
+    trees: Trees | None = None  # the ranks and their children report what they use from there
 
-    def fields(self, *, in_stretches: bool) -> dict[str, Any]:
-        """Return the file that `rank.lifecycle` reads, with this process's environment, folder and search path."""
+    def fields(self, folder: Path, *, in_stretches: bool) -> dict[str, Any]:
+        """Return what `rank.lifecycle` reads in the launch's `folder`, with this process's environment, current folder
+        and search path."""
         plan, part, on_cpu = self.plan, self.part, self.plan.device == "cpu"
+        environ = for_ranks(os.environ, plan.processes, part)
+        if self.trees is not None:
+            environ |= opened.for_children(environ, folder)
         return {
             "plan": codec.encode(plan),
             "in_stretches": in_stretches,
-            "environ": for_ranks(os.environ, plan.processes, part),
+            "environ": environ,
             "node": part.node,
             "processes": part.processes,
             "store": part.store,

@@ -27,6 +27,7 @@ from pytest_ddpperf.records.errors import ServerError
 from pytest_ddpperf.records.messages import Event, EventKind, Order, OrderKind
 from pytest_ddpperf.records.samples import Phases, RankError, RankOutput
 from pytest_ddpperf.wire.channels import Board, Kind, Phase, readable, send_word, take_frames
+from pytest_ddpperf.wire.opened import Opened
 
 
 class Peer:
@@ -100,6 +101,7 @@ class Delivery:
     phases: Phases
     output: tuple[RankOutput, ...]
     notes: tuple[str, ...]
+    opened: Opened  # by the processes of this node
     clocks: Mapping[int, Clock] = field(default_factory=dict)  # of ranks on other nodes
 
 
@@ -140,7 +142,7 @@ class Launch:
             self._board = Board(self._folder / "board", self._plan.processes, self._plan.room)
             failing.callback(self._board.close)
             (self._folder / "payload").write_bytes(self._request.payload)
-            fields = self._request.fields(in_stretches=self.in_stretches)
+            fields = self._request.fields(self._folder, in_stretches=self.in_stretches)
             (self._folder / "request.json").write_text(json.dumps(fields))
             failing.pop_all()
         self._stream = output.Stream(self._folder, self._names, self._observer.output)
@@ -203,6 +205,7 @@ class Launch:
             phases=self._phases(time.monotonic_ns()),
             output=self._output(),
             notes=(*self._notes, *self._remote.notes),
+            opened=Opened(str(self._folder)),
             clocks=self._remote.clocks(),
         )
 

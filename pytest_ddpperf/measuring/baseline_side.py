@@ -137,9 +137,6 @@ def stretch_lengths(steps: int, step_seconds: float, source: random.Random) -> G
     yield 0
 
 
-_ONE_BY_ONE = "--ddp-turns launches measures one launch after the other"
-
-
 class Interleaved:
     """Another version whose launches are interleaved with the current side's.
 
@@ -157,6 +154,7 @@ class Interleaved:
         self._ready: Event | None = None  # what the test asks for there, once it runs
         self._launches = Launches(job.plan, self._measure)
         self.error = ""
+        self._alone_because = ""  # why launches are taken one after the other, if they cannot be alive together
 
     def take(self, current: CurrentSide, count: int, *, planned: int) -> None:
         """Launch until both sides have `count` launches, or the current side alone if the other cannot.
@@ -167,10 +165,12 @@ class Interleaved:
             self._begin(current.steps)  # first, so that nothing works there while a current launch is timed
         while len(current.taken) < count:
             order = "".join(self._random.sample("bn", 2))
-            if self._job.settings.in_stretches(self._job.plan) and not self.error:
-                self._pair(order, current, planned)
+            if self._job.settings.in_stretches(self._job.plan) and not self.error and not self._alone_because:
+                self._try_pair(order, current, planned)
             else:
                 self._one_by_one(order, current, planned)
+            if len(self._launches.taken) == 1 and not self.error:
+                self.error = self._base.lacking(current.taken[-1].files)
 
     def _begin(self, steps: int | None) -> None:
         try:
@@ -201,31 +201,34 @@ class Interleaved:
             current.steps = self._launches.steps = current.steps or self._launches.steps
             self._order += side
 
-    def _pair(self, order: str, current: CurrentSide, planned: int) -> None:
-        """Take a launch of each side, both alive, in stretches; or only note an `error` of the baseline side.
-
-        Raises the errors of a launch. If the sides may not fit side by side, the error says how to measure them one by
-        one.
-        """
-        steps = current.steps
+    def _try_pair(self, order: str, current: CurrentSide, planned: int) -> None:
+        """Take a launch of each side, both alive, in stretches; or only note an `error` of the baseline side. Where the
+        first pair fails with both alive, they may need what only one can have: nothing is taken, and launches are to
+        follow one another. Raises the errors of a launch."""
         sides: dict[str, PausedSide] = {}
+        try:
+            self._pair(order, current, planned, sides)
+        except (LaunchError, BaseSideError) as error:
+            if sides and not self._launches.taken:
+                self._alone_because = str(error).partition("\n")[0]
+            elif isinstance(error, LaunchError):
+                raise
+            else:
+                self.error = str(error)
+
+    def _pair(self, order: str, current: CurrentSide, planned: int, sides: dict[str, PausedSide]) -> None:
+        """Take a launch of each side, both alive; `sides` are those that have started."""
+        steps = current.steps
         with ExitStack() as alive:
             alive.enter_context(current.alone())
-            try:
-                for side in order:
-                    launch = current.pause(planned, steps) if side == "n" else self._pause(planned, steps)
-                    sides[side] = alive.enter_context(launch)
-                    steps = sides[side].steps  # the first launch decides how long windows are
-                interleave((sides["n"], sides["b"]), self._random)
-                launched = sides["n"].deliver(), sides["b"].deliver()
-            except LaunchError as error:
-                if len(sides) == 1:  # it did not start next to the other one
-                    error.hint = f"it was interleaved with {self.version}: {_ONE_BY_ONE}"
-                raise
-            except BaseSideError as error:
-                hint = f"\nit was interleaved with the current code: {_ONE_BY_ONE}"
-                self.error = str(error) + hint * (len(sides) == 1)
-                return
+            for side in order:
+                launch = current.pause(planned, steps) if side == "n" else self._pause(planned, steps)
+                sides[side] = alive.enter_context(launch)
+                steps = sides[side].steps  # the first launch decides how long windows are
+            both = sides["n"], sides["b"]
+            interleave(both, self._random)
+            sides.clear()  # they can be alive together, whatever comes now
+            launched = both[0].deliver(), both[1].deliver()
         for launches, samples in zip((current, self._launches), launched, strict=True):
             launches.add(samples)
         self._order += order
@@ -268,7 +271,9 @@ class Interleaved:
 
     def notes(self, verdict: Verdict, current: Launches) -> tuple[str, ...]:
         """Return the notes on the baseline side's launches."""
-        return tuple(f"{self.version}: {note}" for note in self._launches.notes())
+        alone = f"measured one launch after the other: with both sides alive, {self._alone_because}"
+        notes = tuple(f"{self.version}: {note}" for note in self._launches.notes())
+        return (alone, *notes) if self._alone_because and not self.error else notes
 
     def sessions(self, current: Launches) -> tuple[StoredSession, ...]:
         """Return nothing: no stored baseline was read."""

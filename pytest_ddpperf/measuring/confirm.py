@@ -9,19 +9,21 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pytest_ddpperf.git import commit_named, git, last_change, top_level, tree_of
+from pytest_ddpperf.measuring.inputs import changed_inputs, code_of
 from pytest_ddpperf.measuring.launches import distributions, modules_imported
 from pytest_ddpperf.measuring.measurement import Measured, does_fail
 from pytest_ddpperf.records.errors import AgainstError, DdpPerfError, GitError
-from pytest_ddpperf.records.samples import Baseline, Recording, Scalar, Status
+from pytest_ddpperf.records.samples import Baseline, Distribution, Measurement, Recording, Scalar, Status
 from pytest_ddpperf.remote.version import BaseSide, for_people
 from pytest_ddpperf.report import text
 from pytest_ddpperf.verdict import decision
+from pytest_ddpperf.verdict.stats import launch_quantiles
 from pytest_ddpperf.wire.variables import READ, digest
 
 SideOf = Callable[[str, float], BaseSide]  # of a commit, ready within so many seconds; raises DdpPerfError
@@ -98,13 +100,22 @@ class Confirmation:
             raise NotConfirmed(_first_line(other.error))
         if not verdict.status.compared:
             raise NotConfirmed(", ".join(verdict.differences) or verdict.reason)
-        causes = tuple(_other_causes(measured, baseline))
+        causes = self._other_causes(measured, baseline, Path(side.trees.current))
+        differs = f"; what else differs: {', '.join(causes)}" if causes else ""
+        if ratio := _unlike_recorded(baseline, interleaved):
+            problem = f"it takes {ratio:.2f}x the recorded time today, which is more than a machine drifts"
+            raise NotConfirmed(f"{problem}{differs}")
         final = decision.confirm(measured.verdict, verdict, causes)
         if final is measured.verdict:
             changes = ", ".join(text.change(comparison) for comparison in verdict.comparisons)
-            differs = f"; what else differs: {', '.join(causes)}" if causes else ""
             raise NotConfirmed(f"interleaved with {self._commit[:12]}: {changes}{differs}")
-        notes = tuple(self._other_files(side, other.differing)) if final.status is Status.REGRESSED else ()
+        notes: tuple[str, ...] = ()
+        if final.status is Status.REGRESSED and other.differing:
+            notes = ("only test files differ: the test itself changed",) * all(map(_is_test, other.differing))
+        elif final.status is Status.REGRESSED:
+            notes = tuple(self._changed(side, "changed, but not used by any rank"))
+        elif final.reason == decision.MACHINE_SLOWER:
+            notes = tuple(self._changed(side, "changed, and not slower than they were"))
         fails = does_fail(job, final)
         return replace(interleaved, verdict=final, fails=fails, suspected=measured, further_notes=notes)
 
@@ -132,18 +143,22 @@ class Confirmation:
                 raise NotConfirmed(why) from None
         return self._side
 
-    def _other_files(self, side: BaseSide, imported: Sequence[str]) -> Iterator[str]:
-        """Say which files differ, if not those that ranks imported explain slower code."""
-        if imported:
-            if all(map(_is_test, imported)):
-                yield "only test files differ: the test itself changed"
-            return
+    def _other_causes(self, measured: Measured, baseline: Baseline, top: Path) -> tuple[str, ...]:
+        """Return what else may make the same code slower; raises NotConfirmed."""
+        try:
+            inputs = changed_inputs(top, baseline.sessions[-1].inputs, measured.current.taken)
+            return (*_other_causes(measured, baseline), *inputs)
+        except GitError as error:
+            raise NotConfirmed(_first_line(str(error))) from None
+
+    def _changed(self, side: BaseSide, words: str) -> Iterator[str]:
+        """Yield which files differ between the baseline's code and today's, after these words."""
         with suppress(AgainstError):
             baselines = Path(os.path.realpath(self._baseline_dir))  # younger than their commit
             top = Path(side.trees.current)
             changed = [file for file in side.changed() if not (top / file).is_relative_to(baselines)]
             if changed:
-                yield f"changed, but not imported by any rank: {text.some(sorted(changed, key=for_people))}"
+                yield f"{words}: {text.some(sorted(changed, key=for_people))}"
 
     def messages(self) -> Iterator[str]:
         """Yield what the end of the run says once."""
@@ -156,6 +171,23 @@ class Confirmation:
         side, self._side = self._side, None
         if side is not None:
             side.close()
+
+
+# The fastest launch's p10 of unchanged code differed by at most 1.29 times between eleven sessions of a noisy machine.
+_PLAUSIBLE = 2.5
+
+
+def _unlike_recorded(baseline: Baseline, interleaved: Measured) -> float:
+    """Return how many times the recorded time the baseline's code takes today, if no drift of the machine explains it:
+    then it does not do what it did. Else return 0."""
+    recorded = [_fastest(session) for session in baseline.measurements]
+    (now,) = map(_fastest, interleaved.side.measurements())
+    is_plausible = min(recorded) / _PLAUSIBLE <= now <= max(recorded) * _PLAUSIBLE
+    return 0.0 if is_plausible else now / recorded[-1]
+
+
+def _fastest(session: Measurement) -> float:
+    return min(launch_quantiles(session.samples.step_seconds, 10))
 
 
 def _other_causes(measured: Measured, baseline: Baseline) -> Iterator[str]:
@@ -178,9 +210,13 @@ def _other_causes(measured: Measured, baseline: Baseline) -> Iterator[str]:
     for name in sorted({*before, *after}):
         old, new = before.get(name), after.get(name)
         if old != new:
-            yield f"{name} {old.version if old else 'not imported'} -> {new.version if new else 'not imported'}"
+            yield f"{name} {_version(old)} -> {_version(new)}"
         elif new is not None and not new.digest:
             yield f"{name} (its files are not known)"
+
+
+def _version(distribution: Distribution | None) -> str:
+    return "not imported" if distribution is None else distribution.version or "not installed"
 
 
 def _is_cause(name: str, current: Mapping[str, Scalar], recorded: Mapping[str, Scalar]) -> bool:
@@ -217,7 +253,8 @@ def find_source(session: Recording, baseline: Path, baseline_dir: Path, rootdir:
     fetched.
     """
     if not session.tree:
-        return Source(why="the baseline does not identify its code: git had no tree of it")
+        built = f"git ignored {text.some(code)}" if (code := code_of(session.inputs)) else "git had no tree of it"
+        return Source(why=f"the baseline does not identify its code: {built}")
     try:
         top = top_level(rootdir)
     except GitError as error:

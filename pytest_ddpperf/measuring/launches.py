@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -203,14 +204,16 @@ _OF_THE_INSTALLATION = ("__editable__", "_sysconfigdata", "_virtualenv", "sitecu
 
 
 def distributions(modules: Iterable[str]) -> dict[str, Distribution]:
-    """Return, by name, the distributions that have these top-level modules; of a namespace, all that have a part of it.
+    """Return, by name, the distributions that have these modules, as `Imported.others` has them; of a namespace, all
+    that have a part of it.
 
     A module of no distribution, or of one that is installed to be edited, has its own name and no digest.
     """
     by_module = _by_module(tuple(sys.path))
     found: dict[str, Distribution] = {}
-    for module in sorted(module for module in modules if not module.startswith(_OF_THE_INSTALLATION)):
-        own = by_module.get(module, ())
+    for entry in sorted(entry for entry in modules if not entry.startswith(_OF_THE_INSTALLATION)):
+        module, _, folder = entry.partition("@")
+        own = [each for each in by_module.get(module, ()) if not folder or _is_in(each, folder)]
         if not own or any(module not in _modules_of(each) or _is_editable(each) for each in own):
             found[module] = Distribution(version="", digest="")
             continue
@@ -219,6 +222,10 @@ def distributions(modules: Iterable[str]) -> dict[str, Distribution]:
             if "Name" in facts and "Version" in facts:  # else it is what a broken installation left
                 found.setdefault(facts["Name"], Distribution(version=facts["Version"], digest=_digest(distribution)))
     return found
+
+
+def _is_in(distribution: metadata.Distribution, folder: str) -> bool:
+    return os.path.realpath(str(distribution.locate_file(""))) == folder
 
 
 def _is_editable(distribution: metadata.Distribution) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from functools import cached_property, partial
@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from pytest_ddpperf.baseline import Store
-from pytest_ddpperf.git import checked_out, ignored_files, tree_of
+from pytest_ddpperf.git import checked_out, tree_of
 from pytest_ddpperf.launch import Launcher, Observer
 from pytest_ddpperf.launch.launcher import unpickle
 from pytest_ddpperf.measuring import measurement
 from pytest_ddpperf.measuring.confirm import Confirmation, SideOf
+from pytest_ddpperf.measuring.inputs import code_of, inputs
 from pytest_ddpperf.measuring.launches import Job
 from pytest_ddpperf.measuring.leader_connection import LeaderConnection, NodeLeaderConnection, ready_call, ready_job
 from pytest_ddpperf.measuring.machine import Place, described, nodes_for, resolve
@@ -24,7 +25,7 @@ from pytest_ddpperf.options.settings import Settings
 from pytest_ddpperf.records.errors import GitError
 from pytest_ddpperf.records.messages import Order, OrderKind
 from pytest_ddpperf.records.plan import Plan
-from pytest_ddpperf.records.samples import Baseline, Scalar
+from pytest_ddpperf.records.samples import LaunchSamples, Scalar
 from pytest_ddpperf.remote.nodes import OtherNodes
 from pytest_ddpperf.remote.version import BaseSide
 from pytest_ddpperf.remote.worktree import one_tree
@@ -149,33 +150,36 @@ class Session:
         measured = compare(self._base)
         return measured if self._base is not None else self._confirmation.confirm(measured, compare)
 
-    def save(self, candidate: Baseline, imported: Iterable[str]) -> int:
+    def save(self, measured: Measured) -> int:
         """Write a baseline, in place of the one before or in addition to it, and return how many sessions it now has.
-
-        `imported` are the files of the repository that ranks imported. Raises BaselineError.
-        """
+        Raises BaselineError."""
         created = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        tree = self._tree(list(imported))
+        candidate = measured.candidate
+        tree, inputs = self._code_and_inputs(measured.current.taken)
         sessions = tuple(
-            replace(session, created=created, commit=self._commit, tree=tree) for session in candidate.sessions
+            replace(session, created=created, commit=self._commit, tree=tree, inputs=inputs)
+            for session in candidate.sessions
         )
         write = self._store.extend if self.settings.extend_baseline else self._store.write
         write(replace(candidate, sessions=sessions))
         stored = self._store.read(sessions[0].measurement.environment, candidate.test)
         return len(stored.sessions) if stored is not None else 0
 
-    def _tree(self, imported: Sequence[str]) -> str:
-        """Return git's tree of the code that was measured; "" if there is none that identifies it."""
+    def _code_and_inputs(self, launches: Sequence[LaunchSamples]) -> tuple[str, dict[str, str]]:
+        """Return git's tree of the code that was measured, "" if there is none that identifies it, and its inputs."""
         assert self._trees is not None, "this run writes no baselines"
         top = Path(self._trees.current)
+        found: dict[str, str] = {}
         try:
-            ignored = ignored_files(top, imported) if imported else []
-            if not ignored:
-                return tree_of(top, self.settings.baseline_dir)
-            self._unidentified.setdefault(f"git ignores files that ranks imported: {text.some(ignored)}")
+            found = inputs(top, launches)
+            code = code_of(found)
+            if not code or self.settings.against_setup:  # which builds it
+                return tree_of(top, self.settings.baseline_dir), found
+            ignored = f"git ignores files that ranks imported: {text.some(code)}"
+            self._unidentified.setdefault(f"{ignored}: ddp_against_setup can build them")
         except GitError as error:
             self._unidentified.setdefault(str(error).partition("\n")[0].removeprefix("fatal: "))
-        return ""
+        return "", found
 
     def messages(self) -> Iterator[str]:
         """Yield what is said once about all baselines."""

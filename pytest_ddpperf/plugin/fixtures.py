@@ -244,8 +244,7 @@ class BenchmarkFixture(DistributedFixture):
             self._state.failed_gates[label] = failed
             raise GateFailed(*failed)
         if measured.verdict.reason == "saving":
-            imported = sorted({file for launch in measured.current.taken for file in launch.files})
-            self._state.candidates.append((len(self._state.outcomes) - 1, measured.candidate, imported))
+            self._state.candidates.append((len(self._state.outcomes) - 1, measured))
         if self._replay is not None and self._run.leader is None:
             self._replay(measured)
         return result

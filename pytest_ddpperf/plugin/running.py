@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -14,7 +14,9 @@ from pytest_ddpperf.plugin.watch import mark_with_timer
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import DdpPerfError
 from pytest_ddpperf.records.outcome import Outcome
-from pytest_ddpperf.records.samples import Baseline
+
+if TYPE_CHECKING:
+    from pytest_ddpperf.measuring.measurement import Measured
 
 
 class TestState:
@@ -36,8 +38,7 @@ class TestState:
         self.passed = False  # the call phase of this attempt, all parts included
         self.labels: set[str] = set()  # measured in this attempt
         self.gates = 0  # of them, those that are compared with a baseline
-        # Index in outcomes, what to save, and the files of the repository that ranks imported.
-        self.candidates: list[tuple[int, Baseline, list[str]]] = []
+        self.candidates: list[tuple[int, Measured]] = []  # index in outcomes, and what to save
 
     def begin_attempt(self) -> None:
         """Forget the last attempt, if this is a rerun, but for its outcomes."""
@@ -115,10 +116,10 @@ class RunningTests:
     def _save(self, test: TestState) -> None:
         """Write the baselines of a test that passed as a whole, in its first attempt. If one could not be written, the
         test fails, and its reruns too."""
-        for index, candidate, imported in test.candidates if test.passed and test.attempt == 1 else ():
+        for index, measured in test.candidates if test.passed and test.attempt == 1 else ():
             outcome = test.outcomes[index]
             try:
-                test.outcomes[index] = replace(outcome, saved=self._run.session.save(candidate, imported))
+                test.outcomes[index] = replace(outcome, saved=self._run.session.save(measured))
             except DdpPerfError as error:
                 test.unsaved[outcome.test.label] = str(error)
         for index, outcome in enumerate(test.outcomes):

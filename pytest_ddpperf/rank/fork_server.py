@@ -22,6 +22,7 @@ import traceback
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import NoReturn
 
 from pytest_ddpperf.records import messages
@@ -238,6 +239,8 @@ class _Server:
             for pid in pids:
                 os.waitpid(pid, 0)
                 self._ranks.discard(pid)
+        for semaphore in Path("/dev/shm").glob(f"sem.{Path(self._dir).name}-*") if self._dir else ():
+            semaphore.unlink(missing_ok=True)
 
     def _exit(self, status: int) -> NoReturn:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -245,9 +248,20 @@ class _Server:
             self._spared.clear()
             self._end()
             for folder in filter(None, (self._dir, self._folder)):
+                _forget_worktree(folder)
                 shutil.rmtree(folder, ignore_errors=True)
         finally:
             os._exit(status)
+
+
+def _forget_worktree(folder: str) -> None:
+    """Remove what git keeps in a repository of a worktree in this folder, as `git worktree prune` will."""
+    for link in Path(folder).glob("*/.git"):
+        with suppress(OSError):
+            entry = Path(link.read_text().removeprefix("gitdir: ").strip())
+            if entry.parent.name == "worktrees":
+                shutil.rmtree(entry)
+                entry.parent.rmdir()  # if it is the last
 
 
 def _signal_group(pid: int, signum: signal.Signals) -> None:

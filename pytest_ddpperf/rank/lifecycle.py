@@ -30,7 +30,7 @@ from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import DdpPerfError
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import Imported
-from pytest_ddpperf.wire import boot, payload, variables
+from pytest_ddpperf.wire import boot, opened, payload, variables
 from pytest_ddpperf.wire.channels import Board, Kind, Message, Phase, receive_word, send_frame
 from pytest_ddpperf.wire.source_trees import Trees
 
@@ -52,8 +52,10 @@ def run(rank: int, directory: str, channel: socket.socket) -> NoReturn:
     folder = Path(directory)
     stacks = _redirect(folder, rank)
     request: Message = json.loads((folder / "request.json").read_text())
-    # A rank ends hard, so multiprocessing (DataLoader's workers) must leave its sockets where they are removed.
-    multiprocessing.current_process()._config["tempdir"] = directory  # type: ignore[attr-defined]
+    # A rank ends hard, so multiprocessing (DataLoader's workers) must leave its sockets where they are removed, and
+    # give its semaphores a name by which they are.
+    config = {"tempdir": directory, "semprefix": f"/{folder.name}"}
+    multiprocessing.current_process()._config.update(config)  # type: ignore[attr-defined]
     plan = codec.decode(Plan, request["plan"])
     trees = Trees(**request["trees"]) if request["trees"] else None
     this = Rank(rank, plan, Board(folder / "board", plan.processes, plan.room), channel, trees, request["in_stretches"])
@@ -151,6 +153,8 @@ def _work(rank: Rank, folder: Path, request: Message) -> None:
     if cpus:
         os.sched_setaffinity(0, cpus)
     variables.watch()
+    if rank.trees is not None:
+        opened.watch(str(folder), rank.trees)
     payload.install(request["modules"])
     if rank.plan.rpc:
         _rpc().meter.install()  # before the user's code is imported and this process joins the RPC world

@@ -107,7 +107,6 @@ class LaunchError(DdpPerfError):
     def __init__(self, cause: RankError, others: tuple[RankError, ...], output: tuple[RankOutput, ...]) -> None:
         super().__init__(cause, others, output)
         self.cause, self.others, self.output = cause, others, output
-        self.hint = ""  # of what else may have had a part in it
 
     def __str__(self) -> str:
         lines = [f"{self.cause.who} failed in {self.cause.phase}: {self.cause.summary}"]
@@ -120,6 +119,4 @@ class LaunchError(DdpPerfError):
             lines.append(f"  {other.who} in {other.phase}: {'the same' if same else other.summary}")
             if not same and not other.lost_connection:  # where a rank was when its peer went away explains nothing
                 lines += ["    " + line for line in other.traceback.rstrip().splitlines()]
-        if self.hint:
-            lines += ["", self.hint]
         return "\n".join(lines)

@@ -125,6 +125,7 @@ class Recording:
     resolution: Mapping[str, float] = field(default_factory=dict)  # by metric, as `Comparison.resolution`
     tree: str = ""  # git's, of all files in the repository but baselines; "" if it does not identify the code
     distributions: Mapping[str, Distribution] = field(default_factory=dict)  # by name, those that ranks imported from
+    inputs: Mapping[str, str] = field(default_factory=dict)  # files in no commit that ranks read: path -> digest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,7 +269,7 @@ class Imported:
     """Where the modules of one process came from, where that is asked; and which variables its code read."""
 
     files: tuple[str, ...] = ()  # of the user's repository: paths from its top
-    others: tuple[str, ...] = ()  # from outside the repository: top-level modules
+    others: tuple[str, ...] = ()  # top-level modules from outside of it, as `Trees.others`
     variables: Mapping[str, str] = field(default_factory=dict)  # as `wire.variables` has them
 
 
@@ -313,5 +314,6 @@ class LaunchSamples:
     doubts: Mapping[str, str] = field(default_factory=dict)  # by kind, why steps may differ in their work, in words
     node_seconds: tuple[float, ...] | None = None  # of several nodes, the steps of the first node's ranks alone
     clock_seconds: float | None = None  # by how much marks of several nodes may be apart
-    files: Mapping[str, str] = field(default_factory=dict)  # `Imported.files` of any process: path -> digest
+    files: Mapping[str, str] = field(default_factory=dict)  # of the repository: path from its top -> digest
+    libraries: Mapping[str, str] = field(default_factory=dict)  # other shared libraries: name -> digest
     others: tuple[str, ...] = ()  # `Imported.others` of any process

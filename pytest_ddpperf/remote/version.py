@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -19,7 +19,7 @@ from pytest_ddpperf.launch import Observer
 from pytest_ddpperf.launch.paused_launch import dropping
 from pytest_ddpperf.options.settings import Settings
 from pytest_ddpperf.records import codec
-from pytest_ddpperf.records.errors import AgainstError, BaseSideError
+from pytest_ddpperf.records.errors import AgainstError, BaseSideError, GitError
 from pytest_ddpperf.records.messages import Event, EventKind, Order, OrderKind, Sources, StartPytest
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import LaunchSamples
@@ -208,6 +208,17 @@ class BaseSide:
     def changed(self) -> list[str]:
         """Return files other than tests that differ between the current tree and it; raises AgainstError."""
         return self._checkout.changed()
+
+    def lacking(self, files: Iterable[str]) -> str:
+        """Return, in words, which of the files that the current side used git ignores and this side lacks, or ""."""
+        try:
+            lacking = self._checkout.lacking(files)
+        except GitError as error:
+            return f"git cannot tell which files it ignores: {error}"
+        if not lacking:
+            return ""
+        named = ", ".join(lacking[:5])
+        return f"git ignores {named}, which it lacks: --ddp-against-setup can build what a version needs"
 
     # --- one test
 

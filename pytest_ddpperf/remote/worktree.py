@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from pytest_ddpperf.git import (
     checked_out,
     commit_named,
     git,
+    ignored_files,
     outside_of_hooks,
     run_whole,
     top_level,
@@ -32,7 +33,7 @@ from pytest_ddpperf.options.settings import Settings
 from pytest_ddpperf.records.errors import AgainstError, GitError
 from pytest_ddpperf.records.messages import Sources
 from pytest_ddpperf.records.outcome import Version
-from pytest_ddpperf.wire.source_trees import Trees, digests
+from pytest_ddpperf.wire.source_trees import CODE, Trees
 
 _PREFIX = "ddpperf-against-"
 _ATTEMPTS = 20
@@ -116,7 +117,6 @@ def _forget(top: Path, tree: Path) -> None:
 
 
 _SHOWN = 4000  # characters of what another process wrote
-_CODE = (".py", ".pyc", ".so", ".pyd")
 
 
 class Checkout:
@@ -181,13 +181,21 @@ class Checkout:
         if self._settings.against_setup is not None:
             self._set_up(self._settings.against_setup, folder.tree, environ, until)
         trees = Trees(current=str(self.top), base=str(folder.tree), kept=self._kept)
-        if not self._own_tests:
-            try:
+        try:
+            if not self._own_tests:
                 copy_tests(trees)
-                link_ignored(trees)
-            except (GitError, OSError) as error:
-                raise AgainstError(self._settings.comparison_option, self._unavailable(error)) from None
+            link_ignored(trees)
+        except (GitError, OSError) as error:
+            raise AgainstError(self._settings.comparison_option, self._unavailable(error)) from None
         return trees
+
+    def lacking(self, files: Iterable[str]) -> list[str]:
+        """Return those of the current side's files that git ignores and the checked out version lacks; raises
+        GitError."""
+        if self._folder is None or not self._another:
+            return []
+        there = [file for file in files if (self.top / file).exists() and not (self._folder.tree / file).exists()]
+        return ignored_files(self.top, there) if there else []
 
     @property
     def folder(self) -> Path:
@@ -251,7 +259,7 @@ def link_ignored(trees: Trees) -> None:
     """Let the version's tree have the data that git ignores, but no code; raises GitError and OSError."""
     for entry in all_ignored(Path(trees.current)):
         there = Path(trees.base, entry)
-        is_code = there.name == "__pycache__" or there.suffix in _CODE
+        is_code = there.name == "__pycache__" or there.suffix in CODE
         if not is_code and there.parent.is_dir() and not os.path.lexists(there):
             there.symlink_to(Path(trees.current, entry))
 
@@ -276,7 +284,7 @@ def sources_here(trees: Trees) -> Sources:
     return Sources(
         python=platform.python_version(),
         prefix=os.path.realpath(sys.prefix),
-        files=digests(trees.base, trees.imported()),
+        files=trees.digests(trees.imported()),
     )
 
 

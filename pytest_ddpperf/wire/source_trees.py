@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.machinery import ModuleSpec, PathFinder
@@ -23,6 +23,7 @@ _INSTALLED = (f"{os.sep}site-packages", f"{os.sep}dist-packages")
 _PREFIXES = {os.path.realpath(prefix) for prefix in (sys.prefix, sys.exec_prefix, sys.base_prefix)}
 _PLUGIN = __name__.partition(".")[0]  # the same on both sides, wherever it is
 _NAMED = 5
+CODE = (".py", ".pyc", ".so", ".pyd")
 
 _real = cache(os.path.realpath)
 
@@ -62,26 +63,38 @@ class Trees:
 
     def imported(self) -> list[str]:
         """Return the files of this side that this process's modules came from, tests left out, sorted."""
-        return sorted({within for path, within in self._modules() if path == os.path.join(self.base, within)})
+        return sorted({within for path, within in self._modules() if path == self.own(within)})
+
+    def own(self, within: str) -> str:
+        """Return where this side has a relative path."""
+        return os.path.join(self.base, within)
+
+    def digests(self, files: Iterable[str]) -> dict[str, str]:
+        """Return, by relative path, the `file_digest` of this side's files."""
+        return {file: file_digest(self.own(file)) for file in files}
 
     def others(self) -> list[str]:
-        """Return the top-level modules that this process imported from outside both trees, sorted.
+        """Return the top-level modules that this process imported from outside both trees, sorted; if not from
+        a folder of installed packages, as "name@folder", by the folder that a search path has.
 
         Python's own and this plugin's are left out.
         """
-        found = {name.partition(".")[0] for name, path in _loaded() if self.within(path) is None}
-        return sorted(found - sys.stdlib_module_names - {_PLUGIN})
+        left_out = {*sys.stdlib_module_names, _PLUGIN}
+        found = set()
+        for name, path in _loaded():
+            top, *below = name.split(".")
+            if top not in left_out and self.within(path) is None:
+                is_package = os.path.basename(path).startswith("__init__.")
+                installed = any(part in path for part in _INSTALLED)
+                found.add(top if installed else f"{top}@{_above(path, len(below) + 1 + is_package)}")
+        return sorted(found)
 
     def refuse_strays(self) -> None:
         """Raise BaseSideError if this process imported anything from the other tree.
 
         However that came about, what is measured would not be the version.
         """
-        strays = sorted({within for path, within in self._modules() if path != os.path.join(self.base, within)})
-        if strays:
-            more = ", ..." if len(strays) > _NAMED else ""
-            problem = "imported from the working tree, not from the version to compare with"
-            raise BaseSideError(f"{problem}: {', '.join(strays[:_NAMED])}{more}")
+        refuse(sorted({within for path, within in self._modules() if path != self.own(within)}), "imported")
 
     def _modules(self) -> Iterator[tuple[str, str]]:
         """Yield the files of either tree that this process's modules came from: absolute, and as `within`."""
@@ -133,6 +146,14 @@ class Trees:
         return PathFinder.find_spec(spec.name, [os.path.dirname(folder) if folders else folder])
 
 
+def refuse(strays: Sequence[str], how: str) -> None:
+    """Raise BaseSideError if there are files of the other tree that this side has used."""
+    if strays:
+        more = ", ..." if len(strays) > _NAMED else ""
+        problem = f"{how} from the working tree, not from the version to compare with"
+        raise BaseSideError(f"{problem}: {', '.join(strays[:_NAMED])}{more}")
+
+
 def know_loaded() -> None:
     """Resolve the links of all files imported by now, for the processes that are forked from this one: torch has two
     thousand files, for which each rank would take a tenth of a second."""
@@ -148,23 +169,27 @@ def _loaded() -> Iterator[tuple[str, str]]:
             yield name, _real(file)
 
 
-def digests(root: str, files: Sequence[str]) -> dict[str, str]:
-    """Return, by path from `root`, the `digest` of each file; "" for one that cannot be read."""
-    found = {}
-    for file in files:
-        path = os.path.join(root, file)
-        try:
-            stat = os.stat(path)
-            found[file] = _digest(path, stat.st_mtime_ns, stat.st_size)
-        except OSError:
-            found[file] = ""
-    return found
+def file_digest(path: str) -> str:
+    """Return the `digest` of a file, of a large one by its size and both its ends; "" if it cannot be read."""
+    try:
+        stat = os.stat(path)
+        return _digest(path, stat.st_mtime_ns, stat.st_size)
+    except OSError:
+        return ""
+
+
+_LARGE = 64 << 20  # bytes
+_END = 1 << 20
 
 
 @cache
 def _digest(path: str, modified: int, size: int) -> str:
     with open(path, "rb") as file:
-        return digest(file.read())
+        if size < _LARGE:
+            return digest(file.read())
+        start = file.read(_END)
+        file.seek(-_END, os.SEEK_END)
+        return digest(b"%d\0%b%b" % (size, start, file.read()))
 
 
 def digest(data: bytes) -> str:
@@ -172,6 +197,12 @@ def digest(data: bytes) -> str:
     if b"\0" not in data:  # a text to git, which may end its lines otherwise in each tree; Python reads both alike
         data = data.replace(b"\r\n", b"\n")
     return hashlib.sha256(data).hexdigest()[:16]
+
+
+def _above(path: str, levels: int) -> str:
+    for _ in range(levels):
+        path = os.path.dirname(path)
+    return path
 
 
 def _below(path: str, folder: str) -> bool:

@@ -26,6 +26,8 @@ def test_step(ddp_benchmark):
     ddp_benchmark(lambda ctx: lasting(ctx, MILLISECONDS * float(os.environ._data.get(b"LASTS", 1))))
 """
 CONFIRM = "--ddp-confirm=3600"  # seconds: what there is for it ends nowhere but where a test is about its end
+# Twice as long is beyond it, and still what the baseline's own code may take on a slower machine.
+LIMIT = "--ddp-threshold=p50:60%"
 
 
 @pytest.fixture
@@ -61,29 +63,29 @@ def test_slower_code_is_red_and_its_file_named(project: Repository, run: Run) ->
 
 
 def test_a_slower_machine_is_not_red(project: Repository, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LASTS", "12")  # which is not recorded
+    monkeypatch.setenv("LASTS", "2")  # which is not recorded
     with project.untouched():
-        result = run(CONFIRM)
+        result = run(CONFIRM, LIMIT)
     assert result.ret == 0
     result.stdout.fnmatch_lines(
         [
             "tests/test_step.py::test_step * +0.0 % * INCONCLUSIVE",
-            "test_step: p50 12.0x against the baseline: the machine is slower: the baseline's own code is as slow *",
+            "test_step: p50 2.00x against the baseline: the machine is slower: the baseline's own code is as slow *",
         ]
     )
     assert last_line(result) == "compared with baselines: 1 inconclusive (1 of 1 compared)"
-    assert run("--ddp-confirm=never").ret == 1, "the stored rule alone says regressed"
+    assert run("--ddp-confirm=never", LIMIT).ret == 1, "the stored rule alone says regressed"
 
 
 def test_what_looks_slower_within_the_limit_passes_with_both_figures(
     project: Repository, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("LASTS", "3")  # +200 % of 300 %: more than half of it
-    result = run(CONFIRM)
+    monkeypatch.setenv("LASTS", "1.5")  # +50 % of 60 %: more than half of it
+    result = run(CONFIRM, LIMIT)
     assert result.ret == 0
     result.stdout.fnmatch_lines(
         [
-            "test_step: p50 3.00x against the baseline: next to the baseline's own code it is not slower",
+            "test_step: p50 +50 % against the baseline: next to the baseline's own code it is not slower",
             "compared with *: 1 passed (1 of 1 compared)*",
         ]
     )
@@ -106,28 +108,19 @@ def test_a_variable_that_the_code_reads_is_red_and_named(
     assert '"read:SPEED_N": "unset"' in next(project.root.glob("baselines/**/test_step.json")).read_text()
 
 
-@pytest.mark.parametrize("how", ["committed", "dirty", "ignored"])
-def test_a_data_file_that_makes_steps_slower_is_red(project: Repository, run: Run, how: str) -> None:
+def test_a_data_file_that_makes_steps_slower_is_red_and_named(project: Repository, run: Run) -> None:
     read = "(__import__('pathlib').Path(speed.__file__).parent / 'data.txt').read_text()"
     test = TEST.replace('os.environ._data.get(b"LASTS", 1)', read)
     project.write("tests/test_step.py", PROJECT, "import speed\n", test)
     project.write("src/speed/data.txt", "1")
-    if how == "ignored":
-        (project.top / ".gitignore").write_text("__pycache__\nout\ndata.txt\n")
     project.commit()
     assert run("--ddp-save-baseline").ret == 0
     project.commit()
     project.write("src/speed/data.txt", "12")
-    if how == "committed":
-        project.commit()
     with project.untouched():
         result = run(CONFIRM)
     assert result.ret == 1
-    why = {
-        "ignored": "not confirmed with the baseline's own code: *data.txt*",
-        "committed": "changed, but not imported by any rank: python code/src/speed/data.txt",
-    }
-    result.stdout.fnmatch_lines(["REGRESSED: *", f"note:     {why.get(how, why['committed'])}"])
+    assert "; changed: python code/src/speed/data.txt" in " ".join(result.stdout.str().split())
 
 
 def test_a_package_from_outside_the_repository_is_red_and_named(
@@ -142,20 +135,30 @@ def test_a_package_from_outside_the_repository_is_red_and_named(
     project.write("tests/test_step.py", PROJECT, test)
     assert run("--ddp-save-baseline").ret == 0
     project.commit()
-    package.write_text("MILLISECONDS = 12\n")
-    result = run(CONFIRM)
+    package.write_text("MILLISECONDS = 2\n")
+    result = run(CONFIRM, LIMIT)
     assert result.ret == 1
     result.stdout.fnmatch_lines(["note:     not confirmed *; what else differs: tools (its files are not known)"])
 
 
-def test_an_amended_commit_is_red(project: Repository, run: Run) -> None:
-    project.write("src/speed/__init__.py", "MILLISECONDS = 60\n")
-    git(project.top, "commit", "--quiet", "--all", "--amend", "--no-edit")
-    git(project.top, "reflog", "expire", "--expire=now", "--all")
-    git(project.top, "gc", "--quiet", "--prune=now")
+def test_an_amended_commit_is_red_and_said_how_to_fetch(repository: Repository, run: Run) -> None:
+    repository.write("tests/test_step.py", PROJECT, TEST)
+    commit = repository.commit()
+    assert run("--ddp-save-baseline").ret == 0
+    repository.write("src/speed/__init__.py", "MILLISECONDS = 60\n")
+    git(repository.top, "add", "--all")
+    git(repository.top, "commit", "--quiet", "--amend", "--no-edit")
+    git(repository.top, "reflog", "expire", "--expire=now", "--all")
+    git(repository.top, "gc", "--quiet", "--prune=now")
     result = run(CONFIRM)
     assert result.ret == 1
-    result.stdout.fnmatch_lines(["REGRESSED: *", "note:     *"])
+    result.stdout.fnmatch_lines(
+        [
+            "REGRESSED: *",
+            f"note:     not confirmed *: commit {commit[:12]} of the baseline is not in this clone",
+            f"this clone does not have the code of some baselines: git fetch origin {commit}",
+        ]
+    )
 
 
 def test_a_variable_that_a_conftest_sets_is_red_and_the_file_named(
@@ -169,7 +172,7 @@ def test_a_variable_that_a_conftest_sets_is_red_and_the_file_named(
     result.stdout.fnmatch_lines(
         [
             "REGRESSED: step time p50 *",
-            "note:     changed, but not imported by any rank: python code/tests/conftest.py",
+            "note:     changed, but not used by any rank: python code/tests/conftest.py",
         ]
     )
 
@@ -200,14 +203,14 @@ def test_an_option_of_the_users_own_is_red_and_named(project: Repository, run: R
     assert run("--ddp-save-baseline", "tests").ret == 0
     project.commit()
     assert run(CONFIRM, "tests").ret == 0
-    project.write("pytest.ini", "[pytest]\npythonpath = src\naddopts = -p no:cacheprovider --lasts 12\n")
+    project.write("pytest.ini", "[pytest]\npythonpath = src\naddopts = -p no:cacheprovider --lasts 2\n")
     with project.untouched():
-        result = run(CONFIRM, "tests")
+        result = run(CONFIRM, LIMIT, "tests")
     assert result.ret == 1
     result.stdout.fnmatch_lines(
         [
             "REGRESSED: step time p50 *",
-            "note:     not confirmed with the baseline's own code: *; what else differs: --lasts 1* -> 12.0",
+            "note:     not confirmed with the baseline's own code: *; what else differs: --lasts 1* -> 2.0",
         ]
     )
 
@@ -217,7 +220,7 @@ def test_another_version_of_a_package_that_the_step_imports_is_red_and_named(
 ) -> None:
     """Both sides run what is installed, so the same code is not slower in turns."""
     before, after = (
-        installed(tmp_path / version, version, milliseconds) for version, milliseconds in (("1.0", 5), ("1.1", 60))
+        installed(tmp_path / version, version, milliseconds) for version, milliseconds in (("1.0", 5), ("1.1", 10))
     )
     test = TEST.replace("MILLISECONDS *", "__import__('slowkernels').MILLISECONDS *")
     project.write("tests/test_step.py", PROJECT, test)
@@ -227,7 +230,7 @@ def test_another_version_of_a_package_that_the_step_imports_is_red_and_named(
     project.commit()
     with monkeypatch.context() as patched, project.untouched():
         patched.syspath_prepend(after)
-        result = run(CONFIRM)
+        result = run(CONFIRM, LIMIT)
     assert result.ret == 1
     result.stdout.fnmatch_lines(
         [
@@ -286,12 +289,12 @@ def test_without_the_baselines_code_the_stored_rule_decides_and_says_why(project
 
 
 def faster_then(project: Repository) -> None:
-    """Let the stored figures be those of a machine ten thousand times as fast."""
+    """Let the stored figures be those of a machine twice as fast."""
     for path in (project.root / "baselines").rglob("*.json"):
         stored = json.loads(path.read_text())
         for session in stored["sessions"]:
             samples = session["measurement"]["samples"]
-            samples["step_seconds"] = [[step / 1e4 for step in launch] for launch in samples["step_seconds"]]
+            samples["step_seconds"] = [[step / 2 for step in launch] for launch in samples["step_seconds"]]
         path.write_text(json.dumps(stored))
 
 
@@ -318,7 +321,7 @@ def test_parameters_methods_rpc_and_collectives_are_confirmed_likewise(project: 
     faster_then(project)
     project.commit()
     with project.untouched():
-        result = run(CONFIRM, *options)
+        result = run(CONFIRM, LIMIT, *options)
     assert result.ret == 0
     line = "*4 tests (test_step?1?, test_step?a/b ?c??, test_rpc, ...): * the machine is slower: *"
     result.stdout.fnmatch_lines([line])
@@ -336,7 +339,7 @@ def test_code_that_cannot_be_collected_or_run_today_confirms_nothing_and_is_told
     faster_then(project)
     project.commit()
     with project.untouched():
-        result = run(CONFIRM)
+        result = run(CONFIRM, LIMIT)
     assert result.ret == 1
     result.stdout.fnmatch_lines(
         [
@@ -356,7 +359,7 @@ def test_ctrl_c_while_a_suspicion_is_confirmed_leaves_nothing(project: Repositor
         """
     project.write("tests/test_step.py", PROJECT, "import speed\n", hang, hanging)
     marker = project.top.parent / "hangs"
-    command = [sys.executable, "-m", "pytest", "-p", "no:randomly", "-p", "no:benchmark", *SMALL, CONFIRM]
+    command = [sys.executable, "-m", "pytest", "-p", "no:randomly", "-p", "no:benchmark", *SMALL, CONFIRM, LIMIT]
     environ = {**os.environ, "HANGS": str(marker)}
     assert run("--ddp-save-baseline").ret == 0
     faster_then(project)
@@ -392,5 +395,6 @@ def test_saving_says_when_no_commit_will_have_the_code(project: Repository, run:
     project.write("tests/test_step.py", PROJECT.replace("from speed import", "from speed.made import"), TEST)
     result = run("--ddp-save-baseline")
     result.stdout.fnmatch_lines(
-        ["a later run cannot measure the code *: git ignores files that ranks imported: *made.py"]
+        ["a later run cannot measure the code *: git ignores files that ranks imported: *made.py: ddp_against_setup *"]
     )
+    assert "a later run" not in run("--ddp-save-baseline", "-o", "ddp_against_setup=make").stdout.str()

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader
 
 from pytest_ddpperf.records.errors import LaunchError
-from pytest_ddpperf.wire.source_trees import Trees, digests
+from pytest_ddpperf.wire.source_trees import Trees, file_digest
 from tests.launch.conftest import Bench, hang
 
 
@@ -78,12 +78,13 @@ def test_a_launch_says_what_any_rank_imported_where_it_is_asked(
 
     samples = bench.measure(setup)
     assert (samples.files, samples.others) == ({}, ())
-    monkeypatch.setattr(bench.launcher, "_trees", Trees(current=str(top), base=str(top), kept=()))
+    trees = Trees(current=str(top), base=str(top), kept=())
+    monkeypatch.setattr(bench.launcher, "_trees", trees)
     samples = bench.measure(setup)
-    assert samples.files == digests(str(top), ["late.py", "of_rank_0.py", "of_rank_1.py"])
+    assert samples.files == trees.digests(["late.py", "of_rank_0.py", "of_rank_1.py"])
     (top / "late.py").write_bytes(b"late = 1\n")
-    assert samples.files["late.py"] == digests(str(top), ["late.py"])["late.py"], "however its lines end"
-    assert {"elsewhere", "torch"} <= set(samples.others)
+    assert samples.files["late.py"] == file_digest(str(top / "late.py")), "however its lines end"
+    assert {f"elsewhere@{top.parent}", "torch"} <= set(samples.others)
     assert not {"late", "json", "pytest_ddpperf"} & set(samples.others)
 
 

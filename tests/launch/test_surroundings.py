@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -101,6 +102,23 @@ def seen_listening(bench: Bench) -> set[str]:
 
 def test_no_rank_listens_beyond_loopback(bench: Bench) -> None:
     assert seen_listening(bench) == {LOOPBACK}
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="semaphores have no folder here")
+def test_the_semaphores_of_a_rank_end_with_its_launch(bench: Bench, tmp_path: Path) -> None:
+    """A worker is alive to the end: until then Python's resource tracker removes nothing."""
+
+    def setup(ctx: Any) -> Any:
+        context = multiprocessing.get_context("forkserver")
+        lock = context.Lock()
+        (tmp_path / str(ctx.rank)).write_text(lock._semlock.name)
+        context.Process(target=time.sleep, args=(3600,)).start()
+        return lambda: lock.acquire() and lock.release()
+
+    bench.measure(setup)
+    names = [path.read_text() for path in tmp_path.iterdir()]
+    assert len(names) == 2
+    assert [name for name in names if Path(f"/dev/shm/sem.{name.removeprefix('/')}").exists()] == []
 
 
 def test_a_server_that_is_killed_is_an_error_and_the_next_launch_has_another(bench: Bench) -> None:

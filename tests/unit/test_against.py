@@ -394,8 +394,10 @@ def test_the_version_gets_the_current_tests_and_ignored_data(top: Path, temporar
     own = Checkout(settings(against="HEAD"), top, (), own_tests=True)
     try:
         tree = Path(own.check_out().base)
-        assert not (tree / "data").exists()
+        assert (tree / "data/train.csv").read_text() == "1"
         assert (tree / "src/conftest.py").exists()
+        files = ["data/train.csv", "src/fast.so", "src/a.py", "gone.bin"]
+        assert own.lacking(files) == ["src/fast.so"]
     finally:
         own.remove()
 

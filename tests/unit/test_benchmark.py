@@ -127,6 +127,7 @@ def test_a_confirmation_and_the_same_code_rest_on_all_pairs_of_a_look(
         begin=lambda nodeid, label, plan: SimpleNamespace(plan=plan, batch_size=None, facts={}),
         measure=lambda observer, steps: lasting(0.02)(of_test.plan.exactly(50)),
         end_measurement=lambda: None,
+        lacking=lambda files: "",
         version=None,
     )
     limits = (Limit(metric="p50", value=0.1, unit="%"),)

@@ -208,6 +208,17 @@ def test_ranks_of_one_of_several_nodes_are_told_so_and_meet_the_others_over_its_
     assert "NCCL_SOCKET_IFNAME" not in reported, "which may know of better ways"
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "OPENBLAS_CORETYPE", "TORCHINDUCTOR_FREEZING"),
+        *("TORCHDYNAMO_DISABLE", "CUBLAS_WORKSPACE_CONFIG", "LD_LIBRARY_PATH"),
+    ],
+)
+def test_a_variable_that_changes_how_libraries_compute_is_recorded(name: str) -> None:
+    assert recorded({name: "a value", "HOME": "/root"}) == {f"env:{name}": "a value"}
+
+
 def test_only_an_allow_list_of_variables_is_recorded() -> None:
     environ = {"NCCL_ALGO": "Ring", "AWS_SECRET": "x", "OMP_NUM_THREADS": "1", "CUDA_LAUNCH_BLOCKING": "1"}
     assert recorded(environ) == {"env:NCCL_ALGO": "Ring", "env:OMP_NUM_THREADS": "1", "env:CUDA_LAUNCH_BLOCKING": "1"}

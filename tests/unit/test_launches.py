@@ -15,7 +15,16 @@ from pytest_ddpperf.measuring.baseline_side import Interleaved
 from pytest_ddpperf.measuring.launches import CurrentSide, Job, Launches, measurement
 from pytest_ddpperf.records.errors import BaseSideError, LaunchError
 from pytest_ddpperf.records.plan import Plan
-from pytest_ddpperf.records.samples import Counters, Environment, LaunchSamples, Phases, RankError, TestId
+from pytest_ddpperf.records.samples import (
+    Counters,
+    Environment,
+    LaunchSamples,
+    Phases,
+    RankError,
+    Status,
+    TestId,
+    Verdict,
+)
 from tests.unit.test_machine import settings
 
 LAUNCH = LaunchSamples(
@@ -123,6 +132,7 @@ class Both:
             begin=lambda nodeid, label, plan: SimpleNamespace(plan=PLAN, batch_size=None, facts={}),
             pause=lambda observer, steps: self.pause("b", steps),
             measure=lambda observer, steps: self.launch("b", steps),
+            lacking=lambda files: "",
             version="HEAD~1",
         )
         launcher: Any = SimpleNamespace(
@@ -179,35 +189,51 @@ def test_both_sides_of_a_pair_are_alive_and_run_the_same_stretches() -> None:
     assert both.alive == 0
 
 
-HINT = "--ddp-turns launches measures one launch after the other"
+PROBLEM = LaunchError(RankError(rank=1, when=0.0, phase="setup", summary="OSError: address in use"), (), ())
 
 
 @pytest.mark.parametrize("side", ["n", "b"])
-@pytest.mark.parametrize("what", ["pause", "stretch", "deliver"])
-def test_what_does_not_start_next_to_the_other_side_says_how_to_measure_it(side: str, what: str) -> None:
-    cause = RankError(rank=1, when=0.0, phase="setup", summary="OSError: address in use")
-    problem = LaunchError(cause, (), ())
-    gone = BaseSideError(str(problem))
-
+@pytest.mark.parametrize("what", ["pause", "stretch"])
+def test_what_fails_only_with_both_sides_alive_is_measured_one_after_the_other(side: str, what: str) -> None:
     def fails(who: str, order: str, alive: int) -> Exception | None:
-        return (problem if who == "n" else gone) if order == what and alive and who == side else None
+        problem = PROBLEM if who == "n" else BaseSideError(str(PROBLEM))
+        second = alive == 1 if what == "pause" else alive == 2 and who == side  # whichever is drawn to start first
+        return problem if order == what and second else None
 
     both = Both(fails)
-    if side == "n":
-        with pytest.raises(LaunchError, match="address in use") as raised:
-            both.take(20)
-        text = str(raised.value)
-    else:
-        both.take(20)
-        text = both.side.error
-    assert ("it was interleaved with " in text, text.endswith(HINT)) == (what == "pause", what == "pause")
+    both.take(5)
+    sides = len(both.current.taken), len(both.side._launches.taken)
+    assert (both.side.error, *sides) == ("", 5, 5)
+    assert {"n launch 7", "b launch 7"} <= {*both.reported}
+    (note,) = both.side.notes(Verdict(status=Status.PASS, reason=""), both.current)
+    assert note.endswith("with both sides alive, rank 1 failed in setup: OSError: address in use")
     assert both.alive == 0
+
+
+@pytest.mark.parametrize("side", ["n", "b"])
+def test_a_later_pair_that_fails_is_an_error(side: str) -> None:
+    both = Both()
+    both.take(1)
+    both._fails = lambda who, order, alive: (PROBLEM if side == "n" else BaseSideError("gone")) if who == side else None
+    if side == "n":
+        with pytest.raises(LaunchError, match="address in use"):
+            both.take(2)
+    else:
+        both.take(2)
+        assert both.side.error == "gone"
+
+
+def test_a_side_that_lacks_what_git_ignores_is_not_compared() -> None:
+    both = Both()
+    both.side._base.lacking = lambda files: "git ignores fast.so"  # type: ignore[method-assign]
+    both.take(2)
+    assert (both.side.error, len(both.current.taken), both.side.measurements()) == ("git ignores fast.so", 2, ())
 
 
 @pytest.mark.parametrize("what", ["stretch", "deliver", "launch"])
 def test_what_fails_on_the_baseline_side_leaves_the_current_side_alone(what: str) -> None:
     turns = "launches" if what == "launch" else "stretches"
-    both = Both(lambda who, order, alive: BaseSideError("gone") if who == "b" and order == what else None, turns)
+    both = Both(lambda who, order, alive: BaseSideError("gone") if who == "b" and order != "pause" else None, turns)
     both.take(2)
     assert (both.side.error, len(both.current.taken), both.side.measurements()) == ("gone", 2, ())
     assert both.reported.count("b launch") <= 1, "it is not tried once more"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -102,6 +102,12 @@ def test_an_amended_commit_is_found_by_its_tree_alone(project: Project) -> None:
     found = project.source(session)
     assert (found.commit, found.fetch) == ("", f"git fetch origin {session.commit}")
     assert found.why == f"commit {session.commit[:12]} of the baseline is not in this clone"
+
+
+def test_code_that_git_ignored_is_named(project: Project) -> None:
+    session = replace(project.session(project.commit()), tree="", inputs={"data/x": "1", "fast/_c.so": "1"})
+    why = "the baseline does not identify its code: git ignored fast/_c.so"
+    assert project.source(session) == Source(why=why)
 
 
 def test_files_that_were_never_committed_are_in_no_commit(project: Project) -> None:

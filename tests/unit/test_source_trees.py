@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pytest_ddpperf.wire import source_trees as trees_module
-from pytest_ddpperf.wire.source_trees import Trees, digests
+from pytest_ddpperf.wire.source_trees import Trees, file_digest
 
 TREES = Trees(current="/w/current", base="/t/base", kept=("/w/current/tests", "/w/current/test_top.py"))
 INSTALLED = "venv/lib/python3/site-packages"
@@ -236,7 +236,7 @@ sys.modules["not a module"] = None
             result="[trees.imported(), trees.others()]",
         )
         assert imported == ["src/ns/a.py", "src/pkg/__init__.py", "src/pkg/mod.py"]
-        assert set(others) >= {"dep", "third"}
+        assert set(others) >= {"dep", "third@outside"}
         assert not {"pkg", "ns", "helper", "json", "pytest_ddpperf"} & set(others)
 
 
@@ -246,10 +246,11 @@ def test_a_digest_changes_with_what_a_file_holds(tmp_path: Path) -> None:
         (tmp_path / f"{name}.py").write_bytes(data)
         (tmp_path / f"{name}.so").write_bytes(b"\0" + data)
     names = ["lf.py", "crlf.py", "cr.py", "lf.so", "crlf.so", "cr.so"]
-    found = digests(str(tmp_path), names)
+    trees = Trees(current=str(tmp_path), base=str(tmp_path), kept=())
+    found = trees.digests(names)
     assert list(found) == names
     assert found["lf.py"] == found["crlf.py"], "git may end the lines of a text otherwise in each tree"
     assert len(set(found.values())) == 5
     (tmp_path / "lf.py").write_text("more")
-    assert digests(str(tmp_path), ["lf.py"])["lf.py"] not in found.values()
-    assert digests(str(tmp_path), ["gone.py", "folder"]) == {"gone.py": "", "folder": ""}
+    assert file_digest(str(tmp_path / "lf.py")) not in found.values()
+    assert trees.digests(["gone.py", "folder"]) == {"gone.py": "", "folder": ""}

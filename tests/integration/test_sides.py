@@ -1,0 +1,334 @@
+"""Code, data and libraries by which the baseline side could run what the current side runs, in whole runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import venv
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.git import git
+from tests.integration.conftest import SMALL, Run
+from tests.integration.test_against import SECOND, STEP, Repository, repository
+from tests.integration.test_confirm import CONFIRM, hashed
+from tests.processes import descendants, ended, gone, until
+
+__all__ = ["repository"]
+
+JSON = "--ddp-json=out/run.json"
+
+# The editable install of setuptools: every interpreter of the environment finds the package in the working tree.
+FINDER = """
+import sys
+from importlib.util import spec_from_file_location
+
+class Finder:
+    def find_spec(name, path=None, target=None):
+        return spec_from_file_location(name, FILE) if name == "speed" else None
+
+sys.meta_path.append(Finder)
+"""
+
+WORKER = """
+def milliseconds():
+    from speed import MILLISECONDS
+    return MILLISECONDS
+
+if __name__ == "__main__":
+    print(milliseconds())
+"""
+
+# How long a step lasts, by the name of the test.
+STEPS = (
+    STEP
+    + """
+import ctypes, importlib, multiprocessing, pathlib, runpy, subprocess
+
+HERE = pathlib.Path(speed.__file__).parent
+
+def pooled(method):
+    from speed.worker import milliseconds
+    with multiprocessing.get_context(method).Pool(1) as pool:
+        return pool.apply(milliseconds)
+
+def printed(command, **more):
+    return float(subprocess.run(command, stdout=subprocess.PIPE, check=True, **more).stdout)
+
+def worker():
+    return str(HERE / "worker.py")
+
+def imported(*names, otherwise=None):
+    for name in names:
+        try:
+            return importlib.import_module(name).MILLISECONDS
+        except ImportError:
+            pass
+    return otherwise
+
+HOW = {
+    "spawn": lambda: pooled("spawn"),
+    "forkserver": lambda: pooled("forkserver"),
+    "command": lambda: printed([sys.executable, "-m", "speed.worker"]),
+    "runpy": lambda: runpy.run_path(str(pathlib.Path(OUT).with_name("src") / "speed/__init__.py"))["MILLISECONDS"],
+    # Children that do not get the variables of their rank, or do not read them:
+    "isolated": lambda: printed([sys.executable, "-I", worker()]),
+    "alone": lambda: printed([sys.executable, worker()], env={}),
+    # Files, by an absolute path into the working tree, and what git ignores:
+    "data": lambda: float(open(os.environ["SPEED_DATA"]).read()),
+    "ignored": lambda: float((HERE / "ignored.txt").read_text()),
+    "exists": lambda: 5 if (HERE / "ignored.txt").exists() else 10,
+    "built": lambda: imported("speed._fast", otherwise=speed.MILLISECONDS),
+    # From elsewhere:
+    "package": lambda: imported("slowkernels.b", "slowkernels.a", "slowkernels"),
+    "library": lambda: ctypes.CDLL(os.environ["SPEED_LIBRARY"]).milliseconds(),
+    # The baseline's code, which is five times as fast where it is measured again:
+    "unlike": lambda: 0.9 if "ddpperf-against" in speed.__file__ else 5,
+}
+
+# LASTS stands for the machine: it is read in a way that the plugin does not see.
+@pytest.mark.parametrize("how", HOWS)
+def test_step(ddp_benchmark, how):
+    milliseconds = lambda: HOW[how]() * float(os.environ._data.get(b"LASTS", 1))
+    ddp_benchmark(lambda ctx: lasting(ctx, milliseconds()))
+"""
+)
+
+
+@pytest.fixture
+def editable(repository: Repository, run: Run, pytester: pytest.Pytester, tmp_path: Path) -> Run:
+    """Return a `Run` by the interpreter of an environment in which `speed` is installed to be edited."""
+    repository.write("pytest.ini", "[pytest]\naddopts = -p no:cacheprovider\n")
+    repository.write("src/speed/worker.py", WORKER)
+    environment = tmp_path / "environment"
+    venv.create(environment, symlinks=True)
+    (packages,) = environment.glob("lib/python*/site-packages")
+    shared = [path for path in sys.path if path.endswith("site-packages")]
+    (packages / "shared.pth").write_text("".join(f"import site; site.addsitedir({path!r})\n" for path in shared))
+    file = repository.root / "src/speed/__init__.py"
+    (packages / "__editable___speed_finder.py").write_text(FINDER.replace("FILE", repr(str(file))))
+    (packages / "__editable__.speed.pth").write_text("import __editable___speed_finder\n")
+    url = json.dumps({"dir_info": {"editable": True}, "url": repository.root.as_uri()})
+    install(packages, "speed", {}, {"direct_url.json": url})
+    command = [str(environment / "bin/python"), "-m", "pytest", "-p", "no:randomly", "-p", "no:benchmark", *SMALL]
+
+    def run_there(*args: str) -> pytest.RunResult:
+        return pytester.run(*command, *args, timeout=600)
+
+    return run_there
+
+
+def install(folder: Path, name: str, files: Mapping[str, str], metadata: Mapping[str, str] | None = None) -> Path:
+    """Add a distribution to a folder of packages, as pip does from a wheel."""
+    info = f"{name}-1.0.dist-info"
+    described = {"METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n", **(metadata or {})}
+    files = {**files, **{f"{info}/{file}": text for file, text in described.items()}}
+    record = "".join(f"{file},{hashed(text)}\n" for file, text in files.items())
+    return write(folder, {**files, f"{info}/RECORD": record})
+
+
+def write(folder: Path, files: Mapping[str, str]) -> Path:
+    for file, text in files.items():
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).write_text(text)
+    return folder
+
+
+def write_test(repository: Repository, *hows: str) -> None:
+    """Write and commit a test of steps whose time comes by these ways."""
+    repository.write("tests/test_step.py", STEPS.replace("HOWS", repr(hows)))
+    repository.commit()
+
+
+def statuses(repository: Repository) -> list[str]:
+    """Return the verdicts of the last run."""
+    measured = json.loads((repository.root / "out/run.json").read_text())["measurements"]
+    return [str(each["verdict"]["status"]) for each in measured]
+
+
+def test_the_other_version_runs_its_own_code_and_files_or_has_no_baseline(
+    repository: Repository, editable: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPEED_DATA", str(repository.root / "src/speed/data.txt"))
+    repository.write("src/speed/data.txt", "5")
+    (repository.top / ".gitignore").write_text("__pycache__\nout\n_fast.py\n")
+    proved, unproved = ("spawn", "forkserver", "command"), ("runpy", "isolated", "alone", "data", "built")
+    write_test(repository, *proved, *unproved)
+    repository.write("src/speed/__init__.py", SECOND)
+    repository.write("src/speed/data.txt", "60")
+    repository.write("src/speed/_fast.py", "MILLISECONDS = 4\n")  # which the other version lacks, so it takes 5
+    with repository.untouched():
+        result = editable("--ddp-against=HEAD", "--ddp-baseline-missing=fail", JSON)
+    assert result.ret == 1
+    assert statuses(repository) == ["REGRESSED"] * len(proved) + ["NO BASELINE"] * len(unproved)
+    result.stdout.fnmatch_lines(
+        [
+            "read from the working tree, *: python code/src/speed/__init__.py",
+            "* ran without the variables of its rank, *",
+            "* ran without the variables of its rank, *",
+            "read from the working tree, *: python code/src/speed/data.txt",
+            "git ignores python code/src/speed/_fast.py, which it lacks: --ddp-against-setup *",
+        ]
+    )
+
+
+def test_unchanged_code_passes_by_whatever_way_it_is_reached(
+    repository: Repository, editable: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPEED_DATA", str(repository.root / "src/speed/data.txt"))
+    repository.write("src/speed/data.txt", "5")
+    (repository.top / ".gitignore").write_text("__pycache__\nout\nignored.txt\n")
+    repository.write("src/speed/ignored.txt", "5")
+    write_test(repository, "spawn", "command", "runpy", "data", "ignored", "exists")
+    repository.write("src/speed/worker.py", WORKER, "# more\n")
+    result = editable("--ddp-against=HEAD", JSON)
+    assert (result.ret, {*statuses(repository)}) == (0, {"PASS"})
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+def test_what_both_sides_share_is_red_and_named_if_it_changed_since_the_baseline_was_saved(
+    repository: Repository, editable: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A package that is no longer the installed one, data, a library; and the code of a child."""
+    library = tmp_path / "libspeedy.so"
+
+    def build(milliseconds: int) -> None:
+        source = f"int milliseconds(void) {{ return {milliseconds}; }}\n"
+        library.unlink(missing_ok=True)
+        subprocess.run(["cc", "-shared", "-fPIC", "-o", library, "-x", "c", "-"], input=source, text=True, check=True)
+
+    def lasts(milliseconds: int) -> None:
+        build(milliseconds)
+        for file in ("data.txt", "ignored.txt"):
+            repository.write(f"src/speed/{file}", str(milliseconds))
+
+    monkeypatch.setenv("SPEED_LIBRARY", str(library))
+    monkeypatch.setenv("SPEED_DATA", str(repository.root / "src/speed/data.txt"))
+    packages = install(tmp_path / "packages", "slowkernels", {"slowkernels/a.py": "MILLISECONDS = 5\n"})
+    monkeypatch.setenv("PYTHONPATH", str(packages))
+    (repository.top / ".gitignore").write_text("__pycache__\nout\nignored.txt\n")
+    lasts(5)
+    write_test(repository, "spawn", "package", "data", "ignored", "library")
+    assert editable("--ddp-save-baseline").ret == 0
+    repository.commit()
+
+    lasts(60)
+    checkout = write(tmp_path / "checkout", {"slowkernels/b.py": "MILLISECONDS = 60\n"})
+    monkeypatch.setenv("PYTHONPATH", f"{checkout}{os.pathsep}{packages}")
+    repository.write("src/speed/__init__.py", SECOND)
+    repository.commit()
+    result = editable(CONFIRM, JSON)
+    assert (result.ret, {*statuses(repository)}) == (1, {"REGRESSED"})
+    printed = " ".join(result.stdout.str().split())
+    for words in (
+        "; changed: python code/src/speed/__init__.py",  # the code of a child
+        "; what else differs: slowkernels 1.0 -> not installed",
+        "read from the working tree, not from the version to compare with: python code/src/speed/data.txt",
+        "; what else differs: python code/src/speed/ignored.txt (changed, and in no commit)",
+        "; what else differs: libspeedy.so (changed, and in no commit)",
+    ):
+        assert words in printed
+
+
+LIMIT = "--ddp-threshold=p50:60%"
+# Twice as slow is within it, and suspicious.
+WIDE = """
+@pytest.mark.ddp(threshold="p50:250%")
+def test_wide(ddp_benchmark):
+    ddp_benchmark(lambda ctx: lasting(ctx, HOW["unlike"]() * float(os.environ._data.get(b"LASTS", 1))))
+"""
+
+
+def test_a_slower_machine_is_acquitted_with_the_same_ignored_files_and_by_code_that_does_what_it_did(
+    repository: Repository, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (repository.top / ".gitignore").write_text("__pycache__\nout\nignored.txt\n")
+    repository.write("src/speed/ignored.txt", "5")
+    repository.write("src/speed/config.json", "{}")
+    repository.write("tests/test_step.py", STEPS.replace("HOWS", "['ignored', 'exists', 'unlike']"), WIDE)
+    assert run("--ddp-save-baseline").ret == 0
+    repository.commit()
+    monkeypatch.setenv("LASTS", "2")
+    repository.write("src/speed/config.json", "[]")
+    with repository.untouched():
+        result = run(CONFIRM, LIMIT, JSON)
+    assert statuses(repository) == ["INCONCLUSIVE", "INCONCLUSIVE", "REGRESSED", "PASS"]
+    measured = json.loads((repository.root / "out/run.json").read_text())["measurements"]
+    assert [each["verdict"]["reason"] for each in measured[:2]] == ["machine-slower"] * 2
+    assert "confirmed" not in {each["verdict"]["reason"] for each in measured}
+    result.stdout.fnmatch_lines(
+        [
+            "note: *not confirmed *: it takes 0.36x the recorded time today, which is more than a machine drifts",
+            "*: the machine is slower: *not checked: *",
+            "*: changed, and not slower than they were: python code/src/speed/config.json",
+        ]
+    )
+
+
+# From its fifth step on, rank 0 holds the lock but between two steps of every four.
+LOCKING = """
+import sqlite3
+
+def test_step(ddp_benchmark):
+    def setup(ctx):
+        database = sqlite3.connect(DATABASE, timeout=0.1, isolation_level=None)
+        step, calls = lasting(ctx, speed.MILLISECONDS), iter(range(1000))
+        def locking():
+            call = next(calls) - 5
+            if ctx.rank == 0 and call >= 0 and call % 4 == 0:
+                if database.in_transaction:
+                    database.execute("COMMIT")
+                database.execute("BEGIN IMMEDIATE")
+            step()
+        return locking
+    ddp_benchmark(setup)
+"""
+
+
+def test_a_lock_that_a_paused_side_holds_lets_launches_be_measured_one_after_the_other(
+    repository: Repository, run: Run
+) -> None:
+    database = repository.top.parent / "database"
+    repository.write("tests/test_step.py", STEP, LOCKING.replace("DATABASE", repr(str(database))))
+    repository.commit()
+    repository.write("src/speed/__init__.py", SECOND)
+    result = run("--ddp-against=HEAD", JSON)
+    assert (result.ret, statuses(repository)) == (1, ["REGRESSED"])
+    result.stdout.fnmatch_lines(["note: *measured one launch after the other: *database is locked*"])
+
+
+def test_git_forgets_the_worktree_of_a_run_that_was_killed(repository: Repository) -> None:
+    """The next run may never come."""
+    repository.write("src/speed/__init__.py", SECOND)
+    repository.write(
+        "tests/test_step.py",
+        STEP,
+        """
+        def test_step(ddp_benchmark):
+            def setup(ctx):
+                if speed.OLD and ctx.rank == 1:
+                    open(OUT, "w").close()
+                    time.sleep(3600)
+                return lasting(ctx)
+            ddp_benchmark(setup)
+        """,
+    )
+    plugins = ["-p", "no:randomly", "-p", "no:benchmark"]
+    command = [sys.executable, "-m", "pytest", *plugins, *SMALL, "--ddp-against", "main"]
+    with repository.untouched():
+        started = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        with ended(started) as process:
+            until((repository.root / "out").exists)
+            below = descendants(process.pid)
+            assert "ddpperf-against" in git(repository.top, "worktree", "list")
+            process.send_signal(signal.SIGTERM)
+            process.wait(600)
+        until(lambda: gone(below))
+        assert "ddpperf-against" not in git(repository.top, "worktree", "list")
+        assert [path.name for path in (repository.top / ".git/worktrees").iterdir()] == ["gone"]
