@@ -103,7 +103,7 @@ class Confirmation:
         causes = self._other_causes(measured, baseline, Path(side.trees.current))
         differs = f"; what else differs: {', '.join(causes)}" if causes else ""
         if ratio := _unlike_recorded(baseline, interleaved):
-            problem = f"it takes {ratio:.2f}x the recorded time today, which is more than a machine drifts"
+            problem = f"it takes {ratio:.3g}x the recorded time today, which is more than a machine drifts"
             raise NotConfirmed(f"{problem}{differs}")
         final = decision.confirm(measured.verdict, verdict, causes)
         if final is measured.verdict:

@@ -82,11 +82,13 @@ HOW = {
     "alone": lambda: printed([sys.executable, worker()], env={}),
     # Files, by an absolute path into the working tree, and what git ignores:
     "data": lambda: float(open(os.environ["SPEED_DATA"]).read()),
+    "tracked": lambda: float((HERE / "data.txt").read_text()),
     "ignored": lambda: float((HERE / "ignored.txt").read_text()),
     "exists": lambda: 5 if (HERE / "ignored.txt").exists() else 10,
     "built": lambda: imported("speed._fast", otherwise=speed.MILLISECONDS),
     # From elsewhere:
     "package": lambda: imported("slowkernels.b", "slowkernels.a", "slowkernels"),
+    "outside": lambda: imported("tools"),
     "library": lambda: ctypes.CDLL(os.environ["SPEED_LIBRARY"]).milliseconds(),
     # The baseline's code, which is five times as fast where it is measured again:
     "unlike": lambda: 0.9 if "ddpperf-against" in speed.__file__ else 5,
@@ -195,7 +197,7 @@ def test_unchanged_code_passes_by_whatever_way_it_is_reached(
 def test_what_both_sides_share_is_red_and_named_if_it_changed_since_the_baseline_was_saved(
     repository: Repository, editable: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A package that is no longer the installed one, data, a library; and the code of a child."""
+    """A package that is no longer the installed one, a module, data, a library; and the code of a child."""
     library = tmp_path / "libspeedy.so"
 
     def build(milliseconds: int) -> None:
@@ -211,15 +213,16 @@ def test_what_both_sides_share_is_red_and_named_if_it_changed_since_the_baseline
     monkeypatch.setenv("SPEED_LIBRARY", str(library))
     monkeypatch.setenv("SPEED_DATA", str(repository.root / "src/speed/data.txt"))
     packages = install(tmp_path / "packages", "slowkernels", {"slowkernels/a.py": "MILLISECONDS = 5\n"})
+    write(packages, {"tools.py": "MILLISECONDS = 5\n"})
     monkeypatch.setenv("PYTHONPATH", str(packages))
     (repository.top / ".gitignore").write_text("__pycache__\nout\nignored.txt\n")
     lasts(5)
-    write_test(repository, "spawn", "package", "data", "ignored", "library")
+    write_test(repository, "spawn", "tracked", "package", "outside", "data", "ignored", "library")
     assert editable("--ddp-save-baseline").ret == 0
     repository.commit()
 
     lasts(60)
-    checkout = write(tmp_path / "checkout", {"slowkernels/b.py": "MILLISECONDS = 60\n"})
+    checkout = write(tmp_path / "checkout", dict.fromkeys(("slowkernels/b.py", "tools.py"), "MILLISECONDS = 60\n"))
     monkeypatch.setenv("PYTHONPATH", f"{checkout}{os.pathsep}{packages}")
     repository.write("src/speed/__init__.py", SECOND)
     repository.commit()
@@ -227,7 +230,9 @@ def test_what_both_sides_share_is_red_and_named_if_it_changed_since_the_baseline
     assert (result.ret, {*statuses(repository)}) == (1, {"REGRESSED"})
     printed = " ".join(result.stdout.str().split())
     for words in (
-        "; changed: python code/src/speed/__init__.py",  # the code of a child
+        "; changed: python code/src/speed/__init__.py ",  # the code of a child
+        "; changed: python code/src/speed/__init__.py, python code/src/speed/data.txt",
+        "; what else differs: tools (its files are not known)",
         "; what else differs: slowkernels 1.0 -> not installed",
         "read from the working tree, not from the version to compare with: python code/src/speed/data.txt",
         "; what else differs: python code/src/speed/ignored.txt (changed, and in no commit)",
