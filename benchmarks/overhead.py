@@ -1,21 +1,36 @@
-"""What the timed loop adds to a step: an empty step, timed, beside a bare loop over the same step.
+"""What the timed loop adds to a step: an empty step, timed, beside a bare loop over the same step. And what noting the
+files that ranks open adds: the step of a small DDP model, alone and with ten files that it reads, with and without.
 
-    python benchmarks/overhead.py [--rounds 10] [--steps 20000]
+    python benchmarks/overhead.py [--rounds 10] [--steps 20000] [--pairs 20]
 
-Both run in ranks of one group of two, interleaved.
+Both sides run in ranks of groups of two, interleaved.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
+import random
+import statistics
 import sys
+import tempfile
 import time
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from _common import progress, quartiles, spread, table, verdict
+from _models import step_of
 
 from pytest_ddpperf.launch import Launcher, Observer
+from pytest_ddpperf.measuring.baseline_side import interleave
 from pytest_ddpperf.records.plan import Plan
+from pytest_ddpperf.verdict.stats import quantile
+from pytest_ddpperf.wire.source_trees import Trees
+
+FILES = 10
 
 
 def empty(ctx: Any) -> Any:
@@ -31,10 +46,55 @@ def bare(ctx: Any, steps: int) -> float:
     return (time.perf_counter() - began) / steps
 
 
+def reading(folder: str, ctx: Any, files: int) -> Callable[[], None]:
+    train = step_of("mlp")
+
+    def step() -> None:
+        for number in range(files):
+            Path(folder, str(number)).read_bytes()
+        train()
+
+    return step
+
+
+def noting(pairs: int) -> tuple[list[list[str]], bool]:
+    """Return the rows of a table, and whether every 95 % interval of the difference includes 0."""
+    rows, nothing = [["a step", "without", "with", "difference", "95 % interval"]], True
+    plan = Plan(world_size=2, backend="gloo", device="cpu", warmup=5, steps=200)
+    with ExitStack() as opened:
+        folder = opened.enter_context(tempfile.TemporaryDirectory())
+        for number in range(FILES):
+            Path(folder, str(number)).write_text("some data")
+        trees = Trees(current=folder, base=folder, kept=())
+        sides = [
+            opened.enter_context(closing(Launcher(lambda: {"overhead": __file__}, trees=each)))
+            for each in (None, trees)
+        ]
+        for files in (0, FILES):
+            p50: tuple[list[float], list[float]] = ([], [])
+            setup = partial(reading, folder, files=files)
+            for done in range(pairs):
+                with ExitStack() as alive:
+                    both = [alive.enter_context(side.pause(plan, setup, Observer())) for side in sides]
+                    interleave((both[0], both[1]), random.Random())
+                    for found, launch in zip(p50, both, strict=True):
+                        found.append(quantile(launch.deliver().step_seconds, 50))
+                progress(done + 1, pairs, f"noting, {files} files")
+            differences = [math.log(noted / plain) for plain, noted in zip(*p50, strict=True)]
+            mean, error = statistics.fmean(differences), statistics.stdev(differences) / math.sqrt(pairs)
+            low, high = mean - 2.1 * error, mean + 2.1 * error
+            nothing &= low <= 0
+            name = f"of a DDP model{f', {files} files read' if files else ''}"
+            figures = (spread(values, "ms", 1e3) for values in p50)
+            rows.append([name, *figures, f"{mean:+.1%}", f"{low:+.1%} to {high:+.1%}"])
+    return rows, nothing
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--steps", type=int, default=20_000)
+    parser.add_argument("--pairs", type=int, default=20)
     options = parser.parse_args()
     launcher = Launcher(lambda: {"overhead": __file__})
     plan = Plan(world_size=2, backend="gloo", device="cpu", steps=options.steps, timing="step")
@@ -58,7 +118,11 @@ def main() -> int:
             ]
         )
     )
-    return verdict([("at most 10 microseconds an empty step", quartiles(added).median <= 10e-6)])
+    rows, nothing = noting(options.pairs)
+    print(f"\np50, median [quartiles] of {options.pairs} pairs of launches\n")
+    print(table(rows))
+    promises = [("at most 10 microseconds an empty step", quartiles(added).median <= 10e-6)]
+    return verdict([*promises, ("noting files adds nothing measurable to p50", nothing)])
 
 
 if __name__ == "__main__":
