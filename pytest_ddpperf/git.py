@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -182,6 +183,8 @@ def ignored_files(top: Path, files: Sequence[str]) -> list[str]:
     try:
         said = git(top, "check-ignore", "-z", "--stdin", given=b"".join(os.fsencode(f"{file}\0") for file in files))
     except GitError as error:
+        if inside := re.search(r"is in submodule '(.+)'", str(error)):  # for which it does not answer
+            return ignored_files(top, [file for file in files if not file.startswith(f"{inside[1]}/")])
         if str(error):
             raise
         return []  # how git says that there are none

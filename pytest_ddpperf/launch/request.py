@@ -6,6 +6,7 @@ The variables are pytest's, without those of an outer launcher, plus those that 
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -33,12 +34,14 @@ _OUTER_PREFIXES = ("TORCHELASTIC_", "OMPI_COMM_WORLD_", "PMI_", "PMIX_")
 # Read when a library is imported, so a rank of a server that imported it earlier would not see a change.
 _READ_AT_IMPORT = ("OMP_", "MKL_", "KMP_", "OPENBLAS_", "TORCH", "PYTORCH", "LD_", "PYTHON", "MALLOC_", "GLIBC_")
 
-# Worth recording: what changes the figures and holds no secrets (the whole environment would end up in git).
+# Worth recording: what changes the figures and holds no secrets (the whole environment would end up in git). Where a
+# cache is does not.
 _RECORDED = (
     *("NCCL_", "TORCH_", "PYTORCH_", "TORCHINDUCTOR_", "TORCHDYNAMO_", "GLOO_", "OMP_", "MKL_", "KMP_", "MALLOC_"),
     *("ATEN_CPU_CAPABILITY", "ONEDNN_", "DNNL_", "OPENBLAS_", "CUBLAS_", "LD_LIBRARY_PATH", "LD_PRELOAD"),
     *("CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_MODULE_LOADING"),
 )
+_NOT = re.compile("REDIS|URL|_DIR$")
 
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
@@ -77,7 +80,9 @@ def read_at_import(environ: Mapping[str, str]) -> dict[str, str]:
 
 def recorded(environ: Mapping[str, str]) -> dict[str, Scalar]:
     """Return the user's variables that belong to a measurement, as "env:NAME"."""
-    return {f"env:{name}": value for name, value in environ.items() if name.startswith(_RECORDED)}
+    return {
+        f"env:{name}": value for name, value in environ.items() if name.startswith(_RECORDED) and not _NOT.search(name)
+    }
 
 
 def read_by(processes: Iterable[Mapping[str, str]]) -> dict[str, Scalar]:
@@ -119,7 +124,8 @@ class LaunchRequest:
             "processes": part.processes,
             "store": part.store,
             "cwd": os.getcwd(),
-            "sys_path": boot.search_path(),
+            # At the end for what makes a PYTHONPATH of it, as torch.compile does for its workers.
+            "sys_path": [*boot.search_path(), *([opened.CHILDREN] if self.trees is not None else [])],
             "argv": sys.argv,
             "cpus": self.placement.cpus if on_cpu else ((),) * len(part.processes),
             "threads": self.placement.own_threads if on_cpu else 0,

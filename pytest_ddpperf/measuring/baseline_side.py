@@ -18,6 +18,7 @@ from pytest_ddpperf.records.outcome import BaselineSide, StoredSession, Version
 from pytest_ddpperf.records.samples import Baseline, Environment, LaunchSamples, Measurement, Recording, TestId, Verdict
 from pytest_ddpperf.remote.worktree import differing_files
 from pytest_ddpperf.verdict.times import in_percentiles
+from pytest_ddpperf.wire.source_trees import is_code
 
 if TYPE_CHECKING:
     from pytest_ddpperf.launch import Observer
@@ -283,12 +284,17 @@ class Interleaved:
         """Return what the baseline side measured."""
         stretches = tuple(launch.stretches for launch in current.taken)
         files = [side[0].files if side else {} for side in (current.taken, self._launches.taken)]
+        differing = [
+            file
+            for file in (differing_files(*files) if self._launches.taken else ())
+            if is_code(file) or all(side.get(file) for side in files)  # data may be read by one side, or written
+        ]
         return BaselineSide(
             version=self.version,
             order=self._order,
             stretches=stretches if any(len(pair) > 1 for pair in stretches) else (),
             measurement=next(iter(self.measurements()), None),
-            imported=len({*files[0], *files[1]}),
-            differing=differing_files(*files) if self._launches.taken else (),
+            imported=len({file for file in (*files[0], *files[1]) if is_code(file)}),
+            differing=tuple(differing),
             error=self.error,
         )

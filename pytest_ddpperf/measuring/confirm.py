@@ -216,7 +216,7 @@ def _other_causes(measured: Measured, baseline: Baseline) -> Iterator[str]:
 
 
 def _version(distribution: Distribution | None) -> str:
-    return "not imported" if distribution is None else distribution.version or "not installed"
+    return "not imported" if distribution is None else distribution.version or "another one"
 
 
 def _is_cause(name: str, current: Mapping[str, Scalar], recorded: Mapping[str, Scalar]) -> bool:

@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from pytest_ddpperf.git import ignored_files
 from pytest_ddpperf.records.samples import LaunchSamples
-from pytest_ddpperf.wire.source_trees import CODE, file_digest
+from pytest_ddpperf.wire.source_trees import file_digest, is_code
 
 _MOST = 20  # that a baseline names
+_LIBRARY = "library "
 
 
 def inputs(top: Path, launches: Sequence[LaunchSamples]) -> dict[str, str]:
-    """Return the digests of files, by their paths from `top`, and of libraries by name; raises GitError."""
+    """Return the digests of files, by their paths from `top`, "" for those that the run wrote, and of libraries by
+    name; raises GitError."""
     files = {file: digest for launch in launches for file, digest in launch.files.items()}
     ignored = ignored_files(top, list(files)) if files else []
-    libraries = {name: digest for launch in launches for name, digest in launch.libraries.items()}
+    libraries = {f"{_LIBRARY}{name}": digest for launch in launches for name, digest in launch.libraries.items()}
     return dict(sorted({**{file: files[file] for file in ignored}, **libraries}.items(), key=_code_first)[:_MOST])
 
 
 def code_of(names: Iterable[str]) -> list[str]:
     """Return those of the inputs that are code of the repository, which each version has to build."""
-    return [name for name in names if os.sep in name and name.endswith(CODE)]
+    return [name for name in names if is_code(name) and not name.startswith(_LIBRARY)]
 
 
 def changed_inputs(top: Path, recorded: Mapping[str, str], launches: Sequence[LaunchSamples]) -> Iterator[str]:
@@ -32,9 +33,9 @@ def changed_inputs(top: Path, recorded: Mapping[str, str], launches: Sequence[La
     names = {**recorded, **(current if len(recorded) < _MOST else {})}
     for name in sorted({*names} - {*code_of(names)}):
         before, now = recorded.get(name), current.get(name) or file_digest(str(top / name))
-        if before != now:
+        if before != now and before != "" and current.get(name) != "":  # else the run wrote it, then or now
             yield f"{name} ({'new' if before is None else 'changed' if now else 'gone'}, and in no commit)"
 
 
 def _code_first(item: tuple[str, str]) -> tuple[bool, str]:
-    return not item[0].endswith(CODE), item[0]
+    return not is_code(item[0]), item[0]

@@ -33,7 +33,7 @@ from pytest_ddpperf.options.settings import Settings
 from pytest_ddpperf.records.errors import AgainstError, GitError
 from pytest_ddpperf.records.messages import Sources
 from pytest_ddpperf.records.outcome import Version
-from pytest_ddpperf.wire.source_trees import CODE, Trees
+from pytest_ddpperf.wire.source_trees import Trees, is_code
 
 _PREFIX = "ddpperf-against-"
 _ATTEMPTS = 20
@@ -195,6 +195,7 @@ class Checkout:
         if self._folder is None or not self._another:
             return []
         there = [file for file in files if (self.top / file).exists() and not (self._folder.tree / file).exists()]
+        there = [file for file in there if Path(file).name != "_version.py"]  # by setuptools-scm, say
         return ignored_files(self.top, there) if there else []
 
     @property
@@ -259,8 +260,8 @@ def link_ignored(trees: Trees) -> None:
     """Let the version's tree have the data that git ignores, but no code; raises GitError and OSError."""
     for entry in all_ignored(Path(trees.current)):
         there = Path(trees.base, entry)
-        is_code = there.name == "__pycache__" or there.suffix in CODE
-        if not is_code and there.parent.is_dir() and not os.path.lexists(there):
+        compiled = there.name == "__pycache__"
+        if not compiled and not is_code(entry) and there.parent.is_dir() and not os.path.lexists(there):
             there.symlink_to(Path(trees.current, entry))
 
 

@@ -21,7 +21,7 @@ _WHY_INCONCLUSIVE = {
     "not-confirmed": "further launches did not confirm it",
     "recompiled": "most launches recompiled while they were timed: raise --ddp-warmup",
     "machine-slower": "the machine is slower: the baseline's own code is as slow today (not checked: data outside "
-    "the repository, and what other programs than Python read)",
+    "the repository, and what fixtures, native libraries or other programs read)",
 }
 
 

@@ -9,23 +9,24 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from pytest_ddpperf.records.errors import BaseSideError
-from pytest_ddpperf.wire.source_trees import CODE, Trees, file_digest, install, refuse
+from pytest_ddpperf.wire.source_trees import Trees, file_digest, install, is_code, refuse
 
 FOLDER = "PYTEST_DDPPERF_LAUNCH"  # the variable that names the folder of the launch
 CHILDREN = os.path.join(os.path.dirname(__file__), "children")
 _NAME = "opened"
-_MOST = 2_000  # files that a process adds
+_MOST = 2_000  # data files that a process adds
+_REMEMBERED = 100_000  # paths that a process need not look at again
 _WRITES = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
 _FILE, _LIBRARY, _PROCESS = "fxp"  # what a line is about
-# A command with which Python does not read PYTHONPATH, or not import sitecustomize; a shell's, too.
-_APART = re.compile(r"python[\d.]*['\"]?(\s+-[A-Za-z]+)*?\s+-[A-Za-z]*[IES]")
-_LIBRARIES = ("/lib/", "/lib64/", "/usr/")  # of the system, which the kernel's and Python's versions stand for
+_PYTHON = re.compile(r"([^-].*/)?python[\d.]*")
+_LIBRARIES = ("/lib/", "/lib64/", "/usr/lib/", "/usr/lib64/")  # of the system
 
 
 def for_children(environ: Mapping[str, str], folder: str | os.PathLike[str]) -> dict[str, str]:
@@ -36,57 +37,67 @@ def for_children(environ: Mapping[str, str], folder: str | os.PathLike[str]) -> 
 
 def watch(folder: str, trees: Trees) -> None:
     """Note from here on what this process opens, and what interpreters it starts."""
-    sys.addaudithook(_Watch(os.path.join(folder, _NAME), trees))
+    events = _Notes(os.path.join(folder, _NAME), trees).events
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:  # called often: for each id() and sys._getframe(), too
+        if event in events:
+            with suppress(Exception):  # what is no path; the user's code goes on
+                events[event](*arguments)
+
+    sys.addaudithook(hook)
 
 
 def begin_child() -> None:
     """Let an interpreter that a rank started import from the rank's side, and `watch` it."""
     folder = os.environ.get(FOLDER, "")
-    with suppress(OSError):  # the launch is over
+    try:
         with open(os.path.join(folder, "request.json")) as file:
             trees = Trees(**json.load(file)["trees"])
-        if trees.base != trees.current:
-            install(trees)
-        watch(folder, trees)
+    except OSError:  # the launch is over
+        return
+    if trees.base != trees.current:
+        install(trees)
+    watch(folder, trees)
 
 
-class _Watch:
+class _Notes:
+    """What a process opened by now; `events` takes the arguments of each audit event that counts."""
+
     def __init__(self, log: str, trees: Trees) -> None:
         self._log, self._trees = log, trees
         self._seen: set[str] = set()
-        self._events: dict[str, Callable[..., None]] = {
+        self._data = 0  # files that were added
+        self.events: dict[str, Callable[..., None]] = {
             "open": self._opened,
             "import": self._imported,
             "sqlite3.connect": self._opened,
             "ctypes.dlopen": self._loaded,
             "subprocess.Popen": self._started,
             "os.posix_spawn": lambda path, arguments, environ: self._started(path, arguments, None, environ),
-            "os.system": lambda command: self._started(command, (command,), None, None),
             "os.exec": lambda path, arguments, environ: self._started(path, arguments, None, environ),
+            "os.system": lambda command: self._started("sh", ("sh", "-c", command), None, None),
         }
 
-    def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if (note := self._events.get(event)) is not None:
-            with suppress(TypeError, ValueError, OSError):  # what is no path; the user's code goes on
-                note(*arguments)
-
     def _opened(self, path: Any, mode: object = None, flags: int = 0) -> None:
-        if flags & _WRITES or isinstance(path, int) or len(self._seen) > _MOST:
+        if flags & _WRITES or isinstance(path, int):
             return
         path = os.path.abspath(os.fsdecode(path))
         if path in self._seen:
             return
-        self._seen.add(path)
         real = os.path.realpath(path)
-        if self._trees.within(real) is not None:
+        if self._trees.within(real) is not None and (is_code(real) or self._data < _MOST):
+            self._data += not is_code(real)
             self._add(_FILE, real)
+        if len(self._seen) >= _REMEMBERED:
+            self._seen.clear()
+        self._seen.add(path)
 
     def _imported(self, module: str, path: str | None, *_: object) -> None:
         if path:  # of an extension module, which Python does not open itself
             self._opened(path)
 
     def _loaded(self, name: Any) -> None:
-        if os.sep not in (path := os.fsdecode(name)) or path in self._seen:
+        if os.sep not in (path := os.fsdecode(name)) or os.path.abspath(path) in self._seen:
             return
         self._opened(path)
         real = os.path.realpath(path)
@@ -99,14 +110,30 @@ class _Watch:
         for word in words:
             if os.path.isfile(word):
                 self._opened(word)
-        is_python = os.path.basename(os.fsdecode(path or words[0])).startswith("python")
-        without = environ is not None and FOLDER not in {os.fsdecode(name) for name in environ}
-        if _APART.search(command := " ".join(words)) or (is_python and without):
-            self._add(_PROCESS, command)
+        is_python = _PYTHON.fullmatch(words[0]) is not None
+        given = os.environ if environ is None else {os.fsdecode(k): os.fsdecode(v) for k, v in environ.items()}
+        proved = FOLDER in given and CHILDREN in given.get("PYTHONPATH", "").split(os.pathsep)
+        shell = words[2] if words[1:2] == ["-c"] and not is_python and len(words) > 2 else ""
+        if (is_python and not proved) or _is_apart(shlex.split(shell) if shell else words):
+            self._add(_PROCESS, " ".join(words))
 
     def _add(self, kind: str, what: str) -> None:
         with open(self._log, "ab", buffering=0) as log:
             log.write(os.fsencode(f"{kind}{what}\0"))
+
+
+def _is_apart(words: Sequence[str]) -> bool:
+    """Whether a command starts an interpreter that does not read PYTHONPATH, or does not import sitecustomize."""
+    place = next((place for place, word in enumerate(words) if _PYTHON.fullmatch(word)), len(words))
+    options = iter(words[place + 1 :])
+    for option in options:
+        if not option.startswith("-") or option[1:2] in ("", "-", "c", "m"):
+            break
+        if option in ("-X", "-W"):
+            next(options, None)
+        elif option[1] not in "XW" and {*"IES"} & {*option}:
+            return True
+    return False
 
 
 class Opened:
@@ -120,38 +147,38 @@ class Opened:
             lines = []
         self._lines = lines
 
-    def _of(self, kind: str) -> list[str]:
+    def _noted(self, kind: str) -> list[str]:
         return [line[1:] for line in self._lines if line.startswith(kind)]
 
     def files(self, trees: Trees) -> Iterator[tuple[str, str]]:
         """Yield the files of the repository, tests left out: path from its top, and real path in either tree."""
-        for real in map(_source, self._of(_FILE)):
+        for real in map(_source, self._noted(_FILE)):
             within = trees.within(real)
             if within is not None and not _is_metadata(within) and not trees.keeps(within):
                 yield within, real
 
     def digests(self, trees: Trees, before: float) -> dict[str, str]:
-        """Return the digests of those files that there are, and that were last written `before` a time of the epoch:
-        what a run itself writes, a cache or a checkpoint, is no input of it."""
+        """Return the digests of those files that there are; "" for one that was last written not `before` that time of
+        the epoch: what a run itself writes, a cache or a checkpoint, is no input of it."""
         found = {}
         for within, real in self.files(trees):
             with suppress(OSError):
-                if os.stat(real).st_mtime < before:
-                    found[within] = file_digest(real)
-        return {within: digest for within, digest in found.items() if digest}
+                found[within] = file_digest(real) if os.stat(real).st_mtime < before else ""
+        return found
 
     @property
     def libraries(self) -> dict[str, str]:
         """Return the digests, by name, of shared libraries that ctypes loaded from outside the repository."""
-        return {os.path.basename(path): file_digest(path) for path in self._of(_LIBRARY)}
+        return {os.path.basename(path): file_digest(path) for path in self._noted(_LIBRARY)}
 
     def refuse_strays(self, trees: Trees) -> None:
         """Raise BaseSideError if a process may have used a file of the other tree that is not the same in this one."""
         if trees.base == trees.current:
             return
-        for command in self._of(_PROCESS):
+        for command in self._noted(_PROCESS):
             raise BaseSideError(
-                f"{command!r} ran without the variables of its rank, so it may have run code of the working tree"
+                f"{command!r} may have run code of the working tree: start it with PYTHONPATH as its rank has it, "
+                "and without -I, -E and -S"
             )
         strays = {within for within, real in self.files(trees) if _is_stray(real, trees.own(within))}
         refuse(sorted(strays), "read")
@@ -160,8 +187,9 @@ class Opened:
 def _is_stray(real: str, own: str) -> bool:
     if real == own:
         return False
-    is_there = os.path.exists(own)
-    return file_digest(real) != file_digest(own) if is_there else real.endswith(CODE)
+    if not os.path.exists(own) or os.path.realpath(own) == real:  # data that git ignores is linked, with its folder
+        return is_code(real)
+    return file_digest(real) != file_digest(own)
 
 
 def _source(path: str) -> str:

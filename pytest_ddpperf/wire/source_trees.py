@@ -23,7 +23,6 @@ _INSTALLED = (f"{os.sep}site-packages", f"{os.sep}dist-packages")
 _PREFIXES = {os.path.realpath(prefix) for prefix in (sys.prefix, sys.exec_prefix, sys.base_prefix)}
 _PLUGIN = __name__.partition(".")[0]  # the same on both sides, wherever it is
 _NAMED = 5
-CODE = (".py", ".pyc", ".so", ".pyd")
 
 _real = cache(os.path.realpath)
 
@@ -83,7 +82,9 @@ class Trees:
         found = set()
         for name, path in _loaded():
             top, *below = name.split(".")
-            if top not in left_out and self.within(path) is None:
+            owner = getattr(sys.modules.get(top), "__file__", None) if below else None  # None of a namespace
+            generated = "torchinductor" in path
+            if top not in left_out and not owner and not generated and self.within(path) is None:
                 is_package = os.path.basename(path).startswith("__init__.")
                 installed = any(part in path for part in _INSTALLED)
                 found.add(top if installed else f"{top}@{_above(path, len(below) + 1 + is_package)}")
@@ -94,6 +95,8 @@ class Trees:
 
         However that came about, what is measured would not be the version.
         """
+        if self.base == self.current:
+            return
         refuse(sorted({within for path, within in self._modules() if path != self.own(within)}), "imported")
 
     def _modules(self) -> Iterator[tuple[str, str]]:
@@ -146,6 +149,11 @@ class Trees:
         return PathFinder.find_spec(spec.name, [os.path.dirname(folder) if folders else folder])
 
 
+def is_code(file: str) -> bool:
+    """Whether a file is code by its name, Python's or a library's: each version has its own."""
+    return file.endswith((".py", ".pyc", ".so", ".pyd", ".dylib")) or ".so." in os.path.basename(file)
+
+
 def refuse(strays: Sequence[str], how: str) -> None:
     """Raise BaseSideError if there are files of the other tree that this side has used."""
     if strays:
@@ -178,14 +186,14 @@ def file_digest(path: str) -> str:
         return ""
 
 
-_LARGE = 64 << 20  # bytes
+_LARGE = 4 << 20  # bytes
 _END = 1 << 20
 
 
 @cache
 def _digest(path: str, modified: int, size: int) -> str:
     with open(path, "rb") as file:
-        if size < _LARGE:
+        if size < _LARGE or is_code(path):
             return digest(file.read())
         start = file.read(_END)
         file.seek(-_END, os.SEEK_END)
@@ -212,4 +220,5 @@ def _below(path: str, folder: str) -> bool:
 def install(trees: Trees) -> None:
     """Let this process import from the version's tree: map sys.path, and put a finder before all others."""
     sys.path[:] = [trees.followed(folder) if os.path.isabs(folder) else folder for folder in sys.path]
-    sys.meta_path.insert(0, trees)
+    if trees not in sys.meta_path:  # once: each asks all those behind itself
+        sys.meta_path.insert(0, trees)

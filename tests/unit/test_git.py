@@ -12,6 +12,7 @@ from pytest_ddpperf.git import (
     changed_files,
     checked_out,
     commit_named,
+    ignored_files,
     top_level,
     why_unknown,
     worktrees,
@@ -109,6 +110,18 @@ def test_all_files_that_differ_are_told_less_those_that_git_ignores(tmp_path: Pa
         ".gitignore", "below/two\nlines.py", "committed.py", "edited.py", "gone.py", "renamed.py", "stäged it.py",
         "to.py",
     ]  # fmt: skip
+
+
+def test_files_of_a_submodule_are_not_ignored(tmp_path: Path) -> None:
+    for name in ("part", "top"):
+        (tmp_path / name).mkdir()
+        git(tmp_path / name, "init", "--quiet")
+        git(tmp_path / name, "commit", "--quiet", "--allow-empty", "-m", "a commit")
+    top = tmp_path / "top"
+    git(top, "-c", "protocol.file.allow=always", "submodule", "--quiet", "add", str(tmp_path / "part"), "third")
+    (top / ".gitignore").write_text("data\n")
+    assert ignored_files(top, ["third/data", "data", "third/x.py"]) == ["data"]
+    assert ignored_files(top, ["third/data"]) == []
 
 
 @pytest.mark.parametrize(

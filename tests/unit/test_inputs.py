@@ -29,8 +29,8 @@ def launch(top: Path, *files: str, **libraries: str) -> LaunchSamples:
 
 
 def test_inputs_are_what_git_ignores_and_libraries_from_outside(top: Path) -> None:
-    found = inputs(top, [launch(top, "net.py", "data/x"), launch(top, "fast/_c.so", libfast="of the library")])
-    assert found == {"fast/_c.so": "of code", "data/x": file_digest(str(top / "data/x")), "libfast": "of the library"}
+    found = inputs(top, [launch(top, "net.py", "data/x"), launch(top, "fast/_c.so", **{"a.so": "x"})])
+    assert found == {"fast/_c.so": "of code", "data/x": file_digest(str(top / "data/x")), "library a.so": "x"}
     assert code_of(found) == ["fast/_c.so"]
     assert inputs(top, [launch(top)]) == {}
 
@@ -45,14 +45,17 @@ def test_a_baseline_names_twenty_at_most_and_code_first(top: Path) -> None:
 
 
 def test_what_changed_is_told_apart(top: Path) -> None:
-    recorded = {"data/x": "another", "data/gone": "1", "libold.so": "1", "fast/_c.so": "which each version builds"}
-    current = [launch(top, "data/x", "data/new", "fast/_c.so", **{"libnew.so": "1"})]
+    recorded = {"data/x": "another", "data/gone": "1", "library old.so": "1", "_c.so": "which each version builds"}
+    current = [launch(top, "data/x", "data/new", "fast/_c.so", **{"new.so": "1"})]
     assert list(changed_inputs(top, recorded, current)) == [
         "data/gone (gone, and in no commit)",
         "data/new (new, and in no commit)",
         "data/x (changed, and in no commit)",
-        "libnew.so (new, and in no commit)",
-        "libold.so (gone, and in no commit)",
+        "library new.so (new, and in no commit)",
+        "library old.so (gone, and in no commit)",
     ]
+    written = replace(LAUNCH, files={"data/x": "", "data/new": ""})
+    assert list(changed_inputs(top, {"data/x": "1"}, [written])) == [], "by this run"
+    assert list(changed_inputs(top, {"data/x": ""}, [launch(top, "data/x")])) == [], "by that of the baseline"
     same = {"data/x": file_digest(str(top / "data/x"))}
     assert list(changed_inputs(top, same, [launch(top)])) == [], "whether today's code reads it or not"

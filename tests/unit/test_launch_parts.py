@@ -216,7 +216,8 @@ def test_ranks_of_one_of_several_nodes_are_told_so_and_meet_the_others_over_its_
     ],
 )
 def test_a_variable_that_changes_how_libraries_compute_is_recorded(name: str) -> None:
-    assert recorded({name: "a value", "HOME": "/root"}) == {f"env:{name}": "a value"}
+    others = {"HOME": "/root", "TORCHINDUCTOR_CACHE_DIR": "/tmp/1", "TORCHINDUCTOR_REDIS_URL": "redis://:secret@host"}
+    assert recorded({name: "a value", **others}) == {f"env:{name}": "a value"}
 
 
 def test_only_an_allow_list_of_variables_is_recorded() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from pytest_ddpperf.records.errors import BaseSideError
-from pytest_ddpperf.wire.opened import FOLDER, Opened, for_children
+from pytest_ddpperf.wire.opened import CHILDREN, FOLDER, Opened, for_children
 from pytest_ddpperf.wire.source_trees import Trees
 
 SOON = time.time() + 3600
@@ -40,9 +40,7 @@ def run(trees: Trees, *command: str, path: str = "", **more: str) -> str:
     (launch / "request.json").write_text(json.dumps({"trees": asdict(trees)}))
     path = os.pathsep.join(filter(None, (path, trees.current)))
     environ = {**os.environ, **for_children({"PYTHONPATH": path}, launch), "PYTHONDONTWRITEBYTECODE": "1", **more}
-    ended = subprocess.run(
-        [sys.executable, *command], env=environ, cwd=launch.parent, capture_output=True, text=True, check=True
-    )
+    ended = subprocess.run([sys.executable, *command], env=environ, cwd=launch.parent, capture_output=True, text=True)
     assert ended.stderr == ""
     return ended.stdout.strip()
 
@@ -96,7 +94,8 @@ def test_files_that_are_read_are_listed_and_those_that_the_run_wrote_are_no_inpu
     )
     assert list(opened(trees).digests(one(trees), began)) == ["pkg/data.db", "pkg/data.txt", "pkg/same.txt"]
     os.utime(top / "pkg/data.txt", (SOON, SOON))
-    assert list(opened(trees).digests(one(trees), began)) == ["pkg/data.db", "pkg/same.txt"]
+    found = opened(trees).digests(one(trees), began)
+    assert [name for name, digest in found.items() if digest] == ["pkg/data.db", "pkg/same.txt"]
 
 
 def test_a_file_of_the_other_tree_is_refused_unless_it_is_the_same(trees: Trees) -> None:
@@ -125,18 +124,49 @@ def test_data_that_only_the_working_tree_has_is_shared_and_code_is_not(trees: Tr
         "subprocess.run([sys.executable, '-B', '-BI', '-c', ''])",
         "subprocess.run([sys.executable, '-c', ''], env={})",
         "subprocess.run(f'{sys.executable!r} -E -c 1', shell=True)",
+        "subprocess.run([sys.executable, '-X', 'dev', '-W', 'ignore', '-E', '-c', ''])",
+        "subprocess.run([sys.executable, '-c', ''], env={**os.environ, 'PYTHONPATH': 'scripts'})",
         "os.system(f'{sys.executable!r} -S -c 1')",
     ],
 )
 def test_an_interpreter_that_does_not_read_its_variables_is_not_proved(trees: Trees, started: str) -> None:
     run(trees, "-c", f"import os, subprocess, sys; {started}")
-    with pytest.raises(BaseSideError, match="ran without the variables of its rank"):
+    with pytest.raises(BaseSideError, match="may have run code of the working tree"):
         opened(trees).refuse_strays(trees)
 
 
-def test_an_interpreter_with_its_variables_is_proved(trees: Trees) -> None:
-    run(trees, "-c", "import subprocess, sys; subprocess.run([sys.executable, '-B', '-c', 'pass', '-E'])")
+@pytest.mark.parametrize(
+    "command",
+    [
+        "[sys.executable, '-B', '-c', 'pass', '-E']",
+        "[sys.executable, '-Wignore::ImportWarning', '-m', 'this', '-I']",
+        "['true', '-I/usr/include/python3.11', '-I/usr/include/torch', '-shared']",
+        "['sh', '-c', 'true -I/usr/include/python3.11 -I/usr/include/torch']",
+    ],
+)
+def test_an_interpreter_with_its_variables_and_other_commands_are_proved(trees: Trees, command: str) -> None:
+    run(trees, "-c", f"import subprocess, sys; subprocess.run({command}, stdout=subprocess.DEVNULL)")
     opened(trees).refuse_strays(trees)
+
+
+def test_an_interpreter_without_this_plugin_is_not_proved(trees: Trees) -> None:
+    lacks = "sys.modules.update({'pytest_ddpperf': None, 'pytest_ddpperf.wire': None})"
+    again = "sys.modules.pop('sitecustomize'); import sitecustomize"
+    run(trees, "-c", f"import sys; sys.path.insert(0, {CHILDREN!r}); {lacks}; {again}")
+    with pytest.raises(BaseSideError, match="may have run code of the working tree"):
+        opened(trees).refuse_strays(trees)
+
+
+def test_a_library_in_a_folder_that_is_linked_is_refused(trees: Trees) -> None:
+    for name in ("libops.so.1", "data.bin"):
+        Path(trees.current, "build", name).parent.mkdir(exist_ok=True)
+        Path(trees.current, "build", name).write_text("built")
+    Path(trees.base, "build").symlink_to(Path(trees.current, "build"))
+    run(trees, "-c", f"open({trees.base + '/build/data.bin'!r}).read()")
+    opened(trees).refuse_strays(trees)
+    run(trees, "-c", f"open({trees.base + '/build/libops.so.1'!r}).read()")
+    with pytest.raises(BaseSideError, match=r"build/libops\.so\.1"):
+        opened(trees).refuse_strays(trees)
 
 
 def test_the_sitecustomize_of_the_environment_runs_too(trees: Trees, tmp_path: Path) -> None:

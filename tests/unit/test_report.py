@@ -298,7 +298,7 @@ SLOWER = comparison(Status.PASS, change=Interval(estimate=0.097, low=0.05, high=
         (
             outcome(verdict(Status.INCONCLUSIVE, "machine-slower")),
             "the machine is slower: the baseline's own code is as slow today (not checked: data outside the "
-            "repository, and what other programs than Python read)",
+            "repository, and what fixtures, native libraries or other programs read)",
         ),
         (coarse(p11=40, p50=80), f"{NOISY} 11 % (p11), 50 % (p50); raise --ddp-launches to 80"),
         (coarse(p11=40, p50=None), f"{NOISY} 11 % (p11), 50 % (p50); add sessions with --ddp-extend-baseline"),

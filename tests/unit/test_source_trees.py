@@ -157,6 +157,7 @@ def test_what_an_editable_install_finds_is_the_versions(trees: Trees) -> None:
     Path(trees.base, "lib/became_package.py").unlink()
     write(trees.base, "lib/became_package/__init__.py", "lib/became_module.py")
     write(os.path.dirname(trees.current), "outside/third.py")
+    write(os.path.dirname(trees.current), "outside/ns2/part.py")
     mapping = {
         "pkg": ["lib/pkg/__init__.py"],
         "third": ["../outside/third.py"],
@@ -219,7 +220,8 @@ def test_the_versions_own_files_are_listed_and_what_is_outside_by_its_top_level_
     write_both(trees, "src/pkg/__init__.py", "src/pkg/mod.py", "src/pkg/unused.py", "src/ns/a.py", "tests/helper.py")
     write(trees.current, f"{INSTALLED}/dep/sub/mod.py")
     write(os.path.dirname(trees.current), "outside/third.py")
-    names = ["pkg.mod", "ns.a", "helper", "dep.sub.mod", "third", "json"]
+    write(os.path.dirname(trees.current), "outside/ns2/part.py")
+    names = ["pkg.mod", "ns.a", "helper", "dep.sub.mod", "third", "ns2.part", "json"]
     after = """
 import types
 for number, file in enumerate([None, 3, "relative.py", "", "<string>"]):
@@ -236,7 +238,7 @@ sys.modules["not a module"] = None
             result="[trees.imported(), trees.others()]",
         )
         assert imported == ["src/ns/a.py", "src/pkg/__init__.py", "src/pkg/mod.py"]
-        assert set(others) >= {"dep", "third@outside"}
+        assert set(others) >= {"dep", "third@outside", "ns2@outside"}
         assert not {"pkg", "ns", "helper", "json", "pytest_ddpperf"} & set(others)
 
 
