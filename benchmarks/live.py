@@ -48,6 +48,7 @@ from pytest_ddpperf.records.messages import Event, EventKind
 from pytest_ddpperf.records.outcome import Version
 from pytest_ddpperf.records.plan import TIME_LIMITS, Limit, Plan
 from pytest_ddpperf.records.samples import LaunchSamples, Measurement, Samples, TestId, Verdict
+from pytest_ddpperf.remote.worktree import one_tree
 from pytest_ddpperf.verdict import times as observations
 from pytest_ddpperf.verdict.stats import Drift
 from pytest_ddpperf.verdict.times import ASSUMED_DRIFT, TEST_LEVEL, coarse, judge_times
@@ -100,7 +101,8 @@ def main() -> int:
     options = parser.parse_args()
     wanted = dict(zip(MODES, (options.stored, options.turns, options.fine), strict=True))
     rows = done(options.results)
-    launchers = [Launcher(lambda: {"_models": str(Path(__file__).with_name("_models.py"))}) for _ in range(2)]
+    modules, trees = {"_models": str(Path(__file__).with_name("_models.py"))}, one_tree(Path(__file__).parent)
+    launchers = [Launcher(lambda: modules, trees=trees) for _ in range(2)]
     try:
         with tempfile.TemporaryDirectory() as folder, options.results.open("a") as file:
             for row in measurements(Live(launchers, Path(folder)), rows, wanted):
@@ -260,6 +262,9 @@ class Other:
 
     def pause(self, observer: Any, steps: int | None) -> AbstractContextManager[Any]:
         return self._launcher.pause(self._plan if steps is None else self._plan.exactly(steps), self._setup, observer)
+
+    def lacking(self, files: Any) -> str:
+        return ""
 
     def end_measurement(self) -> None:
         pass

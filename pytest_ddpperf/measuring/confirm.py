@@ -147,7 +147,7 @@ class Confirmation:
         """Return what else may make the same code slower; raises NotConfirmed."""
         try:
             inputs = changed_inputs(top, baseline.sessions[-1].inputs, measured.current.taken)
-            return (*_other_causes(measured, baseline), *inputs)
+            return (*_changed_facts(measured, baseline), *inputs)
         except GitError as error:
             raise NotConfirmed(_first_line(str(error))) from None
 
@@ -190,7 +190,7 @@ def _fastest(session: Measurement) -> float:
     return min(launch_quantiles(session.samples.step_seconds, 10))
 
 
-def _other_causes(measured: Measured, baseline: Baseline) -> Iterator[str]:
+def _changed_facts(measured: Measured, baseline: Baseline) -> Iterator[str]:
     """Yield what may make the same code slower, and is not as it was when the baseline was recorded, or is unknown."""
     session = baseline.sessions[-1]
     current, recorded = measured.environment.recorded, session.measurement.environment.recorded

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpperf.measuring.confirm import _other_causes
+from pytest_ddpperf.measuring.confirm import _changed_facts
 from pytest_ddpperf.records.plan import Limit
 from pytest_ddpperf.records.samples import (
     Baseline,
@@ -168,7 +168,7 @@ def test_what_else_differs_may_be_the_cause(monkeypatch: pytest.MonkeyPatch) -> 
     samples = Samples(step_seconds=((0.1,),), rank_seconds=(((0.1,),),))
     session = Recording(measurement=Measurement(samples=samples, environment=Environment(recorded=recorded)))
     baseline = Baseline(test=TestId(module="m", name="t"), sessions=(session,))
-    found = list(_other_causes(measured, baseline))
+    found = list(_changed_facts(measured, baseline))
     assert found == ["GLOO_X 1 -> 2", f"READ unset -> {variables.digest('6')}"]
     monkeypatch.setenv("UNREAD_NOW", "7")
-    assert f"UNREAD_NOW {variables.digest('5')} -> {variables.digest('7')}" in _other_causes(measured, baseline)
+    assert f"UNREAD_NOW {variables.digest('5')} -> {variables.digest('7')}" in _changed_facts(measured, baseline)
