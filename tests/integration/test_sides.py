@@ -58,11 +58,8 @@ def pooled(method):
     with multiprocessing.get_context(method).Pool(1) as pool:
         return pool.apply(milliseconds)
 
-def printed(command, **more):
-    return float(subprocess.run(command, stdout=subprocess.PIPE, check=True, **more).stdout)
-
-def worker():
-    return str(HERE / "worker.py")
+def printed(command):
+    return float(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
 
 def imported(*names, otherwise=None):
     for name in names:
@@ -77,9 +74,7 @@ HOW = {
     "forkserver": lambda: pooled("forkserver"),
     "command": lambda: printed([sys.executable, "-m", "speed.worker"]),
     "runpy": lambda: runpy.run_path(str(pathlib.Path(OUT).with_name("src") / "speed/__init__.py"))["MILLISECONDS"],
-    # Children that do not get the variables of their rank, or do not read them:
-    "isolated": lambda: printed([sys.executable, "-I", worker()]),
-    "alone": lambda: printed([sys.executable, worker()], env={}),
+    "isolated": lambda: printed([sys.executable, "-I", str(HERE / "worker.py")]),
     # Files, by an absolute path into the working tree, and what git ignores:
     "data": lambda: float(open(os.environ["SPEED_DATA"]).read()),
     "tracked": lambda: float((HERE / "data.txt").read_text()),
@@ -160,7 +155,7 @@ def test_the_other_version_runs_its_own_code_and_files_or_has_no_baseline(
     monkeypatch.setenv("SPEED_DATA", str(repository.root / "src/speed/data.txt"))
     repository.write("src/speed/data.txt", "5")
     (repository.top / ".gitignore").write_text("__pycache__\nout\n_fast.py\n")
-    proved, unproved = ("spawn", "forkserver", "command"), ("runpy", "isolated", "alone", "data", "built")
+    proved, unproved = ("forkserver", "command"), ("runpy", "isolated", "data", "built")
     write_test(repository, *proved, *unproved)
     repository.write("src/speed/__init__.py", SECOND)
     repository.write("src/speed/data.txt", "60")
@@ -172,7 +167,6 @@ def test_the_other_version_runs_its_own_code_and_files_or_has_no_baseline(
     result.stdout.fnmatch_lines(
         [
             "read from the working tree, *: python code/src/speed/__init__.py",
-            "* may have run code of the working tree: *",
             "* may have run code of the working tree: *",
             "read from the working tree, *: python code/src/speed/data.txt",
             "git ignores python code/src/speed/_fast.py, which it lacks: ddp_against_setup *",
@@ -187,7 +181,7 @@ def test_unchanged_code_passes_by_whatever_way_it_is_reached(
     repository.write("src/speed/data.txt", "5")
     (repository.top / ".gitignore").write_text("__pycache__\nout\nignored.txt\n")
     repository.write("src/speed/ignored.txt", "5")
-    write_test(repository, "spawn", "command", "runpy", "data", "ignored", "exists")
+    write_test(repository, "spawn", "runpy", "data", "ignored")
     repository.write("src/speed/worker.py", WORKER, "# more\n")
     result = editable("--ddp-against=HEAD", JSON)
     assert (result.ret, {*statuses(repository)}) == (0, {"PASS"})

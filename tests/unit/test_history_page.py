@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pytest_ddpperf.history.entries import HistoryEntry
-from pytest_ddpperf.report.history_report import history_html
+from pytest_ddpperf.report.history_report import history_html, history_lines
 from tests.unit.test_history import TEST, history, judged, stepped
 from tests.unit.test_page import Read
 
@@ -46,6 +46,13 @@ def test_the_worst_is_first_and_unfolded(several: Read) -> None:
 def test_a_series_without_a_change_point_has_its_smallest_detectable_change(several: Read) -> None:
     assert several.words.count("p50: no change point; a change under ") == 1
     assert " % could not be seen" in several.words
+
+
+def test_of_series_without_a_change_point_fifty_are_listed() -> None:
+    many = [each for number in range(52) for each in history(stepped(points=8), test=named(f"test_{number}"))]
+    lines = list(history_lines(judged(many), lambda series: True))
+    assert sum("could not be seen" in line for line in lines) == 50
+    assert "and 2 more without a change point: -k NAME shows them" in lines
 
 
 def test_a_history_that_is_too_short_says_so() -> None:
