@@ -79,7 +79,7 @@ class _Notes:
         }
 
     def _opened(self, path: Any, mode: object = None, flags: int = 0) -> None:
-        if flags & _WRITES or isinstance(path, int):
+        if flags & _WRITES or isinstance(path, int) or path in self._seen:
             return
         path = os.path.abspath(os.fsdecode(path))
         if path in self._seen:
