@@ -15,15 +15,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pytest_ddpperf.git import commit_named, git, last_change, top_level, tree_of
-from pytest_ddpperf.measuring.inputs import changed_inputs, code_of
+from pytest_ddpperf.measuring.inputs import find_changed_inputs, select_code
 from pytest_ddpperf.measuring.launches import distributions, modules_imported
 from pytest_ddpperf.measuring.measurement import Measured, does_fail
 from pytest_ddpperf.records.errors import AgainstError, DdpPerfError, GitError
-from pytest_ddpperf.records.samples import Baseline, Distribution, Measurement, Recording, Scalar, Status
+from pytest_ddpperf.records.samples import Baseline, Distribution, Recording, Scalar, Status
 from pytest_ddpperf.remote.version import BaseSide, for_people
 from pytest_ddpperf.report import text
 from pytest_ddpperf.verdict import decision
-from pytest_ddpperf.verdict.stats import launch_quantiles
 from pytest_ddpperf.wire.variables import READ, digest
 
 SideOf = Callable[[str, float], BaseSide]  # of a commit, ready within so many seconds; raises DdpPerfError
@@ -102,8 +101,9 @@ class Confirmation:
             raise NotConfirmed(", ".join(verdict.differences) or verdict.reason)
         causes = self._other_causes(measured, baseline, Path(side.trees.current))
         differs = f"; what else differs: {', '.join(causes)}" if causes else ""
-        if ratio := _unlike_recorded(baseline, interleaved):
-            problem = f"it takes {ratio:.3g}x the recorded time today, which is more than a machine drifts"
+        (now,) = interleaved.side.measurements()
+        if ratio := decision.implausible_ratio(baseline.measurements, now):
+            problem = f"it now takes {ratio:.3g}x its recorded time, which a drift of the machine does not explain"
             raise NotConfirmed(f"{problem}{differs}")
         final = decision.confirm(measured.verdict, verdict, causes)
         if final is measured.verdict:
@@ -115,7 +115,7 @@ class Confirmation:
         elif final.status is Status.REGRESSED:
             notes = tuple(self._changed(side, "changed, but not used by any rank"))
         elif final.reason == decision.MACHINE_SLOWER:
-            notes = tuple(self._changed(side, "changed, and not slower than they were"))
+            notes = tuple(self._changed(side, "these files changed, and did not make it slower"))
         fails = does_fail(job, final)
         return replace(interleaved, verdict=final, fails=fails, suspected=measured, further_notes=notes)
 
@@ -146,7 +146,7 @@ class Confirmation:
     def _other_causes(self, measured: Measured, baseline: Baseline, top: Path) -> tuple[str, ...]:
         """Return what else may make the same code slower; raises NotConfirmed."""
         try:
-            inputs = changed_inputs(top, baseline.sessions[-1].inputs, measured.current.taken)
+            inputs = find_changed_inputs(top, baseline.sessions[-1].inputs, measured.current.taken)
             return (*_changed_facts(measured, baseline), *inputs)
         except GitError as error:
             raise NotConfirmed(_first_line(str(error))) from None
@@ -171,23 +171,6 @@ class Confirmation:
         side, self._side = self._side, None
         if side is not None:
             side.close()
-
-
-# The fastest launch's p10 of unchanged code differed by at most 1.29 times between eleven sessions of a noisy machine.
-_PLAUSIBLE = 2.5
-
-
-def _unlike_recorded(baseline: Baseline, interleaved: Measured) -> float:
-    """Return how many times the recorded time the baseline's code takes today, if no drift of the machine explains it:
-    then it does not do what it did. Else return 0."""
-    recorded = [_fastest(session) for session in baseline.measurements]
-    (now,) = map(_fastest, interleaved.side.measurements())
-    is_plausible = min(recorded) / _PLAUSIBLE <= now <= max(recorded) * _PLAUSIBLE
-    return 0.0 if is_plausible else now / recorded[-1]
-
-
-def _fastest(session: Measurement) -> float:
-    return min(launch_quantiles(session.samples.step_seconds, 10))
 
 
 def _changed_facts(measured: Measured, baseline: Baseline) -> Iterator[str]:
@@ -216,7 +199,7 @@ def _changed_facts(measured: Measured, baseline: Baseline) -> Iterator[str]:
 
 
 def _version(distribution: Distribution | None) -> str:
-    return "not imported" if distribution is None else distribution.version or "another one"
+    return "not imported" if distribution is None else distribution.version or "an unknown version"
 
 
 def _is_cause(name: str, current: Mapping[str, Scalar], recorded: Mapping[str, Scalar]) -> bool:
@@ -253,7 +236,7 @@ def find_source(session: Recording, baseline: Path, baseline_dir: Path, rootdir:
     fetched.
     """
     if not session.tree:
-        built = f"git ignored {text.some(code)}" if (code := code_of(session.inputs)) else "git had no tree of it"
+        built = f"git ignored {text.some(code)}" if (code := select_code(session.inputs)) else "git had no tree of it"
         return Source(why=f"the baseline does not identify its code: {built}")
     try:
         top = top_level(rootdir)

@@ -13,7 +13,7 @@ _MOST = 20  # that a baseline names
 _LIBRARY = "library "
 
 
-def inputs(top: Path, launches: Sequence[LaunchSamples]) -> dict[str, str]:
+def find_inputs(top: Path, launches: Sequence[LaunchSamples]) -> dict[str, str]:
     """Return the digests of files, by their paths from `top`, "" for those that the run wrote, and of libraries by
     name; raises GitError."""
     files = {file: digest for launch in launches for file, digest in launch.files.items()}
@@ -22,16 +22,16 @@ def inputs(top: Path, launches: Sequence[LaunchSamples]) -> dict[str, str]:
     return dict(sorted({**{file: files[file] for file in ignored}, **libraries}.items(), key=_code_first)[:_MOST])
 
 
-def code_of(names: Iterable[str]) -> list[str]:
+def select_code(names: Iterable[str]) -> list[str]:
     """Return those of the inputs that are code of the repository, which each version has to build."""
     return [name for name in names if is_code(name) and not name.startswith(_LIBRARY)]
 
 
-def changed_inputs(top: Path, recorded: Mapping[str, str], launches: Sequence[LaunchSamples]) -> Iterator[str]:
+def find_changed_inputs(top: Path, recorded: Mapping[str, str], launches: Sequence[LaunchSamples]) -> Iterator[str]:
     """Yield, in words, which inputs are not as they were recorded; raises GitError."""
-    current = inputs(top, launches)
+    current = find_inputs(top, launches)
     names = {**recorded, **(current if len(recorded) < _MOST else {})}
-    for name in sorted({*names} - {*code_of(names)}):
+    for name in sorted({*names} - {*select_code(names)}):
         before, now = recorded.get(name), current.get(name) or file_digest(str(top / name))
         if before != now and before != "" and current.get(name) != "":  # else the run wrote it, then or now
             yield f"{name} ({'new' if before is None else 'changed' if now else 'gone'}, and in no commit)"

@@ -16,7 +16,7 @@ from pytest_ddpperf.launch import Launcher, Observer
 from pytest_ddpperf.launch.launcher import unpickle
 from pytest_ddpperf.measuring import measurement
 from pytest_ddpperf.measuring.confirm import Confirmation, SideOf
-from pytest_ddpperf.measuring.inputs import code_of, inputs
+from pytest_ddpperf.measuring.inputs import find_inputs, select_code
 from pytest_ddpperf.measuring.launches import Job
 from pytest_ddpperf.measuring.leader_connection import LeaderConnection, NodeLeaderConnection, ready_call, ready_job
 from pytest_ddpperf.measuring.machine import Place, described, nodes_for, resolve
@@ -171,8 +171,8 @@ class Session:
         top = Path(self._trees.current)
         found: dict[str, str] = {}
         try:
-            found = inputs(top, launches)
-            code = code_of(found)
+            found = find_inputs(top, launches)
+            code = select_code(found)
             if not code or self.settings.against_setup:  # which builds it
                 return tree_of(top, self.settings.baseline_dir), found
             ignored = f"git ignores files that ranks imported: {text.some(code)}"

@@ -218,7 +218,7 @@ class BaseSide:
         if not lacking:
             return ""
         named = ", ".join(lacking[:5])
-        return f"git ignores {named}, which it lacks: ddp_against_setup can build what a version needs"
+        return f"it lacks {named}, which git ignores: ddp_against_setup can build it"
 
     # --- one test
 

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from pytest_ddpperf.records.plan import Limit
 from pytest_ddpperf.records.samples import Comparison, CounterChange, Measurement, Status, Verdict
+from pytest_ddpperf.verdict.stats import launch_quantiles
 from pytest_ddpperf.verdict.times import LAUNCHES_NEEDED, bound, fact_changes, gravest, judge_times
 
 
@@ -57,6 +58,21 @@ def is_suspected(verdict: Verdict, share: float = SUSPICIOUS) -> bool:
     # a baseline of a busy hour hides slower code from all other figures.
     lowest = min(verdict.comparisons, key=lambda each: each.limit.percentile, default=None)
     return lowest is not None and math.log1p(lowest.fastest or 0.0) > share * _bound(lowest)
+
+
+# The fastest launch's p10 of unchanged code differed by at most 1.29 times between eleven sessions of a noisy machine.
+_PLAUSIBLE = 2.5
+
+
+def implausible_ratio(recorded: Sequence[Measurement], now: Measurement) -> float:
+    """Return how many times its recorded time the baseline's code takes now, if no drift of the machine explains it:
+    then it does not do what it did when it was recorded. Else return 0.
+
+    A session's time is the p10 of its fastest launch, which other work on the machine disturbs least.
+    """
+    before = [min(launch_quantiles(session.samples.step_seconds, 10)) for session in recorded]
+    today = min(launch_quantiles(now.samples.step_seconds, 10))
+    return 0.0 if min(before) / _PLAUSIBLE <= today <= max(before) * _PLAUSIBLE else today / before[-1]
 
 
 def confirm(stored: Verdict, interleaved: Verdict, causes: Sequence[str]) -> Verdict:

@@ -22,8 +22,15 @@ from pytest_ddpperf.records.samples import (
     TestId,
     Verdict,
 )
-from pytest_ddpperf.verdict.decision import MACHINE_SLOWER, confirm, is_suspected, without_steady_windows
+from pytest_ddpperf.verdict.decision import (
+    MACHINE_SLOWER,
+    confirm,
+    implausible_ratio,
+    is_suspected,
+    without_steady_windows,
+)
 from pytest_ddpperf.wire import variables
+from tests.unit.test_codec import MEASUREMENT
 from tests.unit.test_report import comparison
 
 LIMIT = Limit(metric="p50", value=0.1, unit="%")
@@ -172,3 +179,25 @@ def test_what_else_differs_may_be_the_cause(monkeypatch: pytest.MonkeyPatch) -> 
     assert found == ["GLOO_X 1 -> 2", f"READ unset -> {variables.digest('6')}"]
     monkeypatch.setenv("UNREAD_NOW", "7")
     assert f"UNREAD_NOW {variables.digest('5')} -> {variables.digest('7')}" in _changed_facts(measured, baseline)
+
+
+@pytest.mark.parametrize(
+    ("recorded", "now", "ratio"),
+    [
+        ((10, 10), 24, 0),
+        ((10, 10), 26, 2.6),
+        ((10, 10), 4.1, 0),
+        ((10, 10), 3.9, 0.39),
+        ((5, 10), 24, 0),
+        ((5, 10), 1.9, 0.19),
+    ],
+)
+def test_only_a_time_that_no_drift_explains_is_implausible(
+    recorded: tuple[float, ...], now: float, ratio: float
+) -> None:
+    def session(milliseconds: float) -> Measurement:
+        """The first launch was disturbed."""
+        samples = replace(MEASUREMENT.samples, step_seconds=((1.0,) * 10, (milliseconds / 1e3,) * 10))
+        return replace(MEASUREMENT, samples=samples)
+
+    assert implausible_ratio([*map(session, recorded)], session(now)) == pytest.approx(ratio)
