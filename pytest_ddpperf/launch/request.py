@@ -34,14 +34,14 @@ _OUTER_PREFIXES = ("TORCHELASTIC_", "OMPI_COMM_WORLD_", "PMI_", "PMIX_")
 # Read when a library is imported, so a rank of a server that imported it earlier would not see a change.
 _READ_AT_IMPORT = ("OMP_", "MKL_", "KMP_", "OPENBLAS_", "TORCH", "PYTORCH", "LD_", "PYTHON", "MALLOC_", "GLIBC_")
 
-# Worth recording: what changes the figures and holds no secrets (the whole environment would end up in git). Where a
-# cache is does not.
+# Worth recording: what changes the figures and holds no secrets (the whole environment would end up in git).
 _RECORDED = (
     *("NCCL_", "TORCH_", "PYTORCH_", "TORCHINDUCTOR_", "TORCHDYNAMO_", "GLOO_", "OMP_", "MKL_", "KMP_", "MALLOC_"),
     *("ATEN_CPU_CAPABILITY", "ONEDNN_", "DNNL_", "OPENBLAS_", "CUBLAS_", "LD_LIBRARY_PATH", "LD_PRELOAD"),
     *("CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_MODULE_LOADING"),
 )
-_NOT = re.compile("REDIS|URL|_DIR$")
+# The place of a cache changes no figure, and an address may hold a password.
+_NOT_RECORDED = re.compile("REDIS|URL|_DIR$")
 
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
@@ -81,7 +81,9 @@ def read_at_import(environ: Mapping[str, str]) -> dict[str, str]:
 def recorded(environ: Mapping[str, str]) -> dict[str, Scalar]:
     """Return the user's variables that belong to a measurement, as "env:NAME"."""
     return {
-        f"env:{name}": value for name, value in environ.items() if name.startswith(_RECORDED) and not _NOT.search(name)
+        f"env:{name}": value
+        for name, value in environ.items()
+        if name.startswith(_RECORDED) and not _NOT_RECORDED.search(name)
     }
 
 

@@ -255,7 +255,7 @@ class _Server:
 
 
 def _forget_worktree(folder: str) -> None:
-    """Remove what git keeps in a repository of a worktree in this folder, as `git worktree prune` will."""
+    """Remove what git keeps in a repository of a worktree in this folder, as `git worktree prune` would."""
     for link in Path(folder).glob("*/.git"):
         with suppress(OSError):
             entry = Path(link.read_text().removeprefix("gitdir: ").strip())

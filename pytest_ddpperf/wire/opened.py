@@ -9,14 +9,13 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from pytest_ddpperf.records.errors import BaseSideError
-from pytest_ddpperf.wire.source_trees import Trees, file_digest, install, is_code, refuse
+from pytest_ddpperf.wire.source_trees import Trees, file_digest, install, is_code, refuse_files
 
 FOLDER = "PYTEST_DDPPERF_LAUNCH"  # the variable that names the folder of the launch
 CHILDREN = os.path.join(os.path.dirname(__file__), "children")
@@ -26,7 +25,9 @@ _REMEMBERED = 100_000  # paths that a process need not look at again
 _WRITES = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
 _FILE, _LIBRARY, _PROCESS = "fxp"  # what a line is about
 _PYTHON = re.compile(r"([^-].*/)?python[\d.]*")
-_LIBRARIES = ("/lib/", "/lib64/", "/usr/lib/", "/usr/lib64/")  # of the system
+_SHELLS = ("sh", "bash", "dash", "ksh", "zsh")
+# Of the system, and of the interpreter.
+_LIBRARIES = ("/lib/", "/lib64/", "/usr/lib/", "/usr/lib64/", f"{sys.prefix}/lib", f"{sys.base_prefix}/lib")
 
 
 def for_children(environ: Mapping[str, str], folder: str | os.PathLike[str]) -> dict[str, str]:
@@ -41,19 +42,19 @@ def watch(folder: str, trees: Trees) -> None:
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:  # called often: for each id() and sys._getframe(), too
         if event in events:
-            with suppress(Exception):  # what is no path; the user's code goes on
+            # What is no path, and what ends with the interpreter. A list that cannot be written is an error.
+            with suppress(TypeError, ValueError, AttributeError, RecursionError):
                 events[event](*arguments)
 
     sys.addaudithook(hook)
 
 
-def begin_child() -> None:
-    """Let an interpreter that a rank started import from the rank's side, and `watch` it."""
-    folder = os.environ.get(FOLDER, "")
+def begin_child(folder: str) -> None:
+    """Let an interpreter that a rank of the launch in `folder` started import from the rank's side, and `watch` it."""
     try:
         with open(os.path.join(folder, "request.json")) as file:
             trees = Trees(**json.load(file)["trees"])
-    except OSError:  # the launch is over
+    except FileNotFoundError:  # the launch is over
         return
     if trees.base != trees.current:
         install(trees)
@@ -101,7 +102,7 @@ class _Notes:
             return
         self._opened(path)
         real = os.path.realpath(path)
-        installed = real.startswith((*_LIBRARIES, sys.prefix, sys.base_prefix)) or "-packages" in real
+        installed = real.startswith(_LIBRARIES) or "-packages" in real
         if self._trees.within(real) is None and not installed:
             self._add(_LIBRARY, real)
 
@@ -113,8 +114,9 @@ class _Notes:
         is_python = _PYTHON.fullmatch(words[0]) is not None
         given = os.environ if environ is None else {os.fsdecode(k): os.fsdecode(v) for k, v in environ.items()}
         proved = FOLDER in given and CHILDREN in given.get("PYTHONPATH", "").split(os.pathsep)
-        shell = words[2] if words[1:2] == ["-c"] and not is_python and len(words) > 2 else ""
-        if (is_python and not proved) or _is_apart(shlex.split(shell) if shell else words):
+        in_shell = os.path.basename(words[0]) in _SHELLS
+        parts = [part.strip("'\"") for word in words for part in word.split()] if in_shell else words
+        if (is_python and not proved) or _ignores_variables(parts):
             self._add(_PROCESS, " ".join(words))
 
     def _add(self, kind: str, what: str) -> None:
@@ -122,10 +124,14 @@ class _Notes:
             log.write(os.fsencode(f"{kind}{what}\0"))
 
 
-def _is_apart(words: Sequence[str]) -> bool:
+def _ignores_variables(words: Sequence[str]) -> bool:
     """Whether a command starts an interpreter that does not read PYTHONPATH, or does not import sitecustomize."""
-    place = next((place for place, word in enumerate(words) if _PYTHON.fullmatch(word)), len(words))
-    options = iter(words[place + 1 :])
+    return any(_has_option(words[place + 1 :]) for place, word in enumerate(words) if _PYTHON.fullmatch(word))
+
+
+def _has_option(words: Sequence[str]) -> bool:
+    """Whether -I, -E or -S is among the options of an interpreter, which come first."""
+    options = iter(words)
     for option in options:
         if not option.startswith("-") or option[1:2] in ("", "-", "c", "m"):
             break
@@ -143,7 +149,7 @@ class Opened:
         try:
             with open(os.path.join(folder, _NAME), "rb") as log:
                 lines = sorted({os.fsdecode(line) for line in log.read().split(b"\0")[:-1]})
-        except OSError:
+        except FileNotFoundError:
             lines = []
         self._lines = lines
 
@@ -158,8 +164,8 @@ class Opened:
                 yield within, real
 
     def digests(self, trees: Trees, before: float) -> dict[str, str]:
-        """Return the digests of those files that there are; "" for one that was last written not `before` that time of
-        the epoch: what a run itself writes, a cache or a checkpoint, is no input of it."""
+        """Return the digest of each file that exists. It is "" if the file was modified at or after `before`, in
+        seconds since the epoch: what the run itself writes, a cache or a checkpoint, is no input of it."""
         found = {}
         for within, real in self.files(trees):
             with suppress(OSError):
@@ -177,11 +183,11 @@ class Opened:
             return
         for command in self._noted(_PROCESS):
             raise BaseSideError(
-                f"{command!r} may have run code of the working tree: start it with PYTHONPATH as its rank has it, "
-                "and without -I, -E and -S"
+                f"{command!r} may have run code of the working tree: start it with the PYTHONPATH of its rank, and "
+                "without -I, -E or -S"
             )
         strays = {within for within, real in self.files(trees) if _is_stray(real, trees.own(within))}
-        refuse(sorted(strays), "read")
+        refuse_files(sorted(strays), "read")
 
 
 def _is_stray(real: str, own: str) -> bool:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import spec_from_file_location
+from pathlib import Path
 from types import ModuleType
 
 from pytest_ddpperf.records.errors import BaseSideError
@@ -87,7 +88,7 @@ class Trees:
             if top not in left_out and not owner and not generated and self.within(path) is None:
                 is_package = os.path.basename(path).startswith("__init__.")
                 installed = any(part in path for part in _INSTALLED)
-                found.add(top if installed else f"{top}@{_above(path, len(below) + 1 + is_package)}")
+                found.add(top if installed else f"{top}@{Path(path).parents[len(below) + is_package]}")
         return sorted(found)
 
     def refuse_strays(self) -> None:
@@ -97,7 +98,7 @@ class Trees:
         """
         if self.base == self.current:
             return
-        refuse(sorted({within for path, within in self._modules() if path != self.own(within)}), "imported")
+        refuse_files(sorted({within for path, within in self._modules() if path != self.own(within)}), "imported")
 
     def _modules(self) -> Iterator[tuple[str, str]]:
         """Yield the files of either tree that this process's modules came from: absolute, and as `within`."""
@@ -154,7 +155,7 @@ def is_code(file: str) -> bool:
     return file.endswith((".py", ".pyc", ".so", ".pyd", ".dylib")) or ".so." in os.path.basename(file)
 
 
-def refuse(strays: Sequence[str], how: str) -> None:
+def refuse_files(strays: Sequence[str], how: str) -> None:
     """Raise BaseSideError if there are files of the other tree that this side has used."""
     if strays:
         more = ", ..." if len(strays) > _NAMED else ""
@@ -205,12 +206,6 @@ def digest(data: bytes) -> str:
     if b"\0" not in data:  # a text to git, which may end its lines otherwise in each tree; Python reads both alike
         data = data.replace(b"\r\n", b"\n")
     return hashlib.sha256(data).hexdigest()[:16]
-
-
-def _above(path: str, levels: int) -> str:
-    for _ in range(levels):
-        path = os.path.dirname(path)
-    return path
 
 
 def _below(path: str, folder: str) -> bool:

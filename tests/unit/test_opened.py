@@ -127,6 +127,7 @@ def test_data_that_only_the_working_tree_has_is_shared_and_code_is_not(trees: Tr
         "subprocess.run([sys.executable, '-X', 'dev', '-W', 'ignore', '-E', '-c', ''])",
         "subprocess.run([sys.executable, '-c', ''], env={**os.environ, 'PYTHONPATH': 'scripts'})",
         "os.system(f'{sys.executable!r} -S -c 1')",
+        "subprocess.run(['bash', '-lc', f'true; echo \"it\\'s\"; true && {sys.executable} -BI -c 1'])",
     ],
 )
 def test_an_interpreter_that_does_not_read_its_variables_is_not_proved(trees: Trees, started: str) -> None:
@@ -178,8 +179,24 @@ def test_the_sitecustomize_of_the_environment_runs_too(trees: Trees, tmp_path: P
     assert run(trees, "-c", "pass") in ("", "own")  # an environment may have one
 
 
+def test_a_list_that_cannot_be_written_is_an_error(trees: Trees) -> None:
+    reads = f"open({trees.own('pkg/data.txt')!r})"
+    refused = f"""
+import os, shutil
+shutil.rmtree(os.environ[{FOLDER!r}])
+try:
+    {reads}
+except FileNotFoundError:
+    print("refused")
+"""
+    assert run(trees, "-c", refused) == "refused"
+
+
 def test_an_interpreter_outside_of_a_launch_is_as_ever(trees: Trees) -> None:
+    for name in ("request.json", "opened"):  # of the user's own, where it stands
+        (Path(trees.current).parent / name).write_text("{}")
     assert run(trees, "-m", "pkg.worker", **{FOLDER: ""}) == "current"
+    assert (Path(trees.current).parent / "opened").read_text() == "{}"
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")

@@ -6,13 +6,15 @@ import importlib
 import os
 import sys
 
-try:
-    from pytest_ddpperf.wire import opened
+_folder = os.environ.get("PYTEST_DDPPERF_LAUNCH")
+if _folder:
+    try:
+        from pytest_ddpperf.wire import opened
 
-    opened.begin_child()
-except Exception:  # an environment without this plugin, or with another version of it: nothing is known of what it runs
-    with contextlib.suppress(OSError), open(os.path.join(os.environ["PYTEST_DDPPERF_LAUNCH"], "opened"), "ab") as log:
-        log.write(b"p" + os.fsencode(sys.executable) + b"\0")
+        opened.begin_child(_folder)
+    except Exception:  # without this plugin, or with another version of it: what the interpreter runs is not known
+        with contextlib.suppress(OSError), open(os.path.join(_folder, "opened"), "ab") as _log:
+            _log.write(b"p" + os.fsencode(sys.executable) + b"\0")
 
 _here = os.path.dirname(os.path.abspath(__file__))
 _ours = sys.modules.pop(__name__)
