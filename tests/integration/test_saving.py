@@ -108,7 +108,7 @@ def test_a_session_says_whose_code_it_is(pytester: pytest.Pytester, run: Run) ->
     run("perf", "perf/others", "--rootdir=perf", "--ddp-extend-baseline").assert_outcomes(passed=1)
     session = last_session(folder, "test_step")
     assert session["commit"].endswith("-dirty")
-    git(pytester.path, "add", "perf/mylib")
+    git(pytester.path, "add", "--update", "perf/mylib")
     assert session["tree"] == git(pytester.path, "write-tree").strip()
     assert session["distributions"]["torch"]["version"] == version("torch")
     assert "pytest-ddpperf" not in session["distributions"]
