@@ -27,6 +27,8 @@ help:
 demo: $(INSTALLED)
 	@.venv/bin/python examples/demo.py
 
+# Tests start hundreds of interpreters, each of which would compile this package anew.
+test: export PYTHONDONTWRITEBYTECODE =
 test: $(INSTALLED)
 	.venv/bin/ruff check
 	.venv/bin/ruff format --check
