@@ -140,7 +140,7 @@ def run(project: Path, way: str, change: str) -> Row:
         "reason": measured["verdict"]["reason"],
         "metrics": [c["limit"]["metric"] for c in measured["verdict"]["comparisons"] if c["status"] == "REGRESSED"],
         "cause": next(iter(measured["evidence"]), ""),
-        "launches": len(measured["phases"]),
+        "launches": len(measured["costs"]),
         "seconds": round(time.monotonic() - began, 1),
     }
 

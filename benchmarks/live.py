@@ -204,7 +204,7 @@ class Live:
         return {
             "mode": STORED,
             "ended": time.time(),
-            "seconds": [round(launch.phases.total, 3) for launch in launches.taken],
+            "seconds": [round(launch.cost.total, 3) for launch in launches.taken],
             "step_microseconds": [[round(step * 1e6) for step in launch.step_seconds] for launch in launches.taken],
         }
 

@@ -142,7 +142,7 @@ def one(nodes: int, ranks_per_node: int, steps: int, launches: int) -> dict[str,
             verdict=judgement,
             fails=False,
             measurement=made,
-            phases=tuple(launch.phases for launch in taken),
+            costs=tuple(launch.cost for launch in taken),
         )
         lines = list(terminal.details([outcome]))
         text = json.dumps(codec.encode(outcome))

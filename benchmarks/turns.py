@@ -108,7 +108,7 @@ class Pair:
         way, _, window = self._kind["way"].partition(", ")
         sides = self._apart() if way == "apart" else self._stretches(int(window.split()[0]) if window else None)
         return {
-            "seconds": sum(side.phases.total for side in sides),
+            "seconds": sum(side.cost.total for side in sides),
             "stretches": sides[0].stretches,
             "microseconds": [[round(step * 1e6) for step in side.step_seconds] for side in sides],  # base, now
         }

@@ -14,8 +14,8 @@ from pytest_ddpperf.records.plan import Limit, Plan
 from pytest_ddpperf.records.samples import (
     Counters,
     Environment,
+    LaunchCost,
     Measurement,
-    Phases,
     Recording,
     Samples,
     Scalar,
@@ -104,7 +104,7 @@ def measurement(drawn: Drawn) -> Measurement:
 
 
 def outcome(name: str, drawn: Drawn, verdict: Verdict, measured: Measurement, **kwargs: Any) -> Outcome:
-    phases = Phases(start=0.05, group=0.02, setup=0.31, warmup=0.4, steps=drawn.steps * drawn.step, end=0.04)
+    cost = LaunchCost(start=0.05, group=0.02, setup=0.31, warmup=0.4, steps=drawn.steps * drawn.step, end=0.04)
     return Outcome(
         **{
             "nodeid": f"tests/perf/test_step.py::{name}",
@@ -115,7 +115,7 @@ def outcome(name: str, drawn: Drawn, verdict: Verdict, measured: Measurement, **
             "verdict": verdict,
             "fails": fails(verdict, fail_on=None, baseline_missing="warn"),
             "measurement": measured,
-            "phases": (phases,) * drawn.launches,
+            "costs": (cost,) * drawn.launches,
             "file": "tests/perf/test_step.py",
             "line": 42,
             **kwargs,

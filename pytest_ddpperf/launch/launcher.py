@@ -54,7 +54,7 @@ def collected(
         blocked_seconds=tuple(_seconds(window.blocked_ns) for window in windows) if plan.rpc else None,
         counters=_counters(windows),
         recorded=_recorded(windows),
-        phases=delivery.phases,
+        cost=delivery.cost,
         facts=facts,
         output=delivery.output,
         notes=delivery.notes,

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from pytest_ddpperf.launch.run import Delivery, Launch, Peer, wake
 from pytest_ddpperf.records import messages
 from pytest_ddpperf.records.errors import DdpPerfError, ServerError
-from pytest_ddpperf.records.samples import LaunchSamples, Phases
+from pytest_ddpperf.records.samples import LaunchCost, LaunchSamples
 from pytest_ddpperf.wire.channels import Phase
 
 # For the server to send its signals.
@@ -98,10 +98,10 @@ class PausedLaunch(Launch):
             self._server.send(messages.Request.RESUME_RANKS)
         wake(self._ranks, steps)
 
-    def _phases(self, ended: int) -> Phases:
+    def _cost(self, ended: int) -> LaunchCost:
         warmed_from = max(self._board.entered(rank, Phase.WARMUP) for rank in range(self._plan.world_size))
         return replace(
-            super()._phases(ended),
+            super()._cost(ended),
             warmup=(self._warm_ns - warmed_from) / 1e9,
             steps=self._stretches_ns / 1e9,
             end=(ended - self._asked_ns) / 1e9,

@@ -25,7 +25,7 @@ from pytest_ddpperf.launch.server_client import RankServer, writing_temporary_fi
 from pytest_ddpperf.records import messages
 from pytest_ddpperf.records.errors import ServerError
 from pytest_ddpperf.records.messages import Event, EventKind, Order, OrderKind
-from pytest_ddpperf.records.samples import Phases, RankError, RankOutput
+from pytest_ddpperf.records.samples import LaunchCost, RankError, RankOutput
 from pytest_ddpperf.wire.channels import Board, Kind, Phase, readable, send_word, take_frames
 from pytest_ddpperf.wire.opened import Opened
 
@@ -98,7 +98,7 @@ class Delivery:
     """The results of a launch, still in bytes."""
 
     results: tuple[bytes, ...]  # by rank
-    phases: Phases
+    cost: LaunchCost
     output: tuple[RankOutput, ...]
     notes: tuple[str, ...]
     opened: Opened  # by the processes of this node
@@ -202,7 +202,7 @@ class Launch:
         results = {**{rank.number: rank.result or b"" for rank in self._ranks}, **self._remote.results}
         return Delivery(
             results=tuple(results[process] for process in range(self._plan.processes)),
-            phases=self._phases(time.monotonic_ns()),
+            cost=self._cost(time.monotonic_ns()),
             output=self._output(),
             notes=(*self._notes, *self._remote.notes),
             opened=Opened(str(self._folder)),
@@ -335,7 +335,7 @@ class Launch:
             raise
         self.over = True
 
-    def _phases(self, ended: int) -> Phases:
+    def _cost(self, ended: int) -> LaunchCost:
         """Seconds by phase, from the last rank's entry into one to the last rank's entry into the next; of the ranks
         that were started here."""
         timed = [rank.number for rank in self._timed]
@@ -345,7 +345,7 @@ class Launch:
             entered.append(last[phase] or entered[-1])  # a task without that phase spent nothing there
         entered.append(ended)
         start, group, setup, warmup, steps, end = ((after - before) / 1e9 for before, after in pairwise(entered))
-        return Phases(start=start, group=group, setup=setup, warmup=warmup, steps=steps, end=end)
+        return LaunchCost(start=start, group=group, setup=setup, warmup=warmup, steps=steps, end=end)
 
 
 class Leader(Protocol):

@@ -76,7 +76,7 @@ class Confirmation:
             raise NotConfirmed(self._side_of)
         job = measured.job
         # Two looks of both sides, which is what a slowdown takes.
-        needed = 4 * sum(launch.phases.total for launch in measured.current.taken[: job.launches])
+        needed = 4 * sum(launch.cost.total for launch in measured.current.taken[: job.launches])
         self._check_budget(needed)
         source = find_source(baseline.sessions[-1], Path(measured.side.path), self._baseline_dir, self._rootdir)
         if source.fetch:

@@ -102,7 +102,7 @@ class Launches:
 
     def seconds(self, count: int) -> float:
         """Return how long `count` launches take, estimated from those so far."""
-        seconds = [launch.phases.total for launch in self.taken]
+        seconds = [launch.cost.total for launch in self.taken]
         return sum(seconds) + (count - len(self.taken)) * fmean(seconds)
 
     @property

@@ -229,7 +229,7 @@ def build_outcome(found: Measured, rootdir: Path, accept_command: str, seconds: 
         verdict=verdict,
         fails=found.fails,
         measurement=found.measurement,
-        phases=tuple(launch.phases for launch in current.taken),
+        costs=tuple(launch.cost for launch in current.taken),
         seconds=seconds,
         recorded=recorded(current.taken),
         baseline_side=side,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pytest_ddpperf.records.plan import Limit, Plan
-from pytest_ddpperf.records.samples import Measurement, Phases, Recorded, Scalar, TestId, Verdict
+from pytest_ddpperf.records.samples import LaunchCost, Measurement, Recorded, Scalar, TestId, Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +91,7 @@ class Outcome:
     fails: bool  # its test: by the verdict, or because the measurement, or the saving of its baseline, failed
     error: str = ""  # why these did, one line
     measurement: Measurement | None = None
-    phases: tuple[Phases, ...] = ()  # one a launch
+    costs: tuple[LaunchCost, ...] = ()  # one a launch
     seconds: float = 0.0  # that all launches of both sides took, with the waits for locks
     recorded: Recorded = field(default_factory=dict)  # what steps recorded of themselves
     baseline_path: str = ""  # relative to rootdir where it is below it; "" where nothing stored was asked for

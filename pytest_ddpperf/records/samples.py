@@ -221,7 +221,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Phases:
+class LaunchCost:
     """What one launch cost, in seconds, by phase: from the request until every rank had ended."""
 
     start: float = 0.0  # fork, environment, unpickling
@@ -303,7 +303,7 @@ class LaunchSamples:
     examples: tuple[tuple[int, ...], ...] | None  # rank x step
     blocked_seconds: tuple[tuple[float, ...], ...] | None  # trainer x step
     counters: Counters
-    phases: Phases
+    cost: LaunchCost
     facts: Mapping[str, Scalar]  # the environment: rank 0's, the machine's, the user's variables
     output: tuple[RankOutput, ...]
     recorded: Mapping[str, RankFigures] = field(default_factory=dict)  # by name, what steps recorded

@@ -151,7 +151,7 @@ def _remedy(outcome: Outcome, coarse: Sequence[Comparison]) -> str:
     if stored and len(needed) < len(coarse):
         more = outcome.verdict.sessions < SESSIONS_KEPT
         return "; add sessions with --ddp-extend-baseline" if more else "; compare with --ddp-against"
-    if needed and max(needed) <= _TIMES_LAUNCHES * max(_USUAL_LAUNCHES, len(outcome.phases)):
+    if needed and max(needed) <= _TIMES_LAUNCHES * max(_USUAL_LAUNCHES, len(outcome.costs)):
         return f"; raise --ddp-launches to {max(needed)}"
     return (
         "; compare with --ddp-against, or raise the limit" if stored else "; use a quieter machine, or raise the limit"
@@ -221,7 +221,7 @@ def left_out(verdict: Verdict) -> Iterator[str]:
 
 def measured(outcome: Outcome) -> str:
     """Return what both sides are: "10 interleaved launches of each side; main (fe7daa7) and 9e7bda6"."""
-    side, launches = outcome.baseline_side, len(outcome.phases)
+    side, launches = outcome.baseline_side, len(outcome.costs)
     if side is not None:
         now = text.commit(side.version.now)
         return f"{launches} interleaved launches of each side; {side.version} and {now or 'the working tree'}"

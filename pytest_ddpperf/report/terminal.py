@@ -8,7 +8,7 @@ from statistics import median
 
 from pytest_ddpperf.records.outcome import Outcome, RunInfo
 from pytest_ddpperf.records.plan import COUNTERS, Collective
-from pytest_ddpperf.records.samples import Baseline, LaunchSteps, Phases, Samples, Scalar
+from pytest_ddpperf.records.samples import Baseline, LaunchCost, LaunchSteps, Samples, Scalar
 from pytest_ddpperf.report import failure, sentences, text
 from pytest_ddpperf.report.summary import last_line
 from pytest_ddpperf.verdict import stats
@@ -177,12 +177,12 @@ def _details(outcome: Outcome) -> Iterator[str]:
         yield f"a step: {', '.join(f'{name} {count:,}' for name, count in known.items())}"
     if outcome.measurement.samples.clock_seconds is not None:
         yield f"clocks of the nodes: within {text.seconds(max(outcome.measurement.samples.clock_seconds))}"
-    if outcome.phases:
+    if outcome.costs:
         costs = ", ".join(
-            f"{field.name} {text.seconds(median(getattr(phases, field.name) for phases in outcome.phases))}"
-            for field in fields(Phases)
+            f"{field.name} {text.seconds(median(getattr(cost, field.name) for cost in outcome.costs))}"
+            for field in fields(LaunchCost)
         )
-        launches = text.several(len(outcome.phases), "launch")
+        launches = text.several(len(outcome.costs), "launch")
         each = f"a launch (median): {costs}"
         yield f"cost: {launches}, {outcome.seconds:.0f} s; {each}"
 

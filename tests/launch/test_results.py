@@ -54,7 +54,7 @@ def test_samples_have_their_shapes_and_add_up(bench: Bench) -> None:
     assert [len(rank) for rank in samples.cpu_seconds] == [4, 4]
     assert samples.examples == ((7, 7, 7, 7), (8, 8, 8, 8))
     assert min(samples.step_seconds) > 0.005
-    assert samples.phases.steps >= sum(samples.step_seconds)
+    assert samples.cost.steps >= sum(samples.step_seconds)
     assert samples.facts["torch"] == torch.__version__
     assert samples.facts["pinned"] is True
 

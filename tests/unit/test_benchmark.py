@@ -19,7 +19,7 @@ from pytest_ddpperf.measuring.leader_connection import LeaderConnection
 from pytest_ddpperf.measuring.measurement import Measured, build_outcome, carry_out
 from pytest_ddpperf.options.settings import make_plan
 from pytest_ddpperf.records.plan import Limit, Plan
-from pytest_ddpperf.records.samples import LaunchSamples, Phases, TestId
+from pytest_ddpperf.records.samples import LaunchCost, LaunchSamples, TestId
 from tests.unit.test_launches import LAUNCH, UNFIT
 from tests.unit.test_machine import settings
 
@@ -98,7 +98,7 @@ def test_sides_of_different_lengths_are_compared_and_it_is_noted_where_much_is_l
 def scattered(step_seconds: float, scatter: float) -> Callable[[Plan], LaunchSamples]:
     """Launches of 10 s, with steps of that length, more or less."""
     lengths = cycle(step_seconds * (1 + scatter * place) for place in (0, 1, -1, 0.7, -0.7))
-    return lambda plan: replace(lasting(next(lengths))(plan), phases=Phases(steps=10.0))
+    return lambda plan: replace(lasting(next(lengths))(plan), cost=LaunchCost(steps=10.0))
 
 
 @pytest.mark.parametrize(("max_seconds", "launches"), [(600.0, 20), (200.0, 20), (199.0, 10), (1.0, 10)])

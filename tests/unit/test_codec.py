@@ -13,8 +13,8 @@ from pytest_ddpperf.records.samples import (
     Comparison,
     Environment,
     Interval,
+    LaunchCost,
     Measurement,
-    Phases,
     RankError,
     Recording,
     Samples,
@@ -70,7 +70,7 @@ OUTCOME = Outcome(
     verdict=VERDICT,
     fails=True,
     measurement=MEASUREMENT,
-    phases=(Phases(start=0.1), Phases(setup=0.2)),
+    costs=(LaunchCost(start=0.1), LaunchCost(setup=0.2)),
     notes=("marker world_size=2 over --ddp-world-size",),
 )
 

@@ -18,7 +18,7 @@ from pytest_ddpperf.measuring.measurement import build_outcome
 from pytest_ddpperf.options import parse
 from pytest_ddpperf.records.outcome import Outcome, RunInfo
 from pytest_ddpperf.records.plan import Plan
-from pytest_ddpperf.records.samples import Environment, Measurement, Phases, Samples, Status, TestId, Verdict
+from pytest_ddpperf.records.samples import Environment, LaunchCost, Measurement, Samples, Status, TestId, Verdict
 from pytest_ddpperf.report import json_report
 from tests.unit.test_benchmark import carried_out
 from tests.unit.test_launches import LAUNCH
@@ -63,7 +63,7 @@ def outcome(
             "verdict": judged,
             "fails": False,
             "measurement": measurement,
-            "phases": (Phases(),) * measurement.samples.launches,
+            "costs": (LaunchCost(),) * measurement.samples.launches,
             "limits": LIMITS,
             "level": 0.05,
             **kwargs,
@@ -172,7 +172,7 @@ def test_a_report_and_its_copy_do_not_differ(tmp_path: Path, capsys: pytest.Capt
         step_seconds=parts[0].step_seconds + parts[1].step_seconds,
         rank_seconds=parts[0].rank_seconds + parts[1].rank_seconds,
     )
-    now = outcome(0.1, phases=(Phases(),) * 10)
+    now = outcome(0.1, costs=(LaunchCost(),) * 10)
     assert now.measurement is not None
     now = replace(now, measurement=replace(now.measurement, samples=joined))
     assert diff(tmp_path, [now], [now]) == 0

@@ -18,8 +18,8 @@ from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import (
     Counters,
     Environment,
+    LaunchCost,
     LaunchSamples,
-    Phases,
     RankError,
     Status,
     TestId,
@@ -35,7 +35,7 @@ LAUNCH = LaunchSamples(
     examples=None,
     blocked_seconds=None,
     counters={},
-    phases=Phases(),
+    cost=LaunchCost(),
     facts={},
     output=(),
 )
