@@ -12,7 +12,7 @@ import time
 import pytest
 
 from tests.git import git
-from tests.nodes.machines import SOON_SECONDS, Machines, Node
+from tests.nodes.machines import MEET_IN_A_FILE, SOON_SECONDS, Machines, Node
 
 STEP = """
 import time, pytest
@@ -36,9 +36,45 @@ def training(ctx, seconds=0.0):
     return step
 """
 
+# Trainers in order over the nodes; parameter servers and the master on the first.
+RPC = """
+import os, pytest
+
+def handled(tensor):
+    return tensor + 1
+
+def where(ctx):
+    return ctx.rank, ctx.local_rank, ctx.local_world_size, ctx.node_rank, int(os.environ["LOCAL_RANK"])
+
+def master(ctx):
+    assert ctx.node_rank == 0
+    return sorted(name for names in ctx.workers.values() for name in names)
+
+def trainer(ctx, shared):
+    import torch, torch.distributed.rpc as rpc
+    assert shared == ["master", "ps0", "trainer0", "trainer1"]
+    assert where(ctx) == (ctx.rank, 0, 1, ctx.rank, 0), where(ctx)
+    data = torch.ones(10)
+    def step():
+        assert rpc.rpc_sync("ps0", handled, (data,)).sum() == 20
+    return step
+
+def server(ctx):
+    assert (ctx.node_rank, ctx.rank, ctx.local_rank) == (0, 0, 0)
+
+@pytest.mark.ddp(nodes=2, warmup=3)
+def test_rpc(rpc_benchmark):
+    result = rpc_benchmark(trainer, master=master, parameter_server=server, trainers=2, parameter_servers=1)
+    assert result.counters["rpc.calls"] == 1
+
+@pytest.mark.ddp(nodes=3)
+def test_more_nodes_than_there_are(rpc_benchmark):
+    rpc_benchmark(lambda ctx: trainer(ctx, None))
+"""
+
 
 def test_a_run_over_two_nodes(machines: Machines) -> None:
-    """Saved, compared, a rank of node 1 slower: and one clock for both, though they are 1,000 s apart."""
+    """Saved, compared by torchrun, a rank of node 1 slower: and one clock for both, though they are 1,000 s apart."""
     (machines.folder / "test_step.py").write_text(
         STEP
         + """
@@ -61,9 +97,12 @@ def test_same(ddp_run, ddp_benchmark):
     assert len(ddp_run(who)) == 2
 """
     )
-    first, second = machines.both(machines.torchrun, "--ddp-save-baseline", "--ddp-json=all.json", "-v", "test_step.py")
+    (machines.folder / "test_rpc.py").write_text(RPC)
+    asked = ["--ddp-save-baseline", "--ddp-json=all.json", "-v", "-rs", "test_step.py", "test_rpc.py"]
+    first, second = machines.both(machines.pytest, *asked)
     print(first.output, second.output)
-    assert "4 passed" in first.output
+    assert "5 passed, 1 skipped" in first.output
+    assert "nodes=...): 3: 2 there" in first.output
     assert "ddpperf: 2 nodes over dp" in first.output
     assert re.search(r"rank 1 \(node 1, .+\) ", first.output)
     assert re.search(r"clocks of the nodes: within \d", first.output)
@@ -192,9 +231,14 @@ def test_who(ddp_run):
 )
 
 
+SWEEP = ("--pyargs", "pytest_ddpperf.suite.test_ddp_sweep", "--ddp-suite-size=tiny", "--ddp-disable")
+
+
 def test_what_fails_on_another_node_is_reported_with_its_place_and_the_next_test_runs(machines: Machines) -> None:
+    """Those of the suite, too: its sweep has a row over two machines beside that of as many ranks on one."""
+    (machines.folder / "conftest.py").write_text(MEET_IN_A_FILE)
     (machines.folder / "test_failing.py").write_text(FAILING)
-    first, second = machines.both(machines.pytest, "test_failing.py")
+    first, second = machines.both(machines.pytest, "test_failing.py", *SWEEP, "-k", "test_failing or resnet50")
     output = first.output
     print(output, second.output)
     assert re.search(r"rank 1 \(node 1, .+\) failed in the function: ValueError: bad shape", output)
@@ -209,7 +253,9 @@ def test_what_fails_on_another_node_is_reported_with_its_place_and_the_next_test
     reported = output.partition("ERROR at teardown of test_torn")[2]
     assert re.search(r"^node 1 \(.+\): ", reported, re.MULTILINE)
     assert "RuntimeError: not removed" in reported
-    assert "5 failed, 7 passed, 1 error, 1 rerun" in output
+    assert re.search(r"5 failed, 11 passed, .*1 error, 1 rerun", output)
+    rows = re.findall(r"^ +(\d) CPUs -- +(.+?):", output, re.MULTILINE)
+    assert rows == [("1", "no ddp"), ("1", "1M/1G"), ("2", "1M/2G"), ("2", "2M/1G")]
     assert (first.process.returncode, second.process.returncode) == (1, 1)
     assert machines.left() == []
 
@@ -237,6 +283,7 @@ def test_of_one_process():
 @pytest.fixture
 def waiting(machines: Machines) -> Machines:
     """Two runs that are in a launch which lasts for an hour."""
+    (machines.folder / "conftest.py").write_text(MEET_IN_A_FILE)
     (machines.folder / "test_waiting.py").write_text(WAITING)
     return machines
 
@@ -280,6 +327,7 @@ def test_a_node_that_is_gone_is_one_red_test_and_a_line_for_each_later_one(
 
 
 def test_followers_of_a_leader_that_is_gone_end(waiting: Machines) -> None:
+    (waiting.folder / "conftest.py").unlink()  # with torchrun's store, whose processes have to end, too
     first, second = begun(waiting)
     os.kill(waiting.find(0, PYTEST), signal.SIGKILL)
     assert second.wait() == 1
@@ -327,7 +375,7 @@ fleet.START_SECONDS = node.START_SECONDS = 1.0  # so that --ddp-timeout says how
 
 
 def test_a_node_that_does_not_come_is_named(waiting: Machines) -> None:
-    (waiting.folder / "conftest.py").write_text(IMPATIENT)
+    (waiting.folder / "conftest.py").write_text(MEET_IN_A_FILE + IMPATIENT)
     first = waiting.pytest(0, "--ddp-timeout=3", "test_waiting.py")
     assert first.wait() == 4
     print(first.output)
@@ -336,7 +384,7 @@ def test_a_node_that_does_not_come_is_named(waiting: Machines) -> None:
 
 
 def test_who_does_not_know_the_secret_is_not_let_in(waiting: Machines) -> None:
-    (waiting.folder / "conftest.py").write_text(IMPATIENT)
+    (waiting.folder / "conftest.py").write_text(MEET_IN_A_FILE + IMPATIENT)
     first = waiting.pytest(0, "--ddp-timeout=15", "test_waiting.py", variables={"DDPPERF_SECRET": "one"})
     second = waiting.pytest(1, "--ddp-timeout=15", "test_waiting.py", variables={"DDPPERF_SECRET": "another"})
     assert second.wait() == 4
@@ -348,52 +396,8 @@ def test_who_does_not_know_the_secret_is_not_let_in(waiting: Machines) -> None:
     assert waiting.left() == []
 
 
-def test_rpc_over_two_nodes(machines: Machines) -> None:
-    """Trainers in order over the nodes; parameter servers and the master on the first."""
-    (machines.folder / "test_rpc.py").write_text(
-        """
-import os, pytest
-
-def handled(tensor):
-    return tensor + 1
-
-def where(ctx):
-    return ctx.rank, ctx.local_rank, ctx.local_world_size, ctx.node_rank, int(os.environ["LOCAL_RANK"])
-
-def master(ctx):
-    assert ctx.node_rank == 0
-    return sorted(name for names in ctx.workers.values() for name in names)
-
-def trainer(ctx, shared):
-    import torch, torch.distributed.rpc as rpc
-    assert shared == ["master", "ps0", "trainer0", "trainer1"]
-    assert where(ctx) == (ctx.rank, 0, 1, ctx.rank, 0), where(ctx)
-    data = torch.ones(10)
-    def step():
-        assert rpc.rpc_sync("ps0", handled, (data,)).sum() == 20
-    return step
-
-def server(ctx):
-    assert (ctx.node_rank, ctx.rank, ctx.local_rank) == (0, 0, 0)
-
-@pytest.mark.ddp(nodes=2, warmup=3)
-def test_rpc(rpc_benchmark):
-    result = rpc_benchmark(trainer, master=master, parameter_server=server, trainers=2, parameter_servers=1)
-    assert result.counters["rpc.calls"] == 1
-
-@pytest.mark.ddp(nodes=3)
-def test_more_nodes_than_there_are(rpc_benchmark):
-    rpc_benchmark(lambda ctx: trainer(ctx, None))
-"""
-    )
-    first, second = machines.both(machines.pytest, "-rs", "test_rpc.py")
-    print(first.output, second.output)
-    assert "1 passed, 1 skipped" in first.output
-    assert "nodes=...): 3: 2 there" in first.output
-    assert (first.process.returncode, second.process.returncode) == (0, 0)
-
-
 def test_other_code_on_a_node_is_refused(machines: Machines) -> None:
+    (machines.folder / "conftest.py").write_text(MEET_IN_A_FILE)
     (machines.folder / "test_step.py").write_text("def test_a(ddp_run):\n    ddp_run(print)\n")
     other = machines.folder.parent / "other"
     shutil.copytree(machines.folder, other)
@@ -409,7 +413,7 @@ def test_another_commit_is_measured_on_every_node(machines: Machines) -> None:
     """It is the first node's commit, without what the current code sets as conftests are imported."""
     package = machines.folder / "speed.py"
     package.write_text("import os\nassert 'SET' not in os.environ\nSECONDS = 0.01\n")
-    (machines.folder / "conftest.py").write_text("import speed\n")
+    (machines.folder / "conftest.py").write_text(MEET_IN_A_FILE + "import speed\n")
     (machines.folder / "tests").mkdir()
     (machines.folder / "tests/test_step.py").write_text(
         STEP
@@ -447,19 +451,3 @@ def test_quick(ddp_run, ddp_benchmark):
     assert sorted(slow["baseline_side"]["order"][:2]) == ["b", "n"]
     assert len(git(machines.folder, "worktree", "list").splitlines()) == 1
     assert machines.left() == []
-
-
-def test_the_sweep_has_a_row_over_two_machines_beside_that_of_as_many_ranks_on_one(machines: Machines) -> None:
-    asked = [
-        "--pyargs",
-        "pytest_ddpperf.suite.test_ddp_sweep",
-        "--ddp-suite-size=tiny",
-        "--ddp-disable",
-        "-k",
-        "resnet50",
-    ]
-    first, second = machines.both(machines.pytest, *asked)
-    print(first.output, second.output)
-    rows = re.findall(r"^ +(\d) CPUs -- +(.+?):", first.output, re.MULTILINE)
-    assert rows == [("1", "no ddp"), ("1", "1M/1G"), ("2", "1M/2G"), ("2", "2M/1G")]
-    assert (first.process.returncode, second.process.returncode) == (0, 0)
