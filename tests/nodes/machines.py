@@ -25,7 +25,7 @@ SOON_SECONDS = 600.0  # for what ends by itself, on a machine however slow
 
 SMALL = ("--ddp-steps=10", "--ddp-min-time=0", "--ddp-launches=2", "--ddp-max-launches=4", "--ddp-warmup=2")
 
-# A conftest for tests that are not about torchrun's store: asking that takes a process on each node, which imports torch.
+# A conftest for tests that are not about torchrun's store: on each node a process that imports torch would ask it.
 MEET_IN_A_FILE = """
 import json, os, tempfile, time
 from pathlib import Path

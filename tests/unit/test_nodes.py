@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
 import re
+import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -38,6 +41,7 @@ from pytest_ddpperf.remote.node_launch import Member, Parts, Side
 from pytest_ddpperf.remote.node_version import BaseOfNodes, refuse_lacking
 from pytest_ddpperf.remote.node_worker import NodeWorker
 from pytest_ddpperf.remote.nodes import OtherNodes
+from pytest_ddpperf.remote.process import RemotePytest
 from pytest_ddpperf.remote.rendezvous import Role, role
 from pytest_ddpperf.remote.version import BaseSide
 from pytest_ddpperf.wire.channels import Lines
@@ -323,6 +327,21 @@ def test_what_is_said_of_each_version_is_for_its_own_line(closing: ExitStack) ->
         base.line.receive(Observer(), SOON_SECONDS)
     follows.node.current.line.send(Order(OrderKind.LEAVE_TEST))
     assert follows.kinds() == [OrderKind.START_BASE, OrderKind.LEAVE_TEST]
+
+
+def test_a_pytest_of_a_node_that_is_stopped_is_ended_and_reported(closing: ExitStack, tmp_path: Path) -> None:
+    ours, theirs = map(closing.enter_context, socket.socketpair())
+    remote_pytest = RemotePytest("node 1", sys.executable, os.environ, tmp_path)
+    closing.callback(remote_pytest.close)
+    worker = NodeWorker(Lines(theirs), lambda *_: remote_pytest, lambda *_: pytest.fail("no other version"))
+    worker._obey(Order(OrderKind.START_CURRENT))
+    os.kill(remote_pytest._process.pid, signal.SIGSTOP)
+    while worker._pytests:
+        worker._relay("current", remote_pytest, arrived=False)
+    (died,) = Lines(ours).receive() or ()
+    text = "pytest of node 1 was stopped by a signal"
+    assert codec.decode(Event, died) == Event(EventKind.DIED, side="current", text=text)
+    assert remote_pytest._process.returncode == -signal.SIGKILL
 
 
 # --- the version that is measured beside it
