@@ -9,8 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, suppress
-from itertools import pairwise
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from torch.utils.data import DataLoader
 
 from pytest_ddpperf.records.errors import LaunchError
 from pytest_ddpperf.wire.channels import readable
-from tests.launch.conftest import Bench, arrive, hang
+from tests.launch.conftest import Bench, Recorder, arrive, hang
 from tests.processes import descendants, ended, gone, until
 
 
@@ -208,55 +207,81 @@ def test_ctrl_c_while_ranks_are_stopped_leaves_nothing(bench: Bench) -> None:
 # --- pytest's own end, and others'
 
 HOLDS = """
-import os, sys, time
-import torch
-import torch.distributed as dist
+import sys
 from pytest_ddpperf.launch import Launcher, Observer
 from pytest_ddpperf.records.plan import Plan
 
+class Says(Observer):
+    def waiting(self, resource):
+        print("waits", flush=True)
+
 def setup(ctx):
+    import torch, torch.distributed as dist
     return lambda: dist.all_reduce(torch.ones(1))
 
 plan = Plan(world_size=2, backend="gloo", device="cpu", warmup=1, steps=3)
 sides = Launcher(dict), Launcher(dict)
-try:
-    for pair in range(int(sys.argv[1])):
-        with sides[0].alone(plan, Observer()):
-            began = time.monotonic()
-            with sides[0].pause(plan, setup, Observer()) as one, sides[1].pause(plan, setup, Observer()) as other:
-                for side in (one, other) * 2:
-                    side.stretch(2)
-                if sys.argv[2:]:
-                    print("rests", flush=True)
-                    time.sleep(3600)
-                one.deliver(), other.deliver()
-            print(began, time.monotonic())
-finally:
-    for side in sides:
-        side.close()
+while sys.stdin.readline():
+    with sides[0].alone(plan, Says()):
+        with sides[0].pause(plan, setup, Says()) as one, sides[1].pause(plan, setup, Says()) as other:
+            for side in (one, other) * 2:
+                side.stretch(2)
+            print("rests", flush=True)
+            sys.stdin.readline()
+            one.deliver(), other.deliver()
 """
 
 
-def holding(*arguments: str, locks: str = "off") -> AbstractContextManager[subprocess.Popen[str]]:
-    environ = {**os.environ, "DDPPERF_LOCKS": locks}
-    command = [sys.executable, "-c", HOLDS, *arguments]
-    return ended(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ))
+class OtherRun:
+    """A run of its own, pair by pair. Before each pair, and while it rests in one, it waits for `go_on`."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+
+    def go_on(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def until_it(self, does: str) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line == f"{does}\n":
+                return
+        raise AssertionError(f"the other run ended before it {does}")
 
 
-def test_nobody_stays_stopped_when_pytest_is_killed() -> None:
-    with holding("1", "rest") as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "rests\n"
+class LetsGoOn(Recorder):
+    """Once this run waits for the other one, that goes on, to the end of its pair."""
+
+    def __init__(self, other: OtherRun) -> None:
+        super().__init__()
+        self._other = other
+
+    def waiting(self, resource: Path) -> None:
+        if not self.waited:
+            self._other.go_on()
+        super().waiting(resource)
+
+
+def test_two_runs_take_turns_pair_by_pair_and_nobody_stays_stopped_when_one_is_killed(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DDPPERF_LOCKS", "on")
+    command = [sys.executable, "-c", HOLDS]
+    with ended(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)) as process:
+        other = OtherRun(process)
+        other.go_on()
+        other.until_it("rests")
+        observer = LetsGoOn(other)
+        with bench.launcher.alone(bench.plan(), observer):
+            assert observer.waited, "for the other run's first pair"
+            other.go_on()
+            other.until_it("waits")  # with its second pair, for this run
+            assert taken(bench, counting, 2, 2).stretches == (1, 1)
+        other.until_it("rests")
         every = descendants(process.pid)
         until(lambda: sum(threads_state(pid) == {"T"} for pid in every) == 4)
         process.kill()
         process.wait(120)
     until(lambda: gone(every))
-
-
-def test_two_runs_on_one_machine_take_turns_pair_by_pair() -> None:
-    with holding("3", locks="on") as one, holding("3", locks="on") as other:
-        reported = [line.split() for run in (one, other) for line in run.communicate()[0].splitlines()]
-    assert len(reported) == 6
-    pairs = sorted((float(began), float(ended)) for began, ended in reported)
-    assert all(ended <= began for (_, ended), (began, _) in pairwise(pairs)), "never two at once"
