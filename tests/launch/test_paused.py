@@ -232,56 +232,41 @@ while sys.stdin.readline():
 """
 
 
-class OtherRun:
-    """A run of its own, pair by pair. Before each pair, and while it rests in one, it waits for `go_on`."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self.process = process
-
-    def go_on(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
-
-    def until_it(self, does: str) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if line == f"{does}\n":
-                return
-        raise AssertionError(f"the other run ended before it {does}")
+def go_on(process: subprocess.Popen[str]) -> None:
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
 
 
-class LetsGoOn(Recorder):
-    """Once this run waits for the other one, that goes on, to the end of its pair."""
-
-    def __init__(self, other: OtherRun) -> None:
-        super().__init__()
-        self._other = other
-
-    def waiting(self, resource: Path) -> None:
-        if not self.waited:
-            self._other.go_on()
-        super().waiting(resource)
+def until_it(process: subprocess.Popen[str], does: str) -> None:
+    assert process.stdout is not None
+    assert f"{does}\n" in process.stdout, "it ended before"  # reads as far as that line
 
 
 def test_two_runs_take_turns_pair_by_pair_and_nobody_stays_stopped_when_one_is_killed(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DDPPERF_LOCKS", "on")
-    command = [sys.executable, "-c", HOLDS]
-    with ended(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)) as process:
-        other = OtherRun(process)
-        other.go_on()
-        other.until_it("rests")
-        observer = LetsGoOn(other)
+    command, pipe = [sys.executable, "-c", HOLDS], subprocess.PIPE
+    with ended(subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)) as other:
+
+        class LetsGoOn(Recorder):
+            def waiting(self, resource: Path) -> None:
+                if not self.waited:
+                    go_on(other)  # to the end of its pair
+                super().waiting(resource)
+
+        observer = LetsGoOn()
+        go_on(other)
+        until_it(other, "rests")
         with bench.launcher.alone(bench.plan(), observer):
             assert observer.waited, "for the other run's first pair"
-            other.go_on()
-            other.until_it("waits")  # with its second pair, for this run
+            go_on(other)
+            until_it(other, "waits")  # with its second pair, for this run
             assert taken(bench, counting, 2, 2).stretches == (1, 1)
-        other.until_it("rests")
-        every = descendants(process.pid)
+        until_it(other, "rests")
+        every = descendants(other.pid)
         until(lambda: sum(threads_state(pid) == {"T"} for pid in every) == 4)
-        process.kill()
-        process.wait(120)
+        other.kill()
+        other.wait(120)
     until(lambda: gone(every))

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.nodes.machines import Machines, missing
+from tests.nodes.machines import SOON_SECONDS, Machines, missing
 
 
 @pytest.fixture
 def machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machines]:
+    """Two nodes, on which a test leaves no process and no file of ours."""
     if why := missing():
         pytest.skip(why)
     monkeypatch.delenv("CI", raising=False)
@@ -25,7 +26,7 @@ def machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machin
     with ExitStack() as closing:
         made = Machines(tmp_path / "run", closing)
         yield made
-        until = time.monotonic() + 60
+        until = time.monotonic() + SOON_SECONDS
         while left := [*made.left(), *(tmp_path / "temporary").glob("ddpperf-*")]:
             assert time.monotonic() < until, left
             time.sleep(0.1)

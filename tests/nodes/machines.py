@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,7 +17,6 @@ from typing import IO
 
 AHEAD_SECONDS = 1000
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
-_LISTENS = "0A"  # in /proc/net/tcp
 _PORT = 29500  # of namespaces that nothing else is in
 
 SOON_SECONDS = 600.0  # for what ends by itself, on a machine however slow
@@ -37,9 +35,8 @@ class FileStore:
 
     def __init__(self, role, seconds, reported=None):
         if reported is not None:
-            written = self.path.with_suffix(".new")
-            written.write_text(json.dumps(reported))
-            os.replace(written, self.path)
+            self.path.with_suffix(".new").write_text(json.dumps(reported))
+            os.replace(self.path.with_suffix(".new"), self.path)
 
     def answer(self):
         while not self.path.exists():
@@ -168,45 +165,22 @@ class Machines:
 
     def left(self) -> list[str]:
         """The commands of processes that are in the namespaces."""
-        found = []
-        for name in self._names:
-            pids = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=True).stdout
-            found += [_command(int(pid)) for pid in pids.split()]
-        return [command for command in found if command]
-
-    def port(self, node: int) -> int:
-        """Where a node's pytest listens for the others; waits until it does."""
-        until = time.monotonic() + SOON_SECONDS
-        while time.monotonic() < until:
-            command = ["ip", "netns", "exec", self._names[node], "cat", "/proc/net/tcp"]
-            table = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-            rows = [line.split() for line in table.splitlines()[1:]]
-            own = socket.inet_aton(ADDRESSES[node])[::-1].hex().upper()
-            ports = [row[1].partition(":")[2] for row in rows if row[3] == _LISTENS and row[1].startswith(own)]
-            if found := [port for text in ports if (port := int(text, 16)) != _PORT]:  # which is the store's
-                return found[0]
-            time.sleep(0.05)
-        raise AssertionError(f"node {node} does not listen")
-
-    def until_empty(self) -> None:
-        """Wait until no process is left in the namespaces."""
-        until = time.monotonic() + SOON_SECONDS
-        while left := self.left():
-            assert time.monotonic() < until, left
-            time.sleep(0.1)
+        return [command for node in range(len(ADDRESSES)) for command in self._commands(node).values()]
 
     def find(self, node: int, part: str) -> int:
         """The pid of the process of a node whose command has that part; waits until there is one."""
         until = time.monotonic() + SOON_SECONDS
         while time.monotonic() < until:
-            name = self._names[node]
-            pids = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=True).stdout
-            commands = {int(pid): _command(int(pid)) for pid in pids.split()}
-            found = [pid for pid, command in commands.items() if part in command and command.startswith(sys.executable)]
-            if found:
-                return found[0]
+            for pid, command in self._commands(node).items():
+                if part in command and command.startswith(sys.executable):
+                    return pid
             time.sleep(0.05)
         raise AssertionError(f"no {part} on node {node}")
+
+    def _commands(self, node: int) -> dict[int, str]:
+        name = self._names[node]
+        pids = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=True).stdout
+        return {int(pid): command for pid in pids.split() if (command := _command(int(pid)))}
 
 
 def _command(pid: int) -> str:
