@@ -34,6 +34,8 @@ SIZES = (1, 2)
 SECOND = PACKAGE.replace("5", "60").replace("True", "False").replace("(1, 2)", "(2, 3)")
 
 STEP = PLAIN_STEP + "import signal, sys, speed\n"
+# The fewest launches that a comparison may take.
+FEW = ("--ddp-launches=2", "--ddp-max-launches=4")
 
 
 class Repository:
@@ -103,6 +105,8 @@ def test_a_slower_version_is_caught_and_named_and_what_the_other_lacks_has_no_ba
         "tests/test_step.py",
         STEP,
         """
+        import pathlib, sqlite3
+
         def test_slower(ddp_benchmark):
             result = ddp_benchmark(lambda ctx: lasting(ctx, speed.MILLISECONDS), batch_size=4)
             assert result.verdict != "PASS"
@@ -132,6 +136,33 @@ def test_a_slower_version_is_caught_and_named_and_what_the_other_lacks_has_no_ba
                 if speed.OLD and ctx.rank == 1:
                     os.kill(os.getpid(), signal.SIGKILL)
                 return lasting(ctx)
+            ddp_benchmark(setup)
+
+        def test_one_at_a_time(ddp_benchmark):
+            def setup(ctx):
+                step = lasting(ctx)
+                if ctx.rank == 0:  # as of a fixed port
+                    os.close(os.open(OUT + "/alone", os.O_CREAT | os.O_EXCL))
+                yield step
+                if ctx.rank == 0:
+                    os.unlink(OUT + "/alone")
+
+            os.makedirs(OUT, exist_ok=True)
+            ddp_benchmark(setup)
+
+        def test_locks(ddp_benchmark):
+            # From its fifth step on, rank 0 holds the lock but between two steps of every four.
+            def setup(ctx):
+                database = sqlite3.connect(pathlib.Path(OUT).parents[2] / "database", timeout=0.1, isolation_level=None)
+                step, calls = lasting(ctx, speed.MILLISECONDS), iter(range(1000))
+                def locking():
+                    call = next(calls) - 5
+                    if ctx.rank == 0 and call >= 0 and call % 4 == 0:
+                        if database.in_transaction:
+                            database.execute("COMMIT")
+                        database.execute("BEGIN IMMEDIATE")
+                    step()
+                return locking
             ddp_benchmark(setup)
 
         class Hurried:  # far ahead when both ranks hang
@@ -190,7 +221,7 @@ def test_a_slower_version_is_caught_and_named_and_what_the_other_lacks_has_no_ba
     with repository.untouched():
         reports = "--ddp-json=out/run.json", "--junitxml=out/junit.xml"
         monkeypatch.setenv("GITHUB_ACTIONS", "true")
-        result = run("tests", "--ddp-against", "HEAD~1", *reports)
+        result = run("tests", "--ddp-against", "HEAD~1", *FEW, *reports)
     assert result.ret == 1
     against = f"HEAD~1 ({repository.first[:7]})"
     result.stdout.fnmatch_lines(
@@ -199,7 +230,7 @@ def test_a_slower_version_is_caught_and_named_and_what_the_other_lacks_has_no_ba
             "REGRESSED: step time p50 * (limit 300 %)",
             "why: *changed: python code/src/speed/__init__.py",
             "  p50 * 300 %",
-            f"measured: 6 interleaved launches of each side; {against} and {second[:7]} with uncommitted changes",
+            f"measured: 4 interleaved launches of each side; {against} and {second[:7]} with uncommitted changes",
         ]
     )
     text = result.stdout.str()
@@ -219,14 +250,16 @@ def test_a_slower_version_is_caught_and_named_and_what_the_other_lacks_has_no_ba
             "*not in old ones*",
             f"test_rank_dies: {against} was not measured:",
             "rank 1 failed in setup: killed by SIGKILL*",
+            "test_one_at_a_time: measured one launch after the other: *FileExistsError*",
+            "test_locks: measured one launch after the other: *database is locked*",
             f"test_rank_hangs: {against} was not measured:",
             "rank ? failed in setup: did not end within 300 s (--ddp-timeout)",
-            "test_fails_here: launch 1 of 3: rank * failed in setup: ValueError*",
+            "test_fails_here: launch 1 of 2: rank * failed in setup: ValueError*",
             f"test_side_dies: {against} was not measured:",
             f"pytest of {against} died: exited with status 3*",
             f"test_after_it: {against} was not measured:",
             f"pytest of {against} died: exited with status 3",
-            f"compared with {against}: 1 regressed, 3 passed, 8 without baseline, 1 not gated, 1 failed to *",
+            f"compared with {against}: 2 regressed, 4 passed, 8 without baseline, 1 not gated, 1 failed to *",
         ]
     )
     junit = (repository.root / "out/junit.xml").read_text()
@@ -237,43 +270,14 @@ def test_a_slower_version_is_caught_and_named_and_what_the_other_lacks_has_no_ba
     beside = slower["baseline_side"]
     assert beside["version"]["commit"] == repository.first
     assert beside["version"]["now"] == f"{second}-dirty"
-    assert len(beside["measurement"]["samples"]["step_seconds"]) == 6
-    assert sorted(beside["order"]) == ["b"] * 6 + ["n"] * 6
-    assert all(sorted(beside["order"][k : k + 2]) == ["b", "n"] for k in range(0, 12, 2))
-    assert len(beside["stretches"]) == 6
+    assert len(beside["measurement"]["samples"]["step_seconds"]) == 4
+    assert sorted(beside["order"]) == ["b"] * 4 + ["n"] * 4
+    assert all(sorted(beside["order"][k : k + 2]) == ["b", "n"] for k in range(0, 8, 2))
+    assert len(beside["stretches"]) == 4
     steps = slower["measurement"]["samples"]["step_seconds"]
     assert [sum(pair) for pair in beside["stretches"]] == list(map(len, steps))
     by_launches = next(m for m in report["measurements"] if m["nodeid"].endswith("test_size[2]"))
     assert by_launches["baseline_side"]["stretches"] == []
-
-
-def test_what_can_be_set_up_only_alone_is_measured_one_launch_after_the_other(repository: Repository, run: Run) -> None:
-    repository.write(
-        "tests/test_step.py",
-        STEP,
-        """
-        def test_step(ddp_benchmark):
-            def setup(ctx):
-                step = lasting(ctx)
-                path = OUT  # one at a time, as of a fixed port
-                if ctx.rank == 0:
-                    os.close(os.open(path, os.O_CREAT | os.O_EXCL))
-                yield step
-                if ctx.rank == 0:
-                    os.unlink(path)
-
-            ddp_benchmark(setup)
-    """,
-    )
-    repository.write("src/speed/__init__.py", "OLD = False  # another text\n")
-    result = run("--ddp-against", "HEAD", "--ddp-baseline-missing=fail")
-    assert result.ret == 0
-    result.stdout.fnmatch_lines(
-        [
-            "test_step: measured one launch after the other: *FileExistsError*",
-            "compared with HEAD *: 1 passed (1 of 1 compared)*",
-        ]
-    )
 
 
 def test_the_same_code_on_both_sides_is_a_mistake_unless_it_was_asked_for(
@@ -301,7 +305,7 @@ def test_the_same_code_on_both_sides_is_a_mistake_unless_it_was_asked_for(
         )
         result.stdout.no_fnmatch_line("*ddpperf: * compared*")
 
-        result = run("--ddp-against", "self")
+        result = run("--ddp-against", "self", *FEW)
         assert result.ret == 0
         result.stdout.fnmatch_lines(
             [
@@ -311,7 +315,7 @@ def test_the_same_code_on_both_sides_is_a_mistake_unless_it_was_asked_for(
         assert last_line(result) == "compared with the same code: 1 passed (1 of 1 compared)"
 
 
-def test_a_variable_an_option_and_what_must_be_built_may_be_all_that_differs(
+def test_variables_options_an_interpreter_and_what_must_be_built_may_be_all_that_differs(
     repository: Repository, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     repository.write(
@@ -338,7 +342,10 @@ def test_a_variable_an_option_and_what_must_be_built_may_be_all_that_differs(
         @pytest.mark.ddp(turns="launches")
         def test_built(ddp_benchmark):
             ddp_benchmark(lambda ctx: lasting(ctx, MILLISECONDS))
-        """,
+
+        def test_interpreter(ddp_benchmark):
+            ddp_benchmark(lambda ctx: lasting(ctx, 60 if sys.prefix == HERE else 5))
+        """.replace("HERE", repr(sys.prefix)),
     )
     (repository.top / ".gitignore").write_text("__pycache__\nout\nbuilt.py\n")
     repository.write("src/speed/built.py", "MILLISECONDS = 60\n")
@@ -349,45 +356,6 @@ def test_a_variable_an_option_and_what_must_be_built_may_be_all_that_differs(
     options = ["--ddp-against-env", "LASTS=5", "--ddp-against-env", threads]
     options += ["--ddp-against-option", "--my-milliseconds 5"]
     options.append("--ddp-against-setup=echo 'MILLISECONDS = 5' > 'python code/src/speed/built.py'")
-    with repository.untouched():
-        result = run("--ddp-against", "HEAD", *options, "-o", "addopts=-q", f"--ddp-json={tmp_path / 'report.json'}")
-    assert result.ret == 1
-    measured = json.loads((tmp_path / "report.json").read_text())["measurements"]
-    windows = [
-        {
-            len(launch)
-            for side in (both, both["baseline_side"])
-            for launch in side["measurement"]["samples"]["step_seconds"]
-        }
-        for both in measured
-    ]
-    assert windows == [{12}, {10}, {10}]
-    levels = [max(each["level"] for each in both["verdict"]["comparisons"]) for both in measured]
-    assert levels == [0.015] * 3
-    result.stdout.fnmatch_lines(
-        [
-            "ddpperf: 2 ranks over gloo (*",
-            f"ddpperf: HEAD (*), LASTS=5, {threads}, *: 2 ranks over gloo (*): "
-            f"2 x {cores + 1} threads (OMP_NUM_THREADS) share {cores} core*, expect noise",
-            "REGRESSED: step time p50 *",
-            f"why: *changed: python code/src/speed/built.py; *{pinned}OMP_NUM_THREADS {cores + 1} -> unset*",
-            f"measured: 6 interleaved * HEAD ({first}), LASTS=5, {threads}, *",
-            "REGRESSED: step time p50 *",
-            "REGRESSED: step time p50 *",
-        ]
-    )
-    assert "3 regressed" in result.stdout.str()
-
-
-def test_another_interpreter_may_be_all_that_differs(repository: Repository, run: Run, tmp_path: Path) -> None:
-    repository.write(
-        "tests/test_step.py",
-        STEP,
-        f"""
-        def test_step(ddp_benchmark):
-            ddp_benchmark(lambda ctx: lasting(ctx, 60 if sys.prefix == {sys.prefix!r} else 5))
-    """,
-    )
     venv.create(tmp_path / "other env")
     python = tmp_path / "other env/bin/python"
     (packages,) = (tmp_path / "other env").glob("lib/python*/site-packages")
@@ -402,9 +370,32 @@ def test_another_interpreter_may_be_all_that_differs(repository: Repository, run
         )
         shared = [path for path in sys.path if path.endswith("site-packages")]
         (packages / "shared.pth").write_text("".join(f"import site; site.addsitedir({path!r})\n" for path in shared))
-        result = run(f"--ddp-against-python={python}")
+        options += [f"--ddp-against-python={python}", "-o", "addopts=-q", f"--ddp-json={tmp_path / 'report.json'}"]
+        result = run("--ddp-against", "HEAD", *FEW, *options)
     assert result.ret == 1
-    result.stdout.fnmatch_lines(["REGRESSED: step time p50 *", "measured: 6 interleaved launches of each side; *"])
+    measured = json.loads((tmp_path / "report.json").read_text())["measurements"]
+    windows = [
+        {
+            len(launch)
+            for side in (both, both["baseline_side"])
+            for launch in side["measurement"]["samples"]["step_seconds"]
+        }
+        for both in measured
+    ]
+    assert windows == [{12}, {10}, {10}, {10}]
+    levels = [max(each["level"] for each in both["verdict"]["comparisons"]) for both in measured]
+    assert levels == [0.015] * 4
+    result.stdout.fnmatch_lines(
+        [
+            "ddpperf: 2 ranks over gloo (*",
+            f"ddpperf: HEAD (*), {python}, LASTS=5, {threads}, *: 2 ranks over gloo (*): "
+            f"2 x {cores + 1} threads (OMP_NUM_THREADS) share {cores} core*, expect noise",
+            "REGRESSED: step time p50 *",
+            f"why: *changed: python code/src/speed/built.py; *{pinned}OMP_NUM_THREADS {cores + 1} -> unset*",
+            f"measured: 4 interleaved * HEAD ({first}), {python}, LASTS=5, {threads}, *",
+        ]
+    )
+    assert "4 regressed" in result.stdout.str()
 
 
 @pytest.mark.parametrize(
@@ -443,9 +434,19 @@ def test_without_git_or_a_repository_a_ref_is_a_usage_error(
     result.stderr.fnmatch_lines(["ERROR: *git is not installed, or not on PATH"])
 
 
-def test_both_sides_stay_in_step_whatever_a_test_does(repository: Repository, run: Run) -> None:
+def test_both_sides_stay_in_step_whatever_a_test_does(
+    repository: Repository, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Reruns, failures that are caught, what is expected to fail, other fixtures between, tests in the package, code of
-    the wrong tree: none of them hangs."""
+    the wrong tree: none of them hangs. A side that does is given up with its stacks, and before all its time is over:
+    it says when it hangs."""
+
+    def in_vain(channels: list[socket.socket], seconds: float) -> list[socket.socket]:
+        while not (ready := readable(channels, 0.1)) and not (repository.root / "out").exists():
+            pass
+        return ready
+
+    monkeypatch.setattr("pytest_ddpperf.remote.process.readable", in_vain)
     repository.write("src/speed/__init__.py", SECOND)
     repository.write(
         "tests/test_step.py",
@@ -505,6 +506,15 @@ def test_both_sides_stay_in_step_whatever_a_test_does(repository: Repository, ru
         def test_wrong_in_pytest(ddp_benchmark):
             import_from_hand()
             ddp_benchmark(lasting)
+
+        @pytest.fixture
+        def waiting():
+            if speed.OLD:
+                open(OUT, "w").close()
+                time.sleep(3600)
+
+        def test_hangs(ddp_benchmark, waiting):
+            ddp_benchmark(lasting)
         """,
     )
     repository.write(
@@ -515,22 +525,13 @@ def test_both_sides_stay_in_step_whatever_a_test_does(repository: Repository, ru
             ddp_benchmark(lasting, name="old inside" if speed.OLD else "new inside")
         """,
     )
-    repository.write(
-        "tests/test_rpc.py",
-        PLAIN_STEP,
-        """
-        def test_rpc(rpc_benchmark):
-            rpc_benchmark(lasting)
-        """,
-    )
     with repository.untouched():
-        options = ("--import-mode=importlib", "--reruns=1", "--ddp-trainers=1", "--ddp-parameter-servers=1")
-        result = run("--ddp-against=main", *options)
+        result = run("--ddp-against=main", *FEW, "--import-mode=importlib", "--reruns=1")
     assert result.ret == 0
     against = f"main ({repository.first[:7]})"
     result.stdout.fnmatch_lines_random(
         [
-            "test_caught (fails): launch 1 of 3: rank * in setup: ValueError: caught",
+            "test_caught (fails): launch 1 of 2: rank * in setup: ValueError: caught",
             f"test_expected: {against} was not measured:",
             "*ValueError: expected there",
             "there the test measured 'old' where it measures 'new' here",
@@ -541,86 +542,45 @@ def test_both_sides_stay_in_step_whatever_a_test_does(repository: Repository, ru
             "compare with: python code/src/speed/__init__.py",
             f"test_wrong_in_pytest: {against} was not measured:",
             "imported from the working tree, not from the version to compare with: python code/src/speed/__init__.py",
-            f"compared with {against}: 3 passed, 6 without baseline, 1 failed to measure (3 of 10 compared)*",
+            f"pytest of {against} did not answer for 310 s",
+            "*test_step.py*in waiting",
+            f"compared with {against}: 2 passed, 7 without baseline, 1 failed to measure (2 of 10 compared)*",
         ]
     )
 
 
-def test_a_side_that_hangs_is_given_up_with_its_stacks(
-    repository: Repository, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Not after all the time that it has: it says when it hangs."""
-
-    def in_vain(channels: list[socket.socket], seconds: float) -> list[socket.socket]:
-        while not (ready := readable(channels, 0.1)) and not (repository.root / "out").exists():
-            pass
-        return ready
-
-    monkeypatch.setattr("pytest_ddpperf.remote.process.readable", in_vain)
+def test_nothing_is_left_of_a_run_that_is_stopped(repository: Repository) -> None:
+    """Where one side rests. A run that is killed cleans up, too: the next one may never come."""
     repository.write("src/speed/__init__.py", SECOND)
     repository.write(
         "tests/test_step.py",
         STEP,
         """
-        @pytest.fixture
-        def waiting():
-            if speed.OLD:
-                open(OUT, "w").close()
-                time.sleep(3600)
-
-        def test_step(ddp_benchmark, waiting):
-            ddp_benchmark(lasting)
-    """,
-    )
-    with repository.untouched():
-        result = run("--ddp-against", "main", "--ddp-baseline-missing=fail")
-    assert result.ret == 1
-    result.stdout.fnmatch_lines(
-        [f"pytest of main ({repository.first[:7]}) did not answer for 310 s", "*test_step.py*in waiting"]
-    )
-
-
-@pytest.mark.parametrize(
-    ("where", "signals"),
-    [("setup", [signal.SIGINT]), ("a stretch, at rest", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])],
-)
-def test_nothing_is_left_of_a_run_that_is_stopped(
-    repository: Repository, where: str, signals: list[signal.Signals]
-) -> None:
-    """Of one that was killed git forgets the worktree when the next begins."""
-    repository.write("src/speed/__init__.py", SECOND)
-    repository.write(
-        "tests/test_step.py",
-        STEP,
-        f"""
         def test_step(ddp_benchmark):
             def setup(ctx):
                 step, calls = lasting(ctx), iter(range(1000))
                 def hanging():
                     step()
-                    if next(calls) == 6:
-                        hang()
-                def hang():
-                    if speed.OLD and ctx.rank == 1:
+                    if next(calls) == 6 and speed.OLD and ctx.rank == 1:
                         open(OUT, "w").close()
                         time.sleep(3600)
-                if {where == "setup"}:
-                    hang()
                 return hanging
             ddp_benchmark(setup)
         """,
     )
-    plugins = ["-p", "no:randomly", "-p", "no:benchmark"]
-    command = [sys.executable, "-m", "pytest", *plugins, *SMALL, "--ddp-against", "main"]
+    command = [sys.executable, "-m", "pytest", "-p", "no:randomly", "-p", "no:benchmark", *SMALL, "--ddp-against=main"]
     with repository.untouched():
-        for signum in signals:
+        for signum in (signal.SIGKILL, signal.SIGINT):
             started = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             with ended(started) as process:
                 until((repository.root / "out").exists)
                 (repository.root / "out").unlink()
                 below = descendants(process.pid)
                 assert below
+                assert "ddpperf-against" in git(repository.top, "worktree", "list")
                 process.send_signal(signum)
                 process.wait(600)
             until(lambda pids=below: gone(pids))
             assert leftovers() == []
+            assert "ddpperf-against" not in git(repository.top, "worktree", "list")
+            assert [path.name for path in (repository.top / ".git/worktrees").iterdir()] == ["gone"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import venv
@@ -14,11 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.git import git
 from tests.integration.conftest import SMALL, Run
 from tests.integration.test_against import SECOND, STEP, Repository, repository
 from tests.integration.test_confirm import CONFIRM, hashed
-from tests.processes import descendants, ended, gone, until
 
 __all__ = ["repository"]
 
@@ -270,66 +267,3 @@ def test_a_slower_machine_is_acquitted_with_the_same_ignored_files_and_by_code_t
             "*: these files changed, and did not make it slower: python code/src/speed/config.json",
         ]
     )
-
-
-# From its fifth step on, rank 0 holds the lock but between two steps of every four.
-LOCKING = """
-import sqlite3
-
-def test_step(ddp_benchmark):
-    def setup(ctx):
-        database = sqlite3.connect(DATABASE, timeout=0.1, isolation_level=None)
-        step, calls = lasting(ctx, speed.MILLISECONDS), iter(range(1000))
-        def locking():
-            call = next(calls) - 5
-            if ctx.rank == 0 and call >= 0 and call % 4 == 0:
-                if database.in_transaction:
-                    database.execute("COMMIT")
-                database.execute("BEGIN IMMEDIATE")
-            step()
-        return locking
-    ddp_benchmark(setup)
-"""
-
-
-def test_a_lock_that_a_paused_side_holds_lets_launches_be_measured_one_after_the_other(
-    repository: Repository, run: Run
-) -> None:
-    database = repository.top.parent / "database"
-    repository.write("tests/test_step.py", STEP, LOCKING.replace("DATABASE", repr(str(database))))
-    repository.commit()
-    repository.write("src/speed/__init__.py", SECOND)
-    result = run("--ddp-against=HEAD", JSON)
-    assert (result.ret, statuses(repository)) == (1, ["REGRESSED"])
-    result.stdout.fnmatch_lines(["note: *measured one launch after the other: *database is locked*"])
-
-
-def test_git_forgets_the_worktree_of_a_run_that_was_killed(repository: Repository) -> None:
-    """The next run may never come."""
-    repository.write("src/speed/__init__.py", SECOND)
-    repository.write(
-        "tests/test_step.py",
-        STEP,
-        """
-        def test_step(ddp_benchmark):
-            def setup(ctx):
-                if speed.OLD and ctx.rank == 1:
-                    open(OUT, "w").close()
-                    time.sleep(3600)
-                return lasting(ctx)
-            ddp_benchmark(setup)
-        """,
-    )
-    plugins = ["-p", "no:randomly", "-p", "no:benchmark"]
-    command = [sys.executable, "-m", "pytest", *plugins, *SMALL, "--ddp-against", "main"]
-    with repository.untouched():
-        started = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        with ended(started) as process:
-            until((repository.root / "out").exists)
-            below = descendants(process.pid)
-            assert "ddpperf-against" in git(repository.top, "worktree", "list")
-            process.send_signal(signal.SIGTERM)
-            process.wait(600)
-        until(lambda: gone(below))
-        assert "ddpperf-against" not in git(repository.top, "worktree", "list")
-        assert [path.name for path in (repository.top / ".git/worktrees").iterdir()] == ["gone"]
