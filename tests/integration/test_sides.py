@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -14,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.conftest import SMALL, Run
-from tests.integration.test_against import SECOND, STEP, Repository, repository
+from tests.integration.test_against import FEW, SECOND, STEP, Repository, repository
 from tests.integration.test_confirm import CONFIRM, hashed
 
 __all__ = ["repository"]
@@ -58,6 +57,9 @@ def pooled(method):
 def printed(command):
     return float(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
 
+def run_file(name):
+    return runpy.run_path(str(pathlib.Path(OUT).with_name("src") / "speed" / name))["MILLISECONDS"]
+
 def imported(*names, otherwise=None):
     for name in names:
         try:
@@ -70,10 +72,12 @@ HOW = {
     "spawn": lambda: pooled("spawn"),
     "forkserver": lambda: pooled("forkserver"),
     "command": lambda: printed([sys.executable, "-m", "speed.worker"]),
-    "runpy": lambda: runpy.run_path(str(pathlib.Path(OUT).with_name("src") / "speed/__init__.py"))["MILLISECONDS"],
+    "runpy": lambda: run_file("__init__.py"),
+    "runpy same": lambda: run_file("same.py"),
     "isolated": lambda: printed([sys.executable, "-I", str(HERE / "worker.py")]),
     # Files, by an absolute path into the working tree, and what git ignores:
     "data": lambda: float(open(os.environ["SPEED_DATA"]).read()),
+    "data same": lambda: float(pathlib.Path(os.environ["SPEED_DATA"]).with_name("same.txt").read_text()),
     "tracked": lambda: float((HERE / "data.txt").read_text()),
     "ignored": lambda: float((HERE / "ignored.txt").read_text()),
     "exists": lambda: 5 if (HERE / "ignored.txt").exists() else 10,
@@ -110,7 +114,7 @@ def editable(repository: Repository, run: Run, pytester: pytest.Pytester, tmp_pa
     (packages / "__editable__.speed.pth").write_text("import __editable___speed_finder\n")
     url = json.dumps({"dir_info": {"editable": True}, "url": repository.root.as_uri()})
     install(packages, "speed", {}, {"direct_url.json": url})
-    command = [str(environment / "bin/python"), "-m", "pytest", "-p", "no:randomly", "-p", "no:benchmark", *SMALL]
+    command = [str(environment / "bin/python"), "-m", "pytest", "-p", "no:randomly", "-p", "no:benchmark", *SMALL, *FEW]
 
     def run_there(*args: str) -> pytest.RunResult:
         return pytester.run(*command, *args, timeout=600)
@@ -153,19 +157,23 @@ def statuses(repository: Repository) -> list[str]:
     return [str(each["verdict"]["status"]) for each in measured]
 
 
-def test_the_other_version_runs_its_own_code_and_files_or_has_no_baseline(
+def test_the_other_version_runs_its_own_code_and_files_or_has_no_baseline_and_what_is_the_same_passes(
     repository: Repository, editable: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_data(repository, monkeypatch, "_fast.py")
+    write_data(repository, monkeypatch, "_fast.py\nignored.txt")
+    for file, text in (("same.py", "MILLISECONDS = 5\n"), ("same.txt", "5"), ("ignored.txt", "5")):
+        repository.write(f"src/speed/{file}", text)
     proved, unproved = ("forkserver", "command"), ("runpy", "isolated", "data", "built")
-    write_test(repository, *proved, *unproved)
+    same = ("runpy same", "data same", "ignored")
+    write_test(repository, *proved, *unproved, *same)
     repository.write("src/speed/__init__.py", SECOND)
     repository.write("src/speed/data.txt", "60")
     repository.write("src/speed/_fast.py", "MILLISECONDS = 4\n")  # which the other version lacks, so it takes 5
     with repository.untouched():
         result = editable("--ddp-against=HEAD", "--ddp-baseline-missing=fail", JSON)
     assert result.ret == 1
-    assert statuses(repository) == ["REGRESSED"] * len(proved) + ["NO BASELINE"] * len(unproved)
+    expected = ["REGRESSED"] * len(proved) + ["NO BASELINE"] * len(unproved) + ["PASS"] * len(same)
+    assert statuses(repository) == expected
     result.stdout.fnmatch_lines(
         [
             "read from the working tree, *: python code/src/speed/__init__.py",
@@ -176,20 +184,9 @@ def test_the_other_version_runs_its_own_code_and_files_or_has_no_baseline(
     )
 
 
-def test_unchanged_code_passes_by_whatever_way_it_is_reached(
-    repository: Repository, editable: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_data(repository, monkeypatch, "ignored.txt")
-    repository.write("src/speed/ignored.txt", "5")
-    write_test(repository, "spawn", "runpy", "data", "ignored")
-    repository.write("src/speed/worker.py", WORKER, "# more\n")
-    result = editable("--ddp-against=HEAD", JSON)
-    assert (result.ret, {*statuses(repository)}) == (0, {"PASS"})
-
-
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 def test_what_both_sides_share_is_red_and_named_if_it_changed_since_the_baseline_was_saved(
-    repository: Repository, editable: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    repository: Repository, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A package that is no longer the installed one, a module, data, a library; and the code of a child."""
     library = tmp_path / "libspeedy.so"
@@ -208,18 +205,22 @@ def test_what_both_sides_share_is_red_and_named_if_it_changed_since_the_baseline
     write_data(repository, monkeypatch, "ignored.txt")
     packages = install(tmp_path / "packages", "slowkernels", {"slowkernels/a.py": "MILLISECONDS = 5\n"})
     write(packages, {"tools.py": "MILLISECONDS = 5\n"})
-    monkeypatch.setenv("PYTHONPATH", str(packages))
+    repository.write("src/speed/worker.py", WORKER)
     lasts(5)
     write_test(repository, "spawn", "tracked", "package", "outside", "data", "ignored", "library")
-    assert editable("--ddp-save-baseline").ret == 0
+    with monkeypatch.context() as patched:
+        patched.syspath_prepend(packages)
+        assert run("--ddp-save-baseline", *FEW).ret == 0
     repository.commit()
 
     lasts(60)
     checkout = write(tmp_path / "checkout", dict.fromkeys(("slowkernels/b.py", "tools.py"), "MILLISECONDS = 60\n"))
-    monkeypatch.setenv("PYTHONPATH", f"{checkout}{os.pathsep}{packages}")
     repository.write("src/speed/__init__.py", SECOND)
     repository.commit()
-    result = editable(CONFIRM, JSON)
+    with monkeypatch.context() as patched:
+        patched.syspath_prepend(packages)
+        patched.syspath_prepend(checkout)
+        result = run(CONFIRM, JSON, *FEW)
     assert (result.ret, {*statuses(repository)}) == (1, {"REGRESSED"})
     printed = " ".join(result.stdout.str().split())
     for words in (
@@ -250,12 +251,12 @@ def test_a_slower_machine_is_acquitted_with_the_same_ignored_files_and_by_code_t
     repository.write("src/speed/ignored.txt", "5")
     repository.write("src/speed/config.json", "{}")
     repository.write("tests/test_step.py", STEPS.replace("HOWS", "['ignored', 'exists', 'unlike']"), WIDE)
-    assert run("--ddp-save-baseline").ret == 0
+    assert run("--ddp-save-baseline", *FEW).ret == 0
     repository.commit()
     monkeypatch.setenv("LASTS", "2")
     repository.write("src/speed/config.json", "[]")
     with repository.untouched():
-        result = run(CONFIRM, LIMIT, JSON)
+        result = run(CONFIRM, LIMIT, JSON, *FEW)
     assert statuses(repository) == ["INCONCLUSIVE", "INCONCLUSIVE", "REGRESSED", "PASS"]
     measured = json.loads((repository.root / "out/run.json").read_text())["measurements"]
     assert [each["verdict"]["reason"] for each in measured[:2]] == ["machine-slower"] * 2
