@@ -64,6 +64,8 @@ SMALL = [
     "--ddp-threshold=p50:300%",
     "--ddp-confirm=never",
 ]
+# The fewest launches that a comparison may take, for tests that do not count them.
+FEW = ("--ddp-launches=2", "--ddp-max-launches=4")
 
 Run = Callable[..., pytest.RunResult]
 

@@ -21,7 +21,7 @@ import pytest
 from pytest_ddpperf.launch.placement import place
 from pytest_ddpperf.wire.channels import readable
 from tests.git import git
-from tests.integration.conftest import SMALL, Run, last_line
+from tests.integration.conftest import FEW, SMALL, Run, last_line
 from tests.integration.conftest import STEP as PLAIN_STEP
 from tests.processes import descendants, ended, gone, until
 
@@ -34,8 +34,6 @@ SIZES = (1, 2)
 SECOND = PACKAGE.replace("5", "60").replace("True", "False").replace("(1, 2)", "(2, 3)")
 
 STEP = PLAIN_STEP + "import signal, sys, speed\n"
-# The fewest launches that a comparison may take.
-FEW = ("--ddp-launches=2", "--ddp-max-launches=4")
 
 
 class Repository:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.git import git
-from tests.integration.conftest import STEP, Run, last_line
+from tests.integration.conftest import FEW, STEP, Run, last_line
 
 MANY = (
     STEP
@@ -55,7 +55,7 @@ def last_session(path: Path, test: str) -> Any:
 
 def test_only_a_test_that_passed_as_a_whole_is_saved(pytester: pytest.Pytester, run: Run) -> None:
     pytester.makepyfile(test_saving=MANY)
-    result = run("--ddp-save-baseline")
+    result = run("--ddp-save-baseline", *FEW)
     result.assert_outcomes(passed=3, failed=2, errors=1, xfailed=1)
     assert stored(pytester.path) == ["test_good.json"]
     session = last_session(pytester.path, "test_good")
@@ -83,7 +83,7 @@ def test_one_skips(ddp_benchmark, subtests):
     ddp_benchmark(lasting, name="last")
 """
     )
-    result = run("--ddp-save-baseline", "--ddp-json=run.json")
+    result = run("--ddp-save-baseline", "--ddp-json=run.json", *FEW)
     assert stored(pytester.path) == ["test_one_skips+first.json", "test_one_skips+last.json"]
     result.stdout.fnmatch_lines(["test_one_fails: not saved: the test did not pass, or it is a rerun"])
     report = json.loads((pytester.path / "run.json").read_text())
@@ -105,7 +105,7 @@ def test_a_session_says_whose_code_it_is(pytester: pytest.Pytester, run: Run) ->
     for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "1"]):
         git(pytester.path, *command)
     (folder / "mylib" / "helper.py").write_text(STEP + "# not committed\n")
-    run("perf", "perf/others", "--rootdir=perf", "--ddp-extend-baseline").assert_outcomes(passed=1)
+    run("perf", "perf/others", "--rootdir=perf", "--ddp-extend-baseline", *FEW).assert_outcomes(passed=1)
     session = last_session(folder, "test_step")
     assert session["commit"].endswith("-dirty")
     git(pytester.path, "add", "--update", "perf/mylib")
@@ -119,20 +119,20 @@ def test_an_unreadable_baseline_is_red_and_stays_as_it_is(pytester: pytest.Pytes
     pytester.makepyfile(
         test_bad=STEP + "".join(f"\ndef test_{name}(ddp_benchmark): ddp_benchmark(lasting)\n" for name in names)
     )
-    run("--ddp-save-baseline").assert_outcomes(passed=len(names))
-    files = {name: next((pytester.path / "baselines").rglob(f"test_{name}.json")) for name in names}
-    good = files["good"].read_text()
+    run("--ddp-save-baseline", "-k", "good", *FEW).assert_outcomes(passed=1, deselected=len(names) - 1)
+    (saved,) = (pytester.path / "baselines").rglob("test_good.json")
+    files = {name: saved.with_name(f"test_{name}.json") for name in names}
+    good = saved.read_text()
     files["empty"].write_text("")
     files["truncated"].write_text(good[: len(good) // 2])
-    files["newer"].write_text(json.dumps({**json.loads(good), "schema": 999}))
-    broken = json.loads(good)
+    files["newer"].write_text(json.dumps({**json.loads(good.replace("test_good", "test_newer")), "schema": 999}))
+    broken = json.loads(good.replace("test_good", "test_nonsense"))
     broken["sessions"][0]["measurement"]["samples"]["step_seconds"][0][0] = -1
     files["nonsense"].write_text(json.dumps(broken))
     files["other"].write_text(good)
-    files["folder"].unlink()
     files["folder"].mkdir()
     before = {name: file.read_text() for name, file in files.items() if file.is_file()}
-    result = run()
+    result = run(*FEW)
     result.assert_outcomes(passed=1, failed=6)
     for name in names[:-1]:
         result.stdout.fnmatch_lines([f"baseline *test_{name}.json: *"])
@@ -145,7 +145,7 @@ def test_a_store_that_cannot_be_written_is_red_and_named(
 ) -> None:
     pytester.makepyfile(test_store=STEP + "def test_a(ddp_benchmark): ddp_benchmark(lasting)")
     (pytester.path / "a_file").write_text("")
-    result = run("--ddp-save-baseline", "--reruns=1", "--ddp-baseline-dir=a_file", "--ddp-json=run.json")
+    result = run("--ddp-save-baseline", "--reruns=1", "--ddp-baseline-dir=a_file", "--ddp-json=run.json", *FEW)
     assert result.ret == 1
     assert result.parseoutcomes().get("errors") == 1
     result.stdout.fnmatch_lines(["baseline *a_file*: *"])
@@ -157,7 +157,7 @@ def test_a_store_that_cannot_be_written_is_red_and_named(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "replace", full)
-    result = run("--ddp-save-baseline")
+    result = run("--ddp-save-baseline", *FEW)
     result.assert_outcomes(passed=1, errors=1)
     result.stdout.fnmatch_lines(["baseline *test_a.json: *space*"])
     assert stored(pytester.path) == []
@@ -174,27 +174,27 @@ def test_step(ddp_benchmark):
 
 def test_what_verdicts_without_figures_do(pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     pytester.makepyfile(test_effects=EFFECTS)
-    result = run("-q", "-W", "error", own=True)
+    result = run("-q", *FEW)
     assert result.ret == 0
     assert last_line(result) == "1 without baseline (0 of 1 compared)"
     assert any(text.endswith("  NO BASELINE") for text in result.outlines)
     monkeypatch.setenv("CI", "true")
-    result = run()
+    result = run(*FEW)
     assert result.ret == 1
     result.stdout.fnmatch_lines(["NO BASELINE (step time p50 * ms): record one with --ddp-*", "record: *pytest *"])
-    assert run("--ddp-baseline-missing=warn", "--ddp-save-baseline").ret == 0
+    assert run("--ddp-baseline-missing=warn", "--ddp-save-baseline", *FEW).ret == 0
     monkeypatch.setenv("BATCH", "8")
-    result = run()
+    result = run(*FEW)
     assert result.ret == 1
     result.stdout.fnmatch_lines(["INCOMPARABLE (step time p50 * ms): batch_size 4 -> 8: measure as before*"])
     monkeypatch.delenv("CI")
-    assert last_line(run()) == "1 incomparable (0 of 1 compared)"
-    run("--ddp-world-size=1").stdout.fnmatch_lines(["test_step: a baseline exists for *-ws2-*, not for *-ws1-*"])
+    assert last_line(run(*FEW)) == "1 incomparable (0 of 1 compared)"
+    run("--ddp-world-size=1", *FEW).stdout.fnmatch_lines(["test_step: a baseline exists for *-ws2-*, not for *-ws1-*"])
     monkeypatch.setenv("BATCH", "4")
-    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
-    result = run("--ddp-baseline-missing=fail")
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
+    result = run("--ddp-baseline-missing=fail", *FEW)
     assert result.ret == 1
     result.stdout.fnmatch_lines(["NOT GATED (step time p50 * ms): a debugging variable*"])
     before = stored(pytester.path)
-    assert run("--ddp-save-baseline").ret == 0
+    assert run("--ddp-save-baseline", *FEW).ret == 0
     assert stored(pytester.path) == before

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.conftest import SMALL, Run
-from tests.integration.test_against import FEW, SECOND, STEP, Repository, repository
+from tests.integration.conftest import FEW, SMALL, Run
+from tests.integration.test_against import SECOND, STEP, Repository, repository
 from tests.integration.test_confirm import CONFIRM, hashed
 
 __all__ = ["repository"]
