@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -11,6 +12,7 @@ import pytest
 import pytest_ddpperf
 from pytest_ddpperf.history.entries import read_entries
 from pytest_ddpperf.history.series import ChangeStatus, analyze, build_series
+from pytest_ddpperf.records.outcome import Outcome
 from pytest_ddpperf.records.plan import Limit
 from pytest_ddpperf.report import json_report
 from pytest_ddpperf.report.summary import last_line
@@ -58,6 +60,13 @@ def broken(page: Path) -> list[str]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
     assert broken(page) == []
+
+
+def test_every_field_of_a_measurement_in_the_json_is_documented_and_no_other() -> None:
+    table = (ROOT / "docs" / "json.md").read_text().partition("| `nodeid` |")[2].partition("\n\n")[0]
+    names = re.findall(r"^\| (.+?) \|", table, re.MULTILINE)
+    rows = ["nodeid", *re.findall(r"`(\w+)`", " ".join(names))]
+    assert sorted(rows) == sorted([*(field.name for field in fields(Outcome)), "percentile_seconds", "mean_seconds"])
 
 
 def test_links_that_lead_nowhere_are_seen(tmp_path: Path) -> None:
