@@ -114,7 +114,10 @@ def test_hangs(ddp_run):
 )
 
 
-def test_the_end_of_pytest_is_the_end_of_its_ranks(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
+def test_the_end_of_pytest_is_the_end_of_its_ranks(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, signum: signal.Signals
+) -> None:
     monkeypatch.delenv("CI", raising=False)
     pytester.makepyfile(test_hanging=HANGING)
     tmp = pytester.mkdir("tmp")
@@ -129,7 +132,7 @@ def test_the_end_of_pytest_is_the_end_of_its_ranks(pytester: pytest.Pytester, mo
         assert process.poll() is None
         started = descendants(process.pid)
         assert len(started) == 3
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(signum)
         process.wait(600)
     until(lambda: gone(started))
     assert list(tmp.glob("ddpperf-*")) == []
