@@ -27,7 +27,7 @@ help:
 demo: $(INSTALLED)
 	@.venv/bin/python examples/demo.py
 
-# Tests start hundreds of interpreters, each of which would compile this package anew.
+# Tests start hundreds of interpreters. With PYTHONDONTWRITEBYTECODE set, each would compile this package anew.
 test: export PYTHONDONTWRITEBYTECODE =
 test: $(INSTALLED)
 	.venv/bin/ruff check

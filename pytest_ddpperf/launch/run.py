@@ -336,8 +336,8 @@ class Launch:
         self.over = True
 
     def _cost(self, ended: int) -> LaunchCost:
-        """Seconds by phase, from the last rank's entry into one to the last rank's entry into the next; of the ranks
-        that were started here."""
+        """Return the cost of the launch. A phase lasts from when the last rank enters it to when the last rank enters
+        the next one; ranks of other nodes do not count."""
         timed = [rank.number for rank in self._timed]
         last = {phase: max((self._board.entered(rank, phase) for rank in timed), default=0) for phase in Phase}
         entered = [self._requested]

@@ -64,7 +64,7 @@ SMALL = [
     "--ddp-threshold=p50:300%",
     "--ddp-confirm=never",
 ]
-# The fewest launches that a comparison may take, for tests that do not count them.
+# The fewest launches that a comparison may take, for tests of something else than their number.
 FEW = ("--ddp-launches=2", "--ddp-max-launches=4")
 
 Run = Callable[..., pytest.RunResult]

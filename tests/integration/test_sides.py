@@ -90,8 +90,8 @@ HOW = {
     "unlike": lambda: 0.9 if "ddpperf-against" in speed.__file__ else 5,
 }
 
-# LASTS stands for the machine: it is read in a way that the plugin does not see. Rank 0 is the slowest, and one child
-# is enough.
+# LASTS stands for the machine: it is read in a way that the plugin does not see. Rank 0 is the slowest,
+# so that one rank starts children.
 @pytest.mark.parametrize("how", HOWS)
 def test_step(ddp_benchmark, how):
     milliseconds = lambda: HOW[how]() * float(os.environ._data.get(b"LASTS", 1))

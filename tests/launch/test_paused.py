@@ -211,7 +211,7 @@ import sys
 from pytest_ddpperf.launch import Launcher, Observer
 from pytest_ddpperf.records.plan import Plan
 
-class Says(Observer):
+class Prints(Observer):
     def waiting(self, resource):
         print("waits", flush=True)
 
@@ -222,25 +222,25 @@ def setup(ctx):
 plan = Plan(world_size=2, backend="gloo", device="cpu", warmup=1, steps=3)
 sides = Launcher(dict), Launcher(dict)
 while sys.stdin.readline():
-    with sides[0].alone(plan, Says()):
-        with sides[0].pause(plan, setup, Says()) as one, sides[1].pause(plan, setup, Says()) as other:
+    with sides[0].alone(plan, Prints()):
+        with sides[0].pause(plan, setup, Prints()) as one, sides[1].pause(plan, setup, Prints()) as other:
             for side in (one, other) * 2:
                 side.stretch(2)
-            print("rests", flush=True)
+            print("paused", flush=True)
             sys.stdin.readline()
             one.deliver(), other.deliver()
 """
 
 
-def go_on(process: subprocess.Popen[str]) -> None:
+def send_line(process: subprocess.Popen[str]) -> None:
     assert process.stdin is not None
     process.stdin.write("\n")
     process.stdin.flush()
 
 
-def until_it(process: subprocess.Popen[str], does: str) -> None:
+def wait_for_line(process: subprocess.Popen[str], line: str) -> None:
     assert process.stdout is not None
-    assert f"{does}\n" in process.stdout, "it ended before"  # reads as far as that line
+    assert f"{line}\n" in process.stdout, "it ended before"  # reads as far as that line
 
 
 def test_two_runs_take_turns_pair_by_pair_and_nobody_stays_stopped_when_one_is_killed(
@@ -250,21 +250,21 @@ def test_two_runs_take_turns_pair_by_pair_and_nobody_stays_stopped_when_one_is_k
     command, pipe = [sys.executable, "-c", HOLDS], subprocess.PIPE
     with ended(subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)) as other:
 
-        class LetsGoOn(Recorder):
+        class ReleasesOther(Recorder):
             def waiting(self, resource: Path) -> None:
                 if not self.waited:
-                    go_on(other)  # to the end of its pair
+                    send_line(other)  # to the end of its pair
                 super().waiting(resource)
 
-        observer = LetsGoOn()
-        go_on(other)
-        until_it(other, "rests")
+        observer = ReleasesOther()
+        send_line(other)
+        wait_for_line(other, "paused")
         with bench.launcher.alone(bench.plan(), observer):
             assert observer.waited, "for the other run's first pair"
-            go_on(other)
-            until_it(other, "waits")  # with its second pair, for this run
+            send_line(other)
+            wait_for_line(other, "waits")  # with its second pair, for this run
             assert taken(bench, counting, 2, 2).stretches == (1, 1)
-        until_it(other, "rests")
+        wait_for_line(other, "paused")
         every = descendants(other.pid)
         until(lambda: sum(threads_state(pid) == {"T"} for pid in every) == 4)
         other.kill()

@@ -46,6 +46,7 @@ from pytest_ddpperf.remote.rendezvous import Role, role
 from pytest_ddpperf.remote.version import BaseSide
 from pytest_ddpperf.wire.channels import Lines
 from tests.git import git
+from tests.processes import until
 from tests.unit.test_launches import LAUNCH
 
 # --- roles
@@ -336,8 +337,12 @@ def test_a_pytest_of_a_node_that_is_stopped_is_ended_and_reported(closing: ExitS
     worker = NodeWorker(Lines(theirs), lambda *_: remote_pytest, lambda *_: pytest.fail("no other version"))
     worker._obey(Order(OrderKind.START_CURRENT))
     os.kill(remote_pytest._process.pid, signal.SIGSTOP)
-    while worker._pytests:
+
+    def has_ended() -> bool:
         worker._relay("current", remote_pytest, arrived=False)
+        return not worker._pytests
+
+    until(has_ended)
     (died,) = Lines(ours).receive() or ()
     text = "pytest of node 1 was stopped by a signal"
     assert codec.decode(Event, died) == Event(EventKind.DIED, side="current", text=text)
