@@ -146,7 +146,7 @@ class Project:
             case.get("name"): float(case.get("time", "nan")) for case in ElementTree.parse(times).iter("testcase")
         }
         for measured in json.loads(reported.read_text())["measurements"]:
-            name, verdict, stored = measured["test"]["name"], measured["verdict"], measured["stored"]
+            name, verdict, stored = measured["test"]["name"], measured["verdict"], measured["stored_verdict"]
             yield {
                 "model": name.partition("[")[2].rstrip("]"),
                 "session_age": round(age),
@@ -222,7 +222,7 @@ def rates(chosen: Sequence[Row]) -> list[str]:
 
 def tells_of_it(note: str) -> bool:
     """Whether a note is of a suspicion that was not settled."""
-    return note.startswith(("beside the baseline's own code", "not confirmed on the baseline's own code"))
+    return note.startswith("not confirmed with the baseline's own code")
 
 
 def seconds(rows: Sequence[Row]) -> str:
