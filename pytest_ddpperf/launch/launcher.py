@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from pytest_ddpperf.launch import locks, request
 from pytest_ddpperf.launch.output import Observer
 from pytest_ddpperf.launch.paused_launch import PausedLaunch, dropping
+from pytest_ddpperf.launch.phases import step_phases
 from pytest_ddpperf.launch.placement import interconnect, place, visible_gpus
 from pytest_ddpperf.launch.remote_ranks import Clock, Nodes, Part
 from pytest_ddpperf.launch.request import LaunchRequest
@@ -57,10 +58,11 @@ def collected(
         cost=delivery.cost,
         facts=facts,
         output=delivery.output,
-        notes=delivery.notes,
+        notes=(*delivery.notes, *_problems(windows)),
         unfit=_unfit(plan, windows),
         unsettled=windows[0].unsettled,
         warmup=windows[0].warmup,
+        phases=step_phases(windows, lambda rank, ns: clocks[rank].here(ns) if rank in clocks else ns),
         doubts=_doubts(windows),
     )
 
@@ -87,6 +89,11 @@ def _unfit(plan: Plan, windows: Sequence[Window]) -> str:
     """Why a launch says little of steady training, in words, by what happened and not by its times."""
     compiled = [(rank, window.compiled_at) for rank, window in enumerate(windows) if window.compiled_at]
     return f"{plan.name(compiled[0][0])} recompiled at step {compiled[0][1]}" if compiled else ""
+
+
+def _problems(windows: Sequence[Window]) -> list[str]:
+    problems = dict.fromkeys(window.phases_problem for window in windows if window.phases_problem)
+    return [f"phases of the step are unknown: {problem}" for problem in problems]
 
 
 # More than cold caches and a late rank add to the first step.

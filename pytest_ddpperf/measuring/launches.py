@@ -173,7 +173,10 @@ def measurement(launches: Sequence[LaunchSamples], environment: Environment) -> 
         node_seconds=every("node_seconds"),
         clock_seconds=every("clock_seconds"),
     )
-    return Measurement(samples=samples, environment=environment, counters=_counters(launches))
+    phases = every("phases")
+    return Measurement(
+        samples=samples, environment=environment, counters=_counters(launches), phases=() if phases is None else phases
+    )
 
 
 def modules_imported(launches: Sequence[LaunchSamples]) -> set[str]:

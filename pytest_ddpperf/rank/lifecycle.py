@@ -24,7 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
-from pytest_ddpperf.rank import context, counters, environment, group, operation, sampling
+from pytest_ddpperf.rank import context, counters, environment, flight_recorder, group, operation, sampling
 from pytest_ddpperf.rank.context import Context, RpcContext
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import DdpPerfError
@@ -146,6 +146,7 @@ def _work(rank: Rank, folder: Path, request: Message) -> None:
     here: list[int] = request["processes"]  # all that this node has
     index = here.index(rank.number)
     os.environ["RANK"], os.environ["LOCAL_RANK"] = str(rank.number), str(index)
+    flight_recorder.keep_more()
     os.chdir(request["cwd"])
     sys.path[:] = request["sys_path"]
     sys.argv[:] = request["argv"]

@@ -8,6 +8,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
@@ -19,9 +20,11 @@ from pytest_ddpperf.rank import clock, context
 from pytest_ddpperf.rank.context import Context
 from pytest_ddpperf.rank.counters import Meter, recorded
 from pytest_ddpperf.rank.group import OwnGroup
+from pytest_ddpperf.rank.stamps import Arrivals, Stamps, rank_phases
 from pytest_ddpperf.records.errors import DdpPerfError
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import Window
+from pytest_ddpperf.records.step_phases import RankPhases
 from pytest_ddpperf.wire import payload
 from pytest_ddpperf.wire.channels import Board, Phase
 
@@ -74,7 +77,8 @@ def measure(
     counted. Garbage is collected before the window only: collecting before each stretch would give loaders time to get
     ahead.
     """
-    warmed = _warm_up(step, plan, ctx, board, meter, own)
+    phases = _PhaseWatch(plan, ctx)
+    warmed = _warm_up(step, plan, ctx, board, meter, own, phases)
     steps = _window_steps(warmed, plan, own)
     board.set_steps(ctx.rank, steps)
     uncounted = 1 if stretches else 0
@@ -82,6 +86,7 @@ def measure(
     counted = 0
     gc.collect()
     gc.disable()
+    phases.begin()
     try:
         for length in stretches(steps, warmed.step_ns) if stretches else (steps,):
             marks = memoryview(bytearray(8 * (length + 1))).cast("q") if stretches else board.marks(ctx.rank)
@@ -105,7 +110,36 @@ def measure(
         first_ratio=_first_ratio(taken) if warmed.steps else 0.0,
         unsettled=warmed.unsettled,
         warmup=warmed.steps,
+        phases_problem=phases.problem,
+        phases=phases.of([pair for stretch in taken for pair in pairwise(stretch.marks_ns[uncounted:])], own),
     )
+
+
+class _PhaseWatch:
+    """What is known of the phases of steps: nothing in an RPC launch, of one collective, and on an accelerator."""
+
+    def __init__(self, plan: Plan, ctx: Context) -> None:
+        self._is_on = not plan.rpc and plan.collective is None and ctx.device.type == "cpu"
+        self._stamps = Stamps()
+        self.problem = ""
+        if self._is_on:
+            try:
+                self._stamps.install()
+            except Exception as error:  # of another version of torch: nothing else depends on phases
+                self._is_on, self.problem = False, f"{type(error).__name__}: {error}"
+
+    def during(self, warmup: int, asked: int) -> AbstractContextManager[None]:
+        """Find the modules that are stamped, in the last warm-up step but one of those `asked`."""
+        return self._stamps.finding_modules() if self._is_on and warmup == max(asked - 2, 0) else nullcontext()
+
+    def begin(self) -> None:
+        """The window is about to begin."""
+        self._stamps.taken.clear()
+        self._arrivals = Arrivals()
+
+    def of(self, steps: Sequence[tuple[int, int]], own: OwnGroup) -> RankPhases | None:
+        """Return the phases of the last counted `steps`, each a begin and an end."""
+        return rank_phases(steps, self._stamps.taken, self._arrivals.read(own)) if self._is_on else None
 
 
 class _Stretch:
@@ -196,7 +230,9 @@ _TELLING = 3
 _COUNTED_FROM = 3
 
 
-def _warm_up(step: Step, plan: Plan, ctx: Context, board: Board, meter: Meter, own: OwnGroup) -> _WarmUp:
+def _warm_up(
+    step: Step, plan: Plan, ctx: Context, board: Board, meter: Meter, own: OwnGroup, phases: _PhaseWatch
+) -> _WarmUp:
     """Take the asked steps, and more until no rank's last one changed anything, up to a cap."""
     row, cell = board.row(ctx.rank), Board.STEP_CELL
     board.enter(ctx.rank, Phase.WARMUP, time.monotonic_ns())
@@ -212,10 +248,11 @@ def _warm_up(step: Step, plan: Plan, ctx: Context, board: Board, meter: Meter, o
         row[cell] = index
         before = recorded(own) if index in watched else None
         began = time.monotonic_ns()
-        if index and index in watched:
-            counters = meter.counters(step, own)
-        else:
-            context.read_examples(step())
+        with phases.during(index, plan.warmup):
+            if index and index in watched:
+                counters = meter.counters(step, own)
+            else:
+                context.read_examples(step())
         if ctx.device.type != "cpu":
             torch.accelerator.synchronize()
         step_ns.append(time.monotonic_ns() - began)

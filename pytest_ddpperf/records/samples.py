@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Any
 
 from pytest_ddpperf.records.plan import Limit
+from pytest_ddpperf.records.step_phases import RankPhases, StepPhases
 
 Scalar = str | int | float | bool | None
 LaunchSteps = tuple[tuple[float, ...], ...]  # launch x step
@@ -90,6 +91,7 @@ class Measurement:
     samples: Samples
     environment: Environment = field(default_factory=Environment)
     counters: Counters = field(default_factory=dict)
+    phases: tuple[StepPhases, ...] = ()  # by launch; () where they are unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,6 +290,8 @@ class Window:
     sent: tuple[int, ...] = ()  # collectives of the first warm-up step and of the counted one, where they are known
     first_ratio: float = 0.0  # of the first timed step to the median of the others; 0 if it says nothing
     recorded: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)  # by name and step
+    phases: RankPhases | None = None  # None where they are unknown
+    phases_problem: str = ""  # why they are, if they should not be
     facts: Mapping[str, Scalar] = field(default_factory=dict)  # the environment, of rank 0
     imported: Imported = Imported()
 
@@ -312,6 +316,7 @@ class LaunchSamples:
     unsettled: str = ""  # what still changed when the warm-up ended at its cap: "compiling"
     warmup: int = 0  # steps it took
     doubts: Mapping[str, str] = field(default_factory=dict)  # by kind, why steps may differ in their work, in words
+    phases: StepPhases | None = None  # None where they are unknown
     node_seconds: tuple[float, ...] | None = None  # of several nodes, the steps of the first node's ranks alone
     clock_seconds: float | None = None  # by how much marks of several nodes may be apart
     files: Mapping[str, str] = field(default_factory=dict)  # of the repository: path from its top -> digest

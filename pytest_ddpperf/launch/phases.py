@@ -1,0 +1,150 @@
+"""Where the time of a launch's steps went: each rank's own phases, and the way of each step back through all ranks."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from pytest_ddpperf.records.samples import Window
+from pytest_ddpperf.records.step_phases import EXPOSED, PHASES, RANK_WAIT, RankPhases, StepPhases
+
+OnOurClock = Callable[[int, float], float]  # of a rank, a time in ns
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of one rank's step, in nanoseconds."""
+
+    phase: str
+    begin: float
+    end: float
+
+
+def step_phases(windows: Sequence[Window], on_our_clock: OnOurClock) -> StepPhases | None:
+    """Return what the windows of all ranks say together; None if a rank does not know its phases."""
+    found = [window.phases for window in windows if window.phases is not None]
+    steps = min((len(phases.steps) for phases in found), default=0)
+    if len(found) < len(windows) or not steps:
+        return None
+    table = [_steps(rank, window, steps, on_our_clock) for rank, window in enumerate(windows)]
+    starts = Starts([_starts(rank, phases, on_our_clock) for rank, phases in enumerate(found)])
+    by_step = [tuple(each) for each in zip(*table, strict=True)]  # step x rank x piece
+    begins = [max(pieces[0].begin for pieces in step) for step in by_step]
+    ends = [max(pieces[-1].end for pieces in step) for step in by_step]
+    usual = _middle_half([end - begin for begin, end in zip(begins, ends, strict=True)])
+    waits_known = all(phases.arrivals is not None for phases in found)
+    own = {phase: _own(phase, found, [by_step[step] for step in usual]) for phase in PHASES}
+    path: dict[str, tuple[float, ...]] = {}
+    if waits_known:
+        waited = [[sum(map(starts.waited, [rank] * len(p), p)) for rank, p in enumerate(by_step[k])] for k in usual]
+        own[RANK_WAIT] = tuple(fmean(ns) / 1e9 for ns in zip(*waited, strict=True))
+        ways = [way_back(by_step[step], begins[step], starts) for step in usual]
+        for phase in PHASES:
+            path[phase] = tuple(
+                fmean(way.get((rank, phase), 0.0) for way in ways) / 1e9 for rank in range(len(windows))
+            )
+    else:
+        own[RANK_WAIT] = (None,) * len(windows)
+    return StepPhases(steps=steps, own=own, path=path)
+
+
+def _steps(rank: int, window: Window, steps: int, on_our_clock: OnOurClock) -> list[tuple[Piece, ...]]:
+    """Return the last steps of a rank."""
+    assert window.phases is not None, "the caller has checked it"
+    begins = [mark for marks in window.marks_ns for mark in marks[:-1]]
+    found = []
+    for begin, pieces in zip(begins[-steps:], window.phases.steps[-steps:], strict=True):
+        bounds = [on_our_clock(rank, ns) for ns in (begin, *(end for _, end in pieces))]
+        phases = (PHASES[index] for index, _ in pieces)
+        found.append(tuple(map(Piece, phases, bounds, bounds[1:])))
+    return found
+
+
+def _starts(rank: int, phases: RankPhases, on_our_clock: OnOurClock) -> list[tuple[float, str]]:
+    return [(on_our_clock(rank, ns), name) for ns, name in phases.arrivals or ()]
+
+
+def _middle_half(durations: Sequence[float]) -> list[int]:
+    """Return which steps are neither of the shortest nor of the longest quarter."""
+    order = sorted(range(len(durations)), key=durations.__getitem__)
+    cut = len(order) // 4
+    return order[cut : len(order) - cut]
+
+
+def _own(
+    phase: str, ranks: Sequence[RankPhases], steps: Sequence[Sequence[Sequence[Piece]]]
+) -> tuple[float | None, ...]:
+    return tuple(
+        fmean(sum(piece.end - piece.begin for piece in step[rank] if piece.phase == phase) for step in steps) / 1e9
+        if phase in phases.seen
+        else None
+        for rank, phases in enumerate(ranks)
+    )
+
+
+# By so much, marks of different ranks may contradict what must have come first.
+_TOLERANCE_NS = 50_000
+# Collectives that one rank may have started and not waited for.
+_MOST_OPEN = 64
+
+
+class Starts:
+    """When each rank started each collective: the last of them ends the waiting of the others."""
+
+    def __init__(self, by_rank: Sequence[Sequence[tuple[float, str]]]) -> None:
+        self._by_rank = by_rank
+        self._times = [[when for when, _ in starts] for starts in by_rank]
+        self._last: dict[str, tuple[float, int]] = {}
+        for rank, starts in enumerate(by_rank):
+            for when, name in starts:
+                self._last[name] = max(self._last.get(name, (when, rank)), (when, rank))
+
+    def last(self, rank: int, begin: float, end: float) -> tuple[int, float]:
+        """Return which rank started what `rank` waited for last, and when; `rank` itself if it did.
+
+        It is the latest collective that this rank had started and that all had before the wait ended, for no wait ends
+        before that."""
+        place = bisect_right(self._times[rank], begin)
+        for when, name in reversed(self._by_rank[rank][max(place - _MOST_OPEN, 0) : place]):
+            last, who = self._last[name]
+            if last <= end + _TOLERANCE_NS:
+                return (who, min(last, end)) if last > begin else (rank, when)
+        return rank, begin
+
+    def waited(self, rank: int, piece: Piece) -> float:
+        """Return for how long of a piece the rank waited for another rank."""
+        if piece.phase != EXPOSED:
+            return 0.0
+        who, when = self.last(rank, piece.begin, piece.end)
+        return max(when - piece.begin, 0.0) if who != rank else 0.0
+
+
+def way_back(step: Sequence[Sequence[Piece]], begin: float, starts: Starts) -> Mapping[tuple[int, str], float]:
+    """Return the nanoseconds of a step by rank and phase, followed backwards from its end to `begin`.
+
+    `step` is rank x piece. Where a rank waited for one that was later, the way goes on along that rank from when it
+    started the collective, so that what made it late is counted and not the waiting. This is the critical path of a
+    program with messages: C.-Q. Yang and B. P. Miller, "Critical Path Analysis for the Execution of Parallel and
+    Distributed Programs", ICDCS 1988."""
+    taken: dict[tuple[int, str], float] = defaultdict(float)
+    ends = [[piece.end for piece in pieces] for pieces in step]
+    rank = max(range(len(step)), key=lambda each: ends[each][-1])
+    at = ends[rank][-1]
+    stepped_aside = False
+    while at > begin:
+        piece = step[rank][min(bisect_left(ends[rank], at), len(ends[rank]) - 1)]
+        since = max(piece.begin, begin)
+        if piece.phase == EXPOSED and not stepped_aside:
+            who, when = starts.last(rank, piece.begin, at)
+            if who != rank and when > since:
+                taken[rank, EXPOSED] += at - when
+                stepped_aside = when == at  # no way was made: it must not lead straight back
+                at, rank = when, who
+                continue
+        stepped_aside = False
+        taken[rank, piece.phase] += at - since
+        at = since
+    return taken

@@ -1,0 +1,229 @@
+"""Time stamps at the boundaries of a step's phases, without a profiler, and the phases that they make.
+
+A stamp is taken where a forward pass of a module that the step calls itself begins and ends, a backward pass, an
+optimizer's step, and a wait for a collective. They cost a few microseconds a step, so every launch takes them. When
+collectives were started comes from torch's flight recorder.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from pytest_ddpperf.rank import flight_recorder
+from pytest_ddpperf.rank.group import OwnGroup
+from pytest_ddpperf.records.step_phases import BACKWARD, DATA, EXPOSED, FORWARD, OPTIMIZER, OTHER, PHASES, RankPhases
+
+# What begins, or ends with the opposite sign.
+_FORWARD, _BACKWARD, _OPTIMIZER, _WAIT = 1, 2, 3, 4
+Stamp = tuple[int, int]  # when, and what begins or ends
+
+
+class Stamps:
+    """The stamps of this process, from when they are installed to its end; `now` reads the clock."""
+
+    def __init__(self, now: Callable[[], int] = time.monotonic_ns) -> None:
+        self.taken: list[Stamp] = []
+        self._now = now
+        self._modules: list[torch.nn.Module] = []  # that a step calls itself
+        self._depth = 0  # of forward passes, in the step that finds them
+
+    def install(self) -> None:
+        """Stamp backward passes, optimizers and waits from here on.
+
+        Before the first step: torch.compile would compile an optimizer's step once more. Nothing is stamped in what it
+        compiles."""
+        torch.autograd.backward = self._around(torch.autograd.backward, _BACKWARD)
+        torch.autograd.grad = self._around(torch.autograd.grad, _BACKWARD)
+        # Of every collective that Python waits for, also in a `dist.all_reduce` without `async_op`.
+        work: Any = dist.Work
+        work.wait = self._around(work.wait, _WAIT)
+        register_optimizer_step_pre_hook(self._hook(_OPTIMIZER))
+        register_optimizer_step_post_hook(self._hook(-_OPTIMIZER))
+
+    @contextmanager
+    def finding_modules(self) -> Iterator[None]:
+        """Find the modules that a step calls itself, not within another's forward pass or a backward pass (activation
+        checkpointing calls some there), and stamp their forward passes afterwards."""
+        before = register_module_forward_pre_hook(self._enter)
+        after = register_module_forward_hook(self._leave, always_call=True)
+        try:
+            yield
+        finally:
+            before.remove()
+            after.remove()
+        for module in {id(module): module for module in self._modules}.values():
+            module.register_forward_pre_hook(self._hook(_FORWARD), prepend=True)
+            module.register_forward_hook(self._hook(-_FORWARD), always_call=True)
+
+    def _enter(self, module: torch.nn.Module, arguments: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        balance = sum(1 if kind > 0 else -1 for _, kind in self.taken if abs(kind) == _BACKWARD)
+        if not self._depth and not balance:
+            self._modules.append(module)
+        self._depth += 1
+
+    def _leave(self, module: torch.nn.Module, arguments: Any, result: Any) -> None:
+        if not torch.compiler.is_compiling():
+            self._depth -= 1
+
+    def _around(self, function: Any, kind: int) -> Any:
+        append, now, is_compiling = self.taken.append, self._now, torch.compiler.is_compiling
+
+        @wraps(function)
+        def stamped(*args: Any, **kwargs: Any) -> Any:
+            if is_compiling():
+                return function(*args, **kwargs)
+            append((now(), kind))
+            try:
+                return function(*args, **kwargs)
+            finally:
+                append((now(), -kind))
+
+        return stamped
+
+    def _hook(self, kind: int) -> Callable[..., None]:
+        append, now, is_compiling = self.taken.append, self._now, torch.compiler.is_compiling
+
+        def stamp(*_: Any) -> None:
+            if not is_compiling():
+                append((now(), kind))
+
+        return stamp
+
+
+# By more than so much, the recorder's clock moved against ours while the window was timed.
+_CLOCK_MOVED_NS = 50_000
+# Of a window, the steps of which phases are known: enough for their mean, and cheap to follow through all ranks.
+_LAST = 200
+
+
+class Arrivals:
+    """When collectives of the window are started, on the clock of the stamps."""
+
+    def __init__(self) -> None:
+        self._offset_ns = flight_recorder.realtime_offset_ns()
+
+    def read(self, own: OwnGroup) -> tuple[list[tuple[int, str]], int] | None:
+        """Return as `flight_recorder.starts`, after the window; None also if the clocks moved against each other."""
+        offset_ns = flight_recorder.realtime_offset_ns()
+        if abs(offset_ns - self._offset_ns) > _CLOCK_MOVED_NS or (held := flight_recorder.starts(own)) is None:
+            return None
+        found, since = held
+        return [(when - offset_ns, name) for when, name in found], since - offset_ns if since else 0
+
+
+def rank_phases(
+    steps: Sequence[tuple[int, int]], stamps: Sequence[Stamp], arrivals: tuple[list[tuple[int, str]], int] | None
+) -> RankPhases | None:
+    """Return the phases of the last `steps`, each a begin and an end; None if the stamps make no sense."""
+    started, since = arrivals if arrivals is not None else ([], 0)
+    known = [step for step in steps[-_LAST:] if step[0] >= since]
+    times = [when for when, _ in stamps]
+    starts = [when for when, _ in started]
+    found, seen = [], set[str]()
+    for begin, end in known:
+        within = stamps[bisect_right(times, begin) : bisect_right(times, end)]
+        own_starts = starts[bisect_right(starts, begin) : bisect_right(starts, end)]
+        step = _Step(begin, own_starts, knows_waits=arrivals is not None)
+        if not step.take(within, end):
+            return None
+        seen |= {phase for phase, _ in step.pieces}
+        found.append(tuple((PHASES.index(phase), until) for phase, until in step.pieces))
+    seen |= {OTHER} if arrivals is None else {OTHER, EXPOSED}  # of which there may be none
+    first = known[0][0] if known else 0
+    return RankPhases(
+        steps=tuple(found),
+        seen=tuple(phase for phase in PHASES if phase in seen),
+        arrivals=None if arrivals is None else tuple(started[bisect_left(starts, first) :]),
+    )
+
+
+class _Step:
+    """Divides one step into pieces, each a phase and its end."""
+
+    def __init__(self, begin: int, starts: Sequence[int], *, knows_waits: bool) -> None:
+        self.pieces: list[tuple[str, int]] = []
+        self._at = begin
+        self._starts = starts  # of collectives
+        self._knows_waits = knows_waits
+        self._open: list[int] = []
+        self._waited_until = begin
+        self._gaps: list[int] = []  # pieces whose phase depends on what follows
+        self._last = ""  # phase, gaps and waits left out
+
+    def take(self, stamps: Sequence[Stamp], end: int) -> bool:
+        """Divide the step at its `stamps`; return whether they are well nested."""
+        for when, kind in stamps:
+            self._until(when)
+            if kind > 0:
+                self._open.append(kind)
+            elif self._open and self._open[-1] == -kind:
+                self._open.pop()
+                if kind == -_WAIT:
+                    self._waited_until = when
+                if kind == -_BACKWARD and _BACKWARD not in self._open:
+                    self._expose(when)
+            else:
+                return False
+        self._until(end)
+        self._name_gaps("")
+        return not self._open
+
+    def _phase(self) -> str:
+        """Return the phase that lasts now; "" between those that are known."""
+        if _WAIT in self._open:
+            return EXPOSED if self._knows_waits else OTHER
+        if _BACKWARD in self._open:  # what activation checkpointing computes anew belongs to it
+            return OTHER if _OPTIMIZER in self._open[self._open.index(_BACKWARD) :] else BACKWARD
+        # An optimizer may call a closure, which has the other two.
+        return FORWARD if _FORWARD in self._open else OPTIMIZER if self._open else ""
+
+    def _until(self, when: int) -> None:
+        """End the phase that lasts now."""
+        phase = self._phase()
+        if phase in (FORWARD, BACKWARD, OPTIMIZER):
+            self._name_gaps(phase)
+            self._last = phase
+        if when <= self._at:
+            return
+        if not phase:
+            self._gaps.append(len(self.pieces))
+        if self.pieces and self.pieces[-1][0] == phase:
+            if not phase:
+                self._gaps.pop()
+            self.pieces.pop()
+        self.pieces.append((phase, when))
+        self._at = when
+
+    def _name_gaps(self, following: str) -> None:
+        phase = OTHER
+        if following == FORWARD:
+            phase = FORWARD if self._last == FORWARD else DATA
+        elif following == BACKWARD and self._last == FORWARD:  # the loss, most likely
+            phase = FORWARD
+        for index in self._gaps:
+            self.pieces[index] = phase, self.pieces[index][1]
+        self._gaps.clear()
+
+    def _expose(self, end: int) -> None:
+        """Of a backward pass that ends now, call what follows the start of its last collective a wait: DDP waits for
+        all of them then, in C++. Not if Python code has waited since."""
+        if not self._knows_waits or not self.pieces or self.pieces[-1][0] != BACKWARD:
+            return
+        index = bisect_right(self._starts, end) - 1
+        if index < 0 or (start := self._starts[index]) <= self._waited_until:
+            return
+        begin = self.pieces[-2][1] if len(self.pieces) > 1 else 0
+        if start > begin:
+            self.pieces[-1:] = [(BACKWARD, start), (EXPOSED, end)]

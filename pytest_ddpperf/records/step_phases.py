@@ -1,0 +1,53 @@
+"""The phases of a training step, and what a launch says about them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+DATA = "data"  # before a forward pass: the loader, `zero_grad`
+FORWARD = "forward"  # from the first module of a pass to the backward pass
+BACKWARD = "backward"  # until the last gradient is handed over
+EXPOSED = "exposed_communication"  # waiting for collectives
+RANK_WAIT = "rank_wait"  # of it, until the last rank arrived
+OPTIMIZER = "optimizer"
+OTHER = "other"
+# All but `rank_wait` add up to the step.
+PHASES = (DATA, FORWARD, BACKWARD, EXPOSED, OPTIMIZER, OTHER)
+
+Pieces = tuple[tuple[int, int], ...]  # of a step in order: the index of the phase in PHASES, and its end in ns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankPhases:
+    """The phases of one rank's last timed steps, as it delivers them; times are as those of `Window.marks_ns`."""
+
+    steps: tuple[Pieces, ...]
+    seen: tuple[str, ...]  # of PHASES, those that are known
+    # When this rank started each collective, in order, and which; None if this is not known.
+    arrivals: tuple[tuple[int, str], ...] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPhases:
+    """Where the time of a launch's steps went, in seconds: the mean over the middle half of them, by duration."""
+
+    steps: int  # the last ones, of which phases are known
+    own: Mapping[str, tuple[float | None, ...]]  # by phase and rank, `rank_wait` included; None where it is unknown
+    # By phase and rank: the step, followed backwards from its end. Where a rank waited for another, the way goes on
+    # along the one that arrived last; what is left of a wait is `exposed_communication`. All add up to the group's
+    # step. Empty if arrivals are unknown.
+    path: Mapping[str, tuple[float, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """A part of a change of the step time, and what is known of its cause."""
+
+    phases: tuple[str, ...]  # that changed; () if only counters did, or for what is unexplained
+    seconds: float | None = None  # of the step, signed; None if only counters changed
+    low: float = 0.0  # its range, at the error rate of the test
+    high: float = 0.0
+    share: float = 0.0  # of the whole change
+    rank: int | None = None  # whose phase alone changed; None: that of all ranks, of ranks in turns, or unknown
+    counters: tuple[tuple[str, int, int], ...] = ()  # that changed with it: name, before, after

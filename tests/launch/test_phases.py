@@ -1,0 +1,161 @@
+"""Phases of steps that real ranks take: which are known, and that they add up. By counts, never by times."""
+
+from __future__ import annotations
+
+from statistics import fmean
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+from pytest_ddpperf.launch import Launcher
+from pytest_ddpperf.records.plan import Plan
+from pytest_ddpperf.records.samples import LaunchSamples
+from pytest_ddpperf.records.step_phases import BACKWARD, DATA, EXPOSED, FORWARD, OPTIMIZER, OTHER, PHASES, RANK_WAIT
+from tests.launch.conftest import Bench, Recorder
+
+
+class Blocks(nn.Module):
+    def __init__(self, *, is_checkpointed: bool = False) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(16, 16) for _ in range(4))
+        self.is_checkpointed = is_checkpointed
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False) if self.is_checkpointed else block(x)
+        return x
+
+
+def training(kind: str) -> Any:
+    def setup(ctx: Any) -> Any:
+        module = Blocks(is_checkpointed=kind == "checkpointed")
+        if kind == "fsdp":
+            for block in module.blocks:
+                fully_shard(block)
+            model: Any = fully_shard(module)
+        else:
+            model = DistributedDataParallel(module)
+        if kind == "compiled":
+            model = torch.compile(model, backend="eager")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        x = torch.randn(4, 16)
+
+        def passes() -> Any:
+            loss = model(x).sum()
+            loss.backward()
+            return loss
+
+        def step() -> None:
+            optimizer.zero_grad()
+            if kind == "closure":
+                optimizer.step(passes)
+                return
+            for _ in range(2 if kind == "accumulating" else 1):
+                passes()
+            optimizer.step()
+
+        return step
+
+    return setup
+
+
+def known(samples: LaunchSamples) -> set[str]:
+    assert samples.phases is not None
+    return {phase for phase, ranks in samples.phases.own.items() if None not in ranks}
+
+
+@pytest.mark.parametrize("kind", ["plain", "accumulating", "checkpointed", "closure", "compiled", "fsdp"])
+def test_all_phases_of_a_training_step_are_known_and_add_up(bench: Bench, kind: str) -> None:
+    samples = bench.measure(training(kind), warmup=4, steps=8)
+    assert (samples.unfit, samples.unsettled, samples.notes) == ("", "", ())
+    found = samples.phases
+    assert found is not None
+    assert found.steps == 8
+    # What comes before the passes that an optimizer calls is its own.
+    assert known(samples) == {*PHASES, RANK_WAIT} - ({DATA} if kind == "closure" else set())
+    middle = sorted(samples.step_seconds)[2:6]
+    assert sum(map(sum, found.path.values())) == pytest.approx(fmean(middle), rel=1e-6)
+    assert all(waited <= exposed for waited, exposed in zip(found.own[RANK_WAIT], found.own[EXPOSED], strict=True))
+    assert all(found.own[phase][rank] > 0 for phase in (FORWARD, BACKWARD, OPTIMIZER) for rank in range(2))
+
+
+def test_a_step_without_a_backward_pass_has_no_such_phase(bench: Bench) -> None:
+    def setup(ctx: Any) -> Any:
+        model = nn.Linear(4, 4)
+        return lambda: model(torch.ones(1, 4))
+
+    assert known(bench.measure(setup, warmup=3, steps=4)) == {DATA, FORWARD, EXPOSED, OTHER, RANK_WAIT}
+
+
+def test_an_optimizer_in_backward_is_no_phase_of_its_own(bench: Bench) -> None:
+    def setup(ctx: Any) -> Any:
+        model = nn.Linear(4, 4)
+        for parameter in model.parameters():
+            optimizer = torch.optim.SGD([parameter], lr=0.01)
+            parameter.register_post_accumulate_grad_hook(lambda _, optimizer=optimizer: optimizer.step())  # type: ignore[misc]
+        return lambda: model(torch.ones(1, 4)).sum().backward()
+
+    assert OPTIMIZER not in known(bench.measure(setup, warmup=3, steps=4))
+
+
+def test_user_code_that_replaces_backward_and_takes_several_passes_is_seen(bench: Bench) -> None:
+    def setup(ctx: Any) -> Any:
+        model, own = nn.Linear(4, 4), torch.Tensor.backward
+
+        def backward(self: torch.Tensor, *arguments: Any) -> None:
+            own(self, *arguments)
+
+        torch.Tensor.backward = backward  # type: ignore[assignment, method-assign]
+
+        def step() -> None:
+            torch.autograd.grad(model(torch.ones(1, 4)).sum(), list(model.parameters()))
+            model(torch.ones(1, 4)).sum().backward()  # type: ignore[no-untyped-call]
+
+        return step
+
+    assert {FORWARD, BACKWARD} <= known(bench.measure(setup, warmup=3, steps=4))
+
+
+def test_waits_are_unknown_where_the_flight_recorder_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "0")
+    launcher = Launcher(dict)
+    try:
+        plan = Plan(world_size=2, backend="gloo", device="cpu", warmup=3, steps=3)
+        found = launcher.measure(plan, training("plain"), Recorder()).phases
+    finally:
+        launcher.close()
+    assert found is not None
+    assert found.path == {}
+    assert (found.own[EXPOSED], found.own[RANK_WAIT]) == ((None, None), (None, None))
+
+
+def test_a_full_recorder_leaves_the_phases_of_the_last_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "8")
+    launcher = Launcher(dict)
+    try:
+        plan = Plan(world_size=2, backend="gloo", device="cpu", warmup=3, steps=20)
+        found = launcher.measure(plan, lambda ctx: lambda: dist.all_reduce(torch.ones(1)), Recorder()).phases
+    finally:
+        launcher.close()
+    assert found is not None
+    assert 1 <= found.steps < 8
+
+
+def test_phases_that_cannot_be_taken_leave_the_measurement_as_it_is(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def setup(ctx: Any) -> Any:
+        from pytest_ddpperf.rank import stamps
+
+        monkeypatch.setattr(stamps.Stamps, "install", None)
+        return lambda: dist.all_reduce(torch.ones(1))
+
+    samples = bench.measure(setup, warmup=3, steps=3)
+    assert samples.phases is None
+    assert samples.notes == ("phases of the step are unknown: TypeError: 'NoneType' object is not callable",)
