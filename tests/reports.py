@@ -22,7 +22,7 @@ from pytest_ddpperf.records.samples import (
     TestId,
     Verdict,
 )
-from pytest_ddpperf.report import failure
+from pytest_ddpperf.report import causes
 from pytest_ddpperf.report.json_report import Entry, StoredReport
 from pytest_ddpperf.verdict.decision import fails, judge
 from pytest_ddpperf.verdict.times import in_percentiles
@@ -54,8 +54,8 @@ def explained(outcome: Outcome, baseline: Sequence[Measurement], accept: str = "
     """Return the outcome with its causes, as a run has it."""
     assert outcome.verdict is not None
     assert outcome.measurement is not None
-    causes = failure.find_causes(outcome.verdict, outcome.plan, outcome.measurement, baseline)
-    return replace(outcome, evidence=causes if outcome.verdict != "PASS" else (), accept=accept)
+    words = causes.find_causes(outcome.verdict, outcome.plan, outcome.measurement, baseline)
+    return replace(outcome, evidence=words if outcome.verdict != "PASS" else (), accept=accept)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,8 @@ from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.outcome import Outcome
 from pytest_ddpperf.records.plan import TIME_LIMITS, Limit, limits_for
 from pytest_ddpperf.records.samples import Recording, Status, Verdict
-from pytest_ddpperf.report import diff_report, failure, figures, json_report, markdown, text
+from pytest_ddpperf.records.step_phases import Finding
+from pytest_ddpperf.report import causes, diff_report, figures, json_report, markdown, text
 from pytest_ddpperf.report.json_report import Entry, StoredReport, gone_of, identity
 from pytest_ddpperf.verdict import decision, times
 from pytest_ddpperf.verdict.decision import refused
@@ -77,7 +78,7 @@ def _with_verdict(now: Outcome, other: Entry | None, limits: tuple[Limit, ...]) 
     level = now.level if now.level is not None else times.TEST_LEVEL
     fresh = replace(
         now, limits=limits, level=level, baseline_path="", baseline_side=None, stored_verdict=None, saved=0,
-        sessions=(), evidence=(), accept="", notes=(),
+        sessions=(), findings=(), evidence=(), accept="", notes=(),
     )  # fmt: skip
     if now.measurement is None:
         return replace(fresh, verdict=None, notes=now.notes)  # nothing to compare: it fails as before
@@ -98,10 +99,13 @@ def _with_verdict(now: Outcome, other: Entry | None, limits: tuple[Limit, ...]) 
     notes = tuple(f"no limit is applied to {line}" for line in unsupported)
     steps = min(now.measurement.samples.steps, before.measurement.samples.steps)
     sessions = (times.in_percentiles(before, steps),)
-    causes: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    words: tuple[str, ...] = ()
     if verdict.status.compared and verdict.status is not Status.PASS:
-        causes = failure.find_causes(verdict, now.plan, now.measurement, [before.measurement])
-    return replace(fresh, verdict=verdict, notes=notes, sessions=sessions, evidence=causes)
+        sides = now.measurement, [before.measurement]
+        findings = causes.find(verdict, *sides, is_paired=False, level=level)
+        words = causes.find_causes(verdict, now.plan, *sides, found=findings)
+    return replace(fresh, verdict=verdict, notes=notes, sessions=sessions, findings=findings, evidence=words)
 
 
 _DESCRIPTION = """\

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from pytest_ddpperf.measuring.baseline_side import Interleaved, Stored
@@ -33,7 +35,8 @@ from pytest_ddpperf.records.samples import (
     Status,
     Verdict,
 )
-from pytest_ddpperf.report import failure
+from pytest_ddpperf.records.step_phases import PHASES, RANK_WAIT, Finding, StepPhases
+from pytest_ddpperf.report import causes
 from pytest_ddpperf.verdict import decision, times
 from pytest_ddpperf.verdict.stats import geometric_mean, launch_means, launch_quantiles
 
@@ -55,6 +58,15 @@ class Result:
     environment: Environment
     counters: Counters  #: per step, the largest over ranks; None where it is unknown
     recorded: Recorded  #: by name, launch x rank x step: the values of `ctx.record`; None if there is none
+    #: where the time of a typical step goes, in seconds by phase, by rank: all but "rank_wait", a part of
+    #: "exposed_communication", add up to the step; None where it is unknown; () if nothing is known
+    rank_phases: tuple[Mapping[str, float | None], ...]
+
+    @property
+    def phases(self) -> Mapping[str, float | None]:
+        """The same, as the mean over ranks; {} if nothing is known."""
+        names = self.rank_phases[0] if self.rank_phases else ()
+        return {name: _mean([rank[name] for rank in self.rank_phases]) for name in names}
 
     def percentile(self, q: float) -> float:
         """Return the q-th percentile (0 to 100) of the group's step time: per launch, then the geometric mean over
@@ -87,6 +99,21 @@ class Result:
     @property
     def p95(self) -> float:
         return self.percentile(95)
+
+
+def _by_rank(launches: Sequence[StepPhases], ranks: int) -> tuple[dict[str, float | None], ...]:
+    """Return the phases of each rank, as the mean over launches."""
+    names = (*PHASES, RANK_WAIT)
+    return (
+        tuple({name: _mean([launch.own[name][rank] for launch in launches]) for name in names} for rank in range(ranks))
+        if launches
+        else ()
+    )
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if len(known) == len(values) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +175,7 @@ class Measured:
             environment=self.environment,
             counters=self.measurement.counters,
             recorded=recorded(self.current.taken),
+            rank_phases=_by_rank(self.measurement.phases, self.job.plan.world_size),
         )
 
     @property
@@ -219,10 +247,13 @@ def build_outcome(found: Measured, rootdir: Path, accept_command: str, seconds: 
     shown = path.relative_to(rootdir) if path.is_relative_to(rootdir) else path
     notes = current.notes(advise=not job.settings.disable)
     side, verdict, baseline = found.side.record(current), found.verdict, found.side.baseline
-    causes: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    words: tuple[str, ...] = ()
     if baseline is not None and verdict.status.compared and verdict.status is not Status.PASS:
+        now, before = found.measurement, baseline.measurements
+        findings = causes.find(verdict, now, before, is_paired=side is not None, level=job.level)
         stretches = side.stretches if side is not None else ()
-        causes = failure.find_causes(verdict, job.plan, found.measurement, baseline.measurements, stretches)
+        words = causes.find_causes(verdict, job.plan, now, before, stretches, findings)
     accepts = verdict.status is not Status.NOT_GATED and (side is None or found.suspected is not None)
     return _outcome(
         job,
@@ -236,7 +267,8 @@ def build_outcome(found: Measured, rootdir: Path, accept_command: str, seconds: 
         baseline_path=str(shown) if stored.side.path else "",
         sessions=stored.side.sessions(current),
         stored_verdict=stored.verdict if found.suspected is not None else None,
-        evidence=causes,
+        findings=findings,
+        evidence=words,
         accept=accept_command if accepts else "",
         notes=(*job.notes, *notes, *found.side.notes(verdict, current), *found.further_notes),
     )

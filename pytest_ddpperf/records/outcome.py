@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from pytest_ddpperf.records.plan import Limit, Plan
 from pytest_ddpperf.records.samples import LaunchCost, Measurement, Recorded, Scalar, TestId, Verdict
+from pytest_ddpperf.records.step_phases import Finding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +105,7 @@ class Outcome:
     limits: tuple[Limit, ...] = ()  # that it was compared with, or would have been
     level: float | None = None  # the error rate of the measurement
     sessions: tuple[StoredSession, ...] = ()  # of the stored baseline that it was compared with
+    findings: tuple[Finding, ...] = ()  # what explains its change, the most important first
     evidence: tuple[str, ...] = ()  # in words: what a change rests on, and what ranks say of it; () where there is none
     accept: str = ""  # the command that makes its figures the baseline; "" where there is nothing to accept
     notes: tuple[str, ...] = ()  # what the user should know: "marker world_size=2 over --ddp-world-size"

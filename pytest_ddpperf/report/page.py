@@ -9,7 +9,7 @@ from typing import Any
 from pytest_ddpperf.records.outcome import Outcome, RunInfo
 from pytest_ddpperf.records.plan import COUNTERS
 from pytest_ddpperf.records.samples import Environment, LaunchRankSteps, Scalar, Status
-from pytest_ddpperf.report import diff_report, failure, figures, sentences, summary, terminal, text
+from pytest_ddpperf.report import causes, diff_report, failure, figures, sentences, summary, terminal, text
 from pytest_ddpperf.report.figures import Side
 from pytest_ddpperf.report.json_report import StoredReport
 from pytest_ddpperf.report.summary import Concern
@@ -168,11 +168,11 @@ def _ranks(outcome: Outcome) -> Table:
     """Return each rank's own step times, CPU time and wait for RPC, of both sides if they are known."""
     assert outcome.measurement is not None
     samples = outcome.measurement.samples
-    columns = {f"p{q}": failure.by_rank(samples.rank_seconds, q) for q in (10, 50, 90, 95)}
+    columns = {f"p{q}": causes.by_rank(samples.rank_seconds, q) for q in (10, 50, 90, 95)}
     columns |= {"CPU p50": _medians(samples.cpu_seconds), "blocked in RPC, p50": _medians(samples.blocked_seconds)}
     other = outcome.baseline_side.measurement if outcome.baseline_side is not None else None
     if other is not None and len(other.samples.rank_seconds[0]) == len(samples.rank_seconds[0]):
-        columns["before, p50"] = failure.by_rank(other.samples.rank_seconds, 50)
+        columns["before, p50"] = causes.by_rank(other.samples.rank_seconds, 50)
         columns["before, CPU p50"] = _medians(other.samples.cpu_seconds)
     columns = {title: values for title, values in columns.items() if values}
     return Table(
@@ -186,7 +186,7 @@ def _ranks(outcome: Outcome) -> Table:
 
 
 def _medians(durations: LaunchRankSteps | None) -> list[float]:
-    return failure.medians(durations) if durations is not None else []
+    return causes.medians(durations) if durations is not None else []
 
 
 def _counters(outcome: Outcome) -> tuple[tuple[str, ...], ...]:

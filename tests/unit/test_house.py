@@ -24,6 +24,7 @@ LAYERS = (
     "baseline",
     "verdict",
     "history",
+    "explain",
     "options",
     "report",
     "rank",

@@ -10,7 +10,7 @@ import pytest
 
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import Interval, Measurement, Samples, Status, Verdict
-from pytest_ddpperf.report import failure
+from pytest_ddpperf.report import causes as words
 from tests.unit.test_report import comparison
 
 
@@ -37,7 +37,7 @@ def causes(
     interval = Interval(estimate=after / before - 1, low=0.0, high=9.0)
     change = comparison(status, metric, baseline_seconds=before, now_seconds=after, change=interval)
     plan = Plan(world_size=len(now.samples.rank_seconds[0]), backend="gloo", device="cpu")
-    return failure.find_causes(Verdict(status=status, reason="x", comparisons=(change,)), plan, now, base)
+    return words.find_causes(Verdict(status=status, reason="x", comparisons=(change,)), plan, now, base)
 
 
 BASE = side(11, cpu=(10, 10))
@@ -124,7 +124,7 @@ def test_a_cause_is_about_the_metric_of_the_headline() -> None:
     p50 = comparison(Status.REGRESSED, "p50", baseline_seconds=0.011, now_seconds=0.03)
     verdict = Verdict(status=Status.REGRESSED, reason="x", comparisons=(p10, p50))
     plan = Plan(world_size=2, backend="gloo", device="cpu")
-    (cause,) = failure.find_causes(verdict, plan, side(30, cpu=(20, 29)), [BASE])
+    (cause,) = words.find_causes(verdict, plan, side(30, cpu=(20, 29)), [BASE])
     assert cause.endswith("of +19.0 ms")
 
 
@@ -154,7 +154,7 @@ def test_few_slow_steps_are_named_with_their_period(
     change = comparison(Status.REGRESSED, "mean", baseline_seconds=0.01, now_seconds=mean, change=rise)
     verdict = Verdict(status=Status.REGRESSED, reason="x", comparisons=(change,))
     plan = Plan(world_size=2, backend="gloo", device="cpu")
-    assert failure.find_causes(verdict, plan, now, [base], stretches)[0] == cause
+    assert words.find_causes(verdict, plan, now, [base], stretches)[0] == cause
 
 
 def test_slow_steps_are_no_cause_where_all_steps_became_slower() -> None:

@@ -28,7 +28,7 @@ from pytest_ddpperf.records.samples import (
     TestId,
     Verdict,
 )
-from pytest_ddpperf.report import ci, failure, json_report, sentences, summary, terminal, text
+from pytest_ddpperf.report import causes, ci, failure, json_report, sentences, summary, terminal, text
 from pytest_ddpperf.wire.channels import Phase
 from tests import reports
 
@@ -389,9 +389,7 @@ def test_a_failure_says_how_long_trainers_waited_for_rpc() -> None:
         return replace(plain, samples=replace(plain.samples, blocked_seconds=blocked))
 
     roles = Plan(world_size=2, backend="gloo", device="cpu", parameter_servers=1)
-    found = failure.find_causes(
-        verdict(Status.REGRESSED), roles, waiting(0.2, (0.15, 0.0)), [waiting(0.1, (0.05, 0.0))]
-    )
+    found = causes.find_causes(verdict(Status.REGRESSED), roles, waiting(0.2, (0.15, 0.0)), [waiting(0.1, (0.05, 0.0))])
     assert found == ("waiting for RPC +100 ms of +100 ms",)
 
 

@@ -1,0 +1,202 @@
+"""What explains a change, in words: phases of the step and counters, slow steps, and the figures of ranks.
+
+Where phases say nothing, CPU time, which waiting does not use, shows which rank worked more.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise
+
+from pytest_ddpperf.explain import find as find_findings
+from pytest_ddpperf.records.plan import Limit, Plan
+from pytest_ddpperf.records.samples import Comparison, LaunchRankSteps, LaunchSteps, Measurement, Status, Verdict
+from pytest_ddpperf.records.step_phases import EXPOSED, OTHER, Finding
+from pytest_ddpperf.report import sentences, text
+from pytest_ddpperf.verdict import stats
+from pytest_ddpperf.verdict.times import of_one_length
+
+# What makes up half of a change is its main cause; where it is less, more comes from something else.
+_MAIN_PART = 0.5
+_MINOR_PART = 0.25
+
+
+def find(
+    verdict: Verdict, now: Measurement, baseline: Sequence[Measurement], *, is_paired: bool, level: float
+) -> tuple[Finding, ...]:
+    """Return what explains the change that a verdict is about; () if nothing has evidence."""
+    change = _change(verdict)
+    rise = change.now_seconds - change.baseline_seconds if change is not None else 0.0
+    return find_findings(now, baseline[-1], rise, is_paired=is_paired, level=level)
+
+
+def find_causes(
+    verdict: Verdict,
+    plan: Plan,
+    now: Measurement,
+    baseline: Sequence[Measurement],
+    stretches: Sequence[Sequence[int]] = (),
+    found: Sequence[Finding] = (),
+) -> tuple[str, ...]:
+    """Return what explains a change, in words; () if nothing is known. `found` is of `find`, and `stretches` are those
+    of interleaved launches, as in `BaselineSide`."""
+    change = _change(verdict)
+    of_it = f"of {_signed(change.now_seconds - change.baseline_seconds)}" if change is not None else ""
+    shown = sentences.shown(verdict)
+    words = [*_slow_steps(verdict, now.samples.step_seconds, baseline[-1].samples.step_seconds, stretches)]
+    words += [_finding(each, plan, now, of_it, shown.limit.metric if shown else "") for each in found]
+    if not any(each.phases for each in found) and verdict.status is Status.REGRESSED:
+        words += _rank_causes(verdict, plan, now, baseline)
+    return tuple(filter(None, words))
+
+
+_PHASE_NAMES = {EXPOSED: "exposed communication", OTHER: "other parts of the step"}
+
+
+def _finding(found: Finding, plan: Plan, now: Measurement, of_it: str, shown: str) -> str:
+    """Return "rank 1: forward +6.1 ms of +6.4 ms; buckets 3 -> 24"; without the counter that the headline has."""
+    counters = [f"{name} {before:,} -> {after:,}" for name, before, after in found.counters if name != shown]
+    words = text.some(counters, 3)
+    if found.seconds is None:
+        return words
+    amount = f"{_signed(found.seconds)} {of_it}"
+    if not found.phases:
+        return f"unexplained: {amount}"
+    who = f"{text.process(plan, now.environment, found.rank)}: " if found.rank is not None else ""
+    phases = " and ".join(_PHASE_NAMES.get(phase, phase) for phase in found.phases)
+    return "; ".join(filter(None, (f"{who}{phases} {amount}", words)))
+
+
+def _signed(seconds: float) -> str:
+    return text.seconds(seconds, signed=True)
+
+
+def _change(verdict: Verdict) -> Comparison | None:
+    """Return the change of a time that causes are looked for: the headline's, so that both are of one metric, if it
+    went where the verdict says; else the largest that did."""
+    sign = -1 if verdict.status is Status.IMPROVED else 1
+    shown = sentences.shown(verdict)
+    moved = [c for c in verdict.comparisons if c.status is verdict.status and sign * c.change.estimate > 0]
+    return max(moved, key=lambda c: (c is shown, not c.limit.is_cpu_time, sign * c.change.estimate), default=None)
+
+
+# Steps that take more than so many times the median of their launch are slow: beyond what load does to most of them.
+_SLOW = 2.0
+# Of all steps, at most as many are few.
+_FEW = 0.25
+# Of the distances between slow steps, so many must be multiples of one period.
+_REGULAR = 0.9
+
+
+def _slow_steps(
+    verdict: Verdict, now: LaunchSteps, before: LaunchSteps, stretches: Sequence[Sequence[int]]
+) -> Iterator[str]:
+    """Yield which steps are slow if few are, and they make up most of the rise of the mean."""
+    mean = next((c for c in verdict.comparisons if c.limit.is_mean and c.status is verdict.status), None)
+    if mean is None or mean.change.estimate <= 0:
+        return
+    (slow, share, seconds), (_, _, seconds_before) = _slow(now), _slow(before)
+    if not 0 < share <= _FEW or seconds - seconds_before < _MAIN_PART * (mean.now_seconds - mean.baseline_seconds):
+        return
+    period = _period(slow, stretches)
+    which = f"every {_ordinal(period)} step takes" if period else f"1 of {round(1 / share)} steps takes"
+    durations = [now[launch][step] for launch, steps in enumerate(slow) for step in steps]
+    yield f"{which} {text.seconds(stats.quantile(durations, 50))}"
+
+
+def _slow(launches: LaunchSteps) -> tuple[list[list[int]], float, float]:
+    """Return the slow steps of each launch, their share of all, and how much they add to the mean, in seconds."""
+    medians = [stats.quantile(launch, 50) for launch in launches]
+    slow = [
+        [step for step, seconds in enumerate(launch) if seconds > _SLOW * median]
+        for launch, median in zip(launches, medians, strict=True)
+    ]
+    added = sum(launches[k][step] - medians[k] for k, steps in enumerate(slow) for step in steps)
+    steps = sum(map(len, launches))
+    return slow, sum(map(len, slow)) / steps, added / steps
+
+
+def _period(slow: Sequence[Sequence[int]], stretches: Sequence[Sequence[int]]) -> int:
+    """Return after how many steps the next slow one comes; 0 if they do not come at regular distances."""
+    distances: list[int] = []
+    for launch, steps in enumerate(slow):
+        # A stretch begins with a step that is not counted.
+        starts = [*accumulate(stretches[launch])] if launch < len(stretches) else []
+        places = [step + bisect_right(starts, step) for step in steps]
+        distances += [after - before for before, after in pairwise(places)]
+    period = max(set(distances), key=distances.count, default=0)
+    regular = sum(distance % period == 0 for distance in distances) if period > 1 else 0
+    return period if regular >= max(_REGULAR * len(distances), 2) else 0
+
+
+def _ordinal(number: int) -> str:
+    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"
+
+
+def _rank_causes(verdict: Verdict, plan: Plan, now: Measurement, baseline: Sequence[Measurement]) -> Iterator[str]:
+    sides = [now.samples, *(session.samples for session in baseline)]
+    change = _change(verdict)
+    if change is None or len({len(side.rank_seconds[0]) for side in sides}) > 1:
+        return
+    sides = of_one_length(sides)
+    names = [text.process(plan, now.environment, rank) for rank in range(len(sides[0].rank_seconds[0]))]
+    limit, rise = change.limit, change.now_seconds - change.baseline_seconds
+    of_it = f"of {text.seconds(rise, signed=True)}"
+    cpu = [side.cpu_seconds for side in sides if side.cpu_seconds is not None]
+    by_figure = {"CPU time": _rises(cpu, limit)} if len(cpu) == len(sides) else {}
+    if not limit.is_cpu_time:
+        by_figure["step time"] = _rises([side.rank_seconds for side in sides], limit)
+    main = {figure: rises for figure, rises in by_figure.items() if max(rises) >= rise * _MAIN_PART}
+    late = next(filter(None, (_late(names, figure, rises, of_it) for figure, rises in main.items())), "")
+    if late:
+        yield late
+    elif "CPU time" in main:
+        everyone = text.span(main["CPU time"], lambda value: text.seconds(value, signed=True))
+        yield f"{'every rank computes' if len(names) > 1 else 'it computes'} longer: CPU time {everyone} {of_it}"
+    elif "CPU time" in by_figure:
+        most = max(0.0, *by_figure["CPU time"])
+        how = "waiting, not computing" if most < rise * _MINOR_PART else "waiting more than computing"
+        yield f"{how}: CPU time {text.seconds(most, signed=True)} {of_it}"
+    blocked = [side.blocked_seconds for side in sides if side.blocked_seconds is not None]
+    if len(blocked) == len(sides):
+        waits = [after - before for before, after in zip(medians(blocked[-1]), medians(blocked[0]), strict=True)]
+        if max(waits) >= rise * _MAIN_PART:
+            yield f"waiting for RPC {text.seconds(max(waits), signed=True)} {of_it}"
+
+
+def _late(names: Sequence[str], figure: str, rises: Sequence[float], of_it: str) -> str:
+    """Return the ranks whose figure rose the most, if the others' rose by less than half as much."""
+    late = [rank for rank, rise in enumerate(rises) if rise > max(rises) / 2]
+    if len(late) == len(rises):
+        return ""
+    others = max(0.0, *(rise for rank, rise in enumerate(rises) if rank not in late))
+    theirs = text.span([rises[rank] for rank in late], lambda value: text.seconds(value, signed=True))
+    who = text.some([names[rank] for rank in late], 3)
+    return f"{who}: {figure} {theirs} {of_it} (other ranks: at most {text.seconds(others, signed=True)})"
+
+
+def _rises(sides: Sequence[LaunchRankSteps], limit: Limit) -> list[float]:
+    """Return by how many seconds each rank's limited figure rose, from the mean over sessions to the first side."""
+    now, *before = (_by_rank(side, limit) for side in sides)
+    return [after - stats.geometric_mean(earlier) for after, *earlier in zip(now, *before, strict=True)]
+
+
+def _by_rank(durations: LaunchRankSteps, limit: Limit) -> list[float]:
+    if not limit.is_mean:
+        return by_rank(durations, limit.percentile)
+    ranks = range(len(durations[0]))
+    return [stats.geometric_mean(stats.launch_means([launch[rank] for launch in durations])) for rank in ranks]
+
+
+def by_rank(durations: LaunchRankSteps, q: float) -> list[float]:
+    """Return each rank's q-th percentile over launches, in seconds."""
+    return [stats.percentile(tuple(launch[rank] for launch in durations), q) for rank in range(len(durations[0]))]
+
+
+def medians(durations: LaunchRankSteps) -> list[float]:
+    """Return each rank's median over all steps of all launches, in seconds: there may be steps without any wait."""
+    return [
+        stats.quantile([step for launch in durations for step in launch[rank]], 50) for rank in range(len(durations[0]))
+    ]

@@ -1,0 +1,148 @@
+"""What explains a change: by given phases and counters of both sides."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+
+import pytest
+
+from pytest_ddpperf.explain import find
+from pytest_ddpperf.records.samples import Measurement, Samples
+from pytest_ddpperf.records.step_phases import (
+    BACKWARD,
+    DATA,
+    EXPOSED,
+    FORWARD,
+    OPTIMIZER,
+    OTHER,
+    PHASES,
+    RANK_WAIT,
+    StepPhases,
+)
+
+USUAL = {DATA: 1.0, FORWARD: 5.0, BACKWARD: 10.0, EXPOSED: 4.0, OPTIMIZER: 1.0, OTHER: 0.5}  # milliseconds
+
+
+def side(
+    *more: Mapping[str, float],
+    seed: int = 0,
+    launches: int = 8,
+    turns: bool = False,
+    with_path: bool = True,
+    counters: Mapping[str, int | None] | None = None,
+) -> Measurement:
+    """Two ranks in noise of 1 %; `more` of a phase for each of them. The way goes along the rank that has more of it,
+    or along both in `turns`."""
+    source, found = random.Random(seed), []
+    for _ in range(launches):
+        added = [dict(rank) for rank in (more or ({}, {}))]
+        own = {
+            phase: tuple((USUAL[phase] * source.gauss(1, 0.01) + rank.get(phase, 0.0)) / 1e3 for rank in added)
+            for phase in PHASES
+        }
+        late = 1 if sum(added[1].values()) > sum(added[0].values()) else 0
+        share = (0.5, 0.5) if turns else (1.0 - late, float(late))
+        path = {phase: tuple(max(own[phase]) * each for each in share) for phase in PHASES}
+        steps = StepPhases(steps=100, own={**own, RANK_WAIT: (0.0, 0.0)}, path=path if with_path else {})
+        found.append(steps)
+    samples = Samples(step_seconds=((0.02,),), rank_seconds=(((0.02,), (0.02,)),))
+    return Measurement(samples=samples, counters=counters or {}, phases=tuple(found))
+
+
+BEFORE = side(seed=1)
+
+
+def named(now: Measurement, rise: float, before: Measurement = BEFORE, *, is_paired: bool = True) -> list[object]:
+    """Return what is found in a rise of so many milliseconds, without amounts."""
+    found = find(now, before, rise / 1e3, is_paired=is_paired, level=0.015)
+    return [(each.phases, each.rank, each.counters) for each in found]
+
+
+@pytest.mark.parametrize("is_paired", [True, False])
+@pytest.mark.parametrize("phase", PHASES)
+def test_the_phase_that_took_longer_is_named(phase: str, is_paired: bool) -> None:
+    assert named(side({phase: 2}, {phase: 2}), 2, is_paired=is_paired) == [((phase,), None, ())]
+
+
+def test_it_has_its_amount_its_range_and_its_share() -> None:
+    (found,) = find(side({FORWARD: 2}, {FORWARD: 2}), BEFORE, 2e-3, is_paired=True, level=0.015)
+    assert found.seconds == pytest.approx(2e-3, rel=0.1)
+    assert found.low < 2e-3 < found.high
+    assert found.share == pytest.approx(1, rel=0.1)
+
+
+def test_a_rank_is_named_if_its_phase_alone_took_longer() -> None:
+    assert named(side({}, {FORWARD: 2}), 2) == [((FORWARD,), 1, ())]
+
+
+def test_no_rank_is_named_where_both_are_slower_or_take_turns() -> None:
+    assert named(side({FORWARD: 2}, {FORWARD: 1.9}), 2) == [((FORWARD,), None, ())]
+    assert named(side({}, {FORWARD: 2}, turns=True), 2) == [((FORWARD,), None, ())]
+
+
+def test_nothing_is_named_of_a_change_that_no_phase_shows() -> None:
+    assert named(side(seed=2), 1) == []
+
+
+def test_what_is_left_of_a_change_is_unexplained() -> None:
+    now = side({FORWARD: 2}, {FORWARD: 2})
+    found = find(now, BEFORE, 4e-3, is_paired=True, level=0.015)
+    assert [each.phases for each in found] == [(FORWARD,), ()]
+    assert found[1].seconds == pytest.approx(2e-3, rel=0.1)
+    assert named(now, 2.2) == [((FORWARD,), None, ())]  # little is left
+
+
+def test_what_became_faster_is_named_too() -> None:
+    (found,) = find(BEFORE, side({BACKWARD: 3}, {BACKWARD: 3}), -3e-3, is_paired=True, level=0.015)
+    assert found.phases == (BACKWARD,)
+    assert found.seconds == pytest.approx(-3e-3, rel=0.1)
+    assert found.low < -3e-3 < found.high
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "joined", "others"),
+    [
+        ({"buckets": 3}, {"buckets": 24}, (BACKWARD, EXPOSED), [(FORWARD,), (OPTIMIZER,)]),
+        ({"broadcast.count": 0}, {"broadcast.count": 2}, (FORWARD, BACKWARD, EXPOSED), [(OPTIMIZER,)]),
+        ({"recompilations": 0}, {"recompilations": 1}, (FORWARD, BACKWARD, OPTIMIZER), [(EXPOSED,)]),
+        (
+            {"all_reduce.bytes": 4, "parameters.bytes": 4},
+            {"all_reduce.bytes": 8, "parameters.bytes": 8},
+            (FORWARD, BACKWARD, EXPOSED, OPTIMIZER),
+            [],
+        ),
+    ],
+)
+def test_counters_that_changed_come_first_with_the_phases_that_they_explain(
+    before: Mapping[str, int], now: Mapping[str, int], joined: tuple[str, ...], others: list[tuple[str, ...]]
+) -> None:
+    more = {FORWARD: 5.0, BACKWARD: 3.0, EXPOSED: 4.0, OPTIMIZER: 2.0}
+    after = side(more, more, counters={**now, "gradient_bytes": None, "peak_rss.bytes": 7})
+    earlier = side(seed=1, counters={**before, "gradient_bytes": 9, "peak_rss.bytes": 6})
+    found = find(after, earlier, 14e-3, is_paired=True, level=0.015)
+    assert [each.phases for each in found] == [joined, *others]
+    assert [name for name, *_ in found[0].counters] == sorted(now, reverse=True)
+    assert found[0].seconds == pytest.approx(sum(more[phase] for phase in joined) / 1e3, rel=0.1)
+
+
+def test_counters_are_named_without_phases_too() -> None:
+    now, before = side(seed=2, counters={"buckets": 24}), side(seed=1, counters={"buckets": 3})
+    assert named(now, 1, before) == [((), None, (("buckets", 3, 24),))]
+    unknown = Measurement(samples=now.samples, counters=now.counters)
+    assert named(unknown, 1, before) == [((), None, (("buckets", 3, 24),))]
+
+
+def test_without_the_way_back_each_rank_s_own_phases_say_it() -> None:
+    now = side({FORWARD: 2}, {FORWARD: 2}, with_path=False)
+    assert named(now, 2) == [((FORWARD,), None, ())]
+
+
+def test_launches_of_different_ranks_are_not_compared() -> None:
+    assert named(side({}, {FORWARD: 2}, {}), 2) == []
+
+
+def test_unchanged_code_is_explained_in_no_way() -> None:
+    """Whatever is called a rise: 1.5 % of pairs may have a finding, and a phase must make up a tenth of it."""
+    found = sum(bool(named(side(seed=2 * k), 0.1, side(seed=2 * k + 1))) for k in range(400))
+    assert found <= 0.03 * 400
