@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from pytest_ddpperf.measuring.baseline_side import Interleaved, Stored
@@ -35,7 +34,7 @@ from pytest_ddpperf.records.samples import (
     Status,
     Verdict,
 )
-from pytest_ddpperf.records.step_phases import PHASES, RANK_WAIT, Finding, StepPhases
+from pytest_ddpperf.records.step_phases import Finding, by_rank, over_ranks
 from pytest_ddpperf.report import causes
 from pytest_ddpperf.verdict import decision, times
 from pytest_ddpperf.verdict.stats import geometric_mean, launch_means, launch_quantiles
@@ -65,8 +64,7 @@ class Result:
     @property
     def phases(self) -> Mapping[str, float | None]:
         """The same, as the mean over ranks; {} if nothing is known."""
-        names = self.rank_phases[0] if self.rank_phases else ()
-        return {name: _mean([rank[name] for rank in self.rank_phases]) for name in names}
+        return over_ranks(self.rank_phases)
 
     def percentile(self, q: float) -> float:
         """Return the q-th percentile (0 to 100) of the group's step time: per launch, then the geometric mean over
@@ -99,21 +97,6 @@ class Result:
     @property
     def p95(self) -> float:
         return self.percentile(95)
-
-
-def _by_rank(launches: Sequence[StepPhases], ranks: int) -> tuple[dict[str, float | None], ...]:
-    """Return the phases of each rank, as the mean over launches."""
-    names = (*PHASES, RANK_WAIT)
-    return (
-        tuple({name: _mean([launch.own[name][rank] for launch in launches]) for name in names} for rank in range(ranks))
-        if launches
-        else ()
-    )
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return fmean(known) if len(known) == len(values) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +158,7 @@ class Measured:
             environment=self.environment,
             counters=self.measurement.counters,
             recorded=recorded(self.current.taken),
-            rank_phases=_by_rank(self.measurement.phases, self.job.plan.world_size),
+            rank_phases=by_rank(self.measurement.phases),
         )
 
     @property

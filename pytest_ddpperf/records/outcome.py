@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from pytest_ddpperf.records.plan import Limit, Plan
 from pytest_ddpperf.records.samples import LaunchCost, Measurement, Recorded, Scalar, TestId, Verdict
-from pytest_ddpperf.records.step_phases import Finding
+from pytest_ddpperf.records.step_phases import Finding, Means
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +60,7 @@ class StoredSession:
     host: str  # "" where it was not recorded
     steps: int  # of each launch, the first ones that were compared
     launch_seconds: Mapping[str, tuple[float, ...]]  # "p5", "p10", ... "p95" of a launch's step times, a launch each
+    phases: Means = field(default_factory=dict)  # the mean over ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

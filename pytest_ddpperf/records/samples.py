@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any
 
 from pytest_ddpperf.records.plan import Limit
-from pytest_ddpperf.records.step_phases import RankPhases, StepPhases
+from pytest_ddpperf.records.step_phases import Means, RankPhases, StepPhases, by_rank, over_ranks
 
 Scalar = str | int | float | bool | None
 LaunchSteps = tuple[tuple[float, ...], ...]  # launch x step
@@ -92,6 +92,11 @@ class Measurement:
     environment: Environment = field(default_factory=Environment)
     counters: Counters = field(default_factory=dict)
     phases: tuple[StepPhases, ...] = ()  # by launch; () where they are unknown
+
+    @property
+    def mean_phases(self) -> Means:
+        """The mean over launches and ranks; {} if nothing is known."""
+        return over_ranks(by_rank(self.phases))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 DATA = "data"  # before a forward pass: the loader, `zero_grad`
 FORWARD = "forward"  # from the first module of a pass to the backward pass
@@ -38,6 +39,28 @@ class StepPhases:
     # along the one that arrived last; what is left of a wait is `exposed_communication`. All add up to the group's
     # step. Empty if arrivals are unknown.
     path: Mapping[str, tuple[float, ...]]
+
+
+Means = Mapping[str, float | None]  # by phase, `rank_wait` included, in seconds; None where it is unknown
+
+
+def by_rank(launches: Sequence[StepPhases]) -> tuple[Means, ...]:
+    """Return each rank's phases, as the mean over launches; () if nothing is known."""
+    names = (*PHASES, RANK_WAIT)
+    ranks = len(launches[0].own[OTHER]) if launches else 0
+    return tuple(
+        {name: _mean([launch.own[name][rank] for launch in launches]) for name in names} for rank in range(ranks)
+    )
+
+
+def over_ranks(ranks: Sequence[Means]) -> dict[str, float | None]:
+    """Return the mean over ranks; {} if nothing is known."""
+    return {name: _mean([rank[name] for rank in ranks]) for name in (ranks[0] if ranks else ())}
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if len(known) == len(values) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

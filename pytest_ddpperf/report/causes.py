@@ -12,7 +12,7 @@ from itertools import accumulate, pairwise
 from pytest_ddpperf.explain import find as find_findings
 from pytest_ddpperf.records.plan import Limit, Plan
 from pytest_ddpperf.records.samples import Comparison, LaunchRankSteps, LaunchSteps, Measurement, Status, Verdict
-from pytest_ddpperf.records.step_phases import EXPOSED, OTHER, Finding
+from pytest_ddpperf.records.step_phases import Finding
 from pytest_ddpperf.report import sentences, text
 from pytest_ddpperf.verdict import stats
 from pytest_ddpperf.verdict.times import of_one_length
@@ -51,9 +51,6 @@ def find_causes(
     return tuple(filter(None, words))
 
 
-_PHASE_NAMES = {EXPOSED: "exposed communication", OTHER: "other parts of the step"}
-
-
 def _finding(found: Finding, plan: Plan, now: Measurement, of_it: str, shown: str) -> str:
     """Return "rank 1: forward +6.1 ms of +6.4 ms; buckets 3 -> 24"; without the counter that the headline has."""
     counters = [f"{name} {before:,} -> {after:,}" for name, before, after in found.counters if name != shown]
@@ -64,7 +61,7 @@ def _finding(found: Finding, plan: Plan, now: Measurement, of_it: str, shown: st
     if not found.phases:
         return f"unexplained: {amount}"
     who = f"{text.process(plan, now.environment, found.rank)}: " if found.rank is not None else ""
-    phases = " and ".join(_PHASE_NAMES.get(phase, phase) for phase in found.phases)
+    phases = " and ".join(text.phase(phase) for phase in found.phases)
     return "; ".join(filter(None, (f"{who}{phases} {amount}", words)))
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_ddpperf.records.errors import MissingExtraError
 from pytest_ddpperf.records.outcome import Outcome
 from pytest_ddpperf.records.samples import Comparison
+from pytest_ddpperf.records.step_phases import PHASES, Means
 from pytest_ddpperf.report import text
 from pytest_ddpperf.verdict import stats
 from pytest_ddpperf.verdict.times import PERCENTILES, launch_figures, of_one_length
@@ -88,6 +89,7 @@ class Side:
 
     name: str
     sessions: tuple[Mapping[str, Sequence[float]], ...]  # by metric, the seconds of each launch
+    phases: Means  # of the last session; {} if they are unknown
 
     def at(self, metric: str) -> list[float]:
         """Return the metric of each launch, in seconds."""
@@ -103,15 +105,17 @@ def sides_of(outcome: Outcome) -> tuple[Side, Side | None]:
     side with the fewest has."""
     assert outcome.measurement is not None
     own, side, sessions = outcome.measurement.samples, outcome.baseline_side, outcome.sessions
-    base = None
+    base, phases = None, outcome.measurement.mean_phases
     if side is not None and side.measurement is not None:
         own, other = of_one_length([own, side.measurement.samples])
         name = text.shortened(str(side.version), 60)
-        base = Side(name=name, sessions=(launch_figures(other.step_seconds),))
+        phases_there = side.measurement.mean_phases
+        base = Side(name=name, sessions=(launch_figures(other.step_seconds),), phases=phases_there)
     elif side is None and sessions:
         own = own.first(min(session.steps for session in sessions))
-        base = Side(name="baseline", sessions=tuple(session.launch_seconds for session in sessions))
-    return Side(name="now", sessions=(launch_figures(own.step_seconds),)), base
+        stored = tuple(session.launch_seconds for session in sessions)
+        base = Side(name="baseline", sessions=stored, phases=sessions[-1].phases)
+    return Side(name="now", sessions=(launch_figures(own.step_seconds),), phases=phases), base
 
 
 def draw_changes(comparisons: Sequence[Comparison], name: str) -> dict[str, str]:
@@ -168,6 +172,27 @@ def draw_distributions(now: Side, base: Side | None) -> dict[str, str]:
         f"{each.name}: p50 {text.seconds(each.middle('p50'))}, p95 {text.seconds(each.middle('p95'))}" for each in sides
     )
     return figure("Step times", f"{'; '.join(described)}; bands: fastest to slowest launch", draw)
+
+
+# In the order of PHASES: with each its neighbours differ in lightness, too.
+_PHASE_COLOURS = ("#f2c14e", "#0a5cc2", "#7fb2e5", "#b3261e", "#136f3a", "#c3cad1")
+
+
+def draw_phases(now: Side, base: Side | None) -> dict[str, str]:
+    """Draw the phases of a typical step as a bar for each side."""
+    sides = [side for side in (now, base) if side is not None and side.phases]
+
+    def draw(axes: Axes) -> None:
+        lefts = [0.0] * len(sides)
+        for name, colour in zip(PHASES, _PHASE_COLOURS, strict=True):
+            widths = [side.phases[name] or 0.0 for side in sides]
+            axes.barh(range(len(sides)), widths, left=lefts, color=colour, height=0.6, label=text.phase(name))
+            lefts = [left + width for left, width in zip(lefts, widths, strict=True)]
+        axes.set_yticks(range(len(sides)), [_label(side)[:20] for side in sides])
+        axes.locator_params(axis="x", nbins=5)
+        show_seconds(axes.xaxis)
+
+    return figure("Phases of a step", "; ".join(f"{side.name}: {text.phases(side.phases)}" for side in sides), draw)
 
 
 def _label(side: Side) -> str:

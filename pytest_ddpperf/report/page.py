@@ -140,6 +140,8 @@ def _measured(outcome: Outcome) -> tuple[list[dict[str, str]], list[Table]]:
         against = base.name if base is not None else "the baseline"
         drawn.append(figures.draw_changes(outcome.verdict.comparisons, against))
     drawn.append(figures.draw_distributions(now, base))
+    if now.phases:
+        drawn.append(figures.draw_phases(now, base))
     drawn.append(figures.draw_launches(now, base, metric, interleaved=interleaved))
     return drawn, list(_tables(outcome, [now] if base is None else [base, now]))
 

@@ -175,6 +175,8 @@ def _details(outcome: Outcome) -> Iterator[str]:
     known = {name: n for name, n in counters if n is not None and (n or name in COUNTERS)}
     if known:
         yield f"a step: {', '.join(f'{name} {count:,}' for name, count in known.items())}"
+    if phases := outcome.measurement.mean_phases:
+        yield f"phases: {text.phases(phases)}"
     if outcome.measurement.samples.clock_seconds is not None:
         yield f"clocks of the nodes: within {text.seconds(max(outcome.measurement.samples.clock_seconds))}"
     if outcome.costs:

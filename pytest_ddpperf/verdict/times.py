@@ -446,4 +446,5 @@ def in_percentiles(session: Recording, steps: int) -> StoredSession:
         host=str(host(session.measurement) or ""),
         steps=steps,
         launch_seconds=launch_figures(samples.step_seconds),
+        phases=session.measurement.mean_phases,
     )
