@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_ddpperf import baseline
 from pytest_ddpperf.options.settings import Settings
-from pytest_ddpperf.records.plan import Limit, Plan, limits_for
+from pytest_ddpperf.records.plan import MEMORY_COUNTERS, Limit, Plan, limits_for
 from pytest_ddpperf.records.samples import (
     Counters,
     Distribution,
@@ -197,8 +197,10 @@ def recorded(launches: Sequence[LaunchSamples]) -> Recorded:
 
 def _counters(launches: Sequence[LaunchSamples]) -> Counters:
     """Return the counters of all launches. One that a launch does not know, or on which launches differ, is unknown:
-    it has noise, and would be gated as if it had none."""
+    it has noise, and would be gated as if it had none. Of memory the most counts."""
     counted = {name: {launch.counters.get(name) for launch in launches} for name in launches[0].counters}
+    for name in counted.keys() & {*MEMORY_COUNTERS}:
+        counted[name] = {max((count for count in counted[name] if count is not None), default=None)}
     return {name: counts.pop() if len(counts) == 1 else None for name, counts in counted.items()}
 
 

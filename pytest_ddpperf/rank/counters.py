@@ -1,8 +1,9 @@
-"""How many all-reduces a step issues and how many bytes they reduce, exactly or not at all.
+"""What a step sends, compiles and holds, exactly or not at all: see docs/counters.md.
 
-Two sources of torch are asked, and must agree: its dispatcher, which sees collectives that Python threads and DDP's
-reducer issue but not those of futures' callbacks, and its flight recorders, which see every collective but, on Gloo,
-call a reduce-scatter an all-reduce. Where they differ the figures are unknown.
+Two sources of torch are asked what it sends, and must agree: its dispatcher, which sees the operations that Python
+threads and DDP's reducer issue but not those of futures' callbacks, and its flight recorders, which see every
+collective but, on Gloo, call a reduce-scatter an all-reduce and have no send and recv. Where they differ the figures
+are unknown.
 """
 
 from __future__ import annotations
@@ -10,51 +11,82 @@ from __future__ import annotations
 import gc
 import json
 import math
-from collections.abc import Callable
-from typing import Any
+import re
+import resource
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from pytest_ddpperf.rank.group import OwnGroup
+from pytest_ddpperf.records.plan import POINT_TO_POINT, SENT
 
 Count = int | None
-Reduced = tuple[int, torch.dtype | None]  # an all-reduce: of so many elements of a kind
-_ALL_REDUCE = {"c10d::allreduce_", "c10d::allreduce_coalesced_"}
-_ALL_REDUCE |= {f"_c10d_functional::all_reduce{kind}" for kind in ("", "_", "_coalesced", "_coalesced_")}
-_OTHER_NAMES = {"byte": "uint8", "char": "int8"}  # the recorder's, where they are not torch's in lower case
+_KIND = re.compile(r"_?i?(all_?(?:reduce|gather|to_?all)|reduce_scatter|broadcast|gather|scatter|reduce|send|recv)")
+_OTHER_KINDS = {"allreduce": "all_reduce", "allgather": "all_gather", "alltoall": "all_to_all"}
+_OTHER_DTYPES = {"byte": "uint8", "char": "int8"}  # the recorder's, where they are not torch's in lower case
+_REDUCING = ("all_reduce", "reduce_scatter")
+# Of the operations of c10d, which argument has the bytes that count, where it is not the first.
+_BYTES_IN = {"reduce_scatter": 1, "all_to_all": 1, "gather": 1}
+
+
+class Operation(NamedTuple):
+    """An operation of torch.distributed, as one of the sources has it."""
+
+    kind: str  # "all_reduce", ...; "" for one that is not known
+    elements: int = 0  # 0 where the recorder has it, and it does not reduce
+    dtype: torch.dtype | None = None
+    size: int = 0  # bytes, by the dispatcher
+
+
+def _kind(name: str) -> str:
+    """Return what an operation is by its name in the dispatcher or in a recorder: "c10d::allreduce_"."""
+    match = _KIND.match(name.rpartition(":")[2])
+    return _OTHER_KINDS.get(match[1], match[1]) if match else ""
 
 
 class _Dispatched(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records the all-reduces that the dispatcher sees."""
+    """Records the operations that the dispatcher sees."""
 
     supports_higher_order_operators = True  # else flex attention and its kin would fail under it
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.reduced: list[Reduced] = []
+        self.operations: list[Operation] = []
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
         return True  # else torch.compile would be off from here on
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.name() in _ALL_REDUCE:
-            tensors = [args[0]] if isinstance(args[0], torch.Tensor) else args[0]
-            self.reduced.append((sum(t.numel() for t in tensors), tensors[0].dtype))
-        return func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        namespace = func.name().partition("::")[0]
+        kind = _kind(func.name()) if namespace in ("c10d", "_c10d_functional") else ""
+        if kind:
+            moved = args[_BYTES_IN.get(kind, 0) if namespace == "c10d" else 0]
+            if kind == "all_gather" and namespace != "c10d":
+                moved = result  # functional operations have no argument for their output
+            tensors = tree_leaves(moved)
+            self.operations.append(Operation(kind, sum(t.numel() for t in tensors), tensors[0].dtype, _bytes(tensors)))
+        return result
 
 
 # NCCL's process group keeps a recorder of its own.
 _RECORDERS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
 
 
-def recorded(own: OwnGroup) -> dict[tuple[str, int], Reduced | None] | None:
-    """Return the entries of the flight recorders by recorder and number, None for other operations than all-reduces.
+def recorded(own: OwnGroup) -> dict[tuple[str, int], Operation] | None:
+    """Return the entries of the flight recorders by recorder and number.
 
     Barriers and what our `own` group sent are left out. None if they are off or write an unknown format."""
-    found: dict[tuple[str, int], Reduced | None] = {}
+    found: dict[tuple[str, int], Operation] = {}
     are_on = False
     for recorder in _RECORDERS:
         dump = getattr(torch._C._distributed_c10d, recorder, None)
@@ -63,17 +95,19 @@ def recorded(own: OwnGroup) -> dict[tuple[str, int], Reduced | None] | None:
                 are_on = True
                 # NCCL's barrier is an all-reduce.
                 if not entry["profiling_name"].endswith("barrier") and entry["process_group"][0] != own.name:
-                    found[recorder, entry["record_id"]] = _reduced(entry)
+                    found[recorder, entry["record_id"]] = _recorded(entry)
         except (KeyError, TypeError, ValueError, AttributeError):
             return None
     return found if are_on else None
 
 
-def _reduced(entry: dict[str, Any]) -> Reduced | None:
-    if "all_reduce" not in entry["profiling_name"]:
-        return None
-    kind = entry["input_dtypes"][0].lower()
-    return sum(map(math.prod, entry["input_sizes"])), getattr(torch, _OTHER_NAMES.get(kind, kind), None)
+def _recorded(entry: dict[str, Any]) -> Operation:
+    kind = _kind(entry["profiling_name"])
+    if kind not in _REDUCING:
+        return Operation(kind)
+    dtype = entry["input_dtypes"][0].lower()
+    elements = sum(map(math.prod, entry["input_sizes"]))
+    return Operation(kind, elements, getattr(torch, _OTHER_DTYPES.get(dtype, dtype), None))
 
 
 class Meter:
@@ -83,30 +117,34 @@ class Meter:
         """Return how long this process has waited for RPC so far."""
         return 0
 
-    def counters(self, step: Callable[[], Any], own: OwnGroup) -> dict[str, Count]:
-        """Run a step of this process, as all do, and count its all-reduces."""
-        gc.collect()  # DDP modules that a set-up made and dropped live in cycles
+    def counters(self, step: Callable[[], Any], own: OwnGroup, device: torch.device) -> dict[str, Count]:
+        """Run a step of this process, as all do, and count."""
+        gc.collect()  # modules that a set-up made and dropped live in cycles
         own.barrier()  # so that the recorder holds something, if it is on
-        before = recorded(own)
+        before, compiled = recorded(own), count_compilations()
+        if device.type != "cpu":
+            torch.accelerator.reset_peak_memory_stats(device)
         self.begin()
         own.barrier()  # what a step of another's asks of this process is counted here, too
         with _Dispatched() as dispatched:
             step()
         after = recorded(own)
+        memory = _peak_memory(device)
         self.end()
         own.barrier()  # a later step of another's must not be counted in this one
         more = self.close()
         own.barrier()  # nor before this one was
         seen = None
         if before is not None and after is not None:
-            new = [reduced for number, reduced in after.items() if number not in before]
-            seen = _agreed(dispatched.reduced, [reduced for reduced in new if reduced is not None])
-        modules = _replicas()
-        gradients = [gradient for module in modules for gradient in _synchronised(module)]
+            seen = [operation for number, operation in after.items() if number not in before]
+        modules = [m for m in gc.get_objects() if issubclass(type(m), nn.Module) and "_parameters" in vars(m)]
+        replicas = [module for module in modules if issubclass(type(module), DistributedDataParallel)]
         return {
-            "all_reduce.count": len(seen) if seen is not None else None,
-            "all_reduce.bytes": sum(n * kind.itemsize for n, kind in seen if kind) if seen is not None else None,
-            "gradient_bytes": sum(p.numel() * p.element_size() for p in gradients) if modules else None,
+            **_sent(dispatched.operations, seen, replicas),
+            **_sizes(modules, replicas),
+            "recompilations": count_compilations() - compiled,
+            "graph_breaks": _dynamo("graph_break").total(),
+            **memory,
             **more,
         }
 
@@ -121,23 +159,81 @@ class Meter:
         return {}
 
 
-def _agreed(dispatched: list[Reduced], recorded: list[Reduced]) -> list[Reduced] | None:
-    """Return what both sources saw, without the bitmaps of used parameters that DDP reduces besides gradients."""
-    if sorted(map(str, dispatched)) != sorted(map(str, recorded)):
-        return None
-    left = list(dispatched)
-    for module in _replicas():
-        bitmap = (len(_synchronised(module)), torch.int32)
-        if module.find_unused_parameters:  # one a backward
-            left = [each for each in left if each != bitmap]
-    return left
+def _sent(
+    dispatched: list[Operation], recorded: list[Operation] | None, replicas: list[DistributedDataParallel]
+) -> dict[str, Count]:
+    """Return how many operations of each kind a step issued and their bytes, unknown where the sources differ."""
+    one, other = _amounts(dispatched), _amounts(recorded or ())
+    differing = {kind for kind, dtype in one.keys() | other.keys() if one[kind, dtype] != other[kind, dtype]}
+    by_kind = {kind: [each for each in dispatched if each.kind == kind] for kind in SENT}
+    by_kind["collectives"] = [each for each in dispatched if each.kind not in POINT_TO_POINT]
+    for module in replicas:
+        bitmap = (len(_synchronised(module)), torch.int32)  # of used parameters, one a backward
+        if module.find_unused_parameters:
+            by_kind["all_reduce"] = [each for each in by_kind["all_reduce"] if (each.elements, each.dtype) != bitmap]
+    figures: dict[str, Count] = {}
+    for kind, operations in by_kind.items():
+        family = differing if kind == "collectives" else {"all_reduce" if kind in _REDUCING else kind}
+        is_known = recorded is not None and not differing & family
+        figures[f"{kind}.count"] = len(operations) if is_known else None
+        figures[f"{kind}.bytes"] = sum(each.size for each in operations) if is_known else None
+    return figures
 
 
-def _replicas() -> list[DistributedDataParallel]:
-    """Return the DDP modules of this process."""
-    return [thing for thing in gc.get_objects() if issubclass(type(thing), DistributedDataParallel)]
+def _amounts(operations: Iterable[Operation]) -> Counter[tuple[str, str]]:
+    """Return what both sources have of the collectives: the elements of those that reduce, by dtype, since Gloo takes
+    several all-reduces for a reduce-scatter; of other kinds their number."""
+    amounts: Counter[tuple[str, str]] = Counter()
+    for each in operations:
+        if each.kind in _REDUCING:
+            amounts["all_reduce", str(each.dtype)] += each.elements
+        elif each.kind not in POINT_TO_POINT:
+            amounts[each.kind, ""] += 1
+    return amounts
+
+
+def _sizes(modules: list[nn.Module], replicas: list[DistributedDataParallel]) -> dict[str, Count]:
+    """Return the bytes of all parameters of this process, of the gradients that DDP synchronises, and its buckets."""
+    own = {id(p): p for module in modules for p in module.parameters(recurse=False) if not is_lazy(p)}
+    gradients = [gradient for module in replicas for gradient in _synchronised(module)]
+    buckets = [size for module in replicas for size in _bucket_sizes(module)]
+    return {
+        "parameters.bytes": _bytes(own.values()),
+        "gradient_bytes": _bytes(gradients) if replicas else None,
+        "buckets": len(buckets) if replicas else None,
+        "buckets.largest_bytes": max(buckets, default=None),
+    }
+
+
+def _bytes(tensors: Iterable[torch.Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def _synchronised(module: DistributedDataParallel) -> list[torch.Tensor]:
     ignored = module.parameters_to_ignore
     return [p for name, p in module.module.named_parameters() if p.requires_grad and name not in ignored]
+
+
+def _bucket_sizes(module: DistributedDataParallel) -> list[int]:
+    """Return the bytes of each gradient bucket; DDP logs those that it rebuilt one forward later."""
+    logged = module._get_ddp_logging_data()  # type: ignore[no-untyped-call]
+    return [int(size) for size in (logged.get("rebuilt_bucket_sizes") or logged["bucket_sizes"]).split(",")]
+
+
+def _dynamo(kind: str) -> Counter[str]:
+    """Return what torch.compile counts of a kind; nothing where it was never used."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return dynamo.counters[kind] if dynamo is not None else Counter()
+
+
+def count_compilations() -> int:
+    """Return how many frames torch.compile has compiled so far, recompilations included."""
+    return _dynamo("frames")["total"]
+
+
+def _peak_memory(device: torch.device) -> dict[str, Count]:
+    """Return the most memory of this process so far or, on an accelerator, of the step's tensors."""
+    if device.type != "cpu":
+        return {"peak_memory.bytes": torch.accelerator.max_memory_allocated(device)}
+    unit = 1 if sys.platform == "darwin" else 1024
+    return {"peak_rss.bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}

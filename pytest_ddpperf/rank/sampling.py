@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import inspect
 import logging
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -18,7 +17,7 @@ import torch
 
 from pytest_ddpperf.rank import clock, context
 from pytest_ddpperf.rank.context import Context
-from pytest_ddpperf.rank.counters import Meter, recorded
+from pytest_ddpperf.rank.counters import Meter, count_compilations, recorded
 from pytest_ddpperf.rank.group import OwnGroup
 from pytest_ddpperf.rank.stamps import Arrivals, Stamps, rank_phases
 from pytest_ddpperf.records.errors import DdpPerfError
@@ -225,8 +224,8 @@ class _WarmUp:
 # Of the warm-up, the steps that tell how long one takes: enough for one of them to be undisturbed, and late enough for
 # what only the first steps do to be over.
 _TELLING = 3
-# Of the warm-up, the step in which is counted: the last but one asked, for counting must not be the last thing that
-# happens before the window. DDP rebuilds its buckets after the first step, so counts hold from the second on.
+# Of the warm-up, the step in which is counted: the last but one asked, for counting should not be the last thing that
+# happens before the window. DDP rebuilds its buckets in the second step, so counts hold from the third on.
 _COUNTED_FROM = 3
 
 
@@ -241,7 +240,7 @@ def _warm_up(
         return _WarmUp(steps=0, unsettled="", counters=counters)
     watch = Steadiness(ctx.device)
     step_ns, sent = [], []
-    watched = (0, plan.warmup - 2) if plan.warmup >= _COUNTED_FROM else ()
+    watched = (0, max(plan.warmup - 2, _COUNTED_FROM - 1)) if plan.warmup >= _COUNTED_FROM else ()
     for index in range(plan.warmup + WARMUP_BEYOND):
         if index >= plan.warmup - 1:
             watch.changed()
@@ -250,7 +249,7 @@ def _warm_up(
         began = time.monotonic_ns()
         with phases.during(index, plan.warmup):
             if index and index in watched:
-                counters = meter.counters(step, own)
+                counters = meter.counters(step, own, ctx.device)
             else:
                 context.read_examples(step())
         if ctx.device.type != "cpu":
@@ -305,12 +304,6 @@ class Steadiness:
         """Describe what the last step changed in any rank; all ranks call it together."""
         changes = own.maximum(self.changed())
         return ", ".join(cause for cause, any_rank in zip(_CAUSES, changes, strict=True) if any_rank)
-
-
-def count_compilations() -> int:
-    """Return how many frames torch.compile has compiled so far, recompilations included."""
-    dynamo = sys.modules.get("torch._dynamo.utils")
-    return int(dynamo.counters["frames"]["total"]) if dynamo is not None else 0
 
 
 def _allocator_growth(device: torch.device) -> int:

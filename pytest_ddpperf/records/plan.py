@@ -8,8 +8,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-# What is counted of a step: see docs/counters.md.
-COUNTERS = ("rpc.calls", "rpc.bytes", "all_reduce.count", "all_reduce.bytes", "gradient_bytes")
+POINT_TO_POINT = ("send", "recv")
+# The operations that have counters of their own.
+SENT = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", *POINT_TO_POINT)
+# They have noise, so the largest of all launches counts.
+MEMORY_COUNTERS = ("peak_rss.bytes", "peak_memory.bytes")
+# What is counted of a step: see docs/counters.md. Of several that rise alike, the first is reported first.
+COUNTERS = (
+    *("rpc.calls", "rpc.bytes"),
+    *(f"{kind}.{figure}" for kind in SENT for figure in ("count", "bytes")),
+    *("gradient_bytes", "buckets", "buckets.largest_bytes", "parameters.bytes"),
+    *("collectives.count", "collectives.bytes", "recompilations", "graph_breaks", *MEMORY_COUNTERS),
+)
 
 # The metric of a collective's limit on bandwidth.
 BANDWIDTH = "busbw"
@@ -62,7 +72,12 @@ TIME_LIMITS = tuple(
     for metric, value in (("p10", 0.1), ("p50", 0.1), (MEAN, 0.25))
 )
 # On counters, unless the user names another for the same one.
-COUNTER_LIMITS = (Limit(metric="rpc.bytes", value=0.0, unit="%", default=True),)
+# The memory of a process varies, and larger buckets are no loss.
+COUNTER_LIMITS = tuple(
+    Limit(metric=name, value=0.05 if name == "peak_memory.bytes" else 0.0, unit="%", default=True)
+    for name in COUNTERS
+    if name not in ("peak_rss.bytes", "buckets.largest_bytes")
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

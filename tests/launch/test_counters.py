@@ -3,6 +3,7 @@ Parallel & RPC Model Parallel", and what the counters do not know."""
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -51,21 +52,97 @@ def training(batch: int, model: Any = network, **ddp: Any) -> Any:
 # --- DDP
 
 
+def known(counters: Counters) -> dict[str, int]:
+    """Return the counters that are not 0, without the memory of the process, which varies."""
+    return {name: count for name, count in counters.items() if count and name != "peak_rss.bytes"}
+
+
+def sent(**moved: tuple[int, int]) -> dict[str, int]:
+    """Return the counters of operations, of which so many moved so many bytes."""
+    figures = {f"{kind}.count": count for kind, (count, _) in moved.items()}
+    return figures | {f"{kind}.bytes": size for kind, (_, size) in moved.items()}
+
+
 @pytest.mark.parametrize("batch", [1, 64])
 def test_ddp_reduces_the_gradients_bytes_whatever_the_batch_size(bench: Bench, batch: int) -> None:
-    assert counted(bench, training(batch)) == {
-        "rpc.calls": None,
-        "rpc.bytes": None,
-        "all_reduce.count": 1,
-        "all_reduce.bytes": GRADIENTS,
-        "gradient_bytes": GRADIENTS,
-    }
+    counters = counted(bench, training(batch))
+    one = (1, GRADIENTS)
+    sizes = dict.fromkeys(("gradient_bytes", "buckets.largest_bytes", "parameters.bytes"), GRADIENTS)
+    assert known(counters) == {**sent(all_reduce=one, collectives=one), **sizes, "buckets": 1}
+    unknown = {name for name, count in counters.items() if count is None}
+    assert unknown == {"rpc.calls", "rpc.bytes", "peak_memory.bytes"}
+    assert counters["peak_rss.bytes"]
+    assert known(counted(bench, training(batch))) == known(counters)
 
 
 def test_more_buckets_are_more_all_reduces_of_as_many_bytes(bench: Bench) -> None:
     counters = counted(bench, training(4, bucket_cap_mb=1e-5))
-    assert counters["all_reduce.count"] == 4  # a bucket for each of weights and biases
+    assert counters["all_reduce.count"] == counters["buckets"] == 4  # a bucket for each of weights and biases
     assert counters["all_reduce.bytes"] == GRADIENTS
+    assert counters["buckets.largest_bytes"] == 20 * 8 * FLOAT
+
+
+def test_gradients_reduced_one_by_one_are_an_all_reduce_each(bench: Bench) -> None:
+    def setup(ctx: Any) -> Any:
+        model, inputs = network(), torch.randn(4, 20)
+
+        def step() -> None:
+            model(inputs).sum().backward()
+            for parameter in model.parameters():
+                dist.all_reduce(parameter.grad)
+
+        return step
+
+    counters = counted(bench, setup)
+    assert (counters["all_reduce.count"], counters["all_reduce.bytes"]) == (4, GRADIENTS)
+    assert (counters["gradient_bytes"], counters["buckets"], counters["parameters.bytes"]) == (None, None, GRADIENTS)
+
+
+@pytest.mark.parametrize("reshards", [True, False])
+def test_fsdp_scatters_padded_gradients_and_gathers_parameters_again_where_they_are_resharded(
+    bench: Bench, reshards: bool
+) -> None:
+    def setup(ctx: Any) -> Any:
+        from torch.distributed.fsdp import fully_shard
+
+        model, inputs = network(), torch.randn(4, 20)
+        for layer in (model[0], model[2]):  # type: ignore[index]
+            fully_shard(layer, reshard_after_forward=reshards)
+        fully_shard(model)
+        return lambda: model(inputs).sum().backward()
+
+    padded = GRADIENTS + (8 + 1) * FLOAT  # of 3 rows, for two ranks
+    gathers = 2 if reshards else 1
+    moved = sent(
+        reduce_scatter=(2, padded),
+        all_gather=(2 * gathers, gathers * padded),
+        collectives=(2 + 2 * gathers, (1 + gathers) * padded),
+    )
+    assert known(counted(bench, setup)) == {**moved, "parameters.bytes": GRADIENTS}
+
+
+def test_each_kind_of_operation_has_its_bytes(bench: Bench) -> None:
+    def setup(ctx: Any) -> Any:
+        from torch.distributed import _functional_collectives as functional
+
+        def step() -> None:
+            five, ten = torch.ones(5), torch.ones(10)
+            dist.all_gather([five, five.clone()], torch.ones(5))
+            dist.all_gather_into_tensor(ten, five)
+            functional.wait_tensor(functional.all_gather_tensor(torch.ones(5), 0, dist.group.WORLD))  # type: ignore[arg-type]
+            dist.reduce_scatter(five, [torch.ones(5), torch.ones(5)])  # on Gloo two all-reduces
+            dist.reduce_scatter_tensor(five, ten)
+            dist.all_to_all_single(torch.ones(10), ten)
+            dist.broadcast(five, 0)
+            dist.gather(five, [torch.ones(5), torch.ones(5)] if ctx.rank == 0 else None)
+            dist.barrier()
+            dist.send(five, 1) if ctx.rank == 0 else dist.recv(five, 0)
+
+        return step
+
+    expected = {"all_gather": (3, 30), "reduce_scatter": (2, 20), "all_to_all": (1, 10), "broadcast": (1, 5)}
+    expected |= {"send": (1, 5), "recv": (1, 5), "collectives": (8, 30 + 20 + 10 + 5 + 5)}
+    assert known(counted(bench, setup)) == sent(**{kind: (n, size * FLOAT) for kind, (n, size) in expected.items()})
 
 
 def test_buffers_and_bitmaps_are_counted_apart(bench: Bench) -> None:
@@ -74,6 +151,8 @@ def test_buffers_and_bitmaps_are_counted_apart(bench: Bench) -> None:
 
     counters = counted(bench, training(4, with_buffers, find_unused_parameters=True))
     assert (counters["all_reduce.count"], counters["all_reduce.bytes"]) == (1, GRADIENTS + 2 * 8 * FLOAT)
+    assert (counters["broadcast.count"], counters["broadcast.bytes"]) == (2, 2 * 8 * FLOAT + 8)  # by dtype
+    assert counters["collectives.count"] == 4  # the bitmap, too
 
 
 def test_a_half_precision_hook_halves_the_bytes_and_not_the_gradients(bench: Bench) -> None:
@@ -104,7 +183,8 @@ def test_what_the_sources_do_not_agree_on_is_unknown(bench: Bench) -> None:
 
     counters = counted(bench, setup, warmup=6)
     assert (counters["all_reduce.count"], counters["all_reduce.bytes"]) in ((None, None), (3, (64 + 64 + 64) * FLOAT))
-    assert counters["gradient_bytes"] == (64 * 64 + 64) * FLOAT
+    assert counters["collectives.count"] == counters["all_reduce.count"]
+    assert (counters["broadcast.count"], counters["gradient_bytes"]) == (0, (64 * 64 + 64) * FLOAT)
 
 
 def test_nothing_is_known_of_a_short_warm_up_and_of_no_model(bench: Bench) -> None:
@@ -129,16 +209,25 @@ def test_all_reduces_are_unknown_where_the_flight_recorder_is_off(monkeypatch: p
 
 def test_counting_leaves_compilation_alone(bench: Bench) -> None:
     def setup(ctx: Any) -> Any:
-        compiled = torch.compile(lambda x: torch.sin(x) + 1, backend="eager")
-        value = torch.ones(3)
+        @torch.compile(backend="eager")
+        def broken(x: torch.Tensor) -> torch.Tensor:
+            y = torch.sin(x)
+            torch._dynamo.graph_break()  # type: ignore[no-untyped-call]
+            return y + 1
+
+        late = torch.compile(lambda x: torch.sin(x) + 1, backend="eager")
+        value, steps = torch.ones(3), itertools.count(1)
 
         def step() -> None:
-            dist.all_reduce(compiled(value))
+            dist.all_reduce(broken(value))
+            if next(steps) == 3:  # which is counted
+                late(value)
 
         return step
 
     samples = bench.measure(setup, warmup=4)
     assert samples.counters["all_reduce.count"] == 1
+    assert (samples.counters["recompilations"], samples.counters["graph_breaks"]) == (1, 1)
     assert (samples.unfit, samples.unsettled, samples.warmup) == ("", "", 4)
 
 

@@ -80,13 +80,14 @@ def test_notes_on_launches(taken: tuple[LaunchSamples, ...], notes: tuple[str, .
     assert (every.notes(), every.mostly_recompiled) == (notes, mostly)
 
 
-def test_a_counter_that_launches_do_not_agree_on_is_unknown() -> None:
+def test_a_counter_that_launches_do_not_agree_on_is_unknown_but_for_memory() -> None:
     counts: tuple[Counters, ...] = (
-        {"rpc.calls": 4, "rpc.bytes": 80, "gradient_bytes": None},
-        {"rpc.calls": 4, "rpc.bytes": 96, "gradient_bytes": 40},
+        {"rpc.calls": 4, "rpc.bytes": 80, "gradient_bytes": None, "peak_rss.bytes": 9, "peak_memory.bytes": None},
+        {"rpc.calls": 4, "rpc.bytes": 96, "gradient_bytes": 40, "peak_rss.bytes": 8, "peak_memory.bytes": None},
     )
     taken = [replace(LAUNCH, counters=counters) for counters in counts]
-    assert measurement(taken, Environment()).counters == {"rpc.calls": 4, "rpc.bytes": None, "gradient_bytes": None}
+    unknown = {"rpc.bytes": None, "gradient_bytes": None, "peak_memory.bytes": None}
+    assert measurement(taken, Environment()).counters == {"rpc.calls": 4, "peak_rss.bytes": 9, **unknown}
 
 
 def test_who_compares_nothing_is_not_advised_how_to_measure() -> None:
