@@ -24,7 +24,7 @@ from pytest_ddpperf.history.change_points import (
     weigh_runs,
 )
 from pytest_ddpperf.history.entries import AcceptedChange, HistoryEntry, HistoryMeasurement
-from pytest_ddpperf.records.plan import Limit
+from pytest_ddpperf.records.plan import MEMORY_COUNTERS, Limit
 from pytest_ddpperf.records.samples import Interval, Scalar, TestId
 from pytest_ddpperf.verdict.stats import Part, holm, variance
 
@@ -94,10 +94,13 @@ class HistoryChange:
     def differences(self) -> Iterator[str]:
         """Yield what else changed there: "torch 2.12 -> 2.13", "all_reduce.count 5 -> 6"."""
         before, after = self.series.measurements[self.index - 1 : self.index + 1]
-        for old, new in ((before.recorded, after.recorded), (before.counters, after.counters)):
-            for name in sorted({*old, *new}):
-                if old.get(name) != new.get(name):
-                    yield f"{name.removeprefix('env:')} {old.get(name, 'unset')} -> {new.get(name, 'unset')}"
+        recorded, counted = (before.recorded, after.recorded), (before.counters, after.counters)
+        names = [(recorded, name) for name in sorted({*before.recorded, *after.recorded})]
+        # Another version of the plugin may not have a counter.
+        exact = before.counters.keys() & after.counters.keys() - {*MEMORY_COUNTERS}
+        for (old, new), name in (*names, *((counted, name) for name in sorted(exact))):
+            if old.get(name) != new.get(name):
+                yield f"{name.removeprefix('env:')} {old.get(name, 'unset')} -> {new.get(name, 'unset')}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from pytest_ddpperf.records.outcome import Outcome
+from pytest_ddpperf.records.samples import CounterChange
 from pytest_ddpperf.report import sentences, summary, text
 from pytest_ddpperf.report.summary import Concern
 from pytest_ddpperf.verdict import stats
@@ -78,8 +79,8 @@ def junit_properties(outcome: Outcome) -> list[tuple[str, str]]:
     if outcome.verdict is not None:
         values |= {"verdict": str(outcome.verdict), "reason": outcome.verdict.reason}
         worst = outcome.verdict.worst
-        if outcome.verdict.reason in ("counter-rose", "counter-fell"):
-            (counted, *_) = [c for c in outcome.verdict.counters if c.status is outcome.verdict.status]
+        counted = sentences.shown(outcome.verdict)
+        if isinstance(counted, CounterChange):
             values |= {"metric": counted.limit.metric, "ratio": f"{1 + counted.change:.4f}"}
         elif worst is not None:
             values["metric"] = worst.limit.metric

@@ -51,9 +51,11 @@ def change_of(compared: Comparison | CounterChange) -> str:
 
 
 def metrics(verdict: Verdict, plan: Plan) -> list[tuple[str, ...]]:
-    """Return a row for each limit below one of titles: the same in every report."""
+    """Return a row for each limit below one of titles: the same in every report. Counters that have a default limit
+    have a row if they changed."""
     rows: list[tuple[str, ...]] = [("metric", "before", "now", "change [range]", "limit")]
-    all_compared: list[Comparison | CounterChange] = [*verdict.comparisons, *verdict.counters]
+    counters = [each for each in verdict.counters if each.now != each.baseline or not each.limit.default]
+    all_compared: list[Comparison | CounterChange] = [*verdict.comparisons, *counters]
     for compared in all_compared:
         figures = text.both_sides(compared, plan.collective)
         rows.append((compared.limit.metric, *figures, change_of(compared), text.limit(compared.limit)))

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pytest_ddpperf.records.outcome import Outcome, RunInfo
-from pytest_ddpperf.records.plan import COUNTERS
 from pytest_ddpperf.records.samples import Environment, LaunchRankSteps, Scalar, Status
 from pytest_ddpperf.report import causes, diff_report, failure, figures, sentences, summary, terminal, text
 from pytest_ddpperf.report.figures import Side
@@ -192,14 +191,14 @@ def _medians(durations: LaunchRankSteps | None) -> list[float]:
 
 
 def _counters(outcome: Outcome) -> tuple[tuple[str, ...], ...]:
-    """Return the counters that were measured; detailed ones only if they are not 0."""
+    """Return the counters that are not 0."""
     assert outcome.measurement is not None
     now = outcome.measurement.counters
     other = outcome.baseline_side.measurement if outcome.baseline_side is not None else None
     before: dict[str, int | None] = dict(other.counters) if other is not None else {}
     if outcome.verdict is not None and outcome.baseline_side is None:
         before = {changed.limit.metric: changed.baseline for changed in outcome.verdict.counters}
-    shown = [name for name in {**now, **before} if now.get(name) or before.get(name) or name in COUNTERS]
+    shown = [name for name in {**now, **before} if now.get(name) or before.get(name)]
     return tuple((name, *(_count(side.get(name)) for side in (before, now))) for name in shown)
 
 

@@ -35,7 +35,7 @@ def verdict_of(outcome: Outcome) -> str:
 def shown(verdict: Verdict) -> Comparison | CounterChange | None:
     """Return the change that a report shows of a verdict: one that decided; of several p50, else the largest."""
     if verdict.reason in ("counter-rose", "counter-fell"):
-        return max((c for c in verdict.counters if c.status is verdict.status), key=lambda c: c.change)
+        return max((c for c in verdict.counters if c.status is verdict.status), key=lambda c: abs(c.change))
     same = [c for c in verdict.comparisons if c.status is verdict.status] or list(verdict.comparisons)
     return next((c for c in same if c.limit.metric == "p50"), max(same, key=lambda c: c.change.estimate, default=None))
 
@@ -216,7 +216,7 @@ def left_out(verdict: Verdict) -> Iterator[str]:
         limit, _, because = line.partition(": ")
         limits.setdefault(because, []).append(limit)
     for because, of_it in limits.items():
-        yield f"dropped the default limit{'s' * (len(of_it) > 1)} {', '.join(of_it)}: {because}"
+        yield f"dropped the default limit{'s' * (len(of_it) > 1)} {text.some(of_it, 3)}: {because}"
 
 
 def measured(outcome: Outcome) -> str:

@@ -7,7 +7,7 @@ from dataclasses import fields
 from statistics import median
 
 from pytest_ddpperf.records.outcome import Outcome, RunInfo
-from pytest_ddpperf.records.plan import COUNTERS, Collective
+from pytest_ddpperf.records.plan import Collective
 from pytest_ddpperf.records.samples import Baseline, LaunchCost, LaunchSteps, Samples, Scalar
 from pytest_ddpperf.report import failure, sentences, text
 from pytest_ddpperf.report.summary import last_line
@@ -171,8 +171,7 @@ def _details(outcome: Outcome) -> Iterator[str]:
         )
         yield f"smallest detectable change: {smallest}"
     counters = outcome.measurement.counters.items()
-    # Of the finer counters few matter.
-    known = {name: n for name, n in counters if n is not None and (n or name in COUNTERS)}
+    known = {name: count for name, count in counters if count}
     if known:
         yield f"a step: {', '.join(f'{name} {count:,}' for name, count in known.items())}"
     if phases := outcome.measurement.mean_phases:

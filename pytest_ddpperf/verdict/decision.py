@@ -138,7 +138,9 @@ def with_counters(
     """Add the verdict on counters to that on times. Limited counters are compared with the baseline's last session.
 
     Counts have no noise: more than the limit allows is REGRESSED, as much less is IMPROVED. A counter that is unknown
-    on one side is reported; if the limit is the user's it is INCOMPARABLE, unless something else is REGRESSED.
+    on one side is INCOMPARABLE if the limit is the user's, unless something else is REGRESSED; a default limit is
+    dropped, without a word if the baseline does not know the counter. If no times were compared, default limits only
+    find regressions.
     """
     if not (verdict.status.compared or verdict.reason == "no-supported-limit"):
         return verdict
@@ -151,14 +153,15 @@ def with_counters(
             changes.append(_counted(limit, before, now))
             continue
         side = "now" if now is None else "in the baseline"
-        if limit.default:
-            dropped.append(f"{limit}: unknown {side}")
-        else:
+        if not limit.default:
             unknown.append((side, f"{limit.metric} is unknown {side}"))
+        elif before is not None:
+            dropped.append(f"{limit}: unknown {side}")
     status, reason = verdict.status, verdict.reason
     if changes:
         counted = gravest(change.status for change in changes)
-        if not status.compared or gravest((status, counted)) is not status:
+        decides = status.compared or counted is Status.REGRESSED or any(not each.limit.default for each in changes)
+        if decides and (not status.compared or gravest((status, counted)) is not status):
             status, reason = counted, _COUNTED_REASONS[counted]
     if unknown and status is not Status.REGRESSED:
         status, reason = Status.INCOMPARABLE, "unknown-counter"

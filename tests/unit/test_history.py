@@ -172,7 +172,7 @@ def test_an_invalid_file_is_named(tmp_path: Path, change: Any, problem: str) -> 
 
 
 def test_a_change_point_has_its_commits_and_its_size() -> None:
-    later = {"recorded": {"torch": "2.13", "env:NCCL_ALGO": "Ring"}, "counters": {"all_reduce.count": 6}}
+    later = {"recorded": {"torch": "2.13", "env:NCCL_ALGO": "Ring"}, "counters": {"all_reduce.count": 6, "buckets": 2}}
     logs = stepped((40, 9.0))
     change = found(history(logs)[:40] + history(logs, **later)[40:])
     assert [*change.differences()] == ["NCCL_ALGO unset -> Ring", "torch 2.12 -> 2.13", "all_reduce.count 5 -> 6"]

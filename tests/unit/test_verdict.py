@@ -574,11 +574,11 @@ def test_counts_have_no_noise(
     assert (verdict.status.value, verdict.reason) == (status, reason)
 
 
-def test_a_default_limit_on_a_counter_that_one_side_lacks_is_dropped_and_told() -> None:
+def test_a_default_limit_on_a_counter_is_dropped_and_a_loss_is_reported() -> None:
     counted = replace(measurement(STEADY), counters={"rpc.bytes": 8})
-    assert decide(counted, measurement(STEADY), P50, DEFAULT).dropped == ("rpc.bytes:0%: unknown in the baseline",)
+    assert decide(counted, measurement(STEADY), P50, DEFAULT).dropped == ()
     assert decide(measurement(STEADY), counted, P50, DEFAULT).dropped == ("rpc.bytes:0%: unknown now",)
-    assert decide(measurement(STEADY), measurement(STEADY), P50, DEFAULT).dropped == ("rpc.bytes:0%: unknown now",)
+    assert decide(measurement(STEADY), measurement(STEADY), P50, DEFAULT).dropped == ()
     assert decide(measurement(STEADY), counted, P50, BYTES).differences[0] == "rpc.bytes is unknown now"
 
 
@@ -596,6 +596,15 @@ def test_the_gravest_of_times_and_counters_is_the_verdict() -> None:
     assert decided(1.5, few, many) == ("REGRESSED", "beyond-limit")
     assert decided(0.5, many, few) == ("IMPROVED", "improved")
     assert decided(1.0, many, few) == ("IMPROVED", "counter-fell")
+
+
+@pytest.mark.parametrize(
+    ("now", "limit", "verdict"),
+    [(8, DEFAULT, "NOT GATED"), (7, DEFAULT, "NOT GATED"), (9, DEFAULT, "REGRESSED"), (8, BYTES, "PASS")],
+)
+def test_where_no_time_is_compared_a_default_limit_only_finds_regressions(now: int, limit: Limit, verdict: str) -> None:
+    current, base = (replace(measurement((1.0,)), counters={"rpc.bytes": count}) for count in (now, 8))
+    assert decide(current, base, P50, limit) == verdict
 
 
 def test_what_is_not_compared_is_not_counted_either() -> None:
