@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 from typing import Any, TypeVar
 
 from pytest_ddpperf.launch import locks, request
@@ -55,6 +56,7 @@ def collected(
         blocked_seconds=tuple(_seconds(window.blocked_ns) for window in windows) if plan.rpc else None,
         counters=_counters(windows),
         recorded=_recorded(windows),
+        losses=_losses(windows),
         cost=delivery.cost,
         facts=facts,
         output=delivery.output,
@@ -128,6 +130,12 @@ def _recorded(windows: Sequence[Window]) -> dict[str, RankFigures]:
     names = dict.fromkeys(name for window in windows for name in window.recorded)
     nothing = (None,) * len(windows[0].blocked_ns)
     return {name: tuple(window.recorded.get(name, nothing) for window in windows) for name in names}
+
+
+def _losses(windows: Sequence[Window]) -> tuple[float | None, ...] | None:
+    """Return the mean over ranks of the first losses, None where one is not finite; None if no rank recorded them."""
+    ranks = [window.losses for window in windows if window.losses]
+    return tuple(None if None in step else fmean(step) for step in zip(*ranks, strict=False)) or None
 
 
 def _differences(marks: Sequence[float]) -> tuple[float, ...]:

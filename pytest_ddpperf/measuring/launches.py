@@ -172,6 +172,7 @@ def measurement(launches: Sequence[LaunchSamples], environment: Environment) -> 
         blocked_seconds=every("blocked_seconds"),
         node_seconds=every("node_seconds"),
         clock_seconds=every("clock_seconds"),
+        losses=every("losses"),
     )
     phases = every("phases")
     return Measurement(

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from pytest_ddpperf.measuring.launches import CurrentSide, Job, measurement
 from pytest_ddpperf.records.samples import Environment, Measurement, Scalar, Status, Verdict
 from pytest_ddpperf.verdict import times
-from pytest_ddpperf.verdict.decision import given_up, with_counters, without_claim, without_steady_windows
+from pytest_ddpperf.verdict.decision import given_up, with_counters, with_losses, without_claim, without_steady_windows
 from pytest_ddpperf.verdict.stats import Difference
 
 if TYPE_CHECKING:
@@ -207,6 +207,7 @@ class Judge:
         """Add what does not depend on times to a verdict, and return whether the measurement ends with it."""
         current = self._measurement()
         verdict = with_counters(verdict, current, self._side.measurements(), self._job.limits)
+        verdict = with_losses(verdict, current, self._side.measurements(), self._job.level)
         ended = ended or verdict.reason == "counter-rose"  # which no further launch would change
         if self._not_gated == "saving":
             ended = final or not times.coarse(current, self._job.limits, level=self._job.level)

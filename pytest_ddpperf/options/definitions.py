@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 if TYPE_CHECKING:
     import pytest
 
-# What --ddp-fail-on may name: every verdict but PASS, in lower case.
-FAIL_ON_NAMES = ("regressed", "improved", "inconclusive", "no-baseline", "incomparable", "not-gated")
+# What --ddp-fail-on may name: every verdict but PASS, in lower case, and losses that differ.
+FAIL_ON_NAMES = ("regressed", "improved", "inconclusive", "no-baseline", "incomparable", "not-gated", "diverged")
 
 
 # The source of settings that a test's marker gives.

@@ -103,6 +103,7 @@ def measure(
         examples=context.count_examples([value for stretch in taken for value in stretch.returned[uncounted:]]),
         blocked_ns=tuple(blocked),
         counters=warmed.counters,
+        losses=context.first_losses([*warmed.losses, *(each.get("loss") for s in taken for each in s.recorded)]),
         recorded=context.figures_by_name([figures for stretch in taken for figures in stretch.recorded[uncounted:]]),
         compiled_at=_compiled_at(taken, uncounted),
         sent=tuple(warmed.sent),
@@ -145,7 +146,7 @@ class _Stretch:
     """Steps in a row and their figures; cumulative ones have a value before the first step and after each."""
 
     def __init__(self, length: int, marks_ns: memoryview, plan: Plan, ctx: Context) -> None:
-        self._device, self._rank, self._figures, self.length = ctx.device, ctx.rank, ctx.figures, length
+        self._device, self._rank, self._ctx, self.length = ctx.device, ctx.rank, ctx, length
         if self._device.type != "cpu":
             torch.accelerator.synchronize()
         self._timer = clock.StepClock(plan.timing, self._device, marks_ns)
@@ -161,7 +162,7 @@ class _Stretch:
         """Time `step`, of which so many were `counted` before."""
         row, cell, timer, on_cpu = board.row(self._rank), Board.STEP_CELL, self._timer, self._device.type == "cpu"
         processed, cpu_ns, blocked_ns, graphs = self.returned, self.cpu_ns, self.blocked_ns, self.graphs
-        figures, recorded, cpu = self._figures, self.recorded, self._cpu
+        figures, recorded, record, cpu = self._ctx.figures, self.recorded, self._ctx.record, self._cpu
         figures.clear()  # of warm-up steps, or of set-up
         own.barrier()
         if board.phase(self._rank) is not Phase.STEPS:
@@ -176,7 +177,7 @@ class _Stretch:
             if on_cpu:
                 cpu_ns[index + 1] = cpu.read_ns()
             # Of the usual ones without a call.
-            processed[index] = value if value is None or type(value) is int else context.read_examples(value)
+            processed[index] = value if value is None or type(value) is int else context.read_returned(value, record)
             value = None  # the graph of a step's result must not live through the next step
             if figures:
                 recorded[index] = dict(figures)
@@ -218,6 +219,7 @@ class _WarmUp:
     unsettled: str  # what its last step still changed, in words
     counters: Mapping[str, int | None]  # of a step; nothing is known of less than three
     sent: Sequence[int] = ()  # as `Window` has it
+    losses: Sequence[Any] = ()  # of the steps beyond those asked, None where one recorded none
     step_ns: int = 0  # the shortest of its last steps, with what it left the device to do
 
 
@@ -239,7 +241,7 @@ def _warm_up(
     if plan.warmup == 0:
         return _WarmUp(steps=0, unsettled="", counters=counters)
     watch = Steadiness(ctx.device)
-    step_ns, sent = [], []
+    step_ns, sent, losses = [], [], []
     watched = (0, max(plan.warmup - 2, _COUNTED_FROM - 1)) if plan.warmup >= _COUNTED_FROM else ()
     for index in range(plan.warmup + WARMUP_BEYOND):
         if index >= plan.warmup - 1:
@@ -251,17 +253,19 @@ def _warm_up(
             if index and index in watched:
                 counters = meter.counters(step, own, ctx.device)
             else:
-                context.read_examples(step())
+                context.read_returned(step(), ctx.record)
         if ctx.device.type != "cpu":
             torch.accelerator.synchronize()
         step_ns.append(time.monotonic_ns() - began)
+        losses += [ctx.figures.pop("loss", None)] * (index >= plan.warmup)
         if index in watched and (after := recorded(own)) is not None:
             sent.append(len(after.keys() - (before or {}).keys()))
         if index >= plan.warmup - 1:
             unsettled = watch.unsettled(own)
             if not unsettled:
                 break
-    return _WarmUp(steps=index + 1, unsettled=unsettled, counters=counters, sent=sent, step_ns=min(step_ns[-_TELLING:]))
+    shortest = min(step_ns[-_TELLING:])
+    return _WarmUp(steps=index + 1, unsettled=unsettled, counters=counters, sent=sent, losses=losses, step_ns=shortest)
 
 
 def _window_steps(warmed: _WarmUp, plan: Plan, own: OwnGroup) -> int:

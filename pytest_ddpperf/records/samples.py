@@ -52,6 +52,8 @@ class Samples:
     blocked_seconds: LaunchRankSteps | None = None  # each trainer's wait for RPC; None where there is none
     node_seconds: LaunchSteps | None = None  # of several nodes, the step times of the first node's ranks alone
     clock_seconds: tuple[float, ...] | None = None  # by launch, how far the clocks of several nodes may be apart
+    # Launch x step: the first after the asked warm-up, each the mean over ranks; None where it is not finite.
+    losses: tuple[tuple[float | None, ...], ...] | None = None
 
     @property
     def launches(self) -> int:
@@ -193,6 +195,14 @@ class CounterChange:
         return self.now / self.baseline - 1
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossChange:
+    """The means of the losses of both sides, which differ by more than launches of the same code do."""
+
+    before: float | None  #: None: a loss of this side is not finite
+    now: float | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Verdict:
     """The decision about one measurement: a status and a reason code, with what it rests on.
@@ -207,6 +217,7 @@ class Verdict:
     differences: tuple[str, ...] = ()  #: environment facts that differ: "torch 2.12 -> 2.13"
     counters: tuple[CounterChange, ...] = ()
     sessions: int = 0  #: of the baseline; with one, the drift between sessions was assumed, not measured
+    diverged: LossChange | None = None  #: the losses, if they show that both sides compute something else
     first_node: bool = False  #: the first node's steps alone were compared, for clocks of several were not known enough
 
     def __eq__(self, other: object) -> bool:
@@ -297,6 +308,7 @@ class Window:
     recorded: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)  # by name and step
     phases: RankPhases | None = None  # None where they are unknown
     phases_problem: str = ""  # why they are, if they should not be
+    losses: tuple[float | None, ...] = ()  # of the first steps after the asked warm-up; None: not finite
     facts: Mapping[str, Scalar] = field(default_factory=dict)  # the environment, of rank 0
     imported: Imported = Imported()
 
@@ -316,6 +328,7 @@ class LaunchSamples:
     facts: Mapping[str, Scalar]  # the environment: rank 0's, the machine's, the user's variables
     output: tuple[RankOutput, ...]
     recorded: Mapping[str, RankFigures] = field(default_factory=dict)  # by name, what steps recorded
+    losses: tuple[float | None, ...] | None = None  # as `Samples` has them
     notes: tuple[str, ...] = ()  # what went oddly without making it a failure
     unfit: str = ""  # why it says little of steady training: "rank 0 recompiled at step 17"
     unsettled: str = ""  # what still changed when the warm-up ended at its cap: "compiling"

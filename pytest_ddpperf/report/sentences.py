@@ -68,6 +68,13 @@ def reason(outcome: Outcome) -> str:
     verdict = outcome.verdict
     if verdict is None:
         return f"not measured: {outcome.error}"
+    change = verdict.diverged
+    differs = f"computes something else: loss {text.loss_change(change)}" if change is not None else ""
+    usual = "" if differs and verdict.status is Status.IMPROVED else _reason(outcome, verdict)  # how to accept it
+    return "; ".join(filter(None, (differs, usual)))
+
+
+def _reason(outcome: Outcome, verdict: Verdict) -> str:
     if verdict.status is Status.REGRESSED:
         return why(outcome)
     if verdict.status is Status.INCONCLUSIVE:

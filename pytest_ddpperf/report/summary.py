@@ -83,7 +83,7 @@ class Concern(IntEnum):
 def concern(outcome: Outcome) -> Concern:
     if outcome.fails:
         return Concern.FAILS
-    if outcome.verdict is None:
+    if outcome.verdict is None or outcome.verdict.diverged is not None:
         return Concern.DOUBTFUL
     status, reason = outcome.verdict.status, outcome.verdict.reason
     if status is Status.IMPROVED:

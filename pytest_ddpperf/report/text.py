@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 
 from pytest_ddpperf.records.outcome import Outcome
 from pytest_ddpperf.records.plan import BANDWIDTH, Collective, Limit, Plan
-from pytest_ddpperf.records.samples import Comparison, CounterChange, Environment, Interval
+from pytest_ddpperf.records.samples import Comparison, CounterChange, Environment, Interval, LossChange
 from pytest_ddpperf.records.step_phases import OTHER, PHASES, Means
 
 _LEAST = 1e-9  # of a time, as a share: bounds may be so wide that nothing is left of it
@@ -172,6 +173,14 @@ def changed(comparison: Comparison) -> Interval:
 def counter_change(changed: CounterChange) -> str:
     """Return the change of a counter, which is exact."""
     return "was 0" if not changed.baseline and changed.now else share(changed.change)
+
+
+def loss_change(change: LossChange) -> str:
+    """Return "2.31 -> 2.58", with as many digits as the difference takes."""
+    known = [mean for mean in (change.before, change.now) if mean is not None]
+    share = (max(known) - min(known)) / (max(map(abs, known)) or 1) or 1
+    digits = max(3, 2 - math.floor(math.log10(share)))
+    return " -> ".join("nan" if mean is None else f"{mean:.{digits}g}" for mean in (change.before, change.now))
 
 
 def resolution(comparison: Comparison) -> float:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.conftest import STEP, Run, last_line, line
+from tests.integration.conftest import FEW, STEP, Run, last_line, line
 
 GATED = (
     STEP
@@ -83,6 +83,36 @@ def test_save_pass_regress_accept(pytester: pytest.Pytester, run: Run, monkeypat
     assert result.ret == 0
     assert last_line(result) == "compared with baselines: 1 improved (1 of 1 compared)"
     result.stdout.fnmatch_lines(["test_step: only the first 10 of 20 steps of each launch were compared, *"])
+
+
+def test_a_faster_step_that_computes_something_else_is_noted_or_red(
+    pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytester.makepyfile(
+        STEP
+        + """
+def setup(ctx):
+    step = lasting(ctx)
+    return lambda: {"loss": float(os.environ.get("LOSS", 2.31)) + 0 * (step() or 0)}
+
+def test_step(ddp_benchmark):
+    ddp_benchmark(setup)
+"""
+    )
+    assert run(*FEW, "--ddp-save-baseline").ret == 0
+    (baseline,) = stored(pytester.path)
+    losses = json.loads(baseline.read_text())["sessions"][0]["measurement"]["samples"]["losses"]
+    assert losses[0] == [pytest.approx(2.31)] * 10
+    monkeypatch.setenv("LASTS", "1")
+    monkeypatch.setenv("LOSS", "2.58")
+    result = run(*FEW)
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["test_step: computes something else: loss 2.31 -> 2.58"])
+    result = run(*FEW, "--ddp-fail-on=diverged", "--ddp-against-env=LOSS=2.5", "--ddp-against-env=LASTS=5")
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(
+        ["IMPROVED: step time p50 * (limit 300 %)", "why: computes something else: loss 2.5 -> 2.58"]
+    )
 
 
 def test_what_a_result_holds(pytester: pytest.Pytester, run: Run) -> None:

@@ -60,7 +60,33 @@ def test_what_a_step_does_not_tell_is_none(bench: Bench) -> None:
     }
 
 
+def losing(ctx: Any) -> Any:
+    """Each step returns its number as its loss, on rank 1 two more; rank 0 compiles in step 3."""
+    numbers = count(1)
+
+    def step() -> dict[str, float]:
+        number = next(numbers)
+        if number == 3 and ctx.rank == 0:
+            torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
+        dist.all_reduce(torch.ones(1))
+        return {"examples": 4, "loss": number + 2 * ctx.rank}
+
+    return step
+
+
+def test_losses_are_those_of_the_steps_behind_the_asked_warm_up_however_the_window_is_taken(bench: Bench) -> None:
+    samples = bench.measure(losing, steps=9, warmup=3)
+    assert samples.losses == tuple(number + 1.0 for number in range(4, 14))
+    assert samples.recorded["loss"][1][0] == 7.0, "warm-up took a step more"
+    assert samples.examples == ((4,) * 9,) * 2
+    with bench.paused(losing, steps=9, warmup=3) as launch:
+        for steps in (1, 4, 7):
+            launch.stretch(steps)
+        assert launch.deliver().losses == samples.losses
+
+
 def test_nothing_recorded_is_nothing(bench: Bench) -> None:
+    assert bench.measure(lambda ctx: lambda: None).losses is None
     assert bench.measure(lambda ctx: lambda: None).recorded == {}
 
 

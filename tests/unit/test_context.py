@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -108,6 +110,28 @@ def test_examples_are_whole_numbers_of_any_kind(value: Any) -> None:
 @pytest.mark.parametrize("value", [None, True, 1.5, torch.tensor(1.5), torch.tensor([1, 2]), "5"])
 def test_anything_else_is_no_number_of_examples(value: Any) -> None:
     assert context.count_examples([context.read_examples(value)]) is None
+
+
+MODELS = OrderedDict(loss=2.5, logits=1)
+
+
+@pytest.mark.parametrize(
+    ("returned", "examples"), [({"examples": 5}, 5), ({"loss": None}, None), (MODELS, None), (5, 5)]
+)
+def test_a_step_may_return_a_dict_of_examples_and_the_loss(returned: Any, examples: Any) -> None:
+    kept: list[Any] = []
+    assert context.read_returned(returned, lambda *figure: kept.append(figure)) == examples
+    assert kept == []
+    assert context.read_returned({"examples": 5, "loss": 2.5}, lambda *figure: kept.append(figure)) == 5
+    assert kept == [("loss", 2.5)]
+    with pytest.raises(DdpPerfError, match=r"^the step returned a dict with 'x', 3: its keys may be 'examples' and 'l"):
+        context.read_returned({"loss": 1, "x": 2, 3: 4}, print)
+
+
+def test_first_losses_end_where_a_step_has_none() -> None:
+    assert context.first_losses([2, torch.tensor(1.5), math.nan, 1e200, None, 1]) == (2.0, 1.5, None, None)
+    assert context.first_losses([None, 1]) == ()
+    assert context.first_losses([1] * 99) == (1.0,) * 10
 
 
 def test_a_step_cannot_process_less_than_nothing() -> None:

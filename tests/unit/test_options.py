@@ -284,7 +284,7 @@ def test_a_negative_world_size_is_a_value_not_an_option(refusal: Callable[..., s
     assert refusal("--ddp-world-size", "-1").startswith("--ddp-world-size: '-1': whole numbers from 1")
 
 
-VERDICTS = "regressed, improved, inconclusive, no-baseline, incomparable, not-gated"
+VERDICTS = "regressed, improved, inconclusive, no-baseline, incomparable, not-gated, diverged"
 NO_REF = "--ddp-against-setup: 'make build': builds the code of a git ref: name it with --ddp-against"
 
 

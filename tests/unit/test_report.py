@@ -21,6 +21,7 @@ from pytest_ddpperf.records.samples import (
     Environment,
     Interval,
     LaunchCost,
+    LossChange,
     Measurement,
     RankError,
     Samples,
@@ -282,6 +283,10 @@ def coarse(nodeid: str = "tests/test_a.py::test_step", sessions: int = 2, **need
     return outcome(verdict(Status.PASS, comparisons=comparisons, sessions=sessions), nodeid=nodeid)
 
 
+def diverged(status: Status, before: float | None, now: float | None) -> Outcome:
+    return outcome(verdict(status, diverged=LossChange(before=before, now=now)))
+
+
 NOISY = "too noisy for a 10 % limit: the smallest change it can detect is"
 SLOWER = comparison(Status.PASS, change=Interval(estimate=0.097, low=0.05, high=0.15))
 
@@ -308,6 +313,9 @@ SLOWER = comparison(Status.PASS, change=Interval(estimate=0.097, low=0.05, high=
         (replace(coarse(p50=300), baseline_path=""), f"{NOISY} 50 % (p50)"),
         (outcome(verdict(Status.PASS, comparisons=(SLOWER,))), "p50 +9.7 %: slower, within the limit of 10 %"),
         (outcome(verdict(Status.IMPROVED)), "accept it with --ddp-save-baseline"),
+        (diverged(Status.IMPROVED, 2.31, 2.58), "computes something else: loss 2.31 -> 2.58"),
+        (diverged(Status.PASS, 2.3125, 2.3125125), "computes something else: loss 2.3125 -> 2.3125125"),
+        (diverged(Status.PASS, None, 0.0), "computes something else: loss nan -> 0"),
         (
             outcome(verdict(Status.INCOMPARABLE, "must-match", differences=("batch_size 32 -> 64",))),
             "batch_size 32 -> 64: measure as before, or save a new baseline",
@@ -353,6 +361,15 @@ def test_what_holds_for_several_tests_is_said_once_and_what_is_counted_is_not_sa
 
 
 # --- failures
+
+
+def test_a_faster_test_that_computes_something_else_is_not_to_be_accepted() -> None:
+    red = replace(diverged(Status.IMPROVED, 2.31, 2.58), fails=True)
+    assert "\nwhy: computes something else: loss 2.31 -> 2.58\n" in failure.gate_failure(red)
+    assert sentences.headline(red).endswith("(limit 10 %): computes something else: loss 2.31 -> 2.58")
+    quiet = diverged(Status.PASS, 2.31, 2.58)
+    assert summary.concern(quiet) is summary.Concern.DOUBTFUL
+    assert codec.decode(Outcome, codec.encode(quiet)) == quiet
 
 
 def test_a_failed_gate_reads_from_the_result_to_the_command_that_accepts() -> None:

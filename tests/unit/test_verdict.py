@@ -11,6 +11,7 @@ import pytest
 from pytest_ddpperf.options.definitions import FAIL_ON_NAMES
 from pytest_ddpperf.records.plan import TIME_LIMITS, Limit
 from pytest_ddpperf.records.samples import Environment, Measurement, Samples, Scalar, Status, Verdict
+from pytest_ddpperf.report.text import loss_change
 from pytest_ddpperf.verdict.decision import fails, judge
 from pytest_ddpperf.verdict.stats import Drift
 from pytest_ddpperf.verdict.times import ASSUMED_DRIFT, coarse, judge_times, of_one_length, resolutions, unsupported
@@ -531,8 +532,43 @@ def test_fail_on_names_exactly_what_fails(name: str) -> None:
 
 
 def test_fail_on_has_a_name_for_every_verdict_but_pass() -> None:
-    named = {name.upper().replace("-", " ") for name in FAIL_ON_NAMES}
+    named = {name.upper().replace("-", " ") for name in FAIL_ON_NAMES} - {"DIVERGED"}
     assert named == {*Status} - {Status.PASS}
+
+
+# --- losses
+
+
+def with_loss(*launches: Sequence[float | None]) -> Measurement:
+    steady = measurement(STEADY)
+    return replace(steady, samples=replace(steady.samples, losses=tuple(map(tuple, launches)) or None))
+
+
+SAME = ((2.25, 2.0),) * 3
+NAN = ((2.25, None),) * 3
+SPREAD = ((2.0,), (2.2,), (2.4,), (1.9,))
+LONGER = ((2.25, 2.0, 9.0), (2.25, 2.0), (2.25, 2.0))  # by a step that not all launches have
+DIVERGED: list[tuple[Any, Any, str]] = [
+    (((2.25, 2.0 + 6e-6),) * 3, SAME, "2.125 -> 2.125003"), (SPREAD, ((0.0,), (0.2,), (0.4,)), "0.2 -> 2.12"),
+    (NAN, SAME, "2.12 -> nan"), ((*SAME, (2.25, None)), SAME, "2.12 -> nan"), (SAME, NAN, "nan -> 2.12"),
+    *((now, SAME, "") for now in (SAME, LONGER, ((2.25, 2.0 + 4e-6),) * 3, (), ((),) * 3)),
+    (SPREAD, ((1.8,), (2.0,), (2.2,)), ""), (SAME[:1], ((9.0, 9.0),), ""), (NAN, NAN, ""), (SAME, (), ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("now", "before", "found"), DIVERGED)
+def test_losses_that_differ_by_more_than_launches_do_are_noted(now: Any, before: Any, found: str) -> None:
+    verdict = decide(with_loss(*now), with_loss(*before))
+    assert verdict.status is Status.PASS
+    assert (loss_change(verdict.diverged) if verdict.diverged is not None else "") == found
+    assert fails(verdict, fail_on=frozenset({"diverged"}), baseline_missing="warn") == bool(found)
+    assert not fails(verdict, fail_on=frozenset({"improved"}), baseline_missing="warn")
+
+
+def test_losses_are_compared_with_the_last_session_and_not_where_nothing_is_compared() -> None:
+    other = with_loss(*((9.0, 9.0),) * 3)
+    assert judge(with_loss(*SAME), [other, with_loss(*SAME)], (P50,), assumed=NO_DRIFT).diverged is None
+    assert decide(with_loss(*SAME), other, not_gated="saving").diverged is None
 
 
 # --- counters
