@@ -118,7 +118,7 @@ def test_counters_that_changed_come_first_with_the_phases_that_they_explain(
     before: Mapping[str, int], now: Mapping[str, int], joined: tuple[str, ...], others: list[tuple[str, ...]]
 ) -> None:
     more = {FORWARD: 5.0, BACKWARD: 3.0, EXPOSED: 4.0, OPTIMIZER: 2.0}
-    after = side(more, more, counters={**now, "gradient_bytes": None, "peak_rss.bytes": 7})
+    after = side(more, more, counters={**now, "gradient_bytes": None, "peak_rss.bytes": 7, "send.count": 1})
     earlier = side(seed=1, counters={**before, "gradient_bytes": 9, "peak_rss.bytes": 6})
     found = find(after, earlier, 14e-3, is_paired=True, level=0.015)
     assert [each.phases for each in found] == [joined, *others]

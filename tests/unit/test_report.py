@@ -410,14 +410,6 @@ def test_a_failure_says_how_long_trainers_waited_for_rpc() -> None:
     assert found == ("waiting for RPC +100 ms of +100 ms",)
 
 
-def test_counters_that_differ_are_evidence_but_not_memory_and_what_one_side_does_not_know() -> None:
-    before = {"all_reduce.count": 1, "all_reduce.bytes": 40, "broadcast.count": 0, "peak_rss.bytes": 4096}
-    now = {"all_reduce.count": 4, "all_reduce.bytes": 40, "broadcast.count": 2, "peak_rss.bytes": 8192, "buckets": 4}
-    sides = (replace(measurement(level), counters=counters) for level, counters in ((0.2, now), (0.1, before)))
-    found = failure.find_causes(verdict(Status.REGRESSED), GREEN.plan, next(sides), [next(sides)])
-    assert found[0] == "all_reduce.count 1 -> 4, broadcast.count 0 -> 2"
-
-
 def test_of_default_limits_on_counters_only_those_that_changed_are_shown() -> None:
     limit = Limit(metric="buckets", value=0.0, unit="%", default=True)
     same, more = (CounterChange(limit=limit, status=Status.PASS, baseline=4, now=now) for now in (4, 5))
