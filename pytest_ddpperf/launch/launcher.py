@@ -60,7 +60,7 @@ def collected(
         cost=delivery.cost,
         facts=facts,
         output=delivery.output,
-        notes=(*delivery.notes, *_problems(windows)),
+        notes=(*delivery.notes, *dict.fromkeys(note for window in windows for note in window.notes)),
         unfit=_unfit(plan, windows),
         unsettled=windows[0].unsettled,
         warmup=windows[0].warmup,
@@ -91,11 +91,6 @@ def _unfit(plan: Plan, windows: Sequence[Window]) -> str:
     """Why a launch says little of steady training, in words, by what happened and not by its times."""
     compiled = [(rank, window.compiled_at) for rank, window in enumerate(windows) if window.compiled_at]
     return f"{plan.name(compiled[0][0])} recompiled at step {compiled[0][1]}" if compiled else ""
-
-
-def _problems(windows: Sequence[Window]) -> list[str]:
-    problems = dict.fromkeys(window.phases_problem for window in windows if window.phases_problem)
-    return [f"phases of the step are unknown: {problem}" for problem in problems]
 
 
 # More than cold caches and a late rank add to the first step.

@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import metadata
 from statistics import fmean
@@ -55,6 +55,7 @@ class Job:
     batch_size: int | None
     gate: bool
     facts: Mapping[str, Scalar]  # recorded with the measurement, beyond what the ranks report
+    trace: str = ""  # as `Plan` has it, for the first launch; "" for no traces
     notes: tuple[str, ...] = ()
 
     @property
@@ -135,6 +136,7 @@ class CurrentSide(Launches):
     def __init__(self, job: Job, launcher: Launcher, observer: Observer, *, steps: int | None = None) -> None:
         super().__init__(job.plan, self._measure, steps=steps)
         self._setups, self._launcher, self._observer = job.setups, launcher, observer
+        self._trace = job.trace
 
     def add(self, launch: LaunchSamples) -> None:
         super().add(launch)
@@ -155,7 +157,8 @@ class CurrentSide(Launches):
         return self._launcher.measure(self._with(steps), setup, self._observer, others)
 
     def _with(self, steps: int | None) -> Plan:
-        return self._plan if steps is None else self._plan.exactly(steps)
+        plan = self._plan if steps is None else self._plan.exactly(steps)
+        return plan if self.taken else replace(plan, trace=self._trace)
 
 
 def measurement(launches: Sequence[LaunchSamples], environment: Environment) -> Measurement:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -226,8 +227,6 @@ def does_fail(job: Job, verdict: Verdict) -> bool:
 def build_outcome(found: Measured, rootdir: Path, accept_command: str, seconds: float) -> Outcome:
     """Return the outcome of a measurement that took so long, with its evidence and the command that accepts it."""
     job, current, stored = found.job, found.current, found.suspected or found
-    path = Path(stored.side.path)
-    shown = path.relative_to(rootdir) if path.is_relative_to(rootdir) else path
     notes = current.notes(advise=not job.settings.disable)
     side, verdict, baseline = found.side.record(current), found.verdict, found.side.baseline
     findings: tuple[Finding, ...] = ()
@@ -247,7 +246,8 @@ def build_outcome(found: Measured, rootdir: Path, accept_command: str, seconds: 
         seconds=seconds,
         recorded=recorded(current.taken),
         baseline_side=side,
-        baseline_path=str(shown) if stored.side.path else "",
+        baseline_path=_shown(stored.side.path, rootdir),
+        traces=_shown(os.path.dirname(job.trace), rootdir),
         sessions=stored.side.sessions(current),
         stored_verdict=stored.verdict if found.suspected is not None else None,
         findings=findings,
@@ -255,6 +255,11 @@ def build_outcome(found: Measured, rootdir: Path, accept_command: str, seconds: 
         accept=accept_command if accepts else "",
         notes=(*job.notes, *notes, *found.side.notes(verdict, current), *found.further_notes),
     )
+
+
+def _shown(path: str, rootdir: Path) -> str:
+    """Return a path from rootdir, if it is below."""
+    return os.path.relpath(path, rootdir) if path and Path(path).is_relative_to(rootdir) else path
 
 
 def build_failure(job: Job, error: str) -> Outcome:

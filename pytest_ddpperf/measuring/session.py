@@ -15,8 +15,7 @@ from pytest_ddpperf.git import checked_out, tree_of
 from pytest_ddpperf.launch import Launcher, Observer
 from pytest_ddpperf.launch.launcher import unpickle
 from pytest_ddpperf.measuring import measurement
-from pytest_ddpperf.measuring.confirm import Confirmation, SideOf
-from pytest_ddpperf.measuring.inputs import find_inputs, select_code
+from pytest_ddpperf.measuring.confirm import Confirmation, SideOf, find_inputs, select_code
 from pytest_ddpperf.measuring.launches import Job
 from pytest_ddpperf.measuring.leader_connection import LeaderConnection, NodeLeaderConnection, ready_call, ready_job
 from pytest_ddpperf.measuring.machine import Place, described, nodes_for, resolve

@@ -194,6 +194,10 @@ ROWS = (
         help="write figures of the suite's results to this folder: pip install 'pytest-ddpperf[plots]'",
     ),
     Row(
+        option="--ddp-trace", name="trace_dir", default=None, parser="path", allowed=("a folder",), metavar="DIR",
+        help="write a Chrome trace of three more steps of each rank, after the timed ones of a test's first launch",
+    ),
+    Row(
         option="--ddp-json", name="json_path", default=None, parser="path", allowed=("a file",), metavar="PATH",
         help="write everything measured, raw samples included",
     ),

@@ -57,6 +57,7 @@ class Settings:
     disable: bool
     suite_size: Literal["auto", "tiny", "small", "full"] = "auto"  # the suite's own, which reads it by pytest's words
     suite_plots: Path | None = None  # absolute
+    trace_dir: Path | None = None  # absolute
     json_path: Path | None  # absolute
     history_dir: Path | None = None  # absolute
     markdown_path: Path | None = None  # absolute
@@ -83,7 +84,7 @@ class Settings:
 
 
 _FILES = ("json_path", "markdown_path", "html_path")  # that are written when the run ends
-_FOLDERS = ("baseline_dir", "history_dir", "suite_plots")
+_FOLDERS = ("baseline_dir", "history_dir", "suite_plots", "trace_dir")
 _COMPARISONS = ("against", "against_python", "against_env", "against_option")
 
 
@@ -114,8 +115,8 @@ def _resolve_paths(config: pytest.Config, values: dict[str, Any], sources: Mappi
         row = next(row for row in ROWS if row.field == field)
         if field in _FILES and os.path.isdir(path):  # other problems of a path are noted when it is written
             raise OptionError(row.option, str(path), "is a folder: name the file to write")
-        if field == "suite_plots" and os.path.isfile(path):
-            raise OptionError(row.option, str(path), "is a file: name a folder for figures")
+        if field in ("suite_plots", "trace_dir") and os.path.isfile(path):
+            raise OptionError(row.option, str(path), "is a file: name a folder")
 
 
 def _check_comparison(settings: Settings) -> None:

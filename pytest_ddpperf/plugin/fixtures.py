@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from pytest_ddpperf.baseline import slug
 from pytest_ddpperf.measuring import measurement
 from pytest_ddpperf.measuring.launches import Job, Setup
 from pytest_ddpperf.measuring.machine import Place, Unavailable
@@ -207,6 +208,7 @@ class BenchmarkFixture(DistributedFixture):
             batch_size=batch_size,
             gate=gate,
             facts=self._facts(),
+            trace=self._trace(label),
             notes=self._notes(),
         )
         began = time.monotonic()
@@ -260,6 +262,11 @@ class BenchmarkFixture(DistributedFixture):
         )
         asked = ",".join(map(str, of_run.world_sizes))
         return (f"the marker's world_size={self._world_size} is used, not {asked}",) if ignored else ()
+
+    def _trace(self, label: str) -> str:
+        """Return the beginning of the paths of this side's traces; "" for none."""
+        folder, side = self._settings.trace_dir, "now" if self._run.leader is None else "before"
+        return str(folder / slug(" ".join((nodeid_of(self._item), label))) / side) if folder is not None else ""
 
     def _facts(self) -> dict[str, Any]:
         workers = getattr(self._run.config, "workerinput", {}).get("workercount", 0)

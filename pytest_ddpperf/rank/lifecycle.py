@@ -220,6 +220,11 @@ def _timed(rank: Rank, ctx: Context, prepared: sampling.Prepared, meter: counter
     if ctx.rank == 0:
         facts = environment.versions() | environment.state() | environment.device(ctx.device.type)
         window = replace(window, facts=facts)
+    if rank.plan.trace:
+        from pytest_ddpperf.rank import tracing
+
+        problem = tracing.trace(prepared.step, rank.plan, ctx, rank.own_group)
+        window = replace(window, notes=(*window.notes, *filter(None, [problem])))
     if rank.plan.collective is not None:  # its closing check is part of the result
         rank.enter(Phase.CLEANUP)
         prepared.clean_up()

@@ -110,7 +110,7 @@ def measure(
         first_ratio=_first_ratio(taken) if warmed.steps else 0.0,
         unsettled=warmed.unsettled,
         warmup=warmed.steps,
-        phases_problem=phases.problem,
+        notes=phases.notes,
         phases=phases.of([pair for stretch in taken for pair in pairwise(stretch.marks_ns[uncounted:])], own),
     )
 
@@ -121,12 +121,13 @@ class _PhaseWatch:
     def __init__(self, plan: Plan, ctx: Context) -> None:
         self._is_on = not plan.rpc and plan.collective is None and ctx.device.type == "cpu"
         self._stamps = Stamps()
-        self.problem = ""
+        self.notes: tuple[str, ...] = ()
         if self._is_on:
             try:
                 self._stamps.install()
             except Exception as error:  # of another version of torch: nothing else depends on phases
-                self._is_on, self.problem = False, f"{type(error).__name__}: {error}"
+                self._is_on = False
+                self.notes = (f"phases of the step are unknown: {type(error).__name__}: {error}",)
 
     def during(self, warmup: int, asked: int) -> AbstractContextManager[None]:
         """Find the modules that are stamped, in the last warm-up step but one of those `asked`."""

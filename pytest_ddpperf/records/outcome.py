@@ -109,4 +109,5 @@ class Outcome:
     findings: tuple[Finding, ...] = ()  # what explains its change, the most important first
     evidence: tuple[str, ...] = ()  # in words: what a change rests on, and what ranks say of it; () where there is none
     accept: str = ""  # the command that makes its figures the baseline; "" where there is nothing to accept
+    traces: str = ""  # the folder of traces, as `baseline_path`; "" where none were asked for
     notes: tuple[str, ...] = ()  # what the user should know: "marker world_size=2 over --ddp-world-size"

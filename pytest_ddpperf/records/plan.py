@@ -100,6 +100,7 @@ class Plan:
     parameter_servers: int = 0  # with some it is an RPC launch: trainers, then these, then the master
     master: bool = False
     collective: Collective | None = None  # is the step, instead of what a set-up makes
+    trace: str = ""  # the beginning of the paths of traces of further steps, in a launch that takes some
 
     @property
     def rpc(self) -> bool:

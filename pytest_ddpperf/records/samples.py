@@ -307,8 +307,8 @@ class Window:
     first_ratio: float = 0.0  # of the first timed step to the median of the others; 0 if it says nothing
     recorded: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)  # by name and step
     phases: RankPhases | None = None  # None where they are unknown
-    phases_problem: str = ""  # why they are, if they should not be
     losses: tuple[float | None, ...] = ()  # of the first steps after the asked warm-up; None: not finite
+    notes: tuple[str, ...] = ()  # why phases, or a trace that was asked for, are missing
     facts: Mapping[str, Scalar] = field(default_factory=dict)  # the environment, of rank 0
     imported: Imported = Imported()
 

@@ -20,7 +20,7 @@ _FLAGS = {
     *("--benchmark-autosave", "--benchmark-save-data", "--collect-only", "--co", "--fail-on-flaky"),
 }
 _WITH_VALUE = {
-    *("--ddp-confirm", "--ddp-suite-plots", "--ddp-markdown", "--ddp-html", "--ddp-history"),
+    *("--ddp-confirm", "--ddp-suite-plots", "--ddp-markdown", "--ddp-html", "--ddp-history", "--ddp-trace"),
     *("--ddp-json", "--ddp-against", "--ddp-against-setup", "--ddp-against-python", "--ddp-against-env"),
     *("--ddp-against-option", "--junitxml", "--junit-xml", "--junitprefix", "--junit-prefix", "--basetemp"),
     *("--maxfail", "--lfnf", "--last-failed-no-failures", "--pastebin", "--log-file", "--report-log", "--html"),

@@ -125,11 +125,19 @@ class BaseSide:
         self._closing.callback(remote_pytest.close)
         folder = self._checkout.folder
         cache = ["-o", f"cache_dir={folder / _CACHE}"] if self._invocation.caches else []
+        traces = [f"--ddp-trace={self._settings.trace_dir}"] if self._settings.trace_dir is not None else []
         start = StartPytest(
             sys_path=None if self.version.python else boot.search_path(self._invocation.sys_path),
             version=__version__,
             trees=codec.encode(self.tree),
-            arguments=[*self._invocation.arguments_in(self.tree), *self.version.option, "-o", "addopts=", *cache],
+            arguments=[
+                *self._invocation.arguments_in(self.tree),
+                *self.version.option,
+                "-o",
+                "addopts=",
+                *cache,
+                *traces,
+            ],
             argv=sys.argv,
             folder=str(folder),
             parent=os.getpid(),

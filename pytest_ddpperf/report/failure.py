@@ -31,6 +31,8 @@ def _gate_failure(outcome: Outcome, width: int) -> Iterator[str]:
         yield from text.wrapped(f"measured: {sentences.measured(outcome)}", width, " " * 10)
     for note in (*sentences.left_out(verdict), *outcome.notes):
         yield from text.wrapped(f"note:     {note}", width, " " * 10)
+    if outcome.traces:
+        yield f"traces:   {outcome.traces}"
     if outcome.accept:
         yield f"accept:   {outcome.accept}" if compared is not None else f"record:   {outcome.accept}"
 

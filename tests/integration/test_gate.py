@@ -89,7 +89,7 @@ def test_a_faster_step_that_computes_something_else_is_noted_or_red(
     pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytester.makepyfile(
-        STEP
+        test_loss=STEP
         + """
 def setup(ctx):
     step = lasting(ctx)
@@ -100,19 +100,19 @@ def test_step(ddp_benchmark):
 """
     )
     assert run(*FEW, "--ddp-save-baseline").ret == 0
-    (baseline,) = stored(pytester.path)
-    losses = json.loads(baseline.read_text())["sessions"][0]["measurement"]["samples"]["losses"]
-    assert losses[0] == [pytest.approx(2.31)] * 10
     monkeypatch.setenv("LASTS", "1")
     monkeypatch.setenv("LOSS", "2.58")
     result = run(*FEW)
     assert result.ret == 0
     result.stdout.fnmatch_lines(["test_step: computes something else: loss 2.31 -> 2.58"])
-    result = run(*FEW, "--ddp-fail-on=diverged", "--ddp-against-env=LOSS=2.5", "--ddp-against-env=LASTS=5")
+    other = "--ddp-against-env=LOSS=2.5", "--ddp-against-env=LASTS=5"
+    result = run(*FEW, *other, "--ddp-fail-on=diverged", "--ddp-trace=out/traces")
     assert result.ret == 1
-    result.stdout.fnmatch_lines(
-        ["IMPROVED: step time p50 * (limit 300 %)", "why: computes something else: loss 2.5 -> 2.58"]
-    )
+    why = "why: computes something else: loss 2.5 -> 2.58"
+    folder = "out/traces/test_loss.py-test_step"
+    result.stdout.fnmatch_lines(["IMPROVED: step time p50 * (limit 300 %)", why, f"traces:   {folder}"])
+    traces = sorted(file.name for file in (pytester.path / folder).iterdir())
+    assert traces == [f"{side}-rank{rank}.json.gz" for side in ("before", "now") for rank in (0, 1)]
 
 
 def test_what_a_result_holds(pytester: pytest.Pytester, run: Run) -> None:

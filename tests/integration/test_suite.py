@@ -123,7 +123,7 @@ def test_figures_that_cannot_be_are_refused_before_anything_is_measured(
     (pytester.path / "file").touch()
     monkeypatch.setattr("pytest_ddpperf.suite.conftest.find_spec", lambda name: None)
     for arguments, reported in (
-        ((*SUITE, "--ddp-suite-plots=file"), "*--ddp-suite-plots: '*/file': is a file: name a folder for figures*"),
+        ((*SUITE, "--ddp-suite-plots=file"), "*--ddp-suite-plots: '*/file': is a file: name a folder*"),
         ((*SUITE, "--ddp-suite-plots=new"), "*needs matplotlib: pip install 'pytest-ddpperf[[]plots[]]'*"),
         ((*SUITE, "--ddp-suite-plots=new", "-n2"), "*--ddp-suite-plots is not supported under xdist: add -n 0*"),
     ):

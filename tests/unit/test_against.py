@@ -52,7 +52,7 @@ def test_a_flag_that_writes_selects_or_is_ours_is_dropped_by_itself(dropped: str
     "option",
     [
         "--ddp-json", "--ddp-against", "--ddp-against-setup", "--ddp-against-python", "--ddp-against-env",
-        "--ddp-confirm", "--ddp-suite-plots", "--ddp-markdown", "--ddp-html",
+        "--ddp-confirm", "--ddp-trace", "--ddp-suite-plots", "--ddp-markdown", "--ddp-html",
         "--ddp-against-option", "--junitxml", "--junit-xml", "--junitprefix", "--junit-prefix", "--basetemp",
         "--maxfail", "--lfnf", "--last-failed-no-failures", "--pastebin", "--log-file", "--report-log", "--html",
         "--csv", "--json-report-file", "--alluredir", "--benchmark-json", "--benchmark-save",

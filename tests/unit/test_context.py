@@ -112,11 +112,8 @@ def test_anything_else_is_no_number_of_examples(value: Any) -> None:
     assert context.count_examples([context.read_examples(value)]) is None
 
 
-MODELS = OrderedDict(loss=2.5, logits=1)
-
-
 @pytest.mark.parametrize(
-    ("returned", "examples"), [({"examples": 5}, 5), ({"loss": None}, None), (MODELS, None), (5, 5)]
+    ("returned", "examples"), [({"examples": 5}, 5), ({"loss": None}, None), (OrderedDict(x=1), None), (5, 5)]
 )
 def test_a_step_may_return_a_dict_of_examples_and_the_loss(returned: Any, examples: Any) -> None:
     kept: list[Any] = []

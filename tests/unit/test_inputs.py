@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_ddpperf.measuring.inputs import find_changed_inputs, find_inputs, select_code
+from pytest_ddpperf.measuring.confirm import find_changed_inputs, find_inputs, select_code
 from pytest_ddpperf.records.samples import LaunchSamples
 from pytest_ddpperf.wire.source_trees import file_digest
 from tests.git import git

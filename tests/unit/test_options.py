@@ -76,7 +76,7 @@ def test_without_being_asked_the_settings_are_the_documented_defaults(
     flags = {name for name in settings.sources if getattr(settings, name) is False}
     assert flags == {"save_baseline", "extend_baseline", "disable"}
     assert {name for name in settings.sources if getattr(settings, name) is None} == {
-        "nodes", "fail_on", "suite_plots", "json_path", "history_dir", "markdown_path", "html_path",
+        "nodes", "fail_on", "suite_plots", "trace_dir", "json_path", "history_dir", "markdown_path", "html_path",
         "against", "against_setup", "against_python", "against_env", "against_option",
     }  # fmt: skip
     assert set(settings.sources.values()) == {"default"}
@@ -117,6 +117,7 @@ ASKED: dict[str, tuple[str, Any]] = {
     "against_option": ("--my-bucket-mb 1", ("--my-bucket-mb", "1")),
     "suite_size": ("tiny", "tiny"),
     "suite_plots": ("figures/here", Path("figures/here")),
+    "trace_dir": ("traces", Path("traces")),
     "json_path": ("out/all.json", Path("out/all.json")),
     "history_dir": ("out/history", Path("out/history")),
     "markdown_path": ("out/all.md", Path("out/all.md")),
