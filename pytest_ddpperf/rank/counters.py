@@ -9,7 +9,6 @@ are unknown.
 from __future__ import annotations
 
 import gc
-import json
 import math
 import re
 import resource
@@ -25,6 +24,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from pytest_ddpperf.rank import flight_recorder
 from pytest_ddpperf.rank.group import OwnGroup
 from pytest_ddpperf.records.plan import POINT_TO_POINT, SENT
 
@@ -78,27 +78,21 @@ class _Dispatched(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
-# NCCL's process group keeps a recorder of its own.
-_RECORDERS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
-
-
-def recorded(own: OwnGroup) -> dict[tuple[str, int], Operation] | None:
-    """Return the entries of the flight recorders by recorder and number.
-
-    Barriers and what our `own` group sent are left out. None if they are off or write an unknown format."""
-    found: dict[tuple[str, int], Operation] = {}
-    are_on = False
-    for recorder in _RECORDERS:
-        dump = getattr(torch._C._distributed_c10d, recorder, None)
-        try:
-            for entry in json.loads(dump()).get("entries", ()) if dump is not None else ():
-                are_on = True
-                # NCCL's barrier is an all-reduce.
-                if not entry["profiling_name"].endswith("barrier") and entry["process_group"][0] != own.name:
-                    found[recorder, entry["record_id"]] = _recorded(entry)
-        except (KeyError, TypeError, ValueError, AttributeError):
-            return None
-    return found if are_on else None
+def recorded(own: OwnGroup) -> dict[tuple[int, int], Operation] | None:
+    """Return the entries of the flight recorders by recorder and number, without barriers; None as there."""
+    known = flight_recorder.entries(own)
+    try:
+        return (
+            None
+            if known is None
+            else {
+                (entry["recorder"], entry["record_id"]): _recorded(entry)
+                for entry in known[0]
+                if not entry["profiling_name"].endswith("barrier")  # NCCL's is an all-reduce
+            }
+        )
+    except (KeyError, TypeError, AttributeError):
+        return None
 
 
 def _recorded(entry: dict[str, Any]) -> Operation:

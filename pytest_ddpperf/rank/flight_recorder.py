@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import time
-from collections.abc import Iterator
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -24,32 +24,41 @@ def keep_more() -> None:
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", _ENTRIES)
 
 
-def starts(own: OwnGroup) -> tuple[list[tuple[int, str]], int] | None:
-    """Return when each collective was started, in ns of CLOCK_REALTIME and in order, with a name that is the same on
-    all ranks; and since when all are known. None if the recorders are off or write an unknown format.
+def entries(own: OwnGroup) -> tuple[list[dict[str, Any]], int] | None:
+    """Return the entries, each with the place of its "recorder", and since when all are known, in ns of CLOCK_REALTIME.
 
-    Point-to-point operations and what our `own` group sent are left out."""
-    found, since, are_on = list[tuple[int, str]](), 0, False
+    What our `own` group sent is left out. None if the recorders are off or write an unknown format."""
+    found, since, are_on = list[dict[str, Any]](), 0, False
     try:
-        for entry in _entries():
-            are_on = True
-            group, when = entry["process_group"][0], entry["time_created_ns"]
-            if not entry["is_p2p"] and group != own.name:
-                found.append((when, f"{group}:{entry['collective_seq_id']}"))
-            if entry["is_oldest"] and entry["record_id"] > 0:
-                since = max(since, when)
+        for place, name in enumerate(_DUMPS):
+            dump = getattr(torch._C._distributed_c10d, name, None)
+            held = pickle.loads(dump(True, False, False)).get("entries", ()) if dump is not None else ()
+            for entry in held:
+                are_on = True
+                if entry["process_group"][0] != own.name:
+                    found.append({**entry, "recorder": place})
+            if held and (oldest := min(held, key=itemgetter("record_id")))["record_id"] > 0:
+                since = max(since, oldest["time_created_ns"])
     except (KeyError, TypeError, ValueError, AttributeError, pickle.UnpicklingError):
         return None
-    return (sorted(found), since) if are_on else None
+    return (found, since) if are_on else None
 
 
-def _entries() -> Iterator[dict[str, Any]]:
-    """Yield the entries of all recorders, each with whether it is the oldest one that its recorder still has."""
-    for name in _DUMPS:
-        if (dump := getattr(torch._C._distributed_c10d, name, None)) is not None:
-            held = pickle.loads(dump(True, False, False)).get("entries", ())
-            oldest = min((entry["record_id"] for entry in held), default=0)
-            yield from ({**entry, "is_oldest": entry["record_id"] == oldest} for entry in held)
+def starts(own: OwnGroup) -> tuple[list[tuple[int, str]], int] | None:
+    """Return when each collective was started, in order, with a name that is the same on all ranks; and since when all
+    are known. None as `entries`. Point-to-point operations are left out."""
+    if (known := entries(own)) is None:
+        return None
+    held, since = known
+    try:
+        found = [
+            (int(entry["time_created_ns"]), f"{entry['process_group'][0]}:{entry['collective_seq_id']}")
+            for entry in held
+            if not entry["is_p2p"]
+        ]
+    except (KeyError, TypeError):
+        return None
+    return sorted(found), since
 
 
 def realtime_offset_ns() -> int:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 
 from pytest_ddpperf.explain import find as find_findings
-from pytest_ddpperf.records.plan import Limit, Plan
+from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import Comparison, LaunchRankSteps, LaunchSteps, Measurement, Status, Verdict
 from pytest_ddpperf.records.step_phases import Finding
 from pytest_ddpperf.report import sentences, text
@@ -47,7 +47,7 @@ def find_causes(
     words = [*_slow_steps(verdict, now.samples.step_seconds, baseline[-1].samples.step_seconds, stretches)]
     words += [_finding(each, plan, now, of_it, shown.limit.metric if shown else "") for each in found]
     if not any(each.phases for each in found) and verdict.status is Status.REGRESSED:
-        words += _rank_causes(verdict, plan, now, baseline)
+        words += _rank_causes(change, plan, now, baseline[-1])
     return tuple(filter(None, words))
 
 
@@ -132,59 +132,34 @@ def _ordinal(number: int) -> str:
     return f"{number}{ending}"
 
 
-def _rank_causes(verdict: Verdict, plan: Plan, now: Measurement, baseline: Sequence[Measurement]) -> Iterator[str]:
-    sides = [now.samples, *(session.samples for session in baseline)]
-    change = _change(verdict)
-    if change is None or len({len(side.rank_seconds[0]) for side in sides}) > 1:
+def _rank_causes(change: Comparison | None, plan: Plan, now: Measurement, before: Measurement) -> Iterator[str]:
+    """Yield what CPU time and waits for RPC say of a rise."""
+    samples, earlier = of_one_length([now.samples, before.samples])
+    if change is None or len(samples.rank_seconds[0]) != len(earlier.rank_seconds[0]):
         return
-    sides = of_one_length(sides)
-    names = [text.process(plan, now.environment, rank) for rank in range(len(sides[0].rank_seconds[0]))]
-    limit, rise = change.limit, change.now_seconds - change.baseline_seconds
-    of_it = f"of {text.seconds(rise, signed=True)}"
-    cpu = [side.cpu_seconds for side in sides if side.cpu_seconds is not None]
-    by_figure = {"CPU time": _rises(cpu, limit)} if len(cpu) == len(sides) else {}
-    if not limit.is_cpu_time:
-        by_figure["step time"] = _rises([side.rank_seconds for side in sides], limit)
-    main = {figure: rises for figure, rises in by_figure.items() if max(rises) >= rise * _MAIN_PART}
-    late = next(filter(None, (_late(names, figure, rises, of_it) for figure, rises in main.items())), "")
-    if late:
-        yield late
-    elif "CPU time" in main:
-        everyone = text.span(main["CPU time"], lambda value: text.seconds(value, signed=True))
-        yield f"{'every rank computes' if len(names) > 1 else 'it computes'} longer: CPU time {everyone} {of_it}"
-    elif "CPU time" in by_figure:
-        most = max(0.0, *by_figure["CPU time"])
+    rise = change.now_seconds - change.baseline_seconds
+    of_it = f"of {_signed(rise)}"
+    if samples.cpu_seconds is not None and earlier.cpu_seconds is not None:
+        q = 50 if change.limit.is_mean else change.limit.percentile
+        sides = by_rank(samples.cpu_seconds, q), by_rank(earlier.cpu_seconds, q)
+        yield _computing([after - own for after, own in zip(*sides, strict=True)], rise, of_it, plan, now)
+    if samples.blocked_seconds is not None and earlier.blocked_seconds is not None:
+        waits = zip(medians(samples.blocked_seconds), medians(earlier.blocked_seconds), strict=True)
+        if (longest := max(after - own for after, own in waits)) >= rise * _MAIN_PART:
+            yield f"waiting for RPC {_signed(longest)} {of_it}"
+
+
+def _computing(rises: Sequence[float], rise: float, of_it: str, plan: Plan, now: Measurement) -> str:
+    """Return whose CPU time rose; `rises` are by rank."""
+    most = max(0.0, *rises)
+    if most < rise * _MAIN_PART:
         how = "waiting, not computing" if most < rise * _MINOR_PART else "waiting more than computing"
-        yield f"{how}: CPU time {text.seconds(most, signed=True)} {of_it}"
-    blocked = [side.blocked_seconds for side in sides if side.blocked_seconds is not None]
-    if len(blocked) == len(sides):
-        waits = [after - before for before, after in zip(medians(blocked[-1]), medians(blocked[0]), strict=True)]
-        if max(waits) >= rise * _MAIN_PART:
-            yield f"waiting for RPC {text.seconds(max(waits), signed=True)} {of_it}"
-
-
-def _late(names: Sequence[str], figure: str, rises: Sequence[float], of_it: str) -> str:
-    """Return the ranks whose figure rose the most, if the others' rose by less than half as much."""
-    late = [rank for rank, rise in enumerate(rises) if rise > max(rises) / 2]
+        return f"{how}: CPU time {_signed(most)} {of_it}"
+    late = [rank for rank, each in enumerate(rises) if each > most / 2]
+    who = text.some([text.process(plan, now.environment, rank) for rank in late], 3)
     if len(late) == len(rises):
-        return ""
-    others = max(0.0, *(rise for rank, rise in enumerate(rises) if rank not in late))
-    theirs = text.span([rises[rank] for rank in late], lambda value: text.seconds(value, signed=True))
-    who = text.some([names[rank] for rank in late], 3)
-    return f"{who}: {figure} {theirs} {of_it} (other ranks: at most {text.seconds(others, signed=True)})"
-
-
-def _rises(sides: Sequence[LaunchRankSteps], limit: Limit) -> list[float]:
-    """Return by how many seconds each rank's limited figure rose, from the mean over sessions to the first side."""
-    now, *before = (_by_rank(side, limit) for side in sides)
-    return [after - stats.geometric_mean(earlier) for after, *earlier in zip(now, *before, strict=True)]
-
-
-def _by_rank(durations: LaunchRankSteps, limit: Limit) -> list[float]:
-    if not limit.is_mean:
-        return by_rank(durations, limit.percentile)
-    ranks = range(len(durations[0]))
-    return [stats.geometric_mean(stats.launch_means([launch[rank] for launch in durations])) for rank in ranks]
+        who = "every rank computes longer" if len(rises) > 1 else "it computes longer"
+    return f"{who}: CPU time {text.span([rises[rank] for rank in late], _signed)} {of_it}"
 
 
 def by_rank(durations: LaunchRankSteps, q: float) -> list[float]:
