@@ -3,6 +3,7 @@ values."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
@@ -53,10 +54,16 @@ class Row(NamedTuple):
         return f"ini key {self.key}" if source == "ini" else self.option
 
 
+# Kinds of rows.
+_count = partial(Row, parser="count", allowed=(1,), metavar="N", ini="int", marker=True)
+_choice = partial(Row, default="auto", parser="choice", ini="string")
+_file = partial(Row, default=None, parser="path", allowed=("a file",), metavar="PATH")
+_folder = partial(Row, default=None, parser="path", allowed=("a folder",), metavar="DIR")
+
 ROWS = (
     Row(
-        option="--ddp-world-size", name="world_sizes", default="2",
-        parser="world_sizes", metavar="N[,N...]", ini="linelist", marker=True,
+        option="--ddp-world-size", name="world_sizes", default="2", parser="world_sizes", ini="linelist",
+        metavar="N[,N...]", marker=True,
         help="ranks; with several sizes, each test runs once with each",
     ),
     Row(
@@ -64,65 +71,53 @@ ROWS = (
         help="nodes for a test's ranks, if torchrun started several; by default all, or the first alone if it has as "
         "many ranks as the marker asks for",
     ),
-    Row(
-        option="--ddp-trainers", default="2", parser="count", allowed=(1,), metavar="N", ini="int", marker=True,
+    _count(
+        option="--ddp-trainers", default="2",
         help="trainers of an RPC launch (rpc_benchmark), for which --ddp-world-size has no effect",
     ),
+    _count(option="--ddp-parameter-servers", default="2", help="parameter servers of an RPC launch (rpc_benchmark)"),
     Row(
-        option="--ddp-parameter-servers", default="2",
-        parser="count", allowed=(1,), metavar="N", ini="int", marker=True,
-        help="parameter servers of an RPC launch (rpc_benchmark)",
-    ),
-    Row(
-        option="--ddp-backend", default="auto",
-        parser="word", allowed=("auto, gloo, nccl or any torch backend",), metavar="NAME", ini="string", marker=True,
+        option="--ddp-backend", default="auto", parser="word", metavar="NAME", ini="string", marker=True,
+        allowed=("auto, gloo, nccl or any torch backend",),
         help="auto, gloo, nccl or any torch backend; auto is nccl if there are enough CUDA devices, else gloo",
     ),
     Row(
-        option="--ddp-device", default="auto",
-        parser="word", allowed=("auto or a device type: cpu, cuda, ...",), metavar="TYPE", ini="string", marker=True,
+        option="--ddp-device", default="auto", parser="word", metavar="TYPE", ini="string", marker=True,
+        allowed=("auto or a device type: cpu, cuda, ...",),
         help="auto, cpu, cuda or another device type; auto is the backend's",
     ),
+    _count(option="--ddp-warmup", default="5", allowed=(0,), help="steps before the timed ones, at least"),
+    _count(option="--ddp-steps", default="30", help="timed steps per launch, at least"),
     Row(
-        option="--ddp-warmup", default="5", parser="count", allowed=(0,), metavar="N", ini="int", marker=True,
-        help="steps before the timed ones, at least",
-    ),
-    Row(
-        option="--ddp-steps", default="30", parser="count", allowed=(1,), metavar="N", ini="int", marker=True,
-        help="timed steps per launch, at least",
-    ),
-    Row(
-        option="--ddp-min-time", name="min_seconds", default="1",
-        parser="seconds", allowed=(0.0,), metavar="S", ini="float", marker=True,
+        option="--ddp-min-time", name="min_seconds", default="1", parser="seconds", allowed=(0.0,),
+        metavar="S", ini="float", marker=True,
         help="seconds of timed steps per launch, if --ddp-steps take less; 0: exactly --ddp-steps",
     ),
-    Row(
-        option="--ddp-launches", default="5", parser="count", allowed=(1,), metavar="N", ini="int", marker=True,
+    _count(
+        option="--ddp-launches", default="5",
         help="launches (fresh process groups) before the first look at a measurement",
     ),
-    Row(
-        option="--ddp-max-launches", default="20", parser="count", allowed=(1,), metavar="N", ini="int", marker=True,
+    _count(
+        option="--ddp-max-launches", default="20",
         help="launches at most, if the first ones leave the verdict open",
     ),
     Row(
-        option="--ddp-threshold", name="limits", default="p10:10%,p50:10%,mean:25%",
-        parser="limits", metavar="LIST", ini="linelist", marker=True,
+        option="--ddp-threshold", name="limits", default="p10:10%,p50:10%,mean:25%", parser="limits",
+        metavar="LIST", ini="linelist", marker=True,
         help="how much worse a metric may get: metric:N% or metric:Nms, comma-separated; replaces all time limits",
     ),
-    Row(
-        option="--ddp-timing", default="auto",
-        parser="choice", allowed=("auto", "free", "step"), metavar="MODE", ini="string", marker=True,
+    _choice(
+        option="--ddp-timing", allowed=("auto", "free", "step"), metavar="MODE", marker=True,
         help="free: steps run ahead; step: synchronise around every step; auto: step on cpu, else free",
     ),
-    Row(
-        option="--ddp-turns", default="auto",
-        parser="choice", allowed=("auto", "stretches", "launches"), metavar="MODE", ini="string", marker=True,
+    _choice(
+        option="--ddp-turns", allowed=("auto", "stretches", "launches"), metavar="MODE", marker=True,
         help="with --ddp-against: stretches: interleave a few steps of each side, both alive; "
         "launches: one launch after the other; auto: stretches on cpu, launches on other devices and for RPC",
     ),
     Row(
-        option="--ddp-timeout", name="timeout_seconds", default="300",
-        parser="seconds", metavar="S", ini="float", marker=True,
+        option="--ddp-timeout", name="timeout_seconds", default="300", parser="seconds", metavar="S",
+        ini="float", marker=True,
         help="seconds for one launch; waiting for a lock does not count",
     ),
     Row(
@@ -130,13 +125,12 @@ ROWS = (
         help="modules to import once, for all ranks, comma-separated",
     ),
     Row(
-        option="--ddp-baseline-dir", default="baselines",
-        parser="path", allowed=("a folder",), metavar="DIR", ini="string",
+        option="--ddp-baseline-dir", default="baselines", parser="path", allowed=("a folder",),
+        metavar="DIR", ini="string",
         help="where baselines are; in the ini file relative to rootdir",
     ),
-    Row(
-        option="--ddp-baseline-missing", default="auto",
-        parser="choice", allowed=("auto", "warn", "fail"), metavar="ACTION", ini="string",
+    _choice(
+        option="--ddp-baseline-missing", allowed=("auto", "warn", "fail"), metavar="ACTION",
         help="if a test has nothing to be compared with: warn, fail, auto (fail if CI is set, else warn)",
     ),
     Row(
@@ -144,15 +138,12 @@ ROWS = (
         help=f"exactly these fail a test: {', '.join(FAIL_ON_NAMES)}, comma-separated",
     ),
     Row(
-        option="--ddp-confirm", name="confirm_seconds", default="auto",
-        parser="confirm_seconds", metavar="S", ini="string",
+        option="--ddp-confirm", name="confirm_seconds", default="auto", parser="confirm_seconds",
+        metavar="S", ini="string",
         help="seconds of a run for re-measuring tests that look slower than their baseline, interleaved with the "
         "baseline's own code from git; auto: 300; never",
     ),
-    Row(
-        option="--ddp-save-baseline", default=False,
-        help="measure, and replace the baselines of the tests that pass",
-    ),
+    Row(option="--ddp-save-baseline", default=False, help="measure, and replace the baselines of the tests that pass"),
     Row(
         option="--ddp-extend-baseline", default=False,
         help="measure, and add a session to the baselines of the tests that pass",
@@ -163,8 +154,8 @@ ROWS = (
         "self: the same code on both sides, to see the noise",
     ),
     Row(
-        option="--ddp-against-setup", default=None,
-        parser="word", allowed=("a shell command",), metavar="CMD", ini="string",
+        option="--ddp-against-setup", default=None, parser="word", allowed=("a shell command",),
+        metavar="CMD", ini="string",
         help="command that builds the code of --ddp-against, run first at the top of its worktree",
     ),
     Row(
@@ -179,40 +170,32 @@ ROWS = (
         option="--ddp-against-option", default=None, parser="arguments", metavar="OPTIONS", many=True,
         help='compare with more options for pytest: "--my-bucket-mb 1"; may be repeated',
     ),
-    Row(
-        option="--ddp-disable", default=False,
-        help="run each step once in one launch, compare nothing",
-    ),
-    Row(
-        option="--ddp-suite-size", default="auto",
-        parser="choice", allowed=("auto", "tiny", "small", "full"), metavar="SIZE", ini="string",
+    Row(option="--ddp-disable", default=False, help="run each step once in one launch, compare nothing"),
+    _choice(
+        option="--ddp-suite-size", allowed=("auto", "tiny", "small", "full"), metavar="SIZE",
         help="how much the shipped suite (--pyargs pytest_ddpperf.suite) measures: tiny, small or full; "
         "auto: full if each rank has a CUDA device, else small",
     ),
-    Row(
-        option="--ddp-suite-plots", default=None, parser="path", allowed=("a folder",), metavar="DIR",
+    _folder(
+        option="--ddp-suite-plots",
         help="write figures of the suite's results to this folder: pip install 'pytest-ddpperf[plots]'",
     ),
-    Row(
-        option="--ddp-trace", name="trace_dir", default=None, parser="path", allowed=("a folder",), metavar="DIR",
+    _folder(
+        option="--ddp-trace", name="trace_dir",
         help="write a Chrome trace of three more steps of each rank, after the timed ones of a test's first launch",
     ),
-    Row(
-        option="--ddp-json", name="json_path", default=None, parser="path", allowed=("a file",), metavar="PATH",
-        help="write everything measured, raw samples included",
-    ),
-    Row(
-        option="--ddp-history", name="history_dir", default=None,
-        parser="path", allowed=("a folder",), metavar="DIR", ini="string",
+    _file(option="--ddp-json", name="json_path", help="write everything measured, raw samples included"),
+    _folder(
+        option="--ddp-history", name="history_dir", ini="string",
         help="add the run's measurements to the history in this folder: see ddpperf history",
     ),
-    Row(
-        option="--ddp-markdown", name="markdown_path", default=None, parser="path", allowed=("a file",), metavar="PATH",
+    _file(
+        option="--ddp-markdown", name="markdown_path",
         help="write a report for people, at most 60,000 characters of Markdown; appended to the file that "
         "$GITHUB_STEP_SUMMARY names",
     ),
-    Row(
-        option="--ddp-html", name="html_path", default=None, parser="path", allowed=("a file",), metavar="PATH",
+    _file(
+        option="--ddp-html", name="html_path",
         help="write an HTML page with figures: pip install 'pytest-ddpperf[report]'",
     ),
 )  # fmt: skip
