@@ -68,11 +68,8 @@ def _alike(now: Sequence[StepPhases], before: Sequence[StepPhases]) -> bool:
     """Whether both sides have the same ranks, and know more than that a step takes time."""
     launches = (*now, *before)
     ranks = {len(launch.own[OTHER]) for launch in launches}
-    return len(ranks) == 1 and all(any(_knows(launch, phase) for launch in launches) for phase in (FORWARD, BACKWARD))
-
-
-def _knows(launch: StepPhases, phase: str) -> bool:
-    return None not in launch.own[phase]
+    passes = (launch.own[phase] for launch in launches for phase in (FORWARD, BACKWARD))
+    return len(ranks) == 1 and any(None not in own for own in passes)
 
 
 def _phases(sides: Sides, rise: float) -> Iterator[Finding]:

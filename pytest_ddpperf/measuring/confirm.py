@@ -296,9 +296,8 @@ def find_inputs(top: Path, launches: Sequence[LaunchSamples]) -> dict[str, str]:
     files = {file: digest for launch in launches for file, digest in launch.files.items()}
     ignored = ignored_files(top, list(files)) if files else []
     libraries = {f"{_LIBRARY}{name}": digest for launch in launches for name, digest in launch.libraries.items()}
-    return dict(
-        sorted({**{file: files[file] for file in ignored}, **libraries}.items(), key=_code_first)[:_MOST_INPUTS]
-    )
+    found = {**{file: files[file] for file in ignored}, **libraries}
+    return {name: found[name] for name in sorted(found, key=lambda name: (not is_code(name), name))[:_MOST_INPUTS]}
 
 
 def select_code(names: Iterable[str]) -> list[str]:
@@ -314,7 +313,3 @@ def find_changed_inputs(top: Path, recorded: Mapping[str, str], launches: Sequen
         before, now = recorded.get(name), current.get(name) or file_digest(str(top / name))
         if before != now and before != "" and current.get(name) != "":  # else the run wrote it, then or now
             yield f"{name} ({'new' if before is None else 'changed' if now else 'gone'}, and in no commit)"
-
-
-def _code_first(item: tuple[str, str]) -> tuple[bool, str]:
-    return not is_code(item[0]), item[0]

@@ -222,7 +222,9 @@ def distributions(modules: Iterable[str]) -> dict[str, Distribution]:
     found: dict[str, Distribution] = {}
     for entry in sorted(entry for entry in modules if not entry.startswith(_OF_THE_INSTALLATION)):
         module, _, folder = entry.partition("@")
-        own = [each for each in by_module.get(module, ()) if not folder or _is_in(each, folder)]
+        own = [
+            each for each in by_module.get(module, ()) if folder in ("", os.path.realpath(str(each.locate_file(""))))
+        ]
         if not own or any(module not in _modules_of(each) or _is_editable(each) for each in own):
             found[module] = Distribution(version="", digest="")
             continue
@@ -231,10 +233,6 @@ def distributions(modules: Iterable[str]) -> dict[str, Distribution]:
             if "Name" in facts and "Version" in facts:  # else it is what a broken installation left
                 found.setdefault(facts["Name"], Distribution(version=facts["Version"], digest=_digest(distribution)))
     return found
-
-
-def _is_in(distribution: metadata.Distribution, folder: str) -> bool:
-    return os.path.realpath(str(distribution.locate_file(""))) == folder
 
 
 def _is_editable(distribution: metadata.Distribution) -> bool:

@@ -69,7 +69,7 @@ def follow(looks: Sequence[int], judge: VerdictOn, *, final: bool) -> tuple[Verd
             if since < launches and _confirms(judge(since, launches, _CONFIRMING), verdict):
                 return verdict, True
             if final and number == len(looks) - 1:
-                verdict = _unconfirmed(verdict)
+                verdict = without_claim(verdict, _CLAIMS[verdict.status], "not-confirmed")
         elif verdict.status is Status.INCONCLUSIVE:
             suspected.setdefault(Status.REGRESSED, launches)
     return verdict, final
@@ -88,10 +88,6 @@ def _confirms(fresh: Verdict, verdict: Verdict) -> bool:
 def _claimed(verdict: Verdict, status: Status) -> set[str]:
     """Return the metrics for which a verdict claims that status. For others it may claim the opposite."""
     return {c.limit.metric for c in verdict.comparisons if c.status is status}
-
-
-def _unconfirmed(verdict: Verdict) -> Verdict:
-    return without_claim(verdict, _CLAIMS[verdict.status], "not-confirmed")
 
 
 def is_futile(
