@@ -32,12 +32,12 @@ def entries(own: OwnGroup) -> tuple[list[dict[str, Any]], int] | None:
     try:
         for place, name in enumerate(_DUMPS):
             dump = getattr(torch._C._distributed_c10d, name, None)
-            held = pickle.loads(dump(True, False, False)).get("entries", ()) if dump is not None else ()
-            for entry in held:
+            kept = pickle.loads(dump(True, False, False)).get("entries", ()) if dump is not None else ()
+            for entry in kept:
                 are_on = True
                 if entry["process_group"][0] != own.name:
                     found.append({**entry, "recorder": place})
-            if held and (oldest := min(held, key=itemgetter("record_id")))["record_id"] > 0:
+            if kept and (oldest := min(kept, key=itemgetter("record_id")))["record_id"] > 0:
                 since = max(since, oldest["time_created_ns"])
     except (KeyError, TypeError, ValueError, AttributeError, pickle.UnpicklingError):
         return None
@@ -49,11 +49,11 @@ def starts(own: OwnGroup) -> tuple[list[tuple[int, str]], int] | None:
     are known. None as `entries`. Point-to-point operations are left out."""
     if (known := entries(own)) is None:
         return None
-    held, since = known
+    kept, since = known
     try:
         found = [
             (int(entry["time_created_ns"]), f"{entry['process_group'][0]}:{entry['collective_seq_id']}")
-            for entry in held
+            for entry in kept
             if not entry["is_p2p"]
         ]
     except (KeyError, TypeError):

@@ -117,9 +117,9 @@ class Arrivals:
     def read(self, own: OwnGroup) -> tuple[list[tuple[int, str]], int] | None:
         """Return as `flight_recorder.starts`, after the window; None also if the clocks moved against each other."""
         offset_ns = flight_recorder.realtime_offset_ns()
-        if abs(offset_ns - self._offset_ns) > _CLOCK_MOVED_NS or (held := flight_recorder.starts(own)) is None:
+        if abs(offset_ns - self._offset_ns) > _CLOCK_MOVED_NS or (known := flight_recorder.starts(own)) is None:
             return None
-        found, since = held
+        found, since = known
         return [(when - offset_ns, name) for when, name in found], since - offset_ns if since else 0
 
 
