@@ -21,7 +21,8 @@ from pytest_ddpperf.baseline import content
 from pytest_ddpperf.baseline.content import environment_name, file_name, module_folder
 from pytest_ddpperf.records.codec import CodecError
 from pytest_ddpperf.records.errors import BaselineError
-from pytest_ddpperf.records.samples import SESSIONS_KEPT, Baseline, Environment, Scalar, TestId
+from pytest_ddpperf.records.plan import MEMORY_COUNTERS
+from pytest_ddpperf.records.samples import SESSIONS_KEPT, Baseline, Environment, Measurement, Scalar, TestId
 
 _LOCK_WAIT_SECONDS = 60.0  # a save takes milliseconds; whoever holds the lock for a minute is stuck
 _ELSEWHERE = "or name another folder with --ddp-baseline-dir"
@@ -126,6 +127,24 @@ class Store:
             return tuple(name for name in names if self._path(name, test).is_file())
         except OSError:
             return ()
+
+    def read_counted(self, environment: Environment, test: TestId) -> tuple[str, Measurement] | None:
+        """The last session of a baseline of another machine that counts the same work, and the machine's name; None
+        where there is none."""
+        asked = {**environment.key, **environment.must_match}
+        for name in self.others(test):
+            with suppress(BaselineError):
+                found = self.read_file(self._path(name, test))
+                there = found.measurements[-1]
+                facts = {**there.environment.key, **there.environment.must_match}
+                if found.test == test and all(facts.get(fact) == asked.get(fact) for fact in _SAME_WORK):
+                    counters = {name: n for name, n in there.counters.items() if name not in MEMORY_COUNTERS}
+                    return name, replace(there, counters=counters)
+        return None
+
+
+# On which what a step sends depends, whatever the machine.
+_SAME_WORK = ("backend", "world_size", "roles", "batch_size", "warmup", "collective")
 
 
 def _differing(stored: Mapping[str, Scalar], here: Mapping[str, Scalar]) -> str:

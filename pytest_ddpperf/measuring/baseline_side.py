@@ -43,6 +43,7 @@ class Stored:
         self._store, self._test, self._to_extend = store, test, to_extend
         self.path = ""
         self.baseline: Baseline | None = None
+        self._counted: tuple[str, Measurement] | None = None  # of another machine, where this one has no baseline
 
     def take(self, current: CurrentSide, count: int, *, planned: int) -> None:
         """Launch until there are `count` launches; progress shows `planned` as their number."""
@@ -56,6 +57,7 @@ class Stored:
         self.path = str(self._store.path(environment, self._test))
         if not_gated is None:
             self.baseline = self._store.read(environment, self._test)
+            self._counted = None if self.baseline else self._store.read_counted(environment, self._test)
         elif not_gated == "saving" and self._to_extend:
             # Before launches are spent on what could not be added.
             self._store.read_alike(environment, self._test)
@@ -64,13 +66,19 @@ class Stored:
         """Return the sessions of the baseline, whichever launches are compared."""
         return self.baseline.measurements if self.baseline is not None else ()
 
+    def counted(self) -> tuple[Measurement, ...]:
+        """Return the sessions whose counters are compared."""
+        return self.measurements() or (self._counted[1:] if self._counted is not None else ())
+
     def end(self) -> None:
         """Nothing goes on."""
 
     def notes(self, verdict: Verdict, current: Launches) -> tuple[str, ...]:
         """Say which other baselines there are if this one is missing, and where much was lost by comparing."""
         notes: tuple[str, ...] = ()
-        if verdict == "NO BASELINE" and (others := self._store.others(self._test)):
+        if self._counted is not None and verdict.counters:
+            notes += (f"only counters were compared, with the baseline of {self._counted[0]}",)
+        elif verdict == "NO BASELINE" and (others := self._store.others(self._test)):
             own = Path(self.path).relative_to(self._store.root).parts[0]
             notes += (f"a baseline exists for {', '.join(others)}, not for {own}",)
         steps = len(current.taken[0].step_seconds)
@@ -257,6 +265,8 @@ class Interleaved:
         facts = {**self._launches.facts, **self._ready.facts}
         found = environment(facts, self._ready.plan, batch_size=self._ready.batch_size)
         return (measurement(self._launches.taken[start:stop], found),)
+
+    counted = measurements
 
     @property
     def baseline(self) -> Baseline | None:

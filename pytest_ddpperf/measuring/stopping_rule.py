@@ -202,7 +202,7 @@ class Judge:
     def _completed(self, verdict: Verdict, ended: bool, *, final: bool) -> tuple[Verdict, bool]:
         """Add what does not depend on times to a verdict, and return whether the measurement ends with it."""
         current = self._measurement()
-        verdict = with_counters(verdict, current, self._side.measurements(), self._job.limits)
+        verdict = with_counters(verdict, current, self._side.counted(), self._job.limits)
         verdict = with_losses(verdict, current, self._side.measurements(), self._job.level)
         ended = ended or verdict.reason == "counter-rose"  # which no further launch would change
         if self._not_gated == "saving":

@@ -143,9 +143,10 @@ def with_counters(
     Counts have no noise: more than the limit allows is REGRESSED, as much less is IMPROVED. A counter that is unknown
     on one side is INCOMPARABLE if the limit is the user's, unless something else is REGRESSED; a default limit is
     dropped, without a word if the baseline does not know the counter. If no times were compared, default limits only
-    find regressions.
+    find regressions; as all limits do if only counters have a baseline, that of another machine.
     """
-    if not (verdict.status.compared or verdict.reason == "no-supported-limit"):
+    unknown_times = verdict.status is Status.NO_BASELINE and bool(baseline)
+    if not (verdict.status.compared or verdict.reason == "no-supported-limit" or unknown_times):
         return verdict
     changes, dropped, unknown = [], [], list[tuple[str, str]]()
     for limit in limits:
@@ -170,6 +171,8 @@ def with_counters(
         status, reason = Status.INCOMPARABLE, "unknown-counter"
         if any(side == "now" for side, _ in unknown):  # which no other baseline would help
             reason = "unknown-counter-now"
+    if unknown_times and status is not Status.REGRESSED:
+        status, reason, unknown, dropped = verdict.status, verdict.reason, [], []
     return replace(
         verdict,
         status=status,

@@ -172,6 +172,22 @@ def test_step(ddp_benchmark):
 )
 
 
+def test_counters_are_compared_with_the_baseline_of_another_machine(pytester: pytest.Pytester, run: Run) -> None:
+    pytester.makepyfile(test_other=STEP + "def test_step(ddp_benchmark): ddp_benchmark(lasting)")
+    assert run("--ddp-save-baseline", *FEW, "--ddp-warmup=3").ret == 0
+    (file,) = (pytester.path / "baselines").rglob("test_step.json")
+    file.parents[1].rename(file.parents[2] / "another")
+    result = run(*FEW, "--ddp-warmup=3")
+    result.stdout.fnmatch_lines(["test_step: only counters were compared, with the baseline of another", "1 without*"])
+    file = file.parents[2] / "another" / file.relative_to(file.parents[1])
+    data = json.loads(file.read_text())
+    data["sessions"][-1]["measurement"]["counters"]["all_reduce.bytes"] = 2
+    file.write_text(json.dumps(data))
+    result = run(*FEW, "--ddp-warmup=3")
+    result.stdout.fnmatch_lines(["REGRESSED: all_reduce.bytes 2 -> 4, 2.00x (limit 0 %)", "note: *of another"])
+    assert last_line(result) == "compared with baselines: 1 regressed (1 of 1 compared)"
+
+
 def test_what_verdicts_without_figures_do(pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     pytester.makepyfile(test_effects=EFFECTS)
     result = run("-q", *FEW)
