@@ -544,8 +544,7 @@ def test_the_other_environments_that_have_a_baseline_are_named(store):
 
 def test_counters_hold_on_other_machines_for_the_same_work(store):
     there = replace(CPU, key={**CPU.key, "cpu_model": "another"})
-    saved = baseline(environment=there)
-    store.write(saved)
+    store.write(saved := baseline(environment=there))
     assert store.read_counted(CPU, TEST) == (environment_name(there), *saved.measurements)
     assert store.read_counted(OTHERWISE, TEST) is None
     assert store.read_counted(replace(CPU, key={**CPU.key, "world_size": 4}), TEST) is None

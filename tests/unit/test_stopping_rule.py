@@ -41,6 +41,8 @@ class BaselineSide:
     def measurements(self, start: int = 0, stop: int | None = None) -> tuple[Measurement, ...]:
         return (measurement(launches(*(0.01,) * 20)[start:stop], self._environment),)
 
+    counted = measurements
+
     def take(self, current: Any, count: int, *, planned: int) -> None:
         self.planned.append(planned)
         current.taken = current.every[:count]
