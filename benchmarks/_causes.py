@@ -113,7 +113,7 @@ def hook(ctx: Any, changed: bool) -> Step:
 
     ddp = DDP(layers(2 * WIDTH))
     if not changed:
-        ddp.register_comm_hook(None, default_hooks.bf16_compress_hook)
+        ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)
     return training(None, wrapped=ddp, width=2 * WIDTH)
 
 
@@ -157,10 +157,11 @@ def sharded_waits(ctx: Any, changed: bool) -> Step:
     from torch.distributed.fsdp import fully_shard
 
     torch.manual_seed(0)
-    model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(32)))
-    for layer in model:
-        fully_shard(layer)
-        if changed and ctx.rank == 1:
+    blocks = (torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(4))) for _ in range(8))
+    model = torch.nn.Sequential(*blocks)
+    for block in model:
+        fully_shard(block)
+        for layer in block if changed and ctx.rank == 1 else ():
             layer.register_forward_hook(lambda *_: time.sleep(0.001))
     return training(None, wrapped=fully_shard(model), width=64)
 
@@ -173,7 +174,7 @@ def overlap(ctx: Any, changed: bool) -> Step:
 
     ddp = DDP(layers(2 * WIDTH), bucket_cap_mb=2)
 
-    def reduce(state: None, bucket: Any) -> Any:
+    def reduce(state, bucket):  # type: ignore[no-untyped-def]  # DDP would refuse annotations that are strings
         tensor = bucket.buffer()
         if not changed:
             return dist.all_reduce(tensor, async_op=True).get_future().then(lambda done: done.value()[0])
@@ -224,7 +225,7 @@ CAUSES: dict[str, Callable[[Any, bool], Step]] = {
     "tiny buckets": buckets,
     "no_sync is missing": no_sync,
     "one more all-reduce": all_reduce,
-    "fp32 instead of a bf16 hook": hook,
+    "fp32 instead of an fp16 hook": hook,
     "rank 1 computes more": lost_in("forward", 1),
     "rank 1 sleeps": lost_in("data", 1, time.sleep),
     "rank 1 sleeps in backward": lost_in("backward", 1, time.sleep),
@@ -266,7 +267,7 @@ _NAMED: dict[str, tuple[str, tuple[str, ...], int | None]] = {
     "tiny buckets": ("buckets", (), None),
     "no_sync is missing": ("all_reduce.count", (), None),
     "one more all-reduce": ("all_reduce.count", (), None),
-    "fp32 instead of a bf16 hook": ("all_reduce.bytes", (), None),
+    "fp32 instead of an fp16 hook": ("all_reduce.bytes", (), None),
     "rank 1 computes more": ("", ("forward",), 1),
     "rank 1 sleeps": ("", ("data",), 1),
     "rank 1 sleeps in backward": ("", ("backward",), 1),

@@ -120,8 +120,10 @@ def changed_counters(now: Counters, before: Counters) -> tuple[tuple[str, int, i
         for name, later in now.items()
         if later is not None and (earlier := before.get(name)) is not None and later != earlier
     ]
-    known = [each for each in found if each[0] not in _NOT_CAUSES]
-    return tuple(sorted(known, key=lambda each: _FIRST.index(each[0]) if each[0] in _FIRST else len(_FIRST)))
+    causes = [each for each in found if each[0] not in _NOT_CAUSES]
+    # Those of all collectives together only if no other says it.
+    finer = [each for each in causes if not each[0].startswith("collectives.")] or causes
+    return tuple(sorted(finer, key=lambda each: _FIRST.index(each[0]) if each[0] in _FIRST else len(_FIRST)))
 
 
 def _explained_by(counters: Sequence[tuple[str, int, int]]) -> set[str]:

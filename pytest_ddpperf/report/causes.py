@@ -61,7 +61,8 @@ def _finding(found: Finding, plan: Plan, now: Measurement, of_it: str, shown: st
     if not found.phases:
         return f"unexplained: {amount}"
     who = f"{text.process(plan, now.environment, found.rank)}: " if found.rank is not None else ""
-    phases = " and ".join(text.phase(phase) for phase in found.phases)
+    *several, last = map(text.phase, found.phases)
+    phases = f"{', '.join(several)} and {last}" if several else last
     return "; ".join(filter(None, (f"{who}{phases} {amount}", words)))
 
 
