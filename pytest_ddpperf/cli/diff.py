@@ -15,7 +15,6 @@ from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.outcome import Outcome
 from pytest_ddpperf.records.plan import TIME_LIMITS, Limit, limits_for
 from pytest_ddpperf.records.samples import Recording, Status, Verdict
-from pytest_ddpperf.records.step_phases import Finding
 from pytest_ddpperf.report import causes, diff_report, figures, json_report, markdown, text
 from pytest_ddpperf.report.json_report import Entry, StoredReport, gone_of, identity
 from pytest_ddpperf.verdict import decision, times
@@ -99,12 +98,7 @@ def _with_verdict(now: Outcome, other: Entry | None, limits: tuple[Limit, ...]) 
     notes = tuple(f"no limit is applied to {line}" for line in unsupported)
     steps = min(now.measurement.samples.steps, before.measurement.samples.steps)
     sessions = (times.in_percentiles(before, steps),)
-    findings: tuple[Finding, ...] = ()
-    words: tuple[str, ...] = ()
-    if verdict.status.compared and verdict.status is not Status.PASS:
-        sides = now.measurement, [before.measurement]
-        findings = causes.find(verdict, *sides, is_paired=False, level=level)
-        words = causes.find_causes(verdict, now.plan, *sides, found=findings)
+    findings, words = causes.explain(verdict, now.plan, now.measurement, [before.measurement], level)
     return replace(fresh, verdict=verdict, notes=notes, sessions=sessions, findings=findings, evidence=words)
 
 

@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from importlib import metadata
 from statistics import fmean
@@ -167,19 +167,9 @@ def measurement(launches: Sequence[LaunchSamples], environment: Environment) -> 
         found = tuple(getattr(launch, name) for launch in launches)
         return None if None in found else found
 
-    samples = Samples(
-        step_seconds=every("step_seconds"),
-        rank_seconds=every("rank_seconds"),
-        cpu_seconds=every("cpu_seconds"),
-        examples=every("examples"),
-        blocked_seconds=every("blocked_seconds"),
-        node_seconds=every("node_seconds"),
-        clock_seconds=every("clock_seconds"),
-        losses=every("losses"),
-    )
-    phases = every("phases")
+    samples = Samples(**{figure.name: every(figure.name) for figure in fields(Samples)})
     return Measurement(
-        samples=samples, environment=environment, counters=_counters(launches), phases=() if phases is None else phases
+        samples=samples, environment=environment, counters=_counters(launches), phases=every("phases") or ()
     )
 
 

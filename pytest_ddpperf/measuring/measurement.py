@@ -35,7 +35,7 @@ from pytest_ddpperf.records.samples import (
     Status,
     Verdict,
 )
-from pytest_ddpperf.records.step_phases import Finding, by_rank, over_ranks
+from pytest_ddpperf.records.step_phases import by_rank, over_ranks
 from pytest_ddpperf.report import causes
 from pytest_ddpperf.verdict import decision, times
 from pytest_ddpperf.verdict.stats import geometric_mean, launch_means, launch_quantiles
@@ -229,13 +229,8 @@ def build_outcome(found: Measured, rootdir: Path, accept_command: str, seconds: 
     job, current, stored = found.job, found.current, found.suspected or found
     notes = current.notes(advise=not job.settings.disable)
     side, verdict, baseline = found.side.record(current), found.verdict, found.side.baseline
-    findings: tuple[Finding, ...] = ()
-    words: tuple[str, ...] = ()
-    if baseline is not None and verdict.status.compared and verdict.status is not Status.PASS:
-        now, before = found.measurement, baseline.measurements
-        findings = causes.find(verdict, now, before, is_paired=side is not None, level=job.level)
-        stretches = side.stretches if side is not None else ()
-        words = causes.find_causes(verdict, job.plan, now, before, stretches, findings)
+    before = baseline.measurements if baseline is not None else ()
+    findings, words = causes.explain(verdict, job.plan, found.measurement, before, job.level, side)
     accepts = verdict.status is not Status.NOT_GATED and (side is None or found.suspected is not None)
     return _outcome(
         job,
@@ -269,15 +264,5 @@ def build_failure(job: Job, error: str) -> Outcome:
 
 def _outcome(job: Job, **found: Any) -> Outcome:
     """Build the outcome of a job from what was `found`."""
-    return Outcome(
-        nodeid=job.nodeid,
-        test=job.test,
-        plan=job.plan,
-        launches=job.launches,
-        batch_size=job.batch_size,
-        file=job.file,
-        line=job.line,
-        limits=job.limits,
-        level=job.level,
-        **found,
-    )
+    of_job = ("nodeid", "test", "plan", "launches", "batch_size", "file", "line", "limits", "level")
+    return Outcome(**{name: getattr(job, name) for name in of_job}, **found)

@@ -9,7 +9,8 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 
-from pytest_ddpperf.explain import find as find_findings
+from pytest_ddpperf.explain import find
+from pytest_ddpperf.records.outcome import BaselineSide
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import Comparison, LaunchRankSteps, LaunchSteps, Measurement, Status, Verdict
 from pytest_ddpperf.records.step_phases import Finding
@@ -22,13 +23,22 @@ _MAIN_PART = 0.5
 _MINOR_PART = 0.25
 
 
-def find(
-    verdict: Verdict, now: Measurement, baseline: Sequence[Measurement], *, is_paired: bool, level: float
-) -> tuple[Finding, ...]:
-    """Return what explains the change that a verdict is about; () if nothing has evidence."""
+def explain(
+    verdict: Verdict,
+    plan: Plan,
+    now: Measurement,
+    baseline: Sequence[Measurement],
+    level: float,
+    side: BaselineSide | None = None,
+) -> tuple[tuple[Finding, ...], tuple[str, ...]]:
+    """Return what explains the change that a verdict is about, and the same in words; nothing of PASS. `side` is the
+    other one of interleaved launches."""
+    if not baseline or not verdict.status.compared or verdict.status is Status.PASS:
+        return (), ()
     change = _change(verdict)
     rise = change.now_seconds - change.baseline_seconds if change is not None else 0.0
-    return find_findings(now, baseline[-1], rise, is_paired=is_paired, level=level)
+    found = find(now, baseline[-1], rise, is_paired=side is not None, level=level)
+    return found, find_causes(verdict, plan, now, baseline, side.stretches if side is not None else (), found)
 
 
 def find_causes(
@@ -39,8 +49,8 @@ def find_causes(
     stretches: Sequence[Sequence[int]] = (),
     found: Sequence[Finding] = (),
 ) -> tuple[str, ...]:
-    """Return what explains a change, in words; () if nothing is known. `found` is of `find`, and `stretches` are those
-    of interleaved launches, as in `BaselineSide`."""
+    """Return what explains a change, in words; () if nothing is known. `found` is of `explain.find`, and `stretches`
+    are those of interleaved launches, as in `BaselineSide`."""
     change = _change(verdict)
     of_it = f"of {_signed(change.now_seconds - change.baseline_seconds)}" if change is not None else ""
     shown = sentences.shown(verdict)
