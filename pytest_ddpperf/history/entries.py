@@ -9,7 +9,7 @@ import hashlib
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,7 @@ class HistoryMeasurement:
     recorded: Mapping[str, Scalar]
     counters: Mapping[str, int]
     launch_seconds: Mapping[str, tuple[float, ...]]  # by METRICS, one value per launch
+    phases: Mapping[str, float] = field(default_factory=dict)  # seconds, the mean over ranks, of those that are known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,10 +101,13 @@ def _measurement_of(outcome: Outcome) -> HistoryMeasurement:
             if name in _RECORDED or name.startswith(_VARIABLE)
         },
         counters={name: count for name, count in outcome.measurement.counters.items() if count is not None},
-        launch_seconds={
-            metric: tuple(float(f"{value:.{_DIGITS}g}") for value in values) for metric, values in seconds.items()
-        },
+        launch_seconds={metric: tuple(map(_rounded, values)) for metric, values in seconds.items()},
+        phases={name: _rounded(taken) for name, taken in outcome.measurement.mean_phases.items() if taken is not None},
     )
+
+
+def _rounded(seconds: float) -> float:
+    return float(f"{seconds:.{_DIGITS}g}")
 
 
 def why_unfit(run: RunInfo) -> str:

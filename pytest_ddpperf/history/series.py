@@ -26,6 +26,7 @@ from pytest_ddpperf.history.change_points import (
 from pytest_ddpperf.history.entries import AcceptedChange, HistoryEntry, HistoryMeasurement
 from pytest_ddpperf.records.plan import MEMORY_COUNTERS, Limit
 from pytest_ddpperf.records.samples import Interval, Scalar, TestId
+from pytest_ddpperf.records.step_phases import PHASES
 from pytest_ddpperf.verdict.stats import Part, holm, variance
 
 # The probability of any false change point in a history in which nothing changed.
@@ -90,6 +91,21 @@ class HistoryChange:
     def after(self) -> HistoryEntry:
         """The first run after it."""
         return self.series.runs[self.index]
+
+    def phase(self) -> tuple[str, float] | None:
+        """Return the phase of the step that makes up at least half of the change, and its change in seconds."""
+        runs = self.series.measurements
+        sides = runs[max(self.index - _RUNS_BEFORE, 0) : self.index], runs[self.index : self.index + self.runs_since]
+        before, after = ([run.phases for run in side if run.phases] for side in sides)
+        if not (before and after):
+            return None
+        change = self.seconds[1] - self.seconds[0]
+        after_less_before = {
+            name: fmean(run.get(name, 0.0) for run in after) - fmean(run.get(name, 0.0) for run in before)
+            for name in PHASES
+        }
+        name, moved = max(after_less_before.items(), key=lambda item: item[1] / change)
+        return (name, moved) if moved / change >= 0.5 else None
 
     def differences(self) -> Iterator[str]:
         """Yield what else changed there: "torch 2.12 -> 2.13", "all_reduce.count 5 -> 6"."""

@@ -136,18 +136,9 @@ class Plan:
 
     def measured_as(self, other: Plan) -> Plan:
         """With the group, the warm-up, the windows and the timing of another."""
-        return replace(
-            self,
-            world_size=other.world_size,
-            backend=other.backend,
-            device=other.device,
-            parameter_servers=other.parameter_servers,
-            warmup=other.warmup,
-            steps=other.steps,
-            min_seconds=other.min_seconds,
-            most_steps=other.most_steps,
-            timing=other.timing,
-        )
+        group = ("world_size", "backend", "device", "parameter_servers")
+        windows = ("warmup", "steps", "min_seconds", "most_steps", "timing")
+        return replace(self, **{name: getattr(other, name) for name in (*group, *windows)})
 
     def name(self, process: int) -> str:
         """A process in words: "rank 3"; in an RPC launch its name there, "trainer0", "ps0" or "master"."""

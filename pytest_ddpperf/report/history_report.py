@@ -62,6 +62,8 @@ def change_lines(change: HistoryChange) -> Iterator[str]:
         yield "both runs are of the same commit: the machine may have changed"
     if change.why:
         yield f"accepted: {text.shortened(change.why)}"
+    if found := change.phase():
+        yield f"mostly {text.phase(found[0])}: {text.seconds(found[1], signed=True)}"
     if differences := ", ".join(map(text.shortened, change.differences())):
         yield f"also changed: {differences}"
 

@@ -32,6 +32,7 @@ from pytest_ddpperf.records.errors import FileError
 from pytest_ddpperf.records.outcome import BaselineSide, Outcome, RunInfo, Version
 from pytest_ddpperf.records.plan import Limit, Plan
 from pytest_ddpperf.records.samples import Environment, Measurement, Samples, Status, TestId
+from pytest_ddpperf.report.history_report import change_lines
 from tests.unit.test_change_points import gaussian
 from tests.unit.test_report import FAILED, outcome, verdict
 
@@ -182,6 +183,22 @@ def test_a_change_point_has_its_commits_and_its_size() -> None:
     assert change.change.low < math.expm1(0.09) < change.change.high
     assert change.seconds[1] / change.seconds[0] == pytest.approx(1 + change.change.estimate)
     assert found(history(stepped((40, -9.0)))).status is ChangeStatus.IMPROVED
+
+
+@pytest.mark.parametrize(
+    ("after", "line"),
+    [
+        ({"forward": 0.0048, "backward": 0.005}, "mostly forward: +800 us"),
+        ({"forward": 0.0043, "backward": 0.0053}, None),  # neither makes up half of it
+        ({}, None),
+    ],
+)
+def test_a_change_point_names_the_phase_that_makes_it_up(after: dict[str, float], line: str | None) -> None:
+    logs, before = stepped((40, 9.0)), {"forward": 0.004, "backward": 0.005}
+    change = found(history(logs, phases=before)[:40] + history(logs, phases=after)[40:])
+    assert (
+        (line in change_lines(change)) if line else not any(each.startswith("mostly") for each in change_lines(change))
+    )
 
 
 @pytest.mark.parametrize(
