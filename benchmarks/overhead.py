@@ -1,5 +1,6 @@
 """What the timed loop adds to a step: an empty step, timed, beside a bare loop over the same step. And what noting the
-files that ranks open adds: the step of a small DDP model, alone and with ten files that it reads, with and without.
+files that ranks open adds: the step of a small DDP model, alone and with ten files that it reads, with and without. And
+what the stamps of phases add to the step of a DDP model of 150 modules.
 
     python benchmarks/overhead.py [--rounds 10] [--steps 20000] [--pairs 20]
 
@@ -16,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -58,38 +59,88 @@ def reading(folder: str, ctx: Any, files: int) -> Callable[[], None]:
     return step
 
 
-def noting(pairs: int) -> tuple[list[list[str]], bool]:
+def training(ctx: Any, stamped: bool) -> Callable[[], None]:
+    """A step of a DDP model of 150 modules, with or without stamps of its phases."""
+    import torch
+
+    from pytest_ddpperf.rank.stamps import Stamps
+
+    if not stamped:
+        Stamps.install = lambda self: None  # type: ignore[method-assign]
+        Stamps.finding_modules = lambda self: nullcontext()  # type: ignore[method-assign, assignment, return-value]
+    torch.manual_seed(0)
+    model = torch.nn.parallel.DistributedDataParallel(
+        torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(150)))
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    x = torch.randn(16, 64)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(x).square().mean().backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+    return step
+
+
+def stamps_cost() -> float:
+    """Return the seconds of the stamps of a step: of eight, and of two wrapped calls among them."""
+    from pytest_ddpperf.rank.stamps import Stamps
+
+    stamps, rounds = Stamps(), 10_000
+    hook, wrapped = stamps._hook(1), stamps._around(lambda: None, 2)
+    began = time.perf_counter()
+    for _ in range(rounds):
+        hook(), hook(), hook(), hook()
+        wrapped(), wrapped()
+    return (time.perf_counter() - began) / rounds
+
+
+Row = list[str]
+
+
+def noting(pairs: int) -> tuple[list[Row], bool]:
     """Return the rows of a table, and whether every 95 % interval of the difference includes 0."""
-    rows, nothing = [["a step", "without", "with", "difference", "95 % interval"]], True
-    plan = Plan(world_size=2, backend="gloo", device="cpu", warmup=5, steps=200)
+    rows, nothing = list[Row](), True
     with ExitStack() as opened:
         folder = opened.enter_context(tempfile.TemporaryDirectory())
         for number in range(FILES):
             Path(folder, str(number)).write_text("some data")
         trees = Trees(current=folder, base=folder, kept=())
-        sides = [
+        plain, noted = (
             opened.enter_context(closing(Launcher(lambda: {"overhead": __file__}, trees=each)))
             for each in (None, trees)
-        ]
+        )
         for files in (0, FILES):
-            found: tuple[list[LaunchSamples], list[LaunchSamples]] = ([], [])
             setup = partial(reading, folder, files=files)
-            for done in range(pairs):
-                with ExitStack() as alive:
-                    both = [alive.enter_context(side.pause(plan, setup, Observer())) for side in sides]
-                    interleave((both[0], both[1]), random.Random())
-                    for launches, launch in zip(found, both, strict=True):
-                        launches.append(launch.deliver())
-                progress(done + 1, pairs, f"noting, {files} files")
-            for q in (10, 50):
-                plain, noted = ([quantile(launch.step_seconds, q) for launch in launches] for launches in found)
-                differences = [math.log(after / before) for before, after in zip(plain, noted, strict=True)]
-                mean, error = statistics.fmean(differences), statistics.stdev(differences) / math.sqrt(pairs)
-                low, high = mean - 2.1 * error, mean + 2.1 * error
-                nothing &= low <= 0
-                name = f"of a DDP model{f', {files} files read' if files else ''}: p{q}"
-                figures = (spread(values, "ms", 1e3) for values in (plain, noted))
-                rows.append([name, *figures, f"{mean:+.1%}", f"{low:+.1%} to {high:+.1%}"])
+            name = f"of a DDP model{f', {files} files read' if files else ''}"
+            more, small = compared((plain, setup), (noted, setup), pairs, name)
+            rows, nothing = rows + more, nothing and small
+        sides = (plain, partial(training, stamped=False)), (plain, partial(training, stamped=True))
+        more, small = compared(*sides, pairs, "of a DDP model of 150 modules, with stamps")
+    return rows + more, nothing and small
+
+
+def compared(without: Any, within: Any, pairs: int, name: str) -> tuple[list[Row], bool]:
+    """Compare two sides, each a launcher and a set-up, in interleaved launches."""
+    plan = Plan(world_size=2, backend="gloo", device="cpu", warmup=5, steps=200)
+    found: tuple[list[LaunchSamples], list[LaunchSamples]] = ([], [])
+    rows, nothing = list[Row](), True
+    for done in range(pairs):
+        with ExitStack() as alive:
+            both = [alive.enter_context(side.pause(plan, setup, Observer())) for side, setup in (without, within)]
+            interleave((both[0], both[1]), random.Random())
+            for launches, launch in zip(found, both, strict=True):
+                launches.append(launch.deliver())
+        progress(done + 1, pairs, name)
+    for q in (10, 50):
+        plain, more = ([quantile(launch.step_seconds, q) for launch in launches] for launches in found)
+        differences = [math.log(after / before) for before, after in zip(plain, more, strict=True)]
+        mean, error = statistics.fmean(differences), statistics.stdev(differences) / math.sqrt(pairs)
+        low, high = mean - 2.1 * error, mean + 2.1 * error
+        nothing &= low <= 0
+        figures = (spread(values, "ms", 1e3) for values in (plain, more))
+        rows.append([f"{name}: p{q}", *figures, f"{mean:+.1%}", f"{low:+.1%} to {high:+.1%}"])
     return rows, nothing
 
 
@@ -123,9 +174,12 @@ def main() -> int:
     )
     rows, nothing = noting(options.pairs)
     print(f"\nmedian [quartiles] of {options.pairs} pairs of launches\n")
-    print(table(rows))
+    print(table([["a step", "without", "with", "difference", "95 % interval"], *rows]))
+    stamps = stamps_cost()
+    print(f"\nthe stamps of a step: {stamps * 1e6:.1f} us")
     promises = [("at most 10 microseconds an empty step", quartiles(added).median <= 10e-6)]
-    return verdict([*promises, ("noting files adds nothing measurable", nothing)])
+    promises += [("at most 10 microseconds for the stamps of a step", stamps <= 10e-6)]
+    return verdict([*promises, ("noting files and stamps add nothing measurable", nothing)])
 
 
 if __name__ == "__main__":
