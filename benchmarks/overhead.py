@@ -107,16 +107,16 @@ def noting(pairs: int) -> tuple[list[Row], bool]:
         for number in range(FILES):
             Path(folder, str(number)).write_text("some data")
         trees = Trees(current=folder, base=folder, kept=())
-        plain, noted = (
+        plain, other, noted = (
             opened.enter_context(closing(Launcher(lambda: {"overhead": __file__}, trees=each)))
-            for each in (None, trees)
+            for each in (None, None, trees)
         )
         for files in (0, FILES):
             setup = partial(reading, folder, files=files)
             name = f"of a DDP model{f', {files} files read' if files else ''}"
             more, small = compared((plain, setup), (noted, setup), pairs, name)
             rows, nothing = rows + more, nothing and small
-        sides = (plain, partial(training, stamped=False)), (plain, partial(training, stamped=True))
+        sides = (plain, partial(training, stamped=False)), (other, partial(training, stamped=True))
         more, small = compared(*sides, pairs, "of a DDP model of 150 modules, with stamps")
     return rows + more, nothing and small
 
