@@ -29,7 +29,7 @@ from pytest_ddpperf.launch import Launcher, Observer
 from pytest_ddpperf.measuring.baseline_side import interleave
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import LaunchSamples
-from pytest_ddpperf.verdict.stats import quantile
+from pytest_ddpperf.verdict.stats import quantile, t_quantile
 from pytest_ddpperf.wire.source_trees import Trees
 
 FILES = 10
@@ -137,7 +137,8 @@ def compared(without: Any, within: Any, pairs: int, name: str) -> tuple[list[Row
         plain, more = ([quantile(launch.step_seconds, q) for launch in launches] for launches in found)
         differences = [math.log(after / before) for before, after in zip(plain, more, strict=True)]
         mean, error = statistics.fmean(differences), statistics.stdev(differences) / math.sqrt(pairs)
-        low, high = mean - 2.1 * error, mean + 2.1 * error
+        reach = t_quantile(0.975, pairs - 1) * error
+        low, high = mean - reach, mean + reach
         nothing &= low <= 0
         figures = (spread(values, "ms", 1e3) for values in (plain, more))
         rows.append([f"{name}: p{q}", *figures, f"{mean:+.1%}", f"{low:+.1%} to {high:+.1%}"])

@@ -57,7 +57,9 @@ def metrics(verdict: Verdict, plan: Plan) -> list[tuple[str, ...]]:
     have a row if they changed."""
     rows: list[tuple[str, ...]] = [("metric", "before", "now", "change [range]", "limit")]
     counters = [each for each in verdict.counters if each.now != each.baseline or not each.limit.default]
-    all_compared: list[Comparison | CounterChange] = [*verdict.comparisons, *counters]
+    # Those of all collectives together only if no other says it.
+    finer = [each for each in counters if not (each.limit.default and each.limit.metric.startswith("collectives."))]
+    all_compared: list[Comparison | CounterChange] = [*verdict.comparisons, *(finer or counters)]
     for compared in all_compared:
         figures = text.both_sides(compared, plan.collective)
         rows.append((compared.limit.metric, *figures, change_of(compared), text.limit(compared.limit)))
