@@ -10,12 +10,11 @@ from __future__ import annotations
 import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import wraps
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
@@ -45,7 +44,7 @@ class Stamps:
         torch.autograd.backward = self._around(torch.autograd.backward, _BACKWARD)
         torch.autograd.grad = self._around(torch.autograd.grad, _BACKWARD)
         # Of every collective that Python waits for, also in a `dist.all_reduce` without `async_op`.
-        work: Any = dist.Work
+        work: Any = torch._C._distributed_c10d.Work
         work.wait = self._around(work.wait, _WAIT)
         register_optimizer_step_pre_hook(self._hook(_OPTIMIZER))
         register_optimizer_step_post_hook(self._hook(-_OPTIMIZER))
@@ -62,8 +61,9 @@ class Stamps:
             before.remove()
             after.remove()
         for module in {id(module): module for module in self._modules}.values():
-            module.register_forward_pre_hook(self._hook(_FORWARD), prepend=True)
-            module.register_forward_hook(self._hook(-_FORWARD), always_call=True)
+            with suppress(RuntimeError):  # TorchScript's modules take no hooks
+                module.register_forward_pre_hook(self._hook(_FORWARD), prepend=True)
+                module.register_forward_hook(self._hook(-_FORWARD), always_call=True)
 
     def _enter(self, module: torch.nn.Module, arguments: Any) -> None:
         if torch.compiler.is_compiling():

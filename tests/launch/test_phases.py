@@ -93,6 +93,14 @@ def test_a_step_without_a_backward_pass_has_no_such_phase(bench: Bench) -> None:
     assert known(bench.measure(setup, warmup=3, steps=4)) == {DATA, FORWARD, EXPOSED, OTHER, RANK_WAIT}
 
 
+def test_a_module_that_takes_no_hooks_leaves_its_forward_pass_unknown(bench: Bench) -> None:
+    def setup(ctx: Any) -> Any:
+        model = torch.jit.script(nn.Linear(4, 4))
+        return lambda: model(torch.ones(1, 4)).sum().backward()
+
+    assert known(bench.measure(setup, warmup=3, steps=4)) == {BACKWARD, EXPOSED, OTHER, RANK_WAIT}
+
+
 def test_an_optimizer_in_backward_is_no_phase_of_its_own(bench: Bench) -> None:
     def setup(ctx: Any) -> Any:
         model = nn.Linear(4, 4)
