@@ -36,7 +36,8 @@ def explain(
     if not baseline or not verdict.status.compared or verdict.status is Status.PASS:
         return (), ()
     change = _change(verdict)
-    rise = change.now_seconds - change.baseline_seconds if change is not None else 0.0
+    is_of_steps = change is not None and not change.limit.is_cpu_time  # which CPU time by rank explains
+    rise = change.now_seconds - change.baseline_seconds if change is not None and is_of_steps else 0.0
     found = find(now, baseline[-1], rise, is_paired=side is not None, level=level)
     return found, find_causes(verdict, plan, now, baseline, side.stretches if side is not None else (), found)
 

@@ -57,7 +57,7 @@ def test_a_run_writes_its_page(pytester: pytest.Pytester, run: Run) -> None:
     assert "Nothing was compared: " in html
     status = main.main(["html", str(pytester.path / "out/run.json"), "-o", str(pytester.path / "again/page.html")])
     assert status == 0
-    assert html.count("</figure>") == (pytester.path / "again/page.html").read_text().count("</figure>") == 2
+    assert html.count("</figure>") == (pytester.path / "again/page.html").read_text().count("</figure>") == 3
 
 
 def test_a_page_that_could_not_be_made_is_said_before_the_run(
