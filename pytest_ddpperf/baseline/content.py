@@ -83,7 +83,7 @@ def environment_name(environment: Environment) -> str:
             words.append(phrase.format_map(said))
     text = _TRADE_MARKS.sub("", " ".join(words))
     whole = bool(words) and key.keys() <= _KEY and _PLAIN_KEY.fullmatch(text) is not None
-    return slug(text, "" if whole else dumps(encode(key)))
+    return _slug(text, "" if whole else dumps(encode(key)))
 
 
 def file_name(test: TestId) -> str:
@@ -100,23 +100,23 @@ def file_name(test: TestId) -> str:
         if len(text) <= _SLUG_LENGTH:
             return text + ".json"
     exact = json.dumps([test.name, test.label])
-    return slug(test.name.replace("::", ".") + label, exact) + ".json"
+    return _slug(test.name.replace("::", ".") + label, exact) + ".json"
 
 
-def slug(text: str, exact: str = "") -> str:
+def _slug(text: str, exact: str) -> str:
     """Lower-case ASCII of at most 100 characters; a hash of `exact` is appended where something was lost."""
-    plain = re.sub(r"[^a-z0-9._+]+", "-", text.lower()).strip("-.")
-    if not exact and len(plain) <= _SLUG_LENGTH:
-        return plain
+    slug = re.sub(r"[^a-z0-9._+]+", "-", text.lower()).strip("-.")
+    if not exact and len(slug) <= _SLUG_LENGTH:
+        return slug
     digits = hashlib.sha256((exact or text).encode("utf-8", "surrogatepass")).hexdigest()[:8]
-    return f"{plain[: _SLUG_LENGTH - 9].rstrip('-.')}-{digits}".lstrip("-")
+    return f"{slug[: _SLUG_LENGTH - 9].rstrip('-.')}-{digits}".lstrip("-")
 
 
 def module_folder(module: str) -> Path:
     """The module's own path; a part that could lead out of the store is replaced."""
     parts = module.split("/")
     unsafe = [part in ("", ".", "..") or "\0" in part for part in parts]
-    return Path(*(slug(part, f"module {module}") if bad else part for part, bad in zip(parts, unsafe, strict=True)))
+    return Path(*(_slug(part, f"module {module}") if bad else part for part, bad in zip(parts, unsafe, strict=True)))
 
 
 SCHEMA = 1

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from pytest_ddpperf.baseline import slug
+from pytest_ddpperf.baseline import file_name, module_folder
 from pytest_ddpperf.measuring import measurement
 from pytest_ddpperf.measuring.launches import Job, Setup
 from pytest_ddpperf.measuring.machine import Place, Unavailable
@@ -266,7 +266,11 @@ class BenchmarkFixture(DistributedFixture):
     def _trace(self, label: str) -> str:
         """Return the beginning of the paths of this side's traces; "" for none."""
         folder, side = self._settings.trace_dir, "now" if self._run.leader is None else "before"
-        return str(folder / slug(" ".join((nodeid_of(self._item), label))) / side) if folder is not None else ""
+        if folder is None:
+            return ""
+        module, _, name = nodeid_of(self._item).partition("::")
+        test = file_name(TestId(module=module, name=name, label=label)).removesuffix(".json")
+        return str(folder / module_folder(module) / test / side)
 
     def _facts(self) -> dict[str, Any]:
         workers = getattr(self._run.config, "workerinput", {}).get("workercount", 0)

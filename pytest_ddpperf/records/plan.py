@@ -21,6 +21,12 @@ COUNTERS = (
     *("collectives.count", "collectives.bytes", "recompilations", "graph_breaks", *MEMORY_COUNTERS),
 )
 
+
+def without_totals(counters: Sequence[str]) -> list[str]:
+    """Return the names of counters without those of all collectives together, if others are among them."""
+    return [name for name in counters if not name.startswith("collectives.")] or list(counters)
+
+
 # The metric of a collective's limit on bandwidth.
 BANDWIDTH = "busbw"
 # The metric of the time that a whole window takes per step: it shows slow steps, however few they are.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pytest_ddpperf.records.outcome import Outcome
-from pytest_ddpperf.records.plan import MEAN, Plan
+from pytest_ddpperf.records.plan import MEAN, Plan, without_totals
 from pytest_ddpperf.records.samples import Comparison, CounterChange, Verdict
 from pytest_ddpperf.report import sentences, text
 
@@ -22,7 +22,10 @@ def _gate_failure(outcome: Outcome, width: int) -> Iterator[str]:
         p50 = f" (step time p50 {sentences.p50(outcome)})" if outcome.measurement is not None else ""
         yield f"{verdict}{p50}: {sentences.why_not_compared(outcome)}"
     else:
-        yield _result(verdict, compared, outcome.plan)
+        if verdict.diverged is not None and sentences.is_red_by_loss(outcome):
+            yield f"DIVERGED: loss {text.loss_change(verdict.diverged)}"
+        else:
+            yield _result(verdict, compared, outcome.plan)
         if said := sentences.reason(outcome):
             yield from text.wrapped(f"why: {said}", width, "     ")
         yield ""
@@ -57,9 +60,9 @@ def metrics(verdict: Verdict, plan: Plan) -> list[tuple[str, ...]]:
     have a row if they changed."""
     rows: list[tuple[str, ...]] = [("metric", "before", "now", "change [range]", "limit")]
     counters = [each for each in verdict.counters if each.now != each.baseline or not each.limit.default]
-    # Those of all collectives together only if no other says it.
-    finer = [each for each in counters if not (each.limit.default and each.limit.metric.startswith("collectives."))]
-    all_compared: list[Comparison | CounterChange] = [*verdict.comparisons, *(finer or counters)]
+    finer = without_totals([each.limit.metric for each in counters])
+    shown = [each for each in counters if each.limit.metric in finer or not each.limit.default]
+    all_compared: list[Comparison | CounterChange] = [*verdict.comparisons, *shown]
     for compared in all_compared:
         figures = text.both_sides(compared, plan.collective)
         rows.append((compared.limit.metric, *figures, change_of(compared), text.limit(compared.limit)))

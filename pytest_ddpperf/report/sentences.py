@@ -29,7 +29,15 @@ def verdict_of(outcome: Outcome) -> str:
     """Return the verdict as reports show it."""
     if outcome.saved:
         return "SAVED"
+    if is_red_by_loss(outcome):
+        return "DIVERGED"
     return str(outcome.verdict) if outcome.verdict is not None else "failed"
+
+
+def is_red_by_loss(outcome: Outcome) -> bool:
+    """Return whether a test fails because its losses differ, and not because it is slower."""
+    verdict, fails = outcome.verdict, outcome.fails and not outcome.error
+    return fails and verdict is not None and verdict.diverged is not None and verdict.status is not Status.REGRESSED
 
 
 def shown(verdict: Verdict) -> Comparison | CounterChange | None:

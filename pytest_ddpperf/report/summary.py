@@ -7,7 +7,7 @@ from enum import IntEnum
 
 from pytest_ddpperf.records.outcome import Outcome, RunInfo
 from pytest_ddpperf.records.samples import Status
-from pytest_ddpperf.report import text
+from pytest_ddpperf.report import sentences, text
 
 # The counts of a run by verdict, in the order of its last line: those that were compared, then the others.
 _COMPARED = {
@@ -45,6 +45,12 @@ def last_line(outcomes: Sequence[Outcome], *runs: RunInfo, only_before: int = 0,
     saved = sum(outcome.saved > 0 for outcome in outcomes)
     numbers = {name.replace("_", " "): counts[name] for name in (*_COMPARED, *_NOT_COMPARED)}
     numbers["not gated"] -= saved
+    numbers["diverged"] = 0
+    names = {status: name for name, status in _COMPARED.items()}
+    for outcome in filter(sentences.is_red_by_loss, outcomes):
+        assert outcome.verdict is not None, "it has a loss"
+        numbers[names[outcome.verdict.status]] -= 1
+        numbers["diverged"] += 1
     numbers["failed to measure"] = numbers.pop("failed")
     numbers |= {"saved": saved, "skipped": counts["skipped"], "never measured": counts["never_measured"]}
     parts = [f"{number} {what}" for what, number in numbers.items() if number]

@@ -109,8 +109,9 @@ def test_step(ddp_benchmark):
     result = run(*FEW, *other, "--ddp-fail-on=diverged", "--ddp-trace=out/traces")
     assert result.ret == 1
     why = "why: computes something else: loss 2.5 -> 2.58"
-    folder = "out/traces/test_loss.py-test_step"
-    result.stdout.fnmatch_lines(["IMPROVED: step time p50 * (limit 300 %)", why, f"traces:   {folder}"])
+    folder = "out/traces/test_loss.py/test_step"
+    result.stdout.fnmatch_lines(["DIVERGED: loss 2.5 -> 2.58", why, f"traces:   {folder}", "*DIVERGED"])
+    assert last_line(result) == "compared with LOSS=2.5, LASTS=5: 1 diverged (1 of 1 compared)"
     traces = sorted(file.name for file in (pytester.path / folder).iterdir())
     assert traces == [f"{side}-rank{rank}.json.gz" for side in ("before", "now") for rank in (0, 1)]
 
