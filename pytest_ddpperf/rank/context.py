@@ -22,14 +22,14 @@ from pytest_ddpperf.records.errors import DdpPerfError
 
 # So many losses of a launch are compared and kept in a baseline: their mean is steadier than one.
 _LOSSES = 10
-# A loss beyond it is as good as infinite, and its square would overflow.
-_ENDLESS = 1e150
+# A larger loss counts as infinite: its square would overflow.
+_LARGEST_LOSS = 1e150
 
 
 def first_losses(steps: Sequence[Any]) -> tuple[float | None, ...]:
     """Return the losses of the first steps, up to one that recorded none; None for one that is not finite."""
     known = takewhile(lambda loss: loss is not None, steps[:_LOSSES])
-    return tuple(number if abs(number := float(loss)) < _ENDLESS else None for loss in known)
+    return tuple(number if abs(number := float(loss)) < _LARGEST_LOSS else None for loss in known)
 
 
 def figures_by_name(steps: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float | None, ...]]:
@@ -111,11 +111,9 @@ def describe_not_run(value: object) -> str:
 def read_returned(returned: Any, record: Callable[[str, Any], None]) -> Any:
     """Return the examples of a step as `read_examples` does; `record` the loss of one that returned a dict of both.
 
-    Raises DdpPerfError if the dict has other keys. Subclasses of dict are the results of models."""
-    if type(returned) is not dict:
+    A dict with other keys is the result of a model, and is ignored as any other result."""
+    if type(returned) is not dict or not returned.keys() <= {"examples", "loss"}:
         return read_examples(returned)
-    if others := [repr(key) for key in returned if key not in ("examples", "loss")]:
-        raise DdpPerfError(f"the step returned a dict with {', '.join(others)}: its keys may be 'examples' and 'loss'")
     if returned.get("loss") is not None:
         record("loss", returned["loss"])
     return read_examples(returned.get("examples"))
