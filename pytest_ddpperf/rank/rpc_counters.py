@@ -44,7 +44,7 @@ _internal: Any = internal
 
 ROLES = ("trainer", "parameter_server", "master")
 
-# For the answers to requests of the counted step that it did not wait for; then the bytes are unknown.
+# For the answers to requests that a step did not wait for; then the bytes are unknown.
 _ANSWERS_SECONDS = 5.0
 
 
@@ -72,11 +72,15 @@ class RpcMeter(Meter):
         return self._blocked_ns
 
     def begin(self) -> None:
+        self._await_answers()  # to an earlier step's requests, which would be counted in this one
         self._reset()
         self._counting = True
 
     def end(self) -> None:
         """Wait for the answers to the step's requests: the step itself need not, and an answer may never come."""
+        self._await_answers()
+
+    def _await_answers(self) -> None:
         until = time.monotonic() + _ANSWERS_SECONDS
         for answer in self._answers:
             while not answer.done() and time.monotonic() < until:
@@ -131,8 +135,8 @@ class RpcMeter(Meter):
     def invoke(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         """Keep the future of an answer."""
         answer = original(*args, **kwargs)
-        if self._counting:
-            self._answers.append(answer)
+        kept = self._answers if self._counting else [each for each in self._answers if not each.done()]
+        self._answers = [*kept, answer]
         return answer
 
     def serialize(self, original: Any, value: Any) -> Any:
