@@ -1,4 +1,4 @@
-"""Where the time of a launch's steps went: each rank's own phases, and the way of each step back through all ranks."""
+"""Where the time of a launch's steps went: each rank's own phases, and the critical path through all ranks."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def step_phases(windows: Sequence[Window], on_our_clock: OnOurClock) -> StepPhas
     if waits_known:
         waited = [[sum(map(starts.waited, [rank] * len(p), p)) for rank, p in enumerate(by_step[k])] for k in usual]
         own[RANK_WAIT] = tuple(fmean(ns) / 1e9 for ns in zip(*waited, strict=True))
-        ways = [way_back(by_step[step], begins[step], starts) for step in usual]
+        paths = [find_critical_path(by_step[step], begins[step], starts) for step in usual]
         for phase in PHASES:
             path[phase] = tuple(
-                fmean(way.get((rank, phase), 0.0) for way in ways) / 1e9 for rank in range(len(windows))
+                fmean(each.get((rank, phase), 0.0) for each in paths) / 1e9 for rank in range(len(windows))
             )
     else:
         own[RANK_WAIT] = (None,) * len(windows)
@@ -122,29 +122,30 @@ class Starts:
         return max(when - piece.begin, 0.0) if who != rank else 0.0
 
 
-def way_back(step: Sequence[Sequence[Piece]], begin: float, starts: Starts) -> Mapping[tuple[int, str], float]:
+def find_critical_path(
+    step: Sequence[Sequence[Piece]], begin: float, starts: Starts
+) -> Mapping[tuple[int, str], float]:
     """Return the nanoseconds of a step by rank and phase, followed backwards from its end to `begin`.
 
-    `step` is rank x piece. Where a rank waited for one that was later, the way goes on along that rank from when it
-    started the collective, so that what made it late is counted and not the waiting. This is the critical path of a
-    program with messages: C.-Q. Yang and B. P. Miller, "Critical Path Analysis for the Execution of Parallel and
-    Distributed Programs", ICDCS 1988."""
+    `step` is rank x piece. Where a rank waited for a later one, the path continues on that rank, from when it started
+    the collective: what made it late is counted, not the wait. Source: C.-Q. Yang and B. P. Miller, "Critical Path
+    Analysis for the Execution of Parallel and Distributed Programs", ICDCS 1988."""
     taken: dict[tuple[int, str], float] = defaultdict(float)
     ends = [[piece.end for piece in pieces] for pieces in step]
     rank = max(range(len(step)), key=lambda each: ends[each][-1])
     at = ends[rank][-1]
-    stepped_aside = False
+    just_changed = False
     while at > begin:
         piece = step[rank][min(bisect_left(ends[rank], at), len(ends[rank]) - 1)]
         since = max(piece.begin, begin)
-        if piece.phase == EXPOSED and not stepped_aside:
+        if piece.phase == EXPOSED and not just_changed:
             who, when = starts.last(rank, piece.begin, at)
             if who != rank and when > since:
                 taken[rank, EXPOSED] += at - when
-                stepped_aside = when == at  # no way was made: it must not lead straight back
+                just_changed = when == at  # no time has passed: the path must not change back
                 at, rank = when, who
                 continue
-        stepped_aside = False
+        just_changed = False
         taken[rank, piece.phase] += at - since
         at = since
     return taken

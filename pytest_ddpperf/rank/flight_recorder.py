@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import time
 from operator import itemgetter
@@ -16,12 +15,7 @@ from pytest_ddpperf.rank.group import OwnGroup
 _DUMPS = ("_dump_fr_trace", "_dump_nccl_trace")
 # Of 200 steps with 25 collectives each, or of 30 with one for each parameter of a ResNet-50. To read them all takes
 # about 60 ms.
-_ENTRIES = "5000"
-
-
-def keep_more() -> None:
-    """Let the recorder keep more than the 2,000 entries of torch's default; before any process group is made."""
-    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", _ENTRIES)
+SIZE = {"TORCH_FR_BUFFER_SIZE": "5000"}
 
 
 def entries(own: OwnGroup) -> tuple[list[dict[str, Any]], int] | None:
@@ -39,7 +33,7 @@ def entries(own: OwnGroup) -> tuple[list[dict[str, Any]], int] | None:
                     found.append({**entry, "recorder": place})
             if kept and (oldest := min(kept, key=itemgetter("record_id")))["record_id"] > 0:
                 since = max(since, oldest["time_created_ns"])
-    except (KeyError, TypeError, ValueError, AttributeError, pickle.UnpicklingError):
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, EOFError, pickle.UnpicklingError):
         return None
     return (found, since) if are_on else None
 

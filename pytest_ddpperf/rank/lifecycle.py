@@ -142,11 +142,10 @@ CleanUp = Callable[[], None]
 def _work(rank: Rank, folder: Path, request: Message) -> None:
     rank.enter(Phase.START)
     os.environ.clear()
-    os.environ.update(request["environ"])
+    os.environ.update(flight_recorder.SIZE | request["environ"])
     here: list[int] = request["processes"]  # all that this node has
     index = here.index(rank.number)
     os.environ["RANK"], os.environ["LOCAL_RANK"] = str(rank.number), str(index)
-    flight_recorder.keep_more()
     os.chdir(request["cwd"])
     sys.path[:] = request["sys_path"]
     sys.argv[:] = request["argv"]

@@ -110,8 +110,8 @@ def measure(
         first_ratio=_first_ratio(taken) if warmed.steps else 0.0,
         unsettled=warmed.unsettled,
         warmup=warmed.steps,
+        phases=phases.phases([pair for stretch in taken for pair in pairwise(stretch.marks_ns[uncounted:])], own),
         notes=phases.notes,
-        phases=phases.of([pair for stretch in taken for pair in pairwise(stretch.marks_ns[uncounted:])], own),
     )
 
 
@@ -129,18 +129,25 @@ class _PhaseWatch:
                 self._is_on = False
                 self.notes = (f"phases of the step are unknown: {type(error).__name__}: {error}",)
 
-    def during(self, warmup: int, asked: int) -> AbstractContextManager[None]:
-        """Find the modules that are stamped, in the last warm-up step but one of those `asked`."""
-        return self._stamps.finding_modules() if self._is_on and warmup == max(asked - 2, 0) else nullcontext()
+    def finding(self, warmup: int, asked: int) -> AbstractContextManager[None]:
+        """Find the modules that are stamped, in a warm-up step before those `asked` end: what this makes torch.compile
+        do is over in the step that is counted."""
+        return self._stamps.finding_modules() if self._is_on and warmup == max(asked - 4, 0) else nullcontext()
 
     def begin(self) -> None:
         """The window is about to begin."""
         self._stamps.taken.clear()
         self._arrivals = Arrivals()
 
-    def of(self, steps: Sequence[tuple[int, int]], own: OwnGroup) -> RankPhases | None:
+    def phases(self, steps: Sequence[tuple[int, int]], own: OwnGroup) -> RankPhases | None:
         """Return the phases of the last counted `steps`, each a begin and an end."""
-        return rank_phases(steps, self._stamps.taken, self._arrivals.read(own)) if self._is_on else None
+        if not self._is_on:
+            return None
+        taken, has_ddp = self._stamps.taken, self._stamps.has_ddp
+        found = rank_phases(steps, taken, self._arrivals.read(own), has_ddp=has_ddp)
+        if found is None:
+            self.notes = ("phases of the step are unknown: one of its passes did not end within it",)
+        return found
 
 
 class _Stretch:
@@ -250,7 +257,7 @@ def _warm_up(
         row[cell] = index
         before = recorded(own) if index in watched else None
         began = time.monotonic_ns()
-        with phases.during(index, plan.warmup):
+        with phases.finding(index, plan.warmup):
             if index and index in watched:
                 counters = meter.counters(step, own, ctx.device)
             else:

@@ -7,7 +7,9 @@ collectives were started comes from torch's flight recorder.
 
 from __future__ import annotations
 
+import threading
 import time
+import warnings
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -16,6 +18,7 @@ from typing import Any
 
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from pytest_ddpperf.rank import flight_recorder
@@ -28,11 +31,14 @@ Stamp = tuple[int, int]  # when, and what begins or ends
 
 
 class Stamps:
-    """The stamps of this process, from when they are installed to its end; `now` reads the clock."""
+    """The stamps of the thread that installs them, from then on to the end of the process.
 
-    def __init__(self, now: Callable[[], int] = time.monotonic_ns) -> None:
+    Other threads may train nothing, and wait for collectives of their own."""
+
+    def __init__(self) -> None:
         self.taken: list[Stamp] = []
-        self._now = now
+        self.has_ddp = False  # whether a step trains a DDP module
+        self._thread = threading.get_ident()
         self._modules: list[torch.nn.Module] = []  # that a step calls itself
         self._depth = 0  # of forward passes, in the step that finds them
 
@@ -53,36 +59,41 @@ class Stamps:
     def finding_modules(self) -> Iterator[None]:
         """Find the modules that a step calls itself, not within another's forward pass or a backward pass (activation
         checkpointing calls some there), and stamp their forward passes afterwards."""
+        self.taken.clear()
         before = register_module_forward_pre_hook(self._enter)
         after = register_module_forward_hook(self._leave, always_call=True)
         try:
-            yield
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", r"Using `?torch\.compile\(module\)`? when there are global hooks")
+                yield
         finally:
             before.remove()
             after.remove()
         for module in {id(module): module for module in self._modules}.values():
+            self.has_ddp |= any(isinstance(each, DistributedDataParallel) for each in module.modules())
             with suppress(RuntimeError):  # TorchScript's modules take no hooks
                 module.register_forward_pre_hook(self._hook(_FORWARD), prepend=True)
                 module.register_forward_hook(self._hook(-_FORWARD), always_call=True)
 
     def _enter(self, module: torch.nn.Module, arguments: Any) -> None:
-        if torch.compiler.is_compiling():
-            return
-        balance = sum(1 if kind > 0 else -1 for _, kind in self.taken if abs(kind) == _BACKWARD)
-        if not self._depth and not balance:
-            self._modules.append(module)
-        self._depth += 1
+        if self._is_ours():
+            if not self._depth and not sum(kind for _, kind in self.taken if abs(kind) == _BACKWARD):
+                self._modules.append(module)
+            self._depth += 1
 
     def _leave(self, module: torch.nn.Module, arguments: Any, result: Any) -> None:
-        if not torch.compiler.is_compiling():
-            self._depth -= 1
+        self._depth -= self._is_ours()
+
+    def _is_ours(self) -> bool:
+        """Whether a call is to be stamped. In this order: what torch.compile traces must not reach the second part."""
+        return not torch.compiler.is_compiling() and threading.get_ident() == self._thread
 
     def _around(self, function: Any, kind: int) -> Any:
-        append, now, is_compiling = self.taken.append, self._now, torch.compiler.is_compiling
+        append, now, is_ours = self.taken.append, time.monotonic_ns, self._is_ours
 
         @wraps(function)
         def stamped(*args: Any, **kwargs: Any) -> Any:
-            if is_compiling():
+            if not is_ours():
                 return function(*args, **kwargs)
             append((now(), kind))
             try:
@@ -93,10 +104,10 @@ class Stamps:
         return stamped
 
     def _hook(self, kind: int) -> Callable[..., None]:
-        append, now, is_compiling = self.taken.append, self._now, torch.compiler.is_compiling
+        append, now, is_ours = self.taken.append, time.monotonic_ns, self._is_ours
 
         def stamp(*_: Any) -> None:
-            if not is_compiling():
+            if is_ours():
                 append((now(), kind))
 
         return stamp
@@ -124,9 +135,15 @@ class Arrivals:
 
 
 def rank_phases(
-    steps: Sequence[tuple[int, int]], stamps: Sequence[Stamp], arrivals: tuple[list[tuple[int, str]], int] | None
+    steps: Sequence[tuple[int, int]],
+    stamps: Sequence[Stamp],
+    arrivals: tuple[list[tuple[int, str]], int] | None,
+    *,
+    has_ddp: bool,
 ) -> RankPhases | None:
-    """Return the phases of the last `steps`, each a begin and an end; None if the stamps make no sense."""
+    """Return the phases of the last `steps`, each a begin and an end; None if the stamps are not nested.
+
+    `arrivals` are those of `Arrivals.read`. If the step `has_ddp`, backward passes end with a wait."""
     started, since = arrivals if arrivals is not None else ([], 0)
     known = [step for step in steps[-_LAST:] if step[0] >= since]
     times = [when for when, _ in stamps]
@@ -135,7 +152,7 @@ def rank_phases(
     for begin, end in known:
         within = stamps[bisect_right(times, begin) : bisect_right(times, end)]
         own_starts = starts[bisect_right(starts, begin) : bisect_right(starts, end)]
-        step = _Step(begin, own_starts, knows_waits=arrivals is not None)
+        step = _Step(begin, own_starts if has_ddp else (), knows_waits=arrivals is not None)
         if not step.take(within, end):
             return None
         seen |= {phase for phase, _ in step.pieces}
@@ -155,7 +172,7 @@ class _Step:
     def __init__(self, begin: int, starts: Sequence[int], *, knows_waits: bool) -> None:
         self.pieces: list[tuple[str, int]] = []
         self._at = begin
-        self._starts = starts  # of collectives
+        self._starts = starts  # of collectives that DDP may wait for
         self._knows_waits = knows_waits
         self._open: list[int] = []
         self._waited_until = begin
@@ -197,12 +214,10 @@ class _Step:
             self._last = phase
         if when <= self._at:
             return
-        if not phase:
-            self._gaps.append(len(self.pieces))
         if self.pieces and self.pieces[-1][0] == phase:
-            if not phase:
-                self._gaps.pop()
             self.pieces.pop()
+        elif not phase:
+            self._gaps.append(len(self.pieces))
         self.pieces.append((phase, when))
         self._at = when
 

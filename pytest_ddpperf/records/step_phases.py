@@ -35,9 +35,9 @@ class StepPhases:
 
     steps: int  # the last ones, of which phases are known
     own: Mapping[str, tuple[float | None, ...]]  # by phase and rank, `rank_wait` included; None where it is unknown
-    # By phase and rank: the step, followed backwards from its end. Where a rank waited for another, the way goes on
-    # along the one that arrived last; what is left of a wait is `exposed_communication`. All add up to the group's
-    # step. Empty if arrivals are unknown.
+    # By phase and rank, the critical path: the step, followed backwards from its end. Where a rank waited for another,
+    # the path continues on the one that arrived last; the rest of a wait is `exposed_communication`. All add up to the
+    # group's step. Empty if arrivals are unknown.
     path: Mapping[str, tuple[float, ...]]
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+import time
+import warnings
+from collections.abc import Iterator
 from statistics import fmean
 from typing import Any
 
@@ -42,6 +46,7 @@ def training(kind: str) -> Any:
         else:
             model = DistributedDataParallel(module)
         if kind == "compiled":
+            warnings.simplefilter("error")  # torch warns of hooks on all modules
             model = torch.compile(model, backend="eager")
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         x = torch.randn(4, 16)
@@ -74,6 +79,7 @@ def known(samples: LaunchSamples) -> set[str]:
 def test_all_phases_of_a_training_step_are_known_and_add_up(bench: Bench, kind: str) -> None:
     samples = bench.measure(training(kind), warmup=4, steps=8)
     assert (samples.unfit, samples.unsettled, samples.notes) == ("", "", ())
+    assert samples.counters["recompilations"] == 0
     found = samples.phases
     assert found is not None
     assert found.steps == 8
@@ -83,6 +89,60 @@ def test_all_phases_of_a_training_step_are_known_and_add_up(bench: Bench, kind: 
     assert sum(map(sum, found.path.values())) == pytest.approx(fmean(middle), rel=1e-6)
     assert all(waited <= exposed for waited, exposed in zip(found.own[RANK_WAIT], found.own[EXPOSED], strict=True))
     assert all(found.own[phase][rank] > 0 for phase in (FORWARD, BACKWARD, OPTIMIZER) for rank in range(2))
+
+
+def test_stamps_compile_nothing_in_a_module_that_is_compiled_in_place(bench: Bench) -> None:
+    def setup(ctx: Any) -> Any:
+        model = Blocks()
+        model.compile(backend="eager")
+        return lambda: model(torch.ones(1, 16)).sum().backward()
+
+    samples = bench.measure(setup, warmup=5, steps=4)
+    assert (samples.unfit, samples.unsettled, samples.counters["recompilations"]) == ("", "", 0)
+    assert BACKWARD in known(samples)
+
+
+def test_other_threads_leave_the_phases_of_training_alone(bench: Bench) -> None:
+    def setup(ctx: Any) -> Any:
+        model, own = nn.Linear(16, 16), dist.new_group()
+
+        def work() -> None:
+            for _ in range(200):
+                dist.all_reduce(torch.ones(1), group=own)
+                nn.Linear(1, 1)(torch.ones(1)).sum().backward()
+
+        thread = threading.Thread(target=work)
+        thread.start()
+
+        def step() -> None:
+            model(torch.ones(4, 16)).sum().backward()
+            time.sleep(0.002)
+
+        yield step
+        thread.join()
+
+    samples = bench.measure(setup, warmup=4, steps=8)
+    assert {FORWARD, BACKWARD} <= known(samples)
+    assert samples.notes == ()
+    assert samples.phases is not None
+    assert set(samples.phases.own[EXPOSED]) == {0.0}
+
+
+def test_a_pass_that_lasts_into_the_next_step_is_noted(bench: Bench) -> None:
+    def setup(ctx: Any) -> Any:
+        def endless() -> Iterator[None]:
+            from torch.optim.optimizer import _global_optimizer_pre_hooks as hooks
+
+            while True:
+                for hook in hooks.values():
+                    hook(None, (), {})  # type: ignore[arg-type]  # an optimizer that does not end
+                yield
+
+        return endless().__next__
+
+    samples = bench.measure(setup, warmup=3, steps=4)
+    assert samples.phases is None
+    assert samples.notes == ("phases of the step are unknown: one of its passes did not end within it",)
 
 
 def test_a_step_without_a_backward_pass_has_no_such_phase(bench: Bench) -> None:

@@ -67,14 +67,14 @@ F, B, O, W = 1, 2, 3, 4  # noqa: E741  # what a stamp begins or, with a minus, e
 def test_stamps_divide_a_step(
     stamps: Sequence[tuple[int, int]], starts: Sequence[int], expected: Sequence[tuple[str, int]]
 ) -> None:
-    found = rank_phases([(0, 100)], stamps, ([(when, f"0:{when}") for when in starts], 0))
+    found = rank_phases([(0, 100)], stamps, ([(when, f"0:{when}") for when in starts], 0), has_ddp=True)
     assert found is not None
     assert [(PHASES[index], end) for index, end in found.steps[0]] == expected
     assert set(found.seen) == {phase for phase, _ in expected} | {OTHER, EXPOSED}
 
 
 def test_without_arrivals_a_wait_cannot_be_told_from_the_rest() -> None:
-    found = rank_phases([(0, 100)], [(1, B), (10, W), (20, -W), (60, -B)], None)
+    found = rank_phases([(0, 100)], [(1, B), (10, W), (20, -W), (60, -B)], None, has_ddp=True)
     assert found is not None
     assert found.arrivals is None
     assert [(PHASES[index], end) for index, end in found.steps[0]] == [
@@ -83,13 +83,19 @@ def test_without_arrivals_a_wait_cannot_be_told_from_the_rest() -> None:
     assert EXPOSED not in found.seen
 
 
+def test_only_ddp_waits_at_the_end_of_backward_without_a_stamp() -> None:
+    found = rank_phases([(0, 100)], [(1, B), (60, -B)], ([(20, "0:a")], 0), has_ddp=False)
+    assert found is not None
+    assert [(PHASES[index], end) for index, end in found.steps[0]] == [(OTHER, 1), (BACKWARD, 60), (OTHER, 100)]
+
+
 def test_stamps_that_are_not_nested_say_nothing() -> None:
-    assert rank_phases([(0, 100)], [(1, B), (10, -F)], ([], 0)) is None
-    assert rank_phases([(0, 100)], [(1, B)], ([], 0)) is None
+    assert rank_phases([(0, 100)], [(1, B), (10, -F)], ([], 0), has_ddp=True) is None
+    assert rank_phases([(0, 100)], [(1, B)], ([], 0), has_ddp=True) is None
 
 
 def test_steps_before_the_recorder_s_oldest_entry_are_left_out() -> None:
-    found = rank_phases([(0, 100), (100, 200), (200, 300)], [], ([(150, "0:7")], 110))
+    found = rank_phases([(0, 100), (100, 200), (200, 300)], [], ([(150, "0:7")], 110), has_ddp=True)
     assert found is not None
     assert len(found.steps) == 1
 
@@ -106,7 +112,7 @@ def window(
     return Window(
         marks_ns=((0, *(end for _, end in marks)),),
         cpu_ns=None, examples=None, blocked_ns=(0,) * steps, counters={}, compiled_at=0, unsettled="", warmup=5,
-        phases=rank_phases(marks, repeated, None if starts is None else (arrived, 0)),
+        phases=rank_phases(marks, repeated, None if starts is None else (arrived, 0), has_ddp=True),
     )  # fmt: skip
 
 
@@ -117,7 +123,7 @@ def in_ns(by_rank: Sequence[float | None]) -> list[float | None]:
     return [None if seconds is None else round(seconds * 1e9, 3) for seconds in by_rank]
 
 
-def test_the_way_back_leads_along_the_rank_that_arrived_last() -> None:
+def test_the_find_critical_path_leads_along_the_rank_that_arrived_last() -> None:
     late = [(1, F), (45, -F), (45, B), (60, -B), (60, O), (100, -O)]
     first, second = window(STEP, [(20, "0:a")], 8), window(late, [(50, "0:a")], 8)
     found = step_phases([first, second], lambda rank, ns: ns)
