@@ -6,21 +6,25 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from pytest_ddpperf.records.plan import without_totals
 from pytest_ddpperf.records.samples import Counters, Measurement
 from pytest_ddpperf.records.step_phases import BACKWARD, EXPOSED, FORWARD, OPTIMIZER, OTHER, PHASES, Finding, StepPhases
 from pytest_ddpperf.verdict.stats import Difference, difference, paired
 
 # A phase with a smaller part of the change is not worth a word.
 _LEAST_SHARE = 0.1
-# More than so much of the change without a finding is said.
+# If more than this share of the change has no finding, the rest is a finding of its own.
 _UNEXPLAINED = 0.25
-# A rank is named if so much of the phase's time on the way back through all ranks is its own: it is the last one in
-# most steps. If ranks take turns at being late, none is.
+# A rank is named if it has this share of the phase's time on the critical path: it is the last one in most steps. If
+# ranks take turns at being late, none is named.
 _MOSTLY = 0.75
+# Bytes explain a change if they changed by at least this part of it, both relative: 1 % more bytes cannot make a step
+# twice as long.
+_BYTES_PART = 0.5
 
 _MODEL = ("parameters.bytes", "gradient_bytes")
 _COMPILER = ("recompilations", "graph_breaks")
-# Of counters that changed, those that make others change come first.
+# The counters that make others change come first.
 _FIRST = (*_MODEL, *_COMPILER, "buckets")
 # Not known to cost time, or the sum of others.
 _NOT_CAUSES = ("peak_rss.bytes", "peak_memory.bytes", "buckets.largest_bytes")
@@ -45,31 +49,37 @@ class Sides:
 
 
 def find(now: Measurement, before: Measurement, rise: float, *, is_paired: bool, level: float) -> tuple[Finding, ...]:
-    """Return what explains that a step takes `rise` seconds more, or less if negative: the largest part first, after
-    what counters that changed explain.
+    """Return what explains that a step takes `rise` seconds more, or less if negative: phases with counters that
+    explain them first, then other phases, the largest first.
 
-    Counts have no noise: each that differs is a finding. A phase is one if its change has evidence at the `level` of
-    the test, shared by all phases: Student's or Welch's t-test on the phase's time in each launch."""
+    Counts have no noise: those that differ are a finding. A phase is a finding if its change has evidence at the
+    `level` of the test, shared by all phases: Student's or Welch's t-test on the phase's time in each launch."""
     counters = changed_counters(now.counters, before.counters)
     if not rise or min(len(now.phases), len(before.phases)) < 2 or not _alike(now.phases, before.phases):
         return (Finding(phases=(), counters=counters),) if counters else ()
     sides = Sides(now=now.phases, before=before.phases, paired=is_paired, level=level)
     found = sorted(_phases(sides, rise), key=lambda each: each.share, reverse=True)
     if counters:
-        explained = [each for each in found if set(each.phases) <= _explained_by(counters)]
-        found = [_joined(explained, counters), *(each for each in found if each not in explained)]
+        step = sum(fmean(launch.own[phase][0] or 0.0 for launch in sides.before) for phase in PHASES)
+        explaining = [each for each in counters if _may_explain(each, rise / step)]
+        phases = _explained_by(explaining) if explaining else set[str]()
+        explained = [each for each in found if set(each.phases) <= phases and each.rank is None]
+        others = [each for each in found if each not in explained]
+        joined = _joined(explained, counters)
+        found = [joined, *others] if explained else [*others, joined]
     rest = rise - sum(each.seconds or 0.0 for each in found)
-    if any(each.phases for each in found) and rest / rise > _UNEXPLAINED:
+    if any(each.phases for each in found) and abs(rest / rise) > _UNEXPLAINED:
         found.append(Finding(phases=(), seconds=rest, low=rest, high=rest, share=rest / rise))
     return tuple(found)
 
 
 def _alike(now: Sequence[StepPhases], before: Sequence[StepPhases]) -> bool:
-    """Whether both sides have the same ranks, and know more than that a step takes time."""
+    """Whether all launches have the same ranks, and know the same phases: more than that a step takes time. An
+    optimizer or a loader may appear."""
     launches = (*now, *before)
     ranks = {len(launch.own[OTHER]) for launch in launches}
-    passes = (launch.own[phase] for launch in launches for phase in (FORWARD, BACKWARD))
-    return len(ranks) == 1 and any(None not in own for own in passes)
+    known = {tuple(None not in launch.own[phase] for phase in (FORWARD, BACKWARD, EXPOSED)) for launch in launches}
+    return len(ranks) == len(known) == 1 and any(known.pop()[:2])
 
 
 def _phases(sides: Sides, rise: float) -> Iterator[Finding]:
@@ -100,7 +110,7 @@ def _phases(sides: Sides, rise: float) -> Iterator[Finding]:
 
 
 def _late_rank(sides: Sides, phase: str, rise: float, level: float) -> int | None:
-    """Return the rank whose own phase alone rose, and along which most steps went; None if there is none such."""
+    """Return the rank whose own phase alone rose, and which is on the critical path of most steps; None if none is."""
     ranks = range(len(sides.now[0].own[phase]))
     if phase == EXPOSED or len(ranks) < 2:
         return None
@@ -108,9 +118,9 @@ def _late_rank(sides: Sides, phase: str, rise: float, level: float) -> int | Non
     late = max(ranks, key=lambda rank: rises[rank].estimate)
     most = rises[late].estimate
     alone = all(rises[rank].estimate < most / 2 for rank in ranks if rank != late)
-    way = [fmean(launch.path[phase][rank] for launch in sides.now) for rank in ranks]
+    on_path = [fmean(launch.path[phase][rank] for launch in sides.now) for rank in ranks]
     evident = rises[late].p_value() <= level / len(ranks)
-    return late if alone and evident and most >= rise / 2 and way[late] >= _MOSTLY * sum(way) else None
+    return late if alone and evident and most >= rise / 2 and on_path[late] >= _MOSTLY * sum(on_path) else None
 
 
 def changed_counters(now: Counters, before: Counters) -> tuple[tuple[str, int, int], ...]:
@@ -120,10 +130,18 @@ def changed_counters(now: Counters, before: Counters) -> tuple[tuple[str, int, i
         for name, later in now.items()
         if later is not None and (earlier := before.get(name)) is not None and later != earlier
     ]
-    causes = [each for each in found if each[0] not in _NOT_CAUSES]
-    # Those of all collectives together only if no other says it.
-    finer = [each for each in causes if not each[0].startswith("collectives.")] or causes
-    return tuple(sorted(finer, key=lambda each: _FIRST.index(each[0]) if each[0] in _FIRST else len(_FIRST)))
+    finer = without_totals([name for name, *_ in found if name not in _NOT_CAUSES])
+    order = {name: number for number, name in enumerate(_FIRST)}
+    causes = [each for each in found if each[0] in finer]
+    return tuple(sorted(causes, key=lambda each: order.get(each[0], len(order))))
+
+
+def _may_explain(counter: tuple[str, int, int], change: float) -> bool:
+    """Whether a counter changed as the step did, whose relative `change` is given; bytes by enough of it."""
+    name, before, now = counter
+    if (now - before) * change < 0:
+        return False
+    return not (name.endswith("bytes") and before) or abs(now / before - 1) >= _BYTES_PART * abs(change)
 
 
 def _explained_by(counters: Sequence[tuple[str, int, int]]) -> set[str]:
@@ -142,13 +160,11 @@ def _joined(findings: Sequence[Finding], counters: tuple[tuple[str, int, int], .
     """Return one finding of several phases, with the counters that explain them."""
     if not findings:
         return Finding(phases=(), counters=counters)
-    ranks = {each.rank for each in findings}
     return Finding(
         phases=tuple(phase for phase in PHASES if any(phase in each.phases for each in findings)),
         seconds=sum(each.seconds or 0.0 for each in findings),
         low=sum(each.low for each in findings),
         high=sum(each.high for each in findings),
         share=sum(each.share for each in findings),
-        rank=ranks.pop() if len(ranks) == 1 else None,
         counters=counters,
     )

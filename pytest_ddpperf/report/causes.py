@@ -36,8 +36,11 @@ def explain(
     if not baseline or not verdict.status.compared or verdict.status is Status.PASS:
         return (), ()
     change = _change(verdict)
-    is_of_steps = change is not None and not change.limit.is_cpu_time  # which CPU time by rank explains
-    rise = change.now_seconds - change.baseline_seconds if change is not None and is_of_steps else 0.0
+    # CPU time by rank explains a limit on it. That phases differ from those of a stored baseline is no evidence by
+    # itself: the machine may be slower.
+    is_open = side is None and verdict.status is Status.INCONCLUSIVE
+    by_phase = change is not None and not change.limit.is_cpu_time and not is_open
+    rise = change.now_seconds - change.baseline_seconds if change is not None and by_phase else 0.0
     found = find(now, baseline[-1], rise, is_paired=side is not None, level=level)
     return found, find_causes(verdict, plan, now, baseline, side.stretches if side is not None else (), found)
 
@@ -70,7 +73,8 @@ def _finding(found: Finding, plan: Plan, now: Measurement, of_it: str, shown: st
         return words
     amount = f"{_signed(found.seconds)} {of_it}"
     if not found.phases:
-        return f"unexplained: {amount}"
+        is_rest = found.share > 0
+        return f"unexplained: {amount}" if is_rest else f"all else: {_signed(found.seconds)}"
     who = f"{text.process(plan, now.environment, found.rank)}: " if found.rank is not None else ""
     *several, last = map(text.phase, found.phases)
     phases = f"{', '.join(several)} and {last}" if several else last

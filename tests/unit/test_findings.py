@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -91,6 +92,9 @@ def test_what_is_left_of_a_change_is_unexplained() -> None:
     assert [each.phases for each in found] == [(FORWARD,), ()]
     assert found[1].seconds == pytest.approx(2e-3, rel=0.1)
     assert named(now, 2.2) == [((FORWARD,), None, ())]  # little is left
+    more = find(now, BEFORE, 1e-3, is_paired=True, level=0.015)[-1]  # something else became faster
+    assert more.phases == ()
+    assert more.seconds == pytest.approx(-1e-3, rel=0.2)
 
 
 def test_what_became_faster_is_named_too() -> None:
@@ -124,6 +128,48 @@ def test_counters_that_changed_come_first_with_the_phases_that_they_explain(
     assert [each.phases for each in found] == [joined, *others]
     assert [name for name, *_ in found[0].counters] == sorted(now, reverse=True)
     assert found[0].seconds == pytest.approx(sum(more[phase] for phase in joined) / 1e3, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        ({"parameters.bytes": 4_000_000}, {"parameters.bytes": 4_000_004}),  # one scalar more is no 6 ms
+        ({"buckets": 24}, {"buckets": 3}),  # fewer make nothing slower
+    ],
+)
+def test_counters_that_cannot_explain_a_change_come_after_its_phases(
+    before: Mapping[str, int], now: Mapping[str, int]
+) -> None:
+    after, earlier = side({BACKWARD: 6}, {BACKWARD: 6}, counters=now), side(seed=1, counters=before)
+    changed = tuple((name, before[name], now[name]) for name in now)
+    assert named(after, 6, earlier) == [((BACKWARD,), None, ()), ((), None, changed)]
+
+
+def test_a_late_rank_is_not_explained_by_counters_of_all_ranks() -> None:
+    now = side({}, {BACKWARD: 2}, counters={"buckets": 4})
+    found = named(now, 2, side(seed=1, counters={"buckets": 3}))
+    assert found == [((BACKWARD,), 1, ()), ((), None, (("buckets", 3, 4),))]
+
+
+def test_the_totals_of_collectives_are_named_if_no_other_counter_changed() -> None:
+    now, before = side(counters={"collectives.count": 2}), side(counters={"collectives.count": 1})
+    assert named(now, 1, before) == [((), None, (("collectives.count", 1, 2),))]
+
+
+@pytest.mark.parametrize("phase", [FORWARD, EXPOSED])
+def test_sides_that_know_different_phases_are_not_compared(phase: str) -> None:
+    """A step that is compiled as a whole, and one side without arrivals: their time is in another phase."""
+    unknown = [replace(each, own={**each.own, phase: (None, None)}) for each in BEFORE.phases]
+    now = side({FORWARD: 2}, {FORWARD: 2})
+    assert named(now, 2, replace(BEFORE, phases=tuple(unknown))) == []
+    one = replace(BEFORE, phases=(unknown[0], *BEFORE.phases[1:]))
+    assert named(now, 2, one) == []
+
+
+def test_an_optimizer_that_appears_is_found() -> None:
+    without = [replace(each, own={**each.own, OPTIMIZER: (None, None)}) for each in BEFORE.phases]
+    before = [replace(each, path={**each.path, OPTIMIZER: (0.0, 0.0)}) for each in without]
+    assert named(side(), 1, replace(BEFORE, phases=tuple(before))) == [((OPTIMIZER,), None, ())]
 
 
 def test_counters_are_named_without_phases_too() -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import random
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
 
 import pytest
 
+from pytest_ddpperf.records.outcome import BaselineSide, Version
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import Interval, Measurement, Samples, Status, Verdict
+from pytest_ddpperf.records.step_phases import FORWARD, PHASES, RANK_WAIT, StepPhases
 from pytest_ddpperf.report import causes as words
 from tests.unit.test_report import comparison
 
@@ -108,6 +112,46 @@ def test_a_cause_is_about_the_metric_of_the_headline() -> None:
     plan = Plan(world_size=2, backend="gloo", device="cpu")
     (cause,) = words.find_causes(verdict, plan, side(30, cpu=(20, 29)), [BASE])
     assert cause.endswith("of +19.0 ms")
+
+
+def in_phases(forward: float, seed: int) -> Measurement:
+    """Two ranks with six launches, whose forward pass takes so many milliseconds."""
+    source, found = random.Random(seed), []
+    for _ in range(6):
+        own = {phase: (source.gauss(0.001, 1e-5),) * 2 for phase in PHASES}
+        own[FORWARD] = (forward / 1e3 + source.gauss(0, 1e-5),) * 2
+        path = {phase: (seconds[0], 0.0) for phase, seconds in own.items()}
+        found.append(StepPhases(steps=9, own={**own, RANK_WAIT: (0.0, 0.0)}, path=path))
+    samples = side(forward + 5, cpu=(9, 9)).samples
+    return Measurement(samples=samples, phases=tuple(found), counters={"buckets": seed})
+
+
+INTERLEAVED = BaselineSide(version=Version(ref="self", commit="", now=""), order="bn" * 6)
+
+
+@pytest.mark.parametrize(
+    ("status", "interleaved", "now", "found"),
+    [
+        (Status.REGRESSED, None, 5, ("forward +2.00 ms of +2.00 ms", "buckets 1 -> 2")),
+        (Status.REGRESSED, INTERLEAVED, 5, ("forward +2.00 ms of +2.00 ms", "buckets 1 -> 2")),
+        # By a slower machine all phases of a stored baseline may take longer.
+        (Status.INCONCLUSIVE, None, 5, ("buckets 1 -> 2",)),
+        (Status.INCONCLUSIVE, INTERLEAVED, 5, ("forward +2.00 ms of +2.00 ms", "buckets 1 -> 2")),
+        (Status.PASS, INTERLEAVED, 5, ()),
+        (Status.REGRESSED, INTERLEAVED, 6.5, ("forward +3.50 ms of +2.00 ms", "buckets 1 -> 2", "all else: -1.50 ms")),
+    ],
+)
+def test_phases_are_words_of_a_failure(
+    status: Status, interleaved: BaselineSide | None, now: float, found: tuple[str, ...]
+) -> None:
+    interval = Interval(estimate=0.2, low=0.0, high=9.0)
+    change = comparison(status, "p50", baseline_seconds=0.01, now_seconds=0.012, change=interval)
+    verdict = Verdict(status=status, reason="x", comparisons=(change,))
+    plan = Plan(world_size=2, backend="gloo", device="cpu")
+    _, said = words.explain(verdict, plan, in_phases(now, 2), [in_phases(3, 1)], 0.015, interleaved)
+    assert [re.sub(r"[+-](\d\.\d)\d ms( of|$)", r"\1 ms\2", line) for line in said] == [
+        re.sub(r"[+-](\d\.\d)\d ms( of|$)", r"\1 ms\2", line) for line in found
+    ]
 
 
 def with_slow_steps(*launches: Sequence[int]) -> Measurement:
