@@ -129,21 +129,25 @@ class Store:
             return ()
 
     def read_counted(self, environment: Environment, test: TestId) -> tuple[str, Measurement] | None:
-        """The last session of a baseline of another machine that counts the same work, and the machine's name; None
-        where there is none."""
+        """Return the newest session of other machines' baselines that counts the same work, and the machine's name;
+        None if there is none. Raises BaselineError."""
         asked = {**environment.key, **environment.must_match}
+        newest: tuple[str, str, Measurement] | None = None
         for name in self.others(test):
-            with suppress(BaselineError):
-                found = self.read_file(self._path(name, test))
-                there = found.measurements[-1]
-                facts = {**there.environment.key, **there.environment.must_match}
-                if found.test == test and all(facts.get(fact) == asked.get(fact) for fact in _SAME_WORK):
-                    counters = {name: n for name, n in there.counters.items() if name not in MEMORY_COUNTERS}
-                    return name, replace(there, counters=counters)
-        return None
+            found = self.read_file(self._path(name, test))
+            last = found.sessions[-1]
+            facts = {**last.measurement.environment.key, **last.measurement.environment.must_match}
+            is_same = found.test == test and all(facts.get(fact) == asked.get(fact) for fact in _SAME_WORK)
+            if is_same and (newest is None or last.created > newest[0]):
+                newest = last.created, name, last.measurement
+        if newest is None:
+            return None
+        _, name, there = newest
+        counters = {counter: n for counter, n in there.counters.items() if counter not in MEMORY_COUNTERS}
+        return name, replace(there, counters=counters)
 
 
-# On which what a step sends depends, whatever the machine.
+# What a step sends depends on these facts, not on the machine.
 _SAME_WORK = ("backend", "world_size", "roles", "batch_size", "warmup", "collective")
 
 

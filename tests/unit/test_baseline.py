@@ -546,6 +546,14 @@ def test_counters_hold_on_other_machines_for_the_same_work(store):
     there = replace(CPU, key={**CPU.key, "cpu_model": "another"})
     store.write(saved := baseline(environment=there))
     assert store.read_counted(CPU, TEST) == (environment_name(there), *saved.measurements)
+    newer = replace(CPU, key={**CPU.key, "cpu_model": "zzz"})
+    (session,) = baseline(environment=newer).sessions
+    store.write(Baseline(test=TEST, sessions=(replace(session, created="2099-01-01T00:00:00Z"),)))
+    assert store.read_counted(CPU, TEST)[0] == environment_name(newer)
+    store.path(newer, TEST).write_text("{")
+    with pytest.raises(BaselineError):
+        store.read_counted(CPU, TEST)
+    store.path(newer, TEST).unlink()
     assert store.read_counted(OTHERWISE, TEST) is None
     assert store.read_counted(replace(CPU, key={**CPU.key, "world_size": 4}), TEST) is None
 
