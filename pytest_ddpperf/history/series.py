@@ -34,6 +34,7 @@ LEVEL = 0.01
 # The index of a change point errs by one or two, and moves as further runs come.
 _INDEX_ERROR = 2
 _RUNS_BEFORE = 5  # for the time before a change point
+_MAIN_PART = 0.5  # of a change, that a phase makes up to be named
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,12 +101,10 @@ class HistoryChange:
         if not (before and after):
             return None
         change = self.seconds[1] - self.seconds[0]
-        after_less_before = {
-            name: fmean(run.get(name, 0.0) for run in after) - fmean(run.get(name, 0.0) for run in before)
-            for name in PHASES
-        }
-        name, moved = max(after_less_before.items(), key=lambda item: item[1] / change)
-        return (name, moved) if moved / change >= 0.5 else None
+        known = [name for name in PHASES if all(name in run for run in (*before, *after))]
+        moved = {name: fmean(run[name] for run in after) - fmean(run[name] for run in before) for name in known}
+        name = max(known, key=lambda name: moved[name] / change, default="")
+        return (name, moved[name]) if name and moved[name] / change >= _MAIN_PART else None
 
     def differences(self) -> Iterator[str]:
         """Yield what else changed there: "torch 2.12 -> 2.13", "all_reduce.count 5 -> 6"."""

@@ -191,6 +191,7 @@ def test_a_change_point_has_its_commits_and_its_size() -> None:
         ({"forward": 0.0048, "backward": 0.005}, "mostly forward: +800 us"),
         ({"forward": 0.0043, "backward": 0.0053}, None),  # neither makes up half of it
         ({}, None),
+        ({"exposed_communication": 0.009}, None),  # it was unknown before
     ],
 )
 def test_a_change_point_names_the_phase_that_makes_it_up(after: dict[str, float], line: str | None) -> None:
