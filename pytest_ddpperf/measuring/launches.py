@@ -113,7 +113,7 @@ class Launches:
 
     def notes(self, *, advise: bool = True) -> tuple[str, ...]:
         """Return the notes on the launches; with `advise` also what would make their figures better."""
-        notes = [note for launch in self.taken for note in launch.notes]
+        notes = list(dict.fromkeys(note for launch in self.taken for note in launch.notes))
         if not advise:
             return tuple(notes)
         unfit = [launch.unfit for launch in self.taken if launch.unfit]

@@ -199,11 +199,7 @@ def _counters(outcome: Outcome) -> tuple[tuple[str, ...], ...]:
     if outcome.verdict is not None and outcome.baseline_side is None:
         before = {changed.limit.metric: changed.baseline for changed in outcome.verdict.counters}
     shown = [name for name in {**now, **before} if now.get(name) or before.get(name)]
-    return tuple((name, *(_count(side.get(name)) for side in (before, now))) for name in shown)
-
-
-def _count(value: int | None) -> str:
-    return "-" if value is None else f"{value:,}"
+    return tuple((name, *(_cell(side.get(name), ",") for side in (before, now))) for name in shown)
 
 
 def _recorded(outcome: Outcome) -> Iterator[tuple[str, ...]]:
@@ -226,7 +222,7 @@ def _environment(outcome: Outcome) -> Table:
     return Table(
         title="Environment",
         head=("fact", *sides),
-        rows=tuple((name, *(_fact(facts.get(name)) for facts in sides.values())) for name in names),
+        rows=tuple((name, *(_cell(facts.get(name)) for facts in sides.values())) for name in names),
     )
 
 
@@ -235,5 +231,5 @@ def _all_facts(environment: Environment) -> Mapping[str, Scalar]:
     return {name.removeprefix("env:"): value for facts in classes for name, value in facts.items()}
 
 
-def _fact(value: Scalar) -> str:
-    return "-" if value is None else text.shortened(str(value))
+def _cell(value: Scalar, form: str = "") -> str:
+    return "-" if value is None else text.shortened(format(value, form))

@@ -143,7 +143,7 @@ def with_counters(
     Counts have no noise: more than the limit allows is REGRESSED, as much less is IMPROVED. A counter that is unknown
     on one side is INCOMPARABLE if the limit is the user's, unless something else is REGRESSED; a default limit is
     dropped, without a word if the baseline does not know the counter. If no times were compared, default limits only
-    find regressions; as all limits do if only counters have a baseline, that of another machine.
+    find regressions. All limits do so if the baseline is another machine's, of which only counters are compared.
     """
     unknown_times = verdict.status is Status.NO_BASELINE and bool(baseline)
     if not (verdict.status.compared or verdict.reason == "no-supported-limit" or unknown_times):
