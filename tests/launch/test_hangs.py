@@ -35,13 +35,12 @@ def hang_in_c_with_the_gil() -> None:
 def test_the_rank_that_hangs_is_first_and_those_that_wait_for_it_follow(bench: Bench, hang: Any) -> None:
     def setup(ctx: Any) -> Any:
         def step() -> None:
-            if ctx.rank == 1:
-                hang()
+            (hang if ctx.rank == 1 else arrive)()
             all_reduce()
 
         return step
 
-    with bench.over_once(arrived=1), pytest.raises(LaunchError) as caught:
+    with bench.over_once(arrived=2), pytest.raises(LaunchError) as caught:
         bench.measure(setup)
     error = caught.value
     assert error.cause.summary == "did not end within 300 s (--ddp-timeout)"
