@@ -127,7 +127,8 @@ class Diagnosis:
     def add_hanging(self, ranks: Sequence[Peer], when: float, *, at_deadline: bool) -> None:
         """Give an error to each of `ranks` that has neither delivered nor failed when the launch is given up."""
         places = {rank.number: self.place(rank) for rank in ranks}  # the signal may wake a rank from its sleep
-        await_stacks(self._dump, lambda: [len(self._stacks(rank)) for rank in ranks])
+        # By frames: a busy rank may pause between a heading and the first frame.
+        await_stacks(self._dump, lambda: [len(_FRAME.findall(self._stacks(rank))) for rank in ranks])
         self._take_in()  # asking takes up to seconds, in which the cause may have come, or what was waited for
         late = self._late if at_deadline else "was still running when the launch was stopped"
         for rank in ranks:
@@ -173,7 +174,7 @@ _STACKS_LONGEST_SECONDS = 5.0
 
 
 def await_stacks(send: Callable[[], None], sizes: Callable[[], Sequence[int]]) -> None:
-    """Ask for stacks with `send`, and wait until each process has written its own, by the `sizes` of their files."""
+    """Ask for stacks with `send`, and wait until each process has written its own, by the `sizes` of what they wrote."""
     before = seen = sizes()
     send()
     until = time.monotonic() + _STACKS_LONGEST_SECONDS

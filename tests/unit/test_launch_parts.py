@@ -295,6 +295,19 @@ def test_stacks_are_waited_for_until_all_are_whole(
     assert list(sizes) == []
 
 
+def test_a_heading_without_frames_is_no_stack_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    heading, frame = "Current thread 0x1 (most recent call first):\n", '  File "train.py", line 7 in step\n'
+    looks = iter([heading, heading, heading, heading + frame])
+    file = tmp_path / "rank0.stacks"
+    sleeping = SimpleNamespace(monotonic=lambda: 0.0, sleep=lambda _: file.write_text(next(looks, heading + frame)))
+    monkeypatch.setattr(failed_ranks, "time", sleeping)
+    board: Any = SimpleNamespace(describe=lambda number, warmup: "setup", phase=lambda number: None)
+    plan = Plan(world_size=1, backend="gloo", device="cpu")
+    rank: Any = SimpleNamespace(number=0, resting=None, error=None, result=None)
+    failed_ranks.Diagnosis(tmp_path, board, plan, lambda: None, lambda: None).add_hanging([rank], 0, at_deadline=True)
+    assert "in step" in rank.error.traceback
+
+
 @pytest.mark.parametrize("setting", ["--ddp-timeout", "@pytest.mark.ddp(timeout=...)"])
 def test_a_launch_that_is_too_late_names_the_setting_of_its_timeout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str
