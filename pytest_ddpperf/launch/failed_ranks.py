@@ -174,7 +174,7 @@ _STACKS_LONGEST_SECONDS = 5.0
 
 
 def await_stacks(send: Callable[[], None], sizes: Callable[[], Sequence[int]]) -> None:
-    """Ask for stacks with `send`, and wait until each process has written its own, by the `sizes` of what they wrote."""
+    """Ask for stacks with `send`, and wait until each process has written its own, by the `sizes` of them."""
     before = seen = sizes()
     send()
     until = time.monotonic() + _STACKS_LONGEST_SECONDS
