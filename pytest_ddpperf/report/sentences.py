@@ -58,7 +58,7 @@ def decided_on(outcome: Outcome) -> Comparison | CounterChange | None:
 
 def headline(outcome: Outcome) -> str:
     """Return "REGRESSED p50 2.36x (limit 10 %): <why>", or the like, on one line."""
-    compared = decided_on(outcome)
+    compared = None if is_red_by_loss(outcome) else decided_on(outcome)
     said = verdict_of(outcome)
     if compared is not None:
         said = f"{said} {compared.limit.metric} {_short(compared)} (limit {text.limit(compared.limit)})"

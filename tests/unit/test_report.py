@@ -367,7 +367,9 @@ def test_a_faster_test_that_computes_something_else_is_not_to_be_accepted() -> N
     red = replace(diverged(Status.IMPROVED, 2.31, 2.58), fails=True, traces="out/test_step")
     assert "\nwhy: computes something else: loss 2.31 -> 2.58\n" in failure.gate_failure(red)
     assert "\ntraces:   out/test_step" in failure.gate_failure(red)
-    assert sentences.headline(red).endswith("(limit 10 %): computes something else: loss 2.31 -> 2.58")
+    assert sentences.headline(red) == "DIVERGED: computes something else: loss 2.31 -> 2.58"
+    assert summary.last_line([red]).startswith("compared with baselines: 1 diverged (1 of 1")
+    assert sentences.verdict_of(replace(red, error="the baseline could not be saved")) == "IMPROVED"
     quiet = diverged(Status.PASS, 2.31, 2.58)
     assert summary.concern(quiet) is summary.Concern.DOUBTFUL
 
