@@ -202,15 +202,6 @@ class Launcher:
         with self.alone(plan, observer):
             return self._samples(plan, self._launch(plan, task, observer))
 
-    def lead(
-        self, plan: Plan, nodes: Nodes, observer: Observer, trees: Trees, variables: Mapping[str, str]
-    ) -> LaunchSamples:
-        """One launch of which other processes start all parts, with the code in `trees` under these `variables`; raises
-        as `measure`, and BaseSideError."""
-        self.ready_for(plan)
-        with nodes.alone(plan, None, observer):
-            return self._samples(plan, self._launch(plan, b"", observer, nodes), nodes, trees, variables)
-
     def take_part(self, plan: Plan, part: Part, task: bytes, leader: Leader) -> None:
         """Start this node's part of a launch of `plan` that another leads; raises DdpPerfError."""
         self.ready_for(plan)
@@ -228,40 +219,30 @@ class Launcher:
             with dropping(launch):
                 yield launch
 
-    def _samples(
-        self,
-        plan: Plan,
-        delivery: Delivery,
-        nodes: Nodes | None = None,
-        trees: Trees | None = None,
-        variables: Mapping[str, str] | None = None,
-    ) -> LaunchSamples:
-        """Return the samples, of this process's code unless other `trees` and `variables` are given."""
-        nodes, trees = nodes or self._nodes, trees or self._trees
-        variables = os.environ if variables is None else variables
+    def _samples(self, plan: Plan, delivery: Delivery) -> LaunchSamples:
         timed = delivery.results[: plan.world_size]
         windows = [codec.decode(Window, json.loads(result)) for result in timed]
-        placement = place(len(plan.part(0)), variables)
+        placement = place(len(plan.part(0)), os.environ)
         facts: dict[str, Scalar] = {
             **windows[0].facts,
             "interconnect": self._interconnect(plan),
-            **request.recorded(variables),
+            **request.recorded(os.environ),
             "cores": placement.cores,
             "cores_per_rank": placement.cores_per_rank,
             "pinned": placement.pinned,
         }
-        if nodes is not None and plan.nodes > 1:
-            facts |= {**nodes.facts, "nodes": plan.nodes, "devices_per_node": plan.world_size // plan.nodes}
+        if plan.nodes > 1:
+            facts |= {**self._other_nodes.facts, "nodes": plan.nodes, "devices_per_node": plan.world_size // plan.nodes}
         # Empty if the process was killed while serving, because a trainer's clean-up did not end.
         served = filter(None, delivery.results[plan.world_size :])
         every = [window.imported for window in windows]
         every += [codec.decode(Imported, json.loads(result)) for result in served]
         facts |= request.read_by(imported.variables for imported in every)
         files: dict[str, str] = {}
-        if trees is not None:
-            delivery.opened.refuse_strays(trees)
-            imported = trees.digests({file for imported in every for file in imported.files})
-            files = dict(sorted((delivery.opened.digests(trees, self._began) | imported).items()))
+        if self._trees is not None:
+            delivery.opened.refuse_strays(self._trees)
+            imported = self._trees.digests({file for imported in every for file in imported.files})
+            files = dict(sorted((delivery.opened.digests(self._trees, self._began) | imported).items()))
         return replace(
             collected(plan, windows, delivery, facts=facts),
             files=files,
@@ -310,21 +291,18 @@ class Launcher:
         self._rpc = self._rpc or plan.rpc
         self._server.ensure(os.environ, (*plan.preload, *(_RPC_PRELOAD if self._rpc else ())))
 
-    def _launch(self, plan: Plan, task: bytes, observer: Observer, others: Nodes | None = None) -> Delivery:
-        with self._opened(Launch, plan, task, observer, others) as launch:
+    def _launch(self, plan: Plan, task: bytes, observer: Observer) -> Delivery:
+        with self._opened(Launch, plan, task, observer) as launch:
             return launch.run()
 
     @contextmanager
-    def _opened(
-        self, kind: type[_L], plan: Plan, task: bytes, observer: Observer, others: Nodes | None = None
-    ) -> Iterator[_L]:
-        """Open a launch. `others` start all of its parts; by default this node starts its own part."""
+    def _opened(self, kind: type[_L], plan: Plan, task: bytes, observer: Observer) -> Iterator[_L]:
         self.ready_for(plan)
-        part = Part(processes=() if others is not None else plan.part(0))
-        nodes = others or (self._other_nodes if plan.nodes > 1 else None)
+        part = Part(processes=plan.part(0))
         with ExitStack() as opened:
             remote, bound = None, None
-            if nodes is not None:
+            if plan.nodes > 1:
+                nodes = self._other_nodes
                 bound = opened.enter_context(socket.create_server((nodes.address, 0), family=_family(nodes.address)))
                 host, port = bound.getsockname()[:2]
                 part = replace(part, store=(host, port), interface=nodes.interface)
@@ -338,7 +316,7 @@ class Launcher:
             plan=plan,
             payload=task,
             modules=self._modules(),
-            placement=place(max(len(part.processes), 1), os.environ),
+            placement=place(len(part.processes), os.environ),
             part=part,
             trees=self._trees,
         )

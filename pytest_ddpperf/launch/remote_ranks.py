@@ -38,10 +38,10 @@ class Nodes(Protocol):
         """Those of a launch whose processes meet at `store`."""
 
     def alone(
-        self, plan: Plan, here: AbstractContextManager[Sequence[Path]] | None, observer: Observer
+        self, plan: Plan, here: AbstractContextManager[Sequence[Path]], observer: Observer
     ) -> AbstractContextManager[None]:
-        """As `here`, which yields what it holds, on this node, if it starts anything itself, nothing else is timed on
-        any node's cores or devices meanwhile; raises BaseSideError."""
+        """As `here`, which yields what it locks on this node: nothing else is timed on any node's cores or devices
+        meanwhile. Raises BaseSideError."""
 
 
 class RemoteRanks:

@@ -55,11 +55,6 @@ class LeaderConnection:
             raise KeyboardInterrupt from None
 
     @property
-    def sources_of(self) -> Trees:
-        """The code that COLLECTED describes by digests."""
-        return self.trees
-
-    @property
     def socket(self) -> socket.socket:
         return self._lines.socket
 
@@ -167,15 +162,10 @@ class NodeLeaderConnection(LeaderConnection):
         super().__init__(lines, start)
         self.node, self.nodes, self._interface = start.node, start.nodes, start.interface
 
-    @property
-    def sources_of(self) -> Trees:
-        """The current code with its tests, which have to be the same on all nodes."""
-        return self.trees if self.trees.base != self.trees.current else replace(self.trees, kept=())
-
     def carry_out(self, job: Job, launcher: Launcher, store: Store) -> Measured:
         """Take part as often as the leader asks; raises BaseSideError when it has ended the test."""
         if job.plan.nodes == 1:  # the first node does it by itself
-            return super().carry_out(job if self.node == 0 else replace(job, gate=False), launcher, store)
+            return super().carry_out(replace(job, gate=False), launcher, store)
 
         setup, *others = job.setups
         task = partial(payload.dumps, "measure", setup, others)

@@ -78,8 +78,10 @@ def _check(config: pytest.Config, run: Run) -> None:
     in_one_process = settings.records or settings.comparison_option or plots or nodes
     if in_one_process and _under_xdist(config):
         raise pytest.UsageError(f"{in_one_process} is not supported under xdist: add -n 0")
-    if settings.comparison_option and traces_one_side(run.snapshot):
-        option = settings.comparison_option
+    option = settings.comparison_option
+    if option and nodes:
+        raise pytest.UsageError(f"{option} is not supported over several nodes: use stored baselines")
+    if option and traces_one_side(run.snapshot):
         raise pytest.UsageError(f"{option} is not supported with --cov in ranks: add --no-cov")
 
 

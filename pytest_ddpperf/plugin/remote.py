@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -27,7 +26,6 @@ from pytest_ddpperf.records.messages import StartPytest
 from pytest_ddpperf.records.samples import Scalar
 from pytest_ddpperf.remote import handshake
 from pytest_ddpperf.remote.arguments import Invocation, spelt_out
-from pytest_ddpperf.remote.node_version import from_top, refuse_lacking
 from pytest_ddpperf.remote.node_worker import NodeWorker
 from pytest_ddpperf.remote.nodes import OtherNodes, describe_node
 from pytest_ddpperf.remote.process import START_SECONDS, RemotePytest
@@ -40,12 +38,7 @@ from pytest_ddpperf.wire.boot import die_with_parent
 
 def another_version(run: Run, items: Sequence[pytest.Item]) -> BaseSide:
     """Return the other version that was asked for, with the current tests; raises AgainstError."""
-    asked = _of_run(run, _kept(run, items))
-    if run.other_nodes is None:
-        return BaseSide(run.settings, asked)
-    from pytest_ddpperf.remote.node_version import BaseOfNodes
-
-    return BaseOfNodes(run.settings, asked, run.other_nodes, lambda: run.session.launcher)
+    return BaseSide(run.settings, _of_run(run, _kept(run, items)))
 
 
 def of_commit(run: Run, commit: str, seconds: float) -> BaseSide:
@@ -80,13 +73,8 @@ def _invocation(config: pytest.Config, kept: tuple[str, ...], snapshot: ProcessS
 
 
 def _of_run(run: Run, kept: tuple[str, ...]) -> Invocation:
-    snapshot = run.snapshot if run.other_nodes is None else _inherited(run.snapshot)  # or it would lead, too
-    found = _invocation(run.config, kept, snapshot)
+    found = _invocation(run.config, kept, run.snapshot)
     return replace(found, arguments=(*found.arguments, *seed(run.config)))
-
-
-def _inherited(snapshot: ProcessSnapshot) -> ProcessSnapshot:
-    return snapshot._replace(environ=inherited(snapshot.environ))
 
 
 def _kept(run: Run, items: Sequence[pytest.Item]) -> tuple[str, ...]:
@@ -159,9 +147,9 @@ def _versions() -> dict[str, str]:
     return {"pytest-ddpperf": __version__, "pytest": pytest.__version__, "Python": platform.python_version()}
 
 
-def start(other_nodes: OtherNodes, config: pytest.Config, base: BaseSide | None) -> None:
+def start(other_nodes: OtherNodes, config: pytest.Config) -> None:
     """Wait for the other nodes, and let their pytests collect; raises NodesError."""
-    other_nodes.start(seed(config), from_top(base.trees) if base is not None else ())
+    other_nodes.start(seed(config))
 
 
 def collected(other_nodes: OtherNodes, config: pytest.Config, facts: Mapping[str, Scalar]) -> None:
@@ -185,15 +173,12 @@ def _work_for_leader(config: pytest.Config, found: Role) -> int:
         leader.send(codec.encode_message(describe_node(_versions())))
         interface = interface_of(leader.socket.getsockname()[0])
 
-        place: Mapping[str, Any] = {"node": found.node, "nodes": found.nodes, "interface": interface}
         here = one_tree(config.rootpath)
-        snapshot = _inherited(snapshot_of(config))
+        snapshot = snapshot_of(config)
+        snapshot = snapshot._replace(environ=inherited(snapshot.environ))
         asked = _invocation(config, (), snapshot)
 
-        def kept_here(kept: Sequence[str]) -> tuple[str, ...]:
-            return tuple(os.path.join(here.current, path) for path in kept)
-
-        def start(further: Sequence[str], kept: Sequence[str]) -> RemotePytest:
+        def start(further: Sequence[str]) -> RemotePytest:
             # Its words are among the arguments.
             variables = {name: value for name, value in snapshot.environ.items() if name != "PYTEST_ADDOPTS"}
             remote_pytest = RemotePytest(f"node {found.node}", sys.executable, variables, config.invocation_params.dir)
@@ -201,25 +186,19 @@ def _work_for_leader(config: pytest.Config, found: Role) -> int:
                 StartPytest(
                     sys_path=boot.search_path(snapshot.sys_path),
                     version=__version__,
-                    trees=codec.encode(replace(here, kept=kept_here(kept))),
+                    trees=codec.encode(here),
                     arguments=[*asked.arguments_in(here), *further, *_apart(config, settings, Path(folder))],
                     argv=sys.argv,
                     folder=folder,
                     parent=os.getpid(),
-                    **place,
+                    node=found.node,
+                    nodes=found.nodes,
+                    interface=interface,
                 )
             )
             return remote_pytest
 
-        def base(kept: Sequence[str], commit: str) -> BaseSide:
-            if commit:
-                refuse_lacking(Path(here.current), settings.against or "", commit)
-            of_first = replace(settings, against=commit) if commit else settings
-            side = BaseSide(of_first, replace(asked, kept=kept_here(kept)))
-            side.more = place
-            return side
-
-        status = NodeWorker(leader, start, base).run()
+        status = NodeWorker(leader, start).run()
     if status is None:
         print(f"pytest-ddpperf, node {found.node}: the pytest of node 0 is gone: it was at {where}", file=sys.stderr)
         return pytest.ExitCode.TESTS_FAILED

@@ -67,7 +67,7 @@ class WorkerPlugin:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         items = {item.nodeid: item for item in session.items if is_distributed(item)}
-        sources = sources_here(self._leader.sources_of)
+        sources = sources_here(self._leader.trees)
         self._leader.send(Event(EventKind.COLLECTED, tests=tuple(items), file_errors=self._errors, sources=sources))
         run = session.config.stash[state.RUN]
         facts: Mapping[str, Scalar] = {}

@@ -166,7 +166,7 @@ class Run:
         if self.settings.comparison_option and any(measures(item) for item in self.items):
             self._base = remote.another_version(self, items)
         if self.other_nodes is not None:
-            remote.start(self.other_nodes, self.config, self._base)
+            remote.start(self.other_nodes, self.config)
         if self._base is not None:
             self._base.start()
 

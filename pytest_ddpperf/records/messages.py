@@ -139,7 +139,7 @@ class StartPytest:
 
 
 class OrderKind(Enum):
-    """The orders of a leader: to a remote pytest and, from CHECK_ALIVE on, to the process that runs those of a node.
+    """The orders of a leader: to a remote pytest and, from CHECK_ALIVE on, to the process that runs that of a node.
 
     A comment says what to do, with which fields of `Order`, and by which event it is answered.
     """
@@ -165,10 +165,9 @@ class OrderKind(Enum):
 
     CHECK_ALIVE = "check alive"  # ALIVE
     SEND_CLOCK = "send clock"  # CLOCK_READY, then the time for each byte that comes
-    START_CURRENT = "start current"  # start the pytest of the current code, with further `arguments` and `kept`
-    START_BASE = "start base"  # start the pytest of the version to compare with, of this `commit` if given, and `kept`
-    GIVE_UP = "give up"  # end the pytest of `side`, which was silent for so many `seconds`: DIED
-    EXIT = "exit"  # end all pytests, then exit with `status`
+    START_PYTEST = "start pytest"  # with further `arguments`
+    GIVE_UP = "give up"  # end the pytest, which was silent for so many `seconds`: DIED
+    EXIT = "exit"  # end the pytest, then exit with `status`
 
 
 NO_PLAN = Plan(world_size=0, backend="", device="")  # of messages without one
@@ -180,7 +179,6 @@ class Order:
 
     kind: OrderKind
     _: KW_ONLY
-    side: str = ""  # for which pytest of another node it is: "current" or "base"; "" for the process that runs both
     nodeid: str = ""
     plan: Plan = NO_PLAN
     steps: int | None = None  # None: the launch decides by its plan
@@ -192,14 +190,12 @@ class Order:
     store: tuple[str, int] | None = None  # address and port
     at_deadline: bool = False  # whether the time of the launch is over
     arguments: tuple[str, ...] = ()
-    kept: tuple[str, ...] = ()  # as `wire.source_trees.Trees.kept`, from the top of the tree
-    commit: str = ""
     seconds: float = 0.0
     status: int = 0  # of the leader's process
 
 
 class EventKind(Enum):
-    """The events that a remote pytest reports to its leader; from NODE_JOINED on the process that runs those of a node.
+    """The events that a remote pytest reports to its leader; from NODE_JOINED on the process that runs that of a node.
 
     A comment says what has happened, and which fields of `Event` say more.
     """
@@ -228,7 +224,7 @@ class EventKind(Enum):
     NODE_JOINED = "node joined"  # the first event of a node: its `host`, `lock_order` and `versions`
     ALIVE = "alive"
     CLOCK_READY = "clock ready"  # what follows is no event, but the time
-    DIED = "died"  # the pytest of `side` ended, or could not be started: `text`
+    DIED = "died"  # the pytest there ended, or could not be started: `text`
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +233,6 @@ class Event:
 
     kind: EventKind
     _: KW_ONLY
-    side: str = ""  # from which pytest of another node it is: "current" or "base"; "" from the process that runs both
     version: str = ""
     tests: tuple[str, ...] = ()  # node ids
     file_errors: Mapping[str, str] = field(default_factory=dict)  # by file

@@ -24,34 +24,27 @@ class Member:
     """One of a side's."""
 
     def __init__(
-        self, node: int, name: str, order: str, line: Line, tests: Tests, offset: Callable[[], Offset] | None = None
+        self, node: int, name: str, order: str, line: Line, tests: Tests, offset: Callable[[], Offset]
     ) -> None:
-        """`order`: of its host's locks among those of all hosts. `offset`: of its clock; None where it is ours."""
+        """`order`: of its host's locks among those of all hosts. `offset`: measures that of its clock; raises
+        BaseSideError."""
         self.node, self.name, self.order, self.line, self.tests = node, name, order, line, tests
-        self._offset = offset
+        self.offset = offset
 
     def __str__(self) -> str:
         return self.name
-
-    def offset(self) -> Offset:
-        """Of its clock now; raises BaseSideError."""
-        if self._offset is not None:
-            return self._offset()
-        return Offset(at_ns=time.monotonic_ns(), ns=0.0, half_width_ns=0.0)
 
     def begin(self, nodeid: str) -> None:
         """Let it run a test up to what that asks for; raises BaseSideError."""
         with self.tests.output_shown_once():
             self.tests.enter(nodeid)
 
-    def ready(self, first: Event | None) -> Event:
-        """Return what its test asks for; raises BaseSideError if that is something else than on the first node, None
-        if that is not known."""
+    def await_ready(self, first: Event) -> None:
+        """Wait until its test asks for something; raises BaseSideError if that is not what the first node's asks."""
         with self.tests.output_shown_once():
             ready = self.tests.receive(Observer(), "the test ended there without asking for what it asks for here")
-        if first is not None and (difference := _difference(first, ready)):
+        if difference := _difference(first, ready):
             raise BaseSideError(difference)
-        return ready
 
     def lost(self, plan: Plan, problem: str) -> RankError:
         """Return the error of a launch of which it reports nothing more."""
@@ -62,7 +55,7 @@ class Member:
 def _difference(here: Event, there: Event) -> str:
     """Say what a test asks for there and not here; "" if both ask for the same."""
     if (there.asks_for, there.label) != (here.asks_for, here.label):
-        return f"the test asks for {in_words(there)} there, and for {in_words(here)} on the first node"
+        return f"the test asks for {_in_words(there)} there, and for {_in_words(here)} on the first node"
     if there.number != here.number:
         which = f"what it asks for as number {there.number} there is number {here.number} on the first node"
         return f"{which}: does something run the test again there?"
@@ -73,7 +66,7 @@ def _difference(here: Event, there: Event) -> str:
     return ""
 
 
-def in_words(ready: Event) -> str:
+def _in_words(ready: Event) -> str:
     """Say what a test asks for: "a call (f)"."""
     return f"{ready.asks_for} ({ready.label})" if ready.label else ready.asks_for
 
@@ -241,7 +234,7 @@ _FOR_EVER = 1e6  # seconds: while others have the node, as on one's own
 
 @dataclass
 class Side:
-    """The members that take part in addition to what this process starts itself, if anything."""
+    """The other nodes, for launches that this one leads."""
 
     members: Sequence[Member]
     address: str
@@ -253,9 +246,9 @@ class Side:
     def taking_part(self, nodes: int) -> list[Member]:
         return [member for member in self.members if member.node < nodes]
 
-    def begin(self, nodeid: str, first: Event | None, nodes: int) -> Event:
-        """Let the test run on so many nodes up to what it asks for, and return that; `first` is what it asks for here,
-        if it does. If it is not the same everywhere, the test ends everywhere; raises BaseSideError."""
+    def begin(self, nodeid: str, first: Event, nodes: int) -> None:
+        """Let the test run on so many nodes up to what it asks for; `first` is what it asks for here. If it is not the
+        same everywhere, the test ends everywhere; raises BaseSideError."""
         taking_part = self.taking_part(nodes)
         try:
             for member in taking_part:
@@ -263,13 +256,10 @@ class Side:
                     member.begin(nodeid)
             for member in taking_part:
                 with _named(member):
-                    ready = member.ready(first)
-                    first = first or ready
+                    member.await_ready(first)
         except BaseSideError:
             self.leave()  # else some would wait for what comes of it
             raise
-        assert first is not None, "several nodes"
-        return first
 
     def send_to_all(self, nodes: int, order: Order) -> None:
         """Send an order to all members that are still there; the next test reports those that are not."""
@@ -292,14 +282,11 @@ class Side:
         return Parts(plan, store, self.taking_part(plan.nodes), names)
 
     @contextmanager
-    def alone(
-        self, plan: Plan, here: AbstractContextManager[Sequence[Path]] | None, observer: Observer
-    ) -> Iterator[None]:
+    def alone(self, plan: Plan, here: AbstractContextManager[Sequence[Path]], observer: Observer) -> Iterator[None]:
         places: dict[tuple[str, int], Member | AbstractContextManager[Sequence[Path]]] = {
             (member.order, member.node): member for member in self.taking_part(plan.nodes)
         }
-        if here is not None:
-            places[self.order, 0] = here
+        places[self.order, 0] = here
         taken: dict[tuple[str, str], str] = {}  # by host and resource, who has it
         with ExitStack() as late, ExitStack() as paused:
             for order, node in sorted(places):
@@ -363,7 +350,7 @@ class _RemoteObserver(Observer):
             problem = f"{self._member} is on the same machine and the same cores or devices as {by}"
             raise _SameMachine(f"{problem}: give each node its own (taskset, CUDA_VISIBLE_DEVICES)")
         # Of another node by a name that is no file here: who has it there, this machine does not know.
-        self._observer.waiting(Path(str(self._member), path.name or "all") if self._member.node else path)
+        self._observer.waiting(Path(str(self._member), path.name or "all"))
 
 
 def _boot(order: str) -> str:

@@ -19,7 +19,7 @@ from pytest_ddpperf.records.messages import Event, EventKind, Order, OrderKind, 
 from pytest_ddpperf.records.samples import Scalar
 from pytest_ddpperf.remote import handshake
 from pytest_ddpperf.remote.node import Node
-from pytest_ddpperf.remote.node_launch import Member, Side
+from pytest_ddpperf.remote.node_launch import Side
 from pytest_ddpperf.remote.process import START_SECONDS
 from pytest_ddpperf.remote.rendezvous import Role, TorchrunStore, interface_of, link_of
 
@@ -29,7 +29,7 @@ _MOST_LINES = 10  # about untrusted connections
 _LAST_SECONDS = 30.0  # for nodes that have not come when all is over, so that they end, too
 
 
-def host_order() -> str:
+def _host_order() -> str:
     """The place of a host's locks among those of all hosts: every leader takes them in this order."""
     with suppress(OSError):
         return f"{socket.gethostname()} {_BOOT_ID.read_text().strip()}"
@@ -38,7 +38,7 @@ def host_order() -> str:
 
 def describe_node(versions: Mapping[str, str]) -> Event:
     """Return what a node reports when it joins; `versions` are of what has to be the same on all nodes."""
-    return Event(EventKind.NODE_JOINED, host=socket.gethostname(), lock_order=host_order(), versions=versions)
+    return Event(EventKind.NODE_JOINED, host=socket.gethostname(), lock_order=_host_order(), versions=versions)
 
 
 class OtherNodes:
@@ -96,12 +96,10 @@ class OtherNodes:
     @cached_property
     def current(self) -> Side:
         """The other nodes' pytests of the current code, once all have come."""
-        return self.side([node.current for node in self.nodes])
+        members = [node.member for node in self.nodes]
+        return Side(members, self.address, self.interface, self.hosts, _host_order(), self.facts)
 
-    def side(self, members: Sequence[Member]) -> Side:
-        return Side(members, self.address, self.interface, self.hosts, host_order(), self.facts)
-
-    def start(self, arguments: Sequence[str], kept: Sequence[str]) -> None:
+    def start(self, arguments: Sequence[str]) -> None:
         """Wait for all nodes, and let their pytests collect: see `Node.start`."""
         self._awaited = True
         seconds = max(START_SECONDS, self._timeout)
@@ -116,7 +114,7 @@ class OtherNodes:
             node.check(self._versions)
         with _as_nodes_error():
             for node in self.nodes:
-                node.start(arguments, kept)
+                node.start(arguments)
 
     def _admit(self, seconds: float) -> None:
         self._store.answer()  # first, for it may import torch meanwhile
@@ -177,9 +175,7 @@ class OtherNodes:
                 with suppress(NodesError):
                     self._admit(_LAST_SECONDS)
             for node in self.nodes:
-                with suppress(BaseSideError):
-                    node.connection.send(Order(OrderKind.EXIT, status=status))
-                node.connection.lines.socket.close()
+                node.line.close(status)
 
 
 @contextmanager

@@ -31,7 +31,7 @@ class Line(ABC):
 
     def __init__(self, name: str, lines: Lines) -> None:
         """`name` is for messages."""
-        self._name, self._lines = name, lines
+        self.name, self._lines = name, lines
         self.dead = ""  # why nothing can be asked of it any more
         self._pending: list[Event] = []
 
@@ -79,7 +79,7 @@ class Line(ABC):
     def end(self, problem: str) -> NoReturn:
         """Close the connection: nothing more is received. Raises BaseSideError."""
         self._lines.socket.close()
-        self.dead = f"{self._name} {problem}"
+        self.dead = f"{self.name} {problem}"
         raise BaseSideError(self.dead)
 
     @abstractmethod
@@ -145,7 +145,7 @@ class RemotePytest(Line):
         lines = self._log.read().decode(errors="replace").splitlines()
         output = "\n".join(line for line in lines if not _PYTEST_FRAME.match(line)).rstrip()[-_SHOWN:]
         self.kill()
-        self.dead = f"pytest of {self._name} {problem}\n{output}".rstrip()
+        self.dead = f"pytest of {self.name} {problem}\n{output}".rstrip()
         raise BaseSideError(self.dead)
 
     def _exit(self) -> str:

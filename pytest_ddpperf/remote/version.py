@@ -12,7 +12,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from pytest_ddpperf import __version__
 from pytest_ddpperf.launch import Observer
@@ -94,33 +93,28 @@ class BaseSide:
         self._settings, self._invocation = settings, invocation
         self._checkout = Checkout(settings, invocation.rootdir, invocation.kept, own_tests=invocation.own_tests)
         self.version, self.trees = self._checkout.version, self._checkout.current_trees
-        self.more: Mapping[str, Any] = {}  # further fields of StartPytest: the place of this node among several
         self._closing = ExitStack()
         self._until = math.inf  # when it has to have collected, by the monotonic clock
 
     def start(self, seconds: float | None = None) -> None:
         """Check the version out and let its pytest collect, in the background; raises AgainstError. `seconds`: that
         there are for both, and for what `collect` waits for."""
-        self.prepare(seconds)
-        self.remote_pytest = self.spawn()
+        self._until = math.inf if seconds is None else time.monotonic() + seconds
+        self._closing.callback(self._checkout.remove)
+        self.tree = self._checkout.check_out(self._invocation.environ, self._until)
+        self.remote_pytest = self._spawn()
         self.tests = Tests(self.remote_pytest, self._settings.timeout_seconds + _SILENCE_SECONDS)
         try:
             self.tests.hello(self._to_start)
         except BaseSideError as error:
             raise self._unlike_ours(error) from None
 
-    def prepare(self, seconds: float | None = None) -> None:
-        """Check the version out; raises AgainstError."""
-        self._until = math.inf if seconds is None else time.monotonic() + seconds
-        self._closing.callback(self._checkout.remove)
-        self.tree = self._checkout.check_out(self._invocation.environ, self._until)
-
     @property
     def _to_start(self) -> float:
         return max(0.0, min(START_SECONDS, self._until - time.monotonic()))
 
-    def spawn(self) -> RemotePytest:
-        """Start its pytest in the tree that `prepare` brought; nothing is received yet. Raises AgainstError."""
+    def _spawn(self) -> RemotePytest:
+        """Start its pytest in its tree; nothing is received yet. Raises AgainstError."""
         remote_pytest = self._process()
         self._closing.callback(remote_pytest.close)
         folder = self._checkout.folder
@@ -142,7 +136,6 @@ class BaseSide:
             folder=str(folder),
             parent=os.getpid(),
             own_tests=self._invocation.own_tests,
-            **self.more,
         )
         try:
             remote_pytest.send(start)

@@ -11,7 +11,6 @@ import time
 
 import pytest
 
-from tests.git import git
 from tests.nodes.machines import MEET_IN_A_FILE, SOON_SECONDS, Machines, Node
 
 STEP = """
@@ -381,45 +380,10 @@ def test_other_code_on_a_node_is_refused(machines: Machines) -> None:
     assert second.output == ""
 
 
-def test_another_commit_is_measured_on_every_node(machines: Machines) -> None:
-    """It is the first node's commit, without what the current code sets as conftests are imported."""
-    package = machines.folder / "speed.py"
-    package.write_text("import os\nassert 'SET' not in os.environ\nSECONDS = 0.005\n")
-    (machines.folder / "conftest.py").write_text(MEET_IN_A_FILE + "import speed\n")
-    (machines.folder / "tests").mkdir()
-    (machines.folder / "tests/test_step.py").write_text(
-        STEP
-        + """
-import speed
-
-def test_step(ddp_benchmark):
-    ddp_benchmark(lambda ctx: training(ctx, speed.SECONDS), batch_size=32)
-
-def test_quick(ddp_run, ddp_benchmark):
-    assert [found[2] for found in ddp_run(who)] == [0, 1]
-    ddp_benchmark(training)
-"""
-    )
-    (machines.folder / ".gitignore").write_text("*.log\n__pycache__\n*.json\n")
-    for command in (["init", "-q", "-b", "main"], ["add", "."], ["commit", "-qm", "before"], ["branch", "other"]):
-        git(machines.folder, *command)
-    package.write_text("import os\nos.environ['SET'] = '1'\nSECONDS = 0.05\n")
-    git(machines.folder, "commit", "-qam", "after")
-    clone = machines.folder.parent / "clone"
-    git(machines.folder, "clone", "-q", machines.folder, clone)
-    git(clone, "branch", "other", "HEAD")
-    asked = ["--ddp-against=other", "--ddp-threshold=cpu_p50:200%", "--ddp-json=all.json", "tests"]
-    first, second = machines.pytest(0, *asked), machines.pytest(1, *asked, folder=clone)
-    first.wait(), second.wait()
+def test_a_comparison_with_another_commit_is_refused(machines: Machines) -> None:
+    (machines.folder / "test_step.py").write_text("def test_a(ddp_run):\n    ddp_run(repr)\n")
+    first, second = (machines.pytest(node, "--ddp-against=main", "test_step.py") for node in range(2))
+    assert (first.wait(), second.wait()) == (4, 4)
     print(first.output, second.output)
-    assert "1 failed, 1 passed" in first.output
-    assert re.search(r"why: rank 1 \(node 1, .+\): CPU time", first.output)
-    assert (first.process.returncode, second.process.returncode) == (1, 1)
-    slow, quick = json.loads((machines.folder / "all.json").read_text())["measurements"]
-    assert slow["verdict"]["status"] == "REGRESSED"
-    assert slow["baseline_side"]["differing"] == ["speed.py"]
-    refused = "the test asks for a call (who) first, which is not supported over several nodes"
-    assert quick["baseline_side"]["error"] == refused
-    assert sorted(slow["baseline_side"]["order"][:2]) == ["b", "n"]
-    assert len(git(machines.folder, "worktree", "list").splitlines()) == 1
+    assert "--ddp-against is not supported over several nodes: use stored baselines" in first.output
     assert machines.left() == []

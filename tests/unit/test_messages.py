@@ -36,7 +36,6 @@ def test_a_message_of_each_kind_arrives(message: Order | Event) -> None:
 def test_all_records_of_an_order_arrive() -> None:
     order = Order(
         OrderKind.END_MEASUREMENT,
-        side="base",
         plan=PLAN,
         steps=0,
         samples=(LAUNCH, LAUNCH),

@@ -27,10 +27,10 @@ from pytest_ddpperf.measuring.leader_connection import OVER as OVER_TEXT
 from pytest_ddpperf.plugin import remote_worker as base_module
 from pytest_ddpperf.plugin import running
 from pytest_ddpperf.records import codec
-from pytest_ddpperf.records.errors import AgainstError, BaseSideError, NodesError
+from pytest_ddpperf.records.errors import BaseSideError, NodesError
 from pytest_ddpperf.records.messages import Event, EventKind, Order, OrderKind, Sources
 from pytest_ddpperf.records.plan import Plan
-from pytest_ddpperf.records.samples import LaunchSamples, RankError, Status, Verdict
+from pytest_ddpperf.records.samples import RankError, Status, Verdict
 from pytest_ddpperf.remote import handshake as door
 from pytest_ddpperf.remote import node as line
 from pytest_ddpperf.remote import node_launch as parts_module
@@ -38,16 +38,12 @@ from pytest_ddpperf.remote import rendezvous as interface
 from pytest_ddpperf.remote.arguments import remote_arguments
 from pytest_ddpperf.remote.node import Node
 from pytest_ddpperf.remote.node_launch import Member, Parts, Side
-from pytest_ddpperf.remote.node_version import BaseOfNodes, refuse_lacking
 from pytest_ddpperf.remote.node_worker import NodeWorker
 from pytest_ddpperf.remote.nodes import OtherNodes
 from pytest_ddpperf.remote.process import RemotePytest
 from pytest_ddpperf.remote.rendezvous import Role, role
-from pytest_ddpperf.remote.version import BaseSide
 from pytest_ddpperf.wire.channels import Lines
-from tests.git import git
 from tests.processes import until
-from tests.unit.test_launches import LAUNCH
 
 # --- roles
 
@@ -252,11 +248,11 @@ class Follows:
         closing.enter_context(theirs)
         closing.enter_context(ours)
         self._lines = Lines(theirs)
-        self.send(EventKind.NODE_JOINED, "", **{"host": "b", "lock_order": "b", "versions": VERSIONS, **joined})
+        self.send(EventKind.NODE_JOINED, **{"host": "b", "lock_order": "b", "versions": VERSIONS, **joined})
         self.node = Node(1, Lines(ours), SOON_SECONDS)
 
-    def send(self, kind: EventKind, side: str = "current", **fields: Any) -> None:
-        self._lines.send(codec.encode_message(Event(kind, side=side, **fields)))
+    def send(self, kind: EventKind, **fields: Any) -> None:
+        self._lines.send(codec.encode_message(Event(kind, **fields)))
 
     def collects(self, files: dict[str, str], **facts: object) -> None:
         self.send(EventKind.HELLO, version=__version__)
@@ -306,7 +302,7 @@ def test_devices_and_the_files_that_both_imported_have_to_be_the_same(
     follows.collects(files, device_type="cpu", device_count=devices)
     with pytest.raises(NodesError, match=problem) if problem else nullcontext():
         follows.node.collected(HERE, MACHINE, SOON_SECONDS)
-    assert follows.node.current.tests.known == {"test_a.py::test_a"}
+    assert follows.node.member.tests.known == {"test_a.py::test_a"}
 
 
 def test_another_version_of_what_has_to_be_the_same_is_refused(closing: ExitStack) -> None:
@@ -316,129 +312,41 @@ def test_another_version_of_what_has_to_be_the_same_is_refused(closing: ExitStac
     Follows(closing).node.check(VERSIONS)
 
 
-def test_what_is_said_of_each_version_is_for_its_own_line(closing: ExitStack) -> None:
+def test_what_a_node_reported_before_its_pytest_died_is_received_first(closing: ExitStack) -> None:
     follows = Follows(closing)
-    base = follows.node.start_base(["tests"], "1a2b")
-    follows.send(EventKind.DROPPED, "base")
-    follows.send(EventKind.STRETCH_DONE, "current")
-    follows.send(EventKind.DIED, "base", text="it died")
-    assert follows.node.current.line.receive(Observer(), SOON_SECONDS).kind is EventKind.STRETCH_DONE
-    assert [event.kind for event in base.line.arrived()] == [EventKind.DROPPED], "before its end"
+    follows.send(EventKind.STRETCH_DONE)
+    follows.send(EventKind.DIED, text="it died")
+    line = follows.node.line
+    assert line.receive(Observer(), SOON_SECONDS).kind is EventKind.STRETCH_DONE
     with pytest.raises(BaseSideError, match="it died"):
-        base.line.receive(Observer(), SOON_SECONDS)
-    follows.node.current.line.send(Order(OrderKind.LEAVE_TEST))
-    assert follows.kinds() == [OrderKind.START_BASE, OrderKind.LEAVE_TEST]
+        line.receive(Observer(), SOON_SECONDS)
+    with pytest.raises(BaseSideError, match="it died"):
+        line.send(Order(OrderKind.LEAVE_TEST))
+    line.close(3)
+    assert follows.received() == [Order(OrderKind.EXIT, status=3)], "for the process that torchrun started is there"
 
 
 def test_a_pytest_of_a_node_that_is_stopped_is_ended_and_reported(closing: ExitStack, tmp_path: Path) -> None:
     ours, theirs = map(closing.enter_context, socket.socketpair())
     remote_pytest = RemotePytest("node 1", sys.executable, os.environ, tmp_path)
     closing.callback(remote_pytest.close)
-    worker = NodeWorker(Lines(theirs), lambda *_: remote_pytest, lambda *_: pytest.fail("no other version"))
-    worker._obey(Order(OrderKind.START_CURRENT))
+    worker = NodeWorker(Lines(theirs), lambda arguments: remote_pytest)
+    worker._obey(Order(OrderKind.START_PYTEST))
     os.kill(remote_pytest._process.pid, signal.SIGSTOP)
 
     def has_ended() -> bool:
-        worker._relay("current", remote_pytest, arrived=False)
-        return not worker._pytests
+        worker._relay(remote_pytest, arrived=False)
+        return worker._pytest is None
 
     until(has_ended)
     (died,) = Lines(ours).receive() or ()
     text = "pytest of node 1 was stopped by a signal"
-    assert codec.decode(Event, died) == Event(EventKind.DIED, side="current", text=text)
+    assert codec.decode(Event, died) == Event(EventKind.DIED, text=text)
     assert remote_pytest._process.returncode == -signal.SIGKILL
-
-
-# --- the version that is measured beside it
-
-
-def test_the_commit_of_the_first_node_is_every_nodes(closing: ExitStack) -> None:
-    follows = Follows(closing)
-    follows.node.start_base(["tests"], "1a2b")
-    order = Order(OrderKind.START_BASE, kept=("tests",), commit="1a2b")
-    assert follows.received() == [order]
-    asked: list[tuple[Sequence[str], str]] = []
-
-    def make_base(kept: Sequence[str], commit: str) -> BaseSide:
-        asked.append((kept, commit))
-        raise AgainstError("--ddp-against", "not here")
-
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        follower = NodeWorker(Lines(ours), lambda *_: pytest.fail("of another side"), make_base)
-        follower._obey(order)
-        follower._thread.shutdown()
-    assert asked == [(("tests",), "1a2b")]
-
-
-def test_a_clone_without_that_commit_is_told_how_to_bring_it(tmp_path: Path) -> None:
-    for folder in ("one", "other"):
-        (tmp_path / folder).mkdir()
-        git(tmp_path / folder, "init", "-q")
-        git(tmp_path / folder, "commit", "--allow-empty", "-qm", folder)
-    commit = git(tmp_path / "one", "rev-parse", "HEAD")
-    refuse_lacking(tmp_path / "one", "main", commit)
-    with pytest.raises(AgainstError, match=f"other lacks {commit}, which main is on the first node\ngit fetch origin"):
-        refuse_lacking(tmp_path / "other", "main", commit)
-
-
-class OfNodes(BaseOfNodes):
-    """Without a tree and a pytest on this node; its launches are told apart by their number."""
-
-    option = "--ddp-against"
-    version = "main (1a2b)"  # type: ignore[assignment]
-
-    def __init__(self, follows: Follows, here: Sources | None) -> None:
-        self._others = [follows.node.start_base([], "")]
-        self.tests = SimpleNamespace(sources=here)  # type: ignore[assignment]
-        self.remote_pytest = SimpleNamespace()  # type: ignore[assignment]
-        self._other_nodes = SimpleNamespace(hosts=["a", "b"], side=side_of)  # type: ignore[assignment]
-        self.launched: list[int | None] = []
-
-    def _launch(self, plan: Plan, observer: Observer) -> LaunchSamples:
-        self.launched.append(plan.steps)
-        return replace(LAUNCH, step_seconds=(0.1,) * 4)
 
 
 def side_of(members: Sequence[Member]) -> Side:
     return Side(members, address="127.0.0.1", interface="", hosts=["a", "b"], order="a", facts={})
-
-
-@pytest.mark.parametrize(
-    ("there", "said"),
-    [
-        (Sources(python="3", prefix="/", files={"a.py": "1"}), ""),
-        (
-            Sources(python="3", prefix="/", files={"a.py": "other"}),
-            r"--ddp-against: main \(1a2b\): node 1 \(b\) has other files than the first .*a.py",
-        ),
-        (Sources(python="4", prefix="/", files={"a.py": "1"}), r"node 1 \(b\) has Python 4, the first node 3"),
-    ],
-)
-def test_what_is_measured_beside_has_to_be_the_same_on_all_nodes(
-    closing: ExitStack, monkeypatch: pytest.MonkeyPatch, there: Sources, said: str
-) -> None:
-    monkeypatch.setattr(BaseSide, "collect", lambda self, here: None)
-    follows = Follows(closing)
-    base = OfNodes(follows, HERE)
-    follows.send(EventKind.HELLO, "base", version=__version__)
-    follows.send(EventKind.COLLECTED, "base", sources=there)
-    with pytest.raises(AgainstError, match=said) if said else nullcontext():
-        base.collect(HERE)
-
-
-def test_what_another_node_cannot_have_beside_it_is_told_with_its_name(
-    closing: ExitStack, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(BaseSide, "collect", lambda self, here: None)
-    follows = Follows(closing)
-    base = OfNodes(follows, HERE)
-    problem = "--ddp-against: x lacks 1a2b, which main is on the first node\ngit fetch brings it"
-    follows.send(EventKind.DIED, "base", text=problem)
-    with pytest.raises(AgainstError) as raised:
-        base.collect(HERE)
-    reported = "--ddp-against: node 1 (b): x lacks 1a2b, which main is on the first node\ngit fetch brings it"
-    assert str(raised.value) == reported
 
 
 # --- what comes of a test
@@ -485,29 +393,29 @@ def test_what_a_pytest_that_is_led_tells_of_a_test_is_no_failure_there(when: str
 def test_what_fails_on_another_node_as_its_test_is_left_is_told_and_all_are_left_at_once(closing: ExitStack) -> None:
     several = [Follows(closing), Follows(closing)]
     for number, follows in enumerate(several, 1):
-        follows.node.current.name = f"node {number}"
-        follows.node.current.tests._test = "test_a"
+        follows.node.member.name = f"node {number}"
+        follows.node.member.tests._test = "test_a"
     first, second = several
 
     def answer() -> None:
-        assert second.received() == [Order(OrderKind.LEAVE_TEST, side="current")], "before the first has ended"
+        assert second.received() == [Order(OrderKind.LEAVE_TEST)], "before the first has ended"
         second.send(EventKind.LOCKS_ACQUIRED)  # late, and for nobody
         second.send(EventKind.TEST_ENDED, apart="Error: not removed")
         first.send(EventKind.TEST_ENDED, text="over")
 
     thread = threading.Thread(target=answer)
     thread.start()
-    assert side_of([follows.node.current for follows in several]).leave() == ["node 2: Error: not removed"]
+    assert side_of([follows.node.member for follows in several]).leave() == ["node 2: Error: not removed"]
     thread.join()
-    assert side_of([first.node.current]).leave() == []
+    assert side_of([first.node.member]).leave() == []
 
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_what_a_test_asked_for_is_told_on_all_nodes_before_it_is_left(closing: ExitStack, fails: bool) -> None:
     """Its body goes on there to its end: what is torn down may need what it did."""
     follows = Follows(closing)
-    side = side_of([follows.node.current])
-    tests = follows.node.current.tests
+    side = side_of([follows.node.member])
+    tests = follows.node.member.tests
     tests.known, tests._started = frozenset(["test_a"]), True
     other_nodes = OtherNodes.__new__(OtherNodes)
     other_nodes._begun, other_nodes._asked, other_nodes._failed = "", 0, []
@@ -524,7 +432,7 @@ def test_what_a_test_asked_for_is_told_on_all_nodes_before_it_is_left(closing: E
     orders = follows.received()
     assert [order.kind for order in orders] == [OrderKind.RUN_TEST, OrderKind.END_MEASUREMENT, OrderKind.LEAVE_TEST]
     assert (orders[1].error, orders[1].results) == (("rank 1 failed", ()) if fails else (None, (b"one",)))
-    assert other_nodes.failed() == [f"{follows.node.current}: not removed"]
+    assert other_nodes.failed() == [f"{follows.node.member}: not removed"]
 
 
 @pytest.mark.parametrize("here", ["", "fails here"])
@@ -560,10 +468,10 @@ def test_a_node_that_does_not_answer_is_asked_and_then_gone(
     monkeypatch.setattr(line, "_GONE_SECONDS", 1.0)
     follows = Follows(closing)
     with pytest.raises(BaseSideError, match=r"node 1 \(b\) said nothing for \d s"):
-        follows.node.current.line.receive(Observer(), SOON_SECONDS)
+        follows.node.member.line.receive(Observer(), SOON_SECONDS)
     assert OrderKind.CHECK_ALIVE in follows.kinds()
     with pytest.raises(BaseSideError, match="said nothing"):
-        follows.node.current.line.send(Order(OrderKind.RUN_TEST))
+        follows.node.member.line.send(Order(OrderKind.RUN_TEST))
 
 
 TWO_NODES = Plan(world_size=2, nodes=2, backend="gloo", device="cpu")
@@ -584,15 +492,15 @@ def test_what_nodes_ask_for_has_to_be_the_same(closing: ExitStack, there: dict[s
     same = {"asks_for": "a call", "label": "f", "plan": CALL.plan, "number": 2}
     follows.send(EventKind.READY, **{**same, **there})
     with pytest.raises(BaseSideError, match=re.escape(said)):
-        follows.node.current.ready(CALL)
+        follows.node.member.await_ready(CALL)
     follows.send(EventKind.READY, **same)
-    assert follows.node.current.ready(CALL) == replace(CALL, side="current")
+    follows.node.member.await_ready(CALL)
 
 
 def test_locks_are_taken_node_by_node_in_the_order_of_their_hosts(closing: ExitStack) -> None:
     """Whoever leads: two runs that lead from either end of the same nodes cannot wait for each other in a ring."""
     follows = Follows(closing, lock_order="host a")
-    side = Side([follows.node.current], address="127.0.0.1", interface="", hosts=["z", "a"], order="host z", facts={})
+    side = Side([follows.node.member], address="127.0.0.1", interface="", hosts=["z", "a"], order="host z", facts={})
     plan = Plan(world_size=2, nodes=2, backend="gloo", device="cpu")
     taken: list[str] = []
 
@@ -615,7 +523,7 @@ def test_a_wait_on_another_node_is_told_with_its_name(closing: ExitStack) -> Non
 
     reported: list[str] = []
     follows = Follows(closing, lock_order="b boot")
-    side = Side([follows.node.current], address="127.0.0.1", interface="", hosts=["a", "b"], order="a other", facts={})
+    side = Side([follows.node.member], address="127.0.0.1", interface="", hosts=["a", "b"], order="a other", facts={})
     for resource in ("/sys/devices/system/cpu/cpu3", "/"):
         follows.send(EventKind.WAITING_FOR_LOCK, resources=(resource,))
     follows.send(EventKind.LOCKS_ACQUIRED, resources=("/sys/devices/system/cpu/cpu3",))
@@ -626,7 +534,7 @@ def test_a_wait_on_another_node_is_told_with_its_name(closing: ExitStack) -> Non
 def test_a_wait_for_what_this_very_launch_has_is_an_error(closing: ExitStack) -> None:
     """Two nodes on one machine, perhaps in containers, whose cores are the same."""
     follows = Follows(closing, lock_order="pod-b boot")
-    side = Side([follows.node.current], address="", interface="", hosts=["a", "b"], order="pod-a boot", facts={})
+    side = Side([follows.node.member], address="", interface="", hosts=["a", "b"], order="pod-a boot", facts={})
     here = nullcontext([Path("/cores/0")])
     follows.send(EventKind.WAITING_FOR_LOCK, resources=("/cores/0",))
     follows.send(EventKind.LOCKS_ACQUIRED, resources=("/cores/0",))  # once it is free
@@ -644,13 +552,13 @@ class Parted:
 
     def __init__(self, closing: ExitStack) -> None:
         self.follows = Follows(closing)
-        member = self.follows.node.current
-        member._offset = lambda: Offset(at_ns=0.0, ns=1000e9, half_width_ns=1000.0)  # the clock is ahead by 1,000 s
+        member = self.follows.node.member
+        member.offset = lambda: Offset(at_ns=0.0, ns=1000e9, half_width_ns=1000.0)  # the clock is ahead by 1,000 s
         plan = Plan(world_size=4, nodes=2, backend="gloo", device="cpu")
         names = {rank: f"rank {rank} (node {rank // 2})" for rank in range(4)}
         self.parts = Parts(plan, ("127.0.0.1", 1), [member], names)
         self.parts.begin()
-        order = Order(OrderKind.TAKE_SHARE, plan=plan, store=("127.0.0.1", 1), side="current")
+        order = Order(OrderKind.TAKE_SHARE, plan=plan, store=("127.0.0.1", 1))
         assert self.follows.received() == [order]
 
     def receive(self, until: Callable[[], bool]) -> None:
@@ -696,7 +604,7 @@ def test_what_is_given_up_was_so_when_all_were(parted: Parted) -> None:
     parted.follows.send(EventKind.SHARE_ENDED, errors=(error(2, 1012.0),), waiting=(error(3, math.inf),))
     parted.parts.await_end()
     assert [(found.rank, found.when) for found in parted.parts.errors] == [(2, 9.0), (3, math.inf)]
-    assert parted.follows.received() == [Order(OrderKind.STOP_RANKS, at_deadline=True, side="current")]
+    assert parted.follows.received() == [Order(OrderKind.STOP_RANKS, at_deadline=True)]
 
 
 def test_a_node_that_goes_after_it_delivered_is_an_error_for_its_clock_is_not_known(parted: Parted) -> None:
@@ -705,7 +613,7 @@ def test_a_node_that_goes_after_it_delivered_is_an_error_for_its_clock_is_not_kn
 
     parted.follows.send(EventKind.SHARE_SETTLED)
     parted.receive(lambda: parted.parts.settled())
-    parted.follows.node.current._offset = gone
+    parted.follows.node.member.offset = gone
     parted.parts.release()
     assert "is gone" in parted.parts.errors[0].summary
 
