@@ -74,7 +74,7 @@ class Settings:
     def in_stretches(self, plan: Plan) -> bool:
         """Say whether launches of both sides are interleaved while both are alive."""
         wanted = plan.device == "cpu" if self.turns == "auto" else self.turns == "stretches"
-        return wanted and not (plan.rpc or self.disable or plan.nodes > 1)
+        return wanted and not (plan.rpc or self.disable)
 
     @property
     def comparison_option(self) -> str:

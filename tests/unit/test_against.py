@@ -141,14 +141,19 @@ def test_interpreters_that_a_step_starts_find_the_versions_own_code(top: Path, m
     monkeypatch.chdir(top)  # which an empty entry means
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["/elsewhere", "", str(top / "tests")]))
     given: list[dict[str, str]] = []
-    monkeypatch.setattr(side, "RemotePytest", lambda name, python, environ, folder: given.append(environ))
+
+    def start(name: str, python: str, environ: dict[str, str], folder: Path) -> None:
+        given.append(environ)
+        raise OSError("it is not started")
+
+    monkeypatch.setattr(side, "RemotePytest", start)
     invocation = Invocation(
         arguments=(), tests=(), folder=top, rootdir=top, caches=False, kept=(), sys_path=["", str(top / "src"), "/lib"]
     )
     base = BaseSide(settings(against="v1"), invocation)
     try:
-        base.prepare()
-        base._process()
+        with pytest.raises(AgainstError, match="it is not started"):
+            base.start()
         tree = base.tree.base
     finally:
         base.close()
