@@ -213,6 +213,86 @@ def turns(ctx: Any, changed: bool) -> Step:
     return step
 
 
+def late(ctx: Any, changed: bool) -> Step:
+    """One rank begins each step of about 24 ms with a delay of 5 %."""
+    train = training(layers())
+
+    def step() -> None:
+        if changed and ctx.rank == 1:
+            busy(0.0012)
+        train()
+        busy(0.02)
+
+    return step
+
+
+def of_file(ctx: Any, changed: bool) -> Step:
+    """Of two modules that differ, one is slower."""
+    import loss
+    import net
+
+    train = training(layers())
+
+    def step() -> None:
+        net.forward()
+        loss.loss()
+        train()
+
+    return step
+
+
+def moved(ctx: Any, changed: bool) -> Step:
+    """A function moved to another module, and the loader became slower."""
+    import loss
+    import net
+
+    train, work = training(layers()), (net if changed else loss).work
+
+    def step() -> None:
+        if changed:
+            busy(SECONDS)
+        work()
+        train()
+
+    return step
+
+
+_BUSY = """import time
+
+def {name}():
+    until = time.perf_counter() + {seconds}
+    while time.perf_counter() < until:
+        pass
+
+"""
+
+
+def modules(changed: bool) -> dict[str, str]:
+    """Return the modules of `of_file` and `moved`, which both differ."""
+    work = _BUSY.format(name="work", seconds=0.002)
+    net = _BUSY.format(name="forward", seconds=0.004 if changed else 0.002)
+    loss = _BUSY.format(name="loss", seconds=0.002)
+    return {"net.py": net + work * changed, "loss.py": loss + work * (not changed)}
+
+
+def serve(seconds: float) -> None:
+    """What a parameter server does for a trainer."""
+    time.sleep(seconds)
+
+
+def trainer(ctx: Any, changed: bool) -> Step:
+    import torch.distributed.rpc as rpc
+
+    servers = ctx.workers["parameter_server"]
+
+    def step() -> None:
+        busy(0.002)
+        for server in servers:
+            rpc.rpc_sync(server, serve, (2 * SECONDS if changed else SECONDS,))
+
+    return step
+
+
 def unchanged(ctx: Any, changed: bool) -> Step:
     return training(layers())
 
@@ -236,18 +316,29 @@ CAUSES: dict[str, Callable[[Any, bool], Step]] = {
     "32 waits of 1 ms (FSDP2)": sharded_waits,
     "overlap is lost": overlap,
     "recompilation": recompiling,
+    "rank 1 is late by 5 %": late,
+    "one of two files": of_file,
+    "slow parameter server": trainer,
     "ranks are late in turns": turns,
+    "a function moved": moved,
     "unchanged": unchanged,
 }
+RPC = ("slow parameter server",)
+# Their findings are looked for whatever the verdict is.
+WITHOUT_VERDICT = ("rank 1 is late by 5 %", "unchanged")
 Named = dict[str, Any]  # a finding, as the JSON has it
 
 
 def is_named(cause: str, findings: Sequence[Named]) -> bool:
-    """Whether the first finding is the planted cause; of unchanged code and ranks in turns, whether none is wrong."""
+    """Whether the first finding is the planted cause; of unchanged code and the like, whether none is wrong."""
     if cause == "unchanged":
         return not findings
     if cause == "ranks are late in turns":
         return all(each["rank"] is None for each in findings)
+    if cause == "a function moved":
+        return not any(each["file"] for each in findings)
+    if cause == "one of two files":
+        return any(each["file"].endswith("net.py") for each in findings)
     if not findings:
         return False
     phases, rank = set(findings[0]["phases"]), findings[0]["rank"]
@@ -277,5 +368,7 @@ _NAMED: dict[str, tuple[str, tuple[str, ...], int | None]] = {
     "reduce-scatter becomes all-reduce": ("reduce_scatter", (), None),
     "32 waits of 1 ms (FSDP2)": ("", ("forward",), 1),
     "overlap is lost": ("", ("exposed_communication",), None),
+    "rank 1 is late by 5 %": ("", ("data",), 1),
+    "slow parameter server": ("", ("waiting_for_RPC",), None),
     "recompilation": ("recompilations", (), None),
 }
