@@ -1,20 +1,34 @@
-"""What changed in a step, and how much of its time that explains: from the phases and counters of two sides."""
+"""What changed in a step, and how much of its time that explains: from the phases, counters and stacks of two sides."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from statistics import fmean
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import sqrt
+from statistics import NormalDist, fmean, median
 
 from pytest_ddpperf.records.plan import without_totals
-from pytest_ddpperf.records.samples import Counters, Measurement
-from pytest_ddpperf.records.step_phases import BACKWARD, EXPOSED, FORWARD, OPTIMIZER, OTHER, PHASES, Finding, StepPhases
+from pytest_ddpperf.records.samples import Counters, Measurement, Samples, StackSamples
+from pytest_ddpperf.records.step_phases import (
+    BACKWARD,
+    EXPOSED,
+    FORWARD,
+    OPTIMIZER,
+    OTHER,
+    PHASES,
+    RPC_WAIT,
+    Finding,
+    StepPhases,
+)
 from pytest_ddpperf.verdict.stats import Difference, difference, paired
 
 # A phase with a smaller part of the change is not worth a word.
 _LEAST_SHARE = 0.1
 # If more than this share of the change has no finding, the rest is a finding of its own.
 _UNEXPLAINED = 0.25
+# A file is named if its functions have at least this share of the change.
+_OF_FILE = 0.25
 # A rank is named if it has this share of the phase's time on the critical path: it is the last one in most steps. If
 # ranks take turns at being late, none is named.
 _MOSTLY = 0.75
@@ -41,11 +55,14 @@ class Sides:
 
     def change(self, figure: Callable[[StepPhases], float]) -> Difference:
         """Return the difference of a figure of each launch."""
-        now, before = [figure(launch) for launch in self.now], [figure(launch) for launch in self.before]
-        if self.paired:
-            pairs = min(len(now), len(before))
-            return paired(now[:pairs], before[:pairs])
-        return difference(now, [before])
+        return _change(map(figure, self.now), map(figure, self.before), is_paired=self.paired)
+
+
+def _change(now: Iterable[float], before: Iterable[float], *, is_paired: bool) -> Difference:
+    """Return the difference of the figures of launches."""
+    if is_paired:
+        return paired(*zip(*zip(now, before, strict=False), strict=True))
+    return difference([*now], [[*before]])
 
 
 def find(now: Measurement, before: Measurement, rise: float, *, is_paired: bool, level: float) -> tuple[Finding, ...]:
@@ -56,6 +73,9 @@ def find(now: Measurement, before: Measurement, rise: float, *, is_paired: bool,
     `level` of the test, shared by all phases: Student's or Welch's t-test on the phase's time in each launch."""
     counters = changed_counters(now.counters, before.counters)
     if not rise or min(len(now.phases), len(before.phases)) < 2 or not _alike(now.phases, before.phases):
+        waits = _rpc_wait(now.samples, before.samples, rise, is_paired=is_paired, level=level) if rise else None
+        if waits is not None:
+            return (replace(waits, counters=counters),)
         return (Finding(phases=(), counters=counters),) if counters else ()
     sides = Sides(now=now.phases, before=before.phases, paired=is_paired, level=level)
     found = sorted(_phases(sides, rise), key=lambda each: each.share, reverse=True)
@@ -95,18 +115,28 @@ def _phases(sides: Sides, rise: float) -> Iterator[Finding]:
             return fmean(seconds or 0.0 for seconds in launch.own[phase])
 
         change = sides.change(lambda launch: sign * taken(launch))
-        if change.p_value() > level or change.estimate < _LEAST_SHARE * abs(rise):
-            continue
-        reach = change.reach(level)
-        bounds = sorted(sign * (change.estimate + each) for each in (-reach, reach))
-        yield Finding(
-            phases=(phase,),
-            seconds=sign * change.estimate,
-            low=bounds[0],
-            high=bounds[1],
-            share=change.estimate / abs(rise),
-            rank=_late_rank(sides, phase, change.estimate, level) if with_path and sign > 0 else None,
-        )
+        if (found := _of_phase(phase, change, rise, level)) is not None:
+            is_late = with_path and sign > 0
+            yield replace(found, rank=_late_rank(sides, phase, change.estimate, level) if is_late else None)
+
+
+def _of_phase(phase: str, change: Difference, rise: float, level: float) -> Finding | None:
+    """Return the finding that a phase changed as the step did; `change` is positive then. None without evidence."""
+    if change.p_value() > level or change.estimate < _LEAST_SHARE * abs(rise):
+        return None
+    sign, reach = (1 if rise > 0 else -1), change.reach(level)
+    low, high = sorted(sign * (change.estimate + each) for each in (-reach, reach))
+    share = change.estimate / abs(rise)
+    return Finding(phases=(phase,), seconds=sign * change.estimate, low=low, high=high, share=share)
+
+
+def _rpc_wait(now: Samples, before: Samples, rise: float, *, is_paired: bool, level: float) -> Finding | None:
+    """Return that trainers wait longer for RPC, or less: the one that waits longest, in its median step."""
+    sign, sides = (1 if rise > 0 else -1), (now.blocked_seconds or (), before.blocked_seconds or ())
+    waits = [[sign * max(map(median, launch)) for launch in side] for side in sides]
+    if min(map(len, waits)) < 2:
+        return None
+    return _of_phase(RPC_WAIT, _change(*waits, is_paired=is_paired), rise, level)
 
 
 def _late_rank(sides: Sides, phase: str, rise: float, level: float) -> int | None:
@@ -168,3 +198,57 @@ def _joined(findings: Sequence[Finding], counters: tuple[tuple[str, int, int], .
         share=sum(each.share for each in findings),
         counters=counters,
     )
+
+
+def find_slower_file(
+    sampled: tuple[Sequence[StackSamples], Sequence[StackSamples]],
+    steps: tuple[float, float],
+    found: Sequence[Finding],
+    *,
+    files: Collection[str],
+    level: float,
+) -> Finding | None:
+    """Return which of the `files` that differ has functions that take more of a step, with evidence at the `level`;
+    None if none has. `sampled` are the ranks' stacks now and before, and `steps` the times of a step, in seconds.
+
+    What functions gain counts up to what those of all these files gain together, and up to what those of the same
+    caller do: a function that only moved gains nothing. If the first finding names a rank, only its stacks count, for
+    the others wait for it. Samples are taken as independent, so that their numbers have Poisson's variance."""
+    rank = found[0].rank if found else None
+    seconds: dict[tuple[str, str, str], float] = defaultdict(float)
+    variance = 0.0
+    for sign, ranks, step in zip((1, -1), sampled, steps, strict=True):
+        chosen = [stacks for number, stacks in enumerate(ranks) if rank in (None, number)]
+        taken = sum(stacks.taken for stacks in chosen)
+        for file, function, caller, count in (each for stacks in chosen for each in stacks.functions):
+            if file in files:
+                seconds[file, function, caller] += sign * count * step / taken
+                variance += count * (step / taken) ** 2
+    gains = {file: _gain(seconds, file) for file in files}
+    slower = max(gains, key=gains.__getitem__)
+    gain, rise = min(gains[slower], sum(seconds.values())), steps[0] - steps[1]
+    reach = NormalDist().inv_cdf(1 - level / len(gains)) * sqrt(variance)
+    if rise <= 0 or gain <= reach or gain < _OF_FILE * rise:
+        return None
+    by_function: dict[str, float] = defaultdict(float)
+    for (file, function, _), each in seconds.items():
+        by_function[function] += each * (file == slower)
+    return Finding(
+        phases=(),
+        seconds=gain,
+        low=gain - reach,
+        high=gain + reach,
+        share=gain / rise,
+        rank=rank,
+        file=slower,
+        function=max(by_function, key=by_function.__getitem__),
+    )
+
+
+def _gain(seconds: Mapping[tuple[str, str, str], float], file: str) -> float:
+    """Return by how much the functions of a file gained, by caller not more than all functions that it calls."""
+    total, own = defaultdict[str, float](float), defaultdict[str, float](float)
+    for (where, _, caller), each in seconds.items():
+        total[caller] += each
+        own[caller] += each * (where == file)
+    return sum(min(gain, max(total[caller], 0.0)) for caller, gain in own.items())

@@ -65,6 +65,7 @@ def collected(
         unsettled=windows[0].unsettled,
         warmup=windows[0].warmup,
         phases=step_phases(windows, lambda rank, ns: clocks[rank].here(ns) if rank in clocks else ns),
+        stacks=tuple(window.stacks for window in windows if window.stacks is not None),
         doubts=_doubts(windows),
     )
 

@@ -6,16 +6,26 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_ddpperf.baseline import Store, environment
 from pytest_ddpperf.measuring.launches import CurrentSide, Job, Launches, measurement
-from pytest_ddpperf.records.errors import BaseSideError, LaunchError
+from pytest_ddpperf.records.errors import BaseSideError, DdpPerfError, LaunchError
 from pytest_ddpperf.records.outcome import BaselineSide, StoredSession, Version
-from pytest_ddpperf.records.samples import Baseline, Environment, LaunchSamples, Measurement, Recording, TestId, Verdict
+from pytest_ddpperf.records.samples import (
+    Baseline,
+    Environment,
+    LaunchSamples,
+    Measurement,
+    Recording,
+    StackSamples,
+    TestId,
+    Verdict,
+)
 from pytest_ddpperf.remote.worktree import differing_files
 from pytest_ddpperf.verdict.times import in_percentiles
 from pytest_ddpperf.wire.source_trees import is_code
@@ -36,6 +46,7 @@ class Stored:
     """A stored baseline, for which nothing is launched."""
 
     interleaved = False
+    stacks = None
     mostly_recompiled = False
     version: Version | None = None
 
@@ -69,6 +80,9 @@ class Stored:
     def counted(self) -> tuple[Measurement, ...]:
         """Return the sessions whose counters are compared."""
         return self.measurements() or (self._counted[1:] if self._counted is not None else ())
+
+    def sample_stacks(self, current: CurrentSide, max_seconds: float) -> None:
+        """There is nothing to compare them with."""
 
     def end(self) -> None:
         """Nothing goes on."""
@@ -164,6 +178,8 @@ class Interleaved:
         self._launches = Launches(job.plan, self._measure)
         self.error = ""
         self._alone_because = ""  # why launches are taken one after the other, if they cannot be alive together
+        self.stacks: tuple[Sequence[StackSamples], Sequence[StackSamples]] | None = None  # now, and there
+        self._not_sampled: tuple[str, ...] = ()  # why there are none, if some were asked for
 
     def take(self, current: CurrentSide, count: int, *, planned: int) -> None:
         """Launch until both sides have `count` launches, or the current side alone if the other cannot.
@@ -284,27 +300,47 @@ class Interleaved:
         """Return the notes on the baseline side's launches."""
         alone = f"measured one launch after the other: with both sides alive, {self._alone_because}"
         notes = tuple(f"{self.version}: {note}" for note in self._launches.notes())
-        return (alone, *notes) if self._alone_because and not self.error else notes
+        return (*[alone] * bool(self._alone_because and not self.error), *notes, *self._not_sampled)
 
     def sessions(self, current: Launches) -> tuple[StoredSession, ...]:
         """Return nothing: no stored baseline was read."""
         return ()
 
-    def record(self, current: Launches) -> BaselineSide:
-        """Return what the baseline side measured."""
-        stretches = tuple(launch.stretches for launch in current.taken)
+    def sample_stacks(self, current: CurrentSide, max_seconds: float) -> None:
+        """If several modules differ, take a further launch of each side, half as long, to see whose functions take
+        longer; not if that takes more than so many seconds for all launches."""
+        taken = len(current.taken)
+        is_affordable = self.seconds(current, taken + 1) < max_seconds
+        if self.error or self._ready is None or not is_affordable:
+            return
+        if len([*filter(is_code, self._differing(current))]) < 2:
+            return
+        steps = math.ceil(len(current.taken[0].step_seconds) / 2)
+        ours, theirs = (replace(plan.exactly(steps), stacks=True) for plan in (self._job.plan, self._ready.plan))
+        try:
+            self.stacks = current.launch(ours).stacks, self._base.sample_stacks(self._observer, theirs)
+        except DdpPerfError as error:  # the verdict stands
+            self._not_sampled = (f"which file takes longer is unknown: {str(error).splitlines()[0]}",)
+
+    def _differing(self, current: Launches) -> list[str]:
+        """Return the files that are not the same on both sides."""
         files = [side[0].files if side else {} for side in (current.taken, self._launches.taken)]
-        differing = [
+        return [
             file
             for file in (differing_files(*files) if self._launches.taken else ())
             if is_code(file) or all(side.get(file) for side in files)  # data may be read by one side, or written
         ]
+
+    def record(self, current: Launches) -> BaselineSide:
+        """Return what the baseline side measured."""
+        stretches = tuple(launch.stretches for launch in current.taken)
+        imported = {file for side in (current, self._launches) for file in (side.taken[0].files if side.taken else ())}
         return BaselineSide(
             version=self.version,
             order=self._order,
             stretches=stretches if any(len(pair) > 1 for pair in stretches) else (),
             measurement=next(iter(self.measurements()), None),
-            imported=len({file for file in (*files[0], *files[1]) if is_code(file)}),
-            differing=tuple(differing),
+            imported=len([*filter(is_code, imported)]),
+            differing=tuple(self._differing(current)),
             error=self.error,
         )

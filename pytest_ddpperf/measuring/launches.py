@@ -153,8 +153,12 @@ class CurrentSide(Launches):
 
     def _measure(self, place: int, planned: int, steps: int | None) -> LaunchSamples:
         self._observer.begin(place, planned)
+        return self.launch(self._with(steps))
+
+    def launch(self, plan: Plan) -> LaunchSamples:
+        """Return what a launch of this `plan` brings, which is not added; raises DdpPerfError."""
         setup, *others = self._setups
-        return self._launcher.measure(self._with(steps), setup, self._observer, others)
+        return self._launcher.measure(plan, setup, self._observer, others)
 
     def _with(self, steps: int | None) -> Plan:
         plan = self._plan if steps is None else self._plan.exactly(steps)

@@ -32,6 +32,7 @@ from pytest_ddpperf.wire.source_trees import Trees
 # Often enough to be seen alive, rarely enough to leave the cores to the ranks.
 _RELAY_SECONDS = 0.5
 OVER = "the leader has ended the test"
+_LAUNCH_ORDERS = (OrderKind.MEASURE_AS, OrderKind.LAUNCH, OrderKind.PAUSE_LAUNCH, OrderKind.SAMPLE_STACKS)
 
 
 class LeaderConnection:
@@ -81,24 +82,29 @@ class LeaderConnection:
         self._check_test()
         launches = CurrentSide(job, launcher, self.relay)
         self.send(ready_job(job))
-        while (order := self.order()).kind in (OrderKind.MEASURE_AS, OrderKind.LAUNCH, OrderKind.PAUSE_LAUNCH):
+        while (order := self.order()).kind in _LAUNCH_ORDERS:
             if order.kind is OrderKind.MEASURE_AS:
                 job = replace(job, plan=order.plan)
                 launches = CurrentSide(job, launcher, self.relay)
                 continue
             launches.steps = order.steps
             try:
-                if order.kind is OrderKind.LAUNCH:
+                if order.kind is OrderKind.SAMPLE_STACKS:
+                    launched = launches.launch(order.plan)
+                elif order.kind is OrderKind.LAUNCH:
                     launches.take(len(launches.taken) + 1)
-                elif not self._pause(launches):
+                    launched = launches.taken[-1]
+                elif self._pause(launches):
+                    launched = launches.taken[-1]
+                else:
                     continue
             except DdpPerfError as error:
                 self.send(Event(EventKind.LAUNCH_FAILED, text=text_with_output(error)))
-                if order.kind is OrderKind.PAUSE_LAUNCH:  # the leader may want to see it alone
+                if order.kind is not OrderKind.LAUNCH:  # the leader may want to see it alone, or needs it not
                     continue
                 self.over = True
                 raise
-            self.send(Event(EventKind.LAUNCHED, samples=(replace(launches.taken[-1], output=()),)))
+            self.send(Event(EventKind.LAUNCHED, samples=(replace(launched, output=()),)))
         if order.kind is not OrderKind.END_MEASUREMENT or not launches.taken:
             self.over = True
             raise BaseSideError(OVER)

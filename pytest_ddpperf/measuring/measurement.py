@@ -9,6 +9,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pytest_ddpperf.explain import find_slower_file
 from pytest_ddpperf.measuring.baseline_side import Interleaved, Stored
 from pytest_ddpperf.measuring.launches import (
     CurrentSide,
@@ -213,6 +214,8 @@ def carry_out(
     try:
         verdict = judge.decide()
         fails, environment = does_fail(job, verdict), judge.environment
+        if any(change.status is Status.REGRESSED for change in verdict.comparisons):
+            side.sample_stacks(current, max_seconds)
         return Measured(job=job, verdict=verdict, fails=fails, environment=environment, current=current, side=side)
     finally:
         side.end()
@@ -231,6 +234,12 @@ def build_outcome(found: Measured, rootdir: Path, accept_command: str, seconds: 
     side, verdict, baseline = found.side.record(current), found.verdict, found.side.baseline
     before = baseline.measurements if baseline is not None else ()
     findings, words = causes.explain(verdict, job.plan, found.measurement, before, job.level, side)
+    if found.side.stacks is not None and side is not None:
+        steps = [geometric_mean(launch_means(each.samples.step_seconds)) for each in (found.measurement, *before)]
+        slower = find_slower_file(
+            found.side.stacks, (steps[0], steps[1]), findings, files=side.differing, level=job.level
+        )
+        findings = (*findings, *filter(None, [slower]))
     accepts = verdict.status is not Status.NOT_GATED and (side is None or found.suspected is not None)
     return _outcome(
         job,

@@ -18,7 +18,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -215,7 +215,17 @@ def _measure_rpc(rank: Rank, ctx: RpcContext, trainer: Any, master: Any, paramet
 def _timed(rank: Rank, ctx: Context, prepared: sampling.Prepared, meter: counters.Meter) -> CleanUp:
     assert rank.own_group is not None, "only trainers time steps"
     stretches = rank.stretches if rank.in_stretches else None
-    window = sampling.measure(prepared.step, rank.plan, ctx, rank.board, meter, rank.own_group, stretches)
+    sampler = None
+    with ExitStack() as observed:
+        if rank.plan.stacks and rank.trees is not None:
+            from pytest_ddpperf.rank.stacks import StackSampler
+
+            def is_timed() -> bool:
+                return rank.board.phase(rank.number) is Phase.STEPS
+
+            sampler = observed.enter_context(StackSampler(rank.trees, is_timed))
+        window = sampling.measure(prepared.step, rank.plan, ctx, rank.board, meter, rank.own_group, stretches)
+    window = replace(window, stacks=sampler.samples if sampler is not None else None)
     if ctx.rank == 0:
         facts = environment.versions() | environment.state() | environment.device(ctx.device.type)
         window = replace(window, facts=facts)

@@ -95,6 +95,7 @@ def measure(
             counted += length - uncounted
     finally:
         gc.enable()
+    board.enter(ctx.rank, Phase.DELIVERY, time.monotonic_ns())
     blocked = [ns for stretch in taken for ns in _differences(stretch.blocked_ns[uncounted:])]
     cpu = [ns for stretch in taken for ns in _differences(stretch.cpu_ns[uncounted:])]
     return Window(

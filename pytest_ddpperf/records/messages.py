@@ -149,6 +149,7 @@ class OrderKind(Enum):
     LAUNCH = "launch"  # take one launch of so many `steps`: LAUNCHED or LAUNCH_FAILED
     PAUSE_LAUNCH = "pause launch"  # start a launch and pause it after its warm-up: PAUSED or LAUNCH_FAILED
     RUN_STRETCH = "run stretch"  # run so many `steps` of the paused launch: STRETCH_DONE or LAUNCH_FAILED
+    SAMPLE_STACKS = "sample stacks"  # take a launch of `plan`, which does not count: LAUNCHED or LAUNCH_FAILED
     DELIVER = "deliver"  # end the paused launch: LAUNCHED or LAUNCH_FAILED
     DROP = "drop"  # end the paused launch, whatever comes of it: DROPPED
     # Go on with the test. On several nodes with what the leader got: `samples`, `verdict` and `fails` of a measurement,

@@ -107,6 +107,7 @@ class Plan:
     master: bool = False
     collective: Collective | None = None  # is the step, instead of what a set-up makes
     trace: str = ""  # the beginning of the paths of traces of further steps, in a launch that takes some
+    stacks: bool = False  # whether the launch samples Python stacks; its times are not compared
 
     @property
     def rpc(self) -> bool:

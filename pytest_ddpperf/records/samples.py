@@ -292,6 +292,16 @@ class Imported:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StackSamples:
+    """Where one rank's training thread was while its steps were timed, at regular times."""
+
+    taken: int  # how often it was looked at
+    # The innermost function of the repository: its file from the top, its name, the file and the function of the
+    # repository that called it ("" for none), and how often it was seen.
+    functions: tuple[tuple[str, str, str, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
     """What one rank measured, as it delivers it."""
 
@@ -308,6 +318,7 @@ class Window:
     recorded: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)  # by name and step
     phases: RankPhases | None = None  # None where they are unknown
     losses: tuple[float | None, ...] = ()  # of the first steps after the asked warm-up; None: not finite
+    stacks: StackSamples | None = None  # of a launch that samples them
     notes: tuple[str, ...] = ()  # why phases, or a trace that was asked for, are missing
     facts: Mapping[str, Scalar] = field(default_factory=dict)  # the environment, of rank 0
     imported: Imported = Imported()
@@ -335,6 +346,7 @@ class LaunchSamples:
     warmup: int = 0  # steps it took
     doubts: Mapping[str, str] = field(default_factory=dict)  # by kind, why steps may differ in their work, in words
     phases: StepPhases | None = None  # None where they are unknown
+    stacks: tuple[StackSamples, ...] = ()  # by rank, of a launch that samples them
     node_seconds: tuple[float, ...] | None = None  # of several nodes, the steps of the first node's ranks alone
     clock_seconds: float | None = None  # by how much marks of several nodes may be apart
     files: Mapping[str, str] = field(default_factory=dict)  # of the repository: path from its top -> digest

@@ -11,6 +11,7 @@ FORWARD = "forward"  # from the first module of a pass to the backward pass
 BACKWARD = "backward"  # until the last gradient is handed over
 EXPOSED = "exposed_communication"  # waiting for collectives
 RANK_WAIT = "rank_wait"  # of it, until the last rank arrived
+RPC_WAIT = "waiting_for_RPC"  # of trainers, which have no other phases
 OPTIMIZER = "optimizer"
 OTHER = "other"
 # All but `rank_wait` add up to the step.
@@ -67,10 +68,12 @@ def _mean(values: Sequence[float | None]) -> float | None:
 class Finding:
     """A part of a change of the step time, and what is known of its cause."""
 
-    phases: tuple[str, ...]  # that changed; () if only counters did, or for what is unexplained
+    phases: tuple[str, ...]  # that changed; () if only counters did, for a file, or for what is unexplained
     seconds: float | None = None  # of the step, signed; None if only counters changed
     low: float = 0.0  # its range, at the error rate of the test
     high: float = 0.0
     share: float = 0.0  # of the whole change
     rank: int | None = None  # whose phase alone changed; None: that of all ranks, of ranks in turns, or unknown
     counters: tuple[tuple[str, int, int], ...] = ()  # that changed with it: name, before, after
+    file: str = ""  # of those that differ, the one whose functions take longer; path from the top of the repository
+    function: str = ""  # of it, the one with the most of it

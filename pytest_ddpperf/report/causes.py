@@ -60,7 +60,9 @@ def find_causes(
     shown = sentences.shown(verdict)
     words = [*_slow_steps(verdict, now.samples.step_seconds, baseline[-1].samples.step_seconds, stretches)]
     words += [_finding(each, plan, now, of_it, shown.limit.metric if shown else "") for each in found]
-    if not any(each.phases for each in found) and verdict.status is Status.REGRESSED:
+    explained = sum(each.share for each in found if each.phases)
+    is_explained = explained > _MAIN_PART if plan.rpc else explained > 0
+    if not is_explained and verdict.status is Status.REGRESSED:
         words += _rank_causes(change, plan, now, baseline[-1])
     return tuple(filter(None, words))
 
@@ -149,7 +151,7 @@ def _ordinal(number: int) -> str:
 
 
 def _rank_causes(change: Comparison | None, plan: Plan, now: Measurement, before: Measurement) -> Iterator[str]:
-    """Yield what CPU time and waits for RPC say of a rise."""
+    """Yield what CPU time says of a rise."""
     samples, earlier = of_one_length([now.samples, before.samples])
     if change is None or len(samples.rank_seconds[0]) != len(earlier.rank_seconds[0]):
         return
@@ -159,10 +161,6 @@ def _rank_causes(change: Comparison | None, plan: Plan, now: Measurement, before
         q = 50 if change.limit.is_mean else change.limit.percentile
         sides = by_rank(samples.cpu_seconds, q), by_rank(earlier.cpu_seconds, q)
         yield _computing([after - own for after, own in zip(*sides, strict=True)], rise, of_it, plan, now)
-    if samples.blocked_seconds is not None and earlier.blocked_seconds is not None:
-        waits = zip(medians(samples.blocked_seconds), medians(earlier.blocked_seconds), strict=True)
-        if (longest := max(after - own for after, own in waits)) >= rise * _MAIN_PART:
-            yield f"waiting for RPC {_signed(longest)} {of_it}"
 
 
 def _computing(rises: Sequence[float], rise: float, of_it: str, plan: Plan, now: Measurement) -> str:

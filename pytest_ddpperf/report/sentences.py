@@ -106,7 +106,13 @@ def _reason(outcome: Outcome, verdict: Verdict) -> str:
 def why(outcome: Outcome) -> str:
     """Return what is known of the cause: "CPU time +12 ms of +13 ms; changed: net.py; torch 2.12 -> 2.13"."""
     side = outcome.baseline_side
-    files = f"changed: {text.some(side.differing)}" if side is not None and side.differing else ""
+    changed = list(side.differing) if side is not None else []
+    for found in outcome.findings:
+        if found.file in changed:
+            changed.remove(found.file)
+            amount = text.seconds(found.seconds or 0.0, signed=True)
+            changed.insert(0, f"{found.file} ({found.function} {amount})")
+    files = f"changed: {text.some(changed)}" if changed else ""
     differences = text.some(outcome.verdict.differences) if outcome.verdict is not None else ""
     return "; ".join(filter(None, (*outcome.evidence, files, differences)))
 

@@ -25,7 +25,7 @@ _PREFIXES = {os.path.realpath(prefix) for prefix in (sys.prefix, sys.exec_prefix
 _PLUGIN = __name__.partition(".")[0]  # the same on both sides, wherever it is
 _NAMED = 5
 
-_real = cache(os.path.realpath)
+real_path = cache(os.path.realpath)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class Trees:
 
     def followed(self, path: str) -> str:
         """Return where this side has what a path leads to: the path itself unless that is in the current tree."""
-        file = _real(path)
+        file = real_path(path)
         within = self.within(file)
         home = file if within is None else os.path.join(self.base, within).rstrip(os.sep)
         return path if home == file else home
@@ -175,7 +175,7 @@ def _loaded() -> Iterator[tuple[str, str]]:
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if isinstance(file, str) and os.path.isabs(file):
-            yield name, _real(file)
+            yield name, real_path(file)
 
 
 def file_digest(path: str) -> str:

@@ -313,6 +313,42 @@ def test_the_same_code_on_both_sides_is_a_mistake_unless_it_was_asked_for(
         assert last_line(result) == "compared with the same code: 1 passed (1 of 1 compared)"
 
 
+def test_of_several_files_that_changed_the_one_whose_functions_take_longer_comes_first(
+    repository: Repository, run: Run
+) -> None:
+    """In real time, by the stacks of one more launch of each side."""
+    net = "import time\n\ndef forward():\n    time.sleep({})\n"
+    repository.write("src/speed/net.py", net.format(0.002))
+    repository.write("src/speed/loss.py", "def loss():\n    pass\n")
+    repository.write(
+        "tests/test_step.py",
+        PLAIN_STEP,
+        """
+        from speed import loss, net
+
+        def test_slower(ddp_benchmark):
+            def step():
+                net.forward()
+                loss.loss()
+                all_reduce()
+            ddp_benchmark(lambda ctx: step)
+        """,
+    )
+    repository.commit()
+    repository.write("src/speed/net.py", net.format(0.04))
+    repository.write("src/speed/loss.py", "def loss():\n    return 1\n")
+    with repository.untouched():
+        result = run(*SMALL, *FEW, "--ddp-against=HEAD", "--ddp-json=../../all.json")
+    folder = "python code/src/speed"
+    lines = " ".join(" ".join(result.outlines).split())
+    assert re.search(rf"changed: {folder}/net\.py \(forward \+\d+(\.\d+)? ms\), {folder}/loss\.py", lines)
+    (measured,) = json.loads((repository.top.parent / "all.json").read_text())["measurements"]
+    found = measured["findings"][-1]
+    assert (found["file"], found["function"], found["phases"]) == (f"{folder}/net.py", "forward", [])
+    assert 0.5 < found["share"] < 1.5
+    assert {len(launch) for launch in measured["measurement"]["samples"]["step_seconds"]} == {10}, "it is not compared"
+
+
 def test_variables_options_an_interpreter_and_what_must_be_built_may_be_all_that_differs(
     repository: Repository, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

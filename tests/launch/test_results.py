@@ -6,6 +6,7 @@ import importlib
 import itertools
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -175,3 +176,33 @@ def test_sixteen_ranks_on_few_cores(bench: Bench) -> None:
     samples = bench.measure(lambda ctx: all_reduce, ranks=16)
     assert len(samples.rank_seconds) == 16
     assert samples.facts["cores_per_rank"] == max(0, len(os.sched_getaffinity(0)) // 16)
+
+
+def test_a_launch_that_is_asked_to_samples_where_its_steps_are(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python code that runs for less than Python's switch interval, too."""
+    top = Path(os.path.realpath(tmp_path))
+    (top / "work_of_a_step.py").write_text(
+        "import time\ndef work(seconds):\n    until = time.monotonic() + seconds\n"
+        "    while time.monotonic() < until:\n        pass\n"
+    )
+    monkeypatch.syspath_prepend(str(top))
+    monkeypatch.setattr(bench.launcher, "_trees", Trees(current=str(top), base=str(top), kept=()))
+
+    def setup(ctx: Any) -> Any:
+        work = importlib.import_module("work_of_a_step").work
+
+        def step() -> None:
+            work(0.002)
+            all_reduce()
+
+        return step
+
+    plan = replace(bench.plan(steps=100), stacks=True)
+    stacks = bench.launch(plan, setup).stacks
+    assert len(stacks) == 2
+    for of_rank in stacks:
+        seen = {(file, function): count for file, function, _, count in of_rank.functions}
+        assert 0 < seen["work_of_a_step.py", "work"] <= of_rank.taken
+    assert bench.launch(bench.plan(), setup).stacks == ()

@@ -408,8 +408,10 @@ def test_a_failure_says_how_long_trainers_waited_for_rpc() -> None:
         return replace(plain, samples=replace(plain.samples, blocked_seconds=blocked))
 
     roles = Plan(world_size=2, backend="gloo", device="cpu", parameter_servers=1)
-    found = causes.find_causes(verdict(Status.REGRESSED), roles, waiting(0.2, (0.15, 0.0)), [waiting(0.1, (0.05, 0.0))])
-    assert found == ("waiting for RPC +100 ms of +100 ms",)
+    before = [waiting(0.1, (0.05, 0.0))]
+    found, words = causes.explain(verdict(Status.REGRESSED), roles, waiting(0.2, (0.15, 0.0)), before, 0.015)
+    assert words == ("waiting for RPC +100 ms of +100 ms",)
+    assert [(each.phases, each.rank) for each in found] == [(("waiting_for_RPC",), None)]
 
 
 def test_of_default_limits_on_counters_only_those_that_changed_are_shown() -> None:

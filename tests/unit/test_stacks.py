@@ -1,0 +1,155 @@
+"""Stacks are sampled: which function of the repository counts."""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pytest_ddpperf.rank.stacks import StackSampler
+from pytest_ddpperf.wire.source_trees import Trees
+
+CODE = """
+import threading
+import time
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def forward(self, x):
+        return use(x)
+
+class Times(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 1
+    @staticmethod
+    def backward(ctx, gradient):
+        use(None)
+        return gradient
+
+class Data(torch.utils.data.Dataset):
+    def __len__(self):
+        return 1
+    def __getitem__(self, index):
+        use(None)
+        return 0
+
+def use(x):
+    look()
+    return x
+
+def step_of_a_model():
+    Net()(torch.zeros(1))
+
+def step_of_a_model_from_elsewhere():
+    nn.Sequential(Looks())(torch.zeros(1))
+
+def step_with_a_backward_pass():
+    Times.apply(torch.zeros(1, requires_grad=True)).sum().backward()
+
+def step_within_a_backward_pass():
+    x = torch.zeros(1, requires_grad=True)
+    x.register_hook(lambda gradient: look())
+    x.sum().backward()
+
+def step_that_loads():
+    for _ in torch.utils.data.DataLoader(Data()):
+        pass
+
+def step_that_looks():
+    look()
+
+def step_in_generated_code():
+    exec("def generated():\\n    look()\\ngenerated()", {"look": look})
+"""
+
+
+class Looks(nn.Module):
+    """Of a file outside of the repository."""
+
+    def __init__(self, look: Callable[[], None]) -> None:
+        super().__init__()
+        self.look = look
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.look()
+        return x
+
+
+@pytest.fixture
+def module(tmp_path: Path) -> ModuleType:
+    """A module of a repository; its `look` takes one sample."""
+    file = tmp_path / "net.py"
+    file.write_text(CODE)
+    made = ModuleType("net_that_is_sampled")
+    exec(compile(CODE, str(file), "exec"), made.__dict__)
+    return made
+
+
+def seen(module: ModuleType, step: str, top: Path) -> list[tuple[str, str, str]]:
+    sampler = StackSampler(Trees(current=str(top), base=str(top), kept=()), lambda: True)
+
+    def look() -> None:
+        sampler._take(sys._getframe(1))
+
+    made: Any = module
+    made.look, made.Looks = look, lambda: Looks(look)
+    getattr(module, step)()
+    assert sampler.samples.taken == 1
+    functions = sampler.samples.functions
+    return [
+        (file, function.rpartition(".")[2], re.split("[.:]", caller)[-1]) for file, function, caller, _ in functions
+    ]
+
+
+@pytest.mark.parametrize(
+    ("step", "found"),
+    [
+        ("step_that_looks", [("net.py", "step_that_looks", "")]),
+        ("step_in_generated_code", [("net.py", "step_in_generated_code", "")]),
+        ("step_of_a_model", [("net.py", "use", "forward")]),
+        ("step_of_a_model_from_elsewhere", []),
+        ("step_with_a_backward_pass", [("net.py", "use", "backward")]),
+        ("step_within_a_backward_pass", [("net.py", "<lambda>", "step_within_a_backward_pass")]),
+        ("step_that_loads", [("net.py", "use", "__getitem__")]),
+    ],
+)
+def test_the_innermost_function_of_the_repository_counts(
+    module: ModuleType, tmp_path: Path, step: str, found: list[tuple[str, str, str]]
+) -> None:
+    assert seen(module, step, tmp_path) == found
+
+
+def test_a_thread_that_waits_in_torch_counts_for_no_function(tmp_path: Path) -> None:
+    """A backward pass in C++ may be that of any module, and a wait is another rank's time."""
+    code = compile("def backward(look):\n    look()", str(tmp_path / "elsewhere.py"), "exec")
+    outside: dict[str, Any] = {"__name__": "torch.autograd"}
+    exec(code, outside)
+    top = str(Path(__file__).parents[2])
+    sampler = StackSampler(Trees(current=top, base=top, kept=()), lambda: True)
+    outside["backward"](lambda: sampler._take(sys._getframe(1)))  # of this test, which is of the repository
+    assert (sampler.samples.taken, sampler.samples.functions) == (1, ())
+
+
+def test_only_the_steps_of_the_window_are_sampled() -> None:
+    timed = threading.Event()
+    top = str(Path(__file__).parents[2])
+    with StackSampler(Trees(current=top, base=top, kept=()), timed.is_set) as sampler:
+        time.sleep(0.05)
+        assert sampler.samples.taken == 0
+        timed.set()
+        while sampler.samples.taken < 3:
+            time.sleep(0.001)
+    ((file, function, _, count), *_) = sampler.samples.functions
+    assert (file, function) == ("tests/unit/test_stacks.py", "test_only_the_steps_of_the_window_are_sampled")
+    assert count == sampler.samples.taken
