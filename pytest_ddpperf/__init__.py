@@ -7,12 +7,13 @@ imports this package in every run.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pytest_ddpperf.measuring.measurement import CollectiveResult as CollectiveResult
     from pytest_ddpperf.measuring.measurement import Result as Result
-    from pytest_ddpperf.plugin.fixtures import CollectiveBenchmark as CollectiveBenchmark
+    from pytest_ddpperf.plugin.collective_fixture import CollectiveBenchmark as CollectiveBenchmark
     from pytest_ddpperf.plugin.fixtures import DdpBenchmark as DdpBenchmark
     from pytest_ddpperf.plugin.fixtures import DdpRun as DdpRun
     from pytest_ddpperf.plugin.fixtures import GateFailed as GateFailed
@@ -23,8 +24,18 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
+_on_step_end: Callable[[], None] = lambda: None  # noqa: E731  # replaced in a rank that times a program by its marks
+
+
+def step_end() -> None:
+    """Say that a step of a training loop has ended, for `ddp_benchmark.loop(..., boundary="mark")`.
+
+    Outside of a rank that is timed it does nothing, so a program may keep it."""
+    _on_step_end()
+
+
 _HOMES = {
-    "CollectiveBenchmark": "plugin.fixtures",
+    "CollectiveBenchmark": "plugin.collective_fixture",
     "CollectiveResult": "measuring.measurement",
     "Context": "rank.context",
     "DdpBenchmark": "plugin.fixtures",

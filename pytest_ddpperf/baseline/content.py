@@ -21,7 +21,7 @@ _GROUP_KEY = ("device_type", "backend", "world_size", "nodes", "devices_per_node
 _KEY = {*_CPU_KEY, *_ACCELERATOR_KEY, *_GROUP_KEY}
 _MUST_MATCH = (
     "batch_size", "warmup", "timing", "power_limit_watts", "clock_lock", "interconnect", "network", "matmul_precision",
-    "cudnn_benchmark", "deterministic", "collective",
+    "cudnn_benchmark", "deterministic", "collective", "program",
 )  # fmt: skip
 _PHRASES = (
     "{device_type}", "{cpu_model}", "{cores} cores", "{share}", "{pinned}", "{device_model}",
@@ -54,6 +54,7 @@ def environment(facts: Mapping[str, Scalar], plan: Plan, *, batch_size: int | No
         "steps": plan.steps,
         "timing": plan.timing,
         "collective": str(plan.collective or ""),
+        "program": plan.program,
     }
     one_host: dict[str, Scalar] = {"nodes": 1, "devices_per_node": plan.world_size}
     reported = {**one_host, **facts, **asked}

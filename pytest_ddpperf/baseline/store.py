@@ -148,7 +148,7 @@ class Store:
 
 
 # What a step sends depends on these facts, not on the machine.
-_SAME_WORK = ("backend", "world_size", "roles", "batch_size", "warmup", "collective")
+_SAME_WORK = ("backend", "world_size", "roles", "batch_size", "warmup", "collective", "program")
 
 
 def _differing(stored: Mapping[str, Scalar], here: Mapping[str, Scalar]) -> str:

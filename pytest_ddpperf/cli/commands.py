@@ -1,8 +1,14 @@
-"""The short subcommands: `ddpperf html`, `markdown`, `baseline list` and `doctor`."""
+"""The short subcommands: `ddpperf run`, `html`, `markdown`, `baseline list` and `doctor`."""
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
 import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -24,6 +30,42 @@ _SHARDS = (
     "Several reports, the shards of a CI job for example, become one; if several measured the same on one kind of "
     "machine, the run that ended last counts."
 )
+
+
+def add_run(subparsers: Any) -> None:
+    """Add `run`."""
+    about = "Run a training program on several ranks, as torchrun does, and show where the time of its steps goes. "
+    about += "Nothing is stored. Example: ddpperf run --world-size 2 -- train.py --batch-size=8"
+    parser = subparsers.add_parser("run", help="time a training program", description=about, allow_abbrev=False)
+    parser.add_argument("--world-size", default="2", metavar="N", help="ranks (default: 2)")
+    parser.add_argument("--backend", default="auto", help="auto, gloo, nccl, or any torch backend (default: auto)")
+    what = "after --: a file, or -m and a module, and its arguments"
+    parser.add_argument("program", nargs="+", metavar="PROGRAM", help=what)
+    parser.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    named = 1 + (arguments.program[0] == "-m")
+    call = [json.dumps(each) for each in arguments.program[:named]]
+    if rest := arguments.program[named:]:
+        call.append(f"args={json.dumps(rest)}")
+    test = f"def test_train(ddp_benchmark):\n    ddp_benchmark.script({', '.join(call)})\n"
+    with tempfile.TemporaryDirectory() as folder:
+        file, report = Path(folder) / "test_train.py", Path(folder) / "run.json"
+        file.write_text(test)
+        of_pytest = ("-q", "-c", os.devnull, f"--rootdir={os.getcwd()}", "-p", "no:cacheprovider", "-p", "no:benchmark")
+        asked = (f"--ddp-world-size={arguments.world_size}", f"--ddp-backend={arguments.backend}")
+        others = (f"--ddp-baseline-dir={folder}", "--ddp-baseline-missing=warn", f"--ddp-json={report}")
+        command = [sys.executable, "-m", "pytest", *of_pytest, *asked, *others, str(file)]
+        ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        outcomes = [entry.outcome for entry in json_report.read([report]).entries] if report.exists() else []
+        if ended.returncode or not outcomes:
+            console.say(ended.stdout.splitlines())
+            return console.NAMED_VERDICT
+    _, _, *lines = terminal.details(outcomes)  # below the name of the test, which is ours
+    of_test = textwrap.indent(test, "    ").splitlines()
+    console.say([shlex.join(arguments.program), *lines, "A test that does the same:", "", *of_test])
+    return console.OK
 
 
 def add_reports(subparsers: Any) -> None:

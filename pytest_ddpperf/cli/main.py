@@ -58,14 +58,15 @@ def _ended(error: DdpPerfError, status: int) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="ddpperf",
-        description="Compare and show reports of pytest --ddp-json, find change points in a history, list baselines, "
-        "and check this machine.",
+        description="Time a training program, compare and show reports of pytest --ddp-json, find change points in a "
+        "history, list baselines, and check this machine.",
         epilog=_STATUSES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"pytest-ddpperf {__version__}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for add in (diff.add_parser, history.add_parser, commands.add_reports, commands.add_baseline, commands.add_doctor):
+    add_others = (commands.add_run, commands.add_reports, commands.add_baseline, commands.add_doctor)
+    for add in (diff.add_parser, history.add_parser, *add_others):
         add(subparsers)
     return parser

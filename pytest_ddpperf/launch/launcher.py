@@ -7,13 +7,14 @@ import os
 import pickle
 import socket
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median, mode
 from typing import Any, TypeVar
 
 from pytest_ddpperf.launch import locks, request
@@ -27,7 +28,7 @@ from pytest_ddpperf.launch.run import Delivery, Launch, Leader, LocalShareLaunch
 from pytest_ddpperf.launch.server_client import RankServer
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import DdpPerfError
-from pytest_ddpperf.records.plan import COUNTERS, Plan
+from pytest_ddpperf.records.plan import COUNTERS, Plan, Setup
 from pytest_ddpperf.records.samples import Imported, LaunchSamples, RankFigures, Scalar, Window
 from pytest_ddpperf.wire import payload
 from pytest_ddpperf.wire.source_trees import Trees
@@ -41,6 +42,8 @@ def collected(
     examples = [window.examples for window in windows if window.examples is not None]
     stretches = list(zip(*(window.marks_ns for window in windows), strict=True))  # stretch x rank x mark
     clocks = delivery.clocks
+    if len({tuple(map(len, window.marks_ns)) for window in windows}) > 1:
+        raise DdpPerfError("ranks differ in the steps that they took")
     on_one = [tuple(_on_our_clock(own, clocks.get(rank)) for rank, own in enumerate(marks)) for marks in stretches]
     first = [rank for rank in plan.part(0) if rank < plan.world_size]
     return LaunchSamples(
@@ -50,7 +53,7 @@ def collected(
         rank_seconds=tuple(
             _seconds([ns for marks in own for ns in _differences(marks)]) for own in zip(*stretches, strict=True)
         ),
-        stretches=tuple(len(marks[0]) - 1 for marks in stretches),
+        stretches=windows[0].stretches or tuple(len(marks[0]) - 1 for marks in stretches),
         cpu_seconds=tuple(map(_seconds, cpu)) if len(cpu) == len(windows) else None,
         examples=tuple(examples) if len(examples) == len(windows) else None,
         blocked_seconds=tuple(_seconds(window.blocked_ns) for window in windows) if plan.rpc else None,
@@ -66,7 +69,7 @@ def collected(
         warmup=windows[0].warmup,
         phases=step_phases(windows, lambda rank, ns: clocks[rank].here(ns) if rank in clocks else ns),
         stacks=tuple(window.stacks for window in windows if window.stacks is not None),
-        doubts=_doubts(windows),
+        doubts=_doubts(windows) | (_of_program(windows, _step_seconds(on_one)) if plan.boundary else {}),
     )
 
 
@@ -91,7 +94,9 @@ def completions(marks: Sequence[Sequence[float]]) -> tuple[float, ...]:
 def _unfit(plan: Plan, windows: Sequence[Window]) -> str:
     """Why a launch says little of steady training, in words, by what happened and not by its times."""
     compiled = [(rank, window.compiled_at) for rank, window in enumerate(windows) if window.compiled_at]
-    return f"{plan.name(compiled[0][0])} recompiled at step {compiled[0][1]}" if compiled else ""
+    if compiled:
+        return f"{plan.name(compiled[0][0])} recompiled at step {compiled[0][1]}"
+    return next((window.unfit for window in windows if window.unfit), "")
 
 
 # More than cold caches and a late rank add to the first step.
@@ -109,6 +114,30 @@ def _doubts(windows: Sequence[Window]) -> dict[str, str]:
     if ratio > _FIRST_RATIO and not any(window.compiled_at for window in windows):
         took = f"{ratio:.0f}x the median of the others"
         found["first step"] = f"the first timed step took {took}: does the step do the same work each time?"
+    return found
+
+
+# Steps that take so many times the median are said, and a share of steps that differ in their collectives.
+_LONG, _DIFFERING = 3, 0.1
+
+
+def _of_program(windows: Sequence[Window], step_seconds: Sequence[float]) -> dict[str, str]:
+    """Return, by kind, what is to be known of the steps of a program that owns its loop."""
+    found: dict[str, str] = {}
+    steps, usual = len(step_seconds), median(step_seconds)
+    if left_out := windows[0].left_out:
+        found["left out"] = f"{left_out} of {steps + left_out} steps with fewer backward passes are left out"
+    if long := sum(each > _LONG * usual for each in step_seconds):
+        found["long"] = (
+            f"{long} of {steps} steps took more than {_LONG}x the median (evaluation, checkpoints, logging?)"
+        )
+    phases = windows[0].phases
+    if phases is not None and phases.arrivals and phases.steps:
+        steps_ns = [pair for marks in windows[0].marks_ns for pair in pairwise(marks)][-len(phases.steps) :]
+        starts = [when for when, _ in phases.arrivals]
+        sent = [bisect_right(starts, end) - bisect_right(starts, begin) for begin, end in steps_ns]
+        if sum(each != mode(sent) for each in sent) > _DIFFERING * len(sent):
+            found["collectives"] = f"steps differ in their collectives: {min(sent)} to {max(sent)}"
     return found
 
 
@@ -190,9 +219,9 @@ class Launcher:
     def measure(
         self,
         plan: Plan,
-        setup: Callable[..., Any] | None,
+        setup: Setup,
         observer: Observer,
-        others: Sequence[Callable[..., Any] | None] = (),
+        others: Sequence[Setup] = (),
     ) -> LaunchSamples:
         """Run one launch of `plan` on fresh ranks; raises DdpPerfError.
 
@@ -210,7 +239,7 @@ class Launcher:
             launch.serve(leader)
 
     @contextmanager
-    def pause(self, plan: Plan, setup: Callable[..., Any] | None, observer: Observer) -> Iterator[PausedLaunch]:
+    def pause(self, plan: Plan, setup: Setup, observer: Observer) -> Iterator[PausedLaunch]:
         """Yield a launch of `plan` that has warmed up and is paused; it is over, clean-up included, on exit.
 
         One at a time, while the caller holds the cores (see `alone`); raises as `measure`."""
@@ -301,14 +330,18 @@ class Launcher:
         self.ready_for(plan)
         part = Part(processes=plan.part(0))
         with ExitStack() as opened:
-            remote, bound = None, None
+            remote, bound, master = None, None, None
+            if plan.boundary:
+                bound = opened.enter_context(socket.create_server(("127.0.0.1", 0)))
+                master = bound.getsockname()
             if plan.nodes > 1:
                 nodes = self._other_nodes
                 bound = opened.enter_context(socket.create_server((nodes.address, 0), family=_family(nodes.address)))
                 host, port = bound.getsockname()[:2]
                 part = replace(part, store=(host, port), interface=nodes.interface)
                 remote = nodes.parts(plan, (host, port))
-            launch = kind(self._server, self._request(plan, part, task), observer, remote, bound)
+            request = replace(self._request(plan, part, task), master=master)
+            launch = kind(self._server, request, observer, remote, bound)
             opened.enter_context(launch)
             yield launch
 

@@ -73,6 +73,21 @@ def for_ranks(environ: Mapping[str, str], world_size: int, part: Part) -> dict[s
     )
 
 
+def _torchruns(world_size: int, address: str, port: int) -> dict[str, str]:
+    """Return further variables of torchrun, with which a program forms its process group over a store that is there."""
+    return {
+        "MASTER_ADDR": address,
+        "MASTER_PORT": str(port),
+        "GROUP_WORLD_SIZE": "1",
+        "ROLE_NAME": "default",
+        "ROLE_WORLD_SIZE": str(world_size),
+        "TORCHELASTIC_RUN_ID": "ddpperf",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+    }
+
+
 def read_at_import(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables whose change needs a new rank server."""
     return {name: value for name, value in environ.items() if name.startswith(_READ_AT_IMPORT)}
@@ -109,6 +124,7 @@ class LaunchRequest:
     modules: Mapping[str, str]  # name -> file
     placement: Placement
     part: Part
+    master: tuple[str, int] | None = None  # address and port of the store for a program's own process group
     trees: Trees | None = None  # the ranks and their children report what they use from there
 
     def fields(self, folder: Path, *, in_stretches: bool) -> dict[str, Any]:
@@ -116,6 +132,8 @@ class LaunchRequest:
         and search path."""
         plan, part, on_cpu = self.plan, self.part, self.plan.device == "cpu"
         environ = for_ranks(os.environ, plan.processes, part)
+        if self.master is not None:
+            environ |= _torchruns(plan.world_size, *self.master)
         if self.trees is not None:
             environ |= opened.for_children(environ, folder)
         return {

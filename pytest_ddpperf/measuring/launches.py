@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_ddpperf import baseline
 from pytest_ddpperf.options.settings import Settings
-from pytest_ddpperf.records.plan import MEMORY_COUNTERS, Limit, Plan, limits_for
+from pytest_ddpperf.records.plan import MEMORY_COUNTERS, Limit, Plan, Setup, limits_for
 from pytest_ddpperf.records.samples import (
     Counters,
     Distribution,
@@ -36,8 +36,6 @@ from pytest_ddpperf.records.samples import (
 if TYPE_CHECKING:
     from pytest_ddpperf.launch import Launcher, Observer
     from pytest_ddpperf.launch.paused_launch import PausedLaunch
-
-Setup = Callable[..., Any] | None  # None if the plan says everything
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

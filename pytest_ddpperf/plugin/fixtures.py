@@ -5,21 +5,22 @@ What may raise between a test and its failure hides its frame, so that --pdb ope
 
 from __future__ import annotations
 
-import operator
+import os
 import re
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_ddpperf.baseline import file_name, module_folder
 from pytest_ddpperf.measuring import measurement
-from pytest_ddpperf.measuring.launches import Job, Setup
+from pytest_ddpperf.measuring.launches import Job
 from pytest_ddpperf.measuring.machine import Place, Unavailable
-from pytest_ddpperf.measuring.measurement import CollectiveResult, Measured, Result
+from pytest_ddpperf.measuring.measurement import Measured, Result
 from pytest_ddpperf.options.definitions import MARKER
 from pytest_ddpperf.options.settings import Settings, make_plan
 from pytest_ddpperf.plugin.items import accept_command, module_of, name_of, nodeid_of, with_place
@@ -27,13 +28,13 @@ from pytest_ddpperf.plugin.running import state_of
 from pytest_ddpperf.plugin.state import RUN, Run, own_options, own_settings
 from pytest_ddpperf.plugin.watch import Watcher
 from pytest_ddpperf.records.errors import DdpPerfError, LaunchError, MarkerError, OptionError
-from pytest_ddpperf.records.plan import Collective, Plan, collective, in_words
+from pytest_ddpperf.records.plan import MARK, UPDATE, Plan, Program, Setup
 from pytest_ddpperf.records.samples import RankOutput, TestId
-from pytest_ddpperf.report import ci, failure, sentences
-from pytest_ddpperf.report.text import terminal_width
+from pytest_ddpperf.report import ci, failure, sentences, text
 from pytest_ddpperf.verdict.times import TEST_LEVEL
 from pytest_ddpperf.wire import payload
 from pytest_ddpperf.wire.payload import make_refusal
+from pytest_ddpperf.wire.variables import digest
 
 if TYPE_CHECKING:
     from _pytest.outcomes import Failed
@@ -115,33 +116,9 @@ class DistributedFixture:
             if streamed and plan.node_of(outputs[0].rank) == 0:
                 continue
             for stream in ("stdout", "stderr"):
-                text = merge_outputs(getattr(output, stream) for output in outputs)
-                if text:
-                    self._item.add_report_section("call", f"{stream} {outputs[0].name}", text)
-
-
-# What differs between launches and says nothing: other numbers may be results.
-_TIMES_AND_IDS = re.compile(
-    r"\b[IWEF]\d{4} \d\d:\d\d:\d\d(\.\d+)?( +\d+(?= ))?"  # glog: "W1124 22:01:02.123456 4321 file.cpp:12] "
-    r"|(?<!\d)\d\d:\d\d:\d\d([.,]\d+)?( \[\d+\])?|(?<!\d)\d{4}-\d\d-\d\d(?!\d)"
-    r"|\b0x[0-9a-fA-F]+|(?<![\d.])1[7-9]\d{8}(\.\d+)?(?!\d)"  # seconds of the epoch, from 2023 to 2033
-    r"|\b(?i:pid)[ =:]*\d+|(?:(?m:^)|(?<=[A-Z] ))\[\d+\](?= )|(?<=\w)\[\d+\](?=: )"  # no lists, no shapes
-)
-
-
-def merge_outputs(texts: Iterable[str]) -> str:
-    """Join what launches wrote, in order. Texts that differ in nothing but time stamps, process ids and addresses are
-    shown once."""
-    alike: dict[str, list[str]] = {}
-    for text in filter(None, texts):
-        alike.setdefault(_TIMES_AND_IDS.sub("?", text), []).append(text)
-    shown = ""
-    for same in alike.values():
-        shown += same[0]
-        if len(same) > 1:
-            but = ", but for times and process ids" * (len(set(same)) > 1)
-            shown += "\n" * (not same[0].endswith("\n")) + f"(the same in {len(same)} launches{but})\n"
-    return shown
+                merged = text.merge_outputs(getattr(output, stream) for output in outputs)
+                if merged:
+                    self._item.add_report_section("call", f"{stream} {outputs[0].name}", merged)
 
 
 class DdpRun(DistributedFixture):
@@ -221,12 +198,12 @@ class BenchmarkFixture(DistributedFixture):
         try:
             measured = self._run.session.carry_out(job, watcher)
         except DdpPerfError as error:
-            text = str(error)
+            problem = str(error)
             if isinstance(error, LaunchError):
                 self._show(job.plan, (error.output,))
-                text = f"launch {watcher.launch} of {watcher.launches}: {text}"
-            self._state.outcomes.append(measurement.build_failure(job, text.splitlines()[0]))
-            raise plain_failure(text) from None
+                problem = f"launch {watcher.launch} of {watcher.launches}: {problem}"
+            self._state.outcomes.append(measurement.build_failure(job, problem.splitlines()[0]))
+            raise plain_failure(problem) from None
         finally:
             watcher.erase()
         self._show(job.plan, measured.output)
@@ -242,7 +219,7 @@ class BenchmarkFixture(DistributedFixture):
         self._item.user_properties[:] = [*kept, *ci.junit_properties(outcome)]
         result = measured.result
         if outcome.fails:
-            failed = failure.gate_failure(outcome, terminal_width()), result, sentences.headline(outcome)
+            failed = failure.gate_failure(outcome, text.terminal_width()), result, sentences.headline(outcome)
             self._state.failed_gates[label] = failed
             raise GateFailed(*failed)
         if measured.verdict.reason == "saving":
@@ -314,6 +291,7 @@ class BenchmarkFixture(DistributedFixture):
 
 _WHAT_SETUP_DOES = {
     "setup": "setup(ctx) returns the step to time",
+    "main": "main(ctx) trains in a loop of its own",
     "trainer": "trainer(ctx), or trainer(ctx, shared) with a master, returns the step to time",
     "master": "master(ctx) returns what every trainer gets",
     "parameter_server": "parameter_server(ctx) prepares a server",
@@ -348,62 +326,74 @@ class DdpBenchmark(BenchmarkFixture):
         label = self._label({"setup": setup}, batch_size, name)
         return self._gated(self._plan(), setup, label=label, batch_size=batch_size, gate=gate)
 
-
-class CollectiveBenchmark(BenchmarkFixture):
-    """The `collective_benchmark` fixture."""
-
-    _name = "collective_benchmark"
-
-    def __call__(
+    def loop(
         self,
-        op: str,
-        sizes: Iterable[int],
+        main: Callable[..., Any],
         *,
-        dtype: Any = "float32",
+        batch_size: int | None = None,
         name: str | None = None,
         gate: bool = True,
-    ) -> tuple[CollectiveResult, ...]:
-        """Time one collective over buffers of several sizes, and compare each with its baseline.
+        boundary: str = UPDATE,
+    ) -> Result:
+        """Launch ranks that call `main(ctx)`, a function that trains in a loop of its own, and time its steps.
 
-        `op` is all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, reduce or send_recv (every rank sends to
-        the next). `sizes` are bytes of the largest buffer of a rank, as nccl-tests counts them, rounded down to what
-        divides into elements and blocks. `dtype` is torch's, or its name. A result that is wrong fails the test. Sizes
-        share the error rate of one gate; all are measured before GateFailed is raised for those that failed.
+        The function forms the process group, as under torchrun. A step ends with an optimizer's update; with
+        `boundary="mark"` it ends where the function calls `pytest_ddpperf.step_end()`, and with
+        `boundary="module:function"` where that function returns. What follows the last timed step does not run. The
+        rest is as for a step.
         """
         __tracebackhide__ = True
-        sizes = tuple(map(operator.index, sizes))
-        asked = self._collectives(op, sizes, str(dtype).removeprefix("torch."))
-        if not asked:
-            raise ValueError(f"{self._name}({op!r}): no size was given")
-        plan = self._plan()
-        level = self._level(gate) / len(asked)
-        # All labels first: after a red size a rerun measures no other one either.
-        labels = []
-        for size in sizes:  # no comprehension: before Python 3.12 it has a frame, which --pdb would show
-            labels.append(self._label({}, None, "-".join(filter(None, (name, in_words(size).lower())))))
-        results: list[CollectiveResult] = []
-        failures: list[GateFailed] = []
-        for label, of_size in zip(labels, asked, strict=True):
-            try:
-                result = self._gated(replace(plan, collective=of_size), None, label=label, gate=gate, level=level)
-                results.append(cast(CollectiveResult, result))
-            except GateFailed as failed:
-                failures.append(failed)
-            except pytest.fail.Exception as failed:  # a launch failed: report what was found before, too
-                raise plain_failure("\n\n".join(map(str, (*failures, failed)))) from None
-        if failures:
-            first, text = failures[0], "\n\n".join(str(failed) for failed in failures)
-            more = f" (and {len(failures) - 1} more sizes)" if len(failures) > 1 else ""
-            raise GateFailed(text, first.result, first.headline + more)
-        return tuple(results)
+        label = self._label({"main": main}, batch_size, name)
+        plan = self._of_program(boundary, payload.name_of(main))
+        return self._gated(plan, main, label=label, batch_size=batch_size, gate=gate)
 
-    def _collectives(self, op: str, sizes: Iterable[int], dtype: str) -> list[Collective]:
-        """Return what is measured, a collective for each size; raises ValueError without a frame of ours."""
+    def script(
+        self,
+        *program: str,
+        args: Iterable[str] = (),
+        cwd: str | Path | None = None,
+        env: Mapping[str, str] | None = None,
+        batch_size: int | None = None,
+        name: str | None = None,
+        gate: bool = True,
+        boundary: str = UPDATE,
+    ) -> Result:
+        """Launch ranks that run a Python program as torchrun does, and time its steps.
+
+        `program` is a path, or "-m" and the name of a module; `args` are its arguments, and `env` are further
+        variables. `cwd` is where it runs, and where relative paths begin: by default pytest's rootdir. The rest is as
+        for `loop`.
+        """
         __tracebackhide__ = True
-        try:
-            return [collective(op, size, dtype, self._world_size) for size in sizes]
-        except ValueError as error:
-            raise ValueError(str(error)) from None
+        label = self._label({}, batch_size, name)
+        folder = self._run.config.rootpath / (cwd or "")
+        is_module = program[:1] == ("-m",)
+        if len(program) != 1 + is_module:
+            raise ValueError(f'{self._name}.script{program}: give a path, or "-m" and the name of a module')
+        path = program[-1] if is_module else str(folder / program[-1])
+        if not is_module and not Path(path).is_file():
+            raise ValueError(f"{self._name}.script({program[-1]!r}): there is no file {path}")
+        if not is_module and self._run.is_kept(path):
+            problem = "is in a folder of tests, which both sides have from the working tree: move it"
+            raise plain_failure(f"{self._name}.script: {path} {problem}")
+        called = Program(
+            path=path, is_module=is_module, args=tuple(map(str, args)), cwd=str(folder), env=dict(env or {})
+        )
+        variables = (f"{name}={digest(value)}" for name, value in sorted(called.env.items()))  # which may be secret
+        plan = self._of_program(boundary, " ".join((*variables, str(called))))
+        return self._gated(plan, called, label=label, batch_size=batch_size, gate=gate)
+
+    def _of_program(self, boundary: str, program: str) -> Plan:
+        """Return the plan of a program that owns its loop."""
+        __tracebackhide__ = True
+        if boundary not in (UPDATE, MARK) and not re.fullmatch(r"[\w.]+:[\w.]+", boundary):
+            raise ValueError(f'boundary={boundary!r}: must be "{UPDATE}", "{MARK}" or "module:function"')
+        # A folder of a test's own is another one in each run.
+        words = re.sub(rf"{re.escape(tempfile.gettempdir())}{os.sep}\S*", "TEMPORARY", program)
+        plan = replace(self._plan(), boundary=boundary, program=words)
+        if plan.nodes > 1:
+            raise plain_failure("programs that own their loop are not supported over several nodes")
+        return plan
 
 
 class RpcBenchmark(BenchmarkFixture):

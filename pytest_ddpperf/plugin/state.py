@@ -170,6 +170,12 @@ class Run:
         if self._base is not None:
             self._base.start()
 
+    def is_kept(self, path: str) -> bool:
+        """Return whether the other version would have a file from the working tree."""
+        trees = self._base.trees if self._base is not None else None
+        within = trees.within(os.path.realpath(path)) if trees is not None else None
+        return trees is not None and within is not None and trees.keeps(within)
+
     def _side_of(self, commit: str, seconds: float) -> BaseSide:
         from pytest_ddpperf.plugin import remote
 

@@ -45,11 +45,11 @@ class StepClock:
         else:
             self._read_clock(step + 1)
 
-    def finish(self) -> None:
-        """Fill all marks, after the last step."""
+    def finish(self, steps: int) -> None:
+        """Fill all marks, after so many steps."""
         if self._events:
-            self._read_clock(len(self._events) - 1)
-            first, *later = self._events
+            self._read_clock(steps)
+            first, *later = self._events[: steps + 1]
             place_events(self._marks, [first.elapsed_time(event) for event in later])
 
     def _read_clock(self, index: int) -> None:

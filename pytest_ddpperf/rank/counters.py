@@ -14,7 +14,8 @@ import re
 import resource
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -78,7 +79,7 @@ class _Dispatched(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
-def recorded(own: OwnGroup) -> dict[tuple[int, int], Operation] | None:
+def recorded(own: OwnGroup | None) -> dict[tuple[int, int], Operation] | None:
     """Return the entries of the flight recorders by recorder and number, without barriers; None as there."""
     known = flight_recorder.entries(own)
     try:
@@ -104,6 +105,10 @@ def _recorded(entry: dict[str, Any]) -> Operation:
     return Operation(kind, elements, getattr(torch, _OTHER_DTYPES.get(dtype, dtype), None))
 
 
+def _nothing() -> None:
+    pass
+
+
 class Meter:
     """Measures more of a step than its time, in a launch without RPC."""
 
@@ -111,29 +116,33 @@ class Meter:
         """Return how long this process has waited for RPC so far."""
         return 0
 
-    def counters(self, step: Callable[[], Any], own: OwnGroup, device: torch.device) -> dict[str, Count]:
-        """Run a step of this process, as all do, and count."""
+    @contextmanager
+    def counting(self, own: OwnGroup | None, device: torch.device) -> Iterator[dict[str, Count]]:
+        """Count a step that is taken within, on all ranks; what is yielded has the figures afterwards. Without a group
+        of our `own` the steps of ranks are not kept apart."""
+        barrier = own.barrier if own is not None else _nothing
         gc.collect()  # modules that a set-up made and dropped live in cycles
-        own.barrier()  # so that the recorder holds something, if it is on
+        barrier()  # so that the recorder holds something, if it is on
         before, compiled = recorded(own), count_compilations()
         if device.type != "cpu":
             torch.accelerator.reset_peak_memory_stats(device)
         self.begin()
-        own.barrier()  # what a step of another's asks of this process is counted here, too
+        barrier()  # what a step of another's asks of this process is counted here, too
+        figures: dict[str, Count] = {}
         with _Dispatched() as dispatched:
-            step()
+            yield figures
         after = recorded(own)
         memory = _peak_memory(device)
         self.end()
-        own.barrier()  # a later step of another's must not be counted in this one
+        barrier()  # a later step of another's must not be counted in this one
         more = self.close()
-        own.barrier()  # nor before this one was
+        barrier()  # nor before this one was
         seen = None
         if before is not None and after is not None:
             seen = [operation for number, operation in after.items() if number not in before]
         modules = [m for m in gc.get_objects() if issubclass(type(m), nn.Module) and "_parameters" in vars(m)]
         replicas = [module for module in modules if issubclass(type(module), DistributedDataParallel)]
-        return {
+        figures |= {
             **_sent(dispatched.operations, seen, replicas),
             **_sizes(modules, replicas),
             "recompilations": count_compilations() - compiled,

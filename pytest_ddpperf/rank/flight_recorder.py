@@ -18,10 +18,10 @@ _DUMPS = ("_dump_fr_trace", "_dump_nccl_trace")
 SIZE = {"TORCH_FR_BUFFER_SIZE": "5000"}
 
 
-def entries(own: OwnGroup) -> tuple[list[dict[str, Any]], int] | None:
+def entries(own: OwnGroup | None) -> tuple[list[dict[str, Any]], int] | None:
     """Return the entries, each with the place of its "recorder", and since when all are known, in ns of CLOCK_REALTIME.
 
-    What our `own` group sent is left out. None if the recorders are off or write an unknown format."""
+    What a group of our `own` sent is left out. None if the recorders are off or write an unknown format."""
     found, since, are_on = list[dict[str, Any]](), 0, False
     try:
         for place, name in enumerate(_DUMPS):
@@ -29,7 +29,7 @@ def entries(own: OwnGroup) -> tuple[list[dict[str, Any]], int] | None:
             kept = pickle.loads(dump(True, False, False)).get("entries", ()) if dump is not None else ()
             for entry in kept:
                 are_on = True
-                if entry["process_group"][0] != own.name:
+                if own is None or entry["process_group"][0] != own.name:
                     found.append({**entry, "recorder": place})
             if kept and (oldest := min(kept, key=itemgetter("record_id")))["record_id"] > 0:
                 since = max(since, oldest["time_created_ns"])
@@ -38,7 +38,7 @@ def entries(own: OwnGroup) -> tuple[list[dict[str, Any]], int] | None:
     return (found, since) if are_on else None
 
 
-def starts(own: OwnGroup) -> tuple[list[tuple[int, str]], int] | None:
+def starts(own: OwnGroup | None) -> tuple[list[tuple[int, str]], int] | None:
     """Return when each collective was started, in order, with a name that is the same on all ranks; and since when all
     are known. None as `entries`. Point-to-point operations are left out."""
     if (known := entries(own)) is None:

@@ -123,9 +123,9 @@ class ProcessPlace:
 
 
 def start(plan: Plan, place: ProcessPlace) -> Context:
-    """Seed, choose the device, pin, and join the group."""
+    """Seed, choose the device, pin, and join the group, unless a program does."""
     device = prepare(plan, place.index, place.threads)
-    if plan.backend:
+    if plan.backend and not plan.boundary:
         join(plan, place.number, plan.world_size, place, "store", device)
     return Context(
         rank=place.number,
@@ -145,6 +145,8 @@ def prepare(plan: Plan, index: int, threads: int) -> torch.device:
     if plan.device == "cpu":
         if threads and "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(threads)
+            if plan.boundary:  # as torchrun says it to programs, which may choose otherwise
+                os.environ["OMP_NUM_THREADS"] = str(threads)
         return torch.device("cpu")
     device = torch.device(plan.device, index)
     torch.accelerator.set_device_index(index)

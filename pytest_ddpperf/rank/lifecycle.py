@@ -29,7 +29,7 @@ from pytest_ddpperf.rank.context import Context, RpcContext
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import DdpPerfError
 from pytest_ddpperf.records.plan import Plan
-from pytest_ddpperf.records.samples import Imported
+from pytest_ddpperf.records.samples import Imported, StackSamples, Window
 from pytest_ddpperf.wire import boot, opened, payload, variables
 from pytest_ddpperf.wire.channels import Board, Kind, Message, Phase, receive_word, send_frame
 from pytest_ddpperf.wire.source_trees import Trees
@@ -159,13 +159,16 @@ def _work(rank: Rank, folder: Path, request: Message) -> None:
     if rank.plan.rpc:
         _rpc().meter.install()  # before the user's code is imported and this process joins the RPC world
     task, function, args = payload.loads((folder / "payload").read_bytes())
+    if rank.plan.boundary:
+        os.environ["ROLE_RANK"] = str(rank.number)
+        os.environ.update(getattr(function, "env", {}))
     rank.enter(Phase.GROUP)
     store = tuple(request["store"]) if request["store"] else None
     place = group.ProcessPlace(
         number=rank.number, index=index, node=request["node"], folder=folder, store=store, threads=request["threads"]
     )
     ctx: Context = (_rpc() if rank.plan.rpc else group).start(rank.plan, place)
-    if task == "measure" and rank.number < rank.plan.world_size:
+    if task == "measure" and rank.number < rank.plan.world_size and not rank.plan.boundary:
         rank = replace(rank, own_group=group.OwnGroup(rank.plan, place, ctx))
     rank.enter(Phase.SETUP)
     clean_up = _TASKS[task](rank, ctx, function, *args)
@@ -190,6 +193,8 @@ def _rpc() -> Any:
 def _measure(rank: Rank, ctx: Context, setup: Any, *others: Any) -> CleanUp | None:
     if isinstance(ctx, RpcContext):
         return _measure_rpc(rank, ctx, setup, *others)
+    if rank.plan.boundary:
+        _run_program(rank, ctx, setup)
     asked = rank.plan.collective
     made = sampling.Prepared(setup, ctx) if asked is None else sampling.Prepared(operation.setup, ctx, asked)
     return _timed(rank, ctx, made, counters.Meter())
@@ -215,17 +220,10 @@ def _measure_rpc(rank: Rank, ctx: RpcContext, trainer: Any, master: Any, paramet
 def _timed(rank: Rank, ctx: Context, prepared: sampling.Prepared, meter: counters.Meter) -> CleanUp:
     assert rank.own_group is not None, "only trainers time steps"
     stretches = rank.stretches if rank.in_stretches else None
-    sampler = None
     with ExitStack() as observed:
-        if rank.plan.stacks and rank.trees is not None:
-            from pytest_ddpperf.rank.stacks import StackSampler
-
-            def is_timed() -> bool:
-                return rank.board.phase(rank.number) is Phase.STEPS
-
-            sampler = observed.enter_context(StackSampler(rank.trees, is_timed))
+        samples = _sample_stacks(rank, observed)
         window = sampling.measure(prepared.step, rank.plan, ctx, rank.board, meter, rank.own_group, stretches)
-    window = replace(window, stacks=sampler.samples if sampler is not None else None)
+    window = replace(window, stacks=samples())
     if ctx.rank == 0:
         facts = environment.versions() | environment.state() | environment.device(ctx.device.type)
         window = replace(window, facts=facts)
@@ -240,6 +238,38 @@ def _timed(rank: Rank, ctx: Context, prepared: sampling.Prepared, meter: counter
     window = replace(window, imported=rank.imported())
     rank.deliver(json.dumps(codec.encode(window)).encode())
     return prepared.clean_up
+
+
+def _sample_stacks(rank: Rank, observed: ExitStack) -> Callable[[], StackSamples | None]:
+    """Sample stacks from here on, if that is asked; return what returns the samples."""
+    if not rank.plan.stacks or rank.trees is None:
+        return lambda: None
+    from pytest_ddpperf.rank.stacks import StackSampler
+
+    sampler = observed.enter_context(StackSampler(rank.trees, lambda: rank.board.phase(rank.number) is Phase.STEPS))
+    return lambda: sampler.samples
+
+
+def _run_program(rank: Rank, ctx: Context, program: Any) -> NoReturn:
+    from pytest_ddpperf.rank import loop
+
+    samples = _sample_stacks(rank, ExitStack())
+
+    def deliver(window: Window) -> NoReturn:
+        window = replace(window, stacks=samples(), imported=rank.imported())
+        rank.deliver(json.dumps(codec.encode(window)).encode())
+        rank.enter(Phase.DONE)
+        send_frame(rank.channel, Kind.DONE)
+        _flush()
+        rank.await_word()
+        os._exit(0)
+
+    def fail(error: BaseException) -> NoReturn:
+        _report(error, rank)
+        _flush()
+        os._exit(1)
+
+    loop.run(rank, ctx, program, deliver, fail)
 
 
 def _call(rank: Rank, ctx: Context, function: Any, *args: Any) -> None:

@@ -76,12 +76,12 @@ def measure(
     counted. Garbage is collected before the window only: collecting before each stretch would give loaders time to get
     ahead.
     """
-    phases = _PhaseWatch(plan, ctx)
+    phases = PhaseWatch(plan, ctx)
     warmed = _warm_up(step, plan, ctx, board, meter, own, phases)
     steps = _window_steps(warmed, plan, own)
     board.set_steps(ctx.rank, steps)
     uncounted = 1 if stretches else 0
-    taken: list[_Stretch] = []
+    taken: list[Stretch] = []
     counted = 0
     gc.collect()
     gc.disable()
@@ -89,37 +89,46 @@ def measure(
     try:
         for length in stretches(steps, warmed.step_ns) if stretches else (steps,):
             marks = memoryview(bytearray(8 * (length + 1))).cast("q") if stretches else board.marks(ctx.rank)
-            stretch = _Stretch(length, marks, plan, ctx)
+            stretch = Stretch(length, marks, plan, ctx, uncounted=uncounted)
             stretch.take(step, board, meter, own, counted)
             taken.append(stretch)
             counted += length - uncounted
     finally:
         gc.enable()
     board.enter(ctx.rank, Phase.DELIVERY, time.monotonic_ns())
-    blocked = [ns for stretch in taken for ns in _differences(stretch.blocked_ns[uncounted:])]
-    cpu = [ns for stretch in taken for ns in _differences(stretch.cpu_ns[uncounted:])]
+    return window_of(taken, warmed, phases, own, ctx)
+
+
+def window_of(
+    taken: Sequence[Stretch], warmed: WarmUp, phases: PhaseWatch, own: OwnGroup | None, ctx: Context
+) -> Window:
+    """Return what the stretches of a window measured."""
+    blocked = [ns for stretch in taken for ns in _differences(stretch.counted(stretch.blocked_ns))]
+    cpu = [ns for stretch in taken for ns in _differences(stretch.counted(stretch.cpu_ns))]
+    marks = [tuple(stretch.counted(stretch.marks_ns)) for stretch in taken]
     return Window(
-        marks_ns=tuple(tuple(stretch.marks_ns[uncounted:]) for stretch in taken if stretch.length > uncounted),
+        marks_ns=tuple(each for each in marks if len(each) > 1),
         cpu_ns=tuple(cpu) if ctx.device.type == "cpu" else None,
-        examples=context.count_examples([value for stretch in taken for value in stretch.returned[uncounted:]]),
+        examples=context.count_examples([value for stretch in taken for value in stretch.counted(stretch.returned)]),
         blocked_ns=tuple(blocked),
         counters=warmed.counters,
         losses=context.first_losses([*warmed.losses, *(each.get("loss") for s in taken for each in s.recorded)]),
-        recorded=context.figures_by_name([figures for stretch in taken for figures in stretch.recorded[uncounted:]]),
-        compiled_at=_compiled_at(taken, uncounted),
+        recorded=context.figures_by_name([each for stretch in taken for each in stretch.counted(stretch.recorded)]),
+        compiled_at=_compiled_at(taken),
         sent=tuple(warmed.sent),
         first_ratio=_first_ratio(taken) if warmed.steps else 0.0,
         unsettled=warmed.unsettled,
         warmup=warmed.steps,
-        phases=phases.phases([pair for stretch in taken for pair in pairwise(stretch.marks_ns[uncounted:])], own),
+        phases=phases.phases([pair for each in marks for pair in pairwise(each)], own),
         notes=phases.notes,
     )
 
 
-class _PhaseWatch:
+class PhaseWatch:
     """What is known of the phases of steps: nothing in an RPC launch, of one collective, and on an accelerator."""
 
     def __init__(self, plan: Plan, ctx: Context) -> None:
+        self._is_program = bool(plan.boundary)
         self._is_on = not plan.rpc and plan.collective is None and ctx.device.type == "cpu"
         self._stamps = Stamps()
         self.notes: tuple[str, ...] = ()
@@ -133,29 +142,34 @@ class _PhaseWatch:
     def finding(self, warmup: int, asked: int) -> AbstractContextManager[None]:
         """Find the modules that are stamped, in a warm-up step before those `asked` end: what this makes torch.compile
         do is over in the step that is counted."""
-        return self._stamps.finding_modules() if self._is_on and warmup == max(asked - 4, 0) else nullcontext()
+        return self.finding_modules() if warmup == max(asked - 4, 0) else nullcontext()
+
+    def finding_modules(self) -> AbstractContextManager[None]:
+        return self._stamps.finding_modules() if self._is_on else nullcontext()
 
     def begin(self) -> None:
         """The window is about to begin."""
-        self._stamps.taken.clear()
+        self._stamps.clear()
         self._arrivals = Arrivals()
 
-    def phases(self, steps: Sequence[tuple[int, int]], own: OwnGroup) -> RankPhases | None:
+    def phases(self, steps: Sequence[tuple[int, int]], own: OwnGroup | None) -> RankPhases | None:
         """Return the phases of the last counted `steps`, each a begin and an end."""
         if not self._is_on:
             return None
-        taken, has_ddp = self._stamps.taken, self._stamps.has_ddp
-        found = rank_phases(steps, taken, self._arrivals.read(own), has_ddp=has_ddp)
+        stamps = self._stamps
+        arrivals, before = self._arrivals.read(own), stamps.before if self._is_program else None
+        found = rank_phases(steps, stamps.taken, arrivals, has_ddp=stamps.has_ddp, before=before)
         if found is None:
             self.notes = ("phases of the step are unknown: one of its passes did not end within it",)
         return found
 
 
-class _Stretch:
+class Stretch:
     """Steps in a row and their figures; cumulative ones have a value before the first step and after each."""
 
-    def __init__(self, length: int, marks_ns: memoryview, plan: Plan, ctx: Context) -> None:
-        self._device, self._rank, self._ctx, self.length = ctx.device, ctx.rank, ctx, length
+    def __init__(self, length: int, marks_ns: memoryview, plan: Plan, ctx: Context, *, uncounted: int = 0) -> None:
+        """The first `uncounted` of so many steps are not counted."""
+        self._device, self._rank, self._ctx, self.length, self._uncounted = ctx.device, ctx.rank, ctx, length, uncounted
         if self._device.type != "cpu":
             torch.accelerator.synchronize()
         self._timer = clock.StepClock(plan.timing, self._device, marks_ns)
@@ -193,7 +207,37 @@ class _Stretch:
                 figures.clear()
             graphs[index + 1] = count_compilations()
             blocked_ns[index + 1] = meter.blocked_ns()
-        timer.finish()
+        timer.finish(self.length)
+
+    def begin(self) -> None:
+        """Mark the start of steps that a program takes."""
+        self._ctx.figures.clear()
+        self._timer.start()
+        self.cpu_ns[0] = self._cpu.read_ns()
+
+    def step_ended(self, index: int) -> None:
+        """Mark the end of a step that the program took."""
+        self._timer.mark(index)
+        if self._device.type == "cpu":
+            self.cpu_ns[index + 1] = self._cpu.read_ns()
+        if self._ctx.figures:
+            self.recorded[index] = dict(self._ctx.figures)
+            self._ctx.figures.clear()
+        self.graphs[index + 1] = count_compilations()
+
+    def finish(self, steps: int, kept: int) -> None:
+        """End after so many steps, of which only the first ones are `kept`."""
+        self._timer.finish(steps)
+        self.length = kept
+        self.marks_ns = self.marks_ns[: kept + 1]
+        self.cpu_ns, self.blocked_ns, self.graphs = (
+            each[: kept + 1] for each in (self.cpu_ns, self.blocked_ns, self.graphs)
+        )
+        self.returned, self.recorded = self.returned[:kept], self.recorded[:kept]
+
+    def counted(self, figures: Sequence[Any]) -> Sequence[Any]:
+        """Return those of the steps that are counted."""
+        return figures[self._uncounted :]
 
 
 def _differences(totals: Sequence[int]) -> list[int]:
@@ -204,26 +248,26 @@ def _differences(totals: Sequence[int]) -> list[int]:
 _COLD_NS = 1_000_000
 
 
-def _first_ratio(taken: Sequence[_Stretch]) -> float:
+def _first_ratio(taken: Sequence[Stretch]) -> float:
     """Return the first step of the window, counted or not, over the median of the others; 0 if it says nothing."""
     took = [ns for stretch in taken for ns in _differences(stretch.marks_ns)]
     return took[0] / max(median(took[1:]), 1) if len(took) > 1 and took[0] > _COLD_NS else 0.0
 
 
-def _compiled_at(taken: Sequence[_Stretch], uncounted: int) -> int:
+def _compiled_at(taken: Sequence[Stretch]) -> int:
     """Return the first counted step, from 1, in which torch.compile compiled something; 0 for none."""
     counted = 0
     for stretch in taken:
-        before, *after = stretch.graphs[uncounted:]
+        before, *after = stretch.counted(stretch.graphs)
         for number, graphs in enumerate(after, 1):
             if graphs != before:
                 return counted + number
-        counted += stretch.length - uncounted
+        counted += len(after)
     return 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _WarmUp:
+class WarmUp:
     steps: int  # it took
     unsettled: str  # what its last step still changed, in words
     counters: Mapping[str, int | None]  # of a step; nothing is known of less than three
@@ -234,21 +278,21 @@ class _WarmUp:
 
 # Of the warm-up, the steps that tell how long one takes: enough for one of them to be undisturbed, and late enough for
 # what only the first steps do to be over.
-_TELLING = 3
+TELLING = 3
 # Of the warm-up, the step in which is counted: the last but one asked, for counting should not be the last thing that
 # happens before the window. DDP rebuilds its buckets in the second step, so counts hold from the third on.
 _COUNTED_FROM = 3
 
 
 def _warm_up(
-    step: Step, plan: Plan, ctx: Context, board: Board, meter: Meter, own: OwnGroup, phases: _PhaseWatch
-) -> _WarmUp:
+    step: Step, plan: Plan, ctx: Context, board: Board, meter: Meter, own: OwnGroup, phases: PhaseWatch
+) -> WarmUp:
     """Take the asked steps, and more until no rank's last one changed anything, up to a cap."""
     row, cell = board.row(ctx.rank), Board.STEP_CELL
     board.enter(ctx.rank, Phase.WARMUP, time.monotonic_ns())
     counters: Mapping[str, int | None] = {}
     if plan.warmup == 0:
-        return _WarmUp(steps=0, unsettled="", counters=counters)
+        return WarmUp(steps=0, unsettled="", counters=counters)
     watch = Steadiness(ctx.device)
     step_ns, sent, losses = [], [], []
     watched = (0, max(plan.warmup - 2, _COUNTED_FROM - 1)) if plan.warmup >= _COUNTED_FROM else ()
@@ -260,7 +304,8 @@ def _warm_up(
         began = time.monotonic_ns()
         with phases.finding(index, plan.warmup):
             if index and index in watched:
-                counters = meter.counters(step, own, ctx.device)
+                with meter.counting(own, ctx.device) as counters:
+                    step()
             else:
                 context.read_returned(step(), ctx.record)
         if ctx.device.type != "cpu":
@@ -273,11 +318,11 @@ def _warm_up(
             unsettled = watch.unsettled(own)
             if not unsettled:
                 break
-    shortest = min(step_ns[-_TELLING:])
-    return _WarmUp(steps=index + 1, unsettled=unsettled, counters=counters, sent=sent, losses=losses, step_ns=shortest)
+    shortest = min(step_ns[-TELLING:])
+    return WarmUp(steps=index + 1, unsettled=unsettled, counters=counters, sent=sent, losses=losses, step_ns=shortest)
 
 
-def _window_steps(warmed: _WarmUp, plan: Plan, own: OwnGroup) -> int:
+def _window_steps(warmed: WarmUp, plan: Plan, own: OwnGroup) -> int:
     """Return how many steps all ranks time, by the slowest rank, since none ends before it."""
     if not warmed.steps:
         return plan.steps
@@ -313,9 +358,10 @@ class Steadiness:
         self._before = now
         return [after != earlier for after, earlier in zip(now, before, strict=True)]
 
-    def unsettled(self, own: OwnGroup) -> str:
-        """Describe what the last step changed in any rank; all ranks call it together."""
-        changes = own.maximum(self.changed())
+    def unsettled(self, own: OwnGroup | None) -> str:
+        """Describe what the last step changed in any rank; all ranks call it together. Without a group of our `own`, of
+        this rank."""
+        changes = own.maximum(self.changed()) if own is not None else self.changed()
         return ", ".join(cause for cause, any_rank in zip(_CAUSES, changes, strict=True) if any_rank)
 
 

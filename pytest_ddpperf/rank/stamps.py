@@ -37,6 +37,7 @@ class Stamps:
 
     def __init__(self) -> None:
         self.taken: list[Stamp] = []
+        self.before: list[int] = []  # what was open when they were cleared
         self.has_ddp = False  # whether a step trains a DDP module
         self._thread = threading.get_ident()
         self._modules: list[torch.nn.Module] = []  # that a step calls itself
@@ -55,11 +56,15 @@ class Stamps:
         register_optimizer_step_pre_hook(self._hook(_OPTIMIZER))
         register_optimizer_step_post_hook(self._hook(-_OPTIMIZER))
 
+    def clear(self) -> None:
+        self.before = still_open(self.taken, self.before)
+        self.taken.clear()
+
     @contextmanager
     def finding_modules(self) -> Iterator[None]:
         """Find the modules that a step calls itself, not within another's forward pass or a backward pass (activation
         checkpointing calls some there), and stamp their forward passes afterwards."""
-        self.taken.clear()
+        self.clear()
         before = register_module_forward_pre_hook(self._enter)
         after = register_module_forward_hook(self._leave, always_call=True)
         try:
@@ -125,7 +130,7 @@ class Arrivals:
     def __init__(self) -> None:
         self._offset_ns = flight_recorder.realtime_offset_ns()
 
-    def read(self, own: OwnGroup) -> tuple[list[tuple[int, str]], int] | None:
+    def read(self, own: OwnGroup | None) -> tuple[list[tuple[int, str]], int] | None:
         """Return as `flight_recorder.starts`, after the window; None also if the clocks moved against each other."""
         offset_ns = flight_recorder.realtime_offset_ns()
         if abs(offset_ns - self._offset_ns) > _CLOCK_MOVED_NS or (known := flight_recorder.starts(own)) is None:
@@ -140,21 +145,25 @@ def rank_phases(
     arrivals: tuple[list[tuple[int, str]], int] | None,
     *,
     has_ddp: bool,
+    before: Sequence[int] | None = None,
 ) -> RankPhases | None:
     """Return the phases of the last `steps`, each a begin and an end; None if the stamps are not nested.
 
-    `arrivals` are those of `Arrivals.read`. If the step `has_ddp`, backward passes end with a wait."""
+    `arrivals` are those of `Arrivals.read`. If the step `has_ddp`, backward passes end with a wait. Steps of a program
+    may end within something: `before` is what was open before the first stamp; None of others."""
     started, since = arrivals if arrivals is not None else ([], 0)
     known = [step for step in steps[-_LAST:] if step[0] >= since]
     times = [when for when, _ in stamps]
     starts = [when for when, _ in started]
-    found, seen = [], set[str]()
+    found, seen, place, open_kinds = [], set[str](), 0, list(before or ())
     for begin, end in known:
-        within = stamps[bisect_right(times, begin) : bisect_right(times, end)]
+        first, last = bisect_right(times, begin), bisect_right(times, end)
         own_starts = starts[bisect_right(starts, begin) : bisect_right(starts, end)]
-        step = _Step(begin, own_starts if has_ddp else (), knows_waits=arrivals is not None)
-        if not step.take(within, end):
+        open_kinds = still_open(stamps[place:first], open_kinds)
+        step = _Step(begin, own_starts if has_ddp else (), open_kinds, knows_waits=arrivals is not None)
+        if not step.take(stamps[first:last], end) or (step.open and before is None):
             return None
+        place, open_kinds = last, step.open
         seen |= {phase for phase, _ in step.pieces}
         found.append(tuple((PHASES.index(phase), until) for phase, until in step.pieces))
     seen |= {OTHER} if arrivals is None else {OTHER, EXPOSED}  # of which there may be none
@@ -166,15 +175,26 @@ def rank_phases(
     )
 
 
+def still_open(stamps: Sequence[Stamp], before: Sequence[int] = ()) -> list[int]:
+    """Return what began and has not ended, where so much was open before; what never began is left out."""
+    found = list(before)
+    for _, kind in stamps:
+        if kind > 0:
+            found.append(kind)
+        elif found and found[-1] == -kind:
+            found.pop()
+    return found
+
+
 class _Step:
     """Divides one step into pieces, each a phase and its end."""
 
-    def __init__(self, begin: int, starts: Sequence[int], *, knows_waits: bool) -> None:
+    def __init__(self, begin: int, starts: Sequence[int], open_kinds: Sequence[int], *, knows_waits: bool) -> None:
         self.pieces: list[tuple[str, int]] = []
         self._at = begin
         self._starts = starts  # of collectives that DDP may wait for
         self._knows_waits = knows_waits
-        self._open: list[int] = []
+        self.open = list(open_kinds)
         self._waited_until = begin
         self._gaps: list[int] = []  # pieces whose phase depends on what follows
         self._last = ""  # phase, gaps and waits left out
@@ -184,27 +204,27 @@ class _Step:
         for when, kind in stamps:
             self._until(when)
             if kind > 0:
-                self._open.append(kind)
-            elif self._open and self._open[-1] == -kind:
-                self._open.pop()
+                self.open.append(kind)
+            elif self.open and self.open[-1] == -kind:
+                self.open.pop()
                 if kind == -_WAIT:
                     self._waited_until = when
-                if kind == -_BACKWARD and _BACKWARD not in self._open:
+                if kind == -_BACKWARD and _BACKWARD not in self.open:
                     self._expose(when)
             else:
                 return False
         self._until(end)
         self._name_gaps("")
-        return not self._open
+        return bool(self.pieces)
 
     def _phase(self) -> str:
         """Return the phase that lasts now; "" between those that are known."""
-        if _WAIT in self._open:
+        if _WAIT in self.open:
             return EXPOSED if self._knows_waits else OTHER
-        if _BACKWARD in self._open:  # what activation checkpointing computes anew belongs to it
-            return OTHER if _OPTIMIZER in self._open[self._open.index(_BACKWARD) :] else BACKWARD
-        # An optimizer may call a closure, which has the other two.
-        return FORWARD if _FORWARD in self._open else OPTIMIZER if self._open else ""
+        if _BACKWARD in self.open:  # what activation checkpointing computes anew belongs to it
+            return OTHER if _OPTIMIZER in self.open[self.open.index(_BACKWARD) :] else BACKWARD
+        # An optimizer may call a closure, which has the other two, and a module may train within its forward pass.
+        return {_FORWARD: FORWARD, _OPTIMIZER: OPTIMIZER}.get(self.open[-1], OTHER) if self.open else ""
 
     def _until(self, when: int) -> None:
         """End the phase that lasts now."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 POINT_TO_POINT = ("send", "recv")
 # The operations that have counters of their own.
@@ -86,6 +88,28 @@ COUNTER_LIMITS = tuple(
 )
 
 
+UPDATE, MARK = "update", "mark"  # what ends a step: an optimizer's update, or a call of `pytest_ddpperf.step_end`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """A Python program, as it is called."""
+
+    path: str  # absolute, or of a module its name
+    is_module: bool  # as after `python -m`
+    args: tuple[str, ...]
+    cwd: str  # absolute
+    env: Mapping[str, str]  # variables beyond those of pytest
+
+    def __str__(self) -> str:
+        """The command line."""
+        name = ["-m", self.path] if self.is_module else [os.path.relpath(self.path, self.cwd)]
+        return shlex.join([*name, *self.args])
+
+
+Setup = Callable[..., Any] | Program | None  # what ranks run; None if the plan says everything
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """All that a launch needs to know; the same for every launch of a test but for the window: see `exactly`."""
@@ -108,6 +132,9 @@ class Plan:
     collective: Collective | None = None  # is the step, instead of what a set-up makes
     trace: str = ""  # the beginning of the paths of traces of further steps, in a launch that takes some
     stacks: bool = False  # whether the launch samples Python stacks; its times are not compared
+    # Of a program that owns its loop, what ends a step: UPDATE, MARK or "module:function"; "" of a function.
+    boundary: str = ""
+    program: str = ""  # its command line
 
     @property
     def rpc(self) -> bool:

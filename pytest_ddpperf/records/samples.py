@@ -319,6 +319,9 @@ class Window:
     phases: RankPhases | None = None  # None where they are unknown
     losses: tuple[float | None, ...] = ()  # of the first steps after the asked warm-up; None: not finite
     stacks: StackSamples | None = None  # of a launch that samples them
+    unfit: str = ""  # why its steps are not alike, in words
+    left_out: int = 0  # updates of a program that were shorter than others
+    stretches: tuple[int, ...] = ()  # of a program, the counted steps of each stretch, which those may divide
     notes: tuple[str, ...] = ()  # why phases, or a trace that was asked for, are missing
     facts: Mapping[str, Scalar] = field(default_factory=dict)  # the environment, of rank 0
     imported: Imported = Imported()

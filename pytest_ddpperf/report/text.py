@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 import shutil
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from pytest_ddpperf.records.outcome import Outcome
 from pytest_ddpperf.records.plan import BANDWIDTH, Collective, Limit, Plan
@@ -239,3 +240,27 @@ def phases(means: Means) -> str:
         name[0] if name != OTHER else "." for name, taken in known.items() for _ in range(round(_BAR * taken / step))
     )
     return f"[{bar}] {', '.join(f'{phase(name)} {seconds(taken)}' for name, taken in known.items())}"
+
+
+# What differs between launches and says nothing: other numbers may be results.
+_TIMES_AND_IDS = re.compile(
+    r"\b[IWEF]\d{4} \d\d:\d\d:\d\d(\.\d+)?( +\d+(?= ))?"  # glog: "W1124 22:01:02.123456 4321 file.cpp:12] "
+    r"|(?<!\d)\d\d:\d\d:\d\d([.,]\d+)?( \[\d+\])?|(?<!\d)\d{4}-\d\d-\d\d(?!\d)"
+    r"|\b0x[0-9a-fA-F]+|(?<![\d.])1[7-9]\d{8}(\.\d+)?(?!\d)"  # seconds of the epoch, from 2023 to 2033
+    r"|\b(?i:pid)[ =:]*\d+|(?:(?m:^)|(?<=[A-Z] ))\[\d+\](?= )|(?<=\w)\[\d+\](?=: )"  # no lists, no shapes
+)
+
+
+def merge_outputs(texts: Iterable[str]) -> str:
+    """Join what launches wrote, in order. Texts that differ in nothing but time stamps, process ids and addresses are
+    shown once."""
+    alike: dict[str, list[str]] = {}
+    for written in filter(None, texts):
+        alike.setdefault(_TIMES_AND_IDS.sub("?", written), []).append(written)
+    shown = ""
+    for same in alike.values():
+        shown += same[0]
+        if len(same) > 1:
+            but = ", but for times and process ids" * (len(set(same)) > 1)
+            shown += "\n" * (not same[0].endswith("\n")) + f"(the same in {len(same)} launches{but})\n"
+    return shown

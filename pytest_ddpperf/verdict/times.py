@@ -38,7 +38,7 @@ _WEIGHT_OF_MEAN = 0.1
 # A verdict is settled where further launches would bring another with less than this probability.
 SETTLED_LEVEL = 0.05
 # Of the facts that must match, those that are asked for: with others, step times of one test are not alike.
-_ASKED = ("batch_size", "warmup", "timing", "collective")
+_ASKED = ("batch_size", "warmup", "timing", "collective", "program")
 # Between launches there must be something to compare.
 LAUNCHES_NEEDED = 2
 

@@ -139,7 +139,8 @@ class Board:
 
     STEP_CELL = 1
     _STEPS = 2
-    _ENTERED = 3  # the first of len(Phase) cells
+    _BEGIN = 3
+    _ENTERED = 4  # the first of len(Phase) cells
     _MARKS = _ENTERED + len(Phase)
 
     def __init__(self, path: Path, world_size: int, steps: int) -> None:
@@ -174,6 +175,14 @@ class Board:
     def steps(self, rank: int) -> int:
         """Return the number of steps of the rank's window; 0 until it is known, or without a window."""
         return self._cells[rank * self._row + self._STEPS]
+
+    def set_begin(self, rank: int, update: int) -> None:
+        """Say after which update of a program the window begins, before `set_steps`."""
+        self._cells[rank * self._row + self._BEGIN] = update
+
+    def begin(self, rank: int) -> int:
+        """Return after which update of a program the window begins; 0 until it is known."""
+        return self._cells[rank * self._row + self._BEGIN]
 
     def marks(self, rank: int) -> memoryview:
         """The steps + 1 marks of one rank: the start, then the end of each step of its window."""

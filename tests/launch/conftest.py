@@ -48,8 +48,8 @@ class Bench:
         self.recorder = Recorder()
         self.failed = False
 
-    def plan(self, *, ranks: int = 2, steps: int = 3, warmup: int = 1) -> Plan:
-        return Plan(world_size=ranks, backend="gloo", device="cpu", warmup=warmup, steps=steps)
+    def plan(self, *, ranks: int = 2, steps: int = 3, warmup: int = 1, boundary: str = "") -> Plan:
+        return Plan(world_size=ranks, backend="gloo", device="cpu", warmup=warmup, steps=steps, boundary=boundary)
 
     def measure(self, setup: Any, **plan: Any) -> LaunchSamples:
         return self.launch(self.plan(**plan), setup)

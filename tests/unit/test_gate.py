@@ -14,11 +14,11 @@ from pytest_ddpperf.measuring.baseline_side import Stored
 from pytest_ddpperf.measuring.launches import Job, Launches
 from pytest_ddpperf.measuring.measurement import Measured
 from pytest_ddpperf.measuring.session import Session
-from pytest_ddpperf.plugin.fixtures import merge_outputs
 from pytest_ddpperf.plugin.items import name_of, nodeid_of
 from pytest_ddpperf.records.errors import DdpPerfError
 from pytest_ddpperf.records.outcome import Outcome
 from pytest_ddpperf.records.samples import Environment, Status
+from pytest_ddpperf.report.text import merge_outputs
 from tests.unit.test_launches import LAUNCH
 from tests.unit.test_machine import CPU
 from tests.unit.test_report import verdict

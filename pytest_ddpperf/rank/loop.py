@@ -1,0 +1,329 @@
+"""Times a program that owns its loop, by its optimizer updates, without a collective of ours.
+
+What ends a step is learned in the warm-up. The window begins with the last update of the warm-up; after its last one
+the rank delivers and ends, wherever the program is.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import runpy
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from functools import wraps
+from itertools import pairwise
+from statistics import multimode
+from typing import Any, NoReturn, Protocol
+
+import torch
+import torch.distributed as dist
+
+import pytest_ddpperf
+from pytest_ddpperf.rank import context, environment
+from pytest_ddpperf.rank.context import Context
+from pytest_ddpperf.rank.counters import Meter
+from pytest_ddpperf.rank.sampling import (
+    TELLING,
+    WARMUP_BEYOND,
+    PhaseWatch,
+    Steadiness,
+    Stretch,
+    WarmUp,
+    window_of,
+)
+from pytest_ddpperf.rank.updates import Ended, Updates
+from pytest_ddpperf.records.errors import DdpPerfError
+from pytest_ddpperf.records.plan import MARK, UPDATE, Plan, Program
+from pytest_ddpperf.records.samples import Window
+from pytest_ddpperf.wire.channels import Board, Phase
+
+
+class Process(Protocol):
+    """What a rank's process does for the program: a `lifecycle.Rank`."""
+
+    @property
+    def plan(self) -> Plan: ...
+    @property
+    def number(self) -> int: ...
+    @property
+    def board(self) -> Board: ...
+    @property
+    def in_stretches(self) -> bool: ...
+    def enter(self, phase: Phase) -> None: ...
+    def stretches(self, steps: int, step_ns: int) -> Iterator[int]: ...
+
+
+class Loop:
+    """The steps of a program: warm-up, then the window. `deliver` takes what was measured, and does not return."""
+
+    def __init__(self, rank: Process, ctx: Context, deliver: Callable[[Window], NoReturn]) -> None:
+        self._rank, self._plan, self._ctx, self._board, self._deliver = rank, rank.plan, ctx, rank.board, deliver
+        self._phases = PhaseWatch(rank.plan, ctx)
+        self._within = ExitStack()  # what lasts for the warm-up step under way
+        self._steady: Steadiness | None = None
+        self._meter = Meter()
+        self._counters: Mapping[str, int | None] = {}
+        self._ended_ns: list[int] = []  # of warm-up steps
+        self._passes: list[int] = []  # backward passes of each
+        self._losses: list[Any] = []
+        self._seen = 0  # steps that were seen to begin
+        self._unsettled = ""
+        self._warmed: WarmUp | None = None  # once the window has begun
+        self._lengths: Iterator[int] = iter(())
+        self._taken: list[Stretch] = []
+        self._of_stretch: list[int] = []  # counted steps of each stretch that was asked for
+        self._step = self._missing = self._uncounted = self._left_out = 0
+        self._unfit = ""
+
+    def learned(self, steps: Sequence[Ended]) -> bool:
+        """It is known where steps end, of which these are over; return whether that counts."""
+        if self._board.begin(0):
+            self._unfit = "steps end otherwise than in the warm-up"
+            return False
+        self._within.close()
+        self._ended_ns, self._passes = [when for when, _ in steps], [passes for _, passes in steps]
+        self._seen = 0
+        self._losses.clear()
+        return True
+
+    def step_ended(self, passes: int) -> None:
+        """A step of so many backward passes has ended."""
+        if self._warmed is None:
+            self._warm_up(passes)
+        else:
+            self._time(passes)
+
+    # --- warm-up
+
+    def _warm_up(self, passes: int) -> None:
+        """The first step that is seen to begin finds modules, and the next is counted; not one that is shorter."""
+        plan, board, done, seen = self._plan, self._board, len(self._ended_ns), self._seen
+        self._within.close()
+        if self._ctx.device.type != "cpu":
+            torch.accelerator.synchronize()
+        self._ended_ns.append(time.monotonic_ns())
+        self._passes.append(passes)
+        self._seen += 1
+        if passes < max(self._passes):
+            self._counters = {}  # of a shorter step
+        if self._steady is None:
+            self._refuse_wrong_group()
+            self._rank.enter(Phase.WARMUP)
+            self._steady = Steadiness(self._ctx.device)
+        board.row(self._rank.number)[Board.STEP_CELL] = done
+        loss = self._ctx.figures.pop("loss", None)
+        self._losses += [loss] * (done >= plan.warmup)
+        if self._rank.number == 0 and seen and not board.begin(0) and done >= plan.warmup - 1:
+            self._decide(done)
+        self._steady.changed()
+        if board.steps(0) and done >= board.begin(0):
+            if done > board.begin(0):
+                raise DdpPerfError(f"rank {self._rank.number} is more than an update ahead of rank 0: ranks differ")
+            self._begin_window()
+        elif not seen:
+            self._within.enter_context(self._phases.finding_modules())
+        elif not self._counters:
+            self._counters = self._within.enter_context(self._meter.counting(None, self._ctx.device))
+
+    def _decide(self, done: int) -> None:
+        """Let the window begin soon after nothing changes any more, by what rank 0 sees. No rank is more than an
+        update ahead."""
+        assert self._steady is not None, "the first update made it"
+        self._unsettled = self._steady.unsettled(None)
+        if not self._unsettled or done >= self._plan.warmup + WARMUP_BEYOND:
+            self._board.set_begin(0, done + 2)
+            self._board.set_steps(0, self._plan.steps_for(max(self._step_ns(), 1) / 1e9))
+
+    def _step_ns(self) -> int:
+        """Return the shortest of the last steps."""
+        return min(after - before for before, after in pairwise(self._ended_ns[-TELLING - 1 :]))
+
+    def _refuse_wrong_group(self) -> None:
+        """Raise DdpPerfError unless the program has the process group that was asked for."""
+        plan = self._plan
+        if not dist.is_initialized():
+            if plan.world_size > 1:
+                raise DdpPerfError("the program trains without a process group: it has to call init_process_group()")
+            return
+        if (size := dist.get_world_size()) != plan.world_size:
+            raise DdpPerfError(f"the program's process group has {size} ranks, and {plan.world_size} were asked for")
+        group: Any = dist.distributed_c10d._get_default_group()
+        backend = ""
+        with suppress(Exception):  # it has none for this kind of device
+            backend = group._get_backend(self._ctx.device).name()
+        if backend not in ("", plan.backend):
+            raise DdpPerfError(f"the program's process group uses {backend}, and {plan.backend} was asked for")
+
+    # --- the window
+
+    def _begin_window(self) -> None:
+        steps, step_ns = self._board.steps(0), self._step_ns()
+        self._board.set_steps(self._rank.number, steps)
+        self._warmed = WarmUp(
+            steps=len(self._ended_ns),
+            unsettled=self._unsettled,
+            counters=self._counters,
+            losses=self._losses,
+            step_ns=step_ns,
+        )
+        self._rank.enter(Phase.STEPS)
+        self._lengths = iter((steps,))
+        if self._rank.in_stretches:
+            self._lengths = self._rank.stretches(steps, step_ns)
+        self._usual = max(multimode(self._passes))
+        self._phases.begin()
+        self._next_stretch()
+
+    def _next_stretch(self) -> None:
+        """Begin the next stretch; without one, deliver."""
+        length = next(self._lengths, None)
+        if length is None:
+            self._deliver(self._window())
+        self._of_stretch.append(0)
+        self._begin_part(length, int(self._rank.in_stretches))
+
+    def _begin_part(self, length: int, uncounted: int) -> None:
+        """Begin what is left of a stretch."""
+        marks = memoryview(bytearray(8 * (length + 1))).cast("q")
+        self._part = Stretch(length, marks, self._plan, self._ctx, uncounted=uncounted)
+        self._step, self._missing, self._uncounted = 0, length, uncounted
+        self._part.begin()
+
+    def _end_part(self, kept: int) -> None:
+        self._part.finish(self._step, kept)
+        counted = max(kept - self._uncounted, 0)
+        if counted:
+            self._taken.append(self._part)
+        self._of_stretch[-1] += counted
+
+    def _time(self, passes: int) -> None:
+        """Mark the end of a step. A shorter one is left out, and its stretch goes on after it."""
+        self._part.step_ended(self._step)
+        self._step += 1
+        self._board.row(self._rank.number)[Board.STEP_CELL] += 1
+        if passes < self._usual:
+            self._left_out += 1
+            self._end_part(self._step - 1)
+            self._begin_part(self._missing - (self._step - 1), self._uncounted * (self._step == 1))
+            return
+        if passes > self._usual:
+            self._unfit = f"a step had {passes} backward passes, and {self._usual} in the warm-up"
+        if self._step == self._missing:
+            self._end_part(self._step)
+            self._next_stretch()
+
+    def _window(self) -> Window:
+        assert self._warmed is not None, "the window has begun"
+        found = window_of(self._taken, self._warmed, self._phases, None, self._ctx)
+        facts = {}
+        if self._ctx.rank == 0:
+            facts = environment.versions() | environment.state() | environment.device(self._ctx.device.type)
+        notes = found.notes + ("a program that owns its loop is not traced",) * bool(self._plan.trace)
+        stretches = tuple(counted for counted in self._of_stretch if counted)
+        return replace(found, facts=facts, unfit=self._unfit, left_out=self._left_out, stretches=stretches, notes=notes)
+
+    # --- the end of a program that ended too soon
+
+    def unfinished(self) -> str:
+        """Say how far the program came."""
+        plan, steps, done = self._plan, self._board.steps(0), len(self._ended_ns)
+        if not done and plan.boundary == UPDATE:
+            return "the program ended without as many optimizer updates as show how its steps end: it takes at least 7"
+        if not done:
+            return f"the program ended without a step: {plan.boundary} never ended one"
+        if self._warmed is None:
+            return f"the program ended after {done} steps, in the warm-up (--ddp-warmup {plan.warmup})"
+        timed = sum(self._of_stretch) + max(self._step - self._uncounted, 0) * (self._step < self._missing)
+        advice = "let it train longer, or ask for fewer (--ddp-steps, --ddp-min-time)"
+        return f"the program ended after {timed} of {steps} timed steps: {advice}"
+
+
+def run(rank: Process, ctx: Context, program: Any, deliver: Callable[[Window], NoReturn], fail: Any) -> NoReturn:
+    """Run a program until its window is over; `fail` reports an error and does not return either."""
+    loop = Loop(rank, ctx, deliver)
+    if rank.plan.boundary == UPDATE:
+        Updates(loop.step_ended, loop.learned, fail).install()
+    _refuse_own_ranks(fail)
+    try:
+        if isinstance(program, Program):
+            _prepare(program)
+        if rank.plan.boundary != UPDATE:
+            _mark_steps(rank.plan.boundary, loop, fail)
+        if isinstance(program, Program):
+            _run(program)
+        else:
+            context.call_keeping_locals(program, ctx)
+    except SystemExit as error:
+        if error.code not in (None, 0):
+            raise DdpPerfError(f"the program called sys.exit({error.code!r}): {_last_line()}") from None
+    raise DdpPerfError(loop.unfinished())
+
+
+def _mark_steps(boundary: str, loop: Loop, fail: Callable[[BaseException], NoReturn]) -> None:
+    """Let a step end where the program says so, or where a function returns: "package.module:Class.method"."""
+
+    def mark() -> None:
+        try:
+            loop.step_ended(1)
+        except Exception as error:  # which the program might catch
+            fail(error)
+
+    if boundary == MARK:
+        pytest_ddpperf._on_step_end = mark
+        return
+    module, _, path = boundary.partition(":")
+    *owners, last = path.split(".")
+    owner: Any = importlib.import_module(module)
+    for each in owners:
+        owner = getattr(owner, each)
+    found = inspect.getattr_static(owner, last)
+    function = getattr(found, "__func__", found)  # of a class method or static method
+
+    @wraps(function)
+    def marking(*args: Any, **kwargs: Any) -> Any:
+        result = function(*args, **kwargs)
+        mark()
+        return result
+
+    setattr(owner, last, marking if function is found else type(found)(marking))
+
+
+def _refuse_own_ranks(fail: Callable[[BaseException], NoReturn]) -> None:
+    """Let the functions that start ranks fail."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        fail(DdpPerfError("the program starts ranks itself: it has to run as under torchrun, with RANK and WORLD_SIZE"))
+
+    # In the package the function hides the module of the same name.
+    for owner in (torch.multiprocessing, importlib.import_module("torch.multiprocessing.spawn")):
+        for name in ("spawn", "start_processes"):
+            setattr(owner, name, refuse)
+
+
+def _prepare(program: Program) -> None:
+    """Let this process look as Python does for a program: its own folder, or that of a module, first on sys.path."""
+    os.chdir(program.cwd)
+    sys.argv[:] = [program.path, *program.args]
+    sys.path.insert(0, program.cwd if program.is_module else os.path.dirname(program.path))
+
+
+def _run(program: Program) -> None:
+    if program.is_module:
+        runpy.run_module(program.path, run_name="__main__", alter_sys=True)
+    else:
+        runpy.run_path(program.path, run_name="__main__")
+
+
+def _last_line() -> str:
+    """Return the last line that this process wrote to its error output."""
+    with suppress(OSError, ValueError):
+        sys.stderr.flush()
+        with open(os.readlink("/proc/self/fd/2"), errors="replace") as log:
+            lines = [line.strip() for line in log if line.strip()]
+            return lines[-1] if lines else "it wrote nothing"
+    return "see its error output"

@@ -1,0 +1,122 @@
+"""Programs that own their loop, in whole runs: as scripts and functions, next to another version, by the command."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.git import git
+from tests.integration.conftest import FEW, Run
+
+# A step lasts SECONDS on a clock of its own.
+TRAIN = """
+import argparse, time
+import torch
+import torch.distributed as dist
+from pytest_ddpperf.rank import clock
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--milliseconds", type=int, default=SECONDS)
+milliseconds = parser.parse_args().milliseconds
+
+class Clock:
+    monotonic, sleep, thread_time_ns = time.monotonic, time.sleep, time.thread_time_ns
+    now = 1
+    def monotonic_ns(self):
+        return self.now
+
+clock.time = Clock()
+dist.init_process_group("gloo")
+weight = torch.ones(3, requires_grad=True)
+optimizer = torch.optim.SGD([weight], lr=0.1)
+while True:
+    weight.sum().backward()
+    dist.all_reduce(weight.grad)
+    clock.time.now += milliseconds * 1_000_000
+    optimizer.step()
+"""
+TEST = """
+def test_train(ddp_benchmark):
+    result = ddp_benchmark.script("train.py", args=[{}], batch_size=8)
+    assert result.counters["all_reduce.count"] == 1
+"""
+
+
+@pytest.fixture
+def folder(pytester: pytest.Pytester) -> Path:
+    """A repository with a training script, and its test in a folder of tests."""
+    folder = pytester.path
+    (folder / "tests").mkdir()
+    (folder / "pytest.ini").write_text("[pytest]\n")
+    (folder / ".gitignore").write_text("__pycache__\nbaselines\n*.json\n")
+    (folder / "train.py").write_text(TRAIN.replace("SECONDS", "5"))
+    (folder / "tests/test_train.py").write_text(TEST.format(""))
+    git(folder, "init", "--quiet")
+    git(folder, "add", "--all")
+    git(folder, "commit", "--quiet", "-m", "a commit")
+    return folder
+
+
+def test_a_script_is_compared_with_its_baseline_and_its_arguments_have_to_match(run: Run, folder: Path) -> None:
+    run("--ddp-save-baseline").assert_outcomes(passed=1)
+    result = run("--ddp-json=all.json")
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["*test_train.py::test_train *2 gloo * PASS"])
+    (measured,) = json.loads((folder / "all.json").read_text())["measurements"]
+    assert measured["measurement"]["environment"]["must_match"]["program"] == "train.py"
+    assert measured["batch_size"] == 8
+    (folder / "tests/test_train.py").write_text(TEST.format('"--milliseconds=5"'))
+    run("-v").stdout.fnmatch_lines(["*program train.py -> train.py --milliseconds=5*"])
+
+
+def test_a_slower_script_is_found_next_to_its_last_commit(run: Run, folder: Path) -> None:
+    (folder / "train.py").write_text(TRAIN.replace("SECONDS", "60"))
+    result = run(*FEW, "--ddp-against=HEAD")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["REGRESSED: step time p50 5.00 -> 60.0 ms*", "why: *changed: train.py"])
+
+
+def test_a_script_that_both_sides_would_have_from_the_working_tree_is_refused(run: Run, folder: Path) -> None:
+    (folder / "tests/train.py").write_text(TRAIN.replace("SECONDS", "60"))
+    (folder / "tests/test_train.py").write_text(TEST.format("").replace("train.py", "tests/train.py"))
+    (folder / "train.py").unlink()
+    result = run("--ddp-against=HEAD")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*tests/train.py is in a folder of tests, which both sides have from the working*"])
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        ('script("gone.py")', "*there is no file *gone.py"),
+        ('script("-m")', '*give a path, or "-m" and the name of a module'),
+        ('script("train.py", boundary="epoch")', '*boundary=*epoch*: must be "update", "mark" or "module:function"'),
+        ("loop(3)", "*main must be a function, not int: main(ctx) trains in a loop of its own"),
+        ('script("train.py", args=["--typo"])', "*the program called sys.exit(2): *unrecognized arguments: --typo*"),
+    ],
+)
+def test_a_mistake_fails_the_test_with_its_reason(run: Run, folder: Path, call: str, said: str) -> None:
+    (folder / "tests/test_train.py").write_text(f"def test_train(ddp_benchmark):\n    ddp_benchmark.{call}\n")
+    result = run()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines([said])
+
+
+def test_the_command_shows_a_program_and_the_test_that_does_the_same(folder: Path, temporary: Path) -> None:
+    environ = {name: value for name, value in os.environ.items() if name != "CI"}
+    command = [sys.executable, "-m", "pytest_ddpperf", "run", "--world-size=2", "--", "train.py"]
+    ended = subprocess.run([*command, "--milliseconds=7"], cwd=folder, env=environ, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "0.007" in ended.stdout
+    assert ended.stdout.startswith("train.py --milliseconds=7\n")
+    assert "all_reduce.count 1," in ended.stdout
+    assert '    ddp_benchmark.script("train.py", args=["--milliseconds=7"])' in ended.stdout
+    assert not (folder / "baselines").exists()
+    ended = subprocess.run([*command, "--typo"], cwd=folder, env=environ, capture_output=True, text=True)
+    assert ended.returncode == 1
+    assert "unrecognized arguments: --typo" in ended.stdout

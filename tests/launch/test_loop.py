@@ -1,0 +1,472 @@
+"""Programs that own their loop, on real Gloo ranks: where their steps end, and what is said of those that cannot be
+timed. Steps last as long as a simulated clock says."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_ddpperf.records.errors import LaunchError
+from pytest_ddpperf.records.plan import MARK, UPDATE, Program
+from pytest_ddpperf.records.samples import LaunchSamples
+from tests.launch.conftest import Bench
+
+# `lasts(5)` takes 5 ms of the clock by which steps are marked.
+BEGIN = """
+import sys, time, torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from pytest_ddpperf.rank import clock
+
+class Clock:
+    monotonic, sleep, thread_time_ns = time.monotonic, time.sleep, time.thread_time_ns
+    now = 1
+    def monotonic_ns(self):
+        return self.now
+
+clock.time = Clock()
+
+def lasts(milliseconds):
+    clock.time.now += milliseconds * 1_000_000
+
+def begin(**options):
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    return DDP(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), **options)
+
+x = torch.ones(2, 4)
+"""
+
+
+class Programs:
+    """Runs programs in a folder of their own."""
+
+    def __init__(self, bench: Bench, folder: Path) -> None:
+        self._bench, self._folder = bench, folder
+
+    def run(self, text: str, *args: str, begin: str = BEGIN, boundary: str = UPDATE, **plan: Any) -> LaunchSamples:
+        """Run a program until it has taken 6 timed steps, after a warm-up of 4."""
+        file = self._folder / "train.py"
+        file.write_text(begin + text)
+        program = Program(path=str(file), is_module=False, args=args, cwd=str(self._folder), env={})
+        return self.launch(program, boundary=boundary, **plan)
+
+    def launch(self, program: object, **plan: Any) -> LaunchSamples:
+        return self._bench.measure(program, **{"steps": 6, "warmup": 4, "boundary": UPDATE, **plan})
+
+    def fails(self, text: str, *args: str, begin: str = BEGIN, boundary: str = UPDATE, **plan: Any) -> str:
+        with pytest.raises(LaunchError) as raised:
+            self.run(text, *args, begin=begin, boundary=boundary, **plan)
+        return str(raised.value)
+
+
+@pytest.fixture
+def programs(bench: Bench, tmp_path: Path) -> Programs:
+    return Programs(bench, tmp_path)
+
+
+def milliseconds(samples: LaunchSamples) -> list[int]:
+    return [round(seconds * 1000) for seconds in samples.step_seconds]
+
+
+def test_a_program_is_timed_by_its_updates(programs: Programs) -> None:
+    samples = programs.run(
+        """
+assert sys.argv[1:] == ["--lr", "0.1"] and __name__ == "__main__" and sys.path[0] == __file__.rpartition("/")[0]
+model = begin()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(10**9):
+    lasts(5)
+    model(x).sum().backward()
+    optimizer.step()
+    lasts(2)
+    optimizer.zero_grad()
+""",
+        "--lr",
+        "0.1",
+    )
+    assert milliseconds(samples) == [7] * 6
+    assert samples.counters["all_reduce.count"] == 1
+    assert samples.counters["gradient_bytes"] == 2 * (4 * 4 + 4) * 4
+    assert samples.phases is not None
+    assert samples.notes == ()
+    assert samples.unfit == ""
+
+
+ACCUMULATES = """
+model = begin()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(10**9):
+    for micro in range(10):
+        lasts(1)
+        model(x).sum().backward()
+        if micro % 4 == 3 or micro == 9:
+            optimizer.step()
+            optimizer.zero_grad()
+"""
+
+
+def test_a_step_of_several_backward_passes_ends_with_the_update_and_shorter_ones_are_left_out(
+    programs: Programs,
+) -> None:
+    """Each epoch of ten batches ends with an update of two."""
+    samples = programs.run(ACCUMULATES)
+    assert milliseconds(samples) == [4] * 6
+    assert samples.doubts["left out"] == "3 of 9 steps with fewer backward passes are left out"
+    assert samples.counters["all_reduce.count"] == 4
+
+
+def test_of_several_kinds_of_updates_the_rarest_ends_a_step(programs: Programs) -> None:
+    """Of a GAN whose critic has three updates for each of the generator's."""
+    samples = programs.run(
+        """
+critic, generator = begin(), DDP(nn.Linear(4, 4))
+optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (critic, generator)]
+for step in range(10**9):
+    for _ in range(3):
+        lasts(1)
+        critic(generator(x).detach()).sum().backward()
+        optimizers[0].step()
+    lasts(10)
+    generator(x).sum().backward()
+    optimizers[1].step()
+""",
+        warmup=8,
+    )
+    assert milliseconds(samples) == [13] * 6
+
+
+def test_two_optimizers_of_one_update_end_it_together(programs: Programs) -> None:
+    samples = programs.run(
+        """
+model = begin()
+halves = [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in model.module]
+for step in range(10**9):
+    lasts(5)
+    model(x).sum().backward()
+    halves[0].step()
+    lasts(3)
+    halves[1].step()
+"""
+    )
+    assert milliseconds(samples) == [8] * 6
+
+
+def test_an_optimizer_within_the_backward_pass_ends_with_it(programs: Programs) -> None:
+    samples = programs.run(
+        """
+dist.init_process_group("gloo")
+model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+for parameter in model.parameters():
+    own = torch.optim.SGD([parameter], lr=0.1)
+    def update(parameter, own=own):
+        dist.all_reduce(parameter.grad)
+        own.step()
+        own.zero_grad()
+    parameter.register_post_accumulate_grad_hook(update)
+for step in range(10**9):
+    lasts(5)
+    model(x).sum().backward()
+"""
+    )
+    assert milliseconds(samples) == [5] * 6
+
+
+def test_a_sharded_optimizer_has_one_end(programs: Programs) -> None:
+    samples = programs.run(
+        """
+from torch.distributed.optim import ZeroRedundancyOptimizer
+model = begin()
+optimizer = ZeroRedundancyOptimizer(model.parameters(), optimizer_class=torch.optim.SGD, lr=0.1)
+for step in range(10**9):
+    lasts(5)
+    model(x).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+    )
+    assert milliseconds(samples) == [5] * 6
+
+
+def test_an_update_that_the_scaler_skips_is_a_step(programs: Programs) -> None:
+    samples = programs.run(
+        """
+model = begin()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scaler = torch.amp.GradScaler("cpu", init_scale=2.0, growth_interval=10**6)
+for step in range(10**9):
+    lasts(5)
+    loss = model(x).sum() * (float("inf") if step % 4 == 3 else 1)
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    lasts(1)
+    scaler.update()
+    optimizer.zero_grad()
+"""
+    )
+    assert milliseconds(samples) == [6] * 6
+
+
+def test_without_an_optimizer_that_is_seen_a_synchronising_backward_pass_ends_a_step(programs: Programs) -> None:
+    samples = programs.run(
+        """
+from contextlib import nullcontext
+model = begin()
+for step in range(10**9):
+    for micro in range(2):
+        lasts(5)
+        with model.no_sync() if micro == 0 else nullcontext():
+            model(x).sum().backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter -= 0.1 * parameter.grad
+            parameter.grad = None
+"""
+    )
+    assert milliseconds(samples) == [10] * 6
+
+
+SHARDED = """
+from torch.distributed.fsdp import fully_shard
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+for layer in model:
+    fully_shard(layer)
+fully_shard(model)
+"""
+PARALLEL = """
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+parallelize_module(model, init_device_mesh("cpu", (2,)), {"0": ColwiseParallel(), "1": RowwiseParallel()})
+"""
+COMPILED = """
+model = torch.compile(begin(), backend="eager")
+"""
+
+
+@pytest.mark.parametrize(
+    ("model", "counter"),
+    [(SHARDED, "reduce_scatter.count"), (PARALLEL, "all_reduce.count"), (COMPILED, "all_reduce.count")],
+    ids=["fully_shard", "tensor parallel", "compiled"],
+)
+def test_sharded_and_compiled_models_train_as_they_are(programs: Programs, model: str, counter: str) -> None:
+    samples = programs.run(
+        model
+        + """
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(10**9):
+    lasts(5)
+    model(x).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+    )
+    assert milliseconds(samples) == [5] * 6
+    assert samples.counters[counter]
+    assert samples.unfit == ""
+
+
+def test_an_optimizer_that_is_compiled_is_not_seen(programs: Programs) -> None:
+    samples = programs.run(
+        """
+model = begin()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+update = torch.compile(optimizer.step, backend="eager")
+for step in range(10**9):
+    lasts(5)
+    model(x).sum().backward()
+    update()
+    optimizer.zero_grad()
+"""
+    )
+    assert milliseconds(samples) == [5] * 6
+
+
+def test_a_program_may_mark_its_steps_itself(programs: Programs) -> None:
+    text = """
+import pytest_ddpperf
+model = begin()
+def train():
+    for _ in range(2):
+        lasts(5)
+        model(x).sum().backward()
+    pytest_ddpperf.step_end()
+if __name__ == "__main__":
+    for step in range(10**9):
+        train()
+"""
+    assert milliseconds(programs.run(text, boundary=MARK)) == [10] * 6
+    done = subprocess.run([sys.executable, "-c", "import pytest_ddpperf as d; d.step_end()"], check=False)
+    assert done.returncode == 0, "outside of a rank it does nothing"
+
+
+def test_a_step_may_end_where_a_function_returns(
+    programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "engine_of_a_library.py").write_text("class Engine:\n    def step(self, work):\n        work()\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    text = """
+from engine_of_a_library import Engine
+model = begin()
+def work():
+    lasts(5)
+    model(x).sum().backward()
+for step in range(10**9):
+    Engine().step(work)
+"""
+    assert milliseconds(programs.run(text, boundary="engine_of_a_library:Engine.step")) == [5] * 6
+
+
+def test_a_module_runs_as_with_python_m_and_a_function_gets_its_context(programs: Programs, tmp_path: Path) -> None:
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg/train.py").write_text(
+        BEGIN
+        + """
+import os
+assert os.environ["OURS"] == "1" and __name__ == "__main__" and __package__ == "pkg"
+model = begin()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+while True:
+    lasts(3)
+    model(x).sum().backward()
+    optimizer.step()
+"""
+    )
+    program = Program(path="pkg.train", is_module=True, args=(), cwd=str(tmp_path), env={"OURS": "1"})
+    assert milliseconds(programs.launch(program)) == [3] * 6
+
+    def main(ctx: Any) -> None:
+        import torch
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        assert (ctx.rank, ctx.world_size) == (dist.get_rank(), 2)
+        weight = torch.ones(3, requires_grad=True)
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        while True:
+            weight.sum().backward()
+            dist.all_reduce(weight.grad)
+            ctx.record("loss", 2.0)
+            optimizer.step()
+
+    samples = programs.launch(main)
+    assert len(samples.step_seconds) == 6
+    assert samples.recorded["loss"] == ((2.0,) * 6,) * 2
+
+
+def test_steps_that_take_much_longer_are_counted_and_said(programs: Programs) -> None:
+    samples = programs.run(
+        """
+model = begin()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(10**9):
+    lasts(50 if step % 5 == 0 else 5)  # evaluates
+    model(x).sum().backward()
+    optimizer.step()
+"""
+    )
+    assert sorted(milliseconds(samples))[-1] == 50
+    (said,) = samples.doubts.values()
+    assert "of 6 steps took more than 3x the median" in said
+
+
+# --- in stretches
+
+
+def test_a_program_can_be_paused_between_steps(programs: Programs, bench: Bench, tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(BEGIN + ACCUMULATES)
+    program = Program(path=str(file), is_module=False, args=(), cwd=str(tmp_path), env={})
+    with bench.paused(program, steps=6, warmup=4, boundary=UPDATE) as launch:
+        for _ in range(2):
+            launch.stretch(4)
+        samples = launch.deliver()
+    assert milliseconds(samples) == [4] * 6
+    assert sum(samples.stretches) == 6
+
+
+# --- errors
+
+TRAINS = """
+model = begin()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range({}):
+    lasts(1)
+    model(x).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (TRAINS.format(9), "the program ended after 2 of 6 timed steps: let it train longer, or ask for fewer"),
+        (TRAINS.format(6), "the program ended after 6 steps, in the warm-up (--ddp-warmup 4)"),
+        (TRAINS.format(2), "the program ended without as many optimizer updates as show how its steps end"),
+        (TRAINS.format(2) + "sys.exit(1)", "the program called sys.exit(1)"),
+        ("raise ValueError('no data')", "ValueError: no data"),
+        (
+            "model = nn.Linear(4, 4)\\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\\n"
+            "while True:\\n    model(x).sum().backward()\\n    optimizer.step()",
+            "the program trains without a process group: it has to call init_process_group()",
+        ),
+        (
+            "dist.init_process_group('gloo')\\nmodel = nn.Linear(4, 4)\\nwhile True:\\n    model(x).sum().backward()",
+            "10 backward passes without an optimizer's update",
+        ),
+        (
+            "import torch.multiprocessing as mp\\nmp.spawn(print, nprocs=2)",
+            "the program starts ranks itself: it has to run as under torchrun",
+        ),
+        (
+            "import argparse\\nargparse.ArgumentParser('train.py').parse_args(['--batch', '8'])",
+            "the program called sys.exit(2): train.py: error: unrecognized arguments: --batch 8",
+        ),
+    ],
+)
+def test_what_cannot_be_timed_is_said(programs: Programs, text: str, said: str) -> None:
+    assert said in programs.fails(text.replace("\\n", "\n"))
+
+
+def test_another_group_than_the_asked_one_is_an_error(programs: Programs) -> None:
+    alone = """
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+model = nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+while True:
+    model(x).sum().backward()
+    optimizer.step()
+"""
+    assert "the program's process group has 1 ranks, and 2 were asked for" in programs.fails(alone)
+
+
+def test_steps_that_come_to_have_more_backward_passes_make_a_launch_unfit(programs: Programs) -> None:
+    samples = programs.run(
+        """
+model = begin()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(10**9):
+    for _ in range(1 if step < 10 else 2):
+        lasts(1)
+        model(x).sum().backward()
+    optimizer.step()
+"""
+    )
+    assert samples.unfit == "a step had 2 backward passes, and 1 in the warm-up"
+
+
+def test_what_the_program_would_do_after_the_last_step_does_not_run(programs: Programs, tmp_path: Path) -> None:
+    programs.run(
+        TRAINS.format("10**9").replace("for step", "try:\n  for step").replace("\n    ", "\n      ")
+        + "finally:\n  open('after', 'w')\n"
+    )
+    assert not (tmp_path / "after").exists()
