@@ -153,10 +153,11 @@ class Loop:
         if (size := dist.get_world_size()) != plan.world_size:
             raise DdpPerfError(f"the program's process group has {size} ranks, and {plan.world_size} were asked for")
         group: Any = dist.distributed_c10d._get_default_group()
-        backend = ""
-        with suppress(Exception):  # it has none for this kind of device
+        try:
             backend = group._get_backend(self._ctx.device).name()
-        if backend not in ("", plan.backend):
+        except RuntimeError:
+            backend = f"no backend for {self._ctx.device.type}"
+        if backend != plan.backend:
             raise DdpPerfError(f"the program's process group uses {backend}, and {plan.backend} was asked for")
 
     # --- the window
@@ -183,6 +184,7 @@ class Loop:
         """Begin the next stretch; without one, deliver."""
         length = next(self._lengths, None)
         if length is None:
+            self._rank.enter(Phase.DELIVERY)  # nothing more is timed, and no stack is sampled
             self._deliver(self._window())
         self._of_stretch.append(0)
         self._begin_part(length, int(self._rank.in_stretches))
@@ -274,7 +276,7 @@ def _mark_steps(boundary: str, loop: Loop, fail: Callable[[BaseException], NoRet
             fail(error)
 
     if boundary == MARK:
-        pytest_ddpperf._on_step_end = mark
+        pytest_ddpperf._marks.append(mark)
         return
     module, _, path = boundary.partition(":")
     *owners, last = path.split(".")

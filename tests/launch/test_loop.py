@@ -447,6 +447,11 @@ while True:
     optimizer.step()
 """
     assert "the program's process group has 1 ranks, and 2 were asked for" in programs.fails(alone)
+    of_fake = alone.replace('"gloo", store=dist.HashStore(), rank=0, world_size=1', '"fake", rank=0, world_size=2')
+    of_fake = "from torch.testing._internal.distributed import fake_pg\n" + of_fake.replace(
+        "rank=0", "store=fake_pg.FakeStore(), rank=0"
+    )
+    assert "the program's process group uses fake, and gloo was asked for" in programs.fails(of_fake)
 
 
 def test_steps_that_come_to_have_more_backward_passes_make_a_launch_unfit(programs: Programs) -> None:

@@ -56,7 +56,7 @@ def test_lightning(ddp_benchmark: Any, automatic: bool) -> None:
         import torch
         from lightning.pytorch.strategies import DDPStrategy
 
-        class Module(lightning.LightningModule):  # type: ignore[misc]
+        class Module(lightning.LightningModule):
             def __init__(self) -> None:
                 super().__init__()
                 self.automatic_optimization = automatic
