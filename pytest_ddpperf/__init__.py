@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pytest_ddpperf.measuring.measurement import CollectiveResult as CollectiveResult
     from pytest_ddpperf.measuring.measurement import Result as Result
-    from pytest_ddpperf.plugin.collective_fixture import CollectiveBenchmark as CollectiveBenchmark
+    from pytest_ddpperf.plugin.fixtures import CollectiveBenchmark as CollectiveBenchmark
     from pytest_ddpperf.plugin.fixtures import DdpBenchmark as DdpBenchmark
     from pytest_ddpperf.plugin.fixtures import DdpRun as DdpRun
     from pytest_ddpperf.plugin.fixtures import GateFailed as GateFailed
@@ -36,7 +36,7 @@ def step_end() -> None:
 
 
 _HOMES = {
-    "CollectiveBenchmark": "plugin.collective_fixture",
+    "CollectiveBenchmark": "plugin.fixtures",
     "CollectiveResult": "measuring.measurement",
     "Context": "rank.context",
     "DdpBenchmark": "plugin.fixtures",

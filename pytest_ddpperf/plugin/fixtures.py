@@ -5,30 +5,28 @@ What may raise between a test and its failure hides its frame, so that --pdb ope
 
 from __future__ import annotations
 
-import os
+import operator
 import re
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from pytest_ddpperf.baseline import file_name, module_folder
 from pytest_ddpperf.measuring import measurement
 from pytest_ddpperf.measuring.launches import Job
 from pytest_ddpperf.measuring.machine import Place, Unavailable
-from pytest_ddpperf.measuring.measurement import Measured, Result
+from pytest_ddpperf.measuring.measurement import CollectiveResult, Measured, Result
 from pytest_ddpperf.options.definitions import MARKER
 from pytest_ddpperf.options.settings import Settings, make_plan
+from pytest_ddpperf.plugin import running
 from pytest_ddpperf.plugin.items import accept_command, module_of, name_of, nodeid_of, with_place
-from pytest_ddpperf.plugin.running import state_of
 from pytest_ddpperf.plugin.state import RUN, Run, own_options, own_settings
 from pytest_ddpperf.plugin.watch import Watcher
 from pytest_ddpperf.records.errors import DdpPerfError, LaunchError, MarkerError, OptionError
-from pytest_ddpperf.records.plan import MARK, UPDATE, Plan, Program, Setup
+from pytest_ddpperf.records.plan import MARK, UPDATE, Collective, Plan, Setup, collective, in_words
 from pytest_ddpperf.records.samples import RankOutput, TestId
 from pytest_ddpperf.report import ci, failure, sentences, text
 from pytest_ddpperf.verdict.times import TEST_LEVEL
@@ -72,7 +70,7 @@ class DistributedFixture:
                 f"@pytest.mark.usefixtures({self._name!r})"
             )
         self._run: Run = request.config.stash[RUN]
-        self._state = state_of(self._item)
+        self._state = running.state_of(self._item)
         self._settings: Settings = own_settings(self._item)
         self._world_size = world_size
 
@@ -185,7 +183,7 @@ class BenchmarkFixture(DistributedFixture):
             batch_size=batch_size,
             gate=gate,
             facts=self._facts(),
-            trace=self._trace(label),
+            trace=running.trace_path(self._item, self._settings, label, is_base=self._run.leader is not None),
             notes=self._notes(),
         )
         began = time.monotonic()
@@ -240,15 +238,6 @@ class BenchmarkFixture(DistributedFixture):
         asked = ",".join(map(str, of_run.world_sizes))
         return (f"the marker's world_size={self._world_size} is used, not {asked}",) if ignored else ()
 
-    def _trace(self, label: str) -> str:
-        """Return the beginning of the paths of this side's traces; "" for none."""
-        folder, side = self._settings.trace_dir, "now" if self._run.leader is None else "before"
-        if folder is None:
-            return ""
-        module, _, name = nodeid_of(self._item).partition("::")
-        test = file_name(TestId(module=module, name=name, label=label)).removesuffix(".json")
-        return str(folder / module_folder(module) / test / side)
-
     def _facts(self) -> dict[str, Any]:
         workers = getattr(self._run.config, "workerinput", {}).get("workercount", 0)
         return {**own_options(self._run.config), **({"xdist_workers": workers} if workers else {})}
@@ -264,8 +253,8 @@ class BenchmarkFixture(DistributedFixture):
         """Check the arguments of a call and return its label. Raises GateFailed in a rerun of a gate that failed."""
         __tracebackhide__ = True
         for role, setup in setups.items():
-            self._check_setup(role, setup, "ctx", *["shared"] * (role == "trainer" and "master" in setups))
-        check_number("batch_size", batch_size, "examples per rank and step, ")
+            running.check_setup(self._name, role, setup, is_shared=role == "trainer" and "master" in setups)
+        running.check_number("batch_size", batch_size, "examples per rank and step, ")
         if name is not None and not (isinstance(name, str) and name.strip() and name.isprintable()):
             raise ValueError(f"name={name!r}: must be printable and not empty: it is used in reports and file names")
         label = name or ""
@@ -277,31 +266,6 @@ class BenchmarkFixture(DistributedFixture):
             text, *rest = self._state.failed_gates[label]
             raise GateFailed(f"{text}\n\nA rerun does not measure again: noise must not turn red into green.", *rest)
         return label
-
-    def _check_setup(self, role: str, setup: Any, *arguments: str) -> None:
-        __tracebackhide__ = True
-        name, problem = payload.name_of(setup), ""
-        if not callable(setup) or payload.is_model(setup):
-            problem = f"must be a function, not {name}"
-        elif not payload.accepts(setup, len(arguments)):
-            problem = f"is called with {' and '.join(arguments)}, which {name} does not take"
-        if problem:
-            raise TypeError(f"{self._name}({name}): {role} {problem}: {_WHAT_SETUP_DOES[role]}")
-
-
-_WHAT_SETUP_DOES = {
-    "setup": "setup(ctx) returns the step to time",
-    "main": "main(ctx) trains in a loop of its own",
-    "trainer": "trainer(ctx), or trainer(ctx, shared) with a master, returns the step to time",
-    "master": "master(ctx) returns what every trainer gets",
-    "parameter_server": "parameter_server(ctx) prepares a server",
-}
-
-
-def check_number(name: str, value: Any, what: str = "") -> None:
-    __tracebackhide__ = True
-    if value is not None and (type(value) is not int or value < 1):
-        raise ValueError(f"{name}={value!r}: {what}a whole number from 1")
 
 
 class DdpBenchmark(BenchmarkFixture):
@@ -337,10 +301,9 @@ class DdpBenchmark(BenchmarkFixture):
     ) -> Result:
         """Launch ranks that call `main(ctx)`, a function that trains in a loop of its own, and time its steps.
 
-        The function forms the process group, as under torchrun. A step ends with an optimizer's update; with
-        `boundary="mark"` it ends where the function calls `pytest_ddpperf.step_end()`, and with
-        `boundary="module:function"` where that function returns. What follows the last timed step does not run. The
-        rest is as for a step.
+        It forms the process group, as under torchrun. A step ends with an optimizer's update; with `boundary="mark"`
+        where `main` calls `pytest_ddpperf.step_end()`, and with `boundary="module:function"` where that function
+        returns. What follows the last timed step does not run. The rest is as for a step.
         """
         __tracebackhide__ = True
         label = self._label({"main": main}, batch_size, name)
@@ -367,18 +330,10 @@ class DdpBenchmark(BenchmarkFixture):
         __tracebackhide__ = True
         label = self._label({}, batch_size, name)
         folder = self._run.config.rootpath / (cwd or "")
-        is_module = program[:1] == ("-m",)
-        if len(program) != 1 + is_module:
-            raise ValueError(f'{self._name}.script{program}: give a path, or "-m" and the name of a module')
-        path = program[-1] if is_module else str(folder / program[-1])
-        if not is_module and not Path(path).is_file():
-            raise ValueError(f"{self._name}.script({program[-1]!r}): there is no file {path}")
-        if not is_module and self._run.is_kept(path):
+        called = running.read_program(self._name, program, folder, args, env)
+        if not called.is_module and self._run.is_kept(called.path):
             problem = "is in a folder of tests, which both sides have from the working tree: move it"
-            raise plain_failure(f"{self._name}.script: {path} {problem}")
-        called = Program(
-            path=path, is_module=is_module, args=tuple(map(str, args)), cwd=str(folder), env=dict(env or {})
-        )
+            raise plain_failure(f"{self._name}.script: {called.path} {problem}")
         variables = (f"{name}={digest(value)}" for name, value in sorted(called.env.items()))  # which may be secret
         plan = self._of_program(boundary, " ".join((*variables, str(called))))
         return self._gated(plan, called, label=label, batch_size=batch_size, gate=gate)
@@ -388,12 +343,67 @@ class DdpBenchmark(BenchmarkFixture):
         __tracebackhide__ = True
         if boundary not in (UPDATE, MARK) and not re.fullmatch(r"[\w.]+:[\w.]+", boundary):
             raise ValueError(f'boundary={boundary!r}: must be "{UPDATE}", "{MARK}" or "module:function"')
-        # A folder of a test's own is another one in each run.
-        words = re.sub(rf"{re.escape(tempfile.gettempdir())}{os.sep}\S*", "TEMPORARY", program)
-        plan = replace(self._plan(), boundary=boundary, program=words)
+        plan = replace(self._plan(), boundary=boundary, program=running.without_temporary(program))
         if plan.nodes > 1:
             raise plain_failure("programs that own their loop are not supported over several nodes")
         return plan
+
+
+class CollectiveBenchmark(BenchmarkFixture):
+    """The `collective_benchmark` fixture."""
+
+    _name = "collective_benchmark"
+
+    def __call__(
+        self,
+        op: str,
+        sizes: Iterable[int],
+        *,
+        dtype: Any = "float32",
+        name: str | None = None,
+        gate: bool = True,
+    ) -> tuple[CollectiveResult, ...]:
+        """Time one collective over buffers of several sizes, and compare each with its baseline.
+
+        `op` is all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, reduce or send_recv (every rank sends to
+        the next). `sizes` are bytes of the largest buffer of a rank, as nccl-tests counts them, rounded down to what
+        divides into elements and blocks. `dtype` is torch's, or its name. A result that is wrong fails the test. Sizes
+        share the error rate of one gate; all are measured before GateFailed is raised for those that failed.
+        """
+        __tracebackhide__ = True
+        sizes = tuple(map(operator.index, sizes))
+        asked = self._collectives(op, sizes, str(dtype).removeprefix("torch."))
+        if not asked:
+            raise ValueError(f"{self._name}({op!r}): no size was given")
+        plan = self._plan()
+        level = self._level(gate) / len(asked)
+        # All labels first: after a red size a rerun measures no other one either.
+        labels = []
+        for size in sizes:  # no comprehension: before Python 3.12 it has a frame, which --pdb would show
+            labels.append(self._label({}, None, "-".join(filter(None, (name, in_words(size).lower())))))
+        results: list[CollectiveResult] = []
+        failures: list[GateFailed] = []
+        for label, of_size in zip(labels, asked, strict=True):
+            try:
+                result = self._gated(replace(plan, collective=of_size), None, label=label, gate=gate, level=level)
+                results.append(cast(CollectiveResult, result))
+            except GateFailed as failed:
+                failures.append(failed)
+            except pytest.fail.Exception as failed:  # a launch failed: report what was found before, too
+                raise plain_failure("\n\n".join(map(str, (*failures, failed)))) from None
+        if failures:
+            first, text = failures[0], "\n\n".join(str(failed) for failed in failures)
+            more = f" (and {len(failures) - 1} more sizes)" if len(failures) > 1 else ""
+            raise GateFailed(text, first.result, first.headline + more)
+        return tuple(results)
+
+    def _collectives(self, op: str, sizes: Iterable[int], dtype: str) -> list[Collective]:
+        """Return what is measured, a collective for each size; raises ValueError without a frame of ours."""
+        __tracebackhide__ = True
+        try:
+            return [collective(op, size, dtype, self._world_size) for size in sizes]
+        except ValueError as error:
+            raise ValueError(str(error)) from None
 
 
 class RpcBenchmark(BenchmarkFixture):
@@ -425,8 +435,8 @@ class RpcBenchmark(BenchmarkFixture):
         setups = {"trainer": trainer, "master": master, "parameter_server": parameter_server}
         given = {role: setup for role, setup in setups.items() if setup is not None or role == "trainer"}
         label = self._label(given, batch_size, name)
-        check_number("trainers", trainers)
-        check_number("parameter_servers", parameter_servers)
+        running.check_number("trainers", trainers)
+        running.check_number("parameter_servers", parameter_servers)
         settings = self._settings
         if trainers is not None:  # as a marker would: what the machine lacks then skips the test
             settings = replace(settings, trainers=trainers, sources={**settings.sources, "trainers": MARKER})

@@ -20,8 +20,7 @@ from pytest_ddpperf.plugin.state import RUN, SNAPSHOT, Run, take_snapshot, trace
 
 if TYPE_CHECKING:
     from pytest_ddpperf.measuring.measurement import Measured
-    from pytest_ddpperf.plugin.collective_fixture import CollectiveBenchmark
-    from pytest_ddpperf.plugin.fixtures import DdpBenchmark, DdpRun, RpcBenchmark
+    from pytest_ddpperf.plugin.fixtures import CollectiveBenchmark, DdpBenchmark, DdpRun, RpcBenchmark
 
     Replay = Callable[[Measured], None]
 
@@ -221,7 +220,7 @@ def collective_benchmark(
     request: pytest.FixtureRequest, _ddp_world_size: int, _ddp_replay: Replay | None
 ) -> CollectiveBenchmark:
     """Call `collective_benchmark(op, sizes, dtype=...)`: time and check one collective over several sizes."""
-    from pytest_ddpperf.plugin.collective_fixture import CollectiveBenchmark
+    from pytest_ddpperf.plugin.fixtures import CollectiveBenchmark
 
     return CollectiveBenchmark(request, _ddp_world_size, _ddp_replay)
 

@@ -1,22 +1,34 @@
-"""pytest's hooks around each test. Imported and registered only when a run has distributed tests."""
+"""pytest's hooks around each test, and the arguments of its fixtures.
+
+Imported and registered only when a run has distributed tests.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import os
+import re
+import tempfile
+from collections.abc import Generator, Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_ddpperf.baseline import file_name, module_folder
 from pytest_ddpperf.plugin.items import has_benchmark, is_distributed, measures, nodeid_of
 from pytest_ddpperf.plugin.state import Run
 from pytest_ddpperf.plugin.watch import mark_with_timer
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import DdpPerfError
 from pytest_ddpperf.records.outcome import Outcome
+from pytest_ddpperf.records.plan import Program
+from pytest_ddpperf.records.samples import TestId
+from pytest_ddpperf.wire import payload
 
 if TYPE_CHECKING:
     from pytest_ddpperf.measuring.measurement import Measured
+    from pytest_ddpperf.options.settings import Settings
 
 
 class TestState:
@@ -161,3 +173,64 @@ class RunningTests:
 def _as_expected(outcome: Outcome) -> Outcome:
     """Mark the outcome of an xfail test that failed as expected."""
     return replace(outcome, fails=False, notes=(*outcome.notes, "expected to fail"))
+
+
+_WHAT_SETUP_DOES = {
+    "setup": "setup(ctx) returns the step to time",
+    "main": "main(ctx) trains in a loop of its own",
+    "trainer": "trainer(ctx), or trainer(ctx, shared) with a master, returns the step to time",
+    "master": "master(ctx) returns what every trainer gets",
+    "parameter_server": "parameter_server(ctx) prepares a server",
+}
+
+
+def check_setup(fixture: str, role: str, setup: Any, *, is_shared: bool) -> None:
+    """Raise TypeError if a set-up function cannot be called with `ctx` and, if it `is_shared`, what the master made."""
+    __tracebackhide__ = True
+    arguments = ["ctx", "shared"] if is_shared else ["ctx"]
+    name, problem = payload.name_of(setup), ""
+    if not callable(setup) or payload.is_model(setup):
+        problem = f"must be a function, not {name}"
+    elif not payload.accepts(setup, len(arguments)):
+        problem = f"is called with {' and '.join(arguments)}, which {name} does not take"
+    if problem:
+        raise TypeError(f"{fixture}({name}): {role} {problem}: {_WHAT_SETUP_DOES[role]}")
+
+
+def check_number(name: str, value: Any, what: str = "") -> None:
+    """Raise ValueError if a value is given that is no whole number from 1."""
+    __tracebackhide__ = True
+    if value is not None and (type(value) is not int or value < 1):
+        raise ValueError(f"{name}={value!r}: {what}a whole number from 1")
+
+
+def trace_path(item: pytest.Item, settings: Settings, label: str, *, is_base: bool) -> str:
+    """Return the beginning of the paths of a side's traces; "" for none."""
+    if settings.trace_dir is None:
+        return ""
+    module, _, name = nodeid_of(item).partition("::")
+    test = file_name(TestId(module=module, name=name, label=label)).removesuffix(".json")
+    return str(settings.trace_dir / module_folder(module) / test / ("before" if is_base else "now"))
+
+
+def read_program(
+    fixture: str,
+    words: tuple[str, ...],
+    folder: Path,
+    args: Iterable[str],
+    env: Mapping[str, str] | None,
+) -> Program:
+    """Return the program that `script` is called with, which runs in `folder`; raises ValueError."""
+    __tracebackhide__ = True
+    is_module = words[:1] == ("-m",)
+    if len(words) != 1 + is_module:
+        raise ValueError(f'{fixture}.script{words}: give a path, or "-m" and the name of a module')
+    path = words[-1] if is_module else str(folder / words[-1])
+    if not is_module and not Path(path).is_file():
+        raise ValueError(f"{fixture}.script({words[-1]!r}): there is no file {path}")
+    return Program(path=path, is_module=is_module, args=tuple(map(str, args)), cwd=str(folder), env=dict(env or {}))
+
+
+def without_temporary(words: str) -> str:
+    """Return a command line without paths of temporary files: a folder of a test's own is another one in each run."""
+    return re.sub(rf"{re.escape(tempfile.gettempdir())}{os.sep}\S*", "TEMPORARY", words)

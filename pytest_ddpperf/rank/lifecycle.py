@@ -24,7 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
-from pytest_ddpperf.rank import context, counters, environment, flight_recorder, group, operation, sampling
+from pytest_ddpperf.rank import context, counters, environment, group, operation, sampling
 from pytest_ddpperf.rank.context import Context, RpcContext
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import DdpPerfError
@@ -142,7 +142,7 @@ CleanUp = Callable[[], None]
 def _work(rank: Rank, folder: Path, request: Message) -> None:
     rank.enter(Phase.START)
     os.environ.clear()
-    os.environ.update(flight_recorder.SIZE | request["environ"])
+    os.environ.update(counters.RECORDER_SIZE | request["environ"])
     here: list[int] = request["processes"]  # all that this node has
     index = here.index(rank.number)
     os.environ["RANK"], os.environ["LOCAL_RANK"] = str(rank.number), str(index)
@@ -244,7 +244,7 @@ def _sample_stacks(rank: Rank, observed: ExitStack) -> Callable[[], StackSamples
     """Sample stacks from here on, if that is asked; return what returns the samples."""
     if not rank.plan.stacks or rank.trees is None:
         return lambda: None
-    from pytest_ddpperf.rank.stacks import StackSampler
+    from pytest_ddpperf.rank.tracing import StackSampler
 
     sampler = observed.enter_context(StackSampler(rank.trees, lambda: rank.board.phase(rank.number) is Phase.STEPS))
     return lambda: sampler.samples

@@ -21,7 +21,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from pytest_ddpperf.rank import flight_recorder
+from pytest_ddpperf.rank.counters import entries
 from pytest_ddpperf.rank.group import OwnGroup
 from pytest_ddpperf.records.step_phases import BACKWARD, DATA, EXPOSED, FORWARD, OPTIMIZER, OTHER, PHASES, RankPhases
 
@@ -128,15 +128,41 @@ class Arrivals:
     """When collectives of the window are started, on the clock of the stamps."""
 
     def __init__(self) -> None:
-        self._offset_ns = flight_recorder.realtime_offset_ns()
+        self._offset_ns = _realtime_offset_ns()
 
     def read(self, own: OwnGroup | None) -> tuple[list[tuple[int, str]], int] | None:
-        """Return as `flight_recorder.starts`, after the window; None also if the clocks moved against each other."""
-        offset_ns = flight_recorder.realtime_offset_ns()
-        if abs(offset_ns - self._offset_ns) > _CLOCK_MOVED_NS or (known := flight_recorder.starts(own)) is None:
+        """Return as `_starts`, after the window; None also if the clocks moved against each other."""
+        offset_ns = _realtime_offset_ns()
+        if abs(offset_ns - self._offset_ns) > _CLOCK_MOVED_NS or (known := _starts(own)) is None:
             return None
         found, since = known
         return [(when - offset_ns, name) for when, name in found], since - offset_ns if since else 0
+
+
+def _starts(own: OwnGroup | None) -> tuple[list[tuple[int, str]], int] | None:
+    """Return when each collective was started, in order, with a name that is the same on all ranks; and since when all
+    are known. None as `entries`. Point-to-point operations are left out."""
+    if (known := entries(own)) is None:
+        return None
+    kept, since = known
+    try:
+        found = [
+            (int(entry["time_created_ns"]), f"{entry['process_group'][0]}:{entry['collective_seq_id']}")
+            for entry in kept
+            if not entry["is_p2p"]
+        ]
+    except (KeyError, TypeError):
+        return None
+    return sorted(found), since
+
+
+def _realtime_offset_ns() -> int:
+    """Return CLOCK_REALTIME less CLOCK_MONOTONIC, by the quickest of five readings."""
+    readings = []
+    for _ in range(5):
+        before, real, after = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
+        readings.append((after - before, real - (before + after) // 2))
+    return min(readings)[1]
 
 
 def rank_phases(

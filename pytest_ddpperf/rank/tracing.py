@@ -1,11 +1,19 @@
-"""A trace of some steps of one rank, in Chrome's format: where the time of a step goes, operation by operation.
+"""What a launch takes only if it is asked to: traces of some steps, and samples of Python stacks.
 
-The traces of the ranks of a host share a clock and its origin, so they can be laid over each other.
+A trace is in Chrome's format, and shows where the time of a step goes, operation by operation. The traces of the ranks
+of a host share a clock and its origin, so they can be laid over each other. Samples of stacks show which functions of
+the repository a rank is in while its steps are timed.
 """
 
 from __future__ import annotations
 
 import os
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from types import CodeType, FrameType, TracebackType
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function, supported_activities
@@ -14,6 +22,8 @@ from pytest_ddpperf.rank.context import Context
 from pytest_ddpperf.rank.group import OwnGroup
 from pytest_ddpperf.rank.sampling import Step
 from pytest_ddpperf.records.plan import Plan
+from pytest_ddpperf.records.samples import StackSamples
+from pytest_ddpperf.wire.source_trees import Trees, real_path
 
 _STEPS = 3
 # Compressed. Viewers take ten times as much in JSON, and become slow from there on.
@@ -45,3 +55,83 @@ def trace(step: Step, plan: Plan, ctx: Context, own: OwnGroup) -> str:
     except OSError as error:
         return f"the trace of {who} could not be written: {error.strerror}: {error.filename}"
     return ""
+
+
+# --- stacks
+
+_EVERY_SECONDS = 0.005
+_OURS = __name__.partition(".")[0]
+# Within these modules a thread waits, or C++ and other processes do what no Python stack shows.
+_HIDDEN = ("torch.autograd", "torch._tensor", "torch.distributed", "torch.optim", "torch.utils.data", "threading")
+_CALLS_MODULE = "torch.nn.modules.module"
+
+
+class StackSampler:
+    """Samples the stack of the thread that makes it, within its context."""
+
+    def __init__(self, trees: Trees, is_timed: Callable[[], bool]) -> None:
+        """`is_timed` returns whether the steps of the window run now: nothing else is sampled."""
+        self._trees, self._is_timed = trees, is_timed
+        self._observed = threading.get_ident()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._taken = 0
+        self._counted: Counter[tuple[str, str, str]] = Counter()
+        self._files: dict[str, str | None] = {}  # by code's file name, the path from the top; None outside
+
+    def __enter__(self) -> StackSampler:
+        self._interval = sys.getswitchinterval()
+        sys.setswitchinterval(_EVERY_SECONDS / 50)  # by default Python code would not be interrupted for as long
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._over.set()
+        self._thread.join()
+        sys.setswitchinterval(self._interval)
+
+    @property
+    def samples(self) -> StackSamples:
+        functions = tuple((*where, count) for where, count in sorted(self._counted.items()))
+        return StackSamples(taken=self._taken, functions=functions)
+
+    def _run(self) -> None:
+        due = time.monotonic()
+        while not self._over.wait(max(due - time.monotonic(), 0.0)):
+            due += _EVERY_SECONDS
+            frame = sys._current_frames().get(self._observed)
+            if frame is not None and self._is_timed():
+                self._take(frame)
+
+    def _take(self, frame: FrameType | None) -> None:
+        """Count the innermost function of the repository, unless what it called hides whose time this is."""
+        self._taken += 1
+        called = ""  # the module of the frame that this one called
+        while frame is not None and (file := self._file(frame)) is None:
+            called = str(frame.f_globals.get("__name__", ""))
+            if called.startswith(_HIDDEN):
+                return
+            frame = frame.f_back
+        if frame is None:
+            return
+        function, outer = _name(frame.f_code), frame.f_back
+        # A step that calls a model of another package's class: who wrote the model is not known.
+        of_module = outer is not None and outer.f_globals.get("__name__") == _CALLS_MODULE
+        if called == _CALLS_MODULE and not of_module:
+            return
+        while outer is not None and (of_outer := self._file(outer)) is None:
+            outer = outer.f_back
+        self._counted[file or "", function, f"{of_outer}:{_name(outer.f_code)}" if outer is not None else ""] += 1
+
+    def _file(self, frame: FrameType) -> str | None:
+        """Return the path of the code from the top of the repository; None if it is not of the user's."""
+        name = frame.f_code.co_filename
+        if name not in self._files:
+            is_ours = str(frame.f_globals.get("__name__", "")).partition(".")[0] == _OURS
+            is_generated = name.startswith("<")  # "<string>"
+            self._files[name] = None if is_ours or is_generated else self._trees.within(real_path(name))
+        return self._files[name]
+
+
+def _name(code: CodeType) -> str:
+    return str(getattr(code, "co_qualname", code.co_name))  # with its class since Python 3.11

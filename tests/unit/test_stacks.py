@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from pytest_ddpperf.rank.stacks import StackSampler
+from pytest_ddpperf.rank.tracing import StackSampler
 from pytest_ddpperf.wire.source_trees import Trees
 
 CODE = """
