@@ -34,7 +34,8 @@ from pytest_ddpperf.wire import boot, opened, payload, variables
 from pytest_ddpperf.wire.channels import Board, Kind, Message, Phase, receive_word, send_frame
 from pytest_ddpperf.wire.source_trees import Trees
 
-_OURS = str(Path(__file__).parent)
+# What calls the user's code, in tracebacks: this package, and Python's own runner of programs.
+_OURS = (str(Path(__file__).parent), "<frozen runpy>")
 # How peers' ends show in a rank: Gloo's and NCCL's words, and the store's. A rank that says so is rarely the cause.
 _LOST = re.compile(
     r"connection (closed by peer|reset by peer|refused)|broken pipe|socket closed|pair closure|\beof\b"

@@ -437,6 +437,12 @@ def test_what_cannot_be_timed_is_said(programs: Programs, text: str, said: str) 
     assert said in programs.fails(text.replace("\\n", "\n"))
 
 
+def test_a_traceback_begins_in_the_program(programs: Programs) -> None:
+    said = programs.fails("raise ValueError('no data')")
+    assert "train.py" in said
+    assert "runpy" not in said
+
+
 def test_another_group_than_the_asked_one_is_an_error(programs: Programs) -> None:
     alone = """
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
