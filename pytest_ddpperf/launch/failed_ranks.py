@@ -113,7 +113,7 @@ class Diagnosis:
         """Describe where a rank is."""
         if rank.resting is not None:
             return "rest"
-        return self._board.describe(rank.number, warmup=self._plan.warmup)
+        return self._board.describe(rank.number, self._plan)
 
     def _stacks(self, rank: Peer) -> str:
         path = self._folder / f"rank{rank.number}.stacks"

@@ -298,7 +298,7 @@ def _report(error: BaseException, rank: Rank) -> None:
         "rank": rank.number,
         "name": plan.name(rank.number),
         "when": when,
-        "phase": rank.board.describe(rank.number, warmup=plan.warmup),
+        "phase": rank.board.describe(rank.number, plan),
         "summary": _summary(error),
         # An error of ours says in its text what is wrong; its frames are ours too.
         "traceback": "" if isinstance(error, DdpPerfError) else "".join(traceback.format_exception(error)),

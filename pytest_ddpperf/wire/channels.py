@@ -19,6 +19,8 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
+from pytest_ddpperf.records.plan import Plan
+
 Message = dict[str, Any]
 
 
@@ -199,17 +201,17 @@ class Board:
         """Return when the rank entered a phase, in nanoseconds; 0 if it has not yet."""
         return self._cells[rank * self._row + self._ENTERED + phase]
 
-    def describe(self, rank: int, *, warmup: int) -> str:
+    def describe(self, rank: int, plan: Plan) -> str:
         """The rank's place in words, for a message; a launch without steps calls a function."""
         phase, step, steps = self.phase(rank), self.step(rank) + 1, self.steps(rank)
         if phase is Phase.WARMUP:
-            return f"warm-up step {min(step, warmup)} of {warmup}"
+            return f"warm-up step {min(step, plan.warmup)} of {plan.warmup}"
         if phase is Phase.STEPS:
             return f"step {min(step, steps)} of {steps}" if steps else "the function"
         return {
             Phase.START: "the start",
             Phase.GROUP: "init_process_group",
-            Phase.SETUP: "setup",
+            Phase.SETUP: "the program's first steps" if plan.boundary else "setup",
             Phase.DELIVERY: "the delivery of its result",
             Phase.CLEANUP: "clean-up",
             Phase.LEADER: "serving",

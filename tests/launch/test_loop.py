@@ -363,6 +363,40 @@ while True:
     assert samples.recorded["loss"] == ((2.0,) * 6,) * 2
 
 
+def test_the_last_update_of_an_epoch_of_a_trainer_is_left_out(programs: Programs, tmp_path: Path) -> None:
+    """Of transformers' in bfloat16: ten batches an epoch, four to an update."""
+    pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    folder = str(tmp_path)
+
+    def main(ctx: Any) -> None:
+        import torch
+        from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+
+        tokens = torch.randint(64, (2 * 10 * 2, 8))  # ranks x batches x examples
+        Trainer(
+            model=GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=1, n_embd=8, vocab_size=64, n_positions=8)),
+            args=TrainingArguments(
+                output_dir=folder,
+                per_device_train_batch_size=2,
+                gradient_accumulation_steps=4,
+                num_train_epochs=1000,
+                bf16=True,
+                use_cpu=True,
+                ddp_backend="gloo",
+                save_strategy="no",
+                report_to="none",
+                disable_tqdm=True,
+            ),
+            train_dataset=[{"input_ids": row, "labels": row} for row in tokens],
+        ).train()
+
+    samples = programs.launch(main, steps=10)
+    assert len(samples.step_seconds) == 10
+    assert samples.doubts["left out"] == "5 of 15 steps with fewer backward passes are left out"
+    assert samples.counters["collectives.count"]
+
+
 def test_steps_that_take_much_longer_are_counted_and_said(programs: Programs) -> None:
     samples = programs.run(
         """
@@ -413,7 +447,7 @@ for step in range({}):
         (TRAINS.format(6), "the program ended after 6 steps, in the warm-up (--ddp-warmup 4)"),
         (TRAINS.format(2), "the program ended without as many optimizer updates as show how its steps end"),
         (TRAINS.format(2) + "sys.exit(1)", "the program called sys.exit(1)"),
-        ("raise ValueError('no data')", "ValueError: no data"),
+        ("raise ValueError('no data')", "failed in the program's first steps: ValueError: no data"),
         (
             "model = nn.Linear(4, 4)\\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\\n"
             "while True:\\n    model(x).sum().backward()\\n    optimizer.step()",

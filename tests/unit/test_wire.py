@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from pytest_ddpperf.records.plan import UPDATE, Plan
 from pytest_ddpperf.wire.channels import Board, Kind, Lines, Phase, send_frame, take_frames
+
+PLAN = Plan(world_size=2, backend="gloo", device="cpu", warmup=5)
 
 
 @pytest.fixture
@@ -58,13 +62,16 @@ def test_the_board_tells_where_each_rank_is(tmp_path: Path) -> None:
     written.marks(1)[:] = memoryview(bytes(8 * 3)).cast("q")
     assert (read.steps(0), read.steps(1), len(read.marks(1))) == (0, 2, 3)
     assert (read.phase(0), read.phase(1), read.entered(1, Phase.WARMUP)) == (Phase.START, Phase.WARMUP, 17)
-    assert read.describe(1, warmup=5) == "warm-up step 2 of 5"
+    assert read.describe(1, PLAN) == "warm-up step 2 of 5"
     written.enter(1, Phase.STEPS, 18)
     written.row(1)[Board.STEP_CELL] = 1
-    assert read.describe(1, warmup=5) == "step 2 of 2"
+    assert read.describe(1, PLAN) == "step 2 of 2"
     written.enter(0, Phase.STEPS, 18)
-    assert read.describe(0, warmup=0) == "the function"
+    assert read.describe(0, PLAN) == "the function"
     written.enter(0, Phase.START, 18)
-    assert read.describe(0, warmup=5) == "the start"
+    assert read.describe(0, PLAN) == "the start"
+    written.enter(0, Phase.SETUP, 18)
+    assert read.describe(0, PLAN) == "setup"
+    assert read.describe(0, replace(PLAN, boundary=UPDATE)) == "the program's first steps"
     for board in (written, read):
         board.close()
