@@ -2,11 +2,12 @@
 
     python benchmarks/programs.py [--runs 3] [--slower 0.15] [--results programs.jsonl]
 
-"same": one training step, timed as a step, as a loop and as a script, in turns; the ratio of p50 of each to that of the
-step, as the median over runs with its quartiles. "slower": examples/programs (a script, transformers, Lightning,
-Accelerate), each next to its last commit (--ddp-against HEAD), where each update takes longer by a share of p50, and
-where nothing has changed but a comment. Each measurement is a line of the results file, and a run goes on where the
-last one ended.
+"same": training steps of many kinds (see _programs.py), each timed as a step and as a loop, one of them as a script
+too, in turns; the ratio of p50 of each to that of the step, as the median over runs with its quartiles. "slower": the
+same loops and examples/programs (a script, transformers, Lightning, Accelerate), each next to its last commit
+(--ddp-against HEAD), where each step takes longer by a share of p50, and where nothing has changed but a comment.
+"often": each of these launched 20 times in a row, and what is left running. Each measurement is a line of the results
+file, and a run goes on where the last one ended.
 """
 
 from __future__ import annotations
@@ -20,71 +21,52 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from _common import done, progress, quartiles, table
+from _programs import KINDS
 
 EXAMPLES = Path(__file__).parents[1] / "examples/programs"
 OPTIONS = ("-q", "-p", "no:randomly", "-p", "no:cacheprovider", "-p", "no:benchmark", "--ddp-backend=gloo")
-TRAIN = """
-import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel as DDP
+KINDS_TEST = """
+import pytest
+from kinds import KINDS, train
 
 
-def make_step():
-    torch.manual_seed(0)
-    model = DDP(torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(8))))
-    optimizer, x = torch.optim.SGD(model.parameters(), lr=0.01), torch.randn(64, 256)
-
-    def step():
-        optimizer.zero_grad()
-        model(x).square().mean().backward()
-        optimizer.step()
-
-    return step
+@pytest.mark.parametrize("kind", KINDS)
+def test_step(ddp_benchmark, kind):
+    ddp_benchmark(lambda ctx: KINDS[kind]())
 
 
-def train():
-    dist.init_process_group("gloo")
-    step = make_step()
-    while True:
-        step()
+@pytest.mark.parametrize("kind", KINDS)
+def test_loop(ddp_benchmark, kind):
+    def main(ctx):
+        from slower import busy
 
+        train(kind, busy)
 
-if __name__ == "__main__":
-    train()
-"""
-TEST = """
-from train import make_step, train
-
-
-def test_step(ddp_benchmark):
-    ddp_benchmark(lambda ctx: make_step())
-
-
-def test_loop(ddp_benchmark):
-    ddp_benchmark.loop(lambda ctx: train())
+    ddp_benchmark.loop(main)
 
 
 def test_script(ddp_benchmark):
-    ddp_benchmark.script("train.py")
+    ddp_benchmark.script("kinds.py", args=["plain"])
 """
-# Of every optimizer's update.
-SLOWER = """
+BUSY = """
 import time
-
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 SECONDS = {seconds}
 
 
 def busy(*_):
     until = time.perf_counter() + SECONDS
-    while time.perf_counter() < until:
+    while SECONDS and time.perf_counter() < until:
         pass
-
+"""
+SLOWER_UPDATES = """
+from slower import busy
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 register_optimizer_step_pre_hook(busy)
 """
@@ -95,63 +77,99 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--slower", type=float, default=0.15)
+    parser.add_argument("--parts", default="same,slower,often")
     parser.add_argument("--results", type=Path, default=Path("programs.jsonl"), help="file to go on with")
     options = parser.parse_args()
-    rows = done(options.results)
+    rows, parts = done(options.results), options.parts.split(",")
     with tempfile.TemporaryDirectory() as folder, options.results.open("a") as file:
-        for row in measurements(Path(folder), rows, options.runs, options.slower):
+        project = Path(folder) / "project"
+        make(project)
+        for number in range(options.runs):
+            measured = chain(
+                same_step(project, rows, number) if "same" in parts else (),
+                slower(project, rows, number, options.slower) if "slower" in parts else (),
+            )
+            for row in measured:
+                rows.append(row)
+                file.write(json.dumps(row) + "\n")
+                file.flush()
+                progress(len(rows), options.runs * (2 * len(KINDS) + 1 + 2 * len(TESTS)), "measurements")
+        for row in often(project, rows) if "often" in parts else ():
             rows.append(row)
             file.write(json.dumps(row) + "\n")
             file.flush()
-            progress(len(rows), options.runs * (3 + 2 * len(TESTS)), "measurements")
-    print(table([["same step", "p50 / the step's", "quartiles"], *same(rows)]))
-    print(table([["program", "slower by", "runs", "REGRESSED", "PASS", "INCONCLUSIVE", "detectable"], *slower(rows)]))
+    print(table([["launched in a row", "launches", "left running"], *often_lines(rows)]))
+    print(table([["same step", "as", "p50 / the step's", "quartiles", "runs"], *same_lines(rows)]))
+    print(
+        table(
+            [["program", "slower by", "runs", "REGRESSED", "PASS", "INCONCLUSIVE", "detectable"], *slower_lines(rows)]
+        )
+    )
     return 0
 
 
-def measurements(folder: Path, rows: Sequence[Row], runs: int, share: float) -> Iterator[Row]:
-    """Yield those that are missing."""
-    plain = folder / "plain"
-    plain.mkdir()
-    (plain / "pytest.ini").write_text("[pytest]\npythonpath = .\n")
-    (plain / "train.py").write_text(TRAIN)
-    (plain / "test_train.py").write_text(TEST)
-    for _ in range(sum(row["part"] == "same" for row in rows) // 3, runs):
-        for measured in pytest(plain, "--ddp-baseline-missing=warn"):
+def same_step(project: Path, rows: Sequence[Row], number: int) -> Iterator[Row]:
+    """Time each kind as a step, as a loop, and one as a script, in an order that alternates, unless that is done."""
+    plant(project, 0.0)
+    for kind in KINDS:
+        have = [row for row in rows if row["part"] == "same" and row["test"] == f"test_step[{kind}]"]
+        if len(have) > number:
+            continue
+        tests = [f"test_step[{kind}]", f"test_loop[{kind}]", *["test_script"] * (kind == "plain")]
+        for measured in pytest(project, "--ddp-baseline-missing=warn", tests=tests[:: 1 - 2 * (number % 2)]):
             yield {"part": "same", "test": name_of(measured), "p50": p50(measured["measurement"])}
-    project = folder / "project"
-    make(project)
+
+
+def slower(project: Path, rows: Sequence[Row], number: int, share: float) -> Iterator[Row]:
+    """Compare each program with a slower one and with itself, unless that is done."""
     for test in TESTS:
         have = [row for row in rows if row["part"] == "slower" and row["test"] == test]
-        if len(have) >= 2 * runs:
+        if len(have) > 2 * number:
             continue
         plant(project, 0.0)
-        usual = p50(pytest(project, "--ddp-baseline-missing=warn", test=test)[0]["measurement"])
-        for _ in range(len(have) // 2, runs):
-            for change in (0.0, share):
-                plant(project, change * usual)
-                (measured,) = pytest(project, "--ddp-against=HEAD", test=test)
-                status = measured["verdict"]["status"] if measured["verdict"] else measured["error"]
-                comparisons = measured["verdict"]["comparisons"] if measured["verdict"] else []
-                found = {c["limit"]["metric"]: c["resolution"] for c in comparisons}
-                yield {"part": "slower", "test": test, "change": change, "status": status, "resolution": found}
+        usual = p50(pytest(project, "--ddp-baseline-missing=warn", tests=[test])[0]["measurement"])
+        for change in (0.0, share):
+            plant(project, change * usual)
+            (measured,) = pytest(project, "--ddp-against=HEAD", tests=[test])
+            status = measured["verdict"]["status"] if measured["verdict"] else measured["error"]
+            comparisons = measured["verdict"]["comparisons"] if measured["verdict"] else []
+            found = {c["limit"]["metric"]: c["resolution"] for c in comparisons}
+            yield {"part": "slower", "test": test, "change": change, "status": status, "resolution": found}
 
 
-TESTS = (
+def often(project: Path, rows: Sequence[Row]) -> Iterator[Row]:
+    """Launch each program 20 times in a row, unless that is done; note what is left running."""
+    few = ("--ddp-launches=20", "--ddp-max-launches=40", "--ddp-steps=5", "--ddp-min-time=0")
+    plant(project, 0.0)
+    for test in TESTS:
+        if any(row["part"] == "often" and row["test"] == test for row in rows):
+            continue
+        (measured,) = pytest(project, "--ddp-baseline-missing=warn", *few, tests=[test])
+        launches = len(measured["measurement"]["samples"]["step_seconds"])
+        folders = (Path(os.path.realpath(link)) for link in Path("/proc").glob("[0-9]*/cwd"))
+        left = [folder for folder in folders if folder.is_relative_to(project)]
+        yield {"part": "often", "test": test, "launches": launches, "left": len(left)}
+
+
+RECIPES = (
     *("test_script", "test_transformers[1]", "test_transformers[4]", "test_lightning[True]", "test_lightning[False]"),
     "test_accelerate",
 )
+TESTS = (*(f"tests/test_programs.py::{test}" for test in RECIPES), *(f"test_loop[{kind}]" for kind in KINDS))
 
 
 def make(project: Path) -> None:
-    """A repository with the recipes, which import `slower` before they train."""
+    """A repository with the recipes, whose updates can be made slower, and the kinds of steps."""
     shutil.copytree(EXAMPLES, project)
     (project / "pytest.ini").write_text("[pytest]\npythonpath = .\n")
     (project / ".gitignore").write_text("__pycache__/\n")
+    (project / "slower_updates.py").write_text(SLOWER_UPDATES)
     train, tests = project / "train.py", project / "tests/test_programs.py"
-    train.write_text(train.read_text().replace("import argparse\n", "import argparse\nimport slower\n"))
+    train.write_text(train.read_text().replace("import argparse\n", "import argparse\nimport slower_updates\n"))
     main_of_test = "def main(ctx: Any) -> None:\n"
-    tests.write_text(tests.read_text().replace(main_of_test, f"{main_of_test}        import slower\n"))
+    tests.write_text(tests.read_text().replace(main_of_test, f"{main_of_test}        import slower_updates\n"))
+    (project / "kinds.py").write_text(Path(__file__).with_name("_programs.py").read_text())
+    (project / "test_kinds.py").write_text(KINDS_TEST)
     plant(project, 0.0)
     identity = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false")
     for command in (("init", "--quiet"), ("add", "--all"), (*identity, "commit", "--quiet", "-m", "A commit")):
@@ -160,14 +178,14 @@ def make(project: Path) -> None:
 
 def plant(project: Path, seconds: float) -> None:
     # --ddp-against refuses to compare two trees that are the same.
-    (project / "slower.py").write_text(f"{SLOWER.format(seconds=seconds)}\n# {time.time()}\n")
+    (project / "slower.py").write_text(f"{BUSY.format(seconds=seconds)}\n# {time.time()}\n")
 
 
-def pytest(project: Path, *arguments: str, test: str = "") -> list[Row]:
+def pytest(project: Path, *arguments: str, tests: Sequence[str]) -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
-        tests = [f"tests/test_programs.py::{test}"] if test else []
-        command = [Path(sys.executable).with_name("pytest"), *OPTIONS, f"--ddp-json={report}", *arguments, *tests]
+        paths = [test if "::" in test else f"test_kinds.py::{test}" for test in tests]
+        command = [Path(sys.executable).with_name("pytest"), *OPTIONS, f"--ddp-json={report}", *arguments, *paths]
         environ = {name: value for name, value in os.environ.items() if name != "CI"}
         ended = subprocess.run(command, cwd=project, env=environ, capture_output=True, text=True)
         measured = list(json.loads(report.read_text())["measurements"]) if report.exists() else []
@@ -185,19 +203,24 @@ def p50(measurement: Row) -> float:
     return quartiles([quartiles(launch).median for launch in launches]).median
 
 
-def same(rows: Sequence[Row]) -> Iterator[list[str]]:
-    taken = {
-        test: [row["p50"] for row in rows if row["part"] == "same" and row["test"] == test]
-        for test in ("test_step", "test_loop", "test_script")
-    }
-    for test in ("test_loop", "test_script"):
-        ratios = [other / step for other, step in zip(taken[test], taken["test_step"], strict=False)]
+def same_lines(rows: Sequence[Row]) -> Iterator[list[str]]:
+    chosen = [row for row in rows if row["part"] == "same"]
+    for kind, test in [*((kind, f"test_loop[{kind}]") for kind in KINDS), ("plain", "test_script")]:
+        taken, steps = ([row["p50"] for row in chosen if row["test"] == each] for each in (test, f"test_step[{kind}]"))
+        ratios = [other / step for other, step in zip(taken, steps, strict=False)]
         if ratios:
             first, median, third = quartiles(ratios)
-            yield [test, f"{median:.3f}", f"{first:.3f} to {third:.3f}"]
+            way = "script" if test == "test_script" else "loop"
+            yield [kind, way, f"{median:.3f}", f"{first:.3f} to {third:.3f}", str(len(ratios))]
 
 
-def slower(rows: Sequence[Row]) -> Iterator[list[str]]:
+def often_lines(rows: Sequence[Row]) -> Iterator[list[str]]:
+    for row in rows:
+        if row["part"] == "often":
+            yield [row["test"].rpartition("::")[2], str(row["launches"]), str(row["left"])]
+
+
+def slower_lines(rows: Sequence[Row]) -> Iterator[list[str]]:
     for test in TESTS:
         for change in sorted({row["change"] for row in rows if row["part"] == "slower"}):
             chosen = [row for row in rows if row["part"] == "slower" and (row["test"], row["change"]) == (test, change)]
@@ -208,7 +231,7 @@ def slower(rows: Sequence[Row]) -> Iterator[list[str]]:
                 ]
                 found = [row["resolution"]["p10"] for row in chosen if row["resolution"].get("p10") is not None]
                 detectable = f"{quartiles(found).median:.1%}" if found else "-"
-                yield [test, f"{change:.0%}", str(len(chosen)), *counts, detectable]
+                yield [test.rpartition("::")[2], f"{change:.0%}", str(len(chosen)), *counts, detectable]
 
 
 if __name__ == "__main__":
