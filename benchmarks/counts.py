@@ -1,0 +1,104 @@
+"""Are counters the same in each of many launches, and as many as can be derived by hand?
+
+    python benchmarks/counts.py [--launches 100]
+
+One run of pytest with three steps: DDP, FSDP2, and an all-reduce for each parameter. A counter on which two launches
+differ is unknown, which fails here. Exits with 1 if any is not as derived.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from _causes import DEPTH, WIDTH
+from _common import table
+
+TEST = """
+import torch
+import torch.distributed as dist
+from causes import layers, training
+from torch.distributed.fsdp import fully_shard
+
+
+def test_ddp(ddp_benchmark):
+    ddp_benchmark(lambda ctx: training(layers()))
+
+
+def test_fsdp2(ddp_benchmark):
+    def setup(ctx):
+        model = layers()
+        for layer in model:
+            fully_shard(layer)
+        return training(None, wrapped=fully_shard(model))
+
+    ddp_benchmark(setup)
+
+
+def test_naive(ddp_benchmark):
+    def setup(ctx):
+        model = layers()
+        x = torch.randn(64, 256)
+
+        def step():
+            model.zero_grad()
+            model(x).square().mean().backward()
+            for parameter in model.parameters():
+                dist.all_reduce(parameter.grad)
+
+        return step
+
+    ddp_benchmark(setup)
+"""
+OPTIONS = ("-q", "-p", "no:randomly", "-p", "no:cacheprovider", "--ddp-backend=gloo", "--ddp-baseline-missing=warn")
+PARAMETERS = 4 * DEPTH * (WIDTH * WIDTH + WIDTH)  # bytes in fp32; two ranks share each tensor evenly, without padding
+EXPECTED = {
+    "test_ddp": {"gradient_bytes": PARAMETERS, "all_reduce.bytes": PARAMETERS, "parameters.bytes": PARAMETERS},
+    "test_fsdp2": {
+        "reduce_scatter.count": DEPTH,
+        "reduce_scatter.bytes": PARAMETERS,
+        "all_gather.count": 2 * DEPTH,  # again for the backward pass
+        "all_gather.bytes": 2 * PARAMETERS,
+    },
+    "test_naive": {"all_reduce.count": 2 * DEPTH, "all_reduce.bytes": PARAMETERS, "collectives.count": 2 * DEPTH},
+}
+OF_DDP = ("gradient_bytes", "buckets", "buckets.largest_bytes")  # unknown without it
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--launches", type=int, default=100)
+    launches = parser.parse_args().launches
+    with tempfile.TemporaryDirectory() as folder:
+        top, report = Path(folder), Path(folder) / "report.json"
+        (top / "pytest.ini").write_text("[pytest]\npythonpath = .\n")
+        (top / "causes.py").write_text(Path(__file__).with_name("_causes.py").read_text())
+        (top / "test_counts.py").write_text(TEST)
+        often = (f"--ddp-launches={launches}", f"--ddp-max-launches={launches}", "--ddp-steps=3")
+        command = [Path(sys.executable).with_name("pytest"), *OPTIONS, *often, f"--ddp-json={report}"]
+        environ = {name: value for name, value in os.environ.items() if name != "CI"}
+        ended = subprocess.run(command, cwd=top, env=environ, capture_output=True, text=True)
+        if not report.exists():
+            raise SystemExit(ended.stdout + ended.stderr)
+        measured = {
+            each["test"]["name"]: each["measurement"] for each in json.loads(report.read_text())["measurements"]
+        }
+    rows, all_right = [["step", "launches", "counter", "counted", "by hand"]], True
+    for name, expected in EXPECTED.items():
+        taken = len(measured[name]["samples"]["step_seconds"])
+        for counter, count in sorted(measured[name]["counters"].items()):
+            derived = expected.get(counter, count)
+            rows.append([name, str(taken), counter, str(count), str(expected.get(counter, "-"))])
+            is_known = count is not None or (name != "test_ddp" and counter in OF_DDP)
+            all_right &= is_known and count == derived and taken == launches
+    print(table(rows))
+    return 0 if all_right else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
