@@ -5,9 +5,10 @@
 A project has a test for each cause (see _causes.py). A change that is not committed plants all of them, and each test
 is compared with the commit ("interleaved", --ddp-against HEAD) or with a baseline that was saved before the first run
 ("stored"), on this machine as it is ("quiet") and next to benchmarks/neighbour.py. A finding counts as right if the
-first one is what was planted. Of unchanged code, and of a rank that is late by 5 %, findings are looked for whatever
-the verdict is, as if it had been called slower by what was measured. Each measurement is a line of the results file,
-and a run goes on where the last one ended.
+first one is what was planted. A rank that is late by 5 % is looked for with a limit of 2 %. Of it and of unchanged
+code, where both sides are interleaved, findings are looked for whatever the verdict is, as if what was measured were
+slower. A second table says how much each phase differs over pairs of launches, beside the whole step: could a phase be
+judged more finely? Each measurement is a line of the results file, and a run goes on where the last one ended.
 """
 
 from __future__ import annotations
@@ -21,15 +22,17 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
-from _causes import CAUSES, RPC, WITHOUT_VERDICT, is_named, modules
+from _causes import CAUSES, RPC, SMALL, WITHOUT_VERDICT, is_named, modules
 from _common import binomial_interval, done, progress, quartiles, table
 from neighbour import neighbour
 
 from pytest_ddpperf.explain import find
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.samples import Measurement
+from pytest_ddpperf.records.step_phases import PHASES, StepPhases
 from pytest_ddpperf.verdict.stats import percentile
 
 TEST = """
@@ -39,6 +42,11 @@ from planted import CHANGED
 
 @pytest.mark.parametrize("cause", {causes!r})
 def test_step(ddp_benchmark, cause):
+    ddp_benchmark(lambda ctx: CAUSES[cause](ctx, CHANGED))
+
+@pytest.mark.ddp(threshold="p50:2%")
+@pytest.mark.parametrize("cause", {small!r})
+def test_small(ddp_benchmark, cause):
     ddp_benchmark(lambda ctx: CAUSES[cause](ctx, CHANGED))
 
 @pytest.mark.parametrize("cause", {rpc!r})
@@ -56,13 +64,15 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=5, help="of each way on each machine")
     parser.add_argument("--causes", default=",".join(CAUSES))
     parser.add_argument("--ways", default=",".join(WAYS))
+    parser.add_argument("--machines", default=",".join(MACHINES))
     parser.add_argument("--results", type=Path, default=Path("explain.jsonl"), help="file to go on with")
     options = parser.parse_args()
     rows = done(options.results)
-    causes, ways = options.causes.split(","), options.ways.split(",")
+    causes, ways, machines = (chosen.split(",") for chosen in (options.causes, options.ways, options.machines))
     with tempfile.TemporaryDirectory() as folder, options.results.open("a") as file:
         project = Project(Path(folder), causes, with_baseline="stored" in ways)
-        for number, (machine, seed), way in product(range(options.runs), MACHINES.items(), ways):
+        for number, machine, way in product(range(options.runs), machines, ways):
+            seed = MACHINES[machine]
             cell = [row for row in rows if (row["machine"], row["way"]) == (machine, way)]
             missing = [cause for cause in causes if sum(row["cause"] == cause for row in cell) <= number]
             if not missing:
@@ -72,8 +82,9 @@ def main() -> int:
                     rows.append({"machine": machine, "way": way, **found})
                     file.write(json.dumps(rows[-1]) + "\n")
             file.flush()
-            progress(len(rows), options.runs * len(MACHINES) * len(ways) * len(causes), "measurements")
+            progress(len(rows), options.runs * len(machines) * len(ways) * len(causes), "measurements")
     print(table([TITLES, *lines(rows)]))
+    print(table([SPREAD_TITLES, *spread_lines(rows)]))
     return 0
 
 
@@ -86,7 +97,7 @@ class Project:
         (folder / ".gitignore").write_text("__pycache__/\n")
         (folder / "causes.py").write_text(Path(__file__).with_name("_causes.py").read_text())
         (folder / "test_causes.py").write_text(
-            TEST.format(causes=[cause for cause in causes if cause not in RPC], rpc=[*RPC])
+            TEST.format(causes=[cause for cause in causes if cause not in (*RPC, *SMALL)], rpc=[*RPC], small=[*SMALL])
         )
         self._plant(changed=False)
         self._git("init", "--quiet")
@@ -113,9 +124,13 @@ class Project:
         for measured in self._pytest(causes, *WAYS[way]):
             cause = measured["test"]["name"].partition("[")[2].rstrip("]")
             status = measured["verdict"]["status"] if measured["verdict"] else "not measured"
-            findings = measured["findings"]
-            if cause in WITHOUT_VERDICT and way == "interleaved":
-                findings = codec.encode(found_in(measured))
+            findings, pairs = measured["findings"], {}
+            if way == "interleaved" and measured["verdict"]:
+                halves = (measured, measured["baseline_side"])
+                sides = [codec.decode(Measurement, half["measurement"]) for half in halves]
+                pairs = pair_spread(*sides)
+                if cause in WITHOUT_VERDICT:
+                    findings = codec.encode(found_in(*sides, level=measured["level"]))
             yield {
                 "cause": cause,
                 "status": status,
@@ -123,12 +138,13 @@ class Project:
                 "evidence": measured["evidence"],
                 "error": measured["error"],
                 "seconds": measured["seconds"],
+                "pairs": pairs,
             }
 
     def _pytest(self, causes: Sequence[str], *arguments: str) -> list[Row]:
         with tempfile.TemporaryDirectory() as folder:
             report = Path(folder) / "report.json"
-            tests = [f"test_causes.py::test_{'rpc' if cause in RPC else 'step'}[{cause}]" for cause in causes]
+            tests = [f"test_causes.py::{test_of(cause)}[{cause}]" for cause in causes]
             command = [Path(sys.executable).with_name("pytest"), *OPTIONS, f"--ddp-json={report}", *arguments, *tests]
             environ = {name: value for name, value in os.environ.items() if name != "CI"}
             ended = subprocess.run(command, cwd=self._top, env=environ, capture_output=True, text=True)
@@ -137,11 +153,34 @@ class Project:
             return list(json.loads(report.read_text())["measurements"])
 
 
-def found_in(measured: Row) -> object:
+def test_of(cause: str) -> str:
+    return "test_rpc" if cause in RPC else "test_small" if cause in SMALL else "test_step"
+
+
+def found_in(now: Measurement, before: Measurement, *, level: float) -> object:
     """Return the findings of a comparison, whatever its verdict is."""
-    now, before = (codec.decode(Measurement, side["measurement"]) for side in (measured, measured["baseline_side"]))
     rise = percentile(now.samples.step_seconds, 50) - percentile(before.samples.step_seconds, 50)
-    return find(now, before, rise, is_paired=True, level=measured["level"])
+    return find(now, before, rise, is_paired=True, level=level)
+
+
+def pair_spread(now: Measurement, before: Measurement) -> dict[str, tuple[float, float]]:
+    """Return of the step and of each phase the standard deviation of the difference over pairs of launches, and the
+    mean before, in seconds; {} without phases."""
+    pairs = [*zip(now.phases, before.phases, strict=False)]
+    if len(pairs) < 2:
+        return {}
+    found = {}
+    for name in (*PHASES, "step"):
+        taken = [[_taken(launch, name) for launch in pair] for pair in pairs]
+        found[name] = (stdev(later - earlier for later, earlier in taken), fmean(earlier for _, earlier in taken))
+    return found
+
+
+def _taken(launch: StepPhases, name: str) -> float:
+    """Return what a phase takes, on the critical path where that is known, else in the mean over ranks."""
+    if name == "step":
+        return sum(_taken(launch, phase) for phase in PHASES)
+    return sum(launch.path[name]) if launch.path else fmean(seconds or 0.0 for seconds in launch.own[name])
 
 
 TITLES = ["planted", "named", "95 % interval", "quiet", "neighbour", "interleaved", "stored", "red", "seconds"]
@@ -162,6 +201,23 @@ def lines(rows: Sequence[Row]) -> list[list[str]]:
         red = f"{sum(row['status'] == 'REGRESSED' for row in chosen)} of {len(chosen)}"
         seconds = f"{quartiles([row['seconds'] for row in chosen]).median:.0f}"
         found.append([cause, f"{len(named)} of {len(chosen)}", f"{low:.0%} to {high:.0%}", *by, red, seconds])
+    return found
+
+
+SPREAD_TITLES = ["spread over pairs", "share of the step", "of the step's spread", "comparisons"]
+
+
+def spread_lines(rows: Sequence[Row]) -> list[list[str]]:
+    """Return how much the time of a phase differs over pairs of launches, beside that of the whole step."""
+    found = []
+    for phase in PHASES:
+        # Of phases with at least a hundredth of the step.
+        chosen = [pairs for row in rows if (pairs := row.get("pairs")) and pairs[phase][1] > 0.01 * pairs["step"][1]]
+        if chosen:
+            share = quartiles([pairs[phase][1] / pairs["step"][1] for pairs in chosen])
+            ratio = quartiles([pairs[phase][0] / pairs["step"][0] for pairs in chosen])
+            of_step = f"{ratio.first:.0%} to {ratio.third:.0%}, median {ratio.median:.0%}"
+            found.append([phase, f"{share.median:.0%}", of_step, str(len(chosen))])
     return found
 
 
