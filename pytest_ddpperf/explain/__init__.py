@@ -201,15 +201,17 @@ def _joined(findings: Sequence[Finding], counters: tuple[tuple[str, int, int], .
 
 
 def find_slower_file(
-    sampled: tuple[Sequence[StackSamples], Sequence[StackSamples]],
-    steps: tuple[float, float],
+    sampled: Sequence[Sequence[StackSamples]],
+    steps: Sequence[float],
     found: Sequence[Finding],
     *,
+    rise: float,
     files: Collection[str],
     level: float,
 ) -> Finding | None:
     """Return which of the `files` that differ has functions that take more of a step, with evidence at the `level`;
-    None if none has. `sampled` are the ranks' stacks now and before, and `steps` the times of a step, in seconds.
+    None if none has. `sampled` are the ranks' stacks of a launch now and one before, and `steps` the seconds of a step
+    in each; without sampling, a step takes `rise` seconds more.
 
     What functions gain counts up to what those of all these files gain together, and up to what those of the same
     caller do: a function that only moved gains nothing. If the first finding names a rank, only its stacks count, for
@@ -226,7 +228,7 @@ def find_slower_file(
                 variance += count * (step / taken) ** 2
     gains = {file: _gain(seconds, file) for file in files}
     slower = max(gains, key=gains.__getitem__)
-    gain, rise = min(gains[slower], sum(seconds.values())), steps[0] - steps[1]
+    gain = min(gains[slower], sum(seconds.values()))
     reach = NormalDist().inv_cdf(1 - level / len(gains)) * sqrt(variance)
     if rise <= 0 or gain <= reach or gain < _OF_FILE * rise:
         return None

@@ -6,7 +6,7 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +22,6 @@ from pytest_ddpperf.records.samples import (
     LaunchSamples,
     Measurement,
     Recording,
-    StackSamples,
     TestId,
     Verdict,
 )
@@ -40,13 +39,16 @@ if TYPE_CHECKING:
 
 # Two measurements of one step hardly ever have the same number of steps; with twice as many, more is lost than that.
 _MUCH_LONGER = 2
+# How long steps run in a launch that samples stacks: a few hundred samples of each rank, in a tenth of the time that a
+# comparison takes which ends with a regression.
+_SAMPLED_SECONDS = 0.6
 
 
 class Stored:
     """A stored baseline, for which nothing is launched."""
 
     interleaved = False
-    stacks = None
+    sampled = None
     mostly_recompiled = False
     version: Version | None = None
 
@@ -178,7 +180,7 @@ class Interleaved:
         self._launches = Launches(job.plan, self._measure)
         self.error = ""
         self._alone_because = ""  # why launches are taken one after the other, if they cannot be alive together
-        self.stacks: tuple[Sequence[StackSamples], Sequence[StackSamples]] | None = None  # now, and there
+        self.sampled: tuple[LaunchSamples, LaunchSamples] | None = None  # launches that sampled stacks, now and there
         self._not_sampled: tuple[str, ...] = ()  # why there are none, if some were asked for
 
     def take(self, current: CurrentSide, count: int, *, planned: int) -> None:
@@ -307,18 +309,18 @@ class Interleaved:
         return ()
 
     def sample_stacks(self, current: CurrentSide, max_seconds: float) -> None:
-        """If several modules differ, take a further launch of each side, half as long, to see whose functions take
-        longer; not if that takes more than so many seconds for all launches."""
+        """If several modules differ, take a further launch of each side, to see whose functions take longer; not if all
+        launches then take more than so many seconds."""
         taken = len(current.taken)
         is_affordable = self.seconds(current, taken + 1) < max_seconds
         if self.error or self._ready is None or not is_affordable:
             return
         if len([*filter(is_code, self._differing(current))]) < 2:
             return
-        steps = math.ceil(len(current.taken[0].step_seconds) / 2)
+        steps = math.ceil(_SAMPLED_SECONDS / statistics.median(current.taken[0].step_seconds))
         ours, theirs = (replace(plan.exactly(steps), stacks=True) for plan in (self._job.plan, self._ready.plan))
         try:
-            self.stacks = current.launch(ours).stacks, self._base.sample_stacks(self._observer, theirs)
+            self.sampled = current.launch(ours), self._base.sample_stacks(self._observer, theirs)
         except DdpPerfError as error:  # the verdict stands
             self._not_sampled = (f"which file takes longer is unknown: {str(error).splitlines()[0]}",)
 

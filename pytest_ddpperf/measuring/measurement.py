@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from pytest_ddpperf.explain import find_slower_file
@@ -234,11 +235,12 @@ def build_outcome(found: Measured, rootdir: Path, accept_command: str, seconds: 
     side, verdict, baseline = found.side.record(current), found.verdict, found.side.baseline
     before = baseline.measurements if baseline is not None else ()
     findings, words = causes.explain(verdict, job.plan, found.measurement, before, job.level, side)
-    if found.side.stacks is not None and side is not None:
-        steps = [geometric_mean(launch_means(each.samples.step_seconds)) for each in (found.measurement, *before)]
-        slower = find_slower_file(
-            found.side.stacks, (steps[0], steps[1]), findings, files=side.differing, level=job.level
+    if found.side.sampled is not None and side is not None:
+        now, earlier = (
+            geometric_mean(launch_means(each.samples.step_seconds)) for each in (found.measurement, *before)
         )
+        stacks, steps = zip(*((each.stacks, fmean(each.step_seconds)) for each in found.side.sampled), strict=True)
+        slower = find_slower_file(stacks, steps, findings, rise=now - earlier, files=side.differing, level=job.level)
         findings = (*findings, *filter(None, [slower]))
     accepts = verdict.status is not Status.NOT_GATED and (side is None or found.suspected is not None)
     return _outcome(

@@ -293,7 +293,7 @@ class Imported:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackSamples:
-    """Where one rank's training thread was while its steps were timed, at regular times."""
+    """Where one rank's training thread was while its steps were timed, at random times."""
 
     taken: int  # how often it was looked at
     # The innermost function of the repository: its file from the top, its name, the file and the function of the

@@ -21,7 +21,7 @@ from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import AgainstError, BaseSideError, GitError
 from pytest_ddpperf.records.messages import Event, EventKind, Order, OrderKind, Sources, StartPytest
 from pytest_ddpperf.records.plan import Plan
-from pytest_ddpperf.records.samples import LaunchSamples, StackSamples
+from pytest_ddpperf.records.samples import LaunchSamples
 from pytest_ddpperf.remote.arguments import Invocation
 from pytest_ddpperf.remote.process import START_SECONDS, RemotePytest, Tests
 from pytest_ddpperf.remote.worktree import Checkout, differing_files
@@ -256,9 +256,9 @@ class BaseSide:
         """
         return self.tests.ask(observer, Order(OrderKind.LAUNCH, steps=steps)).samples[0]
 
-    def sample_stacks(self, observer: Observer, plan: Plan) -> tuple[StackSamples, ...]:
-        """Return what a further launch of this `plan` samples, by rank; raises BaseSideError."""
-        return self.tests.ask(observer, Order(OrderKind.SAMPLE_STACKS, plan=plan)).samples[0].stacks
+    def sample_stacks(self, observer: Observer, plan: Plan) -> LaunchSamples:
+        """Take a further launch, of this `plan`, which samples stacks; raises BaseSideError."""
+        return self.tests.ask(observer, Order(OrderKind.SAMPLE_STACKS, plan=plan)).samples[0]
 
     @contextmanager
     def pause(self, observer: Observer, steps: int | None) -> Iterator[RemotePausedLaunch]:

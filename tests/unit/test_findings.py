@@ -211,7 +211,7 @@ def stacks(*ranks: Functions, taken: int = 800) -> list[StackSamples]:
 
 
 def slower(now: Sequence[StackSamples], before: Sequence[StackSamples], *findings: Finding) -> Finding | None:
-    return find_slower_file((now, before), STEPS, findings, files=FILES, level=0.015)
+    return find_slower_file((now, before), STEPS, findings, rise=STEPS[0] - STEPS[1], files=FILES, level=0.015)
 
 
 NET, STEP = ("net.py", "Net.forward", "train.py:step"), ("train.py", "step", "")
