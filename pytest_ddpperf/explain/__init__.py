@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from math import sqrt
 from statistics import NormalDist, fmean, median
 
-from pytest_ddpperf.records.plan import without_totals
+from pytest_ddpperf.records.plan import COPIES, without_totals
 from pytest_ddpperf.records.samples import Counters, Measurement, Samples, StackSamples
 from pytest_ddpperf.records.step_phases import (
     BACKWARD,
@@ -179,6 +179,8 @@ def _explained_by(counters: Sequence[tuple[str, int, int]]) -> set[str]:
     first = counters[0][0]
     if first in _MODEL:
         return {FORWARD, BACKWARD, EXPOSED, OPTIMIZER}
+    if first in COPIES:
+        return {*PHASES}
     if first in _COMPILER:
         return {FORWARD, BACKWARD, OPTIMIZER, OTHER}
     # Before a forward pass buffers are broadcast, and parameters gathered.

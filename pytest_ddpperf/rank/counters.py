@@ -28,13 +28,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from pytest_ddpperf.rank.group import OwnGroup
-from pytest_ddpperf.records.plan import POINT_TO_POINT, SENT
+from pytest_ddpperf.records.plan import COPIES, POINT_TO_POINT, SENT
 
 Count = int | None
 _KIND = re.compile(r"_?i?(all_?(?:reduce|gather|to_?all)|reduce_scatter|broadcast|gather|scatter|reduce|send|recv)")
 _OTHER_KINDS = {"allreduce": "all_reduce", "allgather": "all_gather", "alltoall": "all_to_all"}
 _OTHER_DTYPES = {"byte": "uint8", "char": "int8"}  # the recorder's, where they are not torch's in lower case
 _REDUCING = ("all_reduce", "reduce_scatter")
+# The host waits for the device where it reads the result of these, and where it copies from it.
+_READ_BY_HOST = ("aten::_local_scalar_dense", "aten::nonzero", "aten::equal")
 # Of the operations of c10d, which argument has the bytes that count, where it is not the first.
 _BYTES_IN = {"reduce_scatter": 1, "all_to_all": 1, "gather": 1}
 
@@ -55,19 +57,21 @@ def _kind(name: str) -> str:
 
 
 class _Dispatched(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records the operations that the dispatcher sees."""
+    """Records the operations that the dispatcher sees, and counts what they copy between the host and a device."""
 
     supports_higher_order_operators = True  # else flex attention and its kin would fail under it
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.operations: list[Operation] = []
+        self.copies: Counter[str] = Counter()
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
         return True  # else torch.compile would be off from here on
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._count_copies(func.name(), args, kwargs or {})
         result = func(*args, **(kwargs or {}))
         namespace = func.name().partition("::")[0]
         kind = _kind(func.name()) if namespace in ("c10d", "_c10d_functional") else ""
@@ -78,6 +82,18 @@ class _Dispatched(TorchDispatchMode):  # type: ignore[no-untyped-call]
             tensors = tree_leaves(moved)
             self.operations.append(Operation(kind, sum(t.numel() for t in tensors), tensors[0].dtype, _bytes(tensors)))
         return result
+
+    def _count_copies(self, name: str, args: Any, options: Any) -> None:
+        if name in _READ_BY_HOST:
+            self.copies["host_syncs"] += args[0].device.type != "cpu"
+        elif name in ("aten::_to_copy", "aten::copy_"):
+            source = args[name == "aten::copy_"]
+            target = args[0].device if source is not args[0] else options.get("device") or source.device
+            is_from, is_to = source.device.type != "cpu", target.type != "cpu"
+            is_async = options.get("non_blocking") or (len(args) > 2 and args[2])
+            self.copies["host_syncs"] += is_from and not is_to and not is_async
+            self.copies["d2h.bytes"] += _bytes([source]) * (is_from and not is_to)
+            self.copies["h2d.bytes"] += _bytes([source]) * (is_to and not is_from)
 
 
 # NCCL's process group keeps a recorder of its own.
@@ -175,6 +191,7 @@ class Meter:
             **_sizes(modules, replicas),
             "recompilations": count_compilations() - compiled,
             "graph_breaks": _dynamo("graph_break").total(),
+            **({name: dispatched.copies[name] for name in COPIES} if device.type != "cpu" else {}),
             **memory,
             **more,
         }

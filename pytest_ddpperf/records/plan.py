@@ -15,12 +15,15 @@ POINT_TO_POINT = ("send", "recv")
 SENT = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", *POINT_TO_POINT)
 # They have noise, so the largest of all launches counts.
 MEMORY_COUNTERS = ("peak_rss.bytes", "peak_memory.bytes")
+COPIES = ("host_syncs", "h2d.bytes", "d2h.bytes")  # between the host and an accelerator
 # What is counted of a step: see docs/counters.md. Of several that rise alike, the first is reported first.
 COUNTERS = (
     *("rpc.calls", "rpc.bytes"),
     *(f"{kind}.{figure}" for kind in SENT for figure in ("count", "bytes")),
     *("gradient_bytes", "buckets", "buckets.largest_bytes", "parameters.bytes"),
-    *("collectives.count", "collectives.bytes", "recompilations", "graph_breaks", *MEMORY_COUNTERS),
+    *("collectives.count", "collectives.bytes", "recompilations", "graph_breaks"),
+    *COPIES,
+    *MEMORY_COUNTERS,
 )
 
 
