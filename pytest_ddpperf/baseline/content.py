@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from pytest_ddpperf.records.codec import CodecError, decode, dumps, encode, load
 from pytest_ddpperf.records.errors import BaselineError
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import Baseline, Environment, Samples, Scalar, TestId
+from pytest_ddpperf.wire.variables import READ
 
 _CPU_KEY = ("cpu_model", "cores", "cores_per_rank", "pinned")
 _ACCELERATOR_KEY = ("device_model", "device_memory_gib", "mig_profile")
@@ -68,6 +69,23 @@ def environment(facts: Mapping[str, Scalar], plan: Plan, *, batch_size: int | No
         must_match={name: known[name] for name in _MUST_MATCH if name in known},
         recorded={name: value for name, value in known.items() if name not in key_names + _MUST_MATCH},
     )
+
+
+def fact_changes(now: Mapping[str, Scalar], base: Mapping[str, Scalar]) -> tuple[str, ...]:
+    """Return the facts that differ, as "torch 2.12 -> 2.13"."""
+
+    def lines() -> Iterator[str]:
+        for name in sorted({*now, *base}):
+            before, after = (_text(facts.get(name)) for facts in (base, now))
+            both_read = name in now and name in base
+            if before != after and (both_read or not name.startswith(READ)):
+                yield f"{name.removeprefix('env:').removeprefix(READ)} {before} -> {after}"
+
+    return tuple(lines())
+
+
+def _text(value: Scalar) -> str:
+    return "unset" if value is None or value == "" else str(value)
 
 
 def environment_name(environment: Environment) -> str:

@@ -15,14 +15,15 @@ from collections.abc import Iterable
 from typing import Literal, cast
 
 from pytest_ddpperf.options.definitions import FAIL_ON_NAMES
-from pytest_ddpperf.records.plan import BANDWIDTH, COUNTERS, MEAN, Limit
+from pytest_ddpperf.records.plan import BANDWIDTH, COUNTERS, MEAN, PHASE_METRICS, Limit
 
 _LONGEST_SECONDS = 1e9  # 31 years; from ten times that on a socket's timeout overflows
 # Four decimals: p99.9999 needs three million steps, and with many more a percentile is rounded to 100.
-_LIMIT = re.compile(r"(?:(cpu_)?p(\d+(?:\.\d{1,4})?)|mean):(\d+(?:\.\d+)?)(%|ms)", re.ASCII)
+_OF_STEP = "|".join((MEAN, *PHASE_METRICS))
+_LIMIT = re.compile(rf"(?:(cpu_)?p(\d+(?:\.\d{{1,4}})?)|({_OF_STEP})):(\d+(?:\.\d+)?)(%|ms)", re.ASCII)
 _COUNTER = re.compile(rf"({'|'.join(map(re.escape, COUNTERS))}):(\d+(?:\.\d+)?)%", re.ASCII)
 _BANDWIDTH = re.compile(r"busbw:(\d+(?:\.\d+)?)%", re.ASCII)
-_LIMIT_FORM = "metric:N% or metric:Nms, as in p50:5%, p95:2ms, mean:20%, cpu_p50:5%, busbw:5%, rpc.bytes:0%"
+_LIMIT_FORM = "metric:N% or metric:Nms, as in p50:5%, p95:2ms, mean:20%, forward:5%, cpu_p50:5%, busbw:5%, rpc.bytes:0%"
 
 
 class Refused(ValueError):
@@ -114,8 +115,8 @@ def _limit(item: object) -> Limit:
     match = _LIMIT.fullmatch(item) if isinstance(item, str) else None
     if match is None:
         raise Refused(item, f"not {_LIMIT_FORM}")
-    cpu, percentile, value, unit = match.groups()
-    amount, metric = float(value) / (100 if unit == "%" else 1000), MEAN
+    cpu, percentile, metric, value, unit = match.groups()
+    amount = float(value) / (100 if unit == "%" else 1000)
     if percentile is not None:
         q = float(percentile)
         if not 0 < q < 100:

@@ -10,12 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from pytest_ddpperf.records.step_phases import PHASES, RANK_WAIT
+
 POINT_TO_POINT = ("send", "recv")
 # The operations that have counters of their own.
 SENT = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", *POINT_TO_POINT)
+COPIES = ("host_syncs", "h2d.bytes", "d2h.bytes")  # between the host and an accelerator
 # They have noise, so the largest of all launches counts.
 MEMORY_COUNTERS = ("peak_rss.bytes", "peak_memory.bytes")
-COPIES = ("host_syncs", "h2d.bytes", "d2h.bytes")  # between the host and an accelerator
 # What is counted of a step: see docs/counters.md. Of several that rise alike, the first is reported first.
 COUNTERS = (
     *("rpc.calls", "rpc.bytes"),
@@ -36,13 +38,14 @@ def without_totals(counters: Sequence[str]) -> list[str]:
 BANDWIDTH = "busbw"
 # The metric of the time that a whole window takes per step: it shows slow steps, however few they are.
 MEAN = "mean"
+PHASE_METRICS = (*PHASES, RANK_WAIT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
     """How much worse than the baseline one metric may get: `p50:5%`, `mean:25%`, `cpu_p50:5%`, `rpc.bytes:0%`."""
 
-    metric: str  #: "p50", "p99.9", "mean", "cpu_p10", "busbw", or one of COUNTERS
+    metric: str  #: "p50", "p99.9", "mean", "cpu_p10", "busbw", or one of PHASE_METRICS or COUNTERS
     value: float  #: a share for "%" (0.05), seconds for "ms" (0.002)
     unit: Literal["%", "ms"]
     default: bool = False  #: ours, so it may be dropped where the asked steps cannot support it
@@ -66,9 +69,14 @@ class Limit:
         return self.metric == MEAN
 
     @property
+    def is_phase(self) -> bool:
+        """Whether it is on a part of the step."""
+        return self.metric in PHASE_METRICS
+
+    @property
     def percentile(self) -> float:
         """The q of pNN, from 0 to 100; 50 for other metrics of time."""
-        if self.is_bandwidth or self.is_mean:
+        if self.is_bandwidth or self.is_mean or self.is_phase:
             return 50.0
         return float(self.metric.removeprefix("cpu_").removeprefix("p"))
 
@@ -196,10 +204,12 @@ class Plan:
 
 
 def limits_for(plan: Plan, asked: Sequence[Limit]) -> tuple[Limit, ...]:
-    """Those asked for that matter to it, for limits on RPC and on bandwidth do to what has it; where none does, the
+    """Those asked for that matter to it: limits on RPC, phases and bandwidth do to what has it; where none does, the
     default ones on time. With them the default ones on counters."""
 
     def matters(limit: Limit) -> bool:
+        if limit.is_phase:
+            return not plan.rpc and plan.collective is None
         return (plan.rpc or not limit.metric.startswith("rpc.")) and (
             plan.collective is not None or not limit.is_bandwidth
         )

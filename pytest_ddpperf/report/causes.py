@@ -40,7 +40,7 @@ def explain(
     # itself: the machine may be slower.
     is_open = side is None and verdict.status is Status.INCONCLUSIVE
     by_phase = change is not None and not change.limit.is_cpu_time and not is_open
-    rise = change.now_seconds - change.baseline_seconds if change is not None and by_phase else 0.0
+    rise = _rise(change, now, baseline[-1]) if change is not None and by_phase else 0.0
     found = find(now, baseline[-1], rise, is_paired=side is not None, level=level)
     return found, find_causes(verdict, plan, now, baseline, side.stretches if side is not None else (), found)
 
@@ -56,7 +56,7 @@ def find_causes(
     """Return what explains a change, in words; () if nothing is known. `found` is of `explain.find`, and `stretches`
     are those of interleaved launches, as in `BaselineSide`."""
     change = _change(verdict)
-    of_it = f"of {_signed(change.now_seconds - change.baseline_seconds)}" if change is not None else ""
+    of_it = f"of {_signed(_rise(change, now, baseline[-1]))}" if change is not None else ""
     shown = sentences.shown(verdict)
     words = [*_slow_steps(verdict, now.samples.step_seconds, baseline[-1].samples.step_seconds, stretches)]
     words += [_finding(each, plan, now, of_it, shown.limit.metric if shown else "") for each in found]
@@ -81,6 +81,15 @@ def _finding(found: Finding, plan: Plan, now: Measurement, of_it: str, shown: st
     *several, last = map(text.phase, found.phases)
     phases = f"{', '.join(several)} and {last}" if several else last
     return "; ".join(filter(None, (f"{who}{phases} {amount}", words)))
+
+
+def _rise(change: Comparison, now: Measurement, before: Measurement) -> float:
+    """Return by how many seconds a step takes longer; of a change of a phase, at least by so many as that does."""
+    rise = change.now_seconds - change.baseline_seconds
+    if not change.limit.is_phase:
+        return rise
+    of_step = stats.percentile(now.samples.step_seconds, 50) - stats.percentile(before.samples.step_seconds, 50)
+    return max(rise, of_step) if rise > 0 else min(rise, of_step)
 
 
 def _signed(seconds: float) -> str:

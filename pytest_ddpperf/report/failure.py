@@ -43,7 +43,7 @@ def _gate_failure(outcome: Outcome, width: int) -> Iterator[str]:
 def _result(verdict: Verdict, compared: Comparison | CounterChange, plan: Plan) -> str:
     before, now = text.both_sides(compared, plan.collective)
     metric, change = compared.limit.metric, change_of(compared)
-    if metric.startswith(("p", MEAN)):
+    if metric.startswith(("p", MEAN)) and not compared.limit.is_counter:
         metric = f"step time {metric}"
     return f"{verdict}: {metric} {before} -> {now}, {change} (limit {text.limit(compared.limit)})"
 

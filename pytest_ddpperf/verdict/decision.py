@@ -12,10 +12,11 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Any, Literal
 
+from pytest_ddpperf.baseline.content import fact_changes
 from pytest_ddpperf.records.plan import Limit
 from pytest_ddpperf.records.samples import Comparison, CounterChange, LossChange, Measurement, Status, Verdict
 from pytest_ddpperf.verdict.stats import difference, launch_quantiles
-from pytest_ddpperf.verdict.times import LAUNCHES_NEEDED, TEST_LEVEL, bound, fact_changes, gravest, judge_times
+from pytest_ddpperf.verdict.times import LAUNCHES_NEEDED, TEST_LEVEL, bound, gravest, judge_times
 
 
 def judge(current: Measurement, baseline: Sequence[Measurement], limits: Sequence[Limit], **how: Any) -> Verdict:

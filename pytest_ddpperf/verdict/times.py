@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 from statistics import fmean
 
+from pytest_ddpperf.baseline.content import fact_changes
 from pytest_ddpperf.records.outcome import StoredSession
 from pytest_ddpperf.records.plan import MEAN, Limit
 from pytest_ddpperf.records.samples import (
@@ -23,7 +24,6 @@ from pytest_ddpperf.records.samples import (
 )
 from pytest_ddpperf.verdict import stats
 from pytest_ddpperf.verdict.stats import Difference, Drift, Evidence
-from pytest_ddpperf.wire.variables import READ
 
 # How likely a test may be to call unchanged code regressed, over all its limits, however many tests a run has.
 # docs/statistics.md has the figures of other rates.
@@ -98,7 +98,7 @@ def judge_times(
     thin = dict.fromkeys(line for side in (current, *baseline) for line in _supported(side, kept)[1])
     if thin:
         return Verdict(status=Status.INCOMPARABLE, reason="baseline-support", dropped=dropped, differences=tuple(thin))
-    if reason := _without_cpu_time(kept, current, baseline):
+    if reason := _unknown_figure(kept, current, baseline):
         return Verdict(status=Status.INCOMPARABLE, reason=reason, differences=differences)
     if interleaved and [current.samples.launches] != [side.samples.launches for side in baseline]:
         counts = " + ".join(str(side.samples.launches) for side in baseline)
@@ -131,12 +131,15 @@ def _environment_differences(
     return asked, (*fact_changes(now.key, before.key), *fact_changes(*others), *recorded)
 
 
-def _without_cpu_time(limits: Iterable[Limit], current: Measurement, baseline: Sequence[Measurement]) -> str:
-    """Return the reason code if a side lacks the CPU time that a limit needs, else ""."""
-    needing = [limit for limit in limits if limit.is_cpu_time]
-    if not all(has_cpu(limit, current) for limit in needing):
-        return "no-cpu-time-now"
-    return "" if all(has_cpu(limit, side) for limit in needing for side in baseline) else "no-cpu-time"
+def _unknown_figure(limits: Iterable[Limit], current: Measurement, baseline: Sequence[Measurement]) -> str:
+    """Return the reason code if a side lacks the CPU time or the phase that a limit needs, else ""."""
+    for limit in limits:
+        what = "no-phase" if limit.is_phase else "no-cpu-time"
+        if not has_figure(limit, current):
+            return f"{what}-now"
+        if not all(has_figure(limit, side) for side in baseline):
+            return what
+    return ""
 
 
 def gravest(statuses: Iterable[Status]) -> Status:
@@ -160,7 +163,7 @@ def coarse(current: Measurement, limits: Iterable[Limit], *, level: float = TEST
 def _with_itself(current: Measurement, limits: Iterable[Limit], level: float) -> Iterator[tuple[Limit, float, float]]:
     """Yield each limit that the measurement supports, with its mean and its resolution, both logarithms."""
     kept, _ = _supported(current, _on_times(limits))
-    kept = [limit for limit in kept if not limit.is_cpu_time or has_cpu(limit, current)]
+    kept = [limit for limit in kept if has_figure(limit, current)]
     for limit in kept:
         observed = logs(limit, current)
         yield limit, fmean(observed), stats.difference(observed, [observed]).resolution(level / len(kept))
@@ -312,23 +315,6 @@ def _share(logarithm: float) -> float:
     return math.expm1(min(logarithm, 700.0))
 
 
-def fact_changes(now: Mapping[str, Scalar], base: Mapping[str, Scalar]) -> tuple[str, ...]:
-    """Return the facts that differ, as "torch 2.12 -> 2.13"."""
-
-    def lines() -> Iterator[str]:
-        for name in sorted({*now, *base}):
-            before, after = (_text(facts.get(name)) for facts in (base, now))
-            both_read = name in now and name in base
-            if before != after and (both_read or not name.startswith(READ)):
-                yield f"{name.removeprefix('env:').removeprefix(READ)} {before} -> {after}"
-
-    return tuple(lines())
-
-
-def _text(value: Scalar) -> str:
-    return "unset" if value is None or value == "" else str(value)
-
-
 # The percentiles that are compared stretch by stretch; those beyond are few steps of each.
 _MIDDLE = 25, 75
 # Of their differences, the share that is left out at either end: steps come in modes, as the scheduler has it, and
@@ -345,6 +331,8 @@ def _quantiles(limit: Limit, measurement: Measurement) -> tuple[float, ...]:
     if limit.is_cpu_time:
         assert samples.cpu_seconds is not None, "judge checks it first"
         return stats.cpu_quantiles(samples.cpu_seconds, limit.percentile)
+    if limit.is_phase:
+        return _of_phase(limit.metric, measurement)
     _check(chain.from_iterable(samples.step_seconds))
     return of_launches(limit, samples.step_seconds)
 
@@ -360,15 +348,26 @@ def _check(seconds: Iterable[float]) -> None:
             raise ValueError(f"{value!r} is not a duration in seconds")
 
 
-def has_cpu(limit: Limit, measurement: Measurement) -> bool:
-    """Whether there is CPU time to take logarithms of: a rank that only waits may use none in some steps."""
+def has_figure(limit: Limit, measurement: Measurement) -> bool:
+    """Whether each launch has what a limit is on, to take its logarithm: a rank that only waits may use no CPU time in
+    some steps, and not all phases of all steps are known."""
+    if limit.is_phase:
+        found: Sequence[float] = _of_phase(limit.metric, measurement)
+        return len(found) == measurement.samples.launches and min(found) > 0
+    if not limit.is_cpu_time:
+        return True
     cpu = measurement.samples.cpu_seconds
     return cpu is not None and all(0 < value < math.inf for value in stats.cpu_quantiles(cpu, limit.percentile))
 
 
+def _of_phase(phase: str, measurement: Measurement) -> tuple[float, ...]:
+    """Return the seconds of a phase in each launch, of the rank that it takes longest; 0 where it is unknown."""
+    return tuple(max(seconds or 0.0 for seconds in launch.own[phase]) for launch in measurement.phases)
+
+
 def is_middle(limit: Limit) -> bool:
     """Whether stretches show it better than all steps together."""
-    return not (limit.is_cpu_time or limit.is_mean) and _MIDDLE[0] <= limit.percentile <= _MIDDLE[1]
+    return not (limit.is_cpu_time or limit.is_mean or limit.is_phase) and _MIDDLE[0] <= limit.percentile <= _MIDDLE[1]
 
 
 def in_stretches(

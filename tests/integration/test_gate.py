@@ -224,3 +224,52 @@ def test_fixed(ddp_run):
     )
     assert [path.name for path in stored(pytester.path)] == ["test_step-1.json"] * 2
     assert last_line(run("--ddp-world-size=2")) == "compared with baselines: 1 passed (1 of 1 compared)"
+
+
+TRAINING = (
+    STEP
+    + """
+class Clock(OwnClock):
+    time_ns = time.time_ns
+
+def training(ctx):
+    import torch
+    from pytest_ddpperf.rank import stamps
+    clock = Clock(stamps)
+
+    class Layer(torch.nn.Module):
+        def forward(self, x):
+            clock.go_on(float(os.environ.get("FORWARD", "2")))
+            return x
+
+    layer = Layer()
+
+    def step():
+        clock.go_on(1)
+        layer(torch.ones(1))
+        clock.go_on(100)
+        all_reduce()
+    return step
+
+def test_step(ddp_benchmark):
+    assert ddp_benchmark(training).phases["forward"] == pytest.approx(0.002, rel=1)
+"""
+)
+
+
+def test_a_limit_on_a_phase_sees_what_is_small_beside_the_step(
+    pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytester.makepyfile(test_phase=TRAINING)
+    limits = "--ddp-threshold=forward:10%,p50:10%"
+    assert run("--ddp-save-baseline", limits, *FEW).ret == 0
+    assert run(limits, *FEW).ret == 0
+    monkeypatch.setenv("FORWARD", "3")
+    result = run(limits, *FEW)
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(
+        ["REGRESSED: forward 2.00 -> 3.00 ms, +50 % [[]*[]] (limit 10 %)", "  p50 *+1.0 % *10 %"]
+    )
+    result = run("--ddp-threshold=backward:10%", *FEW)
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["test_step: a phase is limited that cannot be seen in this step, or takes no time"])

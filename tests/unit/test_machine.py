@@ -95,13 +95,14 @@ def test_a_backend_nobody_knows_is_a_mistake_in_a_marker_too() -> None:
     assert not isinstance(refused.value, MarkerError)
 
 
-def test_cpu_time_is_limited_on_cpu_only() -> None:
-    limited = settings(limits=(Limit(metric="cpu_p50", value=0.05, unit="%"),))
+@pytest.mark.parametrize(("metric", "what"), [("cpu_p50", "CPU time is"), ("forward", "phases are")])
+def test_cpu_time_and_phases_are_limited_on_cpu_only(metric: str, what: str) -> None:
+    limited = settings(limits=(Limit(metric=metric, value=0.05, unit="%"),))
     assert resolve(limited, 2, CPU).device == "cpu"
-    with pytest.raises(OptionError, match="CPU time is measured on CPU only, not on cuda") as refused:
+    with pytest.raises(OptionError, match=f"{what} measured on CPU only, not on cuda") as refused:
         resolve(limited, 2, GPUS)
     assert not isinstance(refused.value, MarkerError)
-    with pytest.raises(MarkerError, match="CPU time is measured on CPU only, not on cuda"):
+    with pytest.raises(MarkerError, match=f"{what} measured on CPU only, not on cuda"):
         resolve(replace(limited, backend="nccl", sources={**limited.sources, "backend": "marker"}), 2, GPUS)
 
 

@@ -240,7 +240,7 @@ def test_the_documents_ini_files_can_be_read(read: Callable[..., Settings], pyte
 # --- what is refused
 
 
-FORM = "metric:N% or metric:Nms, as in p50:5%, p95:2ms, mean:20%, cpu_p50:5%, busbw:5%, rpc.bytes:0%"
+FORM = "metric:N% or metric:Nms, as in p50:5%, p95:2ms, mean:20%, forward:5%, cpu_p50:5%, busbw:5%, rpc.bytes:0%"
 SIZES = "whole numbers from 1, separated by commas, none twice: 2 or 1,2,4"
 SECONDS = "seconds, a number {} 0 and up to 1000000000"
 REFUSED: list[tuple[str, list[str], str]] = [  # an option, values that cannot be, and what is allowed
@@ -360,6 +360,14 @@ def test_cpu_time_is_not_limited_on_another_device(refusal: Callable[..., str], 
         "--ddp-threshold: 'cpu_p50:5%': CPU time is measured on cpu only, not on cuda"
     )
     assert metrics(read("--ddp-device=cpu", "--ddp-threshold=cpu_p50:5%")) == ["cpu_p50:5%"]
+    assert refusal("--ddp-device=cuda", "--ddp-threshold=forward:5%") == (
+        "--ddp-threshold: 'forward:5%': phases are measured on cpu only, not on cuda"
+    )
+    assert metrics(read("--ddp-threshold=forward:5%,rank_wait:1ms,p50:10%")) == [
+        "forward:5%",
+        "rank_wait:1ms",
+        "p50:10%",
+    ]
 
 
 def test_a_limit_that_the_asked_steps_cannot_support_says_what_it_needs(

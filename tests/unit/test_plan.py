@@ -27,6 +27,7 @@ PLANS = {
     [
         ("p95:5%", "p95:5%", "p95:5% rpc.bytes:0%", "p95:5%"),
         ("busbw:5%", "p10:10% p50:10% mean:25%", "p10:10% p50:10% mean:25% rpc.bytes:0%", "busbw:5%"),
+        ("forward:5%", "forward:5%", "p10:10% p50:10% mean:25% rpc.bytes:0%", "p10:10% p50:10% mean:25%"),
         ("p95:5%,busbw:5%", "p95:5%", "p95:5% rpc.bytes:0%", "p95:5% busbw:5%"),
         ("rpc.bytes:2%", "p10:10% p50:10% mean:25%", "rpc.bytes:2%", "p10:10% p50:10% mean:25%"),
         (

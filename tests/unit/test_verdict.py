@@ -11,6 +11,7 @@ import pytest
 from pytest_ddpperf.options.definitions import FAIL_ON_NAMES
 from pytest_ddpperf.records.plan import TIME_LIMITS, Limit
 from pytest_ddpperf.records.samples import Environment, Measurement, Samples, Scalar, Status, Verdict
+from pytest_ddpperf.records.step_phases import FORWARD, PHASES, RANK_WAIT, StepPhases
 from pytest_ddpperf.report.text import loss_change
 from pytest_ddpperf.verdict.decision import fails, judge
 from pytest_ddpperf.verdict.stats import Drift
@@ -112,6 +113,39 @@ def test_cpu_time_is_compared_with_cpu_time() -> None:
     now, base = measurement(STEADY, cpu=times(1.1)), measurement(STEADY, cpu=STEADY)
     assert decide(now, base, limit) == "REGRESSED"
     assert decide(base, base, limit) == "PASS"
+
+
+def with_phases(measured: Measurement, *forward: tuple[float, ...]) -> Measurement:
+    """With so many seconds of forward by launch and rank; of a launch without any, phases are unknown."""
+    phases = []
+    for of_ranks in forward:
+        unknown: dict[str, tuple[float | None, ...]] = {name: (None,) * len(of_ranks) for name in (*PHASES, RANK_WAIT)}
+        phases.append(StepPhases(steps=9, own={**unknown, FORWARD: of_ranks}, path={}))
+    return replace(measured, phases=tuple(phases))
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_a_phase_is_compared_with_itself_on_the_rank_that_it_takes_longest(interleaved: bool) -> None:
+    limit = Limit(metric=FORWARD, value=0.05, unit="%")
+    base = with_phases(measurement(STEADY), *((level, 0.1) for level in STEADY))
+    slower = with_phases(measurement(STEADY), *((1.1 * level, 0.1) for level in STEADY))
+    verdict = decide(slower, base, limit, P50, interleaved=interleaved)
+    assert verdict == "REGRESSED"
+    assert [c.status for c in verdict.comparisons] == [Status.REGRESSED, Status.PASS]
+    assert verdict.comparisons[0].change.estimate == pytest.approx(0.1)
+    assert decide(base, base, limit, interleaved=interleaved) == "PASS"
+    assert decide(base, base, replace(limit, metric="backward")).reason == "no-phase-now"
+
+
+def test_a_limit_on_a_phase_that_is_unknown_or_takes_no_time_is_incomparable() -> None:
+    limit = Limit(metric=FORWARD, value=0.05, unit="%")
+    plain, known = measurement(STEADY), with_phases(measurement(STEADY), *((level, level) for level in STEADY))
+    verdict = decide(known, plain, limit)
+    assert (verdict.status, verdict.reason) == (Status.INCOMPARABLE, "no-phase")
+    for other in (plain, with_phases(plain, (1.0, 1.0)), with_phases(plain, *((0.0, 0.0) for _ in STEADY))):
+        assert decide(other, known, limit).reason == "no-phase-now"
+    assert resolutions(known, [limit, P50]).keys() == {FORWARD, "p50"}
+    assert resolutions(plain, [limit, P50]).keys() == {"p50"}
 
 
 def test_a_cpu_limit_without_cpu_time_is_incomparable() -> None:
