@@ -12,7 +12,7 @@ from typing import Any
 
 from pytest_ddpperf.records.codec import CodecError, decode, dumps, encode, loads
 from pytest_ddpperf.records.errors import BaselineError
-from pytest_ddpperf.records.plan import Plan
+from pytest_ddpperf.records.plan import OF_TEST, Plan
 from pytest_ddpperf.records.samples import Baseline, Environment, Samples, Scalar, TestId
 from pytest_ddpperf.wire.variables import READ
 
@@ -56,6 +56,7 @@ def environment(facts: Mapping[str, Scalar], plan: Plan, *, batch_size: int | No
         "timing": plan.timing,
         "collective": str(plan.collective or ""),
         "program": plan.program,
+        **{OF_TEST + name: value for name, value in plan.facts.items()},
     }
     one_host: dict[str, Scalar] = {"nodes": 1, "devices_per_node": plan.world_size}
     reported = {**one_host, **facts, **asked}
@@ -63,11 +64,12 @@ def environment(facts: Mapping[str, Scalar], plan: Plan, *, batch_size: int | No
     memory = known.get("device_memory_gib")
     if isinstance(memory, float):
         known["device_memory_gib"] = round(memory)
+    must_match = (*_MUST_MATCH, *(name for name in asked if name.startswith(OF_TEST)))
     key_names = (_CPU_KEY if plan.device == "cpu" else _ACCELERATOR_KEY) + _GROUP_KEY
     return Environment(
         key={name: known[name] for name in key_names if name in known},
-        must_match={name: known[name] for name in _MUST_MATCH if name in known},
-        recorded={name: value for name, value in known.items() if name not in key_names + _MUST_MATCH},
+        must_match={name: known[name] for name in must_match if name in known},
+        recorded={name: value for name, value in known.items() if name not in key_names + must_match},
     )
 
 
@@ -79,7 +81,8 @@ def fact_changes(now: Mapping[str, Scalar], base: Mapping[str, Scalar]) -> tuple
             before, after = (_text(facts.get(name)) for facts in (base, now))
             both_read = name in now and name in base
             if before != after and (both_read or not name.startswith(READ)):
-                yield f"{name.removeprefix('env:').removeprefix(READ)} {before} -> {after}"
+                shown = name.removeprefix("env:").removeprefix(READ).removeprefix(OF_TEST)
+                yield f"{shown} {before} -> {after}"
 
     return tuple(lines())
 

@@ -21,7 +21,7 @@ from pytest_ddpperf.baseline import content
 from pytest_ddpperf.baseline.content import environment_name, file_name, module_folder
 from pytest_ddpperf.records.codec import CodecError
 from pytest_ddpperf.records.errors import BaselineError
-from pytest_ddpperf.records.plan import MEMORY_COUNTERS
+from pytest_ddpperf.records.plan import MEMORY_COUNTERS, is_asked
 from pytest_ddpperf.records.samples import SESSIONS_KEPT, Baseline, Environment, Measurement, Scalar, TestId
 
 _LOCK_WAIT_SECONDS = 60.0  # a save takes milliseconds; whoever holds the lock for a minute is stuck
@@ -137,7 +137,8 @@ class Store:
             found = self.read_file(self._path(name, test))
             last = found.sessions[-1]
             facts = {**last.measurement.environment.key, **last.measurement.environment.must_match}
-            is_same = found.test == test and all(facts.get(fact) == asked.get(fact) for fact in _SAME_WORK)
+            same = {fact for fact in {*facts, *asked} if fact in _SAME_WORK or (is_asked(fact) and fact != "timing")}
+            is_same = found.test == test and all(facts.get(fact) == asked.get(fact) for fact in same)
             if is_same and (newest is None or last.created > newest[0]):
                 newest = last.created, name, last.measurement
         if newest is None:
@@ -147,8 +148,8 @@ class Store:
         return name, replace(there, counters=counters)
 
 
-# What a step sends depends on these facts, not on the machine.
-_SAME_WORK = ("backend", "world_size", "roles", "batch_size", "warmup", "collective", "program")
+# What a step sends depends on these facts, and on those that a test asks for; not on the machine.
+_SAME_WORK = ("backend", "world_size", "roles")
 
 
 def _differing(stored: Mapping[str, Scalar], here: Mapping[str, Scalar]) -> str:

@@ -278,17 +278,20 @@ class DdpBenchmark(BenchmarkFixture):
         setup: Callable[..., Any],
         *,
         batch_size: int | None = None,
+        facts: Mapping[str, str | int | float | bool] | None = None,
         name: str | None = None,
         gate: bool = True,
     ) -> Result:
         """Launch ranks, time the step that `setup(ctx)` returns, and compare it with the baseline.
 
-        `batch_size` is examples per rank and step. `gate=False` measures only. A second call in one test needs a
-        `name`. Raises GateFailed, an ordinary test failure, when the verdict fails the test.
+        `batch_size` is examples per rank and step. `facts` are recorded, and must match the baseline's, as
+        `batch_size` must. `gate=False` measures only. A second call in one test needs a `name`. Raises GateFailed, an
+        ordinary test failure, when the verdict fails the test.
         """
         __tracebackhide__ = True
         label = self._label({"setup": setup}, batch_size, name)
-        return self._gated(self._plan(), setup, label=label, batch_size=batch_size, gate=gate)
+        plan = replace(self._plan(), facts=running.check_facts(facts))
+        return self._gated(plan, setup, label=label, batch_size=batch_size, gate=gate)
 
     def loop(
         self,

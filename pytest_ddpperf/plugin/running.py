@@ -204,6 +204,17 @@ def check_number(name: str, value: Any, what: str = "") -> None:
         raise ValueError(f"{name}={value!r}: {what}a whole number from 1")
 
 
+def check_facts(facts: Any) -> dict[str, str | int | float | bool]:
+    """Return the facts that a test gives; raises ValueError unless they are text, numbers or truth values by name."""
+    __tracebackhide__ = True
+    given = dict(facts or {})
+    for name, value in given.items():
+        is_name = isinstance(name, str) and name.isprintable() and name.strip()
+        if not is_name or type(value) not in (str, int, float, bool):
+            raise ValueError(f"facts={{{name!r}: {value!r}}}: must be text, a number or True or False, by a name")
+    return given
+
+
 def trace_path(item: pytest.Item, settings: Settings, label: str, *, is_base: bool) -> str:
     """Return the beginning of the paths of a side's traces; "" for none."""
     if settings.trace_dir is None:

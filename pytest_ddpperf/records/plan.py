@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from pytest_ddpperf.records.step_phases import PHASES, RANK_WAIT
@@ -99,6 +99,15 @@ COUNTER_LIMITS = tuple(
 )
 
 
+OF_TEST = "test:"  # the names of facts that a test gives begin with it
+_ASKED = ("batch_size", "warmup", "timing", "collective", "program")
+
+
+def is_asked(fact: str) -> bool:
+    """Whether a fact that must match is one that a test asks for: with another, its step times are not alike."""
+    return fact in _ASKED or fact.startswith(OF_TEST)
+
+
 UPDATE, MARK = "update", "mark"  # what ends a step: an optimizer's update, or a call of `pytest_ddpperf.step_end`
 
 
@@ -146,6 +155,8 @@ class Plan:
     # Of a program that owns its loop, what ends a step: UPDATE, MARK or "module:function"; "" of a function.
     boundary: str = ""
     program: str = ""  # its command line
+    # That the test gives by name, and that must match the baseline's.
+    facts: Mapping[str, str | int | float | bool] = field(default_factory=dict)
 
     @property
     def rpc(self) -> bool:

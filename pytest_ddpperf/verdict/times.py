@@ -10,7 +10,7 @@ from statistics import fmean
 
 from pytest_ddpperf.baseline.content import fact_changes
 from pytest_ddpperf.records.outcome import StoredSession
-from pytest_ddpperf.records.plan import MEAN, Limit
+from pytest_ddpperf.records.plan import MEAN, Limit, is_asked
 from pytest_ddpperf.records.samples import (
     Comparison,
     Interval,
@@ -37,8 +37,6 @@ _ANOTHER_HOST = 0.05
 _WEIGHT_OF_MEAN = 0.1
 # A verdict is settled where further launches would bring another with less than this probability.
 SETTLED_LEVEL = 0.05
-# Of the facts that must match, those that are asked for: with others, step times of one test are not alike.
-_ASKED = ("batch_size", "warmup", "timing", "collective", "program")
 # Between launches there must be something to compare.
 LAUNCHES_NEEDED = 2
 
@@ -126,8 +124,8 @@ def _environment_differences(
     recorded = fact_changes(now.recorded, before.recorded)
     if not interleaved:
         return fact_changes(now.must_match, before.must_match), recorded
-    asked = fact_changes(*({name: env.must_match.get(name) for name in _ASKED} for env in (now, before)))
-    others = ({n: fact for n, fact in env.must_match.items() if n not in _ASKED} for env in (now, before))
+    asked = fact_changes(*({n: fact for n, fact in env.must_match.items() if is_asked(n)} for env in (now, before)))
+    others = ({n: fact for n, fact in env.must_match.items() if not is_asked(n)} for env in (now, before))
     return asked, (*fact_changes(now.key, before.key), *fact_changes(*others), *recorded)
 
 

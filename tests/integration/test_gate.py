@@ -145,6 +145,7 @@ def test_second_call_without_a_name(ddp_benchmark):
 
 @pytest.mark.parametrize(("kwargs", "words"), [
     ({"batch_size": 0}, "batch_size=0: examples per rank and step, a whole number from 1"),
+    ({"facts": {"a": None}}, "facts={'a': None}: must be text, a number or True or False, by a name"),
     ({"batch_size": 2.5}, "batch_size=2.5: examples per rank and step"),
     ({"name": " "}, "name=' ': must be printable and not empty: it is used in reports and file names"),
     ({"name": "a\\nb"}, r"name='a\\nb': must be printable"),
@@ -177,9 +178,9 @@ test_failure_carries_the_result = pytest.mark.ddp()(test_failure_carries_the_res
 """
     )
     result = run("--ddp-fail-on=no-baseline", "-k", "carries")
-    result.assert_outcomes(passed=1, deselected=11)
+    result.assert_outcomes(passed=1, deselected=12)
     result = run("-k", "not carries")
-    result.assert_outcomes(passed=10, failed=1, deselected=1)
+    result.assert_outcomes(passed=11, failed=1, deselected=1)
     result.stdout.fnmatch_lines(["E * ddp_benchmark: it was called before without a name in this test: give *"])
     assert "pytest_ddpperf/" not in result.stdout.str()
 

@@ -167,7 +167,8 @@ EFFECTS = (
     STEP
     + """
 def test_step(ddp_benchmark):
-    ddp_benchmark(lasting, batch_size=int(os.environ.get("BATCH", "4")))
+    facts = {"bucket_mb": int(os.environ.get("BUCKET_MB", "25")), "fused": True}
+    ddp_benchmark(lasting, batch_size=int(os.environ.get("BATCH", "4")), facts=facts)
 """
 )
 
@@ -207,6 +208,11 @@ def test_what_verdicts_without_figures_do(pytester: pytest.Pytester, run: Run, m
     assert last_line(run(*FEW)) == "1 incomparable (0 of 1 compared)"
     run("--ddp-world-size=1", *FEW).stdout.fnmatch_lines(["test_step: a baseline exists for *-ws2-*, not for *-ws1-*"])
     monkeypatch.setenv("BATCH", "4")
+    monkeypatch.setenv("BUCKET_MB", "1")
+    result = run(*FEW)
+    assert last_line(result) == "1 incomparable (0 of 1 compared)"
+    result.stdout.fnmatch_lines(["test_step: bucket_mb 25 -> 1: measure as before*"])
+    monkeypatch.delenv("BUCKET_MB")
     monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
     result = run("--ddp-baseline-missing=fail", *FEW)
     assert result.ret == 1

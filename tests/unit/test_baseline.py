@@ -556,6 +556,8 @@ def test_counters_hold_on_other_machines_for_the_same_work(store):
     store.path(newer, TEST).unlink()
     assert store.read_counted(OTHERWISE, TEST) is None
     assert store.read_counted(replace(CPU, key={**CPU.key, "world_size": 4}), TEST) is None
+    assert store.read_counted(replace(CPU, must_match={**CPU.must_match, "timing": "free"}), TEST) is not None
+    assert store.read_counted(replace(CPU, must_match={**CPU.must_match, "test:bucket_mb": 1}), TEST) is None
 
 
 def test_without_a_store_there_are_no_others(store):

@@ -504,6 +504,9 @@ def test_in_turns_only_what_is_asked_of_a_step_must_match() -> None:
     other = measurement(STEADY, must={"deterministic": True, "batch_size": 8})
     verdict = decide(now, other, interleaved=True)
     assert (verdict, verdict.differences[0]) == ("INCOMPARABLE", "batch_size 8 -> 4")
+    other = measurement(STEADY, must={"batch_size": 4, "test:bucket_mb": 25})
+    verdict = decide(now, other, interleaved=True)
+    assert (verdict, verdict.differences[0]) == ("INCOMPARABLE", "bucket_mb 25 -> unset")
 
 
 def test_in_turns_the_sides_may_have_other_cores() -> None:
