@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pytest_ddpperf.plugin.fixtures import DdpRun as DdpRun
     from pytest_ddpperf.plugin.fixtures import GateFailed as GateFailed
     from pytest_ddpperf.plugin.fixtures import RpcBenchmark as RpcBenchmark
+    from pytest_ddpperf.plugin.state import add_section as add_section
     from pytest_ddpperf.plugin.state import node_count as node_count
     from pytest_ddpperf.rank.context import Context as Context
     from pytest_ddpperf.rank.context import RpcContext as RpcContext
@@ -45,6 +46,7 @@ _HOMES = {
     "Result": "measuring.measurement",
     "RpcBenchmark": "plugin.fixtures",
     "RpcContext": "rank.context",
+    "add_section": "plugin.state",
     "node_count": "plugin.state",
 }
 

@@ -34,6 +34,7 @@ class RunResults:
     never_measured: list[str] = field(default_factory=list)  # node ids
     facts: Mapping[str, Scalar] = field(default_factory=dict)
     messages: list[str] = field(default_factory=list)  # about the whole run
+    sections: dict[str, tuple[str, ...]] = field(default_factory=dict)
     usage_error: str = ""  # found in a worker, or at the end, where pytest cannot say it
     refused: str = ""  # another one, for which pytest ran no test, and which it says itself
     other_failures: int = 0  # as in `RunInfo`
@@ -105,6 +106,7 @@ class RunResults:
             other_failures=self.other_failures,
             problem=self.refused or self.usage_error,
             messages=(*self.messages, *terminal.unmeasured(self.never_measured)),
+            sections=self.sections,
         )
 
     def markdown(self) -> str:

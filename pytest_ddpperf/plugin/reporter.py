@@ -36,7 +36,7 @@ class Reporter:
         if report.failed:
             self._run.failed.add(report.nodeid)
 
-    @pytest.hookimpl(tryfirst=True)
+    @pytest.hookimpl(trylast=True)  # after conftests, which may add sections
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         run = self._run
         run.end(self._refused)
@@ -46,6 +46,10 @@ class Reporter:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        for title, lines in self._run.sections.items():
+            terminalreporter.section(title)
+            for line in lines:
+                terminalreporter.write_line(line)
         if self._run.reported:
             self._summarise(terminalreporter)
         if self._run.ran and self._run.config.getoption("verbose") >= 0 and _covers_no_ranks(self._run.config):

@@ -6,7 +6,7 @@ import ast
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
@@ -107,6 +107,7 @@ class Run:
         self.items: list[pytest.Item] = []  # distributed tests
         self.failed: set[str] = set()  # node ids of tests, and of what could not be collected
         self.begun: set[str] = set()  # node ids of distributed tests that have begun
+        self.sections: dict[str, tuple[str, ...]] = {}  # of `add_section`
         self.ran = 0  # distributed tests that were not skipped; with xdist, those of all workers
         self.snapshot = snapshot_of(config)
         self.other_nodes: OtherNodes | None = None  # the other nodes, if this pytest leads them
@@ -199,7 +200,7 @@ class Run:
         if self._report is None:
             from pytest_ddpperf.measuring.results import RunResults, describe_run
 
-            self._report = RunResults(describe_run(self.config.rootpath))
+            self._report = RunResults(describe_run(self.config.rootpath), sections=self.sections)
         return self._report
 
     def place(self, item: pytest.Item) -> None:
@@ -252,6 +253,13 @@ def node_count(config: pytest.Config) -> int:
     """Return over how many nodes torchrun started the run, this one included. It is the same on all nodes, so a
     conftest may generate tests by it."""
     return config.stash[RUN].nodes
+
+
+def add_section(config: pytest.Config, title: str, lines: Iterable[str]) -> None:
+    """Add lines of text below a title to all reports of a run: the terminal, JSON, Markdown and the page.
+
+    Call it in a conftest's `pytest_sessionfinish`, or before. Of equal titles the last call holds."""
+    config.stash[RUN].sections[title] = tuple(lines)
 
 
 def settings_of(item: pytest.Item) -> Settings:

@@ -78,6 +78,7 @@ class RunInfo:
     other_failures: int = 0  # tests that failed, and files that could not be collected, though no measurement fails
     problem: str = ""  # why pytest ended with a usage error, before its tests or behind them
     messages: tuple[str, ...] = ()  # of it as a whole, a line each
+    sections: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of `add_section`: lines by title
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

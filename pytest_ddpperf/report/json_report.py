@@ -32,6 +32,7 @@ def report(outcomes: Sequence[Outcome], run: RunInfo) -> dict[str, Any]:
         "summary": count(outcomes, run),
         "problem": run.problem,
         "messages": list(run.messages),
+        "sections": {title: list(lines) for title, lines in run.sections.items()},
         "measurements": [_measurement(outcome) for outcome in outcomes],
     }
 
@@ -90,6 +91,7 @@ class StoredReport:
             other_failures=sum(run.other_failures for run in self.runs),
             problem="; ".join(dict.fromkeys(run.problem for run in self.runs if run.problem)),
             messages=tuple(dict.fromkeys(line for run in self.runs for line in run.messages)),
+            sections={title: lines for run in self.runs for title, lines in run.sections.items()},
         )
 
 

@@ -29,6 +29,8 @@ _MOST_DETAILS = 10
 _MOST_REMARKS = 20
 _LONGEST_REMARK = 250  # characters
 _LONGEST_DETAILS = 2_000
+_LONGEST_SECTION = 5_000
+_MOST_SECTIONS = 2
 
 
 def report(stored: StoredReport) -> str:
@@ -46,6 +48,10 @@ def report(stored: StoredReport) -> str:
         _table([*rows[:_MOST_ROWS], *gone[:_MOST_GONE]]),
         *map(_details, detailed[:_MOST_DETAILS]),
         _quiet(quiet, room, open_=not concerning) if quiet else "",
+        *(
+            _folded(f"<code>{escape(title)}</code>", _fenced("\n".join(lines), _LONGEST_SECTION))
+            for title, lines in [*whole.sections.items()][:_MOST_SECTIONS]
+        ),
         _list([*messages, *sentences.problems([*concerning, *quiet[:room]], reasons=False)]),
         _more(max(0, len(rows) - _MOST_ROWS) + max(0, len(gone) - _MOST_GONE), "row"),
     ]
@@ -120,10 +126,10 @@ def _folded(summary: str, inner: str, *, open_: bool = False) -> str:
     return f"<details{' open' * open_}><summary>{summary}</summary>\n\n{inner}\n\n</details>"
 
 
-def _fenced(inner: str) -> str:
+def _fenced(inner: str, most: int = _LONGEST_DETAILS) -> str:
     body = text.printable(inner)
-    if len(body) > _LONGEST_DETAILS:  # the beginning and the end say most
-        half = _LONGEST_DETAILS // 2
+    if len(body) > most:  # the beginning and the end say most
+        half = most // 2
         body = f"{body[:half]}\n...\n{body[-half:]}"
     fence = "`" * max(3, *(len(run) + 1 for run in re.findall("`+", body)), 0)
     return f"{fence}text\n{body}\n{fence}"

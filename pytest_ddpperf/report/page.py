@@ -36,6 +36,7 @@ def html(stored: StoredReport) -> str:
         runs=list(map(_run_facts, stored.runs)),
         problem=stored.run.problem,
         messages=diff_report.run_messages(stored),
+        sections={title: "\n".join(lines) for title, lines in stored.run.sections.items()},
     )
 
 

@@ -113,3 +113,25 @@ def test_reports_say_of_which_commit_they_are_and_compare_as_the_gate_did(
     reported = capsys.readouterr().out
     assert measured["verdict"]["comparisons"][0]["change"]["estimate"] == pytest.approx(7)
     assert "REGRESSED: step time p50 5.00 -> 40.0 ms, 8.00x [" in reported
+
+
+SECTION = """
+from pytest_ddpperf import add_section
+
+def pytest_sessionfinish(session):
+    add_section(session.config, "our tables", ["| a </pre>", "| b"])
+"""
+
+
+def test_a_conftest_adds_a_section_to_all_reports(pytester: pytest.Pytester, run: Run) -> None:
+    pytester.makeconftest(SECTION)
+    pytester.makepyfile(test_one=STEP + "def test_step(ddp_benchmark): ddp_benchmark(lasting)")
+    result = run("--ddp-json=out.json", "--ddp-markdown=out.md", "--ddp-html=out.html")
+    result.stdout.fnmatch_lines(["*= our tables =*", "| a </pre>", "| b"])
+    assert json.loads((pytester.path / "out.json").read_text())["sections"] == {"our tables": ["| a </pre>", "| b"]}
+    folded = "<details><summary><code>our tables</code></summary>\n\n```text\n| a </pre>\n| b\n```\n\n</details>"
+    assert folded in (pytester.path / "out.md").read_text()
+    assert "<summary>our tables</summary><pre>| a &lt;/pre&gt;\n| b</pre>" in (pytester.path / "out.html").read_text()
+    again = main(["markdown", str(pytester.path / "out.json"), "-o", str(pytester.path / "again.md")])
+    assert again == 0
+    assert folded in (pytester.path / "again.md").read_text()
