@@ -105,7 +105,7 @@ def _with_verdict(now: Outcome, other: Entry | None, limits: tuple[Limit, ...]) 
 _DESCRIPTION = """\
 Compares reports of pytest --ddp-json with another, test by test, with the plugin's judge: BASE counts as a stored
 baseline of one session. Several NOW are one report, as the shards of a CI job are. Two files of PyTorch's own DDP
-benchmark are shown side by side in its form, without verdicts.
+benchmark, or one and a report of --ddp-json, are shown side by side in its form, without verdicts.
 """
 
 
@@ -137,16 +137,17 @@ def add_parser(subparsers: Any) -> None:
         default="ours",
         help="pytorch: the side-by-side form of PyTorch's DDP benchmark (default: ours)",
     )
+    parser.add_argument(
+        "--write-pytorch", type=Path, metavar="PATH", help="write NOW as PyTorch's DDP benchmark writes its results"
+    )
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     contents = [(path, json_report.load(path)) for path in (arguments.base, *arguments.now)]
     theirs = [path for path, content in contents if diff_report.is_theirs(content)]
-    if len(theirs) == len(contents):
-        return _theirs(arguments, contents)
     if theirs:
-        raise console.UsageError(f"{theirs[0]} is of PyTorch's benchmark, and cannot be compared with one of ddpperf")
+        return _theirs(arguments, contents)
     base, *several = (json_report.report_of(path, content) for path, content in contents)
     base = console.matching(base, arguments.matches)
     now = console.matching(json_report.merged(several), arguments.matches)
@@ -154,15 +155,18 @@ def run(arguments: argparse.Namespace) -> int:
         figures.check("--html")
     compared = compare(base, now, arguments.threshold, arguments.fail_on or frozenset({"regressed"}))
     _write(arguments, base, compared)
+    is_shown = False
     if arguments.form == "pytorch":
-        console.say(diff_report.side_by_side(diff_report.ours(base), diff_report.ours(now)))
+        sweeps = diff_report.ours(base), diff_report.ours(now)
+        console.say(diff_report.side_by_side(*sweeps))
         console.say(diff_report.summary_lines(compared))
+        is_shown = diff_report.in_common(*sweeps)
     else:
         console.say(diff_report.lines(base, compared))
     if any(outcome.fails for outcome in compared.outcomes):
         return console.NAMED_VERDICT
     found = (outcome.verdict for outcome in compared.outcomes)
-    return _status(any(verdict is not None and verdict.status.compared for verdict in found))
+    return _status(is_shown or any(verdict is not None and verdict.status.compared for verdict in found))
 
 
 def _write(arguments: argparse.Namespace, base: StoredReport, now: StoredReport) -> None:
@@ -175,6 +179,8 @@ def _write(arguments: argparse.Namespace, base: StoredReport, now: StoredReport)
             "only_in_base": codec.encode(now.only_before),
         }
         console.write(arguments.json, codec.dumps(data))
+    if arguments.write_pytorch is not None:
+        console.write(arguments.write_pytorch, codec.dumps(diff_report.in_form_of_pytorch(now)))
     if arguments.markdown is not None:
         console.write(arguments.markdown, markdown.report(now), append=markdown.appends(arguments.markdown))
     if arguments.html is not None:
@@ -190,13 +196,20 @@ def _status(is_compared: bool) -> int:
 
 
 def _theirs(arguments: argparse.Namespace, contents: Sequence[tuple[Path, dict[str, Any]]]) -> int:
-    """Show files of PyTorch's benchmark. They hold one launch each, so there is no verdict."""
-    for option in ("threshold", "fail_on", "json", "markdown", "html"):
+    """Show files of PyTorch's benchmark, next to each other or to a report of ours. They hold one launch each, so there
+    is no verdict."""
+    for option in ("threshold", "fail_on", "json", "markdown", "html", "write_pytorch"):
         if getattr(arguments, option) is not None:
             name = "--" + option.replace("_", "-")
             raise console.UsageError(f"{name}: files of PyTorch's benchmark hold one launch, so there is no verdict")
     if len(contents) > 2:
         raise console.UsageError("files of PyTorch's benchmark are compared by two")
-    base, now = (diff_report.theirs(*each, arguments.matches) for each in contents)
+    base, now = (_sweep(arguments, *each) for each in contents)
     console.say(diff_report.side_by_side(base, now))
     return _status(diff_report.in_common(base, now))
+
+
+def _sweep(arguments: argparse.Namespace, path: Path, content: dict[str, Any]) -> diff_report.Sweep:
+    if diff_report.is_theirs(content):
+        return diff_report.theirs(path, content, arguments.matches)
+    return diff_report.ours(console.matching(json_report.report_of(path, content), arguments.matches))

@@ -6,10 +6,11 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pytest_ddpperf.records.errors import FileError
 from pytest_ddpperf.records.outcome import Outcome, RunInfo
+from pytest_ddpperf.records.plan import OF_TEST
 from pytest_ddpperf.records.samples import Scalar, Status
 from pytest_ddpperf.report import failure, sentences, terminal, text
 from pytest_ddpperf.report.json_report import Entry, StoredReport
@@ -75,10 +76,22 @@ _PERCENTILES = (75, 95)
 _RESULTS = "benchmark_results"
 _LEAST_SECONDS = 0.001  # the original's three decimals show nothing of less
 
-# Seconds at _PERCENTILES, by number of ranks ("2 GPUs:").
-Rows = dict[str, tuple[float, ...]]
+
+class Row(NamedTuple):
+    """A row of a benchmark."""
+
+    title: str
+    ranks: int  # 0 without DDP
+    seconds: tuple[float, ...]  # at _PERCENTILES
+
+
+# By "no ddp", or the number of ranks; of two rows with as many the second by its machines, "2M/4G".
+Rows = dict[str, Row]
 # The configuration; and the rows of each benchmark, by its name and batch size.
 Sweep = tuple[Mapping[str, str], Mapping[tuple[str, int | None], Rows]]
+_NO_DDP = "no ddp"
+# The names of the facts of a test that are a benchmark's and a row's; others are of the configuration.
+_MODEL, _ROW = f"{OF_TEST}model", f"{OF_TEST}row"
 
 
 def is_theirs(content: Mapping[str, Any]) -> bool:
@@ -108,14 +121,24 @@ def _read_rows(results: Sequence[Mapping[str, Any]]) -> Rows:
         if not 0 < min(seconds) <= max(seconds) < math.inf:
             raise ValueError("measurements are positive numbers")
         # Of two rows of a single rank the first is without DDP; the file does not say so.
-        head = "no ddp:" if len(single) > 1 and result is single[0] else f"{len(result['ranks'])} GPUs:"
-        rows[head] = tuple(stats.quantile(seconds, q) for q in _PERCENTILES)
+        ranks = 0 if len(single) > 1 and result is single[0] else len(result["ranks"])
+        _add(rows, ranks, f"{ranks} GPUs", tuple(stats.quantile(seconds, q) for q in _PERCENTILES), "")
     return rows
 
 
+def _add(rows: Rows, ranks: int, title: str, seconds: tuple[float, ...], machines: str) -> bool:
+    """Add a row; return whether it has a name of its own."""
+    key = str(ranks) if ranks else _NO_DDP
+    if key in rows and machines:
+        key = title = machines
+    is_new = key not in rows
+    rows[key] = Row(title if ranks else _NO_DDP, ranks, seconds)
+    return is_new
+
+
 def ours(report: StoredReport) -> Sweep:
-    """Return a report with a benchmark for each test and a row for each world size. Raises FileError if it has
-    measurements of several machines."""
+    """Return a report with a benchmark for each model of the suite's sweep, or each test, and a row for each number of
+    ranks. Raises FileError if it has measurements of several machines."""
     facts: dict[str, dict[str, None]] = {}
     benchmarks: dict[tuple[str, int | None], Rows] = {}
     for entry in report.entries:
@@ -124,26 +147,64 @@ def ours(report: StoredReport) -> Sweep:
             continue  # the lines below the figures have its error
         for fact, value in _facts(entry).items():
             facts.setdefault(fact, {})[str(value or "-")] = None
-        rows = benchmarks.setdefault((text.shortened(str(outcome.test)), outcome.batch_size), {})
-        plan = outcome.plan
-        kind = "ranks" if plan.device == "cpu" else "GPUs"
-        head = f"{plan.roles or f'{plan.world_size} {kind}'}:"
-        if head in rows:
-            raise FileError(report.paths[0], f"has {outcome.test} of several machines: leave out --form pytorch")
+        rows = benchmarks.setdefault((text.shortened(_model(outcome)), outcome.batch_size), {})
+        plan, machines = outcome.plan, str(outcome.measurement.environment.must_match.get(_ROW, ""))
+        ranks = 0 if machines == _NO_DDP else plan.world_size
+        title = plan.roles or f"{ranks} {'ranks' if plan.device == 'cpu' else 'GPUs'}"
         launches = outcome.measurement.samples.step_seconds
-        rows[head] = tuple(stats.percentile(launches, q) for q in _PERCENTILES)
-    return {fact: ", ".join(values) for fact, values in facts.items()}, benchmarks
+        if not _add(rows, ranks, title, tuple(stats.percentile(launches, q) for q in _PERCENTILES), machines):
+            raise FileError(report.paths[0], f"has {outcome.test} of several machines: leave out --form pytorch")
+    ordered = {key: dict(sorted(rows.items(), key=lambda row: row[1].ranks)) for key, rows in benchmarks.items()}
+    return {fact: ", ".join(values) for fact, values in facts.items()}, ordered
+
+
+def _model(outcome: Outcome) -> str:
+    measured = outcome.measurement
+    return str(measured.environment.must_match.get(_MODEL, outcome.test) if measured is not None else outcome.test)
 
 
 def _facts(entry: Entry) -> dict[str, Scalar]:
     """Return the configuration, by the names of the original if it has one."""
+    measured = entry.outcome.measurement
+    of_test = measured.environment.must_match.items() if measured is not None else ()
     return {
+        **{n.removeprefix(OF_TEST): fact for n, fact in of_test if n.startswith(OF_TEST) and n not in (_MODEL, _ROW)},
         "commit": entry.run.commit[:12] + "-dirty" * entry.run.commit.endswith("-dirty"),
         "cuda_version": entry.run.facts.get("cuda"),
         "device": entry.run.facts.get("cpu_model" if entry.outcome.plan.device == "cpu" else "device_model"),
         "distributed_backend": entry.outcome.plan.backend,
         "nccl_version": entry.run.facts.get("nccl"),
         "pytorch_version": entry.run.facts.get("torch"),
+    }
+
+
+def in_form_of_pytorch(report: StoredReport) -> dict[str, Any]:
+    """Return a report as PyTorch's benchmark writes one: a benchmark for each model or test with a batch size, the
+    steps of all ranks and launches together. Raises FileError without any."""
+    facts, benchmarks = ours(report)
+    steps: dict[tuple[str, int, int], list[float]] = {}
+    for outcome in report.outcomes:
+        if outcome.measurement is not None and outcome.batch_size is not None:
+            environment, samples = outcome.measurement.environment, outcome.measurement.samples
+            ranks = 0 if environment.must_match.get(_ROW) == _NO_DDP else outcome.plan.world_size
+            taken = [seconds for launch in samples.rank_seconds for rank in launch for seconds in rank]
+            steps.setdefault((text.shortened(_model(outcome)), outcome.batch_size, ranks), []).extend(taken)
+    if not steps:
+        raise FileError(report.paths[0], "has no measurement with a batch size, which PyTorch's benchmark shows")
+    return {
+        **facts,
+        _RESULTS: [
+            {
+                "model": model,
+                "batch_size": batch_size,
+                "result": [
+                    {"ranks": [*range(row.ranks or 1)], "measurements": steps[model, batch_size, row.ranks]}
+                    for row in rows.values()
+                ],
+            }
+            for (model, batch_size), rows in benchmarks.items()
+            if batch_size is not None
+        ],
     }
 
 
@@ -175,12 +236,13 @@ def side_by_side(base: Sweep, now: Sweep) -> Iterator[str]:
 
 def _table(base: Rows, now: Rows, batch_size: int | None) -> Iterator[str]:
     yield f"{'':>10s}" + f"{'sec/iter':>16s}{'ex/sec':>10s}{'diff':>10s}" * len(_PERCENTILES)
-    for head in dict.fromkeys([*now, *base]):
-        if head not in base or head not in now:
-            yield f"{head:>10s}  only in {'baseline' if head in base else 'test'}"
+    for key in dict.fromkeys([*now, *base]):
+        head = f"{(now.get(key) or base[key]).title}:"
+        if key not in base or key not in now:
+            yield f"{head:>10s}  only in {'baseline' if key in base else 'test'}"
             continue
         cells = []
-        for q, before, after in zip(_PERCENTILES, base[head], now[head], strict=True):
+        for q, before, after in zip(_PERCENTILES, base[key].seconds, now[key].seconds, strict=True):
             # Of time less is better, so a slowdown is negative.
             change = -100 * ((after - before) / before)
             rate = f"{int(batch_size / after):7d}/s" if batch_size is not None else f"{'-':>9s}"

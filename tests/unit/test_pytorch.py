@@ -14,7 +14,7 @@ import pytest
 
 from pytest_ddpperf.cli.main import main
 from pytest_ddpperf.records.plan import Plan
-from pytest_ddpperf.records.samples import Status
+from pytest_ddpperf.records.samples import Status, TestId
 from tests.unit.test_reading import RUN, written
 from tests.unit.test_report import FAILED, measurement, outcome, verdict
 
@@ -92,7 +92,10 @@ def test_what_one_side_lacks_is_named(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "rccl:                                   -  vs                     7\n" in reported
 
 
-@pytest.mark.parametrize("option", [["--threshold", "p50:5%"], ["--fail-on", "improved"], ["--json", "x"]])
+@pytest.mark.parametrize(
+    "option",
+    [["--threshold", "p50:5%"], ["--fail-on", "improved"], ["--json", "x"], ["--write-pytorch", "x"]],
+)
 def test_there_is_no_verdict_about_one_launch(
     option: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -111,13 +114,6 @@ def test_two_of_its_files_are_compared(tmp_path: Path, capsys: pytest.CaptureFix
         "Benchmark: resnext50_32x4d with batch size 32"
     ]
     assert main(["diff", base, test, "-k", "vgg"]) == 5
-
-
-def test_its_files_are_not_compared_with_ours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    base, _ = files(tmp_path)
-    ours = str(written(tmp_path / "ours.json", outcome(verdict(Status.PASS))))
-    assert main(["diff", base, ours]) == 4
-    assert f"{base} is of PyTorch's benchmark, and cannot be compared with one of ddpperf" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -181,8 +177,8 @@ Benchmark: tests/test_a::test_step with batch size 32
 
                   sec/iter    ex/sec      diff        sec/iter    ex/sec      diff
    1 GPUs:  p75:    0.100s     319/s     -0.2%  p95:    0.100s     319/s     -0.2%
-   8 GPUs:  p75:    0.120s     266/s    -19.9%  p95:    0.120s     266/s    -19.9%
   2 ranks:  only in test
+   8 GPUs:  p75:    0.120s     266/s    -19.9%  p95:    0.120s     266/s    -19.9%
 """
     )
     assert reported.endswith("compared with the base: 2 passed, 1 without baseline (2 of 3 compared)\n")
@@ -191,3 +187,70 @@ Benchmark: tests/test_a::test_step with batch size 32
     assert (
         f"{twice}: has tests/test_a::test_step of several machines: leave out --form pytorch" in capsys.readouterr().err
     )
+
+
+# --- the sweep of the suite
+
+
+def swept(row: str, ranks: int, seconds: float, bucket_size: int = 25) -> Any:
+    """A row of the suite's sweep."""
+    facts: dict[str, Any] = {"test:model": "resnet50", "test:row": row}
+    if row != "no ddp":
+        facts["test:bucket_size"] = bucket_size
+    measured = measurement(seconds)
+    environment = replace(measured.environment, must_match=facts)
+    different = TestId(module="suite/test_ddp_sweep", name=f"test_ddp_sweep[{row}]")
+    return replace(at(ranks, seconds), test=different, measurement=replace(measured, environment=environment))
+
+
+def sweep(path: Path, *, bucket_size: int = 25, factor: float = 1.0) -> str:
+    taken = [("2M/8G", 16, 0.107), ("1M/2G", 2, 0.103), ("no ddp", 1, 0.097), ("1M/1G", 1, 0.101)]
+    rows = [swept(row, ranks, factor * seconds, bucket_size) for row, ranks, seconds in taken]
+    return str(written(path, *rows, run=replace(RUN, facts={"torch": "2.13.0", "device_model": "V100"})))
+
+
+def test_two_runs_of_the_suite_are_shown_as_the_original_shows_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base, now = sweep(tmp_path / "a.json"), sweep(tmp_path / "b.json", bucket_size=1, factor=1.01)
+    assert main(["diff", base, now, "--form", "pytorch"]) == 0
+    reported = capsys.readouterr().out
+    assert "bucket_size:                           25  vs                     1\n" in reported
+    assert "Benchmark: resnet50 with batch size 32\n" in reported
+    assert [line.partition("p75")[0].strip() for line in rows(reported)] == [
+        "no ddp:",
+        "1 GPUs:",
+        "2 GPUs:",
+        "16 GPUs:",
+    ]
+    assert reported.count("-1.0%") == 2 * 4
+    assert "bucket_size 25 -> 1" in reported, "which makes them incomparable"
+
+
+def test_a_run_of_the_suite_is_compared_with_a_file_of_the_original(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base, _ = files(tmp_path)
+    ours = sweep(tmp_path / "ours.json")
+    assert main(["diff", base, ours]) == 0
+    reported = capsys.readouterr().out
+    assert "1.4.0a0+05140f0  vs                2.13.0\n" in reported
+    assert len([*rows(reported)]) == 4
+    assert "  4 GPUs:  only in baseline\n" in reported
+
+
+def test_a_run_of_the_suite_is_written_for_the_original(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base, out = sweep(tmp_path / "a.json"), tmp_path / "out.json"
+    assert main(["diff", base, base, "--write-pytorch", str(out)]) == 0
+    data = json.loads(out.read_text())
+    assert (data["bucket_size"], data["pytorch_version"], data["distributed_backend"]) == ("25", "2.13.0", "nccl")
+    (benchmark,) = data["benchmark_results"]
+    assert (benchmark["model"], benchmark["batch_size"]) == ("resnet50", 32)
+    assert [len(row["ranks"]) for row in benchmark["result"]] == [1, 1, 2, 16]
+    assert benchmark["result"][0]["measurements"] == [0.097] * 12, "launches x ranks x steps"
+    capsys.readouterr()
+    assert main(["diff", str(out), str(out)]) == 0
+    assert "   no ddp:  p75:    0.097s     329/s" in capsys.readouterr().out
+    nothing = written(tmp_path / "b.json", replace(at(2, 0.1), batch_size=None))
+    assert main(["diff", str(nothing), str(nothing), "--write-pytorch", str(out)]) == 4
+    assert "has no measurement with a batch size" in capsys.readouterr().err
