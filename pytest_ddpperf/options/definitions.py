@@ -128,6 +128,8 @@ ROWS = (
     _choice(option="--ddp-suite-size", allowed=("auto", "tiny", "small", "full"), metavar="SIZE",
         help="how much the shipped suite (--pyargs pytest_ddpperf.suite) measures: tiny, small or full; "
         "auto: full if each rank has a CUDA device, else small"),
+    _count(option="--ddp-suite-bucket-mb", default="25", marker=False,
+        help="megabytes of DDP's buckets in the suite's sweep"),
     _folder(option="--ddp-suite-plots",
         help="write figures of the suite's results to this folder: pip install 'pytest-ddpperf[plots]'"),
     _folder(option="--ddp-trace", name="trace_dir",

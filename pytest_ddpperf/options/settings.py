@@ -56,6 +56,7 @@ class Settings:
     against_option: tuple[str, ...] | None
     disable: bool
     suite_size: Literal["auto", "tiny", "small", "full"] = "auto"  # the suite's own, which reads it by pytest's words
+    suite_bucket_mb: int = 25
     suite_plots: Path | None = None  # absolute
     trace_dir: Path | None = None  # absolute
     json_path: Path | None  # absolute

@@ -178,7 +178,7 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
 
 
 @pytest.fixture
-def _ddp_world_size(request: pytest.FixtureRequest) -> int:
+def ddp_world_size(request: pytest.FixtureRequest) -> int:
     """Return the world size of a test that is not parametrised with several."""
     settings = state.own_settings(request.node)
     if len(settings.world_sizes) > 1:
@@ -192,19 +192,19 @@ def _ddp_world_size(request: pytest.FixtureRequest) -> int:
 
 
 @pytest.fixture
-def ddp_run(request: pytest.FixtureRequest, _ddp_world_size: int) -> DdpRun:
+def ddp_run(request: pytest.FixtureRequest, ddp_world_size: int) -> DdpRun:
     """Call `ddp_run(fn, *args)`: `fn(ctx, *args)` on every rank of a fresh process group; the results by rank."""
     from pytest_ddpperf.plugin.fixtures import DdpRun
 
-    return DdpRun(request, _ddp_world_size)
+    return DdpRun(request, ddp_world_size)
 
 
 @pytest.fixture
-def ddp_benchmark(request: pytest.FixtureRequest, _ddp_world_size: int, _ddp_replay: Replay | None) -> DdpBenchmark:
+def ddp_benchmark(request: pytest.FixtureRequest, ddp_world_size: int, _ddp_replay: Replay | None) -> DdpBenchmark:
     """Call `ddp_benchmark(setup, batch_size=...)`: time a distributed training step on real ranks and gate it."""
     from pytest_ddpperf.plugin.fixtures import DdpBenchmark
 
-    return DdpBenchmark(request, _ddp_world_size, _ddp_replay)
+    return DdpBenchmark(request, ddp_world_size, _ddp_replay)
 
 
 @pytest.fixture
@@ -217,12 +217,12 @@ def rpc_benchmark(request: pytest.FixtureRequest, _ddp_replay: Replay | None) ->
 
 @pytest.fixture
 def collective_benchmark(
-    request: pytest.FixtureRequest, _ddp_world_size: int, _ddp_replay: Replay | None
+    request: pytest.FixtureRequest, ddp_world_size: int, _ddp_replay: Replay | None
 ) -> CollectiveBenchmark:
     """Call `collective_benchmark(op, sizes, dtype=...)`: time and check one collective over several sizes."""
     from pytest_ddpperf.plugin.fixtures import CollectiveBenchmark
 
-    return CollectiveBenchmark(request, _ddp_world_size, _ddp_replay)
+    return CollectiveBenchmark(request, ddp_world_size, _ddp_replay)
 
 
 @pytest.fixture

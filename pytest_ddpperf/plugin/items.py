@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pytest_ddpperf.options.settings import Settings
     from pytest_ddpperf.records.errors import MarkerError
 
-WORLD_SIZE = "_ddp_world_size"
+WORLD_SIZE = "ddp_world_size"
 RPC = "rpc_benchmark"
 BENCHMARKS = frozenset({"ddp_benchmark", "collective_benchmark", RPC})
 FIXTURES = BENCHMARKS | {"ddp_run"}

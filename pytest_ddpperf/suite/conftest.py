@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_ddpperf import node_count
+from pytest_ddpperf import add_section, node_count
 from pytest_ddpperf.suite.plots import save
 from pytest_ddpperf.suite.tables import Tables
 from pytest_ddpperf.suite.workloads import (
@@ -34,20 +34,21 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Make rows over ranks: one, two, four, ... up to those that were asked for; the sweep also has one without DDP.
-
-    A number that does not divide over the machines is left out, unless one machine has room for it.
-    """
-    most, machines = largest_world(metafunc.config), node_count(metafunc.config)
-    each = list(dict.fromkeys([*(1 << power for power in range(20) if 1 << power < most), most]))
+    """Make rows over ranks, as PyTorch's DDP benchmark has them: on one machine one, two, four, ... ranks up to its
+    share of those that were asked for, then as many on each of two, four, ... machines. The sweep also has one without
+    DDP."""
+    machines = node_count(metafunc.config)
+    here = max(1, largest_world(metafunc.config) // machines)
+    rows = [SweepRow(1, ranks) for ranks in _doubled(here)]
+    rows += [SweepRow(several, several * here) for several in _doubled(machines) if several > 1]
     if "sweep_row" in metafunc.fixturenames:
-        rows = [SweepRow(1, 0), *(SweepRow(1, ranks) for ranks in each)]
-        rows += [SweepRow(machines, ranks) for ranks in each if machines > 1 and ranks % machines == 0]
-        metafunc.parametrize("sweep_row", [_row(row, row.name, row) for row in rows])
+        metafunc.parametrize("sweep_row", [_row(row, row.name, row) for row in (SweepRow(1, 0), *rows)])
     if "scaled_ranks" in metafunc.fixturenames:
-        rows = [SweepRow(1 if ranks <= most // machines else machines, ranks) for ranks in each]
-        over = [row for row in rows if row.ranks % row.machines == 0]
-        metafunc.parametrize("scaled_ranks", [_row(row.ranks, f"{row.ranks}-ranks", row) for row in over])
+        metafunc.parametrize("scaled_ranks", [_row(row.ranks, f"{row.ranks}-ranks", row) for row in rows])
+
+
+def _doubled(most: int) -> list[int]:
+    return [*(1 << power for power in range(20) if 1 << power < most), most]
 
 
 def _row(value: object, name: str, row: SweepRow) -> Any:
@@ -74,9 +75,8 @@ def _open_settings(config: pytest.Config) -> dict[str, Any]:
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    folder = session.config.getoption("ddp_suite_plots")
+    folder, tables = session.config.getoption("ddp_suite_plots"), session.config.stash[_TABLES]
     if folder is not None and not session.config.option.collectonly:
-        tables = session.config.stash[_TABLES]
         try:
             place = session.config.invocation_params.dir / os.path.expanduser(folder)
             tables.drawn = list(save(tables.all_plots(), place))
@@ -84,6 +84,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         except Exception as error:  # the tables are shown all the same
             tables.problem = f"--ddp-suite-plots: {type(error).__name__}: {error}"
             session.exitstatus = max(exitstatus, pytest.ExitCode.TESTS_FAILED)
+    if lines := list(tables.lines()):
+        add_section(session.config, "pytest_ddpperf.suite", lines)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -94,14 +96,6 @@ def pytest_runtest_makereport(
     if report.skipped and isinstance(report.longrepr, tuple):
         item.config.stash[_TABLES].skipped.append((item.name, report.longrepr[2].removeprefix("Skipped: ")))
     return report
-
-
-def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    lines = list(config.stash[_TABLES].lines())
-    if lines:
-        terminalreporter.section("pytest_ddpperf.suite")
-        for line in lines:
-            terminalreporter.write_line(line)
 
 
 @pytest.fixture
@@ -117,24 +111,18 @@ def tables(request: pytest.FixtureRequest) -> Tables:
 
 
 @pytest.fixture
-def ranks(_ddp_world_size: int) -> int:
-    """The number of ranks; with several --ddp-world-size each has a test of its own."""
-    return _ddp_world_size
-
-
-@pytest.fixture
-def tokens(size: Size, ranks: int) -> int:
+def tokens(size: Size, ddp_world_size: int) -> int:
     """The batch size of a GPT."""
-    return tokens_of(size, ranks)
+    return tokens_of(size, ddp_world_size)
 
 
 @pytest.fixture
-def require_memory(request: pytest.FixtureRequest, ranks: int) -> Callable[..., None]:
+def require_memory(request: pytest.FixtureRequest, ddp_world_size: int) -> Callable[..., None]:
     """Call it with the bytes that each rank needs: it skips a test whose ranks on this machine need more than there is.
 
     `cuda` says whether each rank has a CUDA device, where the run does not decide that.
     """
-    here = ranks_per_machine(request.node, ranks)
+    here = ranks_per_machine(request.node, ddp_world_size)
 
     def require(each: float, *, cuda: bool | None = None) -> None:
         on_device = uses_cuda(request.config, here) if cuda is None else cuda

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 import pytest
@@ -18,64 +19,75 @@ from torch.nn.parallel import DistributedDataParallel
 from pytest_ddpperf import Context, DdpRun
 from pytest_ddpperf.suite.plots import Spread, lines
 from pytest_ddpperf.suite.tables import Tables
-from pytest_ddpperf.suite.workloads import Size, return_rank, workload
+from pytest_ddpperf.suite.workloads import Size, workload
 
 SYNC_EVERY = (1, 2, 4, 8)
 SEEDS = 3
+ITERATIONS = 48
+BATCHES = {"small": 1, "large": 8}  # sequences of a rank
 
 
-def losses(ctx: Context, size: Size, every: int, iterations: int) -> list[list[float]]:
+def losses(ctx: Context, size: Size, every: int, sequences: int) -> tuple[list[list[float]], float]:
     """Return seed x iteration: the mean loss over ranks on the same batches, before each iteration and after the last,
-    synchronised `every` so many iterations."""
-    curves = []
+    synchronised `every` so many iterations; and the mean seconds of an iteration, the median over seeds."""
+    curves, seconds = [], []
     for seed in range(SEEDS):
-        net, loss = workload(replace(ctx, seed=ctx.seed + 1000 * seed), size.gpts[0], size)
+        net, loss = workload(replace(ctx, seed=ctx.seed + 1000 * seed), size.gpts[0], size, sequences=sequences)
         ddp = DistributedDataParallel(net)
         optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
-        curve = []
-        for iteration in range(1, iterations + 1):
+        values, began = [], time.perf_counter()
+        for iteration in range(1, ITERATIONS + 1):
             last = iteration % every == 0
             with nullcontext() if last else ddp.no_sync():
                 value = loss(ddp)
                 (value / every).backward()  # type: ignore[no-untyped-call]
-            curve.append(_mean(ctx, value))
+            values.append(value.detach())
             if last:
                 optimizer.step()
                 optimizer.zero_grad()
-        curves.append([*curve, _mean(ctx, loss(ddp))])
-    return curves
+        means = torch.stack([*values, loss(ddp).detach()])
+        dist.all_reduce(means)
+        curves.append((means / ctx.world_size).tolist())  # which waits for a device
+        seconds.append((time.perf_counter() - began) / ITERATIONS)
+    return curves, median(seconds)
 
 
-def _mean(ctx: Context, value: Tensor) -> float:
-    mean = value.detach().clone()
-    dist.all_reduce(mean)
-    return float(mean) / ctx.world_size
-
-
-def test_convergence(ddp_run: DdpRun, size: Size, tables: Tables) -> None:
-    """The loss over the same samples, synchronised every 1, 2, 4 and 8 iterations: what latency alone hides."""
-    iterations = 48
-    results = {every: ddp_run(losses, size, every, iterations) for every in SYNC_EVERY}
-    curves = {every: by_rank[0] for every, by_rank in results.items()}
-    ranks = len(results[SYNC_EVERY[0]])
+@pytest.mark.parametrize("batch", BATCHES)
+def test_convergence(ddp_run: DdpRun, batch: str, size: Size, tables: Tables) -> None:
+    """The loss against iterations and time, synchronised every 1, 2, 4 and 8 iterations: does slower convergence erase
+    what latency gains?"""
+    results = {every: ddp_run(losses, size, every, BATCHES[batch]) for every in SYNC_EVERY}
+    ranks = len(results[1])
+    curves = {every: by_rank[0][0] for every, by_rank in results.items()}
+    seconds = {every: max(of_rank for _, of_rank in by_rank) for every, by_rank in results.items()}
+    means = {every: list(map(fmean, zip(*by_seed, strict=True))) for every, by_seed in curves.items()}
+    target = max(curve[-1] for curve in means.values())  # what all reach
+    reached = {
+        every: seconds[every] * next(n for n, value in enumerate(curve) if value <= target)
+        for every, curve in means.items()
+    }
+    title = f"{ITERATIONS} iterations of a {batch} batch, {ranks} ranks ({SEEDS} seeds)"
     for every, by_seed in curves.items():
         last = [curve[-1] for curve in by_seed]
         tables.add(
-            f"Loss after {iterations} iterations, {ranks} ranks ({SEEDS} seeds)",
+            title,
             synchronised=f"every {every}",
-            mean=f"{fmean(last):.4f}",
-            least=f"{min(last):.4f}",
-            most=f"{max(last):.4f}",
+            loss=f"{means[every][-1]:.4f} ({min(last):.4f} to {max(last):.4f})",
+            iteration=f"{seconds[every]:.6f}s",
+            **{f"to_a_loss_of_{target:.2f}": f"{reached[every]:.3f}s"},
         )
-    spreads = {
-        f"synchronised every {every}": {
-            float(iteration): Spread(fmean(each), min(each), max(each))
-            for iteration, each in enumerate(zip(*by_seed, strict=True))
+    first = min(reached, key=reached.__getitem__)
+    answer = "slower convergence erases the gain of every other" if first == 1 else "less synchronisation gains"
+    tables.add_text([f"{batch} batch: every {first} reaches a loss of {target:.2f} first: {answer}"])
+    for across, scale in (("iterations", dict.fromkeys(SYNC_EVERY, 1.0)), ("seconds", seconds)):
+        spreads = {
+            f"synchronised every {every}": {
+                iteration * scale[every]: Spread(fmean(each), min(each), max(each))
+                for iteration, each in enumerate(zip(*by_seed, strict=True))
+            }
+            for every, by_seed in curves.items()
         }
-        for every, by_seed in curves.items()
-    }
-    title = f"Loss against samples, {ranks} ranks"
-    tables.plots.append(lines(title, "iterations, each of as many samples", "loss", spreads))
+        tables.plots.append(lines(f"Loss against {across}, {batch} batch, {ranks} ranks", across, "loss", spreads))
     learned, seldom = ([curve[-1] for curve in curves[every]] for every in (SYNC_EVERY[0], SYNC_EVERY[-1]))
     assert max(learned) < min(seldom), "more updates on the same samples learn more here"
 
@@ -143,10 +155,36 @@ def leave_out_a_parameter(ctx: Context) -> None:
         net(torch.ones(1, 4, device=ctx.device), order).sum().backward()
 
 
+def train_with_unused(ctx: Context, unused_on: tuple[int, ...]) -> list[list[float]]:
+    """Return the gradients of both layers after three steps with `find_unused_parameters`, in which some ranks leave
+    out the second one; its gradient was 7 before."""
+    net = DistributedDataParallel(Layers(2, 1).to(ctx.device), find_unused_parameters=True)
+    weights = list(net.parameters())
+    for weight in weights:
+        torch.nn.init.ones_(weight)
+    for _ in range(3):
+        weights[0].grad = None
+        weights[1].grad = torch.full_like(weights[1], 7.0)
+        net(torch.ones(1, 1, device=ctx.device), (0,) if ctx.rank in unused_on else (0, 1)).sum().backward()
+    return [[float(weight.grad) for weight in weights if weight.grad is not None]]
+
+
+def test_a_parameter_that_one_rank_does_not_use(ddp_run: DdpRun, ddp_world_size: int) -> None:
+    """With `find_unused_parameters` training goes on, and the gradient is the mean with a zero for that rank."""
+    others = ddp_world_size - 1
+    for ((_, second),) in ddp_run(train_with_unused, (0,)):
+        assert second == pytest.approx((7.0 * ddp_world_size + others) / ddp_world_size)
+
+
+def test_a_parameter_that_no_rank_uses_keeps_its_gradient(ddp_run: DdpRun, ddp_world_size: int) -> None:
+    for ((first, second),) in ddp_run(train_with_unused, tuple(range(ddp_world_size))):
+        assert (first, second) == (1.0, 7.0)
+
+
 @pytest.mark.ddp(timeout=30)
-def test_hang_of_another_reduction_order(ddp_run: DdpRun) -> None:
+def test_hang_of_another_reduction_order(ddp_run: DdpRun, ddp_world_size: int) -> None:
     """The paper's first way to hang, reductions in another order, is red with the line in which each rank waits."""
-    if len(ddp_run(return_rank)) == 1:
+    if ddp_world_size == 1:
         pytest.skip("needs at least two ranks")
     with pytest.raises(pytest.fail.Exception) as caught:
         ddp_run(reduce_in_another_order)

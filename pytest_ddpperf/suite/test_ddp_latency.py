@@ -18,12 +18,23 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn.parallel import DistributedDataParallel
 
 from pytest_ddpperf import Context, DdpBenchmark
-from pytest_ddpperf.suite.tables import ALONE, PHASES, Breakdown, Latencies, Scaling, Tables
-from pytest_ddpperf.suite.workloads import Size, Step, no_buffers, training, workload
+from pytest_ddpperf.suite.tables import (
+    ALONE,
+    NOT_OVERLAPPED,
+    OVERLAPPED,
+    PHASES,
+    BestBuckets,
+    Breakdown,
+    Latencies,
+    Scaling,
+    Tables,
+    spread_of,
+)
+from pytest_ddpperf.suite.workloads import Size, Step, gradient_bytes, no_buffers, training, workload
 from pytest_ddpperf.suite.wrappers import ddps_buckets, flatten, unflatten
 
-# Megabytes; 0 is an all-reduce a gradient.
-BUCKETS_MB = (0, 1, 5, 25, 50)
+# Megabytes; 0 is an all-reduce a gradient, and the last ones hold all gradients of a model.
+BUCKETS_MB = (0, 1, 5, 25, 100, 200)
 SYNC_EVERY = (1, 2, 4, 8)
 GROUPS = (1, 3, 5)
 
@@ -46,13 +57,13 @@ def phased(ctx: Context, model: str, size: Size, variant: str) -> Step:
 
     def step() -> None:
         optimizer.zero_grad()
-        quiet: AbstractContextManager[object] = nullcontext() if variant == "overlapped" else ddp.no_sync()
+        quiet: AbstractContextManager[object] = nullcontext() if variant == OVERLAPPED else ddp.no_sync()
         with quiet:
             marks = [now()]
             value = loss(ddp)
             marks.append(now())
             value.backward()  # type: ignore[no-untyped-call]
-            if variant == "not overlapped":
+            if variant == NOT_OVERLAPPED:
                 for bucket in reduced_after:
                     gradients = [parameter.grad for parameter in bucket]
                     flat = flatten(gradients) / ctx.world_size
@@ -67,20 +78,30 @@ def phased(ctx: Context, model: str, size: Size, variant: str) -> Step:
     return step
 
 
-@pytest.mark.parametrize("variant", [ALONE, "overlapped", "not overlapped"])
-def test_latency_breakdown(ddp_benchmark: DdpBenchmark, variant: str, size: Size, tables: Tables) -> None:
+@pytest.mark.parametrize("variant", [ALONE, OVERLAPPED, NOT_OVERLAPPED])
+@pytest.mark.parametrize("model", ["resnet50", "gpt"])
+def test_latency_breakdown(
+    ddp_benchmark: DdpBenchmark, model: str, variant: str, size: Size, tokens: int, tables: Tables
+) -> None:
     """Forward, backward, communication that the backward pass does not hide, optimizer; with and without overlap."""
-    result = ddp_benchmark(lambda ctx: phased(ctx, "resnet50", size, variant), batch_size=size.images)
-    tables.get(Breakdown).add(variant, result)
+    of = size.gpts[0] if model == "gpt" else model
+    batch_size = tokens if model == "gpt" else size.images
+    result = ddp_benchmark(lambda ctx: phased(ctx, of, size, variant), batch_size=batch_size)
+    tables.get(Breakdown).add(model, variant, result)
 
 
 @pytest.mark.parametrize("bucket", BUCKETS_MB, ids=lambda megabytes: f"{megabytes}mb")
-@pytest.mark.parametrize("model", ["resnet50", "gpt"])
+@pytest.mark.parametrize("model", ["gpt", "resnet50", "resnet101"])
 def test_bucket_latency(
     ddp_benchmark: DdpBenchmark, model: str, bucket: int, size: Size, tokens: int, tables: Tables
 ) -> None:
-    """The size of DDP's buckets against the latency of a step, from an all-reduce a gradient to a few for all."""
+    """The size of DDP's buckets against the latency of a step, from an all-reduce a gradient to one for all."""
+    if model == "resnet101" and bucket < 25 and size.name == "tiny":
+        pytest.skip("resnet101 in small buckets takes too long for --ddp-suite-size tiny")
     of = size.gpts[0] if model == "gpt" else model
+    gradients = gradient_bytes(of, size) / 2**20
+    if bucket and max(smaller for smaller in BUCKETS_MB if smaller < bucket) > gradients:
+        pytest.skip("a smaller bucket holds all gradients")
 
     def setup(ctx: Context) -> Step:
         net, loss = workload(ctx, of, size)
@@ -88,6 +109,7 @@ def test_bucket_latency(
 
     result = ddp_benchmark(setup, batch_size=tokens if model == "gpt" else size.images)
     tables.get(Latencies).add(f"Bucket size, {model}", f"{bucket} MB", result)
+    tables.get(BestBuckets).add(model, gradients, bucket, result)
 
 
 @pytest.mark.ddp(world_size=1)  # each parameter has its own
@@ -246,6 +268,26 @@ def test_round_robin(ddp_benchmark: DdpBenchmark, groups: int, size: Size, token
         return training(ddp, loss)
 
     tables.get(Latencies).add("Process groups in turn", str(groups), ddp_benchmark(setup, batch_size=tokens))
+
+
+# --- backends
+
+BACKENDS = {"gloo-cpu": ("gloo", "cpu"), "gloo-cuda": ("gloo", "cuda"), "nccl": ("nccl", "cuda")}
+
+
+@pytest.mark.parametrize(
+    "backend", [pytest.param(name, marks=pytest.mark.ddp(backend=b, device=d)) for name, (b, d) in BACKENDS.items()]
+)
+def test_backend(ddp_benchmark: DdpBenchmark, backend: str, size: Size, tokens: int, tables: Tables) -> None:
+    """The same step over each backend that the machine has, in one run."""
+
+    def setup(ctx: Context) -> Step:
+        net, loss = workload(ctx, size.gpts[0], size)
+        return training(DistributedDataParallel(net), loss)
+
+    result = ddp_benchmark(setup, batch_size=tokens)
+    title = f"A step of GPT {size.gpts[0]} by backend, {result.world_size} ranks (p50)"
+    tables.add(title, backend=backend, step=spread_of(result))
 
 
 # --- sharding

@@ -12,10 +12,9 @@ from pytest_ddpperf import Context, DdpBenchmark, Result
 from pytest_ddpperf.suite.models import RESNETS
 from pytest_ddpperf.suite.plots import Plot
 from pytest_ddpperf.suite.tables import Scaling, Tables, describe
-from pytest_ddpperf.suite.workloads import Size, Step, SweepRow, no_buffers, training, workload
+from pytest_ddpperf.suite.workloads import Size, Step, SweepRow, no_buffers, read_option, training, workload
 
 PERCENTILES = (50, 75, 90, 95)
-BUCKET_MB = 25
 
 
 class SweepTable:
@@ -23,11 +22,11 @@ class SweepTable:
 
     def __init__(self) -> None:
         self._rows: dict[str, dict[SweepRow, Result]] = {}  # by model and row
-        self._images = 0
+        self._images = self._bucket_mb = 0
 
-    def add(self, model: str, row: SweepRow, result: Result, images: int) -> None:
+    def add(self, model: str, row: SweepRow, result: Result, images: int, bucket_mb: int) -> None:
         self._rows.setdefault(model, {})[row] = result
-        self._images = images
+        self._images, self._bucket_mb = images, bucket_mb
 
     def lines(self) -> Iterator[str]:
         result = next(iter(next(iter(self._rows.values())).values()))
@@ -35,7 +34,8 @@ class SweepTable:
         yield "PyTorch distributed benchmark suite"
         yield "-----------------------------------"
         yield ""
-        yield from describe(result, f"* Maximum bucket size: {BUCKET_MB}MB")
+        further = f"* Distributed backend: {result.backend}", f"* Maximum bucket size: {self._bucket_mb}MB"
+        yield from describe(result, *further, heading="--- nvidia-smi topo -m ---")
         yield "--------------------------"
         for model, by_row in sorted(self._rows.items(), key=lambda row: list(RESNETS).index(row[0])):
             yield ""
@@ -50,8 +50,7 @@ class SweepTable:
 
     def _row(self, row: SweepRow, result: Result, alone: Result | None) -> str:
         kind = "GPUs" if result.environment.key.get("device_type") == "cuda" else "CPUs"
-        what = f"{row.machines}M/{row.ranks // row.machines}G" if row.ranks else "no ddp"
-        text = f"{max(row.ranks, 1):4d} {kind} -- {what:>8}:"
+        text = f"{max(row.ranks, 1):4d} {kind} -- {row.title:>8}:"
         for q in PERCENTILES:
             seconds = result.percentile(q)
             text += f"  p{q:02d}:  {seconds:1.3f}s  {self._images / seconds:6.0f}/s"
@@ -63,18 +62,30 @@ class SweepTable:
 
 @pytest.mark.ddp(world_size=1)  # each parameter has its own
 @pytest.mark.parametrize("model", RESNETS)
-def test_ddp_sweep(ddp_benchmark: DdpBenchmark, model: str, sweep_row: SweepRow, size: Size, tables: Tables) -> None:
+def test_ddp_sweep(
+    ddp_benchmark: DdpBenchmark,
+    model: str,
+    sweep_row: SweepRow,
+    size: Size,
+    tables: Tables,
+    pytestconfig: pytest.Config,
+) -> None:
     """A training step of a ResNet over numbers of ranks, and one without DDP (PyTorch's DDP benchmark)."""
+    bucket_mb = int(read_option(pytestconfig, "ddp_suite_bucket_mb", 25))
 
     def setup(ctx: Context) -> Step:
         net, loss = workload(ctx, model, size)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.001, momentum=0.9, weight_decay=1e-4)
         if not sweep_row.ranks:
             return training(net, loss, optimizer)
-        ddp = DistributedDataParallel(net, bucket_cap_mb=BUCKET_MB, **no_buffers())  # type: ignore[arg-type]
+        ddp = DistributedDataParallel(net, bucket_cap_mb=bucket_mb, **no_buffers())  # type: ignore[arg-type]
         return training(ddp, loss, optimizer)
 
-    result = ddp_benchmark(setup, batch_size=size.images)
-    tables.get(SweepTable).add(model, sweep_row, result, size.images)
-    if sweep_row.ranks and sweep_row.machines == 1:
+    # By these, `ddpperf diff --form pytorch` shows what the original's does.
+    facts: dict[str, str | int | float | bool] = {"model": model, "row": sweep_row.title}
+    if sweep_row.ranks:
+        facts["bucket_size"] = bucket_mb
+    result = ddp_benchmark(setup, batch_size=size.images, facts=facts)
+    tables.get(SweepTable).add(model, sweep_row, result, size.images, bucket_mb)
+    if sweep_row.ranks:
         tables.get(Scaling).add(model, result)

@@ -11,12 +11,14 @@ from __future__ import annotations
 import os
 import random
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.distributed.autograd as dist_autograd
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -31,7 +33,7 @@ from pytest_ddpperf.suite.workloads import Step, read_option
 # --- DDP and RPC
 
 EMBEDDINGS = 300  # rows of each table
-FEATURES = 512  # of an example, over all tables together
+COLUMNS = 64  # of each table
 CLASSES = 8
 BATCHES = 10  # of an epoch
 PERCENTILES = (50, 75, 90, 95)
@@ -49,7 +51,7 @@ class HybridModel(nn.Module):
         self._device = device
         # As in the original, with a single ReLU.
         layers = [
-            *(nn.Linear(FEATURES, 256), nn.Linear(256, 128), nn.ReLU()),
+            *(nn.Linear(COLUMNS * len(tables), 256), nn.Linear(256, 128), nn.ReLU()),
             *(nn.Linear(128, 64), nn.Linear(64, 32), nn.Linear(32, CLASSES)),
         ]
         self.dense: nn.Module = DistributedDataParallel(nn.Sequential(*layers).to(device))
@@ -73,11 +75,6 @@ def parameters_of(table: RRef[Any]) -> list[RRef[Any]]:
     return [RRef(parameter) for parameter in table.local_value().parameters()]
 
 
-def columns_on(server: int, servers: int) -> int:
-    """Return the columns of the table of a parameter server: its share of the features."""
-    return FEATURES // servers + (server < FEATURES % servers)
-
-
 def epoch_of_batches(source: random.Random) -> list[Batch]:
     """Return batches of 20 to 50 indices in bags of 1 to 10."""
     batches = []
@@ -96,7 +93,7 @@ def hybrid_lines(result: Result) -> Iterator[str]:
     """Yield the table of the original: a row per trainer and one for all; its "epoch/sec" are examples per second."""
     yield "---------- Info ---------"
     yield ""
-    yield from describe(result)
+    yield from describe(result, heading="---------- nvidia-smi topo -m ---------")
     yield ""
     yield "------------------  PyTorch Distributed Benchmark (DDP and RPC) ---------------------"
     yield ""
@@ -122,12 +119,9 @@ def _row(who: str, durations: Sequence[float], examples: float) -> str:
 
 
 def master(ctx: RpcContext) -> list[Any]:
-    """Make a table on each parameter server, with its share of the columns of the embeddings."""
-    servers = ctx.workers["parameter_server"]
-    return [
-        rpc.remote(server, torch.nn.EmbeddingBag, (EMBEDDINGS, columns_on(number, len(servers))), {"mode": "sum"})
-        for number, server in enumerate(servers)
-    ]
+    """Make a table of embeddings on each parameter server."""
+    bag, shape = torch.nn.EmbeddingBag, (EMBEDDINGS, COLUMNS)
+    return [rpc.remote(server, bag, shape, {"mode": "sum"}) for server in ctx.workers["parameter_server"]]
 
 
 def trainer(ctx: RpcContext, tables: Sequence[Any]) -> Callable[[], int]:
@@ -237,6 +231,86 @@ def test_parameter_server(rpc_benchmark: RpcBenchmark, tables: Tables) -> None:
     _add_round(tables, "parameter server", result, BATCH * len(result.samples[0]), "examples")
 
 
+# --- a server of gradients
+
+ROWS, SEQUENCE = 1000, 16  # of an embedding, and of a sentence
+
+_arrived: dict[int, tuple[list[Tensor], torch.futures.Future[Tensor]]] = {}  # by bucket
+
+
+@rpc.functions.async_execution  # type: ignore[untyped-decorator]
+def average_when_all_arrived(bucket: int, gradient: Tensor, trainers: int) -> torch.futures.Future[Tensor]:
+    """Return the mean of all trainers' gradients; the answer to each waits for the last. Called by a trainer."""
+    with lock:
+        gradients, answer = _arrived.setdefault(bucket, ([], torch.futures.Future()))
+        gradients.append(gradient)
+        if len(gradients) == trainers:
+            del _arrived[bucket]
+            answer.set_result(sum(gradients[1:], gradients[0]) / trainers)
+    return answer
+
+
+def average_on_request(bucket: int, gradient: Tensor, trainers: int) -> Tensor:
+    """As `average_when_all_arrived`, but a thread of the server waits for each trainer."""
+    future: torch.futures.Future[Tensor] = average_when_all_arrived(bucket, gradient, trainers)
+    return future.wait()
+
+
+SERVERS = {"batched": average_when_all_arrived, "by request": average_on_request}
+SENT = {"all-reduce": (), "sparse by RPC": (True,), "all by RPC": (True, False)}  # which are: sparse ones, dense ones
+
+
+@ON_CPU
+@pytest.mark.parametrize(
+    ("sent", "gradients", "server"),
+    [
+        ("all-reduce", "dense", "batched"),  # which has nothing to do
+        ("all-reduce", "sparse", "batched"),
+        ("sparse by RPC", "sparse", "batched"),
+        ("all by RPC", "dense", "batched"),
+        ("all by RPC", "sparse", "by request"),
+    ],
+)
+def test_gradient_server(rpc_benchmark: RpcBenchmark, sent: str, gradients: str, server: str, tables: Tables) -> None:
+    """An embedding and a dense layer under DDP; a parameter server averages their gradients, or an all-reduce does
+    (PyTorch's parameter server benchmark)."""
+
+    def trainer(ctx: RpcContext) -> Step:
+        torch.manual_seed(ctx.seed)
+        net = nn.Sequential(nn.EmbeddingBag(ROWS, 16, sparse=gradients == "sparse", mode="sum"), nn.Linear(16, 8))
+        ddp = DistributedDataParallel(net, bucket_cap_mb=0.01)
+        servers = ctx.workers["parameter_server"]
+
+        def reduce(bucket: Any) -> torch.futures.Future[Tensor]:
+            gradient, number = bucket.buffer(), bucket.index()
+            if gradient.is_sparse in SENT[sent]:
+                asked = number, gradient, ctx.world_size
+                answer: torch.futures.Future[Tensor] = rpc.rpc_async(
+                    servers[number % len(servers)], SERVERS[server], asked
+                )
+                return answer
+            work = dist.all_reduce(gradient, async_op=True)
+            assert work is not None
+            summed: torch.futures.Future[list[Tensor]] = work.get_future()
+            return summed.then(lambda done: done.value()[0] / ctx.world_size)
+
+        # Without annotations, which DDP would compare with its own types.
+        ddp.register_comm_hook(None, lambda state, bucket: reduce(bucket))
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
+        words, targets = torch.randint(ROWS, (BATCH, SEQUENCE)), torch.randint(8, (BATCH,))
+
+        def step() -> None:
+            optimizer.zero_grad()
+            F.cross_entropy(ddp(words), targets).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+
+        return step
+
+    result = rpc_benchmark(trainer, batch_size=BATCH)
+    workload = f"{gradients} gradients, {sent}" + f", {server}" * bool(SENT[sent])
+    _add_round(tables, workload, result, BATCH * len(result.samples[0]), "examples")
+
+
 # --- an agent and its observers
 
 STATE, ACTIONS = 64, 8
@@ -282,7 +356,8 @@ second_stage: list[DistributedDataParallel] = []  # of a parameter server
 
 
 def run_second_stage(values: Tensor) -> Tensor:
-    return torch.as_tensor(second_stage[0](values))
+    with lock:  # of several micro-batches, one after the other
+        return torch.as_tensor(second_stage[0](values))
 
 
 def second_stage_parameters() -> list[Any]:
@@ -290,8 +365,10 @@ def second_stage_parameters() -> list[Any]:
 
 
 @ON_CPU
-def test_pipeline(rpc_benchmark: RpcBenchmark, pytestconfig: Any, tables: Tables) -> None:
-    """Two stages, trainers and as many parameter servers, each stage replicated by DDP: a step of the whole."""
+@pytest.mark.parametrize("parts", [1, 4])
+def test_pipeline(rpc_benchmark: RpcBenchmark, parts: int, pytestconfig: Any, tables: Tables) -> None:
+    """Two stages, trainers and as many parameter servers, each stage replicated by DDP: a step of the whole, in so many
+    micro-batches. All go forward, then all backward, as in GPipe."""
     pipelines = int(read_option(pytestconfig, "ddp_trainers", 2))
 
     def parameter_server(ctx: RpcContext) -> None:
@@ -308,17 +385,24 @@ def test_pipeline(rpc_benchmark: RpcBenchmark, pytestconfig: Any, tables: Tables
         parameters = rpc.rpc_sync(next_stage, second_stage_parameters)
         parameters += [rpc.RRef(parameter) for parameter in first_stage.parameters()]
         optimizer: Any = DistributedOptimizer(torch.optim.SGD, parameters, lr=0.05)  # type: ignore[no-untyped-call]
-        inputs, targets = torch.randn(BATCH, WIDTH), torch.randint(10, (BATCH,))
+        inputs, targets = torch.randn(parts, BATCH // parts, WIDTH), torch.randint(10, (BATCH,))
 
         def step() -> None:
             with dist_autograd.context() as context:
-                scores = rpc.rpc_sync(next_stage, run_second_stage, (first_stage(inputs),))
-                dist_autograd.backward(context, [F.cross_entropy(scores, targets)])  # type: ignore[attr-defined]
+                began = time.perf_counter()
+                scores = [rpc.rpc_async(next_stage, run_second_stage, (first_stage(part),)) for part in inputs]
+                computed = time.perf_counter()
+                loss = F.cross_entropy(torch.cat([future.wait() for future in scores]), targets)
+                waited = time.perf_counter() - computed
+                dist_autograd.backward(context, [loss])  # type: ignore[attr-defined]
                 optimizer.step(context)
+            ctx.record("bubble", waited / (computed - began + waited))
 
         return step
 
     result = rpc_benchmark(
         trainer, parameter_server=parameter_server, trainers=pipelines, parameter_servers=pipelines, batch_size=BATCH
     )
-    _add_round(tables, "pipeline of two stages", result, BATCH * pipelines, "examples")
+    waited = fmean(share or 0.0 for launch in result.recorded["bubble"] for own in launch for share in own)
+    bubble = f"bubble {waited:.0%} of forward (ideal {1 / (parts + 1):.0%})"
+    _add_round(tables, f"pipeline, {parts} part{'s' * (parts > 1)}, {bubble}", result, BATCH * pipelines, "examples")

@@ -83,10 +83,12 @@ def run_second_part(values: Tensor, uses: int) -> Tensor:
 
 
 @pytest.mark.ddp(trainers=1, parameter_servers=1, nodes=1)
+@pytest.mark.parametrize("call", ["rpc_sync", "to_here"])
 @pytest.mark.parametrize("uses", [1, 3])
 @pytest.mark.parametrize("batch", BATCHES)
-def test_rpc_traffic(rpc_benchmark: RpcBenchmark, batch: int, uses: int, tables: Tables) -> None:
-    """B x C x W x H go over an RPC boundary each way; a tensor that is used three times sends one gradient."""
+def test_rpc_traffic(rpc_benchmark: RpcBenchmark, batch: int, uses: int, call: str, tables: Tables) -> None:
+    """B x C x W x H go over an RPC boundary each way, by a call or by an RRef's `to_here`; a tensor that is used three
+    times sends one gradient."""
 
     def parameter_server(ctx: RpcContext) -> None:
         second_part.append(nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1))
@@ -98,7 +100,11 @@ def test_rpc_traffic(rpc_benchmark: RpcBenchmark, batch: int, uses: int, tables:
 
         def step() -> None:
             with dist_autograd.context() as context:
-                values = rpc.rpc_sync(server, run_second_part, (first_part(images), uses))
+                arguments = first_part(images), uses
+                if call == "rpc_sync":
+                    values = rpc.rpc_sync(server, run_second_part, arguments)
+                else:
+                    values = rpc.remote(server, run_second_part, arguments).to_here()
                 dist_autograd.backward(context, [values.sum()])  # type: ignore[attr-defined]
 
         return step
@@ -108,7 +114,7 @@ def test_rpc_traffic(rpc_benchmark: RpcBenchmark, batch: int, uses: int, tables:
     for way in ("forward", "backward"):  # once in each direction, however often it is used
         sent = counted(result, f"rpc.bytes.{way}")
         assert sent == 2 * boundary
-        _add_traffic(tables, "RPC" if uses == 1 else f"RPC, used {uses} times", batch, way, sent)
+        _add_traffic(tables, f"RPC by {call}" + f", used {uses} times" * (uses > 1), batch, way, sent)
 
 
 # --- on the wire
@@ -119,85 +125,102 @@ RINGS: dict[str, Callable[[int], float]] = {
     "all_gather": lambda ranks: ranks - 1.0,
     "reduce_scatter": lambda ranks: ranks - 1.0,
     "broadcast": lambda ranks: ranks - 1.0,
+    "DDP": lambda ranks: 2.0 * (ranks - 1),
 }
 
 
-def bytes_sent() -> int | None:
-    """Return the bytes that all processes of this network namespace have sent over loopback; None if unknown."""
+def bytes_sent(*, loopback: bool) -> int | None:
+    """Return the bytes that all processes of this network namespace have sent, over loopback or over all other
+    interfaces; None if unknown."""
     try:
-        lines = Path("/proc/net/dev").read_text().splitlines()
+        lines = [
+            line.replace(":", ": ").split() for line in Path("/proc/net/dev").read_text().splitlines() if ":" in line
+        ]
     except OSError:
         return None
-    return next((int(line.partition(":")[2].split()[8]) for line in lines if line.strip().startswith("lo:")), None)
+    return sum(int(sent) for name, *received, sent in (line[:10] for line in lines) if (name == "lo:") == loopback)
 
 
 def on_the_wire(ctx: Context, op: str) -> tuple[int, float] | str:
-    """Return the bytes of a buffer and those that all ranks together send for the collective (the median of five), or
-    why they are unknown."""
-    if ctx.device.type != "cpu":
+    """Return the bytes of a buffer and those that all ranks together send for the operation (the median of five), over
+    loopback or, of several nodes, between them; or why they are unknown."""
+    is_one_node = ctx.local_world_size == ctx.world_size
+    if ctx.device.type != "cpu" and is_one_node:
         return "devices of one machine exchange by their links or by shared memory, which are not counted"
+    if bytes_sent(loopback=is_one_node) is None:
+        return "there is no /proc/net/dev"
     payload = ctx.world_size * 1_000_000
-    whole = torch.zeros(payload // 4)
+    whole = torch.zeros(payload // FLOAT, device=ctx.device)
     parts = list(whole.chunk(ctx.world_size))
+    layer = DistributedDataParallel(nn.Linear(payload // FLOAT, 1, bias=False).to(ctx.device))
     call: Callable[[], object] = {
         "all_reduce": lambda: dist.all_reduce(whole),
         "all_gather": lambda: dist.all_gather(parts, parts[ctx.rank].clone()),
         "reduce_scatter": lambda: dist.reduce_scatter(parts[ctx.rank].clone(), parts),
         "broadcast": lambda: dist.broadcast(whole, 0),
+        "DDP": lambda: layer(whole).sum().backward(),
     }[op]
     taken = []
     for _ in range(5):
         dist.barrier()
-        before = bytes_sent()
+        before = bytes_sent(loopback=is_one_node) or 0
         dist.barrier()
         call()
         dist.barrier()
-        after = bytes_sent()
-        if before is None or after is None:
-            return "there is no /proc/net/dev with the loopback interface"
-        taken.append(after - before)
+        counted = torch.tensor(((bytes_sent(loopback=is_one_node) or 0) - before) * (ctx.local_rank == 0))
+        counts = counted.to(ctx.device)
+        dist.all_reduce(counts)  # of one rank of each node
+        taken.append(int(counts))
     return payload, median(taken)
 
 
 @pytest.mark.parametrize("op", RINGS)
 def test_wire(ddp_run: DdpRun, op: str, tables: Tables, pytestconfig: pytest.Config) -> None:
-    """The bytes that a collective sends over the network, by algorithm and as the system counts them."""
-    if node_count(pytestconfig) > 1:
-        pytest.skip("what ranks of other nodes send is counted there")
+    """The bytes that a collective and a step of DDP send over the network, by algorithm and as the system counts
+    them: over loopback, or between several nodes."""
+    nodes = node_count(pytestconfig)
     counts = ddp_run(on_the_wire, op)
     if isinstance(counts[0], str):
         pytest.skip(counts[0])
     ranks, (payload, sent) = len(counts), counts[0]
+    if nodes > 1 and not sent:
+        pytest.skip("nothing went over an interface but loopback")
     least = RINGS[op](ranks) * payload
+    where = f"between {nodes} nodes" if nodes > 1 else "over loopback"
     tables.add(
-        "Bytes on the wire, of all ranks: the least of a ring, and the loopback interface's count",
-        collective=op,
+        f"Bytes that all ranks send {where}: the least of a ring, and what the system counts",
+        sent_by=op,
         ranks=ranks,
         payload=f"{payload:,}",
         ring=f"{least:,.0f}",
         counted=f"{sent:,.0f}",
         share=f"{sent / payload:.2f} x payload",
     )
-    assert sent >= least
+    assert nodes > 1 or sent >= least, "between nodes goes a part of it"
 
 
 @pytest.mark.ddp(backend="nccl")
-@pytest.mark.parametrize("algorithm", ["Ring", "Tree"])
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    # The second one is of NCCL before 2.5: trees up to so many bytes.
+    [("NCCL_ALGO", "Ring"), ("NCCL_ALGO", "Tree"), ("NCCL_TREE_THRESHOLD", "0"), ("NCCL_TREE_THRESHOLD", "4294967296")],
+)
 def test_nccl_algorithm(
     collective_benchmark: CollectiveBenchmark,
-    algorithm: str,
+    variable: str,
+    value: str,
     size: Size,
     tables: Tables,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """An all-reduce by NCCL's rings and by its trees: as many bytes, in more steps or fewer."""
-    monkeypatch.setenv("NCCL_ALGO", algorithm)
+    monkeypatch.setenv(variable, value)
     sizes = [1 << power for power in (10, 20, 25) if 1 << power <= size.most_bytes]
     for result in collective_benchmark("all_reduce", sizes, dtype="float32"):
         wire = RINGS["all_reduce"](result.world_size) * result.size
         tables.add(
             "All-reduce by NCCL's algorithm (p50; on the wire: of all ranks, by arithmetic)",
-            algorithm=algorithm,
+            algorithm=f"{variable}={value}",
             bytes=f"{result.size:,}",
             on_the_wire=f"{wire:,.0f}",
             step=f"{result.p50:.6f}s",

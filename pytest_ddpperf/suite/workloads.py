@@ -50,8 +50,8 @@ class Size:
     sequences: int = 4  # per step, over all ranks
 
 
-_TINY = {"launches": 2, "max_launches": 4, "warmup": 3, "steps": 5, "min_time": 0}
-_SMALL = {"launches": 3, "max_launches": 6, "warmup": 3, "steps": 10, "min_time": 0}
+_TINY = {"launches": 2, "max_launches": 4, "warmup": 5, "steps": 5, "min_time": 0}
+_SMALL = {"launches": 3, "max_launches": 6, "warmup": 5, "steps": 10, "min_time": 0}
 SIZES = {
     "tiny": Size(
         name="tiny",
@@ -107,7 +107,12 @@ class SweepRow(NamedTuple):
     @property
     def name(self) -> str:
         """The row's name in test ids."""
-        return f"{self.machines}m-{self.ranks // self.machines}g" if self.ranks else "no-ddp"
+        return self.title.lower().replace("/", "-").replace(" ", "-")
+
+    @property
+    def title(self) -> str:
+        """The row's name in the table."""
+        return f"{self.machines}M/{self.ranks // self.machines}G" if self.ranks else "no ddp"
 
 
 def uses_cuda(config: pytest.Config, ranks: int) -> bool:
@@ -134,11 +139,6 @@ def chosen_size(config: pytest.Config) -> Size:
 # --- training
 
 
-def return_rank(ctx: Context) -> int:
-    """For `ddp_run`, whose results show how many ranks there are."""
-    return ctx.rank
-
-
 def share_of(size: Size, world_size: int) -> int:
     """Return the sequences of a rank: the size's in equal parts, at least one."""
     return max(1, size.sequences // world_size)
@@ -161,8 +161,9 @@ def workload(ctx: Context, model: str, size: Size, *, sequences: int | None = No
         share = sequences or share_of(size, ctx.world_size)
         text = torch.randint(VOCABULARY, (share, size.tokens + 1), device=ctx.device)
         return net, lambda wrapped: F.cross_entropy(wrapped(text[:, :-1]).flatten(0, 1), text[:, 1:].flatten())
-    images = torch.randn(size.images, 3, size.pixels, size.pixels, device=ctx.device)
-    labels = torch.randint(1000, (size.images,), device=ctx.device)
+    # As those of PyTorch's DDP benchmark.
+    images = torch.rand(size.images, 3, size.pixels, size.pixels, device=ctx.device)
+    labels = torch.ones(size.images, dtype=torch.long, device=ctx.device)
     return net, lambda wrapped: F.cross_entropy(wrapped(images), labels)
 
 
@@ -171,6 +172,12 @@ def _make_net(model: str, size: Size) -> nn.Module:
         return RESNETS[model]()
     width, layers, heads = GPTS[model]
     return GPT(GPTConfig(vocabulary=VOCABULARY, context=size.tokens, layers=layers, heads=heads, width=width))
+
+
+def gradient_bytes(model: str, size: Size) -> int:
+    """Return the bytes of a model's gradients."""
+    with torch.device("meta"):
+        return 4 * sum(parameter.numel() for parameter in _make_net(model, size).parameters())
 
 
 def training(net: nn.Module, loss: Loss, optimizer: torch.optim.Optimizer | None = None) -> Step:

@@ -116,6 +116,7 @@ ASKED: dict[str, tuple[str, Any]] = {
     "against_env": ("OMP_NUM_THREADS=2", ("OMP_NUM_THREADS=2",)),
     "against_option": ("--my-bucket-mb 1", ("--my-bucket-mb", "1")),
     "suite_size": ("tiny", "tiny"),
+    "suite_bucket_mb": ("1", 1),
     "suite_plots": ("figures/here", Path("figures/here")),
     "trace_dir": ("traces", Path("traces")),
     "json_path": ("out/all.json", Path("out/all.json")),

@@ -13,8 +13,9 @@ import torch
 
 from pytest_ddpperf.measuring.machine import nodes_for
 from pytest_ddpperf.options.settings import with_markers
+from pytest_ddpperf.plugin.state import RUN
 from pytest_ddpperf.suite import conftest, test_data_parallel, test_ddp_latency, test_ddp_sweep, workloads
-from pytest_ddpperf.suite.tables import Tables
+from pytest_ddpperf.suite.tables import Tables, describe
 from pytest_ddpperf.suite.test_rpc import _row
 from pytest_ddpperf.suite.workloads import SIZES, Size, SweepRow, tokens_of
 from pytest_ddpperf.suite.wrappers import ddps_buckets
@@ -52,6 +53,15 @@ def test_every_row_has_its_place(monkeypatch: pytest.MonkeyPatch, nodes: int, ra
         assert nodes_for(settings, of_run, settings.world_sizes[0], nodes) == settings.nodes  # or it raised
 
 
+def test_rows_over_several_machines_are_those_of_the_original(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = configured(monkeypatch, nodes=4, ddp_world_size=["32"])
+    assert [row.id for row in rows(config, "sweep_row")] == [
+        *("no-ddp", "1m-1g", "1m-2g", "1m-4g", "1m-8g"),
+        *("2m-8g", "4m-8g"),
+    ]
+    assert [row.values[0] for row in rows(config, "scaled_ranks")] == [1, 2, 4, 8, 16, 32]
+
+
 # --- figures
 
 
@@ -62,7 +72,7 @@ def test_figures_go_below_the_home_folder_where_that_is_asked(monkeypatch: pytes
     config: Any = SimpleNamespace(
         getoption={"ddp_suite_plots": "~/plots"}.get,
         option=SimpleNamespace(collectonly=False),
-        stash={conftest._TABLES: Tables()},
+        stash={conftest._TABLES: Tables(), RUN: SimpleNamespace(sections={})},
         invocation_params=SimpleNamespace(dir=tmp_path),
     )
     conftest.pytest_sessionfinish(SimpleNamespace(config=config), 0)  # type: ignore[arg-type]
@@ -124,7 +134,8 @@ def test_of_a_tests_ranks_those_of_one_machine(
 PARAMETERS: dict[str, Any] = {
     "every": 8, "bucket": 25, "model": "mini", "hook": "none", "option": "none", "share": 0.5, "groups": 1,
     "variant": "overlapped", "kind": "DDP", "scaled_ranks": 2, "sweep_row": SweepRow(1, 2),
-    "fitting": lambda model: None,
+    "fitting": lambda model: None, "backend": "gloo-cpu",
+    "pytestconfig": SimpleNamespace(getoption={}.get, getini=lambda name: None),
 }  # fmt: skip
 BENCHMARKS = [
     test
@@ -162,6 +173,21 @@ def test_buckets_are_closed_as_ddp_closes_them() -> None:
     parameters = [torch.nn.Parameter(torch.empty(int(each * mib))) for each in sizes_in_mib]
     filled = [[len(parameter) / mib for parameter in bucket] for bucket in ddps_buckets(parameters)]
     assert filled == [[0.25, 0.5, 3.0], [12.0, 13.0], [30.0], [9.0]]
+
+
+def test_the_topology_is_shown_without_escapes_below_the_headings_of_the_originals(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text("#!/bin/sh\nprintf '\\t\\033[4mGPU0\\tCPU Affinity\\033[0m\\nGPU0\\t X \\t0-7\\n'\n")
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    recorded = SimpleNamespace(environment=SimpleNamespace(recorded={"torch": "2.13.0", "cuda": "12.8"}))
+    shown = list(describe(recorded, "* Distributed backend: nccl", heading="--- nvidia-smi topo -m ---"))  # type: ignore[arg-type]
+    assert shown == [
+        *("* PyTorch version: 2.13.0", "* CUDA version: 12.8", "* Distributed backend: nccl", ""),
+        *("--- nvidia-smi topo -m ---", "", "\tGPU0\tCPU Affinity", "GPU0\t X \t0-7"),
+    ]
 
 
 def test_percentiles_of_a_trainer_are_interpolated() -> None:
