@@ -132,13 +132,14 @@ def why_not_compared(outcome: Outcome) -> str:
         return _WHY_NOT_GATED.get(verdict.reason, verdict.reason)
     if verdict.reason == "no-cpu-time-now":
         return "CPU time is limited, and the ranks used none"
+    phases = " or ".join(limit.metric for limit in outcome.limits if limit.is_phase)
     if verdict.reason == "no-phase-now":
-        return "a phase is limited that cannot be seen in this step, or takes no time"
+        return f"{phases} cannot be seen in this step, or takes no time: its limit cannot be applied"
     if verdict.reason == "unknown-counter-now":
         return f"{differences}: it is unknown, or differs between launches"
     differs = {
         "no-cpu-time": "CPU time is limited, and the baseline has none",
-        "no-phase": "a phase is limited, and the baseline does not have it",
+        "no-phase": f"the baseline does not have {phases}, which is limited",
         "baseline-support": f"the baseline has too few steps: {differences}",
     }.get(verdict.reason, differences)
     return f"{differs}: measure as before, or save a new baseline" if _is_stored(outcome) else differs
