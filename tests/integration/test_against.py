@@ -338,7 +338,7 @@ def test_of_several_files_that_changed_the_one_whose_functions_take_longer_comes
     repository.write("src/speed/net.py", net.format(0.04))
     repository.write("src/speed/loss.py", "def loss():\n    return 1\n")
     with repository.untouched():
-        result = run(*SMALL, *FEW, "--ddp-against=HEAD", "--ddp-json=../../all.json")
+        result = run(*SMALL, "--ddp-against=HEAD", "--ddp-json=../../all.json")
     folder = "python code/src/speed"
     lines = " ".join(" ".join(result.outlines).split())
     assert re.search(rf"changed: {folder}/net\.py \(forward \+\d+(\.\d+)? ms\), {folder}/loss\.py", lines)
