@@ -201,15 +201,20 @@ def _theirs(arguments: argparse.Namespace, contents: Sequence[tuple[Path, dict[s
     for option in ("threshold", "fail_on", "json", "markdown", "html", "write_pytorch"):
         if getattr(arguments, option) is not None:
             name = "--" + option.replace("_", "-")
-            raise console.UsageError(f"{name}: files of PyTorch's benchmark hold one launch, so there is no verdict")
+            raise console.UsageError(
+                f"{name} is only for reports of ddpperf: those of PyTorch's benchmark hold one launch"
+            )
     if len(contents) > 2:
         raise console.UsageError("files of PyTorch's benchmark are compared by two")
-    base, now = (_sweep(arguments, *each) for each in contents)
+    sweeps, failed = [], list[Outcome]()
+    for path, content in contents:
+        if diff_report.is_theirs(content):
+            sweeps.append(diff_report.theirs(path, content, arguments.matches))
+        else:
+            report = console.matching(json_report.report_of(path, content), arguments.matches)
+            sweeps.append(diff_report.ours(report))
+            failed += [outcome for outcome in report.outcomes if outcome.measurement is None]
+    base, now = sweeps
     console.say(diff_report.side_by_side(base, now))
-    return _status(diff_report.in_common(base, now))
-
-
-def _sweep(arguments: argparse.Namespace, path: Path, content: dict[str, Any]) -> diff_report.Sweep:
-    if diff_report.is_theirs(content):
-        return diff_report.theirs(path, content, arguments.matches)
-    return diff_report.ours(console.matching(json_report.report_of(path, content), arguments.matches))
+    console.say(f"{text.name(outcome)}: failed: {text.shortened(outcome.error)}" for outcome in failed)
+    return console.NAMED_VERDICT if failed else _status(diff_report.in_common(base, now))

@@ -78,9 +78,8 @@ def resolve(
             each = "a rank needs a device of its own" + f", {world_size} a node" * (nodes > 1)
             _missing(settings, field, world_size * nodes, f"{each}; {devices}", field)
         for limit in settings.limits:
-            if limit.is_cpu_time or limit.is_phase:
-                what = "phases are" if limit.is_phase else "CPU time is"
-                problem = f"{what} measured on CPU only, not on {place.device}"
+            if limit.on_cpu_only:
+                problem = f"{limit.on_cpu_only} measured on CPU only, not on {place.device}"
                 raise _wrong(settings, "limits", str(limit), problem, "backend", "device", field)
     return place
 

@@ -234,9 +234,8 @@ def _checked(settings: Settings) -> Settings:
 def _check_limits(settings: Settings) -> None:
     place = BY_ARGUMENT["threshold"].where(settings.sources["limits"])
     for limit in settings.limits:
-        if (limit.is_cpu_time or limit.is_phase) and settings.device not in ("auto", "cpu"):
-            what = "phases are" if limit.is_phase else "CPU time is"
-            raise OptionError(place, str(limit), f"{what} measured on cpu only, not on {settings.device}")
+        if limit.on_cpu_only and settings.device not in ("auto", "cpu"):
+            raise OptionError(place, str(limit), f"{limit.on_cpu_only} measured on cpu only, not on {settings.device}")
         if limit.default or limit.is_counter:
             continue
         from pytest_ddpperf.verdict.times import unsupported  # rarely needed, and every run would pay for it

@@ -71,7 +71,7 @@ class StackSampler:
 
     The times between two samples are exponentially distributed, so that the share of samples that find a function is
     the share of its time, whatever the length of a step, and samples are independent (R. W. Wolff, "Poisson arrivals
-    see time averages", Operations Research 30 (1982)). One that is late is not made up for."""
+    see time averages", Operations Research 30 (1982)). A sample that is late is not made up for."""
 
     def __init__(self, trees: Trees, is_timed: Callable[[], bool]) -> None:
         """`is_timed` returns whether the steps of the window run now: nothing else is sampled."""

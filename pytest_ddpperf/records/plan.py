@@ -74,6 +74,11 @@ class Limit:
         return self.metric in PHASE_METRICS
 
     @property
+    def on_cpu_only(self) -> str:
+        """What it needs that is measured on CPU only, in words: "CPU time is", "phases are"; "" for nothing."""
+        return "phases are" if self.is_phase else "CPU time is" if self.is_cpu_time else ""
+
+    @property
     def percentile(self) -> float:
         """The q of pNN, from 0 to 100; 50 for other metrics of time."""
         if self.is_bandwidth or self.is_mean or self.is_phase:

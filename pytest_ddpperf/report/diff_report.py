@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -85,7 +86,7 @@ class Row(NamedTuple):
     seconds: tuple[float, ...]  # at _PERCENTILES
 
 
-# By "no ddp", or the number of ranks; of two rows with as many the second by its machines, "2M/4G".
+# By "no ddp", the number of ranks, or the roles of an RPC launch.
 Rows = dict[str, Row]
 # The configuration; and the rows of each benchmark, by its name and batch size.
 Sweep = tuple[Mapping[str, str], Mapping[tuple[str, int | None], Rows]]
@@ -122,18 +123,9 @@ def _read_rows(results: Sequence[Mapping[str, Any]]) -> Rows:
             raise ValueError("measurements are positive numbers")
         # Of two rows of a single rank the first is without DDP; the file does not say so.
         ranks = 0 if len(single) > 1 and result is single[0] else len(result["ranks"])
-        _add(rows, ranks, f"{ranks} GPUs", tuple(stats.quantile(seconds, q) for q in _PERCENTILES), "")
+        taken = tuple(stats.quantile(seconds, q) for q in _PERCENTILES)
+        rows[str(ranks) if ranks else _NO_DDP] = Row(f"{ranks} GPUs" if ranks else _NO_DDP, ranks, taken)
     return rows
-
-
-def _add(rows: Rows, ranks: int, title: str, seconds: tuple[float, ...], machines: str) -> bool:
-    """Add a row; return whether it has a name of its own."""
-    key = str(ranks) if ranks else _NO_DDP
-    if key in rows and machines:
-        key = title = machines
-    is_new = key not in rows
-    rows[key] = Row(title if ranks else _NO_DDP, ranks, seconds)
-    return is_new
 
 
 def ours(report: StoredReport) -> Sweep:
@@ -148,27 +140,40 @@ def ours(report: StoredReport) -> Sweep:
         for fact, value in _facts(entry).items():
             facts.setdefault(fact, {})[str(value or "-")] = None
         rows = benchmarks.setdefault((text.shortened(_model(outcome)), outcome.batch_size), {})
-        plan, machines = outcome.plan, str(outcome.measurement.environment.must_match.get(_ROW, ""))
-        ranks = 0 if machines == _NO_DDP else plan.world_size
+        plan, ranks = outcome.plan, _ranks(outcome)
         title = plan.roles or f"{ranks} {'ranks' if plan.device == 'cpu' else 'GPUs'}"
+        key = (plan.roles or str(ranks)) if ranks else _NO_DDP
+        if key in rows:
+            raise FileError(
+                report.paths[0], f"has {outcome.test} of several machines, which PyTorch's form cannot show"
+            )
         launches = outcome.measurement.samples.step_seconds
-        if not _add(rows, ranks, title, tuple(stats.percentile(launches, q) for q in _PERCENTILES), machines):
-            raise FileError(report.paths[0], f"has {outcome.test} of several machines: leave out --form pytorch")
+        taken = tuple(stats.percentile(launches, q) for q in _PERCENTILES)
+        rows[key] = Row(title if ranks else _NO_DDP, ranks, taken)
     ordered = {key: dict(sorted(rows.items(), key=lambda row: row[1].ranks)) for key, rows in benchmarks.items()}
     return {fact: ", ".join(values) for fact, values in facts.items()}, ordered
 
 
 def _model(outcome: Outcome) -> str:
-    measured = outcome.measurement
-    return str(measured.environment.must_match.get(_MODEL, outcome.test) if measured is not None else outcome.test)
+    return str(_of_test(outcome).get(_MODEL, outcome.test))
+
+
+def _ranks(outcome: Outcome) -> int:
+    """Return the number of ranks; 0 for a row of the suite's sweep without DDP."""
+    return 0 if _of_test(outcome).get(_ROW) == _NO_DDP else outcome.plan.world_size
+
+
+def _of_test(outcome: Outcome) -> Mapping[str, Scalar]:
+    """Return the facts that the test gave."""
+    known = outcome.measurement.environment.must_match if outcome.measurement is not None else {}
+    return {name: fact for name, fact in known.items() if name.startswith(OF_TEST)}
 
 
 def _facts(entry: Entry) -> dict[str, Scalar]:
     """Return the configuration, by the names of the original if it has one."""
-    measured = entry.outcome.measurement
-    of_test = measured.environment.must_match.items() if measured is not None else ()
+    further = {name: fact for name, fact in _of_test(entry.outcome).items() if name not in (_MODEL, _ROW)}
     return {
-        **{n.removeprefix(OF_TEST): fact for n, fact in of_test if n.startswith(OF_TEST) and n not in (_MODEL, _ROW)},
+        **{name.removeprefix(OF_TEST): fact for name, fact in further.items()},
         "commit": entry.run.commit[:12] + "-dirty" * entry.run.commit.endswith("-dirty"),
         "cuda_version": entry.run.facts.get("cuda"),
         "device": entry.run.facts.get("cpu_model" if entry.outcome.plan.device == "cpu" else "device_model"),
@@ -179,18 +184,24 @@ def _facts(entry: Entry) -> dict[str, Scalar]:
 
 
 def in_form_of_pytorch(report: StoredReport) -> dict[str, Any]:
-    """Return a report as PyTorch's benchmark writes one: a benchmark for each model or test with a batch size, the
-    steps of all ranks and launches together. Raises FileError without any."""
-    facts, benchmarks = ours(report)
-    steps: dict[tuple[str, int, int], list[float]] = {}
-    for outcome in report.outcomes:
-        if outcome.measurement is not None and outcome.batch_size is not None:
-            environment, samples = outcome.measurement.environment, outcome.measurement.samples
-            ranks = 0 if environment.must_match.get(_ROW) == _NO_DDP else outcome.plan.world_size
-            taken = [seconds for launch in samples.rank_seconds for rank in launch for seconds in rank]
-            steps.setdefault((text.shortened(_model(outcome)), outcome.batch_size, ranks), []).extend(taken)
-    if not steps:
-        raise FileError(report.paths[0], "has no measurement with a batch size, which PyTorch's benchmark shows")
+    """Return what the suite's sweep measured as PyTorch's benchmark writes it, with the steps of all ranks and launches
+    together. Raises FileError without a sweep, or if a model has no row without DDP: PyTorch's diff leaves out the
+    first row, which it takes for that one."""
+    swept = [entry for entry in report.entries if _MODEL in _of_test(entry.outcome)]
+    if not swept:
+        raise FileError(report.paths[0], "has no measurement of the suite's sweep, as PyTorch's benchmark writes it")
+    facts, benchmarks = ours(replace(report, entries=tuple(swept)))
+    steps: dict[tuple[str, int | None, int], list[float]] = {}
+    for outcome in (entry.outcome for entry in swept):
+        assert outcome.measurement is not None, "it has the facts"
+        launches = outcome.measurement.samples.rank_seconds
+        taken = [seconds for launch in launches for rank in launch for seconds in rank]
+        steps[text.shortened(_model(outcome)), outcome.batch_size, _ranks(outcome)] = taken
+    for (model, _), rows in benchmarks.items():
+        if _NO_DDP not in rows:
+            raise FileError(
+                report.paths[0], f"has no row of {model} without DDP, with which PyTorch's benchmark begins"
+            )
     return {
         **facts,
         _RESULTS: [
@@ -203,7 +214,6 @@ def in_form_of_pytorch(report: StoredReport) -> dict[str, Any]:
                 ],
             }
             for (model, batch_size), rows in benchmarks.items()
-            if batch_size is not None
         ],
     }
 

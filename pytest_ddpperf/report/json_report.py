@@ -79,9 +79,13 @@ class StoredReport:
 
     @property
     def run(self) -> RunInfo:
-        """Return all runs as one: the one that ended last, with the counts, problems and messages of all, and without a
-        commit if they are not of one."""
+        """Return all runs as one: the one that ended last, with the counts, problems, messages and sections of all, and
+        without a commit if they are not of one."""
         last = max(self.runs, key=lambda run: run.created)
+        sections: dict[str, tuple[str, ...]] = {}
+        for run in self.runs:
+            for title, lines in run.sections.items():
+                sections[title] = (*sections.get(title, ()), *lines)
         if len({run.commit for run in self.runs}) > 1:
             last = replace(last, commit="", committed="")
         return replace(
@@ -91,7 +95,7 @@ class StoredReport:
             other_failures=sum(run.other_failures for run in self.runs),
             problem="; ".join(dict.fromkeys(run.problem for run in self.runs if run.problem)),
             messages=tuple(dict.fromkeys(line for run in self.runs for line in run.messages)),
-            sections={title: lines for run in self.runs for title, lines in run.sections.items()},
+            sections=sections,
         )
 
 

@@ -42,6 +42,7 @@ def report(stored: StoredReport) -> str:
     room = max(0, _MOST_ROWS - len(rows))
     detailed = [outcome for outcome in concerning if _has_details(outcome)]
     messages = filter(None, (*_about(whole), *diff_report.run_messages(stored)))
+    sections = [*whole.sections.items()]
     parts = [
         f"{MARKER}\n## {last_line(ordered, whole, only_before=len(gone))}",
         _code(whole.problem) if whole.problem else "",
@@ -50,8 +51,9 @@ def report(stored: StoredReport) -> str:
         _quiet(quiet, room, open_=not concerning) if quiet else "",
         *(
             _folded(f"<code>{escape(title)}</code>", _fenced("\n".join(lines), _LONGEST_SECTION))
-            for title, lines in [*whole.sections.items()][:_MOST_SECTIONS]
+            for title, lines in sections[:_MOST_SECTIONS]
         ),
+        _more(len(sections) - _MOST_SECTIONS, "section"),
         _list([*messages, *sentences.problems([*concerning, *quiet[:room]], reasons=False)]),
         _more(max(0, len(rows) - _MOST_ROWS) + max(0, len(gone) - _MOST_GONE), "row"),
     ]

@@ -253,7 +253,8 @@ def training(ctx):
     return step
 
 def test_step(ddp_benchmark):
-    assert ddp_benchmark(training).phases["forward"] == pytest.approx(0.002, rel=1)
+    forward = ddp_benchmark(training).phases["forward"]
+    assert forward == pytest.approx(float(os.environ.get("FORWARD", "2")) / 1000)
 """
 )
 

@@ -100,7 +100,7 @@ def test_there_is_no_verdict_about_one_launch(
     option: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["diff", *files(tmp_path), *option]) == 4
-    words = f"{option[0]}: files of PyTorch's benchmark hold one launch, so there is no verdict"
+    words = f"{option[0]} is only for reports of ddpperf: those of PyTorch's benchmark hold one launch"
     assert words in capsys.readouterr().err
 
 
@@ -185,7 +185,8 @@ Benchmark: tests/test_a::test_step with batch size 32
     twice = written(tmp_path / "c.json", at(1, 0.1), replace(at(1, 0.2), nodeid="again"), run=RUN)
     assert main(["diff", str(base), str(twice), "--form", "pytorch"]) == 4
     assert (
-        f"{twice}: has tests/test_a::test_step of several machines: leave out --form pytorch" in capsys.readouterr().err
+        f"{twice}: has tests/test_a::test_step of several machines, which PyTorch's form cannot show"
+        in capsys.readouterr().err
     )
 
 
@@ -237,6 +238,19 @@ def test_a_run_of_the_suite_is_compared_with_a_file_of_the_original(
     assert "1.4.0a0+05140f0  vs                2.13.0\n" in reported
     assert len([*rows(reported)]) == 4
     assert "  4 GPUs:  only in baseline\n" in reported
+    failed = str(written(tmp_path / "failed.json", swept("1M/2G", 2, 0.1), FAILED))
+    assert main(["diff", base, failed]) == 1
+    assert "tests/test_a.py::test_step: failed: launch 1 of 2: rank 1 failed in setup" in capsys.readouterr().out
+
+
+def test_rows_of_other_roles_are_not_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base, now = (
+        str(written(tmp_path / f"{servers}.json", at(2, 0.1, parameter_servers=servers))) for servers in (2, 4)
+    )
+    main(["diff", base, now, "--form", "pytorch"])
+    reported = capsys.readouterr().out
+    assert "2 trainers 2 ps:  only in baseline\n" in reported
+    assert "2 trainers 4 ps:  only in test\n" in reported
 
 
 def test_a_run_of_the_suite_is_written_for_the_original(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -251,6 +265,11 @@ def test_a_run_of_the_suite_is_written_for_the_original(tmp_path: Path, capsys: 
     capsys.readouterr()
     assert main(["diff", str(out), str(out)]) == 0
     assert "   no ddp:  p75:    0.097s     329/s" in capsys.readouterr().out
-    nothing = written(tmp_path / "b.json", replace(at(2, 0.1), batch_size=None))
-    assert main(["diff", str(nothing), str(nothing), "--write-pytorch", str(out)]) == 4
-    assert "has no measurement with a batch size" in capsys.readouterr().err
+    for outcomes, said in (
+        ([at(2, 0.1)], "has no measurement of the suite's sweep, as PyTorch's benchmark writes it"),
+        ([swept("1M/1G", 1, 0.1)], "has no row of resnet50 without DDP, with which PyTorch's benchmark begins"),
+    ):
+        other = str(written(tmp_path / "b.json", *outcomes))
+        assert main(["diff", other, other, "--write-pytorch", str(tmp_path / "new.json")]) == 4
+        assert said in capsys.readouterr().err
+        assert not (tmp_path / "new.json").exists()

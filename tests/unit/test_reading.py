@@ -50,6 +50,12 @@ def test_a_report_comes_back_as_it_was(tmp_path: Path) -> None:
     assert report.messages == ()
 
 
+def test_sections_of_several_runs_follow_one_another(tmp_path: Path) -> None:
+    runs = [replace(RUN, id=str(n), sections={"tables": (f"of {n}",), f"only {n}": ("a",)}) for n in range(2)]
+    paths = [written(tmp_path / f"{run.id}.json", run=run) for run in runs]
+    assert json_report.read(paths).run.sections == {"tables": ("of 0", "of 1"), "only 0": ("a",), "only 1": ("a",)}
+
+
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
