@@ -296,15 +296,16 @@ def test_followers_of_a_leader_that_is_gone_end(waiting: Machines) -> None:
     assert "the pytest of node 0 is gone" in second.output
 
 
-SWEEP = ("--pyargs", "pytest_ddpperf.suite.test_ddp_sweep", "--ddp-suite-size=tiny", "--ddp-disable")
+SUITE = ("--pyargs", *(f"pytest_ddpperf.suite.test_{name}" for name in ("ddp_sweep", "traffic")))
 
 
 def test_what_fails_on_another_node_is_reported_and_the_next_tests_run_until_ctrl_c_ends_all_nodes(
     waiting: Machines,
 ) -> None:
-    """The next ones are the suite's sweep, with a row over two machines."""
+    """The next ones are of the suite: its sweep, with a row over two machines, and what goes over the wire."""
     (waiting.folder / "test_failing.py").write_text(FAILING)
-    first, second = begun(waiting, "test_failing.py", *SWEEP, "-k", "test_failing or resnet50 or test_waits")
+    asked = ("--ddp-suite-size=tiny", "--ddp-disable", "-k", "test_failing or resnet50 or test_wire or test_waits")
+    first, second = begun(waiting, "test_failing.py", *SUITE, *asked)
     os.kill(waiting.find(0, PYTEST), signal.SIGINT)
     assert (first.wait(), second.wait()) == (2, 2)
     output = first.output
@@ -321,9 +322,10 @@ def test_what_fails_on_another_node_is_reported_and_the_next_tests_run_until_ctr
     reported = output.partition("ERROR at teardown of test_torn")[2]
     assert re.search(r"^node 1 \(.+\): ", reported, re.MULTILINE)
     assert "RuntimeError: not removed" in reported
-    assert re.search(r"5 failed, 10 passed, .*1 error, 1 rerun", output)
+    assert re.search(r"5 failed, 15 passed, .*1 error, 1 rerun", output)
     rows = re.findall(r"^ +(\d) CPUs -- +(.+?):", output, re.MULTILINE)
     assert rows == [("1", "no ddp"), ("1", "1M/1G"), ("2", "2M/1G")]
+    assert "Bytes that all ranks send between 2 nodes" in output
     assert "KeyboardInterrupt" in output
     assert waiting.left() == []
 
