@@ -138,7 +138,10 @@ def add_parser(subparsers: Any) -> None:
         help="pytorch: the side-by-side form of PyTorch's DDP benchmark (default: ours)",
     )
     parser.add_argument(
-        "--write-pytorch", type=Path, metavar="PATH", help="write NOW as PyTorch's DDP benchmark writes its results"
+        "--write-pytorch",
+        type=Path,
+        metavar="PATH",
+        help="write the suite's sweep of NOW as PyTorch's DDP benchmark writes it",
     )
     parser.set_defaults(run=run)
 

@@ -12,25 +12,20 @@ import pytest
 
 from tests.git import git
 from tests.integration.conftest import FEW, Run
+from tests.own_clock import OWN_CLOCK
 
 # A step lasts SECONDS on a clock of its own.
-TRAIN = """
-import argparse, time
+TRAIN = (
+    OWN_CLOCK
+    + """
+import argparse
 import torch
 import torch.distributed as dist
-from pytest_ddpperf.rank import clock
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--milliseconds", type=int, default=SECONDS)
 milliseconds = parser.parse_args().milliseconds
 
-class Clock:
-    monotonic, sleep, thread_time_ns = time.monotonic, time.sleep, time.thread_time_ns
-    now = 1
-    def monotonic_ns(self):
-        return self.now
-
-clock.time = Clock()
 dist.init_process_group("gloo")
 weight = torch.ones(3, requires_grad=True)
 optimizer = torch.optim.SGD([weight], lr=0.1)
@@ -40,6 +35,7 @@ while True:
     clock.time.now += milliseconds * 1_000_000
     optimizer.step()
 """
+)
 TEST = """
 def test_train(ddp_benchmark):
     result = ddp_benchmark.script("train.py", args=[{}], batch_size=8)

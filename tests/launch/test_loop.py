@@ -14,22 +14,16 @@ from pytest_ddpperf.records.errors import LaunchError
 from pytest_ddpperf.records.plan import MARK, UPDATE, Program
 from pytest_ddpperf.records.samples import LaunchSamples
 from tests.launch.conftest import Bench
+from tests.own_clock import OWN_CLOCK
 
 # `lasts(5)` takes 5 ms of the clock by which steps are marked.
-BEGIN = """
-import sys, time, torch
+BEGIN = (
+    OWN_CLOCK
+    + """
+import sys, torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
-from pytest_ddpperf.rank import clock
-
-class Clock:
-    monotonic, sleep, thread_time_ns = time.monotonic, time.sleep, time.thread_time_ns
-    now = 1
-    def monotonic_ns(self):
-        return self.now
-
-clock.time = Clock()
 
 def lasts(milliseconds):
     clock.time.now += milliseconds * 1_000_000
@@ -41,6 +35,7 @@ def begin(**options):
 
 x = torch.ones(2, 4)
 """
+)
 
 
 class Programs:
