@@ -179,7 +179,7 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
 
 @pytest.fixture
 def ddp_world_size(request: pytest.FixtureRequest) -> int:
-    """Return the world size of a test that is not parametrised with several."""
+    """The number of ranks of the test. With several --ddp-world-size, each has a test of its own."""
     settings = state.own_settings(request.node)
     if len(settings.world_sizes) > 1:
         sizes = ",".join(map(str, settings.world_sizes))
