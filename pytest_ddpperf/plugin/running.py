@@ -211,7 +211,7 @@ def check_facts(facts: Any) -> dict[str, str | int | float | bool]:
     for name, value in given.items():
         is_name = isinstance(name, str) and name.isprintable() and name.strip()
         if not is_name or type(value) not in (str, int, float, bool):
-            raise ValueError(f"facts={{{name!r}: {value!r}}}: must be text, a number or True or False, by a name")
+            raise ValueError(f"facts={{{name!r}: {value!r}}}: a fact has a name, and is text, a number, True or False")
     return given
 
 

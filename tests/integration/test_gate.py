@@ -145,7 +145,7 @@ def test_second_call_without_a_name(ddp_benchmark):
 
 @pytest.mark.parametrize(("kwargs", "words"), [
     ({"batch_size": 0}, "batch_size=0: examples per rank and step, a whole number from 1"),
-    ({"facts": {"a": None}}, "facts={'a': None}: must be text, a number or True or False, by a name"),
+    ({"facts": {"a": None}}, "facts={'a': None}: a fact has a name, and is text, a number, True or False"),
     ({"batch_size": 2.5}, "batch_size=2.5: examples per rank and step"),
     ({"name": " "}, "name=' ': must be printable and not empty: it is used in reports and file names"),
     ({"name": "a\\nb"}, r"name='a\\nb': must be printable"),
