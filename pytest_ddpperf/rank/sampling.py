@@ -366,8 +366,9 @@ class Steadiness:
 
 
 def _allocator_growth(device: torch.device) -> int:
-    """Segments that the caching allocator asked of the device, and retries when there was no more."""
+    """How often the caching allocator asked the device for memory, and tried again when there was no more. Segments do
+    not count: an expandable one grows without a new one."""
     if device.type == "cpu":
         return 0
     stats = torch.accelerator.memory_stats(device)
-    return int(stats.get("segment.all.allocated", 0)) + int(stats.get("num_alloc_retries", 0))
+    return int(stats.get("num_device_alloc", 0)) + int(stats.get("num_alloc_retries", 0))
