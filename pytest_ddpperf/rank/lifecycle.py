@@ -24,6 +24,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
+import torch
+
 from pytest_ddpperf.rank import context, counters, environment, group, operation, sampling
 from pytest_ddpperf.rank.context import Context, RpcContext
 from pytest_ddpperf.records import codec
@@ -111,11 +113,18 @@ class Rank:
         self.board.enter(self.number, phase, time.monotonic_ns())
 
     def deliver(self, data: bytes) -> None:
-        """Raises BaseSideError where code of the other tree ran."""
+        """Deliver once the device has done its work. Raises its error, and BaseSideError where code of the other tree
+        ran."""
+        self.synchronize()
         self.enter(Phase.DELIVERY)
         if self.trees is not None:
             self.trees.refuse_strays()
         send_frame(self.channel, Kind.RESULT, data)
+
+    def synchronize(self) -> None:
+        """Wait for what the device still has to do: CUDA reports an error of a kernel at a later call only."""
+        if self.plan.device != "cpu":
+            torch.accelerator.synchronize()
 
     def imported(self) -> Imported:
         read = variables.read_so_far()
@@ -176,6 +185,7 @@ def _work(rank: Rank, folder: Path, request: Message) -> None:
     rank.enter(Phase.CLEANUP)
     if clean_up is not None:
         clean_up()
+        rank.synchronize()
     rank.enter(Phase.DONE)
     send_frame(rank.channel, Kind.DONE)
 

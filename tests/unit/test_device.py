@@ -1,0 +1,122 @@
+"""What waits for a device, on a simulated one: a queue with a clock of its own."""
+
+from __future__ import annotations
+
+import socket
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from pytest_ddpperf.rank import clock, lifecycle, sampling
+from pytest_ddpperf.records.plan import Plan
+from pytest_ddpperf.wire.channels import Kind, take_frames
+
+MS = 1_000_000
+
+
+class Device:
+    """The host's clock stands still until it waits or `host` works; the device's own is 0.5 % fast."""
+
+    def __init__(self) -> None:
+        self.now = 5 * MS  # of the host
+        self.free_at = 0  # when all queued work is done
+
+    def work(self, nanoseconds: int) -> None:
+        self.free_at = max(self.free_at, self.now) + nanoseconds
+
+    def synchronize(self) -> None:
+        self.now = max(self.now, self.free_at)
+
+    def event(self, *, enable_timing: bool) -> Any:
+        event = SimpleNamespace()
+        event.record = lambda: vars(event).update(at=max(self.free_at, self.now))
+        event.elapsed_time = lambda other: (other.at - event.at) * 1.005 / MS
+        return event
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    simulated = Device()
+    accelerator = SimpleNamespace(synchronize=simulated.synchronize)
+    monkeypatch.setattr(clock, "torch", SimpleNamespace(Event=simulated.event, accelerator=accelerator))
+    monkeypatch.setattr(clock, "time", SimpleNamespace(monotonic_ns=lambda: simulated.now))
+    return simulated
+
+
+def step_times(device: Device, steps: list[tuple[int, int]], timing: Any = "free") -> tuple[list[int], int]:
+    """Return the milliseconds of steps, each of which takes so long on the host and then on the device; and how many
+    the host was behind the device's end when it had issued them all."""
+    marks = memoryview(bytearray(8 * (len(steps) + 1))).cast("q")
+    timer = clock.StepClock(timing, torch.device("cuda"), marks)
+    timer.start()
+    for index, (host, queued) in enumerate(steps):
+        device.now += host * MS
+        device.work(queued * MS)
+        timer.mark(index)
+    ahead = device.free_at - device.now
+    timer.finish(len(steps))
+    return [round((after - before) / MS) for before, after in pairwise(marks)], ahead // MS
+
+
+def test_steps_of_a_device_that_the_host_runs_ahead_of(device: Device) -> None:
+    assert step_times(device, [(0, 4), (0, 8), (0, 4)]) == ([4, 8, 4], 16)
+
+
+def test_steps_of_a_device_that_waits_for_the_host(device: Device) -> None:
+    took, ahead = step_times(device, [(3, 1), (3, 1), (3, 1), (3, 1)])
+    assert took == [4, 3, 3, 3]
+    assert ahead == 1
+
+
+def test_a_synchronised_step_has_its_own_time(device: Device) -> None:
+    assert step_times(device, [(1, 4), (1, 8)], "step") == ([5, 9], 0)
+
+
+def test_work_queued_before_the_window_is_not_in_it(device: Device) -> None:
+    device.work(50 * MS)
+    assert step_times(device, [(0, 4), (0, 4)])[0] == [4, 4]
+
+
+def test_work_that_no_step_waits_for_is_in_the_window(device: Device) -> None:
+    """As of a side stream that is never joined: it is spread over all steps."""
+    marks = memoryview(bytearray(24)).cast("q")
+    timer = clock.StepClock("free", torch.device("cuda"), marks)
+    timer.start()
+    for index in range(2):
+        device.work(4 * MS)
+        timer.mark(index)
+    device.work(6 * MS)
+    timer.finish(2)
+    assert round((marks[2] - marks[0]) / MS) == 14
+
+
+def rank_on(device: str, channel: Any) -> lifecycle.Rank:
+    board: Any = SimpleNamespace(enter=lambda *_: None)
+    plan = Plan(world_size=1, backend="nccl", device=device)
+    return lifecycle.Rank(0, plan, board, channel, None, in_stretches=False)
+
+
+def test_a_result_leaves_after_the_device_has_done_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA reports a kernel's failed assertion at a later call: without one the test would pass."""
+
+    def fail() -> None:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    monkeypatch.setattr(torch.accelerator, "synchronize", fail)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        with pytest.raises(RuntimeError, match="device-side assert"):
+            rank_on("cuda", ours).deliver(b"result")
+        rank_on("cpu", ours).deliver(b"other")
+        assert [*take_frames(bytearray(theirs.recv(100)))] == [(Kind.RESULT, b"other")]
+
+
+def test_an_expandable_segment_that_grows_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    stats = {"segment.all.allocated": 1, "num_device_alloc": 3}
+    monkeypatch.setattr(torch.accelerator, "memory_stats", lambda _: stats)
+    before = sampling._allocator_growth(torch.device("cuda"))
+    stats["num_device_alloc"] += 1
+    assert sampling._allocator_growth(torch.device("cuda")) == before + 1
