@@ -125,17 +125,14 @@ def entries(own: OwnGroup | None) -> tuple[list[dict[str, Any]], int] | None:
 
 def recorded(own: OwnGroup | None) -> dict[tuple[int, int], Operation] | None:
     """Return the entries of the flight recorders by recorder and number, without barriers; None as there."""
-    known = entries(own)
+    if (known := entries(own)) is None:
+        return None
     try:
-        return (
-            None
-            if known is None
-            else {
-                (entry["recorder"], entry["record_id"]): _recorded(entry)
-                for entry in known[0]
-                if not entry["profiling_name"].endswith("barrier")  # NCCL's is an all-reduce
-            }
-        )
+        return {
+            (entry["recorder"], entry["record_id"]): _recorded(entry)
+            for entry in known[0]
+            if not entry["profiling_name"].endswith("barrier")  # NCCL's is an all-reduce
+        }
     except (KeyError, TypeError, AttributeError):
         return None
 
