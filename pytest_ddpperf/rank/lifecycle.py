@@ -113,16 +113,22 @@ class Rank:
         self.board.enter(self.number, phase, time.monotonic_ns())
 
     def deliver(self, data: bytes) -> None:
-        """Deliver once the device has done its work. Raises its error, and BaseSideError where code of the other tree
-        ran."""
-        self.synchronize()
+        """Deliver a result once the device has done its work. Raises the device's error, and BaseSideError if code of
+        the other tree ran."""
+        self._synchronize()
         self.enter(Phase.DELIVERY)
         if self.trees is not None:
             self.trees.refuse_strays()
         send_frame(self.channel, Kind.RESULT, data)
 
-    def synchronize(self) -> None:
-        """Wait for what the device still has to do: CUDA reports an error of a kernel at a later call only."""
+    def end(self) -> None:
+        """Say that clean-up is over, with what it gave the device to do. Raises the device's error."""
+        self._synchronize()
+        self.enter(Phase.DONE)
+        send_frame(self.channel, Kind.DONE)
+
+    def _synchronize(self) -> None:
+        """Wait for the device: CUDA reports that a kernel failed only at a later call."""
         if self.plan.device != "cpu":
             torch.accelerator.synchronize()
 
@@ -185,9 +191,7 @@ def _work(rank: Rank, folder: Path, request: Message) -> None:
     rank.enter(Phase.CLEANUP)
     if clean_up is not None:
         clean_up()
-        rank.synchronize()
-    rank.enter(Phase.DONE)
-    send_frame(rank.channel, Kind.DONE)
+    rank.end()
 
 
 def _rpc() -> Any:
@@ -269,8 +273,7 @@ def _run_program(rank: Rank, ctx: Context, program: Any) -> NoReturn:
     def deliver(window: Window) -> NoReturn:
         window = replace(window, stacks=samples(), imported=rank.imported())
         rank.deliver(json.dumps(codec.encode(window)).encode())
-        rank.enter(Phase.DONE)
-        send_frame(rank.channel, Kind.DONE)
+        rank.end()
         _flush()
         rank.await_word()
         os._exit(0)
@@ -293,11 +296,7 @@ def _probe(rank: Rank, ctx: Context, function: None) -> None:
     rank.deliver(json.dumps(environment.probe()).encode())
 
 
-_TASKS: dict[str, Callable[..., CleanUp | None]] = {
-    "measure": _measure,
-    "call": _call,
-    "probe": _probe,
-}
+_TASKS: dict[str, Callable[..., CleanUp | None]] = {"measure": _measure, "call": _call, "probe": _probe}
 
 
 def _report(error: BaseException, rank: Rank) -> None:

@@ -366,8 +366,8 @@ class Steadiness:
 
 
 def _allocator_growth(device: torch.device) -> int:
-    """How often the caching allocator asked the device for memory, and tried again when there was no more. Segments do
-    not count: an expandable one grows without a new one."""
+    """Return how often the caching allocator asked the device for memory, plus how often it tried again because there
+    was too little. The number of segments would not do: an expandable segment grows without a new one."""
     if device.type == "cpu":
         return 0
     stats = torch.accelerator.memory_stats(device)

@@ -12,13 +12,14 @@ import torch
 
 from pytest_ddpperf.rank import clock, lifecycle, sampling
 from pytest_ddpperf.records.plan import Plan
-from pytest_ddpperf.wire.channels import Kind, take_frames
+from pytest_ddpperf.wire.channels import Kind, Phase, take_frames
 
 MS = 1_000_000
 
 
 class Device:
-    """The host's clock stands still until it waits or `host` works; the device's own is 0.5 % fast."""
+    """A device that works through its queue. The host's clock stands still unless a test moves it or the host waits.
+    The device's clock is 0.5 % fast."""
 
     def __init__(self) -> None:
         self.now = 5 * MS  # of the host
@@ -47,8 +48,8 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
 
 
 def step_times(device: Device, steps: list[tuple[int, int]], timing: Any = "free") -> tuple[list[int], int]:
-    """Return the milliseconds of steps, each of which takes so long on the host and then on the device; and how many
-    the host was behind the device's end when it had issued them all."""
+    """Return how many milliseconds each step took by the clock, and how much work was still queued after the last one.
+    A step keeps the host busy for so many milliseconds, and then gives the device work for so many."""
     marks = memoryview(bytearray(8 * (len(steps) + 1))).cast("q")
     timer = clock.StepClock(timing, torch.device("cuda"), marks)
     timer.start()
@@ -56,9 +57,9 @@ def step_times(device: Device, steps: list[tuple[int, int]], timing: Any = "free
         device.now += host * MS
         device.work(queued * MS)
         timer.mark(index)
-    ahead = device.free_at - device.now
+    queued_work = device.free_at - device.now
     timer.finish(len(steps))
-    return [round((after - before) / MS) for before, after in pairwise(marks)], ahead // MS
+    return [round((after - before) / MS) for before, after in pairwise(marks)], queued_work // MS
 
 
 def test_steps_of_a_device_that_the_host_runs_ahead_of(device: Device) -> None:
@@ -66,9 +67,7 @@ def test_steps_of_a_device_that_the_host_runs_ahead_of(device: Device) -> None:
 
 
 def test_steps_of_a_device_that_waits_for_the_host(device: Device) -> None:
-    took, ahead = step_times(device, [(3, 1), (3, 1), (3, 1), (3, 1)])
-    assert took == [4, 3, 3, 3]
-    assert ahead == 1
+    assert step_times(device, [(3, 1), (3, 1), (3, 1), (3, 1)]) == ([4, 3, 3, 3], 1)
 
 
 def test_a_synchronised_step_has_its_own_time(device: Device) -> None:
@@ -81,7 +80,7 @@ def test_work_queued_before_the_window_is_not_in_it(device: Device) -> None:
 
 
 def test_work_that_no_step_waits_for_is_in_the_window(device: Device) -> None:
-    """As of a side stream that is never joined: it is spread over all steps."""
+    """Like that of a side stream that is never joined. The clock spreads it over all steps."""
     marks = memoryview(bytearray(24)).cast("q")
     timer = clock.StepClock("free", torch.device("cuda"), marks)
     timer.start()
@@ -90,28 +89,34 @@ def test_work_that_no_step_waits_for_is_in_the_window(device: Device) -> None:
         timer.mark(index)
     device.work(6 * MS)
     timer.finish(2)
-    assert round((marks[2] - marks[0]) / MS) == 14
+    assert (marks[2] - marks[0]) // MS == 14
 
 
-def rank_on(device: str, channel: Any) -> lifecycle.Rank:
-    board: Any = SimpleNamespace(enter=lambda *_: None)
+def rank_on(device: str, channel: Any, entered: list[Phase]) -> lifecycle.Rank:
+    board: Any = SimpleNamespace(enter=lambda rank, phase, when: entered.append(phase))
     plan = Plan(world_size=1, backend="nccl", device=device)
     return lifecycle.Rank(0, plan, board, channel, None, in_stretches=False)
 
 
-def test_a_result_leaves_after_the_device_has_done_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    """CUDA reports a kernel's failed assertion at a later call: without one the test would pass."""
+def test_nothing_is_sent_if_the_device_reports_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA reports a failed assertion of a kernel only at a later call: without one the user's test would pass."""
 
     def fail() -> None:
         raise RuntimeError("CUDA error: device-side assert triggered")
 
     monkeypatch.setattr(torch.accelerator, "synchronize", fail)
     ours, theirs = socket.socketpair()
+    entered: list[Phase] = []
     with ours, theirs:
+        on_device, on_cpu = (rank_on(device, ours, entered) for device in ("cuda", "cpu"))
         with pytest.raises(RuntimeError, match="device-side assert"):
-            rank_on("cuda", ours).deliver(b"result")
-        rank_on("cpu", ours).deliver(b"other")
-        assert [*take_frames(bytearray(theirs.recv(100)))] == [(Kind.RESULT, b"other")]
+            on_device.deliver(b"result")
+        with pytest.raises(RuntimeError, match="device-side assert"):
+            on_device.end()
+        assert entered == []  # the error belongs to the steps, or to the clean-up
+        on_cpu.deliver(b"other")
+        on_cpu.end()
+        assert [*take_frames(bytearray(theirs.recv(100)))] == [(Kind.RESULT, b"other"), (Kind.DONE, b"")]
 
 
 def test_an_expandable_segment_that_grows_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
