@@ -88,7 +88,7 @@ def stamps_cost() -> float:
     """Return the seconds of the stamps of a step: of eight, and of two wrapped calls among them."""
     from pytest_ddpperf.rank.stamps import Stamps
 
-    stamps, rounds = Stamps(), 10_000
+    stamps, rounds = Stamps(torch.device("cpu")), 10_000
     hook, wrapped = stamps._hook(1), stamps._around(lambda: None, 2)
     gc.disable()  # as in a window
     began = time.perf_counter()

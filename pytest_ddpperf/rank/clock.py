@@ -30,6 +30,7 @@ class StepClock:
         self._on_device = device.type != "cpu"
         with_events = self._on_device and timing == "free"
         self._events = [torch.Event(enable_timing=True) for _ in marks] if with_events else []
+        self._ns_per_ms = 0.0  # of the device's clock
 
     def start(self) -> None:
         """Mark the start of the window."""
@@ -49,8 +50,15 @@ class StepClock:
         """Fill all marks, after so many steps."""
         if self._events:
             self._read_clock(steps)
-            first, *later = self._events[: steps + 1]
-            place_events(self._marks, [first.elapsed_time(event) for event in later])
+            # The scale absorbs the drift between the clocks and the latency of the last synchronisation.
+            taken = self._events[0].elapsed_time(self._events[steps])
+            self._ns_per_ms = (self._marks[steps] - self._marks[0]) / taken if taken > 0 else 0.0
+            for step in range(1, steps):
+                self._marks[step] = self.place(self._events[step])
+
+    def place(self, event: torch.Event) -> int:
+        """Return when the device reached an event of the window that is finished, on the host's clock."""
+        return self._marks[0] + round(self._events[0].elapsed_time(event) * self._ns_per_ms)
 
     def _read_clock(self, index: int) -> None:
         if self._on_device:
@@ -76,15 +84,3 @@ class CpuClock:
             with suppress(OSError):
                 self._others_ns[clock] = time.clock_gettime_ns(clock)
         return time.thread_time_ns() + sum(self._others_ns.values())
-
-
-def place_events(marks: Marks, elapsed_milliseconds: list[float]) -> None:
-    """Fill the marks between the first and the last, both on the host's clock, in proportion to device time.
-
-    `elapsed_milliseconds[k]` is the device's time from the first event to the end of step k. The scale absorbs
-    the drift between the clocks and the latency of the last synchronisation.
-    """
-    start, span = marks[0], marks[len(elapsed_milliseconds)] - marks[0]
-    total = elapsed_milliseconds[-1]
-    for step, elapsed in enumerate(elapsed_milliseconds[:-1]):
-        marks[step + 1] = start + round(span * elapsed / total) if total > 0 else start

@@ -198,6 +198,7 @@ class Loop:
 
     def _end_part(self, kept: int) -> None:
         self._part.finish(self._step, kept)
+        self._phases.end(self._part)
         counted = max(kept - self._uncounted, 0)
         if counted:
             self._taken.append(self._part)

@@ -91,6 +91,7 @@ def measure(
             marks = memoryview(bytearray(8 * (length + 1))).cast("q") if stretches else board.marks(ctx.rank)
             stretch = Stretch(length, marks, plan, ctx, uncounted=uncounted)
             stretch.take(step, board, meter, own, counted)
+            phases.end(stretch)
             taken.append(stretch)
             counted += length - uncounted
     finally:
@@ -125,19 +126,24 @@ def window_of(
 
 
 class PhaseWatch:
-    """What is known of the phases of steps: nothing in an RPC launch, of one collective, and on an accelerator."""
+    """What is known of the phases of steps: nothing in an RPC launch, of one collective, and on a device that each step
+    waits for."""
 
     def __init__(self, plan: Plan, ctx: Context) -> None:
         self._is_program = bool(plan.boundary)
-        self._is_on = not plan.rpc and plan.collective is None and ctx.device.type == "cpu"
-        self._stamps = Stamps()
+        self._on_cpu = ctx.device.type == "cpu"
+        self._is_on = not plan.rpc and plan.collective is None and (self._on_cpu or plan.timing == "free")
+        self._stamps = Stamps(ctx.device)
         self.notes: tuple[str, ...] = ()
         if self._is_on:
             try:
                 self._stamps.install()
             except Exception as error:  # of another version of torch: nothing else depends on phases
-                self._is_on = False
-                self.notes = (f"phases of the step are unknown: {type(error).__name__}: {error}",)
+                self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        self._is_on = False
+        self.notes = (f"phases of the step are unknown: {type(error).__name__}: {error}",)
 
     def finding(self, warmup: int, asked: int) -> AbstractContextManager[None]:
         """Find the modules that are stamped, in a warm-up step before those `asked` end: what this makes torch.compile
@@ -152,12 +158,21 @@ class PhaseWatch:
         self._stamps.clear()
         self._arrivals = Arrivals()
 
+    def end(self, stretch: Stretch) -> None:
+        """A stretch of the window has ended."""
+        if self._is_on:
+            try:
+                self._stamps.place(stretch.timer)
+            except RuntimeError as error:
+                self._give_up(error)
+
     def phases(self, steps: Sequence[tuple[int, int]], own: OwnGroup | None) -> RankPhases | None:
         """Return the phases of the last counted `steps`, each a begin and an end."""
         if not self._is_on:
             return None
         stamps = self._stamps
-        arrivals, before = self._arrivals.read(own), stamps.before if self._is_program else None
+        arrivals = self._arrivals.read(own) if self._on_cpu else None
+        before = stamps.before if self._is_program else None
         found = rank_phases(steps, stamps.taken, arrivals, has_ddp=stamps.has_ddp, before=before)
         if found is None:
             self.notes = ("phases of the step are unknown: one of its passes did not end within it",)
@@ -172,7 +187,7 @@ class Stretch:
         self._device, self._rank, self._ctx, self.length, self._uncounted = ctx.device, ctx.rank, ctx, length, uncounted
         if self._device.type != "cpu":
             torch.accelerator.synchronize()
-        self._timer = clock.StepClock(plan.timing, self._device, marks_ns)
+        self.timer = clock.StepClock(plan.timing, self._device, marks_ns)
         self.marks_ns = marks_ns
         self.returned: list[Any] = [None] * length
         self.recorded: list[Mapping[str, Any]] = [{}] * length
@@ -183,7 +198,7 @@ class Stretch:
 
     def take(self, step: Step, board: Board, meter: Meter, own: OwnGroup, counted: int) -> None:
         """Time `step`, of which so many were `counted` before."""
-        row, cell, timer, on_cpu = board.row(self._rank), Board.STEP_CELL, self._timer, self._device.type == "cpu"
+        row, cell, timer, on_cpu = board.row(self._rank), Board.STEP_CELL, self.timer, self._device.type == "cpu"
         processed, cpu_ns, blocked_ns, graphs = self.returned, self.cpu_ns, self.blocked_ns, self.graphs
         figures, recorded, record, cpu = self._ctx.figures, self.recorded, self._ctx.record, self._cpu
         figures.clear()  # of warm-up steps, or of set-up
@@ -212,12 +227,12 @@ class Stretch:
     def begin(self) -> None:
         """Mark the start of steps that a program takes."""
         self._ctx.figures.clear()
-        self._timer.start()
+        self.timer.start()
         self.cpu_ns[0] = self._cpu.read_ns()
 
     def step_ended(self, index: int) -> None:
         """Mark the end of a step that the program took."""
-        self._timer.mark(index)
+        self.timer.mark(index)
         if self._device.type == "cpu":
             self.cpu_ns[index + 1] = self._cpu.read_ns()
         if self._ctx.figures:
@@ -227,7 +242,7 @@ class Stretch:
 
     def finish(self, steps: int, kept: int) -> None:
         """End after so many steps, of which only the first ones are `kept`."""
-        self._timer.finish(steps)
+        self.timer.finish(steps)
         self.length = kept
         self.marks_ns = self.marks_ns[: kept + 1]
         self.cpu_ns, self.blocked_ns, self.graphs = (

@@ -3,6 +3,9 @@
 A stamp is taken where a forward pass of a module that the step calls itself begins and ends, a backward pass, an
 optimizer's step, and a wait for a collective. They cost a few microseconds a step, so every launch takes them. When
 collectives were started comes from torch's flight recorder.
+
+On a device a stamp is an event in its current stream: a phase lasts until the device has done its work. The host starts
+a collective long before that, so waits are not known there.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import wraps
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -21,13 +25,14 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from pytest_ddpperf.rank.clock import StepClock
 from pytest_ddpperf.rank.counters import entries
 from pytest_ddpperf.rank.group import OwnGroup
 from pytest_ddpperf.records.step_phases import BACKWARD, DATA, EXPOSED, FORWARD, OPTIMIZER, OTHER, PHASES, RankPhases
 
 # What begins, or ends with the opposite sign.
 _FORWARD, _BACKWARD, _OPTIMIZER, _WAIT = 1, 2, 3, 4
-Stamp = tuple[int, int]  # when, and what begins or ends
+Stamp = tuple[Any, int]  # when, in nanoseconds or as an event that is not placed yet, and what begins or ends
 
 
 class Stamps:
@@ -35,8 +40,13 @@ class Stamps:
 
     Other threads may train nothing, and wait for collectives of their own."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
         self.taken: list[Stamp] = []
+        self._placed = 0  # of them, those whose times are known
+        self._device = device
+        # A graph that is captured would record no times, and is replayed without these hooks.
+        self._is_capturing = torch.cuda.is_current_stream_capturing if device.type == "cuda" else _never
+        self._now = time.monotonic_ns if device.type == "cpu" else self._record
         self.before: list[int] = []  # what was open when they were cleared
         self.has_ddp = False  # whether a step trains a DDP module
         self._thread = threading.get_ident()
@@ -59,6 +69,23 @@ class Stamps:
     def clear(self) -> None:
         self.before = still_open(self.taken, self.before)
         self.taken.clear()
+        self._placed = 0
+
+    def _record(self) -> torch.Event:
+        event = torch.Event(self._device, enable_timing=True)
+        event.record()
+        return event
+
+    def place(self, timer: StepClock) -> None:
+        """Place the events since the last call on the host's clock. `timer` has finished the stretch they are of."""
+        if self._device.type != "cpu":
+            latest = 0
+            for index in range(self._placed, len(self.taken)):
+                event, kind = self.taken[index]
+                # Of streams that do not wait for each other, a later event may be reached first.
+                latest = max(latest, timer.place(event))
+                self.taken[index] = latest, kind
+            self._placed = len(self.taken)
 
     @contextmanager
     def finding_modules(self) -> Iterator[None]:
@@ -91,10 +118,12 @@ class Stamps:
 
     def _is_ours(self) -> bool:
         """Whether a call is to be stamped. In this order: what torch.compile traces must not reach the second part."""
-        return not torch.compiler.is_compiling() and threading.get_ident() == self._thread
+        if torch.compiler.is_compiling() or threading.get_ident() != self._thread:
+            return False
+        return not self._is_capturing()
 
     def _around(self, function: Any, kind: int) -> Any:
-        append, now, is_ours = self.taken.append, time.monotonic_ns, self._is_ours
+        append, now, is_ours = self.taken.append, self._now, self._is_ours
 
         @wraps(function)
         def stamped(*args: Any, **kwargs: Any) -> Any:
@@ -109,13 +138,17 @@ class Stamps:
         return stamped
 
     def _hook(self, kind: int) -> Callable[..., None]:
-        append, now, is_ours = self.taken.append, time.monotonic_ns, self._is_ours
+        append, now, is_ours = self.taken.append, self._now, self._is_ours
 
         def stamp(*_: Any) -> None:
             if is_ours():
                 append((now(), kind))
 
         return stamp
+
+
+def _never() -> bool:
+    return False
 
 
 # By more than so much, the recorder's clock moved against ours while the window was timed.
@@ -183,7 +216,7 @@ def rank_phases(
     starts = [when for when, _ in started]
     found, seen, place, open_kinds = [], set[str](), 0, list(before or ())
     for begin, end in known:
-        first, last = bisect_right(times, begin), bisect_right(times, end)
+        first, last = _first_after(times, stamps, begin), _first_after(times, stamps, end)
         own_starts = starts[bisect_right(starts, begin) : bisect_right(starts, end)]
         open_kinds = still_open(stamps[place:first], open_kinds)
         step = _Step(begin, own_starts if has_ddp else (), open_kinds, knows_waits=arrivals is not None)
@@ -199,6 +232,14 @@ def rank_phases(
         seen=tuple(phase for phase in PHASES if phase in seen),
         arrivals=None if arrivals is None else tuple(started[bisect_left(starts, first) :]),
     )
+
+
+def _first_after(times: Sequence[int], stamps: Sequence[Stamp], mark: int) -> int:
+    """Return the place of the first stamp after a step's end. Of those at the same time, for a device's clock is
+    coarse, what ends belongs to the step, and what begins does not."""
+    first, last = bisect_left(times, mark), bisect_right(times, mark)
+    depths = [*accumulate((1 if kind > 0 else -1 for _, kind in stamps[first:last]), initial=0)]
+    return first + depths.index(min(depths))
 
 
 def still_open(stamps: Sequence[Stamp], before: Sequence[int] = ()) -> list[int]:

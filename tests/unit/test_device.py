@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_ddpperf.rank import clock, lifecycle, sampling
+from pytest_ddpperf.rank import clock, lifecycle, sampling, stamps
 from pytest_ddpperf.records.plan import Plan
+from pytest_ddpperf.records.step_phases import BACKWARD, DATA, FORWARD, OPTIMIZER, OTHER, PHASES
 from pytest_ddpperf.wire.channels import Kind, Phase, take_frames
 
 MS = 1_000_000
@@ -24,6 +25,7 @@ class Device:
     def __init__(self) -> None:
         self.now = 5 * MS  # of the host
         self.free_at = 0  # when all queued work is done
+        self.is_capturing = False
 
     def work(self, nanoseconds: int) -> None:
         self.free_at = max(self.free_at, self.now) + nanoseconds
@@ -31,7 +33,7 @@ class Device:
     def synchronize(self) -> None:
         self.now = max(self.now, self.free_at)
 
-    def event(self, *, enable_timing: bool) -> Any:
+    def event(self, *of_device: torch.device, enable_timing: bool) -> Any:
         event = SimpleNamespace()
         event.record = lambda: vars(event).update(at=max(self.free_at, self.now))
         event.elapsed_time = lambda other: (other.at - event.at) * 1.005 / MS
@@ -44,6 +46,8 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     accelerator = SimpleNamespace(synchronize=simulated.synchronize)
     monkeypatch.setattr(clock, "torch", SimpleNamespace(Event=simulated.event, accelerator=accelerator))
     monkeypatch.setattr(clock, "time", SimpleNamespace(monotonic_ns=lambda: simulated.now))
+    monkeypatch.setattr(torch, "Event", simulated.event)  # of stamps
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: simulated.is_capturing)
     return simulated
 
 
@@ -90,6 +94,65 @@ def test_work_that_no_step_waits_for_is_in_the_window(device: Device) -> None:
     device.work(6 * MS)
     timer.finish(2)
     assert (marks[2] - marks[0]) // MS == 14
+
+
+def phases_of(device: Device, timer: clock.StepClock, marks: Any, loading: int) -> list[dict[str, int]]:
+    """Return how many milliseconds the phases of three steps take, each of which keeps the host busy with loading."""
+    taken = stamps.Stamps(torch.device("cuda"))
+    begin_forward, end_forward = taken._hook(1), taken._hook(-1)
+    backward = taken._around(lambda: device.work(8 * MS), 2)
+    optimizer = taken._around(lambda: device.work(2 * MS), 3)
+    timer.start()
+    for index in range(3):
+        device.now += loading * MS
+        begin_forward()
+        device.work(4 * MS)
+        end_forward()
+        backward()
+        optimizer()
+        device.work(1 * MS)
+        timer.mark(index)
+    timer.finish(3)
+    taken.place(timer)
+    found = stamps.rank_phases([*pairwise(marks)], taken.taken, None, has_ddp=True)
+    assert found is not None
+    steps = []
+    for begin, pieces in zip(marks, found.steps, strict=False):
+        bounds = [begin, *(end for _, end in pieces)]
+        times = [round((after - before) / MS) for before, after in pairwise(bounds)]
+        steps.append({PHASES[phase]: each for (phase, _), each in zip(pieces, times, strict=True) if each})
+    return steps
+
+
+def test_phases_last_until_the_device_has_done_their_work(device: Device) -> None:
+    """The host only queues it. Where a loader makes the device wait, that is time of the data."""
+    marks = memoryview(bytearray(32)).cast("q")
+    timer = clock.StepClock("free", torch.device("cuda"), marks)
+    work = {FORWARD: 4, BACKWARD: 8, OPTIMIZER: 2, OTHER: 1}
+    assert phases_of(device, timer, marks, loading=0) == [work] * 3  # the host runs ahead
+    assert phases_of(device, timer, marks, loading=20) == [{DATA: 20, **work}, *[{DATA: 5, **work}] * 2]
+
+
+def test_what_a_cuda_graph_captures_is_not_stamped(device: Device) -> None:
+    device.is_capturing = True
+    marks = memoryview(bytearray(32)).cast("q")
+    timer = clock.StepClock("free", torch.device("cuda"), marks)
+    assert phases_of(device, timer, marks, loading=0) == [{OTHER: 15}] * 3
+
+
+def test_events_of_another_device_make_phases_unknown(device: Device) -> None:
+    def refuse(event: object) -> int:
+        raise RuntimeError("events of different devices")
+
+    ctx: Any = SimpleNamespace(device=torch.device("cuda"))
+    watch = sampling.PhaseWatch(Plan(world_size=1, backend="nccl", device="cuda", timing="step"), ctx)
+    watch.end(SimpleNamespace(timer=None))  # each step waits for the device, which has no phases
+    assert watch.notes == ()
+    watch._is_on = True
+    watch._stamps.taken.append((torch.Event(enable_timing=True), 1))
+    watch.end(SimpleNamespace(timer=SimpleNamespace(place=refuse)))
+    assert watch.notes == ("phases of the step are unknown: RuntimeError: events of different devices",)
+    assert watch.phases([(0, 1)], None) is None
 
 
 def rank_on(device: str, channel: Any, entered: list[Phase]) -> lifecycle.Rank:
