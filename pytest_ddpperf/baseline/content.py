@@ -21,7 +21,7 @@ _ACCELERATOR_KEY = ("device_model", "device_memory_gib", "mig_profile")
 _GROUP_KEY = ("device_type", "backend", "world_size", "nodes", "devices_per_node", "roles")
 _KEY = {*_CPU_KEY, *_ACCELERATOR_KEY, *_GROUP_KEY}
 _MUST_MATCH = (
-    "batch_size", "warmup", "timing", "power_limit_watts", "clock_lock", "interconnect", "network", "matmul_precision",
+    "batch_size", "warmup", "timing", "power_limit_watts", "interconnect", "network", "matmul_precision",
     "cudnn_benchmark", "deterministic", "collective", "program",
 )  # fmt: skip
 _PHRASES = (

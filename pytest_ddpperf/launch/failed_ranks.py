@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pytest_ddpperf.launch import output
 from pytest_ddpperf.records.errors import DdpPerfError, LaunchError
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import RankError, RankOutput
@@ -99,6 +100,10 @@ def text_with_output(error: DdpPerfError) -> str:
     return "\n".join([str(error), *(f"stderr {output.name}:\n{output.stderr[-_SHOWN:]}" for output in written)])
 
 
+_OF_DEVICE = re.compile(r"\b(CUDA|HIP|NCCL|XPU)\b.*\b(error|exception|failure|timeout)", re.IGNORECASE)
+_OF_DEVICE_SHOWN = 300
+
+
 class Diagnosis:
     """Finds out what happened to the ranks of one launch."""
 
@@ -145,7 +150,15 @@ class Diagnosis:
     def error_of_end(self, rank: Peer, status: int, when: float) -> RankError:
         """Return the error of a rank that ended too early."""
         summary = describe_exit(status, delivered=rank.result is not None)
+        if status < 0:
+            summary += self._of_device(rank)
         return self._error(rank, when, summary, self.place(rank), self._stacks(rank))
+
+    def _of_device(self, rank: Peer) -> str:
+        """Return what CUDA or NCCL wrote last, whose threads end a process before Python can say what happened."""
+        (written,) = output.read(self._folder, {rank.number: ""})
+        lines = [line.strip() for line in written.stderr.splitlines() if _OF_DEVICE.search(line)]
+        return f": {lines[-1].removeprefix('what():').strip()[:_OF_DEVICE_SHOWN]}" if lines else ""
 
     def failures(self, ranks: Sequence[Peer]) -> list[RankError]:
         """Return the errors, and entries for the ranks without one."""

@@ -21,7 +21,7 @@ from pytest_ddpperf.launch import locks, request
 from pytest_ddpperf.launch.output import Observer
 from pytest_ddpperf.launch.paused_launch import PausedLaunch, dropping
 from pytest_ddpperf.launch.phases import step_phases
-from pytest_ddpperf.launch.placement import interconnect, place, visible_gpus
+from pytest_ddpperf.launch.placement import interconnect, place
 from pytest_ddpperf.launch.remote_ranks import Clock, Nodes, Part
 from pytest_ddpperf.launch.request import LaunchRequest
 from pytest_ddpperf.launch.run import Delivery, Launch, Leader, LocalShareLaunch
@@ -141,6 +141,16 @@ def _of_program(windows: Sequence[Window], step_seconds: Sequence[float]) -> dic
     return found
 
 
+def _facts(windows: Sequence[Window]) -> dict[str, Scalar]:
+    """Return the first rank's facts; where the devices of ranks differ, those of all: "NVIDIA A100 + NVIDIA H100"."""
+    found = dict(windows[0].facts)
+    for name in windows[-1].facts:
+        values = {window.facts.get(name) for window in windows}
+        if len(values) > 1:
+            found[name] = " + ".join(sorted(str(value) for value in values if value is not None))
+    return found
+
+
 def _counters(windows: Sequence[Window]) -> dict[str, int | None]:
     """Return the largest counts over ranks; unknown if one rank does not know."""
     found: dict[str, int | None] = {}
@@ -254,7 +264,7 @@ class Launcher:
         windows = [codec.decode(Window, json.loads(result)) for result in timed]
         placement = place(len(plan.part(0)), os.environ)
         facts: dict[str, Scalar] = {
-            **windows[0].facts,
+            **_facts(windows),
             "interconnect": self._interconnect(plan),
             **request.recorded(os.environ),
             "cores": placement.cores,
@@ -289,11 +299,15 @@ class Launcher:
         return self._launch(replace(plan, warmup=0, steps=0), task, observer).results
 
     def _interconnect(self, plan: Plan) -> str | None:
-        if plan.device != "cuda":
+        facts, here = self._facts or {}, plan.world_size // plan.nodes
+        numbers = str(facts.get("device_numbers") or "")
+        if plan.device != "cuda" or not numbers or self._are_others_visible():
             return None
-        here = plan.world_size // plan.nodes
-        gpus = visible_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"), here)
-        return interconnect(str((self._facts or {}).get("topology") or ""), gpus)
+        return interconnect(str(facts.get("topology") or ""), [int(each) for each in numbers.split(",")[:here]])
+
+    def _are_others_visible(self) -> bool:
+        """Whether a test has chosen devices since the probe: which they are is not known."""
+        return os.environ.get("CUDA_VISIBLE_DEVICES") != self._visible
 
     def close(self) -> None:
         self._server.stop()
@@ -311,7 +325,7 @@ class Launcher:
         if not self._takes_locks:
             return nullcontext(())
         addresses = str((self._facts or {}).get("device_addresses") or "").split(",")
-        if os.environ.get("CUDA_VISIBLE_DEVICES") == self._visible:  # else a test has chosen devices: lock all
+        if not self._are_others_visible():  # else all are locked
             addresses = addresses[:processes]
         cores = place(processes, os.environ).used
         return locks.hold(locks.resources(cores, addresses if plan.device == "cuda" else ()), observer.waiting)

@@ -38,7 +38,7 @@ _READ_AT_IMPORT = ("OMP_", "MKL_", "KMP_", "OPENBLAS_", "TORCH", "PYTORCH", "LD_
 _RECORDED = (
     *("NCCL_", "TORCH_", "PYTORCH_", "TORCHINDUCTOR_", "TORCHDYNAMO_", "GLOO_", "OMP_", "MKL_", "KMP_", "MALLOC_"),
     *("ATEN_CPU_CAPABILITY", "ONEDNN_", "DNNL_", "OPENBLAS_", "CUBLAS_", "LD_LIBRARY_PATH", "LD_PRELOAD"),
-    *("CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_MODULE_LOADING"),
+    *("CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_MODULE_LOADING", "CUDNN_", "NVIDIA_TF32", "TRITON_"),
 )
 # The place of a cache changes no figure, and an address may hold a password.
 _NOT_RECORDED = re.compile("REDIS|URL|_DIR$")
@@ -148,7 +148,7 @@ class LaunchRequest:
             "sys_path": [*boot.search_path(), *([opened.CHILDREN] if self.trees is not None else [])],
             "argv": sys.argv,
             "cpus": self.placement.cpus if on_cpu else ((),) * len(part.processes),
-            "threads": self.placement.own_threads if on_cpu else 0,
+            "threads": self.placement.own_threads,
             "modules": dict(self.modules),
             "trees": asdict(self.trees) if self.trees is not None else None,
         }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import re
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from pytest_ddpperf.rank.context import Context
 from pytest_ddpperf.records.samples import Scalar
 from pytest_ddpperf.wire.boot import number_in, output_of
+
+
+def of_rank(ctx: Context) -> dict[str, Scalar]:
+    """Return the facts of a rank after its window: its device and, of the first rank, what is the same for all."""
+    return device(ctx.device) | (versions() | state() if ctx.rank == 0 else {})
 
 
 def versions() -> dict[str, Scalar]:
@@ -35,28 +42,30 @@ def state() -> dict[str, Scalar]:
     return {
         "matmul_precision": _matmul_precision(),
         "cudnn_benchmark": torch.backends.cudnn.benchmark,
+        "cudnn_precision": str(torch.backends.cudnn.conv.fp32_precision),  # type: ignore[attr-defined]
+        "attention": ", ".join(name for name in _ATTENTION if getattr(torch.backends.cuda, f"{name}_sdp_enabled")()),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
     }
 
 
+_ATTENTION = ("flash", "mem_efficient", "cudnn", "math")  # kernels of scaled_dot_product_attention
 # The words of torch.set_float32_matmul_precision, by what they come to in CUDA and in oneDNN.
 _PRECISIONS = {("ieee", "ieee"): "highest", ("tf32", "tf32"): "high", ("tf32", "bf16"): "medium"}
 
 
 def _matmul_precision() -> str:
     """Return how products of float32 matrices are rounded; each backend has a switch of its own since torch 2.9."""
-    switches: list[Any] = [torch.backends.cuda.matmul, torch.backends.mkldnn]
-    if not (hasattr(switches[0], "fp32_precision") and hasattr(switches[1], "matmul")):
-        return torch.get_float32_matmul_precision()
-    cuda, mkldnn = (str(each.fp32_precision).replace("none", "ieee") for each in (switches[0], switches[1].matmul))
+    backends: Any = torch.backends
+    switches = (backends.cuda.matmul, backends.mkldnn.matmul)
+    cuda, mkldnn = (str(each.fp32_precision).replace("none", "ieee") for each in switches)
     return _PRECISIONS.get((cuda, mkldnn), f"cuda {cuda}, mkldnn {mkldnn}")
 
 
-def device(kind: str, index: int = 0) -> dict[str, Scalar]:
-    """Return the state of the accelerator: model, memory, and limits, clocks and temperature by nvidia-smi."""
-    if kind != "cuda":
-        return {"device_model": None if kind == "cpu" else kind}
-    properties = torch.cuda.get_device_properties(index)
+def device(place: torch.device) -> dict[str, Scalar]:
+    """Return the state of an accelerator: model, memory, and limits, clocks and temperature by nvidia-smi."""
+    if place.type != "cuda":
+        return {"device_model": None if place.type == "cpu" else place.type}
+    properties = torch.cuda.get_device_properties(place)
     facts: dict[str, Scalar] = {
         "device_model": properties.name,
         "device_memory_gib": round(properties.total_memory / 2**30),
@@ -69,24 +78,26 @@ def device(kind: str, index: int = 0) -> dict[str, Scalar]:
 _SMI_FIELDS = {
     "driver": "driver_version",
     "power_limit_watts": "enforced.power.limit",
-    "clock_lock": "clocks.applications.graphics",
     "clock_mhz": "clocks.sm",
     "temperature_c": "temperature.gpu",
 }
 
 
 def _nvidia_smi(device: str) -> dict[str, Scalar]:
-    query = f"--query-gpu={','.join(_SMI_FIELDS.values())}"
-    lines = output_of("nvidia-smi", query, "--format=csv,noheader,nounits", *(["-i", device] if device else []))
-    return parse_smi(lines)
+    """Return what nvidia-smi says of a device; what it does not tell, as "[N/A]" and its kin, is None."""
+    fields, of_device = [*_SMI_FIELDS.values()], ("-i", device) if device else ()
+    rows = _query(fields, of_device)
+    # It refuses a whole query for one field that it does not know.
+    cells = rows[0] if rows else [(_query([field], of_device) or [[""]])[0][0] for field in fields]
+    facts = dict(zip(_SMI_FIELDS, cells, strict=True))
+    return {name: text or None if name == "driver" else number_in(text) for name, text in facts.items()}
 
 
-def parse_smi(said: str) -> dict[str, Scalar]:
-    """The first row of nvidia-smi's CSV for `_SMI_FIELDS`, which may stand below a warning; none where there is none.
-    "[N/A]" and its kin are unknown, so None."""
+def _query(fields: list[str], options: Sequence[str] = ()) -> list[list[str]]:
+    """Return the cells of each GPU by nvidia-smi, whose table may stand below a warning; [] if it does not answer."""
+    said = output_of("nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits", *options)
     rows = ([part.strip() for part in line.split(",")] for line in said.splitlines())
-    row = next((row for row in rows if len(row) == len(_SMI_FIELDS)), [])
-    return {name: text if name == "driver" else number_in(text) for name, text in zip(_SMI_FIELDS, row, strict=False)}
+    return [row for row in rows if len(row) == len(fields)]
 
 
 _CPUINFO = Path("/proc/cpuinfo")
@@ -105,9 +116,11 @@ def probe() -> dict[str, Scalar]:
         "backends": ",".join(_backends()),
     }
     if accelerator is not None:
-        facts |= device(kind)
+        facts |= device(torch.device(kind, 0))
     if kind == "cuda":
-        facts["device_addresses"] = ",".join(map(pci_address, range(torch.cuda.device_count())))
+        addresses = [*map(pci_address, range(torch.cuda.device_count()))]
+        facts["device_addresses"] = ",".join(addresses)
+        facts["device_numbers"] = numbers_of(addresses)
         facts["topology"] = topology() or None
     return facts
 
@@ -115,6 +128,14 @@ def probe() -> dict[str, Scalar]:
 def topology() -> str:
     """nvidia-smi's matrix of what links GPUs, without the escapes that underline its header, piped or not."""
     return _ESCAPES.sub("", output_of("nvidia-smi", "topo", "-m")).expandtabs()
+
+
+def numbers_of(addresses: Sequence[str]) -> str:
+    """Return nvidia-smi's numbers of devices, as in its matrix, with commas; "" unless all are known. CUDA's order is
+    another: the fastest device first, or as CUDA_VISIBLE_DEVICES has them."""
+    rows = _query(["index", "pci.bus_id"])
+    numbers = {bus[-len("0000:00:00.0") :].lower(): number for number, bus in rows if number.isdecimal()}
+    return ",".join(numbers[each] for each in addresses) if numbers.keys() >= {*addresses} else ""
 
 
 def pci_address(index: int) -> str:

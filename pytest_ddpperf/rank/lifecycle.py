@@ -12,6 +12,7 @@ import json
 import multiprocessing
 import os
 import re
+import resource
 import signal
 import socket
 import sys
@@ -52,6 +53,8 @@ def run(rank: int, directory: str, channel: socket.socket) -> NoReturn:
     os.setsid()
     channel.setblocking(True)  # whatever socket.setdefaulttimeout says, here or in pytest
     boot.die_with_parent(server, signal.SIGKILL)
+    # A crash leaves its stacks; a core file of a process that uses CUDA has gigabytes.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     folder = Path(directory)
     stacks = _redirect(folder, rank)
     request: Message = json.loads((folder / "request.json").read_text())
@@ -239,9 +242,7 @@ def _timed(rank: Rank, ctx: Context, prepared: sampling.Prepared, meter: counter
         samples = _sample_stacks(rank, observed)
         window = sampling.measure(prepared.step, rank.plan, ctx, rank.board, meter, rank.own_group, stretches)
     window = replace(window, stacks=samples())
-    if ctx.rank == 0:
-        facts = environment.versions() | environment.state() | environment.device(ctx.device.type)
-        window = replace(window, facts=facts)
+    window = replace(window, facts=environment.of_rank(ctx))
     if rank.plan.trace:
         from pytest_ddpperf.rank import tracing
 

@@ -223,12 +223,16 @@ class Loop:
     def _window(self) -> Window:
         assert self._warmed is not None, "the window has begun"
         found = window_of(self._taken, self._warmed, self._phases, None, self._ctx)
-        facts = {}
-        if self._ctx.rank == 0:
-            facts = environment.versions() | environment.state() | environment.device(self._ctx.device.type)
         notes = found.notes + ("a program that owns its loop is not traced",) * bool(self._plan.trace)
         stretches = tuple(counted for counted in self._of_stretch if counted)
-        return replace(found, facts=facts, unfit=self._unfit, left_out=self._left_out, stretches=stretches, notes=notes)
+        return replace(
+            found,
+            facts=environment.of_rank(self._ctx),
+            unfit=self._unfit,
+            left_out=self._left_out,
+            stretches=stretches,
+            notes=notes,
+        )
 
     # --- the end of a program that ended too soon
 

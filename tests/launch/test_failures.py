@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import signal
 import sys
 import threading
@@ -101,6 +102,22 @@ def test_an_end_without_a_result_is_named(bench: Bench, act: Any, summary: str) 
     assert error.cause.rank == 1
     assert error.cause.summary.startswith(summary)
     assert error.cause.phase == "step 2 of 3"
+
+
+def test_a_rank_that_its_watchdog_ends_says_what_the_device_reported(bench: Bench) -> None:
+    """CUDA's and NCCL's threads end a process before Python can raise."""
+    words = "[Rank 1] Process group watchdog thread terminated with exception: CUDA error: device-side assert triggered"
+
+    def abort() -> None:
+        os.write(2, f"terminate called\n  what():  {words}\nCompile with TORCH_USE_CUDA_DSA\n".encode())
+        os.abort()
+
+    error = failure(bench, in_step(abort))
+    assert (error.cause.rank, error.cause.summary) == (1, f"killed by SIGABRT: {words}")
+
+
+def test_a_crash_leaves_no_core_file(bench: Bench) -> None:
+    assert bench.call(lambda ctx: resource.getrlimit(resource.RLIMIT_CORE)[0]) == [0, 0]
 
 
 def test_a_crash_in_c_leaves_its_python_stack(bench: Bench) -> None:

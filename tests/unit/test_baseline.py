@@ -43,7 +43,6 @@ GPU_FACTS = {
     "mig_profile": None,
     "devices_per_node": 8,
     "power_limit_watts": 700.0,
-    "clock_lock": "1980",
     "interconnect": "nvlink",
     "cudnn_benchmark": False,
     "clock_mhz": 1755,
@@ -109,7 +108,7 @@ def test_on_an_accelerator_the_device_is_the_key_and_the_cpu_is_recorded():
         "world_size": 8, "nodes": 1, "devices_per_node": 8, "roles": "8 trainers 2 ps master",
     }  # fmt: skip
     assert gpu.must_match == {
-        "warmup": 10, "timing": "free", "power_limit_watts": 700.0, "clock_lock": "1980",
+        "warmup": 10, "timing": "free", "power_limit_watts": 700.0,
         "interconnect": "nvlink", "matmul_precision": "highest", "cudnn_benchmark": False,
         "deterministic": False,
     }  # fmt: skip

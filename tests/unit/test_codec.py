@@ -33,7 +33,7 @@ MEASUREMENT = Measurement(
     samples=SAMPLES,
     environment=Environment(
         key={"device_type": "cpu", "world_size": 2, "pinned": True},
-        must_match={"warmup": 5, "power_limit_watts": 700.5, "clock_lock": None},
+        must_match={"warmup": 5, "power_limit_watts": 700.5, "interconnect": None},
         recorded={"env:NCCL_ALGO": "Ring", "torch": "2.13.0"},
     ),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -54,16 +54,58 @@ def test_rounding_is_told_by_torchs_word(word: str) -> None:
     assert environment.state()["matmul_precision"] == word
 
 
+SMI = """#!/bin/sh
+for name in {refused}; do
+    case "$1" in *$name*) echo "Field \\"$name\\" is not a valid field to query."; exit 2;; esac
+done
+case "$1" in
+    *index*) printf '{table}';;
+    *,*) echo "a warning"; echo "{row}";;
+    *driver_version*) echo "580.1";;
+    *temperature*) echo "31";;
+    *) echo "[N/A]";;
+esac
+"""
+
+
+@pytest.fixture
+def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Call it for an nvidia-smi that answers so."""
+
+    def make(*, row: str = "", refused: str = "", table: str = "") -> None:
+        (tmp_path / "nvidia-smi").write_text(SMI.format(row=row, refused=refused, table=table))
+        (tmp_path / "nvidia-smi").chmod(0o700)
+        monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+
+    return make
+
+
 @pytest.mark.parametrize(
-    ("line", "facts"),
+    ("row", "refused", "facts"),
     [
-        ("580.1, 700.00, 1980, 345, 31", ("580.1", 700.0, 1980.0, 345.0, 31.0)),
-        ("580.1, [N/A], [Requested functionality has been deprecated], 345, 31", ("580.1", None, None, 345.0, 31.0)),
-        ("580.1, 700.00, Requested functionality has been deprecated, 345, 31", ("580.1", 700.0, None, 345.0, 31.0)),
+        ("580.1, 700.00, 345, 31", "", ("580.1", 700.0, 345.0, 31.0)),
+        ("580.1, [N/A], Requested functionality has been deprecated, 31", "", ("580.1", None, None, 31.0)),
+        ("", "enforced.power.limit", ("580.1", None, None, 31.0)),
     ],
+    ids=["all", "unknown values", "an unknown field"],
 )
-def test_what_nvidia_smi_does_not_tell_is_unknown(line: str, facts: tuple[object, ...]) -> None:
-    assert tuple(environment.parse_smi(line).values()) == facts
+def test_what_nvidia_smi_does_not_tell_is_unknown(
+    smi: Callable[..., None], row: str, refused: str, facts: tuple[object, ...]
+) -> None:
+    """A field that it does not know costs that field alone."""
+    smi(row=row, refused=refused)
+    assert tuple(environment._nvidia_smi("GPU-1").values()) == facts
+
+
+def test_without_nvidia_smi_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert {*environment._nvidia_smi("").values()} == {None}
+
+
+def test_devices_have_nvidia_smis_numbers_by_their_addresses(smi: Callable[..., None]) -> None:
+    smi(table=r"0, 00000000:1B:00.0\n1, 00000000:43:00.0\n2, 00000000:52:00.0\n")
+    assert environment.numbers_of(["0000:52:00.0", "0000:1b:00.0"]) == "2,0"
+    assert environment.numbers_of(["0000:1b:00.0", "0000:99:00.0"]) == ""
 
 
 def test_the_matrix_of_gpus_is_plain_text(monkeypatch: pytest.MonkeyPatch) -> None:

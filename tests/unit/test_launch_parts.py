@@ -22,6 +22,7 @@ from pytest_ddpperf.launch.failed_ranks import (
     launch_error,
     waits_for_others,
 )
+from pytest_ddpperf.launch.launcher import _facts as facts_of_ranks
 from pytest_ddpperf.launch.remote_ranks import Part
 from pytest_ddpperf.launch.request import LaunchRequest, for_ranks, read_at_import, recorded
 from pytest_ddpperf.launch.run import Peer
@@ -182,6 +183,27 @@ def test_the_devices_that_a_launch_runs_on_are_held(
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     launcher.alone_here(Plan(world_size=1, backend="nccl", device="cuda"), 1, Observer())
     assert asked == [paused]
+
+
+def test_a_machine_with_different_devices_has_all_their_names() -> None:
+    def facts(*by_rank: dict[str, Any]) -> dict[str, Any]:
+        return facts_of_ranks([SimpleNamespace(facts=each) for each in by_rank])  # type: ignore[misc]
+
+    a100 = {"device_model": "NVIDIA A100", "device_memory_gib": 40}
+    h100 = {"device_model": "NVIDIA H100", "device_memory_gib": 80}
+    assert facts({**a100, "torch": "2.13"}, a100) == {**a100, "torch": "2.13"}
+    both = {"device_model": "NVIDIA A100 + NVIDIA H100", "device_memory_gib": "40 + 80"}
+    assert facts({**h100, "torch": "2.13"}, a100, h100) == {**both, "torch": "2.13"}
+
+
+def test_a_rank_on_a_gpu_has_threads_for_its_share_of_the_cores_and_is_not_pinned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = Plan(world_size=4, backend="nccl", device="cuda")
+    placed = placement.place(4, {}, usable=(*range(16),))
+    request = LaunchRequest(plan=plan, payload=b"", modules={}, placement=placed, part=Part(processes=plan.part(0)))
+    fields = request.fields(tmp_path, in_stretches=False)
+    assert (fields["threads"], fields["cpus"]) == (4, ((),) * 4)
 
 
 # --- variables

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from pytest_ddpperf.launch.placement import interconnect, visible_gpus
+from pytest_ddpperf.launch.placement import interconnect
 
 TOPOLOGY = """\
 	GPU0	GPU1	GPU2	mlx5_0	CPU Affinity
@@ -22,9 +22,3 @@ def test_several_kinds_of_links_are_all_named() -> None:
 def test_one_gpu_has_no_link_and_an_unknown_matrix_none() -> None:
     assert interconnect(TOPOLOGY, [0]) is None
     assert interconnect("", [0, 1]) is None
-
-
-def test_visible_devices_are_taken_by_number() -> None:
-    assert visible_gpus(None, 2) == [0, 1]
-    assert visible_gpus("3, 1,0", 2) == [3, 1]
-    assert visible_gpus("GPU-8932f937", 1) == [0]
