@@ -86,6 +86,8 @@ def training(ctx: Any, stamped: bool) -> Callable[[], None]:
 
 def stamps_cost() -> float:
     """Return the seconds of the stamps of a step: of eight, and of two wrapped calls among them."""
+    import torch
+
     from pytest_ddpperf.rank.stamps import Stamps
 
     stamps, rounds = Stamps(torch.device("cpu")), 10_000

@@ -96,6 +96,23 @@ class _Dispatched(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.copies["h2d.bytes"] += _bytes([source]) * (is_to and not is_from)
 
 
+@contextmanager
+def _watching_graphs() -> Iterator[list[torch.cuda.CUDAGraph]]:
+    """Yield the CUDA graphs that are replayed within. Neither source sees the operations of these."""
+    replayed: list[torch.cuda.CUDAGraph] = []
+    replay = torch.cuda.CUDAGraph.replay
+
+    def watched(graph: torch.cuda.CUDAGraph) -> None:
+        replayed.append(graph)
+        replay(graph)
+
+    torch.cuda.CUDAGraph.replay = watched  # type: ignore[assignment, method-assign]
+    try:
+        yield replayed
+    finally:
+        torch.cuda.CUDAGraph.replay = replay  # type: ignore[method-assign]
+
+
 # NCCL's process group keeps a recorder of its own.
 _DUMPS = ("_dump_fr_trace", "_dump_nccl_trace")
 # Of 200 steps with 25 collectives each, or of 30 with one for each parameter of a ResNet-50. To read them all takes
@@ -170,7 +187,7 @@ class Meter:
         self.begin()
         barrier()  # what a step of another's asks of this process is counted here, too
         figures: dict[str, Count] = {}
-        with _Dispatched() as dispatched:
+        with _Dispatched() as dispatched, _watching_graphs() as replayed:
             yield figures
         after = recorded(own)
         memory = _peak_memory(device)
@@ -179,7 +196,7 @@ class Meter:
         more = self.close()
         barrier()  # nor before this one was
         seen = None
-        if before is not None and after is not None:
+        if before is not None and after is not None and not replayed:
             seen = [operation for number, operation in after.items() if number not in before]
         modules = [m for m in gc.get_objects() if issubclass(type(m), nn.Module) and "_parameters" in vars(m)]
         replicas = [module for module in modules if issubclass(type(module), DistributedDataParallel)]
@@ -188,7 +205,9 @@ class Meter:
             **_sizes(modules, replicas),
             "recompilations": count_compilations() - compiled,
             "graph_breaks": _dynamo("graph_break").total(),
-            **({name: dispatched.copies[name] for name in COPIES} if device.type != "cpu" else {}),
+            **(
+                {name: None if replayed else dispatched.copies[name] for name in COPIES} if device.type != "cpu" else {}
+            ),
             **memory,
             **more,
         }

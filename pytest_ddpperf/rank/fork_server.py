@@ -10,6 +10,7 @@ Its requests and answers are in `records.messages`.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import importlib
 import os
@@ -72,24 +73,35 @@ def _import(preload: list[str]) -> str | None:
     # Without it, torch.cuda.is_available() in a preloaded module would initialise CUDA and spoil every fork.
     nvml = os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     for name in (*PRELOAD, *preload):
+        asked = "--ddp-preload: " if name in preload and name not in _MAY_LACK else ""
         try:
             __import__(name)  # not by importlib, whose frames would only be noise
         except BaseException as error:
             if name in _MAY_LACK and isinstance(error, ImportError):
                 continue
-            asked = "--ddp-preload: " if name in preload and name not in _MAY_LACK else ""
             theirs = error.__traceback__ and error.__traceback__.tb_next
             text = "".join(traceback.format_exception(error.with_traceback(theirs)))
             return f"{asked}importing {name}:\n{text}"
+        if _is_cuda_initialised():
+            return f"{asked}importing {name} initialised CUDA, which does not survive a fork"
     for name in PRELOAD_IF_THERE:
         with suppress(ImportError):
             importlib.import_module(name)
     if nvml == "1":
         os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK")
-    torch = sys.modules["torch"]
-    if torch.cuda.is_initialized():
-        return f"--ddp-preload {','.join(preload)} initialised CUDA, which does not survive a fork"
     return None
+
+
+_CUDA_ERROR_NOT_INITIALIZED = 3
+
+
+def _is_cuda_initialised() -> bool:
+    """Ask the driver, where there is one: torch knows only what it initialised itself."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return "torch" in sys.modules and bool(sys.modules["torch"].cuda.is_initialized())  # ROCm
+    return bool(driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) != _CUDA_ERROR_NOT_INITIALIZED)
 
 
 class _Server:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_ddpperf.rank import clock, lifecycle, sampling, stamps
+from pytest_ddpperf.rank import clock, counters, fork_server, lifecycle, sampling, stamps
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.step_phases import BACKWARD, DATA, FORWARD, OPTIMIZER, OTHER, PHASES
 from pytest_ddpperf.wire.channels import Kind, Phase, take_frames
@@ -180,6 +180,29 @@ def test_nothing_is_sent_if_the_device_reports_an_error(monkeypatch: pytest.Monk
         on_cpu.deliver(b"other")
         on_cpu.end()
         assert [*take_frames(bytearray(theirs.recv(100)))] == [(Kind.RESULT, b"other"), (Kind.DONE, b"")]
+
+
+@pytest.mark.parametrize("replays", [False, True])
+def test_what_a_replayed_graph_sends_is_unknown(monkeypatch: pytest.MonkeyPatch, replays: bool) -> None:
+    """Neither the dispatcher nor a recorder sees it: both would say nothing."""
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda graph: None)
+    monkeypatch.setattr(counters, "recorded", lambda own: {})
+    with counters.Meter().counting(None, torch.device("cpu")) as figures:
+        if replays:
+            torch.cuda.CUDAGraph.replay(SimpleNamespace())  # type: ignore[arg-type]
+    assert figures["collectives.count"] == (None if replays else 0)
+    assert figures["all_reduce.bytes"] == (None if replays else 0)
+
+
+@pytest.mark.parametrize("spoils", [False, True])
+def test_a_preloaded_module_that_initialises_cuda_is_named(monkeypatch: pytest.MonkeyPatch, spoils: bool) -> None:
+    """As CuPy and numba may: torch does not know."""
+    not_initialised = iter([*[3] * (len(fork_server.PRELOAD) + 1), 0 if spoils else 3])
+    driver = SimpleNamespace(cuDeviceGetCount=lambda count: next(not_initialised))
+    monkeypatch.setattr(fork_server.ctypes, "CDLL", lambda name: driver)
+    said = "--ddp-preload: importing wave initialised CUDA, which does not survive a fork"
+    assert fork_server._import(["json", "wave"]) == (said if spoils else None)
+    assert not [*not_initialised]
 
 
 def test_an_expandable_segment_that_grows_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
