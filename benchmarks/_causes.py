@@ -49,11 +49,11 @@ def lost_in(place: str, rank: int | None, lose: Callable[[float], None] = busy) 
     return setup
 
 
-def layers(width: int = WIDTH) -> Any:
+def layers(width: int = WIDTH, depth: int = DEPTH) -> Any:
     import torch
 
     torch.manual_seed(0)
-    return torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(DEPTH)))
+    return torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(depth)))
 
 
 def training(model: Any, *, optimizer: Any = None, wrapped: Any = None, width: int = WIDTH, **options: Any) -> Step:
@@ -172,7 +172,7 @@ def overlap(ctx: Any, changed: bool) -> Step:
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel as DDP
 
-    ddp = DDP(layers(2 * WIDTH), bucket_cap_mb=2)
+    ddp = DDP(layers(depth=24), bucket_cap_mb=0.25)  # a bucket a layer
 
     def reduce(state, bucket):  # type: ignore[no-untyped-def]  # DDP would refuse annotations that are strings
         tensor = bucket.buffer()
@@ -184,7 +184,7 @@ def overlap(ctx: Any, changed: bool) -> Step:
         return reduced
 
     ddp.register_comm_hook(None, reduce)
-    return training(None, wrapped=ddp, width=2 * WIDTH)
+    return training(None, wrapped=ddp)
 
 
 def recompiling(ctx: Any, changed: bool) -> Step:

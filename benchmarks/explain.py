@@ -7,8 +7,10 @@ is compared with the commit ("interleaved", --ddp-against HEAD) or with a baseli
 ("stored"), on this machine as it is ("quiet") and next to benchmarks/neighbour.py. A finding counts as right if the
 first one is what was planted. A rank that is late by 5 % is looked for with a limit of 2 %. Of it and of unchanged
 code, where both sides are interleaved, findings are looked for whatever the verdict is, as if what was measured were
-slower. A second table says how much each phase differs over pairs of launches, beside the whole step: could a phase be
-judged more finely? Each measurement is a line of the results file, and a run goes on where the last one ended.
+slower. All tests of a run are planted, so it has more time than usual to confirm suspicions. A second table says how
+much each phase differs over pairs of launches, beside the whole step: could a phase be judged more finely? The last
+line says what share of a comparison's time the samples of stacks take. Each measurement is a line of the results file,
+and a run goes on where the last one ended.
 """
 
 from __future__ import annotations
@@ -53,9 +55,27 @@ def test_small(ddp_benchmark, cause):
 def test_rpc(rpc_benchmark, cause):
     rpc_benchmark(lambda ctx: CAUSES[cause](ctx, CHANGED))
 """
+# Notes how long the samples of stacks took.
+CONFTEST = """
+import os
+import time
+from pathlib import Path
+from pytest_ddpperf.measuring.baseline_side import Interleaved
+
+sample = Interleaved.sample_stacks
+
+def timed(self, *arguments):
+    began = time.monotonic()
+    sample(self, *arguments)
+    if self.sampled is not None:
+        nodeid = os.environ["PYTEST_CURRENT_TEST"].rpartition(" ")[0]
+        Path({folder!r}, nodeid.replace("/", " ")).write_text(str(time.monotonic() - began))
+
+Interleaved.sample_stacks = timed
+"""
 WAYS = {"interleaved": ("--ddp-against", "HEAD"), "stored": ()}
 MACHINES = {"quiet": None, "neighbour": 20261125}  # seeds
-OPTIONS = ("-q", "-p", "no:randomly", "-p", "no:cacheprovider", "--ddp-backend=gloo")
+OPTIONS = ("-q", "-p", "no:randomly", "-p", "no:cacheprovider", "--ddp-backend=gloo", "--ddp-confirm=3600")
 Row = dict[str, Any]  # of the results file
 
 
@@ -85,6 +105,8 @@ def main() -> int:
             progress(len(rows), options.runs * len(machines) * len(ways) * len(causes), "measurements")
     print(table([TITLES, *lines(rows)]))
     print(table([SPREAD_TITLES, *spread_lines(rows)]))
+    if shares := [row["sampling"] / row["seconds"] for row in rows if row.get("sampling")]:
+        print(f"\nsamples of stacks: {max(shares):.0%} of a comparison's time at most, {len(shares)} comparisons")
     return 0
 
 
@@ -94,7 +116,10 @@ class Project:
     def __init__(self, folder: Path, causes: Sequence[str], *, with_baseline: bool) -> None:
         self._top = folder
         (folder / "pytest.ini").write_text("[pytest]\npythonpath = .\n")
-        (folder / ".gitignore").write_text("__pycache__/\n")
+        (folder / ".gitignore").write_text("__pycache__/\n.sampled/\n")
+        self._sampled = folder / ".sampled"
+        self._sampled.mkdir()
+        (folder / "conftest.py").write_text(CONFTEST.format(folder=str(self._sampled)))
         (folder / "causes.py").write_text(Path(__file__).with_name("_causes.py").read_text())
         (folder / "test_causes.py").write_text(
             TEST.format(causes=[cause for cause in causes if cause not in (*RPC, *SMALL)], rpc=[*RPC], small=[*SMALL])
@@ -123,6 +148,7 @@ class Project:
         self._plant(changed=True)
         for measured in self._pytest(causes, *WAYS[way]):
             cause = measured["test"]["name"].partition("[")[2].rstrip("]")
+            sampled = self._sampled / measured["nodeid"].replace("/", " ")
             status = measured["verdict"]["status"] if measured["verdict"] else "not measured"
             findings, pairs = measured["findings"], {}
             if way == "interleaved" and measured["verdict"]:
@@ -139,12 +165,15 @@ class Project:
                 "error": measured["error"],
                 "seconds": measured["seconds"],
                 "pairs": pairs,
+                "sampling": float(sampled.read_text()) if sampled.exists() else None,
             }
 
     def _pytest(self, causes: Sequence[str], *arguments: str) -> list[Row]:
         with tempfile.TemporaryDirectory() as folder:
             report = Path(folder) / "report.json"
             tests = [f"test_causes.py::{test_of(cause)}[{cause}]" for cause in causes]
+            for each in self._sampled.iterdir():
+                each.unlink()
             command = [Path(sys.executable).with_name("pytest"), *OPTIONS, f"--ddp-json={report}", *arguments, *tests]
             environ = {name: value for name, value in os.environ.items() if name != "CI"}
             ended = subprocess.run(command, cwd=self._top, env=environ, capture_output=True, text=True)

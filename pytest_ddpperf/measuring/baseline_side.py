@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 
 # Two measurements of one step hardly ever have the same number of steps; with twice as many, more is lost than that.
 _MUCH_LONGER = 2
-# How long steps run in a launch that samples stacks: a few hundred samples of each rank, in a tenth of the time that a
+# How long steps run in a launch that samples stacks: hundreds of samples of each rank, in a tenth of the time that a
 # comparison takes which ends with a regression.
-_SAMPLED_SECONDS = 0.6
+_SAMPLED_SECONDS = 1.2
 
 
 class Stored:
