@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
 import re
 import signal
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,24 +41,28 @@ def describe_end(status: int) -> str:
     return describe_exit(status) if status < 0 else f"exited with status {status}"
 
 
-def launch_error(errors: Iterable[RankError], output: tuple[RankOutput, ...]) -> LaunchError:
+def launch_error(errors: Iterable[RankError], output: tuple[RankOutput, ...], differing: str = "") -> LaunchError:
     """Return the error of a launch, with the first cause first: the earliest one that is not a lost connection.
 
-    Connections are lost because a rank ended. Ranks that merely had not finished come last."""
+    Connections are lost because a rank ended. Ranks that merely had not finished come last. `differing` is how the
+    collectives differ in which ranks hang."""
 
     def order(error: RankError) -> tuple[bool, bool, float, bool]:
         return error.when == math.inf, error.lost_connection, error.when, error.waits
 
-    ordered = sorted(errors, key=order)
-    return LaunchError(ordered[0], tuple(ordered[1:]), output)
+    cause, *others = sorted(errors, key=order)
+    if differing:
+        cause = replace(cause, summary=f"{cause.summary}; {differing}")
+    return LaunchError(cause, tuple(others), output)
 
 
 _OURS = str(Path(__file__).parents[1] / "rank")
 
 
 def without_our_frames(stacks: str) -> str:
-    """faulthandler's stacks without the frames between the rank's start and the user's code."""
-    lines = (line for line in stacks.splitlines() if f'File "{_OURS}' not in line and 'File "<string>"' not in line)
+    """faulthandler's stacks without our own thread and the frames between the rank's start and the user's code."""
+    threads = "\n\n".join(thread for thread in stacks.split("\n\n") if " in _tell_started\n" not in thread)
+    lines = (line for line in threads.splitlines() if f'File "{_OURS}' not in line and 'File "<string>"' not in line)
     return "\n".join(lines)
 
 
@@ -112,6 +119,7 @@ class Diagnosis:
     ) -> None:
         """`dump` asks every rank for its stacks, `take_in` reads what has arrived from them."""
         self._folder, self._board, self._plan, self._dump, self._take_in = folder, board, plan, dump, take_in
+        self.differing = ""  # in which collectives the ranks are that hang
         self._late = f"did not end within {plan.timeout_seconds:g} s ({plan.timeout_setting})"
 
     def place(self, rank: Peer) -> str:
@@ -134,6 +142,7 @@ class Diagnosis:
         places = {rank.number: self.place(rank) for rank in ranks}  # the signal may wake a rank from its sleep
         # By frames: a busy rank may pause between a heading and the first frame.
         await_stacks(self._dump, lambda: [len(_FRAME.findall(self._stacks(rank))) for rank in ranks])
+        self.differing = describe_differing(self._started())
         self._take_in()  # asking takes up to seconds, in which the cause may have come, or what was waited for
         late = self._late if at_deadline else "was still running when the launch was stopped"
         for rank in ranks:
@@ -146,6 +155,18 @@ class Diagnosis:
                     rank.error = self._error(rank, math.inf, "was waiting for calls", place)
                 else:
                     rank.error = self._error(rank, when, late, place, stacks)
+
+    def _started(self) -> dict[int, dict[str, list[tuple[int, str, int]]]]:
+        """Return the collectives that each rank has started, of those that answer; see `counters.started`."""
+        asked = []
+        for pipe in self._folder.glob("rank*.ask"):
+            with suppress(OSError):  # nobody reads: the rank has ended
+                os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
+                asked.append(pipe.with_suffix(".started"))
+        until = time.monotonic() + _STARTED_SECONDS
+        while not all(path.exists() for path in asked) and time.monotonic() < until:
+            time.sleep(0.01)
+        return {int(path.stem.removeprefix("rank")): json.loads(path.read_text()) for path in asked if path.exists()}
 
     def error_of_end(self, rank: Peer, status: int, when: float) -> RankError:
         """Return the error of a rank that ended too early."""
@@ -178,6 +199,44 @@ class Diagnosis:
             traceback=without_our_frames(stacks),
             waits=waits_for_others(phase, stacks),
         )
+
+
+# A rank that has not answered by then never lets its threads run.
+_STARTED_SECONDS = 2.0
+_DEFAULT_GROUP = "0"
+# Of these, all ranks give as many bytes.
+_ALIKE = ("all_reduce", "broadcast")
+
+
+def describe_differing(started: Mapping[int, Mapping[str, Sequence[tuple[int, str, int]]]]) -> str:
+    """Return which ranks have not entered a collective for which others wait, or that they have entered different ones;
+    "" if they all are in the same. `started` is by rank what `counters.started` returns."""
+    for group in sorted({group for groups in started.values() for group in groups}):
+        of_group = "" if group == _DEFAULT_GROUP else f" of process group {group}"
+        # Whoever has started nothing on a subgroup may not be in it.
+        by_rank = {
+            rank: {number: (name, size) for number, name, size in groups.get(group, ())}
+            for rank, groups in sorted(started.items())
+            if group in groups or group == _DEFAULT_GROUP
+        }
+        last = {rank: max(each, default=0) for rank, each in by_rank.items()}
+        fewest = min(last.values())
+        behind = [rank for rank in by_rank if last[rank] == fewest]
+        ahead = [rank for rank in by_rank if fewest + 1 in by_rank[rank]]
+        if ahead:
+            name, size = by_rank[ahead[0]][fewest + 1]
+            wait = f"{_names(ahead)} wait{'s' * (len(ahead) == 1)} for it"
+            return f"{_names(behind)} never entered {name} {fewest + 1} ({size:,} bytes){of_group}; {wait}"
+        entered = {rank: each[fewest] for rank, each in by_rank.items() if fewest in each}
+        if len({(name, size * (name in _ALIKE)) for name, size in entered.values()}) > 1:
+            each = (f"rank {rank} {name} ({size:,} bytes)" for rank, (name, size) in entered.items())
+            return f"ranks entered different collectives {fewest}{of_group}: {', '.join(each)}"
+    return ""
+
+
+def _names(ranks: Sequence[int]) -> str:
+    *others, last = map(str, ranks)
+    return f"ranks {', '.join(others)} and {last}" if others else f"rank {last}"
 
 
 # A process that wrote nothing more from one look to the next has finished.

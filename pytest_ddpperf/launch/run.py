@@ -224,7 +224,7 @@ class Launch:
             self._remote.await_end()
             failures = [*self._diagnosis.failures(self._ranks), *self._remote.errors]
             named = (replace(one, name=self._remote.name(one.rank) or one.name) for one in failures)
-            raise launch_error(named, self._output())
+            raise launch_error(named, self._output(), self._diagnosis.differing)
 
     def _fork(self) -> None:
         for number in self._part.processes:

@@ -140,6 +140,22 @@ def entries(own: OwnGroup | None) -> tuple[list[dict[str, Any]], int] | None:
     return (found, since) if are_on else None
 
 
+# Of each process group, more than a rank is ahead of another.
+_TOLD = 100
+
+
+def started(own: OwnGroup | None) -> dict[str, list[tuple[int, str, int]]]:
+    """Return the last collectives that this rank started, by process group: number, name and bytes."""
+    found: dict[str, list[tuple[int, str, int]]] = {}
+    for entry in (entries(own) or ([], 0))[0]:
+        if not entry["is_p2p"]:
+            sizes = zip(entry["input_sizes"], entry["input_dtypes"], strict=False)
+            size = sum(math.prod(shape) * getattr(_dtype(name), "itemsize", 0) for shape, name in sizes)
+            name = entry["profiling_name"].rpartition(":")[2]
+            found.setdefault(entry["process_group"][0], []).append((entry["collective_seq_id"], name, size))
+    return {group: sorted(each)[-_TOLD:] for group, each in found.items()}
+
+
 def recorded(own: OwnGroup | None) -> dict[tuple[int, int], Operation] | None:
     """Return the entries of the flight recorders by recorder and number, without barriers; None as there."""
     if (known := entries(own)) is None:
@@ -158,9 +174,13 @@ def _recorded(entry: dict[str, Any]) -> Operation:
     kind = _kind(entry["profiling_name"])
     if kind not in _REDUCING:
         return Operation(kind)
-    dtype = entry["input_dtypes"][0].lower()
     elements = sum(map(math.prod, entry["input_sizes"]))
-    return Operation(kind, elements, getattr(torch, _OTHER_DTYPES.get(dtype, dtype), None))
+    return Operation(kind, elements, _dtype(entry["input_dtypes"][0]))
+
+
+def _dtype(recorded: str) -> torch.dtype | None:
+    name = recorded.lower()
+    return getattr(torch, _OTHER_DTYPES.get(name, name), None)
 
 
 def _nothing() -> None:

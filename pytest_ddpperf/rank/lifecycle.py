@@ -16,6 +16,7 @@ import resource
 import signal
 import socket
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -189,12 +190,23 @@ def _work(rank: Rank, folder: Path, request: Message) -> None:
     ctx: Context = (_rpc() if rank.plan.rpc else group).start(rank.plan, place)
     if task == "measure" and rank.number < rank.plan.world_size and not rank.plan.boundary:
         rank = replace(rank, own_group=group.OwnGroup(rank.plan, place, ctx))
+    threading.Thread(target=_tell_started, args=(folder, rank), daemon=True).start()
     rank.enter(Phase.SETUP)
     clean_up = _TASKS[task](rank, ctx, function, *args)
     rank.enter(Phase.CLEANUP)
     if clean_up is not None:
         clean_up()
     rank.end()
+
+
+def _tell_started(folder: Path, rank: Rank) -> None:
+    """Write which collectives this rank has started, as soon as pytest opens the pipe: something hangs."""
+    pipe = folder / f"rank{rank.number}.ask"
+    os.mkfifo(pipe, 0o600)
+    pipe.read_bytes()
+    path = folder / f"rank{rank.number}.started"
+    path.with_suffix(".part").write_text(json.dumps(counters.started(rank.own_group)))
+    path.with_suffix(".part").rename(path)
 
 
 def _rpc() -> Any:

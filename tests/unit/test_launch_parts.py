@@ -16,6 +16,7 @@ import pytest
 
 from pytest_ddpperf.launch import Launcher, Observer, failed_ranks, locks, output, placement, run
 from pytest_ddpperf.launch.failed_ranks import (
+    describe_differing,
     describe_end,
     describe_exit,
     handles_a_call,
@@ -204,6 +205,43 @@ def test_a_rank_on_a_gpu_has_threads_for_its_share_of_the_cores_and_is_not_pinne
     request = LaunchRequest(plan=plan, payload=b"", modules={}, placement=placed, part=Part(processes=plan.part(0)))
     fields = request.fields(tmp_path, in_stretches=False)
     assert (fields["threads"], fields["cpus"]) == (4, ((),) * 4)
+
+
+# --- hangs
+
+
+@pytest.mark.parametrize(
+    ("started", "said"),
+    [
+        ({0: [(1, "all_reduce", 4), (2, "all_reduce", 8)], 1: [(1, "all_reduce", 4), (2, "all_reduce", 8)]}, ""),
+        (
+            {0: [(1, "all_reduce", 4)], 1: [(1, "all_reduce", 4), (2, "all_gather", 8)], 2: []},
+            "rank 2 never entered all_reduce 1 (4 bytes); ranks 0 and 1 wait for it",
+        ),
+        (
+            {0: [(7, "all_reduce", 4)], 1: [(7, "all_reduce", 4), (8, "all_gather", 8000)], 2: [(7, "all_reduce", 4)]},
+            "ranks 0 and 2 never entered all_gather 8 (8,000 bytes); rank 1 waits for it",
+        ),
+        (
+            {0: [(3, "all_reduce", 4)], 1: [(3, "all_reduce", 8)]},
+            "ranks entered different collectives 3: rank 0 all_reduce (4 bytes), rank 1 all_reduce (8 bytes)",
+        ),
+        ({0: [(3, "all_to_all", 4)], 1: [(3, "all_to_all", 8)]}, ""),  # as they may
+        ({0: [], 1: []}, ""),
+        ({}, ""),
+    ],
+)
+def test_the_rank_that_never_entered_a_collective_is_named(
+    started: dict[int, list[tuple[int, str, int]]], said: str
+) -> None:
+    assert describe_differing({rank: {"0": each} for rank, each in started.items()}) == said
+
+
+def test_who_may_not_be_in_a_process_group_is_not_missed_there() -> None:
+    both, one = [(1, "all_reduce", 4)], [(1, "all_reduce", 4), (2, "broadcast", 4)]
+    said = "rank 2 never entered broadcast 2 (4 bytes) of process group 5; rank 1 waits for it"
+    assert describe_differing({0: {"0": both}, 1: {"0": both, "5": one}, 2: {"0": both, "5": both}}) == said
+    assert describe_differing({0: {"0": both}, 1: {"0": both, "5": one}}) == ""
 
 
 # --- variables
