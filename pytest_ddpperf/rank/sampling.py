@@ -5,10 +5,11 @@ from __future__ import annotations
 import gc
 import inspect
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
 from typing import Any
@@ -78,6 +79,8 @@ def measure(
     """
     phases = PhaseWatch(plan, ctx)
     warmed = _warm_up(step, plan, ctx, board, meter, own, phases)
+    if ctx.device.type != "cpu" and plan.timing == "free" and warmed.steps:
+        _warm_up_freely(step, warmed, ctx, own)
     steps = _window_steps(warmed, plan, own)
     board.set_steps(ctx.rank, steps)
     uncounted = 1 if stretches else 0
@@ -86,6 +89,7 @@ def measure(
     gc.collect()
     gc.disable()
     phases.begin()
+    grown = _allocator_growth(ctx.device)
     try:
         for length in stretches(steps, warmed.step_ns) if stretches else (steps,):
             marks = memoryview(bytearray(8 * (length + 1))).cast("q") if stretches else board.marks(ctx.rank)
@@ -97,7 +101,10 @@ def measure(
     finally:
         gc.enable()
     board.enter(ctx.rank, Phase.DELIVERY, time.monotonic_ns())
-    return window_of(taken, warmed, phases, own, ctx)
+    window = window_of(taken, warmed, phases, own, ctx)
+    if _allocator_growth(ctx.device) != grown:
+        window = replace(window, unfit=f"rank {ctx.rank} allocated device memory")
+    return window
 
 
 def window_of(
@@ -335,6 +342,20 @@ def _warm_up(
                 break
     shortest = min(step_ns[-TELLING:])
     return WarmUp(steps=index + 1, unsettled=unsettled, counters=counters, sent=sent, losses=losses, step_ns=shortest)
+
+
+# Of steps that do not wait for the device: its clock is slow after a pause, and rises within a second.
+_FREELY_SECONDS = 1.0
+
+
+def _warm_up_freely(step: Step, warmed: WarmUp, ctx: Context, own: OwnGroup) -> None:
+    """Take more steps as the window does, without waiting for the device after each: its queue fills, and memory that
+    is in use until then is allocated now."""
+    slowest = max(*own.maximum([warmed.step_ns]), 1) / 1e9
+    for _ in range(max(TELLING, math.ceil(_FREELY_SECONDS / slowest))):
+        context.read_returned(step(), ctx.record)
+        ctx.figures.clear()
+    torch.accelerator.synchronize()
 
 
 def _window_steps(warmed: WarmUp, plan: Plan, own: OwnGroup) -> int:

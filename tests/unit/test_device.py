@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 
 from pytest_ddpperf.rank import clock, counters, fork_server, lifecycle, sampling, stamps
 from pytest_ddpperf.records.plan import Plan
+from pytest_ddpperf.records.samples import Window
 from pytest_ddpperf.records.step_phases import BACKWARD, DATA, FORWARD, OPTIMIZER, OTHER, PHASES
 from pytest_ddpperf.wire.channels import Kind, Phase, take_frames
 
@@ -26,6 +28,7 @@ class Device:
         self.now = 5 * MS  # of the host
         self.free_at = 0  # when all queued work is done
         self.is_capturing = False
+        self.allocations = 0
 
     def work(self, nanoseconds: int) -> None:
         self.free_at = max(self.free_at, self.now) + nanoseconds
@@ -45,7 +48,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     simulated = Device()
     accelerator = SimpleNamespace(synchronize=simulated.synchronize)
     monkeypatch.setattr(clock, "torch", SimpleNamespace(Event=simulated.event, accelerator=accelerator))
-    monkeypatch.setattr(clock, "time", SimpleNamespace(monotonic_ns=lambda: simulated.now))
+    monkeypatch.setattr(clock, "time", SimpleNamespace(**{**vars(time), "monotonic_ns": lambda: simulated.now}))
     monkeypatch.setattr(torch, "Event", simulated.event)  # of stamps
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: simulated.is_capturing)
     return simulated
@@ -153,6 +156,63 @@ def test_events_of_another_device_make_phases_unknown(device: Device) -> None:
     watch.end(SimpleNamespace(timer=SimpleNamespace(place=refuse)))
     assert watch.notes == ("phases of the step are unknown: RuntimeError: events of different devices",)
     assert watch.phases([(0, 1)], None) is None
+
+
+@pytest.fixture
+def accelerator(device: Device, monkeypatch: pytest.MonkeyPatch) -> Device:
+    """The simulated device, as torch.accelerator's."""
+    monkeypatch.setattr(torch.accelerator, "synchronize", device.synchronize)
+    monkeypatch.setattr(torch.accelerator, "memory_stats", lambda _: {"num_device_alloc": device.allocations})
+    monkeypatch.setattr(torch.accelerator, "reset_peak_memory_stats", lambda _: None)
+    monkeypatch.setattr(torch.accelerator, "max_memory_allocated", lambda _: 0)
+    monkeypatch.setattr(sampling, "time", SimpleNamespace(monotonic_ns=lambda: device.now))
+    return device
+
+
+def measured(step: Any, *, warmup: int = 5, steps: int = 4) -> Window:
+    """Return the window of one rank on the simulated device."""
+    plan = Plan(world_size=1, backend="nccl", device="cuda", warmup=warmup, steps=steps, timing="free")
+    ctx: Any = SimpleNamespace(device=torch.device("cuda"), rank=0, figures={}, record=lambda *figures: None)
+    marks = memoryview(bytearray(8 * (steps + 1))).cast("q")
+    board: Any = SimpleNamespace(
+        row=lambda rank: [0] * 10,
+        enter=lambda *place: None,
+        phase=lambda rank: Phase.STEPS,
+        set_steps=lambda rank, number: None,
+        marks=lambda rank: marks,
+    )
+    own: Any = SimpleNamespace(maximum=lambda values: [*map(int, values)], barrier=lambda: None, name="own")
+    return sampling.measure(step, plan, ctx, board, counters.Meter(), own, None)
+
+
+def test_a_device_warms_up_for_a_second_as_steps_are_timed(accelerator: Device) -> None:
+    queued = []
+
+    def step() -> None:
+        queued.append(accelerator.free_at > accelerator.now)
+        accelerator.now += MS  # of the host
+        accelerator.work(4 * MS)
+
+    window = measured(step)
+    assert [round((after - before) / MS) for before, after in pairwise(window.marks_ns[0])] == [5, 4, 4, 4]
+    assert (window.unfit, window.warmup) == ("", 5)
+    asked, freely = queued[:5], queued[5:-4]
+    assert not any(asked)
+    assert (len(freely), all(freely[1:])) == (200, True)  # a second of steps of 5 ms, the host's time included
+
+
+def test_a_launch_that_allocates_device_memory_in_its_window_is_told(accelerator: Device) -> None:
+    taken = 0
+
+    def step() -> None:
+        nonlocal taken
+        taken += 1
+        accelerator.allocations += taken in (1, 60, 1006)  # the last one is in the window
+        accelerator.work(1 * MS)
+
+    assert measured(step).unfit == "rank 0 allocated device memory"
+    assert taken == 5 + 1000 + 4
+    assert measured(step).unfit == ""
 
 
 def rank_on(device: str, channel: Any, entered: list[Phase]) -> lifecycle.Rank:
