@@ -142,11 +142,11 @@ def start(plan: Plan, place: ProcessPlace) -> Context:
 def prepare(plan: Plan, index: int, threads: int) -> torch.device:
     """Seed, choose the device of that index, pin; the device."""
     _seed(plan.seed)
+    if threads and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(threads)
+        if plan.boundary:  # as torchrun says it to programs, which may choose otherwise
+            os.environ["OMP_NUM_THREADS"] = str(threads)
     if plan.device == "cpu":
-        if threads and "OMP_NUM_THREADS" not in os.environ:
-            torch.set_num_threads(threads)
-            if plan.boundary:  # as torchrun says it to programs, which may choose otherwise
-                os.environ["OMP_NUM_THREADS"] = str(threads)
         return torch.device("cpu")
     device = torch.device(plan.device, index)
     torch.accelerator.set_device_index(index)

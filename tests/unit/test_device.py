@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_ddpperf.rank import clock, counters, fork_server, lifecycle, sampling, stamps
+from pytest_ddpperf.rank import clock, counters, fork_server, group, lifecycle, sampling, stamps
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import Window
 from pytest_ddpperf.records.step_phases import BACKWARD, DATA, FORWARD, OPTIMIZER, OTHER, PHASES
@@ -240,6 +240,21 @@ def test_nothing_is_sent_if_the_device_reports_an_error(monkeypatch: pytest.Monk
         on_cpu.deliver(b"other")
         on_cpu.end()
         assert [*take_frames(bytearray(theirs.recv(100)))] == [(Kind.RESULT, b"other"), (Kind.DONE, b"")]
+
+
+def test_ranks_on_devices_share_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(torch, "set_num_threads", asked.append)
+    monkeypatch.setattr(torch.accelerator, "set_device_index", asked.append)
+    monkeypatch.setattr(group, "_pin_near", lambda device: None)
+    monkeypatch.setattr(group, "_seed", lambda seed: None)
+    plan = Plan(world_size=8, backend="nccl", device="cuda")
+    assert group.prepare(plan, 3, threads=12) == torch.device("cuda", 3)
+    assert asked == [12, 3]
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    group.prepare(plan, 3, threads=12)
+    assert asked == [12, 3, 3]
 
 
 @pytest.mark.parametrize("replays", [False, True])
