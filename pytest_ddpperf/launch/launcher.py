@@ -95,7 +95,7 @@ def _unfit(plan: Plan, windows: Sequence[Window]) -> str:
     """Why a launch says little of steady training, in words, by what happened and not by its times."""
     compiled = [(rank, window.compiled_at) for rank, window in enumerate(windows) if window.compiled_at]
     if compiled:
-        return f"{plan.name(compiled[0][0])} recompiled at step {compiled[0][1]}"
+        return f"{plan.name(compiled[0][0])} recompiled at step {compiled[0][1]}: raise --ddp-warmup"
     return next((window.unfit for window in windows if window.unfit), "")
 
 

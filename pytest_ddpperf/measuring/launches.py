@@ -116,7 +116,7 @@ class Launches:
             return tuple(notes)
         unfit = [launch.unfit for launch in self.taken if launch.unfit]
         if unfit:
-            notes.append(f"{len(unfit)} of {len(self.taken)} launches: {unfit[0]}: raise --ddp-warmup")
+            notes.append(f"{len(unfit)} of {len(self.taken)} launches: {unfit[0]}")
         unsettled = [(launch.unsettled, launch.warmup) for launch in self.taken if launch.unsettled]
         if unsettled:
             cause, steps = unsettled[0]

@@ -80,7 +80,9 @@ _SMI_FIELDS = {
     "power_limit_watts": "enforced.power.limit",
     "clock_mhz": "clocks.sm",
     "temperature_c": "temperature.gpu",
+    "slowdown": "clocks_event_reasons.active",
 }
+_SLOWED = 0x8 | 0x40 | 0x80  # by hardware: heat, or a lack of power. A cap on power (0x4) is usual, and not an event
 
 
 def _nvidia_smi(device: str) -> dict[str, Scalar]:
@@ -89,8 +91,10 @@ def _nvidia_smi(device: str) -> dict[str, Scalar]:
     rows = _query(fields, of_device)
     # It refuses a whole query for one field that it does not know.
     cells = rows[0] if rows else [(_query([field], of_device) or [[""]])[0][0] for field in fields]
-    facts = dict(zip(_SMI_FIELDS, cells, strict=True))
-    return {name: text or None if name == "driver" else number_in(text) for name, text in facts.items()}
+    said = dict(zip(_SMI_FIELDS, cells, strict=True))
+    reasons = int(said["slowdown"], 16) if said["slowdown"].startswith("0x") else 0
+    facts: dict[str, Scalar] = {name: number_in(text) for name, text in said.items()}
+    return facts | {"driver": said["driver"] or None, "slowdown": "by hardware" if reasons & _SLOWED else None}
 
 
 def _query(fields: list[str], options: Sequence[str] = ()) -> list[list[str]]:

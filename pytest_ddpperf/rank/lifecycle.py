@@ -254,7 +254,6 @@ def _timed(rank: Rank, ctx: Context, prepared: sampling.Prepared, meter: counter
         samples = _sample_stacks(rank, observed)
         window = sampling.measure(prepared.step, rank.plan, ctx, rank.board, meter, rank.own_group, stretches)
     window = replace(window, stacks=samples())
-    window = replace(window, facts=environment.of_rank(ctx))
     if rank.plan.trace:
         from pytest_ddpperf.rank import tracing
 

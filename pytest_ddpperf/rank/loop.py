@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 
 import pytest_ddpperf
-from pytest_ddpperf.rank import context, environment
+from pytest_ddpperf.rank import context
 from pytest_ddpperf.rank.context import Context
 from pytest_ddpperf.rank.counters import Meter
 from pytest_ddpperf.rank.sampling import (
@@ -83,7 +83,7 @@ class Loop:
     def learned(self, steps: Sequence[Ended]) -> bool:
         """It is known where steps end, of which these are over; return whether that counts."""
         if self._board.begin(0):
-            self._unfit = "steps end otherwise than in the warm-up"
+            self._unfit = "steps end otherwise than in the warm-up: raise --ddp-warmup"
             return False
         self._within.close()
         self._ended_ns, self._passes = [when for when, _ in steps], [passes for _, passes in steps]
@@ -215,7 +215,7 @@ class Loop:
             self._begin_part(self._missing - (self._step - 1), self._uncounted * (self._step == 1))
             return
         if passes > self._usual:
-            self._unfit = f"a step had {passes} backward passes, and {self._usual} in the warm-up"
+            self._unfit = f"a step had {passes} backward passes, and {self._usual} in the warm-up: raise --ddp-warmup"
         if self._step == self._missing:
             self._end_part(self._step)
             self._next_stretch()
@@ -225,14 +225,8 @@ class Loop:
         found = window_of(self._taken, self._warmed, self._phases, None, self._ctx)
         notes = found.notes + ("a program that owns its loop is not traced",) * bool(self._plan.trace)
         stretches = tuple(counted for counted in self._of_stretch if counted)
-        return replace(
-            found,
-            facts=environment.of_rank(self._ctx),
-            unfit=self._unfit,
-            left_out=self._left_out,
-            stretches=stretches,
-            notes=notes,
-        )
+        unfit = self._unfit or found.unfit
+        return replace(found, unfit=unfit, left_out=self._left_out, stretches=stretches, notes=notes)
 
     # --- the end of a program that ended too soon
 

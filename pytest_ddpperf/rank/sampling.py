@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from pytest_ddpperf.rank import clock, context
+from pytest_ddpperf.rank import clock, context, environment
 from pytest_ddpperf.rank.context import Context
 from pytest_ddpperf.rank.counters import Meter, count_compilations, recorded
 from pytest_ddpperf.rank.group import OwnGroup
@@ -103,7 +103,7 @@ def measure(
     board.enter(ctx.rank, Phase.DELIVERY, time.monotonic_ns())
     window = window_of(taken, warmed, phases, own, ctx)
     if _allocator_growth(ctx.device) != grown:
-        window = replace(window, unfit=f"rank {ctx.rank} allocated device memory")
+        window = replace(window, unfit=f"rank {ctx.rank} allocated device memory: raise --ddp-warmup")
     return window
 
 
@@ -111,6 +111,8 @@ def window_of(
     taken: Sequence[Stretch], warmed: WarmUp, phases: PhaseWatch, own: OwnGroup | None, ctx: Context
 ) -> Window:
     """Return what the stretches of a window measured."""
+    facts = environment.of_rank(ctx)
+    slowed = f"the device of rank {ctx.rank} was slowed down by heat or power: see ddpperf doctor"
     blocked = [ns for stretch in taken for ns in _differences(stretch.counted(stretch.blocked_ns))]
     cpu = [ns for stretch in taken for ns in _differences(stretch.counted(stretch.cpu_ns))]
     marks = [tuple(stretch.counted(stretch.marks_ns)) for stretch in taken]
@@ -129,6 +131,8 @@ def window_of(
         warmup=warmed.steps,
         phases=phases.phases([pair for each in marks for pair in pairwise(each)], own),
         notes=phases.notes,
+        facts=facts,
+        unfit=slowed if facts.get("slowdown") else "",
     )
 
 

@@ -19,8 +19,7 @@ _WHY_NOT_GATED = {
 }
 _WHY_INCONCLUSIVE = {
     "not-confirmed": "further launches did not confirm it",
-    "recompiled": "in most launches steps recompiled, allocated device memory, or were of another kind than before: "
-    "raise --ddp-warmup",
+    "recompiled": "steps of most launches are not alike: see the notes",
     "machine-slower": "the machine is slower: the baseline's own code is as slow today (not checked: data outside "
     "the repository, and what fixtures, native libraries or other programs read)",
 }

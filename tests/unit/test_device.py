@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_ddpperf.rank import clock, counters, fork_server, group, lifecycle, sampling, stamps
+from pytest_ddpperf.rank import clock, counters, environment, fork_server, group, lifecycle, sampling, stamps
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import Window
 from pytest_ddpperf.records.step_phases import BACKWARD, DATA, FORWARD, OPTIMIZER, OTHER, PHASES
@@ -165,6 +165,7 @@ def accelerator(device: Device, monkeypatch: pytest.MonkeyPatch) -> Device:
     monkeypatch.setattr(torch.accelerator, "memory_stats", lambda _: {"num_device_alloc": device.allocations})
     monkeypatch.setattr(torch.accelerator, "reset_peak_memory_stats", lambda _: None)
     monkeypatch.setattr(torch.accelerator, "max_memory_allocated", lambda _: 0)
+    monkeypatch.setattr(environment, "device", lambda place: {"device_model": "simulated"})
     monkeypatch.setattr(sampling, "time", SimpleNamespace(monotonic_ns=lambda: device.now))
     return device
 
@@ -201,6 +202,12 @@ def test_a_device_warms_up_for_a_second_as_steps_are_timed(accelerator: Device) 
     assert (len(freely), all(freely[1:])) == (200, True)  # a second of steps of 5 ms, the host's time included
 
 
+def test_a_launch_on_a_device_that_is_too_hot_is_told(accelerator: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "device", lambda place: {"slowdown": "by hardware"})
+    window = measured(lambda: accelerator.work(1 * MS))
+    assert window.unfit == "the device of rank 0 was slowed down by heat or power: see ddpperf doctor"
+
+
 def test_a_launch_that_allocates_device_memory_in_its_window_is_told(accelerator: Device) -> None:
     taken = 0
 
@@ -210,7 +217,7 @@ def test_a_launch_that_allocates_device_memory_in_its_window_is_told(accelerator
         accelerator.allocations += taken in (1, 60, 1006)  # the last one is in the window
         accelerator.work(1 * MS)
 
-    assert measured(step).unfit == "rank 0 allocated device memory"
+    assert measured(step).unfit == "rank 0 allocated device memory: raise --ddp-warmup"
     assert taken == 5 + 1000 + 4
     assert measured(step).unfit == ""
 

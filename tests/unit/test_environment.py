@@ -83,11 +83,12 @@ def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 @pytest.mark.parametrize(
     ("row", "refused", "facts"),
     [
-        ("580.1, 700.00, 345, 31", "", ("580.1", 700.0, 345.0, 31.0)),
-        ("580.1, [N/A], Requested functionality has been deprecated, 31", "", ("580.1", None, None, 31.0)),
-        ("", "enforced.power.limit", ("580.1", None, None, 31.0)),
+        ("580.1, 700.00, 345, 31, 0x0000000000000004", "", ("580.1", 700.0, 345.0, 31.0, None)),  # a cap on power
+        ("580.1, 700.00, 345, 91, 0x0000000000000044", "", ("580.1", 700.0, 345.0, 91.0, "by hardware")),
+        ("580.1, [N/A], Requested functionality has been deprecated, 31, ", "", ("580.1", None, None, 31.0, None)),
+        ("", "enforced.power.limit", ("580.1", None, None, 31.0, None)),
     ],
-    ids=["all", "unknown values", "an unknown field"],
+    ids=["all", "too hot", "unknown values", "an unknown field"],
 )
 def test_what_nvidia_smi_does_not_tell_is_unknown(
     smi: Callable[..., None], row: str, refused: str, facts: tuple[object, ...]

@@ -39,7 +39,9 @@ LAUNCH = LaunchSamples(
     facts={},
     output=(),
 )
-UNFIT = replace(LAUNCH, unfit="rank 0 recompiled at step 1", notes=("rank 0's clean-up did not end",))
+UNFIT = replace(
+    LAUNCH, unfit="rank 0 recompiled at step 1: raise --ddp-warmup", notes=("rank 0's clean-up did not end",)
+)
 UNSETTLED = replace(LAUNCH, unsettled="compiling", warmup=25)
 DOUBTED = [replace(LAUNCH, doubts={"first step": f"the first timed step took {ratio}x"}) for ratio in (12, 13)]
 

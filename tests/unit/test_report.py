@@ -298,8 +298,7 @@ SLOWER = comparison(Status.PASS, change=Interval(estimate=0.097, low=0.05, high=
         (outcome(verdict(Status.INCONCLUSIVE, "not-confirmed")), "further launches did not confirm it"),
         (
             outcome(verdict(Status.INCONCLUSIVE, "recompiled")),
-            "in most launches steps recompiled, allocated device memory, or were of another kind than before: "
-            "raise --ddp-warmup",
+            "steps of most launches are not alike: see the notes",
         ),
         (
             outcome(verdict(Status.INCONCLUSIVE, "machine-slower")),
