@@ -11,6 +11,7 @@ import platform
 import re
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -32,6 +33,8 @@ _FIELDS = (
     "clocks.max.sm",
     "utilization.gpu",
     "mig.mode.current",
+    "compute_mode",
+    "ecc.errors.uncorrected.volatile.total",
 )
 # The mask of what lowers the clocks. Drivers from 535 on use the first name; nvidia-smi answers nothing at all if it is
 # asked for a name that it does not know.
@@ -45,6 +48,7 @@ _REASONS = {
     0x80: "power brake",
 }
 _BUSY_PERCENT = 10.0
+_LITTLE_SHARED = 2**29  # bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,7 @@ def run_checks(root: Path = Path("/"), seconds: float = _SAMPLE_SECONDS) -> tupl
         *_quota(root, usable),
         *_clocks(root, usable),
         *_load(root, usable, seconds),
+        *_shared_memory(root),
         *_gpus(),
     )
 
@@ -174,6 +179,16 @@ def _read(path: Path) -> str:
         return ""
 
 
+def _shared_memory(root: Path) -> Iterator[Check]:
+    """Yield a check where there is little, as in a container that nobody gave more."""
+    with suppress(OSError):
+        there = os.statvfs(root / "dev/shm")
+        size = there.f_frsize * there.f_blocks
+        if size < _LITTLE_SHARED:
+            fact = f"{size / 2**20:.0f} MiB in /dev/shm, of which NCCL and the workers of data loaders need more"
+            yield Check("shared memory", fact, "docker run --shm-size=1g")
+
+
 def _gpus() -> Iterator[Check]:
     """Yield the checks of NVIDIA GPUs, as nvidia-smi reports them; nothing if it is missing."""
     rows = _query()
@@ -200,6 +215,16 @@ def _gpus() -> Iterator[Check]:
             "persistence",
             f"off for {_names(off)}: the driver starts anew for each launch",
             "nvidia-smi -pm 1, or nvidia-persistenced",
+        )
+    if exclusive := [row for row in rows if row["compute_mode"].startswith("Exclusive")]:
+        yield Check(
+            "compute mode",
+            f"{_names(exclusive)} for one process at a time: --ddp-turns stretches has two",
+            "nvidia-smi -c DEFAULT",
+        )
+    if faulty := [row for row in rows if number_in(row["ecc.errors.uncorrected.volatile.total"])]:
+        yield Check(
+            "ECC", f"{_names(faulty)} had uncorrectable errors of memory", "nvidia-smi --gpu-reset, or replace it"
         )
     if len(rows) > 1:
         topology = output_of("nvidia-smi", "topo", "-m").splitlines()

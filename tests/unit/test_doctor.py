@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -114,9 +115,18 @@ def test_load_is_named(machine: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert checked["stolen"].fact == "the hypervisor took 10 % of a core's time"
 
 
+@pytest.mark.parametrize(("mebibytes", "told"), [(64, True), (8192, False)])
+def test_little_shared_memory_is_told(machine: pytest.MonkeyPatch, tmp_path: Path, mebibytes: int, told: bool) -> None:
+    machine.setattr(checks.os, "statvfs", lambda path: SimpleNamespace(f_frsize=4096, f_blocks=mebibytes * 256))
+    shown = {each.name: each for each in checks._shared_memory(tmp_path)}
+    assert ("shared memory" in shown) is told
+    if told:
+        assert shown["shared memory"].fact.startswith("64 MiB in /dev/shm")
+
+
 SMI = """\
-0, NVIDIA H100, Enabled, 700.00, 1980, 1980, 0, Disabled, 0x0000000000000001
-1, NVIDIA H100, Disabled, 500.00, 1200, 1980, 60, Enabled, 0x0000000000000024
+0, NVIDIA H100, Enabled, 700.00, 1980, 1980, 0, Disabled, Default, 0, 0x0000000000000001
+1, NVIDIA H100, Disabled, 500.00, 1200, 1980, 60, Enabled, Exclusive_Process, 2, 0x0000000000000024
 Unable to determine the device handle for GPU 0000:03:00.0: Unknown Error
 """
 
@@ -136,6 +146,8 @@ def test_gpus_are_read_whatever_the_driver_calls_its_masks(machine: pytest.Monke
     assert checked["GPU load"][0] == "GPU 1 in use by other processes"
     assert checked["GPU clocks"][0] == "GPU 1 below full clocks: power cap, heat"
     assert checked["persistence"][1] == "nvidia-smi -pm 1, or nvidia-persistenced"
+    assert checked["compute mode"][0].startswith("GPU 1 for one process at a time")
+    assert checked["ECC"][0] == "GPU 1 had uncorrectable errors of memory"
     assert checked["topology"][0] == "GPU0  X   NV18"
 
 
