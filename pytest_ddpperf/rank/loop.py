@@ -137,7 +137,8 @@ class Loop:
         self._unsettled = self._steady.unsettled(None)
         if not self._unsettled or done >= self._plan.warmup + WARMUP_BEYOND:
             self._board.set_begin(0, done + 2)
-            self._board.set_steps(0, self._plan.steps_for(max(self._step_ns(), 1) / 1e9))
+            steps = self._plan.steps_for(max(self._step_ns(), 1) / 1e9)
+            self._board.set_steps(0, min(steps, self._plan.room))
 
     def _step_ns(self) -> int:
         """Return the shortest of the last steps."""
@@ -222,7 +223,7 @@ class Loop:
 
     def _window(self) -> Window:
         assert self._warmed is not None, "the window has begun"
-        found = window_of(self._taken, self._warmed, self._phases, None, self._ctx)
+        found = window_of(self._taken, self._warmed, self._phases, None, self._ctx, most=self._plan.room)
         notes = found.notes + ("a program that owns its loop is not traced",) * bool(self._plan.trace)
         stretches = tuple(counted for counted in self._of_stretch if counted)
         unfit = self._unfit or found.unfit

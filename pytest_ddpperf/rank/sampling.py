@@ -82,6 +82,8 @@ def measure(
     if ctx.device.type != "cpu" and plan.timing == "free" and warmed.steps:
         _warm_up_freely(step, warmed, ctx, own)
     steps = _window_steps(warmed, plan, own)
+    if stretches:
+        steps = min(steps, plan.room)
     board.set_steps(ctx.rank, steps)
     uncounted = 1 if stretches else 0
     taken: list[Stretch] = []
@@ -92,7 +94,8 @@ def measure(
     grown = _allocator_growth(ctx.device)
     try:
         for length in stretches(steps, warmed.step_ns) if stretches else (steps,):
-            marks = memoryview(bytearray(8 * (length + 1))).cast("q") if stretches else board.marks(ctx.rank)
+            has_own = stretches or plan.spreads
+            marks = memoryview(bytearray(8 * (length + 1))).cast("q") if has_own else board.marks(ctx.rank)
             stretch = Stretch(length, marks, plan, ctx, uncounted=uncounted)
             stretch.take(step, board, meter, own, counted)
             phases.end(stretch)
@@ -101,35 +104,45 @@ def measure(
     finally:
         gc.enable()
     board.enter(ctx.rank, Phase.DELIVERY, time.monotonic_ns())
-    window = window_of(taken, warmed, phases, own, ctx)
+    window = window_of(taken, warmed, phases, own, ctx, most=plan.room)
     if _allocator_growth(ctx.device) != grown:
         window = replace(window, unfit=f"rank {ctx.rank} allocated device memory: raise --ddp-warmup")
     return window
 
 
 def window_of(
-    taken: Sequence[Stretch], warmed: WarmUp, phases: PhaseWatch, own: OwnGroup | None, ctx: Context
+    taken: Sequence[Stretch], warmed: WarmUp, phases: PhaseWatch, own: OwnGroup | None, ctx: Context, most: int
 ) -> Window:
-    """Return what the stretches of a window measured."""
+    """Return what the stretches of a window measured: of more than so many steps, as many, evenly spread."""
     facts = environment.of_rank(ctx)
     slowed = f"the device of rank {ctx.rank} was slowed down by heat or power: see ddpperf doctor"
     blocked = [ns for stretch in taken for ns in _differences(stretch.counted(stretch.blocked_ns))]
     cpu = [ns for stretch in taken for ns in _differences(stretch.counted(stretch.cpu_ns))]
     marks = [tuple(stretch.counted(stretch.marks_ns)) for stretch in taken]
+    values = [value for stretch in taken for value in stretch.counted(stretch.returned)]
+    figures = [each for stretch in taken for each in stretch.counted(stretch.recorded)]
+    steps = [pair for each in marks for pair in pairwise(each)]
+    is_spread = len(steps) > most
+    if is_spread:
+        kept = [index * len(steps) // most for index in range(most)]
+        steps, blocked = [steps[index] for index in kept], [blocked[index] for index in kept]
+        values, figures = [values[index] for index in kept], [figures[index] for index in kept]
+        marks = [*steps]
     return Window(
         marks_ns=tuple(each for each in marks if len(each) > 1),
         cpu_ns=tuple(cpu) if ctx.device.type == "cpu" else None,
-        examples=context.count_examples([value for stretch in taken for value in stretch.counted(stretch.returned)]),
+        examples=context.count_examples(values),
         blocked_ns=tuple(blocked),
         counters=warmed.counters,
         losses=context.first_losses([*warmed.losses, *(each.get("loss") for s in taken for each in s.recorded)]),
-        recorded=context.figures_by_name([each for stretch in taken for each in stretch.counted(stretch.recorded)]),
+        recorded=context.figures_by_name(figures),
         compiled_at=_compiled_at(taken),
         sent=tuple(warmed.sent),
         first_ratio=_first_ratio(taken) if warmed.steps else 0.0,
         unsettled=warmed.unsettled,
         warmup=warmed.steps,
-        phases=phases.phases([pair for each in marks for pair in pairwise(each)], own),
+        phases=phases.phases(steps, own),
+        stretches=(most,) if is_spread else (),
         notes=phases.notes,
         facts=facts,
         unfit=slowed if facts.get("slowdown") else "",

@@ -146,7 +146,7 @@ class Plan:
     warmup: int = 0  # steps
     steps: int = 1  # timed, at least
     min_seconds: float = 0.0  # that the timed steps shall take, where `most_steps` allow it; 0: exactly `steps`
-    most_steps: int = 0  # timed; less than `steps` has no effect
+    most_steps: int = 0  # timed or, if the window `spreads`, kept; less than `steps` has no effect
     timing: Literal["free", "step"] = "step"
     timeout_seconds: float = 300.0
     timeout_setting: str = "--ddp-timeout"  # by its name where it was made, for messages
@@ -183,17 +183,23 @@ class Plan:
 
     @property
     def room(self) -> int:
-        """How many steps there may be in a window."""
+        """How many steps of a window are kept, at most."""
         return max(self.steps, self.most_steps)
+
+    @property
+    def spreads(self) -> bool:
+        """Whether steps that are kept are spread over more that are timed: those of a device may be short."""
+        return self.device != "cpu" and self.timing == "free"
 
     def steps_for(self, step_seconds: float) -> int:
         """How many steps a window takes where one lasts so long."""
-        return max(self.steps, min(math.ceil(self.min_seconds / step_seconds), self.most_steps))
+        asked = math.ceil(self.min_seconds / step_seconds)
+        return max(self.steps, asked if self.spreads else min(asked, self.most_steps))
 
     def exactly(self, steps: int) -> Plan:
         """With a window of so many steps, however long they take: percentiles of few steps differ from those
         of many (the p10 of 15 is 3 to 5 % above that of 60), so what is compared has as many."""
-        return replace(self, steps=steps, min_seconds=0.0)
+        return replace(self, steps=steps, most_steps=steps, min_seconds=self.min_seconds if self.spreads else 0.0)
 
     def measured_as(self, other: Plan) -> Plan:
         """With the group, the warm-up, the windows and the timing of another."""

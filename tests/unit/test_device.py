@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
+from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -170,17 +171,16 @@ def accelerator(device: Device, monkeypatch: pytest.MonkeyPatch) -> Device:
     return device
 
 
-def measured(step: Any, *, warmup: int = 5, steps: int = 4) -> Window:
-    """Return the window of one rank on the simulated device."""
-    plan = Plan(world_size=1, backend="nccl", device="cuda", warmup=warmup, steps=steps, timing="free")
+def measured(step: Any, **window: Any) -> Window:
+    """Return the window of one rank on the simulated device, of four steps by default."""
+    asked = {"warmup": 5, "steps": 4, "timing": "free", **window}
+    plan = Plan(world_size=1, backend="nccl", device="cuda", **asked)
     ctx: Any = SimpleNamespace(device=torch.device("cuda"), rank=0, figures={}, record=lambda *figures: None)
-    marks = memoryview(bytearray(8 * (steps + 1))).cast("q")
     board: Any = SimpleNamespace(
         row=lambda rank: [0] * 10,
         enter=lambda *place: None,
         phase=lambda rank: Phase.STEPS,
         set_steps=lambda rank, number: None,
-        marks=lambda rank: marks,
     )
     own: Any = SimpleNamespace(maximum=lambda values: [*map(int, values)], barrier=lambda: None, name="own")
     return sampling.measure(step, plan, ctx, board, counters.Meter(), own, None)
@@ -200,6 +200,32 @@ def test_a_device_warms_up_for_a_second_as_steps_are_timed(accelerator: Device) 
     asked, freely = queued[:5], queued[5:-4]
     assert not any(asked)
     assert (len(freely), all(freely[1:])) == (200, True)  # a second of steps of 5 ms, the host's time included
+
+
+def test_short_steps_are_timed_for_as_long_as_asked_and_those_that_are_kept_are_spread(accelerator: Device) -> None:
+    """A baseline keeps a few of them."""
+    taken = 0
+
+    def step() -> int:
+        nonlocal taken
+        taken += 1
+        accelerator.work(1 * MS if taken <= 1005 + 400 else 3 * MS)  # slower from the 401st of the window on
+        return 8
+
+    window = measured(step, min_seconds=0.5, most_steps=10)
+    assert taken == 5 + 1000 + 500
+    times = [round((end - begin) / MS) for begin, end in window.marks_ns]
+    assert times == [1] * 8 + [3] * 2
+    assert (window.stretches, window.examples) == ((10,), (8,) * 10)
+    assert window.phases is not None
+    assert len(window.phases.steps) == 10
+
+
+def test_launches_that_are_compared_keep_as_many_steps() -> None:
+    plan = Plan(world_size=1, backend="nccl", device="cuda", steps=4, min_seconds=0.5, most_steps=10, timing="free")
+    assert plan.exactly(7).steps_for(0.001) == 500
+    assert plan.exactly(7).room == 7
+    assert replace(plan, device="cpu").exactly(7).steps_for(0.001) == 7
 
 
 def test_a_launch_on_a_device_that_is_too_hot_is_told(accelerator: Device, monkeypatch: pytest.MonkeyPatch) -> None:
