@@ -501,7 +501,7 @@ for step in range(10**9):
     optimizer.step()
 """
     )
-    assert samples.unfit == "a step had 2 backward passes, and 1 in the warm-up"
+    assert samples.unfit == "a step had 2 backward passes, and 1 in the warm-up: raise --ddp-warmup"
 
 
 def test_what_the_program_would_do_after_the_last_step_does_not_run(programs: Programs, tmp_path: Path) -> None:

@@ -64,18 +64,18 @@ def test_warm_up_has_a_cap_that_is_told(bench: Bench) -> None:
     samples = bench.measure(compiling(set(range(1, 40))), warmup=1, steps=2)
     assert first_timed(samples) == [WARMUP_BEYOND + 2] * 2
     assert samples.unsettled == "compiling"
-    assert samples.unfit == "rank 0 recompiled at step 1"
+    assert samples.unfit == "rank 0 recompiled at step 1: raise --ddp-warmup"
 
 
 def test_without_warm_up_none_is_added(bench: Bench) -> None:
     samples = bench.measure(compiling({1}), warmup=0)
     assert first_timed(samples) == [1, 1]
-    assert samples.unfit == "rank 0 recompiled at step 1"
+    assert samples.unfit == "rank 0 recompiled at step 1: raise --ddp-warmup"
 
 
 def test_a_recompilation_in_the_window_is_told_with_its_step(bench: Bench) -> None:
     samples = bench.measure(compiling({5}, rank=1), warmup=2, steps=4)
-    assert samples.unfit == "rank 1 recompiled at step 3"
+    assert samples.unfit == "rank 1 recompiled at step 3: raise --ddp-warmup"
 
 
 @pytest.mark.parametrize("logged", [True, False])
@@ -201,4 +201,4 @@ def test_a_first_timed_step_that_compiles_is_not_doubted(bench: Bench) -> None:
         return lambda: (step(), sleep())
 
     samples = bench.measure(setup, steps=5)
-    assert (samples.unfit, samples.doubts) == ("rank 0 recompiled at step 1", {})
+    assert (samples.unfit, samples.doubts) == ("rank 0 recompiled at step 1: raise --ddp-warmup", {})
