@@ -116,7 +116,7 @@ def test_another_version_is_named_with_the_files_that_differ() -> None:
 
 
 def test_the_recipe_for_comments_looks_for_the_marker() -> None:
-    recipe = (Path(__file__).parents[2] / "docs" / "ci.md").read_text()
+    recipe = (Path(__file__).parents[2] / "examples/ci/perf-comment.yml").read_text()
     assert f'startswith("{markdown.MARKER}")' in recipe
 
 
