@@ -11,7 +11,6 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
-from typing import IO
 
 from pytest_ddpperf.launch.request import read_at_import
 from pytest_ddpperf.records import messages
@@ -45,9 +44,7 @@ class RankServer:
     def __init__(self, trees: Trees | None = None, folder: str = "") -> None:
         """`trees`: where to import from, if there are two. `folder`: removed by the server if pytest is killed."""
         self._trees, self._folder = trees, folder
-        self._process: subprocess.Popen[bytes] | None = None
-        self._lines: Lines | None = None
-        self._log: IO[bytes] | None = None
+        self._child: boot.Child | None = None
         self._made_for: tuple[object, ...] = ()
 
     def ensure(self, variables: Mapping[str, str], preload: Sequence[str]) -> None:
@@ -57,24 +54,12 @@ class RankServer:
         ServerError, and DdpPerfError if there is no space.
         """
         wanted = (read_at_import(variables), tuple(preload))
-        if self._process is not None and self._process.poll() is None and wanted == self._made_for:
+        if self._child is not None and self._child.process.poll() is None and wanted == self._made_for:
             return
         self.stop()
         with writing_temporary_files():
-            self._log = tempfile.TemporaryFile()  # noqa: SIM115  # closed by stop()
-        ours, theirs = socket.socketpair()
-        self._process = subprocess.Popen(
-            boot.command(sys.executable, "pytest_ddpperf.rank.fork_server", theirs.fileno()),
-            env=dict(variables),
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            stdout=self._log,
-            stderr=self._log,
-            start_new_session=True,  # Ctrl-C is pytest's to handle
-        )
-        theirs.close()
-        self._lines = Lines(ours)
-        ours.settimeout(_START_SECONDS)
+            self._child = boot.Child(sys.executable, "pytest_ddpperf.rank.fork_server", variables)
+        self._child.lines.socket.settimeout(_START_SECONDS)
         start = messages.StartServer(
             sys_path=boot.search_path(),
             parent=os.getpid(),
@@ -115,38 +100,24 @@ class RankServer:
     def stop(self) -> None:
         """End the server and, with it, whatever it still runs."""
         self._made_for = ()  # first: one that is only half ended, or half started, is not to be used
-        if self._process is None:
+        if self._child is None:
             return
-        if self._lines is not None:
-            with suppress(OSError):
-                self._lines.send(messages.encode(messages.Request.STOP_SERVER))
-            self._lines.socket.close()  # it ends at the end of its stream
-        try:
-            self._process.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()  # its ranks die with it
-            self._process.wait()
-        if self._log is not None:
-            self._log.close()
-        self._process = self._lines = self._log = None
+        with suppress(OSError):
+            self._child.lines.send(messages.encode(messages.Request.STOP_SERVER))
+        self._child.close(_END_SECONDS)  # its ranks die with it
+        self._child = None
 
     def _connected(self) -> Lines:
-        if self._lines is None:  # ensure() comes first, and it has not ended since
+        if self._child is None:  # ensure() comes first, and it has not ended since
             raise ServerError("is not running", "")
-        return self._lines
+        return self._child.lines
 
     def _raise_dead(self) -> None:
-        assert self._process is not None
+        assert self._child is not None
         try:
-            problem = f"died (status {self._process.wait(_END_SECONDS)})"
+            problem = f"died (status {self._child.process.wait(_END_SECONDS)})"
         except subprocess.TimeoutExpired:
             problem = "does not answer"
-        output = self._output()
+        output = self._child.output()[-10_000:]
         self.stop()
         raise ServerError(problem, output)
-
-    def _output(self) -> str:
-        if self._log is None:
-            return ""
-        self._log.seek(0)
-        return self._log.read().decode(errors="replace")[-10_000:]

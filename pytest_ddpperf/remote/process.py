@@ -7,11 +7,10 @@ import re
 import signal
 import socket
 import subprocess
-import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -98,30 +97,15 @@ class RemotePytest(Line):
 
     def __init__(self, name: str, python: str, environ: Mapping[str, str], folder: Path) -> None:
         """`name` is for messages. What is sent first has its sys.path: see `wire.boot`. Raises OSError."""
-        with ExitStack() as failing:
-            ours, theirs = socket.socketpair()
-            failing.callback(ours.close)
-            super().__init__(name, Lines(ours))
-            self._log = failing.enter_context(tempfile.TemporaryFile())
-            with theirs:
-                self._process = subprocess.Popen(
-                    boot.command(python, "pytest_ddpperf.plugin.remote_worker", theirs.fileno()),
-                    env=dict(environ),
-                    cwd=folder,
-                    pass_fds=[theirs.fileno()],
-                    stdin=subprocess.DEVNULL,
-                    stdout=self._log,
-                    stderr=self._log,
-                    start_new_session=True,  # Ctrl-C is this pytest's to handle
-                )
-            failing.pop_all()
+        self._child = boot.Child(python, "pytest_ddpperf.plugin.remote_worker", environ, folder)
+        super().__init__(name, self._child.lines)
 
     def refuse_stopped(self) -> None:
         """Raises BaseSideError if somebody stopped the process: it will not answer."""
         if not hasattr(os, "waitid"):  # macOS before Python 3.13: its silence will say so
             return
         with suppress(ChildProcessError):  # it has ended, and its connection will say so
-            if os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None:
+            if os.waitid(os.P_PID, self._child.process.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None:
                 self._die("was stopped by a signal")
 
     def send(self, order: Order | StartPytest) -> None:
@@ -137,12 +121,12 @@ class RemotePytest(Line):
         self._pending += [codec.decode(Event, message) for message in arrived]
 
     def give_up(self, patience: float) -> NoReturn:
-        await_stacks(lambda: self._process.send_signal(signal.SIGQUIT), lambda: [os.fstat(self._log.fileno()).st_size])
+        process, log = self._child.process, self._child.log.fileno()
+        await_stacks(lambda: process.send_signal(signal.SIGQUIT), lambda: [os.fstat(log).st_size])
         self._die(f"did not answer for {patience:.3g} s")
 
     def _die(self, problem: str) -> NoReturn:
-        self._log.seek(0)
-        lines = self._log.read().decode(errors="replace").splitlines()
+        lines = self._child.output().splitlines()
         output = "\n".join(line for line in lines if not _PYTEST_FRAME.match(line)).rstrip()[-_SHOWN:]
         self.kill()
         self.dead = f"pytest of {self.name} {problem}\n{output}".rstrip()
@@ -150,23 +134,17 @@ class RemotePytest(Line):
 
     def _exit(self) -> str:
         try:
-            return describe_end(self._process.wait(_END_SECONDS))
+            return describe_end(self._child.process.wait(_END_SECONDS))
         except subprocess.TimeoutExpired:
             return "it closed its connection"
 
     def kill(self) -> None:
-        """End it at once."""
-        if self._process.poll() is None:
-            os.killpg(self._process.pid, signal.SIGKILL)  # its rank server dies with it, and its ranks with that
-        self._process.wait()
+        """End it at once; its rank server dies with it, and its ranks with that."""
+        self._child.kill()
 
     def close(self) -> None:
         """At the end of the stream it ends by itself, or soon after is ended."""
-        self._lines.socket.close()
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_END_SECONDS)
-        self.kill()
-        self._log.close()
+        self._child.close(_END_SECONDS)
 
 
 # For importing pytest and all test modules, from a cold network disk too.

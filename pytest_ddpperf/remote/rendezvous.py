@@ -6,9 +6,7 @@ import ipaddress
 import os
 import socket
 import struct
-import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,7 +15,7 @@ from pathlib import Path
 from pytest_ddpperf.launch.request import inherited
 from pytest_ddpperf.records.errors import NodesError
 from pytest_ddpperf.wire import boot
-from pytest_ddpperf.wire.channels import Lines, Message, readable
+from pytest_ddpperf.wire.channels import Message, readable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,20 +125,8 @@ class TorchrunStore:
 
     def __init__(self, role: Role, seconds: float, reported: Message | None = None) -> None:
         self._seconds, self._answer = seconds, Message()
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115  # closed by close()
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self._process = subprocess.Popen(
-                boot.command(sys.executable, "pytest_ddpperf.rank.group", theirs.fileno()),
-                env=inherited(os.environ),
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=self._log,
-                stderr=self._log,
-                start_new_session=True,
-            )
-        self._lines = Lines(ours)
-        self._lines.send(
+        self._child = boot.Child(sys.executable, "pytest_ddpperf.rank.group", inherited(os.environ))
+        self._child.lines.send(
             {
                 "sys_path": boot.search_path(),
                 "parent": os.getpid(),
@@ -157,11 +143,10 @@ class TorchrunStore:
         """Wait until it is said, or return what was said; raises NodesError."""
         if not self._answer:
             messages = None
-            if readable([self._lines.socket], self._seconds + _LONGER_SECONDS):
-                messages = self._lines.receive()
+            if readable([self._child.lines.socket], self._seconds + _LONGER_SECONDS):
+                messages = self._child.lines.receive()
             if not messages:
-                self._log.seek(0)
-                written = self._log.read().decode(errors="replace")[-_SHOWN:].rstrip()
+                written = self._child.output()[-_SHOWN:].rstrip()
                 raise NodesError(f"torchrun's store did not answer\n{written}".rstrip())
             if "error" in messages[0]:
                 raise NodesError(f"torchrun's store: {messages[0]['error']}")
@@ -170,10 +155,4 @@ class TorchrunStore:
 
     def close(self) -> None:
         """End the process: no node waits any more."""
-        self._lines.socket.close()  # it ends at the end of its stream
-        try:
-            self._process.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._log.close()
+        self._child.close(_END_SECONDS)

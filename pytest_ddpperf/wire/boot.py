@@ -1,4 +1,4 @@
-"""How a process of ours begins: what it receives over its socket, and what it asks of the kernel.
+"""How a process of ours begins and ends: what it receives over its socket, and what it asks of the kernel.
 
 Start-up data goes over a socket because an argument of a command is limited (to 128 KiB on Linux), which a sys.path
 or the files of many tests exceed. Standard library only; the kernel's part works on Linux and does nothing on macOS.
@@ -10,9 +10,15 @@ import ctypes
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+from pytest_ddpperf.wire.channels import Lines
 
 # Before sys.path is what it shall be nothing of ours can be imported.
 _BOOT = """
@@ -36,6 +42,48 @@ def command(python: str, module: str, descriptor: int) -> list[str]:
     """Calls `main(descriptor, start)` of a module: `start` is the first message that came over the socket `descriptor`,
     as `Lines` sends it, and none may follow before it is answered. Its `sys_path` is None for the interpreter's own."""
     return [python, "-c", _BOOT, module, str(descriptor)]
+
+
+class Child:
+    """A process of ours in a session of its own, and the connection to it. It ends at the end of its stream."""
+
+    def __init__(self, python: str, module: str, environ: Mapping[str, str], folder: Path | None = None) -> None:
+        """Start it (see `command`): what is sent first has its sys.path. Raises OSError, with nothing left."""
+        with ExitStack() as failing:
+            self.log = failing.enter_context(tempfile.TemporaryFile())
+            ours, theirs = socket.socketpair()
+            self.lines = Lines(failing.enter_context(ours))
+            with theirs:
+                self.process = subprocess.Popen(
+                    command(python, module, theirs.fileno()),
+                    env=dict(environ),
+                    cwd=folder,
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=self.log,
+                    stderr=self.log,
+                    start_new_session=True,  # Ctrl-C is pytest's to handle
+                )
+            failing.pop_all()
+
+    def output(self) -> str:
+        """Return what it wrote."""
+        self.log.seek(0)
+        return self.log.read().decode(errors="replace")
+
+    def kill(self) -> None:
+        """End it at once; what it has started dies with it."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def close(self, seconds: float) -> None:
+        """Close the connection and give it so many seconds to end by itself."""
+        self.lines.socket.close()
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(seconds)
+        self.kill()
+        self.log.close()
 
 
 def kernel_numbers(written: str) -> tuple[int, ...]:

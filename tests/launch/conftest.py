@@ -92,9 +92,9 @@ class Bench:
 
     @property
     def server(self) -> int:
-        process = self.launcher._server._process
-        assert process is not None
-        return process.pid
+        child = self.launcher._server._child
+        assert child is not None
+        return child.process.pid
 
     def left(self) -> list[str]:
         """What a launch left behind: processes below the server, and folders."""

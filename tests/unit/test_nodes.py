@@ -332,7 +332,7 @@ def test_a_pytest_of_a_node_that_is_stopped_is_ended_and_reported(closing: ExitS
     closing.callback(remote_pytest.close)
     worker = NodeWorker(Lines(theirs), lambda arguments: remote_pytest)
     worker._obey(Order(OrderKind.START_PYTEST))
-    os.kill(remote_pytest._process.pid, signal.SIGSTOP)
+    os.kill(remote_pytest._child.process.pid, signal.SIGSTOP)
 
     def has_ended() -> bool:
         worker._relay(remote_pytest, arrived=False)
@@ -342,7 +342,7 @@ def test_a_pytest_of_a_node_that_is_stopped_is_ended_and_reported(closing: ExitS
     (died,) = Lines(ours).receive() or ()
     text = "pytest of node 1 was stopped by a signal"
     assert codec.decode(Event, died) == Event(EventKind.DIED, text=text)
-    assert remote_pytest._process.returncode == -signal.SIGKILL
+    assert remote_pytest._child.process.returncode == -signal.SIGKILL
 
 
 def side_of(members: Sequence[Member]) -> Side:
