@@ -13,10 +13,7 @@ if TYPE_CHECKING:
 
 
 class DdpPerfError(Exception):
-    """The base of all errors of this package."""
-
-    def __init__(self, *fields: object) -> None:
-        super().__init__(*fields)  # args are the fields, so that every error survives pickling
+    """The base of all errors of this package. Their `args` are their fields, so that every error survives pickling."""
 
 
 class OptionError(DdpPerfError):
