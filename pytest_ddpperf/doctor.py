@@ -18,35 +18,21 @@ from pathlib import Path
 
 from pytest_ddpperf.launch.placement import kernel_list, quota_cores
 from pytest_ddpperf.report import text
-from pytest_ddpperf.wire.boot import kernel_numbers, number_in, output_of
+from pytest_ddpperf.wire.boot import contents, kernel_numbers, number_in, output_of
 
 _CPU = Path("sys/devices/system/cpu")
 _SAMPLE_SECONDS = 1.0  # long enough for the load of a core to be known to a few percent
 _BUSY = 0.1  # of a core: below this, an idle system is that busy with itself
 
 _FIELDS = (
-    "index",
-    "name",
-    "persistence_mode",
-    "enforced.power.limit",
-    "clocks.sm",
-    "clocks.max.sm",
-    "utilization.gpu",
-    "mig.mode.current",
-    "compute_mode",
-    "ecc.errors.uncorrected.volatile.total",
+    *("index", "name", "persistence_mode", "enforced.power.limit", "clocks.sm", "clocks.max.sm"),
+    *("utilization.gpu", "mig.mode.current", "compute_mode", "ecc.errors.uncorrected.volatile.total"),
 )
 # The mask of what lowers the clocks. Drivers from 535 on use the first name; nvidia-smi answers nothing at all if it is
 # asked for a name that it does not know.
 _REASON_MASKS = "clocks_event_reasons.active", "clocks_throttle_reasons.active"
 # Bits of the mask that are not the user's own wish (idle, a setting of clocks), from NVML's documentation.
-_REASONS = {
-    0x4: "power cap",
-    0x8: "hardware slowdown",
-    0x20: "heat",
-    0x40: "heat (hardware)",
-    0x80: "power brake",
-}
+_REASONS = {0x4: "power cap", 0x8: "hardware slowdown", 0x20: "heat", 0x40: "heat (hardware)", 0x80: "power brake"}
 _BUSY_PERCENT = 10.0
 _LITTLE_SHARED = 2**29  # bytes
 
@@ -92,10 +78,10 @@ def _usable_cores() -> tuple[int, ...]:
 
 
 def _cores(root: Path, usable: Sequence[int]) -> Iterator[Check]:
-    info = _read(root / "proc/cpuinfo")
+    info = contents(root / "proc/cpuinfo")
     model = re.search(r"^model name\s*:\s*(.+)$", info, re.MULTILINE)
     virtual = "virtual machine" if re.search(r"^flags\b.*\bhypervisor\b", info, re.MULTILINE) else ""
-    online = len(kernel_numbers(_read(root / _CPU / "online"))) or len(usable)
+    online = len(kernel_numbers(contents(root / _CPU / "online"))) or len(usable)
     count = f"{len(usable)} of {online} cores" if online > len(usable) else text.several(online, "core")
     yield Check("cores", ", ".join(filter(None, [count, model[1] if model else "", virtual])))
     siblings = [_siblings(root, core, usable) for core in usable]
@@ -111,7 +97,7 @@ def _cores(root: Path, usable: Sequence[int]) -> Iterator[Check]:
 
 def _siblings(root: Path, core: int, usable: Sequence[int]) -> tuple[int, ...]:
     folder = root / _CPU / f"cpu{core}/topology"
-    listed = kernel_numbers(_read(folder / "core_cpus_list") or _read(folder / "thread_siblings_list"))
+    listed = kernel_numbers(contents(folder / "core_cpus_list") or contents(folder / "thread_siblings_list"))
     return tuple(each for each in listed if each in usable)
 
 
@@ -129,7 +115,7 @@ def _quota(root: Path, usable: Sequence[int]) -> Iterator[Check]:
 
 
 def _clocks(root: Path, usable: Sequence[int]) -> Iterator[Check]:
-    governors = {_read(root / _CPU / f"cpu{core}/cpufreq/scaling_governor") for core in usable} - {""}
+    governors = {contents(root / _CPU / f"cpu{core}/cpufreq/scaling_governor") for core in usable} - {""}
     if governors:
         slow = governors - {"performance"}
         advice = "cpupower frequency-set -g performance" if slow else ""
@@ -163,20 +149,13 @@ def _ticks(root: Path, usable: Sequence[int]) -> dict[int, tuple[int, int, int]]
     """Return the busy, the stolen and all ticks of each core, from /proc/stat: user nice system idle iowait irq softirq
     steal; guests are part of user and nice."""
     found = {}
-    for line in _read(root / "proc/stat").splitlines():
+    for line in contents(root / "proc/stat").splitlines():
         name, *rest = line.split()
         if re.fullmatch(r"cpu\d+", name) and len(rest) >= 8 and int(name[3:]) in usable:
             user, nice, system, idle, waiting, irq, softirq, stolen = map(int, rest[:8])
             busy = user + nice + system + irq + softirq
             found[int(name[3:])] = busy, stolen, busy + idle + waiting + stolen
     return found
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace").strip()
-    except OSError:
-        return ""
 
 
 def _shared_memory(root: Path) -> Iterator[Check]:
@@ -198,11 +177,7 @@ def _gpus() -> Iterator[Check]:
         fact = f"{row['name']}, {row['enforced.power.limit']} W, {clocks}{mig}"
         yield Check(f"GPU {row['index']}", fact)
     if busy := [row for row in rows if (number_in(row["utilization.gpu"]) or 0.0) >= _BUSY_PERCENT]:
-        yield Check(
-            "GPU load",
-            f"{_names(busy)} in use by other processes",
-            "run nothing else while tests are timed",
-        )
+        yield Check("GPU load", f"{_names(busy)} in use by other processes", "run nothing else while tests are timed")
     if slowed := [row for row in rows if _reasons(row["mask"])]:
         reasons = dict.fromkeys(reason for row in slowed for reason in _reasons(row["mask"]))
         yield Check(

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from pytest_ddpperf.wire.boot import contents
+
 _SYSFS = Path("/sys/devices/system/cpu")
 
 
@@ -78,12 +80,8 @@ def _threads(environ: Mapping[str, str]) -> int:
 def _physical(cpu: int) -> tuple[int, int, int]:
     """Sorts hardware threads of one core next to each other, and cores of one package."""
     folder = _SYSFS / f"cpu{cpu}" / "topology"
-    try:
-        package = int((folder / "physical_package_id").read_text())
-        core = int((folder / "core_id").read_text())
-    except (OSError, ValueError):
-        return 0, cpu, cpu
-    return package, core, cpu
+    package, core = contents(folder / "physical_package_id"), contents(folder / "core_id")
+    return (int(package), int(core), cpu) if package and core else (0, cpu, cpu)
 
 
 def quota_cores(root: Path) -> float | None:
@@ -94,8 +92,8 @@ def quota_cores(root: Path) -> float | None:
 
 def _cgroups(root: Path) -> Iterator[Path]:
     """Yield the folders of this process's cgroup and of those above it. A container often sees the uppermost alone."""
-    mounts = (line.split() for line in _lines(root / "proc/self/mounts"))
-    inside = [line[3:] for line in _lines(root / "proc/self/cgroup") if line.startswith("0::")]
+    mounts = (line.split() for line in contents(root / "proc/self/mounts").splitlines())
+    inside = [line[3:] for line in contents(root / "proc/self/cgroup").splitlines() if line.startswith("0::")]
     own = PurePosixPath(inside[0] if inside else "/")
     for mount in (fields[1] for fields in mounts if len(fields) > 2 and fields[2] == "cgroup2"):
         for each in (own, *own.parents):
@@ -105,15 +103,8 @@ def _cgroups(root: Path) -> Iterator[Path]:
 
 
 def _quota(folder: Path) -> float:
-    quota, period = [*" ".join(_lines(folder / "cpu.max")).split(), "", ""][:2]
+    quota, period = [*contents(folder / "cpu.max").split(), "", ""][:2]
     return int(quota) / int(period) if quota.isdecimal() and period.isdecimal() and int(period) else math.inf
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text(errors="replace").splitlines()
-    except OSError:
-        return []
 
 
 def kernel_list(numbers: Sequence[int]) -> str:

@@ -22,6 +22,7 @@ from pytest_ddpperf.remote.node import Node
 from pytest_ddpperf.remote.node_launch import Side
 from pytest_ddpperf.remote.process import START_SECONDS
 from pytest_ddpperf.remote.rendezvous import Role, TorchrunStore, interface_of, link_of
+from pytest_ddpperf.wire.boot import contents
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _STORE_SECONDS = 60.0  # for torchrun's store to answer
@@ -31,9 +32,7 @@ _LAST_SECONDS = 30.0  # for nodes that have not come when all is over, so that t
 
 def _host_order() -> str:
     """The place of a host's locks among those of all hosts: every leader takes them in this order."""
-    with suppress(OSError):
-        return f"{socket.gethostname()} {_BOOT_ID.read_text().strip()}"
-    return socket.gethostname()
+    return f"{socket.gethostname()} {contents(_BOOT_ID)}".strip()
 
 
 def describe_node(versions: Mapping[str, str]) -> Event:

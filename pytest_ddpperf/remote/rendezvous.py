@@ -71,11 +71,10 @@ def interface_of(address: str) -> str:
     """Its name; "" where the system does not tell."""
     wanted = ipaddress.ip_address(address.partition("%")[0])
     if wanted.version == 6:
-        with suppress(OSError):
-            for line in _IPV6.read_text().splitlines():
-                found, *_, name = line.split()
-                if ipaddress.ip_address(bytes.fromhex(found)) == wanted:
-                    return name
+        for line in boot.contents(_IPV6).splitlines():
+            found, *_, name = line.split()
+            if ipaddress.ip_address(bytes.fromhex(found)) == wanted:
+                return name
         return ""
     for name, address_of_it in _ipv4():
         if address_of_it == wanted:
@@ -99,16 +98,9 @@ def _ipv4() -> list[tuple[str, ipaddress.IPv4Address]]:
 def link_of(name: str) -> str:
     """What kind of link an interface is, and its rate, if the system says so: "ethernet 25000 Mb/s"."""
     folder = _CLASS / name
-    kind = {"1": "ethernet", "32": "infiniband", "772": "loopback"}.get(_read(folder / "type"), "")
-    rate = _read(folder / "speed")
+    kind = {"1": "ethernet", "32": "infiniband", "772": "loopback"}.get(boot.contents(folder / "type"), "")
+    rate = boot.contents(folder / "speed")  # "" of a link that is down, or virtual
     return f"{kind} {rate} Mb/s".strip() if rate.isdigit() and rate != "0" else kind
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:  # of a link that is down, or virtual
-        return ""
 
 
 _END_SECONDS = 5.0

@@ -103,6 +103,14 @@ def output_of(*command: str) -> str:
         return ""
 
 
+def contents(path: Path) -> str:
+    """Return what a file of the kernel holds; "" if it cannot be read."""
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return ""
+
+
 def number_in(cell: str) -> float | None:
     """Return the number that a tool printed; None for "[N/A]" and the like."""
     try:
@@ -129,11 +137,7 @@ def adopt_orphans() -> None:
 
 def children() -> list[int]:
     """The pids of this process's children, zombies included."""
-    try:
-        with open(f"/proc/self/task/{os.getpid()}/children") as file:
-            return [int(pid) for pid in file.read().split()]
-    except OSError:
-        return []
+    return [int(pid) for pid in contents(Path(f"/proc/self/task/{os.getpid()}/children")).split()]
 
 
 def _prctl(option: int, value: int) -> None:
