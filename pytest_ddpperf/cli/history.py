@@ -5,14 +5,24 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pytest_ddpperf.cli import console
+from pytest_ddpperf.history import entries
+from pytest_ddpperf.history.change_points import MIN_POINTS
+from pytest_ddpperf.history.series import (
+    ChangeStatus,
+    HistoryAnalysis,
+    HistoryChange,
+    Series,
+    analyze,
+    build_series,
+    make_acceptance,
+)
+from pytest_ddpperf.options import parse
 from pytest_ddpperf.records.errors import FileError
 from pytest_ddpperf.records.plan import Limit
-
-if TYPE_CHECKING:
-    from pytest_ddpperf.history.series import HistoryAnalysis, HistoryChange, Series
+from pytest_ddpperf.report import figures, history_report, json_report, text
 
 _DESCRIPTION = """\
 Finds the commits at which tests became slower or faster for good, in a history to which pytest --ddp-history and
@@ -36,12 +46,12 @@ def add_parser(subparsers: Any) -> None:
     _add_show(commands)
     _add_add(commands)
     _add_accept(commands)
-    parse = parser.parse_known_args
+    parse_known = parser.parse_known_args
 
     def parse_with_default(arguments: Sequence[str], namespace: Any = None) -> Any:
         """Insert `show`: argparse has no default subcommand."""
         named = bool(arguments) and (arguments[0] in commands.choices or arguments[0] in ("-h", "--help"))
-        return parse(list(arguments) if named else ["show", *arguments], namespace)
+        return parse_known(list(arguments) if named else ["show", *arguments], namespace)
 
     parser.parse_known_args = parse_with_default
 
@@ -89,22 +99,15 @@ def _add_threshold(parser: argparse.ArgumentParser) -> None:
 
 
 def _limits(words: str) -> tuple[Limit, ...]:
-    from pytest_ddpperf.history.entries import METRICS
-    from pytest_ddpperf.options import parse
-
     limits = parse.limits(words)
     for limit in limits:
-        if limit.metric not in METRICS:
-            raise ValueError(f"a history has {', '.join(METRICS)}, not {limit.metric}")
+        if limit.metric not in entries.METRICS:
+            raise ValueError(f"a history has {', '.join(entries.METRICS)}, not {limit.metric}")
     return limits
 
 
 def show(arguments: argparse.Namespace) -> int:
     """List the change points; the exit status is 1 if a test became slower."""
-    from pytest_ddpperf.history.change_points import MIN_POINTS
-    from pytest_ddpperf.history.series import ChangeStatus
-    from pytest_ddpperf.report import figures, history_report
-
     if arguments.html is not None:
         figures.check("--html")
     analysis = _analyze(arguments)
@@ -123,27 +126,21 @@ def show(arguments: argparse.Namespace) -> int:
 
 
 def _analyze(arguments: argparse.Namespace) -> HistoryAnalysis:
-    from pytest_ddpperf.history.entries import read_accepted, read_entries
-    from pytest_ddpperf.history.series import analyze, build_series
-
-    series = build_series(read_entries(arguments.folder))
-    return analyze(series, arguments.threshold, read_accepted(arguments.folder))
+    series = build_series(entries.read_entries(arguments.folder))
+    return analyze(series, arguments.threshold, entries.read_accepted(arguments.folder))
 
 
 def add(arguments: argparse.Namespace) -> int:
     """Add the runs of reports to a history."""
-    from pytest_ddpperf.history.entries import add_entry, make_entry, why_unfit
-    from pytest_ddpperf.report import json_report
-
     lines = []
     for path in arguments.reports:
         report = json_report.read([path])
         why = "it compares two runs: add the report of the run itself" if report.bases else ""
-        if why := why or why_unfit(report.runs[0]):
+        if why := why or entries.why_unfit(report.runs[0]):
             raise FileError(path, f"cannot be added: {why}")
-        entry = make_entry(report.outcomes, report.runs[0])
+        entry = entries.make_entry(report.outcomes, report.runs[0])
         if entry.measurements:
-            lines.append(f"{path} -> {add_entry(arguments.to, entry)}")
+            lines.append(f"{path} -> {entries.add_entry(arguments.to, entry)}")
         else:
             lines.append(f"{path}: no measurement of this commit alone can be added (see docs/history.md)")
     console.say(lines)
@@ -152,10 +149,6 @@ def add(arguments: argparse.Namespace) -> int:
 
 def accept(arguments: argparse.Namespace) -> int:
     """Accept the change points of a test at a commit."""
-    from pytest_ddpperf.history.entries import add_accepted
-    from pytest_ddpperf.history.series import ChangeStatus, make_acceptance
-    from pytest_ddpperf.report import text
-
     if not arguments.commit or not arguments.message.strip():
         raise console.UsageError("COMMIT and WHY must not be empty")
     changes = _changes_at(_analyze(arguments), arguments.test, arguments.commit)
@@ -166,7 +159,7 @@ def accept(arguments: argparse.Namespace) -> int:
         raise console.UsageError(f"{arguments.commit}: nothing to accept: the change point there is {reasons}")
     lines = []
     for change in chosen:
-        path = add_accepted(arguments.folder, make_acceptance(change, arguments.message))
+        path = entries.add_accepted(arguments.folder, make_acceptance(change, arguments.message))
         size = f"{change.metric} {text.interval(change.change)} in {change.series.environment}"
         lines.append(f"{size}: accepted in {path}: commit it")
     console.say(lines)
