@@ -14,15 +14,8 @@ from enum import Enum
 from itertools import pairwise
 from statistics import fmean, median
 
-from pytest_ddpperf.history.change_points import (
-    MIN_POINTS,
-    ChangePoint,
-    Observations,
-    find_change_points,
-    find_largest,
-    smallest_change,
-    weigh_runs,
-)
+from pytest_ddpperf.history import change_points
+from pytest_ddpperf.history.change_points import MIN_POINTS, ChangePoint, Observations
 from pytest_ddpperf.history.entries import AcceptedChange, HistoryEntry, HistoryMeasurement
 from pytest_ddpperf.records.plan import MEMORY_COUNTERS, Limit
 from pytest_ddpperf.records.samples import Interval, Scalar, TestId
@@ -57,7 +50,7 @@ class Series:
         moves = [1.0, *(max(1.0, gap / usual) if usual > 0 else 1.0 for gap in gaps)]
         logs = [list(map(math.log, each.launch_seconds[metric])) for each in self.measurements]
         spreads = [Part(variance(run) if len(run) > 1 else 0.0, len(run) - 1) for run in logs]
-        return weigh_runs(list(map(fmean, logs)), spreads, moves)
+        return change_points.weigh_runs(list(map(fmean, logs)), spreads, moves)
 
 
 class ChangeStatus(Enum):
@@ -172,16 +165,16 @@ def analyze(
     """
     candidates = [(each, limit) for each in series for limit in limits if len(each.runs) >= MIN_POINTS]
     observations = [each.observe(limit.metric) for each, limit in candidates]
-    largest = [find_largest(each) for each in observations]
+    largest = [change_points.find_largest(each) for each in observations]
     evidence = holm([point.p_value if point is not None else 1.0 for point in largest], LEVEL)
     changes: list[HistoryChange] = []
     unchanged: list[tuple[Series, str, float]] = []
     for (each, limit), observed, enough in zip(candidates, observations, evidence, strict=True):
-        points = find_change_points(observed, enough.level) if enough.enough else []
+        points = change_points.find_change_points(observed, enough.level) if enough.enough else []
         if points:
             changes += _judge_points(each, limit, observed.values, points, accepted)
         else:
-            unchanged.append((each, limit.metric, smallest_change(observed, enough.level)))
+            unchanged.append((each, limit.metric, change_points.smallest_change(observed, enough.level)))
     order = list(ChangeStatus)
     changes.sort(key=lambda change: (order.index(change.status), -abs(change.change.estimate)))
     metrics = [limit.metric for limit in limits]
