@@ -16,18 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from pytest_ddpperf.git import (
-    all_ignored,
-    changed_files,
-    checked_out,
-    commit_named,
-    git,
-    ignored_files,
-    outside_of_hooks,
-    run_whole,
-    top_level,
-    worktrees,
-)
+from pytest_ddpperf import git
 from pytest_ddpperf.launch import describe_end
 from pytest_ddpperf.options.settings import Settings
 from pytest_ddpperf.records.errors import AgainstError, GitError
@@ -67,11 +56,13 @@ class Worktree:
     def _add(self, offline: bool, timeout: float | None) -> None:
         command = ("worktree", "add", "--detach", "--quiet", self.tree, self._commit)
         try:
-            git(self._top, *command, offline=offline, timeout=timeout)
+            git.git(self._top, *command, offline=offline, timeout=timeout)
         except BaseException:
             _forget(self._top, self.tree)
             with suppress(GitError, OSError):  # where it is empty: git leaves that behind
-                Path(git(self._top, "rev-parse", "--path-format=absolute", "--git-path", "worktrees").strip()).rmdir()
+                Path(
+                    git.git(self._top, "rev-parse", "--path-format=absolute", "--git-path", "worktrees").strip()
+                ).rmdir()
             raise
 
     def remove(self) -> None:
@@ -95,7 +86,7 @@ def _alone(top: Path) -> Iterator[None]:
     descriptor = -1
     try:
         with suppress(GitError, OSError):  # without locks on its file system, the odds are still good
-            descriptor = os.open(top / git(top, "rev-parse", "--git-common-dir").removesuffix("\n"), os.O_RDONLY)
+            descriptor = os.open(top / git.git(top, "rev-parse", "--git-common-dir").removesuffix("\n"), os.O_RDONLY)
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
@@ -105,7 +96,7 @@ def _alone(top: Path) -> Iterator[None]:
 
 def _forget_old_worktrees(top: Path) -> None:
     """Let git know that the worktrees of runs that were killed are gone."""
-    for tree in worktrees(top):
+    for tree in git.worktrees(top):
         if tree.parent.name.startswith(_own_prefix()) and not tree.exists():
             _forget(top, tree)
 
@@ -113,7 +104,7 @@ def _forget_old_worktrees(top: Path) -> None:
 def _forget(top: Path, tree: Path) -> None:
     """Let git know that a worktree is gone."""
     with suppress(GitError):  # it was not added yet, or somebody else removed it
-        git(top, "worktree", "remove", "--force", "--force", tree)
+        git.git(top, "worktree", "remove", "--force", "--force", tree)
 
 
 _SHOWN = 4000  # characters of what another process wrote
@@ -131,13 +122,13 @@ class Checkout:
         ref = settings.against or ""
         self._another = ref not in ("", "self")
         try:
-            self.top = top_level(rootdir)
+            self.top = git.top_level(rootdir)
         except GitError as error:
             if self._another:
                 problem = f"{ref} is a git ref, and {rootdir} has no repository: {error}"
                 raise AgainstError("--ddp-against", problem) from None
             self.top = Path(os.path.realpath(rootdir))
-        now = checked_out(self.top)[0]
+        now = git.checked_out(self.top)[0]
         self.version = Version(
             ref=ref,
             commit=self._commit(ref) if self._another else now,
@@ -150,7 +141,7 @@ class Checkout:
 
     def _commit(self, ref: str) -> str:
         try:
-            return commit_named(self.top, ref, offline=self._own_tests)
+            return git.commit_named(self.top, ref, offline=self._own_tests)
         except GitError as error:
             said = f" ({error})" if str(error) else ""
             problem = f"{ref!r} is no commit of {self.top}{said}"
@@ -171,17 +162,14 @@ class Checkout:
 
         `environ` are the variables of the set-up, by default this process's; `until` is its end by the monotonic clock.
         """
+        commit = self.version.commit if self._another else ""
         try:
-            commit = self.version.commit if self._another else ""
             self._folder = folder = Worktree(self.top, commit, offline=self._own_tests, timeout=_left(until))
-        except (GitError, OSError) as error:
-            raise AgainstError(self._settings.comparison_option, self._unavailable(error)) from None
-        if not commit:
-            return self.current_trees
-        if self._settings.against_setup is not None:
-            self._set_up(self._settings.against_setup, folder.tree, environ, until)
-        trees = Trees(current=str(self.top), base=str(folder.tree), kept=self._kept)
-        try:
+            if not commit:
+                return self.current_trees
+            if self._settings.against_setup is not None:
+                self._set_up(self._settings.against_setup, folder.tree, environ, until)
+            trees = Trees(current=str(self.top), base=str(folder.tree), kept=self._kept)
             if not self._own_tests:
                 copy_tests(trees)
             link_ignored(trees)
@@ -196,7 +184,7 @@ class Checkout:
             return []
         there = [file for file in files if (self.top / file).exists() and not (self._folder.tree / file).exists()]
         there = [file for file in there if Path(file).name != "_version.py"]  # by setuptools-scm, say
-        return ignored_files(self.top, there) if there else []
+        return git.ignored_files(self.top, there) if there else []
 
     @property
     def folder(self) -> Path:
@@ -213,7 +201,7 @@ class Checkout:
     def _set_up(self, command: str, folder: Path, environ: Mapping[str, str] | None, until: float) -> None:
         seconds = _left(until)
         try:
-            ended = run_whole(command, self.environ(outside_of_hooks(environ)), folder=folder, timeout=seconds)
+            ended = git.run_whole(command, self.environ(git.outside_of_hooks(environ)), folder=folder, timeout=seconds)
         except subprocess.TimeoutExpired:
             problem = f"{command!r} did not end within the {seconds:.0f} s that there were"
             raise AgainstError("--ddp-against-setup", problem) from None
@@ -227,7 +215,7 @@ class Checkout:
         if not self._another:
             return []
         try:
-            files = changed_files(self.top, self.version.commit)
+            files = git.changed_files(self.top, self.version.commit)
         except GitError as error:
             raise AgainstError("--ddp-against", f"git cannot compare with {self.version}: {error}") from None
         return [file for file in files if not self.current_trees.keeps(file)]
@@ -258,7 +246,7 @@ def copy_tests(trees: Trees) -> None:
 
 def link_ignored(trees: Trees) -> None:
     """Let the version's tree have the data that git ignores, but no code; raises GitError and OSError."""
-    for entry in all_ignored(Path(trees.current)):
+    for entry in git.all_ignored(Path(trees.current)):
         there = Path(trees.base, entry)
         compiled = there.name == "__pycache__"
         if not compiled and not is_code(entry) and there.parent.is_dir() and not os.path.lexists(there):
@@ -272,9 +260,9 @@ def _left(until: float) -> float | None:
 
 def _remedy(top: Path, ref: str) -> str:
     with suppress(GitError):
-        if git(top, "rev-parse", "--is-shallow-repository").strip() == "true":
+        if git.git(top, "rev-parse", "--is-shallow-repository").strip() == "true":
             remote, _, branch = ref.partition("/")
-            if branch and remote in git(top, "remote").split():
+            if branch and remote in git.git(top, "remote").split():
                 return f"this clone is shallow: git fetch --depth=1 {remote} +{branch}:refs/remotes/{ref} brings it"
             return "this clone is shallow: git fetch --unshallow brings all commits, --deepen=N some more"
     return "git fetch may bring it; git branch --all and git tag list what there is"
@@ -282,11 +270,8 @@ def _remedy(top: Path, ref: str) -> str:
 
 def sources_here(trees: Trees) -> Sources:
     """Return what this process runs."""
-    return Sources(
-        python=platform.python_version(),
-        prefix=os.path.realpath(sys.prefix),
-        files=trees.digests(trees.imported()),
-    )
+    prefix, files = os.path.realpath(sys.prefix), trees.digests(trees.imported())
+    return Sources(python=platform.python_version(), prefix=prefix, files=files)
 
 
 def differing_files(one: Mapping[str, str], other: Mapping[str, str]) -> tuple[str, ...]:
@@ -297,7 +282,7 @@ def differing_files(one: Mapping[str, str], other: Mapping[str, str]) -> tuple[s
 def one_tree(rootdir: Path) -> Trees:
     """The repository; where git knows none, the rootdir."""
     try:
-        top = top_level(rootdir)
+        top = git.top_level(rootdir)
     except GitError:
         top = Path(os.path.realpath(rootdir))
     return Trees(current=str(top), base=str(top), kept=())
