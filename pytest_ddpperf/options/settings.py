@@ -255,23 +255,14 @@ def where(settings: Settings, field: str) -> str:
 _MOST_TIMED = 6000
 
 
-def make_plan(
-    settings: Settings,
-    *,
-    world_size: int,
-    backend: str,
-    device: str,
-    nodes: int = 1,
-    parameter_servers: int = 0,
-    master: bool = False,
-) -> Plan:
-    """Return the plan of a test's launches; backend and device are names that torch knows, no longer "auto"."""
+def make_plan(settings: Settings, *, world_size: int, backend: str, device: str, **others: Any) -> Plan:
+    """Return the plan of a test's launches; backend and device are names that torch knows, no longer "auto". `others`
+    are further fields of the plan."""
     timing = settings.timing
     if timing == "auto":
         timing = "step" if device == "cpu" else "free"
     return Plan(
         world_size=world_size,
-        nodes=nodes,
         backend=backend,
         device=device,
         warmup=settings.warmup,
@@ -281,8 +272,6 @@ def make_plan(
         timing=timing,
         timeout_seconds=settings.timeout_seconds,
         timeout_setting=where(settings, "timeout_seconds"),
-        seed=0,
         preload=settings.preload,
-        parameter_servers=parameter_servers,
-        master=master,
+        **others,
     )
