@@ -8,7 +8,7 @@ import shlex
 import signal
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -17,13 +17,11 @@ import pytest
 
 from pytest_ddpperf import __version__
 from pytest_ddpperf.launch.request import inherited
-from pytest_ddpperf.options.settings import Settings, read_settings
+from pytest_ddpperf.options.settings import read_settings
 from pytest_ddpperf.plugin.items import conftests, named_tests
 from pytest_ddpperf.plugin.state import ProcessSnapshot, Run, snapshot_of
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import DdpPerfError, NodesError
-from pytest_ddpperf.records.messages import StartPytest
-from pytest_ddpperf.records.samples import Scalar
 from pytest_ddpperf.remote import handshake
 from pytest_ddpperf.remote.arguments import Invocation, spelt_out
 from pytest_ddpperf.remote.node_worker import NodeWorker
@@ -31,8 +29,7 @@ from pytest_ddpperf.remote.nodes import OtherNodes, describe_node
 from pytest_ddpperf.remote.process import START_SECONDS, RemotePytest
 from pytest_ddpperf.remote.rendezvous import Role, TorchrunStore, interface_of, role
 from pytest_ddpperf.remote.version import BaseSide
-from pytest_ddpperf.remote.worktree import one_tree, sources_here
-from pytest_ddpperf.wire import boot
+from pytest_ddpperf.remote.worktree import one_tree
 from pytest_ddpperf.wire.boot import die_with_parent
 
 
@@ -147,16 +144,6 @@ def _versions() -> dict[str, str]:
     return {"pytest-ddpperf": __version__, "pytest": pytest.__version__, "Python": platform.python_version()}
 
 
-def start(other_nodes: OtherNodes, config: pytest.Config) -> None:
-    """Wait for the other nodes, and let their pytests collect; raises NodesError."""
-    other_nodes.start(seed(config))
-
-
-def collected(other_nodes: OtherNodes, config: pytest.Config, facts: Mapping[str, Scalar]) -> None:
-    """Wait until they have; raises NodesError where they have other code, or other machines than the `facts` tell."""
-    other_nodes.collected(sources_here(one_tree(config.rootpath)), facts, START_SECONDS)
-
-
 def _work_for_leader(config: pytest.Config, found: Role) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # torchrun's way to end it: nothing shall be left
     settings = read_settings(config)  # a mistake is the same on all nodes: nobody waits for anybody
@@ -182,20 +169,9 @@ def _work_for_leader(config: pytest.Config, found: Role) -> int:
             # Its words are among the arguments.
             variables = {name: value for name, value in snapshot.environ.items() if name != "PYTEST_ADDOPTS"}
             remote_pytest = RemotePytest(f"node {found.node}", sys.executable, variables, config.invocation_params.dir)
-            remote_pytest.send(
-                StartPytest(
-                    sys_path=boot.search_path(snapshot.sys_path),
-                    version=__version__,
-                    trees=codec.encode(here),
-                    arguments=[*asked.arguments_in(here), *further, *_apart(config, settings, Path(folder))],
-                    argv=sys.argv,
-                    folder=folder,
-                    parent=os.getpid(),
-                    node=found.node,
-                    nodes=found.nodes,
-                    interface=interface,
-                )
-            )
+            disabled = ["--ddp-disable"] if settings.disable else []  # to launch as the first node does
+            message = asked.start(here, [*further, *disabled], Path(folder))
+            remote_pytest.send(replace(message, node=found.node, nodes=found.nodes, interface=interface))
             return remote_pytest
 
         status = NodeWorker(leader, start).run()
@@ -203,11 +179,3 @@ def _work_for_leader(config: pytest.Config, found: Role) -> int:
         print(f"pytest-ddpperf, node {found.node}: the pytest of node 0 is gone: it was at {where}", file=sys.stderr)
         return pytest.ExitCode.TESTS_FAILED
     return status
-
-
-def _apart(config: pytest.Config, settings: Settings, folder: Path) -> list[str]:
-    """Return further arguments for a pytest of the same version: launch as the first node does, and do not write into
-    its cache, if they share a disk."""
-    disabled = ["--ddp-disable"] if settings.disable else []
-    cache = ["-o", f"cache_dir={folder / 'cache'}"] if config.pluginmanager.hasplugin("cacheprovider") else []
-    return [*disabled, "-o", "addopts=", *cache]

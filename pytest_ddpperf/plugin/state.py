@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
@@ -158,7 +158,11 @@ class Run:
             return "not supported over several nodes"
         if traces_one_side(self.snapshot):
             return "not supported with --cov in ranks: add --no-cov"
-        return "not supported under xdist: add -n 0" if self.worker else self._side_of
+        if self.worker:
+            return "not supported under xdist: add -n 0"
+        from pytest_ddpperf.plugin import remote
+
+        return partial(remote.of_commit, self)
 
     def start_others(self, items: Sequence[pytest.Item]) -> None:
         """Let other nodes and the other version collect at the same time as this pytest; raises DdpPerfError."""
@@ -167,7 +171,7 @@ class Run:
         if self.settings.comparison_option and any(measures(item) for item in self.items):
             self._base = remote.another_version(self, items)
         if self.other_nodes is not None:
-            remote.start(self.other_nodes, self.config)
+            self.other_nodes.start(remote.seed(self.config))
         if self._base is not None:
             self._base.start()
 
@@ -177,22 +181,15 @@ class Run:
         within = trees.within(os.path.realpath(path)) if trees is not None else None
         return trees is not None and within is not None and trees.keeps(within)
 
-    def _side_of(self, commit: str, seconds: float) -> BaseSide:
-        from pytest_ddpperf.plugin import remote
-
-        return remote.of_commit(self, commit, seconds)
-
     def await_others(self) -> None:
         """Wait until they have collected. Raises AgainstError if nothing differs from the other version, and NodesError
         if another node has other code or another kind of machine."""
-        if self._base is not None:
-            from pytest_ddpperf.remote.worktree import sources_here
+        from pytest_ddpperf.remote.worktree import one_tree, sources_here
 
+        if self._base is not None:
             self._base.collect(sources_here(self._base.trees))
         if self.other_nodes is not None:
-            from pytest_ddpperf.plugin import remote
-
-            remote.collected(self.other_nodes, self.config, self.session.facts())
+            self.other_nodes.collected(sources_here(one_tree(self.config.rootpath)), self.session.facts())
 
     @property
     def report(self) -> RunResults:

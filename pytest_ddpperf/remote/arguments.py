@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pytest_ddpperf import __version__
+from pytest_ddpperf.records import codec
+from pytest_ddpperf.records.messages import StartPytest
+from pytest_ddpperf.wire import boot
 from pytest_ddpperf.wire.source_trees import Trees
 
 # By how much of the command line follows an option as its value. Both sides would write the same files.
@@ -96,6 +101,21 @@ class Invocation:
         moved = self._moved(trees, arguments)
         ini = ["-c", _there(trees, self.ini)] if self.ini is not None and not self.own_tests else []
         return [*moved, f"--rootdir={_there(trees, self.rootdir)}", *ini]
+
+    def start(self, trees: Trees, further: Sequence[str], folder: Path) -> StartPytest:
+        """Return the first message to a remote pytest, which has `further` arguments and `folder` for itself. It may
+        share a disk with this one, so it does not write into its cache."""
+        cache = ["-o", f"cache_dir={folder / 'cache'}"] if self.caches else []
+        return StartPytest(
+            sys_path=boot.search_path(self.sys_path),
+            version=__version__,
+            trees=codec.encode(trees),
+            arguments=[*self.arguments_in(trees), *further, "-o", "addopts=", *cache],
+            argv=sys.argv,
+            folder=str(folder),
+            parent=os.getpid(),
+            own_tests=self.own_tests,
+        )
 
     def _moved(self, trees: Trees, words: Iterable[str]) -> Iterator[str]:
         """Yield the words of a command line, with paths in the repository moved to the version's tree: tests, values of

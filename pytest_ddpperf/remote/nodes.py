@@ -126,9 +126,9 @@ class OtherNodes:
             self._door.close()
             self._store.close()
 
-    def collected(self, here: Sources, facts: Mapping[str, Scalar], seconds: float) -> None:
+    def collected(self, here: Sources, facts: Mapping[str, Scalar]) -> None:
         """Wait until all have collected the same as `here`, on machines with as many devices as the `facts` tell."""
-        until = time.monotonic() + seconds
+        until = time.monotonic() + START_SECONDS
         with _as_nodes_error():
             for node in self.nodes:
                 node.collected(here, facts, max(0.0, until - time.monotonic()))

@@ -232,11 +232,6 @@ class Tests:
             raise BaseSideError(event.text)
         return event
 
-    def end_measurement(self) -> None:
-        """Let the test go on: its measurement is over."""
-        with suppress(BaseSideError):  # the next test will report it
-            self._line.send(Order(OrderKind.END_MEASUREMENT))
-
     def leave(self) -> str:
         """End the test there and wait for it; return what failed there outside of its call, or ""."""
         return self.await_end() if self.request_end() else ""

@@ -17,9 +17,8 @@ from pytest_ddpperf import __version__
 from pytest_ddpperf.launch import Observer
 from pytest_ddpperf.launch.paused_launch import dropping
 from pytest_ddpperf.options.settings import Settings
-from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import AgainstError, BaseSideError, GitError
-from pytest_ddpperf.records.messages import Event, EventKind, Order, OrderKind, Sources, StartPytest
+from pytest_ddpperf.records.messages import Event, EventKind, Order, OrderKind, Sources
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import LaunchSamples
 from pytest_ddpperf.remote.arguments import Invocation
@@ -78,7 +77,6 @@ class RemotePausedLaunch:
 
 # Beyond what a launch may take: whoever hangs there says so before we say it of the whole side.
 _SILENCE_SECONDS = 10.0
-_CACHE = ".pytest_cache"  # of that side's pytest
 # How pytest says that a conftest at the root of what is collected cannot be imported.
 _CONFTEST = "while loading conftest"
 # The beginning of the error that is raised before anything is measured.
@@ -117,28 +115,10 @@ class BaseSide:
         """Start its pytest in its tree; nothing is received yet. Raises AgainstError."""
         remote_pytest = self._process()
         self._closing.callback(remote_pytest.close)
-        folder = self._checkout.folder
-        cache = ["-o", f"cache_dir={folder / _CACHE}"] if self._invocation.caches else []
         traces = [f"--ddp-trace={self._settings.trace_dir}"] if self._settings.trace_dir is not None else []
-        start = StartPytest(
-            sys_path=None if self.version.python else boot.search_path(self._invocation.sys_path),
-            version=__version__,
-            trees=codec.encode(self.tree),
-            arguments=[
-                *self._invocation.arguments_in(self.tree),
-                *self.version.option,
-                "-o",
-                "addopts=",
-                *cache,
-                *traces,
-            ],
-            argv=sys.argv,
-            folder=str(folder),
-            parent=os.getpid(),
-            own_tests=self._invocation.own_tests,
-        )
+        start = self._invocation.start(self.tree, [*self.version.option, *traces], self._checkout.folder)
         try:
-            remote_pytest.send(start)
+            remote_pytest.send(replace(start, sys_path=None) if self.version.python else start)
         except BaseSideError as error:
             raise self._unlike_ours(error) from None
         return remote_pytest
@@ -269,7 +249,8 @@ class BaseSide:
 
     def end_measurement(self) -> None:
         """Let the test go on: its measurement is over."""
-        self.tests.end_measurement()
+        with suppress(BaseSideError):  # the next test will report it
+            self.remote_pytest.send(Order(OrderKind.END_MEASUREMENT))
 
     def leave(self) -> None:
         """End the test there, and wait for it."""

@@ -60,9 +60,8 @@ class Worktree:
         except BaseException:
             _forget(self._top, self.tree)
             with suppress(GitError, OSError):  # where it is empty: git leaves that behind
-                Path(
-                    git.git(self._top, "rev-parse", "--path-format=absolute", "--git-path", "worktrees").strip()
-                ).rmdir()
+                folder = git.git(self._top, "rev-parse", "--path-format=absolute", "--git-path", "worktrees")
+                Path(folder.strip()).rmdir()
             raise
 
     def remove(self) -> None:
