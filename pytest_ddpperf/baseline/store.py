@@ -62,25 +62,22 @@ class Store:
             raise BaselineError(path, f"belongs to another environment: {differing}", content.AGAIN)
         return baseline
 
-    def write(self, baseline: Baseline) -> Path:
-        """Saves a baseline in place of the one before; on any failure that one stays as it was.
+    def write(self, baseline: Baseline, *, extend: bool = False) -> Path:
+        """Save a baseline in place of the one before; on any failure that one stays as it was. With `extend` add its
+        sessions to those stored, of which the latest ones are kept.
 
-        Raises BaselineError for figures that `read` would refuse and for whatever the file system says.
-        """
-        with self._writing(baseline) as path:
-            files.write(path, _text(path, baseline))
-        return path
-
-    def extend(self, baseline: Baseline) -> Path:
-        """Adds the sessions of a baseline to those stored, if there are any; the latest ones are kept.
-
-        Raises BaselineError as `read` and `write` do, and where the sessions were not measured alike.
+        Raises BaselineError for figures that `read` would refuse, for whatever the file system says and, with `extend`,
+        as `read_alike`.
         """
         environment = baseline.measurements[0].environment
-        with self._writing(baseline) as path:
-            if (stored := self.read_alike(environment, baseline.test)) is not None:
-                baseline = replace(baseline, sessions=(*stored.sessions, *baseline.sessions)[-SESSIONS_KEPT:])
-            files.write(path, _text(path, baseline))
+        path = self.path(environment, baseline.test)
+        try:
+            with _locked(path, self.root):
+                if extend and (stored := self.read_alike(environment, baseline.test)) is not None:
+                    baseline = replace(baseline, sessions=(*stored.sessions, *baseline.sessions)[-SESSIONS_KEPT:])
+                files.write(path, _text(path, baseline))
+        except OSError as error:
+            raise _failure(path, "cannot be written", error) from error
         return path
 
     def read_alike(self, environment: Environment, test: TestId) -> Baseline | None:
@@ -94,16 +91,6 @@ class Store:
                 "measure as before, or replace it with --ddp-save-baseline",
             )
         return stored
-
-    @contextmanager
-    def _writing(self, baseline: Baseline) -> Iterator[Path]:
-        """The path of a baseline, while nobody else saves."""
-        path = self.path(baseline.measurements[0].environment, baseline.test)
-        try:
-            with _locked(path, self.root):
-                yield path
-        except OSError as error:
-            raise _failure(path, "cannot be written", error) from error
 
     def files(self) -> tuple[Path, ...]:
         """All that are called like a baseline, sorted; raises BaselineError where the root cannot be read."""

@@ -159,10 +159,8 @@ class Session:
             replace(session, created=created, commit=self._commit, tree=tree, inputs=inputs)
             for session in candidate.sessions
         )
-        write = self._store.extend if self.settings.extend_baseline else self._store.write
-        write(replace(candidate, sessions=sessions))
-        stored = self._store.read(sessions[0].measurement.environment, candidate.test)
-        return len(stored.sessions) if stored is not None else 0
+        path = self._store.write(replace(candidate, sessions=sessions), extend=self.settings.extend_baseline)
+        return len(self._store.read_file(path).sessions)
 
     def _code_and_inputs(self, launches: Sequence[LaunchSamples]) -> tuple[str, dict[str, str]]:
         """Return git's tree of the code that was measured, "" if there is none that identifies it, and its inputs."""

@@ -503,8 +503,8 @@ def commits(stored):
 
 
 def test_extending_adds_a_session_and_saving_replaces_them_all(store):
-    store.extend(baseline(commits=["a"]))
-    store.extend(baseline(commits=["b"]))
+    store.write(baseline(commits=["a"]), extend=True)
+    store.write(baseline(commits=["b"]), extend=True)
     assert commits(store.read(CPU, TEST)) == ["a", "b"]
     store.write(baseline(commits=["c"]))
     assert commits(store.read(CPU, TEST)) == ["c"]
@@ -512,14 +512,14 @@ def test_extending_adds_a_session_and_saving_replaces_them_all(store):
 
 def test_the_latest_sessions_are_kept(store):
     for number in range(SESSIONS_KEPT + 2):
-        store.extend(baseline(commits=[str(number)]))
+        store.write(baseline(commits=[str(number)]), extend=True)
     assert commits(store.read(CPU, TEST)) == [str(number) for number in range(2, SESSIONS_KEPT + 2)]
 
 
 def test_sessions_that_were_measured_otherwise_do_not_mix(store):
     store.write(BASELINE)
     with pytest.raises(BaselineError, match="was measured under other conditions: batch_size 32, here 64") as caught:
-        store.extend(baseline(environment=OTHERWISE))
+        store.write(baseline(environment=OTHERWISE), extend=True)
     assert caught.value.remedy == "measure as before, or replace it with --ddp-save-baseline"
     with pytest.raises(BaselineError, match="was measured under other conditions"):
         store.read_alike(OTHERWISE, TEST)
