@@ -14,7 +14,7 @@ from pytest_ddpperf.git import checked_out
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.outcome import Outcome, RunInfo
 from pytest_ddpperf.records.samples import Scalar
-from pytest_ddpperf.report import json_report, markdown, page, terminal
+from pytest_ddpperf.report import json_report, terminal
 from pytest_ddpperf.report.text import terminal_width
 
 
@@ -109,15 +109,8 @@ class RunResults:
             sections=self.sections,
         )
 
-    def markdown(self) -> str:
-        """Return the run as Markdown."""
-        return markdown.report(self._stored())
-
-    def html(self) -> str:
-        """Return the run as a page; raises MissingExtraError."""
-        return page.html(self._stored())
-
-    def _stored(self) -> json_report.StoredReport:
+    def stored(self) -> json_report.StoredReport:
+        """Return the run as if its JSON had been read, for other reports."""
         return json_report.report_of(Path("run.json"), self.data())
 
     def data(self) -> dict[str, Any]:

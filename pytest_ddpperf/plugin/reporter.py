@@ -123,17 +123,17 @@ def write_files(run: Run) -> bool:
     """Write the requested reports and return whether all were written. The summary says which were not, and why."""
     from pytest_ddpperf import files
     from pytest_ddpperf.records import codec
-    from pytest_ddpperf.report.markdown import appends
+    from pytest_ddpperf.report import markdown, page
 
     reports: tuple[tuple[str, Path | None, Callable[[RunResults], str]], ...] = (
         ("--ddp-json", run.settings.json_path, lambda report: codec.dumps(report.data())),
-        ("--ddp-markdown", run.settings.markdown_path, lambda report: report.markdown()),
-        ("--ddp-html", run.settings.html_path, lambda report: report.html()),
+        ("--ddp-markdown", run.settings.markdown_path, lambda report: markdown.report(report.stored())),
+        ("--ddp-html", run.settings.html_path, lambda report: page.html(report.stored())),
     )
     for option, path, text in reports:
         if path is not None:
             with _noting_errors(run.report, f"{option} {path} was not written"):
-                files.write(path, text(run.report), append=appends(path))
+                files.write(path, text(run.report), append=markdown.appends(path))
     if run.settings.history_dir is not None and run.reported:
         with _noting_errors(run.report, "--ddp-history"):
             _add_to_history(run.report, run.settings.history_dir, run.config.rootpath)
@@ -160,11 +160,9 @@ def _add_to_history(report: RunResults, root: Path, measured: Path) -> None:
     from pytest_ddpperf.report.text import several
 
     entry = entries.make_entry(report.outcomes, report.run)
-    why = (
-        entries.why_unfit(report.run)
-        if entry.measurements
-        else "no measurement of this commit alone can be added (see docs/history.md)"
-    )
+    why = entries.why_unfit(report.run)
+    if not entry.measurements:
+        why = "no measurement of this commit alone can be added (see docs/history.md)"
     if why:
         unknown = entry.measurements and not (report.run.commit and report.run.committed)
         reason = why_unknown(measured) if unknown else ""

@@ -15,7 +15,7 @@ from pytest_ddpperf.measuring.results import RunResults
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.outcome import Outcome, RunInfo
 from pytest_ddpperf.records.samples import Status, TestId
-from pytest_ddpperf.report import markdown
+from pytest_ddpperf.report import markdown, page
 from tests import reports
 from tests.unit.test_baseline_side import BESIDE
 from tests.unit.test_report import FAILED, measurement, outcome, verdict
@@ -103,7 +103,7 @@ def test_the_command_reports_a_run_as_the_run_itself_did(form: str, tmp_path: Pa
     assert main([form, str(tmp_path / "run.json"), "-o", str(tmp_path / "out")]) == 0
     reported = (tmp_path / "out").read_text()
     assert "1 passed, 1 skipped, 1 never measured, 2 other failures (1 of 1 compared)" in reported
-    assert reported == (run.markdown() if form == "markdown" else run.html())
+    assert reported == (markdown.report if form == "markdown" else page.html)(run.stored())
 
 
 def test_another_version_is_named_with_the_files_that_differ() -> None:
