@@ -21,8 +21,7 @@ _LONGEST_SECONDS = 1e9  # 31 years; from ten times that on a socket's timeout ov
 # Four decimals: p99.9999 needs three million steps, and with many more a percentile is rounded to 100.
 _OF_STEP = "|".join((MEAN, *PHASE_METRICS))
 _LIMIT = re.compile(rf"(?:(cpu_)?p(\d+(?:\.\d{{1,4}})?)|({_OF_STEP})):(\d+(?:\.\d+)?)(%|ms)", re.ASCII)
-_COUNTER = re.compile(rf"({'|'.join(map(re.escape, COUNTERS))}):(\d+(?:\.\d+)?)%", re.ASCII)
-_BANDWIDTH = re.compile(r"busbw:(\d+(?:\.\d+)?)%", re.ASCII)
+_SHARE = re.compile(rf"({'|'.join(map(re.escape, (BANDWIDTH, *COUNTERS)))}):(\d+(?:\.\d+)?)%", re.ASCII)
 _LIMIT_FORM = "metric:N% or metric:Nms, as in p50:5%, p95:2ms, mean:20%, forward:5%, cpu_p50:5%, busbw:5%, rpc.bytes:0%"
 
 
@@ -104,14 +103,11 @@ def seconds(value: object, least: float = math.ulp(0.0)) -> float:
 
 
 def _limit(item: object) -> Limit:
-    counter = _COUNTER.fullmatch(item) if isinstance(item, str) else None
-    if counter is not None:
-        return Limit(metric=counter[1], value=float(counter[2]) / 100, unit="%")
-    bandwidth = _BANDWIDTH.fullmatch(item) if isinstance(item, str) else None
-    if bandwidth is not None:
-        if float(bandwidth[1]) >= 100:
+    share = _SHARE.fullmatch(item) if isinstance(item, str) else None
+    if share is not None:
+        if share[1] == BANDWIDTH and float(share[2]) >= 100:
             raise Refused(item, "must be less than 100 %: a bandwidth cannot fall further")
-        return Limit(metric=BANDWIDTH, value=float(bandwidth[1]) / 100, unit="%")
+        return Limit(metric=share[1], value=float(share[2]) / 100, unit="%")
     match = _LIMIT.fullmatch(item) if isinstance(item, str) else None
     if match is None:
         raise Refused(item, f"not {_LIMIT_FORM}")
