@@ -36,7 +36,7 @@ def add_run(subparsers: Any) -> None:
     """Add `run`."""
     about = "Run a training program on several ranks, as torchrun does, and show where the time of its steps goes. "
     about += "Nothing is stored. Example: ddpperf run --world-size 2 -- train.py --batch-size=8"
-    parser = subparsers.add_parser("run", help="time a training program", description=about, allow_abbrev=False)
+    parser = subparsers.add_parser("run", help="time a training program", description=about)
     parser.add_argument("--world-size", default="2", metavar="N", help="ranks (default: 2)")
     parser.add_argument("--backend", default="auto", help="auto, gloo, nccl, or any torch backend (default: auto)")
     what = "after --: a file, or -m and a module, and its arguments"
@@ -81,7 +81,7 @@ def add_reports(subparsers: Any) -> None:
 def _add_report(
     subparsers: Any, name: str, short: str, description: str, run: Callable[[argparse.Namespace], int]
 ) -> None:
-    parser = subparsers.add_parser(name, help=short, description=description, allow_abbrev=False)
+    parser = subparsers.add_parser(name, help=short, description=description)
     parser.add_argument("reports", type=Path, nargs="+", metavar="JSON", help="a report of pytest --ddp-json")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="PATH", help="the file to write")
     parser.set_defaults(run=run)
@@ -103,16 +103,11 @@ def _markdown(arguments: argparse.Namespace) -> int:
 
 def add_baseline(subparsers: Any) -> None:
     """Add `baseline list`."""
-    parser = subparsers.add_parser("baseline", help="list stored baselines", allow_abbrev=False)
+    parser = subparsers.add_parser("baseline", help="list stored baselines")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    listed = commands.add_parser("list", help="list what is stored, by environment", allow_abbrev=False)
-    listed.add_argument(
-        "--baseline-dir",
-        type=Path,
-        default=Path("baselines"),
-        metavar="DIR",
-        help="the folder of baselines (default: baselines)",
-    )
+    listed = commands.add_parser("list", help="list what is stored, by environment")
+    what = "the folder of baselines (default: baselines)"
+    listed.add_argument("--baseline-dir", type=Path, default=Path("baselines"), metavar="DIR", help=what)
     console.add_k(listed, "tests and environments")
     listed.set_defaults(run=_list)
 
@@ -141,13 +136,10 @@ def _list(arguments: argparse.Namespace) -> int:
 
 def add_doctor(subparsers: Any) -> None:
     """Add `doctor`."""
-    parser = subparsers.add_parser(
-        "doctor",
-        help="check what makes measurements on this machine less steady",
-        description="Check cores, clocks, load, memory and GPUs, and print advice where something can be better. It "
-        "takes seconds and starts no ranks. The exit status is 0, whatever is found.",
-        allow_abbrev=False,
-    )
+    about = "Check cores, clocks, load, memory and GPUs, and print advice where something can be better. It takes "
+    about += "seconds and starts no ranks. The exit status is 0, whatever is found."
+    what = "check what makes measurements on this machine less steady"
+    parser = subparsers.add_parser("doctor", help=what, description=about)
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the checks as JSON, too")
     parser.set_defaults(run=_doctor)
 

@@ -70,13 +70,8 @@ Matches = Callable[[str], bool]
 
 
 def add_k(parser: argparse.ArgumentParser, what: str = "measurements") -> None:
-    parser.add_argument(
-        "-k",
-        type=_name_filter,
-        dest="matches",
-        metavar="NAME",
-        help=f"only {what} with NAME in their name, in any case; * and ? as in a shell",
-    )
+    chosen = f"only {what} with NAME in their name, in any case; * and ? as in a shell"
+    parser.add_argument("-k", type=_name_filter, dest="matches", metavar="NAME", help=chosen)
 
 
 def _name_filter(pattern: str) -> Matches:

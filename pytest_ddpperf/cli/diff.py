@@ -110,39 +110,21 @@ benchmark, or one and a report of --ddp-json, are shown side by side in its form
 
 
 def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser(
-        "diff", help="compare one run with another", description=_DESCRIPTION, allow_abbrev=False
-    )
+    parser = subparsers.add_parser("diff", help="compare one run with another", description=_DESCRIPTION)
     parser.add_argument("base", type=Path, metavar="BASE", help="the earlier report")
     parser.add_argument("now", type=Path, nargs="+", metavar="NOW", help="the later one")
-    parser.add_argument(
-        "--threshold",
-        type=console.read_as(parse.limits),
-        metavar="LIST",
-        help="how much worse a metric may get, as p10:5%%,p50:2ms (default: the tests' own limits)",
-    )
-    parser.add_argument(
-        "--fail-on",
-        type=console.read_as(parse.fail_on),
-        metavar="LIST",
-        help=f"exactly these verdicts end with status 1: {', '.join(FAIL_ON_NAMES)} (default: regressed)",
-    )
+    what = "how much worse a metric may get, as p10:5%%,p50:2ms (default: the tests' own limits)"
+    parser.add_argument("--threshold", type=console.read_as(parse.limits), metavar="LIST", help=what)
+    what = f"exactly these verdicts end with status 1: {', '.join(FAIL_ON_NAMES)} (default: regressed)"
+    parser.add_argument("--fail-on", type=console.read_as(parse.fail_on), metavar="LIST", help=what)
     console.add_k(parser)
     parser.add_argument("--json", type=Path, metavar="PATH", help="write NOW with its verdicts, as --ddp-json does")
     parser.add_argument("--markdown", type=Path, metavar="PATH", help="write it for a pull request, as --ddp-markdown")
     parser.add_argument("--html", type=Path, metavar="PATH", help="write it as a page, as --ddp-html does")
-    parser.add_argument(
-        "--form",
-        choices=("ours", "pytorch"),
-        default="ours",
-        help="pytorch: the side-by-side form of PyTorch's DDP benchmark (default: ours)",
-    )
-    parser.add_argument(
-        "--write-pytorch",
-        type=Path,
-        metavar="PATH",
-        help="write the suite's sweep of NOW as PyTorch's DDP benchmark writes it",
-    )
+    what = "pytorch: the side-by-side form of PyTorch's DDP benchmark (default: ours)"
+    parser.add_argument("--form", choices=("ours", "pytorch"), default="ours", help=what)
+    what = "write the suite's sweep of NOW as PyTorch's DDP benchmark writes it"
+    parser.add_argument("--write-pytorch", type=Path, metavar="PATH", help=what)
     parser.set_defaults(run=run)
 
 
@@ -204,9 +186,8 @@ def _theirs(arguments: argparse.Namespace, contents: Sequence[tuple[Path, dict[s
     for option in ("threshold", "fail_on", "json", "markdown", "html", "write_pytorch"):
         if getattr(arguments, option) is not None:
             name = "--" + option.replace("_", "-")
-            raise console.UsageError(
-                f"{name} is only for reports of ddpperf: those of PyTorch's benchmark hold one launch"
-            )
+            problem = "is only for reports of ddpperf: those of PyTorch's benchmark hold one launch"
+            raise console.UsageError(f"{name} {problem}")
     if len(contents) > 2:
         raise console.UsageError("files of PyTorch's benchmark are compared by two")
     sweeps, failed = [], list[Outcome]()

@@ -40,7 +40,6 @@ def add_parser(subparsers: Any) -> None:
         help="find when tests became slower or faster",
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_show(commands)
@@ -57,7 +56,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def _add_show(commands: Any) -> None:
-    parser = commands.add_parser("show", help="find change points", allow_abbrev=False)
+    parser = commands.add_parser("show", help="find change points")
     parser.add_argument("folder", type=Path, nargs="?", default=_DEFAULT_FOLDER, metavar="DIR", help="default: history")
     _add_threshold(parser)
     console.add_k(parser, "series")
@@ -66,20 +65,16 @@ def _add_show(commands: Any) -> None:
 
 
 def _add_add(commands: Any) -> None:
-    parser = commands.add_parser("add", help="add runs that were reported as JSON", allow_abbrev=False)
+    parser = commands.add_parser("add", help="add runs that were reported as JSON")
     parser.add_argument("reports", type=Path, nargs="+", metavar="JSON", help="reports of pytest --ddp-json")
     parser.add_argument("--to", type=Path, default=_DEFAULT_FOLDER, metavar="DIR", help="default: history")
     parser.set_defaults(run=add)
 
 
 def _add_accept(commands: Any) -> None:
-    parser = commands.add_parser(
-        "accept",
-        help="accept a change point that is meant to stay",
-        description="Adds a file for review for each change point of the test at that commit which is REGRESSED; "
-        "if there is none, for each that is IMPROVED.",
-        allow_abbrev=False,
-    )
+    about = "Adds a file for review for each change point of the test at that commit which is REGRESSED; if there is "
+    about += "none, for each that is IMPROVED."
+    parser = commands.add_parser("accept", help="accept a change point that is meant to stay", description=about)
     parser.add_argument("commit", metavar="COMMIT", help="the commit of the change point; may be shortened")
     parser.add_argument("test", metavar="TEST", help="its name as history shows it, or a part of it")
     parser.add_argument("-m", "--message", required=True, metavar="WHY", help="why it is meant to stay")
@@ -89,13 +84,9 @@ def _add_accept(commands: Any) -> None:
 
 
 def _add_threshold(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--threshold",
-        type=console.read_as(_limits),
-        default=(Limit(metric="p10", value=0.0, unit="%"),),
-        metavar="LIST",
-        help="the metrics, p10, p50 or p90, and the change that is allowed, as p10:3%%,p50:3%% (default: p10:0%%)",
-    )
+    what = "the metrics, p10, p50 or p90, and the change that is allowed, as p10:3%%,p50:3%% (default: p10:0%%)"
+    default = (Limit(metric="p10", value=0.0, unit="%"),)
+    parser.add_argument("--threshold", type=console.read_as(_limits), default=default, metavar="LIST", help=what)
 
 
 def _limits(words: str) -> tuple[Limit, ...]:

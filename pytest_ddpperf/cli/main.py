@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import traceback
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from pytest_ddpperf import __version__
 from pytest_ddpperf.cli import commands, console, diff, history
@@ -25,7 +25,10 @@ exit status:
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse's, but for its exit status of 2."""
+    """argparse's, but for its exit status of 2, and without shortened options."""
+
+    def __init__(self, **how: Any) -> None:
+        super().__init__(**how, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
         console.warn([self.format_usage().rstrip()])
@@ -62,7 +65,6 @@ def _parser() -> argparse.ArgumentParser:
         "history, list baselines, and check this machine.",
         epilog=_STATUSES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"pytest-ddpperf {__version__}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
