@@ -36,22 +36,16 @@ def git(
     timeout: float | None = None,
     given: bytes = b"",
     offline: bool = False,
-    index: Path | None = None,
-    objects: Path | None = None,
+    variables: Mapping[str, str] | None = None,
 ) -> str:
     """Return what a git command that reads what is `given` prints; raises GitError.
 
     It runs none of the user's hooks and asks nothing of a terminal; with `offline` nor of another repository, which a
-    partial clone does for the files that it lacks. `index`: another than the repository's. `objects`: the folder for
-    new objects, in place of the repository's."""
+    partial clone does for the files that it lacks. `variables`: further ones of its environment."""
     command: list[Any] = ["git", "--no-optional-locks", "-c", f"core.hooksPath={os.devnull}", "-C", path, *arguments]
-    environ = {**outside_of_hooks(), "LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0", **(_OFFLINE if offline else {})}
-    if index is not None:
-        environ["GIT_INDEX_FILE"] = str(index)
-    if objects is not None:
-        own = git(path, "rev-parse", "--git-path", "objects").rstrip("\n")
-        environ["GIT_ALTERNATE_OBJECT_DIRECTORIES"] = str(path / own)
-        environ["GIT_OBJECT_DIRECTORY"] = str(objects)
+    environ = {**outside_of_hooks(), "LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0", **(variables or {})}
+    if offline:
+        environ |= _OFFLINE
     try:
         ended = run_whole(command, environ, timeout=timeout, given=given)
     except FileNotFoundError:
@@ -155,8 +149,12 @@ def tree_of(top: Path, without: Path, commit: str = "") -> str:
     with tempfile.TemporaryDirectory() as folder:
         objects = Path(folder) / "objects"
         objects.mkdir()
-        index = Path(folder) / "index" if commit else _copy_of_index(top, folder)
-        apart = partial(git, top, index=index, objects=objects, offline=bool(commit))
+        variables = {
+            "GIT_INDEX_FILE": str(Path(folder) / "index" if commit else _copy_of_index(top, folder)),
+            "GIT_OBJECT_DIRECTORY": str(objects),
+            "GIT_ALTERNATE_OBJECT_DIRECTORIES": str(top / git(top, "rev-parse", "--git-path", "objects").rstrip("\n")),
+        }
+        apart = partial(git, top, variables=variables, offline=bool(commit))
         apart(*(("read-tree", commit) if commit else ("add", "--all", "--", ".")))
         left_out = ["*.pyc"]
         if (real := Path(os.path.realpath(without))).is_relative_to(top) and real != top:
@@ -209,7 +207,7 @@ def changed_files(top: Path, commit: str) -> list[str]:
     command = ("diff", "--numstat", "--ignore-cr-at-eol", "-z", "--no-ext-diff", "--no-renames", commit, "--")
     # It writes what it finds into the index, even without optional locks: so it gets a copy.
     with tempfile.TemporaryDirectory() as folder:
-        counted = git(top, *command, index=_copy_of_index(top, folder))
+        counted = git(top, *command, variables={"GIT_INDEX_FILE": str(_copy_of_index(top, folder))})
     differing = [line.split("\t", 2)[2] for line in counted.split("\0")[:-1]]
     untracked = git(top, "ls-files", "--others", "--exclude-standard", "-z")
     return sorted({*differing, *untracked.split("\0")[:-1]})
