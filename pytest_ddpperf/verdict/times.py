@@ -255,30 +255,23 @@ def _across(
     return stats.difference(now, sessions, drift=drift)
 
 
-def _interval(difference: Difference, reach: float) -> Interval:
-    return Interval(
-        estimate=_share(difference.estimate),
-        low=_share(difference.estimate - reach),
-        high=_share(difference.estimate + reach),
-    )
-
-
 def _comparison(
     limit: Limit, now: float, difference: Difference, evidence_slower: Evidence, evidence_faster: Evidence
 ) -> Comparison:
     """`now` is the mean logarithm of the current side."""
-    base = now - difference.estimate
-    slower, faster = difference.estimate > bound(limit, base), -difference.estimate > bound(limit, now)
+    estimate = difference.estimate
+    base = now - estimate
+    slower, faster = estimate > bound(limit, base), -estimate > bound(limit, now)
     # What only further launches could change: the part of the error that is the current launches' own.
     noise = difference.without("base", "drift").reach(SETTLED_LEVEL)
-    evidence = evidence_slower if difference.estimate > 0 else evidence_faster
+    evidence = evidence_slower if estimate > 0 else evidence_faster
     status, reason = Status.PASS, "within-limit"
-    settled = difference.estimate + noise <= bound(limit, base)
+    settled = estimate + noise <= bound(limit, base)
     if slower and evidence_slower.enough:
         status, reason = Status.REGRESSED, "beyond-limit"
     elif slower:
         status, reason = Status.INCONCLUSIVE, "not-significant"
-        settled = difference.estimate + noise <= difference.without("now").reach(evidence.level)
+        settled = estimate + noise <= difference.without("now").reach(evidence.level)
     elif faster:  # what might be better without evidence is within its limit
         status = Status.IMPROVED if evidence_faster.enough else Status.PASS
         reason = "improved" if evidence_faster.enough else "not-significant"
@@ -291,8 +284,8 @@ def _comparison(
         reason=reason,
         baseline_seconds=math.exp(base),
         now_seconds=math.exp(now),
-        change=_interval(difference, reach),
-        p_value=(difference if difference.estimate > 0 else difference.mirrored()).p_value(),
+        change=Interval(estimate=_share(estimate), low=_share(estimate - reach), high=_share(estimate + reach)),
+        p_value=(difference if estimate > 0 else difference.mirrored()).p_value(),
         level=evidence.level,
         resolution=_share(resolution),
         alarm_rate=difference.beyond(max(bound(limit, base), reach)),
@@ -321,46 +314,32 @@ TRIM = 0.2
 
 
 def logs(limit: Limit, measurement: Measurement) -> list[float]:
-    return [math.log(value) for value in _quantiles(limit, measurement)]
+    return [math.log(value) for value in _figures(limit, measurement)]
 
 
-def _quantiles(limit: Limit, measurement: Measurement) -> tuple[float, ...]:
-    samples: Samples = measurement.samples
+def _figures(limit: Limit, measurement: Measurement) -> tuple[float, ...]:
+    """Return what a limit is on in each launch, in seconds; () if it is unknown, or 0 where it is."""
+    samples = measurement.samples
+    if limit.is_phase:  # of the rank that it takes longest
+        phase = limit.metric
+        return tuple(max(seconds or 0.0 for seconds in launch.own[phase]) for launch in measurement.phases)
     if limit.is_cpu_time:
-        assert samples.cpu_seconds is not None, "judge checks it first"
-        return stats.cpu_quantiles(samples.cpu_seconds, limit.percentile)
-    if limit.is_phase:
-        return _of_phase(limit.metric, measurement)
-    _check(chain.from_iterable(samples.step_seconds))
-    return of_launches(limit, samples.step_seconds)
-
-
-def of_launches(limit: Limit, launches: LaunchSteps) -> tuple[float, ...]:
-    """Return the limited figure of each launch, in seconds: a percentile of its steps, or their mean."""
-    return stats.launch_means(launches) if limit.is_mean else stats.launch_quantiles(launches, limit.percentile)
-
-
-def _check(seconds: Iterable[float]) -> None:
-    for value in seconds:
+        return stats.cpu_quantiles(samples.cpu_seconds or (), limit.percentile)
+    for value in chain.from_iterable(samples.step_seconds):
         if not 0 < value < math.inf:  # nan is neither
             raise ValueError(f"{value!r} is not a duration in seconds")
+    if limit.is_mean:
+        return stats.launch_means(samples.step_seconds)
+    return stats.launch_quantiles(samples.step_seconds, limit.percentile)
 
 
 def has_figure(limit: Limit, measurement: Measurement) -> bool:
     """Whether each launch has what a limit is on, to take its logarithm: a rank that only waits may use no CPU time in
     some steps, and not all phases of all steps are known."""
-    if limit.is_phase:
-        found: Sequence[float] = _of_phase(limit.metric, measurement)
-        return len(found) == measurement.samples.launches and min(found) > 0
-    if not limit.is_cpu_time:
+    if not (limit.is_phase or limit.is_cpu_time):
         return True
-    cpu = measurement.samples.cpu_seconds
-    return cpu is not None and all(0 < value < math.inf for value in stats.cpu_quantiles(cpu, limit.percentile))
-
-
-def _of_phase(phase: str, measurement: Measurement) -> tuple[float, ...]:
-    """Return the seconds of a phase in each launch, of the rank that it takes longest; 0 where it is unknown."""
-    return tuple(max(seconds or 0.0 for seconds in launch.own[phase]) for launch in measurement.phases)
+    found = _figures(limit, measurement)
+    return len(found) == measurement.samples.launches and all(0 < value < math.inf for value in found)
 
 
 def is_middle(limit: Limit) -> bool:
