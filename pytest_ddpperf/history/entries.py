@@ -84,8 +84,7 @@ def _describes_its_commit(outcome: Outcome) -> bool:
 
 
 def _measurement_of(outcome: Outcome) -> HistoryMeasurement:
-    assert outcome.measurement is not None
-    environment, samples = outcome.measurement.environment, outcome.measurement.samples
+    environment, samples = outcome.measured.environment, outcome.measured.samples
     # The asked number of steps only: percentiles depend on how many steps they are taken from, and the length of a
     # window depends on the speed.
     steps = min(outcome.plan.steps, samples.steps)
@@ -100,9 +99,9 @@ def _measurement_of(outcome: Outcome) -> HistoryMeasurement:
             for name, value in environment.recorded.items()
             if name in _RECORDED or name.startswith(_VARIABLE)
         },
-        counters={name: count for name, count in outcome.measurement.counters.items() if count is not None},
+        counters={name: count for name, count in outcome.measured.counters.items() if count is not None},
         launch_seconds={metric: tuple(map(_rounded, values)) for metric, values in seconds.items()},
-        phases={name: _rounded(taken) for name, taken in outcome.measurement.mean_phases.items() if taken is not None},
+        phases={name: _rounded(taken) for name, taken in outcome.measured.mean_phases.items() if taken is not None},
     )
 
 

@@ -112,3 +112,9 @@ class Outcome:
     accept: str = ""  # the command that makes its figures the baseline; "" where there is nothing to accept
     traces: str = ""  # the folder of traces, as `baseline_path`; "" where none were asked for
     notes: tuple[str, ...] = ()  # what the user should know: "marker world_size=2 over --ddp-world-size"
+
+    @property
+    def measured(self) -> Measurement:
+        """The measurement of an outcome that has one."""
+        assert self.measurement is not None, "the measurement failed"
+        return self.measurement

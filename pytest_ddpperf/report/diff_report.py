@@ -144,9 +144,8 @@ def ours(report: StoredReport) -> Sweep:
         title = plan.roles or f"{ranks} {'ranks' if plan.device == 'cpu' else 'GPUs'}"
         key = (plan.roles or str(ranks)) if ranks else _NO_DDP
         if key in rows:
-            raise FileError(
-                report.paths[0], f"has {outcome.test} of several machines, which PyTorch's form cannot show"
-            )
+            problem = "of several machines, which PyTorch's form cannot show"
+            raise FileError(report.paths[0], f"has {outcome.test} {problem}")
         launches = outcome.measurement.samples.step_seconds
         taken = tuple(stats.percentile(launches, q) for q in _PERCENTILES)
         rows[key] = Row(title if ranks else _NO_DDP, ranks, taken)
@@ -193,15 +192,13 @@ def in_form_of_pytorch(report: StoredReport) -> dict[str, Any]:
     facts, benchmarks = ours(replace(report, entries=tuple(swept)))
     steps: dict[tuple[str, int | None, int], list[float]] = {}
     for outcome in (entry.outcome for entry in swept):
-        assert outcome.measurement is not None, "it has the facts"
-        launches = outcome.measurement.samples.rank_seconds
+        launches = outcome.measured.samples.rank_seconds
         taken = [seconds for launch in launches for rank in launch for seconds in rank]
         steps[text.shortened(_model(outcome)), outcome.batch_size, _ranks(outcome)] = taken
     for (model, _), rows in benchmarks.items():
         if _NO_DDP not in rows:
-            raise FileError(
-                report.paths[0], f"has no row of {model} without DDP, with which PyTorch's benchmark begins"
-            )
+            problem = "without DDP, with which PyTorch's benchmark begins"
+            raise FileError(report.paths[0], f"has no row of {model} {problem}")
     return {
         **facts,
         _RESULTS: [

@@ -103,9 +103,8 @@ class Side:
 def sides_of(outcome: Outcome) -> tuple[Side, Side | None]:
     """Return the current side, and the baseline side if there is one: the first steps of each launch, as many as the
     side with the fewest has."""
-    assert outcome.measurement is not None
-    own, side, sessions = outcome.measurement.samples, outcome.baseline_side, outcome.sessions
-    base, phases = None, outcome.measurement.mean_phases
+    own, side, sessions = outcome.measured.samples, outcome.baseline_side, outcome.sessions
+    base, phases = None, outcome.measured.mean_phases
     if side is not None and side.measurement is not None:
         own, other = of_one_length([own, side.measurement.samples])
         name = text.shortened(str(side.version), 60)

@@ -86,13 +86,10 @@ def _reason(outcome: Outcome, verdict: Verdict) -> str:
     if verdict.status is Status.REGRESSED:
         return why(outcome)
     if verdict.status is Status.INCONCLUSIVE:
-        unclear = "close to its limit: further launches would hardly decide it"
-        same = "launches of the same code differ by as much"
-        return (
-            _WHY_INCONCLUSIVE.get(verdict.reason)
-            or _noise(outcome)
-            or (unclear if verdict.reason == "undecided" else same)
-        )
+        usual = "launches of the same code differ by as much"
+        if verdict.reason == "undecided":
+            usual = "close to its limit: further launches would hardly decide it"
+        return _WHY_INCONCLUSIVE.get(verdict.reason) or _noise(outcome) or usual
     if verdict.status is Status.IMPROVED:
         return "accept it with --ddp-save-baseline" if _is_stored(outcome) else ""
     if verdict.status is Status.PASS:
@@ -261,5 +258,4 @@ def measured(outcome: Outcome) -> str:
 
 def p50(outcome: Outcome) -> str:
     """Return the step time at p50 of the current side."""
-    assert outcome.measurement is not None
-    return text.seconds(stats.percentile(outcome.measurement.samples.step_seconds, 50))
+    return text.seconds(stats.percentile(outcome.measured.samples.step_seconds, 50))

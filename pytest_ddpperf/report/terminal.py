@@ -86,7 +86,6 @@ def _cells(outcome: Outcome) -> Iterator[str]:
 
 def p50(outcome: Outcome) -> tuple[str, str]:
     """Return the step time at p50 on the baseline side, "" if there is none, and now, with the unit of both."""
-    assert outcome.measurement is not None
     verdict = outcome.verdict
     compared = next((c for c in verdict.comparisons if c.limit.metric == "p50"), None) if verdict is not None else None
     if compared is not None:
@@ -138,8 +137,7 @@ def _error_rates(compared: Sequence[Outcome]) -> Iterator[str]:
 
 def _rate(outcome: Outcome, q: float, rank: int | None = None) -> str:
     """Return examples per second at a percentile of the step time, of the whole group or of a rank."""
-    assert outcome.measurement is not None
-    samples = outcome.measurement.samples
+    samples = outcome.measured.samples
     durations = _durations(samples, rank)
     if samples.examples is not None:
         # From the examples really processed in each step; the slow end of time is the low end of the rate.
@@ -164,20 +162,19 @@ def _durations(samples: Samples, rank: int | None) -> LaunchSteps:
 
 
 def _details(outcome: Outcome) -> Iterator[str]:
-    assert outcome.measurement is not None
     if outcome.verdict is not None and outcome.verdict.comparisons:
         smallest = ", ".join(
             f"{text.amount(text.resolution(c))} ({c.limit.metric})" for c in outcome.verdict.comparisons
         )
         yield f"smallest detectable change: {smallest}"
-    counters = outcome.measurement.counters.items()
+    counters = outcome.measured.counters.items()
     known = {name: count for name, count in counters if count}
     if known:
         yield f"a step: {', '.join(f'{name} {count:,}' for name, count in known.items())}"
-    if phases := outcome.measurement.mean_phases:
+    if phases := outcome.measured.mean_phases:
         yield f"phases: {text.phases(phases)}"
-    if outcome.measurement.samples.clock_seconds is not None:
-        yield f"clocks of the nodes: within {text.seconds(max(outcome.measurement.samples.clock_seconds))}"
+    if (apart := outcome.measured.samples.clock_seconds) is not None:
+        yield f"clocks of the nodes: within {text.seconds(max(apart))}"
     if outcome.costs:
         costs = ", ".join(
             f"{field.name} {text.seconds(median(getattr(cost, field.name) for cost in outcome.costs))}"
@@ -191,13 +188,12 @@ def _details(outcome: Outcome) -> Iterator[str]:
 def _percentiles(outcome: Outcome, percentiles: Sequence[int] = _PERCENTILES) -> Iterator[str]:
     """Yield step times and rates at percentiles as PyTorch's DDP benchmark has them: of the group, then of each rank's
     own steps, with their CPU time. In an RPC launch the ranks are the trainers."""
-    assert outcome.measurement is not None
-    samples = outcome.measurement.samples
+    samples = outcome.measured.samples
     rows = [["sec/iter", *(title for q in percentiles for title in (f"p{q}", "ex/sec"))]]
     if samples.cpu_seconds is not None:
         rows[0].append("CPU p50")
     for rank in (None, *range(len(samples.rank_seconds[0]))):
-        name = "all" if rank is None else text.process(outcome.plan, outcome.measurement.environment, rank)
+        name = "all" if rank is None else text.process(outcome.plan, outcome.measured.environment, rank)
         cells, durations = [name], _durations(samples, rank)
         for q in percentiles:
             cells += [_sec(stats.percentile(durations, q)), _rate(outcome, q, rank)]
