@@ -188,10 +188,3 @@ def _computing(rises: Sequence[float], rise: float, of_it: str, plan: Plan, now:
 def by_rank(durations: LaunchRankSteps, q: float) -> list[float]:
     """Return each rank's q-th percentile over launches, in seconds."""
     return [stats.percentile(tuple(launch[rank] for launch in durations), q) for rank in range(len(durations[0]))]
-
-
-def medians(durations: LaunchRankSteps) -> list[float]:
-    """Return each rank's median over all steps of all launches, in seconds: there may be steps without any wait."""
-    return [
-        stats.quantile([step for launch in durations for step in launch[rank]], 50) for rank in range(len(durations[0]))
-    ]

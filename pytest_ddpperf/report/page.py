@@ -168,8 +168,7 @@ def _tables(outcome: Outcome, sides: Sequence[Side]) -> Iterator[Table]:
 
 def _ranks(outcome: Outcome) -> Table:
     """Return each rank's own step times, CPU time and wait for RPC, of both sides if they are known."""
-    assert outcome.measurement is not None
-    samples = outcome.measurement.samples
+    samples = outcome.measured.samples
     columns = {f"p{q}": causes.by_rank(samples.rank_seconds, q) for q in (10, 50, 90, 95)}
     columns |= {"CPU p50": _medians(samples.cpu_seconds), "blocked in RPC, p50": _medians(samples.blocked_seconds)}
     other = outcome.baseline_side.measurement if outcome.baseline_side is not None else None
@@ -188,13 +187,14 @@ def _ranks(outcome: Outcome) -> Table:
 
 
 def _medians(durations: LaunchRankSteps | None) -> list[float]:
-    return causes.medians(durations) if durations is not None else []
+    """Return each rank's median over all steps of all launches, in seconds: there may be steps without any wait."""
+    ranks = range(len(durations[0])) if durations else ()
+    return [stats.quantile([step for launch in durations or () for step in launch[rank]], 50) for rank in ranks]
 
 
 def _counters(outcome: Outcome) -> tuple[tuple[str, ...], ...]:
     """Return the counters that are not 0."""
-    assert outcome.measurement is not None
-    now = outcome.measurement.counters
+    now = outcome.measured.counters
     other = outcome.baseline_side.measurement if outcome.baseline_side is not None else None
     before: dict[str, int | None] = dict(other.counters) if other is not None else {}
     if outcome.verdict is not None and outcome.baseline_side is None:
@@ -213,9 +213,8 @@ def _recorded(outcome: Outcome) -> Iterator[tuple[str, ...]]:
 
 def _environment(outcome: Outcome) -> Table:
     """Return the environment of both sides if both are known; facts that differ come first."""
-    assert outcome.measurement is not None
     other = outcome.baseline_side.measurement if outcome.baseline_side is not None else None
-    sides = {"now": _all_facts(outcome.measurement.environment)}
+    sides = {"now": _all_facts(outcome.measured.environment)}
     if other is not None:
         sides = {"before": _all_facts(other.environment), **sides}
     names = list(dict.fromkeys(name for facts in sides.values() for name in facts))
