@@ -87,12 +87,10 @@ def _cores(root: Path, usable: Sequence[int]) -> Iterator[Check]:
     siblings = [_siblings(root, core, usable) for core in usable]
     shared = {group for group in siblings if len(group) > 1}
     if shared:
-        yield Check(
-            "SMT",
-            f"{len(shared)} cores run two hardware threads or more, which slow each other",
-            "echo off > /sys/devices/system/cpu/smt/control, or use one thread of each core: "
-            f"taskset -c {kernel_list([group[0] for group in shared])} pytest ...",
-        )
+        fact = f"{len(shared)} cores run two hardware threads or more, which slow each other"
+        one_of_each = f"taskset -c {kernel_list([group[0] for group in shared])} pytest ..."
+        advice = f"echo off > /sys/devices/system/cpu/smt/control, or use one thread of each core: {one_of_each}"
+        yield Check("SMT", fact, advice)
 
 
 def _siblings(root: Path, core: int, usable: Sequence[int]) -> tuple[int, ...]:
@@ -104,12 +102,9 @@ def _siblings(root: Path, core: int, usable: Sequence[int]) -> tuple[int, ...]:
 def _quota(root: Path, usable: Sequence[int]) -> Iterator[Check]:
     quota = quota_cores(root)
     if quota is not None and quota < len(usable):
-        yield Check(
-            "quota",
-            f"the cgroup allows the time of {quota:g} cores on {len(usable)}",
-            "give whole cores: docker --cpuset-cpus, or in Kubernetes the static CPU manager with requests "
-            "equal to limits",
-        )
+        fact = f"the cgroup allows the time of {quota:g} cores on {len(usable)}"
+        manager = "the static CPU manager with requests equal to limits"
+        yield Check("quota", fact, f"give whole cores: docker --cpuset-cpus, or in Kubernetes {manager}")
     else:
         yield Check("quota", "no limit on CPU time")
 
@@ -180,27 +175,17 @@ def _gpus() -> Iterator[Check]:
         yield Check("GPU load", f"{_names(busy)} in use by other processes", "run nothing else while tests are timed")
     if slowed := [row for row in rows if _reasons(row["mask"])]:
         reasons = dict.fromkeys(reason for row in slowed for reason in _reasons(row["mask"]))
-        yield Check(
-            "GPU clocks",
-            f"{_names(slowed)} below full clocks: {', '.join(reasons)}",
-            "improve cooling or power, or lock lower clocks: nvidia-smi -lgc",
-        )
+        fact = f"{_names(slowed)} below full clocks: {', '.join(reasons)}"
+        yield Check("GPU clocks", fact, "improve cooling or power, or lock lower clocks: nvidia-smi -lgc")
     if off := [row for row in rows if row["persistence_mode"] == "Disabled"]:
-        yield Check(
-            "persistence",
-            f"off for {_names(off)}: the driver starts anew for each launch",
-            "nvidia-smi -pm 1, or nvidia-persistenced",
-        )
+        fact = f"off for {_names(off)}: the driver starts anew for each launch"
+        yield Check("persistence", fact, "nvidia-smi -pm 1, or nvidia-persistenced")
     if exclusive := [row for row in rows if row["compute_mode"].startswith("Exclusive")]:
-        yield Check(
-            "compute mode",
-            f"{_names(exclusive)} for one process at a time: --ddp-turns stretches has two",
-            "nvidia-smi -c DEFAULT",
-        )
+        fact = f"{_names(exclusive)} for one process at a time: --ddp-turns stretches has two"
+        yield Check("compute mode", fact, "nvidia-smi -c DEFAULT")
     if faulty := [row for row in rows if number_in(row["ecc.errors.uncorrected.volatile.total"])]:
-        yield Check(
-            "ECC", f"{_names(faulty)} had uncorrectable errors of memory", "nvidia-smi --gpu-reset, or replace it"
-        )
+        fact = f"{_names(faulty)} had uncorrectable errors of memory"
+        yield Check("ECC", fact, "nvidia-smi --gpu-reset, or replace it")
     if len(rows) > 1:
         topology = output_of("nvidia-smi", "topo", "-m").splitlines()
         yield from (Check("topology", line.strip()) for line in topology if line)
