@@ -78,14 +78,11 @@ def _state(function: FunctionType) -> dict[str, Any]:
         "cells": [_contents(cell) for cell in function.__closure__ or ()],
         "dict": vars(function),
         "globals": {name: value for name, value in function.__globals__.items() if name.startswith("@")},
-        "__name__": function.__name__,
-        "__qualname__": function.__qualname__,
-        "__module__": function.__module__,
-        "__doc__": function.__doc__,
-        "__defaults__": function.__defaults__,
-        "__kwdefaults__": function.__kwdefaults__,
-        "__annotations__": function.__annotations__,
+        **{name: getattr(function, name) for name in _KEPT},
     }
+
+
+_KEPT = ("__name__", "__qualname__", "__module__", "__doc__", "__defaults__", "__kwdefaults__", "__annotations__")
 
 
 def _contents(cell: CellType) -> tuple[Any, ...]:
