@@ -227,7 +227,5 @@ def _wrong(rows: Sequence[Any], shape: Sequence[tuple[str, int]], *, is_positive
         if inner and (wrong := _wrong(row, inner, is_positive=is_positive)):
             return f"[{number}]{wrong}"
         if not inner and (row < 0 or (is_positive and row == 0)):
-            return (
-                f"[{number}]: {row!r} is not a positive duration" if is_positive else f"[{number}]: {row!r} is negative"
-            )
+            return f"[{number}]: {row!r} is {'not a positive duration' if is_positive else 'negative'}"
     return ""

@@ -226,13 +226,7 @@ class Launcher:
             self._facts = json.loads(delivery.results[0])
         return self._facts
 
-    def measure(
-        self,
-        plan: Plan,
-        setup: Setup,
-        observer: Observer,
-        others: Sequence[Setup] = (),
-    ) -> LaunchSamples:
+    def measure(self, plan: Plan, setup: Setup, observer: Observer, others: Sequence[Setup] = ()) -> LaunchSamples:
         """Run one launch of `plan` on fresh ranks; raises DdpPerfError.
 
         `setup` is None where the plan has a collective. In an RPC launch it is the trainers', and `others` those of the

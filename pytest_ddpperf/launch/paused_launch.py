@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from pytest_ddpperf.launch.run import Delivery, Launch, Peer, wake
+from pytest_ddpperf.launch.run import Delivery, Launch, wake
 from pytest_ddpperf.records import messages
 from pytest_ddpperf.records.errors import DdpPerfError, ServerError
 from pytest_ddpperf.records.samples import LaunchCost, LaunchSamples
@@ -21,10 +21,6 @@ from pytest_ddpperf.wire.channels import Phase
 
 # For the server to send its signals.
 _PAUSE_SECONDS = 30.0
-
-
-def _rests(rank: Peer) -> bool:
-    return rank.resting is not None
 
 
 class PausedLaunch(Launch):
@@ -76,7 +72,7 @@ class PausedLaunch(Launch):
         return super().finish()
 
     def _rest(self) -> None:
-        self._collect(_rests)
+        self._collect(lambda rank: rank.resting is not None)
         self._left = self._deadline - time.monotonic()
         self._check()
 

@@ -33,10 +33,7 @@ class Placement:
 
 
 def place(
-    world_size: int,
-    environ: Mapping[str, str],
-    usable: tuple[int, ...] | None = None,
-    quota: float | None = None,
+    world_size: int, environ: Mapping[str, str], usable: tuple[int, ...] | None = None, quota: float | None = None
 ) -> Placement:
     """Disjoint, equal shares of the usable cores; with more ranks than cores, rank r gets core r mod n.
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -146,13 +147,8 @@ class Launch:
             (self._folder / "request.json").write_text(json.dumps(fields))
             failing.pop_all()
         self._stream = output.Stream(self._folder, self._names, self._observer.output)
-        self._diagnosis = Diagnosis(
-            self._folder,
-            self._board,
-            self._plan,
-            lambda: self._server.send(messages.Request.DUMP_STACKS),
-            self._take_in,
-        )
+        dump = partial(self._server.send, messages.Request.DUMP_STACKS)
+        self._diagnosis = Diagnosis(self._folder, self._board, self._plan, dump, self._take_in)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

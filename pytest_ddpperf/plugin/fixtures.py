@@ -167,12 +167,9 @@ class BenchmarkFixture(DistributedFixture):
         """Measure, judge and report; raises GateFailed. `level`: the error rate, if several measurements share one."""
         __tracebackhide__ = True
         line = self._item.reportinfo()[1]  # from 0
+        module = module_of(self._run.config, self._item)
         job = Job(
-            test=TestId(
-                module=module_of(self._run.config, self._item),
-                name=name_of(self._item, plan.world_size),
-                label=label,
-            ),
+            test=TestId(module=module, name=name_of(self._item, plan.world_size), label=label),
             nodeid=nodeid_of(self._item),
             file=self._run.session.shown(Path(self._item.path)),
             line=0 if line is None else line + 1,

@@ -225,11 +225,7 @@ def trace_path(item: pytest.Item, settings: Settings, label: str, *, is_base: bo
 
 
 def read_program(
-    fixture: str,
-    words: tuple[str, ...],
-    folder: Path,
-    args: Iterable[str],
-    env: Mapping[str, str] | None,
+    fixture: str, words: tuple[str, ...], folder: Path, args: Iterable[str], env: Mapping[str, str] | None
 ) -> Program:
     """Return the program that `script` is called with, which runs in `folder`; raises ValueError."""
     __tracebackhide__ = True
