@@ -7,7 +7,8 @@ import json
 import pytest
 
 from pytest_ddpperf.cli.main import main
-from pytest_ddpperf.measuring.results import RunResults
+from pytest_ddpperf.report import markdown
+from pytest_ddpperf.report.json_report import StoredReport
 from tests.git import git
 from tests.integration.conftest import STEP, Run
 
@@ -29,10 +30,10 @@ def test_a_report_that_cannot_be_made_is_told_and_costs_no_other(
 ) -> None:
     """matplotlib is there, and does not come up, say."""
 
-    def broken(report: RunResults) -> str:
+    def broken(stored: StoredReport) -> str:
         raise ImportError("undefined symbol: _Zn")
 
-    monkeypatch.setattr(RunResults, "markdown", broken)
+    monkeypatch.setattr(markdown, "report", broken)
     pytester.makepyfile(NOTHING)
     result = run("--ddp-markdown=out.md", "--ddp-json=out.json")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
