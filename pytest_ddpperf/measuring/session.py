@@ -63,7 +63,7 @@ class Session:
             rpc=rpc,
             trees=self._trees,
             folder=leader.folder if leader is not None else "",
-            nodes=other_nodes.current if other_nodes is not None else None,
+            nodes=other_nodes,
             takes_locks=not settings.disable,  # else nothing is measured
         )
         self._unidentified: dict[str, None] = {}  # why saved baselines do not say which code they are of

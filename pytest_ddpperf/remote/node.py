@@ -8,14 +8,16 @@ import struct
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from typing import NoReturn
 
+from pytest_ddpperf.launch import Observer
 from pytest_ddpperf.launch.remote_ranks import Offset, offset
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import BaseSideError, NodesError
 from pytest_ddpperf.records.messages import Event, EventKind, Order, OrderKind, Sources
-from pytest_ddpperf.records.samples import Scalar
-from pytest_ddpperf.remote.node_launch import Member
+from pytest_ddpperf.records.plan import Plan
+from pytest_ddpperf.records.samples import RankError, Scalar
 from pytest_ddpperf.remote.process import START_SECONDS, Line, Tests
 from pytest_ddpperf.remote.worktree import differing_files
 from pytest_ddpperf.wire.channels import Lines, readable
@@ -201,13 +203,13 @@ class Node:
         self.line = NodeLine(f"node {number}", lines)
         joined = self.line.answer(EventKind.NODE_JOINED)
         self.host, self._versions = joined.host, joined.versions
-        self.line.name = str(self)
+        self.order = joined.lock_order  # of its host's locks among those of all hosts
+        self.line.name = f"node {number} ({self.host})"
         # Until it launches, what a test does there is the user's, whatever a launch may take: a fixture loads data.
-        self._tests = Tests(self.line, max(START_SECONDS, timeout_seconds) + _SILENCE_SECONDS)
-        self.member = Member(number, str(self), joined.lock_order, self.line, self._tests, self.line.offset)
+        self.tests = Tests(self.line, max(START_SECONDS, timeout_seconds) + _SILENCE_SECONDS)
 
     def __str__(self) -> str:
-        return f"node {self.number} ({self.host})"
+        return self.line.name
 
     def check(self, versions: Mapping[str, str]) -> None:
         """Raises NodesError if it runs with other versions of what has to be the same."""
@@ -223,7 +225,7 @@ class Node:
         """Wait until it has; raises BaseSideError, and NodesError if it runs other code than is `here`, or has other
         devices than the `facts` of this node tell."""
         until = time.monotonic() + seconds
-        tests = self._tests
+        tests = self.tests
         tests.hello(seconds)
         tests.collect(max(0.0, until - time.monotonic()))
         if tests.sources is not None and (problem := _unlike(here, tests.sources)):
@@ -231,6 +233,23 @@ class Node:
         for name, has in tests.started().items():
             if name in _MACHINE and has != facts.get(name):
                 raise NodesError(f"{self} has {name.replace('_', ' ')} {has}, the first node {facts.get(name)}")
+
+    def begin(self, nodeid: str) -> None:
+        """Let it run a test up to what that asks for; raises BaseSideError."""
+        with self.tests.output_shown_once():
+            self.tests.enter(nodeid)
+
+    def await_ready(self, first: Event) -> None:
+        """Wait until its test asks for something; raises BaseSideError if that is not what the first node's asks."""
+        with self.tests.output_shown_once():
+            ready = self.tests.receive(Observer(), "the test ended there without asking for what it asks for here")
+        if difference := _difference(first, ready):
+            raise BaseSideError(difference)
+
+    def lost(self, plan: Plan, problem: str) -> RankError:
+        """Return the error of a launch of which it reports nothing more."""
+        first = plan.part(self.number)[0]
+        return RankError(rank=first, when=time.monotonic(), phase="the launch", summary=problem)
 
 
 def _unlike(here: Sources, there: Sources) -> str:
@@ -243,3 +262,22 @@ def _unlike(here: Sources, there: Sources) -> str:
     others = differing_files(*({file: side.files[file] for file in both} for side in (here, there)))
     more = ", ..." if len(others) > _NAMED else ""
     return f"has other files than the first node: {', '.join(others[:_NAMED])}{more}" if others else ""
+
+
+def _difference(here: Event, there: Event) -> str:
+    """Say what a test asks for there and not here; "" if both ask for the same."""
+    if (there.asks_for, there.label) != (here.asks_for, here.label):
+        return f"the test asks for {_in_words(there)} there, and for {_in_words(here)} on the first node"
+    if there.number != here.number:
+        which = f"what it asks for as number {there.number} there is number {here.number} on the first node"
+        return f"{which}: does something run the test again there?"
+    plan = asdict(there.plan)
+    for name, value in asdict(here.plan).items():
+        if plan[name] != value:
+            return f"the test asks for {name} {plan[name]!r} there, and for {value!r} on the first node"
+    return ""
+
+
+def _in_words(ready: Event) -> str:
+    """Say what a test asks for: "a call (f)"."""
+    return f"{ready.asks_for} ({ready.label})" if ready.label else ready.asks_for

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pytest_ddpperf.launch import Observer
@@ -15,61 +15,9 @@ from pytest_ddpperf.launch.remote_ranks import Clock, Offset, RemoteRanks
 from pytest_ddpperf.records.errors import BaseSideError
 from pytest_ddpperf.records.messages import Event, EventKind, Order, OrderKind
 from pytest_ddpperf.records.plan import Plan
-from pytest_ddpperf.records.samples import RankError, RankOutput, Scalar
-from pytest_ddpperf.remote.process import Line, Tests
+from pytest_ddpperf.records.samples import RankError, RankOutput
+from pytest_ddpperf.remote.node import Node
 from pytest_ddpperf.wire.channels import readable
-
-
-class Member:
-    """One of a side's."""
-
-    def __init__(
-        self, node: int, name: str, order: str, line: Line, tests: Tests, offset: Callable[[], Offset]
-    ) -> None:
-        """`order`: of its host's locks among those of all hosts. `offset`: measures that of its clock; raises
-        BaseSideError."""
-        self.node, self.name, self.order, self.line, self.tests = node, name, order, line, tests
-        self.offset = offset
-
-    def __str__(self) -> str:
-        return self.name
-
-    def begin(self, nodeid: str) -> None:
-        """Let it run a test up to what that asks for; raises BaseSideError."""
-        with self.tests.output_shown_once():
-            self.tests.enter(nodeid)
-
-    def await_ready(self, first: Event) -> None:
-        """Wait until its test asks for something; raises BaseSideError if that is not what the first node's asks."""
-        with self.tests.output_shown_once():
-            ready = self.tests.receive(Observer(), "the test ended there without asking for what it asks for here")
-        if difference := _difference(first, ready):
-            raise BaseSideError(difference)
-
-    def lost(self, plan: Plan, problem: str) -> RankError:
-        """Return the error of a launch of which it reports nothing more."""
-        first = plan.part(self.node)[0]
-        return RankError(rank=first, when=time.monotonic(), phase="the launch", summary=problem)
-
-
-def _difference(here: Event, there: Event) -> str:
-    """Say what a test asks for there and not here; "" if both ask for the same."""
-    if (there.asks_for, there.label) != (here.asks_for, here.label):
-        return f"the test asks for {_in_words(there)} there, and for {_in_words(here)} on the first node"
-    if there.number != here.number:
-        which = f"what it asks for as number {there.number} there is number {here.number} on the first node"
-        return f"{which}: does something run the test again there?"
-    plan = asdict(there.plan)
-    for name, value in asdict(here.plan).items():
-        if plan[name] != value:
-            return f"the test asks for {name} {plan[name]!r} there, and for {value!r} on the first node"
-    return ""
-
-
-def _in_words(ready: Event) -> str:
-    """Say what a test asks for: "a call (f)"."""
-    return f"{ready.asks_for} ({ready.label})" if ready.label else ready.asks_for
-
 
 # For a node to end its processes and to send their stacks after the leader asked for it: longer than `launch.run`
 # gives the rank server there.
@@ -81,7 +29,7 @@ _TICK_SECONDS = 0.1
 class _Part:
     """What came of one node's."""
 
-    member: Member
+    member: Node
     before: Offset
     after: Offset | None = None
     settled: bool = False
@@ -93,7 +41,7 @@ class _Part:
 class Parts(RemoteRanks):
     """All but the part of the node that leads. Nothing here raises: what goes wrong is an error of a rank."""
 
-    def __init__(self, plan: Plan, store: tuple[str, int], members: Sequence[Member], names: Mapping[int, str]) -> None:
+    def __init__(self, plan: Plan, store: tuple[str, int], members: Sequence[Node], names: Mapping[int, str]) -> None:
         """`names` are those of all processes in errors."""
         self._plan, self._store, self._members, self._names = plan, store, members, names
         self._parts: list[_Part] = []
@@ -114,7 +62,7 @@ class Parts(RemoteRanks):
         return {
             process: Clock(first=part.before, last=part.after or part.before)
             for part in self._parts
-            for process in self._plan.part(part.member.node)
+            for process in self._plan.part(part.member.number)
         }
 
     def begin(self) -> None:
@@ -123,7 +71,7 @@ class Parts(RemoteRanks):
             part = _Part(member, Offset(at_ns=0, ns=0, half_width_ns=math.inf))
             self._parts.append(part)
             with self._watched(part):
-                part.before = member.offset()
+                part.before = member.line.offset()
         for part in self._parts:
             with self._watched(part):
                 if not part.over:
@@ -176,7 +124,7 @@ class Parts(RemoteRanks):
         for part in self._parts if not self.errors else ():
             if part.after is None:
                 try:
-                    part.after = part.member.offset()
+                    part.after = part.member.line.offset()
                 except BaseSideError as error:
                     part.over = True
                     self.errors.append(part.member.lost(self._plan, str(error)))
@@ -232,90 +180,43 @@ class Parts(RemoteRanks):
 _FOR_EVER = 1e6  # seconds: while others have the node, as on one's own
 
 
-@dataclass
-class Side:
-    """The other nodes, for launches that this one leads."""
-
-    members: Sequence[Member]
-    address: str
-    interface: str
-    hosts: Sequence[str]  # by node
-    order: str  # of this one's locks among those of all
-    facts: Mapping[str, Scalar]
-
-    def taking_part(self, nodes: int) -> list[Member]:
-        return [member for member in self.members if member.node < nodes]
-
-    def begin(self, nodeid: str, first: Event, nodes: int) -> None:
-        """Let the test run on so many nodes up to what it asks for; `first` is what it asks for here. If it is not the
-        same everywhere, the test ends everywhere; raises BaseSideError."""
-        taking_part = self.taking_part(nodes)
-        try:
-            for member in taking_part:
-                with _named(member):
-                    member.begin(nodeid)
-            for member in taking_part:
-                with _named(member):
-                    member.await_ready(first)
-        except BaseSideError:
-            self.leave()  # else some would wait for what comes of it
-            raise
-
-    def send_to_all(self, nodes: int, order: Order) -> None:
-        """Send an order to all members that are still there; the next test reports those that are not."""
-        for member in self.taking_part(nodes):
-            with suppress(BaseSideError):
-                member.line.send(order)
-
-    def leave(self) -> list[str]:
-        """End the test everywhere and wait for it; return what failed there outside of its call."""
-        ending = [member for member in self.members if member.tests.request_end()]  # all at once
-        reported = [(member, member.tests.await_end()) for member in ending]
-        return [f"{member}: {apart}" for member, apart in reported if apart]
-
-    def parts(self, plan: Plan, store: tuple[str, int]) -> RemoteRanks:
-        names = {
-            process: f"{plan.name(process)} (node {node}, {self.hosts[node]})"
-            for node in range(plan.nodes)
-            for process in plan.part(node)
-        }
-        return Parts(plan, store, self.taking_part(plan.nodes), names)
-
-    @contextmanager
-    def alone(self, plan: Plan, here: AbstractContextManager[Sequence[Path]], observer: Observer) -> Iterator[None]:
-        places: dict[tuple[str, int], Member | AbstractContextManager[Sequence[Path]]] = {
-            (member.order, member.node): member for member in self.taking_part(plan.nodes)
-        }
-        places[self.order, 0] = here
-        taken: dict[tuple[str, str], str] = {}  # by host and resource, who has it
-        with ExitStack() as late, ExitStack() as paused:
-            for order, node in sorted(places):
-                whose = places[order, node]
-                if isinstance(whose, Member):
-                    resources = paused.enter_context(
-                        self._alone_on(whose, _RemoteObserver(whose, observer, taken), late)
-                    )
-                else:
-                    resources = list(map(str, paused.enter_context(whose)))
-                taken |= {(_boot(order), resource): f"node {node}" for resource in resources}
-            yield
-
-    @contextmanager
-    def _alone_on(self, member: Member, there: _RemoteObserver, late: ExitStack) -> Iterator[Sequence[str]]:
-        member.line.send(Order(OrderKind.ACQUIRE_LOCKS))
-        try:
-            resources = _await_locks(member, there)
-        except _SameMachine:
-            late.callback(_request_end, member, there)
-            raise
-        try:
-            yield resources
-        finally:
-            with suppress(BaseSideError):
-                member.line.send(Order(OrderKind.RELEASE_LOCKS))
+@contextmanager
+def alone(
+    members: Sequence[Node], order: str, here: AbstractContextManager[Sequence[Path]], observer: Observer
+) -> Iterator[None]:
+    """Hold the locks of this node, by `here`, and of all others, in the order of their hosts; `order` is this one's."""
+    places: dict[tuple[str, int], Node | AbstractContextManager[Sequence[Path]]] = {
+        (member.order, member.number): member for member in members
+    }
+    places[order, 0] = here
+    taken: dict[tuple[str, str], str] = {}  # by host and resource, who has it
+    with ExitStack() as late, ExitStack() as paused:
+        for host, number in sorted(places):
+            whose = places[host, number]
+            if isinstance(whose, Node):
+                resources = paused.enter_context(_alone_on(whose, _RemoteObserver(whose, observer, taken), late))
+            else:
+                resources = list(map(str, paused.enter_context(whose)))
+            taken |= {(_boot(host), resource): f"node {number}" for resource in resources}
+        yield
 
 
-def _await_locks(member: Member, observer: Observer) -> Sequence[str]:
+@contextmanager
+def _alone_on(member: Node, there: _RemoteObserver, late: ExitStack) -> Iterator[Sequence[str]]:
+    member.line.send(Order(OrderKind.ACQUIRE_LOCKS))
+    try:
+        resources = _await_locks(member, there)
+    except _SameMachine:
+        late.callback(_request_end, member, there)
+        raise
+    try:
+        yield resources
+    finally:
+        with suppress(BaseSideError):
+            member.line.send(Order(OrderKind.RELEASE_LOCKS))
+
+
+def _await_locks(member: Node, observer: Observer) -> Sequence[str]:
     """Wait until it holds the locks; return of which resources. Raises BaseSideError."""
     event = member.line.receive(observer, _FOR_EVER)
     if event.kind is EventKind.TEST_ENDED:
@@ -325,7 +226,7 @@ def _await_locks(member: Member, observer: Observer) -> Sequence[str]:
     return event.resources
 
 
-def _request_end(member: Member, there: _RemoteObserver) -> None:
+def _request_end(member: Node, there: _RemoteObserver) -> None:
     """Let it release the locks that it waited for, which are free by now."""
     there.taken.clear()
     with suppress(BaseSideError):
@@ -340,7 +241,7 @@ class _SameMachine(BaseSideError):
 class _RemoteObserver(Observer):
     """Reports what a member waits for."""
 
-    def __init__(self, member: Member, observer: Observer, taken: Mapping[tuple[str, str], str]) -> None:
+    def __init__(self, member: Node, observer: Observer, taken: Mapping[tuple[str, str], str]) -> None:
         """`taken`: by host and resource, which node has it."""
         self._member, self._observer, self.taken = member, observer, dict(taken)
 
@@ -356,13 +257,3 @@ class _RemoteObserver(Observer):
 def _boot(order: str) -> str:
     """The host behind its name: that of a container is its own."""
     return order.rpartition(" ")[2]
-
-
-@contextmanager
-def _named(member: Member) -> Iterator[None]:
-    """Put the member's name into errors."""
-    try:
-        yield
-    except BaseSideError as error:
-        reported = str(error)
-        raise BaseSideError(reported if reported.startswith(str(member)) else f"{member}: {reported}") from None

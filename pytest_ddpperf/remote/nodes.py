@@ -9,17 +9,19 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import replace
-from functools import cached_property, partial
 from pathlib import Path
 
+from pytest_ddpperf.launch import Observer
+from pytest_ddpperf.launch.remote_ranks import RemoteRanks
 from pytest_ddpperf.records.errors import BaseSideError, DdpPerfError, NodesError
 from pytest_ddpperf.records.messages import Event, EventKind, Order, OrderKind, Sources
+from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import Scalar
 from pytest_ddpperf.remote import handshake
 from pytest_ddpperf.remote.node import Node
-from pytest_ddpperf.remote.node_launch import Side
+from pytest_ddpperf.remote.node_launch import Parts, alone
 from pytest_ddpperf.remote.process import START_SECONDS
 from pytest_ddpperf.remote.rendezvous import Role, TorchrunStore, interface_of, link_of
 from pytest_ddpperf.wire.boot import contents
@@ -92,11 +94,21 @@ class OtherNodes:
         lines = [f"{reported} ({times} times)" if times > 1 else reported for reported, times in most]
         return [*lines, f"... and connections that were dropped in {more} other ways"] if more else lines
 
-    @cached_property
-    def current(self) -> Side:
-        """The other nodes' pytests of the current code, once all have come."""
-        members = [node.member for node in self.nodes]
-        return Side(members, self.address, self.interface, self.hosts, _host_order(), self.facts)
+    def _taking_part(self, nodes: int) -> list[Node]:
+        return [node for node in self.nodes if node.number < nodes]
+
+    def parts(self, plan: Plan, store: tuple[str, int]) -> RemoteRanks:
+        names = {
+            process: f"{plan.name(process)} (node {node}, {self.hosts[node]})"
+            for node in range(plan.nodes)
+            for process in plan.part(node)
+        }
+        return Parts(plan, store, self._taking_part(plan.nodes), names)
+
+    def alone(
+        self, plan: Plan, here: AbstractContextManager[Sequence[Path]], observer: Observer
+    ) -> AbstractContextManager[None]:
+        return alone(self._taking_part(plan.nodes), _host_order(), here, observer)
 
     def start(self, arguments: Sequence[str]) -> None:
         """Wait for all nodes, and let their pytests collect: see `Node.start`."""
@@ -142,13 +154,24 @@ class OtherNodes:
         the nodes get it, and go on to the end of the test, for what is torn down there may need what it did."""
         self._asked = self._asked + 1 if self._begun == nodeid else 1
         self._begun = nodeid
+        taking_part = self._taking_part(nodes)
         try:
-            self.current.begin(nodeid, replace(ready, number=self._asked), nodes)
+            for node in taking_part:
+                with _named(node):
+                    node.begin(nodeid)
+            for node in taking_part:
+                with _named(node):
+                    node.await_ready(replace(ready, number=self._asked))
         except BaseSideError:
-            self.leave()
+            self._end_test()  # else some would wait for what comes of it
             raise
 
-        end = partial(self.current.send_to_all, nodes)
+        def end(order: Order) -> None:
+            """Send an order to all that are still there; the next test reports those that are not."""
+            for node in taking_part:
+                with suppress(BaseSideError):
+                    node.line.send(order)
+
         try:
             yield end
         except DdpPerfError as error:
@@ -157,8 +180,14 @@ class OtherNodes:
 
     def leave(self) -> None:
         """End the test everywhere, and wait for it."""
+        self._failed += self._end_test()
+
+    def _end_test(self) -> list[str]:
+        """End the test everywhere and wait for it; return what failed there outside of its call."""
         self._begun = ""
-        self._failed += self.current.leave()
+        ending = [node for node in self.nodes if node.tests.request_end()]  # all at once
+        reported = [(node, node.tests.await_end()) for node in ending]
+        return [f"{node}: {apart}" for node, apart in reported if apart]
 
     def failed(self) -> list[str]:
         """What failed on other nodes outside of the calls of tests that were left, once."""
@@ -196,3 +225,13 @@ def _address_of(name: str) -> str:
         asking.connect(("192.0.2.1", 9))  # nothing is sent; of a network that there is not (RFC 5737)
         return str(asking.getsockname()[0])
     return found[0]
+
+
+@contextmanager
+def _named(node: Node) -> Iterator[None]:
+    """Put the node's name into errors."""
+    try:
+        yield
+    except BaseSideError as error:
+        reported = str(error)
+        raise BaseSideError(reported if reported.startswith(str(node)) else f"{node}: {reported}") from None

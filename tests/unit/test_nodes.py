@@ -37,7 +37,7 @@ from pytest_ddpperf.remote import node_launch as parts_module
 from pytest_ddpperf.remote import rendezvous as interface
 from pytest_ddpperf.remote.arguments import remote_arguments
 from pytest_ddpperf.remote.node import Node
-from pytest_ddpperf.remote.node_launch import Member, Parts, Side
+from pytest_ddpperf.remote.node_launch import Parts, alone
 from pytest_ddpperf.remote.node_worker import NodeWorker
 from pytest_ddpperf.remote.nodes import OtherNodes
 from pytest_ddpperf.remote.process import RemotePytest
@@ -302,7 +302,7 @@ def test_devices_and_the_files_that_both_imported_have_to_be_the_same(
     follows.collects(files, device_type="cpu", device_count=devices)
     with pytest.raises(NodesError, match=problem) if problem else nullcontext():
         follows.node.collected(HERE, MACHINE, SOON_SECONDS)
-    assert follows.node.member.tests.known == {"test_a.py::test_a"}
+    assert follows.node.tests.known == {"test_a.py::test_a"}
 
 
 def test_another_version_of_what_has_to_be_the_same_is_refused(closing: ExitStack) -> None:
@@ -345,8 +345,12 @@ def test_a_pytest_of_a_node_that_is_stopped_is_ended_and_reported(closing: ExitS
     assert remote_pytest._child.process.returncode == -signal.SIGKILL
 
 
-def side_of(members: Sequence[Member]) -> Side:
-    return Side(members, address="127.0.0.1", interface="", hosts=["a", "b"], order="a", facts={})
+def led(nodes: Sequence[Node]) -> OtherNodes:
+    """The other nodes of a run in which all have come."""
+    other_nodes = OtherNodes.__new__(OtherNodes)
+    other_nodes.nodes = list(nodes)
+    other_nodes._begun, other_nodes._asked, other_nodes._failed = "", 0, []
+    return other_nodes
 
 
 # --- what comes of a test
@@ -393,8 +397,8 @@ def test_what_a_pytest_that_is_led_tells_of_a_test_is_no_failure_there(when: str
 def test_what_fails_on_another_node_as_its_test_is_left_is_told_and_all_are_left_at_once(closing: ExitStack) -> None:
     several = [Follows(closing), Follows(closing)]
     for number, follows in enumerate(several, 1):
-        follows.node.member.name = f"node {number}"
-        follows.node.member.tests._test = "test_a"
+        follows.node.line.name = f"node {number}"
+        follows.node.tests._test = "test_a"
     first, second = several
 
     def answer() -> None:
@@ -405,21 +409,21 @@ def test_what_fails_on_another_node_as_its_test_is_left_is_told_and_all_are_left
 
     thread = threading.Thread(target=answer)
     thread.start()
-    assert side_of([follows.node.member for follows in several]).leave() == ["node 2: Error: not removed"]
+    other_nodes = led([follows.node for follows in several])
+    other_nodes.leave()
     thread.join()
-    assert side_of([first.node.member]).leave() == []
+    assert other_nodes.failed() == ["node 2: Error: not removed"]
+    other_nodes.leave()
+    assert other_nodes.failed() == []
 
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_what_a_test_asked_for_is_told_on_all_nodes_before_it_is_left(closing: ExitStack, fails: bool) -> None:
     """Its body goes on there to its end: what is torn down may need what it did."""
     follows = Follows(closing)
-    side = side_of([follows.node.member])
-    tests = follows.node.member.tests
+    tests = follows.node.tests
     tests.known, tests._started = frozenset(["test_a"]), True
-    other_nodes = OtherNodes.__new__(OtherNodes)
-    other_nodes._begun, other_nodes._asked, other_nodes._failed = "", 0, []
-    other_nodes.__dict__["current"] = side
+    other_nodes = led([follows.node])
     plan = Plan(world_size=2, nodes=2, backend="gloo", device="cpu")
     follows.send(EventKind.READY, asks_for="a call", label="f", plan=plan, number=1)
     ready = Event(EventKind.READY, asks_for="a call", label="f", plan=plan)
@@ -432,7 +436,7 @@ def test_what_a_test_asked_for_is_told_on_all_nodes_before_it_is_left(closing: E
     orders = follows.received()
     assert [order.kind for order in orders] == [OrderKind.RUN_TEST, OrderKind.END_MEASUREMENT, OrderKind.LEAVE_TEST]
     assert (orders[1].error, orders[1].results) == (("rank 1 failed", ()) if fails else (None, (b"one",)))
-    assert other_nodes.failed() == [f"{follows.node.member}: not removed"]
+    assert other_nodes.failed() == [f"{follows.node}: not removed"]
 
 
 @pytest.mark.parametrize("here", ["", "fails here"])
@@ -468,10 +472,10 @@ def test_a_node_that_does_not_answer_is_asked_and_then_gone(
     monkeypatch.setattr(line, "_GONE_SECONDS", 1.0)
     follows = Follows(closing)
     with pytest.raises(BaseSideError, match=r"node 1 \(b\) said nothing for \d s"):
-        follows.node.member.line.receive(Observer(), SOON_SECONDS)
+        follows.node.line.receive(Observer(), SOON_SECONDS)
     assert OrderKind.CHECK_ALIVE in follows.kinds()
     with pytest.raises(BaseSideError, match="said nothing"):
-        follows.node.member.line.send(Order(OrderKind.RUN_TEST))
+        follows.node.line.send(Order(OrderKind.RUN_TEST))
 
 
 TWO_NODES = Plan(world_size=2, nodes=2, backend="gloo", device="cpu")
@@ -492,16 +496,14 @@ def test_what_nodes_ask_for_has_to_be_the_same(closing: ExitStack, there: dict[s
     same = {"asks_for": "a call", "label": "f", "plan": CALL.plan, "number": 2}
     follows.send(EventKind.READY, **{**same, **there})
     with pytest.raises(BaseSideError, match=re.escape(said)):
-        follows.node.member.await_ready(CALL)
+        follows.node.await_ready(CALL)
     follows.send(EventKind.READY, **same)
-    follows.node.member.await_ready(CALL)
+    follows.node.await_ready(CALL)
 
 
 def test_locks_are_taken_node_by_node_in_the_order_of_their_hosts(closing: ExitStack) -> None:
     """Whoever leads: two runs that lead from either end of the same nodes cannot wait for each other in a ring."""
     follows = Follows(closing, lock_order="host a")
-    side = Side([follows.node.member], address="127.0.0.1", interface="", hosts=["z", "a"], order="host z", facts={})
-    plan = Plan(world_size=2, nodes=2, backend="gloo", device="cpu")
     taken: list[str] = []
 
     @contextmanager
@@ -511,7 +513,7 @@ def test_locks_are_taken_node_by_node_in_the_order_of_their_hosts(closing: ExitS
         yield ()
 
     follows.send(EventKind.LOCKS_ACQUIRED)
-    with side.alone(plan, here(), Observer()):
+    with alone([follows.node], "host z", here(), Observer()):
         assert taken == ["here"], "after the other, whose host comes first"
     assert follows.kinds() == [OrderKind.RELEASE_LOCKS]
 
@@ -523,23 +525,21 @@ def test_a_wait_on_another_node_is_told_with_its_name(closing: ExitStack) -> Non
 
     reported: list[str] = []
     follows = Follows(closing, lock_order="b boot")
-    side = Side([follows.node.member], address="127.0.0.1", interface="", hosts=["a", "b"], order="a other", facts={})
     for resource in ("/sys/devices/system/cpu/cpu3", "/"):
         follows.send(EventKind.WAITING_FOR_LOCK, resources=(resource,))
     follows.send(EventKind.LOCKS_ACQUIRED, resources=("/sys/devices/system/cpu/cpu3",))
-    with side.alone(TWO_NODES, nullcontext(()), Watches()):
+    with alone([follows.node], "a other", nullcontext(()), Watches()):
         assert reported == ["node 1 (b)/cpu3", "node 1 (b)/all"]
 
 
 def test_a_wait_for_what_this_very_launch_has_is_an_error(closing: ExitStack) -> None:
     """Two nodes on one machine, perhaps in containers, whose cores are the same."""
     follows = Follows(closing, lock_order="pod-b boot")
-    side = Side([follows.node.member], address="", interface="", hosts=["a", "b"], order="pod-a boot", facts={})
     here = nullcontext([Path("/cores/0")])
     follows.send(EventKind.WAITING_FOR_LOCK, resources=("/cores/0",))
     follows.send(EventKind.LOCKS_ACQUIRED, resources=("/cores/0",))  # once it is free
     reported = r"^node 1 \(b\) is on the same machine and the same cores or devices as node 0: give each node its own"
-    with pytest.raises(BaseSideError, match=reported), side.alone(TWO_NODES, here, Observer()):
+    with pytest.raises(BaseSideError, match=reported), alone([follows.node], "pod-a boot", here, Observer()):
         pass
     assert follows.kinds() == [OrderKind.ACQUIRE_LOCKS, OrderKind.RELEASE_LOCKS]
 
@@ -552,11 +552,11 @@ class Parted:
 
     def __init__(self, closing: ExitStack) -> None:
         self.follows = Follows(closing)
-        member = self.follows.node.member
-        member.offset = lambda: Offset(at_ns=0.0, ns=1000e9, half_width_ns=1000.0)  # the clock is ahead by 1,000 s
+        node = self.follows.node
+        node.line.offset = lambda: Offset(at_ns=0.0, ns=1000e9, half_width_ns=1000.0)  # the clock is ahead by 1,000 s
         plan = Plan(world_size=4, nodes=2, backend="gloo", device="cpu")
         names = {rank: f"rank {rank} (node {rank // 2})" for rank in range(4)}
-        self.parts = Parts(plan, ("127.0.0.1", 1), [member], names)
+        self.parts = Parts(plan, ("127.0.0.1", 1), [node], names)
         self.parts.begin()
         order = Order(OrderKind.TAKE_SHARE, plan=plan, store=("127.0.0.1", 1))
         assert self.follows.received() == [order]
@@ -613,7 +613,7 @@ def test_a_node_that_goes_after_it_delivered_is_an_error_for_its_clock_is_not_kn
 
     parted.follows.send(EventKind.SHARE_SETTLED)
     parted.receive(lambda: parted.parts.settled())
-    parted.follows.node.member.offset = gone
+    parted.follows.node.line.offset = gone
     parted.parts.release()
     assert "is gone" in parted.parts.errors[0].summary
 
