@@ -85,11 +85,9 @@ class Store:
         stored = self.read(environment, test)
         before = stored.measurements[0].environment.must_match if stored else environment.must_match
         if differing := _differing(before, environment.must_match):
-            raise BaselineError(
-                self.path(environment, test),
-                f"was measured under other conditions: {differing}",
-                "measure as before, or replace it with --ddp-save-baseline",
-            )
+            problem = f"was measured under other conditions: {differing}"
+            remedy = "measure as before, or replace it with --ddp-save-baseline"
+            raise BaselineError(self.path(environment, test), problem, remedy)
         return stored
 
     def files(self) -> tuple[Path, ...]:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
@@ -163,7 +163,6 @@ def _doctor(arguments: argparse.Namespace) -> int:
     return console.OK
 
 
-def _wrapped(lead: str, line: str) -> Iterator[str]:
-    yield from textwrap.wrap(
-        line, _WIDTH, initial_indent=lead, subsequent_indent=" " * len(lead), break_on_hyphens=False
-    )
+def _wrapped(lead: str, line: str) -> list[str]:
+    below = " " * len(lead)
+    return textwrap.wrap(line, _WIDTH, initial_indent=lead, subsequent_indent=below, break_on_hyphens=False)

@@ -222,11 +222,8 @@ def _checked(settings: Settings) -> Settings:
             raise OptionError(where(settings, "max_launches"), settings.max_launches, allowed)
         settings = replace(settings, max_launches=2 * settings.launches)
     if settings.records and settings.launches == 1:
-        raise OptionError(
-            where(settings, "launches"),
-            1,
-            f"at least 2 with {settings.records}: nothing is compared with a single launch",
-        )
+        allowed = f"at least 2 with {settings.records}: nothing is compared with a single launch"
+        raise OptionError(where(settings, "launches"), 1, allowed)
     _check_limits(settings)
     return settings
 

@@ -20,6 +20,7 @@ from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import RankError, Scalar
 from pytest_ddpperf.remote.process import START_SECONDS, Line, Tests
 from pytest_ddpperf.remote.worktree import differing_files
+from pytest_ddpperf.report import text
 from pytest_ddpperf.wire.channels import Lines, readable
 
 # A node that is asked answers at once, whatever its tests do, unless it is stopped, hangs or is cut off.
@@ -190,7 +191,6 @@ class NodeLine(Line):
 
 # Beyond what a test may take there: whoever hangs says so before we say it of the whole node.
 _SILENCE_SECONDS = 10.0
-_NAMED = 5  # files
 _MACHINE = ("device_type", "device_count")  # facts that have to be the same on all nodes
 
 
@@ -260,8 +260,7 @@ def _unlike(here: Sources, there: Sources) -> str:
     if here.files and not both:
         return "imported none of the first node's files: do both have the same git repository?"
     others = differing_files(*({file: side.files[file] for file in both} for side in (here, there)))
-    more = ", ..." if len(others) > _NAMED else ""
-    return f"has other files than the first node: {', '.join(others[:_NAMED])}{more}" if others else ""
+    return f"has other files than the first node: {text.some(others)}" if others else ""
 
 
 def _difference(here: Event, there: Event) -> str:

@@ -24,6 +24,7 @@ from pytest_ddpperf.records.samples import LaunchSamples
 from pytest_ddpperf.remote.arguments import Invocation
 from pytest_ddpperf.remote.process import START_SECONDS, RemotePytest, Tests
 from pytest_ddpperf.remote.worktree import Checkout, differing_files
+from pytest_ddpperf.report import text
 from pytest_ddpperf.wire import boot
 
 
@@ -176,7 +177,7 @@ class BaseSide:
 
     def _the_same(self, here: Sources) -> tuple[str, str]:
         files = sorted(here.files)
-        named = f" ({', '.join(files[:5])}{', ...' if len(files) > 5 else ''})" if files else ""
+        named = f" ({text.some(files)})" if files else ""
         top = f"{self._checkout.top}{os.sep}"
         kept = [path.removeprefix(top) for path in self.trees.kept if path.startswith(top) and os.path.isdir(path)]
         tests = f"; tests are the same on both sides, with all in {', '.join(kept)}" if kept else ""

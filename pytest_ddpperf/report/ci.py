@@ -89,10 +89,8 @@ def junit_properties(outcome: Outcome) -> list[tuple[str, str]]:
             values["interval"] = f"{1 + change.low:.4f}..{1 + change.high:.4f}"
             values["resolution"] = f"{text.resolution(worst):.4f}"
     if outcome.baseline_side is not None:
-        values |= {
-            "against": str(outcome.baseline_side.version),
-            "against_commit": outcome.baseline_side.version.commit,
-        }
+        version = outcome.baseline_side.version
+        values |= {"against": str(version), "against_commit": version.commit}
     if outcome.measurement is not None:
         p50 = stats.percentile(outcome.measurement.samples.step_seconds, 50)
         values["p50"] = f"{p50:.9f}"

@@ -175,9 +175,7 @@ def _remedy(outcome: Outcome, coarse: Sequence[Comparison]) -> str:
         return "; add sessions with --ddp-extend-baseline" if more else "; compare with --ddp-against"
     if needed and max(needed) <= _TIMES_LAUNCHES * max(_USUAL_LAUNCHES, len(outcome.costs)):
         return f"; raise --ddp-launches to {max(needed)}"
-    return (
-        "; compare with --ddp-against, or raise the limit" if stored else "; use a quieter machine, or raise the limit"
-    )
+    return f"; {'compare with --ddp-against' if stored else 'use a quieter machine'}, or raise the limit"
 
 
 def _slower_within_limit(verdict: Verdict) -> str:
@@ -217,10 +215,9 @@ def _reasons(outcome: Outcome) -> Iterator[str]:
     )
     if not (outcome.fails or counted) and (said := reason(outcome)):
         suspected = shown(outcome.stored_verdict) if outcome.stored_verdict is not None else None
-        against = (
-            f"{suspected.limit.metric} {_short(suspected)} against the baseline: " if suspected is not None else ""
-        )
-        yield against + said
+        if suspected is not None:
+            said = f"{suspected.limit.metric} {_short(suspected)} against the baseline: {said}"
+        yield said
     if outcome.fails and outcome.error:
         yield outcome.error
 

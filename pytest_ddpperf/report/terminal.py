@@ -163,9 +163,8 @@ def _durations(samples: Samples, rank: int | None) -> LaunchSteps:
 
 def _details(outcome: Outcome) -> Iterator[str]:
     if outcome.verdict is not None and outcome.verdict.comparisons:
-        smallest = ", ".join(
-            f"{text.amount(text.resolution(c))} ({c.limit.metric})" for c in outcome.verdict.comparisons
-        )
+        compared = outcome.verdict.comparisons
+        smallest = ", ".join(f"{text.amount(text.resolution(c))} ({c.limit.metric})" for c in compared)
         yield f"smallest detectable change: {smallest}"
     counters = outcome.measured.counters.items()
     known = {name: count for name, count in counters if count}

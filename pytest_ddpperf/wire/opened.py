@@ -148,10 +148,9 @@ class Opened:
     def __init__(self, folder: str) -> None:
         try:
             with open(os.path.join(folder, _NAME), "rb") as log:
-                lines = sorted({os.fsdecode(line) for line in log.read().split(b"\0")[:-1]})
+                self._lines = sorted({os.fsdecode(line) for line in log.read().split(b"\0")[:-1]})
         except FileNotFoundError:
-            lines = []
-        self._lines = lines
+            self._lines = []
 
     def _noted(self, kind: str) -> list[str]:
         return [line[1:] for line in self._lines if line.startswith(kind)]
@@ -182,10 +181,8 @@ class Opened:
         if trees.base == trees.current:
             return
         for command in self._noted(_PROCESS):
-            raise BaseSideError(
-                f"{command!r} may have run code of the working tree: start it with the PYTHONPATH of its rank, and "
-                "without -I, -E or -S"
-            )
+            remedy = "start it with the PYTHONPATH of its rank, and without -I, -E or -S"
+            raise BaseSideError(f"{command!r} may have run code of the working tree: {remedy}")
         strays = {within for within, real in self.files(trees) if _is_stray(real, trees.own(within))}
         refuse_files(sorted(strays), "read")
 
