@@ -86,7 +86,7 @@ def judge_times(
     broken, differences = _environment_differences(current, baseline[-1], interleaved=interleaved)
     if broken:
         return Verdict(status=Status.INCOMPARABLE, reason="must-match", differences=broken + differences)
-    kept, dropped = _supported(current, _on_times(limits))
+    kept, dropped = _supported(current, limits)
     if not kept:
         return Verdict(status=Status.NOT_GATED, reason="no-supported-limit", dropped=dropped, differences=differences)
     if min(session.samples.launches for session in baseline) < LAUNCHES_NEEDED:
@@ -144,10 +144,6 @@ def gravest(statuses: Iterable[Status]) -> Status:
     return min(statuses, key=(Status.REGRESSED, Status.INCONCLUSIVE, Status.IMPROVED, Status.PASS).index)
 
 
-def _on_times(limits: Iterable[Limit]) -> list[Limit]:
-    return [limit for limit in limits if not limit.is_counter]
-
-
 def resolutions(current: Measurement, limits: Iterable[Limit], *, level: float = TEST_LEVEL) -> dict[str, float]:
     """By metric, the relative slowdown that two measurements like this one, taken on one occasion, would resolve."""
     return {limit.metric: _share(own) for limit, _, own in _with_itself(current, limits, level)}
@@ -160,7 +156,7 @@ def coarse(current: Measurement, limits: Iterable[Limit], *, level: float = TEST
 
 def _with_itself(current: Measurement, limits: Iterable[Limit], level: float) -> Iterator[tuple[Limit, float, float]]:
     """Yield each limit that the measurement supports, with its mean and its resolution, both logarithms."""
-    kept, _ = _supported(current, _on_times(limits))
+    kept, _ = _supported(current, limits)
     kept = [limit for limit in kept if has_figure(limit, current)]
     for limit in kept:
         observed = logs(limit, current)
@@ -168,11 +164,11 @@ def _with_itself(current: Measurement, limits: Iterable[Limit], level: float) ->
 
 
 def _supported(current: Measurement, limits: Iterable[Limit]) -> tuple[list[Limit], tuple[str, ...]]:
-    """The limits that the measurement can support, and those of ours it cannot, in words."""
+    """The limits on times that the measurement can support, and those of ours it cannot, in words."""
     launches = current.samples.launches
     steps = min((len(steps) for steps in current.samples.step_seconds), default=0)
     kept, dropped = [], []
-    for limit in limits:
+    for limit in (limit for limit in limits if not limit.is_counter):
         problem = unsupported(limit, steps=steps, launches=launches)
         if problem is None:
             kept.append(limit)
