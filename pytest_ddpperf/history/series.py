@@ -142,16 +142,15 @@ def build_series(entries: Sequence[HistoryEntry]) -> list[Series]:
         for facts, runs in by_facts.items():
             entries, measurements = zip(*runs, strict=True)
             last = measurements[-1]
-            found.append(
-                Series(
-                    test=last.test,
-                    environment=last.environment,
-                    must_match=last.must_match,
-                    runs=entries,
-                    measurements=measurements,
-                    distinction=", ".join(f"{name} {value}" for name, value in sorted(facts - common, key=str)),
-                )
+            series = Series(
+                test=last.test,
+                environment=last.environment,
+                must_match=last.must_match,
+                runs=entries,
+                measurements=measurements,
+                distinction=", ".join(f"{name} {value}" for name, value in sorted(facts - common, key=str)),
             )
+            found.append(series)
     return found
 
 

@@ -128,9 +128,8 @@ def _of_program(windows: Sequence[Window], step_seconds: Sequence[float]) -> dic
     if left_out := windows[0].left_out:
         found["left out"] = f"{left_out} of {steps + left_out} steps with fewer backward passes are left out"
     if long := sum(each > _LONG * usual for each in step_seconds):
-        found["long"] = (
-            f"{long} of {steps} steps took more than {_LONG}x the median (evaluation, checkpoints, logging?)"
-        )
+        took = f"took more than {_LONG}x the median (evaluation, checkpoints, logging?)"
+        found["long"] = f"{long} of {steps} steps {took}"
     phases = windows[0].phases
     if phases is not None and phases.arrivals and phases.steps:
         steps_ns = [pair for marks in windows[0].marks_ns for pair in pairwise(marks)][-len(phases.steps) :]

@@ -381,16 +381,15 @@ class LocalShareLaunch(Launch):
         self._end()
         failures = self._diagnosis.failures(self._ranks)
         failed = {rank.number for rank in self._ranks if rank.error is not None}
-        leader.send(
-            Event(
-                EventKind.SHARE_ENDED,
-                errors=tuple(error for error in failures if error.rank in failed),
-                waiting=tuple(error for error in failures if error.rank not in failed),
-                output=self._output(),
-                notes=tuple(self._notes),
-                results={} if settled else self._results(),
-            )
+        ended = Event(
+            EventKind.SHARE_ENDED,
+            errors=tuple(error for error in failures if error.rank in failed),
+            waiting=tuple(error for error in failures if error.rank not in failed),
+            output=self._output(),
+            notes=tuple(self._notes),
+            results={} if settled else self._results(),
         )
+        leader.send(ended)
 
     def _results(self) -> dict[int, bytes]:
         """Return the results that have come, by process."""

@@ -170,9 +170,8 @@ def measurement(launches: Sequence[LaunchSamples], environment: Environment) -> 
         return None if None in found else found
 
     samples = Samples(**{figure.name: every(figure.name) for figure in fields(Samples)})
-    return Measurement(
-        samples=samples, environment=environment, counters=_counters(launches), phases=every("phases") or ()
-    )
+    counters, phases = _counters(launches), every("phases") or ()
+    return Measurement(samples=samples, environment=environment, counters=counters, phases=phases)
 
 
 def modules_imported(launches: Sequence[LaunchSamples]) -> set[str]:

@@ -85,13 +85,8 @@ class RunResults:
     def lines(self, verbosity: int, width: int) -> Iterator[str]:
         """Yield the table, the problems and the counts."""
         messages = (*self.messages, *terminal.unmeasured(self.never_measured)) if verbosity >= 0 else ()
-        yield from terminal.report(
-            self.outcomes,
-            self.run,
-            tuple(filter(None, (*messages, *self.unwritten, self.usage_error))),
-            verbosity=verbosity,
-            width=width,
-        )
+        every = tuple(filter(None, (*messages, *self.unwritten, self.usage_error)))
+        yield from terminal.report(self.outcomes, self.run, every, verbosity=verbosity, width=width)
 
     @property
     def run(self) -> RunInfo:

@@ -145,8 +145,7 @@ ROWS = (
 )  # fmt: skip
 BY_ARGUMENT = {row.argument: row for row in ROWS if row.marker}
 
-_ARGUMENTS = ", ".join(BY_ARGUMENT)
-MARKER_HELP = f"ddp({_ARGUMENTS}): settings of a distributed test, by keyword, over --ddp-* and ini keys"
+MARKER_HELP = f"ddp({', '.join(BY_ARGUMENT)}): settings of a distributed test, by keyword, over --ddp-* and ini keys"
 
 
 def given(config: pytest.Config) -> bool:

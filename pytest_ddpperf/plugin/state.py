@@ -233,10 +233,9 @@ class Run:
     def close(self) -> None:
         with ExitStack() as closing:
             if self.other_nodes is not None:
-                status = self.pytest_session.exitstatus if self.pytest_session is not None else None
-                closing.callback(
-                    self.other_nodes.close, int(status if status is not None else pytest.ExitCode.USAGE_ERROR)
-                )
+                session = self.pytest_session
+                status = session.exitstatus if session is not None else pytest.ExitCode.USAGE_ERROR
+                closing.callback(self.other_nodes.close, int(status))
             if self._session is not None:
                 closing.callback(self._session.close)
             if self._base is not None:

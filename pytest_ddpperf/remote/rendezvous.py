@@ -118,18 +118,17 @@ class TorchrunStore:
     def __init__(self, role: Role, seconds: float, reported: Message | None = None) -> None:
         self._seconds, self._answer = seconds, Message()
         self._child = boot.Child(sys.executable, "pytest_ddpperf.rank.group", inherited(os.environ))
-        self._child.lines.send(
-            {
-                "sys_path": boot.search_path(),
-                "parent": os.getpid(),
-                "address": role.address,
-                "port": role.port,
-                "hosts": reported is not None and not role.hosted,
-                "key": f"ddpperf/{role.run}",
-                "tell": reported,
-                "seconds": seconds,
-            }
-        )
+        start = {
+            "sys_path": boot.search_path(),
+            "parent": os.getpid(),
+            "address": role.address,
+            "port": role.port,
+            "hosts": reported is not None and not role.hosted,
+            "key": f"ddpperf/{role.run}",
+            "tell": reported,
+            "seconds": seconds,
+        }
+        self._child.lines.send(start)
 
     def answer(self) -> Message:
         """Wait until it is said, or return what was said; raises NodesError."""
