@@ -29,12 +29,9 @@ def name(outcome: Outcome) -> str:
 
 def names_within(outcomes: Sequence[Outcome], width: int) -> list[str]:
     """Return the names in at most `width` characters: if need be without folders, without files, without a middle."""
-    parts = [
-        (file, separator, test or file) for file, separator, test in (name(each).partition("::") for each in outcomes)
-    ]
     whole = [name(each) for each in outcomes]
-    in_files = [file.rpartition("/")[2] + separator + test if separator else test for file, separator, test in parts]
-    tests = [test for _, _, test in parts]
+    in_files = [re.sub("^[^:]*/(?=[^/:]*::)", "", each) for each in whole]
+    tests = [each.partition("::")[2] or each for each in whole]
     fitting = (names for names in (whole, in_files) if max(map(len, names), default=0) <= width)
     return [shortened(each, width) for each in next(fitting, tests)]
 
