@@ -127,8 +127,7 @@ class Launch:
         self._plan, self._part = request.plan, request.part
         self._remote = remote or RemoteRanks()
         self._store = store
-        plan = request.plan
-        self._names = {process: plan.name(process) for process in self._part.processes}
+        self._names = {process: self._plan.name(process) for process in self._part.processes}
         self._ranks: list[Peer] = []
         self._notes: list[str] = []
         self.over = self._begun = False

@@ -90,6 +90,7 @@ class BaseSide:
     def __init__(self, settings: Settings, invocation: Invocation) -> None:
         """Raises AgainstError."""
         self._settings, self._invocation = settings, invocation
+        self._option = settings.comparison_option  # that asked for it
         self._checkout = Checkout(settings, invocation.rootdir, invocation.kept, own_tests=invocation.own_tests)
         self.version, self.trees = self._checkout.version, self._checkout.current_trees
         self._closing = ExitStack()
@@ -128,12 +129,7 @@ class BaseSide:
         if self.version.python:
             remedy = f"pytest-ddpperf {__version__} must be installed for that interpreter"
             return AgainstError("--ddp-against-python", str(error), remedy)
-        return AgainstError(self.option, str(error))
-
-    @property
-    def option(self) -> str:
-        """That asked for it."""
-        return self._settings.comparison_option
+        return AgainstError(self._option, str(error))
 
     @property
     def environ(self) -> dict[str, str]:
@@ -157,7 +153,7 @@ class BaseSide:
         try:
             return RemotePytest(str(self.version), python, environ, self._invocation.folder_in(self.tree))
         except OSError as error:
-            raise AgainstError(self.option, f"{python} cannot be started: {error}") from None
+            raise AgainstError(self._option, f"{python} cannot be started: {error}") from None
 
     def collect(self, here: Sources | None) -> None:
         """Wait until the other side has collected; raises AgainstError where nothing differs from `here`, unless that
@@ -167,13 +163,13 @@ class BaseSide:
         except BaseSideError as error:
             if _CONFTEST in str(error):
                 return  # which every test will report: it lacks the code
-            raise AgainstError(self.option, str(error)) from None
+            raise AgainstError(self._option, str(error)) from None
         there = self.tests.sources
         if self.version.ref == "self" or here is None or there is None:
             return
         differ = self._checkout.assignments, self.version.option, self.changed()
         if nothing_differs(here, there, *differ):
-            raise AgainstError(self.option, *self._the_same(here))
+            raise AgainstError(self._option, *self._the_same(here))
 
     def _the_same(self, here: Sources) -> tuple[str, str]:
         files = sorted(here.files)
