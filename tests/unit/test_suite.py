@@ -14,7 +14,14 @@ import torch
 from pytest_ddpperf.measuring.machine import nodes_for
 from pytest_ddpperf.options.settings import with_markers
 from pytest_ddpperf.plugin.state import RUN
-from pytest_ddpperf.suite import conftest, test_data_parallel, test_ddp_latency, test_ddp_sweep, workloads
+from pytest_ddpperf.suite import (
+    conftest,
+    test_data_parallel,
+    test_ddp_correctness,
+    test_ddp_latency,
+    test_ddp_sweep,
+    workloads,
+)
 from pytest_ddpperf.suite.tables import Tables, describe
 from pytest_ddpperf.suite.test_rpc import _row
 from pytest_ddpperf.suite.workloads import SIZES, Size, SweepRow, tokens_of
@@ -99,6 +106,14 @@ def test_the_size_follows_from_the_devices_of_a_machine(
 ) -> None:
     given = {"ddp_device": "auto", "ddp_backend": "auto", **asked}
     assert workloads.chosen_size(configured(monkeypatch, nodes=nodes, devices=devices, **given)).name == expected
+
+
+def test_tiny_takes_few_steps_and_hangs_are_waited_for_briefly() -> None:
+    settings = SIZES["tiny"].settings
+    assert settings["launches"] * (settings["warmup"] + settings["steps"]) <= 16
+    for name, test in inspect.getmembers(test_ddp_correctness, inspect.isfunction):
+        if name.startswith("test_hang"):
+            assert [mark.kwargs["timeout"] for mark in test.pytestmark] == [15]
 
 
 @pytest.mark.parametrize(
