@@ -3,34 +3,39 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from pytest_ddpperf import add_section, node_count
+from pytest_ddpperf import DdpRun, add_section, node_count
 from pytest_ddpperf.suite.plots import save
 from pytest_ddpperf.suite.tables import Tables
 from pytest_ddpperf.suite.workloads import (
+    COPIES,
+    Fits,
+    Need,
     Size,
     SweepRow,
     chosen_size,
+    first_step,
+    free_memory,
+    gradient_bytes,
     largest_world,
-    ranks_per_machine,
     read_option,
     tokens_of,
-    uses_cuda,
 )
 
 _HERE = Path(__file__).parent
 _TABLES = pytest.StashKey[Tables]()
+_TRIED = pytest.StashKey[dict[object, list[Need | None]]]()  # what first steps needed
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_TABLES] = Tables()
+    config.stash[_TRIED] = {}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -117,28 +122,22 @@ def tokens(size: Size, ddp_world_size: int) -> int:
 
 
 @pytest.fixture
-def require_memory(request: pytest.FixtureRequest, ddp_world_size: int) -> Callable[..., None]:
-    """Call it with the bytes that each rank needs: it skips a test whose ranks on this machine need more than there is.
+def fits(request: pytest.FixtureRequest, ddp_run: DdpRun, ddp_world_size: int, size: Size) -> Fits:
+    """Call it with a model: it skips a test whose ranks need more memory than is free, by a first step that is measured
+    once for all tests of a model."""
+    marks = str([mark.kwargs for mark in request.node.iter_markers("ddp")])  # say where ranks run
+    tried = request.config.stash[_TRIED]
 
-    `cuda` says whether each rank has a CUDA device, where the run does not decide that.
-    """
-    here = ranks_per_machine(request.node, ddp_world_size)
+    def check(model: str, sequences: int | None = None) -> None:
+        # Not if it is sure to fit: where batches are small, the copies of parameters are most of what a step needs.
+        # Other machines may have less.
+        least = COPIES * gradient_bytes(model, size) * ddp_world_size
+        if size.name != "full" and node_count(request.config) == 1 and least < free_memory() / 2:
+            return
+        case = model, sequences, ddp_world_size, marks
+        if case not in tried:
+            tried[case] = ddp_run(first_step, model, size, sequences)
+        for need in filter(None, tried[case]):
+            need.require()
 
-    def require(each: float, *, cuda: bool | None = None) -> None:
-        on_device = uses_cuda(request.config, here) if cuda is None else cuda
-        if on_device and torch.cuda.is_available():  # without, the test itself is skipped
-            needed, free = each, float(torch.cuda.get_device_properties(0).total_memory)
-        else:
-            needed, free = each * here, _free_bytes()
-        if needed > free:
-            pytest.skip(f"needs about {needed / 1e9:.1f} GB of memory, {free / 1e9:.1f} GB are free")
-
-    return require
-
-
-def _free_bytes() -> float:
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return float("inf")
-    return next((int(line.split()[1]) * 1024.0 for line in lines if line.startswith("MemAvailable:")), float("inf"))
+    return check

@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from pytest_ddpperf import Context, DdpBenchmark, Result
 from pytest_ddpperf.suite.tables import Tables, slowest_ranks
-from pytest_ddpperf.suite.workloads import GPTS, Size, Step, needed_bytes, share_of, training, workload
+from pytest_ddpperf.suite.workloads import GPTS, Fits, Size, Step, share_of, training, workload
 from pytest_ddpperf.suite.wrappers import Blocking, Bucketed, Overlapped, Wrapper
 
 VARIANTS: dict[str, Callable[[nn.Module], Wrapper]] = {
@@ -173,13 +173,13 @@ Measured = Callable[[str, str, Callable[[nn.Module], Wrapper]], Result]
 
 
 @pytest.fixture
-def fitting(size: Size, require_memory: Callable[..., None]) -> Callable[[str], None]:
+def fitting(size: Size, fits: Fits) -> Callable[[str], None]:
     """Call it with a model: it skips a model that is too large for the size or for memory."""
 
     def check(model: str) -> None:
         if model not in size.gpts:
             pytest.skip(f"GPT {model} is too large for --ddp-suite-size {size.name}")
-        require_memory(needed_bytes(model))
+        fits(model)
 
     return check
 

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from pytest_ddpperf import Context, DdpRun
 from pytest_ddpperf.suite.plots import Spread, lines
 from pytest_ddpperf.suite.tables import Tables
-from pytest_ddpperf.suite.workloads import Size, workload
+from pytest_ddpperf.suite.workloads import Fits, Size, workload
 
 SYNC_EVERY = (1, 2, 4, 8)
 SEEDS = 3
@@ -54,9 +54,10 @@ def losses(ctx: Context, size: Size, every: int, sequences: int) -> tuple[list[l
 
 
 @pytest.mark.parametrize("batch", BATCHES)
-def test_convergence(ddp_run: DdpRun, batch: str, size: Size, tables: Tables) -> None:
+def test_convergence(ddp_run: DdpRun, batch: str, size: Size, tables: Tables, fits: Fits) -> None:
     """The loss against iterations and time, synchronised every 1, 2, 4 and 8 iterations: does slower convergence erase
     what latency gains?"""
+    fits(size.gpts[0], BATCHES[batch])
     results = {every: ddp_run(losses, size, every, BATCHES[batch]) for every in SYNC_EVERY}
     ranks = len(results[1])
     curves = {every: by_rank[0][0] for every, by_rank in results.items()}

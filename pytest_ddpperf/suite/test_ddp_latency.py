@@ -30,7 +30,7 @@ from pytest_ddpperf.suite.tables import (
     Tables,
     spread_of,
 )
-from pytest_ddpperf.suite.workloads import Size, Step, gradient_bytes, no_buffers, training, workload
+from pytest_ddpperf.suite.workloads import Fits, Size, Step, gradient_bytes, no_buffers, training, workload
 from pytest_ddpperf.suite.wrappers import ddps_buckets, flatten, unflatten
 
 # Megabytes; 0 is an all-reduce a gradient, and the last ones hold all gradients of a model.
@@ -81,11 +81,12 @@ def phased(ctx: Context, model: str, size: Size, variant: str) -> Step:
 @pytest.mark.parametrize("variant", [ALONE, OVERLAPPED, NOT_OVERLAPPED])
 @pytest.mark.parametrize("model", ["resnet50", "gpt"])
 def test_latency_breakdown(
-    ddp_benchmark: DdpBenchmark, model: str, variant: str, size: Size, tokens: int, tables: Tables
+    ddp_benchmark: DdpBenchmark, model: str, variant: str, size: Size, tokens: int, tables: Tables, fits: Fits
 ) -> None:
     """Forward, backward, communication that the backward pass does not hide, optimizer; with and without overlap."""
     of = size.gpts[0] if model == "gpt" else model
     batch_size = tokens if model == "gpt" else size.images
+    fits(of)
     result = ddp_benchmark(lambda ctx: phased(ctx, of, size, variant), batch_size=batch_size)
     tables.get(Breakdown).add(model, variant, result)
 
@@ -93,7 +94,7 @@ def test_latency_breakdown(
 @pytest.mark.parametrize("bucket", BUCKETS_MB, ids=lambda megabytes: f"{megabytes}mb")
 @pytest.mark.parametrize("model", ["gpt", "resnet50", "resnet101"])
 def test_bucket_latency(
-    ddp_benchmark: DdpBenchmark, model: str, bucket: int, size: Size, tokens: int, tables: Tables
+    ddp_benchmark: DdpBenchmark, model: str, bucket: int, size: Size, tokens: int, tables: Tables, fits: Fits
 ) -> None:
     """The size of DDP's buckets against the latency of a step, from an all-reduce a gradient to one for all."""
     if model == "resnet101" and bucket < 25 and size.name == "tiny":
@@ -102,6 +103,7 @@ def test_bucket_latency(
     gradients = gradient_bytes(of, size) / 2**20
     if bucket and max(smaller for smaller in BUCKETS_MB if smaller < bucket) > gradients:
         pytest.skip("a smaller bucket holds all gradients")
+    fits(of)
 
     def setup(ctx: Context) -> Step:
         net, loss = workload(ctx, of, size)
@@ -113,8 +115,9 @@ def test_bucket_latency(
 
 
 @pytest.mark.ddp(world_size=1)  # each parameter has its own
-def test_scalability(ddp_benchmark: DdpBenchmark, scaled_ranks: int, size: Size, tables: Tables) -> None:
+def test_scalability(ddp_benchmark: DdpBenchmark, scaled_ranks: int, size: Size, tables: Tables, fits: Fits) -> None:
     """The latency of a GPT's step over numbers of ranks; the sweep has the ResNets'."""
+    fits(size.gpts[0], size.sequences)
 
     def setup(ctx: Context) -> Step:
         net, loss = workload(ctx, size.gpts[0], size, sequences=size.sequences)  # the same work for each
@@ -124,8 +127,11 @@ def test_scalability(ddp_benchmark: DdpBenchmark, scaled_ranks: int, size: Size,
 
 
 @pytest.mark.parametrize("every", SYNC_EVERY)
-def test_sync_every(ddp_benchmark: DdpBenchmark, every: int, size: Size, tokens: int, tables: Tables) -> None:
+def test_sync_every(
+    ddp_benchmark: DdpBenchmark, every: int, size: Size, tokens: int, tables: Tables, fits: Fits
+) -> None:
     """Gradients reduced every 1, 2, 4 and 8 iterations: what skipping synchronisation saves an iteration."""
+    fits(size.gpts[0])
     iterations = max(SYNC_EVERY)
 
     def setup(ctx: Context) -> Step:
@@ -185,8 +191,11 @@ HOOKS: dict[str, tuple[Hook | None, Callable[[], Any]]] = {
 
 
 @pytest.mark.parametrize("hook", HOOKS)
-def test_compression(ddp_benchmark: DdpBenchmark, hook: str, size: Size, tokens: int, tables: Tables) -> None:
+def test_compression(
+    ddp_benchmark: DdpBenchmark, hook: str, size: Size, tokens: int, tables: Tables, fits: Fits
+) -> None:
     """Gradients compressed by DDP's communication hooks: fp16, bf16, PowerSGD."""
+    fits(size.gpts[0])
     if hook == "PowerSGD":
         pytest.importorskip("numpy", reason="torch's PowerSGD needs NumPy")
 
@@ -213,8 +222,9 @@ OPTIONS: dict[str, Callable[[], dict[str, bool]]] = {
 
 
 @pytest.mark.parametrize("option", OPTIONS)
-def test_option(ddp_benchmark: DdpBenchmark, option: str, size: Size, tables: Tables) -> None:
+def test_option(ddp_benchmark: DdpBenchmark, option: str, size: Size, tables: Tables, fits: Fits) -> None:
     """What DDP's options cost or save: static_graph, gradient_as_bucket_view, find_unused_parameters, buffers."""
+    fits("resnet50")
 
     def setup(ctx: Context) -> Step:
         net, loss = workload(ctx, "resnet50", size)
@@ -235,8 +245,11 @@ class LeftOut(nn.Module):
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5])
-def test_layer_dropping(ddp_benchmark: DdpBenchmark, share: float, size: Size, tokens: int, tables: Tables) -> None:
+def test_layer_dropping(
+    ddp_benchmark: DdpBenchmark, share: float, size: Size, tokens: int, tables: Tables, fits: Fits
+) -> None:
     """Half of the blocks left out, the same on all ranks: they are not computed, and zeros are reduced for them."""
+    fits(size.gpts[0])
 
     def setup(ctx: Context) -> Step:
         net, loss = workload(ctx, size.gpts[0], size)
@@ -249,8 +262,11 @@ def test_layer_dropping(ddp_benchmark: DdpBenchmark, share: float, size: Size, t
 
 
 @pytest.mark.parametrize("groups", GROUPS)
-def test_round_robin(ddp_benchmark: DdpBenchmark, groups: int, size: Size, tokens: int, tables: Tables) -> None:
+def test_round_robin(
+    ddp_benchmark: DdpBenchmark, groups: int, size: Size, tokens: int, tables: Tables, fits: Fits
+) -> None:
     """Buckets dealt to 1, 3 and 5 process groups in turn, which torch's own round-robin group once did."""
+    fits(size.gpts[0])
 
     def setup(ctx: Context) -> Step:
         net, loss = workload(ctx, size.gpts[0], size)
@@ -278,8 +294,11 @@ BACKENDS = {"gloo-cpu": ("gloo", "cpu"), "gloo-cuda": ("gloo", "cuda"), "nccl": 
 @pytest.mark.parametrize(
     "backend", [pytest.param(name, marks=pytest.mark.ddp(backend=b, device=d)) for name, (b, d) in BACKENDS.items()]
 )
-def test_backend(ddp_benchmark: DdpBenchmark, backend: str, size: Size, tokens: int, tables: Tables) -> None:
+def test_backend(
+    ddp_benchmark: DdpBenchmark, backend: str, size: Size, tokens: int, tables: Tables, fits: Fits
+) -> None:
     """The same step over each backend that the machine has, in one run."""
+    fits(size.gpts[0])
 
     def setup(ctx: Context) -> Step:
         net, loss = workload(ctx, size.gpts[0], size)
@@ -296,8 +315,9 @@ SHARDED = ("DDP", "FSDP2", "DDP, ZeroRedundancyOptimizer")
 
 
 @pytest.mark.parametrize("kind", SHARDED)
-def test_sharding(ddp_benchmark: DdpBenchmark, kind: str, size: Size, tokens: int, tables: Tables) -> None:
+def test_sharding(ddp_benchmark: DdpBenchmark, kind: str, size: Size, tokens: int, tables: Tables, fits: Fits) -> None:
     """The same step under DDP, under FSDP2, and with an optimizer whose state is sharded."""
+    fits(size.gpts[0])
 
     def setup(ctx: Context) -> Step:
         net, loss = workload(ctx, size.gpts[0], size)

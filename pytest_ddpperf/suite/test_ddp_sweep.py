@@ -12,7 +12,7 @@ from pytest_ddpperf import Context, DdpBenchmark, Result
 from pytest_ddpperf.suite.models import RESNETS
 from pytest_ddpperf.suite.plots import Plot
 from pytest_ddpperf.suite.tables import Scaling, Tables, describe
-from pytest_ddpperf.suite.workloads import Size, Step, SweepRow, no_buffers, read_option, training, workload
+from pytest_ddpperf.suite.workloads import Fits, Size, Step, SweepRow, no_buffers, read_option, training, workload
 
 PERCENTILES = (50, 75, 90, 95)
 
@@ -69,9 +69,11 @@ def test_ddp_sweep(
     size: Size,
     tables: Tables,
     pytestconfig: pytest.Config,
+    fits: Fits,
 ) -> None:
     """A training step of a ResNet over numbers of ranks, and one without DDP (PyTorch's DDP benchmark)."""
     bucket_mb = int(read_option(pytestconfig, "ddp_suite_bucket_mb", 25))
+    fits(model)
 
     def setup(ctx: Context) -> Step:
         net, loss = workload(ctx, model, size)

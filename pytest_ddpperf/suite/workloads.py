@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import resource
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -26,11 +28,11 @@ GPTS = {
     "2.7B": (2560, 32, 32),
 }
 VOCABULARY = 10_000
-# A parameter on each rank: itself, its gradient, a copy in a bucket, momentum; float32.
-BYTES = 4 * 4
+COPIES = 4  # of a parameter on each rank: itself, its gradient, that in a bucket, momentum
 
 Loss = Callable[[nn.Module], Tensor]
 Step = Callable[[], None]
+Fits = Callable[..., None]  # the fixture `fits`
 
 
 # --- sizes
@@ -124,12 +126,6 @@ def uses_cuda(config: pytest.Config, ranks: int) -> bool:
     return torch.cuda.device_count() >= ranks
 
 
-def ranks_per_machine(item: pytest.Item, ranks: int) -> int:
-    """Return how many of the ranks of a test run on one machine."""
-    marked = (mark.kwargs["nodes"] for mark in item.iter_markers("ddp") if "nodes" in mark.kwargs)
-    return -(-ranks // next(marked, node_count(item.config)))
-
-
 def chosen_size(config: pytest.Config) -> Size:
     """Return the size of the run."""
     name = read_option(config, "ddp_suite_size", "auto")
@@ -193,13 +189,59 @@ def training(net: nn.Module, loss: Loss, optimizer: torch.optim.Optimizer | None
     return step
 
 
-def needed_bytes(gpt: str) -> float:
-    """Return about how much memory each rank needs for training."""
-    width, layers, _ = GPTS[gpt]
-    return (12.0 * width**2 * layers + VOCABULARY * width) * BYTES
-
-
 def no_buffers() -> dict[str, bool]:
     """Return DDP's argument for not synchronising buffers, by its name in this torch."""
     names = inspect.signature(DistributedDataParallel.__init__).parameters
     return {"forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers": False}
+
+
+# --- memory
+
+
+class Need(NamedTuple):
+    """The memory that ranks need together, and what there is."""
+
+    each: float  # bytes, of a rank
+    ranks: int
+    free: float  # bytes
+
+    def require(self) -> None:
+        """Skip a test whose ranks need more than is free."""
+        if self.each * self.ranks > self.free:
+            ranks = f" on each of {self.ranks} ranks" * (self.ranks > 1)
+            pytest.skip(f"needs about {self.each / 2**30:.1f} GiB{ranks}, {self.free / 2**30:.1f} GiB are free")
+
+
+def free_memory() -> float:
+    """Return the bytes of this machine's memory that are free; infinity if unknown."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return float("inf")
+    return next((int(line.split()[1]) * 1024.0 for line in lines if line.startswith("MemAvailable:")), float("inf"))
+
+
+def first_step(ctx: Context, model: str, size: Size, sequences: int | None) -> Need | None:
+    """Return what a training step needs, by the first one of one rank of each machine, while the others wait."""
+    if ctx.local_rank:
+        return None
+    on_cpu = ctx.device.type == "cpu"
+    free = free_memory() if on_cpu else torch.accelerator.get_memory_info(ctx.device)[0]
+    ranks = ctx.local_world_size if on_cpu else 1  # each has a device of its own
+    gradients = gradient_bytes(model, size)
+    if COPIES * gradients * ranks > free:  # too much to be tried
+        return Need(COPIES * gradients, ranks, free)
+    before = _peak_memory(ctx)
+    try:
+        net, loss = workload(ctx, model, size, sequences=sequences)
+        training(net, loss)()
+    except torch.OutOfMemoryError:  # of a device
+        return Need(free + 1, ranks, free)
+    return Need(_peak_memory(ctx) - before + gradients, ranks, free)  # DDP's buckets were not there
+
+
+def _peak_memory(ctx: Context) -> int:
+    """Return the most bytes of this rank so far, in memory or on its device."""
+    if ctx.device.type == "cpu":
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return torch.accelerator.max_memory_allocated(ctx.device)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_ddpperf.suite.workloads import needed_bytes
+from pytest_ddpperf import Context
+from pytest_ddpperf.suite.workloads import Need
 from tests.integration.conftest import Run
 
 SUITE = ("--pyargs", "pytest_ddpperf.suite", "--ddp-suite-size=tiny", "--ddp-confirm=never")
@@ -82,15 +83,26 @@ def test_experiments_are_shown_in_their_forms_with_the_numbers_that_are_asked(ru
     )
 
 
-def test_memory_is_asked_for_the_ranks_of_each_test(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pytest_ddpperf.suite.conftest._free_bytes", lambda: 1.5 * needed_bytes("mini"))
-    result = run(
-        *SUITE, "-k", "Naive-mini", "--ddp-disable", "--ddp-device=cpu", "--ddp-world-size=1,2", "-v", small=False
-    )
-    text = result.stdout.str()
-    assert "test_variant[Naive-mini-ws1] PASSED" in text
-    assert "test_variant[Naive-mini-ws2] SKIPPED" in text
-    result.stdout.fnmatch_lines(["skipped: test_variant[[]Naive-mini-ws2[]]: needs about * GB of memory, * are free"])
+def test_what_does_not_fit_into_memory_by_its_first_step_is_skipped(
+    pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where parameters alone may not fit, a step is tried once for each number of ranks, whatever the variant."""
+    asked = (*SUITE, "-k", "(Naive or Flat) and mini", "--ddp-disable", "--ddp-world-size=1,2", "-v")
+    monkeypatch.setattr("pytest_ddpperf.suite.conftest.free_memory", lambda: 0.0)
+    assert run(*asked, small=False).parseoutcomes()["passed"] == 4  # as they do fit
+    tried = pytester.path / "tried"
+
+    def first_step(ctx: Context, *_: object) -> Need | None:
+        with tried.open("a") as file:
+            file.write(f"{ctx.rank} of {ctx.world_size}\n")
+        return None if ctx.rank else Need(2.0**30, ctx.world_size, 1.5 * 2**30)
+
+    monkeypatch.setattr("pytest_ddpperf.suite.conftest.first_step", first_step)
+    result = run(*asked, small=False)
+    assert "test_variant[Naive-mini-ws1] PASSED" in result.stdout.str()
+    reason = "needs about 1.0 GiB on each of 2 ranks, 1.5 GiB are free"
+    result.stdout.fnmatch_lines([f"skipped: test_variant[[]Flat-mini-ws2, Naive-mini-ws2[]]: {reason}"])
+    assert sorted(tried.read_text().splitlines()) == ["0 of 1", "0 of 2", "1 of 2"]
 
 
 def test_it_runs_disabled_and_rows_have_their_own_numbers_of_ranks(run: Run) -> None:

@@ -24,7 +24,7 @@ from pytest_ddpperf.suite import (
 )
 from pytest_ddpperf.suite.tables import Tables, describe
 from pytest_ddpperf.suite.test_rpc import _row
-from pytest_ddpperf.suite.workloads import SIZES, Size, SweepRow, tokens_of
+from pytest_ddpperf.suite.workloads import SIZES, Need, Size, SweepRow, tokens_of
 from pytest_ddpperf.suite.wrappers import ddps_buckets
 from tests.unit.test_machine import settings as run_settings
 
@@ -134,13 +134,59 @@ def test_a_size_sets_what_the_run_leaves_open(
     with_markers(of_run, [pytest.mark.ddp(**settings).mark])  # or it raised
 
 
-@pytest.mark.parametrize(("marks", "expected"), [([], 4), ([{"world_size": 8}], 4), ([{"nodes": 1}], 8)])
-def test_of_a_tests_ranks_those_of_one_machine(
-    monkeypatch: pytest.MonkeyPatch, marks: list[dict[str, int]], expected: int
-) -> None:
-    found = [pytest.mark.ddp(**each).mark for each in marks]
-    item: Any = SimpleNamespace(config=configured(monkeypatch, nodes=2), iter_markers=lambda name: found)
-    assert workloads.ranks_per_machine(item, 8) == expected
+# --- memory
+
+GIB = 2.0**30
+
+
+@pytest.mark.parametrize(
+    ("need", "reason"),
+    [
+        (Need(3 * GIB, 2, 6 * GIB), None),
+        (Need(3.5 * GIB, 2, 6 * GIB), "needs about 3.5 GiB on each of 2 ranks, 6.0 GiB are free"),
+        (Need(81 * GIB, 1, 80 * GIB), "needs about 81.0 GiB, 80.0 GiB are free"),
+    ],
+)
+def test_what_does_not_fit_into_memory_is_skipped_with_figures(need: Need, reason: str | None) -> None:
+    if reason is None:
+        need.require()
+        return
+    with pytest.raises(pytest.skip.Exception) as caught:
+        need.require()
+    assert caught.value.msg == reason
+
+
+def in_a_rank(local_rank: int = 0, local_world_size: int = 2) -> Any:
+    counts = {"world_size": 2, "local_world_size": local_world_size, "local_rank": local_rank, "rank": local_rank}
+    return SimpleNamespace(device=torch.device("cpu"), seed=0, **counts)
+
+
+def test_a_first_step_is_measured_in_one_rank_of_a_machine() -> None:
+    assert workloads.first_step(in_a_rank(1), "resnet50", SIZES["tiny"], None) is None
+    need = workloads.first_step(in_a_rank(), "resnet50", SIZES["tiny"], None)
+    assert need is not None
+    gradients = workloads.gradient_bytes("resnet50", SIZES["tiny"])
+    assert gradients <= need.each < 100 * gradients  # this process may have had more before
+    assert need.ranks == 2
+    assert need.free == pytest.approx(workloads.free_memory(), rel=0.5)
+
+
+def test_no_first_step_is_tried_that_cannot_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    size = SIZES["full"]
+    copies = 4.0 * workloads.gradient_bytes("2.7B", size)
+    monkeypatch.setattr(workloads, "free_memory", lambda: copies + 1)
+    assert workloads.first_step(in_a_rank(), "2.7B", size, None) == (copies, 2, copies + 1)
+
+
+def test_a_first_step_that_a_device_has_no_memory_for_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    def overflowing(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(workloads, "workload", overflowing)
+    need = workloads.first_step(in_a_rank(local_world_size=1), "mini", SIZES["tiny"], None)
+    assert need is not None
+    with pytest.raises(pytest.skip.Exception):
+        need.require()
 
 
 # --- batch sizes
@@ -149,7 +195,7 @@ def test_of_a_tests_ranks_those_of_one_machine(
 PARAMETERS: dict[str, Any] = {
     "every": 8, "bucket": 25, "model": "mini", "hook": "none", "option": "none", "share": 0.5, "groups": 1,
     "variant": "overlapped", "kind": "DDP", "scaled_ranks": 2, "sweep_row": SweepRow(1, 2),
-    "fitting": lambda model: None, "backend": "gloo-cpu",
+    "fitting": lambda model: None, "fits": lambda model, sequences=None: None, "backend": "gloo-cpu",
     "pytestconfig": SimpleNamespace(getoption={}.get, getini=lambda name: None),
 }  # fmt: skip
 BENCHMARKS = [
@@ -177,6 +223,13 @@ def batch_size(test: Callable[..., None], size: Size, **further: Any) -> int:
 @pytest.mark.parametrize("test", BENCHMARKS, ids=lambda test: test.__name__)
 def test_a_baseline_of_another_size_has_another_batch_size(test: Callable[..., None]) -> None:
     assert len({batch_size(test, size) for size in SIZES.values()}) == len(SIZES)
+
+
+@pytest.mark.parametrize("test", BENCHMARKS, ids=lambda test: test.__name__)
+def test_every_experiment_that_trains_a_model_asks_whether_it_fits(test: Callable[..., None]) -> None:
+    asked: list[str] = []
+    batch_size(test, SIZES["tiny"], fits=lambda model, sequences=None: asked.append(model), fitting=asked.append)
+    assert len(asked) == 1
 
 
 # --- buckets, percentiles
