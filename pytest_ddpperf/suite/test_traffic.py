@@ -198,6 +198,39 @@ def test_wire(ddp_run: DdpRun, op: str, tables: Tables, pytestconfig: pytest.Con
     assert sent >= least
 
 
+@pytest.mark.ddp(device="cpu", backend="gloo")
+def test_wire_of_rpc(rpc_benchmark: RpcBenchmark, tables: Tables, pytestconfig: pytest.Config) -> None:
+    """The bytes that an RPC with a tensor there and back sends from the last node to the first, and from there."""
+    nodes = node_count(pytestconfig)
+    if nodes == 1:
+        pytest.skip("on one machine RPC goes through shared memory")
+    payload = 1_000_000
+
+    def trainer(ctx: RpcContext) -> Callable[[], None]:
+        (server,) = ctx.workers["parameter_server"]
+        values = torch.zeros(payload // FLOAT)
+
+        def count() -> int:
+            there = rpc.rpc_sync(server, bytes_sent, kwargs={"loopback": False})
+            return (bytes_sent(loopback=False) or 0) + (there or 0)
+
+        def step() -> None:
+            if ctx.node_rank == nodes - 1:
+                before = count()
+                rpc.rpc_sync(server, torch.neg, (values,))
+                ctx.record("sent_bytes", count() - before)
+
+        return step
+
+    result = rpc_benchmark(trainer, trainers=nodes, parameter_servers=1, gate=False)
+    sent = median(count or 0 for launch in result.recorded["sent_bytes"] for count in launch[-1])
+    if sent < payload:
+        pytest.skip("the nodes share memory: the tensor went over no interface")
+    title = f"Bytes that an RPC with a tensor there and back sends between {nodes} nodes"
+    tables.add(title, tensor=f"{payload:,}", counted=f"{sent:,.0f}", share=f"{sent / payload:.2f} x tensor")
+    assert sent >= 2 * payload
+
+
 @pytest.mark.ddp(backend="nccl")
 @pytest.mark.parametrize(
     ("variable", "value"),

@@ -84,6 +84,7 @@ class Machines:
 
     def __init__(self, folder: Path, closing: ExitStack, *, ahead_seconds: int = AHEAD_SECONDS) -> None:
         self.folder, self._closing, self._ahead = folder, closing, ahead_seconds
+        self.own_pids = False  # whether RPC takes them for two machines, and sends tensors over the network
         self._names = [f"ddpperf-{os.getpid()}-{node}" for node in range(len(ADDRESSES))]
         self._links = links = [f"dp{os.getpid() % 100000}n{node}" for node in range(len(ADDRESSES))]
         for name in self._names:
@@ -112,11 +113,12 @@ class Machines:
         it writes has this name, the node's if nothing is said."""
         core = sorted(os.sched_getaffinity(0))[node]
         ahead = ["--time", "--monotonic", str(self._ahead)] if node else []
+        apart = ["--pid", "--mount-proc"] if self.own_pids else []
         written = self._closing.enter_context((self.folder / f"{log or f'node{node}'}.log").open("w+b"))
         process = subprocess.Popen(
             [
                 *("ip", "netns", "exec", self._names[node], "taskset", "--cpu-list", str(core)),
-                *("unshare", *ahead, "--fork", "--kill-child", "--", *command),
+                *("unshare", *ahead, *apart, "--fork", "--kill-child", "--", *command),
             ],
             cwd=folder or self.folder,
             env={**os.environ, **(variables or {})},

@@ -304,6 +304,7 @@ def test_what_fails_on_another_node_is_reported_and_the_next_tests_run_until_ctr
 ) -> None:
     """The next ones are of the suite: its sweep, with a row over two machines, and what goes over the wire."""
     (waiting.folder / "test_failing.py").write_text(FAILING)
+    waiting.own_pids = True
     asked = ("--ddp-suite-size=tiny", "--ddp-disable", "-k", "test_failing or resnet50 or test_wire or test_waits")
     first, second = begun(waiting, "test_failing.py", *SUITE, *asked)
     os.kill(waiting.find(0, PYTEST), signal.SIGINT)
@@ -322,10 +323,11 @@ def test_what_fails_on_another_node_is_reported_and_the_next_tests_run_until_ctr
     reported = output.partition("ERROR at teardown of test_torn")[2]
     assert re.search(r"^node 1 \(.+\): ", reported, re.MULTILINE)
     assert "RuntimeError: not removed" in reported
-    assert re.search(r"5 failed, 15 passed, .*1 error, 1 rerun", output)
+    assert re.search(r"5 failed, 16 passed, .*1 error, 1 rerun", output)
     rows = re.findall(r"^ +(\d) CPUs -- +(.+?):", output, re.MULTILINE)
     assert rows == [("1", "no ddp"), ("1", "1M/1G"), ("2", "2M/1G")]
     assert "Bytes that all ranks send between 2 nodes" in output
+    assert re.search(r"Bytes that an RPC .+ between 2 nodes\n.+\n.+\n\| 1,000,000 \| 2,0\d\d,\d\d\d ", output)
     assert "KeyboardInterrupt" in output
     assert waiting.left() == []
 
