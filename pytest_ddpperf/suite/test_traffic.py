@@ -88,14 +88,14 @@ def run_second_part(values: Tensor, uses: int) -> Tensor:
 @pytest.mark.parametrize("batch", BATCHES)
 def test_rpc_traffic(rpc_benchmark: RpcBenchmark, batch: int, uses: int, call: str, tables: Tables) -> None:
     """B x C x W x H go over an RPC boundary each way, by a call or by an RRef's `to_here`; a tensor that is used three
-    times sends one gradient."""
+    times sends one gradient. Between CUDA devices where there are any."""
 
     def parameter_server(ctx: RpcContext) -> None:
-        second_part.append(nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1))
+        second_part.append(nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1, device=ctx.device))
 
     def trainer(ctx: RpcContext) -> Callable[[], None]:
-        first_part = nn.Conv2d(3, CHANNELS, 3, padding=1)
-        images = torch.randn(batch, 3, PIXELS, PIXELS)
+        first_part = nn.Conv2d(3, CHANNELS, 3, padding=1, device=ctx.device)
+        images = torch.randn(batch, 3, PIXELS, PIXELS, device=ctx.device)
         (server,) = ctx.workers["parameter_server"]
 
         def step() -> None:

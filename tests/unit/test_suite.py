@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,7 @@ from pytest_ddpperf.suite import (
     test_ddp_correctness,
     test_ddp_latency,
     test_ddp_sweep,
+    test_traffic,
     workloads,
 )
 from pytest_ddpperf.suite.tables import Tables, describe
@@ -263,6 +265,30 @@ def test_percentiles_of_a_trainer_are_interpolated() -> None:
         "    Trainer0:  p50:  0.250s      40/s  p75:  0.325s      31/s  p90:  0.370s      27/s  p95:  0.385s      26/s"
     )
     assert "p95:  0.200s" in _row("All", [0.2], 1.0)
+
+
+# --- RPC
+
+
+@pytest.mark.parametrize("call", ["rpc_sync", "to_here"])
+def test_what_goes_over_rpc_is_on_the_devices_of_its_processes(monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    class SentError(Exception):
+        """With the device of what is sent."""
+
+    def send(server: str, function: object, arguments: tuple[torch.Tensor, int]) -> None:
+        raise SentError(arguments[0].device.type)
+
+    def rpc_benchmark(trainer: Callable[[Any], Any], *, parameter_server: Callable[[Any], None]) -> None:
+        ctx = SimpleNamespace(device=torch.device("meta"), workers={"parameter_server": ("ps0",)})
+        parameter_server(ctx)
+        trainer(ctx)()
+
+    monkeypatch.setattr(test_traffic, "rpc", SimpleNamespace(rpc_sync=send, remote=send))
+    monkeypatch.setattr(test_traffic, "dist_autograd", SimpleNamespace(context=nullcontext))
+    monkeypatch.setattr(test_traffic, "second_part", [])
+    with pytest.raises(SentError, match="meta"):
+        test_traffic.test_rpc_traffic(rpc_benchmark, 1, 1, call, Tables())  # type: ignore[arg-type]
+    assert next(test_traffic.second_part[0].parameters()).device.type == "meta"
 
 
 # --- communication that is not hidden
