@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.overrides import TorchFunctionMode
 
 from pytest_ddpperf import Context, node_count
 from pytest_ddpperf.suite.models import GPT, RESNETS, GPTConfig
@@ -171,9 +172,18 @@ def _make_net(model: str, size: Size) -> nn.Module:
     return GPT(GPTConfig(vocabulary=VOCABULARY, context=size.tokens, layers=layers, heads=heads, width=width))
 
 
+class _Uninitialised(TorchFunctionMode):
+    """No random numbers are drawn: on the meta device that imports torch's compiler, for seconds."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        is_random = func.__name__ in ("normal_", "uniform_", "kaiming_uniform_")
+        return [*args, *kwargs.values()][0] if is_random else func(*args, **kwargs)
+
+
 def gradient_bytes(model: str, size: Size) -> int:
     """Return the bytes of a model's gradients."""
-    with torch.device("meta"):
+    with torch.device("meta"), _Uninitialised():
         return 4 * sum(parameter.numel() for parameter in _make_net(model, size).parameters())
 
 

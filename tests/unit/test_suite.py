@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -156,6 +158,17 @@ def test_what_does_not_fit_into_memory_is_skipped_with_figures(need: Need, reaso
     with pytest.raises(pytest.skip.Exception) as caught:
         need.require()
     assert caught.value.msg == reason
+
+
+def test_gradients_are_counted_without_torchs_compiler() -> None:
+    program = """if True:
+        import sys
+        from pytest_ddpperf.suite.workloads import SIZES, gradient_bytes
+        counts = [gradient_bytes(model, SIZES["tiny"]) for model in ("mini", "resnet50")]
+        print(counts, "torch._inductor" in sys.modules)
+    """
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ended.stdout == "[8309760, 102228128] False\n"
 
 
 def in_a_rank(local_rank: int = 0, local_world_size: int = 2) -> Any:
