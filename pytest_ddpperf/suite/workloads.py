@@ -153,7 +153,8 @@ def workload(ctx: Context, model: str, size: Size, *, sequences: int | None = No
     A GPT has so many `sequences` per rank, or its share of the size's.
     """
     torch.manual_seed(ctx.seed)
-    net = _make_net(model, size).to(ctx.device)
+    with ctx.device:  # in its own memory: a large model of each rank need not fit into the host's
+        net = _make_net(model, size)
     torch.manual_seed(ctx.seed + 1 + ctx.rank)
     if model in GPTS:
         share = sequences or share_of(size, ctx.world_size)
