@@ -19,6 +19,7 @@ from pytest_ddpperf.records.step_phases import BACKWARD, DATA, FORWARD, OPTIMIZE
 from pytest_ddpperf.wire.channels import Kind, Phase, take_frames
 
 MS = 1_000_000
+WITHOUT_MODULES = SimpleNamespace(collect=lambda: None, get_objects=list)  # of other tests
 
 
 class Device:
@@ -167,6 +168,8 @@ def accelerator(device: Device, monkeypatch: pytest.MonkeyPatch) -> Device:
     monkeypatch.setattr(torch.accelerator, "reset_peak_memory_stats", lambda _: None)
     monkeypatch.setattr(torch.accelerator, "max_memory_allocated", lambda _: 0)
     monkeypatch.setattr(environment, "device", lambda place: {"device_model": "simulated"})
+    monkeypatch.setattr(counters, "gc", WITHOUT_MODULES)
+    monkeypatch.setattr(stamps.Stamps, "install", lambda self: None)  # it lasts as long as the process
     monkeypatch.setattr(sampling, "time", SimpleNamespace(monotonic_ns=lambda: device.now))
     return device
 
@@ -295,6 +298,7 @@ def test_what_a_replayed_graph_sends_is_unknown(monkeypatch: pytest.MonkeyPatch,
     """Neither the dispatcher nor a recorder sees it: both would say nothing."""
     monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda graph: None)
     monkeypatch.setattr(counters, "recorded", lambda own: {})
+    monkeypatch.setattr(counters, "gc", WITHOUT_MODULES)
     with counters.Meter().counting(None, torch.device("cpu")) as figures:
         if replays:
             torch.cuda.CUDAGraph.replay(SimpleNamespace())  # type: ignore[arg-type]
