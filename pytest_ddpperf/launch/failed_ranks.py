@@ -159,7 +159,8 @@ class Diagnosis:
     def _started(self) -> dict[int, dict[str, list[tuple[int, str, int]]]]:
         """Return the collectives that each rank has started, of those that answer; see `counters.started`."""
         asked = []
-        for pipe in self._folder.glob("rank*.ask"):
+        # The processes of an RPC launch are in no group together.
+        for pipe in self._folder.glob("rank*.ask") if not self._plan.rpc else ():
             with suppress(OSError):  # nobody reads: the rank has ended
                 os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
                 asked.append(pipe.with_suffix(".started"))

@@ -187,7 +187,8 @@ def test_a_rank_that_halts_in_a_stretch_shows_its_stack_at_the_deadline(bench: B
         taken(bench, setup, 2, 3)
     cause = caught.value.cause
     assert cause.rank == 1
-    assert cause.summary == "did not end within 300 s (--ddp-timeout)"
+    late = "did not end within 300 s (--ddp-timeout)"
+    assert cause.summary == f"{late}; rank 1 never entered all_reduce 5 (4 bytes); rank 0 waits for it"
     assert f"in {halt.__name__}" in cause.traceback
 
 
