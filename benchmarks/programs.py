@@ -3,7 +3,9 @@
     python benchmarks/programs.py [--runs 3] [--slower 0.15] [--results programs.jsonl]
 
 "same": training steps of many kinds (see _programs.py), each timed as a step and as a loop, one of them as a script
-too, in turns; the ratio of p50 of each to that of the step, as the median over runs with its quartiles. "slower": the
+too, in turns; the ratio of p50 of each to that of the step, as the median over runs with its quartiles. "equal": the
+same, both sides interleaved by --ddp-against; the change of p10 with its range, beside the smallest one that this
+detects. "slower": the
 same loops and examples/programs (a script, transformers, Lightning, Accelerate), each next to its last commit
 (--ddp-against HEAD), where each step takes longer by a share of p50, and where nothing has changed but a comment.
 "often": each of these launched 20 times in a row, and what is left running. Each measurement is a line of the results
@@ -52,6 +54,19 @@ def test_loop(ddp_benchmark, kind):
 
 def test_script(ddp_benchmark):
     ddp_benchmark.script("kinds.py", args=["plain"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_either(ddp_benchmark, kind):
+    from way import AS_LOOP
+
+    (test_loop if AS_LOOP else test_step)(ddp_benchmark, kind)
+"""
+# A loop is compared with a step here, which the plugin refuses otherwise.
+ALIKE = """
+from pytest_ddpperf.baseline import content
+
+content._MUST_MATCH = tuple(name for name in content._MUST_MATCH if name != "program")
 """
 BUSY = """
 import time
@@ -77,7 +92,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--slower", type=float, default=0.15)
-    parser.add_argument("--parts", default="same,slower,often")
+    parser.add_argument("--parts", default="same,equal,slower,often")
     parser.add_argument("--results", type=Path, default=Path("programs.jsonl"), help="file to go on with")
     options = parser.parse_args()
     rows, parts = done(options.results), options.parts.split(",")
@@ -87,6 +102,7 @@ def main() -> int:
         for number in range(options.runs):
             measured = chain(
                 same_step(project, rows, number) if "same" in parts else (),
+                equal(project, rows, number) if "equal" in parts else (),
                 slower(project, rows, number, options.slower) if "slower" in parts else (),
             )
             for row in measured:
@@ -100,6 +116,7 @@ def main() -> int:
             file.flush()
     print(table([["launched in a row", "launches", "left running"], *often_lines(rows)]))
     print(table([["same step", "as", "p50 / the step's", "quartiles", "runs"], *same_lines(rows)]))
+    print(table([["as a loop", "verdict", "p10 against the step's", "detectable"], *equal_lines(rows)]))
     print(
         table(
             [["program", "slower by", "runs", "REGRESSED", "PASS", "INCONCLUSIVE", "detectable"], *slower_lines(rows)]
@@ -118,6 +135,20 @@ def same_step(project: Path, rows: Sequence[Row], number: int) -> Iterator[Row]:
         tests = [f"test_step[{kind}]", f"test_loop[{kind}]", *["test_script"] * (kind == "plain")]
         for measured in pytest(project, "--ddp-baseline-missing=warn", tests=tests[:: 1 - 2 * (number % 2)]):
             yield {"part": "same", "test": name_of(measured), "p50": p50(measured["measurement"])}
+
+
+def equal(project: Path, rows: Sequence[Row], number: int) -> Iterator[Row]:
+    """Compare each kind as a loop with the last commit's, which is a step, unless that is done."""
+    plant(project, 0.0)
+    for kind in KINDS:
+        if sum(row["part"] == "equal" and row["kind"] == kind for row in rows) > number:
+            continue
+        (project / "way.py").write_text("AS_LOOP = True\n")
+        (measured,) = pytest(project, "--ddp-against=HEAD", tests=[f"test_either[{kind}]"])
+        (project / "way.py").write_text("AS_LOOP = False\n")
+        of_p10 = [each for each in measured["verdict"]["comparisons"] if each["limit"]["metric"] == "p10"]
+        found = [(each["change"], each["resolution"]) for each in of_p10]
+        yield {"part": "equal", "kind": kind, "status": measured["verdict"]["status"], "p10": found}
 
 
 def slower(project: Path, rows: Sequence[Row], number: int, share: float) -> Iterator[Row]:
@@ -170,6 +201,8 @@ def make(project: Path) -> None:
     tests.write_text(tests.read_text().replace(main_of_test, f"{main_of_test}        import slower_updates\n"))
     (project / "kinds.py").write_text(Path(__file__).with_name("_programs.py").read_text())
     (project / "test_kinds.py").write_text(KINDS_TEST)
+    (project / "way.py").write_text("AS_LOOP = False\n")
+    (project / "conftest.py").write_text(ALIKE)
     plant(project, 0.0)
     identity = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false")
     for command in (("init", "--quiet"), ("add", "--all"), (*identity, "commit", "--quiet", "-m", "A commit")):
@@ -212,6 +245,13 @@ def same_lines(rows: Sequence[Row]) -> Iterator[list[str]]:
             first, median, third = quartiles(ratios)
             way = "script" if test == "test_script" else "loop"
             yield [kind, way, f"{median:.3f}", f"{first:.3f} to {third:.3f}", str(len(ratios))]
+
+
+def equal_lines(rows: Sequence[Row]) -> Iterator[list[str]]:
+    for row in rows:
+        for change, resolution in row["p10"] if row["part"] == "equal" else ():
+            shown = f"{change['estimate']:+.1%} ({change['low']:+.1%} to {change['high']:+.1%})"
+            yield [row["kind"], row["status"], shown, f"{resolution:.1%}" if resolution is not None else "-"]
 
 
 def often_lines(rows: Sequence[Row]) -> Iterator[list[str]]:
