@@ -489,6 +489,32 @@ while True:
     assert "the program's process group uses fake, and gloo was asked for" in programs.fails(of_fake)
 
 
+def test_a_group_without_a_backend_for_the_device_is_an_error(programs: Programs) -> None:
+    text = """
+dist.init_process_group("cuda:gloo")
+model = nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+while True:
+    model(x).sum().backward()
+    optimizer.step()
+"""
+    assert "the program's process group uses no backend for cpu, and gloo was asked for" in programs.fails(text)
+
+
+def test_a_rank_that_takes_more_updates_is_an_error(programs: Programs) -> None:
+    text = """
+dist.init_process_group("gloo")
+model = nn.Linear(4, 4)  # nothing keeps the ranks together
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+while True:
+    if dist.get_rank() == 0:
+        time.sleep(0.02)
+    model(x).sum().backward()
+    optimizer.step()
+"""
+    assert "rank 1 is more than an update ahead of rank 0: ranks differ" in programs.fails(text)
+
+
 def test_steps_that_come_to_have_more_backward_passes_make_a_launch_unfit(programs: Programs) -> None:
     samples = programs.run(
         """
