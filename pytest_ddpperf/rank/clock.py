@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Literal
 
@@ -46,9 +47,12 @@ class StepClock:
         else:
             self._read_clock(step + 1)
 
-    def finish(self, steps: int) -> None:
-        """Fill all marks, after so many steps."""
+    def finish(self, steps: int, at_step: Callable[[int], None] = lambda step: None) -> None:
+        """Fill all marks, after so many steps. `at_step` is called with each step that a device is at meanwhile."""
         if self._events:
+            for step, event in enumerate(self._events[1 : steps + 1]):
+                at_step(step)
+                event.synchronize()
             self._read_clock(steps)
             # The scale absorbs the drift between the clocks and the latency of the last synchronisation.
             taken = self._events[0].elapsed_time(self._events[steps])

@@ -246,7 +246,11 @@ class Stretch:
                 figures.clear()
             graphs[index + 1] = count_compilations()
             blocked_ns[index + 1] = meter.blocked_ns()
-        timer.finish(self.length)
+
+        def at_step(index: int) -> None:
+            row[cell] = counted + index
+
+        timer.finish(self.length, at_step)
 
     def begin(self) -> None:
         """Mark the start of steps that a program takes."""

@@ -41,6 +41,7 @@ class Device:
     def event(self, *of_device: torch.device, enable_timing: bool) -> Any:
         event = SimpleNamespace()
         event.record = lambda: vars(event).update(at=max(self.free_at, self.now))
+        event.synchronize = lambda: setattr(self, "now", max(self.now, event.at))
         event.elapsed_time = lambda other: (other.at - event.at) * 1.005 / MS
         return event
 
@@ -158,6 +159,20 @@ def test_events_of_another_device_make_phases_unknown(device: Device) -> None:
     watch.end(SimpleNamespace(timer=SimpleNamespace(place=refuse)))
     assert watch.notes == ("phases of the step are unknown: RuntimeError: events of different devices",)
     assert watch.phases([(0, 1)], None) is None
+
+
+def test_the_step_that_a_device_is_at_is_told_while_the_host_waits(device: Device) -> None:
+    """The host has taken all of them long before."""
+    marks = memoryview(bytearray(32)).cast("q")
+    timer = clock.StepClock("free", torch.device("cuda"), marks)
+    timer.start()
+    for index in range(3):
+        device.work(4 * MS)
+        timer.mark(index)
+    seen: list[tuple[int, int]] = []
+    begin = device.now
+    timer.finish(3, lambda step: seen.append((step, (device.now - begin) // MS)))
+    assert seen == [(0, 0), (1, 4), (2, 8)]
 
 
 @pytest.fixture
