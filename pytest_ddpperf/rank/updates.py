@@ -56,7 +56,14 @@ class Updates:
         torch.autograd.grad = self._around(torch.autograd.grad)
         register_optimizer_step_post_hook(lambda optimizer, *_: self._optimizer_ended(id(optimizer)))
         scaler: Any = torch.amp.GradScaler
-        update = scaler.update
+        for each in (scaler, *scaler.__subclasses__()):
+            self._watch_scaler(each)
+        scaler.__init_subclass__ = classmethod(self._watch_scaler)  # FSDP's is imported by the program
+
+    def _watch_scaler(self, scaler: Any) -> None:
+        update = vars(scaler).get("update")
+        if update is None:
+            return
 
         @wraps(update)
         def updated(*args: Any, **kwargs: Any) -> Any:

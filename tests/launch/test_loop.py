@@ -188,12 +188,15 @@ for step in range(10**9):
     assert milliseconds(samples) == [5] * 6
 
 
-def test_an_update_that_the_scaler_skips_is_a_step(programs: Programs) -> None:
+@pytest.mark.parametrize("scaler", ["torch.amp", "torch.distributed.fsdp.sharded_grad_scaler"])
+def test_an_update_that_the_scaler_skips_is_a_step(programs: Programs, scaler: str) -> None:
+    name = "GradScaler" if scaler == "torch.amp" else "ShardedGradScaler"
     samples = programs.run(
-        """
+        f"""
+from {scaler} import {name} as Scaler
 model = begin()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-scaler = torch.amp.GradScaler("cpu", init_scale=2.0, growth_interval=10**6)
+scaler = Scaler("cpu", init_scale=2.0, growth_interval=10**6)
 for step in range(10**9):
     lasts(5)
     loss = model(x).sum() * (float("inf") if step % 4 == 3 else 1)
