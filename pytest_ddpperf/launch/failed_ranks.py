@@ -61,12 +61,23 @@ _OURS = str(Path(__file__).parents[1] / "rank")
 
 def without_our_frames(stacks: str) -> str:
     """faulthandler's stacks without our own thread and the frames between the rank's start and the user's code."""
-    threads = "\n\n".join(thread for thread in stacks.split("\n\n") if " in _tell_started\n" not in thread)
-    lines = (line for line in threads.splitlines() if f'File "{_OURS}' not in line and 'File "<string>"' not in line)
-    return "\n".join(lines)
+    lines = _without_our_thread(stacks).splitlines()
+    return "\n".join(line for line in lines if f'File "{_OURS}' not in line and 'File "<string>"' not in line)
+
+
+def _without_our_thread(stacks: str) -> str:
+    return "\n\n".join(thread for thread in stacks.split("\n\n") if " in _tell_started\n" not in thread)
 
 
 _FRAME = re.compile(r'^  File "([^"]+)"', re.MULTILINE)
+
+
+def frames_written(stacks: str) -> int:
+    """Return how many frames of a rank's stacks are there. A busy rank may pause before its main thread's, which come
+    last."""
+    return len(_FRAME.findall(_without_our_thread(stacks)))
+
+
 # Locks and queues are waited for in Python: who does so is the frame above.
 _LOCKS = ("/threading.py", "/queue.py")
 # The phase of those who only serve, as `Board.describe` has it, and where torch runs what they are called for.
@@ -140,8 +151,7 @@ class Diagnosis:
     def add_hanging(self, ranks: Sequence[Peer], when: float, *, at_deadline: bool) -> None:
         """Give an error to each of `ranks` that has neither delivered nor failed when the launch is given up."""
         places = {rank.number: self.place(rank) for rank in ranks}  # the signal may wake a rank from its sleep
-        # By frames: a busy rank may pause between a heading and the first frame.
-        await_stacks(self._dump, lambda: [len(_FRAME.findall(self._stacks(rank))) for rank in ranks])
+        await_stacks(self._dump, lambda: [frames_written(self._stacks(rank)) for rank in ranks])
         self.differing = describe_differing(self._started())
         self._take_in()  # asking takes up to seconds, in which the cause may have come, or what was waited for
         late = self._late if at_deadline else "was still running when the launch was stopped"

@@ -355,8 +355,12 @@ def test_stacks_are_waited_for_until_all_are_whole(
     assert list(sizes) == []
 
 
-def test_a_heading_without_frames_is_no_stack_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    heading, frame = "Current thread 0x1 (most recent call first):\n", '  File "train.py", line 7 in step\n'
+OUR_THREAD = 'Thread 0x2 (most recent call first):\n  File "lifecycle.py", line 1 in _tell_started\n\n'
+
+
+@pytest.mark.parametrize("other", ["", OUR_THREAD], ids=["alone", "after ours"])
+def test_a_heading_without_frames_is_no_stack_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: str) -> None:
+    heading, frame = f"{other}Current thread 0x1 (most recent call first):\n", '  File "train.py", line 7 in step\n'
     looks = iter([heading, heading, heading, heading + frame])
     file = tmp_path / "rank0.stacks"
     sleeping = SimpleNamespace(monotonic=lambda: 0.0, sleep=lambda _: file.write_text(next(looks, heading + frame)))
