@@ -66,7 +66,7 @@ def without_our_frames(stacks: str) -> str:
 
 
 def _without_our_thread(stacks: str) -> str:
-    return "\n\n".join(thread for thread in stacks.split("\n\n") if " in _tell_started\n" not in thread)
+    return "\n\n".join(thread for thread in stacks.split("\n\n") if " in _tell_started" not in thread)
 
 
 _FRAME = re.compile(r'^  File "([^"]+)"', re.MULTILINE)
