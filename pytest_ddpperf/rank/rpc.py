@@ -1,4 +1,5 @@
-"""An RPC launch: trainers, parameter servers and a master, each with its own set-up, until the trainers have ended.
+"""An RPC launch: trainers, parameter servers and a master, each with its own set-up, until the trainers have ended; and
+the counters of a trainer's traffic.
 
 Imported only where RPC is used: it costs half a second.
 """
@@ -7,24 +8,280 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import wraps
 from typing import Any
+from weakref import WeakSet
 
 import torch
 import torch.distributed.autograd
 import torch.distributed.nn
 import torch.distributed.optim
 import torch.distributed.rpc as rpc
+from torch.distributed.rpc import api, internal
 
-from pytest_ddpperf.rank import group, rpc_counters, sampling
+from pytest_ddpperf.rank import group, sampling
 from pytest_ddpperf.rank.context import Role, RpcContext
+from pytest_ddpperf.rank.counters import Count, Meter
 from pytest_ddpperf.records.plan import Plan
+
+# Typed as Any because torch's type hints leave out what is used here.
+dist_autograd: Any = torch.distributed.autograd
+PyRRef: Any = rpc.PyRRef  # type: ignore[attr-defined]
+Future: Any = torch._C.Future
+Work: Any = torch._C._distributed_c10d.Work
+_api: Any = api
+_internal: Any = internal
+
+ROLES = ("trainer", "parameter_server", "master")
+
+# For the answers to requests that a step did not wait for; then the bytes are unknown.
+_ANSWERS_SECONDS = 5.0
+
+
+class RpcMeter(Meter):
+    """The meter of a trainer: calls and bytes of one step, blocked time of all steps, seen in the Python layer of
+    torch.distributed.rpc.
+
+    `install` wraps these functions of torch, in this process, once:
+
+    - `rpc.api._to_worker_info`: called once for every request (rpc_sync, rpc_async, remote): `rpc.calls`.
+    - `rpc.api._invoke_rpc_python_udf`: returns the future of an answer, which is waited for before bytes are reported.
+    - The RPC pickler's `serialize` and `deserialize`: every tensor that Python functions send and receive.
+    - `rpc.internal._run_function`: this process is called by another one.
+    - `distributed.autograd.backward` and `context`: hooks see the gradients that leave and arrive.
+    - `Future.wait`, `RRef.to_here`: the main thread's time blocked in RPC. `Work.get_future` marks the futures of
+      collectives, which do not count.
+
+    Anything else leaves the bytes unknown: builtin and TorchScript functions and modules, a backward that did not go
+    through `torch.distributed.autograd.backward`, another process's backward through functions that ran here, outputs
+    without a gradient, sparse tensors, answers that failed or did not come. Only tensors are counted: the size of
+    pickled objects varies with the ids that torch gives out.
+    """
+
+    def __init__(self) -> None:
+        self._blocked_ns = 0
+        self._waits = 0  # nested waits of the main thread
+        self._lock = threading.Lock()  # answers are counted on torch's threads
+        self._counting = False
+        self._reset()
+        self._seen_backwards: set[int] = set()  # ids of autograd contexts
+        self._of_collectives: WeakSet[Any] = WeakSet()  # futures
+        self._unpickled = threading.local()  # whether this thread has unpickled the value of a reference
+
+    def _reset(self) -> None:
+        self._answers: list[Any] = []  # futures
+        self._calls: Counter[str] = Counter()  # by role of the process that is called
+        self._requests = self._pickled_requests = 0
+        self._bytes: Counter[str] = Counter()  # forward and backward
+        self._bytes_known = True
+
+    def blocked_ns(self) -> int:
+        return self._blocked_ns
+
+    def begin(self) -> None:
+        self._await_answers()  # to an earlier step's requests, which would be counted in this one
+        self._reset()
+        self._counting = True
+
+    def end(self) -> None:
+        """Wait for the answers to the step's requests: the step itself need not, and an answer may never come."""
+        self._await_answers()
+
+    def _await_answers(self) -> None:
+        until = time.monotonic() + _ANSWERS_SECONDS
+        for answer in self._answers:
+            while not answer.done() and time.monotonic() < until:
+                time.sleep(0.001)
+            try:
+                self._bytes_known &= answer.done()
+                if answer.done():
+                    answer.value()
+            except Exception:  # whoever waits for it sees it
+                self._bytes_known = False
+
+    def close(self) -> dict[str, Count]:
+        self._counting = False
+        # Calls of builtin and TorchScript functions do not pass the pickler.
+        known = self._bytes_known and self._pickled_requests == self._requests
+        return {
+            "rpc.calls": sum(self._calls.values()),
+            **{f"rpc.calls.{role}": self._calls[role] for role in ROLES},
+            "rpc.bytes": self._bytes.total() if known else None,
+            "rpc.bytes.forward": self._bytes["forward"] if known else None,
+            "rpc.bytes.backward": self._bytes["backward"] if known else None,
+        }
+
+    def install(self) -> None:
+        """Wrap torch's functions, in this process."""
+        pickler = _internal._internal_rpc_pickler
+        for owner, name, replacement in (
+            (_api, "_to_worker_info", self.request),
+            (_api, "_invoke_rpc_python_udf", self.invoke),
+            (_internal, "_run_function", self.serve),
+            (pickler, "serialize", self.serialize),
+            (pickler, "deserialize", self.deserialize),
+            (dist_autograd, "backward", self.backward),
+            (dist_autograd.context, "__exit__", self.end_context),
+            (Future, "wait", self.wait),
+            (PyRRef, "to_here", self.fetch),
+            (Work, "get_future", self.mark_collective),
+        ):
+            setattr(owner, name, _bound_to(getattr(owner, name), replacement))
+
+    # The methods below replace functions of torch, which each of them calls as `original`.
+
+    def request(self, original: Any, to: Any) -> Any:
+        """Count a request to another process."""
+        worker = original(to)
+        if self._counting:
+            with self._lock:
+                self._requests += 1
+                self._calls[role_of(worker.name)] += 1
+        return worker
+
+    def invoke(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """Keep the future of an answer."""
+        answer = original(*args, **kwargs)
+        kept = self._answers if self._counting else [each for each in self._answers if not each.done()]
+        self._answers = [*kept, answer]
+        return answer
+
+    def serialize(self, original: Any, value: Any) -> Any:
+        """Count what leaves: a request of this process, or its answer to another's."""
+        made = original(value)
+        if self._counting:
+            self._carry("forward", made[1])
+            with self._lock:
+                self._pickled_requests += isinstance(value, internal.PythonUDF)
+        return made
+
+    def deserialize(self, original: Any, data: Any, tensors: Any) -> Any:
+        """Count what arrives."""
+        value = original(data, tensors)
+        self._unpickled.last = True
+        if self._counting:
+            self._carry("forward", tensors)
+            if isinstance(value, torch.jit.ScriptModule):  # its tensors are part of its pickle
+                self._bytes_known = False
+        return value
+
+    def _carry(self, way: str, tensors: Iterable[Any]) -> None:
+        """Count the bytes of tensors on their way forward or backward."""
+        for tensor in tensors:
+            if tensor is None or tensor.layout is not torch.strided:
+                self._bytes_known = False
+                continue
+            with self._lock:
+                self._bytes[way] += tensor.numel() * tensor.element_size()
+
+    def serve(self, original: Any, function: Any) -> Any:
+        """Answer another process; gradients that pass through here in its backward are not seen."""
+        if self._counting:
+            with suppress(RuntimeError):  # there is no autograd context, most often
+                dist_autograd._current_context()
+                self._bytes_known = False
+        return original(function)
+
+    def mark_collective(self, original: Any, work: Any) -> Any:
+        """Remember the future of a collective."""
+        future = original(work)
+        self._of_collectives.add(future)
+        return future
+
+    def wait(self, original: Any, future: Any) -> Any:
+        """Count the time of a wait for an answer."""
+        return original(future) if future in self._of_collectives else self._timed(original, future)
+
+    def _timed(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """Count the time of a call as blocked, on the main thread only."""
+        if threading.current_thread() is not threading.main_thread() or self._waits:
+            return original(*args, **kwargs)
+        self._waits += 1
+        began = time.monotonic_ns()
+        try:
+            return original(*args, **kwargs)
+        finally:
+            self._blocked_ns += time.monotonic_ns() - began
+            self._waits -= 1
+
+    def fetch(self, original: Any, reference: Any, *args: Any, **kwargs: Any) -> Any:
+        """Fetch the value of a reference; if another process owns it, count a call and the time."""
+        if reference.is_owner():
+            return original(reference, *args, **kwargs)
+        self._unpickled.last = False
+        value = self._timed(original, reference, *args, **kwargs)
+        if self._counting:
+            self._calls[role_of(reference.owner_name())] += 1
+            self._bytes_known &= self._unpickled.last  # else a builtin or TorchScript function made the value
+        return value
+
+    def backward(self, original: Any, context: int, *args: Any, **kwargs: Any) -> None:
+        """Run a distributed backward.
+
+        It counts as blocked from when a gradient has left until one comes back or the backward ends.
+        """
+        functions = dist_autograd._retrieve_context(context)
+        last_left = 0
+
+        def leaves(_: Any, gradients: Any) -> None:
+            nonlocal last_left
+            last_left = time.monotonic_ns()
+            if self._counting:
+                self._carry("backward", gradients)
+
+        def arrives(gradients: Any, _: Any) -> None:
+            come_back()
+            if self._counting:
+                self._carry("backward", gradients)
+
+        def come_back() -> None:
+            nonlocal last_left
+            if last_left:
+                self._blocked_ns += time.monotonic_ns() - last_left
+                last_left = 0
+
+        self._seen_backwards.add(context)
+        hooks = [function.register_hook(leaves) for function in functions._recv_functions().values()]
+        hooks += [function.register_hook(arrives) for function in functions._send_functions().values()]
+        self._waits += 1  # waits inside are part of this one
+        try:
+            original(context, *args, **kwargs)
+        finally:
+            self._waits -= 1
+            come_back()
+            for hook in hooks:
+                hook.remove()
+
+    def end_context(self, original: Any, context: Any, *error: Any) -> Any:
+        """Look for gradients that were not seen when a distributed autograd context ends."""
+        number = context.autograd_context._context_id()
+        seen = number in self._seen_backwards
+        self._seen_backwards.discard(number)
+        if self._counting and not seen and dist_autograd._retrieve_context(number)._recv_functions():
+            self._bytes_known = False
+        return original(context, *error)
+
+
+def _bound_to(original: Any, replacement: Callable[..., Any]) -> Any:
+    """Return a function, which as an attribute of a class is a method, that calls `replacement` with `original`."""
+    return wraps(original)(lambda *args, **kwargs: replacement(original, *args, **kwargs))
+
+
+def role_of(name: str) -> str:
+    """Return the role of a process by its name: see `Plan.name`."""
+    stem = name.rstrip("0123456789")
+    return "parameter_server" if stem == "ps" else stem
+
 
 Setup = Callable[..., Any]
 
-meter = rpc_counters.RpcMeter()
+meter = RpcMeter()
 
 
 # Received by RPC: that a parameter server is ready; what the master's set-up returned.
@@ -69,7 +326,7 @@ def start(plan: Plan, place: group.ProcessPlace) -> RpcContext:
         name=plan.name(process),
         workers={
             role: tuple(plan.name(other) for other in range(plan.processes) if _role_of(plan, other)[0] == role)
-            for role in rpc_counters.ROLES
+            for role in ROLES
         },
     )
 
