@@ -17,11 +17,11 @@ from pathlib import Path
 from statistics import fmean, median, mode
 from typing import Any, TypeVar
 
-from pytest_ddpperf.launch import locks, request
+from pytest_ddpperf.launch import request
 from pytest_ddpperf.launch.output import Observer
 from pytest_ddpperf.launch.paused_launch import PausedLaunch, dropping
 from pytest_ddpperf.launch.phases import step_phases
-from pytest_ddpperf.launch.placement import interconnect, place
+from pytest_ddpperf.launch.placement import hold, interconnect, place, resources
 from pytest_ddpperf.launch.remote_ranks import Clock, Nodes, Part
 from pytest_ddpperf.launch.request import LaunchRequest
 from pytest_ddpperf.launch.run import Delivery, Launch, Leader, LocalShareLaunch
@@ -321,7 +321,7 @@ class Launcher:
         if not self._are_others_visible():  # else all are locked
             addresses = addresses[:processes]
         cores = place(processes, os.environ).used
-        return locks.hold(locks.resources(cores, addresses if plan.device == "cuda" else ()), observer.waiting)
+        return hold(resources(cores, addresses if plan.device == "cuda" else ()), observer.waiting)
 
     def ready_for(self, plan: Plan) -> None:
         """Start a rank server for these launches, unless there is one; raises DdpPerfError."""

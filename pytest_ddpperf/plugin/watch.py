@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpperf.launch import Observer, locks
+from pytest_ddpperf.launch import Observer, placement
 from pytest_ddpperf.measuring.measurement import Measured
 from pytest_ddpperf.plugin.state import RUN
 from pytest_ddpperf.records.samples import LaunchSamples
@@ -71,7 +71,7 @@ class Watcher(Observer):
                 self._reporter.flush()
 
     def _wait(self, resource: Path, now: float) -> str:
-        return waiting_line(resource, locks.holder(resource), now - self._waits_since)
+        return waiting_line(resource, placement.holder(resource), now - self._waits_since)
 
     def progress(self, phase: Phase, step: int, steps: int, marks_ns: Sequence[int]) -> None:
         if self._writer is None or time.monotonic() - self._drawn < _REDRAW_SECONDS:
@@ -206,5 +206,5 @@ def waiting_line(resource: Path, holder: int | None, seconds: float) -> str:
     path of one on another node is relative, below the node's name."""
     pid = f" (pid {holder})" if holder is not None else ""
     node = "" if resource.is_absolute() else f" on {resource.parent}"
-    what = "devices" if locks.is_device(resource) else "cores"
+    what = "devices" if placement.is_device(resource) else "cores"
     return f"waiting for another timed run{pid}{node} to release its {what}, {seconds:.0f} s"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_ddpperf.launch import locks
+from pytest_ddpperf.launch import placement
 from tests.integration.conftest import SMALL, STEP, Run, last_line
 from tests.processes import gone
 
@@ -223,8 +223,8 @@ def test_code_travels_under_every_import_mode(pytester: pytest.Pytester, run: Ru
 
 def test_a_disabled_run_takes_no_locks(pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[Path] = []
-    monkeypatch.delenv(locks.SWITCH)
-    monkeypatch.setattr(locks, "_locked", lambda path, waiting: nullcontext(taken.append(path)))
+    monkeypatch.delenv(placement.SWITCH)
+    monkeypatch.setattr(placement, "_locked", lambda path, waiting: nullcontext(taken.append(path)))
     pytester.makepyfile(test_one=ONE)
     run("--ddp-disable").assert_outcomes(passed=1)
     assert taken == []

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpperf.launch import Launcher, Observer, failed_ranks, locks, output, placement, run
+from pytest_ddpperf.launch import Launcher, Observer, failed_ranks, output, placement, run
+from pytest_ddpperf.launch import launcher as launcher_module
 from pytest_ddpperf.launch.failed_ranks import (
     describe_differing,
     describe_end,
@@ -36,7 +37,7 @@ from pytest_ddpperf.records.samples import RankError
 @pytest.fixture
 def flat(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that tells nothing of packages and hardware threads."""
-    monkeypatch.setattr(placement, "_SYSFS", Path("/nowhere"))
+    monkeypatch.setattr(placement, "_CPUS", Path("/nowhere"))
 
 
 @pytest.mark.usefixtures("flat")
@@ -68,7 +69,7 @@ def test_hardware_threads_of_a_core_stay_together(tmp_path: Path, monkeypatch: p
         folder.mkdir(parents=True)
         (folder / "physical_package_id").write_text("0\n")
         (folder / "core_id").write_text(f"{cpu % 2}\n")
-    monkeypatch.setattr(placement, "_SYSFS", tmp_path)
+    monkeypatch.setattr(placement, "_CPUS", tmp_path)
     assert placement.place(2, {}, (0, 1, 2, 3)).cpus == ((0, 2), (1, 3))
     assert placement.place(2, {"OMP_NUM_THREADS": "3"}, (0, 1, 2, 3)).cpus == ((0, 1, 2, 3),) * 2
 
@@ -115,15 +116,15 @@ def test_without_affinity_nobody_is_pinned(monkeypatch: pytest.MonkeyPatch) -> N
 HOLDER = """
 import sys
 from pathlib import Path
-from pytest_ddpperf.launch import locks
-with locks.hold([Path(sys.argv[1])], lambda path: None):
+from pytest_ddpperf.launch import placement
+with placement.hold([Path(sys.argv[1])], lambda path: None):
     print("held", flush=True)
     sys.stdin.read()
 """
 
 
 def test_another_process_is_waited_for_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(locks.SWITCH)
+    monkeypatch.delenv(placement.SWITCH)
     first, second = tmp_path / "cpu0", tmp_path / "cpu1"
     first.mkdir()
     second.mkdir()
@@ -132,7 +133,7 @@ def test_another_process_is_waited_for_and_named(tmp_path: Path, monkeypatch: py
     assert holder.stdout is not None
     try:
         assert holder.stdout.readline() == b"held\n"
-        assert locks.holder(second) == holder.pid
+        assert placement.holder(second) == holder.pid
         waited: list[Path] = []
 
         def waiting(path: Path) -> None:
@@ -141,16 +142,16 @@ def test_another_process_is_waited_for_and_named(tmp_path: Path, monkeypatch: py
                 assert holder.stdin is not None
                 holder.stdin.close()
 
-        with locks.hold([first, second], waiting):
+        with placement.hold([first, second], waiting):
             assert set(waited) == {second}
         assert holder.wait(60) == 0
     finally:
         holder.kill()
         holder.wait()
-    with locks.hold([first, second], lambda path: pytest.fail(f"{path} was not released")):
-        assert locks.holder(second) is None
-    monkeypatch.setenv(locks.SWITCH, "off")
-    with locks.hold([tmp_path / "missing"], lambda path: None):
+    with placement.hold([first, second], lambda path: pytest.fail(f"{path} was not released")):
+        assert placement.holder(second) is None
+    monkeypatch.setenv(placement.SWITCH, "off")
+    with placement.hold([tmp_path / "missing"], lambda path: None):
         pass
 
 
@@ -158,11 +159,11 @@ def test_devices_are_held_where_there_are_some_else_cores(tmp_path: Path, monkey
     (tmp_path / "pci" / "0000:17:00.0").mkdir(parents=True)
     for cpu in (0, 1, 2):
         (tmp_path / "cpu" / f"cpu{cpu}").mkdir(parents=True)
-    monkeypatch.setattr(locks, "_PCI", tmp_path / "pci")
-    monkeypatch.setattr(locks, "_CPUS", tmp_path / "cpu")
-    assert [path.name for path in locks.resources((2, 0))] == ["cpu0", "cpu2"]
-    assert [path.name for path in locks.resources((2, 0), ["0000:17:00.0"])] == ["0000:17:00.0"]
-    assert locks.resources((7,)) == (Path("/"),), "one lock for the whole host where sysfs tells nothing"
+    monkeypatch.setattr(placement, "_PCI", tmp_path / "pci")
+    monkeypatch.setattr(placement, "_CPUS", tmp_path / "cpu")
+    assert [path.name for path in placement.resources((2, 0))] == ["cpu0", "cpu2"]
+    assert [path.name for path in placement.resources((2, 0), ["0000:17:00.0"])] == ["0000:17:00.0"]
+    assert placement.resources((7,)) == (Path("/"),), "one lock for the whole host where sysfs tells nothing"
 
 
 @pytest.mark.parametrize(
@@ -178,8 +179,8 @@ def test_the_devices_that_a_launch_runs_on_are_held(
     monkeypatch.setattr(launcher, "_launch", lambda *args: delivery)
     launcher.probe((), 60.0)
     asked: list[list[str]] = []
-    monkeypatch.setattr(locks, "resources", lambda cores, addresses: asked.append(addresses))
-    monkeypatch.setattr(locks, "hold", lambda *args: None)
+    monkeypatch.setattr(launcher_module, "resources", lambda cores, addresses: asked.append(addresses))
+    monkeypatch.setattr(launcher_module, "hold", lambda *args: None)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     launcher.alone_here(Plan(world_size=1, backend="nccl", device="cuda"), 1, Observer())

@@ -17,7 +17,7 @@ def test_first():
 def test_waits(request, monkeypatch):
     clock = [100.0]
     monkeypatch.setattr(watch.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(watch.locks, "holder", lambda resource: 4321 if resource.name else None)
+    monkeypatch.setattr(watch.placement, "holder", lambda resource: 4321 if resource.name else None)
     watcher = watch.Watcher(request.config, warmup=1)
     for launch, resource, seconds in ((0, "/cpu0", 25), (1, "/", 11)):
         watcher.begin(launch, 2)
