@@ -22,9 +22,9 @@ from pytest_ddpperf.plugin.items import conftests, named_tests
 from pytest_ddpperf.plugin.state import ProcessSnapshot, Run, snapshot_of
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import DdpPerfError, NodesError
-from pytest_ddpperf.remote import handshake
+from pytest_ddpperf.remote import rendezvous
 from pytest_ddpperf.remote.arguments import Invocation, spelt_out
-from pytest_ddpperf.remote.node_worker import NodeWorker
+from pytest_ddpperf.remote.node import NodeWorker
 from pytest_ddpperf.remote.nodes import OtherNodes, describe_node
 from pytest_ddpperf.remote.process import START_SECONDS, RemotePytest
 from pytest_ddpperf.remote.rendezvous import Role, TorchrunStore, interface_of, role
@@ -150,10 +150,10 @@ def _work_for_leader(config: pytest.Config, found: Role) -> int:
     seconds = max(START_SECONDS, settings.timeout_seconds)  # the first node may begin as much later
     with closing(TorchrunStore(found, seconds)) as store:
         reported = store.answer()["found"]
-    key = (os.environ.get(handshake.VARIABLE) or reported["secret"]).encode()
+    key = (os.environ.get(rendezvous.VARIABLE) or reported["secret"]).encode()
     where = f"{reported['address']}, port {reported['port']}"
     try:
-        leader = handshake.connect_to_leader(reported["address"], reported["port"], key, found.node, seconds)
+        leader = rendezvous.connect_to_leader(reported["address"], reported["port"], key, found.node, seconds)
     except (NodesError, OSError) as error:
         raise NodesError(f"the pytest of node 0 at {where}: {error}") from None
     with leader.socket, tempfile.TemporaryDirectory(prefix="ddpperf-") as folder:

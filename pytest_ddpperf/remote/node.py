@@ -1,4 +1,4 @@
-"""One other node, as the first one sees it: the connection, and its pytest."""
+"""One other node, as the first one sees it: the connection, and its pytest. And what that node does for the first."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import socket
 import struct
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from typing import NoReturn
@@ -14,11 +14,11 @@ from typing import NoReturn
 from pytest_ddpperf.launch import Observer
 from pytest_ddpperf.launch.remote_ranks import Offset, offset
 from pytest_ddpperf.records import codec
-from pytest_ddpperf.records.errors import BaseSideError, NodesError
+from pytest_ddpperf.records.errors import BaseSideError, DdpPerfError, NodesError
 from pytest_ddpperf.records.messages import Event, EventKind, Order, OrderKind, Sources
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import RankError, Scalar
-from pytest_ddpperf.remote.process import START_SECONDS, Line, Tests
+from pytest_ddpperf.remote.process import START_SECONDS, Line, RemotePytest, Tests
 from pytest_ddpperf.remote.worktree import differing_files
 from pytest_ddpperf.report import text
 from pytest_ddpperf.wire.channels import Lines, readable
@@ -73,7 +73,7 @@ _OF_NODE = (EventKind.NODE_JOINED, EventKind.CLOCK_READY)  # events that `NodeLi
 
 
 class NodeLine(Line):
-    """The line to another node: to the process that torchrun started there (`remote.node_worker`), which passes on what
+    """The line to another node: to the process that torchrun started there (`NodeWorker`), which passes on what
     is sent to the pytest there and what that reports."""
 
     def __init__(self, name: str, lines: Lines) -> None:
@@ -280,3 +280,100 @@ def _difference(here: Event, there: Event) -> str:
 def _in_words(ready: Event) -> str:
     """Say what a test asks for: "a call (f)"."""
     return f"{ready.asks_for} ({ready.label})" if ready.label else ready.asks_for
+
+
+class _Gone(Exception):
+    """The leader is."""
+
+
+class NodeWorker:
+    """Of one run, until the pytest that leads says that it is over, or is gone."""
+
+    def __init__(self, leader: Lines, start: Callable[[Sequence[str]], RemotePytest]) -> None:
+        """`start` starts this node's pytest, with further arguments."""
+        self._leader, self._start = leader, start
+        self._pytest: RemotePytest | None = None
+
+    def run(self) -> int | None:
+        """The status to exit with; None if the leader is gone."""
+        try:
+            while True:
+                started = self._pytest
+                sockets = [self._leader.socket, *([started.socket] if started is not None else ())]
+                ready = readable(sockets, _TICK_SECONDS)
+                if self._leader.socket in ready:
+                    for order in self._orders():
+                        if order.kind is OrderKind.EXIT:
+                            self._close()
+                            return order.status
+                        self._obey(order)
+                if started is not None:
+                    self._relay(started, arrived=started.socket in ready)
+        except _Gone:
+            return None
+        finally:
+            if self._pytest is not None:
+                self._pytest.kill()  # and its ranks with it
+
+    def _orders(self) -> list[Order]:
+        messages = self._leader.receive()
+        if messages is None:
+            raise _Gone
+        return [codec.decode(Order, message) for message in messages]
+
+    def _send(self, event: Event) -> None:
+        try:
+            self._leader.send(codec.encode_message(event))
+        except OSError:
+            raise _Gone from None
+
+    def _close(self) -> None:
+        """Let the pytest tear its fixtures down."""
+        if self._pytest is not None:
+            self._pytest.close()
+            self._pytest = None
+
+    def _obey(self, order: Order) -> None:
+        if order.kind is OrderKind.CHECK_ALIVE:
+            self._send(Event(EventKind.ALIVE))
+        elif order.kind is OrderKind.SEND_CLOCK:
+            self._send_clock()
+        elif order.kind is OrderKind.START_PYTEST:
+            try:
+                self._pytest = self._start(order.arguments)
+            except (OSError, DdpPerfError) as error:
+                self._died(error)
+        elif self._pytest is not None:
+            try:
+                if order.kind is OrderKind.GIVE_UP:
+                    self._pytest.give_up(order.seconds)
+                else:
+                    self._pytest.send(order)
+            except BaseSideError as error:
+                self._died(error)
+
+    def _relay(self, remote_pytest: RemotePytest, *, arrived: bool) -> None:
+        """Pass on the events of this node's pytest, and its end."""
+        try:
+            remote_pytest.refuse_stopped()
+            for event in remote_pytest.arrived() if arrived else ():
+                self._send(event)
+        except BaseSideError as error:
+            self._died(error)
+
+    def _died(self, error: Exception) -> None:
+        self._pytest = None
+        self._send(Event(EventKind.DIED, text=str(error)))
+
+    def _send_clock(self) -> None:
+        """Nothing else may happen in between: each answer takes as long as it is late."""
+        self._send(Event(EventKind.CLOCK_READY))
+        leader = self._leader.socket
+        try:
+            leader.setblocking(False)
+            for _ in range(EXCHANGES):
+                spun(leader, 1)
+                leader.send(CLOCK.pack(time.monotonic_ns()))
+            leader.setblocking(True)
+        except OSError:
+            raise _Gone from None

@@ -19,7 +19,7 @@ from pytest_ddpperf.records.errors import BaseSideError, DdpPerfError, NodesErro
 from pytest_ddpperf.records.messages import Event, EventKind, Order, OrderKind, Sources
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import Scalar
-from pytest_ddpperf.remote import handshake
+from pytest_ddpperf.remote import rendezvous
 from pytest_ddpperf.remote.node import Node
 from pytest_ddpperf.remote.node_launch import Parts, alone
 from pytest_ddpperf.remote.process import START_SECONDS
@@ -51,12 +51,12 @@ class OtherNodes:
         self.nodes: list[Node] = []
         self._dropped: Counter[str] = Counter()  # untrusted connections, in words
         self._closing = ExitStack()
-        given = os.environ.get(handshake.VARIABLE)
+        given = os.environ.get(rendezvous.VARIABLE)
         reported = secrets.token_hex(32) if not given else ""
         self._key = (given or reported).encode()
         try:
             self.address = _address_of(role.address)
-            self._door = self._closing.enter_context(handshake.listening(self.address, role.nodes))
+            self._door = self._closing.enter_context(rendezvous.listening(self.address, role.nodes))
         except OSError as error:
             raise NodesError(f"MASTER_ADDR {role.address}: it cannot be listened on here: {error}") from None
         self.interface = interface_of(self.address)
@@ -131,7 +131,7 @@ class OtherNodes:
         self._store.answer()  # first, for it may import torch meanwhile
         until = time.monotonic() + seconds
         wanted = set(range(1, self.role.nodes)) - {node.number for node in self.nodes}
-        came = handshake.admit(self._door, self._key, wanted, until, lambda reported: self._dropped.update([reported]))
+        came = rendezvous.admit(self._door, self._key, wanted, until, lambda reported: self._dropped.update([reported]))
         with _as_nodes_error():
             self.nodes += [Node(number, lines, self._timeout) for number, lines in sorted(came.items())]
         if len(came) == len(wanted):

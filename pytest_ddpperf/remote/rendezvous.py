@@ -1,4 +1,8 @@
-"""Which node this pytest is on, by torchrun's variables, and the store where the nodes meet."""
+"""How the pytests of several nodes find each other, by torchrun's variables and store, and connect: both ends prove
+that they know the secret of the run.
+
+The proof is the one of `multiprocessing.connection`: an HMAC of a random challenge, in both directions.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +11,141 @@ import os
 import socket
 import struct
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from pathlib import Path
 
 from pytest_ddpperf.launch.request import inherited
 from pytest_ddpperf.records.errors import NodesError
+from pytest_ddpperf.remote.node import keep_watch
 from pytest_ddpperf.wire import boot
-from pytest_ddpperf.wire.channels import Message, readable
+from pytest_ddpperf.wire.channels import Lines, Message, readable
+
+VARIABLE = "DDPPERF_SECRET"
+
+_WRONG = "its proof is wrong: is DDPPERF_SECRET the same on all nodes?"
+_UNKNOWN = "it is not a pytest with this plugin"
+_PROOF_SECONDS = 10  # for each message of a proof
+_MOST_UNTRUSTED = 64  # at once, in addition to the nodes
+_TICK_SECONDS = 0.5
+_SOON_SECONDS = 0.02  # while a proof is awaited
+_NODE = struct.Struct("!I")
+
+
+def _room(nodes: int) -> int:
+    """Return how many may connect at once: all nodes may come at the same moment."""
+    return max(_MOST_UNTRUSTED, nodes) + _MOST_UNTRUSTED
+
+
+def listening(address: str, nodes: int) -> socket.socket:
+    """Listen for so many nodes on one interface, at a port that the kernel chooses; raises OSError."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    return socket.create_server((address, 0), family=family, backlog=_room(nodes))
+
+
+def _verify(connected: socket.socket, secret: bytes) -> int:
+    """Return which node has connected and proved that it knows the secret; raises NodesError."""
+    # In seconds and microseconds; a timeout of Python's would make the descriptor non-blocking.
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _PROOF_SECONDS, 0))
+    try:
+        with Connection(os.dup(connected.fileno())) as channel:
+            deliver_challenge(channel, secret)
+            answer_challenge(channel, secret)
+            node: int = _NODE.unpack(channel.recv_bytes(_NODE.size))[0]
+    except BlockingIOError:
+        raise NodesError(f"it gave no proof within {_PROOF_SECONDS:g} s") from None
+    except AuthenticationError:
+        raise NodesError(_WRONG) from None
+    except (EOFError, ConnectionError):
+        raise NodesError("it disconnected without a proof") from None
+    except (OSError, AssertionError, struct.error):  # a length or a message that no proof has
+        raise NodesError(_UNKNOWN) from None
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 0))
+    return node
+
+
+def admit(
+    door: socket.socket, secret: bytes, nodes: Collection[int], until: float, dropped: Callable[[str], None]
+) -> dict[int, Lines]:
+    """Return the connections of `nodes`, by node, once all have proved that they know the secret.
+
+    At the time `until` those that have are returned. Every other connection is closed, and `dropped` gets a line that
+    says why.
+    """
+    came: dict[int, Lines] = {}
+    untrusted: dict[Future[int], tuple[socket.socket, str]] = {}
+    room = _room(len(nodes))
+
+    def drop(connected: socket.socket, who: str, why: object) -> None:
+        connected.close()
+        dropped(f"a connection from {who} was dropped: {why}")
+
+    with ThreadPoolExecutor(room) as verifying:
+        try:
+            while len(came) < len(nodes) and time.monotonic() < until:
+                if readable([door], _SOON_SECONDS if untrusted else _TICK_SECONDS):
+                    connected, (who, *_) = door.accept()
+                    if len(untrusted) < room:
+                        untrusted[verifying.submit(_verify, connected, secret)] = connected, str(who)
+                    else:
+                        drop(connected, str(who), f"{room} others had given no proof yet")
+                for proof in [proof for proof in untrusted if proof.done()]:
+                    connected, who = untrusted.pop(proof)
+                    if (error := proof.exception()) is not None:
+                        drop(connected, who, error)
+                    elif (node := proof.result()) not in nodes or node in came:
+                        drop(connected, who, f"it says that it is node {node}")
+                    else:
+                        keep_watch(connected)
+                        came[node] = Lines(connected)
+        finally:
+            for connected, _ in untrusted.values():
+                with suppress(OSError):  # it has gone
+                    connected.shutdown(socket.SHUT_RDWR)  # which ends its thread
+    for connected, _ in untrusted.values():
+        connected.close()
+    return came
+
+
+def connect_to_leader(address: str, port: int, secret: bytes, node: int, seconds: float = 0.0) -> Lines:
+    """Return a connection to the pytest that leads, tried for so many seconds while there is no room for it.
+
+    Raises NodesError and OSError.
+    """
+    until = time.monotonic() + seconds
+    while True:
+        connected = socket.create_connection((address, port), max(_PROOF_SECONDS, seconds))
+        try:
+            _prove(connected, secret, node)
+            return Lines(connected)
+        except (EOFError, ConnectionError):
+            connected.close()
+            if time.monotonic() > until:
+                raise NodesError("it refused the connection: too many others were open") from None
+            time.sleep(_TICK_SECONDS)
+        except BaseException:
+            connected.close()
+            raise
+
+
+def _prove(connected: socket.socket, secret: bytes, node: int) -> None:
+    """Prove to the leader that this node knows the secret, and let it prove the same; raises NodesError."""
+    keep_watch(connected)
+    connected.settimeout(None)  # the leader may answer only when all of its tests are over
+    try:
+        with Connection(os.dup(connected.fileno())) as channel:
+            answer_challenge(channel, secret)
+            deliver_challenge(channel, secret)
+            channel.send_bytes(_NODE.pack(node))
+    except AuthenticationError:
+        raise NodesError(_WRONG) from None
+    except AssertionError:  # no challenge
+        raise NodesError(_UNKNOWN) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

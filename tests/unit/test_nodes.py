@@ -31,14 +31,12 @@ from pytest_ddpperf.records.errors import BaseSideError, NodesError
 from pytest_ddpperf.records.messages import Event, EventKind, Order, OrderKind, Sources
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import RankError, Status, Verdict
-from pytest_ddpperf.remote import handshake as door
 from pytest_ddpperf.remote import node as line
 from pytest_ddpperf.remote import node_launch as parts_module
-from pytest_ddpperf.remote import rendezvous as interface
+from pytest_ddpperf.remote import rendezvous
 from pytest_ddpperf.remote.arguments import remote_arguments
-from pytest_ddpperf.remote.node import Node
+from pytest_ddpperf.remote.node import Node, NodeWorker
 from pytest_ddpperf.remote.node_launch import Parts, alone
-from pytest_ddpperf.remote.node_worker import NodeWorker
 from pytest_ddpperf.remote.nodes import OtherNodes
 from pytest_ddpperf.remote.process import RemotePytest
 from pytest_ddpperf.remote.rendezvous import Role, role
@@ -122,7 +120,7 @@ class Door:
     """A leader that lets nodes in, in the background."""
 
     def __init__(self, closing: ExitStack) -> None:
-        self.socket = closing.enter_context(door.listening("127.0.0.1", 3))
+        self.socket = closing.enter_context(rendezvous.listening("127.0.0.1", 3))
         self.port: int = self.socket.getsockname()[1]
         self.dropped: list[str] = []
         self.came: dict[int, Lines] = {}
@@ -130,7 +128,7 @@ class Door:
 
     def admit(self, nodes: Sequence[int]) -> None:
         def run() -> None:
-            self.came = door.admit(self.socket, KEY, nodes, time.monotonic() + SOON_SECONDS, self.dropped.append)
+            self.came = rendezvous.admit(self.socket, KEY, nodes, time.monotonic() + SOON_SECONDS, self.dropped.append)
 
         self._thread = threading.Thread(target=run)
         self._thread.start()
@@ -161,7 +159,7 @@ def ended(connected: socket.socket) -> bool:
 def test_who_knows_the_secret_comes_in(at_the_door: Door) -> None:
     at_the_door.admit([1, 2])
     for node in (2, 1):
-        with door.connect_to_leader("127.0.0.1", at_the_door.port, KEY, node).socket:
+        with rendezvous.connect_to_leader("127.0.0.1", at_the_door.port, KEY, node).socket:
             pass
     at_the_door.end()
     assert at_the_door.came.keys() == {1, 2}
@@ -171,8 +169,8 @@ def test_who_knows_the_secret_comes_in(at_the_door: Door) -> None:
 def test_a_wrong_secret_is_told_at_both_ends(at_the_door: Door) -> None:
     at_the_door.admit([1])
     with pytest.raises(NodesError, match="is DDPPERF_SECRET the same on all nodes"):
-        door.connect_to_leader("127.0.0.1", at_the_door.port, b"another", 1)
-    door.connect_to_leader("127.0.0.1", at_the_door.port, KEY, 1).socket.close()
+        rendezvous.connect_to_leader("127.0.0.1", at_the_door.port, b"another", 1)
+    rendezvous.connect_to_leader("127.0.0.1", at_the_door.port, KEY, 1).socket.close()
     at_the_door.end()
     (reported,) = at_the_door.dropped
     assert reported.startswith("a connection from 127.0.0.1 was dropped: its proof is wrong")
@@ -195,7 +193,7 @@ ATTACKS = {
 def test_who_proves_nothing_is_dropped_and_does_no_harm(
     at_the_door: Door, attack: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(door, "_PROOF_SECONDS", 1 if attack == "silence" else int(SOON_SECONDS))
+    monkeypatch.setattr(rendezvous, "_PROOF_SECONDS", 1 if attack == "silence" else int(SOON_SECONDS))
     sends, said = ATTACKS[attack]
     at_the_door.admit([1])
     untrusted = at_the_door.untrusted()
@@ -206,8 +204,8 @@ def test_who_proves_nothing_is_dropped_and_does_no_harm(
             untrusted.sendall(sends)
         while not ended(untrusted):  # after the challenge
             pass
-    monkeypatch.setattr(door, "_PROOF_SECONDS", int(SOON_SECONDS))
-    door.connect_to_leader("127.0.0.1", at_the_door.port, KEY, 1).socket.close()
+    monkeypatch.setattr(rendezvous, "_PROOF_SECONDS", int(SOON_SECONDS))
+    rendezvous.connect_to_leader("127.0.0.1", at_the_door.port, KEY, 1).socket.close()
     at_the_door.end()
     assert at_the_door.came.keys() == {1}
     (dropped,) = at_the_door.dropped
@@ -218,19 +216,19 @@ def test_who_proves_nothing_is_dropped_and_does_no_harm(
 
 
 def test_the_interface_of_loopback_is_found() -> None:
-    assert interface.interface_of("127.0.0.1") == "lo"
-    assert interface.interface_of("127.0.1.1") == "lo"
-    assert interface.interface_of("203.0.113.77") == ""
-    assert interface.link_of("no-such-link") == ""
+    assert rendezvous.interface_of("127.0.0.1") == "lo"
+    assert rendezvous.interface_of("127.0.1.1") == "lo"
+    assert rendezvous.interface_of("203.0.113.77") == ""
+    assert rendezvous.link_of("no-such-link") == ""
 
 
 def test_a_link_is_its_kind_and_its_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interface, "_CLASS", tmp_path)
+    monkeypatch.setattr(rendezvous, "_CLASS", tmp_path)
     for name, kind, speed in (("eth0", "1", "25000"), ("ib0", "32", "200000"), ("veth", "1", "-1")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "type").write_text(kind + "\n")
         (tmp_path / name / "speed").write_text(speed + "\n")
-    reported = [interface.link_of(name) for name in ("eth0", "ib0", "veth")]
+    reported = [rendezvous.link_of(name) for name in ("eth0", "ib0", "veth")]
     assert reported == ["ethernet 25000 Mb/s", "infiniband 200000 Mb/s", "ethernet"]
 
 
