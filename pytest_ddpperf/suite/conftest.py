@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from pytest_ddpperf import DdpRun, add_section, node_count
-from pytest_ddpperf.suite.plots import save
-from pytest_ddpperf.suite.tables import Tables
+from pytest_ddpperf.suite.tables import Tables, save
 from pytest_ddpperf.suite.workloads import (
     COPIES,
     Fits,

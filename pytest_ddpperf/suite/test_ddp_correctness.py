@@ -17,8 +17,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from pytest_ddpperf import Context, DdpRun
-from pytest_ddpperf.suite.plots import Spread, lines
-from pytest_ddpperf.suite.tables import Tables
+from pytest_ddpperf.suite.tables import Spread, Tables, lines
 from pytest_ddpperf.suite.workloads import Fits, Size, workload
 
 SYNC_EVERY = (1, 2, 4, 8)

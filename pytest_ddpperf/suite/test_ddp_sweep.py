@@ -10,8 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pytest_ddpperf import Context, DdpBenchmark, Result
 from pytest_ddpperf.suite.models import RESNETS
-from pytest_ddpperf.suite.plots import Plot
-from pytest_ddpperf.suite.tables import Scaling, Tables, describe
+from pytest_ddpperf.suite.tables import Plot, Scaling, Tables, describe
 from pytest_ddpperf.suite.workloads import Fits, Size, Step, SweepRow, no_buffers, read_option, training, workload
 
 PERCENTILES = (50, 75, 90, 95)

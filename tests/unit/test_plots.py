@@ -10,8 +10,7 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from pytest_ddpperf.suite.plots import Plot, Spread, boxes, lines, save, stacks
-from pytest_ddpperf.suite.tables import Scaling, spread_of
+from pytest_ddpperf.suite.tables import Plot, Scaling, Spread, boxes, lines, save, spread_of, stacks
 
 
 def drawn(plot: Plot) -> Axes:
