@@ -28,7 +28,7 @@ from pytest_ddpperf.plugin.watch import Watcher
 from pytest_ddpperf.records.errors import DdpPerfError, LaunchError, MarkerError, OptionError
 from pytest_ddpperf.records.plan import MARK, UPDATE, Collective, Plan, Setup, collective, in_words
 from pytest_ddpperf.records.samples import RankOutput, TestId
-from pytest_ddpperf.report import ci, failure, sentences, text
+from pytest_ddpperf.report import sentences, summary, text
 from pytest_ddpperf.verdict.times import TEST_LEVEL
 from pytest_ddpperf.wire import payload
 from pytest_ddpperf.wire.payload import make_refusal
@@ -209,12 +209,12 @@ class BenchmarkFixture(DistributedFixture):
         accept = accept_command(self._item, self._settings)
         outcome = measurement.build_outcome(measured, self._run.config.rootpath, accept, seconds)
         self._state.outcomes.append(outcome)
-        before = ci.junit_names(label)  # of an attempt that was rerun
+        before = summary.junit_names(label)  # of an attempt that was rerun
         kept = [each for each in self._item.user_properties if each[0] not in before]
-        self._item.user_properties[:] = [*kept, *ci.junit_properties(outcome)]
+        self._item.user_properties[:] = [*kept, *summary.junit_properties(outcome)]
         result = measured.result
         if outcome.fails:
-            failed = failure.gate_failure(outcome, text.terminal_width()), result, sentences.headline(outcome)
+            failed = sentences.gate_failure(outcome, text.terminal_width()), result, sentences.headline(outcome)
             self._state.failed_gates[label] = failed
             raise GateFailed(*failed)
         if measured.verdict.reason == "saving":

@@ -57,7 +57,7 @@ class Reporter:
 
     def _summarise(self, terminalreporter: Any) -> None:
         run = self._run
-        from pytest_ddpperf.report.ci import annotated
+        from pytest_ddpperf.report.summary import annotated
         from pytest_ddpperf.report.text import terminal_width
 
         terminalreporter.section("distributed performance")

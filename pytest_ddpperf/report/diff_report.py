@@ -13,7 +13,7 @@ from pytest_ddpperf.records.errors import FileError
 from pytest_ddpperf.records.outcome import Outcome, RunInfo
 from pytest_ddpperf.records.plan import OF_TEST
 from pytest_ddpperf.records.samples import Scalar, Status
-from pytest_ddpperf.report import failure, sentences, terminal, text
+from pytest_ddpperf.report import sentences, terminal, text
 from pytest_ddpperf.report.json_report import Entry, StoredReport
 from pytest_ddpperf.report.summary import last_line
 from pytest_ddpperf.verdict import stats
@@ -38,7 +38,7 @@ def summary_lines(now: StoredReport) -> Iterator[str]:
     for outcome in now.outcomes:
         if outcome.verdict is not None and outcome.verdict.status is Status.REGRESSED:
             yield f"{text.name(outcome)}:"
-            yield from (f"  {line}".rstrip() for line in failure.gate_failure(outcome).splitlines())
+            yield from (f"  {line}".rstrip() for line in sentences.gate_failure(outcome).splitlines())
             yield ""
     yield from sentences.problems(now.outcomes)
     yield from now.messages

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pytest_ddpperf.records.outcome import Outcome, RunInfo
 from pytest_ddpperf.records.samples import Status
-from pytest_ddpperf.report import diff_report, failure, sentences, summary, terminal, text
+from pytest_ddpperf.report import diff_report, sentences, summary, terminal, text
 from pytest_ddpperf.report.json_report import Gone, StoredReport
 from pytest_ddpperf.report.summary import Concern, last_line
 
@@ -120,7 +120,7 @@ def _has_details(outcome: Outcome) -> bool:
 def _details(outcome: Outcome) -> str:
     """Return the text of a failure."""
     name = f"<code>{escape(text.name(outcome))}</code>"
-    return _folded(f"{sentences.verdict_of(outcome)}: {name}", _fenced(failure.gate_failure(outcome)))
+    return _folded(f"{sentences.verdict_of(outcome)}: {name}", _fenced(sentences.gate_failure(outcome)))
 
 
 def _folded(summary: str, inner: str, *, open_: bool = False) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pytest_ddpperf.records.outcome import Outcome, RunInfo
 from pytest_ddpperf.records.samples import Environment, LaunchRankSteps, Scalar, Status
-from pytest_ddpperf.report import causes, diff_report, failure, figures, sentences, summary, terminal, text
+from pytest_ddpperf.report import causes, diff_report, figures, sentences, summary, terminal, text
 from pytest_ddpperf.report.figures import Side
 from pytest_ddpperf.report.json_report import StoredReport
 from pytest_ddpperf.report.summary import Concern
@@ -87,7 +87,7 @@ def _card(outcome: Outcome, number: int) -> dict[str, Any]:
         "who": text.ranks(outcome.plan),
         "opened": summary.concern(outcome) <= Concern.DOUBTFUL,
         "facts": list(_facts(outcome)),
-        "metrics": failure.metrics(verdict, outcome.plan) if verdict is not None and limits else [],
+        "metrics": sentences.metrics(verdict, outcome.plan) if verdict is not None and limits else [],
         "remarks": list(_remarks(outcome)),
         "differences": verdict.differences if verdict is not None else (),
         "figures": drawn,

@@ -9,7 +9,7 @@ from statistics import median
 from pytest_ddpperf.records.outcome import Outcome, RunInfo
 from pytest_ddpperf.records.plan import Collective
 from pytest_ddpperf.records.samples import Baseline, LaunchCost, LaunchSteps, Samples, Scalar
-from pytest_ddpperf.report import failure, sentences, text
+from pytest_ddpperf.report import sentences, text
 from pytest_ddpperf.report.summary import last_line
 from pytest_ddpperf.verdict import stats
 from pytest_ddpperf.verdict.times import TEST_LEVEL
@@ -100,7 +100,7 @@ def change(outcome: Outcome) -> str:
     if shown is None:
         return ""
     metric = "" if shown.limit.metric == "p50" else f"{shown.limit.metric} "
-    return metric + failure.change_of(shown)
+    return metric + sentences.change_of(shown)
 
 
 def unmeasured(nodeids: Sequence[str]) -> Iterator[str]:

@@ -10,7 +10,7 @@ import pytest
 
 from pytest_ddpperf.records.outcome import Outcome
 from pytest_ddpperf.records.samples import Status
-from pytest_ddpperf.report.ci import annotated
+from pytest_ddpperf.report.summary import annotated
 from tests import reports
 from tests.unit.test_baseline_side import BESIDE
 from tests.unit.test_report import FAILED, measurement, outcome, verdict

@@ -29,7 +29,7 @@ from pytest_ddpperf.records.samples import (
     TestId,
     Verdict,
 )
-from pytest_ddpperf.report import causes, ci, failure, json_report, sentences, summary, terminal, text
+from pytest_ddpperf.report import causes, json_report, sentences, summary, terminal, text
 from pytest_ddpperf.wire.channels import Phase
 from tests import reports
 
@@ -125,7 +125,7 @@ def test_a_change_of_bandwidth_is_that_of_time_upside_down(time: Any, bandwidth:
     assert text.resolution(slower) == pytest.approx(0.2)
     assert text.changed(replace(slower, limit=comparison().limit)) == change
     red = replace(verdict(Status.REGRESSED), comparisons=(slower,))
-    assert dict(ci.junit_properties(outcome(red)))["ddpperf.ratio"] == f"{1 + bandwidth[0]:.4f}"
+    assert dict(summary.junit_properties(outcome(red)))["ddpperf.ratio"] == f"{1 + bandwidth[0]:.4f}"
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_no_line_is_wider_than_the_terminal(width: int, verbosity: int) -> None:
 def test_a_failure_is_as_wide_as_the_terminal_but_for_the_command_to_paste() -> None:
     judged = verdict(Status.REGRESSED, differences=("torch 2.12.0 -> 2.13.0",))
     long = outcome(judged, evidence=("waiting for RPC " * 9,), notes=("a note " * 20,), accept=f"pytest {'a' * 90}")
-    *lines, accept = failure.gate_failure(long, 80).splitlines()
+    *lines, accept = sentences.gate_failure(long, 80).splitlines()
     assert max(map(len, lines)) <= 80
     assert accept == f"accept:   pytest {'a' * 90}"
 
@@ -365,8 +365,8 @@ def test_what_holds_for_several_tests_is_said_once_and_what_is_counted_is_not_sa
 
 def test_a_faster_test_that_computes_something_else_is_not_to_be_accepted() -> None:
     red = replace(diverged(Status.IMPROVED, 2.31, 2.58), fails=True, traces="out/test_step")
-    assert "\nwhy: computes something else: loss 2.31 -> 2.58\n" in failure.gate_failure(red)
-    assert "\ntraces:   out/test_step" in failure.gate_failure(red)
+    assert "\nwhy: computes something else: loss 2.31 -> 2.58\n" in sentences.gate_failure(red)
+    assert "\ntraces:   out/test_step" in sentences.gate_failure(red)
     assert sentences.headline(red) == "DIVERGED: computes something else: loss 2.31 -> 2.58"
     assert summary.last_line([red]).startswith("compared with baselines: 1 diverged (1 of 1")
     assert sentences.verdict_of(replace(red, error="the baseline could not be saved")) == "IMPROVED"
@@ -386,7 +386,7 @@ def test_a_failed_gate_reads_from_the_result_to_the_command_that_accepts() -> No
     red = reports.explained(
         outcome(judged, sessions=(session,) * 3), [measurement(0.1)], "pytest x --ddp-save-baseline"
     )
-    assert failure.gate_failure(codec.decode(Outcome, codec.encode(red))).splitlines() == [
+    assert sentences.gate_failure(codec.decode(Outcome, codec.encode(red))).splitlines() == [
         "REGRESSED: step time p50 100 -> 200 ms, +12 % [+8, +17] (limit 10 %)",
         "why: every rank computes longer: CPU time +100 ms of +100 ms; torch 2.12 -> 2.13",
         "",
@@ -417,7 +417,7 @@ def test_a_failure_says_how_long_trainers_waited_for_rpc() -> None:
 def test_of_default_limits_on_counters_only_those_that_changed_are_shown() -> None:
     limit = Limit(metric="buckets", value=0.0, unit="%", default=True)
     same, more = (CounterChange(limit=limit, status=Status.PASS, baseline=4, now=now) for now in (4, 5))
-    rows = failure.metrics(verdict(Status.PASS, counters=(same, more)), GREEN.plan)
+    rows = sentences.metrics(verdict(Status.PASS, counters=(same, more)), GREEN.plan)
     assert rows[2:] == [("buckets", "4", "5", "+25 %", "0 %")]
     dropped = verdict(Status.PASS, dropped=tuple(f"{name}:0%: unknown now" for name in COUNTERS[:5]))
     (note,) = sentences.left_out(dropped)
@@ -426,10 +426,10 @@ def test_of_default_limits_on_counters_only_those_that_changed_are_shown() -> No
 
 def test_a_counter_that_rose_is_the_result() -> None:
     red = verdict(Status.REGRESSED, "counter-rose", comparisons=(comparison(Status.PASS),), counters=(risen(),))
-    first = failure.gate_failure(outcome(red)).splitlines()[0]
+    first = sentences.gate_failure(outcome(red)).splitlines()[0]
     assert first == "REGRESSED: rpc.bytes 1,000 -> 1,250, +25 % (limit 0 %)"
-    assert dict(ci.junit_properties(outcome(red)))["ddpperf.metric"] == "rpc.bytes"
-    assert dict(ci.junit_properties(outcome(red)))["ddpperf.ratio"] == "1.2500"
+    assert dict(summary.junit_properties(outcome(red)))["ddpperf.metric"] == "rpc.bytes"
+    assert dict(summary.junit_properties(outcome(red)))["ddpperf.ratio"] == "1.2500"
 
 
 @pytest.mark.parametrize(
@@ -444,7 +444,7 @@ def test_a_counter_that_rose_is_the_result() -> None:
     ],
 )
 def test_a_gate_that_fails_without_a_comparison_says_why_and_what_records(judged: Verdict, first: str) -> None:
-    reported = failure.gate_failure(outcome(judged, notes=("there is a baseline for x",), accept="c"))
+    reported = sentences.gate_failure(outcome(judged, notes=("there is a baseline for x",), accept="c"))
     assert reported.splitlines() == [first, "note:     there is a baseline for x", "record:   c"]
 
 
@@ -467,7 +467,7 @@ def test_a_failed_launch_shows_the_first_cause_then_the_others() -> None:
 
 
 def test_junit_has_the_verdict_in_strings_and_no_samples() -> None:
-    assert dict(ci.junit_properties(outcome(verdict(Status.REGRESSED, "beyond-limit")))) == {
+    assert dict(summary.junit_properties(outcome(verdict(Status.REGRESSED, "beyond-limit")))) == {
         "ddpperf.verdict": "REGRESSED",
         "ddpperf.reason": "beyond-limit",
         "ddpperf.metric": "p50",
@@ -477,7 +477,7 @@ def test_junit_has_the_verdict_in_strings_and_no_samples() -> None:
         "ddpperf.p50": "0.200000000",
     }
     named = outcome(verdict(Status.NO_BASELINE), test=TestId(module="m", name="t", label="forward"))
-    assert ("ddpperf.forward.verdict", "NO BASELINE") in ci.junit_properties(named)
+    assert ("ddpperf.forward.verdict", "NO BASELINE") in summary.junit_properties(named)
 
 
 def test_the_json_has_everything_and_the_same_counts() -> None:
