@@ -17,15 +17,13 @@ from pathlib import Path
 from statistics import fmean, median, mode
 from typing import Any, TypeVar
 
-from pytest_ddpperf.launch import request
 from pytest_ddpperf.launch.output import Observer
 from pytest_ddpperf.launch.paused_launch import PausedLaunch, dropping
 from pytest_ddpperf.launch.phases import step_phases
 from pytest_ddpperf.launch.placement import hold, interconnect, place, resources
 from pytest_ddpperf.launch.remote_ranks import Clock, Nodes, Part
-from pytest_ddpperf.launch.request import LaunchRequest
 from pytest_ddpperf.launch.run import Delivery, Launch, Leader, LocalShareLaunch
-from pytest_ddpperf.launch.server_client import RankServer
+from pytest_ddpperf.launch.server_client import LaunchRequest, RankServer, read_by, recorded
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import DdpPerfError
 from pytest_ddpperf.records.plan import COUNTERS, Plan, Setup
@@ -259,7 +257,7 @@ class Launcher:
         facts: dict[str, Scalar] = {
             **_facts(windows),
             "interconnect": self._interconnect(plan),
-            **request.recorded(os.environ),
+            **recorded(os.environ),
             "cores": placement.cores,
             "cores_per_rank": placement.cores_per_rank,
             "pinned": placement.pinned,
@@ -270,7 +268,7 @@ class Launcher:
         served = filter(None, delivery.results[plan.world_size :])
         every = [window.imported for window in windows]
         every += [codec.decode(Imported, json.loads(result)) for result in served]
-        facts |= request.read_by(imported.variables for imported in every)
+        facts |= read_by(imported.variables for imported in every)
         files: dict[str, str] = {}
         if self._trees is not None:
             delivery.opened.refuse_strays(self._trees)

@@ -21,8 +21,7 @@ from pytest_ddpperf.launch import output
 from pytest_ddpperf.launch.failed_ranks import Diagnosis, launch_error
 from pytest_ddpperf.launch.output import Observer
 from pytest_ddpperf.launch.remote_ranks import Clock, RemoteRanks
-from pytest_ddpperf.launch.request import LaunchRequest
-from pytest_ddpperf.launch.server_client import RankServer, writing_temporary_files
+from pytest_ddpperf.launch.server_client import LaunchRequest, RankServer, writing_temporary_files
 from pytest_ddpperf.records import messages
 from pytest_ddpperf.records.errors import ServerError
 from pytest_ddpperf.records.messages import Event, EventKind, Order, OrderKind

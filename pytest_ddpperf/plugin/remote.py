@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from pytest_ddpperf import __version__
-from pytest_ddpperf.launch.request import inherited
+from pytest_ddpperf.launch.server_client import inherited
 from pytest_ddpperf.options.settings import read_settings
 from pytest_ddpperf.plugin.items import conftests, named_tests
 from pytest_ddpperf.plugin.state import ProcessSnapshot, Run, snapshot_of

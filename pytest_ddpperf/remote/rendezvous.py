@@ -20,7 +20,7 @@ from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from pathlib import Path
 
-from pytest_ddpperf.launch.request import inherited
+from pytest_ddpperf.launch.server_client import inherited
 from pytest_ddpperf.records.errors import NodesError
 from pytest_ddpperf.remote.node import keep_watch
 from pytest_ddpperf.wire import boot

@@ -18,8 +18,7 @@ import pytest
 
 import pytest_ddpperf
 from pytest_ddpperf.launch import launcher
-from pytest_ddpperf.launch.request import read_at_import
-from pytest_ddpperf.launch.server_client import RankServer
+from pytest_ddpperf.launch.server_client import RankServer, read_at_import
 from pytest_ddpperf.report import text
 from pytest_ddpperf.wire.source_trees import Trees
 
