@@ -10,17 +10,16 @@ from statistics import fmean, stdev
 import pytest
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from pytest_ddpperf import Context, DdpBenchmark, Result
 from pytest_ddpperf.suite.tables import Tables, slowest_ranks
-from pytest_ddpperf.suite.workloads import GPTS, Fits, Size, Step, share_of, training, workload
-from pytest_ddpperf.suite.wrappers import Blocking, Bucketed, Overlapped, Wrapper
+from pytest_ddpperf.suite.workloads import GPTS, Fits, Size, Step, ddp_training, share_of, workload
+from pytest_ddpperf.suite.wrappers import Blocking, Bucketed, Wrapper
 
 VARIANTS: dict[str, Callable[[nn.Module], Wrapper]] = {
     "Naive": partial(Blocking, flat=False),
     "Flat": partial(Blocking, flat=True),
-    "Overlap": Overlapped,
+    "Overlap": partial(Bucketed, bucket_mb=0),
 }
 BUCKETS_MB = (1, 10, 100, 1000)
 
@@ -79,11 +78,6 @@ def written_out(ctx: Context, model: str, wrap: Callable[[nn.Module], Wrapper], 
     return step
 
 
-def torchs(ctx: Context, model: str, size: Size) -> Step:
-    net, loss = workload(ctx, model, size)
-    return training(DistributedDataParallel(net), loss)
-
-
 Measured = Callable[[str, str, Callable[[nn.Module], Wrapper]], Result]
 
 
@@ -138,5 +132,5 @@ def test_torchs(
 ) -> None:
     """torch's DDP, compared with those written out; its phases say how long steps wait, on CPU."""
     fitting(model)
-    result = ddp_benchmark(lambda ctx: torchs(ctx, model, size), batch_size=tokens)
+    result = ddp_benchmark(lambda ctx: ddp_training(ctx, model, size), batch_size=tokens)
     _add_costs(tables, model, "torch's DDP", result, size, _waited_by_ddp(result))

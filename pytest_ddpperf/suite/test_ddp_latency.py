@@ -7,6 +7,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from pytest_ddpperf import Context, DdpBenchmark
+from pytest_ddpperf import Context, DdpBenchmark, Result
 from pytest_ddpperf.suite.tables import (
     ALONE,
     NOT_OVERLAPPED,
@@ -30,13 +31,50 @@ from pytest_ddpperf.suite.tables import (
     Tables,
     spread_of,
 )
-from pytest_ddpperf.suite.workloads import Fits, Size, Step, gradient_bytes, no_buffers, training, workload
+from pytest_ddpperf.suite.workloads import (
+    Fits,
+    Size,
+    Step,
+    ddp_training,
+    gradient_bytes,
+    no_buffers,
+    training,
+    workload,
+)
 from pytest_ddpperf.suite.wrappers import ddps_buckets, flatten, unflatten
 
 # Megabytes; 0 is an all-reduce a gradient, and the last ones hold all gradients of a model.
 BUCKETS_MB = (0, 1, 5, 25, 100, 200)
 SYNC_EVERY = (1, 2, 4, 8)
 GROUPS = (1, 3, 5)
+
+
+Timed = Callable[..., Result]
+
+
+@pytest.fixture
+def timed(ddp_benchmark: DdpBenchmark, fits: Fits, size: Size, tokens: int) -> Timed:
+    """Call it with a set-up, "gpt" or the name of a ResNet, and how many iterations a step has: it times the step,
+    unless the model does not fit."""
+    return partial(time_step, ddp_benchmark, fits, size, tokens)
+
+
+def time_step(
+    ddp_benchmark: DdpBenchmark,
+    fits: Fits,
+    size: Size,
+    tokens: int,
+    setup: Callable[[Context], Step],
+    model: str = "gpt",
+    iterations: int = 1,
+) -> Result:
+    fits(name_of(model, size))
+    return ddp_benchmark(setup, batch_size=iterations * tokens if model == "gpt" else size.images)
+
+
+def name_of(model: str, size: Size) -> str:
+    """Return the model's name: a GPT's is the smallest of the size."""
+    return size.gpts[0] if model == "gpt" else model
 
 
 # --- latency
@@ -80,36 +118,23 @@ def phased(ctx: Context, model: str, size: Size, variant: str) -> Step:
 
 @pytest.mark.parametrize("variant", [ALONE, OVERLAPPED, NOT_OVERLAPPED])
 @pytest.mark.parametrize("model", ["resnet50", "gpt"])
-def test_latency_breakdown(
-    ddp_benchmark: DdpBenchmark, model: str, variant: str, size: Size, tokens: int, tables: Tables, fits: Fits
-) -> None:
+def test_latency_breakdown(timed: Timed, model: str, variant: str, size: Size, tables: Tables) -> None:
     """Forward, backward, communication that the backward pass does not hide, optimizer; with and without overlap."""
-    of = size.gpts[0] if model == "gpt" else model
-    batch_size = tokens if model == "gpt" else size.images
-    fits(of)
-    result = ddp_benchmark(lambda ctx: phased(ctx, of, size, variant), batch_size=batch_size)
+    result = timed(lambda ctx: phased(ctx, name_of(model, size), size, variant), model)
     tables.get(Breakdown).add(model, variant, result)
 
 
 @pytest.mark.parametrize("bucket", BUCKETS_MB, ids=lambda megabytes: f"{megabytes}mb")
 @pytest.mark.parametrize("model", ["gpt", "resnet50", "resnet101"])
-def test_bucket_latency(
-    ddp_benchmark: DdpBenchmark, model: str, bucket: int, size: Size, tokens: int, tables: Tables, fits: Fits
-) -> None:
+def test_bucket_latency(timed: Timed, model: str, bucket: int, size: Size, tables: Tables) -> None:
     """The size of DDP's buckets against the latency of a step, from an all-reduce a gradient to one for all."""
     if model == "resnet101" and bucket < 25 and size.name == "tiny":
         pytest.skip("resnet101 in small buckets takes too long for --ddp-suite-size tiny")
-    of = size.gpts[0] if model == "gpt" else model
-    gradients = gradient_bytes(of, size) / 2**20
+    name = name_of(model, size)
+    gradients = gradient_bytes(name, size) / 2**20
     if bucket and max(smaller for smaller in BUCKETS_MB if smaller < bucket) > gradients:
         pytest.skip("a smaller bucket holds all gradients")
-    fits(of)
-
-    def setup(ctx: Context) -> Step:
-        net, loss = workload(ctx, of, size)
-        return training(DistributedDataParallel(net, bucket_cap_mb=bucket or 1e-6), loss)
-
-    result = ddp_benchmark(setup, batch_size=tokens if model == "gpt" else size.images)
+    result = timed(lambda ctx: ddp_training(ctx, name, size, bucket_cap_mb=bucket or 1e-6), model)
     tables.get(Latencies).add(f"Bucket size, {model}", f"{bucket} MB", result)
     tables.get(BestBuckets).add(model, gradients, bucket, result)
 
@@ -117,21 +142,17 @@ def test_bucket_latency(
 @pytest.mark.ddp(world_size=1)  # each parameter has its own
 def test_scalability(ddp_benchmark: DdpBenchmark, scaled_ranks: int, size: Size, tables: Tables, fits: Fits) -> None:
     """The latency of a GPT's step over numbers of ranks; the sweep has the ResNets'."""
-    fits(size.gpts[0], size.sequences)
-
-    def setup(ctx: Context) -> Step:
-        net, loss = workload(ctx, size.gpts[0], size, sequences=size.sequences)  # the same work for each
-        return training(DistributedDataParallel(net), loss)
-
-    tables.get(Scaling).add(f"GPT {size.gpts[0]}", ddp_benchmark(setup, batch_size=size.sequences * size.tokens))
+    model, sequences = size.gpts[0], size.sequences  # the same work for each
+    fits(model, sequences)
+    result = ddp_benchmark(
+        lambda ctx: ddp_training(ctx, model, size, sequences=sequences), batch_size=sequences * size.tokens
+    )
+    tables.get(Scaling).add(f"GPT {model}", result)
 
 
 @pytest.mark.parametrize("every", SYNC_EVERY)
-def test_sync_every(
-    ddp_benchmark: DdpBenchmark, every: int, size: Size, tokens: int, tables: Tables, fits: Fits
-) -> None:
+def test_sync_every(timed: Timed, every: int, size: Size, tables: Tables) -> None:
     """Gradients reduced every 1, 2, 4 and 8 iterations: what skipping synchronisation saves an iteration."""
-    fits(size.gpts[0])
     iterations = max(SYNC_EVERY)
 
     def setup(ctx: Context) -> Step:
@@ -150,13 +171,8 @@ def test_sync_every(
 
         return step
 
-    result = ddp_benchmark(setup, batch_size=iterations * tokens)
-    tables.get(Latencies).add(
-        "Synchronisation every n iterations",
-        f"every {every}",
-        result,
-        iterations=iterations,
-    )
+    result = timed(setup, iterations=iterations)
+    tables.get(Latencies).add("Synchronisation every n iterations", f"every {every}", result, iterations)
 
 
 # --- compression, options, groups
@@ -191,11 +207,8 @@ HOOKS: dict[str, tuple[Hook | None, Callable[[], Any]]] = {
 
 
 @pytest.mark.parametrize("hook", HOOKS)
-def test_compression(
-    ddp_benchmark: DdpBenchmark, hook: str, size: Size, tokens: int, tables: Tables, fits: Fits
-) -> None:
+def test_compression(timed: Timed, hook: str, size: Size, tables: Tables) -> None:
     """Gradients compressed by DDP's communication hooks: fp16, bf16, PowerSGD."""
-    fits(size.gpts[0])
     if hook == "PowerSGD":
         pytest.importorskip("numpy", reason="torch's PowerSGD needs NumPy")
 
@@ -209,7 +222,7 @@ def test_compression(
             ddp.register_comm_hook(state(), lambda state, bucket: chosen(state, bucket))
         return training(ddp, loss)
 
-    tables.get(Latencies).add("Gradient compression", hook, ddp_benchmark(setup, batch_size=tokens))
+    tables.get(Latencies).add("Gradient compression", hook, timed(setup))
 
 
 OPTIONS: dict[str, Callable[[], dict[str, bool]]] = {
@@ -222,15 +235,10 @@ OPTIONS: dict[str, Callable[[], dict[str, bool]]] = {
 
 
 @pytest.mark.parametrize("option", OPTIONS)
-def test_option(ddp_benchmark: DdpBenchmark, option: str, size: Size, tables: Tables, fits: Fits) -> None:
+def test_option(timed: Timed, option: str, size: Size, tables: Tables) -> None:
     """What DDP's options cost or save: static_graph, gradient_as_bucket_view, find_unused_parameters, buffers."""
-    fits("resnet50")
-
-    def setup(ctx: Context) -> Step:
-        net, loss = workload(ctx, "resnet50", size)
-        return training(DistributedDataParallel(net, **OPTIONS[option]()), loss)  # type: ignore[arg-type]
-
-    tables.get(Latencies).add("Options", option, ddp_benchmark(setup, batch_size=size.images))
+    result = timed(lambda ctx: ddp_training(ctx, "resnet50", size, **OPTIONS[option]()), "resnet50")
+    tables.get(Latencies).add("Options", option, result)
 
 
 class LeftOut(nn.Module):
@@ -245,11 +253,8 @@ class LeftOut(nn.Module):
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5])
-def test_layer_dropping(
-    ddp_benchmark: DdpBenchmark, share: float, size: Size, tokens: int, tables: Tables, fits: Fits
-) -> None:
+def test_layer_dropping(timed: Timed, share: float, size: Size, tables: Tables) -> None:
     """Half of the blocks left out, the same on all ranks: they are not computed, and zeros are reduced for them."""
-    fits(size.gpts[0])
 
     def setup(ctx: Context) -> Step:
         net, loss = workload(ctx, size.gpts[0], size)
@@ -258,15 +263,12 @@ def test_layer_dropping(
             setattr(blocks, number, LeftOut(block, int(number)))
         return training(DistributedDataParallel(net, find_unused_parameters=True), loss)
 
-    tables.get(Latencies).add("Layer dropping", f"{share:.0%}", ddp_benchmark(setup, batch_size=tokens))
+    tables.get(Latencies).add("Layer dropping", f"{share:.0%}", timed(setup))
 
 
 @pytest.mark.parametrize("groups", GROUPS)
-def test_round_robin(
-    ddp_benchmark: DdpBenchmark, groups: int, size: Size, tokens: int, tables: Tables, fits: Fits
-) -> None:
+def test_round_robin(timed: Timed, groups: int, size: Size, tables: Tables) -> None:
     """Buckets dealt to 1, 3 and 5 process groups in turn, which torch's own round-robin group once did."""
-    fits(size.gpts[0])
 
     def setup(ctx: Context) -> Step:
         net, loss = workload(ctx, size.gpts[0], size)
@@ -283,7 +285,7 @@ def test_round_robin(
         ddp.register_comm_hook(None, lambda state, bucket: reduced(bucket))
         return training(ddp, loss)
 
-    tables.get(Latencies).add("Process groups in turn", str(groups), ddp_benchmark(setup, batch_size=tokens))
+    tables.get(Latencies).add("Process groups in turn", str(groups), timed(setup))
 
 
 # --- backends
@@ -294,17 +296,9 @@ BACKENDS = {"gloo-cpu": ("gloo", "cpu"), "gloo-cuda": ("gloo", "cuda"), "nccl": 
 @pytest.mark.parametrize(
     "backend", [pytest.param(name, marks=pytest.mark.ddp(backend=b, device=d)) for name, (b, d) in BACKENDS.items()]
 )
-def test_backend(
-    ddp_benchmark: DdpBenchmark, backend: str, size: Size, tokens: int, tables: Tables, fits: Fits
-) -> None:
+def test_backend(timed: Timed, backend: str, size: Size, tables: Tables) -> None:
     """The same step over each backend that the machine has, in one run."""
-    fits(size.gpts[0])
-
-    def setup(ctx: Context) -> Step:
-        net, loss = workload(ctx, size.gpts[0], size)
-        return training(DistributedDataParallel(net), loss)
-
-    result = ddp_benchmark(setup, batch_size=tokens)
+    result = timed(lambda ctx: ddp_training(ctx, size.gpts[0], size))
     title = f"A step of GPT {size.gpts[0]} by backend, {result.world_size} ranks (p50)"
     tables.add(title, backend=backend, step=spread_of(result))
 
@@ -315,9 +309,8 @@ SHARDED = ("DDP", "FSDP2", "DDP, ZeroRedundancyOptimizer")
 
 
 @pytest.mark.parametrize("kind", SHARDED)
-def test_sharding(ddp_benchmark: DdpBenchmark, kind: str, size: Size, tokens: int, tables: Tables, fits: Fits) -> None:
+def test_sharding(timed: Timed, kind: str, size: Size, tables: Tables) -> None:
     """The same step under DDP, under FSDP2, and with an optimizer whose state is sharded."""
-    fits(size.gpts[0])
 
     def setup(ctx: Context) -> Step:
         net, loss = workload(ctx, size.gpts[0], size)
@@ -338,4 +331,4 @@ def test_sharding(ddp_benchmark: DdpBenchmark, kind: str, size: Size, tokens: in
 
         return training(ddp, loss, ZeroRedundancyOptimizer(ddp.parameters(), torch.optim.SGD, lr=0.001, momentum=0.9))
 
-    tables.get(Latencies).add("Sharding", kind, ddp_benchmark(setup, batch_size=tokens))
+    tables.get(Latencies).add("Sharding", kind, timed(setup))

@@ -200,6 +200,12 @@ def training(net: nn.Module, loss: Loss, optimizer: torch.optim.Optimizer | None
     return step
 
 
+def ddp_training(ctx: Context, model: str, size: Size, *, sequences: int | None = None, **options: Any) -> Step:
+    """Return a training step of a model under DDP with these options; `sequences` as of a `workload`."""
+    net, loss = workload(ctx, model, size, sequences=sequences)
+    return training(DistributedDataParallel(net, **options), loss)
+
+
 def no_buffers() -> dict[str, bool]:
     """Return DDP's argument for not synchronising buffers, by its name in this torch."""
     names = inspect.signature(DistributedDataParallel.__init__).parameters

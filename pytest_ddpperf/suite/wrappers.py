@@ -70,31 +70,11 @@ class Blocking(Wrapper):
             dist.all_reduce(gradient)
 
 
-class Overlapped(Wrapper):
-    """One all-reduce per gradient, started as soon as the backward pass has it."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__(module)
-        self._started: list[dist.Work] = []
-        for parameter in self.trained:
-            parameter.register_post_accumulate_grad_hook(self._start)  # type: ignore[no-untyped-call]
-
-    def _start(self, parameter: Tensor) -> None:
-        work = dist.all_reduce(parameter.grad, async_op=True)
-        assert work is not None
-        self._started.append(work)
-
-    def _communicate(self) -> None:
-        for work in self._started:
-            work.wait()
-        self._started.clear()
-
-
 class Bucketed(Wrapper):
     """One all-reduce per bucket of gradients, started as soon as the backward pass has all of them.
 
-    Buckets of at most `bucket_mb` megabytes are filled in the order in which gradients are expected: the reverse of the
-    parameters'.
+    Buckets of at most `bucket_mb` megabytes, with 0 of a gradient each, are filled in the order in which gradients are
+    expected: the reverse of the parameters'.
     """
 
     def __init__(self, module: nn.Module, bucket_mb: float) -> None:
@@ -113,7 +93,7 @@ class Bucketed(Wrapper):
             return
         missing.update(map(id, bucket))
         gradients = [each.grad for each in bucket if each.grad is not None]
-        flat = flatten(gradients)
+        flat = flatten(gradients) if len(gradients) > 1 else gradients[0]
         work = dist.all_reduce(flat, async_op=True)
         assert work is not None
         self._started.append((work, flat, gradients))
@@ -121,7 +101,8 @@ class Bucketed(Wrapper):
     def _communicate(self) -> None:
         for work, flat, gradients in self._started:
             work.wait()
-            unflatten(flat, gradients)
+            if len(gradients) > 1:
+                unflatten(flat, gradients)
         self._started.clear()
 
 

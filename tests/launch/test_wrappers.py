@@ -11,13 +11,13 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from pytest_ddpperf.suite.wrappers import Blocking, Bucketed, Overlapped, Wrapper, buckets
+from pytest_ddpperf.suite.wrappers import Blocking, Bucketed, Wrapper, buckets
 from tests.launch.conftest import Bench
 
 WRAPPERS: dict[str, Callable[[nn.Module], Wrapper]] = {
     "naive": partial(Blocking, flat=False),
     "flat": partial(Blocking, flat=True),
-    "overlapped": Overlapped,
+    "overlapped": partial(Bucketed, bucket_mb=0),
     "a bucket a gradient": lambda module: Bucketed(module, 1e-6),
     "buckets": lambda module: Bucketed(module, 0.0005),
     "one bucket": lambda module: Bucketed(module, 1000),

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -217,7 +218,7 @@ BENCHMARKS = [
     test
     for module in (test_data_parallel, test_ddp_latency, test_ddp_sweep)
     for name, test in inspect.getmembers(module, inspect.isfunction)
-    if name.startswith("test_") and "ddp_benchmark" in inspect.signature(test).parameters
+    if name.startswith("test_") and {"ddp_benchmark", "timed"} & inspect.signature(test).parameters.keys()
 ]
 
 
@@ -229,9 +230,11 @@ def batch_size(test: Callable[..., None], size: Size, **further: Any) -> int:
     def asked(setup: object, **how: Any) -> None:
         raise AskedError(how)
 
-    given = {**PARAMETERS, "ddp_benchmark": asked, "size": size, "tokens": tokens_of(size, 2), "tables": Tables()}
+    tokens = tokens_of(size, 2)
+    given = {**PARAMETERS, "ddp_benchmark": asked, "size": size, "tokens": tokens, "tables": Tables(), **further}
+    given["timed"] = partial(test_ddp_latency.time_step, asked, given["fits"], size, tokens)  # type: ignore[arg-type]
     with pytest.raises(AskedError) as caught:
-        test(**{name: {**given, **further}[name] for name in inspect.signature(test).parameters})
+        test(**{name: given[name] for name in inspect.signature(test).parameters})
     return int(caught.value.args[0]["batch_size"])
 
 
