@@ -14,8 +14,8 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from pytest_ddpperf.launch.run import Delivery, Launch, wake
-from pytest_ddpperf.records import messages
 from pytest_ddpperf.records.errors import DdpPerfError, ServerError
+from pytest_ddpperf.records.messages import ServerKind, ServerMessage
 from pytest_ddpperf.records.samples import LaunchCost, LaunchSamples
 from pytest_ddpperf.wire.channels import Phase
 
@@ -78,7 +78,7 @@ class PausedLaunch(Launch):
 
     def _pause(self) -> None:
         """Stop the ranks by signal, and all that they started."""
-        self._server.send(messages.Request.PAUSE_RANKS)
+        self._server.send(ServerMessage(ServerKind.PAUSE_RANKS))
         until = time.monotonic() + _PAUSE_SECONDS
         while not self._paused:
             left = until - time.monotonic()
@@ -91,7 +91,7 @@ class PausedLaunch(Launch):
         self._deadline = time.monotonic() + self._left
         if self._paused:
             self._paused = False
-            self._server.send(messages.Request.RESUME_RANKS)
+            self._server.send(ServerMessage(ServerKind.RESUME_RANKS))
         wake(self._ranks, steps)
 
     def _cost(self, ended: int) -> LaunchCost:

@@ -22,9 +22,8 @@ from pytest_ddpperf.launch.failed_ranks import Diagnosis, launch_error
 from pytest_ddpperf.launch.output import Observer
 from pytest_ddpperf.launch.remote_ranks import Clock, RemoteRanks
 from pytest_ddpperf.launch.server_client import LaunchRequest, RankServer, writing_temporary_files
-from pytest_ddpperf.records import messages
 from pytest_ddpperf.records.errors import ServerError
-from pytest_ddpperf.records.messages import Event, EventKind, Order, OrderKind
+from pytest_ddpperf.records.messages import Event, EventKind, Order, OrderKind, ServerKind, ServerMessage
 from pytest_ddpperf.records.samples import LaunchCost, RankError, RankOutput
 from pytest_ddpperf.wire.channels import Board, Kind, Phase, readable, send_word, take_frames
 from pytest_ddpperf.wire.opened import Opened
@@ -137,7 +136,8 @@ class Launch:
         with writing_temporary_files(), ExitStack() as failing:
             self._folder = Path(tempfile.mkdtemp(prefix="ddpperf-"))
             failing.callback(shutil.rmtree, self._folder, ignore_errors=True)
-            self._server.send(messages.BeginLaunch(str(self._folder)))  # from here on it does not outlive us
+            begun = ServerMessage(ServerKind.BEGIN_LAUNCH, folder=str(self._folder))
+            self._server.send(begun)  # from here on it does not outlive us
             self._board = Board(self._folder / "board", self._plan.processes, self._plan.room)
             failing.callback(self._board.close)
             (self._folder / "payload").write_bytes(self._request.payload)
@@ -145,7 +145,7 @@ class Launch:
             (self._folder / "request.json").write_text(json.dumps(fields))
             failing.pop_all()
         self._stream = output.Stream(self._folder, self._names, self._observer.output)
-        dump = partial(self._server.send, messages.Request.DUMP_STACKS)
+        dump = partial(self._server.send, ServerMessage(ServerKind.DUMP_STACKS))
         self._diagnosis = Diagnosis(self._folder, self._board, self._plan, dump, self._take_in)
         return self
 
@@ -178,7 +178,7 @@ class Launch:
         self._requested = time.monotonic_ns()
         self._deadline = time.monotonic() + self._plan.timeout_seconds
         if self._store is not None:
-            self._server.send(messages.Request.HOLD_STORE, self._store.fileno())
+            self._server.send(ServerMessage(ServerKind.HOLD_STORE), self._store.fileno())
         self._remote.begin()
         self._fork()
 
@@ -224,7 +224,7 @@ class Launch:
         for number in self._part.processes:
             ours, theirs = socket.socketpair()
             with theirs:
-                self._server.send(messages.ForkRank(number), theirs.fileno())
+                self._server.send(ServerMessage(ServerKind.FORK_RANK, rank=number), theirs.fileno())
             ours.setblocking(False)
             self._ranks.append(Peer(number, ours))
 
@@ -278,12 +278,12 @@ class Launch:
 
     def _read_server(self) -> None:
         for answer in self._server.receive():
-            if answer is messages.Answer.RANKS_PAUSED:
+            if answer.kind is ServerKind.RANKS_PAUSED:
                 self._paused = True
             for rank in self._ranks:
-                if isinstance(answer, messages.RankForked) and rank.number == answer.rank:
+                if answer.kind is ServerKind.RANK_FORKED and rank.number == answer.rank:
                     rank.pid = answer.pid
-                elif isinstance(answer, messages.RankEnded) and rank.pid == answer.pid:
+                elif answer.kind is ServerKind.RANK_ENDED and rank.pid == answer.pid:
                     rank.read()  # all it sent has arrived before the news of its end
                     rank.exited = True
                     if not rank.settled:
@@ -321,8 +321,8 @@ class Launch:
         if self.over or not self._begun:
             return
         try:
-            self._server.send(messages.Request.END_LAUNCH)
-            while not any(answer is messages.Answer.LAUNCH_ENDED for answer in self._server.receive(_END_SECONDS)):
+            self._server.send(ServerMessage(ServerKind.END_LAUNCH))
+            while ServerKind.LAUNCH_ENDED not in [answer.kind for answer in self._server.receive(_END_SECONDS)]:
                 pass
         except BaseException:
             self._server.stop()  # its late answers would be taken for those of the next launch

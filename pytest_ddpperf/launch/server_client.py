@@ -21,8 +21,9 @@ from typing import Any
 
 from pytest_ddpperf.launch.placement import Placement
 from pytest_ddpperf.launch.remote_ranks import Part
-from pytest_ddpperf.records import codec, messages
+from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import DdpPerfError, ServerError
+from pytest_ddpperf.records.messages import ServerKind, ServerMessage
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import Scalar
 from pytest_ddpperf.wire import boot, opened
@@ -202,18 +203,19 @@ class RankServer:
         with writing_temporary_files():
             self._child = boot.Child(sys.executable, "pytest_ddpperf.rank.fork_server", variables)
         self._child.lines.socket.settimeout(_START_SECONDS)
-        start = messages.StartServer(
-            sys_path=boot.search_path(),
+        start = ServerMessage(
+            ServerKind.START,
+            sys_path=tuple(boot.search_path()),
             parent=os.getpid(),
-            preload=list(preload),
+            preload=tuple(preload),
             trees=asdict(self._trees) if self._trees is not None else None,
             folder=self._folder,
         )
         self.send(start)
-        answers: list[messages.ServerAnswer] = []
+        answers: list[ServerMessage] = []
         while not answers:  # a long traceback comes in parts
             answers = self.receive(_START_SECONDS)
-        if isinstance(answers[0], messages.ServerFailed):
+        if answers[0].kind is ServerKind.SERVER_FAILED:
             self.stop()
             raise ServerError("did not start", answers[0].traceback)
         self._made_for = wanted
@@ -222,14 +224,14 @@ class RankServer:
     def socket(self) -> socket.socket:
         return self._connected().socket
 
-    def send(self, request: messages.ServerRequest, descriptor: int | None = None) -> None:
+    def send(self, request: ServerMessage, descriptor: int | None = None) -> None:
         """Send a request, with a file descriptor if it needs one; raises ServerError if the server is gone."""
         try:
-            self._connected().send(messages.encode(request), descriptor)
+            self._connected().send(codec.encode_message(request), descriptor)
         except OSError:
             self._raise_dead()
 
-    def receive(self, timeout: float | None = None) -> list[messages.ServerAnswer]:
+    def receive(self, timeout: float | None = None) -> list[ServerMessage]:
         """Return what has arrived, or wait for it; raises ServerError if the server is gone or does not answer."""
         lines = self._connected()
         lines.socket.settimeout(timeout)
@@ -237,7 +239,7 @@ class RankServer:
         lines.socket.settimeout(None)
         if received is None:
             self._raise_dead()
-        return [messages.decode(fields) for fields in received or ()]
+        return [codec.decode(ServerMessage, fields) for fields in received or ()]
 
     def stop(self) -> None:
         """End the server and, with it, whatever it still runs."""
@@ -245,7 +247,7 @@ class RankServer:
         if self._child is None:
             return
         with suppress(OSError):
-            self._child.lines.send(messages.encode(messages.Request.STOP_SERVER))
+            self._child.lines.send(codec.encode_message(ServerMessage(ServerKind.STOP_SERVER)))
         self._child.close(_END_SECONDS)  # its ranks die with it
         self._child = None
 

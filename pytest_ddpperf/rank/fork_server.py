@@ -21,12 +21,13 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from pytest_ddpperf.records import messages
+from pytest_ddpperf.records import codec
+from pytest_ddpperf.records.messages import ServerKind, ServerMessage
 from pytest_ddpperf.wire import boot
 from pytest_ddpperf.wire.channels import Lines, Message, readable
 from pytest_ddpperf.wire.source_trees import Trees, install, know_loaded
@@ -50,8 +51,8 @@ _MAY_LACK = ("pytest_ddpperf.rank.rpc",)
 
 
 def main(descriptor: int, start: Message) -> NoReturn:
-    """Serve until pytest goes. `start` has the fields of StartServer."""
-    begin: messages.StartServer = messages.decode(start)
+    """Serve until pytest goes. `start` has the fields of `ServerKind.START`."""
+    begin = codec.decode(ServerMessage, start)
     if begin.trees is not None:
         install(Trees(**begin.trees))
     boot.die_with_parent(begin.parent, signal.SIGTERM)
@@ -59,17 +60,21 @@ def main(descriptor: int, start: Message) -> NoReturn:
     control = Lines(socket.socket(fileno=descriptor))
     failure = _import(begin.preload)
     if failure is not None:
-        control.send(messages.encode(messages.ServerFailed(failure)))
+        _send(control, ServerKind.SERVER_FAILED, traceback=failure)
         os._exit(1)
     know_loaded()
     gc.collect()
     gc.freeze()  # a collection in a rank would otherwise copy every page of torch's objects
     server = _Server(control, begin.folder)
-    control.send(messages.encode(messages.Answer.SERVER_READY))
+    _send(control, ServerKind.SERVER_READY)
     server.serve()
 
 
-def _import(preload: list[str]) -> str | None:
+def _send(control: Lines, kind: ServerKind, **fields: Any) -> None:
+    control.send(codec.encode_message(ServerMessage(kind, **fields)))
+
+
+def _import(preload: Sequence[str]) -> str | None:
     # Without it, torch.cuda.is_available() in a preloaded module would initialise CUDA and spoil every fork.
     nvml = os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     for name in (*PRELOAD, *preload):
@@ -142,37 +147,34 @@ class _Server:
                 if received is None:
                     return
                 for fields in received:
-                    self._carry_out(messages.decode(fields))
+                    self._carry_out(codec.decode(ServerMessage, fields))
             if signal.SIGTERM in signals:  # after what pytest had said before it ended
                 return
 
-    def _carry_out(self, request: messages.ServerRequest) -> None:
-        if isinstance(request, messages.BeginLaunch):
+    def _carry_out(self, request: ServerMessage) -> None:
+        if request.kind is ServerKind.BEGIN_LAUNCH:
             self._dir = request.folder
-        elif isinstance(request, messages.ForkRank):
+        elif request.kind is ServerKind.FORK_RANK:
             pid = self._fork(lambda channel: self._become_rank(request.rank, channel))
-            self._answer(messages.RankForked(request.rank, pid))
-        elif request is messages.Request.HOLD_STORE:
+            _send(self._control, ServerKind.RANK_FORKED, rank=request.rank, pid=pid)
+        elif request.kind is ServerKind.HOLD_STORE:
             from pytest_ddpperf.rank import group
 
             self._fork(group.serve)
-        elif request is messages.Request.PAUSE_RANKS:
+        elif request.kind is ServerKind.PAUSE_RANKS:
             self._signal_groups(signal.SIGSTOP)
-            self._answer(messages.Answer.RANKS_PAUSED)
-        elif request is messages.Request.RESUME_RANKS:
+            _send(self._control, ServerKind.RANKS_PAUSED)
+        elif request.kind is ServerKind.RESUME_RANKS:
             self._signal_groups(signal.SIGCONT)
-        elif request is messages.Request.DUMP_STACKS:
+        elif request.kind is ServerKind.DUMP_STACKS:
             self._signal_groups(signal.SIGCONT)
             for pid in self._ranks:
                 os.kill(pid, signal.SIGQUIT)  # not reaped yet, so still ours
-        elif request is messages.Request.END_LAUNCH:
+        elif request.kind is ServerKind.END_LAUNCH:
             self._end()
-            self._answer(messages.Answer.LAUNCH_ENDED)
+            _send(self._control, ServerKind.LAUNCH_ENDED)
         else:
             self._folder = ""
-
-    def _answer(self, answer: messages.ServerAnswer) -> None:
-        self._control.send(messages.encode(answer))
 
     def _become_rank(self, rank: int, channel: int) -> NoReturn:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -220,7 +222,7 @@ class _Server:
             if pid in self._ranks:
                 self._ranks.remove(pid)
                 code = os.waitstatus_to_exitcode(status)
-                self._answer(messages.RankEnded(pid, code, time.monotonic()))
+                _send(self._control, ServerKind.RANK_ENDED, pid=pid, status=code, when=time.monotonic())
 
     def _ended(self) -> tuple[int, int]:
         """Return the pid and status of a child that has ended; 0 if there is none.

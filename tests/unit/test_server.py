@@ -10,22 +10,21 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from pytest_ddpperf.records import messages
+from pytest_ddpperf.records import codec
+from pytest_ddpperf.records.messages import ServerKind, ServerMessage
 from pytest_ddpperf.wire.channels import Lines
 from tests.processes import descendants, ended, gone, until
 
 SERVE = """
 import socket, sys
-from pytest_ddpperf.records import messages
 from pytest_ddpperf.rank.fork_server import _Server
 from pytest_ddpperf.wire.channels import Lines
 control = Lines(socket.socket(fileno=int(sys.argv[1])))
 server = _Server(control, sys.argv[2])
-control.send(messages.encode(messages.Answer.SERVER_READY))
+control.send({"kind": "server ready"})
 server.serve()
 """
 
@@ -110,15 +109,15 @@ def test_a_server_takes_folders_along_and_pytests_own_only_if_that_was_killed(
                 pass_fds=[theirs.fileno()],
             )
         lines = Lines(ours)
-        assert lines.receive() == [messages.encode(messages.Answer.SERVER_READY)]
+        assert lines.receive() == [{"kind": "server ready"}]
         for folder in folders[:2]:
-            send(lines, messages.BeginLaunch(str(folder)))
+            send(lines, ServerMessage(ServerKind.BEGIN_LAUNCH, folder=str(folder)))
             if folder != folders[1] or launch == "over":
-                send(lines, messages.Request.END_LAUNCH)
-                assert lines.receive() == [messages.encode(messages.Answer.LAUNCH_ENDED)]
+                send(lines, ServerMessage(ServerKind.END_LAUNCH))
+                assert lines.receive() == [{"kind": "launch ended"}]
         assert all(folder.exists() for folder in folders), "pytest reads it after the end"
         if end == "stopped":
-            send(lines, messages.Request.STOP_SERVER)
+            send(lines, ServerMessage(ServerKind.STOP_SERVER))
         if end == "signalled":
             process.send_signal(signal.SIGTERM)
             process.wait(60)
@@ -142,19 +141,19 @@ def leader(played: str) -> Iterator[tuple[Lines, subprocess.Popen[str]]]:
         theirs.close()
         with ended(process):
             lines = Lines(ours)
-            await_answer(lines, messages.Answer.SERVER_READY)
+            await_answer(lines, ServerKind.SERVER_READY)
             yield lines, process
 
 
-def send(lines: Lines, request: messages.ServerRequest, descriptor: int | None = None) -> None:
-    lines.send(messages.encode(request), descriptor)
+def send(lines: Lines, request: ServerMessage, descriptor: int | None = None) -> None:
+    lines.send(codec.encode_message(request), descriptor)
 
 
-def await_answer(lines: Lines, kind: type | messages.Answer) -> Any:
+def await_answer(lines: Lines, kind: ServerKind) -> ServerMessage:
     """Wait for the server's next answer of a kind."""
     while (received := lines.receive()) is not None:
-        for answer in map(messages.decode, received):
-            if answer is kind or (isinstance(kind, type) and isinstance(answer, kind)):
+        for answer in (codec.decode(ServerMessage, fields) for fields in received):
+            if answer.kind is kind:
                 return answer
     pytest.fail(f"no {kind}")
 
@@ -163,14 +162,14 @@ def ask_for_rank(lines: Lines) -> socket.socket:
     """Its channel."""
     channel, its = socket.socketpair()
     with its:
-        send(lines, messages.ForkRank(0), its.fileno())
+        send(lines, ServerMessage(ServerKind.FORK_RANK), its.fileno())
     return channel
 
 
 def test_an_error_of_the_servers_own_is_written_and_no_end_in_order() -> None:
     with leader(NO_FORK) as (lines, process), open(os.devnull) as channel:
         # In one piece, after which it may have ended.
-        socket.send_fds(lines.socket, [b'{"message": "ForkRank", "rank": 0}\n'], [channel.fileno()])
+        socket.send_fds(lines.socket, [b'{"kind": "fork rank"}\n'], [channel.fileno()])
         _, written = process.communicate(timeout=60)
     assert process.returncode == 1
     assert written.endswith("BlockingIOError: [Errno 11] no process is left\n")
@@ -179,7 +178,7 @@ def test_an_error_of_the_servers_own_is_written_and_no_end_in_order() -> None:
 def test_an_error_of_a_rank_that_has_no_log_yet_is_written() -> None:
     with leader(RANK_THAT_RAISES) as (lines, process):
         ask_for_rank(lines).close()
-        assert await_answer(lines, messages.RankEnded).status == 70
+        assert await_answer(lines, ServerKind.RANK_ENDED).status == 70
         lines.socket.close()
         _, written = process.communicate(timeout=60)
     assert process.returncode == 0
@@ -189,18 +188,18 @@ def test_an_error_of_a_rank_that_has_no_log_yet_is_written() -> None:
 def test_a_rank_that_has_nowhere_to_write_its_stacks_does_not_end_of_being_asked_for_them() -> None:
     with leader(RANK_THAT_ENDS_WHEN_TOLD) as (lines, _), ask_for_rank(lines) as channel:
         assert channel.recv(4) == b"here"
-        for request in (messages.Request.DUMP_STACKS, messages.Request.PAUSE_RANKS, messages.Request.RESUME_RANKS):
-            send(lines, request)
-        await_answer(lines, messages.Answer.RANKS_PAUSED)
+        for request in (ServerKind.DUMP_STACKS, ServerKind.PAUSE_RANKS, ServerKind.RESUME_RANKS):
+            send(lines, ServerMessage(request))
+        await_answer(lines, ServerKind.RANKS_PAUSED)
         channel.send(b"x")
-        assert await_answer(lines, messages.RankEnded).status == 5
+        assert await_answer(lines, ServerKind.RANK_ENDED).status == 5
 
 
 def test_a_store_ends_with_its_launch_where_the_kernel_tells_no_children() -> None:
     with leader(STORE_WHERE_NO_CHILDREN_ARE_TOLD) as (lines, process), socket.socket() as bound:
-        send(lines, messages.Request.HOLD_STORE, bound.fileno())
+        send(lines, ServerMessage(ServerKind.HOLD_STORE), bound.fileno())
         until(lambda: descendants(process.pid))
         store = descendants(process.pid)
-        send(lines, messages.Request.END_LAUNCH)
-        await_answer(lines, messages.Answer.LAUNCH_ENDED)
+        send(lines, ServerMessage(ServerKind.END_LAUNCH))
+        await_answer(lines, ServerKind.LAUNCH_ENDED)
         assert gone(store)
