@@ -11,18 +11,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pytest_ddpperf.measuring.measurement import CollectiveResult as CollectiveResult
-    from pytest_ddpperf.measuring.measurement import Result as Result
-    from pytest_ddpperf.plugin.fixtures import CollectiveBenchmark as CollectiveBenchmark
-    from pytest_ddpperf.plugin.fixtures import DdpBenchmark as DdpBenchmark
-    from pytest_ddpperf.plugin.fixtures import DdpRun as DdpRun
-    from pytest_ddpperf.plugin.fixtures import GateFailed as GateFailed
-    from pytest_ddpperf.plugin.fixtures import RpcBenchmark as RpcBenchmark
-    from pytest_ddpperf.plugin.state import add_section as add_section
-    from pytest_ddpperf.plugin.state import node_count as node_count
-    from pytest_ddpperf.rank.context import Context as Context
-    from pytest_ddpperf.rank.context import RpcContext as RpcContext
+    from pytest_ddpperf.measuring.measurement import CollectiveResult, Result
+    from pytest_ddpperf.plugin.fixtures import CollectiveBenchmark, DdpBenchmark, DdpRun, GateFailed, RpcBenchmark
+    from pytest_ddpperf.plugin.state import add_section, node_count
+    from pytest_ddpperf.rank.context import Context, RpcContext
 
+__all__ = ["CollectiveBenchmark", "CollectiveResult", "DdpBenchmark", "DdpRun", "GateFailed", "Result", "RpcBenchmark"]
+__all__ += ["Context", "RpcContext", "add_section", "node_count", "step_end"]
 __version__ = "0.1.0"
 
 _marks: list[Callable[[], None]] = []  # what to call, in a rank that times a program by its marks
@@ -37,17 +32,10 @@ def step_end() -> None:
 
 
 _HOMES = {
-    "CollectiveBenchmark": "plugin.fixtures",
-    "CollectiveResult": "measuring.measurement",
-    "Context": "rank.context",
-    "DdpBenchmark": "plugin.fixtures",
-    "DdpRun": "plugin.fixtures",
-    "GateFailed": "plugin.fixtures",
-    "Result": "measuring.measurement",
-    "RpcBenchmark": "plugin.fixtures",
-    "RpcContext": "rank.context",
-    "add_section": "plugin.state",
-    "node_count": "plugin.state",
+    **dict.fromkeys(("CollectiveResult", "Result"), "measuring.measurement"),
+    **dict.fromkeys(("Context", "RpcContext"), "rank.context"),
+    **dict.fromkeys(("add_section", "node_count"), "plugin.state"),
+    **dict.fromkeys(("CollectiveBenchmark", "DdpBenchmark", "DdpRun", "GateFailed", "RpcBenchmark"), "plugin.fixtures"),
 }
 
 
