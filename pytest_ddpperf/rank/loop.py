@@ -18,7 +18,7 @@ from dataclasses import replace
 from functools import wraps
 from itertools import pairwise
 from statistics import multimode
-from typing import Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -38,30 +38,18 @@ from pytest_ddpperf.rank.sampling import (
 )
 from pytest_ddpperf.rank.updates import Ended, Updates
 from pytest_ddpperf.records.errors import DdpPerfError
-from pytest_ddpperf.records.plan import MARK, UPDATE, Plan, Program
+from pytest_ddpperf.records.plan import MARK, UPDATE, Program
 from pytest_ddpperf.records.samples import Window
 from pytest_ddpperf.wire.channels import Board, Phase
 
-
-class Process(Protocol):
-    """What a rank's process does for the program: a `lifecycle.Rank`."""
-
-    @property
-    def plan(self) -> Plan: ...
-    @property
-    def number(self) -> int: ...
-    @property
-    def board(self) -> Board: ...
-    @property
-    def in_stretches(self) -> bool: ...
-    def enter(self, phase: Phase) -> None: ...
-    def stretches(self, steps: int, step_ns: int) -> Iterator[int]: ...
+if TYPE_CHECKING:
+    from pytest_ddpperf.rank.lifecycle import Rank
 
 
 class Loop:
     """The steps of a program: warm-up, then the window. `deliver` takes what was measured, and does not return."""
 
-    def __init__(self, rank: Process, ctx: Context, deliver: Callable[[Window], NoReturn]) -> None:
+    def __init__(self, rank: Rank, ctx: Context, deliver: Callable[[Window], NoReturn]) -> None:
         self._rank, self._plan, self._ctx, self._board, self._deliver = rank, rank.plan, ctx, rank.board, deliver
         self._phases = PhaseWatch(rank.plan, ctx)
         self._within = ExitStack()  # what lasts for the warm-up step under way
@@ -245,7 +233,7 @@ class Loop:
         return f"the program ended after {timed} of {steps} timed steps: {advice}"
 
 
-def run(rank: Process, ctx: Context, program: Any, deliver: Callable[[Window], NoReturn], fail: Any) -> NoReturn:
+def run(rank: Rank, ctx: Context, program: Any, deliver: Callable[[Window], NoReturn], fail: Any) -> NoReturn:
     """Run a program until its window is over; `fail` reports an error and does not return either."""
     loop = Loop(rank, ctx, deliver)
     if rank.plan.boundary == UPDATE:
