@@ -95,12 +95,8 @@ def waits_for_others(phase: str, stacks: str) -> bool:
     return _waits(next((thread for thread in threads if thread.startswith("Current thread")), threads[-1]))
 
 
-def handles_a_call(stacks: str) -> bool:
-    """Judge by its stacks whether a process runs a call for another one."""
-    return bool(_handlers(stacks))
-
-
 def _handlers(stacks: str) -> list[str]:
+    """Return the threads of a process that run a call for another one."""
     return [thread for thread in stacks.split("\n\n") if _HANDLER in thread]
 
 
@@ -160,7 +156,7 @@ class Diagnosis:
             if rank.error is not None:  # at that time at the latest: whoever waits for this rank comes after it
                 rank.error = replace(rank.error, when=min(rank.error.when, when))
             elif rank.result is None and rank.resting is None:
-                idle = place == LEADER and not handles_a_call(stacks)
+                idle = place == LEADER and not _handlers(stacks)
                 if idle:
                     rank.error = self._error(rank, math.inf, "was waiting for calls", place)
                 else:

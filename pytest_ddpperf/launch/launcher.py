@@ -21,7 +21,7 @@ from pytest_ddpperf.launch.output import Observer
 from pytest_ddpperf.launch.paused_launch import PausedLaunch, dropping
 from pytest_ddpperf.launch.phases import step_phases
 from pytest_ddpperf.launch.placement import hold, interconnect, place, resources
-from pytest_ddpperf.launch.remote_ranks import Clock, Nodes, Part
+from pytest_ddpperf.launch.remote_ranks import Nodes, Part
 from pytest_ddpperf.launch.run import Delivery, Launch, Leader, LocalShareLaunch
 from pytest_ddpperf.launch.server_client import LaunchRequest, RankServer, read_by, recorded
 from pytest_ddpperf.records import codec
@@ -42,7 +42,11 @@ def collected(
     clocks = delivery.clocks
     if len({tuple(map(len, window.marks_ns)) for window in windows}) > 1:
         raise DdpPerfError("ranks differ in the steps that they took")
-    on_one = [tuple(_on_our_clock(own, clocks.get(rank)) for rank, own in enumerate(marks)) for marks in stretches]
+
+    def here(rank: int, ns: float) -> float:
+        return clocks[rank].here(ns) if rank in clocks else ns
+
+    on_one = [[[here(rank, mark) for mark in own] for rank, own in enumerate(marks)] for marks in stretches]
     first = [rank for rank in plan.part(0) if rank < plan.world_size]
     return LaunchSamples(
         step_seconds=_step_seconds(on_one),
@@ -65,14 +69,10 @@ def collected(
         unfit=_unfit(plan, windows),
         unsettled=windows[0].unsettled,
         warmup=windows[0].warmup,
-        phases=step_phases(windows, lambda rank, ns: clocks[rank].here(ns) if rank in clocks else ns),
+        phases=step_phases(windows, here),
         stacks=tuple(window.stacks for window in windows if window.stacks is not None),
         doubts=_doubts(windows) | (_of_program(windows, _step_seconds(on_one)) if plan.boundary else {}),
     )
-
-
-def _on_our_clock(marks: Sequence[int], clock: Clock | None) -> Sequence[float]:
-    return marks if clock is None else [clock.here(mark) for mark in marks]
 
 
 def _step_seconds(stretches: Sequence[Sequence[Sequence[float]]]) -> tuple[float, ...]:

@@ -20,7 +20,6 @@ from pytest_ddpperf.launch.failed_ranks import (
     describe_differing,
     describe_end,
     describe_exit,
-    handles_a_call,
     launch_error,
     waits_for_others,
 )
@@ -423,8 +422,8 @@ def test_of_servers_those_at_work_for_others_may_be_at_fault() -> None:
     handler += '  File "/x/torch/distributed/rpc/internal.py", line 8 in _run_function'
     idle = "Current thread 0x2 (most recent call first):"
     at_work, asking = (f"{handler.format(place)}\n\n{idle}" for place in ("test_a.py", "/x/torch/rpc/api.py"))
-    assert not handles_a_call(idle)
-    assert handles_a_call(at_work)
+    assert not failed_ranks._handlers(idle)
+    assert failed_ranks._handlers(at_work)
     assert waits_for_others("serving", asking)
     assert not waits_for_others("serving", at_work)
 
