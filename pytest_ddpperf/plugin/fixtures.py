@@ -17,8 +17,8 @@ import pytest
 
 from pytest_ddpperf.measuring import measurement
 from pytest_ddpperf.measuring.launches import Job
-from pytest_ddpperf.measuring.machine import Place, Unavailable
 from pytest_ddpperf.measuring.measurement import CollectiveResult, Measured, Result
+from pytest_ddpperf.measuring.session import Place, Unavailable
 from pytest_ddpperf.options.definitions import MARKER
 from pytest_ddpperf.options.settings import Settings, make_plan
 from pytest_ddpperf.plugin import running

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from pytest_ddpperf.launch import placement
-from pytest_ddpperf.measuring.machine import Place, Unavailable, nodes_for, resolve
-from pytest_ddpperf.measuring.session import Session
+from pytest_ddpperf.measuring.session import Place, Session, Unavailable, nodes_for, resolve
 from pytest_ddpperf.options.settings import Settings
 from pytest_ddpperf.records.errors import MarkerError, OptionError
 from pytest_ddpperf.records.plan import Limit
