@@ -23,12 +23,11 @@ from pytest_ddpperf.plugin.state import ProcessSnapshot, Run, snapshot_of
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import DdpPerfError, NodesError
 from pytest_ddpperf.remote import rendezvous
-from pytest_ddpperf.remote.arguments import Invocation, spelt_out
 from pytest_ddpperf.remote.node import NodeWorker
 from pytest_ddpperf.remote.nodes import OtherNodes, describe_node
 from pytest_ddpperf.remote.process import START_SECONDS, RemotePytest
 from pytest_ddpperf.remote.rendezvous import Role, TorchrunStore, interface_of, role
-from pytest_ddpperf.remote.version import BaseSide
+from pytest_ddpperf.remote.version import BaseSide, Invocation, spelt_out
 from pytest_ddpperf.remote.worktree import one_tree
 from pytest_ddpperf.wire.boot import die_with_parent
 

@@ -23,8 +23,7 @@ from pytest_ddpperf.records.errors import AgainstError, GitError
 from pytest_ddpperf.records.messages import Sources
 from pytest_ddpperf.remote import version as side
 from pytest_ddpperf.remote import worktree as folder_module
-from pytest_ddpperf.remote.arguments import Invocation, remote_arguments
-from pytest_ddpperf.remote.version import BaseSide, nothing_differs
+from pytest_ddpperf.remote.version import BaseSide, Invocation, nothing_differs, remote_arguments
 from pytest_ddpperf.remote.worktree import Checkout, Worktree, sources_here
 from pytest_ddpperf.wire.source_trees import Trees
 from tests.git import git

@@ -34,12 +34,12 @@ from pytest_ddpperf.records.samples import RankError, Status, Verdict
 from pytest_ddpperf.remote import node as line
 from pytest_ddpperf.remote import node_launch as parts_module
 from pytest_ddpperf.remote import rendezvous
-from pytest_ddpperf.remote.arguments import remote_arguments
 from pytest_ddpperf.remote.node import Node, NodeWorker
 from pytest_ddpperf.remote.node_launch import Parts, alone
 from pytest_ddpperf.remote.nodes import OtherNodes
 from pytest_ddpperf.remote.process import RemotePytest
 from pytest_ddpperf.remote.rendezvous import Role, role
+from pytest_ddpperf.remote.version import remote_arguments
 from pytest_ddpperf.wire.channels import Lines
 from tests.processes import until
 
