@@ -18,7 +18,7 @@ from pathlib import Path
 
 from pytest_ddpperf.launch.placement import kernel_list, quota_cores
 from pytest_ddpperf.report import text
-from pytest_ddpperf.wire.boot import contents, kernel_numbers, number_in, output_of
+from pytest_ddpperf.wire.boot import contents, kernel_numbers, number_in, nvidia_smi, output_of
 
 _CPU = Path("sys/devices/system/cpu")
 _SAMPLE_SECONDS = 1.0  # long enough for the load of a core to be known to a few percent
@@ -192,15 +192,10 @@ def _gpus() -> Iterator[Check]:
 
 
 def _query() -> list[dict[str, str]]:
-    for mask in (*_REASON_MASKS, ""):
-        names = (*_FIELDS, mask) if mask else _FIELDS
-        said = output_of("nvidia-smi", f"--query-gpu={','.join(names)}", "--format=csv,noheader,nounits")
-        # For a GPU that fell off the bus nvidia-smi prints a sentence instead of a row.
-        rows = ([cell.strip() for cell in line.split(",")] for line in said.splitlines())
-        found = [dict(zip((*_FIELDS, "mask"), [*row, ""], strict=False)) for row in rows if len(row) >= len(_FIELDS)]
-        if found:
-            return found
-    return []
+    for mask in _REASON_MASKS:
+        if rows := nvidia_smi([*_FIELDS, mask]):
+            return [dict(zip((*_FIELDS, "mask"), row, strict=True)) for row in rows]
+    return [{**dict(zip(_FIELDS, row, strict=True)), "mask": ""} for row in nvidia_smi(_FIELDS)]
 
 
 def _reasons(mask: str) -> list[str]:

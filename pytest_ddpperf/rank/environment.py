@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from pytest_ddpperf.rank.context import Context
 from pytest_ddpperf.records.samples import Scalar
-from pytest_ddpperf.wire.boot import number_in, output_of
+from pytest_ddpperf.wire.boot import number_in, nvidia_smi, output_of
 
 
 def of_rank(ctx: Context) -> dict[str, Scalar]:
@@ -88,20 +88,13 @@ _SLOWED = 0x8 | 0x40 | 0x80  # by hardware: heat, or a lack of power. A cap on p
 def _nvidia_smi(device: str) -> dict[str, Scalar]:
     """Return what nvidia-smi says of a device; what it does not tell, as "[N/A]" and its kin, is None."""
     fields, of_device = [*_SMI_FIELDS.values()], ("-i", device) if device else ()
-    rows = _query(fields, of_device)
+    rows = nvidia_smi(fields, *of_device)
     # It refuses a whole query for one field that it does not know.
-    cells = rows[0] if rows else [(_query([field], of_device) or [[""]])[0][0] for field in fields]
+    cells = rows[0] if rows else [(nvidia_smi([field], *of_device) or [[""]])[0][0] for field in fields]
     said = dict(zip(_SMI_FIELDS, cells, strict=True))
     reasons = int(said["slowdown"], 16) if said["slowdown"].startswith("0x") else 0
     facts: dict[str, Scalar] = {name: number_in(text) for name, text in said.items()}
     return facts | {"driver": said["driver"] or None, "slowdown": "by hardware" if reasons & _SLOWED else None}
-
-
-def _query(fields: list[str], options: Sequence[str] = ()) -> list[list[str]]:
-    """Return the cells of each GPU by nvidia-smi, whose table may stand below a warning; [] if it does not answer."""
-    said = output_of("nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits", *options)
-    rows = ([part.strip() for part in line.split(",")] for line in said.splitlines())
-    return [row for row in rows if len(row) == len(fields)]
 
 
 _CPUINFO = Path("/proc/cpuinfo")
@@ -137,7 +130,7 @@ def topology() -> str:
 def numbers_of(addresses: Sequence[str]) -> str:
     """Return nvidia-smi's numbers of devices, as in its matrix, with commas; "" unless all are known. CUDA's order is
     another: the fastest device first, or as CUDA_VISIBLE_DEVICES has them."""
-    rows = _query(["index", "pci.bus_id"])
+    rows = nvidia_smi(["index", "pci.bus_id"])
     numbers = {bus[-len("0000:00:00.0") :].lower(): number for number, bus in rows if number.isdecimal()}
     return ",".join(numbers[each] for each in addresses) if numbers.keys() >= {*addresses} else ""
 

@@ -103,6 +103,14 @@ def output_of(*command: str) -> str:
         return ""
 
 
+def nvidia_smi(fields: Sequence[str], *options: str) -> list[list[str]]:
+    """Return the cells of each GPU by nvidia-smi, whose table may stand below a warning; [] if it does not answer.
+    For a GPU that fell off the bus it prints a sentence instead of a row."""
+    said = output_of("nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits", *options)
+    rows = ([cell.strip() for cell in line.split(",")] for line in said.splitlines())
+    return [row for row in rows if len(row) == len(fields)]
+
+
 def contents(path: Path) -> str:
     """Return what a file of the kernel holds; "" if it cannot be read."""
     try:

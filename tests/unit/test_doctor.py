@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ from pytest_ddpperf import doctor as checks
 from pytest_ddpperf.cli.main import main
 from pytest_ddpperf.doctor import Check, run_checks
 from pytest_ddpperf.launch.placement import quota_cores
+from pytest_ddpperf.wire import boot
 
 CPU = "sys/devices/system/cpu"
 CGROUP = {
@@ -41,7 +43,8 @@ def threads(*groups: Sequence[int]) -> dict[str, str]:
 def machine(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """A machine of four usable cores, without GPUs."""
     monkeypatch.setattr(checks, "_usable_cores", lambda: (0, 1, 2, 3))
-    monkeypatch.setattr(checks, "output_of", lambda *command: "")
+    for module in (checks, boot):
+        monkeypatch.setattr(module, "output_of", lambda *command: "")
     return monkeypatch
 
 
@@ -137,14 +140,21 @@ def test_gpus_are_read_whatever_the_driver_calls_its_masks(machine: pytest.Monke
         if command[1] == "topo":
             return "     GPU0 GPU1\nGPU0  X   NV18\n"
         asked = command[1]
-        return SMI if (asked.endswith(mask) and mask) or (not mask and "reasons" not in asked) else ""
+        if not mask:
+            return re.sub(", 0x.*", "", SMI) if "reasons" not in asked else ""
+        return SMI if asked.endswith(mask) else ""
 
-    machine.setattr(checks, "output_of", output)
+    for module in (checks, boot):
+        machine.setattr(module, "output_of", output)
     checked = {each.name: (each.fact, each.advice) for each in checks._gpus()}
     assert checked["GPU 0"][0] == "NVIDIA H100, 700.00 W, 1980 of 1980 MHz"
     assert checked["GPU 1"][0] == "NVIDIA H100, 500.00 W, 1200 of 1980 MHz, MIG enabled"
     assert checked["GPU load"][0] == "GPU 1 in use by other processes"
-    assert checked["GPU clocks"][0] == "GPU 1 below full clocks: power cap, heat"
+    clocks = (
+        "GPU 1 below full clocks: power cap, heat",
+        "improve cooling or power, or lock lower clocks: nvidia-smi -lgc",
+    )
+    assert checked.get("GPU clocks") == (clocks if mask else None)
     assert checked["persistence"][1] == "nvidia-smi -pm 1, or nvidia-persistenced"
     assert checked["compute mode"][0].startswith("GPU 1 for one process at a time")
     assert checked["ECC"][0] == "GPU 1 had uncorrectable errors of memory"
