@@ -11,16 +11,9 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from pytest_ddpperf.explain import find_slower_file
+from pytest_ddpperf.measuring import launches
 from pytest_ddpperf.measuring.baseline_side import Interleaved, Stored
-from pytest_ddpperf.measuring.launches import (
-    CurrentSide,
-    Job,
-    Launches,
-    distributions,
-    measurement,
-    modules_imported,
-    recorded,
-)
+from pytest_ddpperf.measuring.launches import CurrentSide, Job, Launches, measurement, recorded
 from pytest_ddpperf.measuring.stopping_rule import Judge
 from pytest_ddpperf.records.outcome import Outcome
 from pytest_ddpperf.records.plan import Collective
@@ -176,7 +169,7 @@ class Measured:
         recording = Recording(
             measurement=self.measurement,
             resolution=times.resolutions(self.measurement, self.job.limits, level=self.job.level),
-            distributions=distributions(modules_imported(self.current.taken)),
+            distributions=launches.distributions(launches.modules_imported(self.current.taken)),
         )
         return Baseline(test=self.job.test, sessions=(recording,))
 

@@ -24,18 +24,9 @@ import torch
 import torch.distributed as dist
 
 import pytest_ddpperf
-from pytest_ddpperf.rank import context
+from pytest_ddpperf.rank import context, sampling
 from pytest_ddpperf.rank.context import Context
 from pytest_ddpperf.rank.counters import Meter
-from pytest_ddpperf.rank.sampling import (
-    TELLING,
-    WARMUP_BEYOND,
-    PhaseWatch,
-    Steadiness,
-    Stretch,
-    WarmUp,
-    window_of,
-)
 from pytest_ddpperf.rank.updates import Ended, Updates
 from pytest_ddpperf.records.errors import DdpPerfError
 from pytest_ddpperf.records.plan import MARK, UPDATE, Program
@@ -51,9 +42,9 @@ class Loop:
 
     def __init__(self, rank: Rank, ctx: Context, deliver: Callable[[Window], NoReturn]) -> None:
         self._rank, self._plan, self._ctx, self._board, self._deliver = rank, rank.plan, ctx, rank.board, deliver
-        self._phases = PhaseWatch(rank.plan, ctx)
+        self._phases = sampling.PhaseWatch(rank.plan, ctx)
         self._within = ExitStack()  # what lasts for the warm-up step under way
-        self._steady: Steadiness | None = None
+        self._steady: sampling.Steadiness | None = None
         self._meter = Meter()
         self._counters: Mapping[str, int | None] = {}
         self._ended_ns: list[int] = []  # of warm-up steps
@@ -61,9 +52,9 @@ class Loop:
         self._losses: list[Any] = []
         self._seen = 0  # steps that were seen to begin
         self._unsettled = ""
-        self._warmed: WarmUp | None = None  # once the window has begun
+        self._warmed: sampling.WarmUp | None = None  # once the window has begun
         self._lengths: Iterator[int] = iter(())
-        self._taken: list[Stretch] = []
+        self._taken: list[sampling.Stretch] = []
         self._of_stretch: list[int] = []  # counted steps of each stretch that was asked for
         self._step = self._missing = self._uncounted = self._left_out = 0
         self._unfit = ""
@@ -102,7 +93,7 @@ class Loop:
         if self._steady is None:
             self._refuse_wrong_group()
             self._rank.enter(Phase.WARMUP)
-            self._steady = Steadiness(self._ctx.device)
+            self._steady = sampling.Steadiness(self._ctx.device)
         board.row(self._rank.number)[Board.STEP_CELL] = done
         loss = self._ctx.figures.pop("loss", None)
         self._losses += [loss] * (done >= plan.warmup)
@@ -123,14 +114,14 @@ class Loop:
         update ahead."""
         assert self._steady is not None, "the first update made it"
         self._unsettled = self._steady.unsettled(None)
-        if not self._unsettled or done >= self._plan.warmup + WARMUP_BEYOND:
+        if not self._unsettled or done >= self._plan.warmup + sampling.WARMUP_BEYOND:
             self._board.set_begin(0, done + 2)
             steps = self._plan.steps_for(max(self._step_ns(), 1) / 1e9)
             self._board.set_steps(0, min(steps, self._plan.room))
 
     def _step_ns(self) -> int:
         """Return the shortest of the last steps."""
-        return min(after - before for before, after in pairwise(self._ended_ns[-TELLING - 1 :]))
+        return min(after - before for before, after in pairwise(self._ended_ns[-sampling.TELLING - 1 :]))
 
     def _refuse_wrong_group(self) -> None:
         """Raise DdpPerfError unless the program has the process group that was asked for."""
@@ -154,7 +145,7 @@ class Loop:
     def _begin_window(self) -> None:
         steps, step_ns = self._board.steps(0), self._step_ns()
         self._board.set_steps(self._rank.number, steps)
-        self._warmed = WarmUp(
+        self._warmed = sampling.WarmUp(
             steps=len(self._ended_ns),
             unsettled=self._unsettled,
             counters=self._counters,
@@ -181,7 +172,7 @@ class Loop:
     def _begin_part(self, length: int, uncounted: int) -> None:
         """Begin what is left of a stretch."""
         marks = memoryview(bytearray(8 * (length + 1))).cast("q")
-        self._part = Stretch(length, marks, self._plan, self._ctx, uncounted=uncounted)
+        self._part = sampling.Stretch(length, marks, self._plan, self._ctx, uncounted=uncounted)
         self._step, self._missing, self._uncounted = 0, length, uncounted
         self._part.begin()
 
@@ -211,7 +202,7 @@ class Loop:
 
     def _window(self) -> Window:
         assert self._warmed is not None, "the window has begun"
-        found = window_of(self._taken, self._warmed, self._phases, None, self._ctx, most=self._plan.room)
+        found = sampling.window_of(self._taken, self._warmed, self._phases, None, self._ctx, most=self._plan.room)
         notes = found.notes + ("a program that owns its loop is not traced",) * bool(self._plan.trace)
         stretches = tuple(counted for counted in self._of_stretch if counted)
         unfit = self._unfit or found.unfit

@@ -11,21 +11,9 @@ from typing import Any
 import pytest
 
 from pytest_ddpperf import DdpRun, add_section, node_count
+from pytest_ddpperf.suite import workloads
 from pytest_ddpperf.suite.tables import Tables, save
-from pytest_ddpperf.suite.workloads import (
-    COPIES,
-    Fits,
-    Need,
-    Size,
-    SweepRow,
-    chosen_size,
-    first_step,
-    free_memory,
-    gradient_bytes,
-    largest_world,
-    read_option,
-    tokens_of,
-)
+from pytest_ddpperf.suite.workloads import Fits, Need, Size, SweepRow
 
 _HERE = Path(__file__).parent
 _TABLES = pytest.StashKey[Tables]()
@@ -42,7 +30,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     share of those that were asked for, then as many on each of two, four, ... machines. The sweep also has one without
     DDP."""
     machines = node_count(metafunc.config)
-    here = max(1, largest_world(metafunc.config) // machines)
+    here = max(1, workloads.largest_world(metafunc.config) // machines)
     rows = [SweepRow(1, ranks) for ranks in _doubled(here)]
     rows += [SweepRow(several, several * here) for several in _doubled(machines) if several > 1]
     if "sweep_row" in metafunc.fixturenames:
@@ -69,8 +57,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _open_settings(config: pytest.Config) -> dict[str, Any]:
     """Return the settings of the size that the run leaves open. The limits suit only its own launches and steps."""
-    settings = dict(chosen_size(config).settings)
-    given = {name for name in settings if read_option(config, f"ddp_{name}", None) is not None}
+    settings = dict(workloads.chosen_size(config).settings)
+    given = {name for name in settings if workloads.read_option(config, f"ddp_{name}", None) is not None}
     if "launches" in given:
         given.add("max_launches")
     if given & {"launches", "steps"}:
@@ -105,7 +93,7 @@ def pytest_runtest_makereport(
 @pytest.fixture
 def size(request: pytest.FixtureRequest) -> Size:
     """How much is measured."""
-    return chosen_size(request.config)
+    return workloads.chosen_size(request.config)
 
 
 @pytest.fixture
@@ -117,7 +105,7 @@ def tables(request: pytest.FixtureRequest) -> Tables:
 @pytest.fixture
 def tokens(size: Size, ddp_world_size: int) -> int:
     """The batch size of a GPT."""
-    return tokens_of(size, ddp_world_size)
+    return workloads.tokens_of(size, ddp_world_size)
 
 
 @pytest.fixture
@@ -130,12 +118,12 @@ def fits(request: pytest.FixtureRequest, ddp_run: DdpRun, ddp_world_size: int, s
     def check(model: str, sequences: int | None = None) -> None:
         # Not if it is sure to fit: where batches are small, the copies of parameters are most of what a step needs.
         # Other machines may have less.
-        least = COPIES * gradient_bytes(model, size) * ddp_world_size
-        if size.name != "full" and node_count(request.config) == 1 and least < free_memory() / 2:
+        least = workloads.COPIES * workloads.gradient_bytes(model, size) * ddp_world_size
+        if size.name != "full" and node_count(request.config) == 1 and least < workloads.free_memory() / 2:
             return
         case = model, sequences, ddp_world_size, marks
         if case not in tried:
-            tried[case] = ddp_run(first_step, model, size, sequences)
+            tried[case] = ddp_run(workloads.first_step, model, size, sequences)
         for need in filter(None, tried[case]):
             need.require()
 

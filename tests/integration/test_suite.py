@@ -88,7 +88,7 @@ def test_what_does_not_fit_into_memory_by_its_first_step_is_skipped(
 ) -> None:
     """Where parameters alone may not fit, a step is tried once for each number of ranks, whatever the variant."""
     asked = (*SUITE, "-k", "(Naive or Flat) and mini", "--ddp-disable", "--ddp-world-size=1,2", "-v")
-    monkeypatch.setattr("pytest_ddpperf.suite.conftest.free_memory", lambda: 0.0)
+    monkeypatch.setattr("pytest_ddpperf.suite.workloads.free_memory", lambda: 0.0)
     assert run(*asked, small=False).parseoutcomes()["passed"] == 4  # as they do fit
     tried = pytester.path / "tried"
 
@@ -97,7 +97,7 @@ def test_what_does_not_fit_into_memory_by_its_first_step_is_skipped(
             file.write(f"{ctx.rank} of {ctx.world_size}\n")
         return None if ctx.rank else Need(2.0**30, ctx.world_size, 1.5 * 2**30)
 
-    monkeypatch.setattr("pytest_ddpperf.suite.conftest.first_step", first_step)
+    monkeypatch.setattr("pytest_ddpperf.suite.workloads.first_step", first_step)
     result = run(*asked, small=False)
     assert "test_variant[Naive-mini-ws1] PASSED" in result.stdout.str()
     reason = "needs about 1.0 GiB on each of 2 ranks, 1.5 GiB are free"
