@@ -15,7 +15,7 @@ import pytest
 from pytest_ddpperf.options import definitions
 from pytest_ddpperf.plugin import state
 from pytest_ddpperf.plugin.items import WORLD_SIZE, has_benchmark, is_distributed, measures
-from pytest_ddpperf.plugin.reporter import Reporter, ResultListener, prepare_files
+from pytest_ddpperf.plugin.reporter import Reporter, prepare_files
 from pytest_ddpperf.plugin.state import RUN, SNAPSHOT, Run, take_snapshot, traces_one_side
 
 if TYPE_CHECKING:
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from pytest_ddpperf.plugin.fixtures import CollectiveBenchmark, DdpBenchmark, DdpRun, RpcBenchmark
 
     Replay = Callable[[Measured], None]
-
-_LISTENER = "ddpperf-results"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -60,8 +58,6 @@ def pytest_configure(config: pytest.Config) -> None:
         _check(config, run)
     if not run.worker:
         config.pluginmanager.register(Reporter(run, writes=given and not _only_shows(config)), "ddpperf-reporter")
-        if given or _under_xdist(config):
-            _listen(run)
 
 
 def _check(config: pytest.Config, run: Run) -> None:
@@ -134,14 +130,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
             # pytest-benchmark warns if a launch fails before anything was replayed: an error under -W error.
             item.add_marker(pytest.mark.filterwarnings("ignore:Benchmark fixture was not used at all"))
     if not run.worker and not _only_shows(run.config):
-        _listen(run)
         _prepare(run, items)
-
-
-def _listen(run: Run) -> None:
-    plugins = run.config.pluginmanager
-    if not plugins.hasplugin(_LISTENER):
-        plugins.register(ResultListener(run), _LISTENER)
 
 
 def _only_shows(config: pytest.Config) -> bool:

@@ -36,6 +36,15 @@ class Reporter:
         if report.failed:
             self._run.failed.add(report.nodeid)
 
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self._run.failed.add(report.nodeid)
+        message = getattr(report, "ddpperf", None)
+        if message is not None:
+            # A skipped test has two messages: of the skip, and of its teardown.
+            self._run.ran += -1 if message["skipped"] else 1
+            self._run.report.take(message)
+
     @pytest.hookimpl(trylast=True)  # after conftests, which may add sections
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         run = self._run
@@ -70,22 +79,6 @@ class Reporter:
         annotations = annotated(run.report.outcomes) if github else ()
         for line in (*annotations, *header, *lines):
             terminalreporter.write_line(line)
-
-
-class ResultListener:
-    """Collects what the reports of tests carry. Registered if there are distributed tests, or options of ours."""
-
-    def __init__(self, run: Run) -> None:
-        self._run = run
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.failed:
-            self._run.failed.add(report.nodeid)
-        message = getattr(report, "ddpperf", None)
-        if message is not None:
-            # A skipped test has two messages: of the skip, and of its teardown.
-            self._run.ran += -1 if message["skipped"] else 1
-            self._run.report.take(message)
 
 
 # What measures the rank server, the ranks that it forks, and their end.
