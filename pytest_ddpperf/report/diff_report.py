@@ -84,6 +84,7 @@ class Row(NamedTuple):
     title: str
     ranks: int  # 0 without DDP
     seconds: tuple[float, ...]  # at _PERCENTILES
+    steps: Sequence[float]  # of all ranks and launches together
 
 
 # By "no ddp", the number of ranks, or the roles of an RPC launch.
@@ -124,7 +125,7 @@ def _read_rows(results: Sequence[Mapping[str, Any]]) -> Rows:
         # Of two rows of a single rank the first is without DDP; the file does not say so.
         ranks = 0 if len(single) > 1 and result is single[0] else len(result["ranks"])
         taken = tuple(stats.quantile(seconds, q) for q in _PERCENTILES)
-        rows[str(ranks) if ranks else _NO_DDP] = Row(f"{ranks} GPUs" if ranks else _NO_DDP, ranks, taken)
+        rows[str(ranks) if ranks else _NO_DDP] = Row(f"{ranks} GPUs" if ranks else _NO_DDP, ranks, taken, seconds)
     return rows
 
 
@@ -146,9 +147,10 @@ def ours(report: StoredReport) -> Sweep:
         if key in rows:
             problem = "of several machines, which PyTorch's form cannot show"
             raise FileError(report.paths[0], f"has {outcome.test} {problem}")
-        launches = outcome.measurement.samples.step_seconds
-        taken = tuple(stats.percentile(launches, q) for q in _PERCENTILES)
-        rows[key] = Row(title if ranks else _NO_DDP, ranks, taken)
+        samples = outcome.measurement.samples
+        taken = tuple(stats.percentile(samples.step_seconds, q) for q in _PERCENTILES)
+        steps = [seconds for launch in samples.rank_seconds for rank in launch for seconds in rank]
+        rows[key] = Row(title if ranks else _NO_DDP, ranks, taken, steps)
     ordered = {key: dict(sorted(rows.items(), key=lambda row: row[1].ranks)) for key, rows in benchmarks.items()}
     return {fact: ", ".join(values) for fact, values in facts.items()}, ordered
 
@@ -190,11 +192,6 @@ def in_form_of_pytorch(report: StoredReport) -> dict[str, Any]:
     if not swept:
         raise FileError(report.paths[0], "has no measurement of the suite's sweep, as PyTorch's benchmark writes it")
     facts, benchmarks = ours(replace(report, entries=tuple(swept)))
-    steps: dict[tuple[str, int | None, int], list[float]] = {}
-    for outcome in (entry.outcome for entry in swept):
-        launches = outcome.measured.samples.rank_seconds
-        taken = [seconds for launch in launches for rank in launch for seconds in rank]
-        steps[text.shortened(_model(outcome)), outcome.batch_size, _ranks(outcome)] = taken
     for (model, _), rows in benchmarks.items():
         if _NO_DDP not in rows:
             problem = "without DDP, with which PyTorch's benchmark begins"
@@ -205,10 +202,7 @@ def in_form_of_pytorch(report: StoredReport) -> dict[str, Any]:
             {
                 "model": model,
                 "batch_size": batch_size,
-                "result": [
-                    {"ranks": [*range(row.ranks or 1)], "measurements": steps[model, batch_size, row.ranks]}
-                    for row in rows.values()
-                ],
+                "result": [{"ranks": [*range(row.ranks or 1)], "measurements": row.steps} for row in rows.values()],
             }
             for (model, batch_size), rows in benchmarks.items()
         ],
