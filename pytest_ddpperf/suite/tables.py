@@ -55,22 +55,14 @@ class Tables:
 
     def lines(self) -> Iterator[str]:
         """Yield all tables, then what was skipped and drawn."""
-        for text in self._texts:
-            yield from text
-            yield ""
-        for table in self._tables.values():
-            yield from table.lines()
-            yield ""
+        for text in (*self._texts, *(table.lines() for table in self._tables.values())):
+            yield from (*text, "")
         for title, rows in self._rows.items():
-            yield title
-            yield from markdown([list(rows[0]), *([str(cell) for cell in row.values()] for row in rows)])
-            yield ""
+            yield from (title, *markdown([list(rows[0]), *([str(cell) for cell in row.values()] for row in rows)]), "")
         for title, columns in self._columns.items():
-            yield title
             names = next(iter(columns.values()))
             by_row = [[name, *(str(cells[name]) for cells in columns.values())] for name in names]
-            yield from markdown([["", *columns], *by_row])
-            yield ""
+            yield from (title, *markdown([["", *columns], *by_row]), "")
         yield from self._not_measured()
         yield from (f"drawn: {path}" for path in self.drawn)
         if self.problem:
