@@ -107,8 +107,8 @@ class Confirmation:
             raise NotConfirmed(f"{problem}{differs}")
         final = decision.confirm(measured.verdict, verdict, causes)
         if final is measured.verdict:
-            changes = ", ".join(text.change(comparison) for comparison in verdict.comparisons)
-            raise NotConfirmed(f"interleaved with {self._commit[:12]}: {changes}{differs}")
+            changes = [f"{each.limit.metric} {text.interval(text.changed(each))}" for each in verdict.comparisons]
+            raise NotConfirmed(f"interleaved with {self._commit[:12]}: {', '.join(changes)}{differs}")
         notes: tuple[str, ...] = ()
         if final.status is Status.REGRESSED and other.differing:
             notes = ("only test files differ: the test itself changed",) * all(map(_is_test, other.differing))

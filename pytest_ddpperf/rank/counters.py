@@ -183,10 +183,6 @@ def _dtype(recorded: str) -> torch.dtype | None:
     return getattr(torch, _OTHER_DTYPES.get(name, name), None)
 
 
-def _nothing() -> None:
-    pass
-
-
 class Meter:
     """Measures more of a step than its time, in a launch without RPC."""
 
@@ -198,7 +194,7 @@ class Meter:
     def counting(self, own: OwnGroup | None, device: torch.device) -> Iterator[dict[str, Count]]:
         """Count a step that is taken within, on all ranks; what is yielded has the figures afterwards. Without a group
         of our `own` the steps of ranks are not kept apart."""
-        barrier = own.barrier if own is not None else _nothing
+        barrier = own.barrier if own is not None else lambda: None
         gc.collect()  # modules that a set-up made and dropped live in cycles
         barrier()  # so that the recorder holds something, if it is on
         before, compiled = recorded(own), count_compilations()

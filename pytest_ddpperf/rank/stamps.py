@@ -45,7 +45,7 @@ class Stamps:
         self._placed = 0  # of them, those whose times are known
         self._device = device
         # A graph that is captured would record no times, and is replayed without these hooks.
-        self._is_capturing = torch.cuda.is_current_stream_capturing if device.type == "cuda" else _never
+        self._is_capturing = torch.cuda.is_current_stream_capturing if device.type == "cuda" else lambda: False
         self._now = time.monotonic_ns if device.type == "cpu" else self._record
         self.before: list[int] = []  # what was open when they were cleared
         self.has_ddp = False  # whether a step trains a DDP module
@@ -145,10 +145,6 @@ class Stamps:
                 append((now(), kind))
 
         return stamp
-
-
-def _never() -> bool:
-    return False
 
 
 # By more than so much, the recorder's clock moved against ours while the window was timed.

@@ -152,11 +152,6 @@ def limit(limit: Limit) -> str:
     return f"{limit.value * (100 if limit.unit == '%' else 1000):.10g} {limit.unit}"
 
 
-def change(comparison: Comparison) -> str:
-    """Return the metric and its change with bounds."""
-    return f"{comparison.limit.metric} {interval(changed(comparison))}"
-
-
 def changed(comparison: Comparison) -> Interval:
     """Return the change of the metric; the change of a bandwidth is that of time upside down."""
     change = comparison.change
