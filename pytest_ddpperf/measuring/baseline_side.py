@@ -10,11 +10,13 @@ from collections.abc import Generator
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pytest_ddpperf.baseline import Store, environment
+from pytest_ddpperf.launch import Observer
+from pytest_ddpperf.launch.paused_launch import PausedLaunch
 from pytest_ddpperf.measuring.launches import CurrentSide, Job, Launches, measurement
 from pytest_ddpperf.records.errors import BaseSideError, DdpPerfError, LaunchError
+from pytest_ddpperf.records.messages import Event
 from pytest_ddpperf.records.outcome import BaselineSide, StoredSession, Version
 from pytest_ddpperf.records.samples import (
     Baseline,
@@ -25,17 +27,12 @@ from pytest_ddpperf.records.samples import (
     TestId,
     Verdict,
 )
+from pytest_ddpperf.remote.version import BaseSide, RemotePausedLaunch
 from pytest_ddpperf.remote.worktree import differing_files
 from pytest_ddpperf.verdict.times import in_percentiles
 from pytest_ddpperf.wire.source_trees import is_code
 
-if TYPE_CHECKING:
-    from pytest_ddpperf.launch import Observer
-    from pytest_ddpperf.launch.paused_launch import PausedLaunch
-    from pytest_ddpperf.records.messages import Event
-    from pytest_ddpperf.remote.version import BaseSide, RemotePausedLaunch
-
-    PausedSide = PausedLaunch | RemotePausedLaunch
+PausedSide = PausedLaunch | RemotePausedLaunch
 
 # Two measurements of one step hardly ever have the same number of steps; with twice as many, more is lost than that.
 _MUCH_LONGER = 2

@@ -15,9 +15,11 @@ from dataclasses import dataclass, fields, replace
 from functools import cache
 from importlib import metadata
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pytest_ddpperf import baseline
+from pytest_ddpperf.launch import Launcher, Observer
+from pytest_ddpperf.launch.paused_launch import PausedLaunch
 from pytest_ddpperf.options.settings import Settings
 from pytest_ddpperf.records.plan import MEMORY_COUNTERS, Limit, Plan, Setup, limits_for
 from pytest_ddpperf.records.samples import (
@@ -32,10 +34,6 @@ from pytest_ddpperf.records.samples import (
     Scalar,
     TestId,
 )
-
-if TYPE_CHECKING:
-    from pytest_ddpperf.launch import Launcher, Observer
-    from pytest_ddpperf.launch.paused_launch import PausedLaunch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

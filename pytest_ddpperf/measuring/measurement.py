@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.explain import find_slower_file
+from pytest_ddpperf.launch import Launcher, Observer
 from pytest_ddpperf.measuring import launches
 from pytest_ddpperf.measuring.baseline_side import Interleaved, Stored
 from pytest_ddpperf.measuring.launches import CurrentSide, Job, Launches, measurement, recorded
@@ -31,14 +33,10 @@ from pytest_ddpperf.records.samples import (
     Verdict,
 )
 from pytest_ddpperf.records.step_phases import by_rank, over_ranks
+from pytest_ddpperf.remote.version import BaseSide
 from pytest_ddpperf.report import causes
 from pytest_ddpperf.verdict import decision, times
 from pytest_ddpperf.verdict.stats import geometric_mean, launch_means, launch_quantiles
-
-if TYPE_CHECKING:
-    from pytest_ddpperf.baseline import Store
-    from pytest_ddpperf.launch import Launcher, Observer
-    from pytest_ddpperf.remote.version import BaseSide
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

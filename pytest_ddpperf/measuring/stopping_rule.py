@@ -20,16 +20,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
+from pytest_ddpperf.measuring.baseline_side import Interleaved, Stored
 from pytest_ddpperf.measuring.launches import CurrentSide, Job, measurement
 from pytest_ddpperf.records.samples import Environment, Measurement, Scalar, Status, Verdict
 from pytest_ddpperf.verdict import times
 from pytest_ddpperf.verdict.decision import given_up, with_counters, with_losses, without_claim, without_steady_windows
 from pytest_ddpperf.verdict.stats import Difference
-
-if TYPE_CHECKING:
-    from pytest_ddpperf.measuring.baseline_side import Interleaved, Stored
 
 # The verdict on launches start..stop, counted from 0, `stop` excluded, with so many times the error rate.
 VerdictOn = Callable[[int, int, float], Verdict]

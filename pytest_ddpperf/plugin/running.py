@@ -11,11 +11,13 @@ import tempfile
 from collections.abc import Generator, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from pytest_ddpperf.baseline import file_name, module_folder
+from pytest_ddpperf.measuring.measurement import Measured
+from pytest_ddpperf.options.settings import Settings
 from pytest_ddpperf.plugin.items import has_benchmark, is_distributed, measures, nodeid_of
 from pytest_ddpperf.plugin.state import Run
 from pytest_ddpperf.plugin.watch import mark_with_timer
@@ -25,10 +27,6 @@ from pytest_ddpperf.records.outcome import Outcome
 from pytest_ddpperf.records.plan import Program
 from pytest_ddpperf.records.samples import TestId
 from pytest_ddpperf.wire import payload
-
-if TYPE_CHECKING:
-    from pytest_ddpperf.measuring.measurement import Measured
-    from pytest_ddpperf.options.settings import Settings
 
 
 class TestState:
