@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import math
 import os
@@ -13,10 +12,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from pytest_ddpperf import git
+from pytest_ddpperf.files import locked
 from pytest_ddpperf.launch import describe_end
 from pytest_ddpperf.options.settings import Settings
 from pytest_ddpperf.records.errors import AgainstError, GitError
@@ -82,15 +82,10 @@ class Worktree:
 @contextmanager
 def _alone(top: Path) -> Iterator[None]:
     """No other run adds or removes a worktree of the repository meanwhile: git trips over one that is half made."""
-    descriptor = -1
-    try:
+    with ExitStack() as lock:
         with suppress(GitError, OSError):  # without locks on its file system, the odds are still good
-            descriptor = os.open(top / git.git(top, "rev-parse", "--git-common-dir").removesuffix("\n"), os.O_RDONLY)
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            lock.enter_context(locked(top / git.git(top, "rev-parse", "--git-common-dir").removesuffix("\n")))
         yield
-    finally:
-        if descriptor >= 0:
-            os.close(descriptor)
 
 
 def _forget_old_worktrees(top: Path) -> None:
