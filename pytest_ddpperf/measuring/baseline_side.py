@@ -18,15 +18,7 @@ from pytest_ddpperf.measuring.launches import CurrentSide, Job, Launches, measur
 from pytest_ddpperf.records.errors import BaseSideError, DdpPerfError, LaunchError
 from pytest_ddpperf.records.messages import Event
 from pytest_ddpperf.records.outcome import BaselineSide, StoredSession, Version
-from pytest_ddpperf.records.samples import (
-    Baseline,
-    Environment,
-    LaunchSamples,
-    Measurement,
-    Recording,
-    TestId,
-    Verdict,
-)
+from pytest_ddpperf.records.samples import Baseline, Environment, LaunchSamples, Measurement, Recording, TestId, Verdict
 from pytest_ddpperf.remote.version import BaseSide, RemotePausedLaunch
 from pytest_ddpperf.remote.worktree import differing_files
 from pytest_ddpperf.verdict.times import in_percentiles

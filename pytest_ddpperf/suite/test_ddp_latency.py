@@ -19,6 +19,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn.parallel import DistributedDataParallel
 
 from pytest_ddpperf import Context, DdpBenchmark, Result
+from pytest_ddpperf.suite import workloads
 from pytest_ddpperf.suite.tables import (
     ALONE,
     NOT_OVERLAPPED,
@@ -31,16 +32,7 @@ from pytest_ddpperf.suite.tables import (
     Tables,
     spread_of,
 )
-from pytest_ddpperf.suite.workloads import (
-    Fits,
-    Size,
-    Step,
-    ddp_training,
-    gradient_bytes,
-    no_buffers,
-    training,
-    workload,
-)
+from pytest_ddpperf.suite.workloads import Fits, Size, Step, ddp_training, training, workload
 from pytest_ddpperf.suite.wrappers import ddps_buckets, flatten, unflatten
 
 # Megabytes; 0 is an all-reduce a gradient, and the last ones hold all gradients of a model.
@@ -84,7 +76,7 @@ def phased(ctx: Context, model: str, size: Size, variant: str) -> Step:
     """Return a step that records its phases. Not overlapped: the first all-reduce follows the backward pass."""
     net, loss = workload(ctx, model, size)
     # Under no_sync buffers are not synchronised either: no variant does, so that forward passes are alike.
-    ddp = DistributedDataParallel(net, **no_buffers())  # type: ignore[arg-type]
+    ddp = DistributedDataParallel(net, **workloads.no_buffers())  # type: ignore[arg-type]
     reduced_after = ddps_buckets(list(ddp.parameters()))
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.001, momentum=0.9)
 
@@ -131,7 +123,7 @@ def test_bucket_latency(timed: Timed, model: str, bucket: int, size: Size, table
     if model == "resnet101" and bucket < 25 and size.name == "tiny":
         pytest.skip("resnet101 in small buckets takes too long for --ddp-suite-size tiny")
     name = name_of(model, size)
-    gradients = gradient_bytes(name, size) / 2**20
+    gradients = workloads.gradient_bytes(name, size) / 2**20
     if bucket and max(smaller for smaller in BUCKETS_MB if smaller < bucket) > gradients:
         pytest.skip("a smaller bucket holds all gradients")
     result = timed(lambda ctx: ddp_training(ctx, name, size, bucket_cap_mb=bucket or 1e-6), model)
@@ -230,7 +222,7 @@ OPTIONS: dict[str, Callable[[], dict[str, bool]]] = {
     "static_graph": lambda: {"static_graph": True},
     "gradient_as_bucket_view": lambda: {"gradient_as_bucket_view": True},
     "find_unused_parameters": lambda: {"find_unused_parameters": True},
-    "buffers not synchronised": no_buffers,
+    "buffers not synchronised": workloads.no_buffers,
 }
 
 
