@@ -26,7 +26,7 @@ from pytest_ddpperf.plugin.items import accept_command, module_of, name_of, node
 from pytest_ddpperf.plugin.state import RUN, Run, own_options, own_settings
 from pytest_ddpperf.plugin.watch import Watcher
 from pytest_ddpperf.records.errors import DdpPerfError, LaunchError, MarkerError, OptionError
-from pytest_ddpperf.records.plan import MARK, UPDATE, Collective, Plan, Setup, collective, in_words
+from pytest_ddpperf.records.plan import MARK, UPDATE, Plan, Setup, collective, in_words
 from pytest_ddpperf.records.samples import RankOutput, TestId
 from pytest_ddpperf.report import sentences, summary, text
 from pytest_ddpperf.verdict.times import TEST_LEVEL
@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from _pytest.outcomes import Failed
 else:
     Failed = pytest.fail.Exception  # the same class by its public name, which type checkers cannot follow
+
+
+Replay = Callable[[Measured], None]
 
 
 class GateFailed(Failed):
@@ -61,8 +64,9 @@ class DistributedFixture:
 
     _name: str  # of the fixture
 
-    def __init__(self, request: pytest.FixtureRequest, world_size: int = 0) -> None:
-        """`world_size`: 0 for RPC launches, which have trainers and parameter servers."""
+    def __init__(self, request: pytest.FixtureRequest, world_size: int, replay: Replay | None = None) -> None:
+        """`world_size`: 0 for RPC launches, which have trainers and parameter servers. `replay` takes what a test that
+        did not fail has measured."""
         self._item: pytest.Item = request.node
         if self._name not in self._item.fixturenames:  # which tests use it has to be known before any of them runs
             raise plain_failure(
@@ -72,7 +76,7 @@ class DistributedFixture:
         self._run: Run = request.config.stash[RUN]
         self._state = running.state_of(self._item)
         self._settings: Settings = own_settings(self._item)
-        self._world_size = world_size
+        self._world_size, self._replay = world_size, replay
 
     def __reduce__(self) -> tuple[Any, ...]:
         return make_refusal, (self._name,)
@@ -148,12 +152,6 @@ class DdpRun(DistributedFixture):
 
 class BenchmarkFixture(DistributedFixture):
     """Base of the fixtures that measure: from a plan and set-up functions to a verdict."""
-
-    def __init__(
-        self, request: pytest.FixtureRequest, world_size: int, replay: Callable[[Measured], None] | None
-    ) -> None:
-        super().__init__(request, world_size)
-        self._replay = replay
 
     def _gated(
         self,
@@ -372,7 +370,10 @@ class CollectiveBenchmark(BenchmarkFixture):
         """
         __tracebackhide__ = True
         sizes = tuple(map(operator.index, sizes))
-        asked = self._collectives(op, sizes, str(dtype).removeprefix("torch."))
+        try:
+            asked = [collective(op, size, str(dtype).removeprefix("torch."), self._world_size) for size in sizes]
+        except ValueError as error:
+            raise ValueError(str(error)) from None
         if not asked:
             raise ValueError(f"{self._name}({op!r}): no size was given")
         plan = self._plan()
@@ -396,14 +397,6 @@ class CollectiveBenchmark(BenchmarkFixture):
             more = f" (and {len(failures) - 1} more sizes)" if len(failures) > 1 else ""
             raise GateFailed(text, first.result, first.headline + more)
         return tuple(results)
-
-    def _collectives(self, op: str, sizes: Iterable[int], dtype: str) -> list[Collective]:
-        """Return what is measured, a collective for each size; raises ValueError without a frame of ours."""
-        __tracebackhide__ = True
-        try:
-            return [collective(op, size, dtype, self._world_size) for size in sizes]
-        except ValueError as error:
-            raise ValueError(str(error)) from None
 
 
 class RpcBenchmark(BenchmarkFixture):
