@@ -6,10 +6,8 @@ None is a pytest exception: the plugin turns them into what pytest's users expec
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from pytest_ddpperf.records.samples import RankError, RankOutput
+from pytest_ddpperf.records.samples import RankError, RankOutput
 
 
 class DdpPerfError(Exception):
