@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pytest_ddpperf import DdpRun, add_section, node_count
+from pytest_ddpperf import DdpBenchmark, DdpRun, add_section, node_count
 from pytest_ddpperf.suite import workloads
 from pytest_ddpperf.suite.tables import Tables, save
-from pytest_ddpperf.suite.workloads import Fits, Need, Size, SweepRow
+from pytest_ddpperf.suite.workloads import Fits, Need, Size, SweepRow, Timed
 
 _HERE = Path(__file__).parent
 _TABLES = pytest.StashKey[Tables]()
@@ -128,3 +129,9 @@ def fits(request: pytest.FixtureRequest, ddp_run: DdpRun, ddp_world_size: int, s
             need.require()
 
     return check
+
+
+@pytest.fixture
+def timed(ddp_benchmark: DdpBenchmark, fits: Fits, size: Size, tokens: int) -> Timed:
+    """Call it with a set-up, and with the model and the number of iterations of a step, as `time_step`."""
+    return partial(workloads.time_step, ddp_benchmark, fits, size, tokens)

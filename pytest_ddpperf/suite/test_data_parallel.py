@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from pytest_ddpperf import Context, DdpBenchmark, Result
+from pytest_ddpperf import Context, Result
 from pytest_ddpperf.suite.tables import Tables, slowest_ranks
-from pytest_ddpperf.suite.workloads import GPTS, Fits, Size, Step, ddp_training, share_of, workload
+from pytest_ddpperf.suite.workloads import GPTS, Size, Step, Timed, ddp_training, share_of, workload
 from pytest_ddpperf.suite.wrappers import Blocking, Bucketed, Wrapper
 
 VARIANTS: dict[str, Callable[[nn.Module], Wrapper]] = {
@@ -82,26 +82,11 @@ Measured = Callable[[str, str, Callable[[nn.Module], Wrapper]], Result]
 
 
 @pytest.fixture
-def fitting(size: Size, fits: Fits) -> Callable[[str], None]:
-    """Call it with a model: it skips a model that is too large for the size or for memory."""
-
-    def check(model: str) -> None:
-        if model not in size.gpts:
-            pytest.skip(f"GPT {model} is too large for --ddp-suite-size {size.name}")
-        fits(model)
-
-    return check
-
-
-@pytest.fixture
-def measured(
-    ddp_benchmark: DdpBenchmark, fitting: Callable[[str], None], size: Size, tokens: int, tables: Tables
-) -> Measured:
+def measured(timed: Timed, size: Size, tables: Tables) -> Measured:
     """Call it with a model, the name of a variant and its wrapper."""
 
     def measure(model: str, variant: str, wrap: Callable[[nn.Module], Wrapper]) -> Result:
-        fitting(model)
-        result = ddp_benchmark(lambda ctx: written_out(ctx, model, wrap, size), batch_size=tokens)
+        result = timed(lambda ctx: written_out(ctx, model, wrap, size), model)
         waited = [seconds for launch in slowest_ranks(result.recorded["comm_seconds"]) for seconds in launch]
         steps = [seconds for launch in result.step_seconds for seconds in launch]
         shares = [wait / seconds for wait, seconds in zip(waited, steps, strict=True)]
@@ -127,10 +112,7 @@ def test_bucket_size(measured: Measured, model: str, bucket: int) -> None:
 
 
 @pytest.mark.parametrize("model", GPTS)
-def test_torchs(
-    ddp_benchmark: DdpBenchmark, fitting: Callable[[str], None], model: str, size: Size, tokens: int, tables: Tables
-) -> None:
+def test_torchs(timed: Timed, model: str, size: Size, tables: Tables) -> None:
     """torch's DDP, compared with those written out; its phases say how long steps wait, on CPU."""
-    fitting(model)
-    result = ddp_benchmark(lambda ctx: ddp_training(ctx, model, size), batch_size=tokens)
+    result = timed(lambda ctx: ddp_training(ctx, model, size), model)
     _add_costs(tables, model, "torch's DDP", result, size, _waited_by_ddp(result))

@@ -7,7 +7,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from itertools import count
 from typing import Any
 
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from pytest_ddpperf import Context, DdpBenchmark, Result
+from pytest_ddpperf import Context, DdpBenchmark
 from pytest_ddpperf.suite import workloads
 from pytest_ddpperf.suite.tables import (
     ALONE,
@@ -32,36 +31,13 @@ from pytest_ddpperf.suite.tables import (
     Tables,
     spread_of,
 )
-from pytest_ddpperf.suite.workloads import Fits, Size, Step, ddp_training, training, workload
+from pytest_ddpperf.suite.workloads import Fits, Size, Step, Timed, ddp_training, training, workload
 from pytest_ddpperf.suite.wrappers import ddps_buckets, flatten, unflatten
 
 # Megabytes; 0 is an all-reduce a gradient, and the last ones hold all gradients of a model.
 BUCKETS_MB = (0, 1, 5, 25, 100, 200)
 SYNC_EVERY = (1, 2, 4, 8)
 GROUPS = (1, 3, 5)
-
-
-Timed = Callable[..., Result]
-
-
-@pytest.fixture
-def timed(ddp_benchmark: DdpBenchmark, fits: Fits, size: Size, tokens: int) -> Timed:
-    """Call it with a set-up, "gpt" or the name of a ResNet, and how many iterations a step has: it times the step,
-    unless the model does not fit."""
-    return partial(time_step, ddp_benchmark, fits, size, tokens)
-
-
-def time_step(
-    ddp_benchmark: DdpBenchmark,
-    fits: Fits,
-    size: Size,
-    tokens: int,
-    setup: Callable[[Context], Step],
-    model: str = "gpt",
-    iterations: int = 1,
-) -> Result:
-    fits(name_of(model, size))
-    return ddp_benchmark(setup, batch_size=iterations * tokens if model == "gpt" else size.images)
 
 
 def name_of(model: str, size: Size) -> str:
@@ -112,7 +88,8 @@ def phased(ctx: Context, model: str, size: Size, variant: str) -> Step:
 @pytest.mark.parametrize("model", ["resnet50", "gpt"])
 def test_latency_breakdown(timed: Timed, model: str, variant: str, size: Size, tables: Tables) -> None:
     """Forward, backward, communication that the backward pass does not hide, optimizer; with and without overlap."""
-    result = timed(lambda ctx: phased(ctx, name_of(model, size), size, variant), model)
+    name = name_of(model, size)
+    result = timed(lambda ctx: phased(ctx, name, size, variant), name)
     tables.get(Breakdown).add(model, variant, result)
 
 
@@ -126,7 +103,7 @@ def test_bucket_latency(timed: Timed, model: str, bucket: int, size: Size, table
     gradients = workloads.gradient_bytes(name, size) / 2**20
     if bucket and max(smaller for smaller in BUCKETS_MB if smaller < bucket) > gradients:
         pytest.skip("a smaller bucket holds all gradients")
-    result = timed(lambda ctx: ddp_training(ctx, name, size, bucket_cap_mb=bucket or 1e-6), model)
+    result = timed(lambda ctx: ddp_training(ctx, name, size, bucket_cap_mb=bucket or 1e-6), name)
     tables.get(Latencies).add(f"Bucket size, {model}", f"{bucket} MB", result)
     tables.get(BestBuckets).add(model, gradients, bucket, result)
 

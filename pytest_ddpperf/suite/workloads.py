@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 
-from pytest_ddpperf import Context, node_count
+from pytest_ddpperf import Context, DdpBenchmark, Result, node_count
 from pytest_ddpperf.suite.models import GPT, RESNETS, GPTConfig
 
 # Width, layers, heads.
@@ -34,6 +34,7 @@ COPIES = 4  # of a parameter on each rank: itself, its gradient, that in a bucke
 Loss = Callable[[nn.Module], Tensor]
 Step = Callable[[], None]
 Fits = Callable[..., None]  # the fixture `fits`
+Timed = Callable[..., Result]  # the fixture `timed`
 
 
 # --- sizes
@@ -135,6 +136,24 @@ def chosen_size(config: pytest.Config) -> Size:
 
 
 # --- training
+
+
+def time_step(
+    ddp_benchmark: DdpBenchmark,
+    fits: Fits,
+    size: Size,
+    tokens: int,
+    setup: Callable[[Context], Step],
+    model: str = "",
+    iterations: int = 1,
+) -> Result:
+    """Time the step of a set-up, unless its model does not fit; by default the model is the first GPT of the size. A
+    step may have several iterations."""
+    model = model or size.gpts[0]
+    if model in GPTS and model not in size.gpts:
+        pytest.skip(f"GPT {model} is too large for --ddp-suite-size {size.name}")
+    fits(model)
+    return ddp_benchmark(setup, batch_size=iterations * tokens if model in GPTS else size.images)
 
 
 def share_of(size: Size, world_size: int) -> int:

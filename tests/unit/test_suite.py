@@ -211,7 +211,7 @@ def test_a_first_step_that_a_device_has_no_memory_for_does_not_fit(monkeypatch: 
 PARAMETERS: dict[str, Any] = {
     "every": 8, "bucket": 25, "model": "mini", "hook": "none", "option": "none", "share": 0.5, "groups": 1,
     "variant": "overlapped", "kind": "DDP", "scaled_ranks": 2, "sweep_row": SweepRow(1, 2),
-    "fitting": lambda model: None, "fits": lambda model, sequences=None: None, "backend": "gloo-cpu",
+    "fits": lambda model, sequences=None: None, "backend": "gloo-cpu",
     "pytestconfig": SimpleNamespace(getoption={}.get, getini=lambda name: None),
 }  # fmt: skip
 BENCHMARKS = [
@@ -231,8 +231,16 @@ def batch_size(test: Callable[..., None], size: Size, **further: Any) -> int:
         raise AskedError(how)
 
     tokens = tokens_of(size, 2)
-    given = {**PARAMETERS, "ddp_benchmark": asked, "size": size, "tokens": tokens, "tables": Tables(), **further}
-    given["timed"] = partial(test_ddp_latency.time_step, asked, given["fits"], size, tokens)  # type: ignore[arg-type]
+    given = {
+        **PARAMETERS,
+        "ddp_benchmark": asked,
+        "size": size,
+        "tokens": tokens,
+        "tables": Tables(),
+        "model": size.gpts[0],
+        **further,
+    }
+    given["timed"] = partial(workloads.time_step, asked, given["fits"], size, tokens)  # type: ignore[arg-type]
     with pytest.raises(AskedError) as caught:
         test(**{name: given[name] for name in inspect.signature(test).parameters})
     return int(caught.value.args[0]["batch_size"])
@@ -246,7 +254,7 @@ def test_a_baseline_of_another_size_has_another_batch_size(test: Callable[..., N
 @pytest.mark.parametrize("test", BENCHMARKS, ids=lambda test: test.__name__)
 def test_every_experiment_that_trains_a_model_asks_whether_it_fits(test: Callable[..., None]) -> None:
     asked: list[str] = []
-    batch_size(test, SIZES["tiny"], fits=lambda model, sequences=None: asked.append(model), fitting=asked.append)
+    batch_size(test, SIZES["tiny"], fits=lambda model, sequences=None: asked.append(model))
     assert len(asked) == 1
 
 
