@@ -24,7 +24,7 @@ from pytest_ddpperf.measuring.measurement import Measured
 from pytest_ddpperf.options.definitions import MARKER
 from pytest_ddpperf.options.parse import near
 from pytest_ddpperf.options.settings import Settings, where
-from pytest_ddpperf.records.errors import GitError, MarkerError, OptionError
+from pytest_ddpperf.records.errors import GitError, MarkerError, OptionError, Unavailable
 from pytest_ddpperf.records.messages import Order, OrderKind
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import LaunchSamples, Scalar
@@ -213,10 +213,6 @@ class Place:
     device: str
     why: str  # of the backend: "asked", "auto: no CUDA device", ...
     nodes: int = 1
-
-
-class Unavailable(Exception):
-    """A marker asks for something that this machine lacks: the test is skipped."""
 
 
 def nodes_for(settings: Settings, of_run: Settings, world_size: int, nodes: int, field: str = "world_sizes") -> int:

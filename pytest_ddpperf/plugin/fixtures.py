@@ -18,14 +18,13 @@ import pytest
 from pytest_ddpperf.measuring import measurement
 from pytest_ddpperf.measuring.launches import Job
 from pytest_ddpperf.measuring.measurement import CollectiveResult, Measured, Result
-from pytest_ddpperf.measuring.session import Place, Unavailable
 from pytest_ddpperf.options.definitions import MARKER
 from pytest_ddpperf.options.settings import Settings, make_plan
 from pytest_ddpperf.plugin import running
 from pytest_ddpperf.plugin.items import accept_command, module_of, name_of, nodeid_of, with_place
 from pytest_ddpperf.plugin.state import RUN, Run, own_options, own_settings
 from pytest_ddpperf.plugin.watch import Watcher
-from pytest_ddpperf.records.errors import DdpPerfError, LaunchError, MarkerError, OptionError
+from pytest_ddpperf.records.errors import DdpPerfError, LaunchError, MarkerError, OptionError, Unavailable
 from pytest_ddpperf.records.plan import MARK, UPDATE, Plan, Setup, collective, in_words
 from pytest_ddpperf.records.samples import RankOutput, TestId
 from pytest_ddpperf.report import sentences, summary, text
@@ -36,6 +35,8 @@ from pytest_ddpperf.wire.variables import digest
 
 if TYPE_CHECKING:
     from _pytest.outcomes import Failed
+
+    from pytest_ddpperf.measuring.session import Place
 else:
     Failed = pytest.fail.Exception  # the same class by its public name, which type checkers cannot follow
 

@@ -142,8 +142,7 @@ def _prepare(run: Run, items: list[pytest.Item]) -> None:
     """Ask a probe rank what the machine has, and refuse options that need more. Meanwhile other versions collect."""
     if sys.platform == "win32":
         raise pytest.UsageError("pytest-ddpperf forks its ranks: it runs on Linux and macOS, not on Windows")
-    from pytest_ddpperf.measuring.session import Unavailable
-    from pytest_ddpperf.records.errors import DdpPerfError, MarkerError
+    from pytest_ddpperf.records.errors import DdpPerfError, MarkerError, Unavailable
 
     try:
         run.start_others(items)

@@ -29,6 +29,10 @@ class MarkerError(OptionError):
     """A setting that cannot be, and that a test's marker has a part in: it is that test's alone."""
 
 
+class Unavailable(Exception):
+    """A marker asks for something that this machine lacks: the test is skipped."""
+
+
 class BaselineError(DdpPerfError):
     """A baseline that cannot be read or written; names the file and what to do."""
 

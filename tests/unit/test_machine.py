@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from pytest_ddpperf.launch import placement
-from pytest_ddpperf.measuring.session import Place, Session, Unavailable, nodes_for, resolve
+from pytest_ddpperf.measuring.session import Place, Session, nodes_for, resolve
 from pytest_ddpperf.options.settings import Settings
-from pytest_ddpperf.records.errors import MarkerError, OptionError
+from pytest_ddpperf.records.errors import MarkerError, OptionError, Unavailable
 from pytest_ddpperf.records.plan import Limit
 from pytest_ddpperf.records.samples import Scalar
 from tests.unit.test_git import git
