@@ -159,9 +159,9 @@ def hold(paths: Sequence[Path], waiting: Callable[[Path], None]) -> Iterator[Seq
 
     `waiting(path)` is called before each retry while another process has the lock on `path`.
     """
-    with ExitStack() as held:
+    with ExitStack() as locks:
         for path in paths if os.environ.get(SWITCH) != "off" else ():
-            held.enter_context(locked(path, partial(waiting, path)))
+            locks.enter_context(locked(path, partial(waiting, path)))
         yield paths
 
 
