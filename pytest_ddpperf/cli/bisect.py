@@ -39,7 +39,7 @@ them, each interleaved with the working tree, whose tests all have. Options for 
 # A look at a commit takes so many pairs of launches; one that decides nothing is taken again with more.
 _LAUNCHES = (8, 16, 32)
 _WINDOW_SECONDS = 0.5
-_NO_LIMIT = "1000%"  # so that a comparison takes as many launches as it is told, whatever they show
+_NO_LIMIT = "1000%"  # so that a comparison takes as many launches as are asked, whatever they show
 
 
 def add_parser(subparsers: Any) -> None:
@@ -257,7 +257,7 @@ class CommitSearch:
             lines.append(f"the other {text.amount(left)} of it are smaller changes, or noise")
         evidence = self._first.outcome.evidence if self._first.outcome is not None else ()
         if evidence:
-            lines.append(f"in the working tree, beside {self._named(0)}: {'; '.join(evidence)}")
+            lines.append(f"the working tree, compared with {self._named(0)}: {'; '.join(evidence)}")
         lines.append(
             f"a wrong commit is named in at most {text.amount(bisection.ERROR_RATE)} of searches; "
             f"{self._runs.taken + self._runs.kept} comparisons, {self._runs.seconds / 60:.1f} min"
