@@ -47,6 +47,7 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "bisect",
         help="find the commit that made a test slower",
+        usage="%(prog)s [-h] [--good REF] [--bad REF] [--facts [--build CMD]] [...] TEST [-- PYTEST'S OPTIONS]",
         description=_ABOUT,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -79,9 +80,15 @@ def _run(arguments: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that it ends the pytest that it started
     try:
         runs = Runs(arguments.test, arguments.options)
+    except GitError as error:
+        raise console.UsageError(str(error)) from None
+    try:
         answer = _of_facts(arguments, runs) if arguments.facts else _of_commits(arguments, runs)
     except GitError as error:
         raise console.UsageError(str(error)) from None
+    except console.UsageError:
+        runs.forget()  # what stands in the way may be outside the repository, and soon be otherwise
+        raise
     except KeyboardInterrupt:
         progress("")
         console.complain("interrupted: the same command goes on from here")
@@ -154,6 +161,7 @@ class CommitSearch:
                 progress("2: comparing the ends")
                 last = compare(self._runs, f"--ddp-against={self._commits[-1]}", label=self._label)
         except NotMeasured as why:
+            console.warn(self._runs.output())
             raise console.UsageError(f"the ends cannot be compared: {why}") from None
         outcome = self._first.outcome
         if outcome is None or outcome.verdict is None:

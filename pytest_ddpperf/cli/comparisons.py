@@ -45,6 +45,8 @@ class Runs:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pytest-ddpperf"
         same = (os.getcwd(), sys.executable, __version__, git.tree_of(self.top, cache), test, *options)
         self.folder = cache / f"bisect-{_digest(*same)}"
+        self._output = self.folder / "output"
+        self._output.unlink(missing_ok=True)
         self.taken = self.kept = 0
         self.seconds = 0.0  # of those that were taken now
 
@@ -65,8 +67,7 @@ class Runs:
         new.unlink(missing_ok=True)
         ours = ("-q", "-o", f"cache_dir={self.folder / 'cache'}", f"--ddp-json={new}", "--ddp-confirm=never")
         command = [sys.executable, "-m", "pytest", self._test, *ours, *asked, *self._options]
-        output = self.folder / "output"
-        with output.open("w") as file:
+        with self._output.open("w") as file:
             # A session of its own, so that Ctrl-C ends it once, and it can remove what it made.
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
@@ -78,8 +79,12 @@ class Runs:
                 process.wait()
                 raise
         if not new.exists():
-            raise console.UsageError(f"{shlex.join(command)}\n{output.read_text(errors='replace').rstrip()}")
+            raise console.UsageError(f"{shlex.join(command)}\n{chr(10).join(self.output())}")
         new.rename(path)
+
+    def output(self) -> list[str]:
+        """Return what the last run wrote, if one was taken now."""
+        return self._output.read_text(errors="replace").rstrip().splitlines() if self._output.exists() else []
 
     @property
     def mean_seconds(self) -> float:

@@ -291,6 +291,8 @@ def test_the_ends_must_be_measured(project: Project, bisect: Call) -> None:
     status, _, err = bisect("--good", bad)
     assert status == 4
     assert "the ends cannot be compared: --ddp-against-setup: 'make' exited with status 2" in err
+    bisect("--good", bad)
+    assert len(project.asked) == 2  # what stood in the way may be gone
 
 
 # --- facts
