@@ -36,7 +36,7 @@ def test_train(ddp_benchmark):
         torch.manual_seed(0)
         model = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(4)))
         ddp, x = torch.nn.parallel.DistributedDataParallel(model), torch.randn(32, 256)
-        more = torch.randn(64, 256)
+        more = torch.randn(16, 256)
 
         def step():
             with torch.no_grad():
