@@ -46,7 +46,7 @@ from planted import CHANGED
 def test_step(ddp_benchmark, cause):
     ddp_benchmark(lambda ctx: CAUSES[cause](ctx, CHANGED))
 
-@pytest.mark.ddp(threshold="p50:2%")
+@pytest.mark.ddp(threshold="p50:2%", steps=12)
 @pytest.mark.parametrize("cause", {small!r})
 def test_small(ddp_benchmark, cause):
     ddp_benchmark(lambda ctx: CAUSES[cause](ctx, CHANGED))

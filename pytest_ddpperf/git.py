@@ -217,3 +217,27 @@ def worktrees(top: Path) -> list[Path]:
     """The folders of all worktrees of a repository, whether they still exist or not; raises GitError."""
     lines = git(top, "worktree", "list", "--porcelain").splitlines()
     return [Path(line.removeprefix("worktree ")) for line in lines if line.startswith("worktree ")]
+
+
+def first_parents(top: Path, good: str, bad: str) -> list[str]:
+    """The commits after `good` up to `bad`, oldest first, of branches that were merged only the merge; raises GitError,
+    also where `good` is no ancestor."""
+    try:
+        git(top, "merge-base", "--is-ancestor", good, bad)
+    except GitError as error:
+        raise GitError(str(error) or f"{good[:12]} is no ancestor of {bad[:12]}: git merge-base shows one") from None
+    return git(top, "rev-list", "--first-parent", "--reverse", f"{good}..{bad}").split()
+
+
+def described(top: Path, commit: str) -> tuple[str, str, str]:
+    """Return author, date and subject of a commit; raises GitError."""
+    said = git(top, "show", "--no-patch", "--no-show-signature", "--format=%an%x00%as%x00%s", commit)
+    author, date, subject = said.rstrip("\n").split("\0")
+    return author, date, subject
+
+
+def files_between(top: Path, before: str, after: str) -> list[str]:
+    """Return the files that differ between two commits or, with `after` "", the working tree; raises GitError."""
+    if not after:
+        return changed_files(top, before)
+    return git(top, "diff", "--name-only", "--no-renames", "-z", before, after).split("\0")[:-1]

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import shlex
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pytest_ddpperf import git
 from pytest_ddpperf.cli import console
 from pytest_ddpperf.history import entries
 from pytest_ddpperf.history.change_points import MIN_POINTS
+from pytest_ddpperf.history.entries import BisectedChange
 from pytest_ddpperf.history.series import (
     ChangeStatus,
     HistoryAnalysis,
@@ -20,7 +26,7 @@ from pytest_ddpperf.history.series import (
     make_acceptance,
 )
 from pytest_ddpperf.options import parse
-from pytest_ddpperf.records.errors import FileError
+from pytest_ddpperf.records.errors import FileError, GitError
 from pytest_ddpperf.records.plan import Limit
 from pytest_ddpperf.report import figures, history_report, json_report, text
 
@@ -108,12 +114,26 @@ def show(arguments: argparse.Namespace) -> int:
 
     if arguments.html is not None:
         console.write(arguments.html, history_report.history_html(analysis))
-    console.say(history_report.history_lines(analysis, is_chosen))
+    hint = partial(_which_commit, arguments.folder, entries.read_bisected(arguments.folder))
+    console.say(history_report.history_lines(analysis, is_chosen, hint))
     if analysis.short == len(analysis.series):
         console.complain(f"{arguments.folder}: nothing to judge: no series has {MIN_POINTS} runs")
         return console.NOTHING_IN_COMMON
     is_slower = any(change.status is ChangeStatus.REGRESSED and is_chosen(change.series) for change in analysis.changes)
     return console.NAMED_VERDICT if is_slower else console.OK
+
+
+def _which_commit(folder: Path, bisected: Sequence[BisectedChange], change: HistoryChange) -> Iterator[str]:
+    """Yield which of several commits made a test slower, or the command that finds it."""
+    good, bad, test = change.before.commit, change.after.commit, replace(change.series.test, label="")
+    found = [each for each in bisected if (each.test, each.good, each.bad) == (test, good, bad)]
+    yield from (f"slower at {each.commit[:12]}: {text.shortened(each.subject)}" for each in found)
+    if change.status is ChangeStatus.REGRESSED and not found:
+        with suppress(GitError):  # the history may be of another repository
+            if len(git.first_parents(Path.cwd(), good, bad)) > 1:
+                name = shlex.quote(f"{test.module}.py::{test.name}")
+                ends = f"--good {good[:12]} --bad {bad[:12]}"
+                yield f"which commit: ddpperf bisect {name} {ends} --history {shlex.quote(str(folder))}"
 
 
 def _analyze(arguments: argparse.Namespace) -> HistoryAnalysis:

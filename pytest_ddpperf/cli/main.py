@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from pytest_ddpperf import __version__
-from pytest_ddpperf.cli import commands, console, diff, history
+from pytest_ddpperf.cli import bisect, commands, console, diff, history
 from pytest_ddpperf.records.errors import BaselineError, DdpPerfError, FileError, MissingExtraError, OptionError
 
 _USERS = (console.UsageError, BaselineError, FileError, MissingExtraError, OptionError)
@@ -62,13 +62,13 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="ddpperf",
         description="Time a training program, compare and show reports of pytest --ddp-json, find change points in a "
-        "history, list baselines, and check this machine.",
+        "history and slower commits, list baselines, and check this machine.",
         epilog=_STATUSES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"pytest-ddpperf {__version__}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     add_others = (commands.add_run, commands.add_reports, commands.add_baseline, commands.add_doctor)
-    for add in (diff.add_parser, history.add_parser, *add_others):
+    for add in (diff.add_parser, history.add_parser, bisect.add_parser, *add_others):
         add(subparsers)
     return parser

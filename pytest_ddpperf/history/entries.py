@@ -27,6 +27,7 @@ METRICS = ("p10", "p50", "p90")
 MAX_LAUNCHES = 16  # more add little to the mean of a run, and the file stays small
 _DIGITS = 5  # significant ones: a tenth of what the quietest machine can distinguish
 _ACCEPTED = "accepted"  # the folder of accepted change points
+_BISECTED = "bisected"
 # Facts that may explain a change point. The rest is in the JSON report of the run.
 _RECORDED = ("python", "torch", "cuda", "hip", "nccl", "driver", "host")
 _VARIABLE = "env:"
@@ -67,6 +68,17 @@ class AcceptedChange:
     metric: str
     change: Interval  # relative, with its 95 % interval when it was accepted
     why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BisectedChange:
+    """A commit that `ddpperf bisect` found between two others, at which a test became slower."""
+
+    test: TestId
+    good: str
+    bad: str
+    commit: str
+    subject: str
 
 
 def make_entry(outcomes: Iterable[Outcome], run: RunInfo) -> HistoryEntry:
@@ -142,7 +154,12 @@ def add_accepted(folder: Path, accepted: AcceptedChange) -> Path:
     return _add(folder / _ACCEPTED, accepted.commit[:12], accepted)
 
 
-def _add(folder: Path, name: str, record: HistoryEntry | AcceptedChange) -> Path:
+def add_bisected(folder: Path, bisected: BisectedChange) -> Path:
+    """Write what a search found and return its path. Raises FileError."""
+    return _add(folder / _BISECTED, bisected.commit[:12], bisected)
+
+
+def _add(folder: Path, name: str, record: HistoryEntry | AcceptedChange | BisectedChange) -> Path:
     content = codec.dumps({"schema": SCHEMA, **codec.encode(record)})
     path = folder / f"{name}-{hashlib.sha256(content.encode()).hexdigest()[:8]}.json"
     try:
@@ -178,9 +195,17 @@ def _invalid_durations(measurement: HistoryMeasurement) -> str:
 
 def read_accepted(folder: Path) -> list[AcceptedChange]:
     """Return all accepted change points; raises FileError, which names the file."""
-    accepted = folder / _ACCEPTED
-    files = _read_files(accepted) if accepted.exists() else ()
-    return [_decode(AcceptedChange, path, content) for path, content in files]
+    return _read_all(folder / _ACCEPTED, AcceptedChange)
+
+
+def read_bisected(folder: Path) -> list[BisectedChange]:
+    """Return all that `ddpperf bisect` found; raises FileError, which names the file."""
+    return _read_all(folder / _BISECTED, BisectedChange)
+
+
+def _read_all(folder: Path, kind: type[Any]) -> list[Any]:
+    files = _read_files(folder) if folder.exists() else ()
+    return [_decode(kind, path, content) for path, content in files]
 
 
 def _read_files(folder: Path) -> Iterator[tuple[Path, bytes]]:

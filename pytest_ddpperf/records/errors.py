@@ -81,6 +81,10 @@ class GitError(DdpPerfError):
     """git refused, or is not there; its own words."""
 
 
+# The beginning of what is said where two versions are the same, before anything is measured.
+NOTHING_DIFFERS = "nothing differs between"
+
+
 class AgainstError(DdpPerfError):
     """The version to compare with cannot be had: `option` is the one that asked for it."""
 

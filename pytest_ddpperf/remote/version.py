@@ -20,7 +20,7 @@ from pytest_ddpperf.launch import Observer
 from pytest_ddpperf.launch.paused_launch import dropping
 from pytest_ddpperf.options.settings import Settings
 from pytest_ddpperf.records import codec
-from pytest_ddpperf.records.errors import AgainstError, BaseSideError, GitError
+from pytest_ddpperf.records.errors import NOTHING_DIFFERS, AgainstError, BaseSideError, GitError
 from pytest_ddpperf.records.messages import Event, EventKind, Order, OrderKind, Sources, StartPytest
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import LaunchSamples
@@ -216,8 +216,6 @@ class RemotePausedLaunch:
 _SILENCE_SECONDS = 10.0
 # How pytest says that a conftest at the root of what is collected cannot be imported.
 _CONFTEST = "while loading conftest"
-# The beginning of the error that is raised before anything is measured.
-NOTHING_DIFFERS = "nothing differs between"
 
 
 class BaseSide:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -23,11 +23,20 @@ _COLOURS = {ChangeStatus.REGRESSED: figures.BAD, ChangeStatus.IMPROVED: figures.
 _MOST_UNCHANGED = 50  # lines, as many as other reports have rows
 
 
-def history_lines(analysis: HistoryAnalysis, is_chosen: Callable[[Series], bool]) -> Iterator[str]:
-    """Yield the change points of the series that were chosen, what could be found in the others, and the summary."""
+# Regressions without an improvement: if both were as likely, so many would be seen in 0.4 % of histories.
+_MANY = 8
+
+
+def history_lines(
+    analysis: HistoryAnalysis,
+    is_chosen: Callable[[Series], bool],
+    hint: Callable[[HistoryChange], Iterable[str]] = lambda _: (),
+) -> Iterator[str]:
+    """Yield the change points of the series that were chosen, each with its `hint`, what could be found in the others,
+    and the summary."""
     for change in filter(lambda change: is_chosen(change.series), analysis.changes):
         yield f"{change.status.value}  {_name(change.series)}"
-        for line in change_lines(change):
+        for line in (*change_lines(change), *hint(change)):
             yield f"  {line}"
         yield ""
     unchanged = [each for each in analysis.unchanged if is_chosen(each[0])]
@@ -36,6 +45,12 @@ def history_lines(analysis: HistoryAnalysis, is_chosen: Callable[[Series], bool]
     if (more := len(unchanged) - _MOST_UNCHANGED) > 0:
         yield f"and {more} more without a change point: -k NAME shows them"
     yield summary_line(analysis)
+    counts = Counter(change.status for change in analysis.changes)
+    if counts[ChangeStatus.REGRESSED] >= _MANY and not counts[ChangeStatus.IMPROVED] + counts[ChangeStatus.UNDONE]:
+        yield (
+            f"{counts[ChangeStatus.REGRESSED]} regressions, 0 improvements: this is likely noise; check that all runs "
+            "are of one kind of machine, and --threshold"
+        )
 
 
 def _name(series: Series) -> str:

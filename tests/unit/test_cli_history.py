@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from pytest_ddpperf.cli import main
-from pytest_ddpperf.history.entries import HistoryEntry, add_entry
+from pytest_ddpperf.history.entries import BisectedChange, HistoryEntry, add_bisected, add_entry, read_entries
+from pytest_ddpperf.history.series import ChangeStatus, analyze, build_series
 from pytest_ddpperf.records.outcome import Outcome
+from pytest_ddpperf.records.plan import Limit
 from pytest_ddpperf.records.samples import Status
+from pytest_ddpperf.report.history_report import history_lines
+from tests.git import git
 from tests.unit.test_history import commit_of, history, measured, of_two_launches, run, stepped
 from tests.unit.test_reading import written
 from tests.unit.test_report import outcome, verdict
 
 Say = Callable[..., tuple[int, str, str]]
+P10 = (Limit(metric="p10", value=0.0, unit="%"),)
 
 
 @pytest.fixture
@@ -190,3 +196,63 @@ def test_an_accepted_change_fails_nothing_any_more(tmp_path: Path, say: Say) -> 
 
 
 # --- the whole
+
+
+# --- which commit
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Make a repository of 60 commits, and return them."""
+    monkeypatch.chdir(tmp_path)
+    git(tmp_path, "init", "--quiet", "--initial-branch=main")
+    for number in range(62):
+        git(tmp_path, "commit", "--quiet", "--allow-empty", "-m", f"Commit {number}")
+    return git(tmp_path, "rev-list", "--reverse", "HEAD").split()
+
+
+def test_a_change_point_of_several_commits_has_the_command_that_finds_the_one(
+    repository: list[str], say: Say, tmp_path: Path
+) -> None:
+    commits = [*repository[:40], *repository[42:]]  # of which the 41st and 42nd were not measured
+    runs = history(stepped((40, 9.0)))
+    folder = written_to(
+        tmp_path / "history", [replace(each, commit=commit) for each, commit in zip(runs, commits, strict=True)]
+    )
+    _, out, _ = say(folder)
+    ends = f"--good {commits[39][:12]} --bad {commits[40][:12]}"
+    command = f"ddpperf bisect tests/perf/test_step.py::test_train {ends} --history {folder}"
+    assert f"  which commit: {command}\n" in out
+    add_bisected(
+        folder,
+        BisectedChange(
+            test=runs[0].measurements[0].test,
+            good=commits[39],
+            bad=commits[40],
+            commit=repository[41],
+            subject="Make it safe",
+        ),
+    )
+    _, out, _ = say(folder)
+    assert f"  slower at {repository[41][:12]}: Make it safe\n" in out
+    assert "which commit" not in out
+
+
+def test_a_change_point_of_one_commit_needs_no_command(repository: list[str], say: Say, tmp_path: Path) -> None:
+    runs = zip(history(stepped((40, 9.0))), repository, strict=False)
+    _, out, _ = say(written_to(tmp_path / "history", [replace(each, commit=commit) for each, commit in runs]))
+    assert "REGRESSED" in out
+    assert "which commit" not in out
+
+
+def test_regressions_without_any_improvement_are_likely_noise(slower: Path) -> None:
+    analysis = analyze(build_series(read_entries(slower)), P10, ())
+    (change,) = analysis.changes
+    noise = "8 regressions, 0 improvements: this is likely noise; check that all runs are of one kind of machine, and "
+    for number, expected in ((7, False), (8, True)):
+        lines = [*history_lines(replace(analysis, changes=[change] * number), lambda _: True)]
+        assert (lines[-1] == f"{noise}--threshold") is expected
+    improved = replace(change, status=ChangeStatus.IMPROVED)
+    assert not [*history_lines(replace(analysis, changes=[change] * 8 + [improved]), lambda _: True)][-1].endswith(
+        "--threshold"
+    )

@@ -145,12 +145,12 @@ def test_code_lines_are_lines_with_code() -> None:
     )
 
 
-def test_the_package_has_at_most_17000_code_lines() -> None:
-    assert sum(code_lines(path.read_text()) for path in PACKAGE.rglob("*.py")) <= 17_000
+def test_the_package_has_at_most_17600_code_lines() -> None:
+    assert sum(code_lines(path.read_text()) for path in PACKAGE.rglob("*.py")) <= 17_600
 
 
-def test_the_package_has_at_most_130_modules() -> None:
-    assert len(list(PACKAGE.rglob("*.py"))) <= 130
+def test_the_package_has_at_most_134_modules() -> None:
+    assert len(list(PACKAGE.rglob("*.py"))) <= 134
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))

@@ -1,0 +1,402 @@
+"""`ddpperf bisect`: which commit, or which fact of the environment, made a test slower? By interleaved comparisons.
+
+Each comparison is a pytest of its own, with --ddp-against. All compare with the working tree, which nothing checks out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pytest_ddpperf import __version__, git
+from pytest_ddpperf.baseline import Store
+from pytest_ddpperf.cli import console
+from pytest_ddpperf.cli.comparisons import Compared, NotMeasured, Runs, compare
+from pytest_ddpperf.history import bisection, entries
+from pytest_ddpperf.history.bisection import Bisection, rise
+from pytest_ddpperf.records import codec
+from pytest_ddpperf.records.errors import GitError
+from pytest_ddpperf.records.samples import Recording, Scalar, Status, TestId
+from pytest_ddpperf.report import text
+from pytest_ddpperf.verdict.stats import Difference
+from pytest_ddpperf.verdict.times import bound
+
+_SCHEMA = 1
+_ABOUT = """\
+Finds the commit at which a test became slower. It compares the fast and the slow version first, then commits between
+them, each interleaved with the working tree, whose tests all have. Options for pytest follow after --.
+"""
+# A look at a commit takes so many pairs of launches; one that decides nothing is taken again with more.
+_LAUNCHES = (8, 16, 32)
+_WINDOW_SECONDS = 0.5
+_NO_LIMIT = "1000%"  # so that a comparison takes as many launches as are asked, whatever they show
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "bisect",
+        help="find the commit that made a test slower",
+        usage="%(prog)s [-h] [--good REF] [--bad REF] [--facts [--build CMD]] [...] TEST [-- PYTEST'S OPTIONS]",
+        description=_ABOUT,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("test", metavar="TEST", help="the test, as pytest takes it: tests/test_step.py::test_train")
+    parser.add_argument("--good", metavar="REF", help="a commit that is fast enough (default: the baseline's)")
+    parser.add_argument("--bad", metavar="REF", help="a commit that is slower (default: the working tree)")
+    facts = "keep the code, and compare with the variables and distributions that the baseline has otherwise"
+    parser.add_argument("--facts", action="store_true", help=facts)
+    build = "with --facts: a command that makes the environment {venv} with the distributions {requirements}"
+    parser.add_argument("--build", metavar="CMD", help=build)
+    what = "the folder of baselines (default: baselines)"
+    parser.add_argument("--baseline-dir", type=Path, default=Path("baselines"), metavar="DIR", help=what)
+    kept = "add the answer to the history in this folder: see ddpperf history"
+    parser.add_argument("--history", type=Path, metavar="DIR", help=kept)
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write the answer as JSON, too")
+    parser.set_defaults(run=_run, options=[])
+    parse_known = parser.parse_known_args
+
+    def parse_before_dashes(arguments: Sequence[str], namespace: Any = None) -> Any:
+        """Leave what follows -- to pytest."""
+        at = arguments.index("--") if "--" in arguments else len(arguments)
+        known, unknown = parse_known(arguments[:at], namespace)
+        known.options = list(arguments[at + 1 :])
+        return known, unknown
+
+    parser.parse_known_args = parse_before_dashes
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that it ends the pytest that it started
+    try:
+        runs = Runs(arguments.test, arguments.options)
+    except GitError as error:
+        raise console.UsageError(str(error)) from None
+    try:
+        answer = _of_facts(arguments, runs) if arguments.facts else _of_commits(arguments, runs)
+    except GitError as error:
+        raise console.UsageError(str(error)) from None
+    except console.UsageError:
+        runs.forget()  # what stands in the way may be outside the repository, and soon be otherwise
+        raise
+    except KeyboardInterrupt:
+        progress("")
+        console.complain("interrupted: the same command goes on from here")
+        raise
+    progress("")
+    console.say(answer.lines)
+    if arguments.json is not None:
+        created = time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime())
+        content = {"schema": _SCHEMA, "created": created, "version": __version__, "test": arguments.test}
+        console.write(arguments.json, codec.dumps({**content, **answer.data}))
+    runs.forget()
+    return console.OK if answer.found else console.NAMED_VERDICT
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a command found, in words and as JSON."""
+
+    found: bool
+    lines: Sequence[str]
+    data: Mapping[str, Any]
+
+
+def progress(words: str) -> None:
+    """Say how far it is: on a terminal on one and the same line, which ends with no words."""
+    if not sys.stderr.isatty():
+        console.warn([words] if words else [])
+    else:
+        print(f"\r{words:<70}", end="" if words else "\r", file=sys.stderr, flush=True)
+
+
+# --- commits
+
+
+def _of_commits(arguments: argparse.Namespace, runs: Runs) -> Answer:
+    search = CommitSearch(arguments, runs)
+    ends = search.compare_ends()
+    if ends is None:
+        return search.not_slower()
+    search.split(ends)
+    return search.answer(ends)
+
+
+class CommitSearch:
+    """The search for a commit, from the options of the command."""
+
+    def __init__(self, arguments: argparse.Namespace, runs: Runs) -> None:
+        """Raises GitError and UsageError."""
+        self._runs, self._history, self._test = runs, arguments.history, arguments.test
+        top, head = runs.top, _commit(runs.top, "HEAD")
+        good = _commit(top, arguments.good or _fast_commit(arguments))
+        bad = head if arguments.bad is None else _commit(top, arguments.bad)
+        is_changed = bool(git.changed_files(top, head))
+        self._commits = [good, *git.first_parents(top, good, bad)]
+        if arguments.bad is None and is_changed:
+            self._commits.append("")  # the working tree
+        if len(self._commits) == 1:
+            raise console.UsageError(f"there is nothing between {good[:12]} and {self._named(-1)}")
+        # Whether the slow end is the working tree, with which all are compared.
+        self._ends_here = self._commits[-1] == "" or (bad == head and not is_changed)
+        self._first, self.metric = Compared(None), ""
+
+    def compare_ends(self) -> Bisection | None:
+        """Compare both ends; None if the test did not become slower beyond its limit. Raises UsageError."""
+        progress("1: comparing the ends")
+        try:
+            self._first = compare(self._runs, f"--ddp-against={self._commits[0]}")
+            last = Compared(None)
+            if not self._ends_here:
+                progress("2: comparing the ends")
+                last = compare(self._runs, f"--ddp-against={self._commits[-1]}", label=self._label)
+        except NotMeasured as why:
+            console.warn(self._runs.output())
+            raise console.UsageError(f"the ends cannot be compared: {why}") from None
+        outcome = self._first.outcome
+        if outcome is None or outcome.verdict is None:
+            return None
+        if self._ends_here and outcome.verdict.status is not Status.REGRESSED:
+            return None
+        slower: dict[str, tuple[float, Bisection]] = {}
+        for each in outcome.verdict.comparisons:
+            metric = each.limit.metric
+            if last.outcome is not None and metric not in last.differences:
+                continue
+            ends = {0: self._first.difference(metric), len(self._commits) - 1: last.difference(metric)}
+            found = Bisection(last=len(self._commits) - 1, measured=ends)
+            whole = found.whole
+            if whole.estimate > max(bound(each.limit, math.log(each.baseline_seconds)), whole.reach(each.level)):
+                slower[metric] = whole.p_value(), found
+        if not slower:
+            return None
+        self.metric = min(slower, key=lambda metric: slower[metric][0])
+        return slower[self.metric][1]
+
+    @property
+    def _label(self) -> str | None:
+        return self._first.outcome.test.label if self._first.outcome is not None else None
+
+    def split(self, found: Bisection) -> None:
+        """Measure commits until each gap is as small as it can be; raises UsageError."""
+        while (place := found.next()) is not None:
+            self._say_where(found)
+            for launches in _LAUNCHES:
+                try:
+                    difference = self._look(place, launches)
+                except NotMeasured as why:
+                    found.skipped[place] = str(why)
+                    break
+                if found.is_decided(place, difference):
+                    found.measured[place] = difference
+                    break
+            else:
+                found.skipped[place] = f"{launches} launches did not decide it"
+
+    def _look(self, place: int, launches: int) -> Difference:
+        asked = (
+            *(f"--ddp-launches={launches}", f"--ddp-max-launches={2 * launches}", f"--ddp-min-time={_WINDOW_SECONDS}"),
+            *(f"--ddp-threshold={self.metric}:{_NO_LIMIT}", f"--ddp-against={self._commits[place]}"),
+        )
+        return compare(self._runs, *asked, label=self._label).difference(self.metric)
+
+    def _say_where(self, found: Bisection) -> None:
+        done = self._runs.taken + self._runs.kept
+        more = max(found.left() - 1, 1).bit_length()
+        minutes = math.ceil(more * self._runs.mean_seconds / 60)
+        when = f", {minutes} min" if minutes else ""
+        progress(f"{done + 1} of about {done + more}: {text.several(found.left(), 'commit')} left{when}")
+
+    def _named(self, place: int) -> str:
+        return self._commits[place][:12] or "the working tree"
+
+    def not_slower(self) -> Answer:
+        """Return why there is nothing to look for."""
+        between = f"from {self._named(0)} to {self._named(-1)}"
+        outcome = self._first.outcome
+        if outcome is None or outcome.verdict is None:
+            why = [f"{self._test}: nothing to look for {between}", self._first.same]
+        else:
+            verdict = outcome.verdict
+            counters = [each for each in verdict.counters if each.status is Status.REGRESSED]
+            rose = [f"{each.limit.metric} {each.baseline:,} -> {each.now:,}" for each in counters]
+            figures = ", ".join([*map(text.change, verdict.comparisons), *rose])
+            only = "; times did not rise beyond a limit, but counters did" if counters else ""
+            why = [f"{self._test} did not become slower beyond its limit {between}{only}", f"{verdict}: {figures}"]
+        return Answer(found=False, lines=why, data={**self._ends, "commits": [], "found": []})
+
+    @property
+    def _ends(self) -> dict[str, Any]:
+        return {"good": self._commits[0], "bad": self._commits[-1], "metric": self.metric}
+
+    def answer(self, found: Bisection) -> Answer:
+        """Return what the search found; raises GitError and FileError."""
+        top, level = self._runs.top, found.level
+        commits: list[dict[str, Any]] = []
+        rows = [("commit", "date", "slower than the first [range]", "subject")]
+        for place in sorted({*found.measured, *found.skipped}):
+            row = _described(top, self._commits[place])
+            if place in found.measured:
+                change = bisection.interval(rise(found.measured[0], found.measured[place]), level)
+                commits.append({**row, "change": codec.encode(change)})
+                shown = text.interval(change) if place else "-"
+            else:
+                commits.append({**row, "skipped": found.skipped[place]})
+                shown = f"not measured: {found.skipped[place]}"
+            rows.append((self._named(place), row["date"], shown, text.shortened(row["subject"], 60)))
+        whole = text.interval(bisection.interval(found.whole, level))
+        lines = [f"{self._test}: {self.metric} {whole} from {self._named(0)} to {self._named(-1)}", ""]
+        lines += [*text.aligned(rows, left=(2,)), ""]
+        gaps = [self._gap(found, gap) for gap in found.gaps()]
+        for words, _ in gaps:
+            lines += words
+        left = 1 - sum(each["share"] for _, each in gaps)
+        if left >= bisection.LEAST_PART:
+            lines.append(f"the other {text.amount(left)} of it are smaller changes, or noise")
+        evidence = self._first.outcome.evidence if self._first.outcome is not None else ()
+        if evidence:
+            lines.append(f"the working tree, compared with {self._named(0)}: {'; '.join(evidence)}")
+        lines.append(
+            f"a wrong commit is named in at most {text.amount(bisection.ERROR_RATE)} of searches; "
+            f"{self._runs.taken + self._runs.kept} comparisons, {self._runs.seconds / 60:.1f} min"
+        )
+        data = {**self._ends, "commits": commits, "found": [each for _, each in gaps], "evidence": list(evidence)}
+        return Answer(found=bool(gaps), lines=lines, data={**data, "error_rate": bisection.ERROR_RATE})
+
+    def _gap(self, found: Bisection, gap: bisection.Gap) -> tuple[list[str], dict[str, Any]]:
+        """Return a gap in which the test became slower, in words and as JSON; it is added to the history."""
+        before, after = self._commits[gap.before], self._commits[gap.after]
+        change, part = bisection.interval(gap.rise, found.level), gap.rise.estimate / found.whole.estimate
+        row, files = _described(self._runs.top, after), git.files_between(self._runs.top, before, after)
+        is_one = gap.after - gap.before == 1
+        where = f"at {self._named(gap.after)}" if is_one else f"after {before[:12]}, up to {self._named(gap.after)}"
+        lines = [f"slower {where}: {text.interval(change)}, {text.amount(part)} of the change"]
+        if is_one and after:
+            lines.append(f"  {row['author']}, {row['date']}: {text.shortened(row['subject'])}")
+        elif not is_one:
+            lines.append(f"  {text.several(gap.after - gap.before - 1, 'commit')} between could not be measured")
+        lines.append(f"  changes {text.some(files)}")
+        if self._history is not None and is_one and after:
+            name = TestId(module=self._test.partition("::")[0].removesuffix(".py"), name=self._test.partition("::")[2])
+            record = entries.BisectedChange(
+                test=name, good=self._commits[0], bad=self._commits[-1], commit=after, subject=row["subject"]
+            )
+            lines.append(f"  added to the history: {entries.add_bisected(self._history, record)}")
+        fields = {"before": before, "change": codec.encode(change), "share": part, "files": files}
+        return lines, {**row, **fields, "split": is_one}
+
+
+def _described(top: Path, commit: str) -> dict[str, str]:
+    author, date, subject = git.described(top, commit) if commit else ("", "", "uncommitted changes")
+    return {"commit": commit, "author": author, "date": date, "subject": subject}
+
+
+def _commit(top: Path, ref: str) -> str:
+    try:
+        return git.commit_named(top, ref)
+    except GitError as error:
+        raise console.UsageError(f"{ref!r} is no commit of {top}{f' ({error})' if str(error) else ''}") from None
+
+
+def _fast_commit(arguments: argparse.Namespace) -> str:
+    session = _last_session(arguments)
+    if not session.commit or session.commit.endswith("-dirty"):
+        raise console.UsageError("the baseline is not of a commit: name one with --good")
+    return session.commit
+
+
+def _last_session(arguments: argparse.Namespace) -> Recording:
+    """Return the newest session of the test's baselines; raises UsageError and BaselineError."""
+    store, test = Store(arguments.baseline_dir), arguments.test
+    sessions = []
+    for path in store.files() if store.root.is_dir() else ():
+        baseline = store.read_file(path)
+        named = f"{baseline.test.module}.py::{baseline.test.name}"
+        if any(name == test or test.endswith(f"/{name}") for name in (named, named.partition("[")[0])):
+            sessions.append(baseline.sessions[-1])
+    if not sessions:
+        problem = "has no baseline of this test"
+        raise console.UsageError(f"{store.root} {problem}: name a fast commit with --good, or --baseline-dir")
+    return max(sessions, key=lambda session: session.created)
+
+
+# --- facts
+
+
+def _of_facts(arguments: argparse.Namespace, runs: Runs) -> Answer:
+    """Compare the working tree with itself under each fact that the baseline has otherwise."""
+    session = _last_session(arguments)
+    outcomes = runs.run(f"--ddp-baseline-dir={arguments.baseline_dir}", "--ddp-baseline-missing=warn").outcomes
+    measured = [each for each in outcomes if each.measurement is not None]
+    if not measured:
+        raise console.UsageError(f"{arguments.test} was not measured")
+    facts = _facts(session, measured[0].measured.environment.recorded)
+    rows, found = [("fact", "before -> now", "change [range]", "verdict")], list[dict[str, Any]]()
+    for number, (name, before, now) in enumerate(facts, 1):
+        progress(f"{number} of {len(facts)}: {name}")
+        try:
+            outcome = compare(runs, _set_back(arguments, runs, name, before)).outcome
+            if outcome is None or outcome.verdict is None:
+                raise NotMeasured("nothing differs")
+            comparison = max(outcome.verdict.comparisons, key=lambda each: each.change.estimate)
+            cells = text.change(comparison), str(outcome.verdict)
+        except NotMeasured as why:
+            cells = "-", f"not measured: {why}"
+        rows.append((name.removeprefix(_VARIABLE), f"{before or 'unset'} -> {now or 'unset'}", *cells))
+        found.append({"fact": name, "before": before, "now": now, "change": cells[0], "verdict": cells[1]})
+    slower = [row for row in rows if row[3] == Status.REGRESSED.value]
+    lines = [*text.aligned(rows, left=(1, 2))] if facts else ["variables and distributions are as in the baseline"]
+    names = text.some([f"{row[0]} {row[1]}" for row in slower])
+    lines += [
+        "",
+        f"{arguments.test}: slower by {names}" if slower else "no fact alone makes it slower beyond its limit",
+    ]
+    return Answer(found=bool(slower), lines=lines, data={"facts": found})
+
+
+_VARIABLE = "env:"
+
+
+def _facts(session: Recording, now: Mapping[str, Scalar]) -> list[tuple[str, str, str]]:
+    """Return the variables and distributions that differ: name, before and now, "" for none."""
+    from importlib import metadata  # costs more than all else here
+
+    before = session.measurement.environment.recorded
+    names = sorted(name for name in {*before, *now} if name.startswith(_VARIABLE) and before.get(name) != now.get(name))
+    facts = [(name, str(before.get(name) or ""), str(now.get(name) or "")) for name in names]
+    for name, distribution in sorted(session.distributions.items()):
+        installed = ""
+        with suppress(metadata.PackageNotFoundError):
+            installed = metadata.version(name)
+        if distribution.version and installed != distribution.version:
+            facts.append((name, distribution.version, installed))
+    return facts
+
+
+def _set_back(arguments: argparse.Namespace, runs: Runs, name: str, before: str) -> str:
+    """Return the option that compares with the fact as it was; raises NotMeasured."""
+    if name.startswith(_VARIABLE):
+        variable = name.removeprefix(_VARIABLE)
+        return f"--ddp-against-env={variable}={before}" if before else f"--ddp-against-env={variable}"
+    if arguments.build is None:
+        raise NotMeasured("--build makes an environment with it")
+    venv = runs.folder / f"{name}-{before}"
+    if not (venv / "built").exists():
+        command = arguments.build.replace("{venv}", shlex.quote(str(venv)))
+        command = command.replace("{requirements}", shlex.quote(f"{name}=={before}"))
+        ended = git.run_whole(command, os.environ)
+        if ended.returncode:
+            said = (ended.stdout + ended.stderr).decode(errors="replace").strip().splitlines()
+            raise NotMeasured(f"{command} failed: {said[-1] if said else ''}")
+        (venv / "built").touch()
+    return f"--ddp-against-python={venv / 'bin/python'}"

@@ -1,0 +1,158 @@
+"""Comparisons of the working tree with other versions, each by a run of pytest of its own: for `ddpperf bisect`."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from pytest_ddpperf import __version__, git
+from pytest_ddpperf.cli import console
+from pytest_ddpperf.history.bisection import SAME
+from pytest_ddpperf.records.errors import NOTHING_DIFFERS
+from pytest_ddpperf.records.outcome import Outcome
+from pytest_ddpperf.report import json_report, sentences, text
+from pytest_ddpperf.verdict.stats import Difference
+from pytest_ddpperf.verdict.times import differences_of
+
+
+class NotMeasured(Exception):
+    """Why a version could not be compared, on one line."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(text.shortened(why.partition("\n")[0]))
+
+
+class Runs:
+    """Runs of pytest on one test of the working tree.
+
+    Their reports are kept in the user's cache until there is an answer, so that the same command goes on after it was
+    interrupted."""
+
+    def __init__(self, test: str, options: Sequence[str]) -> None:
+        """Raises GitError."""
+        self.top = git.top_level(Path.cwd())
+        self._test, self._options = test, tuple(options)
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pytest-ddpperf"
+        same = (os.getcwd(), sys.executable, __version__, git.tree_of(self.top, cache), test, *options)
+        self.folder = cache / f"bisect-{_digest(*same)}"
+        self._output = self.folder / "output"
+        self._output.unlink(missing_ok=True)
+        self.taken = self.kept = 0
+        self.seconds = 0.0  # of those that were taken now
+
+    def run(self, *asked: str) -> json_report.StoredReport:
+        """Return the report of a run with these options. Raises UsageError if pytest did not come to measure."""
+        path = self.folder / f"{_digest(*asked)}.json"
+        if path.exists():
+            self.kept += 1
+        else:
+            began = time.monotonic()
+            self._pytest(path, asked)
+            self.taken, self.seconds = self.taken + 1, self.seconds + time.monotonic() - began
+        return json_report.read([path])
+
+    def _pytest(self, path: Path, asked: Sequence[str]) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        new = path.with_suffix(".new")
+        new.unlink(missing_ok=True)
+        ours = ("-q", "-o", f"cache_dir={self.folder / 'cache'}", f"--ddp-json={new}", "--ddp-confirm=never")
+        command = [sys.executable, "-m", "pytest", self._test, *ours, *asked, *self._options]
+        with self._output.open("w") as file:
+            # A session of its own, so that Ctrl-C ends it once, and it can remove what it made.
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
+            )
+            try:
+                process.wait()
+            except BaseException:
+                process.send_signal(signal.SIGINT)
+                process.wait()
+                raise
+        if not new.exists():
+            raise console.UsageError(f"{shlex.join(command)}\n{chr(10).join(self.output())}")
+        new.rename(path)
+
+    def output(self) -> list[str]:
+        """Return what the last run wrote, if one was taken now."""
+        return self._output.read_text(errors="replace").rstrip().splitlines() if self._output.exists() else []
+
+    @property
+    def mean_seconds(self) -> float:
+        """How long a run takes; 0 if none was taken yet."""
+        return self.seconds / self.taken if self.taken else 0.0
+
+    def forget(self) -> None:
+        """Remove the reports."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _digest(*words: str) -> str:
+    return hashlib.sha256("\0".join(words).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The working tree compared with another version."""
+
+    outcome: Outcome | None  # None if they are the same
+    same: str = ""  # what is the same, in pytest's words
+
+    @cached_property
+    def differences(self) -> dict[str, Difference]:
+        """By metric, how much longer the working tree takes, as logarithms."""
+        if self.outcome is None:
+            return {}
+        verdict, side = self.outcome.verdict, self.outcome.baseline_side
+        assert verdict is not None
+        assert side is not None
+        assert side.measurement is not None
+        found = differences_of(
+            verdict, self.outcome.measured, [side.measurement], interleaved=True, stretches=side.stretches
+        )
+        return {each.limit.metric: taken for each, taken in zip(verdict.comparisons, found, strict=True)}
+
+    def difference(self, metric: str) -> Difference:
+        """Raises NotMeasured for a metric that was not compared."""
+        if self.outcome is None:
+            return SAME
+        if metric not in self.differences:
+            raise NotMeasured(f"{metric} was not compared")
+        return self.differences[metric]
+
+
+def compare(runs: Runs, *asked: str, label: str | None = None) -> Compared:
+    """Compare as options ask, the measurement with this label or the most different one. Raises NotMeasured, and
+    UsageError."""
+    report = runs.run(*asked)
+    outcomes = [each for each in report.outcomes if label in (None, each.test.label)]
+    if report.run.problem:
+        if NOTHING_DIFFERS in report.run.problem:
+            return Compared(None, report.run.problem)
+        raise NotMeasured(report.run.problem)
+    if not outcomes:
+        raise NotMeasured("the test measured nothing: it failed, or was skipped")
+    if len({each.nodeid for each in outcomes}) > 1:
+        named = text.some([each.nodeid for each in outcomes])
+        raise console.UsageError(f"several tests: name one of them: {named}")
+    for outcome in outcomes:
+        if outcome.verdict is None or not outcome.verdict.comparisons:
+            raise NotMeasured(_why_not(outcome))
+    return max(map(Compared, outcomes), key=lambda each: max(taken.estimate for taken in each.differences.values()))
+
+
+def _why_not(outcome: Outcome) -> str:
+    side = outcome.baseline_side
+    said = side.error if side is not None and side.error else outcome.error
+    if not said and outcome.verdict is not None:
+        said = sentences.why_not_compared(outcome)
+    return said or "the test failed"

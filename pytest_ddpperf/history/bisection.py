@@ -1,0 +1,98 @@
+"""Between which commits did a test become slower? A search by comparisons, most of which halve what is left.
+
+All commits are compared with one and the same version. So a commit is known by a `Difference`: the logarithm of how
+much longer that version takes. Between two commits a test became slower by the difference of theirs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+from pytest_ddpperf.records.samples import Interval
+from pytest_ddpperf.verdict.stats import NOTHING, Difference
+
+# How likely a search may be to name a wrong commit.
+ERROR_RATE = 0.05
+# Of the whole rise: a part that is smaller is not looked for.
+LEAST_PART = 0.25
+# Of a commit that is the same as the version that all are compared with.
+SAME = Difference(estimate=0.0, now=NOTHING, base=NOTHING, drift=NOTHING, launches=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gap:
+    """Two measured commits, by their places, with none between them that was measured, and the rise from one to the
+    other."""
+
+    before: int
+    after: int
+    rise: Difference
+
+
+def rise(before: Difference, after: Difference) -> Difference:
+    """Return how much slower the second commit is, as a difference of logarithms."""
+    return replace(before, estimate=before.estimate - after.estimate, base=after.now)
+
+
+@dataclass(slots=True)
+class Bisection:
+    """A search among commits, by their places: 0 is the fast one, `last` the slow one. `measured` has both."""
+
+    last: int
+    measured: dict[int, Difference]
+    skipped: dict[int, str] = field(default_factory=dict)  # why these could not be measured
+
+    @property
+    def whole(self) -> Difference:
+        """The rise from the first commit to the last one."""
+        return rise(self.measured[0], self.measured[self.last])
+
+    @property
+    def expected(self) -> int:
+        """About how many commits a search for a single slower one measures between both ends."""
+        return (self.last - 1).bit_length()
+
+    @property
+    def level(self) -> float:
+        """The error rate of each decision, such that all have ERROR_RATE together; each has two sides."""
+        return ERROR_RATE / (2 * max(self.expected, 1))
+
+    def gaps(self) -> Iterator[Gap]:
+        """Yield the gaps in which the test became slower, by evidence and by a part worth looking for."""
+        for before, after in pairwise(sorted(self.measured)):
+            found = Gap(before=before, after=after, rise=rise(self.measured[before], self.measured[after]))
+            if self._is_slower(found.rise):
+                yield found
+
+    def _is_slower(self, rise: Difference) -> bool:
+        return rise.estimate > max(rise.reach(self.level), LEAST_PART * self.whole.estimate)
+
+    def next(self) -> int | None:
+        """Return the commit to measure next, in the middle of the largest gap that can be split; None at the end."""
+        for gap in sorted(self.gaps(), key=lambda gap: -gap.rise.estimate):
+            between = [place for place in range(gap.before + 1, gap.after) if place not in self.skipped]
+            if between:
+                return min(between, key=lambda place: abs(2 * place - gap.before - gap.after))
+        return None
+
+    def is_decided(self, place: int, found: Difference) -> bool:
+        """Whether a measurement of the commit shows on which of its sides the test became slower, or that on both."""
+        before, after = max(p for p in self.measured if p < place), min(p for p in self.measured if p > place)
+        sides = rise(self.measured[before], found), rise(found, self.measured[after])
+        if all(map(self._is_slower, sides)):
+            return True
+        return abs(sides[0].estimate - sides[1].estimate) / 2 > found.reach(self.level)
+
+    def left(self) -> int:
+        """Return how many commits may still be a slower one."""
+        return sum(gap.after - gap.before for gap in self.gaps() if gap.after - gap.before > 1)
+
+
+def interval(rise: Difference, level: float) -> Interval:
+    """Return a rise as a relative change with its bounds."""
+    reach = rise.reach(level)
+    estimate, low, high = (math.expm1(rise.estimate + by) for by in (0.0, -reach, reach))
+    return Interval(estimate=estimate, low=low, high=high)

@@ -1,0 +1,342 @@
+"""`ddpperf bisect` in real repositories, with runs of pytest that only write a report."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_ddpperf.baseline import Store
+from pytest_ddpperf.cli import comparisons, main
+from pytest_ddpperf.history.entries import read_bisected
+from pytest_ddpperf.records import codec
+from pytest_ddpperf.records.errors import NOTHING_DIFFERS
+from pytest_ddpperf.records.outcome import Outcome
+from pytest_ddpperf.records.samples import Baseline, Distribution, Recording, TestId, Verdict
+from pytest_ddpperf.report import json_report
+from tests.git import git
+from tests.reports import RUN, Drawn, in_turns, measurement, outcome
+
+TEST = "tests/perf/test_step.py::test_train"
+Call = Callable[..., tuple[int, str, str]]
+
+
+class Project:
+    """A repository whose file `work` says how long a step takes, in ms, and `PYTEST`, what a run of it reports."""
+
+    def __init__(self, top: Path) -> None:
+        self.top = top
+        self.asked: list[tuple[str, ...]] = []
+        self.interrupt_at = 0  # the number of the run in which Ctrl-C comes
+        top.mkdir()
+        git(top, "init", "--quiet", "--initial-branch=main")
+
+    def write(self, work: object, name: str = "work") -> None:
+        (self.top / name).write_text(f"{work}\n")
+
+    def commit(self, work: object, subject: str = "A commit") -> str:
+        self.write(work)
+        git(self.top, "add", "--all")
+        git(self.top, "commit", "--quiet", "--allow-empty", "-m", subject)
+        return git(self.top, "rev-parse", "HEAD")
+
+    def commits(self, work: Iterable[float]) -> list[str]:
+        return [self.commit(each, f"Commit {number}") for number, each in enumerate(work)]
+
+    def pytest(self, path: Path, asked: Sequence[str]) -> None:
+        self.asked.append(tuple(asked))
+        if len(self.asked) == self.interrupt_at:
+            raise KeyboardInterrupt
+        path.parent.mkdir(parents=True, exist_ok=True)
+        options = dict(option.split("=", 1) for option in asked if "=" in option)
+        found, problem = self._outcomes(options)
+        content = codec.dumps(json_report.report(found, replace(RUN, problem=problem)))
+        path.write_text(content)
+
+    def _outcomes(self, options: dict[str, str]) -> tuple[list[Outcome], str]:
+        now = float((self.top / "work").read_text())
+        seed = random.Random(str(options)).randrange(1_000_000)
+        launches = int(options.get("--ddp-launches", 10))
+        drawn = Drawn(seed=seed, step=now / 1000, launches=launches)
+        if variable := options.get("--ddp-against-env"):
+            before = drawn.step / (1.3 if "CPU" in variable else 1)
+            return [in_turns("test_train", drawn, replace(drawn, seed=seed + 1, step=before))], ""
+        if python := options.get("--ddp-against-python"):
+            assert Path(python).name == "python"
+            return [in_turns("test_train", drawn, replace(drawn, seed=seed + 1, step=now / 1300))], ""
+        if "--ddp-against" not in options:
+            measured = measurement(drawn)
+            return [outcome("test_train", drawn, Verdict(status="NO BASELINE", reason="no-baseline"), measured)], ""
+        there = git(self.top, "show", f"{options['--ddp-against']}:work")
+        if there == "does not build":
+            return [], f"--ddp-against-setup: 'make' exited with status 2\nin {there}"
+        found = in_turns("test_train", drawn, replace(drawn, seed=seed + 1, step=float(there.split()[0]) / 1000))
+        if "does not import" in there:
+            side = found.baseline_side
+            assert side is not None
+            side = replace(side, measurement=None, error="ImportError: no module named net\nin test_step")
+            return [replace(found, verdict=Verdict(status="NO BASELINE", reason="no-baseline"), baseline_side=side)], ""
+        if float(there) == now:
+            return [], f"--ddp-against: {NOTHING_DIFFERS} it and the current code; tests are the same on both sides"
+        return [found], ""
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+    project = Project(tmp_path / "project")
+    monkeypatch.chdir(project.top)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(comparisons.Runs, "_pytest", lambda _, path, asked: project.pytest(path, asked))
+    return project
+
+
+@pytest.fixture
+def bisect(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Call:
+    """Call `ddpperf bisect` on TEST and return its status, its output and its errors."""
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+
+    def call(*arguments: str | Path) -> tuple[int, str, str]:
+        status = main.main(["bisect", TEST, *map(str, arguments)])
+        out, err = capsys.readouterr()
+        return status, out, err
+
+    return call
+
+
+def contents(top: Path) -> dict[str, bytes | None]:
+    return {str(path): path.read_bytes() if path.is_file() else None for path in top.rglob("*")}
+
+
+def test_the_slower_commit_is_found_and_shown(project: Project, bisect: Call, tmp_path: Path) -> None:
+    commits = project.commits([20.0] * 17 + [23.0] * 24)
+    before = contents(project.top)
+    status, out, err = bisect("--good", commits[0], "--json", tmp_path / "found.json")
+    assert status == 0
+    assert contents(project.top) == before
+    lines = out.splitlines()
+    (found,) = [line for line in lines if line.startswith("slower at")]
+    assert found.startswith(f"slower at {commits[17][:12]}: +1")
+    assert found.endswith("% of the change")
+    at = lines.index(found)
+    assert lines[at + 1].startswith("  a, 20")
+    assert lines[at + 1].endswith(": Commit 17")
+    assert lines[at + 2] == "  changes work"
+    assert lines[-1].startswith("a wrong commit is named in at most 5 % of searches; ")
+    assert len(project.asked) <= 8
+    assert "2 of about 7: 40 commits left" in err
+    data = json.loads((tmp_path / "found.json").read_text())
+    assert [each["commit"] for each in data["found"]] == [commits[17]]
+    assert data["found"][0]["files"] == ["work"]
+    assert data["found"][0]["change"]["estimate"] == pytest.approx(0.15, abs=0.03)
+    assert (data["good"], data["bad"], data["test"]) == (commits[0], commits[-1], TEST)
+    assert len(data["commits"]) == len(project.asked) + 1
+    assert not any((tmp_path / "cache/pytest-ddpperf").iterdir())
+
+
+def test_without_a_slowdown_one_comparison_is_enough(project: Project, bisect: Call) -> None:
+    commits = project.commits([20.0, 20.1, 20.05, 20.2])
+    status, out, _ = bisect("--good", commits[0])
+    assert (status, len(project.asked)) == (1, 1)
+    first, second = out.splitlines()
+    assert first == (f"{TEST} did not become slower beyond its limit from {commits[0][:12]} to {commits[-1][:12]}")
+    assert second.startswith("PASS: p10 +")
+
+
+def test_a_change_of_tests_alone_is_no_difference(project: Project, bisect: Call) -> None:
+    commits = project.commits([20.0])
+    project.write("slower", "test_step.py")
+    project.commit(20.0)
+    status, out, _ = bisect("--good", commits[0])
+    assert (status, len(project.asked)) == (1, 1)
+    assert "tests are the same on both sides" in out
+
+
+def test_two_slowdowns_are_both_found(project: Project, bisect: Call) -> None:
+    commits = project.commits([20.0] * 8 + [23.0] * 12 + [26.5] * 8)
+    status, out, _ = bisect("--good", commits[0])
+    found = [line[10:22] for line in out.splitlines() if line.startswith("slower at")]
+    assert (status, found) == (0, [commits[8][:12], commits[20][:12]])
+
+
+@pytest.mark.parametrize(
+    ("work", "why"),
+    [("does not build", "--ddp-against-setup: 'make' exited with status 2"), ("20 does not import", "ImportError")],
+)
+def test_commits_that_cannot_be_measured_are_named(project: Project, bisect: Call, work: str, why: str) -> None:
+    commits = project.commits([20.0] * 4)
+    commits += [project.commit(work), *(project.commit(23.0) for _ in range(3))]
+    status, out, _ = bisect("--good", commits[0])
+    assert status == 0
+    assert f"slower after {commits[3][:12]}, up to {commits[5][:12]}" in out
+    assert "1 commit between could not be measured" in out
+    assert f"{commits[4][:12]}" in out
+    assert f"not measured: {why}" in out
+
+
+def test_of_a_merged_branch_the_merge_is_named(project: Project, bisect: Call) -> None:
+    good = project.commit(20.0)
+    git(project.top, "switch", "--quiet", "--create", "branch")
+    project.commits([21.0, 23.0])
+    git(project.top, "switch", "--quiet", "main")
+    project.write("other", "file")
+    project.commit(20.0)
+    git(project.top, "merge", "--quiet", "--no-ff", "-m", "Merge the branch", "branch")
+    merge = git(project.top, "rev-parse", "HEAD")
+    project.write("more", "file")
+    project.commit(23.0)
+    _, out, _ = bisect("--good", good)
+    assert f"slower at {merge[:12]}" in out
+    assert ": Merge the branch" in out
+
+
+def test_a_slow_commit_of_the_past_needs_no_checkout(project: Project, bisect: Call) -> None:
+    commits = project.commits([20.0, 20.0, 20.0, 23.0, 23.0, 19.0, 19.0])
+    status, out, _ = bisect("--good", commits[0], "--bad", commits[4])
+    assert status == 0
+    assert f"slower at {commits[3][:12]}" in out
+
+
+def test_changes_that_are_not_committed_can_be_what_is_slower(project: Project, bisect: Call) -> None:
+    commits = project.commits([20.0, 20.0, 20.0])
+    project.write(23.0)
+    status, out, _ = bisect("--good", commits[0])
+    assert status == 0
+    assert "slower at the working tree: +1" in out
+    assert "  changes work" in out
+
+
+@pytest.mark.parametrize("at", [1, 2, 3, 4])
+def test_an_interrupted_search_goes_on_where_it_was(project: Project, bisect: Call, at: int, tmp_path: Path) -> None:
+    commits = project.commits([20.0] * 5 + [23.0] * 4)
+    _, whole, _ = bisect("--good", commits[0])
+    asked, project.asked = project.asked, []
+    project.interrupt_at = at
+    status, out, err = bisect("--good", commits[0])
+    assert (status, out) == (130, "")
+    assert "interrupted: the same command goes on from here" in err
+    status, again, _ = bisect("--good", commits[0])
+    assert status == 0
+    assert again.rpartition("; ")[0] == whole.rpartition("; ")[0]
+    del project.asked[at - 1]
+    assert project.asked == asked
+
+
+def test_without_good_the_baseline_says_what_was_fast(project: Project, bisect: Call) -> None:
+    commits = project.commits([20.0, 20.0, 23.0])
+    save(commits[0])
+    status, out, _ = bisect()
+    assert status == 0
+    assert f"slower at {commits[2][:12]}" in out
+
+
+def save(commit: str, **kwargs: Any) -> None:
+    test = TestId(module="tests/perf/test_step", name="test_train")
+    recording = Recording(measurement=measurement(Drawn()), created="2026-03-01", commit=commit, **kwargs)
+    Store(Path("baselines")).write(Baseline(test=test, sessions=(recording,)))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ((), "baselines has no baseline of this test: name a fast commit with --good, or --baseline-dir"),
+        (("--good", "nowhere"), "'nowhere' is no commit of "),
+        (("--good", "-x"), "--good: expected one argument"),
+        (("--good", "HEAD"), "there is nothing between "),
+        (("--good", "other"), "is no ancestor of "),
+    ],
+)
+def test_what_cannot_be_searched_is_an_error(
+    project: Project, bisect: Call, arguments: tuple[str, ...], error: str
+) -> None:
+    project.commits([20.0, 20.0])
+    git(project.top, "branch", "other")
+    git(project.top, "commit", "--quiet", "--amend", "--allow-empty", "-m", "Another")
+    status, out, err = bisect(*arguments)
+    assert (status, out, project.asked) == (4, "", [])
+    assert error in err
+
+
+def test_a_baseline_of_uncommitted_changes_names_no_commit(project: Project, bisect: Call) -> None:
+    save(f"{project.commit(20.0)}-dirty")
+    status, _, err = bisect()
+    assert (status, err) == (4, "ddpperf: error: the baseline is not of a commit: name one with --good\n")
+
+
+def test_outside_a_repository_there_is_nothing_to_search(bisect: Call, tmp_path: Path) -> None:
+    os.chdir(tmp_path)
+    status, _, err = bisect("--good", "HEAD")
+    assert status == 4
+    assert "not a git repository" in err
+
+
+def test_what_pytest_refuses_is_shown(project: Project, bisect: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    monkeypatch.chdir(project.top)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(project.top.parent / "cache"))
+    commits = project.commits([20.0, 23.0])
+    status, _, err = bisect("--good", commits[0], "--", "--ddp-no-such-option")
+    assert status == 4
+    assert "unrecognized arguments: --ddp-no-such-option" in err
+
+
+def test_the_ends_must_be_measured(project: Project, bisect: Call) -> None:
+    bad = project.commit("does not build")
+    project.commit(23.0)
+    status, _, err = bisect("--good", bad)
+    assert status == 4
+    assert "the ends cannot be compared: --ddp-against-setup: 'make' exited with status 2" in err
+    bisect("--good", bad)
+    assert len(project.asked) == 2  # what stood in the way may be gone
+
+
+# --- facts
+
+
+def test_a_variable_that_makes_a_test_slower_is_named(
+    project: Project, bisect: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = project.commit(23.0)
+    recorded = {"env:OMP_NUM_THREADS": "2", "env:CPU_MODE": "fast", "env:GONE": "1", "torch": "2.13.0"}
+    test = TestId(module="tests/perf/test_step", name="test_train")
+    recording = Recording(measurement=measurement(Drawn(recorded=recorded)), created="2026-03-01", commit=commit)
+    Store(Path("baselines")).write(Baseline(test=test, sessions=(recording,)))
+    status, out, _ = bisect("--facts")
+    assert status == 0
+    rows = [line.split() for line in out.splitlines()]
+    assert ["CPU_MODE", "fast", "->", "unset"] in [row[:4] for row in rows]
+    assert rows[-1] == [f"{TEST}:", *["slower", "by", "CPU_MODE", "fast", "->", "unset"]]
+    assert [asked for asked in project.asked if "OMP" in str(asked)] == []
+
+
+def test_an_older_distribution_is_built_and_measured(
+    project: Project, bisect: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = project.commit(23.0)
+    save(commit, distributions={"pytest": Distribution(version="1.0", digest="")})
+    status, out, _ = bisect("--facts")
+    assert status == 1
+    assert "not measured: --build makes an environment with it" in out
+    assert out.endswith("no fact alone makes it slower beyond its limit\n")
+    status, out, _ = bisect("--facts", "--build", "mkdir -p {venv} && echo {requirements} >> made")
+    assert status == 0
+    assert (project.top / "made").read_text() == "pytest==1.0\n"
+    assert f"{TEST}: slower by pytest 1.0 -> {pytest.__version__}" in out
+    status, out, _ = bisect("--facts", "--build", "echo no such version; false")
+    assert "failed: no such version" in out
+
+
+# --- histories
+
+
+def test_the_answer_is_added_to_a_history(project: Project, bisect: Call, tmp_path: Path) -> None:
+    commits = project.commits([20.0, 20.0, 23.0])
+    bisect("--good", commits[0], "--history", tmp_path / "history")
+    (found,) = read_bisected(tmp_path / "history")
+    assert (found.good, found.bad, found.commit) == (commits[0], commits[2], commits[2])
+    assert (str(found.test), found.subject) == ("tests/perf/test_step::test_train", "Commit 2")
