@@ -7,10 +7,12 @@ BaselineError that names the file and the next step.
 from __future__ import annotations
 
 import errno
+import fcntl
+import os
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,6 +25,7 @@ from pytest_ddpperf.records.plan import MEMORY_COUNTERS, is_asked
 from pytest_ddpperf.records.samples import SESSIONS_KEPT, Baseline, Environment, Measurement, Scalar, TestId
 
 _LOCK_WAIT_SECONDS = 60.0  # a save takes milliseconds; whoever holds the lock for a minute is stuck
+_RETRY_SECONDS = 0.01
 _ELSEWHERE = "or name another folder with --ddp-baseline-dir"
 
 
@@ -155,18 +158,31 @@ def _text(path: Path, baseline: Baseline) -> str:
 def _locked(path: Path) -> Iterator[None]:
     """Keep other runs on this host from saving; raises BaselineError, about `path`, if one keeps the lock.
 
-    It is on the temporary folder, which every user may open."""
-    folder, until = Path(tempfile.gettempdir()), time.monotonic() + _LOCK_WAIT_SECONDS
-
-    def wait() -> None:
-        if time.monotonic() > until:
-            problem = f"cannot be written: the lock on {folder} is taken"
-            raise BaselineError(path, problem, "another run is saving here: wait until it ends")
-
-    with ExitStack() as lock:
+    It is on the temporary folder, which every user may open, and leaves nothing behind: git would see a file that is
+    below the root."""
+    folder, descriptor = tempfile.gettempdir(), -1
+    until = time.monotonic() + _LOCK_WAIT_SECONDS
+    try:
         with suppress(OSError):  # without locks on its file system, the odds are still good
-            lock.enter_context(files.locked(folder, wait))
+            descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+            while not _takes_lock(descriptor):
+                if time.monotonic() > until:
+                    problem = f"cannot be written: the lock on {folder} is taken"
+                    raise BaselineError(path, problem, "another run is saving here: wait until it ends")
+                time.sleep(_RETRY_SECONDS)
         yield
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def _takes_lock(descriptor: int) -> bool:
+    """Take the lock unless another process has it; raises OSError if there are no locks."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _failure(path: Path, what: str, error: OSError) -> BaselineError:

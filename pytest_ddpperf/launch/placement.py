@@ -3,16 +3,17 @@ locks, so that no two pytest processes, of any user, time steps on the same core
 
 from __future__ import annotations
 
+import fcntl
 import math
 import os
+import random
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path, PurePosixPath
 
-from pytest_ddpperf.files import locked
 from pytest_ddpperf.wire.boot import contents
 
 _CPUS = Path("/sys/devices/system/cpu")
@@ -133,6 +134,8 @@ def interconnect(topology: str, gpus: list[int]) -> str | None:
     return "+".join(sorted(links)) or None
 
 
+# Runs that wait retry at random intervals (seconds), so that each has a fair chance when a lock becomes free.
+_RETRY_SECONDS = (0.005, 0.05)
 # For tests of this project that need ranks but measure nothing: "off" takes no locks.
 SWITCH = "DDPPERF_LOCKS"
 
@@ -161,8 +164,24 @@ def hold(paths: Sequence[Path], waiting: Callable[[Path], None]) -> Iterator[Seq
     """
     with ExitStack() as locks:
         for path in paths if os.environ.get(SWITCH) != "off" else ():
-            locks.enter_context(locked(path, partial(waiting, path)))
+            locks.enter_context(_locked(path, waiting))
         yield paths
+
+
+@contextmanager
+def _locked(path: Path, waiting: Callable[[Path], None]) -> Iterator[None]:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                waiting(path)
+                time.sleep(random.uniform(*_RETRY_SECONDS))
+        yield
+    finally:
+        os.close(descriptor)  # which releases the lock
 
 
 # "7: FLOCK  ADVISORY  WRITE 4321 00:16:3034 0 EOF": the process, then device and inode of what it has locked.

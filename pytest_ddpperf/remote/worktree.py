@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import math
 import os
@@ -12,11 +13,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from pytest_ddpperf import git
-from pytest_ddpperf.files import locked
 from pytest_ddpperf.launch import describe_end
 from pytest_ddpperf.options.settings import Settings
 from pytest_ddpperf.records.errors import AgainstError, GitError
@@ -82,10 +82,15 @@ class Worktree:
 @contextmanager
 def _alone(top: Path) -> Iterator[None]:
     """No other run adds or removes a worktree of the repository meanwhile: git trips over one that is half made."""
-    with ExitStack() as lock:
+    descriptor = -1
+    try:
         with suppress(GitError, OSError):  # without locks on its file system, the odds are still good
-            lock.enter_context(locked(top / git.git(top, "rev-parse", "--git-common-dir").removesuffix("\n")))
+            descriptor = os.open(top / git.git(top, "rev-parse", "--git-common-dir").removesuffix("\n"), os.O_RDONLY)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
 
 
 def _forget_old_worktrees(top: Path) -> None:

@@ -224,7 +224,7 @@ def test_code_travels_under_every_import_mode(pytester: pytest.Pytester, run: Ru
 def test_a_disabled_run_takes_no_locks(pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[Path] = []
     monkeypatch.delenv(placement.SWITCH)
-    monkeypatch.setattr(placement, "locked", lambda path, waiting: nullcontext(taken.append(path)))
+    monkeypatch.setattr(placement, "_locked", lambda path, waiting: nullcontext(taken.append(path)))
     pytester.makepyfile(test_one=ONE)
     run("--ddp-disable").assert_outcomes(passed=1)
     assert taken == []
