@@ -7,10 +7,10 @@ BaselineError that names the file and the next step.
 from __future__ import annotations
 
 import errno
-import fcntl
+import hashlib
 import os
+import stat
 import tempfile
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -25,7 +25,6 @@ from pytest_ddpperf.records.plan import MEMORY_COUNTERS, is_asked
 from pytest_ddpperf.records.samples import SESSIONS_KEPT, Baseline, Environment, Measurement, Scalar, TestId
 
 _LOCK_WAIT_SECONDS = 60.0  # a save takes milliseconds; whoever holds the lock for a minute is stuck
-_RETRY_SECONDS = 0.01
 _ELSEWHERE = "or name another folder with --ddp-baseline-dir"
 
 
@@ -73,7 +72,7 @@ class Store:
         environment = baseline.measurements[0].environment
         path = self.path(environment, baseline.test)
         try:
-            with _locked(path):
+            with _locked(path, self.root):
                 if extend and (stored := self.read_alike(environment, baseline.test)) is not None:
                     baseline = replace(baseline, sessions=(*stored.sessions, *baseline.sessions)[-SESSIONS_KEPT:])
                 files.write(path, _text(path, baseline))
@@ -155,34 +154,46 @@ def _text(path: Path, baseline: Baseline) -> str:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Keep other runs on this host from saving; raises BaselineError, about `path`, if one keeps the lock.
+def _locked(path: Path, root: Path) -> Iterator[None]:
+    """Keeps other runs on this host from saving into `root`; raises BaselineError, about `path`, without a lock.
 
-    It is on the temporary folder, which every user may open, and leaves nothing behind: git would see a file that is
-    below the root."""
-    folder, descriptor = tempfile.gettempdir(), -1
-    until = time.monotonic() + _LOCK_WAIT_SECONDS
+    The lock file is in the temporary folder, never below `root`, where git would see it.
+    """
+    from filelock import FileLock, Timeout  # 10 ms to import, and only who saves needs it
+
+    name = hashlib.sha256(os.fsencode(os.path.realpath(root))).hexdigest()[:16]
     try:
-        with suppress(OSError):  # without locks on its file system, the odds are still good
-            descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-            while not _takes_lock(descriptor):
-                if time.monotonic() > until:
-                    problem = f"cannot be written: the lock on {folder} is taken"
-                    raise BaselineError(path, problem, "another run is saving here: wait until it ends")
-                time.sleep(_RETRY_SECONDS)
+        lock = FileLock(_lock_folder() / f"baselines-{name}.lock", timeout=_LOCK_WAIT_SECONDS, mode=0o666)
+        lock.acquire()
+    except OSError as error:
+        remedy = f"remove {error.filename} as its owner, or set TMPDIR to another folder"
+        if isinstance(error, Timeout):
+            remedy = "another run is saving here: wait until it ends"
+        raise BaselineError(path, f"cannot be written: {error}", remedy) from error
+    try:
         yield
     finally:
-        if descriptor >= 0:
-            os.close(descriptor)
+        lock.release()
 
 
-def _takes_lock(descriptor: int) -> bool:
-    """Take the lock unless another process has it; raises OSError if there are no locks."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+def _lock_folder() -> Path:
+    """The folder for locks that is open to every user, as a checkout may be shared; the sticky bit keeps them from
+    removing each other's. Where somebody else has that name and does not share, one of this user's own.
+
+    Raises FileExistsError where neither can be had.
+    """
+    shared = Path(tempfile.gettempdir()) / "pytest-ddpperf-locks"
+    own = shared.with_name(f"{shared.name}-{os.geteuid()}")
+    for folder, mode in ((shared, 0o1777), (own, 0o700)):
+        with suppress(FileExistsError):
+            os.mkdir(folder)
+        found = folder.lstat()
+        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid():
+            folder.chmod(mode)  # which only whoever may remove it could turn on something else
+            return folder
+        if stat.S_ISDIR(found.st_mode) and found.st_mode & 0o1777 == 0o1777:
+            return folder
+    raise FileExistsError(errno.EEXIST, "is not a folder in which this user may create locks", str(own))
 
 
 def _failure(path: Path, what: str, error: OSError) -> BaselineError:

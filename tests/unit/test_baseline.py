@@ -1,5 +1,4 @@
 import errno
-import fcntl
 import itertools
 import json
 import os
@@ -9,6 +8,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
+import filelock
 import pytest
 
 from pytest_ddpperf.baseline import Store, content, environment, environment_name, file_name
@@ -254,21 +254,45 @@ def test_saving_replaces_and_leaves_one_file_and_the_usual_permissions(store):
 
 def test_a_lock_that_stays_taken_is_told_and_nothing_is_written(store, monkeypatch):
     store.write(BASELINE)
+    (lock,) = (store.root.parent / "tmp").rglob("*.lock")
     monkeypatch.setattr(store_module, "_LOCK_WAIT_SECONDS", 0.01)
-    folder = os.open(tempfile.gettempdir(), os.O_RDONLY)
-    fcntl.flock(folder, fcntl.LOCK_EX)
+    with filelock.FileLock(lock), pytest.raises(BaselineError) as caught:
+        store.write(OTHER)
+    assert str(lock) in str(caught.value)
+    assert "another run is saving here: wait until it ends" in str(caught.value)
+    assert store.read(CPU, TEST) == BASELINE
+
+
+def spoil(path, how):
+    """Puts something into the place of a folder for locks, as another user might."""
+    if how == "file":
+        path.touch()
+    elif how == "link":
+        (path.parent.parent / "target").mkdir(exist_ok=True)
+        path.symlink_to(path.parent.parent / "target")
+    else:
+        if os.geteuid():
+            pytest.skip("only root gives folders to others")
+        path.mkdir(mode=0o755)
+        os.chown(path, 12345, 12345)
+
+
+@pytest.mark.parametrize("how", ["file", "link", "others"])
+def test_a_lock_folder_that_others_spoilt_is_not_used(store, how):
+    locks = store.root.parent / "tmp" / "pytest-ddpperf-locks"
+    spoil(locks, how)
+    assert store.write(BASELINE).exists()
+    own = locks.with_name(f"{locks.name}-{os.geteuid()}")
+    assert stat.S_IMODE(own.stat().st_mode) == 0o700
+    assert [lock.parent for lock in (store.root.parent).rglob("*.lock")] == [own]
+    own.rename(own.with_name("away"))
+    spoil(own, how)
     with pytest.raises(BaselineError) as caught:
         store.write(OTHER)
-    os.close(folder)
-    assert caught.value.problem == f"cannot be written: the lock on {tempfile.gettempdir()} is taken"
-    assert caught.value.remedy == "another run is saving here: wait until it ends"
+    problem = f"[Errno 17] is not a folder in which this user may create locks: '{own}'"
+    assert caught.value.problem == f"cannot be written: {problem}"
+    assert caught.value.remedy == f"remove {own} as its owner, or set TMPDIR to another folder"
     assert store.read(CPU, TEST) == BASELINE
-    assert store.write(OTHER).exists()
-
-
-def test_a_file_system_without_locks_is_written_to(store, monkeypatch):
-    monkeypatch.setattr(fcntl, "flock", failing(errno.ENOTSUP))
-    assert store.write(BASELINE).exists()
 
 
 # --- files that cannot be read
@@ -422,7 +446,10 @@ def test_a_save_that_fails_leaves_the_old_baseline_and_no_other_file(store, monk
         if call == "open":
             patch.setattr("builtins.open", failing(code))
         elif call == "mkdir":
-            patch.setattr(Path, "mkdir", failing(code))
+            mkdir = Path.mkdir  # filelock's too
+            fails = failing(code)
+            below = lambda path, **how: (fails if path.is_relative_to(store.root) else mkdir)(path, **how)  # noqa: E731
+            patch.setattr(Path, "mkdir", below)
         else:
             patch.setattr(os, call, failing(code))
         with pytest.raises(BaselineError) as caught:
