@@ -26,7 +26,7 @@ from pytest_ddpperf.history import bisection, entries
 from pytest_ddpperf.history.bisection import Bisection, rise
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import GitError
-from pytest_ddpperf.records.samples import Recording, Scalar, Status, TestId
+from pytest_ddpperf.records.samples import Comparison, Recording, Scalar, Status, TestId
 from pytest_ddpperf.report import text
 from pytest_ddpperf.verdict.stats import Difference
 from pytest_ddpperf.verdict.times import bound
@@ -230,7 +230,7 @@ class CommitSearch:
             verdict = outcome.verdict
             counters = [each for each in verdict.counters if each.status is Status.REGRESSED]
             rose = [f"{each.limit.metric} {each.baseline:,} -> {each.now:,}" for each in counters]
-            figures = ", ".join([*map(text.change, verdict.comparisons), *rose])
+            figures = ", ".join([*map(_change, verdict.comparisons), *rose])
             only = "; times did not rise beyond a limit, but counters did" if counters else ""
             why = [f"{self._test} did not become slower beyond its limit {between}{only}", f"{verdict}: {figures}"]
         return Answer(found=False, lines=why, data={**self._ends, "commits": [], "found": []})
@@ -296,6 +296,10 @@ class CommitSearch:
         return lines, {**row, **fields, "split": is_one}
 
 
+def _change(comparison: Comparison) -> str:
+    return f"{comparison.limit.metric} {text.interval(text.changed(comparison))}"
+
+
 def _described(top: Path, commit: str) -> dict[str, str]:
     author, date, subject = git.described(top, commit) if commit else ("", "", "uncommitted changes")
     return {"commit": commit, "author": author, "date": date, "subject": subject}
@@ -349,7 +353,7 @@ def _of_facts(arguments: argparse.Namespace, runs: Runs) -> Answer:
             if outcome is None or outcome.verdict is None:
                 raise NotMeasured("nothing differs")
             comparison = max(outcome.verdict.comparisons, key=lambda each: each.change.estimate)
-            cells = text.change(comparison), str(outcome.verdict)
+            cells = _change(comparison), str(outcome.verdict)
         except NotMeasured as why:
             cells = "-", f"not measured: {why}"
         rows.append((name.removeprefix(_VARIABLE), f"{before or 'unset'} -> {now or 'unset'}", *cells))

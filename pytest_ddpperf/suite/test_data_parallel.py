@@ -3,15 +3,17 @@ gradient averaging on GPTs, and the part of a step that waits for communication.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from statistics import fmean, stdev
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.profiler import ProfilerActivity, profile, record_function
 
-from pytest_ddpperf import Context, Result
+from pytest_ddpperf import Context, DdpBenchmark, Result
 from pytest_ddpperf.suite.tables import Tables, slowest_ranks
 from pytest_ddpperf.suite.workloads import GPTS, Size, Step, Timed, ddp_training, share_of, workload
 from pytest_ddpperf.suite.wrappers import Blocking, Bucketed, Wrapper
@@ -25,9 +27,9 @@ BUCKETS_MB = (1, 10, 100, 1000)
 
 
 def _add_costs(
-    tables: Tables, model: str, variant: str, result: Result, size: Size, waited: Mapping[str, object]
+    tables: Tables, model: str, variant: str, result: Result, size: Size, waits: Sequence[tuple[float, float]]
 ) -> None:
-    """Add a column to the table of the notebook; `waited` are its cells about communication."""
+    """Add a column to the table of the notebook. `waits` has the seconds of each step, and of the wait in it."""
     steps = [seconds for launch in result.step_seconds for seconds in launch]
     cells = {
         "model": model,
@@ -37,7 +39,8 @@ def _add_costs(
         "warmup_steps": result.environment.must_match.get("warmup"),
         "benchmark_steps": len(steps),
         **_spread("step_time", steps, "_s"),
-        **waited,
+        **_spread("comm_time", [waited for _, waited in waits], "_s"),
+        **_spread("comm_frac", [waited / seconds for seconds, waited in waits], ""),
     }
     tables.add_column(f"Data parallel training of GPT {model} on {result.world_size} ranks", variant, cells)
 
@@ -47,16 +50,86 @@ def _spread(name: str, values: list[float], unit: str) -> dict[str, object]:
     return {f"{name}_avg{unit}": f"{fmean(values):.6g}", f"{name}_std{unit}": f"{deviation:.3g}"}
 
 
-def _waited_by_ddp(result: Result) -> dict[str, object]:
-    """Return the cells of the time waited in DDP's steps, on average, on the rank that waits longest; "-" on devices,
-    where it is unknown."""
-    cells: dict[str, object] = dict.fromkeys(
-        ("comm_time_avg_s", "comm_time_std_s", "comm_frac_avg", "comm_frac_std"), "-"
+# --- communication that is not hidden, by torch's profiler
+
+_STEP = "ddpperf step"
+
+Interval = tuple[float, float]
+
+
+def profiled(ctx: Context, step: Callable[[], object], steps: int) -> list[tuple[float, float]]:
+    """Return the seconds of each step, and of the communication in it during which nothing is computed."""
+    on_cpu = ctx.device.type == "cpu"
+    activities = [ProfilerActivity.CPU] if on_cpu else [ProfilerActivity.CPU, ProfilerActivity.CUDA]
+    with profile(activities=activities) as taken:
+        for _ in range(steps):
+            with record_function(_STEP):
+                step()
+                if not on_cpu:
+                    torch.accelerator.synchronize()
+    events = list(taken.events() or ())
+    computed = _computed if on_cpu else _computed_on_device
+    communicated = _communicated_on_device if ctx.backend == "nccl" else _communicated
+    (thread,) = {event.thread for event in events if _is_step(event)}
+    computation = [_interval(event) for event in events if computed(event, thread)]
+    communication = [_interval(event) for event in events if communicated(event)]
+    return [
+        ((ended - began) / 1e6, exposed(communication, computation, (began, ended)) / 1e6)
+        for began, ended in (_interval(event) for event in events if _is_step(event))
+    ]
+
+
+def exposed(communication: Iterable[Interval], computation: Iterable[Interval], within: Interval) -> float:
+    """Return how long something was communicated and nothing computed."""
+    computation = list(computation)
+    return max(0.0, _covered([*communication, *computation], within) - _covered(computation, within))
+
+
+def _covered(intervals: Iterable[Interval], within: Interval) -> float:
+    """Return the length of the union of the intervals."""
+    reached, covered = within[0], 0.0
+    for began, ended in sorted(intervals):
+        began, ended = max(began, reached), min(ended, within[1])
+        if ended > began:
+            covered += ended - began
+            reached = ended
+    return covered
+
+
+# Events are torch's FunctionEvents, in microseconds.
+
+
+def _interval(event: Any) -> Interval:
+    return event.time_range.start, event.time_range.end
+
+
+def _is_step(event: Any) -> bool:
+    return bool(event.name == _STEP and event.device_type.name == "CPU")
+
+
+def _communicated(event: Any) -> bool:
+    """Whether Gloo did it, on its own threads."""
+    return bool(event.is_async and event.name.startswith("gloo:"))
+
+
+def _computed(event: Any, thread: int) -> bool:
+    """Whether the training thread did it: while it waits for Gloo it is in no event but the step."""
+    return bool(event.thread == thread and not event.is_async and not _is_step(event))
+
+
+def _communicated_on_device(event: Any) -> bool:
+    return _is_kernel(event) and "nccl" in event.name.lower()
+
+
+def _computed_on_device(event: Any, thread: int) -> bool:
+    return _is_kernel(event) and "nccl" not in event.name.lower()
+
+
+def _is_kernel(event: Any) -> bool:
+    """Whether it is a kernel or a copy that ran on the accelerator, not an annotation."""
+    return bool(
+        event.device_type.name == "CUDA" and not getattr(event, "is_user_annotation", False) and event.name != _STEP
     )
-    waited = max((phases["exposed_communication"] or 0.0 for phases in result.rank_phases), default=0.0)
-    if waited:
-        cells |= {"comm_time_avg_s": f"{waited:.6g}", "comm_frac_avg": f"{waited / result.mean:.6g}"}
-    return cells
 
 
 # --- experiments
@@ -78,6 +151,18 @@ def written_out(ctx: Context, model: str, wrap: Callable[[nn.Module], Wrapper], 
     return step
 
 
+def torchs_profiled(ctx: Context, model: str, size: Size) -> Step:
+    """Return a step that records how long it waits for communication. The profiler makes it slower."""
+    step = ddp_training(ctx, model, size)
+
+    def observed() -> None:
+        ((seconds, waited),) = profiled(ctx, step, 1)
+        ctx.record("seconds", seconds)
+        ctx.record("comm_seconds", waited)
+
+    return observed
+
+
 Measured = Callable[[str, str, Callable[[nn.Module], Wrapper]], Result]
 
 
@@ -89,9 +174,7 @@ def measured(timed: Timed, size: Size, tables: Tables) -> Measured:
         result = timed(lambda ctx: written_out(ctx, model, wrap, size), model)
         waited = [seconds for launch in slowest_ranks(result.recorded["comm_seconds"]) for seconds in launch]
         steps = [seconds for launch in result.step_seconds for seconds in launch]
-        shares = [wait / seconds for wait, seconds in zip(waited, steps, strict=True)]
-        cells = {**_spread("comm_time", waited, "_s"), **_spread("comm_frac", shares, "")}
-        _add_costs(tables, model, variant, result, size, cells)
+        _add_costs(tables, model, variant, result, size, list(zip(steps, waited, strict=True)))
         return result
 
     return measure
@@ -112,7 +195,16 @@ def test_bucket_size(measured: Measured, model: str, bucket: int) -> None:
 
 
 @pytest.mark.parametrize("model", GPTS)
-def test_torchs(timed: Timed, model: str, size: Size, tables: Tables) -> None:
-    """torch's DDP, compared with those written out; its phases say how long steps wait, on CPU."""
+def test_torchs(timed: Timed, ddp_benchmark: DdpBenchmark, model: str, size: Size, tokens: int, tables: Tables) -> None:
+    """torch's DDP, compared with those written out; the profiler measures in other launches how long steps wait."""
     result = timed(lambda ctx: ddp_training(ctx, model, size), model)
-    _add_costs(tables, model, "torch's DDP", result, size, _waited_by_ddp(result))
+    recorded = ddp_benchmark(
+        lambda ctx: torchs_profiled(ctx, model, size), batch_size=tokens, name="profiled", gate=False
+    ).recorded
+    waits = [
+        max(zip(seconds, waited, strict=True), key=lambda of_rank: of_rank[1])
+        for durations, exposed in zip(recorded["seconds"], recorded["comm_seconds"], strict=True)
+        for seconds, waited in zip(zip(*durations, strict=True), zip(*exposed, strict=True), strict=True)
+    ]
+    assert all(0 <= waited <= seconds for seconds, waited in waits)
+    _add_costs(tables, model, "torch's DDP", result, size, waits)

@@ -318,19 +318,56 @@ def test_what_goes_over_rpc_is_on_the_devices_of_its_processes(monkeypatch: pyte
 # --- communication that is not hidden
 
 
-@pytest.mark.parametrize(
-    ("waits", "cells"),
-    [
-        ((0.001, 0.002), {"comm_time_avg_s": "0.002", "comm_frac_avg": "0.5"}),
-        ((None, None), {"comm_time_avg_s": "-", "comm_frac_avg": "-"}),
-        ((), {"comm_time_avg_s": "-", "comm_frac_avg": "-"}),
-    ],
-    ids=["known", "on a device", "no phases"],
-)
-def test_how_long_ddp_waits_is_a_phase_of_its_steps(waits: Any, cells: dict[str, str]) -> None:
-    phases = tuple({"exposed_communication": wait} for wait in waits)
-    found = test_data_parallel._waited_by_ddp(SimpleNamespace(rank_phases=phases, mean=0.004))  # type: ignore[arg-type]
-    assert found == {"comm_time_std_s": "-", "comm_frac_std": "-"} | cells
+def event(name: str, start: float, end: float, **further: Any) -> Any:
+    facts = {"thread": 1, "is_async": False, "device_type": SimpleNamespace(name="CPU")} | further
+    return SimpleNamespace(name=name, time_range=SimpleNamespace(start=start, end=end), **facts)
+
+
+def profiled(
+    monkeypatch: pytest.MonkeyPatch, device: str, backend: str, events: list[Any]
+) -> list[tuple[float, float]]:
+    class Taken:
+        def __init__(self, activities: list[Any]) -> None:
+            assert [activity.name for activity in activities] == (["CPU"] if device == "cpu" else ["CPU", "CUDA"])
+
+        def __enter__(self) -> Taken:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def events(self) -> list[Any]:
+            return events
+
+    monkeypatch.setattr(test_data_parallel, "profile", Taken)
+    ctx: Any = SimpleNamespace(device=SimpleNamespace(type=device), backend=backend)
+    return test_data_parallel.profiled(ctx, lambda: None, 0)
+
+
+def test_gloo_communicates_while_the_training_thread_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    events = [
+        event("ddpperf step", 0, 1e6),
+        event("aten::mm", 0, 4e5),
+        event("gloo:all_reduce", 3e5, 6e5, thread=2, is_async=True),
+        event("aten::add_", 3e5, 6e5, thread=3),  # Gloo's own: not the training thread's
+        event("aten::copy_", 5e5, 1e6),
+        event("ddpperf step", 1e6, 3e6),
+        event("gloo:all_reduce", 2e6, 3e6, thread=2, is_async=True),
+    ]
+    assert profiled(monkeypatch, "cpu", "gloo", events) == [pytest.approx((1, 0.1)), pytest.approx((2, 1))]
+
+
+def test_nccls_kernels_run_while_no_others_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_device = {"device_type": SimpleNamespace(name="CUDA"), "thread": 7}
+    events = [
+        event("ddpperf step", 0, 1e6),
+        event("cudaDeviceSynchronize", 2e5, 1e6),
+        event("gemm", 0, 4e5, **on_device),
+        event("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 3e5, 9e5, **on_device),
+        event("nccl:all_reduce", 3e5, 1e6, **on_device, is_user_annotation=True),
+        event("ddpperf step", 0, 1e6, **on_device, is_user_annotation=True),
+        event("Memcpy DtoD", 5e5, 6e5, **on_device),
+    ]
+    assert profiled(monkeypatch, "cuda", "nccl", events) == [pytest.approx((1, 0.4))]
 
 
 # --- tables
