@@ -222,36 +222,47 @@ class Stretch:
 
     def take(self, step: Step, board: Board, meter: Meter, own: OwnGroup, counted: int) -> None:
         """Time `step`, of which so many were `counted` before."""
-        row, cell, blocked_ns = board.row(self._rank), Board.STEP_CELL, self.blocked_ns
+        row, cell, timer, on_cpu = board.row(self._rank), Board.STEP_CELL, self.timer, self._device.type == "cpu"
+        processed, cpu_ns, blocked_ns, graphs = self.returned, self.cpu_ns, self.blocked_ns, self.graphs
+        figures, recorded, record, cpu = self._ctx.figures, self.recorded, self._ctx.record, self._cpu
+        figures.clear()  # of warm-up steps, or of set-up
         own.barrier()
         if board.phase(self._rank) is not Phase.STEPS:
             board.enter(self._rank, Phase.STEPS, time.monotonic_ns())
-        self.begin()
+        timer.start()
         blocked_ns[0] = meter.blocked_ns()
+        cpu_ns[0] = cpu.read_ns()
         for index in range(self.length):
             row[cell] = counted + index
-            # Without a name: the graph of a step's result must not live through the next step.
-            self.step_ended(index, step())
+            value = step()
+            timer.mark(index)
+            if on_cpu:
+                cpu_ns[index + 1] = cpu.read_ns()
+            # Of the usual ones without a call.
+            processed[index] = value if value is None or type(value) is int else context.read_returned(value, record)
+            value = None  # the graph of a step's result must not live through the next step
+            if figures:
+                recorded[index] = dict(figures)
+                figures.clear()
+            graphs[index + 1] = count_compilations()
             blocked_ns[index + 1] = meter.blocked_ns()
 
         def at_step(index: int) -> None:
             row[cell] = counted + index
 
-        self.timer.finish(self.length, at_step)
+        timer.finish(self.length, at_step)
 
     def begin(self) -> None:
-        """Mark the start of the steps."""
-        self._ctx.figures.clear()  # of warm-up steps, or of set-up
+        """Mark the start of steps that a program takes."""
+        self._ctx.figures.clear()
         self.timer.start()
         self.cpu_ns[0] = self._cpu.read_ns()
 
-    def step_ended(self, index: int, value: Any = None) -> None:
-        """Mark the end of a step, which returned this value."""
+    def step_ended(self, index: int) -> None:
+        """Mark the end of a step that the program took."""
         self.timer.mark(index)
         if self._device.type == "cpu":
             self.cpu_ns[index + 1] = self._cpu.read_ns()
-        if value is not None:
-            self.returned[index] = context.read_returned(value, self._ctx.record)
         if self._ctx.figures:
             self.recorded[index] = dict(self._ctx.figures)
             self._ctx.figures.clear()
