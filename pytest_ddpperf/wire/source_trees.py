@@ -26,6 +26,8 @@ _PLUGIN = __name__.partition(".")[0]  # the same on both sides, wherever it is
 _NAMED = 5
 
 real_path = cache(os.path.realpath)
+# Names of modules that no finder has, with the search path and the number of finders.
+_found_nowhere: set[tuple[str, tuple[str, ...], int]] = set()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +119,9 @@ class Trees:
         __tracebackhide__ = True
         if name.partition(".")[0] == _PLUGIN:
             return None
+        asked = name, tuple(sys.path if path is None else path), len(sys.meta_path)
+        if asked in _found_nowhere:
+            return None  # all others are asked behind this one: a step that looks for a module shall not wait twice
         is_missing = False
         for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
             spec = finder.find_spec(name, path, target) if hasattr(finder, "find_spec") else None
@@ -127,7 +132,12 @@ class Trees:
             is_missing = True
         if is_missing:
             raise ModuleNotFoundError(f"No module named {name!r} in the version to compare with", name=name)
+        _found_nowhere.add(asked)
         return None
+
+    def invalidate_caches(self) -> None:
+        """For `importlib.invalidate_caches`, after files were made."""
+        _found_nowhere.clear()
 
     def _moved(self, spec: ModuleSpec) -> ModuleSpec | None:
         """Return what was found, in the version's tree where it is in one; None if that tree lacks it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -195,6 +196,30 @@ def test_the_path_is_that_of_the_version(trees: Trees) -> None:
 
 
 # --- what was imported
+
+
+def test_the_others_are_asked_once_for_a_module_that_nobody_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And again when it may have come."""
+    trees = Trees(current=str(tmp_path / "current"), base=str(tmp_path / "base"), kept=())
+    asked: list[str] = []
+
+    class Other:
+        def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+            asked.append(name)
+
+    monkeypatch.setattr(trees_module, "_found_nowhere", set())
+    monkeypatch.setattr(sys, "meta_path", [trees, Other()])
+    for _ in range(3):
+        assert trees.find_spec("nobody_has") is None
+    assert asked == ["nobody_has"]
+    monkeypatch.syspath_prepend(tmp_path)
+    trees.find_spec("nobody_has")
+    trees.find_spec("nobody_has")
+    importlib.invalidate_caches()
+    trees.find_spec("nobody_has")
+    assert len(asked) == 3
 
 
 def test_what_was_imported_from_the_other_tree_is_refused(trees: Trees) -> None:
