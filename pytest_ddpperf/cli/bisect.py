@@ -36,8 +36,8 @@ _ABOUT = """\
 Finds the commit at which a test became slower. It compares the fast and the slow version first, then commits between
 them, each interleaved with the working tree, whose tests all have. Options for pytest follow after --.
 """
-# A look at a commit takes so many pairs of launches; one that decides nothing is taken again with more.
-_LAUNCHES = (8, 16, 32)
+# Looks at a commit take so many pairs of launches each, until all together decide.
+_LAUNCHES = (8, 8, 16)
 _WINDOW_SECONDS = 0.5
 _NO_LIMIT = "1000%"  # so that a comparison takes as many launches as are asked, whatever they show
 
@@ -190,30 +190,31 @@ class CommitSearch:
     def split(self, found: Bisection) -> None:
         """Measure commits until each gap is as small as it can be; raises UsageError."""
         while (place := found.next()) is not None:
-            self._say_where(found)
+            looks: list[Difference] = []
             for launches in _LAUNCHES:
+                self._say_where(found)
                 try:
-                    difference = self._look(place, launches)
+                    looks.append(self._look(place, launches, again=len(looks)))
                 except NotMeasured as why:
                     found.skipped[place] = str(why)
                     break
-                if found.is_decided(place, difference):
+                if found.is_decided(place, difference := bisection.pooled(looks)):
                     found.measured[place] = difference
                     break
             else:
-                found.skipped[place] = f"{launches} launches did not decide it"
+                found.skipped[place] = f"{sum(_LAUNCHES)} launches did not decide it"
 
-    def _look(self, place: int, launches: int) -> Difference:
+    def _look(self, place: int, launches: int, again: int) -> Difference:
         asked = (
             *(f"--ddp-launches={launches}", f"--ddp-max-launches={2 * launches}", f"--ddp-min-time={_WINDOW_SECONDS}"),
             *(f"--ddp-threshold={self.metric}:{_NO_LIMIT}", f"--ddp-against={self._commits[place]}"),
         )
-        return compare(self._runs, *asked, label=self._label).difference(self.metric)
+        return compare(self._runs, *asked, label=self._label, again=again).difference(self.metric)
 
     def _say_where(self, found: Bisection) -> None:
         done = self._runs.taken + self._runs.kept
         more = max(found.left() - 1, 1).bit_length()
-        minutes = math.ceil(more * self._runs.mean_seconds / 60)
+        minutes = math.ceil(more * self._runs.seconds / max(self._runs.taken, 1) / 60)
         when = f", {minutes} min" if minutes else ""
         progress(f"{done + 1} of about {done + more}: {text.several(found.left(), 'commit')} left{when}")
 

@@ -50,9 +50,10 @@ class Runs:
         self.taken = self.kept = 0
         self.seconds = 0.0  # of those that were taken now
 
-    def run(self, *asked: str) -> json_report.StoredReport:
-        """Return the report of a run with these options. Raises UsageError if pytest did not come to measure."""
-        path = self.folder / f"{_digest(*asked)}.json"
+    def run(self, *asked: str, again: int = 0) -> json_report.StoredReport:
+        """Return the report of a run with these options, that one or a further one. Raises UsageError if pytest did not
+        come to measure."""
+        path = self.folder / f"{_digest(*asked, str(again))}.json"
         if path.exists():
             self.kept += 1
         else:
@@ -85,11 +86,6 @@ class Runs:
     def output(self) -> list[str]:
         """Return what the last run wrote, if one was taken now."""
         return self._output.read_text(errors="replace").rstrip().splitlines() if self._output.exists() else []
-
-    @property
-    def mean_seconds(self) -> float:
-        """How long a run takes; 0 if none was taken yet."""
-        return self.seconds / self.taken if self.taken else 0.0
 
     def forget(self) -> None:
         """Remove the reports."""
@@ -130,10 +126,10 @@ class Compared:
         return self.differences[metric]
 
 
-def compare(runs: Runs, *asked: str, label: str | None = None) -> Compared:
+def compare(runs: Runs, *asked: str, label: str | None = None, again: int = 0) -> Compared:
     """Compare as options ask, the measurement with this label or the most different one. Raises NotMeasured, and
     UsageError."""
-    report = runs.run(*asked)
+    report = runs.run(*asked, again=again)
     outcomes = [each for each in report.outcomes if label in (None, each.test.label)]
     if report.run.problem:
         if NOTHING_DIFFERS in report.run.problem:
