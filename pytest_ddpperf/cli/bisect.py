@@ -262,15 +262,12 @@ class CommitSearch:
         for words, _ in gaps:
             lines += words
         left = 1 - sum(each["share"] for _, each in gaps)
-        if left >= bisection.LEAST_PART:
-            lines.append(f"the other {text.amount(left)} of it are smaller changes, or noise")
+        smaller = f"the other {text.amount(left)} of it are smaller changes, or noise"
+        lines += [smaller] * (left >= bisection.LEAST_PART)
         evidence = self._first.outcome.evidence if self._first.outcome is not None else ()
-        if evidence:
-            lines.append(f"the working tree, compared with {self._named(0)}: {'; '.join(evidence)}")
-        lines.append(
-            f"a wrong commit is named in at most {text.amount(bisection.ERROR_RATE)} of searches; "
-            f"{self._runs.taken + self._runs.kept} comparisons, {self._runs.seconds / 60:.1f} min"
-        )
+        lines += [f"the working tree, compared with {self._named(0)}: {'; '.join(evidence)}"] * bool(evidence)
+        cost = f"{self._runs.taken + self._runs.kept} comparisons, {self._runs.seconds / 60:.1f} min"
+        lines.append(f"a wrong commit is named in at most {text.amount(bisection.ERROR_RATE)} of searches; {cost}")
         data = {**self._ends, "commits": commits, "found": [each for _, each in gaps], "evidence": list(evidence)}
         return Answer(found=bool(gaps), lines=lines, data={**data, "error_rate": bisection.ERROR_RATE})
 
