@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from pytest_ddpperf.history import bisection, entries
 from pytest_ddpperf.history.bisection import Bisection, rise
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import GitError
-from pytest_ddpperf.records.samples import Comparison, Recording, Scalar, Status, TestId
+from pytest_ddpperf.records.samples import Comparison, Recording, Scalar, Status
 from pytest_ddpperf.report import text
 from pytest_ddpperf.verdict.stats import Difference
 from pytest_ddpperf.verdict.times import bound
@@ -284,11 +284,9 @@ class CommitSearch:
         elif not is_one:
             lines.append(f"  {text.several(gap.after - gap.before - 1, 'commit')} between could not be measured")
         lines.append(f"  changes {text.some(files)}")
-        if self._history is not None and is_one and after:
-            name = TestId(module=self._test.partition("::")[0].removesuffix(".py"), name=self._test.partition("::")[2])
-            record = entries.BisectedChange(
-                test=name, good=self._commits[0], bad=self._commits[-1], commit=after, subject=row["subject"]
-            )
+        if self._history is not None and is_one and after and self._first.outcome is not None:
+            test, (good, *_, bad) = replace(self._first.outcome.test, label=""), self._commits
+            record = entries.BisectedChange(test=test, good=good, bad=bad, commit=after, subject=row["subject"])
             lines.append(f"  added to the history: {entries.add_bisected(self._history, record)}")
         fields = {"before": before, "change": codec.encode(change), "share": part, "files": files}
         return lines, {**row, **fields, "split": is_one}
