@@ -21,14 +21,13 @@ from typing import Any
 from pytest_ddpperf import __version__, git
 from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.cli import console
-from pytest_ddpperf.cli.comparisons import Compared, NotMeasured, Runs, compare
+from pytest_ddpperf.cli.comparisons import Compared, NotMeasured, Runs, compare, difference
 from pytest_ddpperf.history import bisection, entries
 from pytest_ddpperf.history.bisection import Bisection, rise
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import GitError
 from pytest_ddpperf.records.samples import Comparison, Recording, Scalar, Status
 from pytest_ddpperf.report import text
-from pytest_ddpperf.verdict.stats import Difference
 from pytest_ddpperf.verdict.times import bound
 
 _SCHEMA = 1
@@ -171,9 +170,9 @@ class CommitSearch:
         slower: dict[str, tuple[float, Bisection]] = {}
         for each in outcome.verdict.comparisons:
             metric = each.limit.metric
-            if last.outcome is not None and metric not in last.differences:
+            if last.outcome is not None and metric not in last.logs:
                 continue
-            ends = {0: self._first.difference(metric), len(self._commits) - 1: last.difference(metric)}
+            ends = {0: difference([self._first], metric), len(self._commits) - 1: difference([last], metric)}
             found = Bisection(last=len(self._commits) - 1, measured=ends)
             whole = found.whole
             if whole.estimate > max(bound(each.limit, math.log(each.baseline_seconds)), whole.reach(each.level)):
@@ -190,26 +189,27 @@ class CommitSearch:
     def split(self, found: Bisection) -> None:
         """Measure commits until each gap is as small as it can be; raises UsageError."""
         while (place := found.next()) is not None:
-            looks: list[Difference] = []
+            looks: list[Compared] = []
             for launches in _LAUNCHES:
                 self._say_where(found)
                 try:
                     looks.append(self._look(place, launches, again=len(looks)))
+                    by_all = difference(looks, self.metric)
                 except NotMeasured as why:
                     found.skipped[place] = str(why)
                     break
-                if found.is_decided(place, difference := bisection.pooled(looks)):
-                    found.measured[place] = difference
+                if found.is_decided(place, by_all):
+                    found.measured[place] = by_all
                     break
             else:
                 found.skipped[place] = f"{sum(_LAUNCHES)} launches did not decide it"
 
-    def _look(self, place: int, launches: int, again: int) -> Difference:
+    def _look(self, place: int, launches: int, again: int) -> Compared:
         asked = (
             *(f"--ddp-launches={launches}", f"--ddp-max-launches={2 * launches}", f"--ddp-min-time={_WINDOW_SECONDS}"),
             *(f"--ddp-threshold={self.metric}:{_NO_LIMIT}", f"--ddp-against={self._commits[place]}"),
         )
-        return compare(self._runs, *asked, label=self._label, again=again).difference(self.metric)
+        return compare(self._runs, *asked, label=self._label, again=again)
 
     def _say_where(self, found: Bisection) -> None:
         done = self._runs.taken + self._runs.kept

@@ -21,8 +21,8 @@ from pytest_ddpperf.history.bisection import SAME
 from pytest_ddpperf.records.errors import NOTHING_DIFFERS
 from pytest_ddpperf.records.outcome import Outcome
 from pytest_ddpperf.report import json_report, sentences, text
-from pytest_ddpperf.verdict.stats import Difference
-from pytest_ddpperf.verdict.times import differences_of
+from pytest_ddpperf.verdict import times
+from pytest_ddpperf.verdict.stats import Difference, paired
 
 
 class NotMeasured(Exception):
@@ -104,26 +104,33 @@ class Compared:
     same: str = ""  # what is the same, in pytest's words
 
     @cached_property
-    def differences(self) -> dict[str, Difference]:
-        """By metric, how much longer the working tree takes, as logarithms."""
+    def logs(self) -> dict[str, tuple[list[float], list[float]]]:
+        """By metric, the logarithms of the working tree's launches and of the other version's, in pairs."""
         if self.outcome is None:
             return {}
         verdict, side = self.outcome.verdict, self.outcome.baseline_side
         assert verdict is not None
         assert side is not None
         assert side.measurement is not None
-        found = differences_of(
-            verdict, self.outcome.measured, [side.measurement], interleaved=True, stretches=side.stretches
-        )
-        return {each.limit.metric: taken for each, taken in zip(verdict.comparisons, found, strict=True)}
+        now, other = times.alike([self.outcome.measured, side.measurement], first_node=verdict.first_node)
+        found = {}
+        for limit in (each.limit for each in verdict.comparisons):
+            pairs = times.logs(limit, now), times.logs(limit, other)
+            if side.stretches and times.is_middle(limit):
+                pairs = pairs[0], times.in_stretches(limit, *pairs, now, other, side.stretches)
+            found[limit.metric] = pairs
+        return found
 
-    def difference(self, metric: str) -> Difference:
-        """Raises NotMeasured for a metric that was not compared."""
-        if self.outcome is None:
-            return SAME
-        if metric not in self.differences:
-            raise NotMeasured(f"{metric} was not compared")
-        return self.differences[metric]
+
+def difference(looks: Sequence[Compared], metric: str) -> Difference:
+    """Return how much longer the working tree takes than a version, as a logarithm, by all looks at it. The pairs that
+    differ most have no part in it: a busy machine may slow down one launch of a pair. Raises NotMeasured."""
+    if looks[-1].outcome is None:
+        return SAME
+    if not all(metric in look.logs for look in looks):
+        raise NotMeasured(f"{metric} was not compared")
+    now, other = ([each for look in looks for each in look.logs[metric][side]] for side in (0, 1))
+    return paired(now, other, trim=times.TRIM)
 
 
 def compare(runs: Runs, *asked: str, label: str | None = None, again: int = 0) -> Compared:
@@ -143,7 +150,8 @@ def compare(runs: Runs, *asked: str, label: str | None = None, again: int = 0) -
     for outcome in outcomes:
         if outcome.verdict is None or not outcome.verdict.comparisons:
             raise NotMeasured(_why_not(outcome))
-    return max(map(Compared, outcomes), key=lambda each: max(taken.estimate for taken in each.differences.values()))
+    found = [*map(Compared, outcomes)]
+    return max(found, key=lambda each: max(difference([each], metric).estimate for metric in each.logs))
 
 
 def _why_not(outcome: Outcome) -> str:

@@ -7,12 +7,12 @@ much longer that version takes. Between two commits a test became slower by the 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from pytest_ddpperf.records.samples import Interval
-from pytest_ddpperf.verdict.stats import NOTHING, Difference, Part
+from pytest_ddpperf.verdict.stats import NOTHING, Difference
 
 # How likely a search may be to name a wrong commit.
 ERROR_RATE = 0.05
@@ -35,17 +35,6 @@ class Gap:
 def rise(before: Difference, after: Difference) -> Difference:
     """Return how much slower the second commit is, as a difference of logarithms."""
     return replace(before, estimate=before.estimate - after.estimate, base=after.now)
-
-
-def pooled(looks: Sequence[Difference]) -> Difference:
-    """Return what several looks at a commit come to: their mean, weighted by their launches."""
-    total = sum(look.launches for look in looks)
-    if total == 0 or len(looks) == 1:
-        return looks[-1]
-    estimate = math.fsum(look.launches * look.estimate for look in looks) / total
-    variance = math.fsum((look.launches * look.error) ** 2 for look in looks) / total**2
-    own = Part(variance, math.fsum(look.freedom for look in looks))
-    return Difference(estimate=estimate, now=own, base=NOTHING, drift=NOTHING, launches=total)
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from pytest_ddpperf.history import bisection
 from pytest_ddpperf.history.bisection import SAME, Bisection
 from pytest_ddpperf.verdict.stats import Difference, paired
 
-LAUNCHES = (8, 8, 16)
+LAUNCHES = (8, 16, 32)
 
 
 def search(slower: dict[int, float], *, commits: int = 41, spread: float = 0.01, **kwargs: object) -> Bisection:
@@ -29,11 +29,10 @@ def search(slower: dict[int, float], *, commits: int = 41, spread: float = 0.01,
         if place in unfit:  # type: ignore[operator]
             found.skipped[place] = "it does not build"
             continue
-        own: list[Difference] = []
         for pairs in LAUNCHES:
             looks.append(place)
-            own.append(look(place, pairs))
-            if found.is_decided(place, difference := bisection.pooled(own)):
+            difference = look(place, pairs)
+            if found.is_decided(place, difference):
                 found.measured[place] = difference
                 break
         else:
@@ -103,14 +102,3 @@ def test_a_rise_has_bounds() -> None:
     change = bisection.interval(paired([0.1, 0.11, 0.09, 0.1], [0.0] * 4), 0.01)
     assert change.low < change.estimate < change.high
     assert change.estimate == pytest.approx(0.105, abs=0.001)
-
-
-def test_looks_are_pooled_by_their_launches() -> None:
-    source = random.Random(1)
-    looks = [paired([source.gauss(0.1, 0.02) for _ in range(pairs)], [0.0] * pairs) for pairs in (8, 8, 16)]
-    pooled = bisection.pooled(looks)
-    assert (pooled.launches, pooled.freedom) == (32, 7 + 7 + 15)
-    assert pooled.estimate == pytest.approx((looks[0].estimate + looks[1].estimate + 2 * looks[2].estimate) / 4)
-    assert pooled.error < min(look.error for look in looks)
-    assert bisection.pooled([SAME]) is SAME
-    assert bisection.pooled(looks[:1]) is looks[0]

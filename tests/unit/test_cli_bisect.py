@@ -145,7 +145,7 @@ def test_without_a_slowdown_one_comparison_is_enough(project: Project, bisect: C
     assert (status, len(project.asked)) == (1, 1)
     first, second = out.splitlines()
     assert first == (f"{TEST} did not become slower beyond its limit from {commits[0][:12]} to {commits[-1][:12]}")
-    assert second.startswith("PASS: p10 +")
+    assert second.startswith("PASS: p10 ")
 
 
 def test_a_change_of_tests_alone_is_no_difference(project: Project, bisect: Call) -> None:
@@ -293,6 +293,22 @@ def test_the_ends_must_be_measured(project: Project, bisect: Call) -> None:
     assert "the ends cannot be compared: --ddp-against-setup: 'make' exited with status 2" in err
     bisect("--good", bad)
     assert len(project.asked) == 2  # what stood in the way may be gone
+
+
+def test_looks_at_a_commit_count_together_without_the_pairs_that_differ_most() -> None:
+    slower, disturbed = (
+        comparisons.Compared(in_turns("a", Drawn(seed=seed, step=step, launches=8), Drawn(seed=9, launches=8)))
+        for seed, step in ((1, 0.022), (2, 0.022))
+    )
+    slower.logs["p10"][0][3] += 1.0  # one launch was 2.7 times as slow
+    one = comparisons.difference([slower], "p10")
+    both = comparisons.difference([slower, disturbed], "p10")
+    assert one.estimate == pytest.approx(0.1, abs=0.02)
+    assert both.estimate == pytest.approx(0.1, abs=0.02)
+    assert (one.launches, both.launches) == (8, 16)
+    assert both.error < one.error
+    with pytest.raises(comparisons.NotMeasured, match="p99 was not compared"):
+        comparisons.difference([slower], "p99")
 
 
 # --- facts
