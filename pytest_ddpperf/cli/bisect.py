@@ -198,8 +198,7 @@ class CommitSearch:
                 except NotMeasured as why:
                     found.skipped[place] = str(why)
                     break
-                if found.is_decided(place, by_all):
-                    found.measured[place] = by_all
+                if found.decide(place, by_all, finally_=launches == _LAUNCHES[-1]):
                     break
             else:
                 found.skipped[place] = f"{sum(_LAUNCHES)} launches did not decide it"
